@@ -1,0 +1,174 @@
+"""The values that decisions are made of: what was seen, and what to do about it.
+
+Nothing here knows Kubernetes' client, a clock or a file. `Observed` is filled in at the edge (`cluster/` from the API server's
+watch, `local/` from this machine's processes), `plan()` turns it into a `Plan`, and the same edge carries the plan out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import StrEnum
+from typing import Any
+
+from ddpjob_operator.api.spec import DDPJobSpec
+from ddpjob_operator.api.status import DDPJobStatus
+
+Manifest = dict[str, Any]
+"""A Kubernetes object as plain JSON, ready for the wire."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One DDPJob, parsed once at the edge."""
+
+    name: str
+    namespace: str
+    uid: str
+    generation: int
+    created: datetime
+    spec: DDPJobSpec
+    status: DDPJobStatus
+    deleting: bool = False
+
+
+class PodPhase(StrEnum):
+    """`status.phase` of a pod (Kubernetes API, PodPhase)."""
+
+    PENDING = "Pending"
+    RUNNING = "Running"
+    SUCCEEDED = "Succeeded"
+    FAILED = "Failed"
+    UNKNOWN = "Unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Termination:
+    """How the trainer container ended: its exit code and the text of its termination message."""
+
+    exit_code: int
+    signal: int | None = None
+    reason: str = ""
+    message: str = ""
+    finished_at: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PodView:
+    """What matters of a pod that carries the job's uid label."""
+
+    name: str
+    uid: str
+    attempt: int
+    node_rank: int
+    phase: PodPhase
+    ready: bool = False
+    deleting: bool = False
+    node_name: str | None = None
+    pod_ip: str | None = None
+    reason: str = ""
+    """`status.reason` of the pod, such as Evicted, or of its last unmet condition or waiting container, such as ErrImagePull."""
+    message: str = ""
+    termination: Termination | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceView:
+    """The rendezvous Service: where node rank 0 is reached, and which attempt it selects."""
+
+    host: str
+    attempt: int
+    port: int = 29500
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """All that is known of one job's children at one moment.
+
+    `claim_exists` is None while unknown. `report` is the last `/status` answer of node rank 0 (docs/contracts.md section 4), already
+    checked to be of version 1.
+    """
+
+    pods: tuple[PodView, ...] = ()
+    service: ServiceView | None = None
+    claim_exists: bool | None = None
+    report: dict[str, Any] | None = None
+    problem: Problem | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """The API server refused a child of the job: quota, admission, a name taken by another owner."""
+
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class CreateClaim:
+    """Create the PersistentVolumeClaim unless it exists."""
+
+    manifest: Manifest
+
+
+@dataclass(frozen=True, slots=True)
+class CreateService:
+    """Create the rendezvous Service; its address comes back in `Observed.service`."""
+
+    manifest: Manifest
+
+
+@dataclass(frozen=True, slots=True)
+class PointService:
+    """Make the Service select node rank 0 of `attempt`."""
+
+    name: str
+    attempt: int
+    selector: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class CreatePod:
+    """Create one node of the gang. AlreadyExists with our uid and attempt is success."""
+
+    name: str
+    attempt: int
+    node_rank: int
+    manifest: Manifest
+
+
+@dataclass(frozen=True, slots=True)
+class DeletePod:
+    """Delete exactly this pod (uid precondition). NotFound is success."""
+
+    name: str
+    uid: str
+    grace_seconds: int
+
+
+Action = CreateClaim | CreateService | PointService | CreatePod | DeletePod
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One Kubernetes Event about the job; `type` is Normal or Warning."""
+
+    type: str
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to do now.
+
+    The edge writes `status` first, guarded by the job's resourceVersion, whenever `status_first` is set (a new attempt must be on
+    record before any of its pods exists), and otherwise after the actions. An unchanged status is never written. `actions` of one
+    plan are independent of each other and may run at once. Look at the job again after `requeue_after` seconds, or on the next event.
+    """
+
+    status: DDPJobStatus
+    actions: tuple[Action, ...] = ()
+    status_first: bool = False
+    requeue_after: float | None = None
+    events: tuple[Event, ...] = field(default=())
