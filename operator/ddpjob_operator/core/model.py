@@ -32,6 +32,13 @@ class Job:
     deleting: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Defaults:
+    """What the operator's configuration supplies where a job says nothing."""
+
+    trainer_image: str = "ddpjob-trainer:latest"
+
+
 class PodPhase(StrEnum):
     """`status.phase` of a pod (Kubernetes API, PodPhase)."""
 
@@ -82,26 +89,26 @@ class ServiceView:
 
 
 @dataclass(frozen=True, slots=True)
-class Observed:
-    """All that is known of one job's children at one moment.
-
-    `claim_exists` is None while unknown. `report` is the last `/status` answer of node rank 0 (docs/contracts.md section 4), already
-    checked to be of version 1.
-    """
-
-    pods: tuple[PodView, ...] = ()
-    service: ServiceView | None = None
-    claim_exists: bool | None = None
-    report: dict[str, Any] | None = None
-    problem: Problem | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Problem:
     """The API server refused a child of the job: quota, admission, a name taken by another owner."""
 
     reason: str
     message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """All that is known of one job's children at one moment.
+
+    `claim_exists` is True once the claim is known to be there. `report` is the last `/status` answer of node rank 0 (docs/contracts.md section 4), already
+    checked to be of version 1.
+    """
+
+    pods: tuple[PodView, ...] = ()
+    service: ServiceView | None = None
+    claim_exists: bool = False
+    report: dict[str, Any] | None = None
+    problem: Problem | None = None
 
 
 @dataclass(frozen=True, slots=True)

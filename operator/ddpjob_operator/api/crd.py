@@ -1,0 +1,188 @@
+"""The CustomResourceDefinition, generated from the models: `python -m ddpjob_operator.api.crd [--check]`.
+
+Pydantic's JSON schema becomes a structural OpenAPI schema (KEP-1693's rules: no `$ref`, no `title`, a `type` at every level).
+What only newer servers know (CEL, `x-kubernetes-validations`) is dropped by older ones when they store the object.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel
+
+from ddpjob_operator.api import API_VERSION, GROUP, KIND, PLURAL, SHORT_NAME, SINGULAR, VERSION
+from ddpjob_operator.api.rules import BETWEEN_FIELDS, FROZEN, FROZEN_MESSAGE
+from ddpjob_operator.api.spec import DDPJobSpec
+from ddpjob_operator.api.status import DDPJobStatus
+
+Schema = dict[str, Any]
+
+PRINTER_COLUMNS: tuple[dict[str, Any], ...] = (
+    {"name": "Phase", "type": "string", "jsonPath": ".status.phase"},
+    {"name": "Nodes", "type": "string", "jsonPath": ".status.nodes.summary"},
+    {"name": "Attempt", "type": "integer", "jsonPath": ".status.attempt"},
+    {"name": "Step", "type": "integer", "jsonPath": ".status.progress.step"},
+    {"name": "Loss", "type": "number", "jsonPath": ".status.progress.loss"},
+    {"name": "Accuracy", "type": "number", "jsonPath": ".status.progress.metrics.eval_accuracy", "priority": 1},
+    {"name": "Restarts", "type": "integer", "jsonPath": ".status.restarts", "priority": 1},
+    {"name": "Age", "type": "date", "jsonPath": ".metadata.creationTimestamp"},
+)
+
+_KEPT = (
+    "type format description enum pattern default minimum maximum minLength maxLength minItems maxItems minProperties "
+    "maxProperties x-kubernetes-preserve-unknown-fields x-kubernetes-int-or-string"
+).split()
+
+
+def crd() -> dict[str, Any]:
+    """The whole object, ready to be applied."""
+    return {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": f"{PLURAL}.{GROUP}", "labels": {"app.kubernetes.io/name": "ddpjob-operator"}},
+        "spec": {
+            "group": GROUP,
+            "scope": "Namespaced",
+            "names": {
+                "kind": KIND,
+                "listKind": f"{KIND}List",
+                "plural": PLURAL,
+                "singular": SINGULAR,
+                "shortNames": [SHORT_NAME],
+                "categories": ["all"],
+            },
+            "versions": [
+                {
+                    "name": VERSION,
+                    "served": True,
+                    "storage": True,
+                    "schema": {"openAPIV3Schema": _root()},
+                    "subresources": {"status": {}},
+                    "additionalPrinterColumns": [dict(column) for column in PRINTER_COLUMNS],
+                }
+            ],
+        },
+    }
+
+
+def _root() -> Schema:
+    spec = structural(DDPJobSpec)
+    for rule in BETWEEN_FIELDS:
+        _at(spec, rule.path).setdefault("x-kubernetes-validations", []).append(
+            {"rule": rule.cel, "message": rule.message}
+        )
+    for name in FROZEN:
+        spec["properties"][name].setdefault("x-kubernetes-validations", []).append(
+            {"rule": "self == oldSelf", "message": f"spec.{name} {FROZEN_MESSAGE}"}
+        )
+        if "default" not in spec["properties"][name]:
+            # a transition rule of a field is not evaluated when the field comes or goes
+            spec.setdefault("x-kubernetes-validations", []).append(
+                {
+                    "rule": f"has(self.{name}) == has(oldSelf.{name})",
+                    "message": f"spec.{name} {FROZEN_MESSAGE}",
+                }
+            )
+    return {
+        "type": "object",
+        "description": f"{KIND} is a fault-tolerant PyTorch DistributedDataParallel training run ({API_VERSION}).",
+        "required": ["spec"],
+        "properties": {
+            "apiVersion": {"type": "string"},
+            "kind": {"type": "string"},
+            "metadata": {"type": "object"},
+            "spec": spec,
+            "status": structural(DDPJobStatus),
+        },
+    }
+
+
+def _at(schema: Schema, path: tuple[str, ...]) -> Schema:
+    for part in path:
+        schema = schema["items"] if part == "[]" else schema["properties"][part]
+    return schema
+
+
+def structural(model: type[BaseModel]) -> Schema:
+    """`model` as a structural schema."""
+    document = model.model_json_schema(by_alias=True, mode="validation")
+    return _structural(document, document.get("$defs", {}))
+
+
+def _structural(node: Schema, definitions: dict[str, Schema]) -> Schema:
+    if "$ref" in node:
+        target = definitions[node["$ref"].removeprefix("#/$defs/")]
+        node = {**target, **{key: value for key, value in node.items() if key != "$ref"}}
+    if "anyOf" in node:
+        node = _one_of_a_kind(node, definitions)
+    schema = {key: node[key] for key in _KEPT if key in node and not (key == "default" and node[key] is None)}
+    if isinstance(schema.get("default"), dict):
+        schema["default"] = _without_nulls(schema["default"])
+    if "description" in schema:
+        schema["description"] = " ".join(schema["description"].split())
+    if node.get("type") == "object" and "properties" in node:
+        schema["properties"] = {key: _structural(value, definitions) for key, value in node["properties"].items()}
+        if node.get("required"):
+            schema["required"] = list(node["required"])
+    elif isinstance(node.get("additionalProperties"), dict):
+        schema["additionalProperties"] = _structural(node["additionalProperties"], definitions)
+    if "items" in node:
+        schema["items"] = _structural(node["items"], definitions)
+    return schema
+
+
+def _one_of_a_kind(node: Schema, definitions: dict[str, Schema]) -> Schema:
+    """Pydantic says `X | None` with anyOf; an absent field says the same. A number or a quantity is int-or-string."""
+    options = [option for option in node["anyOf"] if option.get("type") != "null"]
+    rest = {key: value for key, value in node.items() if key != "anyOf"}
+    if len(options) == 1:
+        return {**_resolved(options[0], definitions), **rest}
+    if {option.get("type") for option in options} == {"string", "integer"}:
+        patterns = {"pattern": option["pattern"] for option in options if "pattern" in option}
+        return {"x-kubernetes-int-or-string": True, **patterns, **rest}
+    raise TypeError(f"no structural schema for {node}")
+
+
+def _resolved(node: Schema, definitions: dict[str, Schema]) -> Schema:
+    return definitions[node["$ref"].removeprefix("#/$defs/")] if "$ref" in node else node
+
+
+def _without_nulls(value: Any) -> Any:
+    """A default for the server: an absent field, not a null one."""
+    if not isinstance(value, dict):
+        return value
+    return {key: _without_nulls(item) for key, item in value.items() if item is not None}
+
+
+def rendered() -> str:
+    """The CRD as YAML, with a line that says where it comes from."""
+    head = "# Generated from operator/ddpjob_operator/api by `make generate`; do not edit.\n"
+    return head + yaml.safe_dump(crd(), sort_keys=False, width=120)
+
+
+def main(argv: list[str]) -> int:
+    """Write the CRD where Kustomize and Helm take it from; with --check, only say whether it is up to date."""
+    root = Path(__file__).parents[3]
+    paths = (
+        root / "manifests/crd/ddpjobs.training.ddpjob.io.yaml",
+        root / "charts/ddpjob-operator/files/crd.yaml",
+    )
+    text, stale = rendered(), 0
+    for path in paths:
+        if path.exists() and path.read_text() == text:
+            continue
+        stale += 1
+        if "--check" in argv:
+            print(f"{path.relative_to(root)} is not what the models say; run `make generate`", file=sys.stderr)
+        else:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+            print(f"wrote {path.relative_to(root)}")
+    return 1 if "--check" in argv and stale else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,59 @@
+"""Names and labels of everything a job owns: deterministic, so that a repeated create is recognised, and never colliding.
+
+A pod's name always ends in two numbers, attempt and node rank, so that the names of two jobs' pods differ whenever the jobs' names
+do. A job's name that is too long for a label, or that a DNS label does not allow, is shortened and gets a hash of the whole.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+
+DOMAIN = "training.ddpjob.io"
+LABEL_MANAGED_BY = "app.kubernetes.io/managed-by"
+MANAGED_BY = "ddpjob"
+LABEL_JOB = f"{DOMAIN}/job"
+LABEL_UID = f"{DOMAIN}/uid"
+LABEL_ATTEMPT = f"{DOMAIN}/attempt"
+LABEL_NODE_RANK = f"{DOMAIN}/node-rank"
+
+TRAINER_CONTAINER = "trainer"
+
+_DNS_LABEL = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
+_LONGEST_SUFFIX = len("-999999-1023")
+
+
+def dns_label(name: str, limit: int = 63) -> str:
+    """`name` as a DNS label (RFC 1035) of at most `limit` characters; itself where that is possible."""
+    if len(name) <= limit and _DNS_LABEL.fullmatch(name):
+        return name
+    digest = hashlib.sha256(name.encode()).hexdigest()[:8]
+    stem = re.sub(r"[^-a-z0-9]", "-", name.lower())
+    if not stem[:1].isalpha():
+        stem = f"j-{stem}"
+    return f"{stem[: limit - 9].rstrip('-')}-{digest}"
+
+
+def pod_name(job: str, attempt: int, node_rank: int) -> str:
+    """Name of one node of the gang."""
+    return f"{dns_label(job, 63 - _LONGEST_SUFFIX)}-{attempt}-{node_rank}"
+
+
+def service_name(job: str) -> str:
+    """Name of the rendezvous Service."""
+    return f"{dns_label(job, 63 - len('-rdzv'))}-rdzv"
+
+
+def claim_name(job: str) -> str:
+    """Name of the PersistentVolumeClaim that the operator creates for a job."""
+    return f"{dns_label(job, 63 - len('-shared'))}-shared"
+
+
+def job_labels(job: str, uid: str) -> dict[str, str]:
+    """Labels of every child of a job."""
+    return {LABEL_MANAGED_BY: MANAGED_BY, LABEL_JOB: dns_label(job), LABEL_UID: uid}
+
+
+def pod_labels(job: str, uid: str, attempt: int, node_rank: int) -> dict[str, str]:
+    """Labels of one node of the gang."""
+    return job_labels(job, uid) | {LABEL_ATTEMPT: str(attempt), LABEL_NODE_RANK: str(node_rank)}
