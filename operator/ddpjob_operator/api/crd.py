@@ -95,7 +95,7 @@ def _root() -> Schema:
             "kind": {"type": "string"},
             "metadata": {"type": "object"},
             "spec": spec,
-            "status": structural(DDPJobStatus),
+            "status": _without_defaults(structural(DDPJobStatus)),
         },
     }
 
@@ -148,6 +148,17 @@ def _one_of_a_kind(node: Schema, definitions: dict[str, Schema]) -> Schema:
 
 def _resolved(node: Schema, definitions: dict[str, Schema]) -> Schema:
     return definitions[node["$ref"].removeprefix("#/$defs/")] if "$ref" in node else node
+
+
+def _without_defaults(schema: Schema) -> Schema:
+    """The operator writes every field of a status that it means; a server that filled in others would make two truths."""
+    nested = {key: _without_defaults(value) for key, value in schema.get("properties", {}).items()}
+    kept = {key: value for key, value in schema.items() if key != "default"}
+    if nested:
+        kept["properties"] = nested
+    if "items" in kept:
+        kept["items"] = _without_defaults(kept["items"])
+    return kept
 
 
 def _without_nulls(value: Any) -> Any:
