@@ -1,4 +1,6 @@
-"""The DDPJob API: what a user may write (`spec`), what the operator answers (`status`), and the CRD generated from both."""
+"""The DDPJob API: what a user may write (`spec`), what the operator answers (`status`), and the CRD generated
+from both.
+"""
 
 GROUP = "training.ddpjob.io"
 VERSION = "v1alpha1"

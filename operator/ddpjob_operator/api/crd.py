@@ -1,7 +1,8 @@
 """The CustomResourceDefinition, generated from the models: `python -m ddpjob_operator.api.crd [--check]`.
 
-Pydantic's JSON schema becomes a structural OpenAPI schema (KEP-1693's rules: no `$ref`, no `title`, a `type` at every level).
-What only newer servers know (CEL, `x-kubernetes-validations`) is dropped by older ones when they store the object.
+Pydantic's JSON schema becomes a structural OpenAPI schema (KEP-1693's rules: no `$ref`, no `title`, a `type` at every
+level). What only newer servers know (CEL, `x-kubernetes-validations`) is dropped by older ones when they store the
+object.
 """
 
 from __future__ import annotations
@@ -26,15 +27,34 @@ PRINTER_COLUMNS: tuple[dict[str, Any], ...] = (
     {"name": "Attempt", "type": "integer", "jsonPath": ".status.attempt"},
     {"name": "Step", "type": "integer", "jsonPath": ".status.progress.step"},
     {"name": "Loss", "type": "number", "jsonPath": ".status.progress.loss"},
-    {"name": "Accuracy", "type": "number", "jsonPath": ".status.progress.metrics.eval_accuracy", "priority": 1},
+    {
+        "name": "Accuracy",
+        "type": "number",
+        "jsonPath": ".status.progress.metrics.eval_accuracy",
+        "priority": 1,
+    },
     {"name": "Restarts", "type": "integer", "jsonPath": ".status.restarts", "priority": 1},
     {"name": "Age", "type": "date", "jsonPath": ".metadata.creationTimestamp"},
 )
 
 _KEPT = (
-    "type format description enum pattern default minimum maximum minLength maxLength minItems maxItems minProperties "
-    "maxProperties x-kubernetes-preserve-unknown-fields x-kubernetes-int-or-string"
-).split()
+    "type",
+    "format",
+    "description",
+    "enum",
+    "pattern",
+    "default",
+    "minimum",
+    "maximum",
+    "minLength",
+    "maxLength",
+    "minItems",
+    "maxItems",
+    "minProperties",
+    "maxProperties",
+    "x-kubernetes-preserve-unknown-fields",
+    "x-kubernetes-int-or-string",
+)
 
 
 def crd() -> dict[str, Any]:
@@ -70,7 +90,7 @@ def crd() -> dict[str, Any]:
 
 def _root() -> Schema:
     spec = structural(DDPJobSpec)
-    for rule in BETWEEN_FIELDS:
+    for rule in (rule for rule in BETWEEN_FIELDS if rule.cel):
         _at(spec, rule.path).setdefault("x-kubernetes-validations", []).append(
             {"rule": rule.cel, "message": rule.message}
         )
@@ -141,8 +161,8 @@ def _one_of_a_kind(node: Schema, definitions: dict[str, Schema]) -> Schema:
     if len(options) == 1:
         return {**_resolved(options[0], definitions), **rest}
     if {option.get("type") for option in options} == {"string", "integer"}:
-        patterns = {"pattern": option["pattern"] for option in options if "pattern" in option}
-        return {"x-kubernetes-int-or-string": True, **patterns, **rest}
+        text = next(option for option in options if option["type"] == "string")
+        return {"x-kubernetes-int-or-string": True, "pattern": text["pattern"], **rest}
     raise TypeError(f"no structural schema for {node}")
 
 
@@ -151,7 +171,10 @@ def _resolved(node: Schema, definitions: dict[str, Schema]) -> Schema:
 
 
 def _without_defaults(schema: Schema) -> Schema:
-    """The operator writes every field of a status that it means; a server that filled in others would make two truths."""
+    """The operator writes every field of a status that it means.
+
+    A server that filled in others would make two truths.
+    """
     nested = {key: _without_defaults(value) for key, value in schema.get("properties", {}).items()}
     kept = {key: value for key, value in schema.items() if key != "default"}
     if nested:

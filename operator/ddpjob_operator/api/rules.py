@@ -1,7 +1,8 @@
-"""Rules between fields of a spec, each stated twice side by side: in CEL for API servers from 1.25, in Python for everything else.
+"""Rules between fields of a spec, each stated twice: in CEL for API servers from 1.25, in Python for everything else.
 
-`BETWEEN_FIELDS` hold for every spec. `FROZEN` fields must not change once the job exists, because a gang whose pods were made from two
-specs never finishes a rendezvous; CEL refuses the edit, and the operator notices it by digest where CEL is not to be had.
+`BETWEEN_FIELDS` hold for every spec. `FROZEN` fields must not change once the job exists, because a gang whose pods
+were made from two specs never finishes a rendezvous; CEL refuses the edit, and the operator notices it by digest
+where CEL is not to be had.
 """
 
 from __future__ import annotations
@@ -36,7 +37,10 @@ FROZEN_MESSAGE = (
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One rule. `path` is where its CEL stands in the schema below `spec`; `problem` returns a message or None."""
+    """One rule. `path` is where its CEL stands in the schema below `spec`; `problem` returns a message or None.
+
+    Without `cel` the operator alone checks it: CEL cannot look into a field of unknown structure.
+    """
 
     path: tuple[str, ...]
     cel: str
@@ -70,6 +74,24 @@ def _reserved_env(spec: DDPJobSpec) -> str | None:
     for index, variable in enumerate(spec.env):
         if is_reserved(variable.name):
             return f"spec.env[{index}].name: {variable.name} is set by the operator; remove it"
+    return None
+
+
+def _reserved_template_env(spec: DDPJobSpec) -> str | None:
+    pod = (spec.pod_template.spec if spec.pod_template else None) or {}
+    for index, container in enumerate(pod.get("containers") or ()):
+        for variable in container.get("env") or ():
+            if container.get("name") == "trainer" and is_reserved(str(variable.get("name"))):
+                path = f"spec.podTemplate.spec.containers[{index}].env"
+                return f"{path}: {variable.get('name')} is set by the operator; remove it"
+    return None
+
+
+def _nameless_container(spec: DDPJobSpec) -> str | None:
+    pod = (spec.pod_template.spec if spec.pod_template else None) or {}
+    for index, container in enumerate(pod.get("containers") or ()):
+        if not isinstance(container, dict) or not container.get("name"):
+            return f"spec.podTemplate.spec.containers[{index}]: has no name; name it, or `trainer` to change ours"
     return None
 
 
@@ -131,6 +153,8 @@ BETWEEN_FIELDS: tuple[Rule, ...] = (
         "initialSeconds is more than maxSeconds; raise maxSeconds or lower initialSeconds",
         _backoff_order,
     ),
+    Rule(("podTemplate",), "", "", _nameless_container),
+    Rule(("podTemplate",), "", "", _reserved_template_env),
 )
 
 
@@ -143,6 +167,5 @@ def frozen_digests(spec: DDPJobSpec) -> dict[str, str]:
     """A short digest of each frozen field, to notice an edit on a server without CEL."""
     wire = spec.model_dump(mode="json", by_alias=True, exclude_none=True)
     return {
-        field: hashlib.sha256(json.dumps(wire.get(field), sort_keys=True).encode()).hexdigest()[:12]
-        for field in FROZEN
+        field: hashlib.sha256(json.dumps(wire.get(field), sort_keys=True).encode()).hexdigest()[:12] for field in FROZEN
     }

@@ -1,8 +1,8 @@
 """`spec` of a DDPJob: everything a user may ask for.
 
-The CRD, `kubectl explain` and docs/api.md are generated from these models, so a field's docstring is written for the person who
-types the YAML. Bounds that a schema can express stand here; rules between fields are in `rules.py`, once for CEL and once for servers
-that have no CEL.
+The CRD, `kubectl explain` and docs/api.md are generated from these models, so a field's docstring is written for the
+person who types the YAML. Bounds that a schema can express stand here; rules between fields are in `rules.py`, once
+for CEL and once for servers that have no CEL.
 """
 
 from __future__ import annotations
@@ -32,12 +32,16 @@ class EnvVar(APIModel):
     """One environment variable of the training processes, as in a pod."""
 
     name: Annotated[str, Field(pattern=r"^[-._a-zA-Z][-._a-zA-Z0-9]*$", max_length=256)]
-    """The variable's name. RANK, WORLD_SIZE, MASTER_ADDR, LD_PRELOAD, TORCHELASTIC_* and DDPJOB_* belong to the operator."""
+    """The variable's name. RANK, WORLD_SIZE, MASTER_ADDR, LD_PRELOAD, TORCHELASTIC_* and DDPJOB_* belong to the
+    operator.
+    """
 
     value: Annotated[str, Field(max_length=32768)] | None = None
     """Its value, taken literally: `$(NAME)` is not expanded."""
 
-    value_from: Annotated[dict[str, Any], Field(json_schema_extra={"x-kubernetes-preserve-unknown-fields": True})] | None = None
+    value_from: (
+        Annotated[dict[str, Any], Field(json_schema_extra={"x-kubernetes-preserve-unknown-fields": True})] | None
+    ) = None
     """A source as in a pod: secretKeyRef, configMapKeyRef, fieldRef or resourceFieldRef."""
 
 
@@ -81,7 +85,10 @@ class Snapshots(APIModel):
 
 
 class Backoff(APIModel):
-    """How long to wait before a restart that follows a failure without progress. After progress a restart is immediate."""
+    """How long to wait before a restart that follows a failure without progress.
+
+    After progress a restart is immediate.
+    """
 
     initial_seconds: Annotated[int, Field(ge=0, le=3600)] = 1
     """The first wait; it doubles with each further failure that brought no new snapshot."""
@@ -111,20 +118,30 @@ class PodMetadata(APIModel):
 
 
 class PodTemplate(APIModel):
-    """Merged into every pod of the gang: node selectors, tolerations, extra volumes, sidecars. What the operator sets wins."""
+    """Merged into every pod of the gang: node selectors, tolerations, extra volumes, sidecars.
+
+    What the operator sets wins.
+    """
 
     metadata: PodMetadata | None = None
     """Extra labels and annotations."""
 
-    spec: Annotated[dict[str, Any], Field(json_schema_extra={"x-kubernetes-preserve-unknown-fields": True})] | None = None
+    spec: Annotated[dict[str, Any], Field(json_schema_extra={"x-kubernetes-preserve-unknown-fields": True})] | None = (
+        None
+    )
     """A pod spec. The container named `trainer` is merged into the operator's; lists with names are merged by name."""
 
 
 class DDPJobSpec(APIModel):
-    """A fault-tolerant PyTorch DistributedDataParallel run: `nodes` pods, each with `procsPerNode` ranks under torchrun."""
+    """A fault-tolerant PyTorch DistributedDataParallel run: `nodes` pods, each with `procsPerNode` ranks under
+    torchrun.
+    """
 
     image: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
-    """The trainer image: PyTorch and the package ddp_trainer. Default: the image that the operator was configured with."""
+    """The trainer image: PyTorch and the package ddp_trainer.
+
+    Default: the image that the operator was configured with.
+    """
 
     entrypoint: Entrypoint = Entrypoint()
     """What runs on every rank. Default: the built-in trainer."""

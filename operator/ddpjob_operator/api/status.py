@@ -1,7 +1,7 @@
 """`status` of a DDPJob: what is true now, what went wrong, what was saved. Written by the operator alone.
 
-Conditions follow the Kubernetes API conventions (KEP-1623): types are adjectives or past participles, and a condition keeps its
-`lastTransitionTime` for as long as its status stays the same.
+Conditions follow the Kubernetes API conventions (KEP-1623): types are adjectives or past participles, and a condition
+keeps its `lastTransitionTime` for as long as its status stays the same.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """The values that decisions are made of: what was seen, and what to do about it.
 
-Nothing here knows Kubernetes' client, a clock or a file. `Observed` is filled in at the edge (`cluster/` from the API server's
-watch, `local/` from this machine's processes), `plan()` turns it into a `Plan`, and the same edge carries the plan out.
+Nothing here knows Kubernetes' client, a clock or a file. `Observed` is filled in at the edge (`cluster/` from the API
+server's watch, `local/` from this machine's processes), `plan()` turns it into a `Plan`, and the same edge carries
+the plan out.
 """
 
 from __future__ import annotations
@@ -71,10 +72,14 @@ class PodView:
     phase: PodPhase
     ready: bool = False
     deleting: bool = False
+    gone_by: datetime | None = None
+    """`deletionTimestamp`: when the grace of a pod that is being deleted ends."""
     node_name: str | None = None
     pod_ip: str | None = None
     reason: str = ""
-    """`status.reason` of the pod, such as Evicted, or of its last unmet condition or waiting container, such as ErrImagePull."""
+    """`status.reason` of the pod, such as Evicted, or of its last unmet condition or waiting container, such as
+    ErrImagePull.
+    """
     message: str = ""
     termination: Termination | None = None
 
@@ -100,8 +105,8 @@ class Problem:
 class Observed:
     """All that is known of one job's children at one moment.
 
-    `claim_exists` is True once the claim is known to be there. `report` is the last `/status` answer of node rank 0 (docs/contracts.md section 4), already
-    checked to be of version 1.
+    `claim_exists` is True once the claim is known to be there. `report` is the last `/status` answer of node rank 0
+    (docs/contracts.md section 4), already checked to be of version 1.
     """
 
     pods: tuple[PodView, ...] = ()
@@ -169,9 +174,10 @@ class Event:
 class Plan:
     """What to do now.
 
-    The edge writes `status` first, guarded by the job's resourceVersion, whenever `status_first` is set (a new attempt must be on
-    record before any of its pods exists), and otherwise after the actions. An unchanged status is never written. `actions` of one
-    plan are independent of each other and may run at once. Look at the job again after `requeue_after` seconds, or on the next event.
+    The edge writes `status` first, guarded by the job's resourceVersion, whenever `status_first` is set (a new
+    attempt must be on record before any of its pods exists), and otherwise after the actions. An unchanged status is
+    never written. `actions` of one plan are independent of each other and may run at once. Look at the job again
+    after `requeue_after` seconds, or on the next event.
     """
 
     status: DDPJobStatus

@@ -1,7 +1,8 @@
-"""Names and labels of everything a job owns: deterministic, so that a repeated create is recognised, and never colliding.
+"""Names and labels of all that a job owns: deterministic, so that a repeated create is recognised; never colliding.
 
-A pod's name always ends in two numbers, attempt and node rank, so that the names of two jobs' pods differ whenever the jobs' names
-do. A job's name that is too long for a label, or that a DNS label does not allow, is shortened and gets a hash of the whole.
+A pod's name always ends in two numbers, attempt and node rank, so that the names of two jobs' pods differ whenever
+the jobs' names do. A job's name that is too long for a label, or that a DNS label does not allow, is shortened and
+gets a hash of the whole.
 """
 
 from __future__ import annotations

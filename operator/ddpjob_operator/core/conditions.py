@@ -1,0 +1,53 @@
+"""Conditions of a job, kept by the rules of the Kubernetes API conventions."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from ddpjob_operator.api.status import Condition
+
+RUNNING = "Running"
+RESTARTING = "Restarting"
+DEGRADED = "Degraded"
+COMPLETE = "Complete"
+FAILED = "Failed"
+
+
+def set_condition(
+    conditions: tuple[Condition, ...],
+    type_: str,
+    holds: bool,
+    reason: str,
+    message: str,
+    *,
+    now: datetime,
+    generation: int,
+) -> tuple[Condition, ...]:
+    """`conditions` with one of them set; `lastTransitionTime` moves only when the status does."""
+    status = "True" if holds else "False"
+    before = find(conditions, type_)
+    if before is None and not holds:
+        return conditions  # an absent condition is a false one, and costs no write
+    since = before.last_transition_time if before and before.status == status else now
+    after = Condition(
+        type=type_,
+        status=status,
+        reason=reason,
+        message=message,
+        last_transition_time=since,
+        observed_generation=generation,
+    )
+    if before is None:
+        return (*conditions, after)
+    return tuple(after if condition.type == type_ else condition for condition in conditions)
+
+
+def find(conditions: tuple[Condition, ...], type_: str) -> Condition | None:
+    """The condition of one type."""
+    return next((condition for condition in conditions if condition.type == type_), None)
+
+
+def holds(conditions: tuple[Condition, ...], type_: str) -> bool:
+    """Whether a condition is there and True."""
+    condition = find(conditions, type_)
+    return condition is not None and condition.status == "True"

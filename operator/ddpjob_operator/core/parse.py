@@ -1,0 +1,173 @@
+"""Objects as they come from the wire or from a person's file, parsed once into the values that decisions are
+made of.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from ddpjob_operator.api import API_VERSION, KIND
+from ddpjob_operator.api.rules import problems as rule_problems
+from ddpjob_operator.api.spec import DDPJobSpec
+from ddpjob_operator.api.status import DDPJobStatus
+from ddpjob_operator.core.model import Job, PodPhase, PodView, Termination
+from ddpjob_operator.core.names import LABEL_ATTEMPT, LABEL_NODE_RANK, TRAINER_CONTAINER
+
+Object = Mapping[str, Any]
+
+_QUIET_WAITING = ("ContainerCreating", "PodInitializing", "")
+
+
+class InvalidJob(ValueError):
+    """A DDPJob that cannot be run as written. `problems` has one message each: field, value, fix."""
+
+    def __init__(self, problems: tuple[str, ...]) -> None:
+        super().__init__("; ".join(problems))
+        self.problems = problems
+
+
+def parse_job(obj: Object, *, strict: bool = False) -> Job:
+    """A DDPJob object as a `Job`.
+
+    With `strict` (a person's file) unknown fields are refused too; from an API server they are ignored, since a newer
+    CRD may have fields that this operator does not know.
+
+    Raises:
+        InvalidJob: if the spec breaks the schema or a rule between fields.
+    """
+    if strict:
+        _refuse_other_kinds(obj)
+    metadata = obj.get("metadata") or {}
+    try:
+        spec = DDPJobSpec.model_validate(obj.get("spec") or {}, extra="forbid" if strict else "ignore")
+    except ValidationError as error:
+        raise InvalidJob(tuple(_explain(item) for item in error.errors())) from error
+    if broken := rule_problems(spec):
+        raise InvalidJob(broken)
+    return Job(
+        name=metadata.get("name", ""),
+        namespace=metadata.get("namespace", "default"),
+        uid=metadata.get("uid", ""),
+        generation=metadata.get("generation", 1),
+        created=parse_time(metadata.get("creationTimestamp")) or datetime.fromtimestamp(0, UTC),
+        spec=spec,
+        status=DDPJobStatus.model_validate(obj.get("status") or {}),
+        deleting="deletionTimestamp" in metadata,
+    )
+
+
+def parse_pod(obj: Object) -> PodView | None:
+    """A pod of a gang as a `PodView`; None if it does not carry a gang's labels."""
+    metadata, status = obj.get("metadata") or {}, obj.get("status") or {}
+    labels = metadata.get("labels") or {}
+    try:
+        attempt, node_rank = int(labels[LABEL_ATTEMPT]), int(labels[LABEL_NODE_RANK])
+    except (KeyError, ValueError):
+        return None
+    conditions = {item.get("type"): item for item in status.get("conditions") or ()}
+    reason, message = _trouble(status, conditions)
+    return PodView(
+        name=metadata.get("name", ""),
+        uid=metadata.get("uid", ""),
+        attempt=attempt,
+        node_rank=node_rank,
+        phase=PodPhase(status.get("phase") or PodPhase.PENDING),
+        ready=conditions.get("Ready", {}).get("status") == "True",
+        deleting="deletionTimestamp" in metadata,
+        gone_by=parse_time(metadata.get("deletionTimestamp")),
+        node_name=(obj.get("spec") or {}).get("nodeName"),
+        pod_ip=status.get("podIP"),
+        reason=reason,
+        message=message,
+        termination=_termination(status),
+    )
+
+
+def parse_time(text: str | None) -> datetime | None:
+    """An RFC 3339 time of the Kubernetes API."""
+    return datetime.fromisoformat(text) if text else None
+
+
+def _trouble(status: Object, conditions: Mapping[str, Object]) -> tuple[str, str]:
+    """Why a pod does not run, in the words of the kubelet or the scheduler."""
+    if status.get("reason"):
+        return str(status["reason"]), str(status.get("message", ""))
+    for container in (*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())):
+        waiting = (container.get("state") or {}).get("waiting") or {}
+        if waiting.get("reason", "") not in _QUIET_WAITING:
+            return str(waiting["reason"]), str(waiting.get("message", ""))
+    scheduled = conditions.get("PodScheduled", {})
+    if scheduled.get("status") == "False":
+        return str(scheduled.get("reason", "Unschedulable")), str(scheduled.get("message", ""))
+    return "", ""
+
+
+def _termination(status: Object) -> Termination | None:
+    for container in status.get("containerStatuses") or ():
+        ended = (container.get("state") or {}).get("terminated")
+        if container.get("name") == TRAINER_CONTAINER and ended:
+            return Termination(
+                exit_code=ended.get("exitCode", 1),
+                signal=ended.get("signal"),
+                reason=ended.get("reason", ""),
+                message=ended.get("message", ""),
+                finished_at=parse_time(ended.get("finishedAt")),
+            )
+    return None
+
+
+def _refuse_other_kinds(obj: Object) -> None:
+    found = (obj.get("apiVersion"), obj.get("kind"))
+    if found != (API_VERSION, KIND):
+        raise InvalidJob((f"apiVersion {found[0]!r}, kind {found[1]!r}: write {API_VERSION}, {KIND}",))
+    if not (obj.get("metadata") or {}).get("name"):
+        raise InvalidJob(("metadata.name: is missing; give the job a name",))
+    unknown = set(obj) - {"apiVersion", "kind", "metadata", "spec", "status"}
+    if unknown:
+        raise InvalidJob(tuple(f"{key}: is not a field of a {KIND}; move it under spec" for key in sorted(unknown)))
+
+
+def _explain(error: Any) -> str:
+    """One pydantic error as one sentence: field, value, what is allowed."""
+    path = "spec" + "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in error["loc"] if part)
+    value, context = error["input"], error.get("ctx") or {}
+    shown = json.dumps(value, default=str)
+    shown = shown if len(shown) <= 80 else f"{shown[:77]}..."
+    match error["type"]:
+        case "extra_forbidden":
+            return f"{path}: is not a field of a {KIND}{_nearest(error['loc'])}"
+        case "greater_than_equal":
+            return f"{path}: {shown} is too small; use {context['ge']} or more"
+        case "less_than_equal":
+            return f"{path}: {shown} is too large; use {context['le']} or less"
+        case "string_pattern_mismatch":
+            return f"{path}: {shown} does not have the form {context['pattern']}"
+        case "missing":
+            return f"{path}: is missing; set it"
+        case _:
+            return f"{path}: {shown}: {error['msg']}"
+
+
+def _nearest(location: tuple[Any, ...]) -> str:
+    model: type[BaseModel] | None = DDPJobSpec
+    for part in location[:-1]:
+        if isinstance(part, int) or model is None:
+            continue
+        field = next((item for item in model.model_fields.values() if item.alias == part), None)
+        model = _model_of(field.annotation) if field else None
+    known = [item.alias or "" for item in model.model_fields.values()] if model else []
+    close = difflib.get_close_matches(str(location[-1]), known, n=1, cutoff=0.5)
+    return f"; did you mean {close[0]}?" if close else f"; known here: {', '.join(known)}" if known else ""
+
+
+def _model_of(annotation: Any) -> type[BaseModel] | None:
+    for candidate in (annotation, *getattr(annotation, "__args__", ())):
+        if isinstance(candidate, type) and issubclass(candidate, BaseModel):
+            return candidate
+    return None

@@ -1,0 +1,42 @@
+"""Why a gang that should be starting does not: in the words of the scheduler, the kubelet or the API server.
+
+Many a pod is Unschedulable for a moment while its claim binds, so trouble has to last before it is worth a write.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from ddpjob_operator.api.status import DDPJobStatus
+from ddpjob_operator.core import conditions as cond
+from ddpjob_operator.core.failures import advice_for
+from ddpjob_operator.core.model import PodPhase, PodView, Problem
+
+TROUBLE_GRACE_SECONDS = 3.0
+
+
+def find_trouble(
+    status: DDPJobStatus, pods: tuple[PodView, ...], problem: Problem | None, now: datetime
+) -> Problem | None:
+    """What keeps the gang from running, or None.
+
+    At once where the API server refused, after a grace for pods that wait.
+    """
+    if problem is not None:
+        return problem
+    since = _waiting_since(status)
+    if since is None or (now - since).total_seconds() < TROUBLE_GRACE_SECONDS:
+        return None
+    for pod in pods:
+        if pod.phase is PodPhase.PENDING and pod.reason:
+            said = f"pod {pod.name}: {pod.message or pod.reason}"
+            advice = advice_for(pod.reason)
+            return Problem(pod.reason, f"{said}. {advice}" if advice else said)
+    return None
+
+
+def _waiting_since(status: DDPJobStatus) -> datetime | None:
+    restarting = cond.find(status.conditions, cond.RESTARTING)
+    if restarting is not None and restarting.status == "True":
+        return restarting.last_transition_time
+    return status.start_time
