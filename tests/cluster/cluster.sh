@@ -1,0 +1,66 @@
+#!/usr/bin/env bash
+# The Kubernetes cluster that the cluster tests and `make demo-cluster` run on.
+#
+#   cluster.sh up [--control-plane-only]   start it, or find it running
+#   cluster.sh load ARCHIVE REF            put the image of a docker or OCI archive on every node, as REF
+#   cluster.sh lose N [--power]            node N falls silent: its containers run on, or (--power) die with it; `up` brings it back
+#   cluster.sh status                      exit code 0 while the API server answers
+#   cluster.sh down                        stop and remove all that `up` started
+#   cluster.sh choose                      name the cluster that would be used
+#
+# Used, in this order: the one that $DDPJOB_TEST_KUBECONFIG names; kind, where Docker and kind are there; two nodes
+# built and started from Debian 12's own packages (root). Exit code 3: none is possible here, and the line on stderr says why.
+#
+# --control-plane-only is etcd, API server and controller manager: no nodes, no root once built, and a life of its own beside the
+# full cluster, so that no kubelet and no scheduler touches what an API test creates.
+#
+# Chatter goes to stderr. `up` and `status` print one line on stdout: KUBECONFIG=<path>.
+set -euo pipefail
+
+HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+readonly HERE
+CONTROL_PLANE_ONLY=
+[ "${2:-}" = --control-plane-only ] && CONTROL_PLANE_ONLY=yes
+
+# shellcheck source=lib/settings.sh
+. "$HERE/lib/settings.sh"
+# shellcheck source=lib/processes.sh
+. "$HERE/lib/processes.sh"
+# shellcheck source=lib/debian.sh
+. "$HERE/lib/debian.sh"
+# shellcheck source=lib/kind.sh
+. "$HERE/lib/kind.sh"
+
+# Prints given, kind or debian.
+choose() {
+  if [ -n "${DDPJOB_TEST_KUBECONFIG:-}" ] && [ "$DDPJOB_TEST_KUBECONFIG" != "$KUBECONFIG" ]; then
+    [ -r "$DDPJOB_TEST_KUBECONFIG" ] || die "DDPJOB_TEST_KUBECONFIG names $DDPJOB_TEST_KUBECONFIG, which cannot be read"
+    echo given
+  elif command -v kind >/dev/null && docker info >/dev/null 2>&1; then
+    echo kind
+  else
+    debian_possible && echo debian
+  fi
+}
+
+# The cluster of a user's own: nothing of it is ours to start, stop or fill.
+given_up() { say "cluster: yours, named by DDPJOB_TEST_KUBECONFIG" && given_status; }
+given_status() { echo "KUBECONFIG=$DDPJOB_TEST_KUBECONFIG"; }
+given_down() { say "DDPJOB_TEST_KUBECONFIG names a cluster that this script did not start; left as it is"; }
+given_load() { die "push $2 to a registry that your cluster pulls from: this script only loads images into clusters it started" 3; }
+given_lose() { die "this script only takes nodes away from clusters it started" 3; }
+
+main() {
+  local command=${1:-help} cluster
+  case $command in
+    up | down | status | load | lose) ;;
+    choose) choose && return ;;
+    *) sed -n '2,/^set -/{/^set -/d;s/^# \{0,1\}//p}' "$0" && exit 2 ;;
+  esac
+  shift
+  cluster=$(choose)
+  if [ "$command" != status ]; then only_one_at_a_time; fi
+  "${cluster}_$command" "$@"
+}
+
+main "$@"

@@ -1,0 +1,61 @@
+# shellcheck shell=bash
+# etcd, API server, controller manager, scheduler. Sourced by debian.sh.
+
+control_plane() {
+  keys
+  start etcd etcd --data-dir "$DIR/etcd" --unsafe-no-fsync --log-level warn \
+    --listen-client-urls "http://127.0.0.1:$ETCD_PORT" --advertise-client-urls "http://127.0.0.1:$ETCD_PORT" \
+    --listen-peer-urls "http://127.0.0.1:$ETCD_PEER_PORT" --initial-advertise-peer-urls "http://127.0.0.1:$ETCD_PEER_PORT" \
+    --initial-cluster "default=http://127.0.0.1:$ETCD_PEER_PORT"
+  until_ok "etcd answers" 60 curl -fs "http://127.0.0.1:$ETCD_PORT/health"
+  # No compaction: a test replays the whole history of an object from etcd. The audit log says who asked for what.
+  start apiserver "$BIN/kube-apiserver" --etcd-servers "http://127.0.0.1:$ETCD_PORT" --etcd-compaction-interval 0 \
+    --bind-address "$HOST" --advertise-address "$ADVERTISE" --secure-port "$API_PORT" --cert-dir "$DIR/pki/apiserver" \
+    --service-cluster-ip-range "$SERVICES" --token-auth-file "$DIR/pki/tokens.csv" --authorization-mode RBAC --allow-privileged \
+    --service-account-key-file "$DIR/pki/sa.pub" --service-account-signing-key-file "$DIR/pki/sa.key" \
+    --service-account-issuer https://kubernetes.default.svc --kubelet-preferred-address-types InternalIP \
+    --audit-policy-file "$DIR/audit.yaml" --audit-log-path "$DIR/audit.log"
+  until_ok "the API server is ready" 120 api_ready
+  kubeconfig
+  # Node deadlines are short, so that a test loses a node in seconds. Port 0: nobody asks them, and two clusters may live here.
+  start controller-manager "$BIN/kube-controller-manager" --kubeconfig "$KUBECONFIG" --leader-elect=false --port 0 --secure-port 0 \
+    --service-account-private-key-file "$DIR/pki/sa.key" --root-ca-file "$DIR/pki/apiserver/apiserver.crt" \
+    --node-monitor-period 2s --node-monitor-grace-period 12s --kube-api-qps 200 --kube-api-burst 400
+  [ -n "$CONTROL_PLANE_ONLY" ] ||
+    start scheduler "$BIN/kube-scheduler" --kubeconfig "$KUBECONFIG" --leader-elect=false --port 0 --secure-port 0
+  # Pods are refused until the controller manager has made their service account.
+  until_ok "the default service account exists" 60 api GET /api/v1/namespaces/default/serviceaccounts/default
+}
+
+keys() {
+  [ -f "$DIR/audit.yaml" ] ||
+    printf 'apiVersion: audit.k8s.io/v1\nkind: Policy\nomitStages: [RequestReceived]\nrules: [{level: Metadata}]\n' >"$DIR/audit.yaml"
+  [ -s "$DIR/pki/tokens.csv" ] && [ -s "$DIR/pki/sa.pub" ] && return
+  (umask 077 && openssl genrsa -out "$DIR/pki/sa.key" 2048 && echo "$(openssl rand -hex 16),admin,admin,system:masters" >"$DIR/pki/tokens.csv") 2>/dev/null
+  openssl rsa -in "$DIR/pki/sa.key" -pubout -out "$DIR/pki/sa.pub" 2>/dev/null
+}
+
+# The API server makes its own certificate and authority at its first start.
+kubeconfig() {
+  [ -s "$KUBECONFIG" ] && return
+  (umask 077 && cat >"$KUBECONFIG.new") <<YAML
+apiVersion: v1
+kind: Config
+clusters: [{name: ddp, cluster: {server: "$API", certificate-authority-data: $(base64 -w0 "$DIR/pki/apiserver/apiserver.crt")}}]
+users: [{name: admin, user: {token: "$(cut -d, -f1 "$DIR/pki/tokens.csv")"}}]
+contexts: [{name: ddp, context: {cluster: ddp, user: admin}}]
+current-context: ddp
+YAML
+  mv "$KUBECONFIG.new" "$KUBECONFIG"
+}
+
+# api METHOD PATH: a request as administrator, its JSON body from standard input where the method has one.
+api() {
+  local body=()
+  case $1 in POST | PUT | PATCH) body=(--data-binary @-) ;; esac
+  # the token stays out of the process list
+  curl -fsS --max-time 15 --cacert "$DIR/pki/apiserver/apiserver.crt" -X "$1" -H 'Content-Type: application/json' \
+    -H @<(echo "Authorization: Bearer $(cut -d, -f1 "$DIR/pki/tokens.csv")") "${body[@]}" "$API$2"
+}
+
+api_ready() { [ "$(api GET /readyz)" = ok ]; }

@@ -1,0 +1,25 @@
+# shellcheck shell=bash
+# Debian packages: what the cluster runs with, and what it is built with once. Sourced by debian.sh.
+
+readonly CONTROL_PLANE_PACKAGES=(etcd-server openssl curl jq)
+readonly NODE_PACKAGES=(containerd runc containernetworking-plugins iproute2 iptables conntrack socat ethtool dnsmasq-base procps)
+readonly BUILD_PACKAGES=(golang-go golang-github-modern-go-reflect2-dev dpkg-dev make gcc libc6-dev rsync jq)
+
+installed() { dpkg-query -W -f '${Status}\n' "$@" 2>/dev/null | grep -c '^install ok installed' | grep -qx "$#"; }
+
+# need PACKAGE…: installs what is missing, without starting any service that a package brings along.
+need() {
+  installed "$@" && return
+  [ "$(id -u)" = 0 ] || die "these Debian packages are needed, and only root can install them: $*" 3
+  say "installing Debian packages: $*"
+  local policy=/usr/sbin/policy-rc.d ours=
+  if [ ! -e "$policy" ]; then
+    ours=$policy
+    printf '#!/bin/sh\nexit 101\n' >"$policy" && chmod 755 "$policy"
+  fi
+  if ! { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$@"; } >"$DIR/logs/apt.log" 2>&1; then
+    rm -f "$ours"
+    die "apt-get cannot install $*: see $DIR/logs/apt.log" 3
+  fi
+  rm -f "$ours"
+}

@@ -1,0 +1,56 @@
+# shellcheck shell=bash
+# Processes that outlive this script: started once, found again, stopped by process id. Sourced by cluster.sh.
+#
+# A process id alone names a stranger once it is reused, so the file keeps the start time beside it (proc(5), field 22).
+
+started_at() { sed 's/^.*) //' "/proc/$1/stat" 2>/dev/null | cut -d' ' -f20; }
+
+# Prints the process id of a daemon that lives.
+pid_of() {
+  local pid since
+  read -r pid since 2>/dev/null <"$DIR/run/$1.pid" || return 1
+  [ -n "$since" ] && [ "$(started_at "$pid")" = "$since" ] && [ "$(cut -d' ' -f3 <(sed 's/([^)]*)/x/' "/proc/$pid/stat"))" != Z ] && echo "$pid"
+}
+
+# start NAME COMMAND…: nothing happens where it lives already.
+start() {
+  local name=$1 pid
+  shift
+  pid_of "$name" >/dev/null && return
+  setsid nohup "$@" >>"$DIR/logs/$name.log" 2>&1 </dev/null 9>&- &
+  pid=$!
+  echo "$pid $(started_at "$pid")" >"$DIR/run/$name.pid"
+}
+
+# stop NAME…: SIGTERM to all of them, then SIGKILL to what is left after ten seconds.
+stop() {
+  local name pid pids=()
+  for name in "$@"; do
+    pid=$(pid_of "$name") && pids+=("$pid") && { kill "$pid" 2>/dev/null || true; }
+  done
+  gone 100 "${pids[@]}" || kill -KILL "${pids[@]}" 2>/dev/null || true
+  gone 50 "${pids[@]}" || die "process ${pids[*]} does not end, not even by SIGKILL"
+  for name in "$@"; do rm -f "$DIR/run/$name.pid"; done
+}
+
+# gone TENTHS PID…: whether all of them end within so many tenths of a second.
+gone() {
+  local left=$1 pid
+  shift
+  for pid in "$@"; do
+    while [ -e "/proc/$pid" ] && ! grep -q '^State:.Z' "/proc/$pid/status" 2>/dev/null; do
+      [ "$((left--))" -gt 0 ] || return 1
+      sleep 0.1
+    done
+  done
+}
+
+# until_ok WHAT SECONDS COMMAND…: the condition, or an end with the words of what never came true.
+until_ok() {
+  local what=$1 deadline=$((SECONDS + $2))
+  shift 2
+  until "$@" >/dev/null 2>&1; do
+    [ "$SECONDS" -lt "$deadline" ] || die "$what: not within its time; the logs are in $DIR/logs"
+    sleep 0.2
+  done
+}
