@@ -1,0 +1,110 @@
+# DDPJob: `make help` lists what there is to do. Two commands set everything up on a fresh machine: `make demo`, `make test`.
+# Settings: PYTHON (3.11 or newer), VENV, TORCH_INDEX (an index with the torch build that you want; default: pip's own choice).
+PYTHON ?= python3
+VENV ?= .venv
+TORCH_INDEX ?=
+export DDPJOB_CACHE_DIR ?= $(if $(XDG_CACHE_HOME),$(XDG_CACHE_HOME),$(HOME)/.cache)/ddpjob
+
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check
+INDEX := $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+##@ Try it
+demo: $(VENV)/.trainer  ## train the sample job on this machine, kill a rank halfway, see it finish
+	$(BIN)/ddpjob run manifests/samples/ddpjob.yaml --shared build/demo --fresh --chaos kill-rank@50%
+
+demo-cluster: $(VENV)/.dev  ## the same on a real Kubernetes cluster, installed by Helm, watched by Prometheus
+	$(BIN)/python -m tests.cluster.demo
+
+##@ Check it
+test: lint $(VENV)/.dev  ## everything: style, types, layers, and every test
+	$(PYTEST) tests
+
+test-unit: $(VENV)/.dev  ## decisions alone, no process started: under 30 s
+	$(PYTEST) -q tests/unit
+
+test-trainer: $(VENV)/.dev  ## the trainer under real torchrun
+	$(PYTEST) tests/trainer
+
+test-local: $(VENV)/.dev  ## whole jobs on this machine
+	$(PYTEST) tests/local
+
+test-api: $(VENV)/.dev  ## the operator against a real API server
+	$(PYTEST) tests/api_server
+
+test-cluster: $(VENV)/.dev  ## real pods on real nodes
+	$(PYTEST) tests/cluster
+
+test-packaging: $(VENV)/.dev  ## chart, manifests, images, installed environments
+	$(PYTEST) tests/packaging
+
+lint: $(VENV)/.dev  ## ruff, mypy, import layers, Dockerfiles, shell scripts, generated files
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
+	$(BIN)/hadolint Dockerfile trainer_image/Dockerfile
+	$(BIN)/python -m ddpjob_operator.api.crd --check
+
+bench: $(VENV)/.dev  ## time from apply to the first step and from a kill to the next, each as a ratio to doing it by hand
+	$(BIN)/python -m tests.cluster.bench
+
+##@ Change it
+format: $(VENV)/.dev  ## let ruff lay out the code
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+generate: $(VENV)/.dev  ## write the CRD and the chart's README from their sources
+	$(BIN)/python -m ddpjob_operator.api.crd
+
+images: $(VENV)/.dev  ## build the operator's and the trainer's image with docker, podman or buildah
+	tests/cluster/images.sh
+
+cluster-up: $(VENV)/.dev  ## start the test cluster and leave it running
+	tests/cluster/cluster.sh up
+
+cluster-down:  ## stop it and remove what it made
+	tests/cluster/cluster.sh down
+
+clean:  ## remove what was built here (the cache stays)
+	rm -rf build dist $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+# ---- environments -------------------------------------------------------------------------------------------------------
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "DDPJob needs Python 3.11 or newer; $(PYTHON) is older. Set PYTHON=/path/to/python3.11"; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || $(MAKE) --no-print-directory python-venv
+	$(PYTHON) -m venv $(VENV)
+
+# Debian keeps venv in a package of its own
+python-venv:
+	@if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	  apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends python3-venv >/dev/null; \
+	else echo "Python's venv module is missing; install it, on Debian or Ubuntu: sudo apt-get install python3-venv"; exit 1; fi
+
+# torch first and on its own: a build that is there already satisfies every range
+$(VENV)/.torch: requirements/torch.txt | $(BIN)/python
+	@echo "installing PyTorch into $(VENV) ..."
+	$(PIP) $(INDEX) -r requirements/torch.txt
+	@touch $@
+
+$(VENV)/.trainer: $(VENV)/.torch requirements/dev.txt pyproject.toml
+	@echo "installing ddpjob[cli,trainer] into $(VENV) ..."
+	$(PIP) -c requirements/torch.txt -e '.[cli,trainer]'
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.torch requirements/dev.txt pyproject.toml
+	@echo "installing what the tests need into $(VENV) ..."
+	$(PIP) --require-hashes -r requirements/dev.txt
+	$(PIP) --no-deps -e .
+	@touch $@ $(VENV)/.trainer
+
+help:
+	@awk 'BEGIN {FS = ":.*##"} /^##@/ {printf "\n%s\n", substr($$0, 5)} /^[a-z-]+:.*##/ {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+.PHONY: demo demo-cluster test test-unit test-trainer test-local test-api test-cluster test-packaging lint bench format generate \
+	images cluster-up cluster-down clean python-venv help
