@@ -1,5 +1,6 @@
 # shellcheck shell=bash
-# Debian packages: what the cluster runs with, and what it is built with once. Sourced by debian.sh.
+# Debian packages: what the cluster runs with, and what it is built with once. Sourced by debian.sh and images.sh.
+# shellcheck disable=SC2034  # read by the files that source this one
 
 readonly CONTROL_PLANE_PACKAGES=(etcd-server openssl curl jq)
 readonly NODE_PACKAGES=(containerd runc containernetworking-plugins iproute2 iptables conntrack socat ethtool dnsmasq-base procps)
@@ -12,14 +13,15 @@ need() {
   installed "$@" && return
   [ "$(id -u)" = 0 ] || die "these Debian packages are needed, and only root can install them: $*" 3
   say "installing Debian packages: $*"
+  mkdir -p "$CACHE"
   local policy=/usr/sbin/policy-rc.d ours=
   if [ ! -e "$policy" ]; then
     ours=$policy
     printf '#!/bin/sh\nexit 101\n' >"$policy" && chmod 755 "$policy"
   fi
-  if ! { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$@"; } >"$DIR/logs/apt.log" 2>&1; then
+  if ! { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$@"; } >"$CACHE/apt.log" 2>&1; then
     rm -f "$ours"
-    die "apt-get cannot install $*: see $DIR/logs/apt.log" 3
+    die "apt-get cannot install $*: see $CACHE/apt.log" 3
   fi
   rm -f "$ours"
 }

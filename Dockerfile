@@ -1,0 +1,51 @@
+# The operator. Built by tests/cluster/images.sh, or by hand:
+#   docker build -t ddpjob-operator .
+#
+# BASE_IMAGE needs Python 3.11 or newer with venv, as `python3`.
+ARG BASE_IMAGE=python:3.12-slim
+
+# Wheels that the index does not offer; `--build-context wheels=FOLDER` puts them here.
+FROM scratch AS wheels
+
+# Third-party packages: made again only when the lock file changes.
+FROM ${BASE_IMAGE} AS dependencies
+RUN python3 -m venv /opt/pip && python3 -m venv --without-pip /opt/venv
+COPY requirements/operator.txt /opt/requirements/
+# Secrets: the builder's own settings for pip, where it has any; no layer keeps them.
+RUN --mount=type=cache,target=/root/.cache/pip \
+    --mount=type=bind,from=wheels,target=/mnt/wheels \
+    --mount=type=secret,id=pip,target=/etc/pip.conf \
+    --mount=type=secret,id=ca,target=/etc/ssl/pip-ca.crt \
+    /opt/pip/bin/pip --python /opt/venv/bin/python install --no-compile --require-hashes -r /opt/requirements/operator.txt
+# The root file system is read-only where this runs, so nothing could be compiled later.
+RUN /opt/venv/bin/python -m compileall -q -j 0 --invalidation-mode unchecked-hash /opt/venv/lib \
+    && /opt/venv/bin/python -c 'import sysconfig; print("/opt/ddpjob", file=open(sysconfig.get_path("purelib") + "/ddpjob.pth", "w"))'
+
+FROM ${BASE_IMAGE} AS source
+COPY operator/ddpjob_operator /opt/ddpjob/ddpjob_operator
+RUN python3 -m compileall -q --invalidation-mode unchecked-hash /opt/ddpjob
+
+FROM ${BASE_IMAGE}
+# The standard library too: some base images leave it uncompiled.
+RUN python3 -m compileall -q -x 'lib2to3|/test' "$(python3 -c 'import sysconfig; print(sysconfig.get_path("stdlib"))')" \
+    && groupadd --gid 65532 ddpjob \
+    && useradd --uid 65532 --gid 65532 --no-log-init --no-create-home --home-dir /tmp --shell /usr/sbin/nologin ddpjob
+ENV PATH=/opt/venv/bin:$PATH \
+    HOME=/tmp \
+    PYTHONDONTWRITEBYTECODE=1 \
+    PYTHONUNBUFFERED=1
+COPY --from=dependencies /opt/venv /opt/venv
+COPY LICENSE /opt/ddpjob/
+COPY --from=source /opt/ddpjob /opt/ddpjob
+ARG VERSION=0
+ARG REVISION=unknown
+LABEL org.opencontainers.image.title="ddpjob-operator" \
+      org.opencontainers.image.description="Runs DDPJobs: fault-tolerant PyTorch DistributedDataParallel on Kubernetes" \
+      org.opencontainers.image.licenses="Apache-2.0" \
+      org.opencontainers.image.version="${VERSION}" \
+      org.opencontainers.image.revision="${REVISION}"
+USER 65532:65532
+WORKDIR /tmp
+EXPOSE 8080
+STOPSIGNAL SIGTERM
+ENTRYPOINT ["python", "-m", "ddpjob_operator.main"]

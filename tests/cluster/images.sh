@@ -1,0 +1,122 @@
+#!/usr/bin/env bash
+# Builds the operator's and the trainer's image with docker, podman or buildah, whichever is there, and keeps each as an archive.
+#
+#   images.sh [operator] [trainer]     both, unless named; prints a line "REF ARCHIVE" for each
+#
+# TORCH=cpu|cuda   which torch the trainer gets (cpu)
+# BASE_IMAGE=…     what both build on (python:3.12-slim; with buildah, which has no registry to ask here, a Debian 12 made by
+#                  debootstrap and cached)
+# pip inside the build gets the settings that pip has here (pip config list, PIP_*), and the wheels of its find-links folders.
+set -euo pipefail
+CONTROL_PLANE_ONLY=
+HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+# shellcheck source=lib/settings.sh
+. "$HERE/lib/settings.sh"
+# shellcheck source=lib/packages.sh
+. "$HERE/lib/packages.sh"
+# shellcheck source=lib/base_image.sh
+. "$HERE/lib/base_image.sh"
+
+ROOT=$(cd "$HERE/../.." && pwd)
+TORCH=${TORCH:-cpu}
+VERSION=$(sed -n 's/^version = "\(.*\)"$/\1/p' "$ROOT/pyproject.toml")
+REVISION=$(git -C "$ROOT" rev-parse --short HEAD 2>/dev/null || echo unknown)
+WORK=$(mktemp -d)
+trap 'rm -rf "$WORK"' EXIT
+
+tool() {
+  if docker info >/dev/null 2>&1; then
+    echo docker
+  elif command -v podman >/dev/null; then
+    echo podman
+  else
+    command -v buildah >/dev/null || need buildah
+    echo buildah
+  fi
+}
+
+# What pip is told here, for pip in the build. Paths of this host mean nothing there: the certificate and the wheels are mounted,
+# and an index that is a folder is left out.
+pip_settings() {
+  local python=python3 key value
+  [ ! -x "$ROOT/.venv/bin/python" ] || python=$ROOT/.venv/bin/python
+  mkdir -p "$WORK/wheels"
+  : >"$WORK/ca.crt"
+  echo "[global]" >"$WORK/pip.conf"
+  "$python" -m pip config list 2>/dev/null | sed -n "s/^[a-z:]*[.:]*\.\([a-z-]*\)='\(.*\)'$/\1 \2/p" | while read -r key value; do
+    case $key in
+      cert) cp "$value" "$WORK/ca.crt" ;;
+      find-links) find_wheels "$value" ;;
+      index-url | extra-index-url | trusted-host | timeout | default-timeout | retries | proxy)
+        value=$(tr ' ' '\n' <<<"$value" | grep -v '^file:' | paste -sd ' ') || true
+        [ -z "$value" ] || echo "$key = $value" >>"$WORK/pip.conf"
+        ;;
+    esac
+  done
+  if [ -s "$WORK/ca.crt" ]; then echo "cert = /etc/ssl/pip-ca.crt" >>"$WORK/pip.conf"; fi
+}
+
+find_wheels() {
+  local folder
+  for folder in $1; do
+    [ ! -d "$folder" ] || find "$folder" -maxdepth 1 -name '*.whl' -exec cp -lf -t "$WORK/wheels" {} + 2>/dev/null ||
+      find "$folder" -maxdepth 1 -name '*.whl' -exec cp -t "$WORK/wheels" {} +
+  done
+}
+
+# build REF DOCKERFILE ARGUMENT…
+build() {
+  local ref=$1 file=$2 archive
+  shift 2
+  archive=$CACHE/images/$(tr '/:' '__' <<<"${ref#localhost/}").tar
+  local arguments=(--tag "$ref" --file "$ROOT/$file" --build-arg "VERSION=$VERSION" --build-arg "REVISION=$REVISION" "$@"
+    --build-context "wheels=$WORK/wheels" --secret "id=pip,src=$WORK/pip.conf" --secret "id=ca,src=$WORK/ca.crt")
+  [ -z "${BASE_IMAGE:-}" ] || arguments+=(--build-arg "BASE_IMAGE=$BASE_IMAGE")
+  say "building $ref with $TOOL"
+  case $TOOL in
+    docker) docker build "${arguments[@]}" "$ROOT" >&2 ;;
+    podman) podman build --layers "${arguments[@]}" "$ROOT" >&2 ;;
+    buildah) buildah_here build --layers --network host "${arguments[@]}" "$ROOT" >&2 ;;
+  esac
+  archive "$ref" "$archive"
+  echo "$ref $archive"
+}
+
+# Written again only when the image changed, so that a node imports only what it lacks.
+archive() {
+  local ref=$1 archive=$2 id
+  mkdir -p "${archive%/*}"
+  case $TOOL in
+    docker | podman) id=$("$TOOL" image inspect --format '{{.Id}}' "$ref") ;;
+    buildah) id=$(buildah_here inspect --type image --format '{{.FromImageID}}' "$ref") ;;
+  esac
+  [ -f "$archive" ] && [ "$(cat "$archive.id" 2>/dev/null)" = "$id" ] && return
+  rm -f "$archive" "$archive.new"
+  case $TOOL in
+    docker | podman) "$TOOL" save --output "$archive.new" "$ref" ;;
+    buildah) buildah_here push --quiet "$ref" "docker-archive:$archive.new:$ref" >&2 ;;
+  esac
+  mv "$archive.new" "$archive"
+  echo "$id" >"$archive.id"
+}
+
+main() {
+  local what
+  [ $# -gt 0 ] || set -- operator trainer
+  mkdir -p "$CACHE"
+  TOOL=$(tool)
+  if [ "$TOOL" = buildah ] && [ -z "${BASE_IMAGE:-}" ]; then
+    base_image
+    BASE_IMAGE=$DEBIAN_BASE
+  fi
+  pip_settings
+  for what in "$@"; do
+    case $what in
+      operator) build "localhost/ddpjob-operator:$VERSION" Dockerfile ;;
+      trainer) build "localhost/ddpjob-trainer:$VERSION-$TORCH" trainer_image/Dockerfile --build-arg "TORCH=$TORCH" ;;
+      *) die "there is no image $what: operator or trainer" 2 ;;
+    esac
+  done
+}
+
+main "$@"
