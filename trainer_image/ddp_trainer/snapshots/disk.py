@@ -1,0 +1,69 @@
+"""The file operations that a snapshot is made of, one method each.
+
+They are few and named so that a test can count them and kill the process at any one, and so that what is durable when
+is visible in one place: nothing counts as written before `fsync` of the file, nothing as named before `fsync` of its
+directory.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+
+Chunk = bytes | bytearray | memoryview
+
+NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT})
+
+
+class Disk:
+    """The real file system. Every method raises OSError as the system call does."""
+
+    def make_directory(self, path: Path) -> None:
+        """Create a directory; it must not exist."""
+        path.mkdir()
+
+    def create(self, path: Path, chunks: Iterable[Chunk]) -> None:
+        """Write a new file. An existing file or a symbolic link of that name is an error, never written through."""
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+        try:
+            for chunk in chunks:
+                view = memoryview(chunk).cast("B")
+                while view:
+                    view = view[self.write(descriptor, view) :]
+        finally:
+            os.close(descriptor)
+
+    def write(self, descriptor: int, view: memoryview) -> int:
+        """Write at most `view`; returns the bytes written. Linux writes 2 GiB less a page at most in one call."""
+        return os.write(descriptor, view)
+
+    def fsync(self, path: Path) -> None:
+        """Make a file's bytes, or a directory's names, outlive a power cut."""
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        except OSError as error:
+            # Some network and FUSE file systems cannot sync a directory; their renames are synchronous.
+            if not (path.is_dir() and error.errno in {errno.EINVAL, errno.ENOTSUP}):
+                raise
+        finally:
+            os.close(descriptor)
+
+    def rename(self, source: Path, target: Path) -> None:
+        """Give a directory its name at once. A directory that is not empty is never replaced (ENOTEMPTY or EEXIST)."""
+        source.rename(target)
+
+    def remove_tree(self, path: Path) -> None:
+        """Delete a directory and all in it, or only the link if it is a symbolic link."""
+        if path.is_symlink() or not path.is_dir():
+            path.unlink(missing_ok=True)
+        else:
+            shutil.rmtree(path)
+
+    def free_bytes(self, path: Path) -> int:
+        """Bytes an ordinary process may still write to the file system of `path`."""
+        usage = os.statvfs(path)
+        return usage.f_bavail * usage.f_frsize

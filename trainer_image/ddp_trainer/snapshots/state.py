@@ -1,0 +1,153 @@
+"""From live objects to the files of a snapshot and back.
+
+A snapshot holds `state.json`, the structure of every state, and one `<name>.safetensors` for each state that has
+tensors. Saving has two halves: `Staging.stage` copies what training is about to change into buffers that are reused
+from save to save, and `Staged.write` turns those into files, later and in another thread. Loading reads each file once:
+the bytes that were verified are the bytes used.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from ddp_trainer.snapshots.disk import Chunk, Disk
+from ddp_trainer.snapshots.errors import IncompatibleSnapshotError
+from ddp_trainer.snapshots.manifest import Manifest
+from ddp_trainer.snapshots.structure import put_together, take_apart
+from ddp_trainer.snapshots.tensorfile import Layout, lay_out, parse
+from ddp_trainer.snapshots.verify import read_verified
+
+STRUCTURE = "state.json"
+RNG = "rng"
+_VERSION = 1
+_BLOCK = 8 << 20
+
+
+@runtime_checkable
+class Stateful(Protocol):
+    """Whatever has to go on where it was: a module, an optimizer, a scheduler, a scaler, a data cursor."""
+
+    def state_dict(self) -> Mapping[str, Any]:
+        """Everything that must be the same after a resume."""
+        ...
+
+    def load_state_dict(self, state_dict: Any, /) -> Any:
+        """Take over what `state_dict` returned."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """A copy of all states, ready to be written; it lives in the buffers of its Staging until the next `stage`."""
+
+    structure: bytes
+    files: Mapping[str, tuple[bytes, Tensor]]
+    """File name -> header and data, a flat uint8 tensor in host memory."""
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes that `write` is going to write."""
+        return len(self.structure) + sum(len(header) + data.numel() for header, data in self.files.values())
+
+    def write(self, directory: Path, disk: Disk | None = None) -> None:
+        """Write the files into `directory`; raises OSError. Syncing and summing them is the store's."""
+        disk = disk or Disk()
+        for name, (header, data) in self.files.items():
+            disk.create(directory / name, _chunks(header, data))
+        disk.create(directory / STRUCTURE, [self.structure])
+
+
+class Staging:
+    """Host buffers, one a file, reused while the tensors' names, types and shapes stay the same. Pinned where the
+    source is CUDA.
+    """
+
+    def __init__(self) -> None:
+        self._buffers: dict[str, tuple[object, Layout, Tensor, dict[str, Tensor]]] = {}
+
+    @torch.no_grad()
+    def stage(self, states: Mapping[str, Any]) -> Staged:
+        """Copy `states` (name -> state_dict). Training may change them as soon as this returns.
+
+        Raises SnapshotError for a value that a snapshot cannot hold.
+        """
+        structure: dict[str, Any] = {}
+        files: dict[str, tuple[bytes, Tensor]] = {}
+        on_cuda = False
+        for name, state in states.items():
+            tensors: dict[str, Tensor] = {}
+            structure[name] = take_apart(state, "", tensors)
+            if not tensors:
+                continue
+            layout, data, views = self._buffer(name, tensors)
+            for key, tensor in tensors.items():
+                views[key].copy_(tensor, non_blocking=True)
+                on_cuda |= tensor.is_cuda
+            files[f"{name}.safetensors"] = (layout.header, data)
+        if on_cuda:
+            torch.cuda.current_stream().synchronize()
+        return Staged(json.dumps({"version": _VERSION, "states": structure}).encode(), files)
+
+    def _buffer(self, name: str, tensors: Mapping[str, Tensor]) -> tuple[Layout, Tensor, dict[str, Tensor]]:
+        pinned = any(tensor.is_cuda for tensor in tensors.values())
+        signature = (pinned, [(key, tensor.dtype, tensor.shape) for key, tensor in tensors.items()])
+        held = self._buffers.get(name)
+        if held is None or held[0] != signature:
+            layout = lay_out(tensors)
+            self._buffers.pop(name, None)  # give the old memory back before asking for the new
+            data = torch.empty(layout.data_bytes, dtype=torch.uint8, pin_memory=pinned)
+            views = {key: slot.view(data) for key, slot in layout.slots.items()}
+            held = self._buffers[name] = (signature, layout, data, views)
+        return held[1], held[2], held[3]
+
+
+def write_state(
+    directory: Path, states: Mapping[str, Any], rng: Tensor | None = None, disk: Disk | None = None
+) -> None:
+    """Write `states` (name -> state_dict) and the generators of all ranks, uint8 [world size, bytes], into
+    `directory`.
+    """
+    Staging().stage(states if rng is None else {**states, RNG: {"ranks": rng}}).write(directory, disk)
+
+
+def read_files(directory: Path, manifest: Manifest) -> dict[str, bytearray]:
+    """All files of a snapshot in memory, verified as they were read. Raises CorruptSnapshotError, OSError."""
+    return {name: read_verified(directory, name, entry) for name, entry in manifest.files.items()}
+
+
+def read_state(directory: Path, manifest: Manifest) -> dict[str, Any]:
+    """The states of a snapshot by name, on the CPU. Raises CorruptSnapshotError, IncompatibleSnapshotError, OSError."""
+    return parse_files(read_files(directory, manifest))
+
+
+def parse_files(files: dict[str, bytearray]) -> dict[str, Any]:
+    """The states in verified files by name; takes the files out of `files` one by one, so that memory holds them but
+    once.
+    """
+    try:
+        structure = json.loads(files.pop(STRUCTURE))
+        if structure["version"] != _VERSION:
+            raise IncompatibleSnapshotError(
+                f"{STRUCTURE} is of version {structure['version']}, this image reads {_VERSION}"
+            )
+        states = {}
+        for name, state in structure["states"].items():
+            file = files.pop(f"{name}.safetensors", None)
+            states[name] = put_together(state, parse(file) if file is not None else {})
+    except (KeyError, TypeError, ValueError) as error:
+        raise IncompatibleSnapshotError(f"{STRUCTURE} is not what this image writes: {error!r}") from error
+    return states
+
+
+def _chunks(header: bytes, data: Tensor) -> Iterator[Chunk]:
+    yield header
+    view = memoryview(data.numpy())
+    for start in range(0, len(view), _BLOCK):
+        yield view[start : start + _BLOCK]
