@@ -1,0 +1,223 @@
+"""What is known of the cluster, without asking it: DDPJobs, their pods and services, as last seen.
+
+Three sources write here, in any order: kopf's watch events, the answers to our own writes (so that a pass sees what
+the pass before it did), and the periodic lists. Each object carries its resourceVersion and an older one never
+replaces a newer one; the uid of an object that is gone is remembered until two lists later, so that a late event or a
+stale list cannot bring it back.
+
+Versions are compared as numbers, which Kubernetes promises for its own resources and custom resources (KEP-5504) and
+etcd has always given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from ddpjob_operator.core import names
+from ddpjob_operator.core.model import Observed, PodView, Problem, ServiceView
+from ddpjob_operator.core.parse import parse_pod
+
+Json = Mapping[str, Any]
+KIND = "DDPJob"
+
+
+class Key(NamedTuple):
+    """A DDPJob by name, which is what the queue holds: a new life of the same name is looked at in the same order."""
+
+    namespace: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+
+class Owner(NamedTuple):
+    """The job that a pod belongs to. The namespace is part of it: labels forged in another namespace reach nobody."""
+
+    namespace: str
+    uid: str
+
+
+@dataclass(slots=True)
+class _Pod:
+    view: PodView
+    version: int
+    owner: Owner
+
+
+@dataclass(slots=True)
+class Memory:
+    """What is known of one job besides watched objects. Lost with the process, and found again on the way."""
+
+    service: ServiceView | None = None
+    claim_exists: bool = False
+    report: dict[str, Any] | None = None
+    problem: Problem | None = None
+    last_status_write: float | None = None
+    """When its status was last written, on the event loop's clock."""
+
+
+@dataclass(slots=True)
+class Cache:
+    """The operator's picture of the cluster. Only the event loop's thread touches it."""
+
+    _jobs: dict[Key, Json] = field(default_factory=dict)
+    _pods: dict[str, _Pod] = field(default_factory=dict)
+    _pods_of: dict[Owner, set[str]] = field(default_factory=dict)
+    _memory: dict[Owner, Memory] = field(default_factory=dict)
+    _gone: dict[str, int] = field(default_factory=dict)
+    _last_list: int = 0
+
+    def job(self, key: Key) -> Json | None:
+        """The DDPJob object as last seen. It is shared: never change it."""
+        return self._jobs.get(key)
+
+    def keys(self) -> tuple[Key, ...]:
+        return tuple(self._jobs)
+
+    def memory(self, owner: Owner) -> Memory:
+        return self._memory.setdefault(owner, Memory())
+
+    def observed(self, owner: Owner) -> Observed:
+        """All that is known of a job's children at this moment, in a stable order."""
+        pods = [self._pods[uid].view for uid in self._pods_of.get(owner, ())]
+        known = self.memory(owner)
+        return Observed(
+            pods=tuple(sorted(pods, key=lambda pod: (pod.attempt, pod.node_rank, pod.name))),
+            service=known.service,
+            claim_exists=known.claim_exists,
+            report=known.report,
+            problem=known.problem,
+        )
+
+    def pod(self, namespace: str, name: str) -> tuple[Owner, PodView] | None:
+        """The pod of that name, if it is one of ours."""
+        for pod in self._pods.values():
+            if pod.view.name == name and pod.owner.namespace == namespace:
+                return pod.owner, pod.view
+        return None
+
+    def put_job(self, obj: Json) -> bool:
+        """Take in a DDPJob as seen; whether that was news."""
+        meta = obj["metadata"]
+        key = Key(meta["namespace"], meta["name"])
+        known = self._jobs.get(key)
+        if meta["uid"] in self._gone or (known is not None and _version(known) >= _version(obj)):
+            return False
+        if known is not None and known["metadata"]["uid"] != meta["uid"]:
+            self._memory.pop(Owner(key.namespace, known["metadata"]["uid"]), None)
+        self._jobs[key] = obj
+        return True
+
+    def drop_job(self, obj: Json) -> bool:
+        """Take in that a DDPJob is gone; whether that was news. A newer job of the same name stays."""
+        meta = obj["metadata"]
+        self._gone.setdefault(meta["uid"], _version(obj))
+        self._memory.pop(Owner(meta["namespace"], meta["uid"]), None)
+        known = self._jobs.get(Key(meta["namespace"], meta["name"]))
+        if known is None or known["metadata"]["uid"] != meta["uid"]:
+            return False
+        del self._jobs[Key(meta["namespace"], meta["name"])]
+        return True
+
+    def put_pod(self, obj: Json) -> bool:
+        """Take in a pod as seen; whether that was news."""
+        meta = obj["metadata"]
+        uid, version = meta["uid"], _version(obj)
+        known = self._pods.get(uid)
+        if uid in self._gone or (known is not None and known.version >= version):
+            return False
+        view, owner = parse_pod(obj), owner_of(obj)
+        if view is None or owner is None:
+            return self.drop_pod(obj)
+        if known is not None and known.owner != owner:
+            self._pods_of[known.owner].discard(uid)
+        self._pods[uid] = _Pod(view, version, owner)
+        self._pods_of.setdefault(owner, set()).add(uid)
+        return known is None or known.view != view
+
+    def drop_pod(self, obj: Json) -> bool:
+        """Take in that a pod is gone; whether that was news."""
+        return self.forget_pod(obj["metadata"]["uid"], _version(obj))
+
+    def forget_pod(self, uid: str, version: int | None = None) -> bool:
+        """Take in that the pod of that uid does not exist; whether that was news."""
+        self._gone.setdefault(uid, self._last_list if version is None else version)
+        known = self._pods.pop(uid, None)
+        if known is None:
+            return False
+        siblings = self._pods_of[known.owner]
+        siblings.discard(uid)
+        if not siblings:
+            del self._pods_of[known.owner]
+        return True
+
+    def put_service(self, owner: Owner, obj: Json) -> None:
+        """Take in the rendezvous Service of a job."""
+        attempt = (obj["spec"].get("selector") or {}).get(names.LABEL_ATTEMPT, "")
+        self.memory(owner).service = ServiceView(
+            host=obj["spec"]["clusterIP"],
+            attempt=int(attempt) if attempt.isdecimal() else -1,
+            port=obj["spec"]["ports"][0]["port"],
+        )
+
+    def take_lists(
+        self, namespace: str | None, jobs: Iterable[Json], pods: Iterable[Json], jobs_version: int, pods_version: int
+    ) -> set[Key]:
+        """Take in complete lists of one namespace (None: of all). What they lack is gone, unless it is newer.
+
+        Returns:
+            the keys of jobs that were there before or are there now.
+        """
+        jobs, pods = tuple(jobs), tuple(pods)
+        before = {key for key in self._jobs if namespace in (None, key.namespace)}
+        listed = {job["metadata"]["uid"] for job in jobs}
+        for key in before:
+            obj = self._jobs[key]
+            if obj["metadata"]["uid"] not in listed and _version(obj) <= jobs_version:
+                self.drop_job(obj)
+        listed = {pod["metadata"]["uid"] for pod in pods}
+        for uid, known in list(self._pods.items()):
+            if namespace in (None, known.owner.namespace) and uid not in listed and known.version <= pods_version:
+                self.forget_pod(uid, pods_version)
+        for job in jobs:
+            self.put_job(job)
+        for pod in pods:
+            self.put_pod(pod)
+        return before | {key for key in self._jobs if namespace in (None, key.namespace)}
+
+    def expire(self, version: int) -> None:
+        """Forget the gone that were gone before the last round of lists; `version` is this round's."""
+        self._gone = {uid: at for uid, at in self._gone.items() if at > self._last_list}
+        live = {Owner(key.namespace, obj["metadata"]["uid"]) for key, obj in self._jobs.items()}
+        self._memory = {owner: memory for owner, memory in self._memory.items() if owner in live}
+        self._last_list = version
+
+
+def owner_of(pod: Json) -> Owner | None:
+    """The job that a pod belongs to: its controller if that is a DDPJob, else its label, so that losing either one
+    loses no pod."""
+    meta = pod["metadata"]
+    uid = _controller(pod).get("uid") or (meta.get("labels") or {}).get(names.LABEL_UID)
+    return Owner(meta["namespace"], uid) if uid else None
+
+
+def key_of_pod(pod: Json) -> Key | None:
+    """The key of the job that a pod belongs to, or belonged to in an earlier life of the same name."""
+    meta = pod["metadata"]
+    name = _controller(pod).get("name") or (meta.get("labels") or {}).get(names.LABEL_JOB)
+    return Key(meta["namespace"], name) if name else None
+
+
+def _controller(pod: Json) -> Mapping[str, Any]:
+    for reference in pod["metadata"].get("ownerReferences") or ():
+        if reference.get("controller") and reference.get("kind") == KIND:
+            found: Mapping[str, Any] = reference
+            return found
+    return {}
+
+
+def _version(obj: Json) -> int:
+    return int(obj["metadata"]["resourceVersion"])

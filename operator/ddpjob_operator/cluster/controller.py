@@ -1,0 +1,230 @@
+"""One look at one job: read the cache, ask `core.plan`, carry it out, write the status.
+
+A pass runs until there is nothing left to do: when a Service has got its address the pods can follow at once, without
+waiting for an event. The status in between is not worth a write; where it must be on record before anything else, the
+plan says so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+
+from ddpjob_operator import metrics
+from ddpjob_operator.api.status import DDPJobStatus, Phase
+from ddpjob_operator.cluster.apply import Applier, Refused
+from ddpjob_operator.cluster.cache import Cache, Json, Key, Memory, Owner
+from ddpjob_operator.cluster.client import ApiError, Client
+from ddpjob_operator.cluster.events import EventPoster, Subject
+from ddpjob_operator.cluster.status_poll import Report, StatusPoller, Target
+from ddpjob_operator.cluster.status_write import Change, StatusWriter, change_between
+from ddpjob_operator.core.model import Defaults, Job, Observed, Plan, PodPhase
+from ddpjob_operator.core.parse import InvalidJob, parse_job
+from ddpjob_operator.core.plan import plan
+from ddpjob_operator.core.refusal import refuse
+
+logger = logging.getLogger(__name__)
+
+LONGEST_CHAIN = 8
+"""Plans carried out in one pass.
+
+A job takes three at most; more means that they do not come to rest, and must not become a storm.
+"""
+
+UNSETTLED_SECONDS = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class _View:
+    """A job as a pass works on it, in the form that survives even where the spec does not parse."""
+
+    key: Key
+    obj: Json
+    owner: Owner
+    job: Job | None
+    problems: tuple[str, ...] = ()
+
+    @property
+    def status(self) -> DDPJobStatus:
+        return self.job.status if self.job else DDPJobStatus.model_validate(self.obj.get("status") or {})
+
+
+@dataclass(eq=False)
+class Controller:
+    """`reconcile` is what the queue calls; `heard` is what the status poller calls."""
+
+    client: Client
+    cache: Cache
+    events: EventPoster
+    defaults: Defaults
+    progress_seconds: float
+    enqueue: Callable[[Key], None]
+    poller: StatusPoller
+    leading: Callable[[], bool]
+    clock: Callable[[], datetime] = lambda: datetime.now(UTC)
+    _applier: Applier = field(init=False)
+    _writer: StatusWriter = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._applier = Applier(self.client, self.cache)
+        self._writer = StatusWriter(self.client, self.cache)
+
+    async def reconcile(self, key: Key) -> float | None:
+        """Bring one job where its plan wants it.
+
+        Returns:
+            seconds after which to look again even if nothing happens, or None.
+
+        Raises:
+            ApiError: something that may pass; the queue tries again.
+        """
+        if not self.leading():
+            return None  # everything is queued anew when this replica's turn comes
+        for _ in range(LONGEST_CHAIN):
+            view = self._view(key)
+            if view is None:
+                self._forget(key)
+                return None
+            decided, memory = self._decide(view), self.cache.memory(view.owner)
+            if decided.status_first and not await self._write(view, decided):
+                continue
+            blocked, memory.problem = memory.problem is not None, None
+            if view.job is not None and decided.actions:
+                refusal = await self._applier.carry_out(view.job, decided.actions)
+                if refusal is not None:
+                    return await self._surface(key, memory, refusal)
+            elif not blocked:
+                return await self._settle(key, view, decided, memory)
+            # what was done, or is no longer in the way, may allow the next step
+        logger.error("%s: %d plans in a row did not come to rest", key, LONGEST_CHAIN)
+        return UNSETTLED_SECONDS
+
+    def _view(self, key: Key) -> _View | None:
+        obj = self.cache.job(key)
+        if obj is None:
+            return None
+        owner = Owner(key.namespace, obj["metadata"]["uid"])
+        try:
+            return _View(key, obj, owner, parse_job(obj))
+        except InvalidJob as error:
+            return _View(key, obj, owner, None, error.problems)
+
+    def _decide(self, view: _View) -> Plan:
+        if view.job is None:
+            return refuse(view.obj, view.problems, self.clock())
+        return plan(view.job, self.cache.observed(view.owner), self.clock(), self.defaults)
+
+    async def _settle(self, key: Key, view: _View, decided: Plan, memory: Memory) -> float | None:
+        """Nothing is left to do: write down what has changed, unless it can wait, and keep an eye on the trainer."""
+        due: float | None = None
+        if not decided.status_first:
+            change = change_between(view.obj.get("status") or {}, decided.status)
+            due = self._wait_of(change, memory)
+            if due is None and not await self._write(view, decided):
+                return 0.0
+        self._show(key, view, decided.status)
+        self._watch_trainer(key, view, decided.status)
+        waits = [wait for wait in (due, decided.requeue_after) if wait is not None]
+        return min(waits, default=None)
+
+    def _wait_of(self, change: Change, memory: Memory) -> float | None:
+        """Seconds that a change of mere progress should wait, or None to write it (if there is any) now."""
+        if not change.only_progress or memory.last_status_write is None:
+            return None
+        left = memory.last_status_write + self.progress_seconds - asyncio.get_running_loop().time()
+        return left if left > 0 else None
+
+    async def _write(self, view: _View, decided: Plan) -> bool:
+        """Write the status if it differs.
+
+        False if the object has changed meanwhile, so that the decision must be made again.
+        """
+        before, after = view.status, decided.status
+        change = change_between(view.obj.get("status") or {}, after)
+        if change.empty:
+            return True
+        if not await self._writer.write(view.key, view.obj, change):
+            return False
+        self._count(before, after)
+        for event in decided.events:
+            self.events.say(Subject(*view.key, view.owner.uid), event)
+        return True
+
+    async def _surface(self, key: Key, memory: Memory, refusal: Refused) -> float | None:
+        """Say in the status what the API server will not have.
+
+        Trying again is the queue's business, with its backoff.
+        """
+        memory.problem = refusal.problem
+        view = self._view(key)
+        if view is not None:
+            decided = self._decide(view)
+            await self._write(view, replace(decided, actions=()))
+            self._show(key, view, decided.status)
+        if refusal.final:
+            logger.info("%s: %s; not tried again", key, refusal.problem.message)
+            return None
+        raise ApiError(0, refusal.problem.reason, refusal.problem.message) from None
+
+    def _count(self, before: DDPJobStatus, after: DDPJobStatus) -> None:
+        cause = after.last_failure.reason if after.last_failure else "Unknown"
+        if after.restarts > before.restarts:
+            metrics.RESTARTS.labels(reason=metrics.bounded(cause)).inc(after.restarts - before.restarts)
+        if after.phase is Phase.FAILED and before.phase is not Phase.FAILED:
+            metrics.FAILURES.labels(reason=metrics.bounded(cause)).inc()
+
+    def _show(self, key: Key, view: _View, status: DDPJobStatus) -> None:
+        progress = status.progress
+        metrics.JOBS.put(
+            key,
+            metrics.JobFigures(
+                namespace=key.namespace,
+                name=key.name,
+                phase=status.phase or Phase.PENDING,
+                attempt=status.attempt,
+                restarts=status.restarts,
+                nodes_ready=status.nodes.ready,
+                nodes=status.nodes.total or (view.job.spec.nodes if view.job else 0),
+                step=progress.step if progress else None,
+                total_steps=progress.total_steps if progress else None,
+                loss=progress.loss if progress else None,
+                samples_per_second=progress.samples_per_second if progress else None,
+                snapshot_step=status.snapshot.step if status.snapshot else None,
+            ),
+        )
+
+    def _watch_trainer(self, key: Key, view: _View, status: DDPJobStatus) -> None:
+        target = trainer_of(view.owner.uid, status, self.cache.observed(view.owner))
+        if target is None or view.job is None or view.job.deleting:
+            self.poller.drop(key)
+        else:
+            self.poller.watch(key, target)
+
+    def heard(self, key: Key, target: Target, report: Report) -> None:
+        """Take in a trainer's answer. Only a different one is a reason to look at the job."""
+        owner = Owner(key.namespace, target.uid)
+        obj = self.cache.job(key)
+        if obj is None or obj["metadata"]["uid"] != target.uid:
+            self.poller.drop(key)
+            return
+        memory = self.cache.memory(owner)
+        if memory.report != report:
+            memory.report = report
+            self.enqueue(key)
+
+    def _forget(self, key: Key) -> None:
+        self.poller.drop(key)
+        metrics.JOBS.drop(key)
+
+
+def trainer_of(uid: str, status: DDPJobStatus, observed: Observed) -> Target | None:
+    """The trainer to ask for progress: node rank 0 of the current attempt, while it runs."""
+    if status.phase is not None and status.phase.final:
+        return None
+    for pod in observed.pods:
+        if (pod.attempt, pod.node_rank) == (status.attempt, 0) and pod.phase is PodPhase.RUNNING and pod.pod_ip:
+            return None if pod.deleting else Target(pod.pod_ip, uid, status.attempt)
+    return None

@@ -1,0 +1,167 @@
+"""Kubernetes Events about jobs: posted aside, so that nothing waits for them, aggregated and capped.
+
+The same thing said again within an hour raises the count of the first Event (one patch) rather than making another,
+as client-go's correlator does. A job may make `CAP` new Events, refilled one every five minutes; what is beyond is
+dropped and counted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import NamedTuple
+
+from ddpjob_operator import metrics
+from ddpjob_operator.api import API_VERSION, KIND
+from ddpjob_operator.cluster import paths
+from ddpjob_operator.cluster.client import ApiError, Client, Json
+from ddpjob_operator.core.model import Event
+
+logger = logging.getLogger(__name__)
+
+CAP = 25
+REFILL_SECONDS = 300.0
+SAME_WITHIN_SECONDS = 3600.0
+_REMEMBERED = 4096
+_WAITING = 1024
+_LONGEST_MESSAGE = 1024
+"""The API server refuses an Event with a longer one."""
+
+
+class Subject(NamedTuple):
+    """The job that an event is about."""
+
+    namespace: str
+    name: str
+    uid: str
+
+
+class _Said(NamedTuple):
+    uid: str
+    event: Event
+
+
+@dataclass(slots=True)
+class _Posted:
+    name: str
+    at: float
+    count: int = 1
+
+
+@dataclass(slots=True)
+class _Allowance:
+    left: float
+    at: float
+
+
+@dataclass(eq=False)
+class EventPoster:
+    """Takes events from passes without waiting, and posts them one after another from a task of its own."""
+
+    client: Client
+    instance: str = ""
+    _waiting: asyncio.Queue[tuple[Subject, Event]] = field(default_factory=lambda: asyncio.Queue(_WAITING))
+    _posted: OrderedDict[_Said, _Posted] = field(default_factory=OrderedDict)
+    _allowances: dict[str, _Allowance] = field(default_factory=dict)
+    _serial: int = 0
+
+    def say(self, job: Subject, event: Event) -> None:
+        """Queue an event. Too many at once are dropped: they are news, not a record."""
+        try:
+            self._waiting.put_nowait((job, event))
+        except asyncio.QueueFull:
+            metrics.EVENTS.labels(result="dropped").inc()
+
+    def forget(self, uid: str) -> None:
+        """Let go of what was remembered of a job that is gone."""
+        self._allowances.pop(uid, None)
+        for said in [said for said in self._posted if said.uid == uid]:
+            del self._posted[said]
+
+    async def run(self) -> None:
+        """Post until cancelled."""
+        while True:
+            job, event = await self._waiting.get()
+            try:
+                result = await self._post(job, event)
+            except ApiError as error:
+                result = "failed"
+                logger.debug("the event %s of %s/%s was not posted: %s", event.reason, job.namespace, job.name, error)
+            finally:
+                self._waiting.task_done()
+            metrics.EVENTS.labels(result=result).inc()
+
+    async def drain(self, within: float) -> None:
+        """Wait until all that was said is posted, for at most so many seconds."""
+        try:
+            async with asyncio.timeout(within):
+                await self._waiting.join()
+        except TimeoutError:
+            logger.warning("%d events were not posted before the end", self._waiting.qsize())
+
+    async def _post(self, job: Subject, event: Event) -> str:
+        loop_time, said = asyncio.get_running_loop().time(), _Said(job.uid, event)
+        before = self._posted.get(said)
+        now = datetime.now(UTC)
+        if before is not None and loop_time - before.at < SAME_WITHIN_SECONDS:
+            before.count += 1
+            path = f"{paths.events(job.namespace)}/{before.name}"
+            try:
+                await self.client.merge_patch(path, "events", {"count": before.count, "lastTimestamp": _stamp(now)})
+            except ApiError as error:
+                if not error.not_found:
+                    raise
+                del self._posted[said]  # it has expired on the server (after an hour by default)
+            else:
+                return "repeated"
+        if not self._allowed(job.uid, loop_time):
+            return "capped"
+        self._serial += 1
+        name = f"{job.name[:200]}.{int(now.timestamp() * 1e6):x}.{self._serial:x}"
+        await self.client.create(paths.events(job.namespace), "events", manifest(job, event, name, now, self.instance))
+        self._posted[said] = _Posted(name, loop_time)
+        if len(self._posted) > _REMEMBERED:
+            self._posted.popitem(last=False)
+        return "posted"
+
+    def _allowed(self, uid: str, now: float) -> bool:
+        """Token bucket: whether this job may make one more Event now."""
+        allowance = self._allowances.setdefault(uid, _Allowance(CAP, now))
+        allowance.left = min(CAP, allowance.left + (now - allowance.at) / REFILL_SECONDS)
+        allowance.at = now
+        if allowance.left < 1:
+            return False
+        allowance.left -= 1
+        return True
+
+
+def manifest(job: Subject, event: Event, name: str, now: datetime, instance: str) -> Json:
+    """The Event object (core/v1, which kubectl describe reads on every version)."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Event",
+        "metadata": {"name": name, "namespace": job.namespace},
+        "involvedObject": {
+            "apiVersion": API_VERSION,
+            "kind": KIND,
+            "name": job.name,
+            "namespace": job.namespace,
+            "uid": job.uid,
+        },
+        "type": event.type,
+        "reason": event.reason,
+        "message": event.message[:_LONGEST_MESSAGE],
+        "count": 1,
+        "firstTimestamp": _stamp(now),
+        "lastTimestamp": _stamp(now),
+        "source": {"component": "ddpjob-operator"},
+        "reportingComponent": "training.ddpjob.io/operator",
+        "reportingInstance": instance[:128],
+    }
+
+
+def _stamp(time: datetime) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ")

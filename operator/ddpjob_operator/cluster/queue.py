@@ -1,0 +1,166 @@
+"""A queue of keys to look at: one worker a key, many keys side by side, failures again after growing waits.
+
+A key that is added while it waits is not added twice; one that is added while a worker has it is looked at once more
+afterwards. So any number of events costs at most two passes, and a pass always starts after the event that asked for
+it (level-triggered). Times are the event loop's own, which is monotonic: a clock that is set does not disturb a
+backoff.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections import deque
+from collections.abc import Awaitable, Callable, Hashable
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+from ddpjob_operator import metrics
+
+logger = logging.getLogger(__name__)
+
+K = TypeVar("K", bound=Hashable)
+
+
+@dataclass(frozen=True, slots=True)
+class Backoff:
+    """Waits between attempts at a key that fails: `first` doubles up to `longest`, each between half and the whole of
+    that."""
+
+    first: float = 0.25
+    longest: float = 60.0
+
+    def seconds(self, failures: int, spread: float) -> float:
+        """The wait after so many failures in a row (from 1); `spread` from 0 to 1 picks within the jitter."""
+        whole = min(self.longest, self.first * 2.0 ** min(failures - 1, 30))
+        return whole * (0.5 + 0.5 * spread)
+
+
+@dataclass(slots=True)
+class _Delayed:
+    at: float
+    handle: asyncio.TimerHandle
+
+
+@dataclass(eq=False)
+class WorkQueue(Generic[K]):
+    """`look` is awaited with a key; it returns seconds after which to look again, or None. Whatever it raises is
+    retried."""
+
+    look: Callable[[K], Awaitable[float | None]]
+    workers: int = 16
+    backoff: Backoff = field(default_factory=Backoff)
+    _ready: deque[K] = field(default_factory=deque)
+    _queued: set[K] = field(default_factory=set)
+    _running: dict[K, float] = field(default_factory=dict)
+    _again: set[K] = field(default_factory=set)
+    _delayed: dict[K, _Delayed] = field(default_factory=dict)
+    _failures: dict[K, int] = field(default_factory=dict)
+    _tasks: list[asyncio.Task[None]] = field(default_factory=list)
+    _news: asyncio.Event = field(default_factory=asyncio.Event)
+    _stopping: bool = False
+
+    def start(self) -> None:
+        """Start the workers in the running loop."""
+        self._tasks = [asyncio.create_task(self._work(), name=f"worker {n}") for n in range(self.workers)]
+
+    async def stop(self, within: float) -> None:
+        """Let passes that have begun finish, for at most so many seconds, then cancel them. Nothing new begins."""
+        self._stopping = True
+        for delayed in self._delayed.values():
+            delayed.handle.cancel()
+        self._delayed.clear()
+        self._news.set()
+        if self._tasks:
+            _, late = await asyncio.wait(self._tasks, timeout=within)
+            for task in late:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def add(self, key: K, after: float = 0.0) -> None:
+        """Look at `key` now, or after so many seconds unless something asks for it sooner."""
+        if self._stopping:
+            return
+        if after > 0:
+            self._add_later(key, after)
+            return
+        self._cancel_timer(key)
+        if key in self._running:
+            self._again.add(key)
+        elif key not in self._queued:
+            self._queued.add(key)
+            self._ready.append(key)
+            self._news.set()
+
+    def _add_later(self, key: K, after: float) -> None:
+        loop = asyncio.get_running_loop()
+        at = loop.time() + after
+        if (pending := self._delayed.get(key)) is not None and pending.at <= at:
+            return
+        self._cancel_timer(key)
+        self._delayed[key] = _Delayed(at, loop.call_at(at, self._due, key))
+
+    def _due(self, key: K) -> None:
+        self._delayed.pop(key, None)
+        self.add(key)
+
+    def _cancel_timer(self, key: K) -> None:
+        if (pending := self._delayed.pop(key, None)) is not None:
+            pending.handle.cancel()
+
+    @property
+    def depth(self) -> int:
+        """Keys that wait for a worker."""
+        return len(self._ready)
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing waits or runs; a key with a delay does not count."""
+        return not self._ready and not self._running
+
+    def longest_pass(self) -> float:
+        """Seconds that the longest pass in progress has taken so far."""
+        if not self._running:
+            return 0.0
+        return asyncio.get_running_loop().time() - min(self._running.values())
+
+    def dead_workers(self) -> int:
+        """Workers that have ended although the queue was not stopped."""
+        return 0 if self._stopping else sum(task.done() for task in self._tasks)
+
+    async def _work(self) -> None:
+        while not self._stopping:
+            if not self._ready:
+                self._news.clear()
+                await self._news.wait()
+                continue
+            key = self._ready.popleft()
+            self._queued.discard(key)
+            await self._pass(key)
+
+    async def _pass(self, key: K) -> None:
+        loop = asyncio.get_running_loop()
+        began = self._running[key] = loop.time()
+        try:
+            after = await self.look(key)
+        except Exception as error:
+            failures = self._failures[key] = self._failures.get(key, 0) + 1
+            after = self.backoff.seconds(failures, random.random())  # noqa: S311 - jitter, not a secret
+            metrics.RECONCILE_ERRORS.inc()
+            logger.warning("%s: %s; looking again in %.1f s", key, error or type(error).__name__, after,
+                           exc_info=not getattr(error, "expected", False))  # fmt: skip
+        else:
+            self._failures.pop(key, None)
+        finally:
+            del self._running[key]
+            metrics.RECONCILE_SECONDS.observe(loop.time() - began)
+        if key in self._again:
+            self._again.discard(key)
+            # an event that came meanwhile must not shorten the wait after a failure, or a storm of events becomes a
+            # storm of retries
+            self.add(key, after if key in self._failures and after else 0.0)
+            if key in self._failures:
+                return
+        if after is not None:
+            self.add(key, after)

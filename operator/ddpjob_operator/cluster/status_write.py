@@ -1,0 +1,100 @@
+"""Writes a job's status: only what differs, and only onto the very object that the decision was made from.
+
+A merge patch of the status subresource carries the changed fields, null for those that are gone, and the
+resourceVersion it was decided on. If somebody was quicker the server answers 409: the object is read again and
+decided again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ddpjob_operator import metrics
+from ddpjob_operator.api.status import DDPJobStatus
+from ddpjob_operator.cluster import paths
+from ddpjob_operator.cluster.cache import Cache, Key, Owner
+from ddpjob_operator.cluster.client import ApiError, Client
+
+logger = logging.getLogger(__name__)
+
+_PROGRESS = frozenset({"progress", "nodes", "snapshot"})
+"""Fields that follow the training by the second. Alone they are not worth a write each time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What differs between a status on the server and the one that is wanted, as a merge patch (RFC 7386)."""
+
+    patch: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def empty(self) -> bool:
+        return not self.patch
+
+    @property
+    def only_progress(self) -> bool:
+        return bool(self.patch) and self.patch.keys() <= _PROGRESS
+
+
+def change_between(current: Mapping[str, Any], wanted: DDPJobStatus) -> Change:
+    """The change that turns the status on the server into the wanted one."""
+    return Change(merge_patch_between(current, wanted.model_dump(mode="json", by_alias=True, exclude_none=True)))
+
+
+def merge_patch_between(current: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, Any]:
+    """The smallest merge patch from one JSON object to another. Arrays are replaced as a whole; null removes."""
+    patch: dict[str, Any] = {name: None for name in current if name not in wanted}
+    for name, value in wanted.items():
+        before = current.get(name)
+        if isinstance(value, Mapping) and isinstance(before, Mapping):
+            if inner := merge_patch_between(before, value):
+                patch[name] = inner
+        elif name not in current or before != value:
+            patch[name] = value
+    return patch
+
+
+@dataclass(frozen=True, slots=True)
+class StatusWriter:
+    """Writes through one client, and lets the cache see the result at once."""
+
+    client: Client
+    cache: Cache
+
+    async def write(self, key: Key, obj: Mapping[str, Any], change: Change) -> bool:
+        """Write `change` onto `obj`.
+
+        Returns:
+            whether it was written; if not, `obj` was out of date and the cache now holds a newer one, or none.
+        """
+        metadata = obj["metadata"]
+        body = {"metadata": {"resourceVersion": metadata["resourceVersion"]}, "status": change.patch}
+        try:
+            written = await self.client.merge_patch(paths.job_status(*key), "ddpjobs/status", body)
+        except ApiError as error:
+            if error.not_found:
+                self.cache.drop_job(obj)
+            elif error.conflict:
+                await self._read_again(key, obj)
+            else:
+                raise
+            return False
+        metrics.STATUS_WRITES.labels(kind="progress" if change.only_progress else "change").inc()
+        self.cache.put_job(written)
+        self.cache.memory(Owner(key.namespace, metadata["uid"])).last_status_write = asyncio.get_running_loop().time()
+        return True
+
+    async def _read_again(self, key: Key, obj: Mapping[str, Any]) -> None:
+        """After a conflict: the watch will bring the newer object, but not necessarily before the next decision."""
+        if self.cache.job(key) is not obj:
+            return  # it already has
+        try:
+            self.cache.put_job(await self.client.get(f"{paths.jobs(key.namespace)}/{key.name}", "ddpjobs"))
+        except ApiError as error:
+            if not error.not_found:
+                raise
+            self.cache.drop_job(obj)

@@ -1,0 +1,254 @@
+"""The operator's process: `python -m ddpjob_operator.main`.
+
+Starts the parts, waits for a signal or for the end of one of them, and stops them in the order that leaves nothing
+half-done: first no new looks at jobs, then the Lease, then the watches. If a part dies the process ends with an
+error: the kubelet starts it anew, and what it was doing is picked up from the cluster.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import sys
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import kopf
+
+from ddpjob_operator import logs, metrics, server
+from ddpjob_operator import settings as configuration
+from ddpjob_operator.cluster import client as api
+from ddpjob_operator.cluster.cache import Cache, Key
+from ddpjob_operator.cluster.controller import Controller
+from ddpjob_operator.cluster.events import EventPoster
+from ddpjob_operator.cluster.leader import Leader
+from ddpjob_operator.cluster.queue import WorkQueue
+from ddpjob_operator.cluster.resync import Resync
+from ddpjob_operator.cluster.status_poll import StatusPoller
+from ddpjob_operator.core.model import Defaults
+from ddpjob_operator.handlers import framework, watch
+from ddpjob_operator.settings import VERSION, BadSetting, Settings
+
+logger = logging.getLogger("ddpjob_operator")
+
+STUCK_SECONDS = 300.0
+"""A look at a job takes milliseconds; its calls end within a minute each, whatever the API server does."""
+
+PASS_SECONDS = 8.0
+EVENT_SECONDS = 2.0
+
+
+@dataclass(eq=False)
+class Operator:
+    """The parts of one running operator, and what they say of their health."""
+
+    settings: Settings
+    cache: Cache
+    queue: WorkQueue[Key]
+    controller: Controller
+    resync: Resync
+    events: EventPoster
+    leader: Leader | None
+    watching: bool = False
+
+    def unhealthy(self) -> list[str]:
+        """What only a new process can mend."""
+        wrong = []
+        if self.watching:
+            wrong += [f"{task}: has ended" for task in framework.dead_watches(self.settings.namespaces)]
+        if dead := self.queue.dead_workers():
+            wrong.append(f"{dead} workers of the queue have ended")
+        if (longest := self.queue.longest_pass()) > STUCK_SECONDS:
+            wrong.append(f"a look at a job has taken {longest:.0f} s so far")
+        return wrong
+
+    def unready(self) -> list[str]:
+        """What keeps this replica from acting, or from standing by with a true picture of the cluster."""
+        wrong = [] if self.resync.first_done.is_set() else ["jobs and pods have not been listed yet"]
+        if self.resync.first_done.is_set() and not self.resync.healthy:
+            wrong.append("the last list of jobs and pods failed")
+        if self.leader is not None and not self.leader.known.is_set():
+            wrong.append("it is not known yet who leads")
+        if not self.watching:
+            wrong.append("the watches have not begun yet")
+        return wrong
+
+
+async def run(settings: Settings) -> None:
+    """Run until SIGTERM or SIGINT.
+
+    Raises:
+        ApiError: the API server's configuration cannot be used.
+        OSError: the port is taken.
+        Exception: a part has died.
+    """
+    stop = asyncio.Event()
+    for name in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(name, stop.set)
+    async with AsyncExitStack() as cleanup:
+        operator = await _assemble(settings, cleanup)
+        runner, port = await server.serve(settings.port, healthy=operator.unhealthy, ready=operator.unready)
+        cleanup.push_async_callback(runner.cleanup)
+        logger.info("ddpjob-operator %s serves %s, probes and metrics on port %d", VERSION,
+                    ", ".join(settings.namespaces) or "all namespaces", port)  # fmt: skip
+        await _run_parts(operator, stop)
+    logger.info("stopped")
+
+
+async def _assemble(settings: Settings, cleanup: AsyncExitStack) -> Operator:
+    client = await api.connect(settings.requests)
+    cleanup.push_async_callback(client.close)
+    cache = Cache()
+    leader = None
+
+    async def reconcile(key: Key) -> float | None:
+        return await controller.reconcile(key)
+
+    queue: WorkQueue[Key] = WorkQueue(reconcile, settings.workers)
+    metrics.watch_queue_depth(lambda: queue.depth)
+
+    def enqueue_all(keys: Any = None) -> None:
+        for key in cache.keys() if keys is None else keys:
+            queue.add(key)
+
+    if settings.leader_election:
+        # a connection of its own: renewing must not wait behind the work that it protects
+        own = await api.connect(1)
+        cleanup.push_async_callback(own.close)
+        leader = Leader(own, settings.lease_namespace, settings.lease_name, settings.identity, enqueue_all)
+        client.fence = leader.fence
+    else:
+        metrics.LEADER.set(1)
+    poller = StatusPoller(lambda key, target, report: controller.heard(key, target, report), settings.poll_seconds)
+    cleanup.push_async_callback(poller.close)
+    events = EventPoster(client, settings.identity)
+    controller = Controller(
+        client=client,
+        cache=cache,
+        events=events,
+        defaults=Defaults(trainer_image=settings.trainer_image),
+        progress_seconds=settings.progress_seconds,
+        enqueue=queue.add,
+        poller=poller,
+        leading=lambda: leader is None or leader.leading,
+    )
+    resync = Resync(client, cache, settings.namespaces, settings.resync_seconds, enqueue_all)
+    return Operator(settings, cache, queue, controller, resync, events, leader)
+
+
+async def _run_parts(operator: Operator, stop: asyncio.Event) -> None:
+    """Start everything, wait for `stop` or for a part's end, stop everything."""
+    parts = {asyncio.create_task(operator.resync.run(), name="resync"),
+             asyncio.create_task(operator.events.run(), name="event poster")}  # fmt: skip
+    if operator.leader is not None:
+        parts.add(asyncio.create_task(operator.leader.run(), name="leader election"))
+    stopping = asyncio.create_task(stop.wait(), name="stop signal")
+    first_lists = asyncio.create_task(operator.resync.first_done.wait(), name="first lists")
+    try:
+        # Nothing may be decided before both lists are there: a pod that is not known yet would be taken for one that
+        # is lost.
+        await asyncio.wait({stopping, first_lists, *parts}, return_when=asyncio.FIRST_COMPLETED)
+        if first_lists.done() and not stop.is_set():
+            operator.queue.start()
+            await _watch(operator, stopping, parts)
+        _raise_from(parts)
+    finally:
+        await operator.queue.stop(within=PASS_SECONDS)
+        await operator.events.drain(within=EVENT_SECONDS)
+        for task in (*parts, stopping, first_lists):
+            task.cancel()
+        await asyncio.gather(*parts, stopping, first_lists, return_exceptions=True)
+        if operator.leader is not None:
+            await operator.leader.release()
+
+
+async def _watch(operator: Operator, stopping: asyncio.Task[Any], parts: set[asyncio.Task[None]]) -> None:
+    """Run kopf until the signal comes or one of the parts ends.
+
+    kopf cancels, when it ends, every task of the loop that began after it. So it is stopped last, after the work has
+    been.
+    """
+    registry = kopf.OperatorRegistry()
+    framework.register_login(registry)
+    watch.register(registry, operator.cache, operator.queue)
+    namespaces = operator.settings.namespaces
+    ours = asyncio.all_tasks()
+    kopf_stop = asyncio.Event()
+    tasks = await kopf.spawn_tasks(
+        registry=registry,
+        settings=framework.settings(),
+        clusterwide=not namespaces,
+        namespaces=namespaces,
+        standalone=True,
+        stop_flag=kopf_stop,
+    )
+    # kopf has put its own handlers in place of ours, and would stop at once
+    stop_ours = asyncio.Event()
+    for name in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(name, stop_ours.set)
+    signalled = asyncio.create_task(stop_ours.wait(), name="stop signal")
+    framework_task = asyncio.create_task(kopf.run_tasks(tasks, ignored=ours), name="kopf")
+    started = asyncio.create_task(_mark_watching(operator), name="first watches")
+    try:
+        await asyncio.wait({framework_task, signalled, stopping, *parts}, return_when=asyncio.FIRST_COMPLETED)
+        if framework_task.done():
+            operator.watching = False
+            await framework_task
+            raise RuntimeError("the watches have ended")
+    finally:
+        started.cancel()
+        await operator.queue.stop(within=PASS_SECONDS)
+        await operator.events.drain(within=EVENT_SECONDS)
+        operator.watching = False
+        kopf_stop.set()
+        await asyncio.gather(framework_task, started, return_exceptions=True)
+
+
+async def _mark_watching(operator: Operator) -> None:
+    while framework.dead_watches(operator.settings.namespaces):  # noqa: ASYNC110 - kopf does not say when
+        await asyncio.sleep(0.02)
+    operator.watching = True
+
+
+def _raise_from(parts: set[asyncio.Task[None]]) -> None:
+    for task in parts:
+        if task.done() and not task.cancelled() and (error := task.exception()):
+            raise error
+
+
+def main() -> int:
+    """Entry point.
+
+    Returns:
+        0 after a graceful stop, 64 for a bad setting, 1 for anything else.
+    """
+    try:
+        settings = configuration.load()
+    except BadSetting as error:
+        print(f"ddpjob-operator: {error}", file=sys.stderr)
+        return configuration.EXIT_BAD_SETTING
+    logs.configure(settings.log_level, settings.log_format)
+    try:
+        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+            runner.run(run(settings))
+    except (api.ApiError, OSError) as error:
+        logger.error("cannot go on: %s", error)
+        return 1
+    except Exception:
+        logger.exception("a part of the operator has died; the process ends, so that it is started anew")
+        return 1
+    return 0
+
+
+def _loop_factory() -> Any:
+    try:
+        import uvloop  # type: ignore[import-not-found,unused-ignore]
+    except ImportError:  # not on every platform
+        return None
+    return uvloop.new_event_loop
+
+
+if __name__ == "__main__":
+    sys.exit(main())

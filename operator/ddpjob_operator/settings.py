@@ -1,0 +1,187 @@
+"""The operator's own configuration: environment variables, read once, into a frozen value.
+
+Every variable starts with `DDPJOB_OPERATOR_`. A value that cannot be right stops the operator before it touches the
+cluster, with one line that names the variable, because a default in its place would surface as a puzzle hours later.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+PREFIX = "DDPJOB_OPERATOR_"
+EXIT_BAD_SETTING = 64
+"""Exit code of a configuration that cannot be used (EX_USAGE of sysexits.h, as in docs/contracts.md section 3)."""
+
+try:
+    VERSION = version("ddpjob")
+except PackageNotFoundError:  # run from a source tree
+    VERSION = "0.0.0"
+
+_NAMESPACE = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+_IN_CLUSTER_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+
+
+class BadSetting(ValueError):
+    """An environment variable has a value that cannot be used; the message names it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """All that an administrator may choose; times are in seconds."""
+
+    namespaces: tuple[str, ...] = ()
+    """NAMESPACES: namespaces to serve, separated by commas. Empty: all of them."""
+
+    trainer_image: str = "ghcr.io/ddpjob/trainer:0.1.0"
+    """TRAINER_IMAGE: image of jobs that name none."""
+
+    log_level: str = "INFO"
+    """LOG_LEVEL: DEBUG, INFO, WARNING or ERROR."""
+
+    log_format: str = "json"
+    """LOG_FORMAT: json (one object a line) or plain."""
+
+    port: int = 8080
+    """PORT: where /metrics, /healthz and /readyz are served. 0 takes any free one."""
+
+    workers: int = 16
+    """WORKERS: jobs that are looked at side by side."""
+
+    requests: int = 64
+    """REQUESTS: calls to the API server that may be in flight at once."""
+
+    resync_seconds: float = 300.0
+    """RESYNC_SECONDS: how often everything is listed again, to find what a lost watch did not announce."""
+
+    progress_seconds: float = 30.0
+    """PROGRESS_SECONDS: least time between two writes of a status in which only progress has changed."""
+
+    poll_seconds: float = 2.0
+    """POLL_SECONDS: how often a running job's trainer is asked for its progress."""
+
+    leader_election: bool = True
+    """LEADER_ELECTION: hold a Lease while acting, so that of several replicas only one acts."""
+
+    lease_name: str = "ddpjob-operator"
+    """LEASE_NAME: name of that Lease."""
+
+    lease_namespace: str = "default"
+    """LEASE_NAMESPACE: its namespace. Default: the operator's own."""
+
+    identity: str = ""
+    """IDENTITY: what this replica calls itself in the Lease, unlike any other. Default: host name and process id,
+    which a container that is restarted in its pod keeps, so that it need not wait for its own Lease."""
+
+
+def load(environ: Mapping[str, str] = os.environ) -> Settings:
+    """Read the settings.
+
+    Raises:
+        BadSetting: a variable's value cannot be used, or a variable with our prefix is not known: a misspelt one
+            would otherwise be ignored.
+    """
+    given = {key.removeprefix(PREFIX): value.strip() for key, value in environ.items() if key.startswith(PREFIX)}
+    given = {name: value for name, value in given.items() if not _is_service_link(name, value)}
+    if unknown := sorted(given.keys() - _READERS.keys()):
+        raise BadSetting(f"{PREFIX}{unknown[0]} is not a setting; known are {', '.join(sorted(_READERS))}")
+    values: dict[str, object] = {
+        "lease_namespace": own_namespace(),
+        "identity": f"{socket.gethostname()}_{os.getpid()}",
+    }
+    for name, text in given.items():
+        if not text and name != "NAMESPACES":
+            continue  # a chart renders an unset value as an empty string
+        try:
+            values[name.lower()] = _READERS[name](text)
+        except ValueError as error:
+            raise BadSetting(f"{PREFIX}{name} is {text!r}, but must be {error}") from None
+    return Settings(**values)  # type: ignore[arg-type]
+
+
+def _is_service_link(name: str, value: str) -> bool:
+    """Whether kubelet made this variable for a Service named ddpjob-operator (docker link variables): PORT would be
+    its URL."""
+    return bool(re.fullmatch(r"SERVICE_HOST|SERVICE_PORT(_.*)?|PORT_[0-9]+_(TCP|UDP|SCTP)(_.*)?", name)) or (
+        name == "PORT" and "://" in value
+    )
+
+
+def own_namespace(file: Path = _IN_CLUSTER_NAMESPACE) -> str:
+    """The namespace of the pod that this runs in, or `default` outside a cluster."""
+    try:
+        return file.read_text().strip() or "default"
+    except OSError:
+        return "default"
+
+
+def _namespaces(text: str) -> tuple[str, ...]:
+    names = tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
+    if not all(_NAMESPACE.fullmatch(name) for name in names):
+        raise ValueError("names of namespaces separated by commas, or empty for all of them")
+    return names
+
+
+def _namespace(text: str) -> str:
+    if not _NAMESPACE.fullmatch(text):
+        raise ValueError("the name of a namespace")
+    return text
+
+
+def _text(text: str) -> str:
+    return text
+
+
+def _choice(*allowed: str) -> Callable[[str], str]:
+    def read(text: str) -> str:
+        for value in allowed:
+            if value.lower() == text.lower():
+                return value
+        raise ValueError(f"one of {', '.join(allowed)}")
+
+    return read
+
+
+def _flag(text: str) -> bool:
+    return _choice("true", "false")(text) == "true"
+
+
+def _whole(low: int, high: int) -> Callable[[str], int]:
+    def read(text: str) -> int:
+        if not re.fullmatch(r"[0-9]{1,9}", text) or not low <= int(text) <= high:
+            raise ValueError(f"a whole number from {low} to {high}")
+        return int(text)
+
+    return read
+
+
+def _seconds(low: float, high: float) -> Callable[[str], float]:
+    def read(text: str) -> float:
+        if not re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,6})?", text) or not low <= float(text) <= high:
+            raise ValueError(f"a number of seconds from {low:g} to {high:g}")
+        return float(text)
+
+    return read
+
+
+_READERS: dict[str, Callable[[str], object]] = {
+    "NAMESPACES": _namespaces,
+    "TRAINER_IMAGE": _text,
+    "LOG_LEVEL": _choice("DEBUG", "INFO", "WARNING", "ERROR"),
+    "LOG_FORMAT": _choice("json", "plain"),
+    "PORT": _whole(0, 65535),
+    "WORKERS": _whole(1, 1024),
+    "REQUESTS": _whole(1, 4096),
+    "RESYNC_SECONDS": _seconds(1, 86400),
+    "PROGRESS_SECONDS": _seconds(0, 3600),
+    "POLL_SECONDS": _seconds(0.1, 3600),
+    "LEADER_ELECTION": _flag,
+    "LEASE_NAME": _text,
+    "LEASE_NAMESPACE": _namespace,
+    "IDENTITY": _text,
+}
