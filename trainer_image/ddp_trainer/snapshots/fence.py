@@ -1,10 +1,10 @@
 """One writer at a time: the newest attempt of a job owns its directory on the volume.
 
-After a node is lost its pod may live on, unseen, beside the attempt that replaced it. Kubernetes cannot stop it; the
-volume can tell it. Each attempt claims the directory with a file of its own below `attempts/`, created with
+After a node is lost its pod may live on, unseen, beside the attempt that replaced it. Kubernetes cannot stop it;
+the volume can tell it. Each attempt claims the directory with a file of its own below `attempts/`, created with
 O_CREAT|O_EXCL, which NFS (version 3 and later) carries out atomically on the server; no lock is needed that could
-outlive its holder. Names sort by creation of the job, then attempt, so the greatest name owns. The files stay: they are
-the job's history of failures.
+outlive its holder. Names sort by creation of the job, then attempt, so the greatest name owns. The files stay: they
+are the job's history of failures.
 """
 
 from __future__ import annotations
@@ -64,15 +64,16 @@ class Fence:
         nodes: int = 1,
         disk: Disk | None = None,
     ) -> Fence:
-        """Claim `job_dir` for this attempt. Claiming again with the same numbers and uid is the same attempt, restarted.
+        """Claim `job_dir` for this attempt. The same numbers and uid again are the same attempt, restarted.
 
-        Raises FencedError if a newer attempt has claimed it, UserError for a uid or number that cannot be a file name,
-        OSError if the volume cannot be written.
+        Raises FencedError if a newer attempt has claimed it, UserError for a uid or number that cannot be a file
+        name, OSError if the volume cannot be written.
         """
         own = Attempt(created, attempt, uid, time.time(), socket.gethostname(), world_size, nodes)
         if not _NAME.fullmatch(own.name):
             raise UserError(
-                f"created={created}, attempt={attempt}, uid={uid!r} cannot name an attempt: check DDPJOB_CREATED, _ATTEMPT, _UID"
+                f"created={created}, attempt={attempt}, uid={uid!r} cannot name an attempt: "
+                "check DDPJOB_CREATED, DDPJOB_ATTEMPT and DDPJOB_UID"
             )
         disk = disk or Disk()
         claims = job_dir / ATTEMPTS
@@ -102,8 +103,9 @@ class Fence:
         if newest > self.own.name:
             newer = _parse(newest)
             raise FencedError(
-                f"attempt {self.own.attempt} (uid {self.own.uid}) is fenced: attempt {newer.attempt} (uid {newer.uid}) has claimed "
-                f"{self.directory}. This one is an older life of the job; it stops here and leaves every file to the newer one"
+                f"attempt {self.own.attempt} (uid {self.own.uid}) is fenced: attempt {newer.attempt} "
+                f"(uid {newer.uid}) has claimed {self.directory}. This one is an older life of the job; it stops here and leaves every file "
+                "to the newer one"
             )
 
 

@@ -31,10 +31,10 @@ def choose(
 ) -> Interval:
     """Young's interval, T = sqrt(2 · MTTF · stall) (CACM 17(9), 1974), within bounds.
 
-    `stall_seconds` is what one save stops training for, `save_seconds` how long it then takes in the background: a new
-    one cannot start earlier. The MTTF of the job is its nodes' divided by their number, and a node's is estimated from
-    `failures` seen in `observed_seconds` of the job's life together with the prior, which counts as one failure in 24
-    hours of one node: (24 h + nodes · observed) / (1 + failures).
+    `stall_seconds` is what one save stops training for, `save_seconds` how long it then takes in the background: a
+    new one cannot start earlier. The MTTF of the job is its nodes' divided by their number, and a node's is
+    estimated from `failures` seen in `observed_seconds` of the job's life together with the prior, which counts as
+    one failure in 24 hours of one node: (24 h + nodes · observed) / (1 + failures).
     """
     node_mttf = (PRIOR_NODE_MTTF_SECONDS + nodes * observed_seconds) / (1 + failures)
     mttf = node_mttf / nodes

@@ -33,8 +33,8 @@ class FileEntry:
 class Manifest:
     """What training needs to know of a snapshot before it loads one.
 
-    `step` counts finished optimizer steps, `epoch` whole epochs, `samples` global samples, `time` is seconds since the
-    epoch. `files` is empty until the store has written and summed them.
+    `step` counts finished optimizer steps, `epoch` whole epochs, `samples` global samples, `time` is seconds since
+    the epoch. `files` is empty until the store has written and summed them.
     """
 
     job: str
@@ -97,7 +97,8 @@ class Manifest:
         version = _integer(fields, "version")
         if version != VERSION:
             raise IncompatibleSnapshotError(
-                f"its format is version {version}, this image reads version {VERSION}: use the image that wrote it, or a newer one"
+                f"its format is version {version}, this image reads version {VERSION}: "
+                "use the image that wrote it, or a newer one"
             )
         return cls(
             job=_text(fields, "job"),

@@ -49,13 +49,14 @@ def job_directory(shared: Path, job: str) -> Path:
     """
     if len(job) > 253 or not _JOB.fullmatch(job):
         raise UserError(
-            f"job name {job!r} cannot be a directory below {shared}/checkpoints: use lower-case letters, digits, '-' and '.', "
-            "as Kubernetes does"
+            f"job name {job!r} cannot be a directory below {shared}/checkpoints: "
+            "use lower-case letters, digits, '-' and '.', as Kubernetes does"
         )
     directory = shared / "checkpoints" / job
     directory.mkdir(parents=True, exist_ok=True)
     if directory.resolve() != shared.resolve() / "checkpoints" / job:
         raise UserError(
-            f"{directory} leads to {directory.resolve()}, outside the job's own place on the volume: remove the symbolic link"
+            f"{directory} leads to {directory.resolve()}, outside the job's own place on the volume: "
+            "remove the symbolic link"
         )
     return directory

@@ -28,7 +28,8 @@ class Ranks:
                 raise RuntimeError("several ranks share a snapshot: call torch.distributed.init_process_group() first")
             if dist.get_world_size() != world_size or dist.get_rank() != rank:
                 raise RuntimeError(
-                    f"told to be rank {rank} of {world_size}, but torch.distributed says {dist.get_rank()} of {dist.get_world_size()}"
+                    f"told to be rank {rank} of {world_size}, "
+                    f"but torch.distributed says {dist.get_rank()} of {dist.get_world_size()}"
                 )
             self._group = dist.group.WORLD if dist.get_backend() == "gloo" else dist.new_group(backend="gloo")
 
@@ -56,7 +57,7 @@ class Ranks:
     def bytes_from_first(self, data: bytearray) -> None:
         """Fill `data`, of the same length everywhere, with rank 0's bytes."""
         if self._group is not None and data:
-            for piece in torch.frombuffer(data, dtype=torch.uint8).split(_PIECE):
+            for piece in torch.frombuffer(data, dtype=torch.uint8).split(_PIECE):  # type: ignore[no-untyped-call]
                 dist.broadcast(piece, src=0, group=self._group)
 
     def gather(self, tensor: Tensor) -> Tensor | None:

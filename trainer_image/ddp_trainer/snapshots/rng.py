@@ -1,8 +1,8 @@
-"""The random number generators of one rank as 1-D uint8 tensors of one length, so that ranks can gather them without pickling.
+"""The random number generators of one rank as a uint8 tensor, so that ranks can gather them without pickling.
 
 Covered are the global generators that training draws from: torch on the CPU and on the current CUDA device, NumPy's
-legacy one, and Python's. A rank without CUDA leaves that part empty but there, so that the length is the same on every
-rank.
+legacy one, and Python's. A rank without CUDA leaves that part empty but there, so that the length is the same on
+every rank.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def capture() -> Tensor:
     cpu = bytes(torch.get_rng_state().numpy())
     has_cuda = torch.cuda.is_available() and torch.cuda.is_initialized()
     cuda = bytes(torch.cuda.get_rng_state().numpy()) if has_cuda else bytes(_CUDA_BYTES)
-    _, keys, position, has_gauss, cached = np.random.get_state(legacy=True)  # type: ignore[misc]
+    _, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
     numpy = _NUMPY.pack(*keys.tolist(), position, bool(has_gauss), cached)  # type: ignore[union-attr]
     _, words, gauss = random.getstate()
     python = _PYTHON.pack(*words, math.nan if gauss is None else gauss)
@@ -57,7 +57,7 @@ def restore(state: Tensor) -> None:
 
 
 def reseed(state: Tensor, *, step: int, rank: int, world_size: int) -> None:
-    """Start generators anew for a rank that the snapshot has none for, the same way each time this snapshot is resumed at this size.
+    """Start generators anew where the snapshot has none for this rank, the same way at each resume at this size.
 
     `state` is rank 0's captured state: it carries the run's seed and history.
     """

@@ -123,8 +123,8 @@ def read_files(directory: Path, manifest: Manifest) -> dict[str, bytearray]:
 
 
 def read_state(directory: Path, manifest: Manifest) -> dict[str, Any]:
-    """The states of a snapshot by name, on the CPU. Raises CorruptSnapshotError, IncompatibleSnapshotError, OSError."""
-    return parse_files(read_files(directory, manifest))
+    """The states of a snapshot by name, on the CPU. Raises CorruptSnapshotError, IncompatibleSnapshotError,
+    OSError.""" return parse_files(read_files(directory, manifest))
 
 
 def parse_files(files: dict[str, bytearray]) -> dict[str, Any]:
@@ -148,6 +148,6 @@ def parse_files(files: dict[str, bytearray]) -> dict[str, Any]:
 
 def _chunks(header: bytes, data: Tensor) -> Iterator[Chunk]:
     yield header
-    view = memoryview(data.numpy())
+    view = memoryview(data.numpy()).cast("B")  # type: ignore[arg-type]
     for start in range(0, len(view), _BLOCK):
         yield view[start : start + _BLOCK]

@@ -1,9 +1,9 @@
 """A directory of snapshots in which each one is there whole or not at all.
 
-Saving: files go into a temporary directory, each is summed and fsynced, the manifest is written last, the directory is
-fsynced, the fence is checked, and one rename makes it `step-<N>`. Loading: newest to oldest, the first whose every byte
-matches its manifest; what does not match is set aside with the reason, never deleted unseen. Without a fence a store
-only reads: it verifies and lists, and changes nothing.
+Saving: files go into a temporary directory, each is summed and fsynced, the manifest is written last, the directory
+is fsynced, the fence is checked, and one rename makes it `step-<N>`. Loading: newest to oldest, the first whose
+every byte matches its manifest; what does not match is set aside with the reason, never deleted unseen. Without a
+fence a store only reads: it verifies and lists, and changes nothing.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ log = logging.getLogger(__name__)
 Loaded = TypeVar("Loaded")
 
 KEEP_CORRUPT = 2
-"""How many set-aside snapshots stay for people to look at: enough to see a pattern, few enough not to fill the disk."""
-_SLACK = 1 << 20  # the manifest, directory blocks and what the file system rounds up
+"""How many set-aside snapshots stay for people to look at: enough to see a pattern, few enough not to fill the
+disk.""" _SLACK = 1 << 20  # the manifest, directory blocks and what the file system rounds up
 
 
 class SnapshotStore:
@@ -48,7 +48,7 @@ class SnapshotStore:
         """What this store found not to verify and set aside."""
 
     def save(self, write: Callable[[Path], None], manifest: Manifest, *, expected_bytes: int = 0) -> Manifest:
-        """Have `write` fill a temporary directory and make it `step-<manifest.step>`; returns the manifest with its files.
+        """Have `write` fill a temporary directory and make it `step-<N>`; returns the manifest with its files.
 
         If an earlier life of the job has left a valid snapshot of this step, that one stays and its manifest is
         returned. `expected_bytes` is what `write` is going to write; 0 takes the size of the newest snapshot.
@@ -91,10 +91,10 @@ class SnapshotStore:
     def load_newest(self, read: Callable[[Path, Manifest], Loaded]) -> tuple[Manifest, Loaded] | None:
         """The newest snapshot that `read` accepts, with what it read; None if there is none.
 
-        `read` raises CorruptSnapshotError for files that are not what the manifest says. A writer sets such a snapshot
-        aside and removes what unfinished saves left; a reader only passes over it. A snapshot that cannot be read just
-        now (EIO) is passed over and stays where it is. IncompatibleSnapshotError goes through: the snapshot is good and
-        the program does not fit.
+        `read` raises CorruptSnapshotError for files that are not what the manifest says. A writer sets such a
+        snapshot aside and removes what unfinished saves left; a reader only passes over it. A snapshot that cannot
+        be read just now (EIO) is passed over and stays where it is. IncompatibleSnapshotError goes through: the
+        snapshot is good and the program does not fit.
         """
         if self.fence is not None:
             self.fence.check()
@@ -193,8 +193,8 @@ class SnapshotStore:
         return manifest
 
     def _explained(self, error: Exception, step: int, expected_bytes: int, fence: Fence) -> Exception:
-        # A newer attempt clears away our temporary: then being fenced is the cause, and the missing file only its sign.
-        try:
+        # A newer attempt clears away our temporary: then being fenced is the cause, and the missing file only its
+        sign. try:
             fence.check()
         except FencedError as fenced:
             return fenced
@@ -205,8 +205,8 @@ class SnapshotStore:
         what = f"snapshot of step {step} was not saved to {self.directory}"
         if self._is_full(error, expected_bytes):
             return SnapshotError(
-                f"{what}: the volume is full ({_mib(self._free_bytes())} free, {_mib(expected_bytes)} needed). The snapshots before it "
-                "are intact and training goes on; enlarge the volume or lower spec.snapshots.keep"
+                f"{what}: the volume is full ({_mib(self._free_bytes())} free, {_mib(expected_bytes)} needed). "
+                "The snapshots before it are intact and training goes on; enlarge the volume or lower snapshots.keep"
             )
         return SnapshotError(
             f"{what}: {error or type(error).__name__}. The snapshots before it are intact and training goes on; "
@@ -254,8 +254,8 @@ class SnapshotStore:
         return after > before
 
     def _retain(self, keep: int, spare: int | None = None) -> None:
-        """Remove the oldest snapshots beyond `keep`, never `spare`. A failure here is logged: what matters is saved."""
-        try:
+        """Remove the oldest snapshots beyond `keep`, never `spare`. A failure here is logged: what matters is
+        saved.""" try:
             for step in self.steps()[:-keep]:
                 if step != spare:
                     self._remove(self.directory / step_directory(step))

@@ -1,4 +1,5 @@
-"""What a state_dict holds besides tensors, as JSON: nothing in a snapshot is ever unpickled, so nothing in it can run.
+"""What a state_dict holds besides tensors, as JSON: nothing in a snapshot is ever unpickled, so nothing in it can
+run.
 
 A value is written as itself where JSON has it, and as an object with one `$` key where it has not. Tensors leave a
 reference behind and go to a safetensors file under their path in the state, so that `model.safetensors` has the names
@@ -20,7 +21,8 @@ from ddp_trainer.snapshots.errors import IncompatibleSnapshotError, SnapshotErro
 
 
 def take_apart(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
-    """`value` as JSON; its tensors are added to `tensors`. `path` names it in errors and is the prefix of their names.
+    """`value` as JSON; its tensors are added to `tensors`. `path` names it in errors and is the prefix of their
+    names.
 
     Raises SnapshotError naming the path of a value that can be neither.
     """
@@ -134,5 +136,6 @@ def _join(path: str, key: object) -> str:
 
 def _refused(path: str, value: object, advice: str) -> SnapshotError:
     return SnapshotError(
-        f"{path or 'the state'} is a {type(value).__module__}.{type(value).__qualname__}, which a snapshot cannot hold: {advice}"
+        f"{path or 'the state'} is a {type(value).__module__}.{type(value).__qualname__}, "
+        f"which a snapshot cannot hold: {advice}"
     )

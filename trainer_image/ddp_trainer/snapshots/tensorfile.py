@@ -1,9 +1,9 @@
 """Tensors as a safetensors file, laid out once so that later saves are plain copies into the same buffer.
 
 The format (github.com/huggingface/safetensors, "Format"): 8 bytes of header length, little endian; a JSON header,
-padded with spaces to a multiple of 8; the tensors' bytes without a gap. The library builds a second copy of everything
-in memory before it writes and hides ENOSPC behind an error of its own; here the buffer that training was copied into is
-what is written.
+padded with spaces to a multiple of 8; the tensors' bytes without a gap. The library builds a second copy of
+everything in memory before it writes and hides ENOSPC behind an error of its own; here the buffer that training was
+copied into is what is written.
 """
 
 from __future__ import annotations

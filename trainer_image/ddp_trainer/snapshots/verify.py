@@ -16,7 +16,7 @@ _BLOCK = 4 << 20
 
 
 def verify_files(directory: Path, manifest: Manifest) -> None:
-    """Read every file of the snapshot in `directory`. Raises CorruptSnapshotError naming the first file that is not as it should be.
+    """Read every file of a snapshot. Raises CorruptSnapshotError naming the first file that is not as it should be.
 
     Any other OSError (EIO, ESTALE) goes through: the disk, not the snapshot, may be what is ill.
     """

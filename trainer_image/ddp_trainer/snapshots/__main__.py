@@ -1,0 +1,118 @@
+"""Snapshots for people.
+
+python -m ddp_trainer.snapshots ls DIR          what is there, newest first python -m ddp_trainer.snapshots verify
+DIR      read every byte; exit code 1 if any snapshot is not as its manifest says python -m ddp_trainer.snapshots
+export DIR      the newest valid model as model.pt and model.safetensors
+
+DIR is the job's directory, such as /mnt/shared/checkpoints/digits. Nothing in it is changed; only export needs torch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from ddp_trainer.snapshots.errors import SnapshotError
+from ddp_trainer.snapshots.manifest import SnapshotInfo
+from ddp_trainer.snapshots.names import step_directory
+from ddp_trainer.snapshots.store import SnapshotStore
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code."""
+    options = _parser().parse_args(argv)
+    if not options.directory.is_dir():
+        print(f"{options.directory} is not a directory: name the job's, such as /mnt/shared/checkpoints/digits")
+        return 2
+    store = SnapshotStore(options.directory, keep=1, fence=None)
+    try:
+        if options.command == "ls":
+            return _ls(store)
+        if options.command == "verify":
+            return _verify(store, options.step)
+        return _export(store, options.step, options.state, options.to)
+    except (SnapshotError, OSError) as error:
+        print(error, file=sys.stderr)
+        return 1
+
+
+def _ls(store: SnapshotStore) -> int:
+    infos = store.list()
+    if not infos:
+        print(f"no snapshot in {store.directory}")
+    for info in infos:
+        print(_line(info))
+    return 0
+
+
+def _verify(store: SnapshotStore, step: int | None) -> int:
+    bad = 0
+    steps = list(reversed(store.steps())) if step is None else [step]
+    for number in steps:
+        try:
+            manifest = store.verify(number)
+            print(f"step {number}: ok, {len(manifest.files)} files, {manifest.total_bytes:,} bytes")
+        except (SnapshotError, OSError) as error:
+            bad += 1
+            print(f"step {number}: BAD, {error}")
+    if not steps:
+        print(f"no snapshot in {store.directory}")
+    return 1 if bad else 0
+
+
+def _export(store: SnapshotStore, step: int | None, state: str, to: Path) -> int:
+    import torch
+
+    from ddp_trainer.snapshots.state import parse_files, read_files
+
+    if step is None:
+        newest = store.load_newest(read_files)
+        if newest is None:
+            raise SnapshotError(f"no valid snapshot in {store.directory}: see `ls` and `verify`")
+        manifest, files = newest
+    else:
+        manifest = store.verify(step)
+        files = read_files(store.directory / step_directory(step), manifest)
+    tensors = files.get(f"{state}.safetensors")
+    if tensors is None:
+        names = sorted(name.removesuffix(".safetensors") for name in files if name.endswith(".safetensors"))
+        raise SnapshotError(f"snapshot of step {manifest.step} has no tensors of {state!r}; it has {', '.join(names)}")
+    to.mkdir(parents=True, exist_ok=True)
+    (to / f"{state}.safetensors").write_bytes(tensors)
+    torch.save(parse_files(files)[state], to / f"{state}.pt")
+    print(f"step {manifest.step}: wrote {to / f'{state}.pt'} and {to / f'{state}.safetensors'}")
+    return 0
+
+
+def _line(info: SnapshotInfo) -> str:
+    if info.problem is not None:
+        return f"step {info.step:>10}  BAD  {info.path.name}: {info.problem}"
+    when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(info.time))
+    return f"step {info.step:>10}  {when}  {info.kind:<9}  {info.bytes:>15,} bytes"
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m ddp_trainer.snapshots",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name, text in (("ls", "list"), ("verify", "read every byte"), ("export", "write a model for other programs")):
+        command = commands.add_parser(name, help=text)
+        command.add_argument("directory", type=Path, metavar="DIR")
+        if name != "ls":
+            command.add_argument(
+                "--step", type=int, help="this snapshot only; the default is all, or the newest valid one"
+            )
+        if name == "export":
+            command.add_argument("--state", default="model", help="which state to export (default: model)")
+            command.add_argument("--to", type=Path, default=Path(), help="directory to write to (default: this one)")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,163 @@
+"""Resuming: rank 0 claims the volume and decides, and every rank acts on that decision with the same bytes.
+
+A snapshot that only one node sees, or sees differently, would otherwise send ranks on from different steps, and the
+next collective would hang. So the decision, the errors and if need be the files themselves come from rank 0.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from ddp_trainer.errors import FencedError, UserError
+from ddp_trainer.snapshots import rng
+from ddp_trainer.snapshots.errors import CorruptSnapshotError, IncompatibleSnapshotError, SnapshotError
+from ddp_trainer.snapshots.fence import Fence
+from ddp_trainer.snapshots.manifest import Manifest
+from ddp_trainer.snapshots.names import step_directory
+from ddp_trainer.snapshots.ranks import Ranks
+from ddp_trainer.snapshots.state import RNG, Stateful, parse_files, read_files
+from ddp_trainer.snapshots.store import SnapshotStore
+from ddp_trainer.snapshots.values import Identity
+
+log = logging.getLogger(__name__)
+
+Files = dict[str, bytearray]
+
+
+def claim(directory: Path, identity: Identity, *, keep: int) -> SnapshotStore:
+    """Rank 0's store, owned by this attempt.
+
+    Raises FencedError, UserError for a volume that cannot be written at all, SnapshotError for one that may be later.
+    """
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        fence = Fence.claim(
+            directory,
+            created=identity.created,
+            attempt=identity.attempt,
+            uid=identity.uid,
+            world_size=identity.world_size,
+            nodes=identity.nodes,
+        )
+    except OSError as error:
+        what = f"{directory} could not be claimed for attempt {identity.attempt}: {error}"
+        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+            raise UserError(f"{what}. Mount the volume writable for this user") from error
+        raise SnapshotError(f"{what}. Check that the volume is mounted and not full") from error
+    return SnapshotStore(directory, keep=keep, fence=fence)
+
+
+def find_newest(store: SnapshotStore | None, error: Exception | None, ranks: Ranks) -> tuple[Manifest, Files] | None:
+    """The newest valid snapshot, the same on all ranks, its verified files on rank 0; None if there is none.
+
+    Rank 0 passes its store, or the error that kept it from having one; the others pass None. Raises rank 0's error
+    everywhere.
+    """
+    manifest: Manifest | None = None
+    files: Files = {}
+    if store is not None:
+        try:
+            newest = store.load_newest(read_files)
+            if newest is not None:
+                manifest, files = newest
+        except Exception as problem:
+            error = problem
+    decision = ranks.from_first(_decision(manifest, error) if ranks.rank == 0 else None)
+    if error is not None:
+        raise error
+    manifest = _decided(decision)
+    return None if manifest is None else (manifest, files)
+
+
+def share(directory: Path, manifest: Manifest, files: Files, ranks: Ranks) -> None:
+    """Fill `files` on the other ranks: each reads for itself, and what one cannot read comes from rank 0."""
+    problem = None
+    if ranks.rank != 0:
+        try:
+            files.update(read_files(directory / step_directory(manifest.step), manifest))
+        except (OSError, CorruptSnapshotError) as error:
+            problem = str(error)
+    problems = {rank: text for rank, text in enumerate(ranks.problems(problem)) if text is not None}
+    if not problems:
+        return
+    log.warning("rank 0 sends snapshot %d to all ranks, since these cannot read it: %s", manifest.step, problems)
+    for name, entry in manifest.files.items():
+        files.setdefault(name, bytearray(entry.bytes))
+        ranks.bytes_from_first(files[name])
+
+
+def load(
+    directory: Path,
+    manifest: Manifest,
+    files: Files,
+    stateful: Mapping[str, Stateful],
+    ranks: Ranks,
+) -> str | None:
+    """Put verified files into the program's objects and generators; returns what a person should know, if anything.
+
+    Raises IncompatibleSnapshotError on all ranks if they do not fit on any.
+    """
+    problem, notice = None, None
+    try:
+        states = parse_files(files)
+        generators = states.pop(RNG)["ranks"]
+        _load_states(states, stateful)
+        notice = _load_generators(manifest, generators, ranks)
+    except Exception as error:
+        problem = str(error) or type(error).__name__
+    for rank, text in enumerate(ranks.problems(problem)):
+        if text is not None:
+            raise IncompatibleSnapshotError(
+                f"snapshot of step {manifest.step} in {directory} does not fit this program (rank {rank}): {text}. "
+                "Run the program that wrote it, or give the job another name to start over"
+            )
+    return notice
+
+
+def _load_states(states: dict[str, Any], stateful: Mapping[str, Stateful]) -> None:
+    if states.keys() != stateful.keys():
+        raise IncompatibleSnapshotError(f"it holds {sorted(states)}, the program has {sorted(stateful)}")
+    for name, value in stateful.items():
+        try:
+            value.load_state_dict(states.pop(name))
+        except Exception as error:
+            raise IncompatibleSnapshotError(f"{name}: {error}") from error
+
+
+def _load_generators(manifest: Manifest, generators: Tensor, ranks: Ranks) -> str | None:
+    if len(generators) == ranks.world_size:
+        rng.restore(generators[ranks.rank])
+        return None
+    rng.reseed(generators[0], step=manifest.step, rank=ranks.rank, world_size=ranks.world_size)
+    return (
+        f"snapshot of step {manifest.step} is of {len(generators)} ranks, this is {ranks.world_size}: random numbers "
+        "start anew, derived from the snapshot's. The run is repeatable but not the one it would have been"
+    )
+
+
+_ERRORS: Mapping[str, type[Exception]] = {
+    "fenced": FencedError,
+    "incompatible": IncompatibleSnapshotError,
+    "user": UserError,
+    "snapshot": SnapshotError,
+}
+
+
+def _decision(manifest: Manifest | None, error: Exception | None) -> dict[str, Any]:
+    if error is not None:
+        kind = next((name for name, type_ in _ERRORS.items() if isinstance(error, type_)), "snapshot")
+        return {"error": kind, "message": str(error) or type(error).__name__}
+    return {"manifest": manifest.to_json().decode() if manifest else None}
+
+
+def _decided(decision: Mapping[str, Any]) -> Manifest | None:
+    if "error" in decision:
+        raise _ERRORS[decision["error"]](decision["message"])
+    text = decision["manifest"]
+    return Manifest.from_json(text.encode()) if text is not None else None

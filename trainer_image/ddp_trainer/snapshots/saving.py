@@ -1,0 +1,151 @@
+"""Saving, as rank 0 does it: copy, hand over to the background, and tell how the save before ended.
+
+A save that fails or takes long is an event, never an exception: training is worth more than any one snapshot. The one
+exception is being fenced, after which training here is worth nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+
+from torch import Tensor
+
+from ddp_trainer.errors import FencedError
+from ddp_trainer.snapshots.background import BackgroundWriter, Outcome
+from ddp_trainer.snapshots.manifest import Manifest
+from ddp_trainer.snapshots.state import RNG, Staging, Stateful
+from ddp_trainer.snapshots.store import SnapshotStore
+from ddp_trainer.snapshots.values import FAILING_AFTER, SnapshotEvent
+
+log = logging.getLogger(__name__)
+
+PATIENCE_SECONDS = 1.0
+"""A save in flight for less than this is waited for when the next is due; a slower one makes the next be skipped."""
+
+
+class Saver:
+    """Saves `stateful` into `store`, one save in flight. `tell` gets events, always on the calling thread."""
+
+    def __init__(
+        self,
+        store: SnapshotStore,
+        stateful: Mapping[str, Stateful],
+        tell: Callable[[SnapshotEvent], None],
+        *,
+        last_saved: Manifest | None,
+        timeout: float,
+    ) -> None:
+        self.last_saved = last_saved
+        self.last_outcome: Outcome | None = None
+        self._store = store
+        self._stateful = stateful
+        self._tell = tell
+        self._timeout = timeout
+        self._staging = Staging()
+        self._writer = BackgroundWriter()
+        self._step_in_flight: int | None = None
+        self._failures = 0
+
+    def save(self, manifest: Manifest, generators: Tensor, *, started: float, wait: bool) -> bool:
+        """Begin to save the present states as `manifest` says; True if that is under way, or with `wait` if it is
+        done.
+
+        `generators` holds those of all ranks, uint8 [world size, bytes]; `started` is the monotonic time at which
+        training stopped. Raises FencedError.
+        """
+        self.collect()
+        if manifest.step not in (self._step_in_flight, self._saved_step()):
+            patience = PATIENCE_SECONDS - self._writer.busy_seconds if manifest.kind == "periodic" else self._timeout
+            self._writer.wait(max(0.0, patience))
+            self.collect()
+            if self._writer.busy:
+                self._skipped(manifest.step)
+                return False
+            if not self._begin(manifest, generators, started):
+                return False
+        if wait:
+            self._writer.wait(self._timeout)
+            self.collect()
+            return self._saved_step() == manifest.step
+        return True
+
+    def collect(self) -> None:
+        """Tell how a save that is over has ended. Raises FencedError."""
+        outcome = self._writer.take()
+        if outcome is None:
+            return
+        self._step_in_flight = None
+        if isinstance(outcome.error, FencedError):
+            raise outcome.error
+        if outcome.manifest is None:
+            self._failed(outcome)
+            return
+        self._failures = 0
+        self.last_saved = outcome.manifest
+        self.last_outcome = outcome
+        message = (
+            f"snapshot of step {outcome.step} saved in {outcome.seconds:.2f} s, "
+            f"training stopped for {outcome.stall_seconds:.3f} s"
+        )
+        self._tell(
+            SnapshotEvent("saved", outcome.step, message, outcome.manifest, outcome.stall_seconds, outcome.seconds)
+        )
+
+    def close(self) -> None:
+        """Wait for the save in flight and tell how it ended; raises nothing."""
+        if not self._writer.wait(self._timeout):
+            hung = TimeoutError(
+                f"snapshot of step {self._step_in_flight} not written within {self._timeout:.0f} s: the volume hangs"
+            )
+            self._failed(Outcome(self._step_in_flight or 0, self._writer.busy_seconds, 0.0, error=hung))
+            return
+        try:
+            self.collect()
+        except FencedError as error:
+            log.warning("%s", error)
+
+    def _begin(self, manifest: Manifest, generators: Tensor, started: float) -> bool:
+        try:
+            states = {name: value.state_dict() for name, value in self._stateful.items()}
+            staged = self._staging.stage({**states, RNG: {"ranks": generators}})
+        except Exception as error:
+            self._failed(Outcome(manifest.step, 0.0, time.monotonic() - started, error=error))
+            return False
+        store = self._store
+        self._step_in_flight = manifest.step
+        self._writer.start(
+            manifest.step,
+            time.monotonic() - started,
+            lambda: store.save(
+                lambda directory: staged.write(directory, store.disk), manifest, expected_bytes=staged.total_bytes
+            ),
+        )
+        return True
+
+    def _failed(self, outcome: Outcome) -> None:
+        self._failures += 1
+        message = str(outcome.error) or type(outcome.error).__name__
+        if self._failures >= FAILING_AFTER:
+            message = f"SnapshotsFailing: {self._failures} saves in a row have failed, the last with: {message}"
+        self._tell(
+            SnapshotEvent(
+                "failed",
+                outcome.step,
+                message,
+                stall_seconds=outcome.stall_seconds,
+                save_seconds=outcome.seconds,
+                failures=self._failures,
+            )
+        )
+
+    def _skipped(self, step: int) -> None:
+        message = (
+            f"no snapshot of step {step}: that of step {self._step_in_flight} is still being written after "
+            f"{self._writer.busy_seconds:.1f} s; save less often or give the volume more speed"
+        )
+        self._tell(SnapshotEvent("skipped", step, message))
+
+    def _saved_step(self) -> int | None:
+        return self.last_saved.step if self.last_saved is not None else None

@@ -1,0 +1,57 @@
+"""What a training loop tells about itself and is told about its snapshots."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from ddp_trainer.snapshots.interval import Interval
+from ddp_trainer.snapshots.manifest import Manifest
+
+FAILING_AFTER = 3
+"""So many saves failed in a row are no accident: SnapshotsFailing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Which life of which job this process is a rank of. `created` is the job's creation time in whole seconds."""
+
+    job: str
+    uid: str
+    created: int
+    attempt: int
+    rank: int
+    world_size: int
+    nodes: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Where training stands after a step: finished optimizer steps, whole epochs, global samples."""
+
+    step: int
+    epoch: int
+    samples: int
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotEvent:
+    """Something a person or a metric should know, delivered on the training thread.
+
+    `resumed` and `reseeded` reach every rank, the others rank 0. `failures` counts failed saves in a row;
+    FAILING_AFTER of them make SnapshotsFailing. `interval` is what `auto` chose after this save.
+    """
+
+    result: Literal["saved", "failed", "skipped", "set_aside", "resumed", "reseeded"]
+    step: int
+    message: str
+    manifest: Manifest | None = None
+    stall_seconds: float = 0.0
+    save_seconds: float = 0.0
+    failures: int = 0
+    interval: Interval | None = None
+
+    @property
+    def is_failing(self) -> bool:
+        """Whether it is time to report SnapshotsFailing."""
+        return self.failures >= FAILING_AFTER
