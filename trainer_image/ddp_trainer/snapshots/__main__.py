@@ -1,8 +1,8 @@
 """Snapshots for people.
 
-python -m ddp_trainer.snapshots ls DIR          what is there, newest first python -m ddp_trainer.snapshots verify
-DIR      read every byte; exit code 1 if any snapshot is not as its manifest says python -m ddp_trainer.snapshots
-export DIR      the newest valid model as model.pt and model.safetensors
+python -m ddp_trainer.snapshots ls DIR          what is there, newest first
+python -m ddp_trainer.snapshots verify DIR      read every byte; exit code 1 if any snapshot is not as its manifest says
+python -m ddp_trainer.snapshots export DIR      the newest valid model as model.pt and model.safetensors
 
 DIR is the job's directory, such as /mnt/shared/checkpoints/digits. Nothing in it is changed; only export needs torch.
 """

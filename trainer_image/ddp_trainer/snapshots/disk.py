@@ -53,8 +53,8 @@ class Disk:
             os.close(descriptor)
 
     def rename(self, source: Path, target: Path) -> None:
-        """Give a directory its name at once. A directory that is not empty is never replaced (ENOTEMPTY or
-        EEXIST).""" source.rename(target)
+        """Give a directory its name at once. One that is not empty is never replaced (ENOTEMPTY or EEXIST)."""
+        source.rename(target)
 
     def remove_tree(self, path: Path) -> None:
         """Delete a directory and all in it, or only the link if it is a symbolic link."""

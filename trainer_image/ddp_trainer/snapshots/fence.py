@@ -104,8 +104,8 @@ class Fence:
             newer = _parse(newest)
             raise FencedError(
                 f"attempt {self.own.attempt} (uid {self.own.uid}) is fenced: attempt {newer.attempt} "
-                f"(uid {newer.uid}) has claimed {self.directory}. This one is an older life of the job; it stops here and leaves every file "
-                "to the newer one"
+                f"(uid {newer.uid}) has claimed {self.directory}. This one is an older life of the "
+                "job; it stops here and leaves every file to the newer one"
             )
 
 

@@ -28,7 +28,7 @@ _VERSION = 1
 def capture() -> Tensor:
     """This process's generators, now."""
     cpu = bytes(torch.get_rng_state().numpy())
-    has_cuda = torch.cuda.is_available() and torch.cuda.is_initialized()
+    has_cuda = torch.cuda.is_available() and torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     cuda = bytes(torch.cuda.get_rng_state().numpy()) if has_cuda else bytes(_CUDA_BYTES)
     _, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
     numpy = _NUMPY.pack(*keys.tolist(), position, bool(has_gauss), cached)  # type: ignore[union-attr]

@@ -95,8 +95,8 @@ class Snapshots:
         on_event: Callable[[SnapshotEvent], None] | None = None,
         environ: Mapping[str, str] = os.environ,
     ) -> Snapshots:
-        """As the operator and torchrun set it up (docs/contracts.md section 2). Raises UserError naming what is
-        missing.""" identity = Identity(
+        """As the operator and torchrun set it up (docs/contracts.md section 2). Raises UserError for what is not."""
+        identity = Identity(
             job=_setting(environ, "DDPJOB_NAME"),
             uid=_setting(environ, "DDPJOB_UID"),
             created=_whole(environ, "DDPJOB_CREATED"),
@@ -156,8 +156,8 @@ class Snapshots:
         return self._resumed
 
     def step_end(self, progress: Progress, *, epoch_end: bool = False) -> None:
-        """Say that an optimizer step is done; saves if it is time. Raises FencedError once a newer attempt owns it
-        all.""" if self._saver is not None:
+        """Say that an optimizer step is done; saves if it is time. Raises FencedError if fenced."""
+        if self._saver is not None:
             self._saver.collect()
         if self.every.is_timed:
             due = self._is_time(progress.step)
@@ -195,8 +195,8 @@ class Snapshots:
         return saving
 
     def close(self) -> None:
-        """Wait for the save in flight, if any. Raises nothing and needs no other rank; how it ended is in its
-        event.""" if self._saver is not None:
+        """Wait for the save in flight, if any. Raises nothing and needs no other rank; see its event."""
+        if self._saver is not None:
             self._saver.close()
 
     def _manifest(self, progress: Progress, kind: Kind) -> Manifest:

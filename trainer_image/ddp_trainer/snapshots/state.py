@@ -123,8 +123,8 @@ def read_files(directory: Path, manifest: Manifest) -> dict[str, bytearray]:
 
 
 def read_state(directory: Path, manifest: Manifest) -> dict[str, Any]:
-    """The states of a snapshot by name, on the CPU. Raises CorruptSnapshotError, IncompatibleSnapshotError,
-    OSError.""" return parse_files(read_files(directory, manifest))
+    """The states of a snapshot by name, on the CPU. Raises as `read_files` and `parse_files` do."""
+    return parse_files(read_files(directory, manifest))
 
 
 def parse_files(files: dict[str, bytearray]) -> dict[str, Any]:

@@ -30,8 +30,8 @@ log = logging.getLogger(__name__)
 Loaded = TypeVar("Loaded")
 
 KEEP_CORRUPT = 2
-"""How many set-aside snapshots stay for people to look at: enough to see a pattern, few enough not to fill the
-disk.""" _SLACK = 1 << 20  # the manifest, directory blocks and what the file system rounds up
+"""How many set-aside snapshots stay for people to look at: enough to see a pattern, few enough to have room."""
+_SLACK = 1 << 20  # the manifest, directory blocks and what the file system rounds up
 
 
 class SnapshotStore:
@@ -193,8 +193,8 @@ class SnapshotStore:
         return manifest
 
     def _explained(self, error: Exception, step: int, expected_bytes: int, fence: Fence) -> Exception:
-        # A newer attempt clears away our temporary: then being fenced is the cause, and the missing file only its
-        sign. try:
+        # A newer attempt clears away our temporary: then being fenced is the cause, and the missing file only its sign.
+        try:
             fence.check()
         except FencedError as fenced:
             return fenced
@@ -254,8 +254,8 @@ class SnapshotStore:
         return after > before
 
     def _retain(self, keep: int, spare: int | None = None) -> None:
-        """Remove the oldest snapshots beyond `keep`, never `spare`. A failure here is logged: what matters is
-        saved.""" try:
+        """Remove the oldest snapshots beyond `keep`, never `spare`. A failure is logged: what matters is saved."""
+        try:
             for step in self.steps()[:-keep]:
                 if step != spare:
                     self._remove(self.directory / step_directory(step))
