@@ -1,0 +1,82 @@
+"""torchrun with a report: `python -m ddp_trainer.agent` takes torchrun's own arguments.
+
+torchrun exits 1 for everything, and writes its error file only where the rank wrote one, which a rank that was
+killed could not. Its exception does know the exit code or signal of each rank; this process leaves them in
+`$DDPJOB_RUN_DIR/torchrun/report.json` for the launcher.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ddp_trainer.json_files import read_json, write_json
+from ddp_trainer.processes import die_with
+from ddp_trainer.rendezvous import JOIN_TIMEOUT_SECONDS
+from ddp_trainer.run_dir import registrations
+
+
+def main(argv: Sequence[str]) -> int:
+    run_dir = Path(os.environ["DDPJOB_RUN_DIR"])
+    die_with(int(os.environ["DDPJOB_LAUNCHER_PID"]))
+    os.environ["DDPJOB_AGENT_PID"] = str(os.getpid())
+    # torch takes seconds to import; by now this process already ends with the launcher
+    from torch.distributed import run as torchrun
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.elastic.rendezvous import RendezvousConnectionError, RendezvousError
+
+    arguments = torchrun.parse_args(list(argv))  # type: ignore[no-untyped-call]
+    deadline = time.monotonic() + JOIN_TIMEOUT_SECONDS
+    while True:
+        try:
+            torchrun.run(arguments)  # type: ignore[no-untyped-call]
+            return 0
+        except ChildFailedError as error:
+            # in the order in which torchrun saw them
+            failures = [
+                {
+                    "rank": rank,
+                    "localRank": failure.local_rank,
+                    "pid": failure.pid,
+                    "exitCode": failure.exitcode,
+                    "time": failure.timestamp,
+                }
+                for rank, failure in error.failures.items()
+            ]
+            _report(run_dir, {"failures": failures})
+        except RendezvousConnectionError as error:
+            # The Service has no endpoint until node rank 0 runs, which may take an image pull longer.
+            if not registrations(run_dir) and time.monotonic() < deadline:
+                print(f"rendezvous: {_cause(error)}; trying again", file=sys.stderr, flush=True)
+                time.sleep(1.0)
+                continue
+            _report(run_dir, {"rendezvous": _cause(error)})
+        except RendezvousError as error:
+            _report(run_dir, {"rendezvous": _cause(error)})
+        return 1
+
+
+def read_report(run_dir: Path) -> dict[str, Any]:
+    """`failures` (rank, localRank, pid, exitCode, time in epoch seconds) and `rendezvous` (why it failed)."""
+    return read_json(_path(run_dir)) or {}
+
+
+def _report(run_dir: Path, report: dict[str, Any]) -> None:
+    write_json(_path(run_dir), report)
+
+
+def _path(run_dir: Path) -> Path:
+    return run_dir / "torchrun" / "report.json"
+
+
+def _cause(error: BaseException) -> str:
+    inner = error.__cause__ or error
+    return f"{type(error).__name__}: {inner}".strip().splitlines()[0]
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

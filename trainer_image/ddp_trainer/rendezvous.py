@@ -1,0 +1,69 @@
+"""The torchrun command of one pod: how the nodes of a gang find each other (docs/contracts.md section 2).
+
+Node rank 0 hosts the c10d store at its own address, everyone else reaches it through the job's Service, whose
+address is known before any pod exists: no name is ever resolved. The id carries the attempt, so that a node of an
+older life is refused.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from ddp_trainer.environment import PodEnvironment, Target
+
+JOIN_TIMEOUT_SECONDS = 600
+"""How long a node waits for the others: an image pull on a slow node, within the operator's own deadlines."""
+
+
+def torchrun_arguments(pod: PodEnvironment, target: Target) -> list[str]:
+    """Arguments of torchrun. No restarts of its own: a new attempt is the operator's decision."""
+    is_host = pod.node_rank == 0
+    host = pod.pod_ip if is_host else pod.rdzv_host
+    return [
+        f"--nnodes={pod.nodes}",
+        f"--nproc-per-node={pod.procs_per_node}",
+        "--rdzv-backend=c10d",
+        f"--rdzv-id={pod.uid}-{pod.attempt}",
+        f"--rdzv-endpoint={_bracketed(host)}:{pod.rdzv_port}",
+        f"--rdzv-conf=is_host={int(is_host)},join_timeout={JOIN_TIMEOUT_SECONDS}",
+        f"--local-addr={pod.pod_ip}",
+        "--max-restarts=0",
+        # The launcher ends a preempted pod; the agent only ever stops the survivors of a failed rank.
+        f"--shutdown-timeout={max(1, math.floor(pod.shutdown_seconds))}",
+        f"--log-dir={pod.run_dir / 'torchrun'}",
+        "--module",
+        "ddp_trainer.worker",
+        target.kind,
+        target.name,
+        *target.args,
+    ]
+
+
+def torchrun_environment(pod: PodEnvironment, inherited: Mapping[str, str], cpus: int) -> dict[str, str]:
+    """Everything that was set, plus what the ranks need; `cpus` is how many this pod may use."""
+    env = dict(inherited)
+    # Without it a second rendezvous on the same store finds the keys of the first.
+    env["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
+    env["TORCHELASTIC_ERROR_FILE"] = str(pod.run_dir / "torchrun" / "error.json")
+    env["DDPJOB_LAUNCHER_PID"] = str(os.getpid())
+    env.setdefault("OMP_NUM_THREADS", str(max(1, cpus // pod.procs_per_node)))
+    # The last lines before a crash are the ones that matter.
+    env.setdefault("PYTHONUNBUFFERED", "1")
+    return env
+
+
+def usable_cpus(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
+    """CPUs of this container: its quota, rounded up, or else those it may be scheduled on."""
+    cpus = len(os.sched_getaffinity(0))
+    try:
+        quota, period = (cgroup / "cpu.max").read_text().split()
+        return min(cpus, math.ceil(int(quota) / int(period)))
+    except (OSError, ValueError):
+        return cpus
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host else host

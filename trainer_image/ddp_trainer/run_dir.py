@@ -1,0 +1,56 @@
+"""What the processes of a pod leave for each other in `$DDPJOB_RUN_DIR`, memory-backed and gone with the pod.
+
+ranks/local-<K>.json      which rank runs as local rank K, under which pid
+heartbeats/rank-<N>.json  where it stands (heartbeat.py)
+outcomes/rank-<N>.json    how it ended (outcomes.py)
+stacks/local-<K>.txt      its Python stacks, once it was asked for them
+stderr/local-<K>          the named pipe that its stderr goes through
+torchrun/report.json      exit code or signal of each rank that failed (agent.py)
+port                      where the launcher serves /status
+"""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+from ddp_trainer.json_files import read_json, write_json
+
+STACK_SIGNAL = signal.SIGRTMIN + 5
+"""Asks a rank for the Python stacks of its threads. A real-time signal: scripts and NCCL use SIGUSR1 and SIGUSR2."""
+
+_OURS = ("ranks", "heartbeats", "outcomes", "stacks", "stderr", "torchrun")
+
+
+def clear(run_dir: Path) -> None:
+    """Begin a life: nothing in the directory is of an earlier one. Raises OSError if it cannot be written."""
+    run_dir.mkdir(parents=True, exist_ok=True)
+    for name in _OURS:
+        shutil.rmtree(run_dir / name, ignore_errors=True)
+        (run_dir / name).mkdir(exist_ok=True)
+    (run_dir / "port").unlink(missing_ok=True)
+
+
+def register(run_dir: Path, rank: int, local_rank: int, pid: int) -> None:
+    """Say which process a rank is."""
+    entry = {"rank": rank, "localRank": local_rank, "pid": pid, "time": time.monotonic()}
+    write_json(run_dir / "ranks" / f"local-{local_rank}.json", entry)
+
+
+def registrations(run_dir: Path) -> list[dict[str, Any]]:
+    """The ranks of this pod that have started, by rank: rank, localRank, pid, time (monotonic seconds)."""
+    read = (read_json(path) for path in (run_dir / "ranks").glob("local-*.json"))
+    return sorted((entry for entry in read if entry is not None), key=lambda entry: entry["rank"])
+
+
+def stack_file(run_dir: Path, local_rank: int) -> Path:
+    """Where a rank's Python stacks go when it gets STACK_SIGNAL."""
+    return run_dir / "stacks" / f"local-{local_rank}.txt"
+
+
+def stderr_pipe(run_dir: Path, local_rank: int) -> Path:
+    """The named pipe through which the launcher reads a rank's stderr, if it made one."""
+    return run_dir / "stderr" / f"local-{local_rank}"

@@ -1,0 +1,60 @@
+"""The launcher's HTTP: /healthz, /status and /metrics, read-only, for the operator and for Prometheus."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+PAGE_SECONDS = 10
+"""A client that neither reads nor writes for this long is let go."""
+
+
+class StatusServer(ThreadingHTTPServer):
+    """Serves on all addresses of `port` (0: a free one), IPv6 too where there is any."""
+
+    daemon_threads = True
+
+    def __init__(self, port: int, status: Callable[[], dict[str, Any]], metrics: Callable[[], bytes]) -> None:
+        self.status = status
+        self.metrics = metrics
+        super().__init__(("0.0.0.0", port), _Handler)  # noqa: S104 - the scraper is another pod
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: StatusServer
+    server_version = "ddpjob"
+    sys_version = ""
+    protocol_version = "HTTP/1.1"
+    timeout = PAGE_SECONDS
+
+    def do_GET(self) -> None:
+        path = self.path.partition("?")[0]
+        if path == "/healthz":
+            self._answer(200, "text/plain; charset=utf-8", b"ok\n")
+        elif path == "/status":
+            body = json.dumps(self.server.status(), allow_nan=False).encode()
+            self._answer(200, "application/json", body)
+        elif path == "/metrics":
+            self._answer(200, "text/plain; version=0.0.4; charset=utf-8", self.server.metrics())
+        else:
+            self._answer(404, "text/plain; charset=utf-8", b"not found; try /status, /metrics or /healthz\n")
+
+    def _answer(self, code: int, kind: str, body: bytes) -> None:
+        self.send_response(code)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        with contextlib.suppress(ConnectionError):
+            self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """A scrape each few seconds is no news in a training log."""
+
+
+def write_port(run_dir: Path, port: int) -> None:
+    """Leave the port that was chosen in `$DDPJOB_RUN_DIR/port`."""
+    (run_dir / "port").write_text(f"{port}\n")
