@@ -4,16 +4,12 @@
 # BASE_IMAGE needs Python 3.11 or newer with venv, as `python3`.
 ARG BASE_IMAGE=python:3.12-slim
 
-# Wheels that the index does not offer; `--build-context wheels=FOLDER` puts them here.
-FROM scratch AS wheels
-
 # Third-party packages: made again only when the lock file changes.
 FROM ${BASE_IMAGE} AS dependencies
 RUN python3 -m venv /opt/pip && python3 -m venv --without-pip /opt/venv
 COPY requirements/operator.txt /opt/requirements/
 # Secrets: the builder's own settings for pip, where it has any; no layer keeps them.
 RUN --mount=type=cache,target=/root/.cache/pip \
-    --mount=type=bind,from=wheels,target=/mnt/wheels \
     --mount=type=secret,id=pip,target=/etc/pip.conf \
     --mount=type=secret,id=ca,target=/etc/ssl/pip-ca.crt \
     /opt/pip/bin/pip --python /opt/venv/bin/python install --no-compile --require-hashes -r /opt/requirements/operator.txt
@@ -23,7 +19,11 @@ RUN /opt/venv/bin/python -m compileall -q -j 0 --invalidation-mode unchecked-has
 
 FROM ${BASE_IMAGE} AS source
 COPY operator/ddpjob_operator /opt/ddpjob/ddpjob_operator
-RUN python3 -m compileall -q --invalidation-mode unchecked-hash /opt/ddpjob
+ARG VERSION=0
+# a distribution in name only, so that the package knows its version
+RUN python3 -m compileall -q --invalidation-mode unchecked-hash /opt/ddpjob \
+    && mkdir "/opt/ddpjob/ddpjob-${VERSION}.dist-info" \
+    && printf 'Metadata-Version: 2.1\nName: ddpjob\nVersion: %s\n' "${VERSION}" > "/opt/ddpjob/ddpjob-${VERSION}.dist-info/METADATA"
 
 FROM ${BASE_IMAGE}
 # The standard library too: some base images leave it uncompiled.

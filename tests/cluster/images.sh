@@ -104,7 +104,10 @@ main() {
   local what
   [ $# -gt 0 ] || set -- operator trainer
   mkdir -p "$CACHE"
+  exec 8>"$CACHE/images.lock" && flock 8
   TOOL=$(tool)
+  # what an interrupted build left
+  [ "$TOOL" != buildah ] || buildah_here rm --all >/dev/null
   if [ "$TOOL" = buildah ] && [ -z "${BASE_IMAGE:-}" ]; then
     base_image
     BASE_IMAGE=$DEBIAN_BASE

@@ -1,0 +1,153 @@
+"""All that happened to a namespace's jobs and pods, as the API server announced it, and rules that hold throughout.
+
+A look at the end misses what was wrong only for a moment: two pods of one node rank, a restart counted twice and put
+right again. So a watch records every version of every object, a test waits on that record, and the rules are checked
+over all of it.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any, TypeVar
+
+from tests.cluster.kube import Kubectl, NeverHappened, Object, describe
+
+T = TypeVar("T")
+
+UID = "training.ddpjob.io/uid"
+ATTEMPT = "training.ddpjob.io/attempt"
+NODE_RANK = "training.ddpjob.io/node-rank"
+
+PATHS = {
+    "ddpjobs": "/apis/training.ddpjob.io/v1alpha1/namespaces/{namespace}/ddpjobs?watch=true",
+    "pods": "/api/v1/namespaces/{namespace}/pods?watch=true",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One watch event: `type` is ADDED, MODIFIED or DELETED, `time` is when it got here (seconds since the epoch)."""
+
+    time: float
+    kind: str
+    type: str
+    object: Object
+
+    @property
+    def name(self) -> str:
+        return self.object["metadata"]["name"]
+
+    @property
+    def status(self) -> dict[str, Any]:
+        return self.object.get("status") or {}
+
+
+@dataclass
+class History:
+    """Records from `with` to its end. `wait` returns as soon as the record fulfils a condition."""
+
+    kubectl: Kubectl
+    changes: list[Change] = field(default_factory=list)
+    _news: threading.Condition = field(default_factory=threading.Condition)
+    _watches: list[subprocess.Popen[str]] = field(default_factory=list)
+    _readers: list[threading.Thread] = field(default_factory=list)
+    _ended: str = ""
+
+    def __enter__(self) -> History:
+        for kind, path in PATHS.items():
+            command = self.kubectl.command("get", "--raw", path.format(namespace=self.kubectl.namespace))
+            watch = subprocess.Popen(
+                command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=self.kubectl.environment()
+            )
+            reader = threading.Thread(target=self._read, args=(kind, watch), name=f"watch of {kind}", daemon=True)
+            reader.start()
+            self._watches.append(watch)
+            self._readers.append(reader)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for watch, reader in zip(self._watches, self._readers, strict=True):
+            watch.terminate()
+            reader.join()
+            watch.wait()
+            for pipe in (watch.stdout, watch.stderr):
+                if pipe is not None:
+                    pipe.close()
+
+    def _read(self, kind: str, watch: subprocess.Popen[str]) -> None:
+        assert watch.stdout is not None
+        assert watch.stderr is not None
+        for line in watch.stdout:
+            event = json.loads(line)
+            with self._news:
+                if event["type"] == "ERROR":
+                    break
+                self.changes.append(Change(time.time(), kind, event["type"], event["object"]))
+                self._news.notify_all()
+        with self._news:
+            self._ended = f"the watch of {kind} ended: {watch.stderr.read().strip()}"
+            self._news.notify_all()
+
+    def of(self, kind: str, name: str | None = None) -> list[Change]:
+        """All changes of one kind, or of one object, oldest first."""
+        return [change for change in list(self.changes) if change.kind == kind and name in (None, change.name)]
+
+    def latest(self, kind: str, name: str) -> Object | None:
+        """An object as it is now; None where it is not, or not any more."""
+        changes = self.of(kind, name)
+        return changes[-1].object if changes and changes[-1].type != "DELETED" else None
+
+    def present(self, kind: str) -> list[Object]:
+        """All objects of a kind that are there now."""
+        return [
+            obj for name in dict.fromkeys(change.name for change in self.of(kind)) if (obj := self.latest(kind, name))
+        ]
+
+    def wait(self, condition: Callable[[], T | None], seconds: float, what: str) -> T:
+        """What `condition` returns as soon as that is true; it is asked again at each change.
+
+        Raises NeverHappened, with all there is to see in the namespace.
+        """
+        deadline = time.monotonic() + seconds
+        with self._news:
+            while not (found := condition()):
+                left = deadline - time.monotonic()
+                if left <= 0 or self._ended:
+                    raise NeverHappened(
+                        f"{self._ended or f'not within {seconds:g} s'}: {what}\n{describe(self.kubectl)}"
+                    )
+                self._news.wait(left)
+        return found
+
+
+def nodes_with_two_pods(changes: list[Change]) -> list[str]:
+    """Where a node of a gang (job uid, attempt, node rank) was ever given a second pod."""
+    pods: dict[tuple[str, ...], set[str]] = {}
+    for change in changes:
+        labels = change.object["metadata"].get("labels") or {}
+        if change.kind == "pods" and UID in labels:
+            node = (labels[UID], labels[ATTEMPT], labels[NODE_RANK])
+            pods.setdefault(node, set()).add(change.object["metadata"]["uid"])
+    return [f"attempt {node[1]}, node rank {node[2]}: {len(uids)} pods" for node, uids in pods.items() if len(uids) > 1]
+
+
+def untrue_steps(statuses: list[dict[str, Any]]) -> list[str]:
+    """Steps between statuses that must never be: a restart counted twice or taken back, a final phase left."""
+    wrong = []
+    for before, after in pairwise(statuses):
+        attempts, restarts = (after.get(key, 0) - before.get(key, 0) for key in ("attempt", "restarts"))
+        if attempts not in (0, 1) or restarts not in (0, attempts):
+            wrong.append(f"attempt and restarts went from {_counts(before)} to {_counts(after)}")
+        if before.get("phase") in ("Succeeded", "Failed") and after.get("phase") != before["phase"]:
+            wrong.append(f"phase went from {before['phase']} to {after.get('phase')}")
+    return wrong
+
+
+def _counts(status: dict[str, Any]) -> tuple[int, int]:
+    return status.get("attempt", 0), status.get("restarts", 0)

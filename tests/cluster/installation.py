@@ -1,0 +1,127 @@
+"""From a machine to an installed operator: the cluster, the images on its nodes, the Helm release.
+
+Used by the tests, the demo and the benchmark, so that all of them run what a user would install.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.cluster.kube import Kubectl, wait_for
+
+HERE = Path(__file__).parent
+ROOT = HERE.parent.parent
+CHART = ROOT / "charts" / "ddpjob-operator"
+
+NAMESPACE = "ddpjob-system"
+RELEASE = "ddpjob-operator"
+
+EXIT_IMPOSSIBLE = 3
+"""Exit code of cluster.sh and images.sh where this machine lacks something that they cannot provide."""
+
+
+class Impossible(Exception):
+    """No cluster, or no images for it, can be had on this machine; the message says what is missing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Images:
+    """References under which every node has the two images."""
+
+    operator: str
+    trainer: str
+
+
+def start_cluster() -> Kubectl:
+    """Start the cluster, or find it running.
+
+    Raises Impossible where none is to be had.
+    """
+    answer = _script("cluster.sh", "up")
+    return Kubectl(Path(answer.removeprefix("KUBECONFIG=").strip()))
+
+
+def load_images() -> Images:
+    """Build what changed since the last time, and put it on every node.
+
+    A cluster that cluster.sh did not start pulls its images itself: there the variables DDPJOB_TEST_OPERATOR_IMAGE and
+    DDPJOB_TEST_TRAINER_IMAGE name them. Raises Impossible where they do not.
+    """
+    if _script("cluster.sh", "choose").strip() == "given":
+        named = [os.environ.get(f"DDPJOB_TEST_{what}_IMAGE", "") for what in ("OPERATOR", "TRAINER")]
+        if not all(named):
+            raise Impossible(
+                "DDPJOB_TEST_KUBECONFIG names a cluster that images cannot be loaded into from here: push them to a "
+                "registry that it pulls from, and name them in DDPJOB_TEST_OPERATOR_IMAGE and DDPJOB_TEST_TRAINER_IMAGE"
+            )
+        return Images(*named)
+    built = [line.split() for line in _script("images.sh", "operator", "trainer").splitlines()]
+    for reference, archive in built:
+        _script("cluster.sh", "load", archive, reference)
+    return Images(*(reference for reference, _ in built))
+
+
+@contextmanager
+def operator_installed(kubectl: Kubectl, images: Images, **values: Any) -> Iterator[Kubectl]:
+    """The chart, installed by Helm until the end of the block; kubectl within its namespace.
+
+    `values` are merged over the images. What a run that was killed left behind is replaced.
+    """
+    import helm_python as helm
+
+    with helm.Config(kubeconfig_path=kubectl.kubeconfig, namespace=NAMESPACE) as config:
+        config.uninstall(RELEASE, ignore_not_found=True, wait="watcher", timeout=60)
+        config.install(
+            CHART, RELEASE, chart_values(images) | values, create_namespace=True, wait="watcher", timeout=120
+        )
+        try:
+            yield kubectl.within(NAMESPACE)
+        finally:
+            config.uninstall(RELEASE, wait="watcher", timeout=60)
+
+
+def chart_values(images: Images) -> dict[str, Any]:
+    """Values of the chart that make it use images which are already on the nodes."""
+    repository, _, tag = images.operator.rpartition(":")
+    return {
+        "image": {"repository": repository, "tag": tag},
+        "trainer": {"image": images.trainer},
+    }
+
+
+def operator_pod(kubectl: Kubectl) -> str | None:
+    """Name of the operator's ready pod; None while there is none."""
+    for pod in kubectl.within(NAMESPACE).list("pods", f"app.kubernetes.io/instance={RELEASE}"):
+        ready = any(c["type"] == "Ready" and c["status"] == "True" for c in pod["status"].get("conditions", ()))
+        if ready and "deletionTimestamp" not in pod["metadata"]:
+            return pod["metadata"]["name"]
+    return None
+
+
+def wait_operator(kubectl: Kubectl, seconds: float = 60) -> str:
+    """Name of the operator's pod once it is ready."""
+    system = kubectl.within(NAMESPACE)
+    return wait_for(
+        lambda: operator_pod(kubectl),
+        seconds,
+        "the operator's pod is ready",
+        lambda: system.run("describe", "pods", check=False).stdout + system.logs(f"deployment/{RELEASE}"),
+    )
+
+
+def _script(name: str, *args: str) -> str:
+    """Standard output of a script beside this file; what it says to people is passed on to stderr."""
+    done = subprocess.run([HERE / name, *args], capture_output=True, text=True)
+    sys.stderr.write(done.stderr)
+    if done.returncode == EXIT_IMPOSSIBLE:
+        raise Impossible(done.stderr.strip().splitlines()[-1])
+    if done.returncode:
+        raise RuntimeError(f"{name} {' '.join(args)}: exit code {done.returncode}\n{done.stderr[-4000:]}")
+    return done.stdout

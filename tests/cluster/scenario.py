@@ -1,0 +1,203 @@
+"""One job in a namespace of its own: how a test applies it, hits it and reads what it left on its volume.
+
+Numbers that decide a test come from the trainer's own records on the volume (docs/contracts.md section 6). They are
+read inside the cluster, so that nothing depends on where a volume really is.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from tests.cluster.history import ATTEMPT, NODE_RANK, History
+from tests.cluster.kube import Kubectl, KubectlFailed, Object, describe, wait_for
+
+NODES = 2
+EPOCHS = 40
+STEPS = EPOCHS * 23
+"""1,437 digits in batches of 64 are 23 steps an epoch."""
+
+SNAPSHOT_STEPS = 20
+
+READER = "reader"
+
+READ_VOLUME = """
+import hashlib, json, pathlib, sys
+from safetensors import deserialize
+shared, job = pathlib.Path("/mnt/shared"), sys.argv[1]
+def lines(name):
+    file = shared / "logs" / job / name
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+def weights(folder):
+    digest = hashlib.sha256()
+    for name, tensor in sorted(deserialize((folder / "model.safetensors").read_bytes())):
+        digest.update(f"{name} {tensor['dtype']} {tensor['shape']}".encode() + bytes(tensor["data"]))
+    return digest.hexdigest()
+snapshots = [
+    json.loads((folder / "manifest.json").read_text()) | {"weights": weights(folder)}
+    for folder in sorted((shared / "checkpoints" / job).glob("step-*[0-9]"))
+]
+print(json.dumps({"losses": lines("losses.jsonl"), "events": lines("events.jsonl"), "snapshots": snapshots}))
+"""
+
+KILL = "import os, sys; os.kill(int(sys.argv[1]), int(sys.argv[2]))"
+
+
+def digits_job(name: str = "digits", **spec: Any) -> Object:
+    """Two nodes that train on handwritten digits for some ten seconds and keep every snapshot. `spec` wins."""
+    return {
+        "apiVersion": "training.ddpjob.io/v1alpha1",
+        "kind": "DDPJob",
+        "metadata": {"name": name},
+        "spec": {
+            "args": ["--task=digits", f"--epochs={EPOCHS}"],
+            "nodes": NODES,
+            "snapshots": {"every": f"{SNAPSHOT_STEPS}steps", "keep": 1000},
+        }
+        | spec,
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Records:
+    """What a run wrote on its volume. A snapshot is its manifest and `weights`, a digest of the model's tensors."""
+
+    losses: list[dict[str, Any]]
+    events: list[dict[str, Any]]
+    snapshots: dict[int, dict[str, Any]]
+
+    @property
+    def trajectory(self) -> list[tuple[int, int, float]]:
+        """(step, epoch, loss) of every step: what must not depend on how often the run was broken."""
+        return [(line["step"], line["epoch"], line["loss"]) for line in self.losses]
+
+    @property
+    def weights(self) -> str:
+        """Digest of the final weights."""
+        return self.snapshots[max(self.snapshots)]["weights"]
+
+    def event(self, name: str, attempt: int) -> dict[str, Any] | None:
+        return next((e for e in self.events if e["event"] == name and e["attempt"] == attempt), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """A namespace with at most one job, recorded from its beginning."""
+
+    kubectl: Kubectl
+    history: History
+    trainer_image: str
+    name: str = "digits"
+
+    def apply(self, **spec: Any) -> None:
+        self.kubectl.apply(digits_job(self.name, **spec))
+
+    @property
+    def job(self) -> Object:
+        job = self.history.latest("ddpjobs", self.name)
+        assert job is not None, f"ddpjob {self.name} is gone"
+        return job
+
+    @property
+    def status(self) -> dict[str, Any]:
+        return self.job.get("status") or {}
+
+    @property
+    def statuses(self) -> list[dict[str, Any]]:
+        """Every status that the job ever had, oldest first."""
+        return [change.status for change in self.history.of("ddpjobs", self.name) if change.type != "DELETED"]
+
+    def wait_phase(self, phase: str, seconds: float = 120) -> dict[str, Any]:
+        """The job's status once it is in `phase`; fails at once if it ends in another."""
+
+        def reached() -> dict[str, Any] | None:
+            job = self.history.latest("ddpjobs", self.name)
+            status = (job or {}).get("status") or {}
+            now = status.get("phase")
+            if now in ("Succeeded", "Failed") and now != phase:
+                raise AssertionError(f"the job became {now}, not {phase}\n{describe(self.kubectl)}")
+            return status if now == phase else None
+
+        return self.history.wait(reached, seconds, f"the job is {phase}")
+
+    def pod(self, node_rank: int, attempt: int) -> Object | None:
+        """One node of the gang, as it is now."""
+        for pod in self.history.present("pods"):
+            labels = pod["metadata"].get("labels") or {}
+            if labels.get(NODE_RANK) == str(node_rank) and labels.get(ATTEMPT) == str(attempt):
+                return pod
+        return None
+
+    def pods(self, attempt: int) -> list[Object]:
+        return [pod for rank in range(NODES) if (pod := self.pod(rank, attempt))]
+
+    def report(self, node_rank: int = 0, attempt: int = 0) -> dict[str, Any] | None:
+        """What the trainer says of itself (docs/contracts.md section 4), or None while it does not answer."""
+        pod = f"{self.name}-{attempt}-{node_rank}"
+        try:
+            return self.kubectl.raw(f"/api/v1/namespaces/{self.kubectl.namespace}/pods/{pod}:9400/proxy/status")
+        except KubectlFailed:
+            return None
+
+    def wait_trained(self, step: int, attempt: int = 0, seconds: float = 90) -> dict[str, Any]:
+        """Node rank 0's report once training is past `step` and has saved a snapshot."""
+
+        def past() -> dict[str, Any] | None:
+            report = self.report(0, attempt)
+            return report if report and (report["step"] or 0) >= step and report["snapshot"] else None
+
+        return wait_for(past, seconds, f"attempt {attempt} is past step {step}", lambda: describe(self.kubectl))
+
+    def kill_rank(self, rank: int, signal: int = 9, attempt: int = 0) -> None:
+        """Send a signal to the process of one rank, from inside its container."""
+        report = self.report(rank, attempt)
+        assert report, f"node rank {rank} of attempt {attempt} does not answer"
+        self.kubectl.python(
+            f"{self.name}-{attempt}-{rank}", KILL, str(report["ranks"][0]["pid"]), str(signal), container="trainer"
+        )
+
+    def delete_pod(self, node_rank: int, *options: str, attempt: int = 0) -> None:
+        self.kubectl.delete("pod", f"{self.name}-{attempt}-{node_rank}", *options)
+
+    def records(self) -> Records:
+        """What is on the job's volume now."""
+        if self.history.latest("pods", READER) is None:
+            self.kubectl.apply(reader_pod(f"{self.name}-shared", self.trainer_image))
+        self.history.wait(self._reader_runs, 60, "the pod that reads the volume runs")
+        read = json.loads(self.kubectl.python(READER, READ_VOLUME, self.name))
+        return Records(read["losses"], read["events"], {shot["step"]: shot for shot in read["snapshots"]})
+
+    def _reader_runs(self) -> bool:
+        pod = self.history.latest("pods", READER)
+        return bool(pod and (pod["status"].get("containerStatuses") or [{}])[0].get("ready"))
+
+
+def reader_pod(claim: str, image: str) -> Object:
+    """A pod that does nothing, within the restricted Pod Security profile, with the volume at /mnt/shared."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": READER},
+        "spec": {
+            "automountServiceAccountToken": False,
+            "terminationGracePeriodSeconds": 0,
+            "securityContext": {
+                "runAsNonRoot": True,
+                "runAsUser": 65532,
+                "fsGroup": 65532,
+                "seccompProfile": {"type": "RuntimeDefault"},
+            },
+            "containers": [
+                {
+                    "name": "reader",
+                    "image": image,
+                    "imagePullPolicy": "IfNotPresent",
+                    "command": ["python", "-c", "import signal; signal.pause()"],
+                    "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+                    "volumeMounts": [{"name": "shared", "mountPath": "/mnt/shared"}],
+                }
+            ],
+            "volumes": [{"name": "shared", "persistentVolumeClaim": {"claimName": claim}}],
+        },
+    }
