@@ -12,12 +12,10 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from ddp_trainer.json_files import read_json, write_json
 from ddp_trainer.processes import die_with
 from ddp_trainer.rendezvous import JOIN_TIMEOUT_SECONDS
-from ddp_trainer.run_dir import registrations
+from ddp_trainer.run_dir import registrations, write_agent_report
 
 
 def main(argv: Sequence[str]) -> int:
@@ -36,7 +34,6 @@ def main(argv: Sequence[str]) -> int:
             torchrun.run(arguments)  # type: ignore[no-untyped-call]
             return 0
         except ChildFailedError as error:
-            # in the order in which torchrun saw them
             failures = [
                 {
                     "rank": rank,
@@ -47,30 +44,17 @@ def main(argv: Sequence[str]) -> int:
                 }
                 for rank, failure in error.failures.items()
             ]
-            _report(run_dir, {"failures": failures})
+            write_agent_report(run_dir, {"failures": failures})
         except RendezvousConnectionError as error:
             # The Service has no endpoint until node rank 0 runs, which may take an image pull longer.
             if not registrations(run_dir) and time.monotonic() < deadline:
                 print(f"rendezvous: {_cause(error)}; trying again", file=sys.stderr, flush=True)
                 time.sleep(1.0)
                 continue
-            _report(run_dir, {"rendezvous": _cause(error)})
+            write_agent_report(run_dir, {"rendezvous": _cause(error)})
         except RendezvousError as error:
-            _report(run_dir, {"rendezvous": _cause(error)})
+            write_agent_report(run_dir, {"rendezvous": _cause(error)})
         return 1
-
-
-def read_report(run_dir: Path) -> dict[str, Any]:
-    """`failures` (rank, localRank, pid, exitCode, time in epoch seconds) and `rendezvous` (why it failed)."""
-    return read_json(_path(run_dir)) or {}
-
-
-def _report(run_dir: Path, report: dict[str, Any]) -> None:
-    write_json(_path(run_dir), report)
-
-
-def _path(run_dir: Path) -> Path:
-    return run_dir / "torchrun" / "report.json"
 
 
 def _cause(error: BaseException) -> str:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import shutil
 import signal
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -54,3 +55,17 @@ def stack_file(run_dir: Path, local_rank: int) -> Path:
 def stderr_pipe(run_dir: Path, local_rank: int) -> Path:
     """The named pipe through which the launcher reads a rank's stderr, if it made one."""
     return run_dir / "stderr" / f"local-{local_rank}"
+
+
+def agent_report(run_dir: Path) -> dict[str, Any]:
+    """What torchrun knew of failed ranks: `failures` (rank, localRank, pid, exitCode, time in epoch seconds, in the
+    order in which it saw them), and in `rendezvous` why the nodes did not find each other."""
+    return read_json(_agent_report(run_dir)) or {}
+
+
+def write_agent_report(run_dir: Path, report: Mapping[str, Any]) -> None:
+    write_json(_agent_report(run_dir), report)
+
+
+def _agent_report(run_dir: Path) -> Path:
+    return run_dir / "torchrun" / "report.json"
