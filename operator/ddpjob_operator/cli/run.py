@@ -1,0 +1,91 @@
+"""`ddpjob run`: one job on this machine, and what it ends with."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections import deque
+from pathlib import Path
+
+from ddpjob_operator.api.status import DDPJobStatus, Phase
+from ddpjob_operator.core.model import Job
+from ddpjob_operator.local.chaos import KillRank, parse_chaos
+from ddpjob_operator.local.display import display_for
+from ddpjob_operator.local.machine import different_here, missing_here, this_machine
+from ddpjob_operator.local.runner import Outcome, Runner
+from ddpjob_operator.local.view import success_in_words
+from ddpjob_operator.local.volume import VolumeError, lock_job, open_shared
+
+SUCCEEDED, FAILED, REFUSED = 0, 1, 2
+_TAIL_LINES = 20
+
+
+def run(job: Job, shared: Path, chaos: str | None) -> int:
+    """Run `job` to its end and say how it ended; the exit code of the command."""
+    ranks = job.spec.nodes * job.spec.procs_per_node
+    try:
+        fault = parse_chaos(chaos, ranks) if chaos else None
+        folder = open_shared(shared)
+        machine = this_machine(folder)
+        problems = missing_here(job, machine)
+        if problems:
+            return _refuse(*problems)
+        with lock_job(folder, job.name), display_for(sys.stdout) as display:
+            display.say(f"{job.name}: {job.spec.nodes} nodes x {job.spec.procs_per_node} ranks here, files in {folder}")
+            for note in different_here(job, machine):
+                display.say(f"note: {note}")
+            if fault is not None:
+                display.say(f"chaos: {fault.describe(ranks)}")
+            outcome = asyncio.run(Runner(job, machine, display, fault).run())
+    except (VolumeError, ValueError) as error:
+        return _refuse(str(error))
+    return _conclude(outcome, fault)
+
+
+def _refuse(*problems: str) -> int:
+    for problem in problems:
+        print(f"error: {problem}", file=sys.stderr)
+    return REFUSED
+
+
+def _conclude(outcome: Outcome, fault: KillRank | None) -> int:
+    status = outcome.status
+    if outcome.stopped_by is not None:
+        print(_how_to_resume(status))
+        return 128 + outcome.stopped_by
+    if status.phase is Phase.SUCCEEDED:
+        print(success_in_words(status))
+        if fault is not None and status.restarts == 0:
+            print("error: chaos: training ended before a rank could be killed; use a longer job", file=sys.stderr)
+            return FAILED
+        return SUCCEEDED
+    _explain(outcome)
+    return FAILED
+
+
+def _how_to_resume(status: DDPJobStatus) -> str:
+    step = status.progress.step if status.progress else None
+    where = f"stopped at step {step}" if step else "stopped before the first step"
+    if status.snapshot is None:
+        return f"{where}; there is no snapshot yet: the same command starts from the beginning"
+    return f"{where}; run the same command again to resume from step {status.snapshot.step}"
+
+
+def _explain(outcome: Outcome) -> None:
+    """Why the job failed, what to do, and the end of the log that shows it."""
+    failure = outcome.status.last_failure
+    if failure is None:
+        print("Failed", file=sys.stderr)
+        return
+    print(f"Failed: {failure.reason}: {failure.message}", file=sys.stderr)
+    reason = next((item for item in outcome.status.conditions if item.type == "Failed"), None)
+    if reason is not None and reason.reason != failure.reason:
+        print(f"  {reason.reason}: {reason.message.splitlines()[0]}", file=sys.stderr)
+    if failure.advice:
+        print(f"  {failure.advice}", file=sys.stderr)
+    log = outcome.failed_log
+    if log is not None and log.is_file():
+        print(f"last lines of {log}:", file=sys.stderr)
+        with log.open(errors="replace") as lines:
+            for line in deque(lines, maxlen=_TAIL_LINES):
+                print(f"  {line.rstrip()}", file=sys.stderr)

@@ -1,0 +1,185 @@
+"""How a run is shown: a live picture on a terminal, one line a change everywhere else.
+
+Training goes on when nobody can read any more (the terminal was closed, the pipe's reader went away).
+"""
+
+from __future__ import annotations
+
+import sys
+from contextlib import suppress
+from datetime import datetime
+from typing import Protocol, Self, TextIO
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from ddpjob_operator.core.model import Event
+from ddpjob_operator.local.view import (
+    NodeView,
+    RunView,
+    failure_in_words,
+    progress_in_words,
+    seconds_in_words,
+    snapshot_in_words,
+)
+
+_STYLES = {
+    "Running": "green",
+    "Succeeded": "bold green",
+    "Failed": "bold red",
+    "Restarting": "yellow",
+    "Stopping": "yellow",
+}
+_SECONDS_BETWEEN_LINES = 30.0
+_LINES_A_RUN = 10
+
+
+class Display(Protocol):
+    """What the runner tells; both kinds of display take the same."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, *failure: object) -> None: ...
+
+    def show(self, view: RunView) -> None:
+        """Something may have changed."""
+
+    def event(self, event: Event) -> None:
+        """The job changed its phase, in the operator's words."""
+
+    def say(self, line: str) -> None:
+        """One line for the person who runs the job."""
+
+
+def display_for(stream: TextIO) -> Display:
+    """The live one if `stream` is a terminal that can move its cursor."""
+    console = Console(file=stream)
+    return LiveDisplay(console) if console.is_terminal and not console.is_dumb_terminal else PlainDisplay(stream)
+
+
+class PlainDisplay:
+    """Lines without control characters, for a log file, a pipe or CI."""
+
+    def __init__(self, stream: TextIO = sys.stdout) -> None:
+        self._stream = stream
+        self._snapshot: int | None = None
+        self._failed_attempt: int | None = None
+        self._last_part = 0
+        self._last_line: datetime | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        return None
+
+    def show(self, view: RunView) -> None:
+        self._tell_progress(view)
+        snapshot = view.status.snapshot
+        if snapshot is not None and snapshot.step != self._snapshot:
+            self._snapshot = snapshot.step
+            self.say(snapshot_in_words(snapshot))
+        failure = view.status.last_failure
+        if failure is not None and failure.attempt != self._failed_attempt:
+            self._failed_attempt = failure.attempt
+            if failure.advice:
+                self.say(f"  {failure.advice}")
+
+    def event(self, event: Event) -> None:
+        self.say(f"{event.reason}: {event.message}")
+
+    def say(self, line: str) -> None:
+        with suppress(OSError):
+            print(line, file=self._stream, flush=True)
+
+    def _tell_progress(self, view: RunView) -> None:
+        """Ten lines a run, and one each half minute where a run is long or its length unknown."""
+        progress = view.status.progress
+        if progress is None or not progress.step:
+            return
+        part = progress.step * _LINES_A_RUN // progress.total_steps if progress.total_steps else 0
+        quiet = (view.now - (self._last_line or view.started)).total_seconds()
+        if part <= self._last_part and quiet < _SECONDS_BETWEEN_LINES:
+            return
+        self._last_part, self._last_line = max(part, self._last_part), view.now
+        self.say(progress_in_words(progress, view.now))
+
+
+class LiveDisplay:
+    """One picture that stays in place; what is said scrolls by above it."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._live = Live(console=console, refresh_per_second=4, transient=False)
+
+    def __enter__(self) -> Self:
+        self._live.start()
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        with suppress(OSError):
+            self._live.stop()
+
+    def show(self, view: RunView) -> None:
+        with suppress(OSError):
+            self._live.update(picture(view))
+
+    def event(self, event: Event) -> None:
+        self._print(Text(f"{event.reason}: {event.message}", style="yellow" if event.type == "Warning" else "dim"))
+
+    def say(self, line: str) -> None:
+        self._print(Text(line))
+
+    def _print(self, text: Text) -> None:
+        with suppress(OSError):
+            self._console.print(text)
+
+
+def picture(view: RunView) -> RenderableType:
+    """The whole run, in a few lines: header, progress, nodes, the last failure."""
+    parts: list[RenderableType] = [_header(view)]
+    progress = view.status.progress
+    if progress is not None and progress.step is not None:
+        if progress.total_steps:
+            parts.append(ProgressBar(total=progress.total_steps, completed=progress.step, width=60))
+        parts.append(Text(progress_in_words(progress, view.now)))
+    if view.status.snapshot is not None:
+        parts.append(Text(snapshot_in_words(view.status.snapshot)))
+    if view.nodes:
+        parts.append(_nodes(view.nodes))
+    failure = view.status.last_failure
+    if failure is not None:
+        parts.append(Text(f"last failure: {failure_in_words(failure)}", style="yellow"))
+        if failure.advice:
+            parts.append(Text(f"  {failure.advice}", style="dim"))
+    return Group(*parts)
+
+
+def _header(view: RunView) -> Text:
+    spent = seconds_in_words((view.now - view.started).total_seconds())
+    return Text.assemble(
+        (view.job, "bold"),
+        "  ",
+        (view.phase, _STYLES.get(view.phase, "cyan")),
+        f"  attempt {view.status.attempt}, restarts {view.status.restarts}, {spent}",
+    )
+
+
+def _nodes(nodes: tuple[NodeView, ...]) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for name in ("node", "pod", "phase", "doing", "step", "pid", "log"):
+        table.add_column(name, overflow="fold" if name == "log" else "ellipsis", no_wrap=name != "log")
+    for node in nodes:
+        table.add_row(
+            str(node.node_rank),
+            node.pod,
+            Text(node.phase, style=_STYLES.get(node.phase, "")),
+            node.doing,
+            "" if node.step is None else str(node.step),
+            "" if node.pid is None else str(node.pid),
+            str(node.log),
+        )
+    return table

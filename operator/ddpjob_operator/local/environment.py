@@ -1,0 +1,209 @@
+"""From a pod's manifest to the command and environment of a process on this machine.
+
+The manifest is the one that the cluster would get. What cannot be the same here is replaced: the volume's mount
+path by a folder, the pod's own ports and scratch by free ones (docs/contracts.md section 2), the downward API by
+what is true of this machine. What only a cluster has, such as a Secret, is refused with the way out.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ddpjob_operator.core.model import Manifest
+from ddpjob_operator.core.names import TRAINER_CONTAINER
+from ddpjob_operator.core.pods import SHARED_PATH
+from ddpjob_operator.local.expansion import expand
+
+_OF_AN_OUTER_RUN = re.compile(
+    r"RANK|LOCAL_RANK|WORLD_SIZE|LOCAL_WORLD_SIZE|MASTER_ADDR|MASTER_PORT|(TORCHELASTIC|DDPJOB|PET)_.*"
+)
+_SUBSCRIPT = re.compile(r"metadata\.(labels|annotations)\['([^']+)'\]")
+_AT_MOUNT_PATH = re.compile(rf"(^|[=:,]){re.escape(SHARED_PATH)}(?=[/:,]|$)")
+
+
+class NotOnThisMachine(ValueError):
+    """A pod asks for what only a cluster can give. `problems` has one message each: field, cause, fix."""
+
+    def __init__(self, problems: Iterable[str]) -> None:
+        self.problems = tuple(problems)
+        super().__init__("; ".join(self.problems))
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What a pod of one run may know of the machine it runs on."""
+
+    host: str
+    shared: Path
+    environ: Mapping[str, str]
+    """The environment of `ddpjob run`: it takes the place of what an image would set."""
+
+    cores: int
+    gpus: tuple[str, ...] = ()
+    """Indices or UUIDs of the GPUs that the run may use."""
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoints:
+    """Where one pod of one attempt listens, and where its scratch is."""
+
+    rendezvous_port: int
+    status_port: int
+    scratch: Path
+
+    @property
+    def termination_log(self) -> Path:
+        return self.scratch / "termination-log"
+
+    @property
+    def run_dir(self) -> Path:
+        return self.scratch / "run"
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """What to execute: an argv and its whole environment."""
+
+    argv: tuple[str, ...]
+    env: dict[str, str]
+
+
+def build_command(
+    manifest: Manifest, machine: Machine, endpoints: Endpoints, *, own: frozenset[str] = frozenset()
+) -> Command:
+    """The trainer container of `manifest` as a command for this machine. `own` names the variables of `spec.env`.
+
+    Raises:
+        NotOnThisMachine: if a variable comes from a Secret, a ConfigMap or the kubelet, and the shell does not
+        set it either.
+    """
+    container = trainer_container(manifest)
+    local = _overrides(container, manifest, machine, endpoints, own)
+    env = {name: value for name, value in machine.environ.items() if not _OF_AN_OUTER_RUN.fullmatch(name)}
+    env |= local
+    defined: dict[str, str] = {}
+    problems: list[str] = []
+    for variable in container.get("env") or ():
+        name = variable["name"]
+        if name in local or (name == "HOME" and name not in own):
+            value = env.get(name, "")
+        elif "valueFrom" in variable:
+            try:
+                value = _value_from(variable, manifest, machine)
+            except NotOnThisMachine as refusal:
+                problems.extend(refusal.problems)
+                continue
+        else:
+            value = on_volume(expand(variable.get("value", ""), defined), machine.shared)
+        defined[name] = value
+    problems.extend(_refuse_env_from(container))
+    if problems:
+        raise NotOnThisMachine(problems)
+    words = (*container.get("command", ()), *container.get("args", ()))
+    argv = [on_volume(expand(word, defined), machine.shared) for word in words]
+    if argv and argv[0] in ("python", "python3"):
+        argv[0] = sys.executable
+    return Command(tuple(argv), env | defined)
+
+
+def trainer_container(manifest: Manifest) -> Manifest:
+    """The container that runs the launcher."""
+    return next(item for item in manifest["spec"]["containers"] if item["name"] == TRAINER_CONTAINER)
+
+
+def left_out(manifest: Manifest) -> Iterator[str]:
+    """What the pod would have in a cluster and has not here, one sentence each."""
+    spec = manifest["spec"]
+    for item in spec.get("initContainers") or ():
+        yield f"spec.podTemplate.spec.initContainers: {item.get('name')} is not run on this machine"
+    for item in spec["containers"]:
+        if item["name"] != TRAINER_CONTAINER:
+            yield f"spec.podTemplate.spec.containers: {item['name']} is not run on this machine"
+
+
+def _overrides(
+    container: Manifest, manifest: Manifest, machine: Machine, endpoints: Endpoints, own: frozenset[str]
+) -> dict[str, str]:
+    given = {item["name"]: item.get("value", "") for item in container.get("env") or ()}
+    nodes, ranks = int(given["DDPJOB_NODES"]), int(given["DDPJOB_PROCS_PER_NODE"])
+    overrides = {
+        "DDPJOB_SHARED": str(machine.shared),
+        "DDPJOB_RUN_DIR": str(endpoints.run_dir),
+        "DDPJOB_TERMINATION_LOG": str(endpoints.termination_log),
+        "DDPJOB_STATUS_PORT": str(endpoints.status_port),
+        "DDPJOB_RDZV_HOST": "127.0.0.1",
+        "DDPJOB_RDZV_PORT": str(endpoints.rendezvous_port),
+    }
+    if "OMP_NUM_THREADS" not in own and "OMP_NUM_THREADS" not in machine.environ:
+        overrides["OMP_NUM_THREADS"] = str(max(1, machine.cores // (nodes * ranks)))
+    if "CUDA_VISIBLE_DEVICES" not in own and machine.gpus:
+        overrides["CUDA_VISIBLE_DEVICES"] = ",".join(
+            gpus_of_node(machine.gpus, int(given["DDPJOB_NODE_RANK"]), nodes, ranks)
+        )
+    return overrides
+
+
+def gpus_of_node(gpus: tuple[str, ...], node_rank: int, nodes: int, ranks: int) -> tuple[str, ...]:
+    """One GPU for each rank, and none for anyone if there are fewer: NCCL refuses two ranks on one GPU."""
+    if len(gpus) < nodes * ranks:
+        return ()
+    return gpus[node_rank * ranks : (node_rank + 1) * ranks]
+
+
+def _value_from(variable: Manifest, manifest: Manifest, machine: Machine) -> str:
+    name, source = variable["name"], variable["valueFrom"]
+    if "fieldRef" in source:
+        path = source["fieldRef"].get("fieldPath", "")
+        value = _field(path, manifest, machine)
+        if value is not None:
+            return value
+        raise NotOnThisMachine([f"spec.env {name}: fieldRef {path} has no value on this machine; give a value instead"])
+    if name in machine.environ:
+        return machine.environ[name]
+    kind = next(iter(source), "valueFrom")
+    described = source.get(kind) or {}
+    if kind == "resourceFieldRef":
+        what = f"resourceFieldRef {described.get('resource', '')} is a limit of a container, and there is none here"
+    else:
+        what = f"{kind} {described.get('name', '')}/{described.get('key', '')} needs a cluster, and there is none here"
+    if described.get("optional"):
+        return ""
+    raise NotOnThisMachine([f"spec.env {name}: {what}; set {name} in this shell (export {name}=…) and run again"])
+
+
+def _field(path: str, manifest: Manifest, machine: Machine) -> str | None:
+    """The downward API's fieldRef, for a pod that runs on this machine."""
+    metadata: dict[str, Any] = manifest["metadata"]
+    if subscript := _SUBSCRIPT.fullmatch(path):
+        return str((metadata.get(subscript[1]) or {}).get(subscript[2], ""))
+    fields = {
+        "metadata.name": metadata.get("name"),
+        "metadata.namespace": metadata.get("namespace"),
+        "metadata.uid": metadata.get("uid"),
+        "spec.nodeName": machine.host,
+        "spec.serviceAccountName": manifest["spec"].get("serviceAccountName", "default"),
+        "status.hostIP": "127.0.0.1",
+        "status.podIP": "127.0.0.1",
+        "status.podIPs": "127.0.0.1",
+    }
+    return fields.get(path)
+
+
+def _refuse_env_from(container: Manifest) -> Iterator[str]:
+    for source in container.get("envFrom") or ():
+        kind = next((key for key in ("secretRef", "configMapRef") if key in source), "envFrom")
+        name = (source.get(kind) or {}).get("name", "")
+        yield (
+            f"spec.podTemplate.spec.containers[trainer].envFrom: {kind} {name} needs a cluster, and there is none; "
+            "list its variables under spec.env and set them in this shell"
+        )
+
+
+def on_volume(text: str, shared: Path) -> str:
+    """`text` with the volume's mount path as the folder that takes its place."""
+    return _AT_MOUNT_PATH.sub(lambda match: f"{match[1]}{shared}", text)

@@ -1,0 +1,90 @@
+"""What this machine has, and what it lacks to run a given job: found out before the first process starts."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import socket
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from ddpjob_operator.core.model import Defaults, Job, Manifest, ServiceView
+from ddpjob_operator.core.pods import build_pod
+from ddpjob_operator.local.environment import (
+    Endpoints,
+    Machine,
+    NotOnThisMachine,
+    build_command,
+    left_out,
+    on_volume,
+)
+from ddpjob_operator.local.network import LOOPBACK
+
+_NEEDED = ("torch", "ddp_trainer")
+_INSTALL = "pip install 'ddpjob[cli,trainer]'"
+
+
+def this_machine(shared: Path) -> Machine:
+    """This machine, with `shared` in the place of the volume."""
+    return Machine(
+        host=socket.gethostname(),
+        shared=shared,
+        environ=dict(os.environ),
+        cores=len(os.sched_getaffinity(0)),
+        gpus=_gpus(),
+    )
+
+
+def missing_here(job: Job, machine: Machine) -> tuple[str, ...]:
+    """Why the job cannot run here, one sentence each with what to do; empty if it can."""
+    return tuple(_missing(job, machine))
+
+
+def different_here(job: Job, machine: Machine) -> tuple[str, ...]:
+    """What a person should know of how this run differs from the same job in a cluster."""
+    notes = list(left_out(_first_pod(job)))
+    ranks = job.spec.nodes * job.spec.procs_per_node
+    if machine.gpus and len(machine.gpus) < ranks:
+        notes.append(f"{len(machine.gpus)} GPU(s) for {ranks} ranks: training runs on the CPU")
+    return tuple(notes)
+
+
+def _missing(job: Job, machine: Machine) -> Iterator[str]:
+    if sys.platform != "linux":
+        yield f"ddpjob run needs Linux, and this is {sys.platform}; run it in a Linux container or virtual machine"
+        return
+    absent = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
+    if absent:
+        yield f"{' and '.join(absent)}: not installed for {sys.executable}; {_INSTALL}"
+    script = job.spec.entrypoint.script
+    if script is not None:
+        here = Path(on_volume(script, machine.shared))
+        if not here.is_file():
+            yield (
+                f"spec.entrypoint.script: {script} would be {here} on this machine, and there is no such file; "
+                f"put the script there, for example below {machine.shared}, which stands for /mnt/shared"
+            )
+    try:
+        build_command(_first_pod(job), machine, Endpoints(0, 0, Path()), own=own_variables(job))
+    except NotOnThisMachine as refusal:
+        yield from refusal.problems
+
+
+def own_variables(job: Job) -> frozenset[str]:
+    """Names in `spec.env`: what the user set wins over what suits this machine."""
+    return frozenset(variable.name for variable in job.spec.env)
+
+
+def _first_pod(job: Job) -> Manifest:
+    return build_pod(job, 0, 0, ServiceView(LOOPBACK, 0), Defaults())
+
+
+def _gpus() -> tuple[str, ...]:
+    """Those that CUDA would number here: what CUDA_VISIBLE_DEVICES leaves, else one for each device file."""
+    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if chosen is not None:
+        return tuple(part.strip() for part in chosen.split(",") if part.strip())
+    devices = [path for path in Path("/dev").glob("nvidia*") if re.fullmatch(r"nvidia\d+", path.name)]
+    return tuple(str(index) for index in range(len(devices)))

@@ -1,0 +1,184 @@
+"""A pod on this machine: a tree of processes under `container.py`, its log file and its scratch directory.
+
+A pod is started once and ends once. Its `view()` is what `core.plan` decides from, with the words and numbers
+that a kubelet would report: phase, exit code, the text of the termination message.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from ddpjob_operator.core.model import PodPhase, PodView, Termination
+from ddpjob_operator.local.environment import Command, Endpoints
+from ddpjob_operator.local.network import LOOPBACK
+
+_CONTAINER = Path(__file__).with_name("container.py")
+_MESSAGE_LIMIT = 4096
+
+
+def make_scratch(pod: str) -> Path:
+    """A private directory for heartbeats and the termination message: in memory where the machine has /dev/shm."""
+    memory = Path("/dev/shm")  # noqa: S108 - mkdtemp makes a private directory of an unpredictable name there
+    parent = memory if os.access(memory, os.W_OK | os.X_OK) else None
+    return Path(tempfile.mkdtemp(prefix=f"ddpjob-{pod}-", dir=parent))
+
+
+@dataclass(slots=True)
+class LocalPod:
+    """One node of the gang. `changed` is called whenever what `view()` says may have changed."""
+
+    name: str
+    uid: str
+    attempt: int
+    node_rank: int
+    host: str
+    endpoints: Endpoints
+    log: Path
+    grace_seconds: float
+    changed: Callable[[], None]
+    report: dict[str, Any] | None = None
+    """The last `/status` answer of this pod's launcher."""
+
+    deleting: bool = False
+    gone_by: datetime | None = None
+    termination: Termination | None = None
+    _process: asyncio.subprocess.Process | None = None
+    _tether: int | None = None
+    _ended: asyncio.Event = field(default_factory=asyncio.Event)
+    _watch: asyncio.Task[None] | None = None
+    _grace: asyncio.TimerHandle | None = None
+
+    async def start(self, command: Command) -> None:
+        """Start the command; its output is appended to the log.
+
+        Raises:
+            OSError: if the log cannot be opened or no process can be started.
+        """
+        self.endpoints.run_dir.mkdir(parents=True, exist_ok=True)
+        self.endpoints.termination_log.touch()
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        held, given = _tether()
+        try:
+            with self.log.open("ab") as log:
+                log.write(f"---- {datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ} {self.name} ({self.uid}) starts\n".encode())
+                log.flush()
+                self._process = await asyncio.create_subprocess_exec(
+                    *(sys.executable, "-I", "-S", str(_CONTAINER), str(self.endpoints.scratch), *command.argv),
+                    env=command.env,
+                    stdin=given,
+                    stdout=log,
+                    stderr=log,
+                    start_new_session=True,  # Ctrl-C is for the runner, which then asks the launchers to stop
+                )
+        except BaseException:
+            os.close(held)
+            raise
+        finally:
+            os.close(given)
+        self._tether = held
+        self._watch = asyncio.create_task(self._wait(self._process), name=f"watch {self.name}")
+
+    @property
+    def pid(self) -> int | None:
+        """Process id of the pod's first process while it lives."""
+        return self._process.pid if self._process and not self.ended else None
+
+    @property
+    def ended(self) -> bool:
+        return self._ended.is_set()
+
+    def view(self) -> PodView:
+        return PodView(
+            name=self.name,
+            uid=self.uid,
+            attempt=self.attempt,
+            node_rank=self.node_rank,
+            phase=self._phase(),
+            ready=self.report is not None and not self.ended,
+            deleting=self.deleting,
+            gone_by=self.gone_by,
+            node_name=self.host,
+            pod_ip=LOOPBACK,
+            termination=self.termination,
+        )
+
+    def terminate(self, grace_seconds: float | None = None) -> None:
+        """SIGTERM to the launcher now, SIGKILL to all of the pod after the grace; the first call counts."""
+        if self.ended or self._process is None or self._grace is not None:
+            return
+        self._process.send_signal(signal.SIGTERM)
+        self._grace = asyncio.get_running_loop().call_later(
+            self.grace_seconds if grace_seconds is None else grace_seconds, self.kill
+        )
+
+    def kill(self) -> None:
+        """SIGKILL to every process of the pod."""
+        if self._tether is not None:
+            with suppress(BrokenPipeError):  # it has just ended by itself
+                os.write(self._tether, b"\0")
+            self._release()
+
+    async def wait(self) -> None:
+        """Return once no process of the pod is left."""
+        await self._ended.wait()
+
+    def remove(self) -> None:
+        """Remove the scratch of a pod that has ended, or that never started."""
+        shutil.rmtree(self.endpoints.scratch, ignore_errors=True)
+
+    def failed_to_start(self, reason: str) -> None:
+        """Count as a pod whose container could not be started (exit code 128, as container runtimes report it)."""
+        self.termination = Termination(128, reason="StartError", message=reason, finished_at=datetime.now(UTC))
+        self._ended.set()
+        self.changed()
+
+    def _release(self) -> None:
+        if self._tether is not None:
+            os.close(self._tether)
+            self._tether = None
+
+    def _phase(self) -> PodPhase:
+        if self.termination is None:
+            return PodPhase.RUNNING if self._process else PodPhase.PENDING
+        return PodPhase.SUCCEEDED if self.termination.exit_code == 0 else PodPhase.FAILED
+
+    async def _wait(self, process: asyncio.subprocess.Process) -> None:
+        code = await process.wait()
+        if self._grace is not None:
+            self._grace.cancel()
+        self._release()
+        self.termination = Termination(
+            exit_code=code if code >= 0 else 128 - code,
+            signal=-code if code < 0 else None,
+            reason="Completed" if code == 0 else "Error",
+            message=_read_message(self.endpoints.termination_log),
+            finished_at=datetime.now(UTC),
+        )
+        self._ended.set()
+        self.changed()
+
+
+def _tether() -> tuple[int, int]:
+    """The end of a pipe that the runner holds and the one that the pod's first process reads (see `container`)."""
+    given, held = os.pipe()
+    return held, given
+
+
+def _read_message(path: Path) -> str:
+    """The termination message as the kubelet takes it: at most 4,096 bytes."""
+    try:
+        with path.open("rb") as file:
+            return file.read(_MESSAGE_LIMIT).decode(errors="replace")
+    except OSError:
+        return ""

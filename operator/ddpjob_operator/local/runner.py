@@ -1,0 +1,299 @@
+"""One job on this machine, from its first process to its last: see, `plan`, act, and again at every change.
+
+The loop is the operator's, with processes where the cluster has pods, so what a job does here after a crash is
+what it does there. A run is a new life of the job (a new uid); the snapshots in the shared folder are what it
+resumes from.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import uuid
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from ddpjob_operator.api.status import DDPJobStatus, Phase
+from ddpjob_operator.core.failures import read_report
+from ddpjob_operator.core.model import (
+    Action,
+    CreateClaim,
+    CreatePod,
+    CreateService,
+    Defaults,
+    DeletePod,
+    Job,
+    Manifest,
+    Observed,
+    PointService,
+    ServiceView,
+)
+from ddpjob_operator.core.names import LABEL_ATTEMPT
+from ddpjob_operator.core.plan import plan
+from ddpjob_operator.core.progress import with_final_report
+from ddpjob_operator.local.chaos import KillRank, find_victim
+from ddpjob_operator.local.display import Display
+from ddpjob_operator.local.environment import Endpoints, Machine, build_command
+from ddpjob_operator.local.machine import own_variables
+from ddpjob_operator.local.network import LOOPBACK, fetch_status, free_port
+from ddpjob_operator.local.processes import LocalPod, make_scratch
+from ddpjob_operator.local.view import NodeView, RunView
+from ddpjob_operator.local.volume import pod_log
+
+_POLL_SECONDS = 0.5
+_POLL_SECONDS_BEFORE_CHAOS = 0.05
+_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a run ended. `stopped_by` is the signal that ended it before its time."""
+
+    status: DDPJobStatus
+    stopped_by: signal.Signals | None = None
+    failed_log: Path | None = None
+    """Output of the pod that failed last."""
+
+
+class Runner:
+    """Runs one job once. `await run()` returns when nothing of it is left on this machine."""
+
+    def __init__(self, job: Job, machine: Machine, display: Display, chaos: KillRank | None = None) -> None:
+        self._job = job
+        self._machine = machine
+        self._display = display
+        self._chaos = chaos
+        self._started = datetime.now(UTC)
+        self._changed = asyncio.Event()
+        self._pods: dict[str, LocalPod] = {}
+        self._service: ServiceView | None = None
+        self._claim_exists = False
+        self._ports: set[int] = set()
+        self._rendezvous: dict[int, int] = {}
+        self._stopped_by: signal.Signals | None = None
+
+    async def run(self) -> Outcome:
+        """Until the job is Succeeded or Failed, or a signal stops it."""
+        loop = asyncio.get_running_loop()
+        for number in _STOP_SIGNALS:
+            loop.add_signal_handler(number, self._on_signal, number)
+        polling = asyncio.create_task(self._poll(), name="poll launchers")
+        polling.add_done_callback(lambda _: self._changed.set())
+        try:
+            await self._until_over(polling)
+        finally:
+            polling.cancel()
+            await self._end_all()
+            for number in _STOP_SIGNALS:
+                loop.remove_signal_handler(number)
+        return Outcome(self._job.status, self._stopped_by, self._failed_log())
+
+    async def _until_over(self, polling: asyncio.Task[None]) -> None:
+        while True:
+            self._changed.clear()
+            if polling.done():
+                polling.result()  # it never ends by itself: let its error be seen
+            requeue_after = await self._pass() if self._stopped_by is None else None
+            self._display.show(self._view())
+            if self._is_over():
+                break
+            try:
+                async with asyncio.timeout(requeue_after):
+                    await self._changed.wait()
+            except TimeoutError:
+                pass
+        if self._stopped_by is not None:
+            await self._take_last_words()
+        self._display.show(self._view())
+
+    def _is_over(self) -> bool:
+        """The job's end is decided, and no process is left."""
+        final = _is_final(self._job.status)
+        return (final or self._stopped_by is not None) and all(pod.ended for pod in self._pods.values())
+
+    async def _pass(self) -> float | None:
+        """One look at the job; the seconds until the next, if nothing happens before."""
+        for pod in [pod for pod in self._pods.values() if pod.deleting and pod.ended]:
+            del self._pods[pod.name]
+            pod.remove()
+        decided = plan(self._job, self._observed(), datetime.now(UTC), Defaults())
+        self._job = replace(self._job, status=decided.status)
+        for event in decided.events if not _is_final(decided.status) else ():
+            self._display.event(event)  # how it all ended is for the caller to tell
+        for action in decided.actions:
+            await self._carry_out(action)
+        if decided.actions:
+            self._changed.set()
+        return decided.requeue_after
+
+    def _observed(self) -> Observed:
+        first = self._first_pod()
+        return Observed(
+            pods=tuple(pod.view() for pod in self._pods.values()),
+            service=self._service,
+            claim_exists=self._claim_exists,
+            report=first.report if first else None,
+        )
+
+    def _first_pod(self) -> LocalPod | None:
+        attempt = self._job.status.attempt
+        return next((pod for pod in self._pods.values() if pod.node_rank == 0 and pod.attempt == attempt), None)
+
+    async def _carry_out(self, action: Action) -> None:
+        match action:
+            case CreateClaim():
+                self._claim_exists = True  # the folder is there: it was opened before the run began
+            case CreateService(manifest):
+                self._point_service(int(manifest["spec"]["selector"][LABEL_ATTEMPT]))
+            case PointService(attempt=attempt):
+                self._point_service(attempt)
+            case CreatePod():
+                await self._create(action)
+            case DeletePod():
+                self._delete(action)
+
+    def _point_service(self, attempt: int) -> None:
+        self._service = ServiceView(LOOPBACK, attempt, self._rendezvous_port(attempt))
+
+    def _rendezvous_port(self, attempt: int) -> int:
+        """One for each attempt: the last one's store may not have let go of its port yet."""
+        if attempt not in self._rendezvous:
+            self._rendezvous[attempt] = free_port(self._ports)
+        return self._rendezvous[attempt]
+
+    async def _create(self, action: CreatePod) -> None:
+        if action.name in self._pods or self._stopped_by is not None:
+            return
+        uid = str(uuid.uuid4())
+        scratch = make_scratch(action.name)
+        endpoints = Endpoints(self._rendezvous_port(action.attempt), free_port(self._ports), scratch)
+        pod = LocalPod(
+            name=action.name,
+            uid=uid,
+            attempt=action.attempt,
+            node_rank=action.node_rank,
+            host=self._machine.host,
+            endpoints=endpoints,
+            log=pod_log(self._machine.shared, self._job.name, action.name),
+            grace_seconds=float(action.manifest["spec"]["terminationGracePeriodSeconds"]),
+            changed=self._changed.set,
+        )
+        self._pods[action.name] = pod
+        manifest = _with_uid(action.manifest, uid)
+        command = build_command(manifest, self._machine, endpoints, own=own_variables(self._job))
+        try:
+            await pod.start(command)
+        except OSError as error:
+            pod.failed_to_start(f"cannot start {action.name}: {error}")
+        if self._stopped_by is not None:
+            pod.terminate()
+
+    def _delete(self, action: DeletePod) -> None:
+        pod = self._pods.get(action.name)
+        if pod is None or pod.uid != action.uid:
+            return
+        pod.deleting = True
+        pod.gone_by = datetime.now(UTC) + timedelta(seconds=action.grace_seconds)
+        pod.terminate(action.grace_seconds)
+
+    async def _poll(self) -> None:
+        """Ask every launcher how far it is, for as long as the run lasts."""
+        while True:
+            running = [pod for pod in self._pods.values() if not pod.ended]
+            await asyncio.gather(*(self._ask(pod) for pod in running))
+            if self._chaos is not None:
+                self._kill_if_due([pod.report for pod in running if pod.report is not None and not pod.ended])
+            await asyncio.sleep(_POLL_SECONDS if self._chaos is None else _POLL_SECONDS_BEFORE_CHAOS)
+
+    async def _ask(self, pod: LocalPod) -> None:
+        report = await asyncio.to_thread(fetch_status, pod.endpoints.status_port)
+        if report is not None and report.get("uid") == self._job.uid and report.get("attempt") == pod.attempt:
+            pod.report = report
+            self._changed.set()
+
+    def _kill_if_due(self, reports: list[dict[str, Any]]) -> None:
+        if self._chaos is None:
+            return
+        victim = find_victim(self._chaos, reports, self._job.spec.nodes * self._job.spec.procs_per_node)
+        if victim is None:
+            return
+        self._chaos = None
+        try:
+            os.kill(victim.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            self._display.say(f"chaos: rank {victim.rank} (pid {victim.pid}) had already ended")
+        else:
+            self._display.say(f"chaos: killed rank {victim.rank} (pid {victim.pid}) with SIGKILL at step {victim.step}")
+
+    def _on_signal(self, number: signal.Signals) -> None:
+        """The first asks for a snapshot and an end, the second does not ask."""
+        if self._stopped_by is None:
+            self._stopped_by = number
+            self._display.say("stopping: waiting for a snapshot (once more to kill)")
+            for pod in self._pods.values():
+                pod.terminate()
+        else:
+            for pod in self._pods.values():
+                pod.kill()
+        self._changed.set()
+
+    async def _take_last_words(self) -> None:
+        """After a stop: what the pods said at their end. A gang that had just finished has succeeded all the same."""
+        current = [pod for pod in self._pods.values() if pod.attempt == self._job.status.attempt]
+        if current and all(pod.termination is not None and pod.termination.exit_code == 0 for pod in current):
+            await self._pass()
+            if self._job.status.phase is Phase.SUCCEEDED:
+                self._stopped_by = None
+                return
+        for pod in current:
+            report = read_report(pod.termination.message) if pod.termination else None
+            status = with_final_report(self._job.status, report, datetime.now(UTC))
+            self._job = replace(self._job, status=status)
+
+    async def _end_all(self) -> None:
+        """Whatever happened above: no process and no scratch is left."""
+        for pod in self._pods.values():
+            pod.kill()
+        for pod in self._pods.values():
+            await pod.wait()
+            pod.remove()
+
+    def _failed_log(self) -> Path | None:
+        failure = self._job.status.last_failure
+        return pod_log(self._machine.shared, self._job.name, failure.pod_name) if failure and failure.pod_name else None
+
+    def _view(self) -> RunView:
+        shown = sorted((pod for pod in self._pods.values() if not pod.deleting), key=lambda pod: pod.node_rank)
+        return RunView(
+            job=self._job.name,
+            status=self._job.status,
+            nodes=tuple(_node_view(pod) for pod in shown),
+            started=self._started,
+            now=datetime.now(UTC),
+            stopping=self._stopped_by is not None,
+        )
+
+
+def _is_final(status: DDPJobStatus) -> bool:
+    return status.phase is not None and status.phase.final
+
+
+def _node_view(pod: LocalPod) -> NodeView:
+    report = pod.report or {}
+    return NodeView(
+        node_rank=pod.node_rank,
+        pod=pod.name,
+        phase=str(pod.view().phase),
+        pid=pod.pid,
+        step=report.get("step"),
+        doing=str(report.get("phase") or ""),
+        log=pod.log,
+    )
+
+
+def _with_uid(manifest: Manifest, uid: str) -> Manifest:
+    """As an API server would hand it out: fieldRef metadata.uid asks for it."""
+    return {**manifest, "metadata": {**manifest["metadata"], "uid": uid}}

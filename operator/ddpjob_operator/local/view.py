@@ -1,0 +1,92 @@
+"""What a person is told about a run: one value, made anew whenever something changed, and its parts in words."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from ddpjob_operator.api.status import DDPJobStatus, FailureStatus, Progress, SnapshotStatus
+
+
+@dataclass(frozen=True, slots=True)
+class NodeView:
+    """One node of the gang."""
+
+    node_rank: int
+    pod: str
+    phase: str
+    pid: int | None
+    step: int | None
+    doing: str
+    """The phase that its lowest rank reports, such as rendezvous, train or save."""
+
+    log: Path
+
+
+@dataclass(frozen=True, slots=True)
+class RunView:
+    """The job and its nodes at one moment."""
+
+    job: str
+    status: DDPJobStatus
+    nodes: tuple[NodeView, ...]
+    started: datetime
+    now: datetime
+    stopping: bool = False
+
+    @property
+    def phase(self) -> str:
+        return "Stopping" if self.stopping else str(self.status.phase or "Pending")
+
+
+def progress_in_words(progress: Progress, now: datetime) -> str:
+    """Such as `step 345/690 (50%), epoch 14, loss 0.0312, 5,230 samples/s, 4s left`."""
+    parts = [step_in_words(progress)]
+    if progress.epoch is not None:
+        parts.append(f"epoch {progress.epoch}")
+    if progress.loss is not None:
+        parts.append(f"loss {progress.loss:.4g}")
+    if progress.samples_per_second:
+        parts.append(f"{progress.samples_per_second:,.0f} samples/s")
+    if progress.eta is not None and progress.eta > now:
+        parts.append(f"{seconds_in_words((progress.eta - now).total_seconds())} left")
+    return ", ".join(parts)
+
+
+def step_in_words(progress: Progress) -> str:
+    step, total = progress.step or 0, progress.total_steps
+    return f"step {step}/{total} ({step / total:.0%})" if total else f"step {step}"
+
+
+def snapshot_in_words(snapshot: SnapshotStatus) -> str:
+    return f"snapshot of step {snapshot.step}{', verified' if snapshot.verified else ''}"
+
+
+def failure_in_words(failure: FailureStatus) -> str:
+    """One line: what died, and why."""
+    where = failure.pod_name or f"node {failure.node_rank}"
+    first = failure.message.splitlines()[0] if failure.message else "no message"
+    return f"{failure.reason} on {where}: {first}"
+
+
+def success_in_words(status: DDPJobStatus) -> str:
+    """Such as `Succeeded: 29 epochs, 690 steps, restarts 1, eval_accuracy 0.97`."""
+    progress = status.progress or Progress()
+    parts = []
+    if progress.epoch is not None:
+        parts.append(f"{progress.epoch} epochs")
+    if progress.step is not None:
+        parts.append(f"{progress.step} steps")
+    parts.append(f"restarts {status.restarts}")
+    parts += [f"{name} {value:.4g}" for name, value in sorted((progress.metrics or {}).items())]
+    return f"Succeeded: {', '.join(parts)}"
+
+
+def seconds_in_words(seconds: float) -> str:
+    whole = max(0, round(seconds))
+    hours, rest = divmod(whole, 3600)
+    minutes, left = divmod(rest, 60)
+    if hours:
+        return f"{hours}h{minutes:02}m"
+    return f"{minutes}m{left:02}s" if minutes else f"{left}s"

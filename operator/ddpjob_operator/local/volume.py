@@ -1,0 +1,79 @@
+"""The shared folder, which stands for the volume at /mnt/shared (docs/contracts.md section 6), and the lock of a job
+on it.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import socket
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+_FOLDERS = ("datasets", "checkpoints", "logs")
+
+
+class VolumeError(Exception):
+    """The shared folder cannot be used. The message says why, and what to do."""
+
+
+def open_shared(folder: Path) -> Path:
+    """The folder as an absolute path, made if it is not there, and tried by writing into it.
+
+    Raises:
+        VolumeError: if it is no folder or cannot be written to.
+    """
+    shared = folder.expanduser().absolute()
+    try:
+        for name in _FOLDERS:
+            (shared / name).mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=shared / "checkpoints") as probe:
+            probe.write(b"\0")
+            probe.flush()
+    except OSError as error:
+        raise VolumeError(f"--shared {shared}: {error.strerror}; choose a folder that you may write to") from error
+    return shared
+
+
+def pod_log(shared: Path, job: str, pod: str) -> Path:
+    """Where the output of a pod's processes goes."""
+    return shared / "logs" / job / "pods" / f"{pod}.log"
+
+
+@contextmanager
+def lock_job(shared: Path, job: str) -> Iterator[None]:
+    """Hold the job on this folder. The kernel drops the lock with the process, so that a crash leaves none
+    behind.
+
+    Raises:
+        VolumeError: if another `ddpjob run` holds it; the message names its process and machine.
+    """
+    path = shared / "checkpoints" / job / "run.lock"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise VolumeError(_refusal(error, job, shared, path)) from error
+        file.truncate(0)
+        json.dump({"pid": os.getpid(), "host": socket.gethostname()}, file)
+        file.flush()
+        try:
+            yield
+        finally:
+            file.truncate(0)
+
+
+def _refusal(error: OSError, job: str, shared: Path, path: Path) -> str:
+    if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
+        return f"--shared {shared}: cannot lock {path}: {error.strerror}; choose a folder on a disk that has file locks"
+    try:
+        holder = json.loads(path.read_text())
+        by = f"process {holder['pid']} on {holder['host']}"
+    except (OSError, ValueError, KeyError, TypeError):
+        by = "another process"
+    return f"job {job} is already running in {shared} ({by}); wait for it, stop it, or choose another --shared folder"
