@@ -1,6 +1,6 @@
 """What the API server's audit log says about who asked it for what.
 
-Only a cluster whose control plane runs on this machine shows its log: the one that cluster.sh builds keeps it beside the
+Only a control plane that runs on this machine shows its log: the one that cluster.sh builds keeps it beside the
 kubeconfig.
 """
 

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-
 from tests.cluster.history import History
-from tests.cluster.installation import Images, Impossible, load_images, operator_installed, start_cluster
+from tests.cluster.installation import (
+    Images,
+    Impossible,
+    load_images,
+    operator_installed,
+    start_cluster,
+    wait_operator,
+)
 from tests.cluster.kube import Kubectl, Object, describe
 from tests.cluster.scenario import Records, Scenario
 
@@ -30,7 +36,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """A test that failed shows what there was to see in its namespace."""
     report = yield
     scenario = getattr(item, "funcargs", {}).get("scenario")
@@ -63,6 +69,12 @@ class Operator:
 
     kubectl: Kubectl
     since: datetime
+    account: str
+
+    @property
+    def user(self) -> str:
+        """What the API server calls it."""
+        return f"system:serviceaccount:{self.kubectl.namespace}:{self.account}"
 
 
 @pytest.fixture(scope="session")
@@ -70,7 +82,9 @@ def operator(cluster: Kubectl, images: Images) -> Iterator[Operator]:
     """The chart, installed by Helm for the whole session."""
     since = datetime.now(UTC)
     with operator_installed(cluster, images) as kubectl:
-        yield Operator(kubectl, since)
+        pod = kubectl.get("pod", wait_operator(kubectl))
+        assert pod is not None
+        yield Operator(kubectl, since, pod["spec"]["serviceAccountName"])
 
 
 @pytest.fixture(scope="session")

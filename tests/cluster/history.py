@@ -41,7 +41,7 @@ class Change:
 
     @property
     def name(self) -> str:
-        return self.object["metadata"]["name"]
+        return str(self.object["metadata"]["name"])
 
     @property
     def status(self) -> dict[str, Any]:

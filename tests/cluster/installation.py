@@ -101,7 +101,7 @@ def operator_pod(kubectl: Kubectl) -> str | None:
     for pod in kubectl.within(NAMESPACE).list("pods", f"app.kubernetes.io/instance={RELEASE}"):
         ready = any(c["type"] == "Ready" and c["status"] == "True" for c in pod["status"].get("conditions", ()))
         if ready and "deletionTimestamp" not in pod["metadata"]:
-            return pod["metadata"]["name"]
+            return str(pod["metadata"]["name"])
     return None
 
 

@@ -71,7 +71,8 @@ class Kubectl:
 
     def list(self, kinds: str, selector: str = "") -> list[Object]:
         """All objects of one kind, or of several separated by commas."""
-        return json.loads(self.run("get", kinds, "--selector", selector, "-o", "json").stdout)["items"]
+        items: list[Object] = json.loads(self.run("get", kinds, "--selector", selector, "-o", "json").stdout)["items"]
+        return items
 
     def raw(self, path: str) -> Any:
         """The JSON that the API server answers to a GET of `path`."""

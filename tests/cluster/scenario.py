@@ -75,7 +75,7 @@ class Records:
     @property
     def weights(self) -> str:
         """Digest of the final weights."""
-        return self.snapshots[max(self.snapshots)]["weights"]
+        return str(self.snapshots[max(self.snapshots)]["weights"])
 
     def event(self, name: str, attempt: int) -> dict[str, Any] | None:
         return next((e for e in self.events if e["event"] == name and e["attempt"] == attempt), None)
@@ -135,8 +135,10 @@ class Scenario:
     def report(self, node_rank: int = 0, attempt: int = 0) -> dict[str, Any] | None:
         """What the trainer says of itself (docs/contracts.md section 4), or None while it does not answer."""
         pod = f"{self.name}-{attempt}-{node_rank}"
+        path = f"/api/v1/namespaces/{self.kubectl.namespace}/pods/{pod}:9400/proxy/status"
         try:
-            return self.kubectl.raw(f"/api/v1/namespaces/{self.kubectl.namespace}/pods/{pod}:9400/proxy/status")
+            answer: dict[str, Any] = self.kubectl.raw(path)
+            return answer
         except KubectlFailed:
             return None
 

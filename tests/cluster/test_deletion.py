@@ -1,0 +1,52 @@
+"""What is left of a job that is deleted, and what becomes of it when it is applied again."""
+
+from __future__ import annotations
+
+import pytest
+from tests.cluster.conftest import Unbroken
+from tests.cluster.kube import Kubectl, describe, wait_for
+from tests.cluster.scenario import STEPS, Scenario
+
+BORN_WITH = ("serviceaccount/default", "secret/default-token-", "configmap/kube-root-ca.crt")
+"""What Kubernetes itself puts into every namespace."""
+
+
+@pytest.mark.parametrize(("retain", "left"), [(True, {"persistentvolumeclaim/digits-shared"}), (False, set())])
+def test_a_deleted_job_leaves_nothing_but_a_volume_that_it_was_to_retain(
+    scenario: Scenario, retain: bool, left: set[str]
+) -> None:
+    scenario.apply(shared={"retain": retain})
+    scenario.wait_phase("Running")
+    scenario.kubectl.delete("ddpjob", "digits")
+    wait_for(
+        lambda: everything(scenario.kubectl) == left,
+        90,
+        f"nothing is left but {left or 'nothing'}",
+        lambda: f"left: {everything(scenario.kubectl)}\n{describe(scenario.kubectl)}",
+    )
+
+
+def test_a_job_applied_again_resumes_from_the_volume_of_its_former_life(scenario: Scenario, unbroken: Unbroken) -> None:
+    scenario.apply()
+    before = scenario.wait_trained(STEPS // 3)
+    former = scenario.job["metadata"]["uid"]
+    # its pods may still be saving when the next life begins under the same names
+    scenario.kubectl.delete("ddpjob", "digits")
+    scenario.history.wait(lambda: scenario.history.latest("ddpjobs", "digits") is None, 30, "the job is gone")
+    scenario.apply()
+    status = scenario.wait_phase("Succeeded")
+    assert (status["attempt"], status["restarts"]) == (0, 0)
+    records = scenario.records()
+    resumed = records.event("resumed", attempt=0)
+    assert resumed, records.events
+    assert resumed["step"] >= before["snapshot"]["step"]
+    assert records.snapshots[resumed["step"]]["uid"] == former
+    assert (records.trajectory, records.weights) == (unbroken.records.trajectory, unbroken.records.weights)
+
+
+def everything(kubectl: Kubectl) -> set[str]:
+    """All objects of a namespace, as kind/name, but Events and what every namespace is born with."""
+    kinds = kubectl.run("api-resources", "--namespaced", "--verbs=list", "-o", "name").stdout.split()
+    kinds = [kind for kind in kinds if not kind.startswith("events")]
+    names = kubectl.run("get", ",".join(kinds), "-o", "name", "--ignore-not-found").stdout.split()
+    return {name for name in names if not name.startswith(BORN_WITH)}

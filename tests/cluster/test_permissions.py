@@ -1,0 +1,54 @@
+"""What the operator may do is what it does: its roles against the audit log of all tests before this one."""
+
+from __future__ import annotations
+
+import pytest
+from tests.cluster.audit import FORBID, Permission, audit_log, granted, requests
+from tests.cluster.conftest import Operator, Unbroken
+from tests.cluster.kube import Object
+
+SELDOM_USED = {
+    "get ddpjobs.training.ddpjob.io": "read again after a conflict",
+    "get pods": "after a create that was refused because the name is taken",
+    "get services": "the same",
+    "get persistentvolumeclaims": "the same",
+    "delete services": "a Service of this name that belongs to nobody",
+    "patch events": "an event that repeats is counted up instead of made again",
+}
+"""Rights that only show in situations which no test here brings about, and why the operator has them."""
+
+
+@pytest.fixture
+def asked(operator: Operator, unbroken: Unbroken) -> list[tuple[Permission, str, int]]:
+    files = audit_log(operator.kubectl.kubeconfig)
+    if not files:
+        pytest.skip("the audit log of this cluster's API server cannot be read from here")
+    return [(r.permission, r.decision, r.code) for r in requests(files, operator.user, operator.since)]
+
+
+def test_nothing_that_the_operator_asked_for_was_forbidden(asked: list[tuple[Permission, str, int]]) -> None:
+    assert {str(permission) for permission, decision, _ in asked if decision == FORBID} == set()
+
+
+def test_the_operator_has_no_right_that_it_does_not_use(
+    request: pytest.FixtureRequest, operator: Operator, asked: list[tuple[Permission, str, int]]
+) -> None:
+    files = {item.path.stem for item in request.session.items}
+    if not {"test_training", "test_failures", "test_operator_dies", "test_deletion"} <= files:
+        pytest.skip("only a run of all cluster tests makes the operator use its rights")
+    used = {permission for permission, _, _ in asked}
+    unused = {str(permission) for permission in granted(roles_of(operator)) - used}
+    assert unused - SELDOM_USED.keys() == set()
+
+
+def roles_of(operator: Operator) -> list[Object]:
+    """Every Role and ClusterRole that is bound to the operator's service account."""
+    bindings = operator.kubectl.list("rolebindings,clusterrolebindings")
+    subject = {"kind": "ServiceAccount", "name": operator.account, "namespace": operator.kubectl.namespace}
+    roles = []
+    for binding in bindings:
+        if any(subject.items() <= found.items() for found in binding.get("subjects") or ()):
+            role = operator.kubectl.get(binding["roleRef"]["kind"].lower(), binding["roleRef"]["name"])
+            assert role is not None, f"{binding['metadata']['name']} binds a role that does not exist"
+            roles.append(role)
+    return roles

@@ -1,0 +1,75 @@
+"""A job that nobody disturbs: it trains on both nodes, tells how far it is, and asks the API server for little."""
+
+from __future__ import annotations
+
+from collections import Counter
+from datetime import timedelta
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from tests.cluster.audit import audit_log, requests
+from tests.cluster.conftest import Operator, Unbroken
+from tests.cluster.history import nodes_with_two_pods, untrue_steps
+from tests.cluster.scenario import NODES, STEPS
+
+PROGRESS = {"progress", "nodes", "snapshot"}
+"""Parts of the status that follow training; a write of these alone is made at most every so many seconds."""
+
+
+def test_a_job_of_two_nodes_learns_to_read_digits(unbroken: Unbroken) -> None:
+    status = unbroken.job["status"]
+    assert (status["phase"], status["attempt"], status["restarts"]) == ("Succeeded", 0, 0)
+    assert status["progress"]["metrics"]["eval_accuracy"] >= 0.95
+    assert (status["progress"]["step"], status["progress"]["totalSteps"]) == (STEPS, STEPS)
+    assert (status["snapshot"]["step"], status["snapshot"]["verified"]) == (STEPS, True)
+    assert [line["step"] for line in unbroken.records.losses] == list(range(1, STEPS + 1))
+
+
+def test_its_pods_run_on_both_nodes(unbroken: Unbroken) -> None:
+    assert len({pod["spec"]["nodeName"] for pod in unbroken.pods}) == NODES
+
+
+def test_its_history_holds_one_pod_a_node_and_no_step_back(unbroken: Unbroken) -> None:
+    phases = [status["phase"] for status in unbroken.scenario.statuses if "phase" in status]
+    assert list(dict.fromkeys(phases)) == ["Starting", "Running", "Succeeded"]
+    assert untrue_steps(unbroken.scenario.statuses) == []
+    assert nodes_with_two_pods(unbroken.scenario.history.changes) == []
+
+
+def test_kubectl_get_shows_how_far_it_is(unbroken: Unbroken) -> None:
+    header, row = unbroken.scenario.kubectl.run("get", "ddpjobs").stdout.splitlines()
+    shown = dict(zip(header.split(), row.split(), strict=True))
+    assert list(shown) == ["NAME", "PHASE", "NODES", "ATTEMPT", "STEP", "LOSS", "AGE"]
+    assert (shown["NAME"], shown["PHASE"], shown["ATTEMPT"]) == ("digits", "Succeeded", "0")
+    assert (shown["NODES"], shown["STEP"]) == (f"{NODES}/{NODES}", str(STEPS))
+    assert float(shown["LOSS"]) < 1
+
+
+def test_kubectl_explain_says_what_a_field_means(operator: Operator) -> None:
+    said = operator.kubectl.run("explain", "ddpjob.spec.snapshots").stdout
+    assert "When training state is saved" in said
+    assert "`100steps`" in said
+
+
+def test_it_costs_its_pods_a_service_a_claim_and_three_writes(unbroken: Unbroken, operator: Operator) -> None:
+    files = audit_log(operator.kubectl.kubeconfig)
+    if not files:
+        pytest.skip("the audit log of this cluster's API server cannot be read from here")
+    # names of objects in other namespaces are other tests' business; a watch over all of them has no namespace
+    asked = Counter(
+        str(request.permission)
+        for request in requests(files, operator.user, unbroken.began)
+        if request.namespace == unbroken.scenario.kubectl.namespace
+        and request.time <= unbroken.ended + timedelta(seconds=1)
+    )
+    written = asked.pop("patch ddpjobs/status.training.ddpjob.io")
+    events = asked.pop("create events", 0) + asked.pop("patch events", 0)
+    assert asked == {"create pods": NODES, "create services": 1, "create persistentvolumeclaims": 1}
+    assert written == len(unbroken.scenario.statuses) - 1, "a write that changed nothing"
+    assert sum(not _only_progress(*pair) for pair in pairwise(unbroken.scenario.statuses)) <= 3
+    assert events <= 3
+
+
+def _only_progress(before: dict[str, Any], after: dict[str, Any]) -> bool:
+    return {key for key in before.keys() | after.keys() if before.get(key) != after.get(key)} <= PROGRESS
