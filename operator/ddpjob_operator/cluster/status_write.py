@@ -42,7 +42,23 @@ class Change:
 
 def change_between(current: Mapping[str, Any], wanted: DDPJobStatus) -> Change:
     """The change that turns the status on the server into the wanted one."""
-    return Change(merge_patch_between(current, wanted.model_dump(mode="json", by_alias=True, exclude_none=True)))
+    return Change(merge_patch_between(current, wire_form(wanted)))
+
+
+def wire_form(status: DDPJobStatus) -> dict[str, Any]:
+    """The status as JSON. What is empty is left out, as Go's omitempty would: Kubernetes 1.20 turns an empty string inside an
+    array of a merge patch into null, and then refuses it.
+    """
+    wire: dict[str, Any] = _without_empty(status.model_dump(mode="json", by_alias=True, exclude_none=True))
+    return wire
+
+
+def _without_empty(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _without_empty(inner) for name, inner in value.items() if inner != ""}
+    if isinstance(value, list):
+        return [_without_empty(inner) for inner in value]
+    return value
 
 
 def merge_patch_between(current: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, Any]:

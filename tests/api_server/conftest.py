@@ -1,0 +1,109 @@
+"""A real API server for every test here, or a visible reason why not."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from tests.api_server.harness import REPOSITORY, Cluster, Operator, eventually
+
+from ddpjob_operator.cluster import client as api
+
+SCRIPT = REPOSITORY / "tests" / "cluster" / "cluster.sh"
+CRD = REPOSITORY / "manifests" / "crd" / "ddpjobs.training.ddpjob.io.yaml"
+START_SECONDS = 1800
+"""The first start on a machine builds Kubernetes."""
+
+StartOperator = Callable[..., Awaitable[Operator]]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    here = Path(__file__).parent
+    for item in items:
+        if item.path.is_relative_to(here):
+            item.add_marker(pytest.mark.api_server)
+
+
+@pytest.fixture(scope="session")
+def api_server() -> Iterator[Path]:
+    """The kubeconfig of an API server with our CRD: the one that DDPJOB_TEST_KUBECONFIG names, or one that is started here."""
+    given = os.environ.get("DDPJOB_TEST_KUBECONFIG")
+    ours = given is None and subprocess.run(_script("status"), capture_output=True).returncode != 0
+    if given is None:
+        up = subprocess.run(_script("up"), capture_output=True, text=True, timeout=START_SECONDS)
+        if up.returncode == 3:
+            pytest.skip(f"no API server: {up.stderr.strip().splitlines()[-1]}")
+        assert up.returncode == 0, f"the API server did not start:\n{up.stderr}"
+        given = up.stdout.strip().removeprefix("KUBECONFIG=")
+    kubeconfig = Path(given)
+    asyncio.run(_install_crd(kubeconfig))
+    yield kubeconfig
+    if ours:
+        subprocess.run(_script("down"), capture_output=True, check=True)
+
+
+def _script(command: str) -> list[str]:
+    return ["bash", str(SCRIPT), command, "--control-plane-only"]
+
+
+async def _install_crd(kubeconfig: Path) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("KUBECONFIG", str(kubeconfig))
+        client = await api.connect()
+    manifest = yaml.safe_load(CRD.read_text())
+    path = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+    name = manifest["metadata"]["name"]
+    try:
+        await client.create(path, "customresourcedefinitions", manifest)
+    except api.ApiError as error:
+        assert error.already_exists, error
+        await client.merge_patch(f"{path}/{name}", "customresourcedefinitions", {"spec": manifest["spec"]})
+
+    async def established() -> bool:
+        found = await client.get(f"{path}/{name}", "customresourcedefinitions")
+        conditions = (found.get("status") or {}).get("conditions") or []
+        return any(item["type"] == "Established" and item["status"] == "True" for item in conditions)
+
+    await eventually(established, "the CRD is established")
+    await client.close()
+
+
+@pytest.fixture
+async def cluster(api_server: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Cluster]:
+    """The API server and a namespace of the test's own."""
+    monkeypatch.setenv("KUBECONFIG", str(api_server))
+    found = await Cluster.connect(api_server, f"test-{uuid.uuid4().hex[:10]}")
+    await found.create_namespace()
+    yield found
+    await found.delete_namespace()
+    await found.client.close()
+
+
+@pytest.fixture
+async def start_operator(cluster: Cluster, tmp_path: Path) -> AsyncIterator[StartOperator]:
+    """Starts operators for the test's namespace, and ends those that still run."""
+    started: list[Operator] = []
+
+    async def start(kubeconfig: Path | None = None, *, ready: bool = True, **environment: Any) -> Operator:
+        given = {name: str(value) for name, value in environment.items()}
+        log = tmp_path / f"operator-{len(started)}.log"
+        operator = await Operator(cluster.namespace, kubeconfig or cluster.kubeconfig, log, given).start()
+        started.append(operator)
+        return await operator.ready() if ready else operator
+
+    yield start
+    for operator in started:
+        await operator.kill()
+
+
+@pytest.fixture
+async def operator(start_operator: StartOperator) -> Operator:
+    """One operator that is ready."""
+    return await start_operator()

@@ -1,0 +1,295 @@
+"""What the API-server tests have in common: a namespace, the operator as a process, pods' lives without nodes, and what was asked of the server.
+
+No kubelet runs here. A test says what a pod's node would have reported, by patching the pod's status; everything else is the real thing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import sys
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import aiohttp
+
+from ddpjob_operator.cluster import client as api
+from ddpjob_operator.cluster import paths
+
+T = TypeVar("T")
+Object = dict[str, Any]
+
+REPOSITORY = Path(__file__).parents[2]
+OPERATOR_AGENT = "ddpjob-operator/"
+TEST_AGENT = "ddpjob-tests"
+OUTSIDE = ("leases", "events", "configmaps")
+"""Resources whose calls are no part of what a job costs."""
+
+
+async def eventually(
+    condition: Callable[[], Awaitable[T | None]],
+    what: str,
+    seconds: float = 20.0,
+    instead: Callable[[], Any] = lambda: "",
+) -> T:
+    """What `condition` returns as soon as that is true.
+
+    Raises AssertionError after `seconds`, with what `instead` has to say.
+    """
+    deadline = asyncio.get_running_loop().time() + seconds
+    while True:
+        if found := await condition():
+            return found
+        if asyncio.get_running_loop().time() > deadline:
+            raise AssertionError(f"not within {seconds:g} s: {what}\n{instead()}")
+        await asyncio.sleep(0.02)
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """One request that the API server wrote into its audit log."""
+
+    verb: str
+    resource: str
+    name: str
+    code: int
+
+    def __str__(self) -> str:
+        return f"{self.verb} {self.resource} {self.name} -> {self.code}"
+
+
+@dataclass(eq=False)
+class Cluster:
+    """The API server, seen by a test that works in one namespace."""
+
+    kubeconfig: Path
+    client: api.Client
+    namespace: str
+    audit_log: Path | None
+    _audit_from: int = 0
+
+    @classmethod
+    async def connect(cls, kubeconfig: Path, namespace: str) -> Cluster:
+        """A client of the test's own, so that its requests can be told from the operator's."""
+        login = await api.login()
+        client = api.Client(replace(login, headers={**login.headers, "User-Agent": TEST_AGENT}), in_flight=32)
+        audit = kubeconfig.parent / "audit.log"
+        known = audit if audit.exists() else None
+        return cls(kubeconfig, client, namespace, known, known.stat().st_size if known else 0)
+
+    async def create_namespace(self) -> None:
+        body = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": self.namespace}}
+        await self.client.create("/api/v1/namespaces", "namespaces", body)
+        account = f"/api/v1/namespaces/{self.namespace}/serviceaccounts/default"
+
+        async def account_exists() -> bool:
+            with suppress(api.ApiError):
+                await self.client.get(account, "serviceaccounts")
+                return True
+            return False
+
+        await eventually(
+            account_exists, "the namespace has its default service account, without which pods are refused"
+        )
+
+    async def delete_namespace(self) -> None:
+        with suppress(api.ApiError):
+            await self.client.delete(f"/api/v1/namespaces/{self.namespace}", "namespaces")
+
+    async def apply_job(self, name: str = "digits", **spec: Any) -> Object:
+        """Create a DDPJob whose pods no real kubelet will touch, should there be one."""
+        spec.setdefault("nodes", 2)
+        spec.setdefault("podTemplate", {"spec": {"schedulerName": "none"}})
+        body = {
+            "apiVersion": "training.ddpjob.io/v1alpha1",
+            "kind": "DDPJob",
+            "metadata": {"name": name, "namespace": self.namespace},
+            "spec": spec,
+        }
+        return await self.client.create(paths.jobs(self.namespace), "ddpjobs", body)
+
+    async def job(self, name: str = "digits") -> Object:
+        return await self.client.get(f"{paths.jobs(self.namespace)}/{name}", "ddpjobs")
+
+    async def status(self, name: str = "digits") -> Object:
+        return (await self.job(name)).get("status") or {}
+
+    async def delete_job(self, name: str = "digits") -> None:
+        await self.client.delete(f"{paths.jobs(self.namespace)}/{name}", "ddpjobs")
+
+    async def pods(self) -> list[Object]:
+        """Pods of the namespace by name."""
+        found = await self.client.list(paths.pods(self.namespace), "pods")
+        return sorted(found[0], key=lambda pod: pod["metadata"]["name"])
+
+    async def service(self, name: str = "digits-rdzv") -> Object:
+        return await self.client.get(f"{paths.services(self.namespace)}/{name}", "services")
+
+    async def phase_is(self, phase: str, name: str = "digits", seconds: float = 20.0) -> Object:
+        """Wait for a phase and return the status."""
+        seen: list[Object] = []
+
+        async def reached() -> Object | None:
+            seen[:] = [await self.status(name)]
+            return seen[0] if seen[0].get("phase") == phase else None
+
+        return await eventually(reached, f"{name} is {phase}", seconds, lambda: json.dumps(seen, indent=1))
+
+    async def gang_exists(
+        self, attempt: int = 0, nodes: int = 2, job: str = "digits", seconds: float = 20.0
+    ) -> list[Object]:
+        """Wait until all pods of an attempt are there, and return them by node rank."""
+        names = {f"{job}-{attempt}-{rank}" for rank in range(nodes)}
+
+        async def complete() -> list[Object] | None:
+            found = [pod for pod in await self.pods() if pod["metadata"]["name"] in names]
+            return found if len(found) == nodes else None
+
+        return await eventually(complete, f"the {nodes} pods of attempt {attempt} exist", seconds)
+
+    # What the pods' nodes would say.
+
+    async def report(self, pod: str, status: Object) -> None:
+        path = f"{paths.pods(self.namespace)}/{pod}/status"
+        await self.client.merge_patch(path, "pods/status", {"status": status})
+
+    async def runs(self, *pods: str, ip: str = "192.0.2.1") -> None:
+        ready = {"type": "Ready", "status": "True", "lastTransitionTime": None}
+        for pod in pods:
+            await self.report(pod, {"phase": "Running", "podIP": ip, "podIPs": [{"ip": ip}], "conditions": [ready]})
+
+    async def ends(self, *pods: str, code: int = 0, message: Object | None = None) -> None:
+        terminated: Object = {"exitCode": code, "reason": "Error" if code else "Completed"}
+        if message is not None:
+            terminated["message"] = json.dumps(message)
+        state = {"name": "trainer", "image": "x", "imageID": "", "ready": False, "restartCount": 0}
+        for pod in pods:
+            status = {"phase": "Failed" if code else "Succeeded", "conditions": []}
+            await self.report(pod, status | {"containerStatuses": [state | {"state": {"terminated": terminated}}]})
+
+    async def asked(self) -> list[Asked]:
+        """All that the operator has asked about this namespace so far, from the audit log, in order of completion."""
+        assert self.audit_log is not None
+        # the log is in order, so once a request of ours is in it, so is everything that was answered before
+        marker = f"marker-{os.urandom(6).hex()}"
+        with suppress(api.ApiError):
+            await self.client.get(f"/api/v1/namespaces/{self.namespace}/configmaps/{marker}", "configmaps")
+
+        async def logged() -> bytes | None:
+            with Path(str(self.audit_log)).open("rb") as log:
+                log.seek(self._audit_from)
+                text = log.read()
+            return text if marker.encode() in text else None
+
+        lines = (await eventually(logged, "the audit log has caught up")).splitlines()
+        return [entry for line in lines if (entry := self._entry(line))]
+
+    def _entry(self, line: bytes) -> Asked | None:
+        try:
+            event = json.loads(line)
+        except ValueError:  # the line that is being written
+            return None
+        about = event.get("objectRef") or {}
+        if about.get("namespace") != self.namespace or not event.get("userAgent", "").startswith(OPERATOR_AGENT):
+            return None
+        resource = "/".join(part for part in (about["resource"], about.get("subresource")) if part)
+        return Asked(event["verb"], resource, about.get("name", ""), event.get("responseStatus", {}).get("code", 0))
+
+    async def cost(self) -> list[Asked]:
+        """What the operator has asked on behalf of jobs: no watches, no lists, no Lease, no Events."""
+        return [
+            entry
+            for entry in await self.asked()
+            if entry.resource not in OUTSIDE and entry.verb not in ("watch", "list")
+        ]
+
+
+@dataclass(eq=False)
+class Operator:
+    """The operator as a process of its own, as it runs in a container."""
+
+    namespace: str
+    kubeconfig: Path
+    log: Path
+    environment: dict[str, str] = field(default_factory=dict)
+    port: int = 0
+    process: asyncio.subprocess.Process | None = None
+
+    async def start(self) -> Operator:
+        """Start it; `ready` waits until it acts."""
+        self.port = _free_port()
+        given = {
+            "NAMESPACES": self.namespace,
+            "LEASE_NAMESPACE": self.namespace,
+            "LOG_FORMAT": "plain",
+            "LOG_LEVEL": "DEBUG",
+            "PORT": str(self.port),
+        } | self.environment
+        clean = {name: value for name, value in os.environ.items() if not name.startswith("DDPJOB_")}
+        with self.log.open("ab") as log:
+            self.process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                "ddpjob_operator.main",
+                cwd=REPOSITORY,
+                env=clean
+                | {f"DDPJOB_OPERATOR_{name}": value for name, value in given.items()}
+                | {"KUBECONFIG": str(self.kubeconfig), "PYTHONPATH": str(REPOSITORY / "operator")},
+                stdout=log,
+                stderr=log,
+            )
+        return self
+
+    async def ready(self, seconds: float = 30.0) -> Operator:
+        async def answers() -> bool:
+            assert self.process is not None
+            assert self.process.returncode is None, f"the operator has ended:\n{self.log.read_text()[-4000:]}"
+            return (await self.probe("readyz"))[0] == 200
+
+        await eventually(answers, "the operator is ready", seconds, lambda: self.log.read_text()[-4000:])
+        return self
+
+    async def probe(self, name: str) -> tuple[int, str]:
+        """Status code and text of one of its HTTP endpoints; 0 while it does not answer."""
+        try:
+            async with (
+                aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=2)) as session,
+                session.get(f"http://127.0.0.1:{self.port}/{name}") as response,
+            ):
+                return response.status, await response.text()
+        except (aiohttp.ClientError, TimeoutError):
+            return 0, ""
+
+    def signal(self, number: signal.Signals) -> None:
+        assert self.process is not None
+        if self.process.returncode is None:
+            self.process.send_signal(number)
+
+    async def kill(self) -> None:
+        """As a node that loses power would."""
+        if self.process is not None and self.process.returncode is None:
+            self.process.kill()
+            await self.process.wait()
+
+    async def stop(self, seconds: float = 25.0) -> int:
+        """SIGTERM, and wait for the end."""
+        assert self.process is not None
+        self.signal(signal.SIGTERM)
+        try:
+            async with asyncio.timeout(seconds):
+                return await self.process.wait()
+        except TimeoutError:
+            self.process.kill()
+            raise AssertionError(f"it did not stop:\n{self.log.read_text()[-4000:]}") from None
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
