@@ -54,7 +54,7 @@ def test_trainer_pods_hold_no_credentials_for_the_cluster(unbroken: Unbroken) ->
     ("where", "needs", "lacks"),
     [
         ("operator", ["kopf", "ddpjob_operator"], ["torch", "ddp_trainer"]),
-        ("trainer", ["torch"], ["kopf", "kubernetes"]),
+        ("trainer", ["torch", "ddp_trainer"], ["kopf", "kubernetes", "ddpjob_operator"]),
     ],
 )
 def test_an_image_holds_its_own_part_alone(
