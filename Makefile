@@ -15,7 +15,8 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
 ##@ Try it
 demo: $(VENV)/.trainer  ## train the sample job on this machine, kill a rank halfway, see it finish
-	$(BIN)/ddpjob run manifests/samples/ddpjob.yaml --shared build/demo --fresh --chaos kill-rank@50%
+	@rm -rf build/demo
+	$(BIN)/ddpjob run manifests/samples/ddpjob.yaml --shared build/demo --chaos kill-rank@50%
 
 demo-cluster: $(VENV)/.dev  ## the same on a real Kubernetes cluster, installed by Helm, watched by Prometheus
 	$(BIN)/python -m tests.cluster.demo
