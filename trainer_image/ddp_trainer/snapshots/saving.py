@@ -56,20 +56,25 @@ class Saver:
         training stopped. Raises FencedError.
         """
         self.collect()
-        if manifest.step not in (self._step_in_flight, self._saved_step()):
-            patience = PATIENCE_SECONDS - self._writer.busy_seconds if manifest.kind == "periodic" else self._timeout
-            self._writer.wait(max(0.0, patience))
-            self.collect()
-            if self._writer.busy:
-                self._skipped(manifest.step)
-                return False
-            if not self._begin(manifest, generators, started):
-                return False
-        if wait:
-            self._writer.wait(self._timeout)
-            self.collect()
-            return self._saved_step() == manifest.step
-        return True
+        if manifest.step == self._step_in_flight and not wait:
+            return True
+        if manifest.step == self._saved_step():
+            return True
+        patience = PATIENCE_SECONDS - self._writer.busy_seconds if manifest.kind == "periodic" else self._timeout
+        self._writer.wait(max(0.0, patience))
+        self.collect()
+        if self._writer.busy:
+            self._skipped(manifest.step)
+            return False
+        if manifest.step == self._saved_step():
+            return True
+        if not self._begin(manifest, generators, started):
+            return False
+        if not wait:
+            return True
+        self._writer.wait(self._timeout)
+        self.collect()
+        return self._saved_step() == manifest.step
 
     def collect(self) -> None:
         """Tell how a save that is over has ended. Raises FencedError."""

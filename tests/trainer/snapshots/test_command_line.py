@@ -1,0 +1,86 @@
+"""`python -m ddp_trainer.snapshots` for people."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+
+from ddp_trainer.snapshots.__main__ import main
+from ddp_trainer.snapshots.manifest import Manifest
+from ddp_trainer.snapshots.state import write_state
+
+
+@pytest.fixture
+def models(volume: Any) -> dict[int, torch.nn.Module]:
+    """Models by step, of which the volume has snapshots."""
+    store = volume.writer()
+    models = {}
+    for step in (1, 2):
+        torch.manual_seed(step)
+        models[step] = torch.nn.Linear(3, 2)
+        state = {"model": models[step].state_dict()}
+        manifest = Manifest("digits", "uid-1", 0, step, 0, step * 8, 1, "ddp", 8, 1763703999.0)
+        store.save(lambda directory, state=state: write_state(directory, state), manifest)
+    return models
+
+
+def test_ls_shows_newest_first_and_what_is_bad(models: Any, volume: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    (volume.step(1) / "manifest.json").unlink()
+    assert main(["ls", str(volume.directory)]) == 0
+    newest, bad = capsys.readouterr().out.splitlines()
+    assert newest.split()[:2] == ["step", "2"]
+    assert "periodic" in newest
+    assert bad.split()[:3] == ["step", "1", "BAD"]
+    assert "manifest.json is missing" in bad
+
+
+def test_verify_reads_every_byte_and_its_exit_code_tells(
+    models: Any, volume: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["verify", str(volume.directory)]) == 0
+    os.truncate(volume.step(2) / "state.json", 3)
+    assert main(["verify", str(volume.directory)]) == 1
+    assert "step 2: BAD, state.json has 3 bytes" in capsys.readouterr().out
+    assert main(["verify", str(volume.directory), "--step", "1"]) == 0
+
+
+def test_export_writes_the_newest_valid_model_for_other_programs(models: Any, volume: Any, tmp_path: Path) -> None:
+    os.truncate(volume.step(2) / "state.json", 3)
+    assert main(["export", str(volume.directory), "--to", str(tmp_path / "out")]) == 0
+    plain = torch.load(tmp_path / "out" / "model.pt", weights_only=True)
+    tensors = safetensors.torch.load_file(tmp_path / "out" / "model.safetensors")
+    for name, tensor in models[1].state_dict().items():
+        assert torch.equal(plain[name], tensor)
+        assert torch.equal(tensors[name], tensor)
+
+
+def test_export_of_one_step(models: Any, volume: Any, tmp_path: Path) -> None:
+    assert main(["export", str(volume.directory), "--step", "2", "--to", str(tmp_path)]) == 0
+    torch.nn.Linear(3, 2).load_state_dict(torch.load(tmp_path / "model.pt", weights_only=True), strict=True)
+
+
+def test_export_says_what_there_is_instead(models: Any, volume: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["export", str(volume.directory), "--state", "ema"]) == 1
+    assert "has no tensors of 'ema'; it has model" in capsys.readouterr().err
+
+
+def test_listing_and_verifying_need_no_torch(volume: Any, run_script: Callable[..., Any]) -> None:
+    volume.save(volume.writer(), 1)
+    program = (
+        "import sys; sys.modules['torch'] = None; from ddp_trainer.snapshots.__main__ import main; "
+        f"sys.exit(main(['ls', {str(volume.directory)!r}]) or main(['verify', {str(volume.directory)!r}]))"
+    )
+    done = run_script("-c", program)
+    assert done.returncode == 0, done.stderr
+    assert "step 1: ok" in done.stdout
+
+
+def test_a_directory_that_is_none_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["ls", str(tmp_path / "absent")]) == 2
+    assert "absent is not a directory" in capsys.readouterr().out

@@ -1,0 +1,103 @@
+"""When the next snapshot is due."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from ddp_trainer.errors import UserError
+from ddp_trainer.snapshots.every import Every, Timetable, steps_to_next_look
+from ddp_trainer.snapshots.interval import choose
+
+DAY = 24 * 3600.0
+
+
+@pytest.mark.parametrize(
+    ("stall", "save", "nodes", "observed", "failures", "seconds", "bound"),
+    [
+        # Young: sqrt(2 * 86400 * 1) = 415.7; with more nodes the job fails sooner
+        (1.0, 2.0, 1, 0.0, 0, 415.69, None),
+        (1.0, 2.0, 4, 0.0, 0, 207.85, None),
+        (0.084, 1.8, 2, 0.0, 0, 85.19, None),
+        # 23 failures in a day of one node: MTTF 2 h; and none in 7 days of two: 15 node days
+        (1.0, 2.0, 1, DAY, 23, math.sqrt(2 * 7200), None),
+        (1.0, 2.0, 2, 7 * DAY, 0, math.sqrt(2 * 15 * DAY / 2), None),
+        # nothing to lose by saving often, but not more often than is useful
+        (0.0001, 0.1, 1, 0.0, 0, 10.0, "shortest"),
+        (100.0, 100.0, 1, 0.0, 0, 3600.0, "longest"),
+        # so many failures that Young's interval would cost more than 3.5 % in stalls
+        (1.0, 2.0, 64, DAY, 5000, 1 / 0.035, "overhead"),
+        # a save that takes longer than the interval
+        (0.1, 900.0, 8, 0.0, 0, 900.0, "save"),
+        (0.0, 0.0, 1, 0.0, 0, 10.0, "shortest"),
+    ],
+)
+def test_auto_interval(
+    stall: float, save: float, nodes: int, observed: float, failures: int, seconds: float, bound: str | None
+) -> None:
+    chosen = choose(stall_seconds=stall, save_seconds=save, nodes=nodes, observed_seconds=observed, failures=failures)
+    assert chosen.seconds == pytest.approx(seconds, rel=1e-3)
+    assert chosen.bound == bound
+
+
+def test_stalls_never_cost_more_than_the_cap() -> None:
+    for stall in (0.001, 0.1, 1.0, 60.0, 300.0):
+        for failures in (0, 10, 10_000):
+            chosen = choose(stall_seconds=stall, save_seconds=0.0, nodes=8, observed_seconds=DAY, failures=failures)
+            assert stall / chosen.seconds <= 0.035 + 1e-9
+
+
+@pytest.mark.parametrize(
+    ("text", "count", "unit"),
+    [
+        ("100steps", 100, "steps"),
+        ("1step", 1, "steps"),
+        ("2epochs", 2, "epochs"),
+        ("60seconds", 60, "seconds"),
+        ("auto", 60, "auto"),
+    ],
+)
+def test_an_interval_is_a_number_and_its_unit(text: str, count: int, unit: str) -> None:
+    assert Every.parse(text) == Every(count, unit)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "text", ["", "0steps", "-1steps", "1.5epochs", "steps", "10", "10minutes", "1e3steps", "10steps;"]
+)
+def test_anything_else_is_refused_with_examples(text: str) -> None:
+    with pytest.raises(UserError, match="such as 100steps"):
+        Every.parse(text)
+
+
+@pytest.mark.parametrize(
+    ("remaining", "pace", "steps"),
+    [
+        (60.0, 0.25, 120),
+        (1.0, 0.25, 2),
+        (0.75, 0.25, 3),
+        (0.25, 0.25, 1),
+        (0.1, 0.25, 1),
+        (-5.0, 0.25, 1),
+        (60.0, 0.0, 1),
+        (0.01, 90.0, 1),
+    ],
+)
+def test_ranks_look_again_halfway(remaining: float, pace: float, steps: int) -> None:
+    assert steps_to_next_look(remaining, pace) == steps
+
+
+@pytest.mark.parametrize("pace", [0.001, 0.05, 0.7, 90.0])
+def test_a_timed_interval_is_kept_within_a_step_or_two_and_costs_few_looks(pace: float) -> None:
+    timetable = Timetable(60.0, step=0, now=0.0)
+    saved, looks, next_look = [], 0, 1
+    for step in range(1, 1 + int(max(600.0, 10 * pace) / pace)):
+        if step < next_look:
+            continue
+        looks += 1
+        due, next_look = timetable.look(step=step, now=step * pace)
+        if due:
+            saved.append(step * pace)
+    gaps = [later - earlier for earlier, later in zip([0.0, *saved], saved, strict=False)]
+    assert all(max(60.0, pace) - 1e-6 <= gap <= max(60.0, pace) + 2 * pace for gap in gaps)
+    assert looks <= len(saved) * (math.log2(max(2.0, 60 / pace)) + 6)

@@ -1,0 +1,56 @@
+"""SIGKILL at every write, fsync, rename and removal of a save: the newest valid snapshot loads, every time."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+@pytest.fixture(scope="module")
+def lives(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    import os
+    import subprocess
+    import sys
+
+    here = Path(__file__).parent
+    environ = {**os.environ, "PYTHONPATH": str(here.parents[2] / "trainer_image")}
+    script = [sys.executable, str(here / "kill_points.py"), str(tmp_path_factory.mktemp("volume") / "digits")]
+    done = subprocess.run(script, env=environ, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def broken(lives: list[dict[str, Any]], holds: Callable[[dict[str, Any]], bool]) -> list[dict[str, Any]]:
+    return [life for life in lives if not holds(life)]
+
+
+def test_every_kind_of_operation_was_a_kill_point(lives: list[dict[str, Any]]) -> None:
+    kinds = {(life["operation"].split()[0], life["torn"]) for life in lives}
+    assert kinds == {(name, False) for name in ("mkdir", "create", "write", "fsync", "rename", "remove")} | {
+        ("write", True)
+    }
+
+
+def test_every_life_was_really_killed(lives: list[dict[str, Any]]) -> None:
+    assert broken(lives, lambda life: life["signal"] == signal.SIGKILL) == []
+
+
+def test_no_snapshot_that_save_promised_is_ever_lost(lives: list[dict[str, Any]]) -> None:
+    assert broken(lives, lambda life: life["newest"] >= life["promised"]) == []
+
+
+def test_what_loads_is_what_was_saved_byte_for_byte(lives: list[dict[str, Any]]) -> None:
+    assert broken(lives, lambda life: life["intact"]) == []
+
+
+def test_the_next_attempt_leaves_no_litter_and_accuses_no_snapshot(lives: list[dict[str, Any]]) -> None:
+    assert broken(lives, lambda life: life["odd"] == []) == []
+
+
+def test_the_next_attempt_can_save_at_once(lives: list[dict[str, Any]]) -> None:
+    assert broken(lives, lambda life: life["next"] == life["newest"] + 1) == []

@@ -1,0 +1,249 @@
+"""What goes into a snapshot comes out bit for bit, and nothing in it is ever executed."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import random
+from collections import Counter, OrderedDict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+
+from ddp_trainer.snapshots import rng
+from ddp_trainer.snapshots.errors import IncompatibleSnapshotError, SnapshotError
+from ddp_trainer.snapshots.manifest import Manifest
+from ddp_trainer.snapshots.state import Staging, parse_files, read_state, write_state
+from ddp_trainer.snapshots.tensorfile import lay_out, parse
+
+
+def files_of(states: dict[str, Any]) -> dict[str, bytearray]:
+    staged = Staging().stage(states)
+    files = {
+        name: bytearray(header) + bytearray(data.numpy().tobytes()) for name, (header, data) in staged.files.items()
+    }
+    return {**files, "state.json": bytearray(staged.structure)}
+
+
+def there_and_back(state: Any) -> Any:
+    return parse_files(files_of({"x": state}))["x"]
+
+
+TENSORS = {
+    "float64": torch.tensor([0.1, float("nan"), float("-inf"), -0.0], dtype=torch.float64),
+    "bfloat16": torch.randn(3, 5).bfloat16(),
+    "float16": torch.randn(7).half(),
+    "int8": torch.arange(-3, 4, dtype=torch.int8),
+    "bool": torch.tensor([True, False, True]),
+    "complex64": torch.randn(3, dtype=torch.complex64),
+    "float8": torch.randn(9).to(torch.float8_e4m3fn),
+    "scalar": torch.tensor(3),
+    "empty": torch.empty(0, 4),
+    "transposed": torch.arange(6.0).reshape(2, 3).T,
+    "strided": torch.arange(20)[::3],
+    "expanded": torch.tensor([1.0]).expand(4),
+}
+
+
+@pytest.mark.parametrize("name", TENSORS)
+def test_a_tensor_of_any_kind_comes_back_bit_for_bit(name: str) -> None:
+    tensor = TENSORS[name]
+    back = there_and_back({"a": tensor})["a"]
+    assert (back.dtype, back.shape) == (tensor.dtype, tensor.shape)
+    assert bytes(back.contiguous().reshape(-1).view(torch.uint8).numpy()) == bytes(
+        tensor.contiguous().reshape(-1).view(torch.uint8).numpy()
+    )
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        None, True, -3, 1 << 80, 0.1, 1e-320, float("inf"), "text", "ü\0", [], [1, [2, "3"]], (1, (2,)), {},
+        {"a": {"b": 1}},
+        {1: "a", 2: {3: "b"}}, {"$tensor": "looks like ours"}, {("a", 1): 2}, {True: 1, None: 2}, {1, 2, 3},
+        b"\x00\xff", 1 - 2j,
+        Counter([3, 3, 5]), OrderedDict([("b", 1), ("a", 2)]), torch.float16, torch.device("cuda:1"),
+    ],
+    ids=repr,
+)  # fmt: skip
+def test_any_plain_value_comes_back_as_it_was(value: Any) -> None:
+    back = there_and_back({"value": value})["value"]
+    assert back == value
+    assert type(back) is type(value)
+
+
+def test_nan_and_numpy_values_come_back() -> None:
+    back = there_and_back(
+        {"nan": float("nan"), "scalar": np.float64(0.1), "array": np.arange(6).reshape(2, 3), "count": np.int64(7)}
+    )
+    assert back["nan"] != back["nan"]
+    assert back["scalar"] == 0.1
+    assert back["count"] == 7
+    np.testing.assert_array_equal(back["array"], np.arange(6).reshape(2, 3))
+
+
+class Opaque:
+    """What only a pickle could hold."""
+
+
+@pytest.mark.parametrize(
+    "value", [Opaque(), lambda: None, Opaque, torch.Generator()], ids=["object", "function", "class", "generator"]
+)
+def test_what_a_snapshot_cannot_hold_is_refused_with_its_path(value: Any) -> None:
+    with pytest.raises(SnapshotError, match=r"groups\.0\.hook is a .* return only tensors"):
+        there_and_back({"groups": [{"hook": value}]})
+
+
+def test_a_tensor_subclass_is_not_saved_as_less_than_it_is() -> None:
+    class Sharded(torch.Tensor):
+        pass
+
+    with pytest.raises(SnapshotError, match=r"weight is a .*Sharded"):
+        there_and_back({"weight": torch.ones(2).as_subclass(Sharded)})
+
+
+def test_two_paths_with_one_name_are_told_apart() -> None:
+    back = there_and_back({"a.b": torch.tensor(1), "a": {"b": torch.tensor(2)}})
+    assert (back["a.b"].item(), back["a"]["b"].item()) == (1, 2)
+
+
+def test_model_file_is_what_other_programs_read_as_safetensors(tmp_path: Path) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.BatchNorm1d(5))
+    write_state(tmp_path, {"model": model.state_dict()})
+    loaded = safetensors.torch.load_file(tmp_path / "model.safetensors")
+    assert loaded.keys() == model.state_dict().keys()
+    assert all(torch.equal(loaded[name], tensor) for name, tensor in model.state_dict().items())
+
+
+def test_files_that_other_programs_write_as_safetensors_are_read(tmp_path: Path) -> None:
+    safetensors.torch.save_file(
+        {"b": torch.randn(3, 2), "a": torch.arange(3)}, tmp_path / "x", metadata={"format": "pt"}
+    )
+    ours = parse(bytearray((tmp_path / "x").read_bytes()))
+    theirs = safetensors.torch.load_file(tmp_path / "x")
+    assert all(torch.equal(ours[name], theirs[name]) for name in ("a", "b"))
+
+
+@pytest.mark.parametrize(
+    "file",
+    [
+        b"", b"\x01", b"\xff" * 16, b"\x02\0\0\0\0\0\0\0[]", b"\x02\0\0\0\0\0\0\0{{",
+        (60).to_bytes(8, "little") + b'{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}      ' + b"1234",
+        (60).to_bytes(8, "little") + b'{"a":{"dtype":"F32","shape":[-1],"data_offsets":[0,0]}}     ',
+        (60).to_bytes(8, "little") + b'{"a":{"dtype":"PY","shape":[1],"data_offsets":[0,4]}}       ' + b"1234",
+    ],
+)  # fmt: skip
+def test_a_malformed_tensor_file_is_refused(file: bytes) -> None:
+    with pytest.raises(IncompatibleSnapshotError):
+        parse(bytearray(file))
+
+
+def test_every_tensor_lies_at_a_multiple_of_its_element_size() -> None:
+    layout = lay_out(
+        {"a": torch.ones(3, dtype=torch.int8), "b": torch.ones(2, dtype=torch.float64), "c": torch.ones(1)}
+    )
+    assert all(slot.begin % slot.dtype.itemsize == 0 for slot in layout.slots.values())
+    assert len(layout.header) % 8 == 0
+
+
+def test_buffers_are_reused_from_save_to_save_and_hold_the_newest_values() -> None:
+    staging = Staging()
+    tensor = torch.zeros(1000)
+    first = staging.stage({"model": {"w": tensor}}).files["model.safetensors"][1]
+    tensor.fill_(1)
+    assert first.sum() == 0, "staging must copy"
+    second = staging.stage({"model": {"w": tensor}}).files["model.safetensors"][1]
+    assert second.data_ptr() == first.data_ptr()
+    assert second.view(torch.float32).sum() == 1000
+
+
+def test_a_new_tensor_gets_a_new_buffer() -> None:
+    staging = Staging()
+    staging.stage({"model": {"w": torch.zeros(10)}})
+    staged = staging.stage({"model": {"w": torch.ones(20), "v": torch.ones(2, dtype=torch.int64)}})
+    assert staged.files["model.safetensors"][1].numel() == 96
+
+
+class Bomb:
+    """Unpickling this creates the file it names."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, (str(self.path),)
+
+
+def test_a_malicious_pickle_in_a_snapshot_is_never_executed(volume: Any, tmp_path: Path) -> None:
+    evil = pickle.dumps(Bomb(tmp_path / "executed"))
+    store = volume.writer()
+
+    def write(directory: Path) -> None:
+        for name in ("model.safetensors", "optimizer.pt", "state.json"):
+            store.disk.create(directory / name, [evil])
+
+    manifest = store.save(write, Manifest("digits", "uid-1", 0, 1, 0, 0, 1, "ddp", 8, 1.0))
+    with pytest.raises(IncompatibleSnapshotError):
+        read_state(volume.step(1), manifest)
+    with pytest.raises(IncompatibleSnapshotError):
+        parse(bytearray(evil))
+    assert not (tmp_path / "executed").exists()
+    pickle.loads(evil)
+    assert (tmp_path / "executed").exists(), "the bomb itself must work, or this test shows nothing"
+
+
+def test_a_kind_of_value_that_this_image_does_not_know_is_refused() -> None:
+    files = files_of({"x": {}})
+    files["state.json"] = bytearray(json.dumps({"version": 1, "states": {"x": {"$quaternion": [1, 2]}}}).encode())
+    with pytest.raises(IncompatibleSnapshotError, match="quaternion"):
+        parse_files(files)
+
+
+# Random numbers
+
+
+def draw() -> tuple[Any, ...]:
+    return torch.rand(3).tolist(), np.random.rand(3).tolist(), random.random(), random.gauss(0, 1), np.random.randn()
+
+
+def test_all_generators_go_on_where_they_were() -> None:
+    draw()  # leaves the cached second value of gauss and randn behind
+    state = rng.capture()
+    expected = draw(), draw()
+    torch.manual_seed(1), np.random.seed(1), random.seed(1)
+    rng.restore(state)
+    assert (draw(), draw()) == expected
+
+
+def test_a_capture_has_the_same_length_whatever_the_generators_hold() -> None:
+    random.seed(1)
+    first = rng.capture()
+    random.gauss(0, 1), np.random.randn(), torch.rand(1)
+    assert rng.capture().shape == first.shape
+
+
+def test_reseeding_is_repeatable_and_differs_by_rank_step_and_size() -> None:
+    state = rng.capture()
+
+    def drawn(**where: int) -> Any:
+        rng.reseed(state, **where)
+        return draw()
+
+    first = drawn(step=5, rank=0, world_size=2)
+    assert drawn(step=5, rank=0, world_size=2) == first
+    others = [
+        drawn(step=5, rank=1, world_size=2),
+        drawn(step=6, rank=0, world_size=2),
+        drawn(step=5, rank=0, world_size=3),
+    ]
+    assert first not in others
+
+
+def test_a_garbled_generator_state_is_refused() -> None:
+    with pytest.raises(IncompatibleSnapshotError):
+        rng.restore(torch.zeros(100, dtype=torch.uint8))

@@ -1,0 +1,344 @@
+"""A snapshot is there whole or not at all, and what is bad is refused, set aside and told."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddp_trainer.errors import FencedError
+from ddp_trainer.snapshots.disk import Disk
+from ddp_trainer.snapshots.errors import CorruptSnapshotError, IncompatibleSnapshotError, SnapshotError
+from ddp_trainer.snapshots.manifest import Manifest, _checksum
+
+
+def flip_a_bit(step: Path) -> None:
+    path = step / "model.safetensors"
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 4
+    path.write_bytes(data)
+
+
+def truncate(step: Path) -> None:
+    os.truncate(step / "model.safetensors", 100)
+
+
+def empty(step: Path) -> None:
+    os.truncate(step / "model.safetensors", 0)
+
+
+def lengthen(step: Path) -> None:
+    with (step / "model.safetensors").open("ab") as file:
+        file.write(b"x")
+
+
+def lose_a_file(step: Path) -> None:
+    (step / "model.safetensors").unlink()
+
+
+def lose_the_manifest(step: Path) -> None:
+    (step / "manifest.json").unlink()
+
+
+def empty_the_manifest(step: Path) -> None:
+    (step / "manifest.json").write_bytes(b"")
+
+
+def garble_the_manifest(step: Path) -> None:
+    (step / "manifest.json").write_bytes(b"\x00" * 4096)
+
+
+def take_another_steps_manifest(step: Path) -> None:
+    (step / "manifest.json").write_bytes((step.parent / "step-000000000001" / "manifest.json").read_bytes())
+
+
+def link_a_file_to_elsewhere(step: Path) -> None:
+    outside = step.parent.parent / "outside"
+    (step / "model.safetensors").rename(outside)
+    (step / "model.safetensors").symlink_to(outside)
+
+
+def put_a_pipe_in_a_files_place(step: Path) -> None:
+    (step / "model.safetensors").unlink()
+    os.mkfifo(step / "model.safetensors")
+
+
+def put_a_file_in_the_snapshots_place(step: Path) -> None:
+    for path in step.iterdir():
+        path.unlink()
+    step.rmdir()
+    step.write_text("not a directory")
+
+
+DAMAGE = {
+    flip_a_bit: "SHA-256",
+    truncate: "100 bytes",
+    empty: "0 bytes",
+    lengthen: "4097 bytes",
+    lose_a_file: "model.safetensors is missing",
+    lose_the_manifest: "manifest.json is missing",
+    empty_the_manifest: "not JSON",
+    garble_the_manifest: "not JSON",
+    take_another_steps_manifest: "manifest.json is of step 1",
+    link_a_file_to_elsewhere: "symbolic link",
+    put_a_pipe_in_a_files_place: "not a regular file",
+    put_a_file_in_the_snapshots_place: "manifest.json is missing",
+}
+
+
+@pytest.mark.parametrize(("damage", "reason"), DAMAGE.items(), ids=lambda value: getattr(value, "__name__", ""))
+def test_a_bad_snapshot_is_refused_set_aside_and_the_one_before_used(volume: Any, damage: Any, reason: str) -> None:
+    store = volume.writer()
+    for step in (1, 2, 3):
+        volume.save(store, step)
+    damage(volume.step(3))
+
+    newest = volume.writer(attempt=1).newest_valid()
+
+    assert newest is not None
+    assert newest.step == 2
+    assert volume.names() == {volume.step(1).name, volume.step(2).name, volume.step(3).name + ".corrupt"}
+    aside = volume.step(3).with_name(volume.step(3).name + ".corrupt")
+    if aside.is_dir():
+        assert reason in (aside / "reason.txt").read_text()
+
+
+def test_where_no_snapshot_verifies_there_is_none(volume: Any) -> None:
+    store = volume.writer()
+    for step in (1, 2):
+        volume.save(store, step)
+        truncate(volume.step(step))
+    assert volume.writer(attempt=1).newest_valid() is None
+    assert all(name.endswith(".corrupt") for name in volume.names())
+
+
+def test_a_step_number_is_compared_as_a_number(volume: Any) -> None:
+    store = volume.writer(keep=5)
+    for step in (9, 10, 100):
+        volume.save(store, step)
+    assert store.steps() == [9, 10, 100]
+    assert store.newest_valid().step == 100
+
+
+def test_a_reader_changes_nothing(volume: Any) -> None:
+    store = volume.writer()
+    volume.save(store, 1)
+    volume.save(store, 2)
+    truncate(volume.step(2))
+    (volume.directory / ".tmp-step-000000000003-0-1").mkdir()
+    before = volume.names()
+    assert volume.reader().newest_valid().step == 1
+    assert volume.names() == before
+    with pytest.raises(SnapshotError, match="opened for reading"):
+        volume.save(volume.reader(), 3)
+
+
+def test_a_snapshot_of_a_later_format_stops_the_job_and_stays(volume: Any) -> None:
+    volume.save(volume.writer(), 1)
+    path = volume.step(1) / "manifest.json"
+    value = json.loads(path.read_text()) | {"version": 2}
+    value.pop("checksum")
+    path.write_text(json.dumps({**value, "checksum": _checksum(value)}))
+    with pytest.raises(IncompatibleSnapshotError, match="version 2") as caught:
+        volume.writer(attempt=1).newest_valid()
+    assert caught.value.exit_code == 64
+    assert volume.names() == {volume.step(1).name}
+
+
+def test_a_snapshot_that_cannot_be_read_just_now_is_passed_over_and_not_accused(volume: Any) -> None:
+    store = volume.writer()
+    volume.save(store, 1)
+    volume.save(store, 2)
+
+    def read(directory: Path, manifest: Manifest) -> int:
+        if manifest.step == 2:
+            raise OSError(errno.EIO, "Input/output error")
+        return manifest.step
+
+    assert store.load_newest(read)[1] == 1
+    assert volume.step(2).name in volume.names()
+
+
+def test_the_newest_are_kept(volume: Any) -> None:
+    store = volume.writer(keep=2)
+    for step in range(1, 6):
+        volume.save(store, step)
+    assert volume.names() == {volume.step(4).name, volume.step(5).name}
+
+
+def test_what_was_just_saved_is_kept_even_below_a_step_that_could_not_be_read(volume: Any) -> None:
+    volume.save(volume.writer(), 200)
+    volume.save(volume.writer(keep=1), 150)
+    assert volume.step(150).name in volume.names()
+
+
+def test_old_set_aside_snapshots_do_not_pile_up(volume: Any) -> None:
+    store = volume.writer(keep=2)
+    for step in range(1, 8):
+        volume.save(store, step)
+        if step % 2:
+            truncate(volume.step(step))
+            store.newest_valid()
+    volume.save(store, 8)
+    assert sorted(name for name in volume.names() if name.endswith(".corrupt")) == [
+        volume.step(5).name + ".corrupt",
+        volume.step(7).name + ".corrupt",
+    ]
+
+
+def test_the_owner_clears_what_unfinished_saves_left(volume: Any) -> None:
+    store = volume.writer()
+    volume.save(store, 1)
+    for name in (".tmp-step-000000000002-0-1", ".tmp-gone-step-000000000001-7"):
+        (volume.directory / name).mkdir()
+        (volume.directory / name / "model.safetensors").write_bytes(b"half")
+    volume.writer(attempt=1).newest_valid()
+    assert volume.names() == {volume.step(1).name}
+
+
+def test_a_step_saved_by_an_earlier_life_is_not_written_again(volume: Any) -> None:
+    first = volume.save(volume.writer(attempt=0), 1)
+    later = volume.writer(attempt=1)
+    assert volume.save(later, 1) == first
+
+
+def test_a_bad_snapshot_of_the_same_step_is_replaced(volume: Any) -> None:
+    volume.save(volume.writer(attempt=0), 1)
+    flip_a_bit(volume.step(1))
+    store = volume.writer(attempt=1)
+    assert volume.save(store, 1).attempt == 1
+    assert store.verify(1).attempt == 1
+    assert volume.step(1).name + ".corrupt" in volume.names()
+
+
+# Order: what a power cut would leave
+
+
+class RecordingDisk(Disk):
+    """The real thing, keeping a list of what was asked of it."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, Path]] = []
+
+    def create(self, path: Path, chunks: Any) -> None:
+        super().create(path, chunks)
+        self.calls.append(("create", path))
+
+    def fsync(self, path: Path) -> None:
+        super().fsync(path)
+        self.calls.append(("fsync", path))
+
+    def rename(self, source: Path, target: Path) -> None:
+        self.calls.append(("rename", target))
+        super().rename(source, target)
+
+
+def test_all_is_on_the_disk_before_the_name_and_the_name_before_save_returns(volume: Any) -> None:
+    disk = RecordingDisk()
+    store = volume.writer(disk=disk)
+    volume.save(store, 1)
+    named = disk.calls.index(("rename", volume.step(1)))
+    created = [path for call, path in disk.calls[:named] if call == "create"]
+    for path in [*created, created[0].parent]:
+        last_change = max(
+            i for i, (_, other) in enumerate(disk.calls[:named]) if path in (other, other.parent) and _ == "create"
+        )
+        assert ("fsync", path) in disk.calls[last_change + 1 : named]
+    assert created[-1].name == "manifest.json"
+    assert disk.calls[named + 1 :] == [("fsync", volume.directory)]
+
+
+# Fencing
+
+
+def test_a_fenced_writer_stops_before_it_writes_anything(volume: Any) -> None:
+    older = volume.writer(attempt=0)
+    volume.save(older, 1)
+    newer = volume.writer(attempt=1)
+    volume.save(newer, 2)
+    before = volume.names()
+    with pytest.raises(FencedError, match="attempt 1"):
+        volume.save(older, 3)
+    with pytest.raises(FencedError):
+        older.newest_valid()
+    assert volume.names() == before
+
+
+def test_a_writer_fenced_while_it_writes_leaves_the_newer_ones_files_alone(volume: Any) -> None:
+    older = volume.writer(attempt=0, keep=1)
+    volume.save(older, 1)
+
+    def write(directory: Path) -> None:
+        older.disk.create(directory / "model.safetensors", [b"old"])
+        newer = volume.writer(attempt=1, keep=3)
+        newer.newest_valid()
+        volume.save(newer, 2)
+
+    with pytest.raises(FencedError, match="attempt 1"):
+        older.save(write, Manifest("digits", "uid-1", 0, 2, 0, 0, 1, "ddp", 8, 1.0))
+    assert volume.names() == {volume.step(1).name, volume.step(2).name}
+    assert volume.reader().verify(2).attempt == 1
+
+
+# Faults of the disk
+
+
+def failing(number: int) -> Callable[..., None]:
+    def fail(*_: Any) -> None:
+        raise OSError(number, os.strerror(number))
+
+    return fail
+
+
+@pytest.mark.parametrize("operation", ["create", "fsync", "rename", "make_directory"])
+@pytest.mark.parametrize("number", [errno.EIO, errno.EROFS, errno.ESTALE])
+def test_a_disk_error_anywhere_leaves_the_old_snapshot_and_no_litter(volume: Any, operation: str, number: int) -> None:
+    store = volume.writer()
+    volume.save(store, 1)
+    setattr(store.disk, operation, failing(number))
+    with pytest.raises(SnapshotError, match=r"step 2 was not saved .* are intact and training goes on"):
+        volume.save(store, 2)
+    assert volume.reader().newest_valid().step == 1
+    if operation != "fsync":
+        assert volume.names() == {volume.step(1).name}
+
+
+def test_an_error_of_the_callers_own_leaves_no_litter(volume: Any) -> None:
+    store = volume.writer()
+
+    def write(directory: Path) -> None:
+        (directory / "half").write_bytes(b"x")
+        raise RuntimeError("out of luck")
+
+    with pytest.raises(SnapshotError, match="out of luck"):
+        store.save(write, Manifest("digits", "uid-1", 0, 1, 0, 0, 1, "ddp", 8, 1.0))
+    assert volume.names() == set()
+
+
+def test_verify_of_one_step_names_what_is_wrong(volume: Any) -> None:
+    store = volume.writer()
+    volume.save(store, 1)
+    assert store.verify(1).step == 1
+    flip_a_bit(volume.step(1))
+    with pytest.raises(CorruptSnapshotError, match=r"model\.safetensors has SHA-256"):
+        store.verify(1)
+    with pytest.raises(CorruptSnapshotError, match=r"manifest\.json is missing"):
+        store.verify(2)
+
+
+def test_list_tells_good_from_set_aside(volume: Any) -> None:
+    store = volume.writer()
+    for step in (1, 2, 3):
+        volume.save(store, step)
+    truncate(volume.step(3))
+    store.newest_valid()
+    newest, older, aside = volume.reader().list()
+    assert (newest.step, older.step, aside.step) == (2, 1, 3)
+    assert (newest.kind, newest.bytes, newest.problem) == ("periodic", 4096, None)
+    assert "100 bytes" in aside.problem
+    assert [info.step for info in store.set_aside] == [3]
