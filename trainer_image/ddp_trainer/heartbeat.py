@@ -149,7 +149,6 @@ class Heartbeat:
         with self._lock:
             now = self._progress()
             interval = None if self._step_at is None else now - self._step_at
-            self._step_at = now
             if interval is not None:
                 self._intervals.append(interval)
             self._count(step, samples, interval if step_seconds is None else step_seconds)
@@ -164,7 +163,12 @@ class Heartbeat:
             ):
                 if value is not None:
                     self._state[name] = value
-            self._flush_if_due(now)
+            if self._step_at is None or len(self._intervals) == 1:
+                # the first step is news, and from the second on the watchdog can tell slow from hung
+                self.flush()
+            else:
+                self._flush_if_due(now)
+            self._step_at = now
 
     def snapshot(
         self,

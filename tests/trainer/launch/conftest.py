@@ -1,0 +1,154 @@
+"""Pods of one machine: the real launcher, the real torchrun, and small real scripts as the training."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+
+from ddp_trainer import processes, run_dir
+
+ROOT = Path(__file__).parents[3]
+T = TypeVar("T")
+
+
+def eventually(look: Callable[[], T | None], what: str, seconds: float = 30.0) -> T:
+    """The first true value of `look`; fails with `what` when there is none in time."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        value = look()
+        if value:
+            return value
+        time.sleep(0.02)
+    pytest.fail(f"{what}: not within {seconds} s")
+
+
+class Pod:
+    """One launcher process with a run directory, a volume and a termination log of its own."""
+
+    def __init__(self, directory: Path, shared: Path, argv: list[str], env: dict[str, str]) -> None:
+        self.run_dir = directory / "run"
+        self.shared = shared
+        self._termination_log = directory / "termination-log"
+        self._log = directory / "log"
+        settings = {
+            "DDPJOB_NAME": "digits",
+            "DDPJOB_NAMESPACE": "default",
+            "DDPJOB_UID": f"uid-{directory.name}",
+            "DDPJOB_CREATED": "1763704000",
+            "DDPJOB_ATTEMPT": "0",
+            "DDPJOB_NODE_RANK": "0",
+            "DDPJOB_NODES": "1",
+            "DDPJOB_PROCS_PER_NODE": "1",
+            "DDPJOB_POD_NAME": "digits-0-0",
+            "DDPJOB_NODE_NAME": "here",
+            "POD_IP": "127.0.0.1",
+            "DDPJOB_RDZV_HOST": "127.0.0.1",
+            "DDPJOB_RDZV_PORT": str(free_port()),
+            "DDPJOB_STATUS_PORT": "0",
+            "DDPJOB_SHARED": str(shared),
+            "DDPJOB_RUN_DIR": str(self.run_dir),
+            "DDPJOB_TERMINATION_LOG": str(self._termination_log),
+            "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": str(ROOT / "trainer_image"),
+        }
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith("DDPJOB_")}
+        with self._log.open("wb") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "ddp_trainer.launch", *argv],
+                env=inherited | settings | env,
+                stdout=log,
+                stderr=log,
+            )
+
+    def wait(self, seconds: float = 60.0) -> int:
+        """The launcher's exit code."""
+        try:
+            return self.process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            pytest.fail(f"the launcher still runs after {seconds} s; its log:\n{self.log}")
+
+    @property
+    def message(self) -> dict[str, Any]:
+        """The termination message, which is there once the launcher has ended."""
+        return json.loads(self._termination_log.read_bytes())
+
+    @property
+    def log(self) -> str:
+        return self._log.read_text(errors="replace")
+
+    def pids(self, count: int = 1) -> dict[int, int]:
+        """rank → pid, once `count` ranks of this pod have started."""
+
+        def started() -> dict[int, int] | None:
+            found = {entry["rank"]: entry["pid"] for entry in run_dir.registrations(self.run_dir)}
+            return found if len(found) >= count else None
+
+        return eventually(started, f"{count} ranks started; log:\n{self.log}")
+
+    def wait_for(self, text: str) -> None:
+        """Until the pod's log has `text`."""
+        eventually(lambda: text in self.log, f"{text!r} in the log")
+
+    def get(self, path: str) -> bytes:
+        port = eventually((self.run_dir / "port").exists, "the status page") and (self.run_dir / "port").read_text()
+        with urllib.request.urlopen(f"http://127.0.0.1:{int(port)}{path}", timeout=5) as response:
+            return response.read()
+
+    def status(self) -> dict[str, Any]:
+        return json.loads(self.get("/status"))
+
+    def end(self) -> None:
+        left = [self.process.pid, *processes.descendants(self.process.pid)]
+        processes.send(left, signal.SIGCONT)
+        processes.send(left, signal.SIGKILL)
+        self.process.wait()
+
+
+StartPod = Callable[..., Pod]
+
+
+@pytest.fixture
+def start_pod(tmp_path: Path) -> Iterator[StartPod]:
+    """`start_pod(script, *args, **environment)` starts a launcher whose ranks run the text `script`."""
+    pods: list[Pod] = []
+
+    def start(script: str | Path, *args: str, argv: list[str] | None = None, **env: str) -> Pod:
+        directory = tmp_path / f"pod{len(pods)}"
+        directory.mkdir()
+        path = script if isinstance(script, Path) else directory / "train.py"
+        if isinstance(script, str):
+            path.write_text(textwrap.dedent(script))
+        pods.append(Pod(directory, tmp_path / "shared", argv or ["--script", str(path), "--", *args], env))
+        return pods[-1]
+
+    yield start
+    for pod in pods:
+        pod.end()
+
+
+@pytest.fixture(name="eventually")
+def eventually_fixture() -> Callable[..., Any]:
+    return eventually
+
+
+@pytest.fixture(name="free_port")
+def free_port_fixture() -> Callable[[], int]:
+    return free_port
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]

@@ -1,0 +1,108 @@
+"""What the launcher accepts from the operator, and what it says to anything else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ddp_trainer.environment import Target, parse_environment, parse_target
+from ddp_trainer.errors import UserError
+from ddp_trainer.rendezvous import torchrun_arguments, torchrun_environment, usable_cpus
+
+GOOD = {
+    "DDPJOB_NAME": "digits",
+    "DDPJOB_NAMESPACE": "default",
+    "DDPJOB_UID": "0b0c",
+    "DDPJOB_ATTEMPT": "3",
+    "DDPJOB_NODE_RANK": "1",
+    "DDPJOB_NODES": "2",
+    "DDPJOB_PROCS_PER_NODE": "4",
+    "POD_IP": "10.244.1.3",
+    "DDPJOB_RDZV_HOST": "10.96.0.7",
+    "DDPJOB_RDZV_PORT": "29500",
+    "DDPJOB_STATUS_PORT": "9400",
+    "DDPJOB_SHARED": "/mnt/shared",
+    "DDPJOB_RUN_DIR": "/tmp/ddpjob",
+    "DDPJOB_TERMINATION_LOG": "/dev/termination-log",
+}
+
+
+def test_a_complete_environment_is_parsed_into_values():
+    pod = parse_environment(GOOD)
+    assert (pod.attempt, pod.node_rank, pod.world_size) == (3, 1, 8)
+    assert pod.log_dir == Path("/mnt/shared/logs/digits")
+
+
+@pytest.mark.parametrize("name", GOOD)
+def test_each_variable_that_is_missing_is_named(name):
+    with pytest.raises(UserError, match=f"{name} is not set"):
+        parse_environment({key: value for key, value in GOOD.items() if key != name})
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("DDPJOB_NODES", "0", "from 1"),
+        ("DDPJOB_NODES", "1e3", "whole number"),
+        ("DDPJOB_NODE_RANK", "2", "from 0 to 1"),
+        ("DDPJOB_NODE_RANK", "-1", "from 0 to 1"),
+        ("DDPJOB_RDZV_PORT", "70000", "65535"),
+        ("DDPJOB_PROCS_PER_NODE", "٣", "whole number"),
+        ("DDPJOB_RUN_DIR", "tmp", "absolute"),
+        ("DDPJOB_STALL_MIN_SECONDS", "nan", "seconds above 0"),
+        ("DDPJOB_SHUTDOWN_SECONDS", "soon", "seconds above 0"),
+        ("DDPJOB_STALL_MIN_SECONDS", "9000", "greater than DDPJOB_STALL_MAX_SECONDS"),
+    ],
+)
+def test_a_bad_value_is_named_with_what_it_must_be(name, value, words):
+    with pytest.raises(UserError, match=f"{name}.*{words}"):
+        parse_environment(GOOD | {name: value})
+
+
+@pytest.mark.parametrize(
+    ("argv", "target"),
+    [
+        (["--module", "a.b", "--", "--x", "--", "y"], Target("module", "a.b", ("--x", "--", "y"))),
+        (["--script", "/t.py"], Target("script", "/t.py", ())),
+        (["--script", "/t.py", "--"], Target("script", "/t.py", ())),
+    ],
+)
+def test_everything_after_the_first_dashes_is_the_scripts_own(argv, target):
+    assert parse_target(argv) == target
+
+
+@pytest.mark.parametrize("argv", [[], ["--module"], ["--module", ""], ["train.py", "x"], ["--module", "a", "--lr=1"]])
+def test_any_other_command_line_is_refused(argv):
+    with pytest.raises(UserError):
+        parse_target(argv)
+
+
+@pytest.mark.parametrize(
+    ("node_rank", "endpoint", "is_host"), [("0", "10.244.1.3:29500", 1), ("1", "10.96.0.7:29500", 0)]
+)
+def test_node_rank_0_hosts_the_rendezvous_and_the_others_go_through_the_service(node_rank, endpoint, is_host):
+    arguments = torchrun_arguments(
+        parse_environment(GOOD | {"DDPJOB_NODE_RANK": node_rank}), Target("module", "m", ("--", "-m"))
+    )
+    assert f"--rdzv-endpoint={endpoint}" in arguments
+    assert any(argument.startswith(f"--rdzv-conf=is_host={is_host},") for argument in arguments)
+    assert {"--rdzv-id=0b0c-3", "--local-addr=10.244.1.3", "--max-restarts=0", "--nnodes=2"} <= set(arguments)
+    assert arguments[-4:] == ["module", "m", "--", "-m"]
+
+
+def test_ipv6_addresses_are_bracketed():
+    arguments = torchrun_arguments(parse_environment(GOOD | {"DDPJOB_RDZV_HOST": "fd00::7"}), Target("module", "m", ()))
+    assert "--rdzv-endpoint=[fd00::7]:29500" in arguments
+
+
+def test_ranks_share_the_cpus_unless_the_job_says_otherwise():
+    pod = parse_environment(GOOD)
+    assert torchrun_environment(pod, {}, cpus=8)["OMP_NUM_THREADS"] == "2"
+    assert torchrun_environment(pod, {}, cpus=2)["OMP_NUM_THREADS"] == "1"
+    assert torchrun_environment(pod, {"OMP_NUM_THREADS": "7"}, cpus=8)["OMP_NUM_THREADS"] == "7"
+
+
+def test_the_cpus_of_a_container_are_its_quota(tmp_path):
+    (tmp_path / "cpu.max").write_text("50000 100000\n")
+    assert usable_cpus(tmp_path) == 1

@@ -1,0 +1,149 @@
+"""What the termination message says when a rank fails, under the real torchrun."""
+
+from __future__ import annotations
+
+import pytest
+
+pytestmark = pytest.mark.trainer
+
+TRAIN = """
+    import os, sys, time
+    from ddp_trainer.heartbeat import Heartbeat
+    heartbeat = Heartbeat.from_env()
+    heartbeat.resumed(0)
+    heartbeat.enter("train")
+    heartbeat.step(step=7, epoch=1, total_steps=400, samples=448, loss=0.5)
+    heartbeat.metrics(eval_accuracy=0.9)
+    heartbeat.snapshot(5, 1763703999.0, True)
+"""
+
+
+def test_a_rank_that_is_killed_is_named_with_its_signal_and_step(start_pod):
+    pod = start_pod(
+        TRAIN
+        + """
+    if os.environ["RANK"] == "1":
+        os.kill(os.getpid(), 9)
+    time.sleep(600)
+    """,
+        DDPJOB_PROCS_PER_NODE="2",
+    )
+    assert pod.wait() == 1
+    message = pod.message
+    assert message["message"] == "rank 1 was killed by SIGKILL after step 7"
+    assert (message["outcome"], message["reason"], message["signal"]) == ("Failed", "WorkerKilled", "SIGKILL")
+    assert (message["rank"], message["localRank"], message["nodeRank"]) == (1, 1, 0)
+    assert (message["step"], message["totalSteps"], message["loss"]) == (7, 400, 0.5)
+    assert message["snapshot"] == {"step": 5, "time": 1763703999.0, "verified": True}
+    assert message["metrics"] == {"eval_accuracy": 0.9}
+
+
+def test_an_exception_is_reported_with_the_frames_of_the_script_only(start_pod):
+    pod = start_pod(
+        TRAIN
+        + """
+    def diverge():
+        raise ValueError("loss is NaN")
+    diverge()
+    """
+    )
+    assert pod.wait() == 1
+    message = pod.message
+    assert message["message"] == "rank 0 raised ValueError after step 7: loss is NaN"
+    assert (message["reason"], message["exception"]) == ("WorkerException", "ValueError: loss is NaN")
+    assert "in diverge" in message["traceback"]
+    assert "runpy" not in message["traceback"]
+
+
+def test_the_first_cause_wins_over_the_ranks_that_only_lost_it(start_pod):
+    pod = start_pod(
+        """
+        import os, sys, torch, torch.distributed as dist
+        dist.init_process_group("gloo")
+        dist.barrier()
+        if os.environ["RANK"] == "1":
+            raise ValueError("broken batch")
+        dist.all_reduce(torch.ones(1))
+        """,
+        DDPJOB_PROCS_PER_NODE="2",
+    )
+    assert pod.wait() == 1
+    assert pod.message["message"] == "rank 1 raised ValueError: broken batch"
+
+
+@pytest.mark.parametrize(
+    ("script", "code", "reason", "words"),
+    [
+        ("import no_such_package", 64, "ImportError", "No module named 'no_such_package'"),
+        ("def broken(:", 64, "UserError", "train.py"),
+        ("import argparse; argparse.ArgumentParser(prog='train').parse_args(['--lr'])", 64, "UserError", "--lr"),
+        ("raise SystemExit('the data set is empty')", 1, "WorkerException", "the data set is empty"),
+        (
+            "import os, sys; print('driver lost', file=sys.stderr, flush=True); os._exit(3)",
+            3,
+            "WorkerException",
+            "rank 0 exited with code 3 without a Python exception; its last lines on stderr: driver lost",
+        ),
+        ("import faulthandler; faulthandler._sigsegv()", 1, "WorkerKilled", "Segmentation fault"),
+        (
+            "from ddp_trainer.errors import FencedError; raise FencedError('attempt 3 owns it')",
+            77,
+            "Fenced",
+            "attempt 3",
+        ),
+    ],
+    ids=["import", "syntax", "argparse", "exit-text", "os-exit", "segfault", "fenced"],
+)
+def test_each_way_to_fail_has_its_exit_code_and_its_reason(start_pod, script, code, reason, words):
+    pod = start_pod(script)
+    assert pod.wait() == code
+    message = pod.message
+    assert (message["exitCode"], message["reason"]) == (code, reason)
+    assert words in message["message"]
+
+
+def test_a_script_that_does_not_exist_is_the_users_error(start_pod, tmp_path):
+    pod = start_pod(tmp_path / "nowhere.py")
+    assert pod.wait() == 64
+    assert "nowhere.py does not exist" in pod.message["message"]
+    assert "spec.entrypoint.script" in pod.message["message"]
+
+
+def test_a_script_sees_the_arguments_and_the_main_module_that_python_would_give_it(start_pod):
+    pod = start_pod(
+        """
+        import os, sys
+        from pathlib import Path
+        import sibling
+        assert __name__ == "__main__" and sys.modules["__main__"].sibling is sibling
+        assert sys.argv == [__file__, "--lr", "0.1", "--", "$(rm -rf /)", ""], sys.argv
+        assert os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] == "1"
+        """,
+        "--lr", "0.1", "--", "$(rm -rf /)", "",
+    )  # fmt: skip
+    (pod.run_dir.parent / "sibling.py").write_text("")
+    assert pod.wait() == 0, pod.log
+    assert (pod.message["outcome"], pod.message["reason"]) == ("Succeeded", "Completed")
+
+
+def test_a_module_runs_as_main_with_its_arguments(start_pod):
+    pod = start_pod("", argv=["--module", "json.tool", "--", "/no/such/file.json"])
+    assert pod.wait() == 64  # json.tool hands this to argparse, which exits with 2
+    assert "/no/such/file.json" in pod.message["message"]
+
+
+def test_a_secret_in_an_exception_does_not_reach_the_message(start_pod):
+    pod = start_pod(
+        "import os; raise ValueError('login failed: ' + os.environ['WANDB_API_KEY'])", WANDB_API_KEY="s3cr3t-key"
+    )
+    assert pod.wait() == 1
+    assert "s3cr3t-key" not in str(pod.message)
+    assert "login failed: ***" in pod.message["message"]
+
+
+def test_a_bad_variable_is_refused_by_name_before_torchrun_starts(start_pod):
+    pod = start_pod("", DDPJOB_NODES="two", DDPJOB_UID="")
+    assert pod.wait() == 64
+    assert pod.message["outcome"] == "UserError"
+    assert "DDPJOB_NODES='two' must be a whole number" in pod.message["message"]
+    assert "DDPJOB_UID is not set" in pod.message["message"]

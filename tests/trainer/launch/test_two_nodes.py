@@ -1,0 +1,59 @@
+"""Two launchers on this machine as two nodes of a gang."""
+
+from __future__ import annotations
+
+import pytest
+
+pytestmark = pytest.mark.trainer
+
+ALL_REDUCE = """
+    import os, sys, torch, torch.distributed as dist
+    from ddp_trainer.heartbeat import Heartbeat
+    heartbeat = Heartbeat.from_env()
+    heartbeat.enter("rendezvous")
+    dist.init_process_group("gloo")
+    heartbeat.enter("train")
+    total = torch.ones(1)
+    dist.all_reduce(total)
+    assert total.item() == dist.get_world_size() == 2
+    heartbeat.step(step=1, epoch=0, total_steps=1, samples=64, loss=total)
+"""
+
+
+def start_gang(start_pod, free_port, script, **env):
+    gang = {"DDPJOB_NODES": "2", "DDPJOB_UID": "gang", "DDPJOB_RDZV_PORT": str(free_port())} | env
+    return [start_pod(script, **gang, DDPJOB_NODE_RANK=str(node)) for node in (0, 1)]
+
+
+def test_two_nodes_find_each_other_and_both_succeed(start_pod, free_port):
+    pods = start_gang(
+        start_pod, free_port, ALL_REDUCE + "    dist.destroy_process_group()\n    heartbeat.enter('done')\n"
+    )
+    assert [pod.wait() for pod in pods] == [0, 0], [pod.log for pod in pods]
+    assert [pod.message["nodeRank"] for pod in pods] == [0, 1]
+    assert {pod.message["loss"] for pod in pods} == {2.0}
+
+
+def test_the_node_whose_rank_lives_reports_only_a_lost_peer(start_pod, free_port):
+    pods = start_gang(
+        start_pod,
+        free_port,
+        ALL_REDUCE
+        + """
+    if os.environ["DDPJOB_NODE_RANK"] == "1":
+        os.kill(os.getpid(), 9)
+    dist.all_reduce(total)
+    """,
+    )
+    assert [pod.wait() for pod in pods] == [1, 1], [pod.log for pod in pods]
+    assert [pod.message["reason"] for pod in pods] == ["PeerLost", "WorkerKilled"]
+    assert "after step 1" in pods[1].message["message"]
+
+
+def test_a_node_of_another_attempt_is_not_let_in(start_pod, free_port):
+    gang = {"DDPJOB_NODES": "2", "DDPJOB_UID": "gang", "DDPJOB_RDZV_PORT": str(free_port())}
+    current = start_pod("", **gang, DDPJOB_ATTEMPT="1")
+    stale = start_pod("", **gang, DDPJOB_ATTEMPT="0", DDPJOB_NODE_RANK="1")
+    fresh = start_pod("", **gang, DDPJOB_ATTEMPT="1", DDPJOB_NODE_RANK="1")
+    assert [current.wait(), fresh.wait()] == [0, 0]
+    assert list((stale.run_dir / "ranks").iterdir()) == []
