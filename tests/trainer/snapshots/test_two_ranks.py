@@ -1,0 +1,116 @@
+"""Two real ranks under torchrun: rank 0 decides, and nobody deadlocks."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ddp_trainer.snapshots.session import Every, Identity, SnapshotEvent, Snapshots
+
+pytestmark = pytest.mark.trainer
+
+HERE = Path(__file__).parent
+
+
+@pytest.fixture(scope="module")
+def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the two ranks left their volumes and what they saw."""
+    out = tmp_path_factory.mktemp("two-ranks")
+    environ = {**os.environ, "PYTHONPATH": str(HERE.parents[2] / "trainer_image"), "OMP_NUM_THREADS": "1"}
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    done = subprocess.run(
+        [*torchrun, str(HERE / "two_ranks.py"), str(out)],
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=150,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-8000:]
+    return out
+
+
+@pytest.fixture(scope="module")
+def seen(out: Path) -> list[dict[str, Any]]:
+    """By rank: scenario -> what it returned there."""
+    return [json.loads((out / f"rank-{rank}.json").read_text()) for rank in (0, 1)]
+
+
+def test_resuming_two_ranks_with_dropout_is_bitwise(seen: list[dict[str, Any]]) -> None:
+    for rank in (0, 1):
+        result = seen[rank]["resume_is_bitwise"]
+        assert result["step"] == 4
+        assert result["losses"][0] == result["losses"][1]
+        assert result["weights"][0] == result["weights"][1]
+    assert seen[0]["resume_is_bitwise"]["losses"] != seen[1]["resume_is_bitwise"]["losses"], (
+        "each rank has its own random numbers"
+    )
+
+
+def test_a_snapshot_that_only_rank_0_sees_is_resumed_by_all(seen: list[dict[str, Any]]) -> None:
+    results = [ranks["only_rank_0_sees_the_snapshot"] for ranks in seen]
+    assert [result["step"] for result in results] == [2, 2]
+    assert all(result["weights"][0] == result["weights"][1] for result in results)
+
+
+def test_a_rank_that_reads_other_bytes_gets_those_of_rank_0(seen: list[dict[str, Any]]) -> None:
+    results = [ranks["rank_1_reads_other_bytes"] for ranks in seen]
+    assert [result["step"] for result in results] == [2, 2]
+    assert all(result["weights"][0] == result["weights"][1] for result in results)
+
+
+def test_all_ranks_stop_when_rank_0_is_fenced(seen: list[dict[str, Any]]) -> None:
+    assert all("attempt 4 (uid uid-1) is fenced: attempt 5" in ranks["rank_0_is_fenced"] for ranks in seen)
+
+
+def test_all_ranks_stop_when_the_snapshot_does_not_fit_on_one(seen: list[dict[str, Any]]) -> None:
+    for ranks in seen:
+        kind, exit_code, message = ranks["the_program_has_changed_on_one_rank"]
+        assert (kind, exit_code) == ("IncompatibleSnapshotError", 64)
+        assert "does not fit this program (rank 1): model:" in message
+
+
+def test_every_rank_knows_whether_the_snapshot_it_waited_for_is_on_the_disk(seen: list[dict[str, Any]]) -> None:
+    for ranks in seen:
+        good, bad, fenced = ranks["every_rank_learns_whether_a_waited_for_save_succeeded"]
+        assert (good, bad) == (True, False)
+        assert "newer attempt" in fenced or "is fenced" in fenced
+
+
+def test_timed_saves_are_agreed_by_all_ranks(seen: list[dict[str, Any]]) -> None:
+    first, second = (ranks["timed_saves_happen_at_one_step_on_all_ranks"] for ranks in seen)
+    assert first == second
+    assert len(first) >= 2
+
+
+def test_a_snapshot_of_two_ranks_is_resumed_by_one_that_says_so(out: Path, seen: list[dict[str, Any]]) -> None:
+    def resume() -> tuple[torch.nn.Module, list[SnapshotEvent], torch.Tensor]:
+        model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Dropout(0.3), torch.nn.Linear(8, 1))
+        events: list[SnapshotEvent] = []
+        snapshots = Snapshots(
+            out / "train_and_save_as_two" / "digits",
+            {"model": model, "optimizer": torch.optim.AdamW(model.parameters(), lr=0.05)},
+            every=Every.parse("2steps"),
+            keep=9,
+            identity=Identity("digits", "uid-1", 1, 1, 0, 1),
+            strategy="single",
+            global_batch=16,
+            on_event=events.append,
+        )
+        assert snapshots.resume() is not None
+        return model, events, torch.rand(3)
+
+    model, events, drawn = resume()
+    weights = [value for tensor in model.state_dict().values() for value in tensor.flatten().tolist()]
+    assert weights == seen[0]["train_and_save_as_two"]
+    assert [event.result for event in events] == ["reseeded", "resumed"]
+    assert "is of 2 ranks, this is 1: random numbers start anew" in events[0].message
+    torch.manual_seed(77)
+    assert torch.equal(resume()[2], drawn)

@@ -1,0 +1,232 @@
+"""Two ranks under torchrun live through several scenarios; each rank writes what it saw to OUT/rank-<r>.json.
+
+Run as `torchrun … two_ranks.py OUT`. A scenario is a function that returns something JSON can hold. One start for
+all of them: it takes longer than they do.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import random
+import shutil
+import sys
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from ddp_trainer.errors import FencedError
+from ddp_trainer.snapshots.disk import Disk
+from ddp_trainer.snapshots.fence import Fence
+from ddp_trainer.snapshots.session import Every, Identity, Progress, SnapshotEvent, Snapshots
+
+RANK = int(os.environ["RANK"])
+
+
+class Run:
+    """DistributedDataParallel with dropout: each rank draws its own random numbers."""
+
+    def __init__(self, directory: Path, *, attempt: int = 0, every: str = "2steps", seed: int = 0) -> None:
+        torch.manual_seed(seed)
+        self.model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Dropout(0.3), torch.nn.Linear(8, 1))
+        torch.manual_seed(seed + 1 + RANK)
+        random.seed(RANK)
+        self.ddp = DistributedDataParallel(self.model)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.05)
+        self.events: list[SnapshotEvent] = []
+        self.losses: list[float] = []
+        self.step = 0
+        self.snapshots = Snapshots(
+            directory,
+            {"model": self.ddp, "optimizer": self.optimizer},
+            every=Every.parse(every),
+            keep=9,
+            identity=Identity("digits", "uid-1", 1, attempt, RANK, 2),
+            strategy="ddp",
+            global_batch=16,
+            on_event=self.events.append,
+        )
+
+    def resume(self) -> int | None:
+        manifest = self.snapshots.resume()
+        self.step = manifest.step if manifest else 0
+        return manifest.step if manifest else None
+
+    def train(self, until: int, pause: float = 0.0) -> None:
+        while self.step < until:
+            self.optimizer.zero_grad()
+            loss = self.ddp(torch.randn(8, 8)).square().mean() * random.random()
+            loss.backward()
+            self.optimizer.step()
+            self.step += 1
+            self.losses.append(loss.item())
+            time.sleep(pause)
+            self.snapshots.step_end(Progress(self.step, 0, self.step * 16))
+
+    def weights(self) -> list[float]:
+        return [value for tensor in self.model.state_dict().values() for value in tensor.flatten().tolist()]
+
+
+def in_turn() -> None:
+    """All ranks here before any goes on: for what the test does to the files, not for the snapshots."""
+    dist.barrier()
+
+
+def resume_is_bitwise(volume: Path) -> Any:
+    unbroken = Run(volume / "unbroken")
+    unbroken.resume()
+    unbroken.train(7)
+    unbroken.snapshots.close()
+    broken = Run(volume / "broken")
+    broken.resume()
+    broken.train(5)
+    broken.snapshots.close()
+    in_turn()
+    resumed = Run(volume / "broken", attempt=1, seed=50)
+    step = resumed.resume()
+    resumed.train(7)
+    resumed.snapshots.close()
+    return {
+        "step": step,
+        "losses": [unbroken.losses, broken.losses[:4] + resumed.losses],
+        "weights": [unbroken.weights(), resumed.weights()],
+    }
+
+
+def only_rank_0_sees_the_snapshot(volume: Path) -> Any:
+    run = Run(volume)
+    run.resume()
+    run.train(2)
+    run.snapshots.close()
+    in_turn()
+    mine = volume if RANK == 0 else volume.with_name("nothing-here")
+    resumed = Run(mine, attempt=1, seed=50)
+    return {"step": resumed.resume(), "weights": [run.weights(), resumed.weights()]}
+
+
+def rank_1_reads_other_bytes(volume: Path) -> Any:
+    run = Run(volume)
+    run.resume()
+    run.train(2)
+    run.snapshots.close()
+    in_turn()
+    mine = volume
+    if RANK == 1:
+        mine = volume.with_name("stale")
+        shutil.copytree(volume, mine)
+        path = mine / "step-000000000002" / "model.safetensors"
+        path.write_bytes(path.read_bytes()[:-4] + b"bad!")
+    in_turn()
+    resumed = Run(mine, attempt=1, seed=50)
+    return {"step": resumed.resume(), "weights": [run.weights(), resumed.weights()]}
+
+
+def rank_0_is_fenced(volume: Path) -> Any:
+    if RANK == 0:
+        volume.mkdir()
+        Fence.claim(volume, created=1, attempt=5, uid="uid-1")
+    in_turn()
+    try:
+        Run(volume, attempt=4).resume()
+    except FencedError as error:
+        return str(error)
+    return None
+
+
+def the_program_has_changed_on_one_rank(volume: Path) -> Any:
+    run = Run(volume)
+    run.resume()
+    run.train(2)
+    run.snapshots.close()
+    in_turn()
+    other = Run(volume, attempt=1)
+    if RANK == 1:
+        other.snapshots._stateful["model"] = torch.nn.Linear(2, 2)
+    try:
+        other.resume()
+    except Exception as error:
+        return [type(error).__name__, getattr(error, "exit_code", None), str(error)]
+    return None
+
+
+class BrokenDisk(Disk):
+    def create(self, path: Path, chunks: Any) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+
+def every_rank_learns_whether_a_waited_for_save_succeeded(volume: Path) -> Any:
+    run = Run(volume, every="100steps")
+    run.resume()
+    run.train(1)
+    good = run.snapshots.save(Progress(1, 0, 16), kind="preempted", wait=True)
+    if RANK == 0:
+        run.snapshots._saver._store.disk = BrokenDisk()  # type: ignore[union-attr]
+    run.train(2)
+    bad = run.snapshots.save(Progress(2, 0, 32), kind="preempted", wait=True)
+    run.train(3)
+    if RANK == 0:
+        Fence.claim(volume, created=1, attempt=1, uid="uid-1")
+    in_turn()
+    try:
+        run.snapshots.save(Progress(3, 0, 48), kind="preempted", wait=True)
+    except FencedError as error:
+        return [good, bad, str(error)]
+    return [good, bad, None]
+
+
+def timed_saves_happen_at_one_step_on_all_ranks(volume: Path) -> Any:
+    run = Run(volume, every="1seconds")
+    run.resume()
+    saved: list[int] = []
+    save = run.snapshots.save
+    run.snapshots.save = lambda progress, **kw: saved.append(progress.step) or save(progress, **kw)  # type: ignore[method-assign,func-returns-value]
+    run.train(120, pause=0.01 * (1 + RANK))
+    run.snapshots.close()
+    return saved
+
+
+def train_and_save_as_two(volume: Path) -> Any:
+    run = Run(volume)
+    run.resume()
+    run.train(2)
+    run.snapshots.close()
+    return run.weights()
+
+
+SCENARIOS: tuple[Callable[[Path], Any], ...] = (
+    resume_is_bitwise,
+    only_rank_0_sees_the_snapshot,
+    rank_1_reads_other_bytes,
+    rank_0_is_fenced,
+    the_program_has_changed_on_one_rank,
+    every_rank_learns_whether_a_waited_for_save_succeeded,
+    timed_saves_happen_at_one_step_on_all_ranks,
+    train_and_save_as_two,
+)
+
+
+def main(out: Path) -> None:
+    torch.set_num_threads(1)
+    # A deadlock must fail the scenario, not the machine's patience.
+    dist.init_process_group("gloo", timeout=timedelta(seconds=30))
+    seen = {}
+    for scenario in SCENARIOS:
+        volume = out / scenario.__name__
+        if RANK == 0:
+            volume.mkdir()
+        in_turn()
+        seen[scenario.__name__] = scenario(volume / "digits")
+        in_turn()
+    (out / f"rank-{RANK}.json").write_text(json.dumps(seen))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
