@@ -4,8 +4,8 @@
 #   dev.txt       all that development and CI need, torch excepted
 #   operator.txt  the operator's image
 #   trainer.txt   the trainer's image, torch excepted, with what torch needs on any machine
-#   torch.txt     torch alone, for CPU and for CUDA: install it with --no-deps, beside one of the others
-#   cuda.txt      what the CUDA build of that torch needs besides
+#   torch.txt     which torch all of them go with; no hash, because every index has builds of its own
+#   torch-cpu.txt, torch-cuda.txt  that torch alone, and with all that its CUDA build needs: to be installed with --no-deps
 #
 # Usage: requirements/refresh.sh [FOLDER OF pip AND pip-compile]. It asks whatever index pip is set up to ask, and keeps no
 # trace of which that was.
@@ -30,7 +30,7 @@ lock() {
 }
 
 publish() {
-  { echo "# Made from pyproject.toml by requirements/refresh.sh: do not edit." && cat "$work/$1"; } >"requirements/$1"
+  { echo "# Made by requirements/refresh.sh: do not edit." && cat "$work/$1"; } >"requirements/$1"
 }
 
 # The blocks of a lock file (a line and its indented hashes) whose package name matches.
@@ -38,28 +38,29 @@ blocks() { awk -v name="$1" '/^[^ ]/ {keep = $1 ~ name} keep' "$2"; }
 
 versions() { grep -oE '^[a-z0-9][^ ]*' "$1"; }
 
-# === leaves out builds such as 2.13.0+cpu: this is the one with CUDA, and tells what only that one needs.
+echo "torch==$TORCH" >"$work/torch.txt"
+# === leaves out builds such as 2.13.0+cpu: this is the one with CUDA, and tells what only that one needs
 echo "torch===$TORCH" >"$work/torch.in"
 lock all "$work/torch.in"
-blocks '^(nvidia-|cuda-|triton)' "$work/all" >"$work/cuda.txt"
-blocks '^torch=' "$work/all" | sed 's/^torch===/torch==/' >"$work/torch.txt"
+blocks '^(torch=|nvidia-|cuda-|triton)' "$work/all" >"$work/torch-cuda.txt"
 if "$bin/pip" download -q --no-deps --dest "$work" "torch==$TORCH+cpu" 2>"$work/log"; then
   for wheel in "$work"/torch-*.whl; do
-    sed -i '$s/$/ \\/' "$work/torch.txt"
-    "$bin/pip" hash "$wheel" | sed -n 's/^--hash/    --hash/p' >>"$work/torch.txt"
-  done
+    printf '%s \\\n' "torch==$TORCH+cpu"
+    "$bin/pip" hash "$wheel" | sed -n 's/^--hash/    --hash/p'
+  done >"$work/torch-cpu.txt"
 else
-  echo "requirements: no torch==$TORCH+cpu here, so torch.txt is without its hash" >&2
+  echo "requirements: there is no torch==$TORCH+cpu here; torch-cpu.txt stays as it is" >&2
+  sed 1d requirements/torch-cpu.txt >"$work/torch-cpu.txt"
 fi
 
-omit=(--unsafe-package torch)
-for package in $(versions "$work/cuda.txt"); do omit+=(--unsafe-package "${package%%==*}"); done
+omit=()
+for package in $(versions "$work/torch-cuda.txt"); do omit+=(--unsafe-package "${package%%==*}"); done
 omit+=(--no-allow-unsafe)
-echo "torch==$TORCH" >"$work/same.in"
+cp "$work/torch.txt" "$work/same.in"
 lock dev.txt --extra dev "${omit[@]}" --constraint "$work/same.in" pyproject.toml
 # one version of a package everywhere
 versions "$work/dev.txt" >>"$work/same.in"
 lock trainer.txt --extra trainer "${omit[@]}" --constraint "$work/same.in" pyproject.toml
 lock operator.txt --extra operator --constraint "$work/same.in" pyproject.toml
 
-for name in dev.txt operator.txt trainer.txt torch.txt cuda.txt; do publish $name; done
+for name in dev.txt operator.txt trainer.txt torch.txt torch-cpu.txt torch-cuda.txt; do publish $name; done

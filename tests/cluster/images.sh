@@ -4,6 +4,7 @@
 #   images.sh [operator] [trainer]     both, unless named; prints a line "REF ARCHIVE" for each
 #
 # TORCH=cpu|cuda   which torch the trainer gets (cpu)
+# TORCH_INDEX_URL=… where the CPU build of torch comes from, if its wheel is not in one of pip's find-links folders
 # BASE_IMAGE=…     what both build on (python:3.12-slim; with buildah, which has no registry to ask here, a Debian 12 made by
 #                  debootstrap and cached)
 # pip inside the build gets the settings that pip has here (pip config list, PIP_*), and the wheels of its find-links folders.
@@ -116,7 +117,9 @@ main() {
   for what in "$@"; do
     case $what in
       operator) build "localhost/ddpjob-operator:$VERSION" Dockerfile ;;
-      trainer) build "localhost/ddpjob-trainer:$VERSION-$TORCH" trainer_image/Dockerfile --build-arg "TORCH=$TORCH" ;;
+      trainer)
+        build "localhost/ddpjob-trainer:$VERSION-$TORCH" trainer_image/Dockerfile --build-arg "TORCH=$TORCH" --build-arg "TORCH_INDEX_URL=${TORCH_INDEX_URL:-}"
+        ;;
       *) die "there is no image $what: operator or trainer" 2 ;;
     esac
   done

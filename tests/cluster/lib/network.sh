@@ -17,7 +17,7 @@ JSON
 
 bridge() {
   if ! ip link show "$BRIDGE" >/dev/null 2>&1; then
-    [ -z "$(ip route show "$NET.0.0/16")" ] || die "this host already uses $NET.0.0/16: set DDP_CLUSTER_NET to another prefix, such as 10.214" 3
+    [ -z "$(ip route show "$NET.0.0/16")" ] || die "this host already uses $NET.0.0/16: set DDPJOB_CLUSTER_NET to another prefix, such as 10.214" 3
     ! iptables -w -t nat -S KUBE-SERVICES >/dev/null 2>&1 || [ -f "$DIR/run/iptables" ] ||
       die "this host already is a Kubernetes node: set DDPJOB_TEST_KUBECONFIG to use its cluster" 3
     ip link add "$BRIDGE" type bridge

@@ -2,7 +2,7 @@
 # The daemon behind lib/volumes.sh: replace_volumes.sh STATE_DIR
 set -uo pipefail
 HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
-DDP_CLUSTER_DIR=$1 CONTROL_PLANE_ONLY=
+DDPJOB_CLUSTER_DIR=$1 CONTROL_PLANE_ONLY=
 # shellcheck source=settings.sh
 . "$HERE/lib/settings.sh"
 # shellcheck source=control_plane.sh

@@ -3,12 +3,12 @@
 # shellcheck disable=SC2034  # read by the files that source this one
 
 # What one `up` made, gone after `down`; and what is expensive to make again.
-DIR=${DDP_CLUSTER_DIR:-/var/tmp/ddp-cluster}
-CACHE=${DDP_CACHE_DIR:-${XDG_CACHE_HOME:-$HOME/.cache}/ddpjob}
+DIR=${DDPJOB_CLUSTER_DIR:-/var/tmp/ddp-cluster}
+CACHE=${DDPJOB_CACHE_DIR:-${XDG_CACHE_HOME:-$HOME/.cache}/ddpjob}
 NODES=${NODES:-2}
 
 # Pods get addresses of this /16 and never leave the host. 10.88 would be podman's, 10.244 kind's.
-NET=${DDP_CLUSTER_NET:-10.213}
+NET=${DDPJOB_CLUSTER_NET:-10.213}
 SERVICES=10.96.0.0/16
 ADVERTISE=$NET.0.1
 BRIDGE=ddp0
@@ -33,6 +33,6 @@ die() { say "cluster: $1" && exit "${2:-1}"; }
 
 # Two `up` at once would start everything twice. Daemons do not inherit the lock (see start).
 only_one_at_a_time() {
-  exec 9>"$DIR.lock" || die "cannot write $DIR.lock: another user's cluster? set DDP_CLUSTER_DIR"
+  exec 9>"$DIR.lock" || die "cannot write $DIR.lock: another user's cluster? set DDPJOB_CLUSTER_DIR"
   flock -w 1200 9 || die "another cluster.sh has been busy with $DIR for 20 minutes"
 }
