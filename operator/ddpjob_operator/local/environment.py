@@ -94,10 +94,13 @@ def build_command(
             value = env.get(name, "")
         elif "valueFrom" in variable:
             try:
-                value = _value_from(variable, manifest, machine)
+                found = _value_from(variable, manifest, machine)
             except NotOnThisMachine as refusal:
                 problems.extend(refusal.problems)
                 continue
+            if found is None:
+                continue
+            value = found
         else:
             value = on_volume(expand(variable.get("value", ""), defined), machine.shared)
         defined[name] = value
@@ -155,7 +158,8 @@ def gpus_of_node(gpus: tuple[str, ...], node_rank: int, nodes: int, ranks: int) 
     return gpus[node_rank * ranks : (node_rank + 1) * ranks]
 
 
-def _value_from(variable: Manifest, manifest: Manifest, machine: Machine) -> str:
+def _value_from(variable: Manifest, manifest: Manifest, machine: Machine) -> str | None:
+    """None for an optional source that is not there."""
     name, source = variable["name"], variable["valueFrom"]
     if "fieldRef" in source:
         path = source["fieldRef"].get("fieldPath", "")
@@ -172,7 +176,7 @@ def _value_from(variable: Manifest, manifest: Manifest, machine: Machine) -> str
     else:
         what = f"{kind} {described.get('name', '')}/{described.get('key', '')} needs a cluster, and there is none here"
     if described.get("optional"):
-        return ""
+        return None
     raise NotOnThisMachine([f"spec.env {name}: {what}; set {name} in this shell (export {name}=…) and run again"])
 
 

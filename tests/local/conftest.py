@@ -1,0 +1,109 @@
+"""Jobs that run on this machine: small, real, and none of their processes outlives its test."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[2]
+SECONDS = 120.0
+ENVIRONMENT = os.environ | {
+    "PYTHONPATH": os.pathsep.join([str(ROOT / "operator"), str(ROOT / "trainer_image")]),
+    "OMP_NUM_THREADS": "1",
+}
+
+
+@dataclass
+class Started:
+    """A `ddpjob run` in progress. Its output goes to a file, as in CI."""
+
+    process: subprocess.Popen[bytes]
+    output: Path
+    shared: Path
+
+    def text(self) -> str:
+        return self.output.read_text()
+
+    def wait_for(self, text: str) -> None:
+        """Until the output has `text`; fails with all of the output if that does not happen."""
+        deadline = time.monotonic() + SECONDS
+        while text not in self.text():
+            assert self.process.poll() is None, f"it ended ({self.process.returncode}) without {text!r}:\n{self.text()}"
+            assert time.monotonic() < deadline, f"no {text!r} after {SECONDS} s:\n{self.text()}"
+            time.sleep(0.02)
+
+    def end(self) -> int:
+        """The exit code."""
+        try:
+            return self.process.wait(SECONDS)
+        except subprocess.TimeoutExpired:
+            pytest.fail(f"still running after {SECONDS} s:\n{self.text()}")
+
+    def descendants(self) -> set[int]:
+        """Every process under it, however its session is called."""
+        found: list[int] = [self.process.pid]
+        children = _children()
+        for pid in found:
+            found += children.get(pid, [])
+        return set(found[1:])
+
+
+Run = Callable[..., Started]
+
+
+@pytest.fixture
+def run_job(tmp_path: Path) -> Iterator[Run]:
+    """Start `ddpjob run` on a spec, such as `run_job({"nodes": 2}, "--chaos", "…")`, in a folder of its own."""
+    started: list[Started] = []
+
+    def start(spec: dict[str, Any], *options: str, name: str = "digits") -> Started:
+        file = tmp_path / f"{name}.yaml"
+        file.write_text(yaml.safe_dump(job_object(name, spec)))
+        output = tmp_path / f"output-{len(started)}.txt"
+        with output.open("wb") as out:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "ddpjob_operator.cli.main", "run", str(file), *options],
+                cwd=tmp_path,
+                env=ENVIRONMENT,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+            )
+        started.append(Started(process, output, tmp_path / "shared"))
+        return started[-1]
+
+    yield start
+    for run in started:
+        if run.process.poll() is None:
+            run.process.send_signal(signal.SIGKILL)
+            run.process.wait()
+
+
+def job_object(name: str, spec: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "apiVersion": "training.ddpjob.io/v1alpha1",
+        "kind": "DDPJob",
+        "metadata": {"name": name},
+        "spec": spec,
+    }
+
+
+def _children() -> dict[int, list[int]]:
+    children: dict[int, list[int]] = {}
+    for entry in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            parent = int(entry.read_text(errors="replace").rpartition(")")[2].split()[1])
+        except OSError:
+            continue
+        children.setdefault(parent, []).append(int(entry.parent.name))
+    return children

@@ -1,0 +1,107 @@
+"""The command itself: exit codes, streams, and how soon it answers."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+JOB = """\
+apiVersion: training.ddpjob.io/v1alpha1
+kind: DDPJob
+metadata:
+  name: digits
+spec:
+  nodes: 2
+  procsPerNode: 2
+"""
+FOREIGN = ("kopf", "kubernetes", "aiohttp", "torch")
+
+
+def ddpjob(*arguments: str, cwd: Path, interpreter_options: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, *interpreter_options, "-m", "ddpjob_operator.cli.main", *arguments]
+    env = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT / "operator"), str(ROOT / "trainer_image")])}
+    return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=60)
+
+
+def test_a_valid_file_is_said_to_be_valid(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text(JOB)
+    done = ddpjob("validate", "job.yaml", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == "job.yaml: digits is valid: 2 nodes x 2 = 4 ranks\n"
+
+
+@pytest.mark.parametrize("command", ["validate", "run"])
+def test_an_invalid_file_exits_with_2_and_one_line_a_problem(tmp_path: Path, command: str) -> None:
+    (tmp_path / "job.yaml").write_text(JOB.replace("nodes: 2", "nodes: 0").replace("procsPerNode", "procs"))
+    done = ddpjob(command, "job.yaml", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert sorted(done.stderr.splitlines()) == [
+        "error: job.yaml:6: spec.nodes: 0 is too small; use 1 or more",
+        "error: job.yaml:7: spec.procs: is not a field of a DDPJob; did you mean procsPerNode?",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        (["--chaos", "kill-rank=9@50%"], "error: 'kill-rank=9@50%': the job has ranks 0 to 3; name one of them\n"),
+        (["--shared", "job.yaml"], "job.yaml: Not a directory; choose a folder that you may write to\n"),
+    ],
+)
+def test_an_option_that_cannot_be_is_refused_before_anything_starts(
+    tmp_path: Path, options: list[str], complaint: str
+) -> None:
+    (tmp_path / "job.yaml").write_text(JOB)
+    done = ddpjob("run", "job.yaml", *options, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.endswith(complaint)
+
+
+def test_a_script_that_is_not_there_is_refused_with_where_it_was_looked_for(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text(JOB + "  entrypoint:\n    script: /mnt/shared/train.py\n")
+    done = ddpjob("run", "job.yaml", "--shared", "here", cwd=tmp_path)
+    assert done.returncode == 2
+    assert f"/mnt/shared/train.py would be {tmp_path}/here/train.py on this machine" in done.stderr
+
+
+def test_without_torch_the_run_says_what_to_install(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text(JOB)
+    hide = "import sys; sys.path = [p for p in sys.path if 'trainer_image' not in p]; sys.modules['torch'] = None"
+    (tmp_path / "bare.py").write_text(f"{hide}\nfrom ddpjob_operator.cli.main import main\nmain()\n")
+    env = os.environ | {"PYTHONPATH": str(ROOT / "operator")}
+    done = subprocess.run(
+        [sys.executable, "bare.py", "run", "job.yaml"], cwd=tmp_path, env=env, capture_output=True, text=True
+    )
+    assert done.returncode == 2
+    assert done.stderr == (
+        f"error: torch and ddp_trainer: not installed for {sys.executable}; pip install 'ddpjob[cli,trainer]'\n"
+    )
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["run", "--help"]])
+def test_help_imports_nothing_heavy(tmp_path: Path, arguments: list[str]) -> None:
+    done = ddpjob(*arguments, cwd=tmp_path, interpreter_options=("-X", "importtime"))
+    assert done.returncode == 0
+    imported = {line.rpartition("|")[2].strip().split(".")[0] for line in done.stderr.splitlines()}
+    assert "typer" in imported
+    assert imported.isdisjoint({*FOREIGN, "pydantic", "yaml"})
+
+
+def test_validation_needs_no_cluster_and_no_torch(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text(JOB)
+    done = ddpjob("validate", "job.yaml", cwd=tmp_path, interpreter_options=("-X", "importtime"))
+    imported = {line.rpartition("|")[2].strip().split(".")[0] for line in done.stderr.splitlines()}
+    assert imported.isdisjoint(FOREIGN)
+
+
+def test_as_a_plugin_of_kubectl_it_calls_itself_so(tmp_path: Path) -> None:
+    plugin = tmp_path / "kubectl-ddpjob"
+    plugin.write_text("from ddpjob_operator.cli.main import main\nmain()\n")
+    env = os.environ | {"PYTHONPATH": str(ROOT / "operator")}
+    done = subprocess.run([sys.executable, plugin, "run", "--help"], env=env, capture_output=True, text=True)
+    assert done.stdout.startswith("Usage: kubectl ddpjob run")

@@ -1,0 +1,189 @@
+"""A pod's manifest as a command for this machine."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddpjob_operator.core.model import Defaults, ServiceView
+from ddpjob_operator.core.parse import parse_job
+from ddpjob_operator.core.pods import build_pod
+from ddpjob_operator.local.environment import (
+    Command,
+    Endpoints,
+    Machine,
+    NotOnThisMachine,
+    build_command,
+    gpus_of_node,
+    left_out,
+)
+
+SHARED = Path("/home/ann/shared")
+MACHINE = Machine(host="laptop", shared=SHARED, environ={"PATH": "/usr/bin", "HOME": "/home/ann"}, cores=8)
+ENDPOINTS = Endpoints(rendezvous_port=20001, status_port=20002, scratch=Path("/dev/shm/x"))
+
+
+def command_of(spec: dict[str, Any], *, machine: Machine = MACHINE, node_rank: int = 0) -> Command:
+    job = parse_job(
+        {
+            "apiVersion": "training.ddpjob.io/v1alpha1",
+            "kind": "DDPJob",
+            "metadata": {"name": "digits", "uid": "u-1"},
+            "spec": spec,
+        },
+        strict=True,
+    )
+    manifest = build_pod(job, 3, node_rank, ServiceView("10.0.0.1", 3), Defaults())
+    own = frozenset(variable.name for variable in job.spec.env)
+    return build_command(manifest, machine, ENDPOINTS, own=own)
+
+
+def test_the_launcher_runs_under_this_python() -> None:
+    assert command_of({"args": ["--lr", "0.1"]}).argv == (
+        *(sys.executable, "-m", "ddp_trainer.launch"),
+        *("--module", "ddp_trainer.train", "--", "--lr", "0.1"),
+    )
+
+
+def test_ports_folders_and_addresses_are_those_of_this_machine() -> None:
+    env = command_of({"nodes": 2}, node_rank=1).env
+    assert {name: env[name] for name in env if name.startswith("DDPJOB_") or name == "POD_IP"} == {
+        "DDPJOB_NAME": "digits",
+        "DDPJOB_NAMESPACE": "default",
+        "DDPJOB_UID": "u-1",
+        "DDPJOB_CREATED": "0",
+        "DDPJOB_ATTEMPT": "3",
+        "DDPJOB_NODE_RANK": "1",
+        "DDPJOB_NODES": "2",
+        "DDPJOB_PROCS_PER_NODE": "1",
+        "DDPJOB_POD_NAME": "digits-3-1",
+        "DDPJOB_NODE_NAME": "laptop",
+        "POD_IP": "127.0.0.1",
+        "DDPJOB_RDZV_HOST": "127.0.0.1",
+        "DDPJOB_RDZV_PORT": "20001",
+        "DDPJOB_STATUS_PORT": "20002",
+        "DDPJOB_SHARED": "/home/ann/shared",
+        "DDPJOB_RUN_DIR": "/dev/shm/x/run",
+        "DDPJOB_TERMINATION_LOG": "/dev/shm/x/termination-log",
+        "DDPJOB_SNAPSHOT_EVERY": "60seconds",
+        "DDPJOB_SNAPSHOT_KEEP": "3",
+    }
+
+
+def test_variables_of_a_surrounding_torchrun_do_not_leak_in() -> None:
+    outer = {"RANK": "3", "MASTER_ADDR": "x", "TORCHELASTIC_RUN_ID": "y", "DDPJOB_DEBUG": "1", "RANKING": "kept"}
+    env = command_of({}, machine=replace(MACHINE, environ=outer)).env
+    assert not env.keys() & {"RANK", "MASTER_ADDR", "TORCHELASTIC_RUN_ID", "DDPJOB_DEBUG"}
+    assert env["RANKING"] == "kept"
+
+
+def test_home_stays_the_users_unless_the_job_sets_it() -> None:
+    assert command_of({}).env["HOME"] == "/home/ann"
+    assert command_of({"env": [{"name": "HOME", "value": "/tmp/h"}]}).env["HOME"] == "/tmp/h"
+
+
+@pytest.mark.parametrize(
+    ("given", "here"),
+    [
+        ("/mnt/shared", "/home/ann/shared"),
+        ("/mnt/shared/datasets/x.bin", "/home/ann/shared/datasets/x.bin"),
+        ("--data=/mnt/shared/datasets", "--data=/home/ann/shared/datasets"),
+        ("/mnt/shared/a:/mnt/shared/b", "/home/ann/shared/a:/home/ann/shared/b"),
+        ("/mnt/shared2/a", "/mnt/shared2/a"),
+        ("/old/mnt/shared/a", "/old/mnt/shared/a"),
+    ],
+)
+def test_paths_on_the_volume_become_paths_in_the_shared_folder(given: str, here: str) -> None:
+    command = command_of({"args": [given], "env": [{"name": "DATA", "value": given}]})
+    assert (command.argv[-1], command.env["DATA"]) == (here, here)
+
+
+@pytest.mark.parametrize("text", ["$(POD_IP)", "a $(b", "$5"])
+def test_a_users_dollar_signs_arrive_as_they_were_written(text: str) -> None:
+    command = command_of({"args": [text], "env": [{"name": "TEXT", "value": text}]})
+    assert (command.argv[-1], command.env["TEXT"]) == (text, text)
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("metadata.name", "digits-3-0"),
+        ("metadata.namespace", "default"),
+        ("metadata.labels['training.ddpjob.io/attempt']", "3"),
+        ("metadata.annotations['absent']", ""),
+        ("spec.nodeName", "laptop"),
+        ("status.podIP", "127.0.0.1"),
+    ],
+)
+def test_field_references_tell_of_the_pod_and_this_machine(path: str, value: str) -> None:
+    env = command_of({"env": [{"name": "X", "valueFrom": {"fieldRef": {"fieldPath": path}}}]}).env
+    assert env["X"] == value
+
+
+def test_a_secret_is_refused_with_its_name_and_the_way_out() -> None:
+    token = {"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": "hub", "key": "token"}}}
+    with pytest.raises(NotOnThisMachine) as refusal:
+        command_of({"env": [token]})
+    assert refusal.value.problems == (
+        "spec.env HF_TOKEN: secretKeyRef hub/token needs a cluster, and there is none here; "
+        "set HF_TOKEN in this shell (export HF_TOKEN=…) and run again",
+    )
+
+
+def test_a_secret_that_the_shell_sets_is_taken_from_there() -> None:
+    token = {"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": "hub", "key": "token"}}}
+    machine = replace(MACHINE, environ={"HF_TOKEN": "s3cret"})
+    assert command_of({"env": [token]}, machine=machine).env["HF_TOKEN"] == "s3cret"
+
+
+def test_an_optional_secret_is_left_out_as_in_a_cluster() -> None:
+    token = {"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": "hub", "key": "token", "optional": True}}}
+    assert "HF_TOKEN" not in command_of({"env": [token]}).env
+
+
+def test_a_whole_config_map_is_refused_by_name() -> None:
+    source = {"configMapRef": {"name": "settings"}}
+    template = {"spec": {"containers": [{"name": "trainer", "envFrom": [source]}]}}
+    with pytest.raises(NotOnThisMachine, match=r"envFrom: configMapRef settings needs a cluster.*list its variables"):
+        command_of({"podTemplate": template})
+
+
+def test_sidecars_are_said_to_be_left_out() -> None:
+    manifest = {"spec": {"initContainers": [{"name": "fetch"}], "containers": [{"name": "trainer"}, {"name": "vpn"}]}}
+    assert list(left_out(manifest)) == [
+        "spec.podTemplate.spec.initContainers: fetch is not run on this machine",
+        "spec.podTemplate.spec.containers: vpn is not run on this machine",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("cores", "nodes", "ranks", "threads"), [(8, 2, 1, "4"), (8, 1, 3, "2"), (2, 4, 2, "1"), (1, 1, 1, "1")]
+)
+def test_ranks_share_the_cores(cores: int, nodes: int, ranks: int, threads: str) -> None:
+    env = command_of({"nodes": nodes, "procsPerNode": ranks}, machine=replace(MACHINE, cores=cores)).env
+    assert env["OMP_NUM_THREADS"] == threads
+
+
+def test_a_thread_count_that_somebody_chose_is_kept() -> None:
+    assert command_of({"env": [{"name": "OMP_NUM_THREADS", "value": "3"}]}).env["OMP_NUM_THREADS"] == "3"
+    machine = replace(MACHINE, environ={"OMP_NUM_THREADS": "5"})
+    assert command_of({}, machine=machine).env["OMP_NUM_THREADS"] == "5"
+
+
+@pytest.mark.parametrize(
+    ("gpus", "node_rank", "nodes", "ranks", "seen"),
+    [
+        (("0", "1", "2", "3"), 0, 2, 2, ("0", "1")),
+        (("0", "1", "2", "3"), 1, 2, 2, ("2", "3")),
+        (("4", "7"), 1, 2, 1, ("7",)),
+        (("0",), 0, 2, 1, ()),
+    ],
+)
+def test_every_rank_has_a_gpu_of_its_own_or_none_has_one(
+    gpus: tuple[str, ...], node_rank: int, nodes: int, ranks: int, seen: tuple[str, ...]
+) -> None:
+    assert gpus_of_node(gpus, node_rank, nodes, ranks) == seen

@@ -1,0 +1,60 @@
+"""The shared folder and its lock."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ddpjob_operator.local.volume import VolumeError, lock_job, open_shared
+
+HOLD = """
+import sys
+from pathlib import Path
+from ddpjob_operator.local.volume import lock_job
+with lock_job(Path(sys.argv[1]), "digits"):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_a_new_folder_has_what_the_volume_has(tmp_path: Path) -> None:
+    shared = open_shared(tmp_path / "new" / "shared")
+    assert sorted(entry.name for entry in shared.iterdir()) == ["checkpoints", "datasets", "logs"]
+
+
+def test_a_file_in_the_place_of_the_folder_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "shared").write_text("")
+    with pytest.raises(VolumeError, match=r"--shared .*/shared: Not a directory; choose a folder"):
+        open_shared(tmp_path / "shared")
+
+
+def test_an_unwritable_folder_is_refused() -> None:
+    with pytest.raises(VolumeError, match=r"--shared /proc/ddpjob: .*; choose a folder that you may write to"):
+        open_shared(Path("/proc/ddpjob"))
+
+
+def test_two_jobs_share_a_folder_and_one_job_does_not_run_twice(tmp_path: Path) -> None:
+    refusal = rf"job digits is already running .*process {os.getpid()} on "
+    with lock_job(tmp_path, "digits"), lock_job(tmp_path, "other"), pytest.raises(VolumeError, match=refusal):
+        lock_job(tmp_path, "digits").__enter__()
+    with lock_job(tmp_path, "digits"):
+        pass
+
+
+def test_the_lock_of_a_killed_process_is_free_at_once(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", HOLD, str(tmp_path)]
+    env = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "held\n"
+        with pytest.raises(VolumeError, match=f"process {holder.pid} on "), lock_job(tmp_path, "digits"):
+            pass
+        holder.send_signal(signal.SIGKILL)
+        holder.wait(10)
+        with lock_job(tmp_path, "digits"):
+            pass
