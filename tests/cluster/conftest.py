@@ -24,6 +24,9 @@ from tests.cluster.scenario import Records, Scenario
 
 HERE = Path(__file__).parent
 
+COLD_SECONDS = 2400
+"""Building Kubernetes and both images is part of whichever test comes first; every wait has a deadline of its own."""
+
 LAST = "test_permissions.py"
 """Looks back at all that the operator did for the tests before it."""
 
@@ -32,6 +35,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.is_relative_to(HERE):
             item.add_marker(pytest.mark.cluster)
+            item.add_marker(pytest.mark.timeout(COLD_SECONDS))
     items.sort(key=lambda item: item.path == HERE / LAST)
 
 

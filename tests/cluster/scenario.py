@@ -20,8 +20,6 @@ STEPS = EPOCHS * 23
 
 SNAPSHOT_STEPS = 20
 
-READER = "reader"
-
 READ_VOLUME = """
 import hashlib, json, pathlib, sys
 from safetensors import deserialize
@@ -41,7 +39,7 @@ snapshots = [
 print(json.dumps({"losses": lines("losses.jsonl"), "events": lines("events.jsonl"), "snapshots": snapshots}))
 """
 
-KILL = "import os, sys; os.kill(int(sys.argv[1]), int(sys.argv[2]))"
+KILL = "import os, sys, time; print(time.time()); os.kill(int(sys.argv[1]), int(sys.argv[2]))"
 
 
 def digits_job(name: str = "digits", **spec: Any) -> Object:
@@ -151,36 +149,40 @@ class Scenario:
 
         return wait_for(past, seconds, f"attempt {attempt} is past step {step}", lambda: describe(self.kubectl))
 
-    def kill_rank(self, rank: int, signal: int = 9, attempt: int = 0) -> None:
-        """Send a signal to the process of one rank, from inside its container."""
+    def kill_rank(self, rank: int, signal: int = 9, attempt: int = 0) -> float:
+        """Send a signal to the process of one rank, from inside its container; when, in seconds since the epoch."""
         report = self.report(rank, attempt)
         assert report, f"node rank {rank} of attempt {attempt} does not answer"
-        self.kubectl.python(
-            f"{self.name}-{attempt}-{rank}", KILL, str(report["ranks"][0]["pid"]), str(signal), container="trainer"
-        )
+        pod, pid = f"{self.name}-{attempt}-{rank}", report["ranks"][0]["pid"]
+        return float(self.kubectl.python(pod, KILL, str(pid), str(signal), container="trainer"))
 
     def delete_pod(self, node_rank: int, *options: str, attempt: int = 0) -> None:
         self.kubectl.delete("pod", f"{self.name}-{attempt}-{node_rank}", *options)
 
+    @property
+    def reader(self) -> str:
+        """Name of the pod that reads the job's volume, once `records` was called."""
+        return f"{self.name}-reader"
+
     def records(self) -> Records:
         """What is on the job's volume now."""
-        if self.history.latest("pods", READER) is None:
-            self.kubectl.apply(reader_pod(f"{self.name}-shared", self.trainer_image))
+        if self.history.latest("pods", self.reader) is None:
+            self.kubectl.apply(reader_pod(self.reader, f"{self.name}-shared", self.trainer_image))
         self.history.wait(self._reader_runs, 60, "the pod that reads the volume runs")
-        read = json.loads(self.kubectl.python(READER, READ_VOLUME, self.name))
+        read = json.loads(self.kubectl.python(self.reader, READ_VOLUME, self.name))
         return Records(read["losses"], read["events"], {shot["step"]: shot for shot in read["snapshots"]})
 
     def _reader_runs(self) -> bool:
-        pod = self.history.latest("pods", READER)
+        pod = self.history.latest("pods", self.reader)
         return bool(pod and (pod["status"].get("containerStatuses") or [{}])[0].get("ready"))
 
 
-def reader_pod(claim: str, image: str) -> Object:
+def reader_pod(name: str, claim: str, image: str) -> Object:
     """A pod that does nothing, within the restricted Pod Security profile, with the volume at /mnt/shared."""
     return {
         "apiVersion": "v1",
         "kind": "Pod",
-        "metadata": {"name": READER},
+        "metadata": {"name": name},
         "spec": {
             "automountServiceAccountToken": False,
             "terminationGracePeriodSeconds": 0,

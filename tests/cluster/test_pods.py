@@ -12,7 +12,6 @@ import pytest
 from tests.cluster.conftest import Operator, Unbroken
 from tests.cluster.installation import wait_operator
 from tests.cluster.kube import Kubectl, Object
-from tests.cluster.scenario import READER
 
 ALLOWED_VOLUMES = {
     "configMap",
@@ -68,7 +67,7 @@ def _inside(where: str, operator: Operator, unbroken: Unbroken) -> tuple[Kubectl
     """A running pod of one of the images."""
     if where == "operator":
         return operator.kubectl, wait_operator(operator.kubectl)
-    return unbroken.scenario.kubectl, READER
+    return unbroken.scenario.kubectl, unbroken.scenario.reader
 
 
 def violations(pod: Object) -> Iterator[str]:
