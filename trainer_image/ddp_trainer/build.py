@@ -1,0 +1,125 @@
+"""From a configuration to a training loop: everything a run is made of, in the order in which it depends on
+each other.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch.utils.data import Dataset
+
+from ddp_trainer.config import TrainConfig
+from ddp_trainer.data import BatchPlan, Cursor, Loader
+from ddp_trainer.distributed import World
+from ddp_trainer.errors import UserError
+from ddp_trainer.heartbeat import Heartbeat
+from ddp_trainer.loop import TrainingLoop
+from ddp_trainer.optim import build_optimizer, build_scheduler
+from ddp_trainer.precision import Precision
+from ddp_trainer.randomness import make_deterministic, seed_everything
+from ddp_trainer.runlog import RunLog, SnapshotReporter
+from ddp_trainer.snapshots.session import Snapshots
+from ddp_trainer.strategies import strategy_class
+from ddp_trainer.tasks import load_task
+
+
+def build(config: TrainConfig, world: World, heartbeat: Heartbeat) -> TrainingLoop:
+    """The loop of one run. Raises UserError for a task, strategy or setting that cannot work."""
+    if config.deterministic:
+        make_deterministic()
+    task = load_task(config.task, config.task_options)
+    dataset = task.train_dataset()
+    plan = BatchPlan(
+        samples=_length(dataset, config),
+        global_batch=config.global_batch,
+        seed=config.seed,
+        keep_last=config.last_batch == "keep",
+    )
+    total_steps = min(config.max_steps or plan.steps_per_epoch * config.epochs, plan.steps_per_epoch * config.epochs)
+
+    # The same initial weights on every rank, then another stream of dropout on each.
+    seed_everything(config.seed)
+    model = task.model()
+    seed_everything(config.seed, world.rank + 1)
+
+    precision = Precision(config.precision, world.device)
+    strategy = strategy_class(config.strategy)(config, world, task, precision)
+    strategy.wrap(model)
+    optimizer = build_optimizer(config, strategy.parameters(), world.device)
+    scheduler = build_scheduler(config, optimizer, total_steps)
+    cursor = Cursor(plan)
+    environment = identity(os.environ, config)
+    log = RunLog(
+        Path(environment["DDPJOB_SHARED"]) / "logs" / environment["DDPJOB_NAME"],
+        world,
+        attempt=int(environment["DDPJOB_ATTEMPT"]),
+    )
+    snapshots = Snapshots.from_env(
+        {
+            "model": strategy.model,
+            "optimizer": optimizer,
+            "scheduler": scheduler,
+            "precision": precision,
+            "data": cursor,
+            "losses": log.losses,
+        },
+        strategy=config.strategy,
+        global_batch=config.global_batch,
+        on_event=SnapshotReporter(heartbeat, log),
+        environ=environment,
+    )
+    return TrainingLoop(
+        config=config,
+        world=world,
+        strategy=strategy,
+        optimizer=optimizer,
+        scheduler=scheduler,
+        precision=precision,
+        cursor=cursor,
+        loader=Loader(
+            dataset,
+            plan,
+            world,
+            micro_batch=config.micro_batch,
+            collate=task.collate,
+            workers=config.workers,
+            prefetch=config.prefetch,
+        ),
+        eval_dataset=task.eval_dataset(),
+        total_steps=total_steps,
+        snapshots=snapshots,
+        heartbeat=heartbeat,
+        log=log,
+    )
+
+
+def identity(environ: Mapping[str, str], config: TrainConfig) -> dict[str, str]:
+    """The environment with what the operator would have set. Without it, under plain torchrun, each start is
+    a new life of a job that is named like its task and keeps its files in ./shared.
+    """
+    alone = {
+        "DDPJOB_SHARED": str(Path.cwd() / "shared"),
+        "DDPJOB_NAME": re.sub(r"[^a-z0-9]+", "-", config.task.lower()).strip("-"),
+        "DDPJOB_UID": "local",
+        "DDPJOB_CREATED": str(int(time.time())),
+        "DDPJOB_ATTEMPT": "0",
+    }
+    return {**alone, **environ}
+
+
+def _length(dataset: Dataset[Any], config: TrainConfig) -> int:
+    try:
+        samples = len(dataset)  # type: ignore[arg-type]
+    except TypeError as error:
+        raise UserError(
+            f"task {config.task!r}: its train_dataset has no len(), so a position in it means nothing; give "
+            "it __len__ and __getitem__"
+        ) from error
+    if not samples:
+        raise UserError(f"task {config.task!r}: its train_dataset is empty")
+    return samples

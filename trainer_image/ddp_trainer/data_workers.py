@@ -1,0 +1,121 @@
+"""Processes that load samples ahead of a rank, on top of torch's DataLoader.
+
+They live as long as the rank: an epoch starts none. They ignore SIGTERM until the rank itself ends, because
+torchrun sends it to the whole process group and the last steps before a snapshot still need their samples.
+And they draw random augmentations from the sample and the epoch alone, so that a resumed run loads what the
+unbroken one did, whatever the number of workers or ranks.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import random
+import signal
+from collections.abc import Iterator
+from functools import partial
+from multiprocessing.util import Finalize
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from ddp_trainer.distributed import World
+from ddp_trainer.randomness import mixed_seed
+
+Request = tuple[int, Tensor]
+"""An epoch, and the samples of one micro-batch."""
+
+
+class WorkerPool:
+    """`load(requests)` gives the batch of each request, in order."""
+
+    def __init__(
+        self, dataset: Dataset[Any], *, seed: int, collate: Any, workers: int, prefetch: int, world: World
+    ) -> None:
+        self.requests: list[Request] = []
+        self._world = world
+        cuda = world.device.type == "cuda"
+        # A fork of a process that has started CUDA cannot use it, and may hang in its locks.
+        context = multiprocessing.get_context("forkserver" if cuda else "fork")
+        self._leaving = context.Value("b", False, lock=False)
+        # Before the interpreter's own exit handler ends the workers by SIGTERM and waits for them.
+        Finalize(self, _allow_exit, args=(self._leaving,), exitpriority=100)
+        self._loader: DataLoader[Any] = DataLoader(
+            _SeededSamples(dataset, seed),
+            batch_sampler=_Requests(self),
+            collate_fn=collate,
+            num_workers=workers,
+            prefetch_factor=prefetch,
+            persistent_workers=True,
+            pin_memory=cuda,
+            worker_init_fn=partial(_start_worker, self._leaving),
+            multiprocessing_context=context,
+            # Without one of its own, starting an epoch would draw from the generator that dropout uses.
+            generator=torch.Generator().manual_seed(seed),
+        )
+
+    def load(self, requests: list[Request]) -> Iterator[Any]:
+        """The batches of `requests`. Raises RuntimeError, naming this rank, when a worker dies."""
+        self.requests = requests
+        batches = iter(self._loader)
+        while True:
+            try:
+                batch = next(batches)
+            except StopIteration:
+                return
+            except RuntimeError as error:
+                if "DataLoader worker" not in str(error):
+                    raise
+                raise RuntimeError(
+                    f"rank {self._world.rank} cannot load data: {error}. Most often it was killed for "
+                    "memory: look at the pod's memory limit and the size of /dev/shm, or lower --workers and "
+                    "--prefetch"
+                ) from error
+            yield batch
+
+
+class _Requests:
+    """The batch sampler of a DataLoader that outlives its epochs: what is asked for now."""
+
+    def __init__(self, pool: WorkerPool) -> None:
+        self._pool = pool
+
+    def __iter__(self) -> Iterator[list[tuple[int, int]]]:
+        for epoch, indices in self._pool.requests:
+            yield [(epoch, index) for index in indices.tolist()]
+
+    def __len__(self) -> int:
+        return len(self._pool.requests)
+
+
+class _SeededSamples(Dataset[Any]):
+    """A data set asked for (epoch, index), whose randomness is that of the run's seed, the epoch and the
+    index.
+    """
+
+    def __init__(self, dataset: Dataset[Any], seed: int) -> None:
+        self._dataset = dataset
+        self._seed = seed
+
+    def __getitem__(self, request: tuple[int, int]) -> Any:
+        epoch, index = request
+        seed = mixed_seed(self._seed, epoch, index)
+        torch.manual_seed(seed)
+        np.random.seed(seed)
+        random.seed(seed)
+        return self._dataset[index]
+
+
+def _start_worker(leaving: Any, worker: int) -> None:
+    def on_sigterm(signum: int, frame: object) -> None:
+        if leaving.value:
+            os._exit(0)
+
+    signal.signal(signal.SIGTERM, on_sigterm)
+
+
+def _allow_exit(leaving: Any) -> None:
+    leaving.value = True

@@ -1,0 +1,296 @@
+"""The training loop: steps, validation, snapshots, and leaving in order when asked to.
+
+Nothing in a step waits for another rank or the device except the gradient reduction itself: losses arrive one
+step late (`agreement`), logs are buffered, snapshots are written in the background. All state that a later
+step depends on is in the snapshot, so a run that is killed anywhere and resumed ends with the same bits as
+one that was left alone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import signal
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import Any, Final, Literal, NoReturn
+
+import torch
+from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.data import Dataset
+
+from ddp_trainer.agreement import StepVote, Verdict
+from ddp_trainer.config import TrainConfig
+from ddp_trainer.data import Cursor, Loader, StepBatch
+from ddp_trainer.distributed import World
+from ddp_trainer.errors import Preempted
+from ddp_trainer.heartbeat import Heartbeat
+from ddp_trainer.precision import Precision
+from ddp_trainer.runlog import RunLog
+from ddp_trainer.snapshots.session import Progress, Snapshots
+from ddp_trainer.strategies.base import Strategy
+from ddp_trainer.validate import Evaluation, evaluate
+
+THROUGHPUT_WINDOW: Final = 50
+SAY_SECONDS: Final = 1.0
+
+
+class StopRequest:
+    """Whether SIGTERM has come to this rank. A second one changes nothing: the save that is under way
+    finishes.
+    """
+
+    def __init__(self) -> None:
+        self.raised = False
+
+    def listen(self) -> None:
+        """From now on SIGTERM is noted instead of ending the process. Before training begins there is nothing
+        to save.
+        """
+        signal.signal(signal.SIGTERM, self._note)
+
+    def _note(self, signum: int, frame: FrameType | None) -> None:
+        self.raised = True
+
+
+class _Leave(Exception):
+    """All ranks agreed to stop while they validated."""
+
+
+@dataclass(kw_only=True)
+class TrainingLoop:
+    """One run, built by `train.build`. `run()` trains from wherever the newest snapshot stands to the end."""
+
+    config: TrainConfig
+    world: World
+    strategy: Strategy
+    optimizer: torch.optim.Optimizer
+    scheduler: LRScheduler
+    precision: Precision
+    cursor: Cursor
+    loader: Loader
+    eval_dataset: Dataset[Any] | None
+    total_steps: int
+    snapshots: Snapshots
+    heartbeat: Heartbeat
+    log: RunLog
+    stop: StopRequest = field(default_factory=StopRequest)
+
+    def __post_init__(self) -> None:
+        self._votes = StepVote(self.world)
+        self._interval = self.config.validation_interval
+        self._evaluation: Evaluation | None = None
+        self._steps_here = 0
+        self._recent: deque[tuple[float, int]] = deque(maxlen=THROUGHPUT_WINDOW)
+        self._said_at = -math.inf
+        # A snapshot must hold the loss of its own last step, which is still on its way when it is taken.
+        self.log.losses.before_save = self._record_loss
+
+    @property
+    def step(self) -> int:
+        """Finished optimizer steps."""
+        return self.cursor.steps
+
+    @property
+    def progress(self) -> Progress:
+        return Progress(step=self.step, epoch=self.cursor.epoch, samples=self.cursor.samples)
+
+    def run(self) -> Evaluation | None:
+        """Train to the end; the last validation. Raises Preempted once all ranks agreed to stop and the
+        snapshot is saved.
+        """
+        self._resume()
+        self.stop.listen()
+        self.strategy.model.train()
+        try:
+            if self.step:
+                # The validation that belongs to this step may not have come to its end.
+                self._validate_if_due(epoch_end=self.cursor.offset == 0)
+            self.heartbeat.enter("first_step")
+            while self.step < self.total_steps:
+                self._train_epoch()
+            return self._finish()
+        except _Leave:
+            self._leave()
+        finally:
+            self.log.close()
+
+    def _resume(self) -> None:
+        manifest = self.snapshots.resume()
+        if manifest is None:
+            self.log.losses.rewind(0)
+        step = self.step
+        self.log.resumed(step)
+        self.heartbeat.resumed(step, self.cursor.samples)
+        self.log.event(
+            "resumed" if step else "started",
+            step=step,
+            totalSteps=self.total_steps,
+            samples=self.cursor.samples,
+            worldSize=self.world.size,
+            config=dataclasses.asdict(self.config),
+        )
+        self.log.say(
+            f"{self.config.task} with {self.config.strategy} on {self.world.size} {self.world.device.type} "
+            "rank(s): "
+            + (
+                f"resuming after step {step} of {self.total_steps}"
+                if step
+                else f"{self.total_steps} steps from the start"
+            )
+        )
+
+    def _train_epoch(self) -> None:
+        for batch in self.loader.epoch(self.cursor.epoch, self.cursor.offset):
+            if self._steps_here == 0:
+                self.strategy.settle(batch)
+            self._train_step(batch)
+            if self.step >= self.total_steps:
+                return
+
+    def _train_step(self, batch: StepBatch) -> None:
+        """One optimizer step and what follows from it, in the order that makes a resumed run repeat it."""
+        epoch = self.cursor.epoch
+        self.optimizer.zero_grad(set_to_none=True)
+        loss_part = self.strategy.forward_backward(batch)
+        self.precision.step(self.optimizer, self._clip)
+        self.scheduler.step()
+        epoch_end = self.cursor.advance(batch.total)
+
+        stop = self._agreed_to_stop()
+        self._votes.cast(loss_part, step=self.step, epoch=epoch, stop=self.stop.raised)
+        self._report(batch.total)
+        if self.step >= self.total_steps:
+            return  # the end has a snapshot and a validation of its own
+        if stop:
+            raise _Leave
+        self.snapshots.step_end(self.progress, epoch_end=epoch_end)
+        self._validate_if_due(epoch_end=epoch_end)
+
+    @property
+    def _clip(self) -> Callable[[], Any] | None:
+        norm = self.config.clip_norm
+        return None if norm is None else lambda: self.strategy.clip(norm)
+
+    def _agreed_to_stop(self) -> bool:
+        """What the vote after the step before came to."""
+        self._record_loss()
+        verdict = self._votes.verdict()
+        return verdict is not None and verdict.stop
+
+    def _record_loss(self) -> None:
+        """Log the loss of the newest step that was voted on, unless it is logged already."""
+        verdict = self._votes.verdict()
+        if verdict is None or verdict.step <= self.log.losses.last_step:
+            return
+        self.log.losses.append(step=verdict.step, epoch=verdict.epoch, loss=verdict.loss)
+        if verdict.step % self.config.log_every == 0:
+            self._plot(verdict)
+
+    def _report(self, samples: int) -> None:
+        """Tell the heartbeat. Its loss is that of the step before, which costs no wait."""
+        self._steps_here += 1
+        if self._steps_here == 1:
+            self.heartbeat.enter("train")
+        self._recent.append((time.monotonic(), samples))
+        self.heartbeat.step(
+            step=self.step,
+            epoch=self.cursor.epoch,
+            total_steps=self.total_steps,
+            samples=self.cursor.samples,
+            loss=self.log.losses.last_loss,
+            samples_per_second=self._samples_per_second(),
+            learning_rate=self._learning_rate,
+        )
+
+    @property
+    def _learning_rate(self) -> float:
+        return float(self.scheduler.get_last_lr()[0])
+
+    def _samples_per_second(self) -> float | None:
+        """Over the last steps, of all ranks together; None after one step, which measures nothing."""
+        if len(self._recent) < 2:
+            return None
+        seconds = self._recent[-1][0] - self._recent[0][0]
+        trained = sum(samples for _, samples in self._recent) - self._recent[0][1]
+        return trained / seconds if seconds else None
+
+    def _plot(self, verdict: Verdict) -> None:
+        """One point of each curve, and at most once a second a line for people."""
+        rate = self._samples_per_second()
+        values = {"train/loss": verdict.loss, "train/learning_rate": self._learning_rate}
+        if rate is not None:
+            values["train/samples_per_second"] = rate
+        if self.precision.name == "fp16":
+            values["train/skipped_steps"] = self.precision.skipped_steps
+        self.log.scalars(verdict.step, values)
+        if time.monotonic() - self._said_at >= SAY_SECONDS:
+            self._said_at = time.monotonic()
+            speed = "" if rate is None else f", {rate:.0f} samples/s"
+            self.log.say(
+                f"step {verdict.step} of {self.total_steps}, epoch {verdict.epoch}, loss {verdict.loss:.4f}{speed}"
+            )
+
+    def _validate_if_due(self, *, epoch_end: bool) -> None:
+        if self._interval.due(step=self.step, finished_epochs=self.cursor.epoch, epoch_end=epoch_end):
+            self._validate(may_leave=True)
+            self.heartbeat.enter("train")
+
+    def _validate(self, *, may_leave: bool) -> None:
+        """Evaluate the model. With `may_leave`, all ranks leave between two batches once one was asked to
+        (raises _Leave).
+        """
+        if self.eval_dataset is None:
+            return
+        self.heartbeat.enter("validate")
+        votes = StepVote(self.world)
+        nothing = torch.zeros((), device=self.world.device)
+
+        def after_batch() -> None:
+            self.heartbeat.beat()
+            verdict = votes.verdict()
+            if may_leave and verdict is not None and verdict.stop:
+                raise _Leave
+            votes.cast(nothing, step=self.step, epoch=self.cursor.epoch, stop=self.stop.raised)
+
+        batch = self.config.eval_batch or self.config.micro_batch or self.config.global_batch // self.world.size
+        self._evaluation = evaluate(self.strategy, self.eval_dataset, self.world, batch=batch, on_batch=after_batch)
+        votes.verdict()
+        metrics = self._evaluation.metrics
+        self.heartbeat.metrics(**metrics)
+        self.log.event("validated", step=self.step, epoch=self.cursor.epoch, **metrics)
+        self.log.scalars(self.step, {f"validation/{name}": value for name, value in metrics.items()})
+        # The time it took is no step's.
+        self._recent.clear()
+
+    def _leave(self) -> NoReturn:
+        """Save where all ranks stand, and go."""
+        self._save("preempted")
+        self.log.event("preempted", step=self.step)
+        self.log.say(f"asked to stop: snapshot of step {self.step} of {self.total_steps} is saved")
+        raise Preempted(f"asked to stop; the snapshot of step {self.step} is saved")
+
+    def _finish(self) -> Evaluation | None:
+        self._save("final")
+        if self._interval.count:
+            self._validate(may_leave=False)
+        metrics = self._evaluation.metrics if self._evaluation else {}
+        self.log.event("finished", step=self.step, samples=self.cursor.samples, **metrics)
+        self.log.say(f"finished after {self.step} steps" + (f": {self._evaluation}" if self._evaluation else ""))
+        self.heartbeat.enter("done")
+        return self._evaluation
+
+    def _save(self, kind: Literal["preempted", "final"]) -> None:
+        """Save and wait. Raises RuntimeError if the volume would not take it: then this was no orderly end."""
+        self._record_loss()
+        self.heartbeat.enter("save")
+        saved = self.snapshots.save(self.progress, kind=kind, wait=True)
+        self.snapshots.close()
+        if not saved:
+            raise RuntimeError(
+                f"the {kind} snapshot of step {self.step} could not be saved; the events before say why. The "
+                "run goes on from the newest one that was, when it is started again"
+            )

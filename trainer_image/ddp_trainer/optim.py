@@ -1,0 +1,66 @@
+"""The update rule and the course of the learning rate, from the configuration."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim.lr_scheduler import LambdaLR
+
+from ddp_trainer.config import TrainConfig
+from ddp_trainer.errors import UserError
+
+
+def build_optimizer(
+    config: TrainConfig, parameters: Iterable[nn.Parameter], device: torch.device
+) -> torch.optim.Optimizer:
+    """The optimizer over `parameters`, which must be those of the model that is trained, after it was placed
+    and wrapped.
+
+    Raises UserError when the model has none to train.
+    """
+    trainable = [parameter for parameter in parameters if parameter.requires_grad]
+    if not trainable:
+        raise UserError(
+            f"task {config.task!r}: the model has no parameter that requires a gradient, so there is nothing to train"
+        )
+    shared: dict[str, Any] = {"lr": config.lr, "weight_decay": config.weight_decay}
+    if device.type == "cuda":
+        shared["fused"] = True
+    if config.optimizer == "sgd":
+        return torch.optim.SGD(trainable, momentum=config.momentum, **shared)
+    if config.optimizer == "adam":
+        return torch.optim.Adam(trainable, **shared)
+    return torch.optim.AdamW(trainable, **shared)
+
+
+def build_scheduler(config: TrainConfig, optimizer: torch.optim.Optimizer, total_steps: int) -> LambdaLR:
+    """The scheduler to step once an optimizer step. Raises UserError when warm-up would outlast the run."""
+    if config.warmup_steps >= total_steps:
+        raise UserError(
+            f"--warmup-steps {config.warmup_steps} leaves nothing of the {total_steps} steps of this run: "
+            "the learning rate would never be reached; lower it"
+        )
+    return LambdaLR(optimizer, lambda step: lr_factor(config, step, total_steps))
+
+
+def lr_factor(config: TrainConfig, step: int, total_steps: int) -> float:
+    """What the learning rate is multiplied with after `step` finished steps.
+
+    Warm-up rises from 1/warmup_steps to 1, so that the first step already moves; the decay runs over the
+    steps after it.
+    """
+    if step < config.warmup_steps:
+        return (step + 1) / config.warmup_steps
+    done = (step - config.warmup_steps) / max(1, total_steps - config.warmup_steps)
+    if config.scheduler == "cosine":
+        return 0.5 * (1 + math.cos(math.pi * min(1.0, done)))
+    if config.scheduler == "linear":
+        return 1 - min(1.0, done)
+    if config.scheduler == "step":
+        assert config.decay_every is not None
+        return config.decay_factor ** ((step - config.warmup_steps) // config.decay_every)
+    return 1.0

@@ -1,0 +1,32 @@
+"""Where a run's random numbers come from, and what makes it repeat bit for bit."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import torch
+
+
+def mixed_seed(*parts: int) -> int:
+    """One 32-bit seed of several numbers, such as (seed, epoch), that meets no other's.
+
+    torch's generator on the CPU looks at the lower 32 bits of its seed only, so neither sums nor shifts would
+    do.
+    """
+    return int(np.random.SeedSequence(parts).generate_state(1)[0])
+
+
+def seed_everything(*parts: int) -> None:
+    """Seed torch on all devices with the mix of `parts`, for what is drawn from now on."""
+    torch.manual_seed(mixed_seed(*parts))
+
+
+def make_deterministic() -> None:
+    """Prefer kernels that give the same bits each time; warn, once an operation, where there is none."""
+    # cuBLAS reads it when its handle is made: before the first matrix product
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    # Filling every new tensor is only of use against reads of memory that was never written.
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    torch.backends.cudnn.benchmark = False

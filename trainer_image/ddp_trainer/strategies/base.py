@@ -1,0 +1,103 @@
+"""One interface for all ways to share an optimizer step.
+
+After `forward_backward` every parameter's gradient is that of the mean loss over the global batch, on every
+rank, whatever the world size, the micro-batches or a last batch that is not full. That is what lets
+strategies be compared loss by loss.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from ddp_trainer.config import TrainConfig
+from ddp_trainer.data import MicroBatch, StepBatch
+from ddp_trainer.distributed import World
+from ddp_trainer.precision import Precision
+from ddp_trainer.tasks import Task
+
+
+class Strategy:
+    """A way to share a step, and the plain way where nothing is overridden.
+
+    `wrap` must come first. `model` is the model itself, whose state a snapshot holds; `module` is what is
+    called.
+    """
+
+    name: ClassVar[str]
+    model: nn.Module
+    module: nn.Module
+
+    def __init__(self, config: TrainConfig, world: World, task: Task, precision: Precision) -> None:
+        self.config = config
+        self.world = world
+        self.task = task
+        self.precision = precision
+
+    def wrap(self, model: nn.Module) -> None:
+        """Place the model on the device and make it one of many. The optimizer is built from `parameters()`
+        after this.
+        """
+        self.model = model.to(self.world.device)
+        if self.config.compile:
+            # in place, so that the names in the state dict stay
+            self.model.compile()
+        self.module = self.model
+
+    def parameters(self) -> Iterable[nn.Parameter]:
+        return self.model.parameters()
+
+    def settle(self, batch: StepBatch) -> None:
+        """Called once with the first batch, before any step: bring what adapts itself to the run into its
+        final shape.
+        """
+
+    def forward_backward(self, batch: StepBatch) -> Tensor:
+        """Accumulate the gradient of one step and give this rank's part of its mean loss: the parts of all
+        ranks sum up to it.
+
+        A float64 scalar on the device. Nothing here waits for the device.
+        """
+        loss = torch.zeros((), dtype=torch.float64, device=self.world.device)
+        last = len(batch.micro_batches) - 1
+        for number, micro_batch in enumerate(batch.micro_batches):
+            with self.accumulation(final=number == last):
+                loss += self.micro_step(micro_batch, batch.total)
+        self.reduce_gradients()
+        return loss
+
+    def micro_step(self, micro_batch: MicroBatch, total: int) -> Tensor:
+        """Forward and backward of one micro-batch; its part of the mean loss over the `total` samples of the
+        step.
+        """
+        with self.precision.autocast():
+            output = self.module(self.task.inputs(micro_batch.batch))
+            loss = self.task.loss(output, micro_batch.batch)
+        weight = micro_batch.count / total
+        torch.autograd.backward(self.precision.scaled(loss * (weight * self.gradient_scale)))
+        return loss.detach().double() * weight
+
+    @property
+    def gradient_scale(self) -> float:
+        """What the loss is multiplied with for what the reduction divides by."""
+        return 1.0
+
+    def accumulation(self, *, final: bool) -> AbstractContextManager[Any]:
+        """Around each micro-batch; ranks need to meet in the final one only."""
+        return nullcontext()
+
+    def reduce_gradients(self) -> None:
+        """After the last backward pass: make every rank's gradient the sum of all."""
+
+    def clip(self, max_norm: float) -> Tensor:
+        """Scale the gradient to `max_norm` where its norm is more; the norm before."""
+        return nn.utils.clip_grad_norm_(self.parameters(), max_norm)
+
+    def predict(self, batch: Any) -> Any:
+        """The model's output for a batch, without a gradient; no rank waits for another."""
+        with torch.no_grad(), self.precision.autocast():
+            return self.model(self.task.inputs(batch))

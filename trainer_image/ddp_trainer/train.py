@@ -1,0 +1,36 @@
+"""Train a task on every rank that torchrun started: parse, build, run.
+
+    torchrun --nproc-per-node 2 -m ddp_trainer.train --task digits --epochs 20
+    python -m ddp_trainer.train --config run.yaml --lr 3e-4
+
+Run again, it goes on after the newest snapshot. Exit codes are those of docs/contracts.md section 3.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from ddp_trainer.config import check_world, parse
+from ddp_trainer.heartbeat import Heartbeat
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Train as the command line says. Raises UserError, Preempted, or whatever went wrong."""
+    config = parse(sys.argv[1:] if argv is None else argv)
+    heartbeat = Heartbeat.from_env()
+    heartbeat.enter("init")
+    # After the flags are known to be good: torch takes seconds to import.
+    from ddp_trainer.build import build
+    from ddp_trainer.distributed import describe_world, process_group
+
+    world = describe_world(device=config.device)
+    check_world(config, world_size=world.size, device=world.device.type)
+    heartbeat.enter("rendezvous")
+    with process_group(world, timeout_seconds=config.timeout_seconds):
+        heartbeat.enter("load")
+        build(config, world, heartbeat).run()
+
+
+if __name__ == "__main__":
+    main()

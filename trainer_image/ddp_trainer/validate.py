@@ -1,0 +1,77 @@
+"""Validation: loss and accuracy over the whole held-out set, the same whatever the number of ranks.
+
+Every sample is looked at by exactly one rank. Sums and counts are added up in float64 and divided once at the
+end: a mean of ranks' means would weigh the samples of a smaller share more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.utils.data import Dataset
+
+from ddp_trainer.data import every_nth, fetch, to_device
+from ddp_trainer.distributed import World
+from ddp_trainer.strategies.base import Strategy
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """Of `samples` held-out samples: their mean loss, and how many of `judged` predictions were `right`."""
+
+    samples: int
+    loss: float
+    right: int
+    judged: int
+
+    @property
+    def accuracy(self) -> float | None:
+        """The share of right predictions; None where the task judges none."""
+        return self.right / self.judged if self.judged else None
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """As heartbeats and logs name them."""
+        found = {"eval_loss": self.loss}
+        return found if self.accuracy is None else {**found, "eval_accuracy": self.accuracy}
+
+    def __str__(self) -> str:
+        text = f"held-out loss {self.loss:.4f} over {self.samples} samples"
+        if self.accuracy is None:
+            return text
+        return f"held-out accuracy {self.accuracy:.4f} ({self.right} of {self.judged}), {text}"
+
+
+def evaluate(
+    strategy: Strategy, dataset: Dataset[Any], world: World, *, batch: int, on_batch: Callable[[], None]
+) -> Evaluation:
+    """Validate the model on all of `dataset`; `on_batch` is called after each batch, as a sign of life.
+
+    Draws no random number and leaves the model in training mode, so that training goes on as if it had not
+    been.
+    """
+    task, model = strategy.task, strategy.model
+    totals = torch.zeros(4, dtype=torch.float64, device=world.device)
+    model.eval()
+    try:
+        for indices in every_nth(len(dataset), world.rank, world.size, batch):  # type: ignore[arg-type]
+            if len(indices):
+                host_batch = fetch(dataset, indices, task.collate) if task.collate else fetch(dataset, indices)
+                data = to_device(host_batch, world.device)
+                output = strategy.predict(data)
+                totals[0] += len(indices)
+                totals[1] += task.loss(output, data).double() * len(indices)
+                if (score := task.score(output, data)) is not None:
+                    totals[2] += score[0]
+                    totals[3] += score[1]
+            on_batch()
+    finally:
+        model.train()
+    if world.size > 1:
+        dist.all_reduce(totals)
+    samples, loss, right, judged = totals.tolist()
+    return Evaluation(int(samples), loss / samples, int(right), int(judged))
