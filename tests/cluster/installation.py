@@ -5,9 +5,11 @@ Used by the tests, the demo and the benchmark, so that all of them run what a us
 
 from __future__ import annotations
 
+import fcntl
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -72,11 +74,12 @@ def load_images() -> Images:
 def operator_installed(kubectl: Kubectl, images: Images, **values: Any) -> Iterator[Kubectl]:
     """The chart, installed by Helm until the end of the block; kubectl within its namespace.
 
-    `values` are merged over the images. What a run that was killed left behind is replaced.
+    `values` are merged over the images. What a run that was killed left behind is replaced; one that goes on is waited for,
+    since the operator serves all namespaces of a cluster and would be taken away under its feet.
     """
     import helm_python as helm
 
-    with helm.Config(kubeconfig_path=kubectl.kubeconfig, namespace=NAMESPACE) as config:
+    with _alone(), helm.Config(kubeconfig_path=kubectl.kubeconfig, namespace=NAMESPACE) as config:
         config.uninstall(RELEASE, ignore_not_found=True, wait="watcher", timeout=60)
         config.install(
             CHART, RELEASE, chart_values(images) | values, create_namespace=True, wait="watcher", timeout=120
@@ -85,6 +88,14 @@ def operator_installed(kubectl: Kubectl, images: Images, **values: Any) -> Itera
             yield kubectl.within(NAMESPACE)
         finally:
             config.uninstall(RELEASE, wait="watcher", timeout=60)
+
+
+@contextmanager
+def _alone() -> Iterator[None]:
+    """One test session, demo or benchmark at a time on this machine; the kernel drops the lock of one that is killed."""
+    with Path(tempfile.gettempdir(), "ddpjob-operator.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def chart_values(images: Images) -> dict[str, Any]:
