@@ -7,7 +7,7 @@ an epoch, and every sample comes once an epoch. Nothing is padded with repeats.
 
     order (epoch)   one permutation of all samples, from the seed and the epoch
     global batch    the next `global_batch` of them; the last of an epoch may be smaller, or is dropped (`last_batch`)
-    share           a rank's contiguous part of it; two ranks' shares differ by at most one sample
+    share           the contiguous part of it of one rank; shares differ by at most one sample
     micro-batch     what the rank takes through the model at once; equally many on every rank, each weighted with its count
 """
 
@@ -246,7 +246,7 @@ def every_nth(samples: int, rank: int, world_size: int, batch: int) -> Iterator[
 
     Every rank gets equally many batches, so that sharded models meet in each; some may be empty.
     """
-    mine = torch.arange(rank, samples, world_size)
+    mine = torch.arange(samples)[rank::world_size]
     largest = -(-samples // world_size)
     number = -(-largest // batch)
     yield from torch.tensor_split(mine, number)
