@@ -1,0 +1,140 @@
+"""docs/contracts.md is what operator and trainer agree on: its own examples are read and produced by both sides here."""
+
+import json
+import re
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddp_trainer import errors as trainer_exits
+from ddp_trainer.environment import Target, parse_environment, parse_target
+from ddp_trainer.snapshots.every import Every
+from ddp_trainer.snapshots.manifest import FileEntry, Manifest
+from ddp_trainer.snapshots.session import Snapshots
+from ddp_trainer.status import Moment, status
+from ddp_trainer.termination import Cause, Ending, encode, message_of
+from ddpjob_operator.api.rules import is_reserved
+from ddpjob_operator.api.status import DDPJobStatus
+from ddpjob_operator.core import failures as operator_exits
+from ddpjob_operator.core.model import ServiceView
+from ddpjob_operator.core.parse import parse_job
+from ddpjob_operator.core.pods import environment, launch_args
+from ddpjob_operator.core.progress import with_report
+
+DOCUMENT = (Path(__file__).parents[3] / "docs/contracts.md").read_text()
+EXAMPLES = [json.loads(block) for block in re.findall(r"```json\n(.*?)```", DOCUMENT, re.DOTALL)]
+STATUS = next(example for example in EXAMPLES if "ranks" in example)
+TERMINATION = next(example for example in EXAMPLES if "outcome" in example)
+MANIFEST = next(example for example in EXAMPLES if "files" in example)
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def job(**spec: Any) -> Any:
+    return parse_job(
+        {
+            "metadata": {
+                "name": "digits",
+                "namespace": "default",
+                "uid": "0b0c",
+                "creationTimestamp": "2025-11-21T05:46:40Z",
+            },
+            "spec": {"nodes": 2, "args": ["--task", "digits", "--note", "$(POD_IP);rm -rf"], **spec},
+        }
+    )
+
+
+def pod_environment(node_rank: int = 1, **spec: Any) -> dict[str, str]:
+    """What a kubelet makes of the operator's environment."""
+    downward = {"metadata.name": "digits-0-1", "spec.nodeName": "node-1", "status.podIP": "10.0.0.7"}
+    listed = environment(job(**spec), 3, node_rank, ServiceView(host="10.96.0.7", attempt=3))
+    return {
+        entry["name"]: entry["value"] if "value" in entry else downward[entry["valueFrom"]["fieldRef"]["fieldPath"]]
+        for entry in listed
+    }
+
+
+def test_the_trainer_understands_the_environment_that_the_operator_sets() -> None:
+    pod = parse_environment(pod_environment())
+    assert (pod.job, pod.uid, pod.attempt, pod.node_rank, pod.nodes) == ("digits", "0b0c", 3, 1, 2)
+    assert (pod.rdzv_host, pod.rdzv_port, pod.status_port, pod.pod_ip) == ("10.96.0.7", 29500, 9400, "10.0.0.7")
+
+
+def test_the_snapshots_claim_the_volume_as_the_operator_told_them_to(tmp_path: Path) -> None:
+    env = pod_environment(snapshots={"every": "7epochs", "keep": 5}) | {"DDPJOB_SHARED": str(tmp_path)}
+    snapshots = Snapshots.from_env({}, strategy="single", global_batch=1, environ=env)
+    assert snapshots.resume() is None
+    claims = tmp_path / "checkpoints" / "digits" / "attempts"
+    assert [claim.name for claim in claims.iterdir()] == ["001763704000-000003-0b0c"]
+    assert Every.parse(env["DDPJOB_SNAPSHOT_EVERY"]) == Every.parse("7epochs")
+    assert env["DDPJOB_SNAPSHOT_KEEP"] == "5"
+
+
+def test_every_variable_that_the_operator_sets_is_in_the_document() -> None:
+    missing = [name for name in pod_environment() if name not in DOCUMENT and name not in ("HOME", "PYTHONUNBUFFERED")]
+    assert missing == []
+
+
+def test_a_job_cannot_override_a_variable_of_the_contract() -> None:
+    ours = [name for name in pod_environment() if name.startswith("DDPJOB_") or name == "POD_IP"]
+    assert len(ours) > 15
+    assert all(is_reserved(name) for name in ours)
+
+
+@pytest.mark.parametrize(
+    ("entrypoint", "target"),
+    [
+        ({}, ("module", "ddp_trainer.train")),
+        ({"module": "mine.train"}, ("module", "mine.train")),
+        ({"script": "/mnt/shared/train.py"}, ("script", "/mnt/shared/train.py")),
+    ],
+)
+def test_the_launcher_understands_the_arguments_that_the_operator_gives(
+    entrypoint: dict[str, str], target: tuple[str, str]
+) -> None:
+    args = [argument.replace("$$(", "$(") for argument in launch_args(job(entrypoint=entrypoint))]  # the kubelet's part
+    assert parse_target(args) == Target(*target, args=("--task", "digits", "--note", "$(POD_IP);rm -rf"))
+
+
+def test_both_sides_mean_the_same_by_an_exit_code() -> None:
+    assert trainer_exits.EXIT_USER == operator_exits.EXIT_USER
+    assert trainer_exits.EXIT_FENCED == operator_exits.EXIT_FENCED
+    assert trainer_exits.EXIT_PREEMPTED == operator_exits.EXIT_PREEMPTED
+    for code in (trainer_exits.EXIT_USER, trainer_exits.EXIT_FENCED, trainer_exits.EXIT_PREEMPTED):
+        assert f"| {code} |" in DOCUMENT
+
+
+def test_the_launcher_answers_status_with_exactly_the_documented_fields() -> None:
+    pod = parse_environment(pod_environment())
+    answer = status(pod, 0.0, Moment(now=1.0, wall=2.0, ranks=(), beats=()))
+    assert set(answer) == set(STATUS)
+
+
+def test_the_operator_reads_progress_from_the_documented_status() -> None:
+    after = with_report(DDPJobStatus(), STATUS, STATUS["uid"], NOW)
+    assert after.progress is not None
+    assert after.snapshot is not None
+    assert (after.progress.epoch, after.progress.step, after.progress.total_steps) == (3, 120, 400)
+    assert (after.progress.loss, after.progress.metrics) == (0.31, {"eval_accuracy": 0.96, "eval_loss": 0.2})
+    assert (after.snapshot.step, after.snapshot.verified) == (100, True)
+
+
+def test_the_operator_ignores_the_status_of_another_life_of_the_job() -> None:
+    assert with_report(DDPJobStatus(), STATUS, "another-uid", NOW) == DDPJobStatus()
+    assert with_report(DDPJobStatus(attempt=1), STATUS, STATUS["uid"], NOW) == DDPJobStatus(attempt=1)
+
+
+def test_the_operator_reads_the_termination_message_that_the_launcher_writes() -> None:
+    pod = parse_environment(pod_environment())
+    cause = Cause(1, "WorkerKilled", "rank 1 was killed by SIGKILL after step 120", rank=1, signal="SIGKILL")
+    written = encode(message_of(cause, pod, Ending(wall=5.0, procs=1)))
+    report = operator_exits.read_report(written.decode())
+    assert report is not None
+    assert set(report) == set(TERMINATION)
+    assert (report["reason"], report["rank"], report["nodeRank"], report["attempt"]) == ("WorkerKilled", 1, 1, 3)
+
+
+def test_a_manifest_has_exactly_the_documented_fields() -> None:
+    made = Manifest("digits", "u", 0, 100, 2, 6400, 2, "ddp", 64, 1.0, files={"a": FileEntry(1, "0" * 64)})
+    assert set(json.loads(made.to_json())) == set(MANIFEST)
