@@ -22,6 +22,7 @@ START_SECONDS = 1800
 """The first start on a machine builds Kubernetes."""
 
 StartOperator = Callable[..., Awaitable[Operator]]
+NewCluster = Callable[[], Awaitable[Cluster]]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -33,7 +34,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def api_server() -> Iterator[Path]:
-    """The kubeconfig of an API server with our CRD: the one that DDPJOB_TEST_KUBECONFIG names, or one that is started here."""
+    """The kubeconfig of an API server with our CRD: what DDPJOB_TEST_KUBECONFIG names, or one that is started here."""
     given = os.environ.get("DDPJOB_TEST_KUBECONFIG")
     ours = given is None and subprocess.run(_script("status"), capture_output=True).returncode != 0
     if given is None:
@@ -63,7 +64,8 @@ async def _install_crd(kubeconfig: Path) -> None:
     try:
         await client.create(path, "customresourcedefinitions", manifest)
     except api.ApiError as error:
-        assert error.already_exists, error
+        if not error.already_exists:
+            raise
         await client.merge_patch(f"{path}/{name}", "customresourcedefinitions", {"spec": manifest["spec"]})
 
     async def established() -> bool:
@@ -76,14 +78,27 @@ async def _install_crd(kubeconfig: Path) -> None:
 
 
 @pytest.fixture
-async def cluster(api_server: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Cluster]:
-    """The API server and a namespace of the test's own."""
+async def new_cluster(api_server: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[NewCluster]:
+    """Makes namespaces, each seen through a client of its own, and deletes them at the end."""
     monkeypatch.setenv("KUBECONFIG", str(api_server))
-    found = await Cluster.connect(api_server, f"test-{uuid.uuid4().hex[:10]}")
-    await found.create_namespace()
-    yield found
-    await found.delete_namespace()
-    await found.client.close()
+    made: list[Cluster] = []
+
+    async def make() -> Cluster:
+        found = await Cluster.connect(api_server, f"test-{uuid.uuid4().hex[:10]}")
+        made.append(found)
+        await found.create_namespace()
+        return found
+
+    yield make
+    for found in made:
+        await found.delete_namespace()
+        await found.client.close()
+
+
+@pytest.fixture
+async def cluster(new_cluster: NewCluster) -> Cluster:
+    """The API server and a namespace of the test's own."""
+    return await new_cluster()
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
-"""What the API-server tests have in common: a namespace, the operator as a process, pods' lives without nodes, and what was asked of the server.
+"""What the API-server tests have in common: a namespace, the operator as a process, pods' lives, the audit log.
 
-No kubelet runs here. A test says what a pod's node would have reported, by patching the pod's status; everything else is the real thing.
+No kubelet runs here. A test says what a pod's node would have reported, by patching the pod's status; all else is the
+real thing.
 """
 
 from __future__ import annotations
@@ -175,16 +176,15 @@ class Cluster:
 
     async def asked(self) -> list[Asked]:
         """All that the operator has asked about this namespace so far, from the audit log, in order of completion."""
-        assert self.audit_log is not None
+        assert self.audit_log is not None, "this API server keeps no audit log beside its kubeconfig"
+        log = self.audit_log
         # the log is in order, so once a request of ours is in it, so is everything that was answered before
         marker = f"marker-{os.urandom(6).hex()}"
         with suppress(api.ApiError):
             await self.client.get(f"/api/v1/namespaces/{self.namespace}/configmaps/{marker}", "configmaps")
 
         async def logged() -> bytes | None:
-            with Path(str(self.audit_log)).open("rb") as log:
-                log.seek(self._audit_from)
-                text = log.read()
+            text = _read_from(log, self._audit_from)
             return text if marker.encode() in text else None
 
         lines = (await eventually(logged, "the audit log has caught up")).splitlines()
@@ -287,6 +287,12 @@ class Operator:
         except TimeoutError:
             self.process.kill()
             raise AssertionError(f"it did not stop:\n{self.log.read_text()[-4000:]}") from None
+
+
+def _read_from(file: Path, offset: int) -> bytes:
+    with file.open("rb") as opened:
+        opened.seek(offset)
+        return opened.read()
 
 
 def _free_port() -> int:

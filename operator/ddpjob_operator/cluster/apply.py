@@ -133,8 +133,7 @@ class Applier:
         try:
             pod = await self.client.delete(f"{paths.pods(job.namespace)}/{action.name}", "pods", body)
         except ApiError as error:
-            # 409: a pod of that name has another uid, so the one that was meant is gone as well
-            if not (error.not_found or error.conflict):
+            if not (error.not_found or (error.conflict and await self._is_replaced(job, action))):
                 raise
             self.cache.forget_pod(action.uid)
             return
@@ -142,6 +141,17 @@ class Applier:
             self.cache.put_pod(pod)
         else:
             self.cache.forget_pod(action.uid)
+
+    async def _is_replaced(self, job: Job, action: DeletePod) -> bool:
+        """Whether the pod of that name is not the one that was meant: what a 409 says, but not the only thing it can say."""
+        try:
+            pod = await self.client.get(f"{paths.pods(job.namespace)}/{action.name}", "pods")
+        except ApiError as error:
+            if error.not_found:
+                return True
+            raise
+        self.cache.put_pod(pod)
+        return bool(pod["metadata"]["uid"] != action.uid)
 
     async def _create(self, collection: str, resource: str, manifest: Json) -> Json:
         try:

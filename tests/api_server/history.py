@@ -1,0 +1,141 @@
+"""Everything that happened to the jobs and pods of a namespace, and the rules that must hold over all of it.
+
+A look at the end misses what was wrong only for a moment, so a watch records every version of every object.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+import aiohttp
+from tests.api_server.harness import Cluster, eventually
+
+from ddpjob_operator.cluster import client as api
+from ddpjob_operator.cluster import paths
+
+UID = "training.ddpjob.io/uid"
+ATTEMPT = "training.ddpjob.io/attempt"
+NODE_RANK = "training.ddpjob.io/node-rank"
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One watch event: `type` is ADDED, MODIFIED or DELETED."""
+
+    kind: str
+    type: str
+    object: dict[str, Any]
+
+
+@dataclass(eq=False)
+class History:
+    """What has been recorded so far, oldest first for each kind."""
+
+    changes: list[Change] = field(default_factory=list)
+
+    @property
+    def statuses(self) -> list[dict[str, Any]]:
+        return [change.object.get("status") or {} for change in self.changes if change.kind == "ddpjobs"]
+
+    def broken_rules(self) -> list[str]:
+        return [*self._two_pods_of_one_node(), *self._untrue_steps(), *self._pods_before_their_attempt()]
+
+    def _two_pods_of_one_node(self) -> list[str]:
+        live: dict[tuple[str, ...], set[str]] = {}
+        wrong = []
+        for change in self.changes:
+            labels = change.object["metadata"].get("labels") or {}
+            if change.kind != "pods" or UID not in labels:
+                continue
+            node, uid = (labels[UID], labels[ATTEMPT], labels[NODE_RANK]), change.object["metadata"]["uid"]
+            pods = live.setdefault(node, set())
+            if change.type == "DELETED":
+                pods.discard(uid)
+            else:
+                pods.add(uid)
+            if len(pods) > 1:
+                wrong.append(f"attempt {node[1]}, node rank {node[2]} had {len(pods)} pods at once")
+        return wrong
+
+    def _untrue_steps(self) -> list[str]:
+        wrong = []
+        statuses = self.statuses
+        for before, after in pairwise(statuses):
+            attempts, restarts = (after.get(key, 0) - before.get(key, 0) for key in ("attempt", "restarts"))
+            if attempts not in (0, 1) or restarts not in (0, attempts):
+                wrong.append(f"attempt {before.get('attempt', 0)} -> {after.get('attempt', 0)}, "
+                             f"restarts {before.get('restarts', 0)} -> {after.get('restarts', 0)}")  # fmt: skip
+            if before.get("phase") in ("Succeeded", "Failed") and after.get("phase") != before["phase"]:
+                wrong.append(f"the phase went from {before['phase']} to {after.get('phase')}")
+        return wrong
+
+    def _pods_before_their_attempt(self) -> list[str]:
+        """A pod of an attempt above 0 whose attempt was not on record when it was made."""
+        recorded = {int(status.get("attempt", 0)): int(change.object["metadata"]["resourceVersion"])
+                    for change in reversed(self.changes) if change.kind == "ddpjobs"
+                    for status in [change.object.get("status") or {}]}  # fmt: skip
+        wrong = []
+        for change in self.changes:
+            labels = change.object["metadata"].get("labels") or {}
+            if change.kind == "pods" and change.type == "ADDED" and int(labels.get(ATTEMPT, 0)) > 0:
+                made, attempt = int(change.object["metadata"]["resourceVersion"]), int(labels[ATTEMPT])
+                if recorded.get(attempt, made) >= made:
+                    wrong.append(f"a pod of attempt {attempt} was made before that attempt was on record")
+        return wrong
+
+
+@asynccontextmanager
+async def recorded(cluster: Cluster) -> AsyncIterator[History]:
+    """Record from here to the end of the block, and all that a test has seen by then."""
+    history = History()
+    login = await api.login()
+    session = api.open_session(login)
+    places = {"ddpjobs": paths.jobs(cluster.namespace), "pods": paths.pods(cluster.namespace)}
+    watches = []
+    for kind, path in places.items():
+        _, version = await cluster.client.list(path, kind)
+        begun = asyncio.Event()
+        watches.append(asyncio.create_task(_watch(session, login.server + path, kind, version, history, begun)))
+        await begun.wait()
+    try:
+        yield history
+        await _caught_up(cluster, history)
+    finally:
+        for watch in watches:
+            watch.cancel()
+        await asyncio.gather(*watches, return_exceptions=True)
+        await session.close()
+
+
+async def _watch(
+    session: aiohttp.ClientSession, url: str, kind: str, since: int, history: History, begun: asyncio.Event
+) -> None:
+    query = {"watch": "true", "resourceVersion": str(since)}
+    async with session.get(url, params=query, timeout=aiohttp.ClientTimeout(total=None)) as stream:
+        begun.set()
+        buffer = b""
+        async for chunk in stream.content.iter_any():
+            *lines, buffer = (buffer + chunk).split(b"\n")
+            for line in lines:
+                event = json.loads(line)
+                history.changes.append(Change(kind, event["type"], event["object"]))
+
+
+async def _caught_up(cluster: Cluster, history: History) -> None:
+    """Until the record holds the newest version of everything that exists."""
+
+    async def complete() -> bool:
+        seen = {(change.kind, change.object["metadata"]["resourceVersion"]) for change in history.changes}
+        for kind, path in (("ddpjobs", paths.jobs(cluster.namespace)), ("pods", paths.pods(cluster.namespace))):
+            items, _ = await cluster.client.list(path, kind)
+            if not all((kind, item["metadata"]["resourceVersion"]) in seen for item in items):
+                return False
+        return True
+
+    await eventually(complete, "the record has caught up")

@@ -1,0 +1,181 @@
+"""A proxy between the operator and the API server that does to chosen calls what networks, crashes and busy servers do.
+
+It numbers the calls that change something on behalf of jobs (no Leases, no Events) from 0 in each namespace, in the
+order in which they arrive, and asks its `fault` what to do with each. Reads pass, unless `read_fault` says otherwise.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+
+import aiohttp
+import yaml
+from aiohttp import web
+
+from ddpjob_operator.cluster.client import Login
+
+HOP_BY_HOP = {
+    "connection",
+    "transfer-encoding",
+    "content-length",
+    "host",
+    "keep-alive",
+    "content-encoding",
+    "accept-encoding",
+}
+
+
+class Fault(Enum):
+    """What becomes of one call."""
+
+    PASS = "passed on"
+    KILL_BEFORE = "the operator is killed before the call arrives"
+    KILL_AFTER = "the operator is killed when the call has taken effect"
+    LOST = "the call takes effect, its answer is lost"
+    CONFLICT = "409"
+    BROKEN = "500"
+    BUSY = "429 with Retry-After"
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A call that changes something; `index` counts those of its namespace."""
+
+    namespace: str
+    index: int
+    method: str
+    path: str
+
+    @property
+    def kind(self) -> str:
+        """Method and resource, without names."""
+        parts = self.path.split("/namespaces/", 1)[1].split("/")[1:]
+        return " ".join([self.method, "/".join(parts[::2])])
+
+
+def refusal(code: int, reason: str) -> web.Response:
+    body = {
+        "kind": "Status",
+        "apiVersion": "v1",
+        "status": "Failure",
+        "code": code,
+        "reason": reason,
+        "message": "by the proxy",
+    }
+    return web.json_response(body, status=code, headers={"Retry-After": "1"} if code == 429 else None)
+
+
+ANSWERS = {
+    Fault.CONFLICT: (409, "Conflict"),
+    Fault.BROKEN: (500, "InternalError"),
+    Fault.BUSY: (429, "TooManyRequests"),
+}
+
+
+@dataclass(eq=False)
+class FaultProxy:
+    """Serves plain HTTP on loopback; `kubeconfig` is for an operator that is to be behind it."""
+
+    login: Login
+    folder: Path
+    fault: Callable[[Call], Fault] = lambda call: Fault.PASS
+    read_fault: Callable[[web.Request], Awaitable[web.StreamResponse | None]] | None = None
+    kill: Callable[[], Awaitable[None]] | None = None
+    calls: dict[str, list[Call]] = field(default_factory=dict)
+    token: str | None = None
+    """If set, the only bearer token that is let through."""
+    _runner: web.AppRunner | None = None
+    _session: aiohttp.ClientSession | None = None
+
+    async def __aenter__(self) -> FaultProxy:
+        self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0, ssl=self.login.tls or True))
+        app = web.Application(client_max_size=8 * 1024 * 1024)
+        app.router.add_route("*", "/{path:.*}", self._handle)
+        self._runner = web.AppRunner(app, access_log=None)
+        await self._runner.setup()
+        await web.TCPSite(self._runner, "127.0.0.1", 0, shutdown_timeout=0.1).start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        assert self._runner is not None
+        assert self._session is not None
+        await self._session.close()
+        await self._runner.cleanup()
+
+    @property
+    def kubeconfig(self) -> Path:
+        assert self._runner is not None
+        port = self._runner.addresses[0][1]
+        user = {"tokenFile": str(self.folder / "token")} if self.token else {}
+        config = {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "clusters": [{"name": "proxy", "cluster": {"server": f"http://127.0.0.1:{port}"}}],
+            "users": [{"name": "operator", "user": user}],
+            "contexts": [{"name": "proxy", "context": {"cluster": "proxy", "user": "operator"}}],
+            "current-context": "proxy",
+        }
+        file = self.folder / f"proxy-{port}.yaml"
+        file.write_text(yaml.safe_dump(config))
+        return file
+
+    async def _handle(self, request: web.Request) -> web.StreamResponse:
+        if self.token is not None and request.headers.get("Authorization") != f"Bearer {self.token}":
+            return refusal(401, "Unauthorized")
+        if request.method == "GET" or "/leases" in request.path or "/events" in request.path:
+            answer = await self.read_fault(request) if self.read_fault is not None else None
+            return answer or await self._forward(request)
+        namespace = request.path.split("/namespaces/", 1)[1].split("/")[0]
+        earlier = self.calls.setdefault(namespace, [])
+        call = Call(namespace, len(earlier), request.method, request.path)
+        earlier.append(call)
+        match self.fault(call):
+            case Fault.KILL_BEFORE:
+                await self._kill()
+                return refusal(503, "Killed")
+            case Fault.KILL_AFTER:
+                answer = await self._forward(request)
+                await self._kill()
+                return answer
+            case Fault.LOST:
+                await self._forward(request, silently=True)
+                assert request.transport is not None
+                request.transport.abort()
+                return web.Response()
+            case Fault.PASS:
+                return await self._forward(request)
+            case other:
+                return refusal(*ANSWERS[other])
+
+    async def _kill(self) -> None:
+        assert self.kill is not None
+        await self.kill()
+
+    async def _forward(self, request: web.Request, *, silently: bool = False) -> web.StreamResponse:
+        assert self._session is not None
+        kept = {name: value for name, value in request.headers.items() if name.lower() not in HOP_BY_HOP}
+        kept |= {"Authorization": self.login.headers["Authorization"]}
+        async with self._session.request(
+            request.method,
+            self.login.server + request.path_qs,
+            data=await request.read() or None,
+            headers=kept,
+            timeout=aiohttp.ClientTimeout(total=None),
+        ) as answer:
+            headers = {name: value for name, value in answer.headers.items() if name.lower() not in HOP_BY_HOP}
+            if silently:
+                await answer.read()
+                return web.Response()
+            response = web.StreamResponse(status=answer.status, headers=headers)
+            try:
+                await response.prepare(request)
+                async for chunk in answer.content.iter_any():
+                    await response.write(chunk)
+                await response.write_eof()
+            except (aiohttp.ClientConnectionError, ConnectionResetError, asyncio.CancelledError):
+                pass  # the operator is gone, or the test has ended
+            return response

@@ -1,0 +1,170 @@
+"""Whatever goes wrong with any single call, the job ends as if nothing had.
+
+As Sieve does (OSDI 2022): take the calls of a fault-free life, repeat that life once for each call and each kind of
+fault, and compare the ends. The rules of `history` hold at every moment of every life.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.api_server.conftest import NewCluster
+from tests.api_server.harness import Cluster, Operator
+from tests.api_server.history import recorded
+from tests.api_server.proxy import Call, Fault, FaultProxy
+
+from ddpjob_operator.cluster import client as api
+
+CALLS = 14
+"""What the life below takes: a claim, a Service, 2 x 2 pods made, 2 deleted, the Service pointed, 5 statuses."""
+
+LIFE_SECONDS = 90.0
+
+
+async def live(cluster: Cluster) -> None:
+    """A gang of two that fails once and then finishes, told by its nodes as soon as there is something to tell."""
+    await cluster.apply_job(restart={"backoff": {"initialSeconds": 0}})
+    for attempt in range(2):
+        pods = await cluster.gang_exists(attempt, seconds=LIFE_SECONDS)
+        names = [pod["metadata"]["name"] for pod in pods]
+        await cluster.runs(*names)
+        await cluster.phase_is("Running", seconds=LIFE_SECONDS)
+        if attempt == 0:
+            await cluster.ends(names[1], code=1)
+        else:
+            await cluster.ends(*names)
+    await cluster.phase_is("Succeeded", seconds=LIFE_SECONDS)
+
+
+async def outcome(cluster: Cluster) -> dict[str, Any]:
+    """The end state without times, uids and addresses."""
+    status = await cluster.status()
+    pods = await cluster.pods()
+    service = await cluster.service()
+    return {
+        "phase": status["phase"],
+        "attempt": status["attempt"],
+        "restarts": status["restarts"],
+        "nodes": status["nodes"],
+        "conditions": {item["type"]: item["status"] for item in status["conditions"]},
+        "cause": (status["lastFailure"]["reason"], status["lastFailure"]["podName"]),
+        "pods": {pod["metadata"]["name"]: pod["status"]["phase"] for pod in pods},
+        "selected": service["spec"]["selector"]["training.ddpjob.io/attempt"],
+    }
+
+
+EXPECTED = {
+    "phase": "Succeeded",
+    "attempt": 1,
+    "restarts": 1,
+    "nodes": {"ready": 2, "total": 2, "summary": "2/2"},
+    "conditions": {"Running": "False", "Restarting": "False", "Complete": "True"},
+    "pods": {"digits-1-0": "Succeeded", "digits-1-1": "Succeeded"},
+    "selected": "1",
+}
+
+
+async def life_under(cluster: Cluster, proxy: FaultProxy) -> str:
+    """Live it; what went wrong, or an empty string."""
+    try:
+        async with recorded(cluster) as history:
+            await live(cluster)
+            found = await outcome(cluster)
+    except AssertionError as error:
+        return str(error)[:2000]
+    wrong = history.broken_rules()
+    wrong += [f"{key}: {found.get(key)!r}, not {value!r}" for key, value in EXPECTED.items() if found.get(key) != value]
+    calls = proxy.calls[cluster.namespace]
+    if len(calls) > 3 * CALLS:
+        wrong.append(f"{len(calls)} calls, where {CALLS} would do: {[call.kind for call in calls]}")
+    return "; ".join(wrong)
+
+
+@asynccontextmanager
+async def proxy_before(cluster: Cluster, folder: Path, **options: Any) -> AsyncIterator[FaultProxy]:
+    async with FaultProxy(await api.login(), folder, **options) as proxy:
+        yield proxy
+
+
+async def test_the_fault_free_life_takes_the_calls_that_the_sweep_goes_through(
+    new_cluster: NewCluster, start_operator: Any, tmp_path: Path, cluster: Cluster
+) -> None:
+    async with proxy_before(cluster, tmp_path) as proxy:
+        await start_operator(proxy.kubeconfig)
+        assert await life_under(cluster, proxy) == ""
+        kinds = sorted(call.kind for call in proxy.calls[cluster.namespace])
+    assert kinds == sorted(
+        ["POST services", "POST persistentvolumeclaims", *["POST pods"] * 4, *["DELETE pods"] * 2, "PATCH services"]
+        + ["PATCH ddpjobs/status"] * 5
+    )
+
+
+@pytest.mark.parametrize("fault", [Fault.LOST, Fault.CONFLICT, Fault.BROKEN, Fault.BUSY], ids=lambda fault: fault.name)
+async def test_a_call_that_goes_wrong_changes_nothing_in_the_end(
+    new_cluster: NewCluster, tmp_path: Path, fault: Fault
+) -> None:
+    clusters = await asyncio.gather(*(new_cluster() for _ in range(CALLS)))
+    struck = {cluster.namespace: index for index, cluster in enumerate(clusters)}
+
+    def strike(call: Call) -> Fault:
+        return fault if call.index == struck[call.namespace] else Fault.PASS
+
+    async with proxy_before(clusters[0], tmp_path, fault=strike) as proxy:
+        namespaces = ",".join(struck)
+        operator = await Operator(
+            clusters[0].namespace, proxy.kubeconfig, tmp_path / "log", {"NAMESPACES": namespaces}
+        ).start()
+        try:
+            await operator.ready()
+            results = await asyncio.gather(*(life_under(cluster, proxy) for cluster in clusters))
+        finally:
+            await operator.kill()
+        wrong = {proxy.calls[cluster.namespace][index].kind: result
+                 for index, (cluster, result) in enumerate(zip(clusters, results, strict=True)) if result}  # fmt: skip
+    assert wrong == {}
+
+
+@pytest.mark.parametrize("fault", [Fault.KILL_BEFORE, Fault.KILL_AFTER], ids=lambda fault: fault.name)
+async def test_an_operator_killed_at_any_call_is_followed_by_one_that_does_the_rest(
+    new_cluster: NewCluster, tmp_path: Path, fault: Fault
+) -> None:
+    at_once = asyncio.Semaphore(3)
+
+    async def one(index: int) -> str:
+        async with at_once:
+            return await life_of_a_killed_operator(await new_cluster(), fault, index, tmp_path / str(index))
+
+    results = await asyncio.gather(*(one(index) for index in range(CALLS)))
+    assert {index: result for index, result in enumerate(results) if result} == {}
+
+
+async def life_of_a_killed_operator(cluster: Cluster, fault: Fault, index: int, folder: Path) -> str:
+    folder.mkdir()  # noqa: ASYNC240
+
+    def strike(call: Call) -> Fault:
+        return fault if call.index == index else Fault.PASS
+
+    async with proxy_before(cluster, folder, fault=strike) as proxy:
+        # a container that is started anew in its pod keeps its name, and with it the Lease
+        operator = Operator(cluster.namespace, proxy.kubeconfig, folder / "log", {"IDENTITY": "operator-0"})
+        proxy.kill = operator.kill
+        await operator.start()
+
+        async def start_again() -> None:
+            assert operator.process is not None
+            await operator.process.wait()
+            await operator.start()
+
+        supervisor = asyncio.create_task(start_again())
+        try:
+            await operator.ready()
+            result = await life_under(cluster, proxy)
+            return result or ("" if supervisor.done() else f"it was never killed; there were {len(proxy.calls)} calls")
+        finally:
+            supervisor.cancel()
+            await operator.kill()

@@ -1,0 +1,150 @@
+"""What a failure costs and leads to: one restart, counted once, of the whole gang."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from tests.api_server.harness import Cluster, Operator, eventually
+from tests.api_server.history import recorded
+
+KILLED = {
+    "version": 1,
+    "outcome": "Failed",
+    "exitCode": 1,
+    "reason": "WorkerKilled",
+    "message": "rank 1 was killed by SIGKILL after step 120",
+    "nodeRank": 1,
+    "rank": 1,
+    "attempt": 0,
+    "step": 120,
+    "snapshot": {"step": 100, "time": 1763703999.0, "verified": True},
+}
+
+
+async def running_gang(cluster: Cluster, nodes: int = 2, **spec: object) -> list[str]:
+    """A job all of whose nodes run; the names of its pods by node rank."""
+    await cluster.apply_job(nodes=nodes, restart={"backoff": {"initialSeconds": 0}}, **spec)
+    names = [pod["metadata"]["name"] for pod in await cluster.gang_exists(nodes=nodes)]
+    await cluster.runs(*names)
+    await cluster.phase_is("Running")
+    return names
+
+
+async def finish_attempt(cluster: Cluster, attempt: int, nodes: int = 2) -> dict:
+    names = [pod["metadata"]["name"] for pod in await cluster.gang_exists(attempt, nodes)]
+    await cluster.runs(*names)
+    await cluster.phase_is("Running")
+    await cluster.ends(*names)
+    return await cluster.phase_is("Succeeded")
+
+
+async def test_a_failed_pod_costs_one_restart_of_two_n_plus_two_writes(cluster: Cluster, operator: Operator) -> None:
+    pods = await running_gang(cluster, nodes=3)
+    before = len(await cluster.cost())
+    await cluster.ends(pods[1], code=1, message=KILLED)
+    await cluster.gang_exists(attempt=1, nodes=3)
+
+    async def settled() -> bool:
+        return {pod["metadata"]["name"] for pod in await cluster.pods()} == {f"digits-1-{rank}" for rank in range(3)}
+
+    await eventually(settled, "only the new gang is there")
+    cost = Counter((entry.verb, entry.resource) for entry in (await cluster.cost())[before:])
+    assert cost == {
+        ("patch", "ddpjobs/status"): 1,
+        ("patch", "services"): 1,
+        ("delete", "pods"): 3,
+        ("create", "pods"): 3,
+    }
+
+
+async def test_a_restart_is_on_record_before_its_pods_and_counted_once(cluster: Cluster, operator: Operator) -> None:
+    async with recorded(cluster) as history:
+        pods = await running_gang(cluster)
+        await cluster.ends(pods[1], code=1, message=KILLED)
+        status = await finish_attempt(cluster, 1)
+    assert history.broken_rules() == []
+    assert (status["attempt"], status["restarts"]) == (1, 1)
+
+
+async def test_the_status_says_which_rank_failed_why_and_what_to_resume_from(
+    cluster: Cluster, operator: Operator
+) -> None:
+    pods = await running_gang(cluster)
+    await cluster.ends(pods[1], code=1, message=KILLED)
+    await cluster.gang_exists(attempt=1)
+    status = await cluster.status()
+    failure = status["lastFailure"]
+    assert (failure["podName"], failure["nodeRank"], failure["rank"]) == (pods[1], 1, 1)
+    assert (failure["reason"], failure["step"], failure["exitCode"]) == ("WorkerKilled", 120, 1)
+    assert status["snapshot"]["step"] == 100
+
+
+async def test_the_service_selects_node_rank_0_of_the_new_attempt(cluster: Cluster, operator: Operator) -> None:
+    pods = await running_gang(cluster)
+    await cluster.ends(pods[0], code=1)
+    await cluster.gang_exists(attempt=1)
+
+    async def points() -> bool:
+        return (await cluster.service())["spec"]["selector"]["training.ddpjob.io/attempt"] == "1"
+
+    await eventually(points, "the Service selects attempt 1")
+
+
+async def test_all_pods_failing_at_once_is_one_restart(cluster: Cluster, operator: Operator) -> None:
+    pods = await running_gang(cluster, nodes=4)
+    await cluster.ends(*pods, code=1, message=KILLED)
+    status = await finish_attempt(cluster, 1, nodes=4)
+    assert (status["attempt"], status["restarts"]) == (1, 1)
+
+
+async def test_a_deleted_pod_is_a_failure_that_names_it(cluster: Cluster, operator: Operator) -> None:
+    pods = await running_gang(cluster)
+    await cluster.client.delete(f"/api/v1/namespaces/{cluster.namespace}/pods/{pods[1]}", "pods")
+    status = await finish_attempt(cluster, 1)
+    assert status["restarts"] == 1
+    assert status["lastFailure"]["reason"] == "PodDeleted"
+    assert status["lastFailure"]["podName"] == pods[1]
+
+
+async def test_an_error_of_the_user_fails_the_job_without_a_second_attempt(
+    cluster: Cluster, operator: Operator
+) -> None:
+    pods = await running_gang(cluster)
+    message = KILLED | {
+        "outcome": "UserError",
+        "exitCode": 64,
+        "reason": "ImportError",
+        "message": "No module named 'nope'",
+    }
+    await cluster.ends(pods[0], code=64, message=message)
+    status = await cluster.phase_is("Failed")
+    assert status["attempt"] == 0
+    assert "nope" in status["lastFailure"]["message"]
+    left = {pod["metadata"]["name"] for pod in await cluster.pods()}
+    assert not any(name.startswith("digits-1-") for name in left)
+
+
+async def test_a_job_fails_when_its_restarts_are_used_up(cluster: Cluster, operator: Operator) -> None:
+    await cluster.apply_job(restart={"maxRestarts": 1, "backoff": {"initialSeconds": 0}})
+    for attempt in range(2):
+        names = [pod["metadata"]["name"] for pod in await cluster.gang_exists(attempt)]
+        await cluster.runs(*names)
+        await cluster.phase_is("Running")
+        await cluster.ends(names[0], code=1)
+    status = await cluster.phase_is("Failed")
+    assert (status["attempt"], status["restarts"]) == (1, 1)
+
+
+async def test_events_tell_the_story_of_the_job(cluster: Cluster, operator: Operator) -> None:
+    pods = await running_gang(cluster)
+    await cluster.ends(pods[1], code=1, message=KILLED)
+    await finish_attempt(cluster, 1)
+
+    async def told() -> list[str] | None:
+        events, _ = await cluster.client.list(f"/api/v1/namespaces/{cluster.namespace}/events", "events")
+        ours = [event for event in events if event["involvedObject"]["kind"] == "DDPJob"]
+        reasons = [event["reason"] for event in sorted(ours, key=lambda event: event["metadata"]["name"])]
+        return reasons if "Succeeded" in reasons else None
+
+    story = await eventually(told, "the last event is posted")
+    assert story == ["Starting", "Running", "Restarting", "Running", "Succeeded"]
