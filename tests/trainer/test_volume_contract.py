@@ -1,0 +1,22 @@
+"""The part of the contract's environment that reaches the snapshots (docs/contracts.md sections 2 and 6)."""
+
+from pathlib import Path
+
+from ddp_trainer.snapshots.every import Every
+from ddp_trainer.snapshots.session import Snapshots
+from ddpjob_operator.core.model import ServiceView
+from ddpjob_operator.core.parse import parse_job
+from ddpjob_operator.core.pods import environment
+
+
+def test_the_snapshots_claim_the_volume_as_the_operator_told_them_to(tmp_path: Path) -> None:
+    metadata = {"name": "digits", "uid": "0b0c", "creationTimestamp": "2025-11-21T05:46:40Z"}
+    job = parse_job({"metadata": metadata, "spec": {"snapshots": {"every": "7epochs", "keep": 5}}})
+    listed = environment(job, 3, 0, ServiceView(host="10.96.0.7", attempt=3))
+    env = {entry["name"]: entry["value"] for entry in listed if "value" in entry} | {"DDPJOB_SHARED": str(tmp_path)}
+    snapshots = Snapshots.from_env({}, strategy="single", global_batch=1, environ=env)
+    assert snapshots.resume() is None
+    claims = tmp_path / "checkpoints" / "digits" / "attempts"
+    assert [claim.name for claim in claims.iterdir()] == ["001763704000-000003-0b0c"]
+    assert Every.parse(env["DDPJOB_SNAPSHOT_EVERY"]) == Every.parse("7epochs")
+    assert env["DDPJOB_SNAPSHOT_KEEP"] == "5"
