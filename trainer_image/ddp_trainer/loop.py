@@ -195,6 +195,8 @@ class TrainingLoop:
         self._steps_here += 1
         if self._steps_here == 1:
             self.heartbeat.enter("train")
+            # Time to the first step is what a user waits for, and what a restart costs.
+            self.log.event("first_step", step=self.step)
         self._recent.append((time.monotonic(), samples))
         self.heartbeat.step(
             step=self.step,
