@@ -11,6 +11,7 @@ import hashlib
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from ddpjob_operator.api.spec import DDPJobSpec, EnvVar
 
@@ -78,21 +79,45 @@ def _reserved_env(spec: DDPJobSpec) -> str | None:
 
 
 def _reserved_template_env(spec: DDPJobSpec) -> str | None:
-    pod = (spec.pod_template.spec if spec.pod_template else None) or {}
-    for index, container in enumerate(pod.get("containers") or ()):
-        for variable in container.get("env") or ():
+    for index, container in enumerate(_objects(_template(spec), "containers")):
+        for variable in _objects(container, "env"):
             if container.get("name") == "trainer" and is_reserved(str(variable.get("name"))):
                 path = f"spec.podTemplate.spec.containers[{index}].env"
                 return f"{path}: {variable.get('name')} is set by the operator; remove it"
     return None
 
 
-def _nameless_container(spec: DDPJobSpec) -> str | None:
-    pod = (spec.pod_template.spec if spec.pod_template else None) or {}
-    for index, container in enumerate(pod.get("containers") or ()):
-        if not isinstance(container, dict) or not container.get("name"):
-            return f"spec.podTemplate.spec.containers[{index}]: has no name; name it, or `trainer` to change ours"
+def _malformed_template(spec: DDPJobSpec) -> str | None:
+    """What is merged item by item has to be lists of objects with the key that they are merged by."""
+    template, path = _template(spec), "spec.podTemplate.spec"
+    for field in ("containers", "initContainers", "volumes"):
+        if problem := _malformed_list(template, field, path, "name"):
+            return problem
+    for index, container in enumerate(_objects(template, "containers")):
+        for field, key in (("env", "name"), ("ports", "containerPort"), ("volumeMounts", "mountPath")):
+            if problem := _malformed_list(container, field, f"{path}.containers[{index}]", key):
+                return problem
     return None
+
+
+def _malformed_list(parent: dict[str, Any], field: str, path: str, key: str) -> str | None:
+    items = parent.get(field)
+    if items is not None and not isinstance(items, list):
+        return f"{path}.{field}: is not a list; write a list of objects, each with a {key}"
+    for index, item in enumerate(items or ()):
+        if not isinstance(item, dict) or not isinstance(item.get(key), str | int):
+            return f"{path}.{field}[{index}]: has no {key}; give it one (the container `trainer` is ours to be changed)"
+    return None
+
+
+def _template(spec: DDPJobSpec) -> dict[str, Any]:
+    return (spec.pod_template.spec if spec.pod_template else None) or {}
+
+
+def _objects(parent: dict[str, Any], field: str) -> list[dict[str, Any]]:
+    """The objects of a list that nobody has checked."""
+    items = parent.get(field)
+    return [item for item in items if isinstance(item, dict)] if isinstance(items, list) else []
 
 
 def _two_values(spec: DDPJobSpec) -> str | None:
@@ -153,7 +178,7 @@ BETWEEN_FIELDS: tuple[Rule, ...] = (
         "initialSeconds is more than maxSeconds; raise maxSeconds or lower initialSeconds",
         _backoff_order,
     ),
-    Rule(("podTemplate",), "", "", _nameless_container),
+    Rule(("podTemplate",), "", "", _malformed_template),
     Rule(("podTemplate",), "", "", _reserved_template_env),
 )
 
@@ -164,8 +189,11 @@ def problems(spec: DDPJobSpec) -> tuple[str, ...]:
 
 
 def frozen_digests(spec: DDPJobSpec) -> dict[str, str]:
-    """A short digest of each frozen field, to notice an edit on a server without CEL."""
-    wire = spec.model_dump(mode="json", by_alias=True, exclude_none=True)
+    """A short digest of each frozen field, to notice an edit on a server without CEL.
+
+    Defaults are left out: an operator that knows more fields than the last one finds the same digests.
+    """
+    wire = spec.model_dump(mode="json", by_alias=True, exclude_none=True, exclude_defaults=True)
     return {
         field: hashlib.sha256(json.dumps(wire.get(field), sort_keys=True).encode()).hexdigest()[:12] for field in FROZEN
     }

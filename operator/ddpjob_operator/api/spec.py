@@ -7,13 +7,14 @@ for CEL and once for servers that have no CEL.
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from ddpjob_operator.api.base import APIModel
 
 Argument = Annotated[str, Field(max_length=4096)]
+Whole = Annotated[int, Field(strict=True, ge=0)]
 Quantity = Annotated[str, Field(pattern=r"^[0-9]+(\.[0-9]+)?(m|k|Ki|M|Mi|G|Gi|T|Ti|P|Pi|E|Ei)?$", max_length=32)]
 ObjectName = Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$", max_length=253)]
 
@@ -48,10 +49,10 @@ class EnvVar(APIModel):
 class Resources(APIModel):
     """Compute resources of each node's trainer container, as in a pod."""
 
-    requests: Annotated[dict[str, Quantity | int], Field(max_length=32)] | None = None
+    requests: Annotated[dict[str, Quantity | Whole], Field(max_length=32)] | None = None
     """What the scheduler reserves, such as cpu, memory, nvidia.com/gpu."""
 
-    limits: Annotated[dict[str, Quantity | int], Field(max_length=32)] | None = None
+    limits: Annotated[dict[str, Quantity | Whole], Field(max_length=32)] | None = None
     """What a node may use at most. A GPU goes here."""
 
 
@@ -64,13 +65,13 @@ class Shared(APIModel):
     storage_class_name: ObjectName | None = None
     """Its storage class. Default: the cluster's default class."""
 
-    access_mode: Annotated[str, Field(json_schema_extra={"enum": ["ReadWriteMany", "ReadWriteOnce"]})] = "ReadWriteMany"
+    access_mode: Literal["ReadWriteMany", "ReadWriteOnce"] = "ReadWriteMany"
     """ReadWriteMany for a gang on several machines; ReadWriteOnce where all pods share one machine."""
 
     claim_name: ObjectName | None = None
     """An existing PersistentVolumeClaim to use instead. It is never deleted by the operator."""
 
-    retain: bool = True
+    retain: Annotated[bool, Field(strict=True)] = True
     """Keep the operator's claim when the job is deleted, so that a job of the same name resumes from its snapshots."""
 
 
@@ -80,7 +81,7 @@ class Snapshots(APIModel):
     every: Annotated[str, Field(pattern=r"^[1-9][0-9]{0,8}(steps|epochs|seconds)$")] = "60seconds"
     """The interval: a number and its unit, such as `100steps`, `1epochs` or `60seconds`."""
 
-    keep: Annotated[int, Field(ge=1, le=1000)] = 3
+    keep: Annotated[int, Field(strict=True, ge=1, le=1000)] = 3
     """How many verified snapshots stay on the volume; older ones are removed after a newer one has been verified."""
 
 
@@ -90,17 +91,17 @@ class Backoff(APIModel):
     After progress a restart is immediate.
     """
 
-    initial_seconds: Annotated[int, Field(ge=0, le=3600)] = 1
+    initial_seconds: Annotated[int, Field(strict=True, ge=0, le=3600)] = 1
     """The first wait; it doubles with each further failure that brought no new snapshot."""
 
-    max_seconds: Annotated[int, Field(ge=0, le=86400)] = 300
+    max_seconds: Annotated[int, Field(strict=True, ge=0, le=86400)] = 300
     """The longest wait."""
 
 
 class Restart(APIModel):
     """How often, and how patiently, a failed gang is started again."""
 
-    max_restarts: Annotated[int, Field(ge=0, le=10000)] = 10
+    max_restarts: Annotated[int, Field(strict=True, ge=0, le=10000)] = 10
     """Restarts that the job may use up before it is Failed. 0 means never restart."""
 
     backoff: Backoff = Backoff()
@@ -149,10 +150,10 @@ class DDPJobSpec(APIModel):
     args: Annotated[tuple[Argument, ...], Field(max_length=256)] = ()
     """Arguments of the training script, one list item each; no shell reads them."""
 
-    nodes: Annotated[int, Field(ge=1, le=1024)] = 1
+    nodes: Annotated[int, Field(strict=True, ge=1, le=1024)] = 1
     """Number of pods in the gang."""
 
-    procs_per_node: Annotated[int, Field(ge=1, le=64)] = 1
+    procs_per_node: Annotated[int, Field(strict=True, ge=1, le=64)] = 1
     """Ranks in each pod: one for each of its GPUs."""
 
     resources: Resources | None = None

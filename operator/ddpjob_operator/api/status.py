@@ -136,6 +136,9 @@ class FailureStatus(APIModel):
     step: int | None = None
     """The step that training had reached."""
 
+    snapshot_step: int | None = None
+    """The step of the newest snapshot at that moment; the steps after it were lost."""
+
     advice: str = ""
     """What to do about it."""
 

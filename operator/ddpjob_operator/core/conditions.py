@@ -12,6 +12,9 @@ DEGRADED = "Degraded"
 COMPLETE = "Complete"
 FAILED = "Failed"
 
+REASON_LIMIT = 1024
+MESSAGE_LIMIT = 32768
+
 
 def set_condition(
     conditions: tuple[Condition, ...],
@@ -32,8 +35,8 @@ def set_condition(
     after = Condition(
         type=type_,
         status=status,
-        reason=reason,
-        message=message,
+        reason=reason[:REASON_LIMIT],
+        message=message[:MESSAGE_LIMIT],
         last_transition_time=since,
         observed_generation=generation,
     )

@@ -8,6 +8,8 @@ the same moment.
 from __future__ import annotations
 
 import json
+import math
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
@@ -24,6 +26,11 @@ EXIT_PREEMPTED = 143
 
 CONSEQUENCES = ("PeerLost", "RendezvousFailed")
 PREEMPTED = "Preempted"
+TRACES_OF_A_STOP = (PREEMPTED, "WorkerKilled", *CONSEQUENCES)
+"""What a pod says of its end when the kubelet ended it: a deletion or an eviction explains these, and nothing else."""
+
+_LARGEST_INTEGER = 2**63 - 1  # of an integer in a status
+_REASON = re.compile(r"[A-Za-z][A-Za-z0-9]{0,63}")
 
 
 class Retry(StrEnum):
@@ -40,7 +47,8 @@ class Failure:
     reason: str
     message: str
     retry: Retry
-    pod: PodView | None = None
+    pod_name: str | None = None
+    node_name: str | None = None
     node_rank: int | None = None
     rank: int | None = None
     exit_code: int | None = None
@@ -62,11 +70,11 @@ ADVICE: dict[str, str] = {
     "WorkerException": "The training script raised; its last lines are in the message, all of them in the pod's log.",
     "PeerLost": "The connection to another rank broke: look at the network, and at the other pods of this attempt.",
     "RendezvousFailed": "Not all nodes met in time: check that pods can reach each other on port 29500.",
+    "StartError": "The container did not start: check that the image has python and the package ddp_trainer.",
     "PodDeleted": "Somebody or something deleted the pod; training goes on from the last snapshot.",
     "Evicted": "The node ran short of a resource: set resources.requests to what the job really uses.",
     "Preempted": "The pod was asked to stop and saved a snapshot; training goes on from it.",
     "ErrImagePull": "The image cannot be pulled: check its name and tag, and imagePullSecrets.",
-    "ImagePullBackOff": "The image cannot be pulled: check its name and tag, and imagePullSecrets.",
     "CreateContainerConfigError": "The container cannot be made: check the Secrets and ConfigMaps that env refers to.",
     "Unschedulable": "No node fits the pod: check its resources, node selector, tolerations and volume claim.",
 }
@@ -84,9 +92,15 @@ def find_failures(pods: Iterable[PodView], missing: Iterable[tuple[str, int]], n
     """
     failures = [failure for pod in pods if (failure := _of_pod(pod, now))]
     failures += [
-        Failure("PodDeleted", f"pod {name} was deleted", Retry.YES, node_rank=node_rank) for name, node_rank in missing
+        Failure("PodDeleted", f"pod {name} was deleted", Retry.YES, pod_name=name, node_rank=node_rank)
+        for name, node_rank in missing
     ]
     return tuple(failures)
+
+
+def has_succeeded(pod: PodView) -> bool:
+    """Whether the trainer is done. A sidecar that goes on, or that failed, does not change that."""
+    return pod.termination.exit_code == 0 if pod.termination else pod.phase is PodPhase.SUCCEEDED
 
 
 def is_stopping(pod: PodView, now: datetime) -> bool:
@@ -122,49 +136,60 @@ def _settling(failure: Failure, now: datetime) -> bool:
 
 
 def _when(failure: Failure) -> tuple[bool, float, int]:
-    told = (failure.report or {}).get("time")
-    moment = float(told) if told is not None else failure.time.timestamp() if failure.time else None
+    told = finite((failure.report or {}).get("time"))
+    moment = told if told is not None else failure.time.timestamp() if failure.time else None
     return (moment is None, moment or 0.0, failure.node_rank or 0)
 
 
 def _of_pod(pod: PodView, now: datetime) -> Failure | None:
-    ended = pod.termination
-    if ended is not None and ended.exit_code == 0:
+    if has_succeeded(pod):
         return None
-    if ended is not None:
-        return _of_termination(pod, ended)
-    if pod.phase is PodPhase.FAILED:
-        reason = pod.reason or "PodFailed"
-        return Failure(reason, pod.message or f"pod {pod.name} failed", Retry.YES, pod, pod.node_rank)
-    if pod.deleting and not is_stopping(pod, now):
-        return Failure("PodDeleted", f"pod {pod.name} was deleted", Retry.YES, pod, pod.node_rank)
+    if pod.termination is not None:
+        return _of_termination(pod, pod.termination)
+    if pod.phase is PodPhase.FAILED or (pod.deleting and not is_stopping(pod, now)):
+        reason, message = _stopped_by(pod) or ("PodFailed", f"pod {pod.name} failed")
+        return Failure(reason, message, Retry.YES, pod.name, pod.node_name, pod.node_rank)
     return None
+
+
+def _stopped_by(pod: PodView) -> tuple[str, str] | None:
+    """What ended a pod from outside: the kubelet (Evicted, Terminated, ...) or a deletion."""
+    if pod.phase is PodPhase.FAILED and pod.reason:
+        return pod.reason, pod.message or f"pod {pod.name} failed: {pod.reason}"
+    return ("PodDeleted", f"pod {pod.name} was deleted") if pod.deleting else None
 
 
 def _of_termination(pod: PodView, ended: Termination) -> Failure:
     report = read_report(ended.message)
     retry = Retry.NEVER if ended.exit_code in (EXIT_USER, EXIT_FENCED) else Retry.YES
-    if pod.deleting and not (report and report.get("reason") in ("WorkerException", "OutOfMemory")):
-        # the kubelet's SIGTERM or SIGKILL ended it: the deletion is the cause, and the exit code only its trace
-        reason, message = "PodDeleted", f"pod {pod.name} was deleted"
-    elif ended.reason == "OOMKilled":
+    if ended.reason == "OOMKilled":
         reason, message = "OOMKilled", f"pod {pod.name} was killed by the kernel: out of memory"
     elif report is not None:
-        reason, message = str(report.get("reason") or "Failed"), _message(report)
+        reason, message = _reason(report), _message(report)
     else:
         reason, message = _from_exit_code(pod, ended)
+    only_a_trace = reason in TRACES_OF_A_STOP or (report is None and reason == "Failed")
+    if retry is Retry.YES and only_a_trace and (outside := _stopped_by(pod)):
+        reason, message = outside
     return Failure(
         reason=reason,
         message=message,
         retry=retry,
-        pod=pod,
+        pod_name=pod.name,
+        node_name=pod.node_name,
         node_rank=pod.node_rank,
-        rank=_integer(report, "rank"),
+        rank=integer((report or {}).get("rank")),
         exit_code=ended.exit_code,
-        step=_integer(report, "step"),
+        step=integer((report or {}).get("step")),
         time=ended.finished_at,
         report=report,
     )
+
+
+def _reason(report: dict[str, Any]) -> str:
+    """The report's reason, if it is one word: it becomes a condition's reason."""
+    reason = report.get("reason")
+    return reason if isinstance(reason, str) and _REASON.fullmatch(reason) else "Failed"
 
 
 def _message(report: dict[str, Any]) -> str:
@@ -182,19 +207,40 @@ def _from_exit_code(pod: PodView, ended: Termination) -> tuple[str, str]:
         return PREEMPTED, f"pod {pod.name} was stopped by SIGTERM{tail}"
     if signal is not None:
         return "WorkerKilled", f"pod {pod.name} was killed by signal {signal}{tail}"
-    reason = "UserError" if ended.exit_code == EXIT_USER else "Fenced" if ended.exit_code == EXIT_FENCED else "Failed"
+    told = ended.reason if ended.reason not in ("", "Error", "Completed") else "Failed"
+    reason = {EXIT_USER: "UserError", EXIT_FENCED: "Fenced"}.get(ended.exit_code, told)
     return reason, f"pod {pod.name} ended with exit code {ended.exit_code}{tail}"
 
 
 def read_report(text: str) -> dict[str, Any] | None:
-    """A termination message of version 1, or None if the text is something else."""
+    """A termination message of version 1, or None if the text is something else.
+
+    Any process of the container may have written it, so nothing is taken for granted: not its depth, and not that its
+    escapes are characters.
+    """
     try:
-        report = json.loads(text)
-    except ValueError:
+        report = json.loads(text, object_pairs_hook=_clean)
+    except (ValueError, RecursionError):
         return None
     return report if isinstance(report, dict) and report.get("version") == 1 else None
 
 
-def _integer(report: dict[str, Any] | None, key: str) -> int | None:
-    value = (report or {}).get(key)
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
+def _clean(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    return {key: value.encode("utf-8", "replace").decode() if isinstance(value, str) else value for key, value in pairs}
+
+
+def integer(value: Any) -> int | None:
+    """`value` if it is a whole number that a status can carry."""
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    return value if whole and 0 <= value <= _LARGEST_INTEGER else None
+
+
+def finite(value: Any) -> float | None:
+    """`value` if it is a number that JSON and an API server can carry: a loss of NaN is no number."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        number = float(value)
+    except OverflowError:
+        return None
+    return number if math.isfinite(number) else None

@@ -15,7 +15,7 @@ from datetime import datetime, timedelta
 from ddpjob_operator.api.rules import frozen_digests
 from ddpjob_operator.api.status import Condition, DDPJobStatus, NodeCount, Phase
 from ddpjob_operator.core import conditions as cond
-from ddpjob_operator.core.failures import Failure, find_failures, first_cause, is_stopping, read_report
+from ddpjob_operator.core.failures import Failure, find_failures, first_cause, has_succeeded, is_stopping, read_report
 from ddpjob_operator.core.model import (
     Action,
     CreateClaim,
@@ -43,14 +43,13 @@ SETTLE_LOOK_SECONDS = 0.5
 
 def plan(job: Job, observed: Observed, now: datetime, defaults: Defaults) -> Plan:
     """What to do about `job` now. `now` is an aware time; nothing else is read from a clock."""
-    status = _adopted(job.status, observed)
     if job.deleting:
-        return Plan(status)  # owner references clean up
-    if status.phase is not None and status.phase.final:
-        return Plan(status, actions=_stop(observed.pods))
-    status = with_report(status, observed.report, job.uid, now)
+        return Plan(job.status)  # owner references clean up
+    if job.status.phase is not None and job.status.phase.final:
+        return Plan(job.status, actions=_stop(observed.pods))
+    status = with_report(_adopted(job.status, observed), observed.report, job.uid, now)
     pods = tuple(pod for pod in observed.pods if pod.attempt == status.attempt)
-    if status.phase in (None, Phase.PENDING) and observed.service is None:
+    if status.phase in (None, Phase.PENDING) and _unprepared(job, observed):
         return _prepare(job, observed, status, now)
     if _edited_while_starting(job, status, pods):
         return _next_attempt(job, observed, status, now, defaults, delay=0.0, why="SpecChanged")
@@ -61,16 +60,21 @@ def plan(job: Job, observed: Observed, now: datetime, defaults: Defaults) -> Pla
         cause = first_cause(failures, now, stopping=stopping)
         if cause is None:
             return Plan(status, requeue_after=SETTLE_LOOK_SECONDS)
-        return _after_failure(job, observed, status, cause, now, defaults)
-    if len(pods) == _gang_size(job, status) and all(pod.phase is PodPhase.SUCCEEDED for pod in pods):
+        return _after_failure(job, observed, _counted(job, status, pods), cause, now, defaults)
+    if len(pods) == _gang_size(job, status) and all(has_succeeded(pod) for pod in pods):
         return _succeeded(job, observed, status, pods, now)
     return _keep_going(job, observed, status, pods, now, defaults)
 
 
 def _adopted(status: DDPJobStatus, observed: Observed) -> DDPJobStatus:
-    """A status that was lost (restored from a backup, say) learns its attempt from the pods that are there."""
-    highest = max((pod.attempt for pod in observed.pods), default=0)
-    return status if highest <= status.attempt else status.model_copy(update={"attempt": highest})
+    """A status that was lost (restored from a backup, say) learns its attempt from the pods that are there.
+
+    The attempts that it does not know of count as restarts: the budget is not refilled by a loss.
+    """
+    unknown = max((pod.attempt for pod in observed.pods), default=0) - status.attempt
+    if unknown <= 0:
+        return status
+    return status.model_copy(update={"attempt": status.attempt + unknown, "restarts": status.restarts + unknown})
 
 
 def _gang_size(job: Job, status: DDPJobStatus) -> int:
@@ -93,19 +97,25 @@ def _missing(job: Job, status: DDPJobStatus, pods: tuple[PodView, ...]) -> list[
 def _edited_while_starting(job: Job, status: DDPJobStatus, pods: tuple[PodView, ...]) -> bool:
     """An incomplete gang must not be completed from another spec (a server with CEL refuses such an edit)."""
     incomplete = status.phase in (Phase.STARTING, Phase.RESTARTING) and len(pods) < _gang_size(job, status)
-    return incomplete and bool(pods) and bool(_edited_fields(job, status))
+    return incomplete and bool(_edited_fields(job, status))
 
 
 def _edited_fields(job: Job, status: DDPJobStatus) -> list[str]:
     started_with = status.spec_digests
     if started_with is None:
         return []
-    return [name for name, digest in frozen_digests(job.spec).items() if started_with.get(name) != digest]
+    return [name for name, digest in frozen_digests(job.spec).items() if started_with.get(name, digest) != digest]
+
+
+def _unprepared(job: Job, observed: Observed) -> bool:
+    return observed.service is None or (job.spec.shared.claim_name is None and not observed.claim_exists)
 
 
 def _prepare(job: Job, observed: Observed, status: DDPJobStatus, now: datetime) -> Plan:
     """The Service's address goes into every pod, so it comes first; the claim is made beside it."""
-    actions: list[Action] = [CreateService(build_service(job, status.attempt))]
+    actions: list[Action] = []
+    if observed.service is None:
+        actions.append(CreateService(build_service(job, status.attempt)))
     claim = build_claim(job)
     if claim is not None and not observed.claim_exists:
         actions.append(CreateClaim(claim))
@@ -125,17 +135,32 @@ def _keep_going(
 ) -> Plan:
     """No failure: make what is missing, remove what is left of older attempts, say how far the gang has come."""
     stale = _stop(tuple(pod for pod in observed.pods if pod.attempt < status.attempt), everything=True)
-    if status.restart_at is not None and now < status.restart_at and not pods:
-        wait = (status.restart_at - now).total_seconds()
+    wait = _backoff_left(job, status, now)
+    if wait > 0 and not pods:
         return Plan(_counted(job, status, pods), stale, requeue_after=wait)
-    if status.phase is not Phase.RUNNING and observed.service is None and len(pods) < job.spec.nodes:
+    if status.phase is not Phase.RUNNING and observed.service is None:
+        # even if every pod is there: whether it selects this attempt has to be looked at
         return Plan(status, (*stale, CreateService(build_service(job, status.attempt))))
 
     create = _create_missing(job, observed, status, pods, defaults) if status.phase is not Phase.RUNNING else ()
     after, events = _advanced(job, status, pods, now)
     after = _with_trouble(job, observed, after, pods, now)
-    soon = TROUBLE_GRACE_SECONDS if after.phase is not Phase.RUNNING else None
-    return Plan(after, (*stale, *create), requeue_after=soon, events=events)
+    return Plan(
+        after,
+        (*stale, *create),
+        # the digests of the spec must be on record before any pod is made from it
+        status_first=status.phase in (None, Phase.PENDING),
+        requeue_after=TROUBLE_GRACE_SECONDS if after.phase is not Phase.RUNNING else None,
+        events=events,
+    )
+
+
+def _backoff_left(job: Job, status: DDPJobStatus, now: datetime) -> float:
+    """Seconds until the next attempt may start. More than any backoff means that the clock was set back."""
+    if status.restart_at is None:
+        return 0.0
+    left = (status.restart_at - now).total_seconds()
+    return left if left <= job.spec.restart.backoff.max_seconds else 0.0
 
 
 def _create_missing(
@@ -154,7 +179,7 @@ def _create_missing(
             node_rank,
             build_pod(job, status.attempt, node_rank, service, defaults),
         )
-        for node_rank in range(job.spec.nodes)
+        for node_rank in range(_gang_size(job, status))
         if node_rank not in present
     ]
     return tuple(actions)
@@ -169,17 +194,6 @@ def _advanced(
 ) -> tuple[DDPJobStatus, tuple[Event, ...]]:
     """The phase that follows from the pods that are there."""
     status = _counted(job, status, pods)
-    started = [pod for pod in pods if pod.phase in (PodPhase.RUNNING, PodPhase.SUCCEEDED)]
-    if status.phase is not Phase.RUNNING and len(started) == _gang_size(job, status):
-        message = f"all {len(pods)} nodes run, attempt {status.attempt}"
-        status = status.model_copy(
-            update={
-                "phase": Phase.RUNNING,
-                "restart_at": None,
-                "conditions": _conditions(job, status, now, running=("GangRunning", message)),
-            }
-        )
-        return status, (Event("Normal", "Running", message),)
     if status.phase in (None, Phase.PENDING):
         status = status.model_copy(
             update={
@@ -189,14 +203,25 @@ def _advanced(
                 "spec_digests": frozen_digests(job.spec),
             }
         )
-        return status, (Event("Normal", "Starting", f"creating {job.spec.nodes} nodes"),)
+        event = Event("Normal", "Starting", f"creating {job.spec.nodes} nodes")
+        return status, (event,)
+    if status.phase is not Phase.RUNNING and status.nodes.ready == status.nodes.total:
+        message = f"all {len(pods)} nodes run, attempt {status.attempt}"
+        status = status.model_copy(
+            update={
+                "phase": Phase.RUNNING,
+                "restart_at": None,
+                "conditions": _conditions(job, status, now, running=("GangRunning", message)),
+            }
+        )
+        return status, (Event("Normal", "Running", message),)
     return status, ()
 
 
 def _counted(job: Job, status: DDPJobStatus, pods: tuple[PodView, ...]) -> DDPJobStatus:
-    """How many nodes are ready. Written along with the next change: a count on its own is not worth a write."""
+    """How many nodes are ready. The edge writes it along with the next change: alone it is not worth a write."""
     total = _gang_size(job, status)
-    ready = sum(pod.phase in (PodPhase.RUNNING, PodPhase.SUCCEEDED) and not pod.deleting for pod in pods)
+    ready = sum(has_succeeded(pod) or (pod.phase is PodPhase.RUNNING and not pod.deleting) for pod in pods)
     count = NodeCount(ready=ready, total=total, summary=f"{ready}/{total}")
     return status.model_copy(update={"nodes": count})
 
@@ -204,6 +229,7 @@ def _counted(job: Job, status: DDPJobStatus, pods: tuple[PodView, ...]) -> DDPJo
 def _with_trouble(
     job: Job, observed: Observed, status: DDPJobStatus, pods: tuple[PodView, ...], now: datetime
 ) -> DDPJobStatus:
+    status = status.model_copy(update={"observed_generation": job.generation})
     edited = _edited_fields(job, status)
     if edited:
         names = ", ".join(f"spec.{name}" for name in edited)
@@ -349,6 +375,6 @@ def _conditions(
     ):
         reason, message = what or (said[0], "")
         after = cond.set_condition(after, type_, what is not None, reason, message, now=now, generation=job.generation)
-    if complete or failed or running:
+    if not running:  # what kept this attempt from running is over; a running one is looked at by `_with_trouble`
         after = cond.set_condition(after, cond.DEGRADED, False, "AsExpected", "", now=now, generation=job.generation)
     return after

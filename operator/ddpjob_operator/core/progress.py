@@ -4,13 +4,12 @@ a failure.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Any
 
 from ddpjob_operator.api.status import DDPJobStatus, FailureStatus, Progress, SnapshotStatus
-from ddpjob_operator.core.failures import Failure, advice_for
+from ddpjob_operator.core.failures import Failure, advice_for, finite, integer
 
 MESSAGE_LIMIT = 4096
 
@@ -35,68 +34,79 @@ def with_final_report(status: DDPJobStatus, report: Mapping[str, Any] | None, no
         kept = status.progress.model_dump(exclude_none=True) if status.progress else {}
         update["progress"] = Progress.model_validate(kept | progress.model_dump(exclude_none=True))
     snapshot = _snapshot(report.get("snapshot"))
-    if snapshot is not None and (status.snapshot is None or snapshot.step >= status.snapshot.step):
+    if snapshot is not None and _is_news(snapshot, status.snapshot):
         update["snapshot"] = snapshot
     return status.model_copy(update=update) if update else status
 
 
 def failure_status(status: DDPJobStatus, failure: Failure, now: datetime) -> FailureStatus:
     """The post-mortem that is kept after the pods are gone."""
-    pod = failure.pod
     reached = status.progress.step if status.progress else None
     return FailureStatus(
         attempt=status.attempt,
         time=now,
         node_rank=failure.node_rank,
         rank=failure.rank,
-        pod_name=pod.name if pod else _named(failure),
-        node_name=pod.node_name if pod else None,
+        pod_name=failure.pod_name,
+        node_name=failure.node_name,
         exit_code=failure.exit_code,
         reason=failure.reason,
         message=failure.message[:MESSAGE_LIMIT],
         step=failure.step if failure.step is not None else reached,
+        snapshot_step=status.snapshot.step if status.snapshot else None,
         advice=advice_for(failure.reason),
     )
 
 
-def _named(failure: Failure) -> str | None:
-    """The name of a pod of which only the message is left."""
-    words = failure.message.split()
-    return words[1] if failure.reason == "PodDeleted" and len(words) > 1 else None
+def _is_news(found: SnapshotStatus, known: SnapshotStatus | None) -> bool:
+    """Newer, or the same and now verified: another node may not know that yet."""
+    if known is None or found.step != known.step:
+        return known is None or found.step > known.step
+    return found.verified or not known.verified
 
 
 def _progress(report: Mapping[str, Any], now: datetime) -> Progress | None:
-    if report.get("step") is None:
+    step = integer(report.get("step"))
+    if step is None:
         return None
-    seconds_left = _finite(report.get("etaSeconds"))
+    told = report.get("metrics")
     metrics = {
         str(name): number
-        for name, value in (report.get("metrics") or {}).items()
-        if (number := _finite(value)) is not None
+        for name, value in (told.items() if isinstance(told, Mapping) else ())
+        if (number := finite(value)) is not None and str(name).isprintable()
     }
     return Progress(
-        epoch=report.get("epoch"),
-        step=report.get("step"),
-        total_steps=report.get("totalSteps"),
-        loss=_finite(report.get("loss")),
-        samples_per_second=_finite(report.get("samplesPerSecond")),
-        eta=now + timedelta(seconds=seconds_left) if seconds_left is not None else None,
+        epoch=integer(report.get("epoch")),
+        step=step,
+        total_steps=integer(report.get("totalSteps")),
+        loss=finite(report.get("loss")),
+        samples_per_second=finite(report.get("samplesPerSecond")),
+        eta=_eta(report, now),
         metrics=metrics or None,
     )
 
 
+def _eta(report: Mapping[str, Any], now: datetime) -> datetime | None:
+    """From the report's own time: the same report, looked at again later, says the same."""
+    seconds_left, told = finite(report.get("etaSeconds")), finite(report.get("time"))
+    if seconds_left is None:
+        return None
+    return _moment((told if told is not None else now.timestamp()) + seconds_left)
+
+
 def _snapshot(found: Any) -> SnapshotStatus | None:
-    if not isinstance(found, Mapping) or found.get("step") is None or found.get("time") is None:
+    if not isinstance(found, Mapping):
         return None
-    return SnapshotStatus(
-        step=int(found["step"]),
-        time=datetime.fromtimestamp(float(found["time"]), UTC).replace(microsecond=0),
-        verified=bool(found.get("verified")),
-    )
+    step, told = integer(found.get("step")), finite(found.get("time"))
+    time = _moment(told) if told is not None else None
+    if step is None or time is None:
+        return None
+    return SnapshotStatus(step=step, time=time, verified=found.get("verified") is True)
 
 
-def _finite(value: Any) -> float | None:
-    """A number that JSON and an API server can carry: a loss of NaN is no number."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+def _moment(seconds: float) -> datetime | None:
+    """Seconds since the epoch as a time, in whole seconds; None if no calendar has it."""
+    try:
+        return datetime.fromtimestamp(seconds, UTC).replace(microsecond=0)
+    except (ValueError, OverflowError, OSError):
         return None
-    return float(value)

@@ -1,8 +1,8 @@
 """Whether a failed gang is started again, and when.
 
-A failure after progress (a snapshot ahead of where the last failure struck) is restarted at once: waiting would only
-add to what was lost. Failures in a row without progress wait twice as long each time (as Kubernetes' own crash loop
-back-off does).
+A failure after progress (a new snapshot, ahead of where the last failure struck) is restarted at once: waiting would
+only add to what was lost. Failures in a row without progress wait twice as long each time (as Kubernetes' own crash
+loop back-off does).
 """
 
 from __future__ import annotations
@@ -45,8 +45,9 @@ def decide(policy: Restart, status: DDPJobStatus, failure: Failure) -> RestartIn
 
 
 def made_progress(status: DDPJobStatus) -> bool:
-    """Whether the newest snapshot is ahead of where the last failure struck."""
+    """Whether the newest snapshot is newer than the last failure, and ahead of where that struck."""
     if status.snapshot is None:
         return False
     before = status.last_failure
-    return before is None or before.step is None or status.snapshot.step > before.step
+    marks = (before.step, before.snapshot_step) if before else ()
+    return all(mark is None or status.snapshot.step > mark for mark in marks)

@@ -14,6 +14,9 @@ from ddpjob_operator.core.model import PodPhase, PodView, Problem
 
 TROUBLE_GRACE_SECONDS = 3.0
 
+_SAME = {"ImagePullBackOff": "ErrImagePull"}
+"""The kubelet tells of one trouble under two names by turns; saying each would be a write each time."""
+
 
 def find_trouble(
     status: DDPJobStatus, pods: tuple[PodView, ...], problem: Problem | None, now: datetime
@@ -24,15 +27,24 @@ def find_trouble(
     """
     if problem is not None:
         return problem
+    degraded = cond.find(status.conditions, cond.DEGRADED)
+    known = degraded if degraded and degraded.status == "True" else None
     since = _waiting_since(status)
-    if since is None or (now - since).total_seconds() < TROUBLE_GRACE_SECONDS:
+    if known is None and (since is None or (now - since).total_seconds() < TROUBLE_GRACE_SECONDS):
         return None
     for pod in pods:
         if pod.phase is PodPhase.PENDING and pod.reason:
-            said = f"pod {pod.name}: {pod.message or pod.reason}"
-            advice = advice_for(pod.reason)
-            return Problem(pod.reason, f"{said}. {advice}" if advice else said)
+            reason = _SAME.get(pod.reason, pod.reason)
+            said = f"pod {pod.name}: "
+            if known and reason != pod.reason and known.reason == reason and known.message.startswith(said):
+                return Problem(known.reason, known.message)
+            return _problem(reason, said + (pod.message or pod.reason))
     return None
+
+
+def _problem(reason: str, said: str) -> Problem:
+    advice = advice_for(reason)
+    return Problem(reason, f"{said}. {advice}" if advice else said)
 
 
 def _waiting_since(status: DDPJobStatus) -> datetime | None:

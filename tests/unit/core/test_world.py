@@ -1,0 +1,299 @@
+"""Whole lives of a job in a cluster in memory: what is promised holds for every order of events, crashes and clocks."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from builders import DEFAULTS
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from world import (
+    Cluster,
+    Decide,
+    World,
+    check_attempt_on_record_first,
+    check_counted_once,
+    check_final_is_final,
+    check_history,
+    check_no_flip_flop,
+    check_one_live_pod_each,
+)
+
+from ddpjob_operator.api.status import DDPJobStatus, Phase
+from ddpjob_operator.core import plan as policy
+from ddpjob_operator.core.model import (
+    CreateClaim,
+    CreatePod,
+    CreateService,
+    DeletePod,
+    Job,
+    Observed,
+    Plan,
+    PointService,
+)
+
+ENDINGS = (
+    (0, "Completed"),
+    (1, "WorkerException"),
+    (1, "PeerLost"),
+    (1, "RendezvousFailed"),
+    (64, "UserError"),
+    (77, "Fenced"),
+    (137, ""),
+    (143, "Preempted"),
+)
+
+events = st.one_of(
+    st.tuples(st.just("look")),
+    st.tuples(st.just("run"), st.integers(0, 9)),
+    st.tuples(st.just("run all")),
+    st.tuples(st.just("end"), st.integers(0, 9), st.sampled_from(ENDINGS), st.sampled_from((0.0, -3600.0, 3600.0))),
+    st.tuples(st.just("end all")),
+    st.tuples(st.just("delete"), st.integers(0, 9), st.sampled_from((0, 2, 60))),
+    st.tuples(st.just("reap"), st.integers(0, 9)),
+    st.tuples(st.just("clock"), st.sampled_from((0.1, 1.0, 5.0, 120.0, 3600.0, -3600.0))),
+    st.tuples(st.just("kill"), st.integers(0, 6)),
+    st.tuples(st.just("lose"), st.integers(0, 6)),
+    st.tuples(st.just("watch stalls")),
+    st.tuples(st.just("watch catches up")),
+    st.tuples(st.just("edit"), st.sampled_from(("a", "b")), st.integers(1, 3)),
+    st.tuples(st.just("quota"), st.sampled_from((0, 1, None))),
+)
+
+
+def happen(world: World, event: tuple[object, ...]) -> None:
+    """One event, followed by the look at the job that it causes."""
+    cluster, operator = world.cluster, world.operator
+    names = sorted(cluster.pods)
+    match event:
+        case ("run", int(index)) if names:
+            cluster.run(names[index % len(names)])
+        case ("run all",):
+            for name in names:
+                cluster.run(name)
+        case ("end", int(index), (int(code), str(reason)), float(skew)) if names:
+            cluster.end(names[index % len(names)], code, reason, skew=skew)
+        case ("end all",):
+            for name in names:
+                cluster.end(name, 0, "Completed")
+        case ("delete", int(index), int(grace)) if names:
+            cluster.delete(names[index % len(names)], grace)
+        case ("reap", int(index)) if names:
+            cluster.reap(names[index % len(names)])
+        case ("clock", float(seconds)):
+            world.pass_time(seconds)
+        case ("kill", int(calls)):
+            operator.kill_after = calls
+        case ("lose", int(calls)):
+            operator.lose_after = calls
+        case ("watch stalls",):
+            operator.pods = tuple(cluster.pods.values())
+        case ("watch catches up",):
+            operator.pods = None
+        case ("edit", str(argument), int(nodes)):
+            cluster.edit(args=[argument], nodes=nodes)
+        case ("quota", pods):
+            cluster.quota = pods  # type: ignore[assignment]
+    world.look()
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.integers(1, 3), st.lists(events, max_size=40))
+def test_every_promise_holds_whatever_happens_and_in_whatever_order(
+    nodes: int, story: list[tuple[object, ...]]
+) -> None:
+    world = World.start(nodes=nodes, restart={"maxRestarts": 4})
+    for event in story:
+        happen(world, event)
+    world.cluster.quota = None
+    world.finish()
+    check_history(world.cluster)
+    ended, calls = world.status, len(world.cluster.history)
+    world.restart()
+    world.look()
+    assert world.status == ended
+    assert len(world.cluster.history) == calls, "a job that is over costs nothing"
+
+
+@pytest.mark.parametrize("nodes", [1, 2, 8])
+def test_a_job_that_succeeds_costs_one_create_a_pod_and_three_status_writes(nodes: int) -> None:
+    world = World.start(nodes=nodes)
+    assert world.finish().phase is Phase.SUCCEEDED
+    calls = [type(entry) for entry in world.cluster.history]
+    assert calls.count(CreatePod) == nodes
+    assert calls.count(CreateService) == calls.count(CreateClaim) == 1
+    assert [status.phase for status in world.cluster.statuses] == [Phase.STARTING, Phase.RUNNING, Phase.SUCCEEDED]
+    assert len(calls) == nodes + 2 + 3
+
+
+@pytest.mark.parametrize("nodes", [1, 2, 8])
+def test_a_gang_restart_costs_two_calls_a_pod_and_two_more(nodes: int) -> None:
+    world = World.start(nodes=nodes, restart={"backoff": {"initialSeconds": 0, "maxSeconds": 0}})
+    world.settle()
+    assert world.status.phase is Phase.RUNNING
+    before = len(world.cluster.history)
+    world.cluster.end("digits-0-0", 1, "WorkerException")
+    world.look()
+    calls = [type(entry) for entry in world.cluster.history[before:]]
+    assert calls[0] is DDPJobStatus, "the attempt is on record before anything is done"
+    assert calls.count(DeletePod) == calls.count(CreatePod) == nodes
+    assert calls.count(PointService) == 1
+    assert len(calls) == 2 * nodes + 2
+    world.settle()
+    assert (world.status.phase, world.status.attempt, world.status.restarts) == (Phase.RUNNING, 1, 1)
+
+
+@pytest.mark.parametrize("lose", [False, True], ids=["killed before the call", "the answer is lost"])
+@pytest.mark.parametrize("call", range(18))
+def test_a_restart_goes_on_where_it_stopped_after_every_single_call(call: int, lose: bool) -> None:
+    world = World.start(nodes=3)
+    if lose:
+        world.operator.lose_after = call
+    else:
+        world.operator.kill_after = call
+    crashed = 0
+    for _ in range(3):
+        before = world.operator
+        world.look()
+        crashed += world.operator is not before
+    for name in list(world.cluster.pods):
+        world.cluster.run(name)
+    world.look()
+    world.cluster.end("digits-0-1", 1, "WorkerException")
+    for _ in range(3):
+        world.look()
+        world.pass_time(2)
+    world.restart()
+    ended = world.finish()
+    check_history(world.cluster)
+    assert (ended.phase, ended.attempt, ended.restarts) == (Phase.SUCCEEDED, 1, 1)
+
+
+def test_an_operator_that_knows_no_service_still_points_it_at_a_gang_that_is_complete() -> None:
+    world = World.start(nodes=2, restart={"backoff": {"initialSeconds": 0}})
+    world.settle()
+    world.cluster.end("digits-0-0", 1, "WorkerException")
+    world.operator.kill_after = 1  # the status is written, nothing else
+    world.look()
+    for name in ("digits-1-0", "digits-1-1"):  # all pods were made, and then the process died before the patch
+        world.cluster.apply(_creation(world, name))
+    world.settle()
+    assert world.cluster.service is not None
+    assert world.cluster.service.attempt == 1
+
+
+def _creation(world: World, name: str) -> CreatePod:
+    seen = Observed(tuple(world.cluster.pods.values()), world.cluster.service, claim_exists=True)
+    decided = policy.plan(world.cluster.job, seen, world.cluster.now, DEFAULTS)
+    return next(action for action in decided.actions if isinstance(action, CreatePod) and action.name == name)
+
+
+def test_a_quota_that_ends_at_the_third_of_eight_pods_holds_the_gang_and_says_so_once() -> None:
+    world = World.start(nodes=8)
+    world.cluster.quota = 3
+    for _ in range(20):
+        world.look()
+        world.pass_time(3)
+    degraded = [condition for condition in world.status.conditions if condition.type == "Degraded"]
+    assert [condition.reason for condition in degraded] == ["QuotaExceeded"]
+    assert world.status.restarts == 0
+    assert len(world.cluster.statuses) == 2, "starting, and what is in the way"
+    world.cluster.quota = None
+    world.settle()
+    assert world.status.phase is Phase.RUNNING
+    assert not any(condition.type == "Degraded" and condition.status == "True" for condition in world.status.conditions)
+
+
+# Each promise is broken on purpose once, so that its check is known to be able to fail.
+
+
+def counts_twice(job: Job, *rest: Any) -> Plan:
+    decided = policy.plan(job, *rest)
+    if decided.status.phase is not Phase.RESTARTING or not decided.status_first:
+        return decided
+    return replace(decided, status=decided.status.model_copy(update={"restarts": decided.status.restarts + 1}))
+
+
+def names_pods_at_random(job: Job, *rest: Any) -> Plan:
+    decided = policy.plan(job, *rest)
+    renamed = (
+        replace(action, name=f"{action.name}-{uuid.uuid4()}") if isinstance(action, CreatePod) else action
+        for action in decided.actions
+    )
+    return replace(decided, actions=tuple(renamed))
+
+
+def acts_before_it_writes(job: Job, *rest: Any) -> Plan:
+    return replace(policy.plan(job, *rest), status_first=False)
+
+
+def forgets_the_end(job: Job, *rest: Any) -> Plan:
+    if job.status.phase is Phase.FAILED:
+        job = replace(job, status=job.status.model_copy(update={"phase": Phase.STARTING}))
+    return policy.plan(job, *rest)
+
+
+def changes_its_mind(job: Job, *rest: Any) -> Plan:
+    decided = policy.plan(job, *rest)
+    if decided.actions or decided.status.phase is not Phase.RUNNING:
+        return decided
+    turned = 7 if job.status.observed_generation != 7 else 1
+    return replace(decided, status=decided.status.model_copy(update={"observed_generation": turned}))
+
+
+def _story(world: World) -> Cluster:
+    """A lost answer while the watch stalls, a dead operator, a pod that fails; then an attempt with a user error."""
+    world.operator.pods, world.operator.lose_after = (), 3
+    world.look()
+    world.look()
+    world.operator.kill_after = 0
+    for _ in range(3):
+        world.look()
+    for name in list(world.cluster.pods):
+        world.cluster.run(name)
+    for _ in range(4):
+        world.look()
+    world.cluster.end(sorted(world.cluster.pods)[0], 1, "WorkerException")
+    for _ in range(4):
+        world.look()
+        world.pass_time(1)
+    for name in list(world.cluster.pods):
+        world.cluster.run(name)
+        world.cluster.end(name, 64, "UserError")
+    for _ in range(4):
+        world.look()
+        world.pass_time(1)
+    return world.cluster
+
+
+@pytest.mark.parametrize(
+    ("bug", "check"),
+    [
+        (counts_twice, check_counted_once),
+        (names_pods_at_random, check_one_live_pod_each),
+        (acts_before_it_writes, check_attempt_on_record_first),
+        (forgets_the_end, check_final_is_final),
+        (changes_its_mind, check_no_flip_flop),
+    ],
+    ids=lambda value: value.__name__,
+)
+def test_each_promise_is_seen_to_be_broken_by_a_seeded_bug(bug: Decide, check: Callable[[Cluster], None]) -> None:
+    check(_story(World.start()))
+    cluster = Cluster(World.start().cluster.job)
+    with pytest.raises(AssertionError) as broken:
+        check(_broken_story(cluster, bug))
+    assert str(broken.value) != ""
+
+
+def _broken_story(cluster: Cluster, bug: Decide) -> Cluster:
+    world = World(cluster, bug)
+    try:
+        return _story(world)
+    except AssertionError as error:
+        if "did not come to rest" not in str(error):
+            raise
+        return cluster

@@ -1,0 +1,360 @@
+"""A small cluster in memory, and an operator on top of it that can be hurt in every way that the real one can.
+
+The cluster applies calls as the API server does (names are unique, a deletion names a uid, a status write names a
+resourceVersion) and keeps a history. The operator does with a plan what `cluster/controller.py` does: status first
+where the plan says so, then the actions, again until nothing is left to do, then the status. Between any two calls it
+can be killed, any answer can be lost, and what it sees of the pods can be old.
+
+`history` is checked by `check_history`, whose rules are the promises of the design.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from itertools import count
+
+from builders import DEFAULTS, NOW, UID, later, make_job, make_report
+
+from ddpjob_operator.api.spec import DDPJobSpec
+from ddpjob_operator.api.status import DDPJobStatus, Phase
+from ddpjob_operator.core import plan as policy
+from ddpjob_operator.core.model import (
+    Action,
+    CreateClaim,
+    CreatePod,
+    CreateService,
+    DeletePod,
+    Job,
+    Observed,
+    Plan,
+    PodPhase,
+    PodView,
+    PointService,
+    Problem,
+    ServiceView,
+    Termination,
+)
+
+Decide = Callable[..., Plan]
+ENDED = (PodPhase.SUCCEEDED, PodPhase.FAILED)
+PROGRESS = {"progress", "nodes", "snapshot"}
+LONGEST_CHAIN = 16
+
+
+class Crash(Exception):
+    """The operator's process dies here."""
+
+
+class LostReply(Exception):
+    """The call was applied, but its answer never came."""
+
+
+@dataclass
+class Cluster:
+    """The truth: one job and its children."""
+
+    job: Job
+    now: datetime = NOW
+    version: int = 1
+    pods: dict[str, PodView] = field(default_factory=dict)
+    service: ServiceView | None = None
+    claim: bool = False
+    quota: int | None = None
+    """Pods that the namespace may hold."""
+    history: list[object] = field(default_factory=list)
+    statuses: list[DDPJobStatus] = field(default_factory=list)
+    live: list[tuple[str, ...]] = field(default_factory=list)
+    """After each change, which pods were alive."""
+    _uids: count[int] = field(default_factory=lambda: count(1))
+
+    def write_status(self, status: DDPJobStatus, version: int) -> bool:
+        if version != self.version:
+            return False
+        # what comes back from an API server went through JSON
+        status = DDPJobStatus.model_validate_json(status.model_dump_json(by_alias=True, exclude_none=True))
+        self.job, self.version = replace(self.job, status=status), self.version + 1
+        self.history.append(status)
+        self.statuses.append(status)
+        return True
+
+    def apply(self, action: Action) -> Problem | None:
+        self.history.append(action)
+        match action:
+            case CreateClaim():
+                self.claim = True
+            case CreateService(manifest):
+                attempt = int(manifest["spec"]["selector"]["training.ddpjob.io/attempt"])
+                self.service = self.service or ServiceView("10.96.0.7", attempt)
+            case PointService(attempt=attempt):
+                assert self.service is not None, "a patch of a Service that is not there"
+                self.service = replace(self.service, attempt=attempt)
+            case CreatePod(name, attempt, node_rank):
+                return self._create(name, attempt, node_rank)
+            case DeletePod(name, uid, grace):
+                self.delete(name, grace, uid=uid)
+        return None
+
+    def _create(self, name: str, attempt: int, node_rank: int) -> Problem | None:
+        if name in self.pods:
+            return None
+        if self.quota is not None and len(self.pods) >= self.quota:
+            return Problem("QuotaExceeded", "exceeded quota: pods")
+        uid = f"uid-{next(self._uids)}"
+        self.pods[name] = PodView(name, uid, attempt, node_rank, PodPhase.PENDING)
+        self._changed()
+        return None
+
+    def run(self, name: str) -> None:
+        if self.pods[name].phase is PodPhase.PENDING and not self.pods[name].deleting:
+            self._set(name, phase=PodPhase.RUNNING, node_name="node-1", pod_ip="10.0.0.1")
+
+    def end(self, name: str, exit_code: int, reason: str = "", *, skew: float = 0.0) -> None:
+        """The trainer of a pod that runs comes to its end."""
+        if self.pods[name].phase is not PodPhase.RUNNING:
+            return
+        message = make_report(reason, time=self.now.timestamp(), step=10) if reason else ""
+        at = (self.now + timedelta(seconds=skew)).replace(microsecond=0)
+        phase = PodPhase.SUCCEEDED if exit_code == 0 else PodPhase.FAILED
+        self._set(name, phase=phase, termination=Termination(exit_code, message=message, finished_at=at))
+
+    def delete(self, name: str, grace: float, *, uid: str | None = None) -> None:
+        pod = self.pods.get(name)
+        if pod is None or (uid is not None and pod.uid != uid):
+            return
+        if grace == 0 or pod.phase is PodPhase.PENDING:
+            del self.pods[name]
+            self._changed()
+        elif not pod.deleting:
+            self._set(name, deleting=True, gone_by=self.now + timedelta(seconds=grace))
+
+    def reap(self, name: str) -> None:
+        """The kubelet is done with a pod that was deleted."""
+        if self.pods[name].deleting:
+            del self.pods[name]
+            self._changed()
+
+    def edit(self, **spec: object) -> None:
+        """The spec is changed, on a server that does not know the rules in CEL."""
+        fields = self.job.spec.model_dump(by_alias=True, exclude_none=True) | spec
+        self.job = replace(self.job, spec=DDPJobSpec.model_validate(fields), generation=self.job.generation + 1)
+        self.version += 1
+
+    def _set(self, name: str, **fields: object) -> None:
+        self.pods[name] = replace(self.pods[name], **fields)
+        self._changed()
+
+    def _changed(self) -> None:
+        alive = (pod for pod in self.pods.values() if pod.phase not in ENDED)
+        self.live.append(tuple(sorted(f"{pod.attempt}/{pod.node_rank}" for pod in alive)))
+
+
+@dataclass
+class Operator:
+    """One process of the operator. A new one knows of the Service and the claim only what it asks for."""
+
+    cluster: Cluster
+    decide: Decide = policy.plan
+    service: ServiceView | None = None
+    claim: bool = False
+    problem: Problem | None = None
+    pods: tuple[PodView, ...] | None = None
+    """An old picture of the pods, or None while the watch is up to date."""
+    kill_after: int | None = None
+    lose_after: int | None = None
+    last_write: datetime | None = None
+    wait: float | None = None
+
+    def look(self) -> bool:
+        """One pass; whether it came to rest."""
+        for _ in range(LONGEST_CHAIN):
+            job, version = self.cluster.job, self.cluster.version
+            seen = Observed(self._seen(), self.service, self.claim, problem=self.problem)
+            decided = self.decide(job, seen, self.cluster.now, DEFAULTS)
+            self.wait = decided.requeue_after
+            if decided.status_first and not self._write(decided, job, version):
+                continue
+            blocked, self.problem = self.problem is not None, None
+            if decided.actions:
+                refusals = [problem for action in decided.actions if (problem := self._do(action))]
+                if refusals:
+                    self.problem = refusals[0]
+                    seen = Observed(self._seen(), self.service, self.claim, problem=self.problem)
+                    version = self.cluster.version
+                    decided = self.decide(self.cluster.job, seen, self.cluster.now, DEFAULTS)
+                    self._write(decided, self.cluster.job, version)
+                    return True
+            elif not blocked:
+                return decided.status_first or self._may_wait(job, decided) or self._write(decided, job, version)
+        raise AssertionError(f"{LONGEST_CHAIN} plans in a row did not come to rest: {decided}")
+
+    def _seen(self) -> tuple[PodView, ...]:
+        return tuple(self.cluster.pods.values()) if self.pods is None else self.pods
+
+    def _may_wait(self, job: Job, decided: Plan) -> bool:
+        before, after = job.status.model_dump(), decided.status.model_dump()
+        changed = {name for name in after if after[name] != before[name]}
+        return bool(changed) and changed <= PROGRESS and self.last_write is not None
+
+    def _write(self, decided: Plan, job: Job, version: int) -> bool:
+        if decided.status == job.status:
+            return True
+        self._before_call()
+        written = self.cluster.write_status(decided.status, version)
+        self._after_call()
+        self.last_write = self.cluster.now
+        return written
+
+    def _do(self, action: Action) -> Problem | None:
+        self._before_call()
+        problem = self.cluster.apply(action)
+        self._after_call()
+        match action:
+            case CreateClaim():
+                self.claim = True
+            case CreateService() | PointService():
+                self.service = self.cluster.service
+            case CreatePod() | DeletePod():
+                self.pods = None  # the answer carries what is true now
+        return problem
+
+    def _before_call(self) -> None:
+        if self.kill_after is not None:
+            self.kill_after -= 1
+            if self.kill_after < 0:
+                raise Crash
+
+    def _after_call(self) -> None:
+        if self.lose_after is not None:
+            self.lose_after -= 1
+            if self.lose_after < 0:
+                self.lose_after = None
+                raise LostReply
+
+
+@dataclass
+class World:
+    """A cluster and whoever operates it, step by step."""
+
+    cluster: Cluster
+    decide: Decide = policy.plan
+    operator: Operator = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.operator = Operator(self.cluster, self.decide)
+
+    @staticmethod
+    def start(decide: Decide = policy.plan, **spec: object) -> World:
+        return World(Cluster(make_job(**spec)), decide)
+
+    def look(self) -> None:
+        try:
+            self.operator.look()
+        except Crash:
+            self.restart()
+        except LostReply:
+            pass  # the queue tries again
+
+    def restart(self) -> None:
+        self.operator = Operator(self.cluster, self.decide)
+
+    def pass_time(self, seconds: float) -> None:
+        self.cluster.now += timedelta(seconds=seconds)
+
+    def settle(self, limit: float = 3600.0) -> None:
+        """Let the operator work, undisturbed, until it has nothing more to do or wait for."""
+        self.operator.kill_after = self.operator.lose_after = self.operator.pods = None
+        until = self.cluster.now + timedelta(seconds=limit)
+        for _ in range(10_000):
+            before = len(self.cluster.history)
+            self.look()
+            if len(self.cluster.history) > before:
+                continue
+            waiting = [pod.name for pod in self.cluster.pods.values() if pod.deleting]
+            if self.cluster.job.status.phase in (Phase.SUCCEEDED, Phase.FAILED) and not waiting:
+                return
+            starting = [pod.name for pod in self.cluster.pods.values() if pod.phase is PodPhase.PENDING]
+            if waiting:
+                self.cluster.reap(waiting[0])
+            elif starting:
+                self.cluster.run(starting[0])
+            elif self.operator.wait is not None and self.cluster.now < until:
+                self.pass_time(max(self.operator.wait, 0.5))
+            else:
+                return
+        raise AssertionError("it never comes to rest")
+
+    def finish(self) -> DDPJobStatus:
+        """Nothing bad happens any more: every pod runs and ends well."""
+        for _ in range(50):
+            self.settle()
+            if self.status.phase in (Phase.SUCCEEDED, Phase.FAILED):
+                return self.status
+            for name, pod in list(self.cluster.pods.items()):
+                if pod.attempt == self.status.attempt:
+                    self.cluster.end(name, 0, "Completed")
+        raise AssertionError(f"it never ends: {self.status}")
+
+    @property
+    def status(self) -> DDPJobStatus:
+        return self.cluster.job.status
+
+
+def check_history(cluster: Cluster) -> None:
+    """The promises that hold for every history, whatever happened in it."""
+    check_one_live_pod_each(cluster)
+    check_counted_once(cluster)
+    check_final_is_final(cluster)
+    check_attempt_on_record_first(cluster)
+    check_no_flip_flop(cluster)
+
+
+def check_one_live_pod_each(cluster: Cluster) -> None:
+    for alive in cluster.live:
+        assert len(set(alive)) == len(alive), f"two live pods for one node of one attempt: {alive}"
+
+
+def check_counted_once(cluster: Cluster) -> None:
+    """An attempt is a restart, unless an edit of the spec began it, which costs no budget."""
+    before = DDPJobStatus()
+    for status in cluster.statuses:
+        attempts, restarts = status.attempt - before.attempt, status.restarts - before.restarts
+        assert attempts in (0, 1), f"{attempts} attempts in one write"
+        edited = any(c.type == "Restarting" and c.reason == "SpecChanged" for c in status.conditions)
+        expected = 0 if edited and restarts == 0 else attempts
+        assert restarts == expected, f"attempt {status.attempt} counted {restarts} times"
+        before = status
+
+
+def check_final_is_final(cluster: Cluster) -> None:
+    final: DDPJobStatus | None = None
+    for entry in cluster.history:
+        if final is None:
+            final = entry if isinstance(entry, DDPJobStatus) and entry.phase and entry.phase.final else None
+            continue
+        assert not isinstance(entry, DDPJobStatus), f"a final status was changed: {entry}"
+        assert not isinstance(entry, CreatePod), f"{entry.name} was created after the job was {final.phase}"
+
+
+def check_attempt_on_record_first(cluster: Cluster) -> None:
+    """A pod is only ever created for the attempt, and from the spec, that the status has on record."""
+    recorded = DDPJobStatus()
+    for entry in cluster.history:
+        if isinstance(entry, DDPJobStatus):
+            recorded = entry
+        elif isinstance(entry, CreatePod):
+            assert recorded.phase in (Phase.STARTING, Phase.RESTARTING), f"{entry.name} created while {recorded.phase}"
+            assert entry.attempt == recorded.attempt, f"{entry.name} created during attempt {recorded.attempt}"
+            assert entry.name == f"digits-{entry.attempt}-{entry.node_rank}", f"{entry.name} is nobody's name"
+            nodes = {item["name"]: item.get("value") for item in entry.manifest["spec"]["containers"][0]["env"]}
+            assert nodes["DDPJOB_NODES"] == str(recorded.nodes.total), f"{entry.name} belongs to another gang"
+
+
+def check_no_flip_flop(cluster: Cluster) -> None:
+    """No status is written that is the one before last again: two truths by turns."""
+    for first, second, third in zip(cluster.statuses, cluster.statuses[1:], cluster.statuses[2:], strict=False):
+        assert first != third or second == third, f"the status goes back and forth: {first} {second}"
+
+
+__all__ = ["NOW", "UID", "Cluster", "Crash", "LostReply", "Operator", "World", "check_history", "later"]
