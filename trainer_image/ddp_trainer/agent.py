@@ -63,4 +63,8 @@ def _cause(error: BaseException) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    code = main(sys.argv[1:])
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # The report is written; taking torch apart would only delay the restart.
+    os._exit(code)
