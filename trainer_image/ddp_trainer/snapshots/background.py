@@ -17,7 +17,10 @@ from ddp_trainer.snapshots.manifest import Manifest
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a save ended: exactly one of `manifest` and `error` is set. `seconds` is the time the thread took."""
+    """How a save ended. `error` is None if it went well, and on rank 0 `manifest` is then what was saved.
+
+    `seconds` is the time the thread took.
+    """
 
     step: int
     seconds: float
@@ -44,7 +47,7 @@ class BackgroundWriter:
         """How long the save in flight has taken so far; 0 when there is none."""
         return time.monotonic() - self._started if self.busy else 0.0
 
-    def start(self, step: int, stall_seconds: float, save: Callable[[], Manifest]) -> None:
+    def start(self, step: int, stall_seconds: float, save: Callable[[], Manifest | None]) -> None:
         """Begin `save` in a thread. The one before must be over and its outcome taken."""
         if self._thread is not None:
             raise RuntimeError("a save is in flight or its outcome was not taken")
@@ -68,7 +71,7 @@ class BackgroundWriter:
         outcome, self._outcome, self._thread = self._outcome, None, None
         return outcome
 
-    def _run(self, step: int, stall_seconds: float, save: Callable[[], Manifest]) -> None:
+    def _run(self, step: int, stall_seconds: float, save: Callable[[], Manifest | None]) -> None:
         manifest, problem = None, None
         try:
             manifest = save()

@@ -6,6 +6,7 @@ Every method is a collective of all ranks in the same order; with one rank each 
 from __future__ import annotations
 
 import json
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -19,10 +20,11 @@ _PIECE = 256 << 20
 class Ranks:
     """The job's ranks, by a gloo group even where training uses NCCL: what they exchange is in host memory."""
 
-    def __init__(self, rank: int, world_size: int) -> None:
+    def __init__(self, rank: int, world_size: int, *, own_group: timedelta | None = None) -> None:
+        """`own_group` asks for a group that nothing else uses, with that timeout, as a second thread needs."""
         self.rank = rank
         self.world_size = world_size
-        self._group: dist.ProcessGroup | None = None
+        self.group: dist.ProcessGroup | None = None
         if world_size > 1:
             if not dist.is_initialized():
                 raise RuntimeError("several ranks share a snapshot: call torch.distributed.init_process_group() first")
@@ -31,58 +33,61 @@ class Ranks:
                     f"told to be rank {rank} of {world_size}, "
                     f"but torch.distributed says {dist.get_rank()} of {dist.get_world_size()}"
                 )
-            self._group = dist.group.WORLD if dist.get_backend() == "gloo" else dist.new_group(backend="gloo")
+            if own_group is not None:
+                self.group = dist.new_group(backend="gloo", timeout=own_group)
+            else:
+                self.group = dist.group.WORLD if dist.get_backend() == "gloo" else dist.new_group(backend="gloo")
 
     def from_first(self, value: dict[str, Any] | None) -> dict[str, Any]:
         """Rank 0's `value`, JSON, on every rank; the others pass None."""
-        if self._group is None:
+        if self.group is None:
             assert value is not None
             return value
         data = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
         size = torch.tensor([data.numel()])
-        dist.broadcast(size, src=0, group=self._group)
+        dist.broadcast(size, src=0, group=self.group)
         if self.rank != 0:
             data = torch.empty(int(size), dtype=torch.uint8)
-        dist.broadcast(data, src=0, group=self._group)
+        dist.broadcast(data, src=0, group=self.group)
         received: dict[str, Any] = json.loads(bytes(data.numpy()))
         return received
 
     def numbers_from_first(self, *numbers: int) -> tuple[int, ...]:
         """Rank 0's whole numbers on every rank; the others pass as many of any."""
         values = torch.tensor(numbers)
-        if self._group is not None:
-            dist.broadcast(values, src=0, group=self._group)
+        if self.group is not None:
+            dist.broadcast(values, src=0, group=self.group)
         return tuple(values.tolist())
 
     def bytes_from_first(self, data: bytearray) -> None:
         """Fill `data`, of the same length everywhere, with rank 0's bytes."""
-        if self._group is not None and data:
+        if self.group is not None and data:
             for piece in torch.frombuffer(data, dtype=torch.uint8).split(_PIECE):  # type: ignore[no-untyped-call]
-                dist.broadcast(piece, src=0, group=self._group)
+                dist.broadcast(piece, src=0, group=self.group)
 
     def gather(self, tensor: Tensor) -> Tensor | None:
         """On rank 0 the 1-D tensors of all ranks, stacked [world size, n]; None elsewhere. All have one length and
         type.
         """
-        if self._group is None:
+        if self.group is None:
             return tensor.unsqueeze(0)
         if self.rank != 0:
-            dist.gather(tensor, dst=0, group=self._group)
+            dist.gather(tensor, dst=0, group=self.group)
             return None
         gathered = torch.empty(self.world_size, *tensor.shape, dtype=tensor.dtype)
-        dist.gather(tensor, list(gathered.unbind()), dst=0, group=self._group)
+        dist.gather(tensor, list(gathered.unbind()), dst=0, group=self.group)
         return gathered
 
     def problems(self, problem: str | None) -> list[str | None]:
         """What each rank has to complain of, by rank, on every rank; None where nothing."""
-        if self._group is None:
+        if self.group is None:
             return [problem]
         text = (problem or "").encode()[:_MESSAGE_BYTES]
         mine = torch.zeros(1 + _MESSAGE_BYTES, dtype=torch.uint8)
         mine[0] = problem is not None
         mine[1 : 1 + len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8) if text else mine[1:1]
         everyone = torch.empty(self.world_size, mine.numel(), dtype=torch.uint8)
-        dist.all_gather(list(everyone.unbind()), mine, group=self._group)
+        dist.all_gather(list(everyone.unbind()), mine, group=self.group)
         return [
             bytes(row[1:].numpy()).rstrip(b"\0").decode(errors="ignore") if bool(row[0]) else None for row in everyone
         ]

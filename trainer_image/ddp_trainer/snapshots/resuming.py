@@ -21,7 +21,7 @@ from ddp_trainer.snapshots.fence import Fence
 from ddp_trainer.snapshots.manifest import Manifest
 from ddp_trainer.snapshots.names import step_directory
 from ddp_trainer.snapshots.ranks import Ranks
-from ddp_trainer.snapshots.state import RNG, Stateful, parse_files, read_files
+from ddp_trainer.snapshots.state import RNG, SHARDS, Stateful, parse_files, read_files
 from ddp_trainer.snapshots.store import SnapshotStore
 from ddp_trainer.snapshots.values import Identity
 
@@ -80,16 +80,17 @@ def share(directory: Path, manifest: Manifest, files: Files, ranks: Ranks) -> No
     problem = None
     if ranks.rank != 0:
         try:
-            files.update(read_files(directory / step_directory(manifest.step), manifest))
+            files.update(read_files(directory / step_directory(manifest.step), manifest, check_shards=False))
         except (OSError, CorruptSnapshotError) as error:
             problem = str(error)
     problems = {rank: text for rank, text in enumerate(ranks.problems(problem)) if text is not None}
     if not problems:
         return
     log.warning("rank 0 sends snapshot %d to all ranks, since these cannot read it: %s", manifest.step, problems)
-    for name, entry in manifest.files.items():
-        files.setdefault(name, bytearray(entry.bytes))
-        ranks.bytes_from_first(files[name])
+    for name, entry in sorted(manifest.files.items()):
+        if not name.startswith(f"{SHARDS}/"):
+            files.setdefault(name, bytearray(entry.bytes))
+            ranks.bytes_from_first(files[name])
 
 
 def load(

@@ -9,15 +9,20 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
 
 from torch import Tensor
 
 from ddp_trainer.errors import FencedError
 from ddp_trainer.snapshots.background import BackgroundWriter, Outcome
 from ddp_trainer.snapshots.manifest import Manifest
-from ddp_trainer.snapshots.state import RNG, Staging, Stateful
+from ddp_trainer.snapshots.state import RNG, Staged, Staging, Stateful
 from ddp_trainer.snapshots.store import SnapshotStore
 from ddp_trainer.snapshots.values import FAILING_AFTER, SnapshotEvent
+
+if TYPE_CHECKING:
+    from ddp_trainer.snapshots.sharded import Shards, StagedShard
 
 log = logging.getLogger(__name__)
 
@@ -36,6 +41,7 @@ class Saver:
         *,
         last_saved: Manifest | None,
         timeout: float,
+        shards: Shards | None = None,
     ) -> None:
         self.last_saved = last_saved
         self.last_outcome: Outcome | None = None
@@ -43,38 +49,54 @@ class Saver:
         self._stateful = stateful
         self._tell = tell
         self._timeout = timeout
+        self._shards = shards
         self._staging = Staging()
         self._writer = BackgroundWriter()
         self._step_in_flight: int | None = None
         self._failures = 0
 
-    def save(self, manifest: Manifest, generators: Tensor, *, started: float, wait: bool) -> bool:
-        """Begin to save the present states as `manifest` says; True if that is under way, or with `wait` if it is
-        done.
+    def ready(self, manifest: Manifest, *, wait: bool) -> Literal["begin", "saved", "skipped"]:
+        """Whether to begin this save, or whether it is done or under way already, or must be skipped.
 
-        `generators` holds those of all ranks, uint8 [world size, bytes]; `started` is the monotonic time at which
-        training stopped. Raises FencedError.
+        Raises FencedError.
         """
         self.collect()
-        if manifest.step == self._step_in_flight and not wait:
-            return True
-        if manifest.step == self._saved_step():
-            return True
+        if manifest.step == self._saved_step() or (manifest.step == self._step_in_flight and not wait):
+            return "saved"
         patience = PATIENCE_SECONDS - self._writer.busy_seconds if manifest.kind == "periodic" else self._timeout
         self._writer.wait(max(0.0, patience))
         self.collect()
         if self._writer.busy:
             self._skipped(manifest.step)
+            return "skipped"
+        return "saved" if manifest.step == self._saved_step() else "begin"
+
+    def begin(
+        self, manifest: Manifest, generators: Tensor, *, started: float, shard: StagedShard | None = None
+    ) -> bool:
+        """Copy the present states and have them written; False if they cannot be copied.
+
+        `generators` holds those of all ranks, uint8 [world size, bytes]; `started` is the monotonic time at which
+        training stopped; `shard` is this rank's part of the sharded states.
+        """
+        try:
+            states = {name: value.state_dict() for name, value in self._stateful.items()}
+            staged = self._staging.stage({**states, RNG: {"ranks": generators}})
+        except Exception as error:
+            if self._shards is not None and shard is not None:
+                self._shards.dismiss()
+            self.failed(manifest.step, error, started)
             return False
-        if manifest.step == self._saved_step():
-            return True
-        if not self._begin(manifest, generators, started):
-            return False
-        if not wait:
-            return True
+        self._step_in_flight = manifest.step
+        stall = time.monotonic() - started
+        self._writer.start(manifest.step, stall, lambda: self._write(manifest, staged, shard))
+        return True
+
+    def finish(self, step: int) -> bool:
+        """Wait for the save in flight; whether `step` is saved. Raises FencedError."""
         self._writer.wait(self._timeout)
         self.collect()
-        return self._saved_step() == manifest.step
+        return self._saved_step() == step
 
     def collect(self) -> None:
         """Tell how a save that is over has ended. Raises FencedError."""
@@ -111,23 +133,25 @@ class Saver:
         except FencedError as error:
             log.warning("%s", error)
 
-    def _begin(self, manifest: Manifest, generators: Tensor, started: float) -> bool:
+    def failed(self, step: int, error: Exception, started: float) -> None:
+        """Tell that the states of `step` could not even be copied."""
+        self._failed(Outcome(step, 0.0, time.monotonic() - started, error=error))
+
+    def _write(self, manifest: Manifest, staged: Staged, shard: StagedShard | None) -> Manifest:
+        """In the background."""
+        store, shards = self._store, self._shards
+
+        def write(directory: Path) -> None:
+            staged.write(directory, store.disk)
+            if shards is not None and shard is not None:
+                shards.lead(shard, directory, store.disk)
+
+        expected = staged.total_bytes + (shard.total_bytes * manifest.world_size if shard is not None else 0)
         try:
-            states = {name: value.state_dict() for name, value in self._stateful.items()}
-            staged = self._staging.stage({**states, RNG: {"ranks": generators}})
-        except Exception as error:
-            self._failed(Outcome(manifest.step, 0.0, time.monotonic() - started, error=error))
-            return False
-        store = self._store
-        self._step_in_flight = manifest.step
-        self._writer.start(
-            manifest.step,
-            time.monotonic() - started,
-            lambda: store.save(
-                lambda directory: staged.write(directory, store.disk), manifest, expected_bytes=staged.total_bytes
-            ),
-        )
-        return True
+            return store.save(write, manifest, expected_bytes=expected)
+        finally:
+            if shards is not None and shard is not None:
+                shards.dismiss()
 
     def _failed(self, outcome: Outcome) -> None:
         self._failures += 1

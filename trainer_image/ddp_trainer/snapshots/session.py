@@ -18,24 +18,31 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
 from ddp_trainer.errors import FencedError, UserError
 from ddp_trainer.snapshots import resuming, rng
+from ddp_trainer.snapshots.background import BackgroundWriter
+from ddp_trainer.snapshots.disk import Disk
+from ddp_trainer.snapshots.errors import IncompatibleSnapshotError, SnapshotError
 from ddp_trainer.snapshots.every import Every, Timetable
 from ddp_trainer.snapshots.fence import history
 from ddp_trainer.snapshots.interval import Interval, choose
 from ddp_trainer.snapshots.manifest import Kind, Manifest
-from ddp_trainer.snapshots.names import job_directory
+from ddp_trainer.snapshots.names import job_directory, step_directory
 from ddp_trainer.snapshots.ranks import Ranks
 from ddp_trainer.snapshots.saving import Saver
-from ddp_trainer.snapshots.state import RNG, Stateful
+from ddp_trainer.snapshots.state import RNG, SHARDS, Stateful
 from ddp_trainer.snapshots.store import SnapshotStore
 from ddp_trainer.snapshots.values import Identity, Progress, SnapshotEvent
+
+if TYPE_CHECKING:
+    from ddp_trainer.snapshots.sharded import Shards, StagedShard
 
 __all__ = ["Every", "Identity", "Manifest", "Progress", "SnapshotEvent", "Snapshots", "Stateful"]
 
@@ -49,7 +56,7 @@ class Snapshots:
     """Saves and restores `stateful` (name -> object) in `directory`, the job's own (`names.job_directory`).
 
     A model wrapped by DistributedDataParallel, DataParallel or torch.compile is saved as the model inside, so that
-    it can be resumed under another strategy and exported.
+    it can be resumed under another strategy and exported. `sharded` names the states that no rank holds whole.
     """
 
     def __init__(
@@ -64,6 +71,7 @@ class Snapshots:
         global_batch: int,
         on_event: Callable[[SnapshotEvent], None] | None = None,
         save_timeout: float = SAVE_TIMEOUT_SECONDS,
+        sharded: Collection[str] = (),
     ) -> None:
         if RNG in stateful:
             raise UserError(
@@ -72,13 +80,21 @@ class Snapshots:
         self.directory = directory
         self.every = every
         self.identity = identity
-        self._stateful = {name: _unwrap(value) for name, value in stateful.items()}
+        unwrapped = {name: _unwrap(value) for name, value in stateful.items()}
+        self._stateful = {name: value for name, value in unwrapped.items() if name not in sharded}
         self._keep = keep
         self._strategy = strategy
         self._global_batch = global_batch
         self._on_event = on_event
         self._save_timeout = save_timeout
         self._ranks = Ranks(identity.rank, identity.world_size)
+        self._shards: Shards | None = None
+        if sharded:
+            # Imported here: it takes seconds, and most programs need none of it.
+            from ddp_trainer.snapshots.sharded import Shards
+
+            self._shards = Shards({name: unwrapped[name] for name in sharded}, self._ranks, timeout=save_timeout)
+        self._follower = BackgroundWriter()
         self._resumed: Manifest | None = None
         self._is_resumed = False
         self._saver: Saver | None = None
@@ -94,6 +110,7 @@ class Snapshots:
         global_batch: int,
         on_event: Callable[[SnapshotEvent], None] | None = None,
         environ: Mapping[str, str] = os.environ,
+        sharded: Collection[str] = (),
     ) -> Snapshots:
         """As the operator and torchrun set it up (docs/contracts.md section 2). Raises UserError for what is not."""
         identity = Identity(
@@ -114,6 +131,7 @@ class Snapshots:
             strategy=strategy,
             global_batch=global_batch,
             on_event=on_event,
+            sharded=sharded,
         )
 
     @property
@@ -144,16 +162,35 @@ class Snapshots:
         if found is not None:
             manifest, files = found
             resuming.share(self.directory, manifest, files, self._ranks)
+            self._load_shards(manifest)
             notice = resuming.load(self.directory, manifest, files, self._stateful, self._ranks)
             if notice is not None:
                 self._tell(SnapshotEvent("reseeded", manifest.step, notice, manifest))
             self._tell(SnapshotEvent("resumed", manifest.step, _resumed(manifest), manifest))
             self._resumed = manifest
         if store is not None:
-            self._saver = Saver(store, self._stateful, self._tell, last_saved=self._resumed, timeout=self._save_timeout)
+            self._saver = Saver(
+                store,
+                self._stateful,
+                self._tell,
+                last_saved=self._resumed,
+                timeout=self._save_timeout,
+                shards=self._shards,
+            )
         self._start_clock(self._resumed.step if self._resumed else 0)
         self._is_resumed = True
         return self._resumed
+
+    def _load_shards(self, manifest: Manifest) -> None:
+        is_sharded = any(name.startswith(f"{SHARDS}/") for name in manifest.files)
+        if is_sharded != (self._shards is not None):
+            raise IncompatibleSnapshotError(
+                f"snapshot of step {manifest.step} in {self.directory} is of strategy {manifest.strategy}, this is "
+                f"{self._strategy}: resume with a strategy that {'shards' if is_sharded else 'does not shard'} the "
+                "model, or give the job another name to start over"
+            )
+        if self._shards is not None:
+            self._shards.load(self.directory / step_directory(manifest.step), manifest)
 
     def step_end(self, progress: Progress, *, epoch_end: bool = False) -> None:
         """Say that an optimizer step is done; saves if it is time. Raises FencedError if fenced."""
@@ -177,27 +214,65 @@ class Snapshots:
         if not self._is_resumed:
             raise RuntimeError("call resume() before the first save: it claims the volume")
         started = time.monotonic()
+        manifest = self._manifest(progress, kind)
         generators = self._ranks.gather(rng.capture())
-        fenced: FencedError | None = None
-        saving = True
-        if self._saver is not None and generators is not None:
+        verdict, fenced = "begin", None
+        if self._saver is not None:
             try:
-                saving = self._saver.save(self._manifest(progress, kind), generators, started=started, wait=wait)
+                verdict = self._saver.ready(manifest, wait=wait)
+            except FencedError as error:
+                verdict, fenced = "skipped", error
+        saving = verdict != "skipped"
+        shard: StagedShard | None = None
+        if self._shards is not None:
+            (is_begun,) = self._ranks.numbers_from_first(int(verdict == "begin"))
+            if is_begun:
+                shard = self._stage_shard(progress.step, started)
+                verdict = "begin" if shard is not None else "skipped"
+                saving = shard is not None
+        if self._saver is not None and verdict == "begin" and generators is not None:
+            saving = self._saver.begin(manifest, generators, started=started, shard=shard)
+        if not wait:
+            if fenced is not None:
+                raise fenced
+            return saving
+        return self._finished(progress.step, saving, fenced)
+
+    def _stage_shard(self, step: int, started: float) -> StagedShard | None:
+        """This rank's part of the sharded states, copied on all ranks or on none; all but rank 0 go on to write it."""
+        assert self._shards is not None
+        try:
+            shard = self._shards.stage()
+        except SnapshotError as error:
+            if self._saver is not None:
+                self._saver.failed(step, error, started)
+            return None
+        if self._saver is None:
+            self._follower.wait(self._save_timeout)
+            self._follower.take()
+            shards = self._shards
+            self._follower.start(step, time.monotonic() - started, lambda: shards.follow(shard, Disk()))
+        return shard
+
+    def _finished(self, step: int, saving: bool, fenced: FencedError | None) -> bool:
+        """Wait for rank 0's files; every rank returns or raises as rank 0 does."""
+        if self._saver is not None and saving and fenced is None:
+            try:
+                saving = self._saver.finish(step)
             except FencedError as error:
                 fenced = error
-        if wait:
-            is_fenced, is_saved = self._ranks.numbers_from_first(int(fenced is not None), int(saving))
-            saving = bool(is_saved)
-            if is_fenced and fenced is None:
-                fenced = FencedError(f"rank 0 found that a newer attempt owns {self.directory}; its message names it")
-        if fenced is not None:
-            raise fenced
-        return saving
+        is_fenced, is_saved = self._ranks.numbers_from_first(int(fenced is not None), int(saving))
+        if is_fenced:
+            message = f"rank 0 found that a newer attempt owns {self.directory}; its message names it"
+            raise fenced or FencedError(message)
+        return bool(is_saved)
 
     def close(self) -> None:
         """Wait for the save in flight, if any. Raises nothing and needs no other rank; see its event."""
         if self._saver is not None:
             self._saver.close()
+        else:
+            self._follower.wait(self._save_timeout)
 
     def _manifest(self, progress: Progress, kind: Kind) -> Manifest:
         who = self.identity

@@ -9,25 +9,26 @@ the bytes that were verified are the bytes used.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-import torch
 from torch import Tensor
 
-from ddp_trainer.snapshots.disk import Chunk, Disk
+from ddp_trainer.snapshots.buffers import Buffers, chunks
+from ddp_trainer.snapshots.disk import Disk
 from ddp_trainer.snapshots.errors import IncompatibleSnapshotError
-from ddp_trainer.snapshots.manifest import Manifest
+from ddp_trainer.snapshots.manifest import FileEntry, Manifest
 from ddp_trainer.snapshots.structure import put_together, take_apart
-from ddp_trainer.snapshots.tensorfile import Layout, lay_out, parse
-from ddp_trainer.snapshots.verify import read_verified
+from ddp_trainer.snapshots.tensorfile import parse
+from ddp_trainer.snapshots.verify import read_verified, verify_files
 
 STRUCTURE = "state.json"
+SHARDS = "shards"
+"""The folder that all ranks write into."""
 RNG = "rng"
 _VERSION = 1
-_BLOCK = 8 << 20
 
 
 @runtime_checkable
@@ -60,19 +61,16 @@ class Staged:
         """Write the files into `directory`; raises OSError. Syncing and summing them is the store's."""
         disk = disk or Disk()
         for name, (header, data) in self.files.items():
-            disk.create(directory / name, _chunks(header, data))
+            disk.create(directory / name, chunks(header, data))
         disk.create(directory / STRUCTURE, [self.structure])
 
 
 class Staging:
-    """Host buffers, one a file, reused while the tensors' names, types and shapes stay the same. Pinned where the
-    source is CUDA.
-    """
+    """Copies states into buffers of its own, which the next `stage` uses again."""
 
     def __init__(self) -> None:
-        self._buffers: dict[str, tuple[object, Layout, Tensor, dict[str, Tensor]]] = {}
+        self._buffers = Buffers()
 
-    @torch.no_grad()
     def stage(self, states: Mapping[str, Any]) -> Staged:
         """Copy `states` (name -> state_dict). Training may change them as soon as this returns.
 
@@ -80,32 +78,12 @@ class Staging:
         """
         structure: dict[str, Any] = {}
         files: dict[str, tuple[bytes, Tensor]] = {}
-        on_cuda = False
         for name, state in states.items():
             tensors: dict[str, Tensor] = {}
             structure[name] = take_apart(state, "", tensors)
-            if not tensors:
-                continue
-            layout, data, views = self._buffer(name, tensors)
-            for key, tensor in tensors.items():
-                views[key].copy_(tensor, non_blocking=True)
-                on_cuda |= tensor.is_cuda
-            files[f"{name}.safetensors"] = (layout.header, data)
-        if on_cuda:
-            torch.cuda.current_stream().synchronize()
+            if tensors:
+                files[f"{name}.safetensors"] = self._buffers.copy(name, tensors)
         return Staged(json.dumps({"version": _VERSION, "states": structure}).encode(), files)
-
-    def _buffer(self, name: str, tensors: Mapping[str, Tensor]) -> tuple[Layout, Tensor, dict[str, Tensor]]:
-        pinned = any(tensor.is_cuda for tensor in tensors.values())
-        signature = (pinned, [(key, tensor.dtype, tensor.shape) for key, tensor in tensors.items()])
-        held = self._buffers.get(name)
-        if held is None or held[0] != signature:
-            layout = lay_out(tensors)
-            self._buffers.pop(name, None)  # give the old memory back before asking for the new
-            data = torch.empty(layout.data_bytes, dtype=torch.uint8, pin_memory=pinned)
-            views = {key: slot.view(data) for key, slot in layout.slots.items()}
-            held = self._buffers[name] = (signature, layout, data, views)
-        return held[1], held[2], held[3]
 
 
 def write_state(
@@ -117,9 +95,14 @@ def write_state(
     Staging().stage(states if rng is None else {**states, RNG: {"ranks": rng}}).write(directory, disk)
 
 
-def read_files(directory: Path, manifest: Manifest) -> dict[str, bytearray]:
-    """All files of a snapshot in memory, verified as they were read. Raises CorruptSnapshotError, OSError."""
-    return {name: read_verified(directory, name, entry) for name, entry in manifest.files.items()}
+def read_files(directory: Path, manifest: Manifest, *, check_shards: bool = True) -> dict[str, bytearray]:
+    """The files of a snapshot that every rank needs, in memory, verified as they were read.
+
+    The shards, of which a rank needs few, are only verified, by rank 0 for all. Raises CorruptSnapshotError, OSError.
+    """
+    if check_shards:
+        verify_files(directory, manifest.with_files(_files(manifest, shards=True)))
+    return {name: read_verified(directory, name, entry) for name, entry in _files(manifest, shards=False).items()}
 
 
 def read_state(directory: Path, manifest: Manifest) -> dict[str, Any]:
@@ -146,8 +129,5 @@ def parse_files(files: dict[str, bytearray]) -> dict[str, Any]:
     return states
 
 
-def _chunks(header: bytes, data: Tensor) -> Iterator[Chunk]:
-    yield header
-    view = memoryview(data.numpy()).cast("B")  # type: ignore[arg-type]
-    for start in range(0, len(view), _BLOCK):
-        yield view[start : start + _BLOCK]
+def _files(manifest: Manifest, *, shards: bool) -> dict[str, FileEntry]:
+    return {name: entry for name, entry in manifest.files.items() if name.startswith(f"{SHARDS}/") == shards}

@@ -19,10 +19,12 @@ from torch import Tensor
 
 from ddp_trainer.snapshots.errors import IncompatibleSnapshotError, SnapshotError
 
+_PLAIN = (Tensor, torch.nn.Parameter, torch.nn.Buffer)
 
-def take_apart(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
-    """`value` as JSON; its tensors are added to `tensors`. `path` names it in errors and is the prefix of their
-    names.
+
+def take_apart(value: Any, path: str, tensors: dict[str, Tensor], *, sharded: bool = False) -> Any:
+    """`value` as JSON; its tensors are added to `tensors`. `path` names it in errors and is the prefix of their names.
+    With `sharded`, tensors may be DTensors, of which this rank holds a part.
 
     Raises SnapshotError naming the path of a value that can be neither.
     """
@@ -30,13 +32,13 @@ def take_apart(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
         case None | bool() | str():
             return value
         case np.generic():
-            return take_apart(value.item(), path, tensors)
+            return take_apart(value.item(), path, tensors, sharded=sharded)
         case int():
             return int(value)
         case float():
             return float(value)
         case Tensor():
-            if type(value) not in (Tensor, torch.nn.Parameter, torch.nn.Buffer):
+            if type(value) not in _PLAIN and not (sharded and _is_dtensor(value)):
                 raise _refused(
                     path, value, "save its state with a strategy that knows it, or convert it to a plain tensor"
                 )
@@ -44,15 +46,19 @@ def take_apart(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
         case np.ndarray():
             return {"$array": _add(path, torch.from_numpy(np.ascontiguousarray(value)).reshape(value.shape), tensors)}
         case list():
-            return [take_apart(item, _join(path, index), tensors) for index, item in enumerate(value)]
+            return [take_apart(item, _join(path, index), tensors, sharded=sharded) for index, item in enumerate(value)]
         case tuple():
-            return {"$tuple": [take_apart(item, _join(path, index), tensors) for index, item in enumerate(value)]}
+            return {
+                "$tuple": [
+                    take_apart(item, _join(path, index), tensors, sharded=sharded) for index, item in enumerate(value)
+                ]
+            }
         case set() | frozenset():
-            return {"$set": [take_apart(item, path, tensors) for item in sorted(value, key=repr)]}
+            return {"$set": [take_apart(item, path, tensors, sharded=sharded) for item in sorted(value, key=repr)]}
         case Counter():
-            return {"$counter": _pairs(value, path, tensors)}
+            return {"$counter": _pairs(value, path, tensors, sharded)}
         case OrderedDict():
-            ordered = {"$ordered": _pairs(value, path, tensors)}
+            ordered = {"$ordered": _pairs(value, path, tensors, sharded)}
             # nn.Module keeps the versions of its modules' formats here.
             metadata = getattr(value, "_metadata", None)
             return (
@@ -60,8 +66,10 @@ def take_apart(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
             )
         case Mapping():
             if all(isinstance(key, str) and not key.startswith("$") for key in value):
-                return {key: take_apart(item, _join(path, key), tensors) for key, item in value.items()}
-            return {"$dict": _pairs(value, path, tensors)}
+                return {
+                    key: take_apart(item, _join(path, key), tensors, sharded=sharded) for key, item in value.items()
+                }
+            return {"$dict": _pairs(value, path, tensors, sharded)}
         case bytes() | bytearray():
             return {"$bytes": base64.b64encode(value).decode()}
         case complex():
@@ -113,8 +121,18 @@ def put_together(value: Any, tensors: Mapping[str, Tensor]) -> Any:
     return {key: put_together(item, tensors) for key, item in value.items()}
 
 
-def _pairs(value: Mapping[Any, Any], path: str, tensors: dict[str, Tensor]) -> list[list[Any]]:
-    return [[take_apart(key, path, {}), take_apart(item, _join(path, key), tensors)] for key, item in value.items()]
+def _is_dtensor(value: Tensor) -> bool:
+    # Imported here: it takes seconds, and most programs have none.
+    from torch.distributed.tensor import DTensor
+
+    return isinstance(value, DTensor)
+
+
+def _pairs(value: Mapping[Any, Any], path: str, tensors: dict[str, Tensor], sharded: bool) -> list[list[Any]]:
+    return [
+        [take_apart(key, path, {}), take_apart(item, _join(path, key), tensors, sharded=sharded)]
+        for key, item in value.items()
+    ]
 
 
 def _from_pairs(pairs: list[Any], tensors: Mapping[str, Tensor]) -> dict[Any, Any]:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ddp_trainer.snapshots.errors import IncompatibleSnapshotError, SnapshotError
 
-_DTYPES = {
+DTYPES = {
     "F64": torch.float64,
     "I64": torch.int64,
     "U64": torch.uint64,
@@ -37,8 +37,13 @@ _DTYPES = {
     "F8_E4M3": torch.float8_e4m3fn,
     "F8_E5M2": torch.float8_e5m2,
 }
-_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 _MAX_HEADER = 100_000_000  # the library's own limit
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """The format's name of a type that it has; KeyError for one that it has not."""
+    return _NAMES[dtype]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,17 +85,17 @@ def lay_out(tensors: Mapping[str, Tensor]) -> Layout:
             )
         end = position + tensor.numel() * tensor.element_size()
         slots[name] = Slot(tensor.dtype, tensor.shape, position, end)
-        header[name] = {"dtype": _NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [position, end]}
+        header[name] = {"dtype": dtype_name(tensor.dtype), "shape": list(tensor.shape), "data_offsets": [position, end]}
         position = end
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     return Layout(struct.pack("<Q", len(text)) + text, slots, position)
 
 
-def parse(file: bytearray) -> dict[str, Tensor]:
-    """The tensors of a safetensors file, each in memory of its own.
+def parse(file: bytearray, *, copy: bool = True) -> dict[str, Tensor]:
+    """The tensors of a safetensors file, each in memory of its own, or without `copy` as views of `file`.
 
-    Copies, since a view is aligned only to its element size, and some kernels' results depend on alignment. Raises
+    A view is aligned only to its element size, and some kernels' results depend on alignment. Raises
     IncompatibleSnapshotError for a file that is not in the format: its bytes are verified, so it was written so.
     """
     try:
@@ -104,17 +109,14 @@ def parse(file: bytearray) -> dict[str, Tensor]:
             if data_bytes
             else torch.empty(0, dtype=torch.uint8)
         )
-        return {
-            name: _slot(entry, data_bytes).view(data).clone()
-            for name, entry in header.items()
-            if name != "__metadata__"
-        }
+        views = {name: _slot(entry, data_bytes).view(data) for name, entry in header.items() if name != "__metadata__"}
+        return {name: view.clone() for name, view in views.items()} if copy else views
     except (ValueError, KeyError, TypeError, AttributeError, RuntimeError, struct.error) as error:
         raise IncompatibleSnapshotError(f"not a safetensors file that can be read: {error}") from error
 
 
 def _slot(entry: dict[str, object], data_bytes: int) -> Slot:
-    dtype = _DTYPES[str(entry["dtype"])]
+    dtype = DTYPES[str(entry["dtype"])]
     shape = torch.Size(entry["shape"])  # type: ignore[arg-type]
     begin, end = entry["data_offsets"]  # type: ignore[misc]
     if not 0 <= begin <= end <= data_bytes or end - begin != math.prod(shape) * dtype.itemsize:  # type: ignore[has-type]

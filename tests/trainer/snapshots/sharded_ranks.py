@@ -1,0 +1,223 @@
+"""Ranks under torchrun that hold a model in parts; each writes what it saw to OUT/<scenario>-<world size>-<rank>.json.
+
+Run as `torchrun --nproc-per-node=N sharded_ranks.py OUT SCENARIO…`.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import sys
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
+from ddp_trainer.snapshots import sharded
+from ddp_trainer.snapshots.disk import Disk
+from ddp_trainer.snapshots.session import Every, Identity, Progress, SnapshotEvent, Snapshots
+from ddp_trainer.snapshots.sharded import ShardedOptimizer
+
+RANK = int(os.environ["RANK"])
+WORLD_SIZE = int(os.environ["WORLD_SIZE"])
+
+
+class Run:
+    """FSDP2 over all ranks; the global batch of 12 does not depend on their number."""
+
+    def __init__(self, directory: Path, *, attempt: int, seed: int = 0, dropout: float = 0.0) -> None:
+        torch.manual_seed(seed)
+        # 7 rows do not divide by 2 ranks: parts of unequal size
+        self.model = torch.nn.Sequential(torch.nn.Linear(5, 7), torch.nn.Dropout(dropout), torch.nn.Linear(7, 3))
+        mesh = init_device_mesh("cpu", (WORLD_SIZE,))
+        for layer in self.model:
+            fully_shard(layer, mesh=mesh)
+        fully_shard(self.model, mesh=mesh)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.05)
+        self.events: list[SnapshotEvent] = []
+        self.step = 0
+        self.losses: list[float] = []
+        self.snapshots = Snapshots(
+            directory,
+            {
+                "model": self.model,
+                "optimizer": ShardedOptimizer(self.model, self.optimizer),
+                "scheduler": torch.optim.lr_scheduler.StepLR(self.optimizer, 3),
+            },
+            sharded=("model", "optimizer"),
+            every=Every.parse("2steps"),
+            keep=9,
+            identity=Identity("digits", "uid-1", 1, attempt, RANK, WORLD_SIZE),
+            strategy="fsdp",
+            global_batch=12,
+            on_event=self.events.append,
+            save_timeout=30,
+        )
+
+    def resume(self) -> int | None:
+        manifest = self.snapshots.resume()
+        self.step = manifest.step if manifest else 0
+        return manifest.step if manifest else None
+
+    def train(self, until: int) -> None:
+        while self.step < until:
+            batch = torch.randn(12, 5, generator=torch.Generator().manual_seed(self.step))
+            self.optimizer.zero_grad()
+            loss = self.model(batch[RANK::WORLD_SIZE]).square().mean()
+            loss.backward()
+            self.optimizer.step()
+            self.step += 1
+            self.losses.append(loss.item())
+            self.snapshots.step_end(Progress(self.step, 0, self.step * 12))
+
+    def weights(self) -> list[float]:
+        full = [tensor.full_tensor() for tensor in self.model.state_dict().values()]
+        return [value for tensor in full for value in tensor.flatten().tolist()]
+
+    def moments(self) -> list[float]:
+        state = [self.optimizer.state[parameter]["exp_avg_sq"].full_tensor() for parameter in self.model.parameters()]
+        return [value for tensor in state for value in tensor.flatten().tolist()]
+
+
+def save(out: Path) -> Any:
+    """Two ranks save at steps 2 and 4 and train on to 6."""
+    run = Run(out / "fsdp", attempt=0, dropout=0.3)
+    run.resume()
+    run.train(4)
+    run.snapshots.close()
+    dist.barrier()
+    at_save = run.weights(), run.moments()
+    run.train(6)
+    run.snapshots.close()
+    dist.barrier()
+    return {"at_save": at_save, "end": run.weights(), "losses": run.losses, "events": [e.result for e in run.events]}
+
+
+def resume(out: Path) -> Any:
+    """Any number of ranks resume at step 4 what two have saved."""
+    if RANK == 0:
+        shutil.rmtree(out / "fsdp-copy", ignore_errors=True)
+        shutil.copytree(out / "fsdp", out / "fsdp-copy", ignore=shutil.ignore_patterns("step-000000000006"))
+    dist.barrier()
+    run = Run(out / "fsdp-copy", attempt=WORLD_SIZE, seed=70, dropout=0.3)
+    step = run.resume()
+    at_resume = run.weights(), run.moments()
+    run.train(6)
+    run.snapshots.close()
+    return {
+        "step": step,
+        "at_resume": at_resume,
+        "end": run.weights(),
+        "losses": run.losses,
+        "events": [event.result for event in run.events],
+    }
+
+
+class BrokenDisk(Disk):
+    def create(self, path: Path, chunks: Any) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+
+def one_rank_cannot_write(out: Path) -> Any:
+    """A part that is missing must not become a snapshot, and the next save must work."""
+    run = Run(out / "broken", attempt=0)
+    run.resume()
+    run.train(1)
+    if RANK == 1:
+        good, sharded.StagedShard.write = (
+            sharded.StagedShard.write,
+            lambda self, directory, _: good(self, directory, BrokenDisk()),
+        )  # type: ignore[method-assign]
+    bad = run.snapshots.save(Progress(1, 0, 12), kind="preempted", wait=True)
+    if RANK == 1:
+        sharded.StagedShard.write = good  # type: ignore[method-assign]
+    run.train(2)
+    then = run.snapshots.save(Progress(2, 0, 24), kind="final", wait=True)
+    run.snapshots.close()
+    return [bad, then, [event.message for event in run.events]]
+
+
+class Stage:
+    """A pipeline stage: a state that only this rank has, under a name that only it uses."""
+
+    def __init__(self, rank: int, fill: float) -> None:
+        self.rank = rank
+        self.tensor = torch.full((3,), fill)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {f"layer{self.rank}.weight": self.tensor, "stage": self.rank}
+
+    def load_state_dict(self, state: Any) -> None:
+        self.tensor = state[f"layer{self.rank}.weight"]
+        assert state["stage"] == self.rank
+
+
+def stages(out: Path, attempt: int, fill: float) -> tuple[Stage, Snapshots]:
+    stage = Stage(RANK, fill)
+    snapshots = Snapshots(
+        out / "pipeline",
+        {"model": stage},
+        sharded=("model",),
+        every=Every.parse("1steps"),
+        keep=9,
+        identity=Identity("digits", "uid-1", 1, attempt, RANK, WORLD_SIZE),
+        strategy="pipeline",
+        global_batch=8,
+    )
+    return stage, snapshots
+
+
+def pipeline(out: Path) -> Any:
+    """Each rank gets its own stage back."""
+    _, snapshots = stages(out, attempt=0, fill=RANK + 0.5)
+    snapshots.resume()
+    snapshots.save(Progress(1, 0, 8), kind="final", wait=True)
+    snapshots.close()
+    stage, snapshots = stages(out, attempt=1, fill=-1.0)
+    snapshots.resume()
+    return stage.tensor.tolist()
+
+
+def pipeline_retyped(out: Path) -> Any:
+    """A stage that has become whole numbers cannot hold what was saved."""
+    try:
+        stages(out, attempt=3, fill=-1)[1].resume()
+    except Exception as error:
+        return [type(error).__name__, str(error)]
+    return None
+
+
+def pipeline_resized(out: Path) -> Any:
+    """Stages of two ranks make no sense to one."""
+    try:
+        stages(out, attempt=4, fill=-1.0)[1].resume()
+    except Exception as error:
+        return [type(error).__name__, str(error)]
+    return None
+
+
+SCENARIOS: dict[str, Callable[[Path], Any]] = {
+    scenario.__name__: scenario
+    for scenario in (save, resume, one_rank_cannot_write, pipeline, pipeline_retyped, pipeline_resized)
+}
+
+
+def main(out: Path, names: list[str]) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", timeout=timedelta(seconds=30))
+    for name in names:
+        seen = SCENARIOS[name](out)
+        (out / f"{name}-{WORLD_SIZE}-{RANK}.json").write_text(json.dumps(seen))
+        dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2:])

@@ -1,0 +1,107 @@
+"""A model that no rank holds whole is saved in parts and read back by any number of ranks."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddp_trainer.snapshots.__main__ import main
+from ddp_trainer.snapshots.store import SnapshotStore
+
+pytestmark = pytest.mark.trainer
+
+HERE = Path(__file__).parent
+
+
+def torchrun(ranks: int, out: Path, *scenarios: str) -> None:
+    environ = {**os.environ, "PYTHONPATH": str(HERE.parents[2] / "trainer_image"), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+    command += [str(HERE / "sharded_ranks.py"), str(out), *scenarios]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=150, check=False)
+    assert done.returncode == 0, done.stderr[-8000:]
+
+
+def seen(out: Path, scenario: str, world_size: int, rank: int = 0) -> Any:
+    return json.loads((out / f"{scenario}-{world_size}-{rank}.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What two ranks saved, and what two and then one made of it."""
+    out = tmp_path_factory.mktemp("sharded")
+    torchrun(2, out, "save", "resume", "one_rank_cannot_write", "pipeline", "pipeline_retyped")
+    torchrun(1, out, "resume", "pipeline_resized")
+    return out
+
+
+def test_every_rank_has_written_its_own_part_and_all_of_it_verifies(out: Path) -> None:
+    manifest = SnapshotStore(out / "fsdp", keep=1, fence=None).verify(4)
+    assert {name for name in manifest.files if name.startswith("shards/")} == {
+        "shards/index.json",
+        "shards/rank-00000.json",
+        "shards/rank-00000.safetensors",
+        "shards/rank-00001.json",
+        "shards/rank-00001.safetensors",
+    }
+    sizes = [manifest.files[f"shards/rank-0000{rank}.safetensors"].bytes for rank in (0, 1)]
+    assert max(sizes) < 2 * min(sizes), "both ranks hold about half"
+
+
+@pytest.mark.parametrize("world_size", [2, 1])
+def test_parts_saved_by_two_ranks_are_read_exactly_by(out: Path, world_size: int) -> None:
+    resumed = seen(out, "resume", world_size)
+    assert resumed["step"] == 4
+    assert resumed["at_resume"] == seen(out, "save", 2)["at_save"]
+
+
+def test_resuming_at_the_same_size_is_bitwise(out: Path) -> None:
+    for rank in (0, 1):
+        unbroken, resumed = seen(out, "save", 2, rank), seen(out, "resume", 2, rank)
+        assert resumed["losses"] == unbroken["losses"][4:]
+        assert resumed["end"] == unbroken["end"]
+
+
+def test_resuming_at_another_size_says_that_random_numbers_start_anew(out: Path) -> None:
+    assert seen(out, "resume", 1)["events"][:2] == ["reseeded", "resumed"]
+    assert seen(out, "resume", 2)["events"][0] == "resumed"
+
+
+def test_a_part_that_one_rank_could_not_write_fails_the_save_on_all_and_the_next_works(out: Path) -> None:
+    first, second = (seen(out, "one_rank_cannot_write", 2, rank) for rank in (0, 1))
+    assert first[:2] == second[:2] == [False, True]
+    assert "rank 1: [Errno 5]" in first[2][0]
+    assert {path.name for path in (out / "broken").iterdir()} == {"attempts", "step-000000000002"}
+
+
+def test_a_pipeline_gets_its_stages_back_each_on_its_rank(out: Path) -> None:
+    assert [seen(out, "pipeline", 2, rank) for rank in (0, 1)] == [[0.5] * 3, [1.5] * 3]
+
+
+def test_a_tensor_of_another_type_is_refused_on_all_ranks_and_not_converted(out: Path) -> None:
+    for rank in (0, 1):
+        kind, message = seen(out, "pipeline_retyped", 2, rank)
+        assert kind == "IncompatibleSnapshotError"
+        assert "layer0.weight is torch.float32 in it and torch.int64 in the program" in message
+
+
+def test_stages_are_not_resumed_by_another_number_of_ranks(out: Path) -> None:
+    kind, message = seen(out, "pipeline_resized", 1)
+    assert kind == "IncompatibleSnapshotError"
+    assert "resume it with 2 ranks, not 1" in message
+
+
+def test_a_flipped_bit_in_one_part_is_seen_by_rank_0(out: Path, tmp_path: Path) -> None:
+    shutil.copytree(out / "fsdp", tmp_path / "fsdp")
+    part = tmp_path / "fsdp" / "step-000000000004" / "shards" / "rank-00001.safetensors"
+    data = bytearray(part.read_bytes())
+    data[-1] ^= 1
+    part.write_bytes(data)
+    assert main(["verify", str(tmp_path / "fsdp"), "--step", "4"]) == 1
+    assert main(["verify", str(tmp_path / "fsdp"), "--step", "2"]) == 0
