@@ -22,9 +22,14 @@ def test_a_rank_that_is_killed_is_named_with_its_signal_and_step(start_pod):
     pod = start_pod(
         TRAIN
         + """
-    if os.environ["RANK"] == "1":
-        os.kill(os.getpid(), 9)
-    time.sleep(600)
+    from pathlib import Path
+    reported = Path(os.environ["DDPJOB_RUN_DIR"], "rank-0-has-reported")
+    if os.environ["RANK"] == "0":
+        reported.touch()
+        time.sleep(600)
+    while not reported.exists():
+        time.sleep(0.01)
+    os.kill(os.getpid(), 9)
     """,
         DDPJOB_PROCS_PER_NODE="2",
     )
