@@ -34,8 +34,14 @@ ENV PATH=/opt/venv/bin:$PATH \
     HOME=/tmp \
     PYTHONDONTWRITEBYTECODE=1 \
     PYTHONUNBUFFERED=1
-COPY --from=dependencies /opt/venv /opt/venv
+USER 65532:65532
+WORKDIR /tmp
+EXPOSE 8080
+STOPSIGNAL SIGTERM
+ENTRYPOINT ["python", "-m", "ddpjob_operator.main"]
 COPY LICENSE /opt/ddpjob/
+COPY --from=dependencies /opt/venv /opt/venv
+# Last what changes most.
 COPY --from=source /opt/ddpjob /opt/ddpjob
 ARG VERSION=0
 ARG REVISION=unknown
@@ -44,8 +50,3 @@ LABEL org.opencontainers.image.title="ddpjob-operator" \
       org.opencontainers.image.licenses="Apache-2.0" \
       org.opencontainers.image.version="${VERSION}" \
       org.opencontainers.image.revision="${REVISION}"
-USER 65532:65532
-WORKDIR /tmp
-EXPOSE 8080
-STOPSIGNAL SIGTERM
-ENTRYPOINT ["python", "-m", "ddpjob_operator.main"]

@@ -2,10 +2,11 @@
 # The Kubernetes cluster that the cluster tests and `make demo-cluster` run on.
 #
 #   cluster.sh up [--control-plane-only]   start it, or find it running
-#   cluster.sh load ARCHIVE REF            put the image of a docker or OCI archive on every node, as REF
+#   cluster.sh load ARCHIVE REF            put an image (docker or OCI archive, OCI layout) on every node, as REF
 #   cluster.sh lose N [--power]            node N falls silent: its containers run on, or (--power) die with it; `up` brings it back
 #   cluster.sh status                      exit code 0 while the API server answers
 #   cluster.sh down                        stop and remove all that `up` started
+#   cluster.sh need PACKAGE…               install Debian packages that the tests themselves run
 #   cluster.sh choose                      name the cluster that would be used
 #
 # Used, in this order: the one that $DDPJOB_TEST_KUBECONFIG names; kind, where Docker and kind are there; two nodes
@@ -55,6 +56,7 @@ main() {
   case $command in
     up | down | status | load | lose) ;;
     choose) choose && return ;;
+    need) shift && need "$@" && return ;;
     *) sed -n '2,/^set -/{/^set -/d;s/^# \{0,1\}//p}' "$0" && exit 2 ;;
   esac
   shift

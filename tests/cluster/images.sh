@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Builds the operator's and the trainer's image with docker, podman or buildah, whichever is there, and keeps each as an archive.
+# Builds the operator's and the trainer's image with docker, podman or buildah, whichever is there, and keeps each in a file (docker,
+# podman: an archive) or a folder (buildah: an OCI layout).
 #
 #   images.sh [operator] [trainer]     both, unless named; prints a line "REF ARCHIVE" for each
 #
@@ -69,42 +70,62 @@ find_wheels() {
 build() {
   local ref=$1 file=$2 archive
   shift 2
-  archive=$CACHE/images/$(tr '/:' '__' <<<"${ref#localhost/}").tar
+  archive=$CACHE/images/$(tr '/:' '__' <<<"${ref#localhost/}")
+  [ "$TOOL" = buildah ] || archive=$archive.tar
   local arguments=(--tag "$ref" --file "$ROOT/$file" --build-arg "VERSION=$VERSION" --build-arg "REVISION=$REVISION" "$@"
     --build-context "wheels=$WORK/wheels" --secret "id=pip,src=$WORK/pip.conf" --secret "id=ca,src=$WORK/ca.crt")
   [ -z "${BASE_IMAGE:-}" ] || arguments+=(--build-arg "BASE_IMAGE=$BASE_IMAGE")
   say "building $ref with $TOOL"
   case $TOOL in
-    docker) docker build "${arguments[@]}" "$ROOT" >&2 ;;
-    podman) podman build --layers "${arguments[@]}" "$ROOT" >&2 ;;
-    buildah) buildah_here build --layers --network host "${arguments[@]}" "$ROOT" >&2 ;;
+    docker) loudly_if_wrong docker build "${arguments[@]}" "$ROOT" ;;
+    podman) loudly_if_wrong podman build --layers "${arguments[@]}" "$ROOT" ;;
+    buildah) loudly_if_wrong buildah_here build --layers --network host "${arguments[@]}" "$ROOT" ;;
   esac
   archive "$ref" "$archive"
   echo "$ref $archive"
 }
 
-# Written again only when the image changed, so that a node imports only what it lacks.
+loudly_if_wrong() {
+  "$@" >"$WORK/build.log" 2>&1 || { cat "$WORK/build.log" >&2 && die "the image does not build; its log is above"; }
+}
+
+# Written again only when the image changed, so that a node imports only what it lacks. buildah writes an OCI layout, a folder in
+# which the layers that stayed the same are there already.
 archive() {
   local ref=$1 archive=$2 id
   mkdir -p "${archive%/*}"
-  case $TOOL in
-    docker | podman) id=$("$TOOL" image inspect --format '{{.Id}}' "$ref") ;;
-    buildah) id=$(buildah_here inspect --type image --format '{{.FromImageID}}' "$ref") ;;
-  esac
+  if [ "$TOOL" = buildah ]; then
+    layout "$ref" "$archive"
+    return
+  fi
+  id=$("$TOOL" image inspect --format '{{.Id}}' "$ref")
   [ -f "$archive" ] && [ "$(cat "$archive.id" 2>/dev/null)" = "$id" ] && return
-  rm -f "$archive" "$archive.new"
-  case $TOOL in
-    docker | podman) "$TOOL" save --output "$archive.new" "$ref" ;;
-    buildah) buildah_here push --quiet "$ref" "docker-archive:$archive.new:$ref" >&2 ;;
-  esac
+  rm -rf "$archive" "$archive.new"
+  "$TOOL" save --output "$archive.new" "$ref"
   mv "$archive.new" "$archive"
   echo "$id" >"$archive.id"
+}
+
+layout() {
+  local ref=$1 layout=$2 manifest blob
+  [ -d "$layout" ] || rm -f "$layout"
+  # one image a folder: without its index, the new one does not stand beside the old
+  rm -f "$layout/index.json"
+  buildah_here push --quiet --disable-compression "$ref" "oci:$layout" >&2
+  # containerd takes the name from an annotation of its own
+  jq --arg ref "$ref" '.manifests[0].annotations["io.containerd.image.name"] = $ref' "$layout/index.json" >"$layout/.index.json"
+  mv "$layout/.index.json" "$layout/index.json"
+  manifest=$(jq -r '.manifests[0].digest' "$layout/index.json")
+  for blob in "$layout"/blobs/sha256/*; do
+    { echo "$manifest" && jq -r '.config.digest, .layers[].digest' "$layout/blobs/${manifest/://}"; } | grep -xF "sha256:${blob##*/}" >/dev/null || rm "$blob"
+  done
 }
 
 main() {
   local what
   [ $# -gt 0 ] || set -- operator trainer
   mkdir -p "$CACHE"
+  command -v jq >/dev/null || need jq
   exec 8>"$CACHE/images.lock" && flock 8
   TOOL=$(tool)
   # what an interrupted build left

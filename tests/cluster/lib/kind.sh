@@ -10,7 +10,7 @@ readonly KIND_VOLUMES=/var/local/ddpjob
 kind_up() {
   say "cluster: kind, because Docker runs here"
   mkdir -p "$DIR/volumes"
-  kind get clusters 2>/dev/null | grep -qx $KIND || kind_config | kind create cluster --name $KIND --config - --kubeconfig "$KUBECONFIG" --wait 180s >&2
+  kind get clusters 2>/dev/null | grep -x $KIND >/dev/null || kind_config | kind create cluster --name $KIND --config - --kubeconfig "$KUBECONFIG" --wait 180s >&2
   kind export kubeconfig --name $KIND --kubeconfig "$KUBECONFIG" 2>/dev/null
   local node
   for node in $(kind get nodes --name $KIND); do docker start "$node" >/dev/null && docker exec "$node" systemctl start containerd kubelet; done

@@ -81,15 +81,28 @@ oomScoreAdj: 0
 YAML
 }
 
-# import N ARCHIVE REF: once for an archive of this size and time.
+# import N ARCHIVE REF: once for the same archive; of an OCI layout, only the blobs that the node lacks.
 import() {
-  local socket=$DIR/node-$1/containerd.sock mark stamp
+  local ctr=(ctr -a "$DIR/node-$1/containerd.sock" -n k8s.io) mark stamp
   mark=$DIR/node-$1/images/$(echo "$3" | tr '/:' '__')
-  stamp=$(stat -Lc '%n %s %Y' "$2") || die "no image archive at $2"
+  if [ -d "$2" ]; then stamp=$(cat "$2/index.json"); else stamp=$(stat -Lc '%n %s %Y' "$2"); fi || die "no image at $2"
   [ "$(cat "$mark" 2>/dev/null)" = "$stamp" ] && return
-  ctr -a "$socket" -n k8s.io images import "$2" >/dev/null
-  ctr -a "$socket" -n k8s.io images ls -q | grep -qxF "$3" || die "$2 holds no image named $3"
+  if [ -d "$2" ]; then
+    missing_blobs "$2" "${ctr[@]}" | tar -C "$2" --files-from - -cf - | "${ctr[@]}" images import - >/dev/null
+  else
+    "${ctr[@]}" images import "$2" >/dev/null
+  fi
+  # not grep -q: it would leave early, and ctr would die of the closed pipe
+  "${ctr[@]}" images ls -q | grep -xF "$3" >/dev/null || die "$2 holds no image named $3"
   echo "$stamp" >"$mark"
+}
+
+# missing_blobs LAYOUT CTR…: files of an OCI layout, without the blobs that are in the node's content store.
+missing_blobs() {
+  local layout=$1
+  shift
+  printf '%s\n' oci-layout index.json
+  comm -23 <(cd "$layout/blobs/sha256" && printf '%s\n' * | sort) <("$@" content ls -q | sed 's/^sha256://' | sort) | sed 's,^,blobs/sha256/,'
 }
 
 # Every process of the node's pods, found by control group: all of them are ours, whether or not containerd lives.
@@ -104,7 +117,7 @@ kill_pods() {
 kill_shims() {
   local file pid
   for file in /proc/[0-9]*/cmdline; do
-    if { tr '\0' '\n' <"$file"; } 2>/dev/null | grep -qxF "$DIR/node-$1/containerd.sock"; then
+    if { tr '\0' '\n' <"$file"; } 2>/dev/null | grep -xF "$DIR/node-$1/containerd.sock" >/dev/null; then
       pid=${file#/proc/} pid=${pid%/cmdline}
       case $(cat "/proc/$pid/comm" 2>/dev/null) in containerd-shim*) kill -KILL "$pid" 2>/dev/null || true ;; esac
     fi
