@@ -74,7 +74,7 @@ def load_images() -> Images:
 def operator_installed(kubectl: Kubectl, images: Images, **values: Any) -> Iterator[Kubectl]:
     """The chart, installed by Helm until the end of the block; kubectl within its namespace.
 
-    `values` are merged over the images. What a run that was killed left behind is replaced; one that goes on is waited for,
+    `values` are merged over the images. What a killed run left behind is replaced; one that goes on is waited for,
     since the operator serves all namespaces of a cluster and would be taken away under its feet.
     """
     import helm_python as helm
@@ -92,7 +92,7 @@ def operator_installed(kubectl: Kubectl, images: Images, **values: Any) -> Itera
 
 @contextmanager
 def _alone() -> Iterator[None]:
-    """One test session, demo or benchmark at a time on this machine; the kernel drops the lock of one that is killed."""
+    """One test session, demo or benchmark at a time on this machine; the lock of a killed one is dropped."""
     with Path(tempfile.gettempdir(), "ddpjob-operator.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield

@@ -51,6 +51,8 @@ def digits_job(name: str = "digits", **spec: Any) -> Object:
         "spec": {
             "args": ["--task=digits", f"--epochs={EPOCHS}"],
             "nodes": NODES,
+            # nodes of a test cluster share the cores of one machine, and threads of two gangs would wait on each other
+            "env": [{"name": "OMP_NUM_THREADS", "value": "1"}],
             "snapshots": {"every": f"{SNAPSHOT_STEPS}steps", "keep": 1000},
         }
         | spec,
@@ -106,7 +108,7 @@ class Scenario:
         """Every status that the job ever had, oldest first."""
         return [change.status for change in self.history.of("ddpjobs", self.name) if change.type != "DELETED"]
 
-    def wait_phase(self, phase: str, seconds: float = 120) -> dict[str, Any]:
+    def wait_phase(self, phase: str, seconds: float = 240) -> dict[str, Any]:
         """The job's status once it is in `phase`; fails at once if it ends in another."""
 
         def reached() -> dict[str, Any] | None:
@@ -140,7 +142,7 @@ class Scenario:
         except KubectlFailed:
             return None
 
-    def wait_trained(self, step: int, attempt: int = 0, seconds: float = 90) -> dict[str, Any]:
+    def wait_trained(self, step: int, attempt: int = 0, seconds: float = 180) -> dict[str, Any]:
         """Node rank 0's report once training is past `step` and has saved a snapshot."""
 
         def past() -> dict[str, Any] | None:

@@ -11,7 +11,7 @@ from tests.cluster.scenario import Scenario, digits_job
 REFUSED: list[tuple[dict[str, Any], tuple[str, ...]]] = [
     ({"nodes": 0}, ("spec.nodes", "0", "greater than or equal to 1")),
     ({"nodes": 5000}, ("spec.nodes", "5000", "less than or equal to 1024")),
-    ({"nodes": "two"}, ("spec.nodes", "must be of type integer")),
+    ({"nodes": "two"}, ("spec.nodes", "type", "integer")),
     ({"procsPerNode": 65}, ("spec.procsPerNode", "65", "less than or equal to 64")),
     ({"snapshots": {"every": "soon"}}, ("spec.snapshots.every", "soon", "(steps|epochs|seconds)")),
     ({"snapshots": {"keep": 0}}, ("spec.snapshots.keep", "0", "greater than or equal to 1")),
@@ -23,7 +23,7 @@ REFUSED: list[tuple[dict[str, Any], tuple[str, ...]]] = [
     ({"entrypoint": {"script": "train.py"}}, ("spec.entrypoint.script", "train.py", "'^/'")),
     ({"entrypoint": {"module": "a-b"}}, ("spec.entrypoint.module", "a-b")),
     ({"restart": {"maxRestarts": -1}}, ("spec.restart.maxRestarts", "-1", "greater than or equal to 0")),
-    ({"env": [{"value": "1"}]}, ("spec.env", "name", "Required value")),
+    ({"env": [{"value": "1"}]}, ("spec.env", "name", "required")),
     ({"snapshot": {"every": "10steps"}}, ("unknown field", "snapshot")),
 ]
 
@@ -32,7 +32,8 @@ REFUSED: list[tuple[dict[str, Any], tuple[str, ...]]] = [
 def test_kubectl_apply_refuses(operator: Operator, spec: dict[str, Any], words: tuple[str, ...]) -> None:
     done = operator.kubectl.apply(digits_job("refused", **spec), check=False)
     assert done.returncode != 0
-    assert [word for word in words if word not in done.stderr] == [], done.stderr
+    # kubectl puts some of it in its own words before the server sees it
+    assert [word for word in words if word.lower() not in done.stderr.lower()] == [], done.stderr
     assert operator.kubectl.get("ddpjob", "refused") is None
 
 
