@@ -67,11 +67,9 @@ def ended(exit_code: int, message: str = "", *, ago: float | None = 60.0, **fiel
     return Termination(exit_code, message=message, finished_at=None if ago is None else later(-ago), **fields)
 
 
-def failed(
-    node_rank: int, exit_code: int, reason: str | None = None, *, ago: float | None = 60.0, **fields: Any
-) -> Any:
-    """A pod whose trainer failed; with `reason` it left a message that gives it."""
-    message = make_report(reason, time=None if ago is None else later(-ago).timestamp()) if reason else ""
+def failed(node_rank: int, exit_code: int, told: str = "", *, ago: float | None = 60.0, **fields: Any) -> PodView:
+    """A pod whose trainer failed; `told` is the reason in the message that it left, if it left one."""
+    message = make_report(told, time=None if ago is None else later(-ago).timestamp()) if told else ""
     return make_pod(node_rank, "Failed", termination=ended(exit_code, message, ago=ago), **fields)
 
 
