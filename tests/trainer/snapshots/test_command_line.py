@@ -67,7 +67,7 @@ def test_export_of_one_step(models: Any, volume: Any, tmp_path: Path) -> None:
 
 def test_export_says_what_there_is_instead(models: Any, volume: Any, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["export", str(volume.directory), "--state", "ema"]) == 1
-    assert "has no tensors of 'ema'; it has model" in capsys.readouterr().err
+    assert "has no state 'ema'; it has model" in capsys.readouterr().err
 
 
 def test_listing_and_verifying_need_no_torch(volume: Any, run_script: Callable[..., Any]) -> None:

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from ddp_trainer.snapshots.__main__ import main
 from ddp_trainer.snapshots.store import SnapshotStore
@@ -95,6 +97,25 @@ def test_stages_are_not_resumed_by_another_number_of_ranks(out: Path) -> None:
     kind, message = seen(out, "pipeline_resized", 1)
     assert kind == "IncompatibleSnapshotError"
     assert "resume it with 2 ranks, not 1" in message
+
+
+def test_a_model_in_parts_is_exported_whole(out: Path, tmp_path: Path) -> None:
+    assert main(["export", str(out / "fsdp"), "--step", "4", "--to", str(tmp_path)]) == 0
+    exported = load_file(tmp_path / "model.safetensors")
+    model = torch.nn.Sequential(torch.nn.Linear(5, 7), torch.nn.Dropout(), torch.nn.Linear(7, 3))
+    model.load_state_dict(torch.load(tmp_path / "model.pt", weights_only=True))
+    values = [value for tensor in model.state_dict().values() for value in tensor.flatten().tolist()]
+    assert values == seen(out, "save", 2)["at_save"][0]
+    assert all(torch.equal(exported[name], tensor) for name, tensor in model.state_dict().items())
+
+
+def test_a_pipeline_is_exported_with_all_its_stages(out: Path, tmp_path: Path) -> None:
+    assert main(["export", str(out / "pipeline"), "--to", str(tmp_path)]) == 0
+    exported = load_file(tmp_path / "model.safetensors")
+    assert {name: tensor.tolist() for name, tensor in exported.items()} == {
+        "layer0.weight": [0.5] * 3,
+        "layer1.weight": [1.5] * 3,
+    }
 
 
 def test_a_flipped_bit_in_one_part_is_seen_by_rank_0(out: Path, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ DIR is the job's directory, such as /mnt/shared/checkpoints/digits. Nothing in i
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
 import time
 from collections.abc import Sequence
@@ -65,25 +66,32 @@ def _verify(store: SnapshotStore, step: int | None) -> int:
 
 def _export(store: SnapshotStore, step: int | None, state: str, to: Path) -> int:
     import torch
+    from safetensors.torch import save_file
 
-    from ddp_trainer.snapshots.state import parse_files, read_files
+    from ddp_trainer.snapshots.state import SHARDS, parse_files, read_files
 
     if step is None:
         newest = store.load_newest(read_files)
         if newest is None:
             raise SnapshotError(f"no valid snapshot in {store.directory}: see `ls` and `verify`")
         manifest, files = newest
+        step = manifest.step
     else:
         manifest = store.verify(step)
         files = read_files(store.directory / step_directory(step), manifest)
-    tensors = files.get(f"{state}.safetensors")
-    if tensors is None:
-        names = sorted(name.removesuffix(".safetensors") for name in files if name.endswith(".safetensors"))
-        raise SnapshotError(f"snapshot of step {manifest.step} has no tensors of {state!r}; it has {', '.join(names)}")
+    states = parse_files(files)
+    if any(name.startswith(f"{SHARDS}/") for name in manifest.files) and state not in states:
+        from ddp_trainer.snapshots.sharded import whole_state
+
+        with contextlib.suppress(KeyError):
+            states[state] = whole_state(store.directory / step_directory(step), manifest, state)
+    if state not in states:
+        raise SnapshotError(f"snapshot of step {step} has no state {state!r}; it has {', '.join(sorted(states))}")
     to.mkdir(parents=True, exist_ok=True)
-    (to / f"{state}.safetensors").write_bytes(tensors)
-    torch.save(parse_files(files)[state], to / f"{state}.pt")
-    print(f"step {manifest.step}: wrote {to / f'{state}.pt'} and {to / f'{state}.safetensors'}")
+    torch.save(states[state], to / f"{state}.pt")
+    tensors = {name: value for name, value in states[state].items() if isinstance(value, torch.Tensor)}
+    save_file(tensors, to / f"{state}.safetensors", metadata={"format": "pt"})
+    print(f"step {step}: wrote {to / f'{state}.pt'} and {to / f'{state}.safetensors'}")
     return 0
 
 

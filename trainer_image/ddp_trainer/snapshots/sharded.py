@@ -15,23 +15,12 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
-from torch.distributed.checkpoint.metadata import (
-    ChunkStorageMetadata,
-    Metadata,
-    MetadataIndex,
-    TensorProperties,
-    TensorStorageMetadata,
-)
-from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, SavePlan, SavePlanner
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
 from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
-from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, WriteResult
-from torch.futures import Future
 from torch.optim import Optimizer
 
 from ddp_trainer.snapshots.buffers import Buffers, chunks
@@ -39,12 +28,17 @@ from ddp_trainer.snapshots.disk import Disk
 from ddp_trainer.snapshots.errors import CorruptSnapshotError, IncompatibleSnapshotError, SnapshotError
 from ddp_trainer.snapshots.manifest import Manifest
 from ddp_trainer.snapshots.ranks import Ranks
+from ddp_trainer.snapshots.shard_storage import (
+    INDEX,
+    StagingWriter,
+    VerifyingReader,
+    read_file,
+    read_whole,
+    tensor_file,
+)
 from ddp_trainer.snapshots.state import SHARDS, Stateful
 from ddp_trainer.snapshots.structure import put_together, take_apart
-from ddp_trainer.snapshots.tensorfile import DTYPES, dtype_name, parse
-from ddp_trainer.snapshots.verify import read_verified
 
-INDEX = f"{SHARDS}/index.json"
 _VERSION = 1
 
 
@@ -81,7 +75,7 @@ class StagedShard:
 
     def write(self, directory: Path, disk: Disk) -> None:
         """Write and sync this rank's files; raises OSError. Rank 0 has made the folder."""
-        files = {_tensors(self.rank): chunks(self.header, self.data), _structure(self.rank): [self.structure]}
+        files = {tensor_file(self.rank): chunks(self.header, self.data), _structure(self.rank): [self.structure]}
         if self.index is not None:
             files[INDEX] = [self.index]
         for name, content in files.items():
@@ -112,7 +106,7 @@ class Shards:
         except Exception as problem:
             error = problem
         self._agree(error, self._ranks)
-        writer = _StagingWriter(self._buffers, self._ranks.rank)
+        writer = StagingWriter(self._buffers, self._ranks.rank)
         planner = DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
         group = self._ranks.group
         try:
@@ -165,7 +159,7 @@ class Shards:
         wanted = {name: current[name] for name in sorted(_references(structure))}
         group = self._ranks.group
         planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
-        reader = _VerifyingReader(directory, manifest)
+        reader = VerifyingReader(directory, manifest)
         try:
             dcp_load(wanted, storage_reader=reader, planner=planner, process_group=group, no_dist=group is None)
             for name, value in self._stateful.items():
@@ -195,133 +189,14 @@ class Shards:
                 )
 
 
-class _StagingWriter(StorageWriter):
-    """DCP's storage for saving that only copies into buffers, and leaves them in `staged` and `index`."""
-
-    def __init__(self, buffers: Buffers, rank: int) -> None:
-        self._buffers = buffers
-        self._rank = rank
-        self.staged: tuple[bytes, Tensor] = (b"", torch.empty(0, dtype=torch.uint8))
-        self.index: bytes | None = None
-
-    def reset(self, checkpoint_id: Any = None) -> None:
-        """Nothing is kept between saves."""
-
-    def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        """Nothing to open yet."""
-
-    def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
-        """As DCP made it."""
-        return plan
-
-    def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        """As DCP made it."""
-        return plans
-
-    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        """Copy the parts that the plan gives this rank."""
-        parts: dict[str, Tensor] = {}
-        results = []
-        for item in plan.items:
-            key = f"{item.index.fqn}@{','.join(map(str, item.index.offset or ()))}"
-            part = planner.resolve_data(item)
-            assert isinstance(part, Tensor)
-            parts[key] = part.detach()
-            results.append(WriteResult(item.index, part.nbytes, {"file": _tensors(self._rank), "key": key}))
-        self.staged = self._buffers.copy(SHARDS, parts)
-        future: Future[list[WriteResult]] = Future()
-        future.set_result(results)
-        return future
-
-    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """Rank 0: which part of which tensor lies where."""
-        places = {result.index: result.storage_data for rank in results for result in rank}
-        tensors = {}
-        for name, entry in metadata.state_dict_metadata.items():
-            assert isinstance(entry, TensorStorageMetadata)
-            tensors[name] = {
-                "dtype": dtype_name(entry.properties.dtype),
-                "shape": list(entry.size),
-                "parts": [
-                    {
-                        "offsets": list(chunk.offsets),
-                        "sizes": list(chunk.sizes),
-                        **places[MetadataIndex(name, chunk.offsets)],
-                    }
-                    for chunk in entry.chunks
-                ],
-            }
-        self.index = json.dumps({"version": _VERSION, "tensors": tensors}).encode()
-
-    @classmethod
-    def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:
-        """DCP is not given paths."""
-        return True
-
-
-class _VerifyingReader(StorageReader):
-    """DCP's storage for loading: reads the files that the plan needs, whole and verified."""
-
-    def __init__(self, directory: Path, manifest: Manifest) -> None:
-        self._directory = directory
-        self._manifest = manifest
-        self._places: dict[MetadataIndex, tuple[str, str]] = {}
-
-    def reset(self, checkpoint_id: Any = None) -> None:
-        """Nothing is kept between loads."""
-
-    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        """DCP's metadata from our index."""
-        index = json.loads(_read(self._directory, self._manifest, INDEX))
-        if index["version"] != _VERSION:
-            raise IncompatibleSnapshotError(f"{INDEX} is of version {index['version']}, this image reads {_VERSION}")
-        tensors: dict[str, Any] = {}
-        for name, entry in index["tensors"].items():
-            parts = [
-                ChunkStorageMetadata(torch.Size(part["offsets"]), torch.Size(part["sizes"])) for part in entry["parts"]
-            ]
-            properties = TensorProperties(dtype=DTYPES[entry["dtype"]])
-            tensors[name] = TensorStorageMetadata(properties, torch.Size(entry["shape"]), parts)
-            for part in entry["parts"]:
-                self._places[MetadataIndex(name, torch.Size(part["offsets"]))] = (part["file"], part["key"])
-        return Metadata(tensors)
-
-    def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        """All is known from `read_metadata`."""
-
-    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
-        """As DCP made it."""
-        return plan
-
-    def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
-        """As DCP made it."""
-        return plans
-
-    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        """Copy the regions that the plan asks for, file by file so that one at a time is in memory."""
-        by_file: dict[str, list[Any]] = {}
-        for item in plan.items:
-            by_file.setdefault(self._places[item.storage_index][0], []).append(item)
-        for name, items in by_file.items():
-            parts = parse(_read(self._directory, self._manifest, name), copy=False)
-            for item in items:
-                source = parts[self._places[item.storage_index][1]]
-                for dim, (offset, length) in enumerate(zip(item.storage_offsets, item.lengths, strict=True)):
-                    source = source.narrow(dim, offset, length)
-                target = planner.resolve_tensor(item).detach()
-                if target.dtype != source.dtype:
-                    what = f"{item.dest_index.fqn} is {source.dtype} in it and {target.dtype} in the program"
-                    raise IncompatibleSnapshotError(what)
-                target.copy_(source)
-                planner.commit_tensor(item, target)
-        future: Future[None] = Future()
-        future.set_result(None)
-        return future
-
-    @classmethod
-    def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:
-        """DCP is not given paths."""
-        return True
+def whole_state(directory: Path, manifest: Manifest, name: str) -> dict[str, Any]:
+    """State `name` put together from its parts, a pipeline's from all stages. Raises KeyError if there is none."""
+    tensors = read_whole(directory, manifest)
+    state: dict[str, Any] = {}
+    for rank in range(manifest.world_size):
+        structure = json.loads(read_file(directory, manifest, _structure(rank)))["states"]
+        state |= put_together(structure[name], tensors)
+    return state
 
 
 def _read_structure(directory: Path, manifest: Manifest, ranks: Ranks) -> dict[str, Any]:
@@ -330,7 +205,7 @@ def _read_structure(directory: Path, manifest: Manifest, ranks: Ranks) -> dict[s
         names = {_structure(ranks.rank)}
     else:
         names = {_structure(rank) for rank in range(manifest.world_size)}
-    texts = {bytes(_read(directory, manifest, name)) for name in sorted(names)}
+    texts = {bytes(read_file(directory, manifest, name)) for name in sorted(names)}
     if len(texts) > 1:
         raise IncompatibleSnapshotError(
             f"its {manifest.world_size} ranks hold different parts of the model, as pipeline stages do; "
@@ -349,17 +224,6 @@ def _references(value: Any) -> set[str]:
         names = {name for tag in ("$tensor", "$array") if isinstance(name := value.get(tag), str)}
         return names.union(*map(_references, value.values()))
     return set().union(*map(_references, value)) if isinstance(value, list) else set()
-
-
-def _read(directory: Path, manifest: Manifest, name: str) -> bytearray:
-    entry = manifest.files.get(name)
-    if entry is None:
-        raise CorruptSnapshotError(f"{name} is not in the manifest")
-    return read_verified(directory, name, entry)
-
-
-def _tensors(rank: int) -> str:
-    return f"{SHARDS}/rank-{rank:05d}.safetensors"
 
 
 def _structure(rank: int) -> str:
