@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import signal
 import sys
+import threading
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -38,6 +40,13 @@ STUCK_SECONDS = 300.0
 
 PASS_SECONDS = 8.0
 EVENT_SECONDS = 2.0
+FRAMEWORK_SECONDS = 6.0
+LAST_SECONDS = 3.0
+"""How long the parts are waited for at the end; together less than a pod's usual 30 s."""
+
+
+class WatchEnded(Exception):
+    """A watch has ended for good; without it the operator would not notice what happens."""
 
 
 @dataclass(eq=False)
@@ -190,26 +199,30 @@ async def _watch(operator: Operator, stopping: asyncio.Task[Any], parts: set[asy
         asyncio.get_running_loop().add_signal_handler(name, stop_ours.set)
     signalled = asyncio.create_task(stop_ours.wait(), name="stop signal")
     framework_task = asyncio.create_task(kopf.run_tasks(tasks, ignored=ours), name="kopf")
-    started = asyncio.create_task(_mark_watching(operator), name="first watches")
+    blind = asyncio.create_task(_until_a_watch_ends(operator), name="watch of the watches")
     try:
-        await asyncio.wait({framework_task, signalled, stopping, *parts}, return_when=asyncio.FIRST_COMPLETED)
-        if framework_task.done():
-            operator.watching = False
-            await framework_task
-            raise RuntimeError("the watches have ended")
+        await asyncio.wait({framework_task, blind, signalled, stopping, *parts}, return_when=asyncio.FIRST_COMPLETED)
+        if blind.done() or framework_task.done():
+            ended = ", ".join(framework.dead_watches(namespaces)) or "all of them"
+            logger.error("watches have ended for good (%s); the process ends, so that it is started anew", ended)
+            raise WatchEnded(ended)
     finally:
-        started.cancel()
+        blind.cancel()
         await operator.queue.stop(within=PASS_SECONDS)
         await operator.events.drain(within=EVENT_SECONDS)
         operator.watching = False
         kopf_stop.set()
-        await asyncio.gather(framework_task, started, return_exceptions=True)
+        await asyncio.wait({framework_task, blind}, timeout=FRAMEWORK_SECONDS)
 
 
-async def _mark_watching(operator: Operator) -> None:
-    while framework.dead_watches(operator.settings.namespaces):  # noqa: ASYNC110 - kopf does not say when
+async def _until_a_watch_ends(operator: Operator) -> None:
+    """kopf tells neither when a watch begins nor, in time, when one ends; its other watches may then never end
+    (1.45.2)."""
+    while framework.dead_watches(operator.settings.namespaces):  # noqa: ASYNC110
         await asyncio.sleep(0.02)
     operator.watching = True
+    while not framework.dead_watches(operator.settings.namespaces):  # noqa: ASYNC110
+        await asyncio.sleep(1.0)
 
 
 def _raise_from(parts: set[asyncio.Task[None]]) -> None:
@@ -232,14 +245,26 @@ def main() -> int:
     logs.configure(settings.log_level, settings.log_format)
     try:
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-            runner.run(run(settings))
+            try:
+                runner.run(run(settings))
+            finally:
+                _end_by_force_if_need_be()
     except (api.ApiError, OSError) as error:
         logger.error("cannot go on: %s", error)
+        return 1
+    except WatchEnded:
         return 1
     except Exception:
         logger.exception("a part of the operator has died; the process ends, so that it is started anew")
         return 1
     return 0
+
+
+def _end_by_force_if_need_be() -> None:
+    """Tasks of kopf whose watch has failed may ignore their cancellation for ever, and the loop would wait for them."""
+    last_resort = threading.Timer(LAST_SECONDS, os._exit, (1,))
+    last_resort.daemon = True
+    last_resort.start()
 
 
 def _loop_factory() -> Any:

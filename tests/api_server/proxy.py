@@ -88,6 +88,7 @@ class FaultProxy:
     calls: dict[str, list[Call]] = field(default_factory=dict)
     token: str | None = None
     """If set, the only bearer token that is let through."""
+    _streams: set[asyncio.Transport] = field(default_factory=set)
     _runner: web.AppRunner | None = None
     _session: aiohttp.ClientSession | None = None
 
@@ -151,6 +152,11 @@ class FaultProxy:
             case other:
                 return refusal(*ANSWERS[other])
 
+    def hang_up(self) -> None:
+        """Break every connection on which something is being read, such as a watch."""
+        for transport in list(self._streams):
+            transport.abort()
+
     async def _kill(self) -> None:
         assert self.kill is not None
         await self.kill()
@@ -171,6 +177,9 @@ class FaultProxy:
                 await answer.read()
                 return web.Response()
             response = web.StreamResponse(status=answer.status, headers=headers)
+            transport = request.transport
+            if transport is not None:
+                self._streams.add(transport)
             try:
                 await response.prepare(request)
                 async for chunk in answer.content.iter_any():
@@ -178,4 +187,7 @@ class FaultProxy:
                 await response.write_eof()
             except (aiohttp.ClientConnectionError, ConnectionResetError, asyncio.CancelledError):
                 pass  # the operator is gone, or the test has ended
+            finally:
+                if transport is not None:
+                    self._streams.discard(transport)
             return response

@@ -143,7 +143,7 @@ class Applier:
             self.cache.forget_pod(action.uid)
 
     async def _is_replaced(self, job: Job, action: DeletePod) -> bool:
-        """Whether the pod of that name is not the one that was meant: what a 409 says, but not the only thing it can say."""
+        """Whether the pod of that name is another one, which a 409 can mean, but need not."""
         try:
             pod = await self.client.get(f"{paths.pods(job.namespace)}/{action.name}", "pods")
         except ApiError as error:

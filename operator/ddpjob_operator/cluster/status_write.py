@@ -46,8 +46,9 @@ def change_between(current: Mapping[str, Any], wanted: DDPJobStatus) -> Change:
 
 
 def wire_form(status: DDPJobStatus) -> dict[str, Any]:
-    """The status as JSON. What is empty is left out, as Go's omitempty would: Kubernetes 1.20 turns an empty string inside an
-    array of a merge patch into null, and then refuses it.
+    """The status as JSON. What is empty is left out, as Go's omitempty would.
+
+    Kubernetes 1.20 turns an empty string inside an array of a merge patch into null, and then refuses it.
     """
     wire: dict[str, Any] = _without_empty(status.model_dump(mode="json", by_alias=True, exclude_none=True))
     return wire

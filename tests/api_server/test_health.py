@@ -1,0 +1,245 @@
+"""What the operator says of itself, and what it does when one of its senses is gone."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import aiohttp
+import pytest
+from aiohttp import web
+from tests.api_server.conftest import StartOperator
+from tests.api_server.harness import Cluster, Operator, eventually
+from tests.api_server.proxy import FaultProxy, refusal
+
+from ddpjob_operator.cluster import client as api
+
+Answer = Callable[[web.Request], Awaitable[web.StreamResponse | None]]
+
+
+def is_watch(request: web.Request, resource: str) -> bool:
+    return request.query.get("watch") == "true" and request.path.endswith(f"/{resource}")
+
+
+def error_event(code: int) -> Answer:
+    """A watch of pods whose only event is an error."""
+
+    async def answer(request: web.Request) -> web.StreamResponse | None:
+        if not is_watch(request, "pods"):
+            return None
+        status = {"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": code, "message": "by the proxy"}
+        return web.Response(
+            text=json.dumps({"type": "ERROR", "object": status}) + "\n", content_type="application/json"
+        )
+
+    return answer
+
+
+async def not_found(request: web.Request) -> web.StreamResponse | None:
+    return refusal(404, "NotFound") if is_watch(request, "pods") else None
+
+
+@pytest.mark.parametrize("fault", [error_event(500), not_found], ids=["an error in the stream", "404"])
+async def test_an_operator_whose_watch_has_ended_for_good_ends_with_an_error(
+    cluster: Cluster, start_operator: StartOperator, tmp_path: Path, fault: Answer
+) -> None:
+    async with FaultProxy(await api.login(), tmp_path) as proxy:
+        operator = await start_operator(proxy.kubeconfig)
+        proxy.read_fault = fault
+        proxy.hang_up()
+        assert operator.process is not None
+        async with asyncio.timeout(30):
+            assert await operator.process.wait() == 1
+
+
+async def test_an_expired_watch_begins_anew(cluster: Cluster, start_operator: StartOperator, tmp_path: Path) -> None:
+    async with FaultProxy(await api.login(), tmp_path) as proxy:
+        await start_operator(proxy.kubeconfig)
+        struck = []
+
+        async def expire_once(request: web.Request) -> web.StreamResponse | None:
+            if struck or not is_watch(request, "pods"):
+                return None
+            struck.append(request)
+            return await error_event(410)(request)
+
+        proxy.read_fault = expire_once
+        proxy.hang_up()
+        await cluster.apply_job()
+        names = [pod["metadata"]["name"] for pod in await cluster.gang_exists()]
+        await cluster.runs(*names)
+        await cluster.phase_is("Running")
+        assert struck
+
+
+async def test_a_deletion_that_no_watch_announced_is_noticed_by_the_resync(
+    cluster: Cluster, start_operator: StartOperator, tmp_path: Path
+) -> None:
+    async with FaultProxy(await api.login(), tmp_path) as proxy:
+        await start_operator(proxy.kubeconfig, RESYNC_SECONDS=1)
+        await cluster.apply_job(restart={"backoff": {"initialSeconds": 0}})
+        names = [pod["metadata"]["name"] for pod in await cluster.gang_exists()]
+        await cluster.runs(*names)
+        await cluster.phase_is("Running")
+        test_over = asyncio.Event()
+
+        async def silence(request: web.Request) -> web.StreamResponse | None:
+            if not is_watch(request, "pods"):
+                return None
+            stream = web.StreamResponse(headers={"Content-Type": "application/json"})
+            await stream.prepare(request)
+            await test_over.wait()
+            return stream
+
+        proxy.read_fault = silence
+        proxy.hang_up()
+        await cluster.client.delete(f"/api/v1/namespaces/{cluster.namespace}/pods/{names[1]}", "pods")
+        await cluster.gang_exists(attempt=1)
+        assert (await cluster.status())["lastFailure"]["reason"] == "PodDeleted"
+        test_over.set()
+
+
+async def test_new_credentials_are_read_when_the_old_ones_are_refused(
+    cluster: Cluster, start_operator: StartOperator, tmp_path: Path
+) -> None:
+    token = tmp_path / "token"
+    token.write_text("first")
+    async with FaultProxy(await api.login(), tmp_path, token="first") as proxy:
+        await start_operator(proxy.kubeconfig)
+        token.write_text("second")
+        proxy.token = "second"
+        proxy.hang_up()  # so that watches and calls both have to log in anew
+        await cluster.apply_job()
+        names = [pod["metadata"]["name"] for pod in await cluster.gang_exists()]
+        await cluster.runs(*names)
+        await cluster.phase_is("Running")
+
+
+async def test_it_is_ready_only_after_the_first_lists(
+    cluster: Cluster, start_operator: StartOperator, tmp_path: Path
+) -> None:
+    async def no_lists(request: web.Request) -> web.StreamResponse | None:
+        return refusal(503, "ServiceUnavailable") if request.path.endswith("/pods") else None
+
+    async with FaultProxy(await api.login(), tmp_path, read_fault=no_lists) as proxy:
+        operator = await start_operator(proxy.kubeconfig, ready=False)
+
+        async def answers() -> bool:
+            return (await operator.probe("healthz"))[0] == 200
+
+        await eventually(answers, "it is healthy")
+        code, text = await operator.probe("readyz")
+        assert code == 503
+        assert "have not been listed" in text
+        await cluster.apply_job()
+        proxy.read_fault = None
+        await operator.ready()
+        await cluster.gang_exists()
+
+
+async def test_a_setting_that_cannot_be_used_is_named(cluster: Cluster, start_operator: StartOperator) -> None:
+    operator = await start_operator(ready=False, WORKERS="many")
+    assert operator.process is not None
+    assert await operator.process.wait() == 64
+    assert "DDPJOB_OPERATOR_WORKERS is 'many', but must be a whole number" in operator.log.read_text()
+
+
+@pytest.fixture
+async def trainer() -> object:
+    """Node rank 0's port 9400, on an address of its own."""
+    answers: list[str] = []
+
+    async def status(request: web.Request) -> web.Response:
+        return web.Response(text=answers[-1], content_type="application/json")
+
+    app = web.Application()
+    app.router.add_get("/status", status)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    ip = "127.94.0.1"
+    await web.TCPSite(runner, ip, 9400).start()
+    yield ip, answers
+    await runner.cleanup()
+
+
+def report(uid: str, step: int, loss: str = "0.5") -> str:
+    known = {"version": 1, "uid": uid, "attempt": 0, "nodeRank": 0, "phase": "train", "step": step, "totalSteps": 400}
+    return json.dumps(known)[:-1] + f', "loss": {loss}, "samplesPerSecond": 900.5}}'
+
+
+async def test_progress_of_a_running_job_reaches_status_and_metrics(
+    cluster: Cluster, start_operator: StartOperator, trainer: tuple[str, list[str]]
+) -> None:
+    ip, answers = trainer
+    operator = await start_operator(POLL_SECONDS=0.1, PROGRESS_SECONDS=1)
+    job = await cluster.apply_job()
+    answers.append(report(job["metadata"]["uid"], 120))
+    names = [pod["metadata"]["name"] for pod in await cluster.gang_exists()]
+    await cluster.runs(*names, ip=ip)
+    await cluster.phase_is("Running")
+
+    async def told() -> dict | None:
+        progress = (await cluster.status()).get("progress") or {}
+        return progress if progress.get("step") == 120 else None
+
+    assert (await eventually(told, "the step is in the status"))["loss"] == 0.5
+    _, page = await operator.probe("metrics")
+    assert f'ddpjob_operator_job_step{{job="digits",namespace="{cluster.namespace}"}} 120.0' in page
+    answers.append(report(job["metadata"]["uid"], 121, loss="NaN"))
+
+    async def diverged() -> bool:
+        return (await cluster.status())["progress"]["step"] == 121
+
+    await eventually(diverged, "a loss that is no number does not stop the news")
+
+
+async def test_progress_alone_is_written_no_more_often_than_asked_for(
+    cluster: Cluster, start_operator: StartOperator, trainer: tuple[str, list[str]]
+) -> None:
+    ip, answers = trainer
+    operator = await start_operator(POLL_SECONDS=0.1, PROGRESS_SECONDS=3600)
+    job = await cluster.apply_job()
+    uid = job["metadata"]["uid"]
+    answers.append(report(uid, 0))
+    names = [pod["metadata"]["name"] for pod in await cluster.gang_exists()]
+    await cluster.runs(*names, ip=ip)
+    await cluster.phase_is("Running")
+    before = len(await cluster.cost())
+    answers.append(report(uid, 7))
+
+    async def seen() -> bool:
+        _, page = await operator.probe("metrics")
+        return f'ddpjob_operator_job_step{{job="digits",namespace="{cluster.namespace}"}} 7.0' in page
+
+    await eventually(seen, "the operator has heard of step 7")
+    assert len(await cluster.cost()) == before
+
+
+async def test_the_metrics_page_is_clean_and_forgets_deleted_jobs(cluster: Cluster, operator: Operator) -> None:
+    await cluster.apply_job()
+    await cluster.gang_exists()
+
+    async def listed() -> bool:
+        return 'job="digits"' in (await operator.probe("metrics"))[1]
+
+    await eventually(listed, "the job is on the page")
+    _, page = await operator.probe("metrics")
+    checked = await asyncio.to_thread(
+        subprocess.run, ["promtool", "check", "metrics"], input=page, capture_output=True, text=True
+    )
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+    await cluster.delete_job()
+
+    async def forgotten() -> bool:
+        return 'job="digits"' not in (await operator.probe("metrics"))[1]
+
+    await eventually(forgotten, "no series of the job is left")
+
+
+async def test_the_page_is_what_prometheus_reads(operator: Operator) -> None:
+    async with aiohttp.ClientSession() as session, session.get(f"http://127.0.0.1:{operator.port}/metrics") as page:
+        assert page.content_type == "text/plain"
+        assert page.charset == "utf-8"

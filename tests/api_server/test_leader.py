@@ -1,0 +1,103 @@
+"""Of two operators one acts; the other takes over when the first is gone, and only then."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import pytest
+from tests.api_server.conftest import StartOperator
+from tests.api_server.harness import Cluster, Operator, eventually
+from tests.api_server.proxy import FaultProxy
+
+from ddpjob_operator.cluster import client as api
+from ddpjob_operator.cluster.leader import FENCE_SECONDS, LEASE_SECONDS, STANDBY_POLL_SECONDS
+
+TAKEOVER_SECONDS = 17.0
+SLACK_SECONDS = 3.0
+"""What a busy machine may add to a figure that is the sum of timers."""
+
+
+@pytest.fixture
+async def pair(
+    cluster: Cluster, start_operator: StartOperator, tmp_path: Path
+) -> AsyncIterator[list[tuple[Operator, FaultProxy]]]:
+    """Two operators, each behind a proxy that counts its writes; the first one leads."""
+    async with AsyncExitStack() as stack:
+        made = []
+        for name in ("first", "second"):
+            folder = tmp_path / name
+            folder.mkdir()
+            proxy = await stack.enter_async_context(FaultProxy(await api.login(), folder))
+            operator = await start_operator(proxy.kubeconfig, IDENTITY=name)
+            made.append((operator, proxy))
+        yield made
+
+
+def writes(proxy: FaultProxy, cluster: Cluster) -> int:
+    return len(proxy.calls.get(cluster.namespace, []))
+
+
+async def test_two_operators_do_the_work_once(cluster: Cluster, pair: list[tuple[Operator, FaultProxy]]) -> None:
+    (_, first), (_, second) = pair
+    await cluster.apply_job(nodes=3)
+    names = [pod["metadata"]["name"] for pod in await cluster.gang_exists(nodes=3)]
+    await cluster.runs(*names)
+    await cluster.phase_is("Running")
+    kinds = Counter(call.kind for call in first.calls[cluster.namespace])
+    assert kinds == {
+        "POST services": 1,
+        "POST persistentvolumeclaims": 1,
+        "POST pods": 3,
+        "PATCH ddpjobs/status": 2,
+    }
+    assert writes(second, cluster) == 0
+
+
+async def test_the_standby_takes_over_after_a_crash(cluster: Cluster, pair: list[tuple[Operator, FaultProxy]]) -> None:
+    (leader, _), (_, second) = pair
+    await leader.kill()
+    began = asyncio.get_running_loop().time()
+    await cluster.apply_job()
+    await cluster.gang_exists(seconds=TAKEOVER_SECONDS + SLACK_SECONDS)
+    took = asyncio.get_running_loop().time() - began
+    assert writes(second, cluster) > 0
+    assert took <= TAKEOVER_SECONDS + SLACK_SECONDS
+    assert LEASE_SECONDS + 2 * STANDBY_POLL_SECONDS <= TAKEOVER_SECONDS
+
+
+async def test_the_standby_takes_over_at_once_after_a_graceful_end(
+    cluster: Cluster, pair: list[tuple[Operator, FaultProxy]]
+) -> None:
+    (leader, _), _ = pair
+    assert await leader.stop() == 0
+    began = asyncio.get_running_loop().time()
+    await cluster.apply_job()
+    await cluster.gang_exists(seconds=2 + SLACK_SECONDS)
+    assert asyncio.get_running_loop().time() - began <= 2 + SLACK_SECONDS
+
+
+async def test_a_leader_that_slept_past_its_lease_writes_nothing_when_it_wakes(
+    cluster: Cluster, pair: list[tuple[Operator, FaultProxy]]
+) -> None:
+    (leader, first), (_, second) = pair
+    leader.signal(signal.SIGSTOP)
+    await cluster.apply_job()
+    names = [pod["metadata"]["name"] for pod in await cluster.gang_exists(seconds=TAKEOVER_SECONDS + SLACK_SECONDS)]
+    before = writes(first, cluster)
+    leader.signal(signal.SIGCONT)
+    # it has slept through the job's creation, so it has something to do as soon as it believes to lead
+    await cluster.runs(*names)
+    await cluster.phase_is("Running")
+
+    async def stands_by() -> bool:
+        _, page = await leader.probe("metrics")
+        return "ddpjob_operator_leader 0.0" in page
+
+    await eventually(stands_by, "the first one knows that it does not lead", seconds=FENCE_SECONDS)
+    assert writes(first, cluster) == before
+    assert writes(second, cluster) > 0

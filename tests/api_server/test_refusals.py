@@ -1,0 +1,114 @@
+"""When the API server says no, the status says so, the job is not failed for it, and it goes on when the reason has
+gone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tests.api_server.harness import Cluster, Operator, eventually
+
+from ddpjob_operator.cluster.client import ApiError
+
+
+async def degraded(cluster: Cluster, reason: str) -> dict[str, Any]:
+    """Wait until the job is Degraded for that reason, and return the condition."""
+
+    async def said() -> dict[str, Any] | None:
+        for condition in (await cluster.status()).get("conditions") or []:
+            if (condition["type"], condition["status"], condition["reason"]) == ("Degraded", "True", reason):
+                return condition
+        return None
+
+    return await eventually(said, f"the job is Degraded: {reason}")
+
+
+async def test_a_quota_that_is_used_up_is_said_and_waited_for(cluster: Cluster, operator: Operator) -> None:
+    path = f"/api/v1/namespaces/{cluster.namespace}/resourcequotas" quota = {"apiVersion": "v1", "kind":
+    "ResourceQuota", "metadata": {"name": "few"}, "spec": {"hard": {"pods": "1"}}} await cluster.client.create(path,
+    "resourcequotas", quota)
+
+    async def counted() -> bool:
+        return "hard" in ((await cluster.client.get(f"{path}/few", "resourcequotas")).get("status") or {})
+
+    await eventually(counted, "the quota is in force")
+    await cluster.apply_job(nodes=3)
+    condition = await degraded(cluster, "QuotaExceeded")
+    assert "exceeded quota: few" in condition["message"]
+    assert "digits-0-" in condition["message"]
+    await cluster.client.merge_patch(f"{path}/few", "resourcequotas", {"spec": {"hard": {"pods": "9"}}})
+    names = [pod["metadata"]["name"] for pod in await cluster.gang_exists(nodes=3, seconds=60)]
+    await cluster.runs(*names)
+    status = await cluster.phase_is("Running")
+    assert status["restarts"] == 0
+    assert {item["type"]: item["status"] for item in status["conditions"]}["Degraded"] == "False"
+
+
+async def test_a_pod_template_that_the_api_server_refuses_is_said_with_its_words(
+    cluster: Cluster, operator: Operator
+) -> None:
+    await cluster.apply_job(podTemplate={"spec": {"schedulerName": "none", "nodeSelector": {"a b": "c"}}})
+    condition = await degraded(cluster, "Invalid")
+    assert "nodeSelector" in condition["message"]
+
+
+async def test_a_pod_of_that_name_that_is_somebody_elses_is_not_touched(cluster: Cluster, operator: Operator) -> None:
+    path = f"/api/v1/namespaces/{cluster.namespace}/pods"
+    foreign = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": "digits-0-1"},
+        "spec": {"schedulerName": "none", "containers": [{"name": "c", "image": "i"}]},
+    }
+    uid = (await cluster.client.create(path, "pods", foreign))["metadata"]["uid"]
+    await cluster.apply_job()
+    assert "digits-0-1" in (await degraded(cluster, "NameTaken"))["message"]
+    assert (await cluster.client.get(f"{path}/digits-0-1", "pods"))["metadata"]["uid"] == uid
+    await cluster.client.delete(f"{path}/digits-0-1", "pods")
+
+    async def replaced() -> bool:
+        pods = await cluster.pods()
+        return len(pods) == 2 and all(pod["metadata"].get("ownerReferences") for pod in pods)
+
+    await eventually(replaced, "the gang is complete", seconds=60)
+
+
+async def test_pods_that_only_claim_to_belong_to_a_job_of_another_namespace_change_nothing(
+    new_cluster: Any, cluster: Cluster, start_operator: Any
+) -> None:
+    other = await new_cluster()
+    await start_operator(NAMESPACES=f"{cluster.namespace},{other.namespace}")
+    job = await cluster.apply_job()
+    names = [pod["metadata"]["name"] for pod in await cluster.gang_exists()]
+    await cluster.runs(*names)
+    running = await cluster.phase_is("Running")
+    labels = (await cluster.pods())[0]["metadata"]["labels"] | {"training.ddpjob.io/attempt": "7"}
+    forged = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": "forged", "labels": labels},
+        "spec": {"schedulerName": "none", "containers": [{"name": "c", "image": "i"}]},
+    }
+    await other.client.create(f"/api/v1/namespaces/{other.namespace}/pods", "pods", forged)
+    await other.ends("forged", code=1)
+    # a job that is made afterwards is seen through the same watches, so by then the forged pod has been seen too
+    await other.apply_job(name="later")
+    await other.gang_exists(job="later")
+    assert labels["training.ddpjob.io/uid"] == job["metadata"]["uid"]
+    assert await cluster.status() == running
+
+
+async def test_the_client_knows_a_namespace_that_is_going_away(cluster: Cluster) -> None:
+    path = f"/api/v1/namespaces/{cluster.namespace}"
+    held = {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {"name": "held", "finalizers": ["test.ddpjob.io/hold"]},
+    }
+    await cluster.client.create(f"{path}/configmaps", "configmaps", held)
+    await cluster.client.delete(path, "namespaces")
+    body = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "late"}}
+    with pytest.raises(ApiError) as refused:
+        await cluster.client.create(f"{path}/configmaps", "configmaps", body)
+    assert refused.value.namespace_terminating
+    await cluster.client.merge_patch(f"{path}/configmaps/held", "configmaps", {"metadata": {"finalizers": None}})
