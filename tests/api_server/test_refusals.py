@@ -1,5 +1,4 @@
-"""When the API server says no, the status says so, the job is not failed for it, and it goes on when the reason has
-gone."""
+"""When the API server says no, the status says so, the job is not failed, and it goes on when the reason has gone."""
 
 from __future__ import annotations
 
@@ -24,9 +23,9 @@ async def degraded(cluster: Cluster, reason: str) -> dict[str, Any]:
 
 
 async def test_a_quota_that_is_used_up_is_said_and_waited_for(cluster: Cluster, operator: Operator) -> None:
-    path = f"/api/v1/namespaces/{cluster.namespace}/resourcequotas" quota = {"apiVersion": "v1", "kind":
-    "ResourceQuota", "metadata": {"name": "few"}, "spec": {"hard": {"pods": "1"}}} await cluster.client.create(path,
-    "resourcequotas", quota)
+    path = f"/api/v1/namespaces/{cluster.namespace}/resourcequotas"
+    quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "few"}, "spec": {"hard": {"pods": "1"}}}
+    await cluster.client.create(path, "resourcequotas", quota)
 
     async def counted() -> bool:
         return "hard" in ((await cluster.client.get(f"{path}/few", "resourcequotas")).get("status") or {})
