@@ -61,6 +61,12 @@ class Started:
 Run = Callable[..., Started]
 
 
+@pytest.fixture(scope="session")
+def environment() -> dict[str, str]:
+    """The environment of a shell in which both packages are installed."""
+    return ENVIRONMENT
+
+
 @pytest.fixture
 def run_job(tmp_path: Path) -> Iterator[Run]:
     """Start `ddpjob run` on a spec, such as `run_job({"nodes": 2}, "--chaos", "…")`, in a folder of its own."""

@@ -116,6 +116,11 @@ async def test_a_command_that_is_not_there_is_named_in_the_log(start_pod: StartP
     assert "cannot start '/nowhere/python': No such file or directory" in other.log.read_text()
 
 
+async def test_what_no_process_can_be_given_is_an_error_and_not_a_hang(start_pod: StartPod) -> None:
+    with pytest.raises(ValueError, match="null byte"):
+        await start_pod("pass\0")
+
+
 async def test_nothing_outlives_the_first_process(start_pod: StartPod) -> None:
     pod = await ended(await start_pod(ORPHANS))
     pids = pids_in(pod.log.read_text())

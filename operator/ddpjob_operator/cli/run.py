@@ -11,10 +11,11 @@ from ddpjob_operator.api.status import DDPJobStatus, Phase
 from ddpjob_operator.core.model import Job
 from ddpjob_operator.local.chaos import KillRank, parse_chaos
 from ddpjob_operator.local.display import display_for
+from ddpjob_operator.local.environment import Machine
 from ddpjob_operator.local.machine import different_here, missing_here, this_machine
 from ddpjob_operator.local.runner import Outcome, Runner
-from ddpjob_operator.local.view import success_in_words
-from ddpjob_operator.local.volume import VolumeError, lock_job, open_shared
+from ddpjob_operator.local.view import short, success_in_words
+from ddpjob_operator.local.volume import VolumeError, lock_job, newest_snapshot, open_shared
 
 SUCCEEDED, FAILED, REFUSED = 0, 1, 2
 _TAIL_LINES = 20
@@ -25,21 +26,39 @@ def run(job: Job, shared: Path, chaos: str | None) -> int:
     ranks = job.spec.nodes * job.spec.procs_per_node
     try:
         fault = parse_chaos(chaos, ranks) if chaos else None
+    except ValueError as error:
+        return _refuse(f"--chaos: {error}")
+    try:
         folder = open_shared(shared)
         machine = this_machine(folder)
-        problems = missing_here(job, machine)
-        if problems:
+        if problems := missing_here(job, machine):
             return _refuse(*problems)
-        with lock_job(folder, job.name), display_for(sys.stdout) as display:
-            display.say(f"{job.name}: {job.spec.nodes} nodes x {job.spec.procs_per_node} ranks here, files in {folder}")
-            for note in different_here(job, machine):
-                display.say(f"note: {note}")
-            if fault is not None:
-                display.say(f"chaos: {fault.describe(ranks)}")
-            outcome = asyncio.run(Runner(job, machine, display, fault).run())
-    except (VolumeError, ValueError) as error:
+        with lock_job(folder, job.name):
+            outcome = _run(job, machine, fault)
+            return _conclude(outcome, fault, newest_snapshot(folder, job.name))
+    except VolumeError as error:
         return _refuse(str(error))
-    return _conclude(outcome, fault)
+    except OSError as error:
+        print(f"error: {job.name} cannot go on: {error}; free what it names and run again", file=sys.stderr)
+        return FAILED
+
+
+def _run(job: Job, machine: Machine, fault: KillRank | None) -> Outcome:
+    ranks = job.spec.nodes * job.spec.procs_per_node
+    resume_from = newest_snapshot(machine.shared, job.name)
+    with display_for(sys.stdout) as display:
+        display.say(
+            f"{job.name}: {job.spec.nodes} nodes x {job.spec.procs_per_node} = {ranks} ranks on this machine, "
+            f"files in {short(machine.shared)}"
+        )
+        if resume_from is not None:
+            folder = short(machine.shared / "checkpoints" / job.name)
+            display.say(f"resuming from step {resume_from}; remove {folder} to start over")
+        for note in different_here(job, machine):
+            display.say(f"note: {note}")
+        if fault is not None:
+            display.say(f"chaos: {fault.describe(ranks)}")
+        return asyncio.run(Runner(job, machine, display, fault).run())
 
 
 def _refuse(*problems: str) -> int:
@@ -48,10 +67,10 @@ def _refuse(*problems: str) -> int:
     return REFUSED
 
 
-def _conclude(outcome: Outcome, fault: KillRank | None) -> int:
+def _conclude(outcome: Outcome, fault: KillRank | None, snapshot: int | None) -> int:
     status = outcome.status
     if outcome.stopped_by is not None:
-        print(_how_to_resume(status))
+        print(_how_to_resume(status, snapshot))
         return 128 + outcome.stopped_by
     if status.phase is Phase.SUCCEEDED:
         print(success_in_words(status))
@@ -63,12 +82,12 @@ def _conclude(outcome: Outcome, fault: KillRank | None) -> int:
     return FAILED
 
 
-def _how_to_resume(status: DDPJobStatus) -> str:
+def _how_to_resume(status: DDPJobStatus, snapshot: int | None) -> str:
     step = status.progress.step if status.progress else None
     where = f"stopped at step {step}" if step else "stopped before the first step"
-    if status.snapshot is None:
+    if snapshot is None:
         return f"{where}; there is no snapshot yet: the same command starts from the beginning"
-    return f"{where}; run the same command again to resume from step {status.snapshot.step}"
+    return f"{where}; run the same command again to resume from step {snapshot}"
 
 
 def _explain(outcome: Outcome) -> None:
@@ -85,7 +104,7 @@ def _explain(outcome: Outcome) -> None:
         print(f"  {failure.advice}", file=sys.stderr)
     log = outcome.failed_log
     if log is not None and log.is_file():
-        print(f"last lines of {log}:", file=sys.stderr)
+        print(f"last lines of {short(log)}:", file=sys.stderr)
         with log.open(errors="replace") as lines:
             for line in deque(lines, maxlen=_TAIL_LINES):
                 print(f"  {line.rstrip()}", file=sys.stderr)

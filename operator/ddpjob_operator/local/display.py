@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import sys
 from contextlib import suppress
-from datetime import datetime
+from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Protocol, Self, TextIO
 
 from rich.console import Console, Group, RenderableType
@@ -23,6 +24,7 @@ from ddpjob_operator.local.view import (
     failure_in_words,
     progress_in_words,
     seconds_in_words,
+    short,
     snapshot_in_words,
 )
 
@@ -33,6 +35,7 @@ _STYLES = {
     "Restarting": "yellow",
     "Stopping": "yellow",
 }
+_BAR_WIDTH = 40
 _SECONDS_BETWEEN_LINES = 30.0
 _LINES_A_RUN = 10
 
@@ -113,7 +116,8 @@ class LiveDisplay:
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        self._live = Live(console=console, refresh_per_second=4, transient=False)
+        self._view: RunView | None = None
+        self._live = Live(console=console, refresh_per_second=4, get_renderable=self._picture)
 
     def __enter__(self) -> Self:
         self._live.start()
@@ -124,14 +128,17 @@ class LiveDisplay:
             self._live.stop()
 
     def show(self, view: RunView) -> None:
-        with suppress(OSError):
-            self._live.update(picture(view))
+        self._view = view
 
     def event(self, event: Event) -> None:
         self._print(Text(f"{event.reason}: {event.message}", style="yellow" if event.type == "Warning" else "dim"))
 
     def say(self, line: str) -> None:
         self._print(Text(line))
+
+    def _picture(self) -> RenderableType:
+        """Drawn four times a second, so that the time goes on while nothing else happens."""
+        return picture(replace(self._view, now=datetime.now(UTC))) if self._view else Text()
 
     def _print(self, text: Text) -> None:
         with suppress(OSError):
@@ -143,9 +150,12 @@ def picture(view: RunView) -> RenderableType:
     parts: list[RenderableType] = [_header(view)]
     progress = view.status.progress
     if progress is not None and progress.step is not None:
+        row: list[RenderableType] = [Text(progress_in_words(progress, view.now))]
         if progress.total_steps:
-            parts.append(ProgressBar(total=progress.total_steps, completed=progress.step, width=60))
-        parts.append(Text(progress_in_words(progress, view.now)))
+            row.insert(0, ProgressBar(total=progress.total_steps, completed=progress.step, width=_BAR_WIDTH))
+        line = Table.grid(padding=(0, 2))
+        line.add_row(*row)
+        parts.append(line)
     if view.status.snapshot is not None:
         parts.append(Text(snapshot_in_words(view.status.snapshot)))
     if view.nodes:
@@ -180,6 +190,6 @@ def _nodes(nodes: tuple[NodeView, ...]) -> Table:
             node.doing,
             "" if node.step is None else str(node.step),
             "" if node.pid is None else str(node.pid),
-            str(node.log),
+            short(node.log),
         )
     return table

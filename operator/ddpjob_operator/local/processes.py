@@ -64,6 +64,7 @@ class LocalPod:
 
         Raises:
             OSError: if the log cannot be opened or no process can be started.
+        ValueError: if an argument or a variable holds what no process can be given, a NUL.
         """
         self.endpoints.run_dir.mkdir(parents=True, exist_ok=True)
         self.endpoints.termination_log.touch()
@@ -83,6 +84,7 @@ class LocalPod:
                 )
         except BaseException:
             os.close(held)
+            self._ended.set()
             raise
         finally:
             os.close(given)

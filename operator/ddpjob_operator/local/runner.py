@@ -186,7 +186,7 @@ class Runner:
         command = build_command(manifest, self._machine, endpoints, own=own_variables(self._job))
         try:
             await pod.start(command)
-        except OSError as error:
+        except (OSError, ValueError) as error:
             pod.failed_to_start(f"cannot start {action.name}: {error}")
         if self._stopped_by is not None:
             pod.terminate()

@@ -83,6 +83,11 @@ def success_in_words(status: DDPJobStatus) -> str:
     return f"Succeeded: {', '.join(parts)}"
 
 
+def short(path: Path) -> str:
+    """As a person in the current folder would type it."""
+    return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
+
+
 def seconds_in_words(seconds: float) -> str:
     whole = max(0, round(seconds))
     hours, rest = divmod(whole, 3600)

@@ -8,12 +8,14 @@ import errno
 import fcntl
 import json
 import os
+import re
 import socket
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+_SNAPSHOT = re.compile(r"step-(\d+)")
 _FOLDERS = ("datasets", "checkpoints", "logs")
 
 
@@ -42,6 +44,12 @@ def open_shared(folder: Path) -> Path:
 def pod_log(shared: Path, job: str, pod: str) -> Path:
     """Where the output of a pod's processes goes."""
     return shared / "logs" / job / "pods" / f"{pod}.log"
+
+
+def newest_snapshot(shared: Path, job: str) -> int | None:
+    """The step of the job's newest snapshot by name; whether it verifies is for the trainer to find out."""
+    steps = [_SNAPSHOT.fullmatch(path.name) for path in (shared / "checkpoints" / job).glob("step-*")]
+    return max((int(match[1]) for match in steps if match), default=None)
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ddpjob_operator.local.volume import VolumeError, lock_job, open_shared
+from ddpjob_operator.local.volume import VolumeError, lock_job, newest_snapshot, open_shared
 
 HOLD = """
 import sys
@@ -36,6 +36,13 @@ def test_a_file_in_the_place_of_the_folder_is_refused(tmp_path: Path) -> None:
 def test_an_unwritable_folder_is_refused() -> None:
     with pytest.raises(VolumeError, match=r"--shared /proc/ddpjob: .*; choose a folder that you may write to"):
         open_shared(Path("/proc/ddpjob"))
+
+
+def test_the_newest_snapshot_is_found_by_its_name(tmp_path: Path) -> None:
+    assert newest_snapshot(tmp_path, "digits") is None
+    for name in ("step-000000000040", "step-000000000100", "step-000000000120.corrupt", ".tmp-step-140-0-7"):
+        (tmp_path / "checkpoints" / "digits" / name).mkdir(parents=True)
+    assert newest_snapshot(tmp_path, "digits") == 100
 
 
 def test_two_jobs_share_a_folder_and_one_job_does_not_run_twice(tmp_path: Path) -> None:

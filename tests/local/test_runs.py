@@ -1,0 +1,212 @@
+"""Whole jobs on this machine: `ddpjob run` from the file to the exit code."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import signal
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddpjob_operator.api.status import DDPJobStatus, Phase
+from ddpjob_operator.core.parse import parse_job
+from ddpjob_operator.local.chaos import parse_chaos
+from ddpjob_operator.local.display import PlainDisplay
+from ddpjob_operator.local.machine import this_machine
+from ddpjob_operator.local.runner import Runner
+from ddpjob_operator.local.volume import open_shared
+
+pytestmark = [pytest.mark.local, pytest.mark.timeout(240)]
+
+EPOCHS = 8
+STEPS = 184
+DIGITS = {
+    "nodes": 2,
+    "args": ["--task", "digits", "--epochs", str(EPOCHS)],
+    "snapshots": {"every": "20steps"},
+    "restart": {"backoff": {"initialSeconds": 0}},
+}
+
+
+@dataclass(frozen=True)
+class Done:
+    """What is left of a run."""
+
+    status: DDPJobStatus
+    shared: Path
+
+
+async def train(folder: Path, environment: dict[str, str], chaos: str | None = None) -> Done:
+    """Run the digits job in this process and keep its status."""
+    shared = open_shared(folder)
+    metadata = {"name": "digits", "uid": f"uid-{folder.name}", "creationTimestamp": "2026-01-01T00:00:00Z"}
+    job = parse_job({"metadata": metadata, "spec": DIGITS})
+    fault = parse_chaos(chaos, ranks=2) if chaos else None
+    outcome = await Runner(job, replace(this_machine(shared), environ=environment), PlainDisplay(), fault).run()
+    return Done(outcome.status, shared)
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory: pytest.TempPathFactory, environment: dict[str, str]) -> Done:
+    """The job from its first step to its last, undisturbed."""
+    return asyncio.run(train(tmp_path_factory.mktemp("unbroken"), environment))
+
+
+def losses(shared: Path) -> list[tuple[int, float]]:
+    lines = (shared / "logs" / "digits" / "losses.jsonl").read_text().splitlines()
+    return [(line["step"], line["loss"]) for line in map(json.loads, lines)]
+
+
+def final_tensors(shared: Path) -> dict[str, bytes]:
+    folder = shared / "checkpoints" / "digits" / f"step-{STEPS:012d}"
+    return {name: (folder / name).read_bytes() for name in ("model.safetensors", "optimizer.safetensors")}
+
+
+def assert_same_training(one: Path, other: Path) -> None:
+    assert losses(one) == losses(other)
+    assert len(losses(one)) == STEPS
+    assert final_tensors(one) == final_tensors(other)
+
+
+def test_the_digits_job_succeeds(unbroken: Done) -> None:
+    progress = unbroken.status.progress
+    assert unbroken.status.phase is Phase.SUCCEEDED
+    assert progress is not None
+    assert (progress.step, progress.total_steps, unbroken.status.restarts) == (STEPS, STEPS, 0)
+    assert progress.metrics is not None
+    assert progress.metrics["eval_accuracy"] >= 0.95
+
+
+def test_a_killed_rank_costs_one_restart_and_not_one_bit(
+    unbroken: Done, tmp_path: Path, environment: dict[str, str]
+) -> None:
+    killed = asyncio.run(train(tmp_path / "killed", environment, chaos="kill-rank@50%"))
+    failure = killed.status.last_failure
+    assert (killed.status.phase, killed.status.restarts, killed.status.attempt) == (Phase.SUCCEEDED, 1, 1)
+    assert failure is not None
+    assert (failure.rank, failure.reason) == (1, "WorkerKilled")
+    assert failure.pod_name == f"digits-0-{failure.node_rank}"  # c10d numbers ranks by address and process id
+    assert "SIGKILL" in failure.message
+    assert failure.step is not None
+    assert STEPS / 2 <= failure.step < STEPS
+    assert_same_training(killed.shared, unbroken.shared)
+    assert not list(Path("/dev/shm").glob("ddpjob-digits-*"))
+
+
+def test_ctrl_c_saves_and_the_same_command_resumes(unbroken: Done, run_job: Any) -> None:
+    first = run_job(DIGITS)
+    first.wait_for("loss")
+    twin = run_job(DIGITS)
+    assert twin.end() == 2
+    assert f"job digits is already running in {first.shared} (process {first.process.pid} on " in twin.text()
+
+    processes = first.descendants()
+    first.process.send_signal(signal.SIGINT)
+    assert first.end() == 130
+    said = re.search(
+        r"stopped at step (\d+); run the same command again to resume from step (\d+)$", first.text().strip()
+    )
+    assert said is not None, first.text()
+    assert said[1] == said[2]
+    assert 0 < int(said[2]) < STEPS
+    assert [pid for pid in processes if Path(f"/proc/{pid}").exists()] == []
+
+    second = run_job(DIGITS)
+    assert second.end() == 0, second.text()
+    assert f"resuming from step {said[2]}; remove shared/checkpoints/digits to start over" in second.text()
+    assert re.search(
+        rf"^Succeeded: {EPOCHS} epochs, {STEPS} steps, restarts 0, eval_accuracy 0\.9\d+", second.text(), re.M
+    )
+    assert "\x1b" not in second.text()
+    assert [line["step"] for line in events(second.shared, "resumed")] == [int(said[2])]
+    assert_same_training(second.shared, unbroken.shared)
+
+
+def events(shared: Path, name: str) -> list[dict[str, Any]]:
+    lines = (shared / "logs" / "digits" / "events.jsonl").read_text().splitlines()
+    return [line for line in map(json.loads, lines) if line["event"] == name]
+
+
+def script(tmp_path: Path, text: str) -> dict[str, Any]:
+    """A spec that runs a script of one's own from the shared folder."""
+    (tmp_path / "shared").mkdir()
+    (tmp_path / "shared" / "train.py").write_text(text)
+    return {"entrypoint": {"script": "/mnt/shared/train.py"}}
+
+
+def test_a_missing_module_fails_the_job_in_its_first_attempt(run_job: Any, tmp_path: Path) -> None:
+    run = run_job(script(tmp_path, "import torch_geometrik\n"))
+    assert run.end() == 1
+    text = run.text()
+    assert "Failed: ImportError" in text
+    assert "No module named 'torch_geometrik'" in text
+    assert "install it" in text
+    assert "last lines of shared/logs/digits/pods/digits-0-0.log:" in text
+    assert "Restarting" not in text
+    logs = tmp_path / "shared" / "logs" / "digits" / "pods"
+    assert [entry.name for entry in logs.iterdir()] == ["digits-0-0.log"]
+
+
+SLEEPER = """
+import signal, sys, time
+signal.signal(signal.SIGTERM, lambda *_: print("asked to stop", flush=True))
+print("asleep", flush=True)
+while True:
+    time.sleep(1000)
+"""
+
+
+def wait_for_log(run: Any, text: str) -> None:
+    log = run.shared / "logs" / "digits" / "pods" / "digits-0-0.log"
+    deadline = time.monotonic() + 60
+    while not (log.exists() and text in log.read_text()):
+        assert time.monotonic() < deadline, run.text()
+        assert run.process.poll() is None, run.text()
+        time.sleep(0.02)
+
+
+def test_a_second_ctrl_c_kills_what_does_not_stop(run_job: Any, tmp_path: Path) -> None:
+    run = run_job(script(tmp_path, SLEEPER))
+    wait_for_log(run, "asleep")
+    run.process.send_signal(signal.SIGTERM)
+    wait_for_log(run, "asked to stop")
+    processes = run.descendants()
+    run.process.send_signal(signal.SIGINT)
+    assert run.end() == 143
+    assert "stopped before the first step; there is no snapshot yet" in run.text()
+    assert [pid for pid in processes if Path(f"/proc/{pid}").exists()] == []
+
+
+def test_nothing_survives_a_killed_run(run_job: Any, tmp_path: Path) -> None:
+    run = run_job(script(tmp_path, SLEEPER) | {"procsPerNode": 2})
+    wait_for_log(run, "asleep")
+    processes = run.descendants()
+    assert len(processes) >= 4
+    run.process.send_signal(signal.SIGKILL)
+    deadline = time.monotonic() + 10
+    while left := [pid for pid in processes if Path(f"/proc/{pid}").exists()]:
+        assert time.monotonic() < deadline, left
+        time.sleep(0.02)
+    assert not list(Path("/dev/shm").glob("ddpjob-digits-*"))
+
+
+def test_restarts_end_with_the_budget_and_the_last_failure_is_told(run_job: Any, tmp_path: Path) -> None:
+    spec = script(tmp_path, "import os\nos._exit(3)\n") | {
+        "restart": {"maxRestarts": 1, "backoff": {"initialSeconds": 0}}
+    }
+    run = run_job(spec)
+    assert run.end() == 1
+    assert "BackoffLimitExceeded: all 1 restarts are used up" in run.text()
+    logs = run.shared / "logs" / "digits" / "pods"
+    assert sorted(entry.name for entry in logs.iterdir()) == ["digits-0-0.log", "digits-1-0.log"]
+
+
+def test_a_chaos_run_that_ends_too_soon_is_no_proof(run_job: Any, tmp_path: Path) -> None:
+    run = run_job(script(tmp_path, "print('done')\n"), "--chaos", "kill-rank@50%")
+    assert run.end() == 1
+    assert "chaos: training ended before a rank could be killed; use a longer job" in run.text()
