@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ddp_trainer.snapshots.disk import Disk
+from ddp_trainer.snapshots.errors import SnapshotError
 from ddp_trainer.snapshots.fence import Fence
 from ddp_trainer.snapshots.manifest import Manifest
 from ddp_trainer.snapshots.store import SnapshotStore
@@ -124,10 +125,16 @@ def inspect(directory: Path, attempt: int) -> dict[str, Any]:
     newest = store.newest_valid()
     step = newest.step if newest else 0
     intact = all((directory / f"step-{step:012d}" / name).read_bytes() == data for name, data in content(step).items())
+    bad = []
+    for there in store.steps():
+        try:
+            store.verify(there)
+        except SnapshotError as error:
+            bad.append(f"{there}: {error}")
     odd = [path.name for path in directory.iterdir() if path.name.startswith(".tmp") or path.name.endswith(".corrupt")]
     store.save(write(Disk(), step + 1), manifest(step + 1, attempt))
     again = store.newest_valid()
-    return {"newest": step, "intact": intact, "odd": odd, "next": again.step if again else None}
+    return {"newest": step, "intact": intact, "odd": odd, "bad": bad, "next": again.step if again else None}
 
 
 def main(directory: Path) -> None:

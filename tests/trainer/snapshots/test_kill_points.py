@@ -52,5 +52,9 @@ def test_the_next_attempt_leaves_no_litter_and_accuses_no_snapshot(lives: list[d
     assert broken(lives, lambda life: life["odd"] == []) == []
 
 
+def test_every_snapshot_that_has_a_name_verifies(lives: list[dict[str, Any]]) -> None:
+    assert broken(lives, lambda life: life["bad"] == []) == []
+
+
 def test_the_next_attempt_can_save_at_once(lives: list[dict[str, Any]]) -> None:
     assert broken(lives, lambda life: life["next"] == life["newest"] + 1) == []

@@ -285,6 +285,18 @@ def test_a_writer_fenced_while_it_writes_leaves_the_newer_ones_files_alone(volum
     assert volume.reader().verify(2).attempt == 1
 
 
+def test_a_writer_fenced_when_all_is_written_does_not_give_it_a_name(volume: Any) -> None:
+    older = volume.writer(attempt=0)
+
+    def write(directory: Path) -> None:
+        older.disk.create(directory / "model.safetensors", [b"old"])
+        volume.writer(attempt=1)  # claims, and has not come to clearing up
+
+    with pytest.raises(FencedError, match="attempt 1"):
+        older.save(write, Manifest("digits", "uid-1", 0, 1, 0, 0, 1, "ddp", 8, 1.0))
+    assert volume.names() == set()
+
+
 # Faults of the disk
 
 
