@@ -57,8 +57,7 @@ class ByHand:
         command = [
             *("python", "-m", "torch.distributed.run"),
             *(f"--nnodes={len(self.specs)}", "--nproc-per-node=1", "--max-restarts=0", "--local-addr=$(POD_IP)"),
-            *("--rdzv-backend=c10d", f"--rdzv-id={name}", f"--rdzv-endpoint={host}:{PORT}"),
-            f"--rdzv-conf=is_host={int(rank == 0)}",
+            *("--rdzv-backend=static", f"--node-rank={rank}", f"--rdzv-id={name}", f"--rdzv-endpoint={host}:{PORT}"),
             *("-m", "ddp_trainer.train", *args),
         ]
         # whom the records belong to; and the threads that the launcher would give a rank

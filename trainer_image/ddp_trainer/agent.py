@@ -23,9 +23,10 @@ def main(argv: Sequence[str]) -> int:
     die_with(int(os.environ["DDPJOB_LAUNCHER_PID"]))
     os.environ["DDPJOB_AGENT_PID"] = str(os.getpid())
     # torch takes seconds to import; by now this process already ends with the launcher
+    from torch.distributed import DistNetworkError, DistStoreError
     from torch.distributed import run as torchrun
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.elastic.rendezvous import RendezvousConnectionError, RendezvousError
+    from torch.distributed.elastic.rendezvous import RendezvousError
 
     arguments = torchrun.parse_args(list(argv))  # type: ignore[no-untyped-call]
     deadline = time.monotonic() + JOIN_TIMEOUT_SECONDS
@@ -45,14 +46,13 @@ def main(argv: Sequence[str]) -> int:
                 for rank, failure in error.failures.items()
             ]
             write_agent_report(run_dir, {"failures": failures})
-        except RendezvousConnectionError as error:
-            # The Service has no endpoint until node rank 0 runs, which may take an image pull longer.
+        except (DistNetworkError, DistStoreError, RendezvousError) as error:
+            # The Service has no endpoint until node rank 0 runs, which may take an image pull longer; and for a
+            # moment after a restart it may still lead to the store of the old attempt, which then goes away.
             if not registrations(run_dir) and time.monotonic() < deadline:
                 print(f"rendezvous: {_cause(error)}; trying again", file=sys.stderr, flush=True)
                 time.sleep(1.0)
                 continue
-            write_agent_report(run_dir, {"rendezvous": _cause(error)})
-        except RendezvousError as error:
             write_agent_report(run_dir, {"rendezvous": _cause(error)})
         return 1
 

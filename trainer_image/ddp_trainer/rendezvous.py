@@ -1,8 +1,9 @@
 """The torchrun command of one pod: how the nodes of a gang find each other (docs/contracts.md section 2).
 
-Node rank 0 hosts the c10d store at its own address, everyone else reaches it through the job's Service, whose
-address is known before any pod exists: no name is ever resolved. The id carries the attempt, so that a node of an
-older life is refused.
+Node rank 0 hosts the store at its own address, everyone else reaches it through the job's Service, whose address is
+known before any pod exists: no name is ever resolved. The id carries the attempt, so that a node of an older life
+waits among keys of its own and joins nothing. Ranks follow node ranks (torchrun's static rendezvous): with the c10d
+backend they would follow the order of the pods' addresses, and rank 0 could be in any pod.
 """
 
 from __future__ import annotations
@@ -20,15 +21,15 @@ JOIN_TIMEOUT_SECONDS = 600
 
 def torchrun_arguments(pod: PodEnvironment, target: Target) -> list[str]:
     """Arguments of torchrun. No restarts of its own: a new attempt is the operator's decision."""
-    is_host = pod.node_rank == 0
-    host = pod.pod_ip if is_host else pod.rdzv_host
+    host = pod.pod_ip if pod.node_rank == 0 else pod.rdzv_host
     return [
         f"--nnodes={pod.nodes}",
         f"--nproc-per-node={pod.procs_per_node}",
-        "--rdzv-backend=c10d",
+        f"--node-rank={pod.node_rank}",
+        "--rdzv-backend=static",
         f"--rdzv-id={pod.uid}-{pod.attempt}",
         f"--rdzv-endpoint={_bracketed(host)}:{pod.rdzv_port}",
-        f"--rdzv-conf=is_host={int(is_host)},join_timeout={JOIN_TIMEOUT_SECONDS}",
+        f"--rdzv-conf=timeout={JOIN_TIMEOUT_SECONDS}",
         f"--local-addr={pod.pod_ip}",
         "--max-restarts=0",
         # The launcher ends a preempted pod; the agent only ever stops the survivors of a failed rank.
@@ -45,8 +46,6 @@ def torchrun_arguments(pod: PodEnvironment, target: Target) -> list[str]:
 def torchrun_environment(pod: PodEnvironment, inherited: Mapping[str, str], cpus: int) -> dict[str, str]:
     """Everything that was set, plus what the ranks need; `cpus` is how many this pod may use."""
     env = dict(inherited)
-    # Without it a second rendezvous on the same store finds the keys of the first.
-    env["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     env["TORCHELASTIC_ERROR_FILE"] = str(pod.run_dir / "torchrun" / "error.json")
     env["DDPJOB_LAUNCHER_PID"] = str(os.getpid())
     env.setdefault("OMP_NUM_THREADS", str(max(1, cpus // pod.procs_per_node)))

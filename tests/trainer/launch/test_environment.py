@@ -78,15 +78,13 @@ def test_any_other_command_line_is_refused(argv):
         parse_target(argv)
 
 
-@pytest.mark.parametrize(
-    ("node_rank", "endpoint", "is_host"), [("0", "10.244.1.3:29500", 1), ("1", "10.96.0.7:29500", 0)]
-)
-def test_node_rank_0_hosts_the_rendezvous_and_the_others_go_through_the_service(node_rank, endpoint, is_host):
+@pytest.mark.parametrize(("node_rank", "endpoint"), [("0", "10.244.1.3:29500"), ("1", "10.96.0.7:29500")])
+def test_node_rank_0_hosts_the_rendezvous_and_the_others_go_through_the_service(node_rank, endpoint):
     arguments = torchrun_arguments(
         parse_environment(GOOD | {"DDPJOB_NODE_RANK": node_rank}), Target("module", "m", ("--", "-m"))
     )
     assert f"--rdzv-endpoint={endpoint}" in arguments
-    assert any(argument.startswith(f"--rdzv-conf=is_host={is_host},") for argument in arguments)
+    assert {"--rdzv-backend=static", f"--node-rank={node_rank}"} <= set(arguments)
     assert {"--rdzv-id=0b0c-3", "--local-addr=10.244.1.3", "--max-restarts=0", "--nnodes=2"} <= set(arguments)
     assert arguments[-4:] == ["module", "m", "--", "-m"]
 

@@ -122,7 +122,6 @@ def test_a_script_sees_the_arguments_and_the_main_module_that_python_would_give_
         import sibling
         assert __name__ == "__main__" and sys.modules["__main__"].sibling is sibling
         assert sys.argv == [__file__, "--lr", "0.1", "--", "$(rm -rf /)", ""], sys.argv
-        assert os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] == "1"
         """,
         "--lr", "0.1", "--", "$(rm -rf /)", "",
     )  # fmt: skip

@@ -34,6 +34,14 @@ def test_two_nodes_find_each_other_and_both_succeed(start_pod, free_port):
     assert {pod.message["loss"] for pod in pods} == {2.0}
 
 
+def test_ranks_follow_node_ranks_whichever_node_comes_first(start_pod, free_port):
+    gang = {"DDPJOB_NODES": "2", "DDPJOB_UID": "gang", "DDPJOB_RDZV_PORT": str(free_port())}
+    script = "import os; assert os.environ['RANK'] == os.environ['DDPJOB_NODE_RANK'], os.environ['RANK']"
+    # the later a node comes, the greater its process id, by which c10d would number nodes of one address
+    pods = [start_pod(script, **gang, DDPJOB_NODE_RANK=node_rank) for node_rank in ("1", "0")]
+    assert [pod.wait() for pod in pods] == [0, 0], [pod.log for pod in pods]
+
+
 def test_the_node_whose_rank_lives_reports_only_a_lost_peer(start_pod, free_port):
     pods = start_gang(
         start_pod,
