@@ -30,9 +30,9 @@ async def serve(port: int, *, healthy: Probe, ready: Probe) -> tuple[web.AppRunn
     app.router.add_get("/metrics", _metrics)
     app.router.add_get("/healthz", _probe(healthy))
     app.router.add_get("/readyz", _probe(ready))
-    runner = web.AppRunner(app, access_log=None, handle_signals=False)
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
     await runner.setup()
-    site = web.TCPSite(runner, None, port, shutdown_timeout=1.0)
+    site = web.TCPSite(runner, None, port)
     await site.start()
     return runner, runner.addresses[0][1]
 

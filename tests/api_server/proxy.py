@@ -96,9 +96,9 @@ class FaultProxy:
         self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0, ssl=self.login.tls or True))
         app = web.Application(client_max_size=8 * 1024 * 1024)
         app.router.add_route("*", "/{path:.*}", self._handle)
-        self._runner = web.AppRunner(app, access_log=None)
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
         await self._runner.setup()
-        await web.TCPSite(self._runner, "127.0.0.1", 0, shutdown_timeout=0.1).start()
+        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
         return self
 
     async def __aexit__(self, *_: object) -> None:

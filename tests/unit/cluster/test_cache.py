@@ -1,0 +1,169 @@
+"""The picture of the cluster: which of two versions counts, and what is gone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ddpjob_operator.cluster.cache import Cache, Key, Owner, key_of_pod
+
+KEY = Key("ns", "digits")
+OWNER = Owner("ns", "job-1")
+
+
+def job(version: int, uid: str = "job-1", name: str = "digits", namespace: str = "ns") -> dict[str, Any]:
+    return {"metadata": {"name": name, "namespace": namespace, "uid": uid, "resourceVersion": str(version)}}
+
+
+def pod(
+    version: int,
+    uid: str = "pod-1",
+    *,
+    name: str = "digits-0-0",
+    phase: str = "Pending",
+    owner: str | None = "job-1",
+    label: str | None = "job-1",
+    namespace: str = "ns",
+) -> dict[str, Any]:
+    labels = {"training.ddpjob.io/attempt": "0", "training.ddpjob.io/node-rank": "0"}
+    metadata: dict[str, Any] = {"name": name, "namespace": namespace, "uid": uid, "resourceVersion": str(version)}
+    metadata["labels"] = labels | ({"training.ddpjob.io/uid": label} if label else {})
+    if owner:
+        metadata["ownerReferences"] = [{"kind": "DDPJob", "name": "digits", "uid": owner, "controller": True}]
+    return {"metadata": metadata, "status": {"phase": phase}}
+
+
+def phases(cache: Cache, owner: Owner = OWNER) -> list[str]:
+    return [view.phase.value for view in cache.observed(owner).pods]
+
+
+def test_a_newer_version_replaces_an_older_one() -> None:
+    cache = Cache()
+    assert cache.put_pod(pod(5))
+    assert cache.put_pod(pod(6, phase="Running"))
+    assert phases(cache) == ["Running"]
+
+
+@pytest.mark.parametrize("version", [4, 5])
+def test_an_older_or_equal_version_is_no_news(version: int) -> None:
+    cache = Cache()
+    cache.put_pod(pod(5, phase="Running"))
+    assert not cache.put_pod(pod(version, phase="Pending"))
+    assert phases(cache) == ["Running"]
+
+
+def test_versions_are_compared_as_numbers() -> None:
+    cache = Cache()
+    cache.put_job(job(9))
+    assert cache.put_job(job(10))
+    assert not cache.put_job(job(9))
+
+
+def test_a_change_that_no_decision_depends_on_is_no_news() -> None:
+    cache = Cache()
+    cache.put_pod(pod(5))
+    assert not cache.put_pod(pod(6))
+
+
+def test_a_late_event_does_not_bring_back_what_is_gone() -> None:
+    cache = Cache()
+    cache.put_pod(pod(5))
+    assert cache.drop_pod(pod(8))
+    assert not cache.put_pod(pod(7, phase="Running"))
+    assert phases(cache) == []
+
+
+def test_a_stale_list_does_not_bring_back_what_is_gone() -> None:
+    cache = Cache()
+    cache.put_job(job(4))
+    cache.put_pod(pod(5))
+    cache.drop_pod(pod(8))
+    cache.take_lists(None, [job(4)], [pod(5)], 6, 6)
+    assert phases(cache) == []
+
+
+def test_a_list_drops_what_it_lacks() -> None:
+    cache = Cache()
+    cache.put_job(job(4))
+    cache.put_pod(pod(5))
+    assert cache.take_lists(None, [], [], 9, 9) == {KEY}
+    assert cache.job(KEY) is None
+    assert phases(cache) == []
+
+
+def test_a_list_does_not_drop_what_is_newer_than_itself() -> None:
+    cache = Cache()
+    cache.put_job(job(12))
+    cache.put_pod(pod(13))
+    cache.take_lists(None, [], [], 9, 9)
+    assert cache.job(KEY) is not None
+    assert phases(cache) == ["Pending"]
+
+
+def test_a_list_of_one_namespace_says_nothing_about_another() -> None:
+    cache = Cache()
+    cache.put_job(job(4))
+    cache.put_pod(pod(5))
+    assert cache.take_lists("other", [], [], 9, 9) == set()
+    assert phases(cache) == ["Pending"]
+
+
+def test_a_new_job_of_the_same_name_replaces_the_old_one_and_its_memory() -> None:
+    cache = Cache()
+    cache.put_job(job(4))
+    cache.memory(OWNER).claim_exists = True
+    cache.put_job(job(9, uid="job-2"))
+    assert cache.job(KEY) == job(9, uid="job-2")
+    assert not cache.memory(Owner("ns", "job-2")).claim_exists
+
+
+def test_the_late_deletion_of_an_old_job_leaves_the_new_one() -> None:
+    cache = Cache()
+    cache.put_job(job(9, uid="job-2"))
+    assert not cache.drop_job(job(8, uid="job-1"))
+    assert cache.job(KEY) is not None
+
+
+@pytest.mark.parametrize(("owner", "label"), [("job-1", None), ("job-1", "mangled"), (None, "job-1")])
+def test_a_pod_that_lost_its_label_or_its_owner_is_still_known(owner: str | None, label: str | None) -> None:
+    cache = Cache()
+    cache.put_pod(pod(5, owner=owner, label=label))
+    assert phases(cache) == ["Pending"]
+
+
+def test_a_pod_of_another_namespace_with_our_labels_is_not_ours() -> None:
+    cache = Cache()
+    cache.put_pod(pod(5, namespace="elsewhere"))
+    assert phases(cache) == []
+
+
+def test_a_pod_leads_to_the_name_of_its_job_whichever_life_it_is_from() -> None:
+    assert key_of_pod(pod(5, owner="job-0")) == KEY
+
+
+def test_what_is_gone_is_forgotten_after_two_rounds_of_lists() -> None:
+    cache = Cache()
+    for number in range(100):
+        cache.put_job(job(number + 1, uid=f"job-{number}", name=f"j{number}"))
+        cache.memory(Owner("ns", f"job-{number}"))
+        cache.drop_job(job(number + 1, uid=f"job-{number}", name=f"j{number}"))
+    cache.expire(200)
+    assert len(cache._gone) == 100
+    cache.expire(300)
+    assert (cache._gone, cache._memory) == ({}, {})
+
+
+def test_the_service_is_known_from_the_answer_that_made_it() -> None:
+    cache = Cache()
+    service = {
+        "spec": {
+            "clusterIP": "10.96.0.7",
+            "ports": [{"port": 29500}],
+            "selector": {"training.ddpjob.io/attempt": "3"},
+        }
+    }
+    cache.put_service(OWNER, service)
+    known = cache.observed(OWNER).service
+    assert known is not None
+    assert (known.host, known.port, known.attempt) == ("10.96.0.7", 29500, 3)

@@ -1,0 +1,79 @@
+"""The operator's environment variables."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ddpjob_operator.settings import BadSetting, load, own_namespace
+
+
+def test_without_variables_everything_has_a_default() -> None:
+    settings = load({})
+    assert settings.namespaces == ()
+    assert settings.port == 8080
+    assert settings.progress_seconds == 30
+    assert settings.identity
+
+
+def test_values_are_read_and_an_empty_one_is_the_default() -> None:
+    settings = load(
+        {
+            "DDPJOB_OPERATOR_NAMESPACES": " a, b ,a,",
+            "DDPJOB_OPERATOR_PORT": "9090",
+            "DDPJOB_OPERATOR_WORKERS": "",
+            "DDPJOB_OPERATOR_LEADER_ELECTION": "False",
+            "DDPJOB_OPERATOR_POLL_SECONDS": "0.5",
+            "DDPJOB_OPERATOR_LOG_LEVEL": "debug",
+            "OTHER": "x",
+        }
+    )
+    assert settings.namespaces == ("a", "b")
+    assert (settings.port, settings.workers, settings.poll_seconds) == (9090, 16, 0.5)
+    assert settings.leader_election is False
+    assert settings.log_level == "DEBUG"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("PORT", "http"),
+        ("PORT", "70000"),
+        ("PORT", "-1"),
+        ("WORKERS", "0"),
+        ("NAMESPACES", "a/b"),
+        ("NAMESPACES", "UPPER"),
+        ("LOG_LEVEL", "loud"),
+        ("RESYNC_SECONDS", "nan"),
+        ("RESYNC_SECONDS", "1e3"),
+        ("LEADER_ELECTION", "maybe"),
+    ],
+)
+def test_a_value_that_cannot_be_used_is_refused_by_name(name: str, value: str) -> None:
+    with pytest.raises(BadSetting, match=f"DDPJOB_OPERATOR_{name} is '{value}', but must be"):
+        load({f"DDPJOB_OPERATOR_{name}": value})
+
+
+def test_a_misspelt_variable_is_refused() -> None:
+    with pytest.raises(BadSetting, match="DDPJOB_OPERATOR_NAMESPACE is not a setting"):
+        load({"DDPJOB_OPERATOR_NAMESPACE": "a"})
+
+
+def test_the_variables_that_kubelet_makes_for_a_service_of_our_name_are_not_ours() -> None:
+    links = {
+        "SERVICE_HOST": "10.96.0.9",
+        "SERVICE_PORT": "8080",
+        "SERVICE_PORT_METRICS": "8080",
+        "PORT": "tcp://10.96.0.9:8080",
+        "PORT_8080_TCP": "tcp://10.96.0.9:8080",
+        "PORT_8080_TCP_ADDR": "10.96.0.9",
+    }
+    assert load({f"DDPJOB_OPERATOR_{name}": value for name, value in links.items()}).port == 8080
+
+
+def test_the_namespace_comes_from_the_service_account(tmp_path: Path) -> None:
+    file = tmp_path / "namespace"
+    file.write_text("training\n")
+    assert own_namespace(file) == "training"
+    assert own_namespace(tmp_path / "missing") == "default"
