@@ -30,7 +30,7 @@ class Permission:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One request as it ended; a watch ends when it is closed, so one that goes on is not here twice."""
+    """One request. `code` is 0 for a watch that has not been answered yet."""
 
     time: datetime
     user: str
@@ -48,16 +48,18 @@ def audit_log(kubeconfig: Path) -> list[Path]:
 
 def requests(files: list[Path], user: str, since: datetime) -> Iterator[Request]:
     """All requests of one user about Kubernetes objects since a moment."""
+    seen = set()  # a long answer is logged when it begins and when it ends
     for file in files:
         with file.open() as lines:
             for line in lines:
-                if (
-                    user in line
-                    and (request := _parse(json.loads(line)))
-                    and request.user == user
-                    and request.time >= since
-                ):
-                    yield request
+                if user not in line:
+                    continue
+                event = json.loads(line)
+                request = _parse(event)
+                if request is None or request.user != user or request.time < since or event["auditID"] in seen:
+                    continue
+                seen.add(event["auditID"])
+                yield request
 
 
 def _parse(event: dict[str, Any]) -> Request | None:

@@ -101,7 +101,7 @@ class Scenario:
 
     @property
     def status(self) -> dict[str, Any]:
-        return self.job.get("status") or {}
+        return (self.history.latest("ddpjobs", self.name) or {}).get("status") or {}
 
     @property
     def statuses(self) -> list[dict[str, Any]]:
@@ -112,8 +112,7 @@ class Scenario:
         """The job's status once it is in `phase`; fails at once if it ends in another."""
 
         def reached() -> dict[str, Any] | None:
-            job = self.history.latest("ddpjobs", self.name)
-            status = (job or {}).get("status") or {}
+            status = self.status
             now = status.get("phase")
             if now in ("Succeeded", "Failed") and now != phase:
                 raise AssertionError(f"the job became {now}, not {phase}\n{describe(self.kubectl)}")
@@ -145,7 +144,12 @@ class Scenario:
     def wait_trained(self, step: int, attempt: int = 0, seconds: float = 180) -> dict[str, Any]:
         """Node rank 0's report once training is past `step` and has saved a snapshot."""
 
+        report: dict[str, Any] | None = None
+
         def past() -> dict[str, Any] | None:
+            nonlocal report
+            phase = self.status.get("phase")
+            assert phase not in ("Succeeded", "Failed"), f"{phase} before it could be hit; last report: {report}"
             report = self.report(0, attempt)
             return report if report and (report["step"] or 0) >= step and report["snapshot"] else None
 
