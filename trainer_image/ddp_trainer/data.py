@@ -6,9 +6,9 @@ number of ranks: what was trained on stays trained on when the world grows, shri
 an epoch, and every sample comes once an epoch. Nothing is padded with repeats.
 
     order (epoch)   one permutation of all samples, from the seed and the epoch
-    global batch    the next `global_batch` of them; the last of an epoch may be smaller, or is dropped (`last_batch`)
+    global batch    the next `global_batch` of them; the last of an epoch may be smaller, or is dropped
     share           the contiguous part of it of one rank; shares differ by at most one sample
-    micro-batch     what the rank takes through the model at once; equally many on every rank, each weighted with its count
+    micro-batch     what a rank takes through the model at once; equally many on each, weighted with their count
 """
 
 from __future__ import annotations

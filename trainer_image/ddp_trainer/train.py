@@ -12,6 +12,7 @@ import sys
 from collections.abc import Sequence
 
 from ddp_trainer.config import check_world, parse
+from ddp_trainer.errors import EXIT_OK, FencedError, Preempted, UserError
 from ddp_trainer.heartbeat import Heartbeat
 
 
@@ -32,5 +33,21 @@ def main(argv: Sequence[str] | None = None) -> None:
         build(config, world, heartbeat).run()
 
 
+def exit_code(argv: Sequence[str]) -> int:
+    """Train, and tell how it ended as an exit code and, where a person can act on it, as one line instead of
+    a traceback.
+    """
+    try:
+        main(argv)
+    except (UserError, FencedError, Preempted) as end:
+        print(f"ddp_trainer.train: {end}", file=sys.stderr)
+        return end.exit_code
+    return EXIT_OK
+
+
 if __name__ == "__main__":
-    main()
+    if "ddp_trainer.worker" in sys.modules:
+        # it keeps a record of the exception itself
+        main()
+    else:
+        sys.exit(exit_code(sys.argv[1:]))

@@ -46,6 +46,7 @@ class Evaluation:
         return f"held-out accuracy {self.accuracy:.4f} ({self.right} of {self.judged}), {text}"
 
 
+@torch.no_grad()
 def evaluate(
     strategy: Strategy, dataset: Dataset[Any], world: World, *, batch: int, on_batch: Callable[[], None]
 ) -> Evaluation:

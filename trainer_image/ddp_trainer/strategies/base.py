@@ -98,6 +98,6 @@ class Strategy:
         return nn.utils.clip_grad_norm_(self.parameters(), max_norm)
 
     def predict(self, batch: Any) -> Any:
-        """The model's output for a batch, without a gradient; no rank waits for another."""
-        with torch.no_grad(), self.precision.autocast():
+        """The model's output for a batch, called without gradients; no rank waits for another."""
+        with self.precision.autocast():
             return self.model(self.task.inputs(batch))

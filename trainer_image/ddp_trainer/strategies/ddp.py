@@ -25,7 +25,7 @@ class DDP(Strategy):
 
     def wrap(self, model: nn.Module) -> None:
         if self.config.sync_batchnorm:
-            model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
+            model = nn.SyncBatchNorm.convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]
         super().wrap(model)
         self.module = DistributedDataParallel(
             self.model,

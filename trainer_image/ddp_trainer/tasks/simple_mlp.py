@@ -25,7 +25,8 @@ class SimpleModel(nn.Module):
         self.fc2 = nn.Linear(hidden_size, num_classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.fc2(self.relu(self.fc1(x)))
+        logits: Tensor = self.fc2(self.relu(self.fc1(x)))
+        return logits
 
 
 class SimpleMLP(Digits):

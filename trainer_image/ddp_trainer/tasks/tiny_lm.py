@@ -128,7 +128,8 @@ class TinyTransformerLM(nn.Module):
         x = self.tok_emb(tokens) + self.pos_emb[: tokens.shape[1]]
         for block in self.blocks:
             x = block(x)
-        return self.head(self.ln_f(x))
+        logits: Tensor = self.head(self.ln_f(x))
+        return logits
 
 
 class Block(nn.Module):
@@ -144,7 +145,8 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.drop(self.attn(self.ln1(x)))
-        return x + self.drop(self.mlp(self.ln2(x)))
+        x = x + self.drop(self.mlp(self.ln2(x)))
+        return x
 
 
 class SelfAttention(nn.Module):
@@ -160,7 +162,8 @@ class SelfAttention(nn.Module):
         # [B, T, 3D] to three of [B, H, T, D/H]
         q, k, v = self.qkv(x).unflatten(-1, (3, self.n_heads, -1)).permute(2, 0, 3, 1, 4)
         attended = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        return self.proj(attended.transpose(1, 2).flatten(2))
+        mixed: Tensor = self.proj(attended.transpose(1, 2).flatten(2))
+        return mixed
 
 
 class MLP(nn.Module):
@@ -172,7 +175,8 @@ class MLP(nn.Module):
         self.fc2 = nn.Linear(d_ff, d_model)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.fc2(F.gelu(self.fc1(x)))
+        out: Tensor = self.fc2(F.gelu(self.fc1(x)))
+        return out
 
 
 def sinusoidal_positions(length: int, d_model: int) -> Tensor:

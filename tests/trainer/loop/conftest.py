@@ -1,0 +1,147 @@
+"""Runs of the real trainer under the real torchrun, on gloo, each with a volume of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[2]
+DEADLINE = 240
+
+
+@dataclass(frozen=True)
+class Volume:
+    """A job's place on the volume, and the runs that use it."""
+
+    root: Path
+    job: str = "job"
+
+    @property
+    def run_dir(self) -> Path:
+        return self.root / "run"
+
+    def environment(self, **extra: str) -> dict[str, str]:
+        return {
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+            "PYTHONPATH": f"{ROOT / 'trainer_image'}:{HERE}",
+            "DDPJOB_SHARED": str(self.root / "shared"),
+            "DDPJOB_NAME": self.job,
+            "DDPJOB_UID": "uid",
+            "DDPJOB_CREATED": "1",
+            "DDPJOB_ATTEMPT": "0",
+            "DDPJOB_RUN_DIR": str(self.run_dir),
+            "DDPJOB_SNAPSHOT_EVERY": "7steps",
+            **extra,
+        }
+
+    def command(self, ranks: int, arguments: tuple[str, ...]) -> list[str]:
+        started = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"] if ranks else []
+        return [sys.executable, *started, "-m", "ddp_trainer.train", *arguments]
+
+    def train(self, ranks: int, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        """Train with so many ranks under torchrun, or (0) without it. Fails the test at the deadline."""
+        process = subprocess.Popen(
+            self.command(ranks, arguments),
+            env=self.environment(**environment),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        try:
+            stdout, stderr = process.communicate(timeout=DEADLINE)
+        except BaseException:
+            # torchrun puts its workers in sessions of their own, but ends them when it is asked to end
+            process.terminate()
+            process.communicate()
+            raise
+        return subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)
+
+    def trained(self, ranks: int, *arguments: str, **environment: str) -> Volume:
+        """Train, to the end."""
+        done = self.train(ranks, *arguments, **environment)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return self
+
+    @property
+    def logs(self) -> Path:
+        return self.root / "shared" / "logs" / self.job
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.root / "shared" / "checkpoints" / self.job
+
+    def losses(self) -> dict[int, float]:
+        """The loss of each step; a step that is there twice, or out of order, fails the test."""
+        lines = [json.loads(line) for line in (self.logs / "losses.jsonl").read_text().splitlines()]
+        steps = [line["step"] for line in lines]
+        assert steps == sorted(set(steps))
+        return {line["step"]: line["loss"] for line in lines}
+
+    def events(self, kind: str) -> list[dict[str, Any]]:
+        lines = [json.loads(line) for line in (self.logs / "events.jsonl").read_text().splitlines()]
+        return [line for line in lines if line["event"] == kind]
+
+    def snapshot_steps(self) -> list[int]:
+        return sorted(
+            int(path.name.removeprefix("step-"))
+            for path in self.checkpoints.glob("step-*")
+            if path.name.removeprefix("step-").isdigit()
+        )
+
+    def newest_tensors(self) -> dict[str, torch.Tensor]:
+        """All tensors of the newest snapshot, by file and name, except the random number generators'."""
+        from safetensors.torch import load_file
+
+        newest = self.checkpoints / f"step-{self.snapshot_steps()[-1]:012d}"
+        return {
+            f"{file.stem}/{name}": tensor
+            for file in newest.glob("*.safetensors")
+            if file.stem != "rng"
+            for name, tensor in load_file(file).items()
+        }
+
+
+Train = Callable[..., Volume]
+
+
+@pytest.fixture
+def volume(tmp_path: Path) -> Volume:
+    return Volume(tmp_path)
+
+
+@pytest.fixture(scope="session")
+def trained_once(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Volume]:
+    """Runs that several tests compare with, trained the first time one of them asks."""
+    done: dict[Any, Volume] = {}
+
+    def trained(ranks: int, *arguments: str) -> Volume:
+        key = (ranks, arguments)
+        if key not in done:
+            done[key] = Volume(tmp_path_factory.mktemp("reference")).trained(ranks, *arguments)
+        return done[key]
+
+    return trained
+
+
+def largest_difference(one: Mapping[int, float], other: Mapping[int, float]) -> float:
+    assert one.keys() == other.keys()
+    return max(abs(one[step] - other[step]) for step in one)
+
+
+@pytest.fixture(scope="session")
+def difference() -> Callable[[Mapping[int, float], Mapping[int, float]], float]:
+    """The largest difference between two runs' losses of one step; they must have the same steps."""
+    return largest_difference

@@ -1,0 +1,62 @@
+"""Tasks with a fault built in, named by tests as `--task seeded_tasks:Name`: a user's own task, from a user's
+own module.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset, TensorDataset
+
+from ddp_trainer.tasks import Task
+from ddp_trainer.tasks.digits import Digits
+
+RANK = int(os.environ.get("RANK", "0"))
+
+
+class Struck(Digits):
+    """Digits whose process gets a signal at an exact moment: rank `rank`, at its `call`-th loss of training
+    or validation.
+
+    Only in attempt 0. A signal in a loss comes in the middle of a step, between forward and backward.
+    """
+
+    def __init__(self, signal_name: str = "SIGKILL", rank: int = 1, call: int = 0, evaluating: bool = False) -> None:
+        super().__init__(width=8)
+        self._signal = signal.Signals[signal_name]
+        self._call = call if rank == RANK and os.environ["DDPJOB_ATTEMPT"] == "0" else 0
+        self._evaluating = evaluating
+        self._calls = 0
+
+    def loss(self, output: Tensor, batch: tuple[Tensor, Tensor]) -> Tensor:
+        if torch.is_grad_enabled() != self._evaluating:
+            self._calls += 1
+            if self._calls == self._call:
+                os.kill(os.getpid(), self._signal)
+        return super().loss(output, batch)
+
+
+class Seven(Task):
+    """Seven samples, so that no number of ranks but one and seven divides them; sample i is i."""
+
+    def model(self) -> nn.Module:
+        model = nn.Linear(1, 1)
+        nn.init.ones_(model.weight)
+        nn.init.zeros_(model.bias)
+        return model
+
+    def train_dataset(self) -> Dataset[Any]:
+        return TensorDataset(torch.arange(7.0).unsqueeze(1))
+
+    def eval_dataset(self) -> Dataset[Any]:
+        return self.train_dataset()
+
+    def loss(self, output: Tensor, batch: tuple[Tensor]) -> Tensor:
+        return output.square().mean()
+
+    def score(self, output: Tensor, batch: tuple[Tensor]) -> tuple[Tensor, int]:
+        return (batch[0] % 2 == 0).sum(), len(batch[0])

@@ -1,0 +1,107 @@
+"""A run that is killed or told to stop anywhere ends with the same bits as one that was left alone."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+import torch
+
+pytestmark = pytest.mark.trainer
+
+# Dropout, shuffled data, momentum and a schedule: all of it state. 23 steps an epoch, a snapshot every 7.
+STEPS = ("--max-steps", "40", "--scheduler", "cosine", "--warmup-steps", "5", "--micro-batch", "20")
+UNBROKEN = ("--task", "seeded_tasks:Struck", *STEPS)
+
+
+def struck(signal: str = "SIGKILL", *, rank: int = 1, call: int, evaluating: bool = False) -> tuple[str, ...]:
+    options = {"signal_name": signal, "rank": rank, "call": call, "evaluating": str(evaluating).lower()}
+    pairs = [part for key, value in options.items() for part in ("--task-options", f"{key}={value}")]
+    return (*UNBROKEN, *pairs)
+
+
+def assert_same(volume, reference) -> None:
+    assert volume.losses() == reference.losses()
+    own, other = volume.newest_tensors(), reference.newest_tensors()
+    assert own.keys() == other.keys()
+    assert any(name.startswith("optimizer/") for name in own)
+    assert [name for name in own if not torch.equal(own[name], other[name])] == []
+
+
+@pytest.mark.parametrize(
+    ("ranks", "strike", "resumed_at"),
+    [
+        # each step of two ranks has two micro-batches, so the 31st loss is in the middle of step 16
+        pytest.param(2, struck(rank=1, call=31), 14, id="rank 1 in the middle of an accumulation"),
+        pytest.param(2, struck(rank=0, call=60), 28, id="rank 0 before the last backward pass of a step"),
+        pytest.param(2, struck(rank=1, call=2, evaluating=True), 21, id="rank 1 during validation"),
+    ],
+)
+def test_a_run_killed_with_sigkill_resumes_to_the_same_weights_and_losses(
+    volume, trained_once, ranks: int, strike: tuple[str, ...], resumed_at: int
+) -> None:
+    killed = volume.train(ranks, *strike)
+    assert killed.returncode != 0
+    assert volume.snapshot_steps()[-1] == resumed_at
+    volume.trained(ranks, *strike, DDPJOB_ATTEMPT="1")
+    (resumed,) = volume.events("resumed")
+    assert resumed["step"] == resumed_at
+    assert [event["step"] for event in volume.events("first_step")] == [1, resumed_at + 1]
+    assert_same(volume, trained_once(ranks, *UNBROKEN))
+
+
+def test_three_ranks_resume_to_the_same_bits_though_ddp_packs_its_buckets_anew(volume, trained_once) -> None:
+    three = ("--task", "tiny_lm", "--global-batch", "6", "--max-steps", "6")
+    small = ("--task-options", "d_model=64", "--task-options", "samples=60", "--task-options", "n_layers=2")
+    volume.trained(3, *three, *small, "--max-steps", "3", DDPJOB_SNAPSHOT_EVERY="3steps")
+    volume.trained(3, *three, *small, DDPJOB_ATTEMPT="1")
+    assert [event["step"] for event in volume.events("resumed")] == [3]
+    assert_same(volume, trained_once(3, *three, *small))
+
+
+@pytest.mark.parametrize(
+    ("strike", "stopped_after"),
+    [
+        # SIGTERM in step 9: voted on at its end, known at the end of the next
+        pytest.param(struck("SIGTERM", rank=1, call=17), 10, id="during a step"),
+        pytest.param(struck("SIGTERM", rank=0, call=1, evaluating=True), 23, id="during validation"),
+    ],
+)
+def test_sigterm_to_one_rank_stops_all_after_the_same_step_with_a_snapshot_and_143(
+    volume, trained_once, strike: tuple[str, ...], stopped_after: int
+) -> None:
+    stopped = volume.train(2, *strike)
+    assert re.search(r"exitcode *: 143", stopped.stderr), stopped.stderr
+    assert volume.snapshot_steps()[-1] == stopped_after
+    manifest = json.loads((volume.checkpoints / f"step-{stopped_after:012d}" / "manifest.json").read_text())
+    assert (manifest["kind"], manifest["step"]) == ("preempted", stopped_after)
+    assert len(volume.losses()) == stopped_after
+    volume.trained(2, *strike, DDPJOB_ATTEMPT="1")
+    assert_same(volume, trained_once(2, *UNBROKEN))
+
+
+def test_the_number_of_ranks_may_change_and_every_step_keeps_its_batch(volume, difference, trained_once) -> None:
+    plain = ("--task-options", "dropout=0", "--task-options", "width=8")
+    volume.trained(2, *plain, "--max-steps", "12")
+    volume.trained(1, *plain, "--max-steps", "30", DDPJOB_ATTEMPT="1")
+    volume.trained(2, *plain, "--max-steps", "50", "--clip-norm", "1e9", DDPJOB_ATTEMPT="2")
+    reference = trained_once(2, *plain, "--max-steps", "50", "--clip-norm", "1e9")
+    assert difference(volume.losses(), reference.losses()) < 1e-4
+
+
+def test_a_run_that_is_done_is_not_trained_again(volume) -> None:
+    steps = ("--strategy", "single", "--task-options", "width=8", "--max-steps", "5")
+    volume.trained(0, *steps)
+    losses = volume.losses()
+    volume.trained(0, *steps, DDPJOB_ATTEMPT="1")
+    assert volume.losses() == losses
+    assert [event["step"] for event in volume.events("resumed")] == [5]
+
+
+def test_another_global_batch_is_refused_and_the_message_names_it(volume) -> None:
+    steps = ("--strategy", "single", "--task-options", "width=8", "--max-steps", "7")
+    volume.trained(0, *steps)
+    refused = volume.train(0, *steps, "--global-batch", "32", DDPJOB_ATTEMPT="1")
+    assert refused.returncode != 0
+    assert "--global-batch" in refused.stderr
