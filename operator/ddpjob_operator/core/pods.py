@@ -251,19 +251,23 @@ def _env_var(variable: EnvVar) -> Manifest:
 
 
 def _literal(text: str) -> str:
-    return text.replace("$(", "$$(")
+    """As Kubernetes hands it on unchanged: it reads every `$$` as `$`, not only before a parenthesis."""
+    return text.replace("$", "$$")
 
 
 def merge(base: Manifest, over: Manifest) -> Manifest:
     """`over` merged into `base`: objects by key, lists of named things by name, everything else replaced.
 
     Lists are matched by the key that Kubernetes' strategic merge uses for them: `name`, or `mountPath` for volume
-    mounts.
+    mounts and `containerPort` for ports. A null removes what is not such a list.
     """
     merged = dict(base)
     for key, value in over.items():
         present = merged.get(key)
-        if isinstance(present, dict) and isinstance(value, dict):
+        if value is None:
+            if not isinstance(present, list):
+                merged.pop(key, None)
+        elif isinstance(present, dict) and isinstance(value, dict):
             merged[key] = merge(present, value)
         elif isinstance(present, list) and isinstance(value, list) and (by := _merge_key(key)):
             merged[key] = _merge_list(present, value, by, deep=key in _CONTAINERS)
@@ -273,9 +277,9 @@ def merge(base: Manifest, over: Manifest) -> Manifest:
 
 
 def _merge_key(field: str) -> str | None:
-    if field in (*_CONTAINERS, "volumes", "env", "ports", "imagePullSecrets"):
+    if field in (*_CONTAINERS, "volumes", "env", "imagePullSecrets"):
         return "name"
-    return "mountPath" if field == "volumeMounts" else None
+    return {"volumeMounts": "mountPath", "ports": "containerPort"}.get(field)
 
 
 def _merge_list(base: list[Any], over: list[Any], by: str, *, deep: bool) -> list[Any]:
