@@ -210,6 +210,7 @@ async def _watch(operator: Operator, stopping: asyncio.Task[Any], parts: set[asy
         blind.cancel()
         await operator.queue.stop(within=PASS_SECONDS)
         await operator.events.drain(within=EVENT_SECONDS)
+        await operator.controller.poller.close()  # kopf would wait 5 s for tasks of ours that began after it
         operator.watching = False
         kopf_stop.set()
         await asyncio.wait({framework_task, blind}, timeout=FRAMEWORK_SECONDS)

@@ -11,6 +11,9 @@ from tests.api_server.harness import Cluster, Operator, eventually
 from ddpjob_operator.cluster.client import ApiError
 
 
+STOP_SECONDS = 4.0
+
+
 def owners(obj: dict) -> list[tuple[str, str, bool]]:
     return [(ref["kind"], ref["uid"], ref["controller"]) for ref in obj["metadata"].get("ownerReferences", ())]
 
@@ -116,7 +119,7 @@ async def test_a_restarted_operator_takes_over_a_running_job_without_changing_an
     names = [pod["metadata"]["name"] for pod in await cluster.gang_exists()]
     await cluster.runs(*names)
     running = await cluster.phase_is("Running")
-    assert await first.stop() == 0
+    assert await first.stop(seconds=STOP_SECONDS) == 0
     before = len(await cluster.cost())
     await start_operator()
     assert await cluster.status() == running
