@@ -4,20 +4,8 @@
 # BASE_IMAGE needs Python 3.11 or newer with venv, as `python3`.
 ARG BASE_IMAGE=python:3.12-slim
 
-# Third-party packages: made again only when the lock file changes.
-FROM ${BASE_IMAGE} AS dependencies
-RUN python3 -m venv /opt/pip && python3 -m venv --without-pip /opt/venv
-COPY requirements/operator.txt /opt/requirements/
-# Secrets: the builder's own settings for pip, where it has any; no layer keeps them.
-RUN --mount=type=cache,target=/root/.cache/pip \
-    --mount=type=secret,id=pip,target=/etc/pip.conf \
-    --mount=type=secret,id=ca,target=/etc/ssl/pip-ca.crt \
-    /opt/pip/bin/pip --python /opt/venv/bin/python install --no-compile --require-hashes -r /opt/requirements/operator.txt
-# The root file system is read-only where this runs, so nothing could be compiled later.
-RUN /opt/venv/bin/python -m compileall -q -j 0 --invalidation-mode unchecked-hash /opt/venv/lib \
-    && /opt/venv/bin/python -c 'import sysconfig; print("/opt/ddpjob", file=open(sysconfig.get_path("purelib") + "/ddpjob.pth", "w"))'
-
 FROM ${BASE_IMAGE} AS source
+COPY LICENSE /opt/ddpjob/
 COPY operator/ddpjob_operator /opt/ddpjob/ddpjob_operator
 ARG VERSION=0
 # a distribution in name only, so that the package knows its version
@@ -26,10 +14,22 @@ RUN python3 -m compileall -q --invalidation-mode unchecked-hash /opt/ddpjob \
     && printf 'Metadata-Version: 2.1\nName: ddpjob\nVersion: %s\n' "${VERSION}" > "/opt/ddpjob/ddpjob-${VERSION}.dist-info/METADATA"
 
 FROM ${BASE_IMAGE}
-# The standard library too: some base images leave it uncompiled.
+# The root file system is read-only where this runs, so nothing can be compiled later. Some base images leave even the
+# standard library uncompiled.
 RUN python3 -m compileall -q -x 'lib2to3|/test' "$(python3 -c 'import sysconfig; print(sysconfig.get_path("stdlib"))')" \
     && groupadd --gid 65532 ddpjob \
     && useradd --uid 65532 --gid 65532 --no-log-init --no-create-home --home-dir /tmp --shell /usr/sbin/nologin ddpjob
+COPY requirements/operator.txt /opt/requirements/
+# Third-party packages: installed again only when the lock file changes. Secrets are the builder's own settings for pip, where
+# it has any; no layer keeps them, nor pip.
+RUN --mount=type=cache,target=/root/.cache/pip \
+    --mount=type=secret,id=pip,target=/etc/pip.conf \
+    --mount=type=secret,id=ca,target=/etc/ssl/pip-ca.crt \
+    python3 -m venv --without-pip /opt/venv && python3 -m venv /opt/pip \
+    && /opt/pip/bin/pip --python /opt/venv/bin/python install --no-compile --require-hashes -r /opt/requirements/operator.txt \
+    && /opt/venv/bin/python -m compileall -q -j 0 --invalidation-mode unchecked-hash /opt/venv/lib \
+    && /opt/venv/bin/python -c 'import sysconfig; print("/opt/ddpjob", file=open(sysconfig.get_path("purelib") + "/ddpjob.pth", "w"))' \
+    && rm -r /opt/pip
 ENV PATH=/opt/venv/bin:$PATH \
     HOME=/tmp \
     PYTHONDONTWRITEBYTECODE=1 \
@@ -39,8 +39,6 @@ WORKDIR /tmp
 EXPOSE 8080
 STOPSIGNAL SIGTERM
 ENTRYPOINT ["python", "-m", "ddpjob_operator.main"]
-COPY LICENSE /opt/ddpjob/
-COPY --from=dependencies /opt/venv /opt/venv
 # Last what changes most.
 COPY --from=source /opt/ddpjob /opt/ddpjob
 ARG VERSION=0

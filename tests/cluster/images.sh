@@ -32,7 +32,7 @@ tool() {
   elif command -v podman >/dev/null; then
     echo podman
   else
-    command -v buildah >/dev/null || need buildah
+    need buildah skopeo jq
     echo buildah
   fi
 }
@@ -111,7 +111,9 @@ layout() {
   [ -d "$layout" ] || rm -f "$layout"
   # one image a folder: without its index, the new one does not stand beside the old
   rm -f "$layout/index.json"
-  buildah_here push --quiet --disable-compression "$ref" "oci:$layout" >&2
+  # skopeo finds the layers that are there; buildah's push would write all of them anew
+  skopeo --insecure-policy copy --quiet --dest-oci-accept-uncompressed-layers \
+    "containers-storage:[overlay@$CACHE/storage+$CACHE/storage-run]$ref" "oci:$layout" >&2
   # containerd takes the name from an annotation of its own
   jq --arg ref "$ref" '.manifests[0].annotations["io.containerd.image.name"] = $ref' "$layout/index.json" >"$layout/.index.json"
   mv "$layout/.index.json" "$layout/index.json"
@@ -125,7 +127,6 @@ main() {
   local what
   [ $# -gt 0 ] || set -- operator trainer
   mkdir -p "$CACHE"
-  command -v jq >/dev/null || need jq
   exec 8>"$CACHE/images.lock" && flock 8
   TOOL=$(tool)
   # what an interrupted build left
