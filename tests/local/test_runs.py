@@ -89,8 +89,8 @@ def test_a_killed_rank_costs_one_restart_and_not_one_bit(
     failure = killed.status.last_failure
     assert (killed.status.phase, killed.status.restarts, killed.status.attempt) == (Phase.SUCCEEDED, 1, 1)
     assert failure is not None
-    assert (failure.rank, failure.reason) == (1, "WorkerKilled")
-    assert failure.pod_name == f"digits-0-{failure.node_rank}"  # c10d numbers ranks by address and process id
+    assert (failure.node_rank, failure.rank, failure.reason) == (1, 1, "WorkerKilled")
+    assert failure.pod_name == "digits-0-1"
     assert "SIGKILL" in failure.message
     assert failure.step is not None
     assert STEPS / 2 <= failure.step < STEPS

@@ -102,7 +102,7 @@ def test_paths_on_the_volume_become_paths_in_the_shared_folder(given: str, here:
     assert (command.argv[-1], command.env["DATA"]) == (here, here)
 
 
-@pytest.mark.parametrize("text", ["$(POD_IP)", "a $(b", "$5"])
+@pytest.mark.parametrize("text", ["$(POD_IP)", "$$(POD_IP)", "$$", "a $(b", "$5"])
 def test_a_users_dollar_signs_arrive_as_they_were_written(text: str) -> None:
     command = command_of({"args": [text], "env": [{"name": "TEXT", "value": text}]})
     assert (command.argv[-1], command.env["TEXT"]) == (text, text)
