@@ -98,14 +98,15 @@ async def recorded(cluster: Cluster) -> AsyncIterator[History]:
     session = api.open_session(login)
     places = {"ddpjobs": paths.jobs(cluster.namespace), "pods": paths.pods(cluster.namespace)}
     watches = []
+    since: dict[str, int] = {}
     for kind, path in places.items():
-        _, version = await cluster.client.list(path, kind)
+        _, since[kind] = await cluster.client.list(path, kind)
         begun = asyncio.Event()
-        watches.append(asyncio.create_task(_watch(session, login.server + path, kind, version, history, begun)))
+        watches.append(asyncio.create_task(_watch(session, login.server + path, kind, since[kind], history, begun)))
         await begun.wait()
     try:
         yield history
-        await _caught_up(cluster, history)
+        await _caught_up(cluster, history, since)
     finally:
         for watch in watches:
             watch.cancel()
@@ -127,14 +128,15 @@ async def _watch(
                 history.changes.append(Change(kind, event["type"], event["object"]))
 
 
-async def _caught_up(cluster: Cluster, history: History) -> None:
-    """Until the record holds the newest version of everything that exists."""
+async def _caught_up(cluster: Cluster, history: History, since: dict[str, int]) -> None:
+    """Until the record holds the newest version of everything that has changed since its beginning."""
 
     async def complete() -> bool:
         seen = {(change.kind, change.object["metadata"]["resourceVersion"]) for change in history.changes}
         for kind, path in (("ddpjobs", paths.jobs(cluster.namespace)), ("pods", paths.pods(cluster.namespace))):
             items, _ = await cluster.client.list(path, kind)
-            if not all((kind, item["metadata"]["resourceVersion"]) in seen for item in items):
+            versions = {item["metadata"]["resourceVersion"] for item in items}
+            if not all((kind, version) in seen for version in versions if int(version) > since[kind]):
                 return False
         return True
 

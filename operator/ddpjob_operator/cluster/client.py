@@ -36,6 +36,8 @@ REQUEST_SECONDS = 15.0
 LONGEST_WAIT_SECONDS = 60.0
 """The most that a Retry-After is obeyed for within one call; after it the caller's own backoff takes over."""
 
+KEEPALIVE_SECONDS = 90.0
+
 _TOO_MANY = 429
 _UNAUTHORIZED = 401
 MERGE_PATCH = "application/merge-patch+json"
@@ -131,7 +133,10 @@ async def login() -> Login:
 
 def open_session(current: Login, trace: aiohttp.TraceConfig | None = None) -> aiohttp.ClientSession:
     """An HTTP session with these credentials; whoever opens it closes it."""
-    connector = aiohttp.TCPConnector(limit=0, ssl=current.tls if current.tls is not None else True)
+    # a TLS handshake costs more than a call, and jobs come in bursts with minutes between them
+    connector = aiohttp.TCPConnector(
+        limit=0, keepalive_timeout=KEEPALIVE_SECONDS, ssl=current.tls if current.tls is not None else True
+    )
     return aiohttp.ClientSession(
         connector=connector,
         headers=current.headers,
