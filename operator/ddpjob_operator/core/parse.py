@@ -21,6 +21,21 @@ from ddpjob_operator.core.names import LABEL_ATTEMPT, LABEL_NODE_RANK, TRAINER_C
 
 Object = Mapping[str, Any]
 
+_QUANTITY_KINDS = ("constrained-str", "constrained-int")
+"""How pydantic tells the two forms of a quantity apart in an error's location."""
+
+_QUANTITY = "such as 2, 500m, 16Gi"
+_FORMS = {
+    "every": "a number and its unit, such as 100steps, 1epochs or 60seconds",
+    "module": "a module's dotted name, such as my_package.train",
+    "script": "an absolute path, such as /workspace/train.py",
+    "size": _QUANTITY,
+    "name": "letters, digits, _, - and ., not beginning with a digit",
+    "claimName": "the name of a claim: lower-case letters, digits, - and .",
+    "storageClassName": "the name of a class: lower-case letters, digits, - and .",
+}
+"""What a field with a pattern should look like, for people."""
+
 _QUIET_WAITING = ("ContainerCreating", "PodInitializing", "")
 
 
@@ -47,7 +62,7 @@ def parse_job(obj: Object, *, strict: bool = False) -> Job:
     try:
         spec = DDPJobSpec.model_validate(obj.get("spec") or {}, extra="forbid" if strict else "ignore")
     except ValidationError as error:
-        raise InvalidJob(tuple(_explain(item) for item in error.errors())) from error
+        raise InvalidJob(tuple(dict.fromkeys(_explain(item) for item in error.errors()))) from error
     if broken := rule_problems(spec):
         raise InvalidJob(broken)
     return Job(
@@ -135,19 +150,40 @@ def _refuse_other_kinds(obj: Object) -> None:
 
 def _explain(error: Any) -> str:
     """One pydantic error as one sentence: field, value, what is allowed."""
-    path = "spec" + "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in error["loc"] if part)
+    location = error["loc"]
+    path = "spec" + "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location)
     value, context = error["input"], error.get("ctx") or {}
     shown = json.dumps(value, default=str)
     shown = shown if len(shown) <= 80 else f"{shown[:77]}..."
+    if location and location[-1] in _QUANTITY_KINDS:
+        return f"{path.rpartition('.')[0]}: {shown} is not a quantity; write one {_QUANTITY}"
     match error["type"]:
         case "extra_forbidden":
-            return f"{path}: is not a field of a {KIND}{_nearest(error['loc'])}"
+            return f"{path}: is not a field of a {KIND}{_nearest(location)}"
+        case "string_type" if isinstance(value, bool | int | float):
+            return f'{path}: {shown} is not text; write it in quotes: "{shown}"'
+        case "string_type":
+            return f"{path}: {shown} is not text; write a text"
+        case "int_type" | "int_parsing" | "int_from_float":
+            return f"{path}: {shown} is not a whole number; write one, without quotes"
+        case "bool_type" | "bool_parsing":
+            return f"{path}: {shown} is neither true nor false; write one of them, without quotes"
+        case "tuple_type":
+            return f"{path}: {shown} is not a list; write one item a line, each after a dash"
+        case "dict_type" | "model_type" | "model_attributes_type":
+            return f"{path}: {shown} is not an object; write its fields below it, indented"
+        case "literal_error":
+            return f"{path}: {shown} is not allowed; use {context['expected']}"
+        case "string_too_short" | "string_too_long" | "too_long" | "too_short":
+            bounds = {"min_length": "at least", "max_length": "at most"}
+            allowed = ", ".join(f"{bounds[key]} {context[key]}" for key in bounds if key in context)
+            return f"{path}: {shown} has not the right length; {allowed} is allowed"
         case "greater_than_equal":
             return f"{path}: {shown} is too small; use {context['ge']} or more"
         case "less_than_equal":
             return f"{path}: {shown} is too large; use {context['le']} or less"
         case "string_pattern_mismatch":
-            return f"{path}: {shown} does not have the form {context['pattern']}"
+            return f"{path}: {shown} has not the right form; write {_FORMS.get(location[-1], context['pattern'])}"
         case "missing":
             return f"{path}: is missing; set it"
         case _:

@@ -1,0 +1,221 @@
+"""The rules between fields: in Python, and in CEL with the same verdict."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import cel
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ddpjob_operator.api.crd import crd
+from ddpjob_operator.api.rules import BETWEEN_FIELDS, FROZEN, RESERVED_ENV, frozen_digests, is_reserved, problems
+from ddpjob_operator.api.spec import DDPJobSpec
+
+ROOT = crd()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+SCHEMA = ROOT["properties"]["spec"]
+
+
+def defaulted(schema: dict[str, Any], value: Any) -> Any:
+    """`value` as an API server stores it: with the schema's defaults."""
+    if isinstance(value, dict) and "properties" in schema:
+        value = dict(value)
+        for name, field in schema["properties"].items():
+            if name not in value and "default" in field:
+                value[name] = field["default"]
+            if name in value:
+                value[name] = defaulted(field, value[name])
+    elif isinstance(value, list) and "items" in schema:
+        value = [defaulted(schema["items"], item) for item in value]
+    return value
+
+
+def refusals(schema: dict[str, Any], new: Any, old: Any = None) -> list[str]:
+    """What the rules in CEL say: each at its place, transition rules only where there is an old value."""
+    found = []
+    for rule in schema.get("x-kubernetes-validations", ()):
+        if "oldSelf" in rule["rule"] and old is None:
+            continue
+        if not cel.evaluate(rule["rule"], {"self": new, "oldSelf": old}):
+            found.append(rule["message"])
+    for name, field in schema.get("properties", {}).items():
+        if isinstance(new, dict) and name in new:
+            found += refusals(field, new[name], old.get(name) if isinstance(old, dict) else None)
+    if isinstance(new, list) and "items" in schema:
+        found += [refusal for item in new for refusal in refusals(schema["items"], item)]
+    return found
+
+
+def by_cel(spec: dict[str, Any], before: dict[str, Any] | None = None) -> list[str]:
+    old = None if before is None else defaulted(SCHEMA, before)
+    return refusals(SCHEMA, defaulted(SCHEMA, spec), old)
+
+
+def by_python(spec: dict[str, Any]) -> tuple[str, ...]:
+    return problems(DDPJobSpec.model_validate(spec))
+
+
+def env(name: str, **fields: Any) -> dict[str, Any]:
+    return {"env": [{"name": "FINE", "value": "1"}, {"name": name, **(fields or {"value": "x"})}]}
+
+
+@pytest.mark.parametrize(
+    ("spec", "told"),
+    [
+        pytest.param({}, None, id="nothing said breaks no rule"),
+        pytest.param({"entrypoint": {"module": "a"}}, None, id="a module alone is fine"),
+        pytest.param({"entrypoint": {"script": "/b"}}, None, id="a script alone is fine"),
+        pytest.param({"entrypoint": {"module": "a", "script": "/b"}}, "keep one", id="module and script contradict"),
+        pytest.param({"shared": {"claimName": "c"}}, None, id="a claim alone is fine"),
+        pytest.param({"shared": {"size": "1Gi", "storageClassName": "x"}}, None, id="a size and a class are fine"),
+        pytest.param({"shared": {"claimName": "c", "size": "1Gi"}}, "size", id="a claim has its size already"),
+        pytest.param({"shared": {"claimName": "c", "storageClassName": "x"}}, "storageClassName", id="and its class"),
+        pytest.param(env("A", value="1", valueFrom={"fieldRef": {}}), "keep one", id="a variable has one source"),
+        pytest.param(env("MY_RANK"), None, id="a name that only contains a reserved one is fine"),
+        pytest.param({"restart": {"backoff": {"initialSeconds": 5, "maxSeconds": 5}}}, None, id="equal waits are fine"),
+        pytest.param(
+            {"restart": {"backoff": {"initialSeconds": 301}}}, "maxSeconds 300", id="waits in the wrong order"
+        ),
+        *(
+            pytest.param(env(name), name, id=f"{name} is reserved")
+            for name in (*RESERVED_ENV, "DDPJOB_X", "TORCHELASTIC_RUN_ID", "PET_NNODES")
+        ),
+    ],
+)
+def test_python_and_cel_give_the_same_verdict(spec: dict[str, Any], told: str | None) -> None:
+    in_python, in_cel = by_python(spec), by_cel(spec)
+    assert bool(in_python) == bool(in_cel) == (told is not None)
+    assert told is None or told in in_python[0]
+
+
+names = st.sampled_from(
+    ["A", "RANK", "RANKS", "WORLD_SIZE", "DDPJOB_", "DDPJOB", "PET_A", "TORCHELASTIC_A", "LD_PRELOAD"]
+)
+variables = st.fixed_dictionaries(
+    {"name": names}, optional={"value": st.just("v"), "valueFrom": st.just({"fieldRef": {}})}
+)
+specs = st.fixed_dictionaries(
+    {},
+    optional={
+        "nodes": st.integers(1, 3),
+        "image": st.sampled_from(["a", "b"]),
+        "args": st.lists(st.sampled_from(["a", "b"]), max_size=2),
+        "entrypoint": st.fixed_dictionaries({}, optional={"module": st.just("m"), "script": st.just("/s")}),
+        "env": st.lists(variables, max_size=2),
+        "shared": st.fixed_dictionaries(
+            {},
+            optional={
+                "claimName": st.just("c"),
+                "size": st.just("1Gi"),
+                "storageClassName": st.just("s"),
+                "retain": st.booleans(),
+            },
+        ),
+        "restart": st.fixed_dictionaries(
+            {},
+            optional={
+                "maxRestarts": st.integers(0, 2),
+                "backoff": st.fixed_dictionaries(
+                    {}, optional={"initialSeconds": st.integers(0, 400), "maxSeconds": st.integers(0, 400)}
+                ),
+            },
+        ),
+        "snapshots": st.fixed_dictionaries({}, optional={"keep": st.integers(1, 2)}),
+        "resources": st.fixed_dictionaries({}, optional={"limits": st.just({"cpu": 1})}),
+        "podTemplate": st.fixed_dictionaries({}, optional={"spec": st.sampled_from([{}, {"priorityClassName": "p"}])}),
+    },
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(specs)
+def test_python_and_cel_agree_on_every_spec(spec: dict[str, Any]) -> None:
+    assert bool(by_python(spec)) == bool(by_cel(spec))
+
+
+FROZEN_AS_TOLD = " cannot change once the job exists"
+
+
+@settings(max_examples=150, deadline=None)
+@given(specs, specs)
+def test_an_edit_that_cel_lets_through_leaves_every_digest_as_it_was(
+    before: dict[str, Any], after: dict[str, Any]
+) -> None:
+    refused = {message.partition(" ")[0] for message in by_cel(after, before) if FROZEN_AS_TOLD in message}
+    old, new = (frozen_digests(DDPJobSpec.model_validate(spec)) for spec in (before, after))
+    changed = {f"spec.{name}" for name in FROZEN if old[name] != new[name]}
+    assert changed <= refused
+    # an empty object that comes or goes is refused by a server and means the same to the operator
+    assert refused - changed <= {"spec.resources", "spec.podTemplate"}
+
+
+@pytest.mark.parametrize("field", FROZEN)
+def test_each_frozen_field_has_a_digest_of_its_own(field: str) -> None:
+    edits = {
+        "image": "b", "entrypoint": {"module": "m"}, "args": ["a"], "nodes": 2, "procsPerNode": 2,
+        "resources": {"limits": {"cpu": 1}}, "env": [{"name": "A", "value": "1"}], "shared": {"size": "1Gi"},
+        "podTemplate": {"spec": {"priorityClassName": "p"}},
+    }  # fmt: skip
+    before = frozen_digests(DDPJobSpec())
+    after = frozen_digests(DDPJobSpec.model_validate({field: edits[field]}))
+    assert [name for name in FROZEN if before[name] != after[name]] == [field]
+
+
+def test_what_may_change_while_running_has_no_digest() -> None:
+    after = DDPJobSpec.model_validate({"restart": {"maxRestarts": 1}, "snapshots": {"keep": 9}})
+    assert frozen_digests(after) == frozen_digests(DDPJobSpec())
+
+
+def test_a_default_that_is_written_out_is_no_edit() -> None:
+    """Servers write defaults into the object, and an operator may know more of them than the one before."""
+    written = {"nodes": 1, "shared": {"retain": True, "accessMode": "ReadWriteMany"}, "args": [], "entrypoint": {}}
+    assert frozen_digests(DDPJobSpec.model_validate(written)) == frozen_digests(DDPJobSpec())
+
+
+def template(**spec: Any) -> dict[str, Any]:
+    return {"podTemplate": {"spec": spec}}
+
+
+@pytest.mark.parametrize(
+    ("spec", "told"),
+    [
+        (template(containers=[{"name": "trainer", "env": [{"name": "RANK", "value": "0"}]}]),
+         "spec.podTemplate.spec.containers[0].env: RANK is set by the operator; remove it"),
+        (template(containers=[{"name": "logs"}, {"name": "trainer", "env": [{"name": "LD_PRELOAD"}]}]),
+         "spec.podTemplate.spec.containers[1].env: LD_PRELOAD is set by the operator; remove it"),
+        (template(containers=[{"name": "logs", "env": [{"name": "RANK"}]}]), None),
+        (template(containers=[{"image": "x"}]), "spec.podTemplate.spec.containers[0]: has no name"),
+        (template(containers=["x"]), "spec.podTemplate.spec.containers[0]: has no name"),
+        (template(containers={"name": "x"}), "spec.podTemplate.spec.containers: is not a list"),
+        (template(containers="x"), "spec.podTemplate.spec.containers: is not a list"),
+        (template(initContainers=[{}]), "spec.podTemplate.spec.initContainers[0]: has no name"),
+        (template(volumes=[1]), "spec.podTemplate.spec.volumes[0]: has no name"),
+        (template(containers=[{"name": "trainer", "env": [1]}]),
+         "spec.podTemplate.spec.containers[0].env[0]: has no name"),
+        (template(containers=[{"name": "trainer", "ports": [{"name": "x"}]}]),
+         "spec.podTemplate.spec.containers[0].ports[0]: has no containerPort"),
+        (template(containers=None, volumes=None), None),
+        (template(), None),
+    ],
+    ids=["a reserved variable for the trainer", "the second container", "a sidecar's variables are its own",
+         "a container without a name", "a container that is no object", "containers that are an object",
+         "containers that are text", "an init container without a name", "a volume that is no object",
+         "a variable that is no object", "a port without a number", "nothing said as null", "an empty template"],
+)  # fmt: skip
+def test_a_template_that_cannot_be_merged_is_refused_in_words(spec: dict[str, Any], told: str | None) -> None:
+    found = by_python(spec)
+    assert found[0].startswith(told) if told else found == ()
+
+
+def test_every_rule_stands_in_the_schema_where_it_says() -> None:
+    for rule in (rule for rule in BETWEEN_FIELDS if rule.cel):
+        node = SCHEMA
+        for part in rule.path:
+            node = node["items"] if part == "[]" else node["properties"][part]
+        assert {"rule": rule.cel, "message": rule.message} in node["x-kubernetes-validations"]
+
+
+def test_reserved_names_are_told_from_those_that_only_look_like_them() -> None:
+    assert is_reserved("DDPJOB_ANYTHING")
+    assert not is_reserved("NCCL_DEBUG")
