@@ -5,10 +5,6 @@ each other.
 from __future__ import annotations
 
 import os
-import re
-import time
-from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from torch.utils.data import Dataset
@@ -18,6 +14,7 @@ from ddp_trainer.data import BatchPlan, Cursor, Loader
 from ddp_trainer.distributed import World
 from ddp_trainer.errors import UserError
 from ddp_trainer.heartbeat import Heartbeat
+from ddp_trainer.identity import identity, log_directory
 from ddp_trainer.loop import TrainingLoop
 from ddp_trainer.optim import build_optimizer, build_scheduler
 from ddp_trainer.precision import Precision
@@ -53,12 +50,8 @@ def build(config: TrainConfig, world: World, heartbeat: Heartbeat) -> TrainingLo
     optimizer = build_optimizer(config, strategy.parameters(), world.device)
     scheduler = build_scheduler(config, optimizer, total_steps)
     cursor = Cursor(plan)
-    environment = identity(os.environ, config)
-    log = RunLog(
-        Path(environment["DDPJOB_SHARED"]) / "logs" / environment["DDPJOB_NAME"],
-        world,
-        attempt=int(environment["DDPJOB_ATTEMPT"]),
-    )
+    environment = identity(os.environ, name=config.task)
+    log = RunLog(log_directory(environment), world, attempt=int(environment["DDPJOB_ATTEMPT"]))
     snapshots = Snapshots.from_env(
         {
             "model": strategy.model,
@@ -96,20 +89,6 @@ def build(config: TrainConfig, world: World, heartbeat: Heartbeat) -> TrainingLo
         heartbeat=heartbeat,
         log=log,
     )
-
-
-def identity(environ: Mapping[str, str], config: TrainConfig) -> dict[str, str]:
-    """The environment with what the operator would have set. Without it, under plain torchrun, each start is
-    a new life of a job that is named like its task and keeps its files in ./shared.
-    """
-    alone = {
-        "DDPJOB_SHARED": str(Path.cwd() / "shared"),
-        "DDPJOB_NAME": re.sub(r"[^a-z0-9]+", "-", config.task.lower()).strip("-"),
-        "DDPJOB_UID": "local",
-        "DDPJOB_CREATED": str(int(time.time())),
-        "DDPJOB_ATTEMPT": "0",
-    }
-    return {**alone, **environ}
 
 
 def _length(dataset: Dataset[Any], config: TrainConfig) -> int:

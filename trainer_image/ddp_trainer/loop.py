@@ -10,12 +10,10 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import signal
 import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from types import FrameType
 from typing import Any, Final, Literal, NoReturn
 
 import torch
@@ -31,29 +29,12 @@ from ddp_trainer.heartbeat import Heartbeat
 from ddp_trainer.precision import Precision
 from ddp_trainer.runlog import RunLog
 from ddp_trainer.snapshots.session import Progress, Snapshots
+from ddp_trainer.stop_request import StopRequest
 from ddp_trainer.strategies.base import Strategy
 from ddp_trainer.validate import Evaluation, evaluate
 
 THROUGHPUT_WINDOW: Final = 50
 SAY_SECONDS: Final = 1.0
-
-
-class StopRequest:
-    """Whether SIGTERM has come to this rank. A second one changes nothing: the save that is under way
-    finishes.
-    """
-
-    def __init__(self) -> None:
-        self.raised = False
-
-    def listen(self) -> None:
-        """From now on SIGTERM is noted instead of ending the process. Before training begins there is nothing
-        to save.
-        """
-        signal.signal(signal.SIGTERM, self._note)
-
-    def _note(self, signum: int, frame: FrameType | None) -> None:
-        self.raised = True
 
 
 class _Leave(Exception):

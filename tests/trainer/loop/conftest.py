@@ -48,6 +48,8 @@ class Volume:
 
     def command(self, ranks: int, arguments: tuple[str, ...]) -> list[str]:
         started = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"] if ranks else []
+        if arguments and arguments[0].endswith(".py"):
+            return [sys.executable, *started, str(HERE / arguments[0]), *arguments[1:]]
         return [sys.executable, *started, "-m", "ddp_trainer.train", *arguments]
 
     def train(self, ranks: int, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:

@@ -145,8 +145,8 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.drop(self.attn(self.ln1(x)))
-        x = x + self.drop(self.mlp(self.ln2(x)))
-        return x
+        fed_forward: Tensor = self.drop(self.mlp(self.ln2(x)))
+        return x + fed_forward
 
 
 class SelfAttention(nn.Module):

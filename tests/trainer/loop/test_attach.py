@@ -1,0 +1,35 @@
+"""A loop of the user's own with three lines added has what the trainer's loop has."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+
+import pytest
+import torch
+
+pytestmark = pytest.mark.trainer
+
+
+def test_an_own_loop_that_was_told_to_stop_exits_143_and_resumes_to_the_same_bits(volume, trained_once) -> None:
+    own = ("own_loop.py", "--steps", "20", "--sigterm-at", "9")
+    stopped = volume.train(2, *own)
+    assert re.search(r"exitcode *: 143", stopped.stderr), stopped.stderr
+    assert volume.snapshot_steps()[-1] == 10
+    volume.trained(2, *own, DDPJOB_ATTEMPT="1")
+    assert [event["step"] for event in volume.events("resumed")] == [10]
+
+    reference = trained_once(2, "own_loop.py", "--steps", "20")
+    assert volume.losses() == reference.losses()
+    own_tensors, others = volume.newest_tensors(), reference.newest_tensors()
+    assert own_tensors.keys() == others.keys()
+    assert [name for name in others if not torch.equal(own_tensors[name], others[name])] == []
+
+
+def test_the_package_imports_without_torch() -> None:
+    code = "import ddp_trainer as d, sys; print('torch' in sys.modules, callable(d.attach), d.Task.__name__)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env={"PYTHONPATH": "trainer_image"}
+    )
+    assert done.stdout == "False True Task\n"

@@ -1,0 +1,186 @@
+"""Fault tolerance for a training loop of your own, in three lines:
+
+    run = ddp_trainer.attach(model, optimizer, global_batch=64)      # + line 1
+    for step in range(run.resume(), steps):
+        ...
+        optimizer.step()
+        run.step_end(loss)                                           # + line 2
+        if run.should_stop():                                        # + line 3
+            break
+
+The loop goes on after the newest snapshot, saves one as often as the job says, shows its progress in the
+job's status and in Prometheus, and when its pod has to go, all ranks leave after the same step with a
+snapshot. Every rank makes the same calls. `step_end` costs one small all-reduce that nothing waits for.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from ddp_trainer.agreement import StepVote
+from ddp_trainer.distributed import World
+from ddp_trainer.errors import Preempted
+from ddp_trainer.heartbeat import Heartbeat
+from ddp_trainer.identity import identity, log_directory
+from ddp_trainer.runlog import RunLog, SnapshotReporter
+from ddp_trainer.snapshots.session import Progress, Snapshots, Stateful
+from ddp_trainer.stop_request import StopRequest, leave_as_preempted
+
+
+def attach(
+    model: nn.Module,
+    optimizer: Stateful,
+    *,
+    global_batch: int = 0,
+    total_steps: int | None = None,
+    environ: Mapping[str, str] = os.environ,
+    **states: Stateful,
+) -> Attached:
+    """Attach to a training loop. Call it after the process group is up and the model is where it will train.
+
+    `global_batch` is the number of samples of one step on all ranks together, `total_steps` how many steps
+    there are to be; both only for what is reported. Whatever else must go on where it was, such as a
+    scheduler, is passed by name: `scheduler=scheduler`. Raises UserError for a name that is taken.
+    """
+    return Attached(
+        {"model": model, "optimizer": optimizer, **states},
+        World(
+            rank=int(environ.get("RANK", "0")),
+            size=int(environ.get("WORLD_SIZE", "1")),
+            local_rank=int(environ.get("LOCAL_RANK", "0")),
+            device=next((parameter.device for parameter in model.parameters()), torch.device("cpu")),
+        ),
+        global_batch=global_batch,
+        total_steps=total_steps,
+        environ=environ,
+    )
+
+
+class Attached:
+    """What `attach` gives: `step` and `samples` finished in the whole run, whichever life they were in."""
+
+    def __init__(
+        self,
+        states: Mapping[str, Stateful],
+        world: World,
+        *,
+        global_batch: int,
+        total_steps: int | None,
+        environ: Mapping[str, str],
+    ) -> None:
+        own = identity(environ, name="training")
+        self.step = 0
+        self.samples = 0
+        self.epoch = 0
+        self._global_batch = global_batch
+        self._total_steps = total_steps
+        self._world = world
+        self._heartbeat = Heartbeat.from_env(environ)
+        self._log = RunLog(log_directory(own), world, int(own["DDPJOB_ATTEMPT"]))
+        self._log.losses.before_save = self._record_loss
+        self._votes = StepVote(world)
+        self._stop = StopRequest()
+        self._stopping = False
+        self._snapshots = Snapshots.from_env(
+            {**states, "losses": self._log.losses},
+            strategy="own",
+            global_batch=global_batch,
+            on_event=SnapshotReporter(self._heartbeat, self._log),
+            environ=own,
+        )
+
+    def resume(self) -> int:
+        """Load the newest snapshot, if there is one; how many steps are finished. Call it once, before the
+        loop.
+        """
+        self._heartbeat.enter("load")
+        manifest = self._snapshots.resume()
+        if manifest is None:
+            self._log.losses.rewind(0)
+        else:
+            self.step, self.epoch, self.samples = manifest.step, manifest.epoch, manifest.samples
+        self._log.resumed(self.step)
+        self._log.event("resumed" if self.step else "started", step=self.step, worldSize=self._world.size)
+        self._heartbeat.resumed(self.step, self.samples)
+        self._stop.listen()
+        self._heartbeat.enter("first_step")
+        return self.step
+
+    def step_end(self, loss: Tensor | float, *, epoch_end: bool = False) -> None:
+        """Say that an optimizer step is done, with this rank's mean loss; saves a snapshot if it is time.
+
+        Once all ranks agreed to stop, it has saved a snapshot, and `should_stop` says so. A loop that goes on
+        nevertheless gets Preempted at the next call.
+        """
+        if self._stopping:
+            raise Preempted(f"asked to stop; the snapshot of step {self.step} is saved")
+        stop = self._agreed_to_stop()
+        part = loss.detach() if isinstance(loss, Tensor) else torch.tensor(loss)
+        self.step += 1
+        self.samples += self._global_batch
+        self._votes.cast(part / self._world.size, step=self.step, epoch=self.epoch, stop=self._stop.raised)
+        self.epoch += epoch_end
+        self._heartbeat.enter("train")
+        self._heartbeat.step(
+            step=self.step,
+            epoch=self.epoch,
+            total_steps=self._total_steps,
+            samples=self.samples,
+            loss=self._log.losses.last_loss,
+        )
+        if stop:
+            self._save_and_stop()
+        else:
+            self._snapshots.step_end(self._progress, epoch_end=epoch_end)
+
+    def should_stop(self) -> bool:
+        """Whether to leave the loop, the same on every rank. The snapshot is saved; the exit code will say
+        preempted.
+        """
+        return self._stopping
+
+    def finish(self, **metrics: float) -> None:
+        """After the loop: save a last snapshot, unless it was left early, and report measured values, such as
+        eval_accuracy=0.96.
+        """
+        if self._stopping:
+            return
+        self._save("final")
+        self._heartbeat.metrics(**metrics)
+        self._log.event("finished", step=self.step, **metrics)
+        self._log.close()
+        self._heartbeat.enter("done")
+
+    @property
+    def _progress(self) -> Progress:
+        return Progress(step=self.step, epoch=self.epoch, samples=self.samples)
+
+    def _agreed_to_stop(self) -> bool:
+        self._record_loss()
+        verdict = self._votes.verdict()
+        return verdict is not None and verdict.stop
+
+    def _record_loss(self) -> None:
+        verdict = self._votes.verdict()
+        if verdict is not None and verdict.step > self._log.losses.last_step:
+            self._log.losses.append(step=verdict.step, epoch=verdict.epoch, loss=verdict.loss)
+
+    def _save_and_stop(self) -> None:
+        self._save("preempted")
+        self._log.event("preempted", step=self.step)
+        self._log.close()
+        self._stopping = True
+        leave_as_preempted(self.step)
+
+    def _save(self, kind: Literal["preempted", "final"]) -> None:
+        self._record_loss()
+        self._heartbeat.enter("save")
+        saved = self._snapshots.save(self._progress, kind=kind, wait=True)
+        self._snapshots.close()
+        if not saved:
+            raise RuntimeError(f"the {kind} snapshot of step {self.step} could not be saved; see the events before it")
