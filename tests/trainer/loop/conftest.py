@@ -52,24 +52,19 @@ class Volume:
             return [sys.executable, *started, str(HERE / arguments[0]), *arguments[1:]]
         return [sys.executable, *started, "-m", "ddp_trainer.train", *arguments]
 
-    def train(self, ranks: int, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-        """Train with so many ranks under torchrun, or (0) without it. Fails the test at the deadline."""
-        process = subprocess.Popen(
+    def start(self, ranks: int, *arguments: str, **environment: str) -> subprocess.Popen[str]:
+        """Start training with so many ranks under torchrun, or (0) without it."""
+        return subprocess.Popen(
             self.command(ranks, arguments),
             env=self.environment(**environment),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            start_new_session=True,
         )
-        try:
-            stdout, stderr = process.communicate(timeout=DEADLINE)
-        except BaseException:
-            # torchrun puts its workers in sessions of their own, but ends them when it is asked to end
-            process.terminate()
-            process.communicate()
-            raise
-        return subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)
+
+    def train(self, ranks: int, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        """Train until it ends. Fails the test at the deadline."""
+        return finish(self.start(ranks, *arguments, **environment))
 
     def trained(self, ranks: int, *arguments: str, **environment: str) -> Volume:
         """Train, to the end."""
@@ -96,6 +91,10 @@ class Volume:
         lines = [json.loads(line) for line in (self.logs / "events.jsonl").read_text().splitlines()]
         return [line for line in lines if line["event"] == kind]
 
+    def beats(self) -> list[dict[str, Any]]:
+        """The heartbeats of all ranks."""
+        return [json.loads(path.read_text()) for path in (self.run_dir / "heartbeats").glob("rank-*.json")]
+
     def snapshot_steps(self) -> list[int]:
         return sorted(
             int(path.name.removeprefix("step-"))
@@ -103,20 +102,34 @@ class Volume:
             if path.name.removeprefix("step-").isdigit()
         )
 
+    def newest_manifest(self) -> dict[str, Any]:
+        return dict(json.loads((self.newest / "manifest.json").read_text()))
+
+    @property
+    def newest(self) -> Path:
+        return self.checkpoints / f"step-{self.snapshot_steps()[-1]:012d}"
+
     def newest_tensors(self) -> dict[str, torch.Tensor]:
         """All tensors of the newest snapshot, by file and name, except the random number generators'."""
         from safetensors.torch import load_file
 
-        newest = self.checkpoints / f"step-{self.snapshot_steps()[-1]:012d}"
         return {
             f"{file.stem}/{name}": tensor
-            for file in newest.glob("*.safetensors")
+            for file in self.newest.glob("*.safetensors")
             if file.stem != "rng"
             for name, tensor in load_file(file).items()
         }
 
 
-Train = Callable[..., Volume]
+def finish(process: subprocess.Popen[str]) -> subprocess.CompletedProcess[str]:
+    """Wait for the end, but not beyond the deadline. Ends what torchrun started, whatever happens here."""
+    try:
+        stdout, stderr = process.communicate(timeout=DEADLINE)
+    except BaseException:
+        process.terminate()
+        process.communicate()
+        raise
+    return subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)
 
 
 @pytest.fixture

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import re
+import time
 
 import pytest
 import torch
 
 pytestmark = pytest.mark.trainer
+
+DEADLINE = 120
 
 # Dropout, shuffled data, momentum and a schedule: all of it state. 23 steps an epoch, a snapshot every 7.
 STEPS = ("--max-steps", "40", "--scheduler", "cosine", "--warmup-steps", "5", "--micro-batch", "20")
@@ -73,12 +75,25 @@ def test_sigterm_to_one_rank_stops_all_after_the_same_step_with_a_snapshot_and_1
 ) -> None:
     stopped = volume.train(2, *strike)
     assert re.search(r"exitcode *: 143", stopped.stderr), stopped.stderr
-    assert volume.snapshot_steps()[-1] == stopped_after
-    manifest = json.loads((volume.checkpoints / f"step-{stopped_after:012d}" / "manifest.json").read_text())
+    manifest = volume.newest_manifest()
     assert (manifest["kind"], manifest["step"]) == ("preempted", stopped_after)
     assert len(volume.losses()) == stopped_after
     volume.trained(2, *strike, DDPJOB_ATTEMPT="1")
     assert_same(volume, trained_once(2, *UNBROKEN))
+
+
+def test_sigterm_to_the_whole_process_group_leaves_data_workers_time_for_the_last_steps(volume) -> None:
+    process = volume.start(2, "--task-options", "width=8", "--epochs", "1000", "--workers", "1")
+    until = time.monotonic() + DEADLINE
+    while process.poll() is None and time.monotonic() < until:
+        if any((beat["step"] or 0) >= 5 for beat in volume.beats()):
+            break
+        time.sleep(0.05)
+    # torchrun passes it on to the process groups of its ranks, in which the data workers are
+    process.terminate()
+    _, stderr = process.communicate(timeout=DEADLINE)
+    assert volume.newest_manifest()["kind"] == "preempted", stderr
+    assert volume.events("preempted")[0]["step"] == volume.snapshot_steps()[-1] >= 5
 
 
 def test_the_number_of_ranks_may_change_and_every_step_keeps_its_batch(volume, difference, trained_once) -> None:
