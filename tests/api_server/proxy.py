@@ -39,6 +39,7 @@ class Fault(Enum):
     CONFLICT = "409"
     BROKEN = "500"
     BUSY = "429 with Retry-After"
+    OVERTAKEN = "somebody changes the job just before the call arrives"
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +86,7 @@ class FaultProxy:
     fault: Callable[[Call], Fault] = lambda call: Fault.PASS
     read_fault: Callable[[web.Request], Awaitable[web.StreamResponse | None]] | None = None
     kill: Callable[[], Awaitable[None]] | None = None
+    overtake: Callable[[], Awaitable[object]] | None = None
     calls: dict[str, list[Call]] = field(default_factory=dict)
     token: str | None = None
     """If set, the only bearer token that is let through."""
@@ -147,6 +149,10 @@ class FaultProxy:
                 assert request.transport is not None
                 request.transport.abort()
                 return web.Response()
+            case Fault.OVERTAKEN:
+                assert self.overtake is not None
+                await self.overtake()
+                return await self._forward(request)
             case Fault.PASS:
                 return await self._forward(request)
             case other:

@@ -19,6 +19,7 @@ from tests.api_server.history import recorded
 from tests.api_server.proxy import Call, Fault, FaultProxy
 
 from ddpjob_operator.cluster import client as api
+from ddpjob_operator.cluster import paths
 
 CALLS = 14
 """What the life below takes: a claim, a Service, 2 x 2 pods made, 2 deleted, the Service pointed, 5 statuses."""
@@ -127,6 +128,28 @@ async def test_a_call_that_goes_wrong_changes_nothing_in_the_end(
         wrong = {proxy.calls[cluster.namespace][index].kind: result
                  for index, (cluster, result) in enumerate(zip(clusters, results, strict=True)) if result}  # fmt: skip
     assert wrong == {}
+
+
+async def test_a_status_that_was_decided_on_an_older_job_is_refused_and_decided_again(
+    cluster: Cluster, start_operator: Any, tmp_path: Path
+) -> None:
+    struck: list[int] = []
+
+    def every_other_status(call: Call) -> Fault:
+        strikes = call.kind == "PATCH ddpjobs/status" and (not struck or not struck[-1])
+        if call.kind == "PATCH ddpjobs/status":
+            struck.append(strikes)
+        return Fault.OVERTAKEN if strikes else Fault.PASS
+
+    async def annotate() -> None:
+        path = f"{paths.jobs(cluster.namespace)}/digits"
+        await cluster.client.merge_patch(path, "ddpjobs", {"metadata": {"annotations": {"seen": str(len(struck))}}})
+
+    async with proxy_before(cluster, tmp_path, fault=every_other_status, overtake=annotate) as proxy:
+        await start_operator(proxy.kubeconfig)
+        assert await life_under(cluster, proxy) == ""
+    codes = [entry.code for entry in await cluster.cost() if entry.resource == "ddpjobs/status"]
+    assert codes == [409, 200] * 5
 
 
 @pytest.mark.parametrize("fault", [Fault.KILL_BEFORE, Fault.KILL_AFTER], ids=lambda fault: fault.name)

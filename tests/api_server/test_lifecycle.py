@@ -10,7 +10,6 @@ from tests.api_server.harness import Cluster, Operator, eventually
 
 from ddpjob_operator.cluster.client import ApiError
 
-
 STOP_SECONDS = 4.0
 
 
