@@ -96,6 +96,12 @@ def case(sentence: str, pod: PodView, reason: str | None, retry: Retry = Retry.Y
             "ImportError",
             Retry.NEVER,
         ),
+        case(
+            "what is never retried keeps its reason, whatever that is",
+            failed(0, 64, "WorkerKilled", **GOING),
+            "WorkerKilled",
+            Retry.NEVER,
+        ),
         case("a deleted pod within its grace has not failed yet", make_pod(**GOING), None),
         case("a deleted pod past its grace counts as gone", make_pod(**GONE), "PodDeleted"),
     ],

@@ -423,6 +423,15 @@ def test_the_condition_for_trouble_keeps_the_time_at_which_it_began() -> None:
     assert condition(after, cond.RUNNING) == ("True", "GangRunning")
 
 
+def test_trouble_ends_with_the_attempt_that_had_it() -> None:
+    waiting = make_pod(0, "Pending", reason="Unschedulable", message="0/2 nodes")
+    troubled = look(make_job(STARTING), seen(waiting, make_pod(1))).status
+    after = look(make_job(troubled), seen(waiting, failed(1, 137))).status
+    assert after.phase is Phase.RESTARTING
+    assert condition(after, cond.DEGRADED) == ("False", "AsExpected")
+    assert look(make_job(after), seen(attempt=1)).status == after, "and costs no further write"
+
+
 def test_a_message_without_any_text_still_makes_an_event() -> None:
     pod = make_pod(1, "Failed", termination=ended(64, make_report("UserError", message="\n")))
     (event,) = look(make_job(RUNNING), seen(make_pod(0), pod)).events

@@ -255,7 +255,7 @@ def _story(world: World) -> Cluster:
         world.look()
     for name in list(world.cluster.pods):
         world.cluster.run(name)
-    for _ in range(4):
+    for _ in range(6):
         world.look()
     world.cluster.end(sorted(world.cluster.pods)[0], 1, "WorkerException")
     for _ in range(4):

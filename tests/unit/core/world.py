@@ -352,9 +352,11 @@ def check_attempt_on_record_first(cluster: Cluster) -> None:
 
 
 def check_no_flip_flop(cluster: Cluster) -> None:
-    """No status is written that is the one before last again: two truths by turns."""
-    for first, second, third in zip(cluster.statuses, cluster.statuses[1:], cluster.statuses[2:], strict=False):
-        assert first != third or second == third, f"the status goes back and forth: {first} {second}"
+    """Two statuses are never written by turns: there and back may be news that came and went, twice is a quarrel."""
+    written = cluster.statuses
+    for first, second, third, fourth in zip(written, written[1:], written[2:], written[3:], strict=False):
+        by_turns = first == third and second == fourth and first != second
+        assert not by_turns, f"the status goes back and forth between {first} and {second}"
 
 
 __all__ = ["NOW", "UID", "Cluster", "Crash", "LostReply", "Operator", "World", "check_history", "later"]
