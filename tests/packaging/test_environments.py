@@ -1,0 +1,75 @@
+"""What a person gets who installs a part of the project: all that it needs, and nothing of the other parts.
+
+Each extra is installed from the repository into an environment of its own, as README says, by the ordinary pip.
+"""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.packaging, pytest.mark.timeout(900)]
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def install(tmp_path_factory: pytest.TempPathFactory):
+    """Install extras into a new environment; returns its Python. torch's version is pinned as everywhere else."""
+
+    def install(*extras: str) -> Path:
+        folder = tmp_path_factory.mktemp("-".join(extras))
+        subprocess.run([sys.executable, "-m", "venv", folder], check=True)
+        python = folder / "bin" / "python"
+        requirement = f"{ROOT}[{','.join(extras)}]"
+        command = [python, "-m", "pip", "install", "-qq", "-c", ROOT / "requirements/torch.txt", requirement]
+        subprocess.run(command, check=True, cwd=folder)
+        return python
+
+    return install
+
+
+def modules(python: Path, *names: str) -> dict[str, bool]:
+    """Which of these modules an environment has, seen from outside the repository."""
+    code = "import importlib.util, sys; print(*(n for n in sys.argv[1:] if importlib.util.find_spec(n)))"
+    found = subprocess.run(
+        [python, "-I", "-c", code, *names], capture_output=True, text=True, check=True, cwd=python.parent
+    )
+    return {name: name in found.stdout.split() for name in names}
+
+
+def run(python: Path, *argv: str) -> str:
+    done = subprocess.run([python, *argv], capture_output=True, text=True, check=True, cwd=python.parent)
+    return done.stdout
+
+
+def test_the_operator_runs_without_torch(install) -> None:
+    python = install("operator")
+    assert modules(python, "ddpjob_operator", "kopf", "kubernetes", "torch", "sklearn") == {
+        "ddpjob_operator": True,
+        "kopf": True,
+        "kubernetes": True,
+        "torch": False,
+        "sklearn": False,
+    }
+    run(python, "-c", "import ddpjob_operator.main")
+
+
+def test_the_command_line_checks_a_job_without_torch_or_a_cluster_client(install) -> None:
+    python = install("cli")
+    assert modules(python, "torch", "kopf", "kubernetes") == {"torch": False, "kopf": False, "kubernetes": False}
+    sample = str(ROOT / "manifests/samples/ddpjob.yaml")
+    for script in ("ddpjob", "kubectl-ddpjob"):
+        run(python, str(python.parent / script), "validate", sample)
+
+
+def test_the_trainer_runs_without_kopf_or_a_cluster_client(install) -> None:
+    python = install("trainer")
+    assert modules(python, "ddp_trainer", "torch", "kopf", "kubernetes") == {
+        "ddp_trainer": True,
+        "torch": True,
+        "kopf": False,
+        "kubernetes": False,
+    }
+    assert "--task" in run(python, "-m", "ddp_trainer.train", "--help")
