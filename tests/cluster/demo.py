@@ -71,7 +71,7 @@ def _demo(cleanup: ExitStack) -> int:
     cleanup.enter_context(operator_installed(kubectl, images))
     wait_operator(kubectl)
     folder = Path(cleanup.enter_context(tempfile.TemporaryDirectory(prefix="ddpjob-demo-")))
-    watching = cleanup.enter_context(prometheus(Path(which("prometheus") or "prometheus"), kubectl.kubeconfig, folder))
+    watching = cleanup.enter_context(prometheus(Path(which("prometheus") or "prometheus"), kubectl, folder))
     demo = _fresh_namespace(kubectl)
     cleanup.callback(demo.run, "delete", "namespace", NAMESPACE, "--timeout=60s", check=False, seconds=90)
 

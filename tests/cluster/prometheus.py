@@ -1,7 +1,8 @@
 """A real Prometheus that watches a cluster from outside.
 
-It finds the operator and the trainer pods with Kubernetes service discovery, and scrapes them through the API server's
-proxy: a pod's own address can be reached from here on some clusters only, the API server on all of them.
+Debian's Prometheus is built without Kubernetes service discovery, so a watch on pods keeps its target files up to date.
+Pods are scraped through the API server's proxy: a pod's own address can be reached from here on some clusters only, the
+API server on all of them.
 """
 
 from __future__ import annotations
@@ -11,18 +12,33 @@ import json
 import socket
 import subprocess
 import tempfile
+import threading
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
-from tests.cluster.kube import wait_for
+from tests.cluster.kube import Kubectl, Object, wait_for
 
-SCRAPE_SECONDS = 1
+GLOBAL = {"scrape_interval": "1s", "scrape_timeout": "1s"}
+
+
+@dataclass(frozen=True, slots=True)
+class Pods:
+    """What one scrape job asks: pods by label, and the port of their /metrics."""
+
+    selector: str
+    port: int
+
+
+SCRAPED = {
+    "operator": Pods("app.kubernetes.io/name=ddpjob-operator", 8080),
+    "trainer": Pods("app.kubernetes.io/managed-by=ddpjob", 9400),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,76 +78,96 @@ class Prometheus:
 
 
 @contextmanager
-def prometheus(binary: Path, kubeconfig: Path, folder: Path) -> Iterator[Prometheus]:
-    """Run Prometheus until the end of the block; its data and log stay in `folder`."""
+def prometheus(binary: Path, kubectl: Kubectl, folder: Path) -> Iterator[Prometheus]:
+    """Run Prometheus until the end of the block; its data and log stay in `folder`.
+
+    It has two scrape jobs: `operator`, and `trainer` for the pods of all DDPJobs.
+    """
     port = _free_port()
-    with tempfile.TemporaryDirectory(prefix="ddpjob-prometheus-") as secrets:
+    with ExitStack() as cleanup:
+        secrets = Path(cleanup.enter_context(tempfile.TemporaryDirectory(prefix="ddpjob-prometheus-")))
+        server, login = _login(kubectl.kubeconfig, secrets)
+        scrapes = [_scrape(folder, server, login, name) for name in SCRAPED]
         config = folder / "prometheus.yml"
-        config.write_text(yaml.safe_dump(configuration(kubeconfig, Path(secrets)), sort_keys=False))
-        with (folder / "prometheus.log").open("w") as log:
-            process = subprocess.Popen(
+        config.write_text(yaml.safe_dump({"global": GLOBAL, "scrape_configs": scrapes}, sort_keys=False))
+        for name, pods in SCRAPED.items():
+            cleanup.enter_context(_targets(kubectl, server, pods, folder / f"{name}.json"))
+        log = folder / "prometheus.log"
+        process = cleanup.enter_context(
+            _process(
                 [
-                    binary,
+                    str(binary),
                     f"--config.file={config}",
                     f"--storage.tsdb.path={folder / 'data'}",
                     f"--web.listen-address=127.0.0.1:{port}",
                 ],
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
+                stdout=cleanup.enter_context(log.open("w")),
+                stderr=subprocess.STDOUT,
             )
+        )
+        url = f"http://127.0.0.1:{port}"
+        wait_for(lambda: _ready(url, process, log), 30, "Prometheus is ready")
+        yield Prometheus(url)
+
+
+@contextmanager
+def _targets(kubectl: Kubectl, server: str, pods: Pods, file: Path) -> Iterator[None]:
+    """Keep a target file in step with the pods that run, by a watch, until the end of the block."""
+    query = urllib.parse.urlencode({"labelSelector": pods.selector, "watch": "true", "timeoutSeconds": 3600})
+    command = kubectl.command("get", "--raw", f"/api/v1/pods?{query}")
+    with _process(command, env=kubectl.environment(), stdout=subprocess.PIPE, text=True) as watch:
+        thread = threading.Thread(target=_follow, args=(watch, server, pods, file), daemon=True)
+        thread.start()
         try:
-            server = Prometheus(f"http://127.0.0.1:{port}")
-            wait_for(
-                lambda: _ready(server.url, process), 30, "Prometheus is ready", (folder / "prometheus.log").read_text
-            )
-            yield server
+            yield
         finally:
-            process.terminate()
-            try:
-                process.wait(10)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+            watch.terminate()
+            thread.join(5)
 
 
-def configuration(kubeconfig: Path, secrets: Path) -> dict[str, Any]:
-    """Two scrape jobs: `operator`, and `trainer` for the pods of all DDPJobs.
+def _follow(watch: subprocess.Popen[Any], server: str, pods: Pods, file: Path) -> None:
+    running: dict[str, Object] = {}
+    for line in watch.stdout or ():
+        event = json.loads(line)
+        pod = event["object"]
+        metadata = pod["metadata"]
+        if event["type"] != "DELETED" and pod["status"].get("phase") == "Running":
+            path = f"/api/v1/namespaces/{metadata['namespace']}/pods/{metadata['name']}:{pods.port}/proxy/metrics"
+            running[metadata["uid"]] = {
+                "targets": [server.removeprefix("https://")],
+                "labels": {"__metrics_path__": path, "pod": metadata["name"]},
+            }
+        else:
+            running.pop(metadata["uid"], None)
+        new = file.with_suffix(".new")
+        new.write_text(json.dumps(list(running.values())))
+        new.replace(file)
 
-    `secrets` gets what a kubeconfig holds inline and Prometheus wants as files.
-    """
-    server, login = _login(kubeconfig, secrets)
+
+def _scrape(folder: Path, server: str, login: dict[str, Any], name: str) -> dict[str, Any]:
     return {
-        "global": {"scrape_interval": f"{SCRAPE_SECONDS}s", "scrape_timeout": f"{SCRAPE_SECONDS}s"},
-        "scrape_configs": [
-            _scrape(server, login, "operator", "app.kubernetes.io/name=ddpjob-operator", 8080),
-            _scrape(server, login, "trainer", "app.kubernetes.io/managed-by=ddpjob", 9400),
-        ],
+        "job_name": name,
+        "scheme": "https" if server.startswith("https:") else "http",
+        # job and namespace are the DDPJob's own in a trainer's metrics
+        "honor_labels": True,
+        "file_sd_configs": [{"files": [str(folder / f"{name}.json")]}],
+        **login,
     }
 
 
-def _scrape(server: str, login: dict[str, Any], name: str, selector: str, port: int) -> dict[str, Any]:
-    host = server.removeprefix("https://")
-    proxied = f"/api/v1/namespaces/${{1}}/pods/${{2}}:{port}/proxy/metrics"
-    namespace, pod = "__meta_kubernetes_namespace", "__meta_kubernetes_pod_name"
-    return {
-        "job_name": name,
-        "scheme": "https",
-        # job and namespace are the DDPJob's own in a trainer's metrics
-        "honor_labels": True,
-        **login,
-        "kubernetes_sd_configs": [
-            {"role": "pod", "api_server": server, **login, "selectors": [{"role": "pod", "label": selector}]}
-        ],
-        "relabel_configs": [
-            {"source_labels": ["__meta_kubernetes_pod_container_port_number"], "regex": str(port), "action": "keep"},
-            {"source_labels": ["__meta_kubernetes_pod_phase"], "regex": "Running", "action": "keep"},
-            {"target_label": "__address__", "replacement": host},
-            {"source_labels": [namespace, pod], "regex": "(.+);(.+)", "target_label": "__metrics_path__",
-             "replacement": proxied},
-            {"source_labels": [pod], "target_label": "pod"},
-        ],
-    }  # fmt: skip
+@contextmanager
+def _process(command: list[str], **options: Any) -> Iterator[subprocess.Popen[Any]]:
+    """A process that ends with the block. A Ctrl-C in the terminal is not for it: it ends in its turn."""
+    process = subprocess.Popen(command, start_new_session=True, **options)
+    try:
+        yield process
+    finally:
+        process.terminate()
+        try:
+            process.wait(10)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
 
 
 def _login(kubeconfig: Path, secrets: Path) -> tuple[str, dict[str, Any]]:
@@ -164,9 +200,9 @@ def _named(entries: list[dict[str, Any]], name: str) -> dict[str, Any]:
     return next(entry for entry in entries if entry["name"] == name)
 
 
-def _ready(url: str, process: subprocess.Popen[bytes]) -> bool:
+def _ready(url: str, process: subprocess.Popen[bytes], log: Path) -> bool:
     if process.poll() is not None:
-        raise RuntimeError(f"Prometheus ended with exit code {process.returncode}")
+        raise RuntimeError(f"Prometheus ended with exit code {process.returncode}:\n{log.read_text()[-2000:]}")
     try:
         with urllib.request.urlopen(f"{url}/-/ready", timeout=2) as answer:
             return bool(answer.status == 200)
