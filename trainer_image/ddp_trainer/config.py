@@ -148,12 +148,21 @@ def parse(argv: Sequence[str]) -> TrainConfig:
     return TrainConfig(**{**values, **given})
 
 
-def check_world(config: TrainConfig, *, world_size: int, device: str) -> None:
-    """Refuse what cannot work with this many ranks on this kind of device. Raises UserError."""
-    if config.strategy == "single" and world_size > 1:
+def check_world(config: TrainConfig, *, world_size: int, device: str, devices: int = 0) -> None:
+    """Refuse what cannot work with this many ranks on this kind of device, of which this node has `devices`.
+
+    Raises UserError.
+    """
+    if config.strategy in ("single", "data_parallel") and world_size > 1:
         raise UserError(
-            f"--strategy single trains on one rank, but {world_size} were started: choose --strategy ddp, or "
-            "start one process"
+            f"--strategy {config.strategy} trains on one rank, but {world_size} were started: choose "
+            "--strategy ddp, or start one process"
+        )
+    if config.strategy == "data_parallel" and (device != "cuda" or devices < 2):
+        have = f"{devices} GPU" if device == "cuda" else "the CPU"
+        raise UserError(
+            "--strategy data_parallel splits each batch among the GPUs of one process; on "
+            f"{have} torch.nn.DataParallel does nothing: choose --strategy ddp, or single on one rank"
         )
     if config.global_batch % world_size:
         low = config.global_batch // world_size * world_size

@@ -22,11 +22,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     heartbeat = Heartbeat.from_env()
     heartbeat.enter("init")
     # After the flags are known to be good: torch takes seconds to import.
+    import torch
+
     from ddp_trainer.build import build
     from ddp_trainer.distributed import describe_world, process_group
 
     world = describe_world(device=config.device)
-    check_world(config, world_size=world.size, device=world.device.type)
+    check_world(config, world_size=world.size, device=world.device.type, devices=torch.cuda.device_count())
     heartbeat.enter("rendezvous")
     with process_group(world, timeout_seconds=config.timeout_seconds):
         heartbeat.enter("load")

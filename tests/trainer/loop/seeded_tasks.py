@@ -40,6 +40,25 @@ class Struck(Digits):
         return super().loss(output, batch)
 
 
+class HalfUsed(Digits):
+    """Digits whose model has one layer that no sample uses, and one that only even-numbered ranks use."""
+
+    def model(self) -> nn.Module:
+        return HalfUsedModel()
+
+
+class HalfUsedModel(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.used = nn.Linear(64, 10)
+        self.sometimes = nn.Linear(64, 10)
+        self.unused = nn.Linear(64, 10)
+
+    def forward(self, images: Tensor) -> Tensor:
+        flat = images.flatten(1)
+        return self.used(flat) + self.sometimes(flat) if RANK % 2 == 0 else self.used(flat)
+
+
 class Seven(Task):
     """Seven samples, so that no number of ranks but one and seven divides them; sample i is i."""
 

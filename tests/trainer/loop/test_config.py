@@ -78,6 +78,8 @@ def test_a_bad_file_is_refused_naming_file_field_and_fix(tmp_path: Path, text: s
             "cpu",
             "--strategy single trains on one rank, but 2 were started: choose --strategy ddp",
         ),
+        ("--strategy data_parallel", 2, "cuda", "trains on one rank, but 2 were started"),
+        ("--strategy data_parallel", 1, "cpu", "on the CPU torch.nn.DataParallel does nothing: choose --strategy ddp"),
         ("--global-batch 64", 3, "cpu", "--global-batch 64 cannot be divided among 3 ranks"),
         ("--global-batch 64", 3, "cpu", "choose 63 or 66, or a number of ranks that divides 64"),
         ("--global-batch 2", 4, "cpu", "choose 4, or a number"),

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
-import pytest
+from pathlib import Path
 
+import pytest
+import torch
+
+from ddp_trainer.randomness import mixed_seed
+from ddp_trainer.tasks import load_task
+
+HERE = Path(__file__).parent
 pytestmark = pytest.mark.trainer
 
 # 1,437 samples in batches of 64: the last batch of an epoch has 29, which two ranks cannot share evenly.
@@ -13,6 +20,24 @@ SINGLE = ("--strategy", "single", *DIGITS)
 
 def test_two_ranks_of_ddp_have_the_losses_of_one(trained_once, difference) -> None:
     assert difference(trained_once(2, *DIGITS).losses(), trained_once(0, *SINGLE).losses()) < 1e-5
+
+
+@pytest.mark.parametrize("strategy", ["manual_allreduce", "manual_rs_ag"])
+def test_gradients_reduced_by_hand_have_the_losses_of_one_rank(volume, trained_once, difference, strategy: str) -> None:
+    volume.trained(2, *DIGITS, "--strategy", strategy, "--micro-batch", "16")
+    assert difference(volume.losses(), trained_once(0, *SINGLE).losses()) < 1e-5
+
+
+@pytest.mark.parametrize("strategy", ["manual_allreduce", "manual_rs_ag"])
+def test_a_parameter_that_no_rank_uses_is_not_changed_by_weight_decay(volume, strategy: str, monkeypatch) -> None:
+    monkeypatch.syspath_prepend(HERE)
+    decay = ("--weight-decay", "0.5", "--max-steps", "3")
+    volume.trained(2, "--task", "seeded_tasks:HalfUsed", "--strategy", strategy, *decay)
+    tensors = volume.newest_tensors()
+    torch.manual_seed(mixed_seed(0))
+    initial = load_task("seeded_tasks:HalfUsed").model().state_dict()
+    assert torch.equal(tensors["model/unused.weight"], initial["unused.weight"])
+    assert not torch.equal(tensors["model/sometimes.weight"], initial["sometimes.weight"])
 
 
 def test_accumulated_micro_batches_with_an_uneven_tail_have_the_losses_of_the_whole_batch(

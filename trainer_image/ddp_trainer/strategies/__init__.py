@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 STRATEGIES: Final = {
     "single": "Single",
     "ddp": "DDP",
+    "manual_allreduce": "ManualAllReduce",
+    "manual_rs_ag": "ManualReduceScatterAllGather",
+    "data_parallel": "DataParallel",
 }
 """The class of each strategy; its module has the strategy's name, and is imported only when it is chosen."""
 
