@@ -54,10 +54,10 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 # patch: its selector moves on to node rank 0 of a new attempt
 - apiGroups: [""]
   resources: [services]
-  verbs: [get, create, patch, delete]
+  verbs: [get, create, patch]
 - apiGroups: [""]
   resources: [persistentvolumeclaims]
-  verbs: [get, list, watch, create]
+  verbs: [create]
 - apiGroups: [""]
   resources: [events]
   verbs: [create, patch]
