@@ -71,7 +71,9 @@ def test_a_gang_that_breaks_while_there_is_no_operator_restarts_when_it_is_back(
 ) -> None:
     scenario.apply()
     scenario.wait_trained(STEPS // 3)
+    leader = wait_operator(operator.kubectl)
     operator.kubectl.run("scale", "deployment", "--all", "--replicas=0")
+    operator.kubectl.delete("pod", leader, *FORCE)
     try:
         wait_for(lambda: not operator.kubectl.list("pods"), 60, "the operator is gone")
         scenario.kill_rank(0)

@@ -11,8 +11,7 @@ SELDOM_USED = {
     "get ddpjobs.training.ddpjob.io": "read again after a conflict",
     "get pods": "after a create that was refused because the name is taken",
     "get services": "the same",
-    "get persistentvolumeclaims": "the same",
-    "delete services": "a Service of this name that belongs to nobody",
+    "create leases.coordination.k8s.io": "once in the life of a cluster: it outlives the release",
     "patch events": "an event that repeats is counted up instead of made again",
 }
 """Rights that only show in situations which no test here brings about, and why the operator has them."""
