@@ -16,18 +16,33 @@ import safetensors.torch
 import torch
 
 from ddp_trainer.snapshots import rng
-from ddp_trainer.snapshots.errors import IncompatibleSnapshotError, SnapshotError
+from ddp_trainer.snapshots.errors import CorruptSnapshotError, IncompatibleSnapshotError, SnapshotError
 from ddp_trainer.snapshots.manifest import Manifest
-from ddp_trainer.snapshots.state import Staging, parse_files, read_state, write_state
-from ddp_trainer.snapshots.tensorfile import lay_out, parse
+from ddp_trainer.snapshots.state import File, Staging, file_in_memory, parse_files, read_state, write_state
+from ddp_trainer.snapshots.tensorfile import TensorFile, lay_out
 
 
-def files_of(states: dict[str, Any]) -> dict[str, bytearray]:
+def in_memory(name: str, data: bytes) -> File:
+    """The file as reading leaves it."""
+    file = file_in_memory(name, len(data))
+    rest = memoryview(data)
+    for piece in file.pieces():
+        piece[:], rest = rest[: len(piece)], rest[len(piece) :]
+    assert not rest
+    return file
+
+
+def parse(data: bytes) -> dict[str, torch.Tensor]:
+    file = in_memory("x.safetensors", data)
+    assert isinstance(file, TensorFile)
+    return file.tensors()
+
+
+def files_of(states: dict[str, Any]) -> dict[str, File]:
     staged = Staging().stage(states)
-    files = {
-        name: bytearray(header) + bytearray(data.numpy().tobytes()) for name, (header, data) in staged.files.items()
-    }
-    return {**files, "state.json": bytearray(staged.structure)}
+    files = {name: header + data.numpy().tobytes() for name, (header, data) in staged.files.items()}
+    files["state.json"] = staged.structure
+    return {name: in_memory(name, data) for name, data in files.items()}
 
 
 def there_and_back(state: Any) -> Any:
@@ -124,7 +139,7 @@ def test_files_that_other_programs_write_as_safetensors_are_read(tmp_path: Path)
     safetensors.torch.save_file(
         {"b": torch.randn(3, 2), "a": torch.arange(3)}, tmp_path / "x", metadata={"format": "pt"}
     )
-    ours = parse(bytearray((tmp_path / "x").read_bytes()))
+    ours = parse((tmp_path / "x").read_bytes())
     theirs = safetensors.torch.load_file(tmp_path / "x")
     assert all(torch.equal(ours[name], theirs[name]) for name in ("a", "b"))
 
@@ -136,11 +151,40 @@ def test_files_that_other_programs_write_as_safetensors_are_read(tmp_path: Path)
         (60).to_bytes(8, "little") + b'{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}      ' + b"1234",
         (60).to_bytes(8, "little") + b'{"a":{"dtype":"F32","shape":[-1],"data_offsets":[0,0]}}     ',
         (60).to_bytes(8, "little") + b'{"a":{"dtype":"PY","shape":[1],"data_offsets":[0,4]}}       ' + b"1234",
+        (60).to_bytes(8, "little") + b'{"a":{"dtype":"F32","shape":[1],"data_offsets":[4,8]}}      ' + b"12345678",
+        (60).to_bytes(8, "little") + b'{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}      ' + b"12345678",
+        (100).to_bytes(8, "little")
+        + b'{"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]},'
+        b'"b":{"dtype":"U8","shape":[4],"data_offsets":[2,6]}}'.ljust(100)
+        + b"123456",
+        (99_000_000).to_bytes(8, "little") + b"{}",
     ],
 )  # fmt: skip
 def test_a_malformed_tensor_file_is_refused(file: bytes) -> None:
     with pytest.raises(IncompatibleSnapshotError):
-        parse(bytearray(file))
+        parse(file)
+
+
+def test_a_bit_flipped_in_a_header_is_a_corrupt_file_and_not_one_of_another_program(volume: Any) -> None:
+    store = volume.writer()
+    states = {"model": {"w": torch.randn(1000), "b": torch.randn(3)}}
+    manifest = store.save(
+        lambda directory: write_state(directory, states), Manifest("digits", "uid-1", 0, 1, 0, 0, 1, "ddp", 8, 1.0)
+    )
+    path = volume.step(1) / "model.safetensors"
+    data = path.read_bytes()
+    for position in (0, 7, 8, 30, 60, len(data) - 1):
+        path.write_bytes(data[:position] + bytes([data[position] ^ 4]) + data[position + 1 :])
+        with pytest.raises(CorruptSnapshotError, match="SHA-256"):
+            read_state(volume.step(1), manifest)
+    path.write_bytes(data)
+    assert torch.equal(read_state(volume.step(1), manifest)["model"]["w"], states["model"]["w"])
+
+
+def test_each_tensor_that_is_read_has_aligned_memory_of_its_own() -> None:
+    back = there_and_back({"a": torch.ones(3, dtype=torch.int8), "b": torch.ones(5), "c": torch.ones(5)})
+    assert all(tensor.data_ptr() % 64 == 0 and tensor.storage_offset() == 0 for tensor in back.values())
+    assert all(tensor.untyped_storage().nbytes() == tensor.nbytes for tensor in back.values())
 
 
 def test_every_tensor_lies_at_a_multiple_of_its_element_size() -> None:
@@ -191,7 +235,7 @@ def test_a_malicious_pickle_in_a_snapshot_is_never_executed(volume: Any, tmp_pat
     with pytest.raises(IncompatibleSnapshotError):
         read_state(volume.step(1), manifest)
     with pytest.raises(IncompatibleSnapshotError):
-        parse(bytearray(evil))
+        parse(evil)
     assert not (tmp_path / "executed").exists()
     pickle.loads(evil)
     assert (tmp_path / "executed").exists(), "the bomb itself must work, or this test shows nothing"
@@ -199,7 +243,8 @@ def test_a_malicious_pickle_in_a_snapshot_is_never_executed(volume: Any, tmp_pat
 
 def test_a_kind_of_value_that_this_image_does_not_know_is_refused() -> None:
     files = files_of({"x": {}})
-    files["state.json"] = bytearray(json.dumps({"version": 1, "states": {"x": {"$quaternion": [1, 2]}}}).encode())
+    structure = {"version": 1, "states": {"x": {"$quaternion": [1, 2]}}}
+    files["state.json"] = in_memory("state.json", json.dumps(structure).encode())
     with pytest.raises(IncompatibleSnapshotError, match="quaternion"):
         parse_files(files)
 

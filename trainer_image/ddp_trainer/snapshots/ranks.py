@@ -59,7 +59,7 @@ class Ranks:
             dist.broadcast(values, src=0, group=self.group)
         return tuple(values.tolist())
 
-    def bytes_from_first(self, data: bytearray) -> None:
+    def bytes_from_first(self, data: memoryview) -> None:
         """Fill `data`, of the same length everywhere, with rank 0's bytes."""
         if self.group is not None and data:
             for piece in torch.frombuffer(data, dtype=torch.uint8).split(_PIECE):  # type: ignore[no-untyped-call]

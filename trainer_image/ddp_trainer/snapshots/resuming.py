@@ -21,13 +21,13 @@ from ddp_trainer.snapshots.fence import Fence
 from ddp_trainer.snapshots.manifest import Manifest
 from ddp_trainer.snapshots.names import step_directory
 from ddp_trainer.snapshots.ranks import Ranks
-from ddp_trainer.snapshots.state import RNG, SHARDS, Stateful, parse_files, read_files
+from ddp_trainer.snapshots.state import RNG, SHARDS, File, Stateful, file_in_memory, parse_files, read_files
 from ddp_trainer.snapshots.store import SnapshotStore
 from ddp_trainer.snapshots.values import Identity
 
 log = logging.getLogger(__name__)
 
-Files = dict[str, bytearray]
+Files = dict[str, File]
 
 
 def claim(directory: Path, identity: Identity, *, keep: int) -> SnapshotStore:
@@ -89,8 +89,9 @@ def share(directory: Path, manifest: Manifest, files: Files, ranks: Ranks) -> No
     log.warning("rank 0 sends snapshot %d to all ranks, since these cannot read it: %s", manifest.step, problems)
     for name, entry in sorted(manifest.files.items()):
         if not name.startswith(f"{SHARDS}/"):
-            files.setdefault(name, bytearray(entry.bytes))
-            ranks.bytes_from_first(files[name])
+            file = files.setdefault(name, file_in_memory(name, entry.bytes))
+            for piece in file.pieces():
+                ranks.bytes_from_first(piece)
 
 
 def load(

@@ -25,10 +25,10 @@ from torch.futures import Future
 
 from ddp_trainer.snapshots.buffers import Buffers
 from ddp_trainer.snapshots.errors import CorruptSnapshotError, IncompatibleSnapshotError
-from ddp_trainer.snapshots.manifest import Manifest
+from ddp_trainer.snapshots.manifest import FileEntry, Manifest
 from ddp_trainer.snapshots.state import SHARDS
-from ddp_trainer.snapshots.tensorfile import DTYPES, dtype_name, parse
-from ddp_trainer.snapshots.verify import read_verified
+from ddp_trainer.snapshots.tensorfile import DTYPES, TensorFile, dtype_name
+from ddp_trainer.snapshots.verify import read_verified, read_verified_into
 
 INDEX = f"{SHARDS}/index.json"
 _VERSION = 1
@@ -139,7 +139,7 @@ class VerifyingReader(StorageReader):
         for item in plan.items:
             by_file.setdefault(self._places[item.storage_index][0], []).append(item)
         for name, items in by_file.items():
-            parts = parse(read_file(self._directory, self._manifest, name), copy=False)
+            parts = read_tensors(self._directory, self._manifest, name)
             for item in items:
                 source = parts[self._places[item.storage_index][1]]
                 for dim, (offset, length) in enumerate(zip(item.storage_offsets, item.lengths, strict=True)):
@@ -165,7 +165,7 @@ def read_whole(directory: Path, manifest: Manifest) -> dict[str, Tensor]:
     index = _read_index(directory, manifest)
     whole = {name: torch.empty(entry["shape"], dtype=DTYPES[entry["dtype"]]) for name, entry in index.items()}
     for file in sorted({part["file"] for entry in index.values() for part in entry["parts"]}):
-        parts = parse(read_file(directory, manifest, file), copy=False)
+        parts = read_tensors(directory, manifest, file)
         for name, entry in index.items():
             for part in entry["parts"]:
                 if part["file"] == file:
@@ -184,10 +184,22 @@ def _read_index(directory: Path, manifest: Manifest) -> dict[str, Any]:
 
 def read_file(directory: Path, manifest: Manifest, name: str) -> bytearray:
     """One verified file. Raises CorruptSnapshotError, OSError."""
+    return read_verified(directory, name, _entry(manifest, name))
+
+
+def read_tensors(directory: Path, manifest: Manifest, name: str) -> dict[str, Tensor]:
+    """The tensors of one verified file. Raises CorruptSnapshotError, IncompatibleSnapshotError, OSError."""
+    entry = _entry(manifest, name)
+    file = TensorFile(entry.bytes)
+    read_verified_into(directory, name, entry, file.pieces())
+    return file.tensors()
+
+
+def _entry(manifest: Manifest, name: str) -> FileEntry:
     entry = manifest.files.get(name)
     if entry is None:
         raise CorruptSnapshotError(f"{name} is not in the manifest")
-    return read_verified(directory, name, entry)
+    return entry
 
 
 def tensor_file(rank: int) -> str:

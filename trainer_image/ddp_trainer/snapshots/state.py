@@ -9,7 +9,7 @@ the bytes that were verified are the bytes used.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -21,14 +21,29 @@ from ddp_trainer.snapshots.disk import Disk
 from ddp_trainer.snapshots.errors import IncompatibleSnapshotError
 from ddp_trainer.snapshots.manifest import FileEntry, Manifest
 from ddp_trainer.snapshots.structure import put_together, take_apart
-from ddp_trainer.snapshots.tensorfile import parse
-from ddp_trainer.snapshots.verify import read_verified, verify_files
+from ddp_trainer.snapshots.tensorfile import TensorFile
+from ddp_trainer.snapshots.verify import read_verified_into, verify_files
 
 STRUCTURE = "state.json"
+TENSORS = ".safetensors"
 SHARDS = "shards"
 """The folder that all ranks write into."""
 RNG = "rng"
 _VERSION = 1
+
+
+class PlainFile:
+    """A file in memory as it is."""
+
+    def __init__(self, size: int) -> None:
+        self._data = memoryview(bytearray(size))
+
+    def pieces(self) -> Iterator[memoryview]:
+        """All of it in one, to be filled or sent."""
+        yield self._data
+
+
+File = PlainFile | TensorFile
 
 
 @runtime_checkable
@@ -82,7 +97,7 @@ class Staging:
             tensors: dict[str, Tensor] = {}
             structure[name] = take_apart(state, "", tensors)
             if tensors:
-                files[f"{name}.safetensors"] = self._buffers.copy(name, tensors)
+                files[f"{name}{TENSORS}"] = self._buffers.copy(name, tensors)
         return Staged(json.dumps({"version": _VERSION, "states": structure}).encode(), files)
 
 
@@ -95,14 +110,23 @@ def write_state(
     Staging().stage(states if rng is None else {**states, RNG: {"ranks": rng}}).write(directory, disk)
 
 
-def read_files(directory: Path, manifest: Manifest, *, check_shards: bool = True) -> dict[str, bytearray]:
+def file_in_memory(name: str, size: int) -> File:
+    """Memory for a file of a snapshot; its `pieces` are to be filled."""
+    return TensorFile(size) if name.endswith(TENSORS) else PlainFile(size)
+
+
+def read_files(directory: Path, manifest: Manifest, *, check_shards: bool = True) -> dict[str, File]:
     """The files of a snapshot that every rank needs, in memory, verified as they were read.
 
     The shards, of which a rank needs few, are only verified, by rank 0 for all. Raises CorruptSnapshotError, OSError.
     """
     if check_shards:
         verify_files(directory, manifest.with_files(_files(manifest, shards=True)))
-    return {name: read_verified(directory, name, entry) for name, entry in _files(manifest, shards=False).items()}
+    files = {}
+    for name, entry in _files(manifest, shards=False).items():
+        files[name] = file_in_memory(name, entry.bytes)
+        read_verified_into(directory, name, entry, files[name].pieces())
+    return files
 
 
 def read_state(directory: Path, manifest: Manifest) -> dict[str, Any]:
@@ -110,20 +134,20 @@ def read_state(directory: Path, manifest: Manifest) -> dict[str, Any]:
     return parse_files(read_files(directory, manifest))
 
 
-def parse_files(files: dict[str, bytearray]) -> dict[str, Any]:
+def parse_files(files: dict[str, File]) -> dict[str, Any]:
     """The states in verified files by name; takes the files out of `files` one by one, so that memory holds them but
     once.
     """
     try:
-        structure = json.loads(files.pop(STRUCTURE))
+        structure = json.loads(b"".join(files.pop(STRUCTURE).pieces()))
         if structure["version"] != _VERSION:
             raise IncompatibleSnapshotError(
                 f"{STRUCTURE} is of version {structure['version']}, this image reads {_VERSION}"
             )
         states = {}
         for name, state in structure["states"].items():
-            file = files.pop(f"{name}.safetensors", None)
-            states[name] = put_together(state, parse(file) if file is not None else {})
+            file = files.pop(f"{name}{TENSORS}", None)
+            states[name] = put_together(state, file.tensors() if isinstance(file, TensorFile) else {})
     except (KeyError, TypeError, ValueError) as error:
         raise IncompatibleSnapshotError(f"{STRUCTURE} is not what this image writes: {error!r}") from error
     return states

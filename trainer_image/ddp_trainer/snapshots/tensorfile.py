@@ -1,4 +1,5 @@
-"""Tensors as a safetensors file, laid out once so that later saves are plain copies into the same buffer.
+"""Tensors as a safetensors file, laid out once so that later saves are plain copies into the same buffer, and read
+straight to where they stay.
 
 The format (github.com/huggingface/safetensors, "Format"): 8 bytes of header length, little endian; a JSON header,
 padded with spaces to a multiple of 8; the tensors' bytes without a gap. The library builds a second copy of
@@ -11,8 +12,9 @@ from __future__ import annotations
 import json
 import math
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -38,6 +40,7 @@ DTYPES = {
     "F8_E5M2": torch.float8_e5m2,
 }
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
+_LENGTH = struct.Struct("<Q")
 _MAX_HEADER = 100_000_000  # the library's own limit
 
 
@@ -89,36 +92,90 @@ def lay_out(tensors: Mapping[str, Tensor]) -> Layout:
         position = end
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    return Layout(struct.pack("<Q", len(text)) + text, slots, position)
+    return Layout(_LENGTH.pack(len(text)) + text, slots, position)
 
 
-def parse(file: bytearray, *, copy: bool = True) -> dict[str, Tensor]:
-    """The tensors of a safetensors file, each in memory of its own, or without `copy` as views of `file`.
+class TensorFile:
+    """A safetensors file of `size` bytes in host memory, each tensor in memory of its own.
 
-    A view is aligned only to its element size, and some kernels' results depend on alignment. Raises
-    IncompatibleSnapshotError for a file that is not in the format: its bytes are verified, so it was written so.
+    Of its own, because optimizers keep the tensors that they are given, and because some kernels' results depend on
+    how memory is aligned.
     """
-    try:
-        (length,) = struct.unpack_from("<Q", file)
-        if length > min(_MAX_HEADER, len(file) - 8):
-            raise ValueError(f"header of {length} bytes in a file of {len(file)}")
-        header = json.loads(file[8 : 8 + length])
-        data_bytes = len(file) - 8 - length
-        data = (
-            torch.frombuffer(file, dtype=torch.uint8, offset=8 + length)
-            if data_bytes
-            else torch.empty(0, dtype=torch.uint8)
-        )
-        views = {name: _slot(entry, data_bytes).view(data) for name, entry in header.items() if name != "__metadata__"}
-        return {name: view.clone() for name, view in views.items()} if copy else views
-    except (ValueError, KeyError, TypeError, AttributeError, RuntimeError, struct.error) as error:
-        raise IncompatibleSnapshotError(f"not a safetensors file that can be read: {error}") from error
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._pieces: list[memoryview] = []
+        self._tensors: dict[str, Tensor] = {}
+        self._problem: Exception | None = None
+
+    def pieces(self) -> Iterator[memoryview]:
+        """The memory of the file from its first byte to its last, to be filled, or sent when it has been.
+
+        Each must be filled before the next is asked for: what was read so far says where the rest belongs.
+        """
+        if not self._pieces:
+            yield from self._lay_out()
+        else:
+            yield from self._pieces
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The tensors. Raises IncompatibleSnapshotError for a file that is not in the format: its bytes are verified,
+        so it was written so.
+        """
+        if self._problem is not None or not self._pieces:
+            raise IncompatibleSnapshotError(f"not a safetensors file that can be read: {self._problem}")
+        return self._tensors
+
+    def _lay_out(self) -> Iterator[memoryview]:
+        read = 0
+
+        def piece(memory: memoryview) -> memoryview:
+            nonlocal read
+            read += len(memory)
+            self._pieces.append(memory)
+            return memory
+
+        try:
+            if self._size < _LENGTH.size:
+                raise ValueError(f"{self._size} bytes are too few for a header")
+            yield (length := piece(memoryview(bytearray(_LENGTH.size))))
+            (header_bytes,) = _LENGTH.unpack(length)
+            if header_bytes > min(_MAX_HEADER, self._size - read):
+                raise ValueError(f"header of {header_bytes} bytes in a file of {self._size}")
+            yield (header := piece(memoryview(bytearray(header_bytes))))
+            # Nothing is verified yet: memory is asked for only once the places add up to the file's size.
+            places = _places(bytes(header), self._size - read)
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            self._problem = error
+            places = {}
+        for name, slot in places.items():
+            self._tensors[name] = tensor = torch.empty(slot.shape, dtype=slot.dtype)
+            if tensor.numel():
+                yield piece(memoryview(tensor.view(-1).view(torch.uint8).numpy()).cast("B"))  # type: ignore[arg-type]
+        if read < self._size:
+            # The file is not in the format; whether it is the one that was written is for its checksum to say.
+            yield piece(memoryview(bytearray(self._size - read)))
 
 
-def _slot(entry: dict[str, object], data_bytes: int) -> Slot:
+def _places(header: bytes, data_bytes: int) -> dict[str, Slot]:
+    """The tensors in the order of their bytes, which leave no gap and do not overlap. Raises ValueError and others."""
+    slots = {name: _slot(entry, data_bytes) for name, entry in json.loads(header).items() if name != "__metadata__"}
+    places = dict(sorted(slots.items(), key=lambda item: (item[1].begin, item[1].end)))
+    position = 0
+    for name, slot in places.items():
+        if slot.begin != position:
+            raise ValueError(f"{name} begins at byte {slot.begin}, the one before ends at {position}")
+        position = slot.end
+    if position != data_bytes:
+        raise ValueError(f"the tensors end at byte {position} of {data_bytes}")
+    return places
+
+
+def _slot(entry: dict[str, Any], data_bytes: int) -> Slot:
     dtype = DTYPES[str(entry["dtype"])]
-    shape = torch.Size(entry["shape"])  # type: ignore[arg-type]
-    begin, end = entry["data_offsets"]  # type: ignore[misc]
-    if not 0 <= begin <= end <= data_bytes or end - begin != math.prod(shape) * dtype.itemsize:  # type: ignore[has-type]
-        raise ValueError(f"a tensor of shape {list(shape)} at bytes {begin} to {end} of {data_bytes}")  # type: ignore[has-type]
-    return Slot(dtype, shape, begin, end)  # type: ignore[has-type]
+    shape = torch.Size(entry["shape"])
+    begin, end = entry["data_offsets"]
+    is_inside = 0 <= begin <= end <= data_bytes
+    if not is_inside or min(shape, default=0) < 0 or end - begin != math.prod(shape) * dtype.itemsize:
+        raise ValueError(f"a tensor of shape {list(shape)} at bytes {begin} to {end} of {data_bytes}")
+    return Slot(dtype, shape, begin, end)

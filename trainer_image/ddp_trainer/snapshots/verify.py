@@ -5,9 +5,11 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from queue import SimpleQueue
 
 from ddp_trainer.snapshots.errors import CorruptSnapshotError
 from ddp_trainer.snapshots.manifest import FileEntry, Manifest
@@ -30,21 +32,60 @@ def verify_files(directory: Path, manifest: Manifest) -> None:
 
 
 def read_verified(directory: Path, name: str, entry: FileEntry) -> bytearray:
-    """The bytes of one file, summed as they were read: what is returned is what was verified. Raises as
-    `verify_files` does.
-    """
+    """The bytes of one file. Raises as `verify_files` does."""
     data = bytearray(entry.bytes)
-    view = memoryview(data)
-    digest = hashlib.sha256()
-    position = 0
-    with _opened(directory, name, entry) as descriptor:
-        while position < entry.bytes and (count := os.readv(descriptor, [view[position : position + _BLOCK]])):
-            digest.update(view[position : position + count])
-            position += count
-    if position != entry.bytes:
-        raise CorruptSnapshotError(f"{name} ended after {position} of {entry.bytes} bytes")
-    _compare(name, entry, digest.hexdigest())
+    read_verified_into(directory, name, entry, [memoryview(data)] if data else [])
     return data
+
+
+def read_verified_into(directory: Path, name: str, entry: FileEntry, pieces: Iterable[memoryview]) -> None:
+    """Read one file once into `pieces`, which together have its size; what lies there is what was summed.
+
+    Each piece is asked for when the one before is filled. Another thread sums what is there already: both the system
+    call and the sum release the interpreter's lock. Raises as `verify_files` does.
+    """
+    filled: SimpleQueue[list[memoryview] | None] = SimpleQueue()
+    digest = hashlib.sha256()
+
+    def add_up() -> None:
+        while (blocks := filled.get()) is not None:
+            for block in blocks:
+                digest.update(block)
+
+    adding = threading.Thread(target=add_up, name=f"sum-{name}")
+    adding.start()
+    try:
+        with _opened(directory, name, entry) as descriptor:
+            _fill(descriptor, name, entry, pieces, filled)
+    finally:
+        filled.put(None)
+        adding.join()
+    _compare(name, entry, digest.hexdigest())
+
+
+def _fill(
+    descriptor: int,
+    name: str,
+    entry: FileEntry,
+    pieces: Iterable[memoryview],
+    filled: SimpleQueue[list[memoryview] | None],
+) -> None:
+    blocks: list[memoryview] = []
+    held = position = 0
+    for piece in pieces:
+        while piece:
+            count = os.readv(descriptor, [piece[:_BLOCK]])
+            if not count:
+                raise CorruptSnapshotError(f"{name} ended after {position} of {entry.bytes} bytes")
+            blocks.append(piece[:count])
+            piece = piece[count:]
+            position += count
+            held += count
+            # Small tensors are handed over together: waking the other thread costs more than summing one.
+            if held >= _BLOCK:
+                filled.put(blocks)
+                blocks, held = [], 0
+    filled.put(blocks)
 
 
 @contextmanager
