@@ -1,0 +1,76 @@
+"""The lock files: whatever pyproject.toml asks for is in them, in a version that it allows, with a hash."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+EXTRAS = PROJECT["optional-dependencies"]
+TORCH = canonicalize_name("torch")
+
+ASKED = {
+    "operator.txt": [*PROJECT["dependencies"], *EXTRAS["operator"]],
+    "trainer.txt": [*PROJECT["dependencies"], *EXTRAS["trainer"]],
+    "dev.txt": [*PROJECT["dependencies"], *(entry for extra in EXTRAS.values() for entry in extra)],
+}
+
+
+def locked(name: str) -> dict[str, str]:
+    """Versions by package."""
+    lines = (ROOT / "requirements" / name).read_text().splitlines()
+    pins = [re.match(r"([a-z0-9.-]+)===?([^ ;]+)", line) for line in lines]
+    return {canonicalize_name(pin[1]): pin[2] for pin in pins if pin}
+
+
+@pytest.mark.parametrize("file", ASKED)
+def test_a_lock_has_all_that_is_asked_for_in_a_version_that_is_allowed(file: str) -> None:
+    versions = locked(file) | locked("torch.txt")
+    wrong = []
+    for requirement in map(Requirement, ASKED[file]):
+        if requirement.name == PROJECT["name"]:
+            continue
+        version = versions.get(canonicalize_name(requirement.name))
+        if version is None or not requirement.specifier.contains(version):
+            wrong.append(f"{requirement} (locked: {version})")
+    assert wrong == [], "run requirements/refresh.sh"
+
+
+@pytest.mark.parametrize("file", [*ASKED, "torch-cpu.txt", "torch-cuda.txt"])
+def test_every_package_of_a_lock_has_a_hash(file: str) -> None:
+    blocks = re.split(r"\n(?=\S)", (ROOT / "requirements" / file).read_text().strip())
+    packages = [block for block in blocks if not block.startswith("#")]
+    assert packages
+    assert [block for block in packages if "--hash=sha256:" not in block] == []
+
+
+def test_the_images_share_no_framework() -> None:
+    assert not {"kopf", "kubernetes"} & locked("trainer.txt").keys()
+    assert TORCH not in locked("operator.txt")
+
+
+def test_all_locks_agree_on_a_version() -> None:
+    development = locked("dev.txt")
+    for file in ("operator.txt", "trainer.txt"):
+        differing = {
+            name: (version, development.get(name))
+            for name, version in locked(file).items()
+            if development.get(name) != version
+        }
+        assert differing == {}, file
+
+
+@pytest.mark.parametrize("file", ["torch-cpu.txt", "torch-cuda.txt"])
+def test_both_builds_of_torch_are_of_the_same_version(file: str) -> None:
+    assert locked(file)[TORCH].split("+")[0] == locked("torch.txt")[TORCH]
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "requirements").glob("*.txt")), ids=lambda path: path.name)
+def test_a_lock_names_no_index(path: Path) -> None:
+    assert not re.search(r"^--|https?:|file:", path.read_text(), re.MULTILINE)
