@@ -21,9 +21,10 @@ import kopf
 
 from ddpjob_operator import logs, metrics, server
 from ddpjob_operator import settings as configuration
-from ddpjob_operator.cluster import client as api
 from ddpjob_operator.cluster.cache import Cache, Key
+from ddpjob_operator.cluster.client import connect
 from ddpjob_operator.cluster.controller import Controller
+from ddpjob_operator.cluster.errors import ApiError
 from ddpjob_operator.cluster.events import EventPoster
 from ddpjob_operator.cluster.leader import Leader
 from ddpjob_operator.cluster.queue import WorkQueue
@@ -107,7 +108,7 @@ async def run(settings: Settings) -> None:
 
 
 async def _assemble(settings: Settings, cleanup: AsyncExitStack) -> Operator:
-    client = await api.connect(settings.requests)
+    client = await connect(settings.requests)
     cleanup.push_async_callback(client.close)
     cache = Cache()
     leader = None
@@ -124,7 +125,7 @@ async def _assemble(settings: Settings, cleanup: AsyncExitStack) -> Operator:
 
     if settings.leader_election:
         # a connection of its own: renewing must not wait behind the work that it protects
-        own = await api.connect(1)
+        own = await connect(1)
         cleanup.push_async_callback(own.close)
         leader = Leader(own, settings.lease_namespace, settings.lease_name, settings.identity, enqueue_all)
         client.fence = leader.fence
@@ -250,7 +251,7 @@ def main() -> int:
                 runner.run(run(settings))
             finally:
                 _end_by_force_if_need_be()
-    except (api.ApiError, OSError) as error:
+    except (ApiError, OSError) as error:
         logger.error("cannot go on: %s", error)
         return 1
     except WatchEnded:

@@ -14,7 +14,8 @@ import pytest
 import yaml
 from tests.api_server.harness import REPOSITORY, Cluster, Operator, eventually
 
-from ddpjob_operator.cluster import client as api
+from ddpjob_operator.cluster.client import connect
+from ddpjob_operator.cluster.errors import ApiError
 
 SCRIPT = REPOSITORY / "tests" / "cluster" / "cluster.sh"
 CRD = REPOSITORY / "manifests" / "crd" / "ddpjobs.training.ddpjob.io.yaml"
@@ -57,13 +58,13 @@ def _script(command: str) -> list[str]:
 async def _install_crd(kubeconfig: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("KUBECONFIG", str(kubeconfig))
-        client = await api.connect()
+        client = await connect()
     manifest = yaml.safe_load(CRD.read_text())
     path = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
     name = manifest["metadata"]["name"]
     try:
         await client.create(path, "customresourcedefinitions", manifest)
-    except api.ApiError as error:
+    except ApiError as error:
         if not error.already_exists:
             raise
         await client.merge_patch(f"{path}/{name}", "customresourcedefinitions", {"spec": manifest["spec"]})

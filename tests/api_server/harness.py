@@ -20,8 +20,10 @@ from typing import Any, TypeVar
 
 import aiohttp
 
-from ddpjob_operator.cluster import client as api
 from ddpjob_operator.cluster import paths
+from ddpjob_operator.cluster.client import Client
+from ddpjob_operator.cluster.errors import ApiError
+from ddpjob_operator.cluster.login import log_in
 
 T = TypeVar("T")
 Object = dict[str, Any]
@@ -70,7 +72,7 @@ class Cluster:
     """The API server, seen by a test that works in one namespace."""
 
     kubeconfig: Path
-    client: api.Client
+    client: Client
     namespace: str
     audit_log: Path | None
     _audit_from: int = 0
@@ -78,8 +80,8 @@ class Cluster:
     @classmethod
     async def connect(cls, kubeconfig: Path, namespace: str) -> Cluster:
         """A client of the test's own, so that its requests can be told from the operator's."""
-        login = await api.login()
-        client = api.Client(replace(login, headers={**login.headers, "User-Agent": TEST_AGENT}), in_flight=32)
+        login = await log_in()
+        client = Client(replace(login, headers={**login.headers, "User-Agent": TEST_AGENT}), in_flight=32)
         audit = kubeconfig.parent / "audit.log"
         known = audit if audit.exists() else None
         return cls(kubeconfig, client, namespace, known, known.stat().st_size if known else 0)
@@ -90,7 +92,7 @@ class Cluster:
         account = f"/api/v1/namespaces/{self.namespace}/serviceaccounts/default"
 
         async def account_exists() -> bool:
-            with suppress(api.ApiError):
+            with suppress(ApiError):
                 await self.client.get(account, "serviceaccounts")
                 return True
             return False
@@ -100,7 +102,7 @@ class Cluster:
         )
 
     async def delete_namespace(self) -> None:
-        with suppress(api.ApiError):
+        with suppress(ApiError):
             await self.client.delete(f"/api/v1/namespaces/{self.namespace}", "namespaces")
 
     async def apply_job(self, name: str = "digits", **spec: Any) -> Object:
@@ -180,7 +182,7 @@ class Cluster:
         log = self.audit_log
         # the log is in order, so once a request of ours is in it, so is everything that was answered before
         marker = f"marker-{os.urandom(6).hex()}"
-        with suppress(api.ApiError):
+        with suppress(ApiError):
             await self.client.get(f"/api/v1/namespaces/{self.namespace}/configmaps/{marker}", "configmaps")
 
         async def logged() -> bytes | None:

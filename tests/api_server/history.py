@@ -16,8 +16,8 @@ from typing import Any
 import aiohttp
 from tests.api_server.harness import Cluster, eventually
 
-from ddpjob_operator.cluster import client as api
 from ddpjob_operator.cluster import paths
+from ddpjob_operator.cluster.login import log_in, open_session
 
 UID = "training.ddpjob.io/uid"
 ATTEMPT = "training.ddpjob.io/attempt"
@@ -94,8 +94,8 @@ class History:
 async def recorded(cluster: Cluster) -> AsyncIterator[History]:
     """Record from here to the end of the block, and all that a test has seen by then."""
     history = History()
-    login = await api.login()
-    session = api.open_session(login)
+    login = await log_in()
+    session = open_session(login)
     places = {"ddpjobs": paths.jobs(cluster.namespace), "pods": paths.pods(cluster.namespace)}
     watches = []
     since: dict[str, int] = {}

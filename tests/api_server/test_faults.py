@@ -18,8 +18,8 @@ from tests.api_server.harness import Cluster, Operator
 from tests.api_server.history import recorded
 from tests.api_server.proxy import Call, Fault, FaultProxy
 
-from ddpjob_operator.cluster import client as api
 from ddpjob_operator.cluster import paths
+from ddpjob_operator.cluster.login import log_in
 
 CALLS = 14
 """What the life below takes: a claim, a Service, 2 x 2 pods made, 2 deleted, the Service pointed, 5 statuses."""
@@ -88,7 +88,7 @@ async def life_under(cluster: Cluster, proxy: FaultProxy) -> str:
 
 @asynccontextmanager
 async def proxy_before(cluster: Cluster, folder: Path, **options: Any) -> AsyncIterator[FaultProxy]:
-    async with FaultProxy(await api.login(), folder, **options) as proxy:
+    async with FaultProxy(await log_in(), folder, **options) as proxy:
         yield proxy
 
 

@@ -15,7 +15,7 @@ from tests.api_server.conftest import StartOperator
 from tests.api_server.harness import Cluster, Operator, eventually
 from tests.api_server.proxy import FaultProxy, refusal
 
-from ddpjob_operator.cluster import client as api
+from ddpjob_operator.cluster.login import log_in
 
 Answer = Callable[[web.Request], Awaitable[web.StreamResponse | None]]
 
@@ -46,7 +46,7 @@ async def not_found(request: web.Request) -> web.StreamResponse | None:
 async def test_an_operator_whose_watch_has_ended_for_good_ends_with_an_error(
     cluster: Cluster, start_operator: StartOperator, tmp_path: Path, fault: Answer
 ) -> None:
-    async with FaultProxy(await api.login(), tmp_path) as proxy:
+    async with FaultProxy(await log_in(), tmp_path) as proxy:
         operator = await start_operator(proxy.kubeconfig)
         proxy.read_fault = fault
         proxy.hang_up()
@@ -56,7 +56,7 @@ async def test_an_operator_whose_watch_has_ended_for_good_ends_with_an_error(
 
 
 async def test_an_expired_watch_begins_anew(cluster: Cluster, start_operator: StartOperator, tmp_path: Path) -> None:
-    async with FaultProxy(await api.login(), tmp_path) as proxy:
+    async with FaultProxy(await log_in(), tmp_path) as proxy:
         await start_operator(proxy.kubeconfig)
         struck = []
 
@@ -78,7 +78,7 @@ async def test_an_expired_watch_begins_anew(cluster: Cluster, start_operator: St
 async def test_a_deletion_that_no_watch_announced_is_noticed_by_the_resync(
     cluster: Cluster, start_operator: StartOperator, tmp_path: Path
 ) -> None:
-    async with FaultProxy(await api.login(), tmp_path) as proxy:
+    async with FaultProxy(await log_in(), tmp_path) as proxy:
         await start_operator(proxy.kubeconfig, RESYNC_SECONDS=1)
         await cluster.apply_job(restart={"backoff": {"initialSeconds": 0}})
         names = [pod["metadata"]["name"] for pod in await cluster.gang_exists()]
@@ -107,7 +107,7 @@ async def test_new_credentials_are_read_when_the_old_ones_are_refused(
 ) -> None:
     token = tmp_path / "token"
     token.write_text("first")
-    async with FaultProxy(await api.login(), tmp_path, token="first") as proxy:
+    async with FaultProxy(await log_in(), tmp_path, token="first") as proxy:
         await start_operator(proxy.kubeconfig)
         token.write_text("second")
         proxy.token = "second"
@@ -124,7 +124,7 @@ async def test_it_is_ready_only_after_the_first_lists(
     async def no_lists(request: web.Request) -> web.StreamResponse | None:
         return refusal(503, "ServiceUnavailable") if request.path.endswith("/pods") else None
 
-    async with FaultProxy(await api.login(), tmp_path, read_fault=no_lists) as proxy:
+    async with FaultProxy(await log_in(), tmp_path, read_fault=no_lists) as proxy:
         operator = await start_operator(proxy.kubeconfig, ready=False)
 
         async def answers() -> bool:

@@ -14,8 +14,8 @@ from tests.api_server.conftest import StartOperator
 from tests.api_server.harness import Cluster, Operator, eventually
 from tests.api_server.proxy import FaultProxy
 
-from ddpjob_operator.cluster import client as api
 from ddpjob_operator.cluster.leader import FENCE_SECONDS, LEASE_SECONDS, STANDBY_POLL_SECONDS
+from ddpjob_operator.cluster.login import log_in
 
 TAKEOVER_SECONDS = 17.0
 SLACK_SECONDS = 3.0
@@ -32,7 +32,7 @@ async def pair(
         for name in ("first", "second"):
             folder = tmp_path / name
             folder.mkdir()
-            proxy = await stack.enter_async_context(FaultProxy(await api.login(), folder))
+            proxy = await stack.enter_async_context(FaultProxy(await log_in(), folder))
             operator = await start_operator(proxy.kubeconfig, IDENTITY=name)
             made.append((operator, proxy))
         yield made

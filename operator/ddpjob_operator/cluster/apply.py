@@ -14,7 +14,8 @@ from dataclasses import dataclass
 
 from ddpjob_operator.cluster import paths
 from ddpjob_operator.cluster.cache import Cache, Owner, owner_of
-from ddpjob_operator.cluster.client import ApiError, Client, Json
+from ddpjob_operator.cluster.client import Client, Json
+from ddpjob_operator.cluster.errors import ApiError
 from ddpjob_operator.core.model import (
     Action,
     CreateClaim,

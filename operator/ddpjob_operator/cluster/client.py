@@ -1,9 +1,7 @@
 """JSON over HTTP to the API server: plain dicts in and out.
 
-The official client's `kubernetes.aio` reads the configuration (kubeconfig files, exec plugins, token files, a pod's
-service account); its generated models cost 2 s and 77 MB and are never imported. On top of one aiohttp session this
-adds what a controller needs: a limit on calls in flight, a 15 s deadline, a wait where the server asks for one (429),
-one new login after a 401, and errors that carry the server's own reason.
+On top of one aiohttp session this adds what a controller needs: a limit on calls in flight, a 15 s deadline, a wait
+where the server asks for one (429), one new login after a 401, and errors that carry the server's own reason.
 """
 
 from __future__ import annotations
@@ -11,22 +9,17 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import os
-import ssl
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from pathlib import Path
 from typing import Any
 
 import aiohttp
-from kubernetes.aio.client import Configuration
-from kubernetes.aio.config import ConfigException, load_incluster_config, load_kube_config
 
 from ddpjob_operator import metrics
-from ddpjob_operator.settings import VERSION
+from ddpjob_operator.cluster.errors import ApiError
+from ddpjob_operator.cluster.login import Login, log_in, open_session
 
 logger = logging.getLogger(__name__)
 
@@ -36,123 +29,9 @@ REQUEST_SECONDS = 15.0
 LONGEST_WAIT_SECONDS = 60.0
 """The most that a Retry-After is obeyed for within one call; after it the caller's own backoff takes over."""
 
-KEEPALIVE_SECONDS = 90.0
-
 _TOO_MANY = 429
 _UNAUTHORIZED = 401
 MERGE_PATCH = "application/merge-patch+json"
-
-
-class ApiError(Exception):
-    """The API server answered with an error (metav1.Status), or not at all (`status` 0)."""
-
-    expected = True
-    """Such errors happen in every cluster: a log line says it all, a traceback adds nothing."""
-
-    def __init__(self, status: int, reason: str, message: str, details: Mapping[str, Any] | None = None) -> None:
-        super().__init__(f"{status} {reason}: {message}" if status else f"{reason}: {message}")
-        self.status = status
-        self.reason = reason
-        self.message = message
-        self.details = dict(details or {})
-
-    @property
-    def not_found(self) -> bool:
-        return self.status == 404
-
-    @property
-    def conflict(self) -> bool:
-        """The resourceVersion or uid that guarded the call is not the object's current one."""
-        return self.status == 409 and self.reason != "AlreadyExists"
-
-    @property
-    def already_exists(self) -> bool:
-        return self.status == 409 and self.reason == "AlreadyExists"
-
-    @property
-    def namespace_terminating(self) -> bool:
-        """Nothing will ever be created in this namespace again."""
-        causes = self.details.get("causes") or []
-        return self.status == 403 and (
-            any(cause.get("reason") == "NamespaceTerminating" for cause in causes)
-            or "because it is being terminated" in self.message
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Login:
-    """Where the API server is and how to talk to it, as read from the configuration at one moment."""
-
-    server: str
-    tls: ssl.SSLContext | None
-    headers: Mapping[str, str]
-    proxy: str | None
-    server_name: str | None
-
-
-async def read_configuration() -> Configuration:
-    """Load the configuration anew: $KUBECONFIG or ~/.kube/config where one exists, else the pod's service account.
-
-    Raises:
-        ApiError: neither is there, or it cannot be used.
-    """
-    configuration = Configuration()
-    files = _kubeconfig()
-    try:
-        if files:
-            await load_kube_config(files, client_configuration=configuration, persist_config=False)  # type: ignore[no-untyped-call]
-        else:
-            load_incluster_config(configuration)  # type: ignore[no-untyped-call]
-    except (ConfigException, OSError, ValueError, TypeError, AttributeError) as error:
-        # the loader trips over an empty or half-written file in all these ways
-        what = f"the kubeconfig {files}" if files else "the pod's service account (and there is no kubeconfig)"
-        raise ApiError(0, "NoConfiguration", f"cannot use {what}: {error}") from error
-    return configuration
-
-
-def _kubeconfig() -> str:
-    """The kubeconfig to use, which may be a list of paths as in $PATH; empty if there is none."""
-    default = Path.home() / ".kube" / "config"
-    return os.environ.get("KUBECONFIG") or (str(default) if default.is_file() else "")
-
-
-async def login() -> Login:
-    """Read the configuration and turn it into what an HTTP session needs."""
-    configuration = await read_configuration()
-    headers = {"User-Agent": f"ddpjob-operator/{VERSION}", "Accept": "application/json"}
-    if token := await configuration.get_api_key_with_prefix("BearerToken"):
-        headers["Authorization"] = token
-    return Login(
-        server=configuration.host.rstrip("/"),
-        tls=_tls(configuration) if configuration.host.startswith("https") else None,
-        headers=headers,
-        proxy=configuration.proxy or None,
-        server_name=configuration.tls_server_name or None,
-    )
-
-
-def open_session(current: Login, trace: aiohttp.TraceConfig | None = None) -> aiohttp.ClientSession:
-    """An HTTP session with these credentials; whoever opens it closes it."""
-    # a TLS handshake costs more than a call, and jobs come in bursts with minutes between them
-    connector = aiohttp.TCPConnector(
-        limit=0, keepalive_timeout=KEEPALIVE_SECONDS, ssl=current.tls if current.tls is not None else True
-    )
-    return aiohttp.ClientSession(
-        connector=connector,
-        headers=current.headers,
-        proxy=current.proxy,
-        trace_configs=[trace] if trace is not None else None,
-    )
-
-
-def _tls(configuration: Configuration) -> ssl.SSLContext:
-    context = ssl.create_default_context(cafile=configuration.ssl_ca_cert)
-    if configuration.cert_file:
-        context.load_cert_chain(configuration.cert_file, keyfile=configuration.key_file)
-    if not configuration.verify_ssl:
-        context.check_hostname = False
-        context.verify_mode = ssl.CERT_NONE
-    return context
 
 
 class Client:
@@ -293,7 +172,7 @@ class Client:
             if self._login is not used:
                 return
             logger.info("the API server refused our credentials; reading the configuration again")
-            current, old = await login(), self._session
+            current, old = await log_in(), self._session
             self._session, self._login = open_session(current), current
             # calls that still use the old session finish within their own deadline
             self._closing = asyncio.create_task(_close_later(old), name="old API session")
@@ -301,7 +180,7 @@ class Client:
 
 async def connect(in_flight: int = 64) -> Client:
     """A client for the configured API server."""
-    return Client(await login(), in_flight)
+    return Client(await log_in(), in_flight)
 
 
 async def _close_later(session: aiohttp.ClientSession) -> None:

@@ -17,7 +17,8 @@ from typing import NamedTuple
 from ddpjob_operator import metrics
 from ddpjob_operator.api import API_VERSION, KIND
 from ddpjob_operator.cluster import paths
-from ddpjob_operator.cluster.client import ApiError, Client, Json
+from ddpjob_operator.cluster.client import Client, Json
+from ddpjob_operator.cluster.errors import ApiError
 from ddpjob_operator.core.model import Event
 
 logger = logging.getLogger(__name__)

@@ -19,7 +19,8 @@ from datetime import UTC, datetime
 
 from ddpjob_operator import metrics
 from ddpjob_operator.cluster import paths
-from ddpjob_operator.cluster.client import ApiError, Client, Json
+from ddpjob_operator.cluster.client import Client, Json
+from ddpjob_operator.cluster.errors import ApiError
 
 logger = logging.getLogger(__name__)
 

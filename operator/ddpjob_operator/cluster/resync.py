@@ -16,7 +16,8 @@ from dataclasses import dataclass, field
 from ddpjob_operator import metrics
 from ddpjob_operator.cluster import paths
 from ddpjob_operator.cluster.cache import Cache, Key
-from ddpjob_operator.cluster.client import ApiError, Client
+from ddpjob_operator.cluster.client import Client
+from ddpjob_operator.cluster.errors import ApiError
 from ddpjob_operator.cluster.queue import Backoff
 from ddpjob_operator.core import names
 

@@ -17,7 +17,8 @@ from ddpjob_operator import metrics
 from ddpjob_operator.api.status import DDPJobStatus
 from ddpjob_operator.cluster import paths
 from ddpjob_operator.cluster.cache import Cache, Key, Owner
-from ddpjob_operator.cluster.client import ApiError, Client
+from ddpjob_operator.cluster.client import Client
+from ddpjob_operator.cluster.errors import ApiError
 
 logger = logging.getLogger(__name__)
 

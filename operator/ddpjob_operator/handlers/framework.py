@@ -11,7 +11,8 @@ import kopf
 
 from ddpjob_operator import metrics
 from ddpjob_operator.api import GROUP, PLURAL, VERSION
-from ddpjob_operator.cluster import client
+from ddpjob_operator.cluster.client import REQUEST_SECONDS
+from ddpjob_operator.cluster.login import log_in, open_session
 from ddpjob_operator.cluster.resync import OUR_PODS
 
 STOP_SECONDS = 20
@@ -38,14 +39,14 @@ def settings() -> kopf.OperatorSettings:
     chosen.posting.enabled = False
     # No watching of CRDs and namespaces: it needs rights over the whole cluster, and we wait for the CRD ourselves.
     chosen.scanning.disabled = True
-    chosen.networking.request_timeout = client.REQUEST_SECONDS
+    chosen.networking.request_timeout = REQUEST_SECONDS
     chosen.networking.error_backoffs = EndlessBackoffs()
     # A stream that is lost without a word is noticed: bookmarks come every minute, and the server ends each request
     # in time.
     chosen.watching.inactivity_timeout = 70.0
     chosen.watching.server_timeout = WATCH_SECONDS
     chosen.watching.client_timeout = WATCH_SECONDS + 30.0
-    chosen.watching.connect_timeout = client.REQUEST_SECONDS
+    chosen.watching.connect_timeout = REQUEST_SECONDS
     chosen.watching.label_selectors["", "v1", "pods"] = OUR_PODS
     # A handler that gets stuck in kopf at the end must not outlive the pod's grace period.
     chosen.process.ultimate_exiting_timeout = STOP_SECONDS
@@ -56,9 +57,9 @@ def register_login(registry: kopf.OperatorRegistry) -> None:
     """Let kopf log in with the configuration that our own client reads; kopf asks again after each 401."""
 
     @kopf.on.login(registry=registry, retries=None, backoff=5.0)
-    async def log_in(**_: Any) -> kopf.AiohttpSession:
-        current = await client.login()
-        return kopf.AiohttpSession(server=current.server, aiohttp_session=client.open_session(current, _counting()))
+    async def kopf_logs_in(**_: Any) -> kopf.AiohttpSession:
+        current = await log_in()
+        return kopf.AiohttpSession(server=current.server, aiohttp_session=open_session(current, _counting()))
 
 
 def _counting() -> aiohttp.TraceConfig:

@@ -13,7 +13,8 @@ import yaml
 from aiohttp import web
 
 from ddpjob_operator.cluster import client as api
-from ddpjob_operator.cluster.client import ApiError, Client, retry_after_seconds
+from ddpjob_operator.cluster.client import Client, connect, retry_after_seconds
+from ddpjob_operator.cluster.errors import ApiError
 
 Answer = web.Response | Callable[[web.Request], Awaitable[web.Response]]
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
@@ -73,7 +74,7 @@ async def client(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     }
     (tmp_path / "config").write_text(yaml.safe_dump(config))
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
-    found = await api.connect(in_flight=2)
+    found = await connect(in_flight=2)
     yield found
     await found.close()
 
@@ -224,4 +225,4 @@ async def test_a_fence_stops_changes_and_lets_reads_pass(server: Server, client:
 async def test_a_configuration_that_is_not_there_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "missing"))
     with pytest.raises(ApiError, match="missing"):
-        await api.connect()
+        await connect()

@@ -7,7 +7,7 @@ from typing import Any
 
 from tests.unit.cluster.virtual_time import run
 
-from ddpjob_operator.cluster.client import ApiError
+from ddpjob_operator.cluster.errors import ApiError
 from ddpjob_operator.cluster.events import CAP, REFILL_SECONDS, SAME_WITHIN_SECONDS, EventPoster, Subject
 from ddpjob_operator.core.model import Event
 

@@ -1,0 +1,42 @@
+"""What a call to the API server can end with instead of an answer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+
+class ApiError(Exception):
+    """The API server answered with an error (metav1.Status), or not at all (`status` 0)."""
+
+    expected = True
+    """Such errors happen in every cluster: a log line says it all, a traceback adds nothing."""
+
+    def __init__(self, status: int, reason: str, message: str, details: Mapping[str, Any] | None = None) -> None:
+        super().__init__(f"{status} {reason}: {message}" if status else f"{reason}: {message}")
+        self.status = status
+        self.reason = reason
+        self.message = message
+        self.details = dict(details or {})
+
+    @property
+    def not_found(self) -> bool:
+        return self.status == 404
+
+    @property
+    def conflict(self) -> bool:
+        """The resourceVersion or uid that guarded the call is not the object's current one."""
+        return self.status == 409 and self.reason != "AlreadyExists"
+
+    @property
+    def already_exists(self) -> bool:
+        return self.status == 409 and self.reason == "AlreadyExists"
+
+    @property
+    def namespace_terminating(self) -> bool:
+        """Nothing will ever be created in this namespace again."""
+        causes = self.details.get("causes") or []
+        return self.status == 403 and (
+            any(cause.get("reason") == "NamespaceTerminating" for cause in causes)
+            or "because it is being terminated" in self.message
+        )
