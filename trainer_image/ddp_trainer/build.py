@@ -16,6 +16,7 @@ from ddp_trainer.errors import UserError
 from ddp_trainer.heartbeat import Heartbeat
 from ddp_trainer.identity import identity, log_directory
 from ddp_trainer.loop import TrainingLoop
+from ddp_trainer.memory import MicroBatchNote
 from ddp_trainer.optim import build_optimizer, build_scheduler
 from ddp_trainer.precision import Precision
 from ddp_trainer.randomness import make_deterministic, seed_everything
@@ -88,6 +89,7 @@ def build(config: TrainConfig, world: World, heartbeat: Heartbeat) -> TrainingLo
         snapshots=snapshots,
         heartbeat=heartbeat,
         log=log,
+        micro_batch_note=MicroBatchNote(log_directory(environment) / "micro_batch.json", environment["DDPJOB_UID"]),
     )
 
 

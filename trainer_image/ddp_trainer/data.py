@@ -159,11 +159,47 @@ def micro_batches(batch: Tensor, rank: int, world_size: int, micro_batch: int | 
     return [(cut, len(cut)) if len(cut) else (batch[:1], 0) for cut in cuts]
 
 
-class Loader:
-    """Brings the samples of each step to the device, with or without processes that load ahead.
+def recut(batch: StepBatch, world_size: int, micro_batch: int) -> StepBatch:
+    """The same step in smaller micro-batches, exactly as `micro_batches` would have cut them."""
+    largest = -(-batch.total // world_size)
+    number = -(-largest // micro_batch)
+    if number <= len(batch.micro_batches):
+        return batch
+    taken = [part for part in batch.micro_batches if part.count]
+    if not taken:
+        return StepBatch(batch.micro_batches[:1] * number, batch.total)
+    whole = join([part.batch for part in taken])
+    cuts = torch.tensor_split(torch.arange(sum(part.count for part in taken)), number)
+    parts = [
+        MicroBatch(select(whole, slice(int(cut[0]), int(cut[-1]) + 1)), len(cut))
+        if len(cut)
+        else MicroBatch(select(whole, slice(0, 1)), 0)
+        for cut in cuts
+    ]
+    return StepBatch(tuple(parts), batch.total)
 
-    `micro_batch` may be lowered while it runs; what is already loaded ahead keeps its size.
-    """
+
+def select(batch: Any, samples: slice) -> Any:
+    """Those samples of a batch."""
+    if isinstance(batch, tuple | list):
+        return type(batch)(select(part, samples) for part in batch)
+    if isinstance(batch, dict):
+        return {key: select(part, samples) for key, part in batch.items()}
+    return batch[samples]
+
+
+def join(batches: list[Any]) -> Any:
+    """One batch of several of the same form."""
+    first = batches[0]
+    if isinstance(first, tuple | list):
+        return type(first)(join(list(parts)) for parts in zip(*batches, strict=True))
+    if isinstance(first, dict):
+        return {key: join([batch[key] for batch in batches]) for key in first}
+    return torch.cat(batches) if isinstance(first, Tensor) else [sample for batch in batches for sample in batch]
+
+
+class Loader:
+    """Brings the samples of each step to the device, with or without processes that load ahead."""
 
     def __init__(
         self,
@@ -179,7 +215,7 @@ class Loader:
         self._dataset = dataset
         self._plan = plan
         self._world = world
-        self.micro_batch = micro_batch
+        self._micro_batch = micro_batch
         self._collate = collate or default_collate
         self._processes = None
         if workers:
@@ -206,7 +242,7 @@ class Loader:
     def _steps(self, epoch: int, offset: int) -> Iterator[tuple[list[tuple[Tensor, int]], int]]:
         rank, size = self._world.rank, self._world.size
         for batch in self._plan.batches(epoch, offset):
-            yield micro_batches(batch, rank, size, self.micro_batch), len(batch)
+            yield micro_batches(batch, rank, size, self._micro_batch), len(batch)
 
     def _loaded_ahead(self, steps: Iterator[Any], epoch: int) -> Iterator[StepBatch]:
         assert self._processes is not None

@@ -20,12 +20,13 @@ import torch
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import Dataset
 
-from ddp_trainer.agreement import StepVote, Verdict
+from ddp_trainer.agreement import StepVote, Verdict, agreed
 from ddp_trainer.config import TrainConfig
-from ddp_trainer.data import Cursor, Loader, StepBatch
+from ddp_trainer.data import Cursor, Loader, StepBatch, recut
 from ddp_trainer.distributed import World
 from ddp_trainer.errors import Preempted
 from ddp_trainer.heartbeat import Heartbeat
+from ddp_trainer.memory import MicroBatchNote, from_first_rank, is_out_of_memory, out_of_memory
 from ddp_trainer.precision import Precision
 from ddp_trainer.runlog import RunLog
 from ddp_trainer.snapshots.session import Progress, Snapshots
@@ -58,6 +59,7 @@ class TrainingLoop:
     snapshots: Snapshots
     heartbeat: Heartbeat
     log: RunLog
+    micro_batch_note: MicroBatchNote
     stop: StopRequest = field(default_factory=StopRequest)
 
     def __post_init__(self) -> None:
@@ -65,6 +67,7 @@ class TrainingLoop:
         self._interval = self.config.validation_interval
         self._evaluation: Evaluation | None = None
         self._steps_here = 0
+        self._micro_limit: int | None = None
         self._recent: deque[tuple[float, int]] = deque(maxlen=THROUGHPUT_WINDOW)
         self._said_at = -math.inf
         # A snapshot must hold the loss of its own last step, which is still on its way when it is taken.
@@ -104,6 +107,8 @@ class TrainingLoop:
         if manifest is None:
             self.log.losses.rewind(0)
         step = self.step
+        if limit := from_first_rank(self.world, self.micro_batch_note.read()):
+            self._lower(limit)
         self.log.resumed(step)
         self.heartbeat.resumed(step, self.cursor.samples)
         self.log.event(
@@ -125,19 +130,61 @@ class TrainingLoop:
         )
 
     def _train_epoch(self) -> None:
-        for batch in self.loader.epoch(self.cursor.epoch, self.cursor.offset):
+        for loaded in self.loader.epoch(self.cursor.epoch, self.cursor.offset):
+            batch = self._cut(loaded)
             if self._steps_here == 0:
+                batch = self._fit(batch)
                 self.strategy.settle(batch)
             self._train_step(batch)
             if self.step >= self.total_steps:
                 return
 
+    def _cut(self, batch: StepBatch) -> StepBatch:
+        return batch if self._micro_limit is None else recut(batch, self.world.size, self._micro_limit)
+
+    def _fit(self, batch: StepBatch) -> StepBatch:
+        """Find a micro-batch that every rank has the memory for.
+
+        Raises OutOfMemoryError when one sample is too many.
+        """
+        while True:
+            fits = self.strategy.rehearse(batch)
+            (lacking,) = agreed(self.world, not fits)
+            if not lacking:
+                return batch
+            size = self._micro_size(batch)
+            if size == 1:
+                cause = "this rank" if not fits else "another rank"
+                raise out_of_memory(self.world.rank, self.step + 1, size, f"it was {cause} that had too little")
+            self._lower(size // 2)
+            batch = self._cut(batch)
+
+    def _lower(self, size: int) -> None:
+        self._micro_limit = size
+        self.heartbeat.metrics(micro_batch=size)
+        self.log.event("micro_batch_lowered", step=self.step, microBatch=size)
+        self.log.say(
+            f"a rank ran out of memory: all take micro-batches of at most {size} samples from here on; the "
+            f"global batch stays {self.config.global_batch}"
+        )
+
+    def _micro_size(self, batch: StepBatch) -> int:
+        """Samples of the largest micro-batch on any rank."""
+        return -(-batch.total // (self.world.size * len(batch.micro_batches)))
+
     def _train_step(self, batch: StepBatch) -> None:
         """One optimizer step and what follows from it, in the order that makes a resumed run repeat it."""
         epoch = self.cursor.epoch
         self.optimizer.zero_grad(set_to_none=True)
-        loss_part = self.strategy.forward_backward(batch)
-        self.precision.step(self.optimizer, self._clip)
+        try:
+            loss_part = self.strategy.forward_backward(batch)
+            self.precision.step(self.optimizer, self._clip)
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            size = self._micro_size(batch)
+            self.micro_batch_note.lower(size // 2)
+            raise out_of_memory(self.world.rank, self.step + 1, size, error) from error
         self.scheduler.step()
         epoch_end = self.cursor.advance(batch.total)
 

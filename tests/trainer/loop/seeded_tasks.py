@@ -40,6 +40,31 @@ class Struck(Digits):
         return super().loss(output, batch)
 
 
+class Hungry(Digits):
+    """Digits that run out of memory on rank 1 with more than `limit` samples at once, in the forward or the
+    backward pass, from the `first`-th training loss on, in every attempt or (not `always`) in attempt 0.
+    """
+
+    def __init__(self, limit: int = 8, where: str = "forward", first: int = 1, always: bool = True) -> None:
+        super().__init__(width=8, dropout=0.0)
+        self._limit = limit if RANK == 1 and (always or os.environ["DDPJOB_ATTEMPT"] == "0") else 10**9
+        self._where = where
+        self._first = first
+        self._calls = 0
+
+    def loss(self, output: Tensor, batch: tuple[Tensor, Tensor]) -> Tensor:
+        self._calls += torch.is_grad_enabled()
+        if torch.is_grad_enabled() and len(output) > self._limit and self._calls >= self._first:
+            if self._where == "forward":
+                no_memory()
+            output.register_hook(no_memory)
+        return super().loss(output, batch)
+
+
+def no_memory(gradient: Tensor | None = None) -> None:
+    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB (seeded)")
+
+
 class HalfUsed(Digits):
     """Digits whose model has one layer that no sample uses, and one that only even-numbered ranks use."""
 

@@ -7,8 +7,8 @@ strategies be compared loss by loss.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, ClassVar
 
 import torch
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from ddp_trainer.config import TrainConfig
 from ddp_trainer.data import MicroBatch, StepBatch
 from ddp_trainer.distributed import World
+from ddp_trainer.memory import is_out_of_memory
 from ddp_trainer.precision import Precision
 from ddp_trainer.tasks import Task
 
@@ -51,10 +52,42 @@ class Strategy:
     def parameters(self) -> Iterable[nn.Parameter]:
         return self.model.parameters()
 
+    def rehearse(self, batch: StepBatch) -> bool:
+        """Take one micro-batch forward and backward without any other rank; whether there was memory for it.
+
+        Leaves nothing behind: no gradient, no changed buffer, no random number drawn.
+        """
+        with self._undone():
+            try:
+                with self.precision.autocast():
+                    micro_batch = batch.micro_batches[0].batch
+                    loss = self.task.loss(self.model(self.task.inputs(micro_batch)), micro_batch)
+                torch.autograd.backward(loss)
+            except Exception as error:
+                if not is_out_of_memory(error):
+                    raise
+                return False
+            return True
+
     def settle(self, batch: StepBatch) -> None:
         """Called once with the first batch, before any step: bring what adapts itself to the run into its
-        final shape.
+        shape.
         """
+
+    @contextmanager
+    def _undone(self) -> Iterator[None]:
+        """Around passes through the model that are no training."""
+        buffers = [buffer.clone() for buffer in self.model.buffers()]
+        with torch.random.fork_rng(devices=[self.world.device] if self.world.device.type == "cuda" else []):
+            yield
+        for parameter in self.model.parameters():
+            parameter.grad = None
+        with torch.no_grad():
+            for buffer, saved in zip(self.model.buffers(), buffers, strict=True):
+                buffer.copy_(saved)
+        if self.world.device.type == "cuda":
+            # What an allocation that failed has left in the cache is of no use in smaller pieces.
+            torch.cuda.empty_cache()
 
     def forward_backward(self, batch: StepBatch) -> Tensor:
         """Accumulate the gradient of one step and give this rank's part of its mean loss: the parts of all

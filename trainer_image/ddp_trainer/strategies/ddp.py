@@ -9,7 +9,6 @@ from __future__ import annotations
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -46,16 +45,10 @@ class DDP(Strategy):
         """
         if self.world.size < 3:
             return
-        buffers = [buffer.clone() for buffer in self.model.buffers()]
-        with torch.random.fork_rng(devices=[self.world.device] if self.world.device.type == "cuda" else []):
+        with self._undone():
             for _ in range(2):
                 # The layout changes when the second forward pass begins.
                 self.micro_step(batch.micro_batches[0], batch.total)
-        for parameter in self.model.parameters():
-            parameter.grad = None
-        with torch.no_grad():
-            for buffer, saved in zip(self.model.buffers(), buffers, strict=True):
-                buffer.copy_(saved)
 
     @property
     def gradient_scale(self) -> float:

@@ -1,0 +1,62 @@
+"""Out of memory on one rank: no deadlock, the same training with smaller micro-batches."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import TensorDataset
+
+from ddp_trainer.data import BatchPlan, Loader, recut
+from ddp_trainer.distributed import World
+
+pytestmark = pytest.mark.trainer
+
+DIGITS = ("--task-options", "width=8", "--task-options", "dropout=0", "--max-steps", "12")
+HUNGRY = ("--task", "seeded_tasks:Hungry", "--max-steps", "12")
+
+
+@pytest.mark.parametrize("where", ["forward", "backward"])
+def test_all_ranks_halve_the_micro_batch_together_and_train_as_if_nothing_had_been(
+    volume, trained_once, difference, where: str
+) -> None:
+    volume.trained(2, *HUNGRY, "--task-options", f"where={where}")
+    assert [event["microBatch"] for event in volume.events("micro_batch_lowered")] == [16, 8]
+    assert difference(volume.losses(), trained_once(0, "--strategy", "single", *DIGITS).losses()) < 1e-5
+
+
+def test_memory_that_fails_later_ends_the_attempt_and_the_next_starts_with_half(volume) -> None:
+    late = (*HUNGRY, "--task-options", "first=11", "--task-options", "limit=16", "--task-options", "always=false")
+    failed = volume.train(2, *late)
+    assert failed.returncode != 0
+    assert (
+        "rank 1 ran out of memory in step 10 with micro-batches of 32 samples; the next attempt starts with "
+        "micro-batches of 16"
+    ) in failed.stderr
+    volume.trained(2, *late, DDPJOB_ATTEMPT="1")
+    assert [event["microBatch"] for event in volume.events("micro_batch_lowered")] == [16]
+    assert sorted(volume.losses()) == list(range(1, 13))
+
+
+def test_when_one_sample_is_too_many_every_rank_gives_up_with_advice(volume) -> None:
+    failed = volume.train(2, *HUNGRY, "--task-options", "limit=0", "--global-batch", "4")
+    assert failed.returncode != 0
+    assert "with micro-batches of 1 samples; there is no smaller one: use --precision bf16" in failed.stderr
+
+
+@settings(deadline=None)
+@given(st.integers(1, 40), st.integers(1, 24), st.integers(1, 4), st.none() | st.integers(1, 12), st.integers(1, 8))
+def test_a_batch_cut_anew_is_cut_as_if_it_had_been_from_the_start(
+    samples: int, global_batch: int, ranks: int, before: int | None, after: int
+) -> None:
+    plan = BatchPlan(samples=samples, global_batch=global_batch)
+    dataset = TensorDataset(torch.arange(samples))
+    for rank in range(ranks):
+        world = World(rank=rank, size=ranks)
+        size = min(before, after) if before else after
+        wanted = Loader(dataset, plan, world, micro_batch=size).epoch(0)
+        for step, other in zip(Loader(dataset, plan, world, micro_batch=before).epoch(0), wanted, strict=True):
+            cut = recut(step, ranks, size)
+            counted = [(part.batch[0][: part.count].tolist(), part.count) for part in cut.micro_batches]
+            assert counted == [(part.batch[0][: part.count].tolist(), part.count) for part in other.micro_batches]
