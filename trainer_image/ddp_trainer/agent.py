@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ddp_trainer.processes import die_with
+from ddp_trainer.reach import await_endpoint
 from ddp_trainer.rendezvous import JOIN_TIMEOUT_SECONDS
 from ddp_trainer.run_dir import registrations, write_agent_report
 
@@ -32,6 +33,8 @@ def main(argv: Sequence[str]) -> int:
     deadline = time.monotonic() + JOIN_TIMEOUT_SECONDS
     while True:
         try:
+            if int(arguments.node_rank) > 0:
+                await_endpoint(arguments.rdzv_endpoint, deadline - time.monotonic())
             torchrun.run(arguments)  # type: ignore[no-untyped-call]
             return 0
         except ChildFailedError as error:
@@ -46,7 +49,7 @@ def main(argv: Sequence[str]) -> int:
                 for rank, failure in error.failures.items()
             ]
             write_agent_report(run_dir, {"failures": failures})
-        except (DistNetworkError, DistStoreError, RendezvousError) as error:
+        except (DistNetworkError, DistStoreError, RendezvousError, TimeoutError) as error:
             # The Service has no endpoint until node rank 0 runs, which may take an image pull longer; and for a
             # moment after a restart it may still lead to the store of the old attempt, which then goes away.
             if not registrations(run_dir) and time.monotonic() < deadline:
