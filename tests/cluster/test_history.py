@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-
 from tests.cluster.history import ATTEMPT, NODE_RANK, UID, Change, nodes_with_two_pods, untrue_steps
 
 
