@@ -19,6 +19,7 @@ from ddp_trainer.loop import TrainingLoop
 from ddp_trainer.memory import MicroBatchNote
 from ddp_trainer.optim import build_optimizer, build_scheduler
 from ddp_trainer.precision import Precision
+from ddp_trainer.profiling import Profiler
 from ddp_trainer.randomness import make_deterministic, seed_everything
 from ddp_trainer.runlog import RunLog, SnapshotReporter
 from ddp_trainer.snapshots.session import Snapshots
@@ -52,7 +53,8 @@ def build(config: TrainConfig, world: World, heartbeat: Heartbeat) -> TrainingLo
     scheduler = build_scheduler(config, optimizer, total_steps)
     cursor = Cursor(plan)
     environment = identity(os.environ, name=config.task)
-    log = RunLog(log_directory(environment), world, attempt=int(environment["DDPJOB_ATTEMPT"]))
+    logs = log_directory(environment)
+    log = RunLog(logs, world, attempt=int(environment["DDPJOB_ATTEMPT"]))
     snapshots = Snapshots.from_env(
         {
             "model": strategy.model,
@@ -89,7 +91,8 @@ def build(config: TrainConfig, world: World, heartbeat: Heartbeat) -> TrainingLo
         snapshots=snapshots,
         heartbeat=heartbeat,
         log=log,
-        micro_batch_note=MicroBatchNote(log_directory(environment) / "micro_batch.json", environment["DDPJOB_UID"]),
+        micro_batch_note=MicroBatchNote(logs / "micro_batch.json", environment["DDPJOB_UID"]),
+        profiler=Profiler(config.profile_window, logs / "profile", world),
     )
 
 

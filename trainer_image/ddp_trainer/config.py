@@ -92,6 +92,10 @@ class TrainConfig:
 
     log_every: int = option(10, "output", "steps from one TensorBoard point and one line of output to the next")
 
+    profile: str | None = option(
+        None, "output", "FIRST:LAST, such as 10:15: record these steps on every rank, in logs/<job>/profile"
+    )
+
     device: Literal["auto", "cpu", "cuda"] = option(
         "auto", "ranks", "where to train; auto takes CUDA where there is some"
     )
@@ -100,6 +104,11 @@ class TrainConfig:
     def __post_init__(self) -> None:
         for refusal in _refusals(self):
             raise UserError(refusal)
+
+    @property
+    def profile_window(self) -> StepWindow | None:
+        """`profile`, parsed."""
+        return None if self.profile is None else StepWindow.parse("profile", self.profile)
 
     @property
     def validation_interval(self) -> Interval:
@@ -131,6 +140,24 @@ class Interval:
         if self.unit == "steps":
             return step % self.count == 0
         return epoch_end and finished_epochs % self.count == 0
+
+
+@dataclass(frozen=True)
+class StepWindow:
+    """Steps `first` to `last`, both included, counted from 1 in the whole run."""
+
+    first: int
+    last: int
+
+    @classmethod
+    def parse(cls, field: str, text: str) -> StepWindow:
+        """`10:15`; UserError otherwise."""
+        match = re.fullmatch(r"([1-9]\d*):([1-9]\d*)", text)
+        if match is None or int(match[1]) > int(match[2]):
+            raise UserError(
+                f"{flag(field)} {text!r} is no window of steps: write the first and the last, such as 10:15"
+            )
+        return cls(int(match[1]), int(match[2]))
 
 
 def parse(argv: Sequence[str]) -> TrainConfig:
@@ -188,6 +215,8 @@ def _refusals(config: TrainConfig) -> Iterator[str]:
     """What is wrong with the settings in themselves, worst first."""
     yield from _out_of_range(config)
     Interval.parse("validate_every", config.validate_every)
+    if config.profile is not None:
+        StepWindow.parse("profile", config.profile)
     if config.micro_batch is not None and config.micro_batch > config.global_batch:
         yield (
             f"--micro-batch {config.micro_batch} is more than --global-batch {config.global_batch}, of which "

@@ -28,6 +28,7 @@ from ddp_trainer.errors import Preempted
 from ddp_trainer.heartbeat import Heartbeat
 from ddp_trainer.memory import MicroBatchNote, from_first_rank, is_out_of_memory, out_of_memory
 from ddp_trainer.precision import Precision
+from ddp_trainer.profiling import Profiler
 from ddp_trainer.runlog import RunLog
 from ddp_trainer.snapshots.session import Progress, Snapshots
 from ddp_trainer.stop_request import StopRequest
@@ -60,6 +61,7 @@ class TrainingLoop:
     heartbeat: Heartbeat
     log: RunLog
     micro_batch_note: MicroBatchNote
+    profiler: Profiler
     stop: StopRequest = field(default_factory=StopRequest)
 
     def __post_init__(self) -> None:
@@ -175,6 +177,7 @@ class TrainingLoop:
     def _train_step(self, batch: StepBatch) -> None:
         """One optimizer step and what follows from it, in the order that makes a resumed run repeat it."""
         epoch = self.cursor.epoch
+        self.profiler.before_step(self.step + 1)
         self.optimizer.zero_grad(set_to_none=True)
         try:
             loss_part = self.strategy.forward_backward(batch)
@@ -187,6 +190,8 @@ class TrainingLoop:
             raise out_of_memory(self.world.rank, self.step + 1, size, error) from error
         self.scheduler.step()
         epoch_end = self.cursor.advance(batch.total)
+        if traces := self.profiler.after_step(self.step):
+            self.log.say(f"profiled up to step {self.step}: {traces}")
 
         stop = self._agreed_to_stop()
         self._votes.cast(loss_part, step=self.step, epoch=epoch, stop=self.stop.raised)

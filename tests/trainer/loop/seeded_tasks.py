@@ -65,6 +65,26 @@ def no_memory(gradient: Tensor | None = None) -> None:
     raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB (seeded)")
 
 
+class Overflowing(Digits):
+    """Digits whose loss, in attempt 0, is a million times as large in a few batches: more than fp16 can hold."""
+
+    def __init__(self) -> None:
+        super().__init__(width=8)
+        self._calls = 0
+
+    def loss(self, output: Tensor, batch: tuple[Tensor, Tensor]) -> Tensor:
+        self._calls += torch.is_grad_enabled()
+        overflows = 4 <= self._calls <= 6 and os.environ["DDPJOB_ATTEMPT"] == "0"
+        return super().loss(output, batch) * (1e6 if overflows else 1.0)
+
+
+class Normalised(Digits):
+    """Digits with batch normalisation, whose statistics are state too."""
+
+    def model(self) -> nn.Module:
+        return nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 10))
+
+
 class HalfUsed(Digits):
     """Digits whose model has one layer that no sample uses, and one that only even-numbered ranks use."""
 

@@ -32,6 +32,7 @@ REFUSED = [
     ("--prefetch 4", "--prefetch 4 needs --workers"),
     ("--validate-every often", "--validate-every 'often' is no interval: write such as 100steps"),
     ("--validate-every 0steps", "is no interval"),
+    ("--profile 15:10", "--profile '15:10' is no window of steps: write the first and the last, such as 10:15"),
     ("--task-options dropout", "--task-options 'dropout' must be KEY=VALUE"),
     ("--config /does/not/exist.yaml", "--config /does/not/exist.yaml cannot be read: No such file"),
 ]
