@@ -75,7 +75,8 @@ class Cluster:
     client: Client
     namespace: str
     audit_log: Path | None
-    _audit_from: int = 0
+    _audit_from: tuple[int, int] = (0, 0)
+    """The log's inode and size when the test began: it is rotated at 100 MB."""
 
     @classmethod
     async def connect(cls, kubeconfig: Path, namespace: str) -> Cluster:
@@ -84,7 +85,8 @@ class Cluster:
         client = Client(replace(login, headers={**login.headers, "User-Agent": TEST_AGENT}), in_flight=32)
         audit = kubeconfig.parent / "audit.log"
         known = audit if audit.exists() else None
-        return cls(kubeconfig, client, namespace, known, known.stat().st_size if known else 0)
+        found = known.stat() if known else None
+        return cls(kubeconfig, client, namespace, known, (found.st_ino, found.st_size) if found else (0, 0))
 
     async def create_namespace(self) -> None:
         body = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": self.namespace}}
@@ -186,7 +188,7 @@ class Cluster:
             await self.client.get(f"/api/v1/namespaces/{self.namespace}/configmaps/{marker}", "configmaps")
 
         async def logged() -> bytes | None:
-            text = _read_from(log, self._audit_from)
+            text = _read_from(log, *self._audit_from)
             return text if marker.encode() in text else None
 
         lines = (await eventually(logged, "the audit log has caught up")).splitlines()
@@ -291,10 +293,15 @@ class Operator:
             raise AssertionError(f"it did not stop:\n{self.log.read_text()[-4000:]}") from None
 
 
-def _read_from(file: Path, offset: int) -> bytes:
-    with file.open("rb") as opened:
-        opened.seek(offset)
-        return opened.read()
+def _read_from(log: Path, inode: int, offset: int) -> bytes:
+    """What was written to the log since, through at most one rotation."""
+    parts = [*sorted(log.parent.glob(f"{log.stem}-*{log.suffix}")), log]
+    while len(parts) > 1 and parts[0].stat().st_ino != inode:
+        parts.pop(0)
+    text = b"".join(part.read_bytes() for part in parts[1:])
+    with parts[0].open("rb") as first:
+        first.seek(offset if parts[0].stat().st_ino == inode else 0)
+        return first.read() + text
 
 
 def _free_port() -> int:
