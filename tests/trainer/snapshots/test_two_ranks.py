@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from ddp_trainer.snapshots.session import Every, Identity, SnapshotEvent, Snapshots
+from ddp_trainer.snapshots.session import Every, Identity, Progress, SnapshotEvent, Snapshots
 
 pytestmark = pytest.mark.trainer
 
@@ -23,6 +24,7 @@ HERE = Path(__file__).parent
 def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where the two ranks left their volumes and what they saw."""
     out = tmp_path_factory.mktemp("two-ranks")
+    one_rank_saves(out / "resume_what_one_rank_saved" / "digits")
     environ = {**os.environ, "PYTHONPATH": str(HERE.parents[2] / "trainer_image"), "OMP_NUM_THREADS": "1"}
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     done = subprocess.run(
@@ -90,27 +92,83 @@ def test_timed_saves_are_agreed_by_all_ranks(seen: list[dict[str, Any]]) -> None
     assert len(first) >= 2
 
 
+def one_rank(directory: Path, *, attempt: int) -> tuple[torch.nn.Module, Snapshots, list[SnapshotEvent]]:
+    torch.manual_seed(attempt)
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Dropout(0.3), torch.nn.Linear(8, 1))
+    events: list[SnapshotEvent] = []
+    snapshots = Snapshots(
+        directory,
+        {"model": model, "optimizer": torch.optim.AdamW(model.parameters(), lr=0.05)},
+        every=Every.parse("2steps"),
+        keep=9,
+        identity=Identity("digits", "uid-1", 1, attempt, 0, 1),
+        strategy="single",
+        global_batch=16,
+        on_event=events.append,
+    )
+    return model, snapshots, events
+
+
+def weights_of(model: torch.nn.Module) -> list[float]:
+    return [value for tensor in model.state_dict().values() for value in tensor.flatten().tolist()]
+
+
+def one_rank_saves(directory: Path) -> None:
+    _, snapshots, _ = one_rank(directory, attempt=0)
+    snapshots.resume()
+    assert snapshots.save(Progress(7, 0, 7 * 16), kind="final", wait=True)
+
+
 def test_a_snapshot_of_two_ranks_is_resumed_by_one_that_says_so(out: Path, seen: list[dict[str, Any]]) -> None:
     def resume() -> tuple[torch.nn.Module, list[SnapshotEvent], torch.Tensor]:
-        model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Dropout(0.3), torch.nn.Linear(8, 1))
-        events: list[SnapshotEvent] = []
-        snapshots = Snapshots(
-            out / "train_and_save_as_two" / "digits",
-            {"model": model, "optimizer": torch.optim.AdamW(model.parameters(), lr=0.05)},
-            every=Every.parse("2steps"),
-            keep=9,
-            identity=Identity("digits", "uid-1", 1, 1, 0, 1),
-            strategy="single",
-            global_batch=16,
-            on_event=events.append,
-        )
+        model, snapshots, events = one_rank(out / "train_and_save_as_two" / "digits", attempt=1)
         assert snapshots.resume() is not None
         return model, events, torch.rand(3)
 
     model, events, drawn = resume()
-    weights = [value for tensor in model.state_dict().values() for value in tensor.flatten().tolist()]
-    assert weights == seen[0]["train_and_save_as_two"]
+    assert weights_of(model) == seen[0]["train_and_save_as_two"]
     assert [event.result for event in events] == ["reseeded", "resumed"]
     assert "is of 2 ranks, this is 1: random numbers start anew" in events[0].message
     torch.manual_seed(77)
     assert torch.equal(resume()[2], drawn)
+
+
+def test_a_snapshot_of_one_rank_is_resumed_by_two_that_say_so(out: Path, seen: list[dict[str, Any]]) -> None:
+    model, snapshots, _ = one_rank(out / "resume_what_one_rank_saved" / "digits", attempt=2)
+    assert snapshots.resume() is not None
+    results = [ranks["resume_what_one_rank_saved"] for ranks in seen]
+    for step, weights, _, messages in results:
+        assert step == 7
+        assert weights == weights_of(model)
+        assert "is of 1 ranks, this is 2: random numbers start anew" in messages[0]
+    assert results[0][2] != results[1][2], "each rank draws numbers of its own"
+
+
+def test_auto_saves_at_one_step_on_all_ranks_and_then_as_often_as_stall_and_history_say(
+    seen: list[dict[str, Any]],
+) -> None:
+    first, second = (ranks["auto_chooses_its_interval_from_stall_and_history"] for ranks in seen)
+    assert first["saved"] == second["saved"]
+    assert len(first["saved"]) == 1, "after the first save the interval is at least 10 s"
+    (chosen,) = first["chosen"]
+    assert chosen["failures"] == 2, "two attempts were claimed before this one"
+    # one node, three attempts within minutes: the prior of 24 h over three failures
+    assert chosen["mttf_seconds"] == pytest.approx(24 * 3600 / 3, rel=0.02)
+    assert chosen["stall_seconds"] > 0
+    young = math.sqrt(2 * chosen["mttf_seconds"] * chosen["stall_seconds"])
+    expected = max(young, chosen["save_seconds"], chosen["stall_seconds"] / 0.035, 10.0)
+    assert first["interval"] == chosen["seconds"] == pytest.approx(min(expected, 3600.0))
+
+
+def test_an_exception_on_any_rank_leaves_a_snapshot_from_which_all_go_on_bitwise(seen: list[dict[str, Any]]) -> None:
+    results = [ranks["an_exception_on_one_rank_leaves_an_emergency_snapshot"] for ranks in seen]
+    for result in results:
+        assert result["resumed"] == [None, 4, 7]
+        assert result["losses"][0] == result["losses"][1]
+        assert result["weights"][0] == result["weights"][1]
+    assert results[1]["raised"] == ["BrokenBatch", "RuntimeError"]
+    assert results[0]["raised"] == ["RuntimeError", "BrokenBatch"]
+    assert [text.split(" saved")[0] for text in results[0]["messages"] if "emergency" in text] == [
+        "emergency snapshot of step 4",
+        "emergency snapshot of step 7",
+    ]

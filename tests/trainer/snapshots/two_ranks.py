@@ -14,6 +14,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,10 @@ from ddp_trainer.snapshots.fence import Fence
 from ddp_trainer.snapshots.session import Every, Identity, Progress, SnapshotEvent, Snapshots
 
 RANK = int(os.environ["RANK"])
+
+
+class BrokenBatch(Exception):
+    """What one rank alone stumbles over."""
 
 
 class Run:
@@ -59,10 +64,13 @@ class Run:
         self.step = manifest.step if manifest else 0
         return manifest.step if manifest else None
 
-    def train(self, until: int, pause: float = 0.0) -> None:
+    def train(self, until: int, pause: float = 0.0, fails: int | None = None) -> None:
+        """Train to step `until`; in it, rank `fails` raises between forward and backward."""
         while self.step < until:
             self.optimizer.zero_grad()
             loss = self.ddp(torch.randn(8, 8)).square().mean() * random.random()
+            if fails == RANK and self.step == until - 1:
+                raise BrokenBatch
             loss.backward()
             self.optimizer.step()
             self.step += 1
@@ -200,6 +208,68 @@ def train_and_save_as_two(volume: Path) -> Any:
     return run.weights()
 
 
+def resume_what_one_rank_saved(volume: Path) -> Any:
+    run = Run(volume, attempt=1, seed=50)
+    step = run.resume()
+    return [step, run.weights(), torch.rand(3).tolist(), [event.message for event in run.events]]
+
+
+def auto_chooses_its_interval_from_stall_and_history(volume: Path) -> Any:
+    if RANK == 0:
+        volume.mkdir()
+        for attempt in (0, 1):
+            Fence.claim(volume, created=1, attempt=attempt, uid="uid-1")
+    in_turn()
+    run = Run(volume, attempt=2, every="auto")
+    assert run.snapshots.every == Every(60, "auto")
+    run.snapshots.every = Every(1, "auto")  # a first interval that a test can wait for; the rest is auto's own choice
+    run.resume()
+    saved: list[int] = []
+    save = run.snapshots.save
+    run.snapshots.save = lambda progress, **kw: saved.append(progress.step) or save(progress, **kw)  # type: ignore[method-assign,func-returns-value]
+    run.train(120, pause=0.02)
+    run.snapshots.close()
+    chosen = [asdict(event.interval) for event in run.events if event.interval is not None]
+    return {"saved": saved, "chosen": chosen, "interval": run.snapshots._timetable.seconds}  # type: ignore[union-attr]
+
+
+def meet_again(store: Path) -> None:
+    """Drop all connections, as the end of the process would, and set up new ones, as the next attempt does."""
+    dist.group.WORLD._get_backend(torch.device("cpu")).abort()  # type: ignore[union-attr]
+    dist.destroy_process_group()
+    dist.init_process_group(
+        "gloo", init_method=f"file://{store}", rank=RANK, world_size=2, timeout=timedelta(seconds=30)
+    )
+
+
+def an_exception_on_one_rank_leaves_an_emergency_snapshot(volume: Path) -> Any:
+    """First rank 1 fails, in step 5, then rank 0, in step 8; compared with a run in which nobody does."""
+    unbroken = Run(volume.with_name("unbroken"), every="3steps")
+    unbroken.resume()
+    unbroken.train(10)
+    unbroken.snapshots.close()
+    resumed, raised, messages = [], [], []
+    for attempt, fails in enumerate((1, 0, None)):
+        run = Run(volume, attempt=attempt, every="3steps", seed=50 * attempt)
+        resumed.append(run.resume())
+        try:
+            run.train((5, 8, 10)[attempt], fails=fails)
+        except Exception as error:
+            raised.append(type(error).__name__)
+            run.snapshots.emergency(error)
+            meet_again(volume.with_name(f"store-{attempt}"))
+        run.snapshots.close()
+        messages += [event.message for event in run.events]
+        in_turn()
+    return {
+        "resumed": resumed,
+        "raised": raised,
+        "messages": messages,
+        "losses": [unbroken.losses[7:], run.losses],
+        "weights": [unbroken.weights(), run.weights()],
+    }
+
+
 SCENARIOS: tuple[Callable[[Path], Any], ...] = (
     resume_is_bitwise,
     only_rank_0_sees_the_snapshot,
@@ -209,6 +279,9 @@ SCENARIOS: tuple[Callable[[Path], Any], ...] = (
     every_rank_learns_whether_a_waited_for_save_succeeded,
     timed_saves_happen_at_one_step_on_all_ranks,
     train_and_save_as_two,
+    resume_what_one_rank_saved,
+    auto_chooses_its_interval_from_stall_and_history,
+    an_exception_on_one_rank_leaves_an_emergency_snapshot,
 )
 
 
@@ -220,7 +293,7 @@ def main(out: Path) -> None:
     for scenario in SCENARIOS:
         volume = out / scenario.__name__
         if RANK == 0:
-            volume.mkdir()
+            volume.mkdir(exist_ok=True)
         in_turn()
         seen[scenario.__name__] = scenario(volume / "digits")
         in_turn()

@@ -6,6 +6,7 @@ Every method is a collective of all ranks in the same order; with one rank each 
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -15,6 +16,22 @@ from torch import Tensor
 
 _MESSAGE_BYTES = 1024
 _PIECE = 256 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Gathering:
+    """Tensors of all ranks on their way to rank 0."""
+
+    _work: dist.Work | None
+    _gathered: Tensor | None
+
+    def wait(self, timeout: timedelta | None = None) -> Tensor | None:
+        """Stacked [world size, n] on rank 0, once they are there; None on the others, once theirs is sent. Raises
+        RuntimeError after `timeout`, or if a rank was lost on the way.
+        """
+        if self._work is not None:
+            self._work.wait() if timeout is None else self._work.wait(timeout)
+        return self._gathered
 
 
 class Ranks:
@@ -65,18 +82,14 @@ class Ranks:
             for piece in torch.frombuffer(data, dtype=torch.uint8).split(_PIECE):  # type: ignore[no-untyped-call]
                 dist.broadcast(piece, src=0, group=self.group)
 
-    def gather(self, tensor: Tensor) -> Tensor | None:
-        """On rank 0 the 1-D tensors of all ranks, stacked [world size, n]; None elsewhere. All have one length and
-        type.
-        """
+    def begin_gather(self, tensor: Tensor) -> Gathering:
+        """Send the 1-D tensors of all ranks to rank 0, without waiting. All have one length and type."""
         if self.group is None:
-            return tensor.unsqueeze(0)
+            return Gathering(None, tensor.unsqueeze(0))
         if self.rank != 0:
-            dist.gather(tensor, dst=0, group=self.group)
-            return None
+            return Gathering(dist.gather(tensor, dst=0, group=self.group, async_op=True), None)
         gathered = torch.empty(self.world_size, *tensor.shape, dtype=tensor.dtype)
-        dist.gather(tensor, list(gathered.unbind()), dst=0, group=self.group)
-        return gathered
+        return Gathering(dist.gather(tensor, list(gathered.unbind()), dst=0, group=self.group, async_op=True), gathered)
 
     def problems(self, problem: str | None) -> list[str | None]:
         """What each rank has to complain of, by rank, on every rank; None where nothing."""

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ddp_trainer.errors import FencedError
 from ddp_trainer.snapshots.background import BackgroundWriter, Outcome
+from ddp_trainer.snapshots.boundary import Boundary, as_of
 from ddp_trainer.snapshots.manifest import Manifest
 from ddp_trainer.snapshots.state import RNG, Staged, Staging, Stateful
 from ddp_trainer.snapshots.store import SnapshotStore
@@ -28,6 +29,9 @@ log = logging.getLogger(__name__)
 
 PATIENCE_SECONDS = 1.0
 """A save in flight for less than this is waited for when the next is due; a slower one makes the next be skipped."""
+
+EMERGENCY_SECONDS = 20.0
+"""How long an emergency snapshot may take: torchrun kills what is left of a failed job 30 seconds after the failure."""
 
 
 class Saver:
@@ -63,8 +67,8 @@ class Saver:
         self.collect()
         if manifest.step == self._saved_step() or (manifest.step == self._step_in_flight and not wait):
             return "saved"
-        patience = PATIENCE_SECONDS - self._writer.busy_seconds if manifest.kind == "periodic" else self._timeout
-        self._writer.wait(max(0.0, patience))
+        patience = {"periodic": PATIENCE_SECONDS - self._writer.busy_seconds, "emergency": EMERGENCY_SECONDS}
+        self._writer.wait(max(0.0, patience.get(manifest.kind, self._timeout)))
         self.collect()
         if self._writer.busy:
             self._skipped(manifest.step)
@@ -72,15 +76,24 @@ class Saver:
         return "saved" if manifest.step == self._saved_step() else "begin"
 
     def begin(
-        self, manifest: Manifest, generators: Tensor, *, started: float, shard: StagedShard | None = None
+        self,
+        manifest: Manifest,
+        generators: Tensor,
+        *,
+        started: float,
+        shard: StagedShard | None = None,
+        boundary: Boundary | None = None,
     ) -> bool:
         """Copy the present states and have them written; False if they cannot be copied.
 
         `generators` holds those of all ranks, uint8 [world size, bytes]; `started` is the monotonic time at which
-        training stopped; `shard` is this rank's part of the sharded states.
+        training stopped; `shard` is this rank's part of the sharded states; `boundary` is what the states are to be of
+        if training has gone on since.
         """
         try:
             states = {name: value.state_dict() for name, value in self._stateful.items()}
+            if boundary is not None:
+                states = as_of(boundary, states)
             staged = self._staging.stage({**states, RNG: {"ranks": generators}})
         except Exception as error:
             if self._shards is not None and shard is not None:
@@ -92,9 +105,9 @@ class Saver:
         self._writer.start(manifest.step, stall, lambda: self._write(manifest, staged, shard))
         return True
 
-    def finish(self, step: int) -> bool:
+    def finish(self, step: int, *, timeout: float | None = None) -> bool:
         """Wait for the save in flight; whether `step` is saved. Raises FencedError."""
-        self._writer.wait(self._timeout)
+        self._writer.wait(self._timeout if timeout is None else timeout)
         self.collect()
         return self._saved_step() == step
 
@@ -112,8 +125,9 @@ class Saver:
         self._failures = 0
         self.last_saved = outcome.manifest
         self.last_outcome = outcome
+        kind = "emergency snapshot" if outcome.manifest.kind == "emergency" else "snapshot"
         message = (
-            f"snapshot of step {outcome.step} saved in {outcome.seconds:.2f} s, "
+            f"{kind} of step {outcome.step} saved in {outcome.seconds:.2f} s, "
             f"training stopped for {outcome.stall_seconds:.3f} s"
         )
         self._tell(
@@ -168,6 +182,13 @@ class Saver:
                 failures=self._failures,
             )
         )
+
+    def give_up(self, step: int, problem: str) -> None:
+        """Tell that there will be no emergency snapshot."""
+        saved = self._saved_step()
+        goes_on = "starts over" if saved is None else f"goes on from step {saved}"
+        message = f"no emergency snapshot: {problem}. The next attempt {goes_on}"
+        self._tell(SnapshotEvent("skipped", step, message))
 
     def _skipped(self, step: int) -> None:
         message = (

@@ -5,7 +5,9 @@
     resumed = snapshots.resume()
     ...                                                      # each step:
     snapshots.step_end(Progress(step, epoch, samples))
-    ...
+    ...                                                      # in `except Exception as error:` around the steps
+    snapshots.emergency(error)
+    ...                                                      # at the end
     snapshots.save(Progress(step, epoch, samples), kind="final", wait=True)
     snapshots.close()
 
@@ -20,14 +22,16 @@ import os
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
 from ddp_trainer.errors import FencedError, UserError
-from ddp_trainer.snapshots import resuming, rng
+from ddp_trainer.snapshots import resuming
 from ddp_trainer.snapshots.background import BackgroundWriter
+from ddp_trainer.snapshots.boundary import Boundaries, Boundary
 from ddp_trainer.snapshots.disk import Disk
 from ddp_trainer.snapshots.errors import IncompatibleSnapshotError, SnapshotError
 from ddp_trainer.snapshots.every import Every, Timetable
@@ -36,7 +40,7 @@ from ddp_trainer.snapshots.interval import Interval, choose
 from ddp_trainer.snapshots.manifest import Kind, Manifest
 from ddp_trainer.snapshots.names import job_directory, step_directory
 from ddp_trainer.snapshots.ranks import Ranks
-from ddp_trainer.snapshots.saving import Saver
+from ddp_trainer.snapshots.saving import EMERGENCY_SECONDS, Saver
 from ddp_trainer.snapshots.state import RNG, SHARDS, Stateful
 from ddp_trainer.snapshots.store import SnapshotStore
 from ddp_trainer.snapshots.values import Identity, Progress, SnapshotEvent
@@ -50,13 +54,17 @@ log = logging.getLogger(__name__)
 
 SAVE_TIMEOUT_SECONDS = 600.0
 """How long a wait for a save may take before the disk is taken for hung."""
+GENERATORS_TIMEOUT = timedelta(seconds=5)
+"""How long rank 0 waits, after a failure, for what the other ranks sent at the end of the last step."""
 
 
 class Snapshots:
     """Saves and restores `stateful` (name -> object) in `directory`, the job's own (`names.job_directory`).
 
     A model wrapped by DistributedDataParallel, DataParallel or torch.compile is saved as the model inside, so that
-    it can be resumed under another strategy and exported. `sharded` names the states that no rank holds whole.
+    it can be resumed under another strategy and exported. `sharded` names the states that no rank holds whole,
+    `stepwise` those, besides modules, optimizers and schedulers, that change only between `begin_update` and
+    `step_end`, as a data cursor does that moves on at the end of a step.
     """
 
     def __init__(
@@ -72,6 +80,7 @@ class Snapshots:
         on_event: Callable[[SnapshotEvent], None] | None = None,
         save_timeout: float = SAVE_TIMEOUT_SECONDS,
         sharded: Collection[str] = (),
+        stepwise: Collection[str] = (),
     ) -> None:
         if RNG in stateful:
             raise UserError(
@@ -94,6 +103,9 @@ class Snapshots:
             from ddp_trainer.snapshots.sharded import Shards
 
             self._shards = Shards({name: unwrapped[name] for name in sharded}, self._ranks, timeout=save_timeout)
+        self._boundaries = Boundaries(self._stateful, self._ranks, stepwise=stepwise)
+        if sharded:
+            self._boundaries.obstacle = "each rank holds a part of the model, and they cannot meet any more to save it"
         self._follower = BackgroundWriter()
         self._resumed: Manifest | None = None
         self._is_resumed = False
@@ -111,6 +123,7 @@ class Snapshots:
         on_event: Callable[[SnapshotEvent], None] | None = None,
         environ: Mapping[str, str] = os.environ,
         sharded: Collection[str] = (),
+        stepwise: Collection[str] = (),
     ) -> Snapshots:
         """As the operator and torchrun set it up (docs/contracts.md section 2). Raises UserError for what is not."""
         identity = Identity(
@@ -132,6 +145,7 @@ class Snapshots:
             global_batch=global_batch,
             on_event=on_event,
             sharded=sharded,
+            stepwise=stepwise,
         )
 
     @property
@@ -202,6 +216,51 @@ class Snapshots:
             due = self.every.is_due(step=progress.step, epoch=progress.epoch, epoch_end=epoch_end)
         if due:
             self.save(progress)
+        elif self._boundaries.obstacle is None:
+            self._boundaries.reached(progress)
+
+    def begin_update(self) -> None:
+        """Say that states are about to change. Optimizers among the states say so themselves; call it where something
+        else changes first or alone, as a gradient scaler does that skips a step.
+        """
+        self._boundaries.begin_update()
+
+    def emergency(self, error: BaseException) -> bool:
+        """After an exception that ends training: save the last finished step, if the states are still those of it.
+
+        Needs no other rank and raises nothing. True on rank 0 if the last finished step is saved; where it cannot be,
+        an event says why. The other ranks do nothing. Takes up to a minute if the volume hangs.
+        """
+        boundary, saver = self._boundaries.newest, self._saver
+        if saver is None or isinstance(error, FencedError):
+            return False
+        step = boundary.progress.step if boundary is not None else 0
+        try:
+            if self._boundaries.obstacle is not None:
+                saver.finish(step, timeout=EMERGENCY_SECONDS)
+                raise SnapshotError(self._boundaries.obstacle)
+            return boundary is not None and self._save_boundary(boundary, saver)
+        except Exception as problem:
+            saver.give_up(step, str(problem) or type(problem).__name__)
+            return False
+
+    def _save_boundary(self, boundary: Boundary, saver: Saver) -> bool:
+        started = time.monotonic()
+        manifest = self._manifest(boundary.progress, "emergency")
+        verdict = saver.ready(manifest, wait=True)
+        if verdict != "begin":
+            return verdict == "saved"
+        problem = self._boundaries.problem()
+        if problem is not None:
+            raise SnapshotError(problem)
+        try:
+            generators = boundary.generators.wait(GENERATORS_TIMEOUT)
+        except RuntimeError as lost:
+            raise SnapshotError(f"the random number state of another rank did not arrive ({lost})") from lost
+        assert generators is not None
+        if not saver.begin(manifest, generators, started=started, boundary=boundary):
+            return False
+        return saver.finish(manifest.step, timeout=EMERGENCY_SECONDS)
 
     def save(self, progress: Progress, *, kind: Kind = "periodic", wait: bool = False) -> bool:
         """Save now, on all ranks alike. Without `wait`, returns once states are copied, True if a save is under way.
@@ -215,7 +274,7 @@ class Snapshots:
             raise RuntimeError("call resume() before the first save: it claims the volume")
         started = time.monotonic()
         manifest = self._manifest(progress, kind)
-        generators = self._ranks.gather(rng.capture())
+        generators = self._boundaries.reached(progress).generators.wait()
         verdict, fenced = "begin", None
         if self._saver is not None:
             try:

@@ -1,0 +1,215 @@
+"""An exception leaves a snapshot of the last finished step behind, or says why it cannot."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ddp_trainer.errors import FencedError
+from ddp_trainer.snapshots import boundary
+from ddp_trainer.snapshots.disk import Disk
+from ddp_trainer.snapshots.fence import Fence
+from ddp_trainer.snapshots.session import Every, Identity, Progress, SnapshotEvent, Snapshots
+from ddp_trainer.snapshots.state import Stateful
+
+
+class Cursor:
+    def __init__(self) -> None:
+        self.step = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"step": self.step}
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        self.step = state["step"]
+
+
+class Broken(Exception):
+    """What goes wrong in a step."""
+
+
+class Run:
+    """Dropout and BatchNorm, so that the forward pass of a step that fails leaves its traces."""
+
+    def __init__(
+        self, directory: Path, *, attempt: int = 0, every: str = "3steps", seed: int = 0, **settings: Any
+    ) -> None:
+        torch.manual_seed(seed)
+        self.model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Dropout(0.3), torch.nn.BatchNorm1d(8))
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.05)
+        self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 2)
+        self.cursor = Cursor()
+        self.events: list[SnapshotEvent] = []
+        states: dict[str, Stateful] = {"model": self.model, "optimizer": self.optimizer, "scheduler": self.scheduler}
+        settings = {"keep": 9, "stepwise": ("cursor",)} | settings
+        self.snapshots = Snapshots(
+            directory,
+            {**states, "cursor": self.cursor, **settings.pop("states", {})},
+            every=Every.parse(every),
+            identity=Identity("digits", "uid-1", 1, attempt, 0, 1),
+            strategy="single",
+            global_batch=16,
+            on_event=self.events.append,
+            **settings,
+        )
+        self.snapshots.resume()
+
+    def train(self, until: int, *, fail: str = "") -> bool | None:
+        """Train; at `fail` of step `until` raise, and give what became of the emergency snapshot."""
+        try:
+            while self.cursor.step < until:
+                at = fail if self.cursor.step == until - 1 else ""
+                self.optimizer.zero_grad()
+                loss = self.model(torch.randn(16, 8)).square().mean()
+                if at == "forward":
+                    raise Broken
+                loss.backward()
+                if at == "backward":
+                    raise Broken
+                self.optimizer.step()
+                if at == "update":
+                    raise Broken
+                self.scheduler.step()
+                self.cursor.step += 1
+                self.snapshots.step_end(Progress(self.cursor.step, 0, self.cursor.step * 16))
+        except Broken as error:
+            return self.snapshots.emergency(error)
+        finally:
+            self.snapshots.close()
+        return None
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        state = self.optimizer.state_dict()["state"]
+        moments = {f"{key}.{name}": value for key, values in state.items() for name, value in values.items()}
+        return {**self.model.state_dict(), **moments}
+
+    def results(self) -> list[tuple[str, int]]:
+        return [(event.result, event.step) for event in self.events]
+
+
+@pytest.mark.parametrize("fail", ["forward", "backward"])
+def test_a_run_that_failed_within_a_step_goes_on_bitwise_after_the_step_before(tmp_path: Path, fail: str) -> None:
+    unbroken = Run(tmp_path / "unbroken")
+    unbroken.train(10)
+    broken = Run(tmp_path / "broken")
+    assert broken.train(6, fail=fail) is True
+    assert broken.results() == [("saved", 3), ("saved", 5)]
+    assert "emergency snapshot of step 5 saved" in broken.events[-1].message
+    resumed = Run(tmp_path / "broken", attempt=1, seed=9)
+    assert resumed.snapshots.last_saved is not None
+    assert (resumed.snapshots.last_saved.kind, resumed.cursor.step) == ("emergency", 5)
+    resumed.train(10)
+    expected = unbroken.tensors()
+    assert [name for name, tensor in resumed.tensors().items() if not torch.equal(tensor, expected[name])] == []
+    assert resumed.scheduler.state_dict() == unbroken.scheduler.state_dict()
+
+
+def test_a_step_that_has_begun_to_change_the_weights_leaves_no_snapshot(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    assert run.train(6, fail="update") is False
+    assert run.results() == [("saved", 3), ("skipped", 5)]
+    assert run.events[-1].message == (
+        "no emergency snapshot: step 6 had begun to change the weights. The next attempt goes on from step 3"
+    )
+    assert Run(tmp_path, attempt=1).cursor.step == 3
+
+
+def test_an_optimizer_that_raises_in_its_own_step_leaves_no_snapshot(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    run.train(5)
+    run.optimizer.param_groups[0]["betas"] = "not a pair of numbers"
+    with pytest.raises(ValueError, match="too many values"):
+        run.train(6)
+    assert run.snapshots.emergency(ValueError()) is False
+    assert "had begun to change the weights" in run.events[-1].message
+
+
+def test_a_change_that_no_optimizer_makes_is_told_by_begin_update(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    run.train(5)
+    run.snapshots.begin_update()
+    assert run.snapshots.emergency(Broken()) is False
+
+
+def test_a_failure_before_any_step_leaves_nothing_and_says_nothing(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    assert run.train(1, fail="forward") is False
+    assert run.events == []
+
+
+def test_a_failure_right_after_a_save_needs_no_other_snapshot(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    assert run.train(4, fail="forward") is True
+    assert run.results() == [("saved", 3)]
+
+
+def test_a_fenced_run_leaves_nothing(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    run.train(5)
+    assert run.snapshots.emergency(FencedError("a newer attempt")) is False
+    Fence.claim(tmp_path, created=1, attempt=1, uid="uid-1")
+    assert run.snapshots.emergency(Broken()) is False
+    assert not (tmp_path / "step-000000000005").exists()
+    assert "is fenced: attempt 1" in run.events[-1].message
+
+
+def test_a_volume_that_fails_too_hides_no_error(tmp_path: Path) -> None:
+    class FullDisk(Disk):
+        def create(self, path: Path, chunks: Any) -> None:
+            raise OSError(5, os.strerror(5))
+
+    run = Run(tmp_path)
+    run.train(5)
+    assert run.snapshots._saver is not None
+    run.snapshots._saver._store.disk = FullDisk()
+    assert run.snapshots.emergency(Broken()) is False
+    assert run.results() == [("saved", 3), ("failed", 5)]
+
+
+def test_a_buffer_that_was_replaced_or_is_not_saved_does_no_harm(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    run.model.register_buffer("scratch", torch.zeros(3), persistent=False)
+    norm = run.model[2]
+    run.train(4)
+    at_boundary = norm.running_mean.clone()
+    norm.running_mean = norm.running_mean + 1
+    assert run.snapshots.emergency(Broken()) is True
+    assert torch.equal(Run(tmp_path, attempt=1, seed=3).model[2].running_mean, at_boundary)
+
+
+class WithExtraState(torch.nn.Linear):
+    def get_extra_state(self) -> int:
+        return 1
+
+    def set_extra_state(self, state: int) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"stepwise": ()}, r"cursor may have changed since; Snapshots\(stepwise=…\)"),
+        ({"states": {"extra": WithExtraState(1, 1)}}, "extra has state of its own"),
+    ],
+)
+def test_where_more_may_have_changed_there_is_no_snapshot_and_a_reason(
+    tmp_path: Path, settings: dict[str, Any], named: str
+) -> None:
+    run = Run(tmp_path, **settings)
+    assert run.train(5, fail="forward") is False
+    assert run.results() == [("saved", 3), ("skipped", 3)]
+    assert re.search(named, run.events[-1].message)
+
+
+def test_buffers_too_large_to_copy_in_every_step_are_a_reason_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(boundary, "MAX_BUFFER_BYTES", 8)
+    run = Run(tmp_path)
+    assert run.train(5, fail="forward") is False
+    assert "model has more than 0 MiB of buffers" in run.events[-1].message

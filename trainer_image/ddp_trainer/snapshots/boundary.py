@@ -1,0 +1,112 @@
+"""The end of the last step: what a snapshot of it needs and the next step destroys, so that a failure in the next one
+can still leave that snapshot behind.
+
+Until its optimizer begins, a step changes nothing that a snapshot holds but random numbers and the buffers of modules
+(running means). So at each step's end a copy of those is kept, and the generators of all ranks set out for rank 0 at
+once: after a failure there may be no other rank left to ask. Where more might have changed, the boundary is lost and
+says why; a snapshot of the middle of a step would be worse than none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from ddp_trainer.snapshots import rng
+from ddp_trainer.snapshots.ranks import Gathering, Ranks
+from ddp_trainer.snapshots.state import Stateful
+from ddp_trainer.snapshots.values import Progress
+
+MAX_BUFFER_BYTES = 16 << 20
+"""Copied in every step: about as long as one millisecond."""
+
+
+@dataclass(frozen=True, slots=True)
+class Boundary:
+    """The end of a step. `buffers` is state -> name -> value, on rank 0."""
+
+    progress: Progress
+    generators: Gathering
+    buffers: Mapping[str, Mapping[str, Tensor]]
+
+
+class Boundaries:
+    """Keeps the newest boundary and knows whether the states are still those of it."""
+
+    def __init__(self, stateful: Mapping[str, Stateful], ranks: Ranks, *, stepwise: Collection[str] = ()) -> None:
+        """`stepwise` names states, besides modules, optimizers and schedulers, that change only between
+        `begin_update` and `reached`.
+        """
+        self.newest: Boundary | None = None
+        self.obstacle = _obstacle(stateful, stepwise)
+        """Why no state of this program can be shown to be that of a boundary; None if it can."""
+        self._ranks = ranks
+        self._buffers = {name: list(_buffers(value)) for name, value in stateful.items()} if ranks.rank == 0 else {}
+        self._is_updating = False
+        for value in stateful.values():
+            if isinstance(value, Optimizer):
+                value.register_step_pre_hook(lambda *_: self.begin_update())
+
+    def begin_update(self) -> None:
+        """From now on the states are no longer those of the last boundary. Every optimizer says so itself."""
+        self._is_updating = True
+
+    def reached(self, progress: Progress) -> Boundary:
+        """All states are those after `progress.step`. A collective of all ranks that waits for none in this step."""
+        if self.newest is not None:
+            # Sent a step ago; keeps ranks from running further ahead of rank 0 than that.
+            self.newest.generators.wait()
+        buffers = {
+            name: {key: value.clone() for key, owner, leaf in places if (value := owner.get(leaf)) is not None}
+            for name, places in self._buffers.items()
+            if self.obstacle is None and places
+        }
+        self.newest = Boundary(progress, self._ranks.begin_gather(rng.capture()), buffers)
+        self._is_updating = False
+        return self.newest
+
+    def problem(self) -> str | None:
+        """Why the states cannot be shown to be those of the newest boundary; None if they are."""
+        if self._is_updating and self.newest is not None:
+            return f"step {self.newest.progress.step + 1} had begun to change the weights"
+        return self.obstacle
+
+
+def _obstacle(stateful: Mapping[str, Stateful], stepwise: Collection[str]) -> str | None:
+    if not any(isinstance(value, Optimizer) for value in stateful.values()):
+        return "no torch.optim.Optimizer is among the states, to tell when it begins to change the weights"
+    for name, value in stateful.items():
+        if isinstance(value, nn.Module):
+            if any(type(module).get_extra_state is not nn.Module.get_extra_state for module in value.modules()):
+                return f"{name} has state of its own (get_extra_state) that a forward pass may have changed"
+            if sum(buffer.nbytes for buffer in value.buffers()) > MAX_BUFFER_BYTES:
+                return f"{name} has more than {MAX_BUFFER_BYTES >> 20} MiB of buffers, too many to keep in every step"
+        elif not isinstance(value, Optimizer | LRScheduler) and name not in stepwise:
+            return (
+                f"{name} may have changed since; Snapshots(stepwise=…) names states that change with the optimizer only"
+            )
+    return None
+
+
+def _buffers(value: Stateful) -> Iterator[tuple[str, dict[str, Any], str]]:
+    """The buffers that are in the module's state: name, and where it is found, also after it was replaced."""
+    if not isinstance(value, nn.Module):
+        return
+    for path, module in value.named_modules(remove_duplicate=False):
+        for leaf in module._buffers.keys() - module._non_persistent_buffers_set:
+            yield f"{path}.{leaf}" if path else leaf, module._buffers, leaf
+
+
+def as_of(boundary: Boundary, states: Mapping[str, Any]) -> dict[str, Any]:
+    """`states` (name -> state_dict, taken now) with the buffers as they were at the boundary."""
+    result = dict(states)
+    for name, buffers in boundary.buffers.items():
+        for key, value in buffers.items():
+            # A state_dict is the caller's to change: the module makes a new one each time.
+            result[name][key] = value
+    return result
