@@ -55,15 +55,11 @@ def build(config: TrainConfig, world: World, heartbeat: Heartbeat) -> TrainingLo
     environment = identity(os.environ, name=config.task)
     logs = log_directory(environment)
     log = RunLog(logs, world, attempt=int(environment["DDPJOB_ATTEMPT"]))
+    states, sharded = strategy.stateful(optimizer)
     snapshots = Snapshots.from_env(
-        {
-            "model": strategy.model,
-            "optimizer": optimizer,
-            "scheduler": scheduler,
-            "precision": precision,
-            "data": cursor,
-            "losses": log.losses,
-        },
+        {**states, "scheduler": scheduler, "precision": precision, "data": cursor, "losses": log.losses},
+        sharded=sharded,
+        stepwise=("precision", "data", "losses"),
         strategy=config.strategy,
         global_batch=config.global_batch,
         on_event=SnapshotReporter(heartbeat, log),

@@ -242,6 +242,11 @@ def _refusals(config: TrainConfig) -> Iterator[str]:
         for field in ("static_graph", "find_unused_parameters", "sync_batchnorm"):
             if getattr(config, field):
                 yield f"{flag(field)} belongs to --strategy ddp, not {config.strategy}: leave it out"
+    if config.strategy == "fsdp" and config.precision == "fp16":
+        yield (
+            "--precision fp16 needs a gradient scaler that sees whole gradients, which --strategy fsdp never "
+            "has: choose bf16"
+        )
     if config.static_graph and config.find_unused_parameters:
         yield (
             "--static-graph and --find-unused-parameters contradict each other: a static graph finds them "

@@ -101,6 +101,10 @@ class TrainingLoop:
             return self._finish()
         except _Leave:
             self._leave()
+        except Exception as error:
+            self.heartbeat.enter("save")
+            self.snapshots.emergency(error)
+            raise
         finally:
             self.log.close()
 
@@ -181,6 +185,8 @@ class TrainingLoop:
         self.optimizer.zero_grad(set_to_none=True)
         try:
             loss_part = self.strategy.forward_backward(batch)
+            # From here on the states are no longer those of the last step's end.
+            self.snapshots.begin_update()
             self.precision.step(self.optimizer, self._clip)
         except Exception as error:
             if not is_out_of_memory(error):

@@ -12,11 +12,13 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch.utils.data import Dataset
 
 from ddp_trainer.data import every_nth, fetch, to_device
 from ddp_trainer.distributed import World
 from ddp_trainer.strategies.base import Strategy
+from ddp_trainer.tasks import Task
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +62,10 @@ def evaluate(
     model.eval()
     try:
         for indices in every_nth(len(dataset), world.rank, world.size, batch):  # type: ignore[arg-type]
+            if len(indices) == 0 and strategy.meets_in_forward:
+                strategy.predict(to_device(_batch(dataset, torch.zeros(1, dtype=torch.int64), task), world.device))
             if len(indices):
-                host_batch = fetch(dataset, indices, task.collate) if task.collate else fetch(dataset, indices)
-                data = to_device(host_batch, world.device)
+                data = to_device(_batch(dataset, indices, task), world.device)
                 output = strategy.predict(data)
                 totals[0] += len(indices)
                 totals[1] += task.loss(output, data).double() * len(indices)
@@ -76,3 +79,7 @@ def evaluate(
         dist.all_reduce(totals)
     samples, loss, right, judged = totals.tolist()
     return Evaluation(int(samples), loss / samples, int(right), int(judged))
+
+
+def _batch(dataset: Dataset[Any], indices: Tensor, task: Task) -> Any:
+    return fetch(dataset, indices, task.collate) if task.collate else fetch(dataset, indices)

@@ -27,7 +27,7 @@ class Struck(Digits):
 
     def __init__(self, signal_name: str = "SIGKILL", rank: int = 1, call: int = 0, evaluating: bool = False) -> None:
         super().__init__(width=8)
-        self._signal = signal.Signals[signal_name]
+        self._signal = signal.Signals[signal_name] if signal_name != "none" else None
         self._call = call if rank == RANK and os.environ["DDPJOB_ATTEMPT"] == "0" else 0
         self._evaluating = evaluating
         self._calls = 0
@@ -36,6 +36,8 @@ class Struck(Digits):
         if torch.is_grad_enabled() != self._evaluating:
             self._calls += 1
             if self._calls == self._call:
+                if self._signal is None:
+                    raise ValueError("a sample that cannot be trained on (seeded)")
                 os.kill(os.getpid(), self._signal)
         return super().loss(output, batch)
 

@@ -28,6 +28,7 @@ REFUSED = [
     ("--decay-every 5", "--decay-every 5 belongs to --scheduler step, not none"),
     ("--max-steps 5 --warmup-steps 5", "--warmup-steps 5 leaves nothing of --max-steps 5"),
     ("--strategy single --static-graph", "--static-graph belongs to --strategy ddp, not single"),
+    ("--strategy fsdp --precision fp16", "which --strategy fsdp never has: choose bf16"),
     ("--static-graph --find-unused-parameters", "contradict each other"),
     ("--prefetch 4", "--prefetch 4 needs --workers"),
     ("--validate-every often", "--validate-every 'often' is no interval: write such as 100steps"),

@@ -34,8 +34,8 @@ def assert_same(volume, reference) -> None:
 @pytest.mark.parametrize(
     ("ranks", "strike", "resumed_at"),
     [
-        # each step of two ranks has two micro-batches, so the 31st loss is in the middle of step 16
-        pytest.param(2, struck(rank=1, call=31), 14, id="rank 1 in the middle of an accumulation"),
+        # One loss is a rehearsal before the first step; then each step has two, and the last of an epoch one.
+        pytest.param(2, struck(rank=1, call=33), 14, id="rank 1 in the middle of an accumulation"),
         pytest.param(2, struck(rank=0, call=60), 28, id="rank 0 before the last backward pass of a step"),
         pytest.param(2, struck(rank=1, call=2, evaluating=True), 21, id="rank 1 during validation"),
     ],
@@ -53,6 +53,18 @@ def test_a_run_killed_with_sigkill_resumes_to_the_same_weights_and_losses(
     assert_same(volume, trained_once(ranks, *UNBROKEN))
 
 
+def test_an_exception_on_one_rank_leaves_an_emergency_snapshot_of_the_last_whole_step(volume, trained_once) -> None:
+    # in the first micro-batch of step 18; the last snapshot by plan is that of step 14
+    raising = struck("none", rank=1, call=36)
+    failed = volume.train(2, *raising)
+    assert failed.returncode != 0
+    assert "a sample that cannot be trained on" in failed.stderr
+    manifest = volume.newest_manifest()
+    assert (manifest["kind"], manifest["step"]) == ("emergency", 17), volume.events("snapshot_failed")
+    volume.trained(2, *raising, DDPJOB_ATTEMPT="1")
+    assert_same(volume, trained_once(2, *UNBROKEN))
+
+
 def test_three_ranks_resume_to_the_same_bits_though_ddp_packs_its_buckets_anew(volume, trained_once) -> None:
     three = ("--task", "tiny_lm", "--global-batch", "6", "--max-steps", "6")
     small = ("--task-options", "d_model=64", "--task-options", "samples=60", "--task-options", "n_layers=2")
@@ -66,7 +78,7 @@ def test_three_ranks_resume_to_the_same_bits_though_ddp_packs_its_buckets_anew(v
     ("strike", "stopped_after"),
     [
         # SIGTERM in step 9: voted on at its end, known at the end of the next
-        pytest.param(struck("SIGTERM", rank=1, call=17), 10, id="during a step"),
+        pytest.param(struck("SIGTERM", rank=1, call=18), 10, id="during a step"),
         pytest.param(struck("SIGTERM", rank=0, call=1, evaluating=True), 23, id="during validation"),
     ],
 )

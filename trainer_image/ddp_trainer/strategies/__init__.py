@@ -19,6 +19,7 @@ STRATEGIES: Final = {
     "manual_allreduce": "ManualAllReduce",
     "manual_rs_ag": "ManualReduceScatterAllGather",
     "data_parallel": "DataParallel",
+    "fsdp": "FSDP",
 }
 """The class of each strategy; its module has the strategy's name, and is imported only when it is chosen."""
 

@@ -7,7 +7,7 @@ strategies be compared loss by loss.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, ClassVar
 
@@ -30,6 +30,8 @@ class Strategy:
     """
 
     name: ClassVar[str]
+    meets_in_forward: ClassVar[bool] = False
+    """Whether a forward pass needs all ranks, so that each must make as many as the others."""
     model: nn.Module
     module: nn.Module
 
@@ -52,6 +54,14 @@ class Strategy:
     def parameters(self) -> Iterable[nn.Parameter]:
         return self.model.parameters()
 
+    def stateful(self, optimizer: torch.optim.Optimizer) -> tuple[Mapping[str, Any], tuple[str, ...]]:
+        """What a snapshot saves of model and optimizer, by name, and which of these no rank holds whole."""
+        return {"model": self.model, "optimizer": optimizer}, ()
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        """Around a forward pass and its loss."""
+        return self.precision.autocast()
+
     def rehearse(self, batch: StepBatch) -> bool:
         """Take one micro-batch forward and backward without any other rank; whether there was memory for it.
 
@@ -59,7 +69,7 @@ class Strategy:
         """
         with self._undone():
             try:
-                with self.precision.autocast():
+                with self.autocast():
                     micro_batch = batch.micro_batches[0].batch
                     loss = self.task.loss(self.model(self.task.inputs(micro_batch)), micro_batch)
                 torch.autograd.backward(loss)
@@ -107,7 +117,7 @@ class Strategy:
         """Forward and backward of one micro-batch; its part of the mean loss over the `total` samples of the
         step.
         """
-        with self.precision.autocast():
+        with self.autocast():
             output = self.module(self.task.inputs(micro_batch.batch))
             loss = self.task.loss(output, micro_batch.batch)
         weight = micro_batch.count / total
@@ -132,5 +142,5 @@ class Strategy:
 
     def predict(self, batch: Any) -> Any:
         """The model's output for a batch, called without gradients; no rank waits for another."""
-        with self.precision.autocast():
+        with self.autocast():
             return self.model(self.task.inputs(batch))
