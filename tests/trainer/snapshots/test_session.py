@@ -228,6 +228,18 @@ def test_a_final_snapshot_waits_for_the_one_in_flight(slow: tuple[Run, SlowDisk]
     assert [event.step for event in run.events if event.result == "saved"] == [2, 3]
 
 
+def test_waiting_for_a_periodic_snapshot_that_is_being_written_waits_until_it_is(
+    slow: tuple[Run, SlowDisk], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(saving, "PATIENCE_SECONDS", 0.01)
+    run, disk = slow
+    run.train(2)
+    assert disk.reached.wait(60)
+    threading.Timer(0.1, disk.released.set).start()
+    assert run.snapshots.save(Progress(2, 0, 32), wait=True)
+    assert run.results() == ["saved"]
+
+
 def test_a_disk_that_hangs_does_not_hang_the_end_of_training(tmp_path: Path) -> None:
     run = Run(tmp_path, save_timeout=0.2)
     run.snapshots.resume()

@@ -67,8 +67,10 @@ class Saver:
         self.collect()
         if manifest.step == self._saved_step() or (manifest.step == self._step_in_flight and not wait):
             return "saved"
-        patience = {"periodic": PATIENCE_SECONDS - self._writer.busy_seconds, "emergency": EMERGENCY_SECONDS}
-        self._writer.wait(max(0.0, patience.get(manifest.kind, self._timeout)))
+        patience = EMERGENCY_SECONDS if manifest.kind == "emergency" else self._timeout
+        if manifest.kind == "periodic" and not wait:
+            patience = PATIENCE_SECONDS - self._writer.busy_seconds
+        self._writer.wait(max(0.0, patience))
         self.collect()
         if self._writer.busy:
             self._skipped(manifest.step)

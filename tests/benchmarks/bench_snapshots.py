@@ -1,0 +1,136 @@
+"""What a snapshot costs: training's stall beside one memcpy of the state, and a resume beside reading and verifying it.
+
+    python -m tests.benchmarks.bench_snapshots [--mb 1000] [--rounds 5] [--directory DIR]
+
+All four take turns in one process, so that a busy machine slows all of them; what counts are the ratios of medians.
+Seconds of the processor, of all threads, are printed beside those of the clock: where all cores are taken, the thread
+that sums the bytes cannot run beside the one that reads them. Exit code 1 if a target is missed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from ddp_trainer.snapshots.names import step_directory
+from ddp_trainer.snapshots.session import Every, Identity, Progress, Snapshots
+
+MAX_STALL = 1.3
+"""The most that training may stop, as a multiple of one memcpy of the state into a reused buffer."""
+MAX_RESUME = 1.2
+"""The most that a resume may take, as a multiple of reading and summing the files."""
+
+LAYERS = 40
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Seconds of the clock and of the processor."""
+
+    clock: float
+    processor: float
+
+
+class Training:
+    """A model of linear layers with AdamW: a third of `megabytes` is weights, the rest moments."""
+
+    def __init__(self, directory: Path, megabytes: int, *, attempt: int) -> None:
+        width = int((megabytes * 1e6 / 12 / LAYERS) ** 0.5)
+        self.model = torch.nn.Sequential(*[torch.nn.Linear(width, width) for _ in range(LAYERS)])
+        self.optimizer = torch.optim.AdamW(self.model.parameters())
+        self.snapshots = Snapshots(
+            directory,
+            {"model": self.model, "optimizer": self.optimizer},
+            every=Every.parse("1000000steps"),
+            keep=1,
+            identity=Identity("bench", "uid", 1, attempt, 0, 1),
+            strategy="single",
+            global_batch=1,
+        )
+
+    def step(self) -> None:
+        for parameter in self.model.parameters():
+            parameter.grad = torch.full_like(parameter, 0.01)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+
+def measured(act: Callable[[], object]) -> Cost:
+    """What `act` costs."""
+    clock, processor = time.perf_counter(), time.process_time()
+    act()
+    return Cost(time.perf_counter() - clock, time.process_time() - processor)
+
+
+def read_and_verify(directory: Path) -> None:
+    """The least that a resume has to do: every byte through one block of memory and SHA-256."""
+    block = bytearray(4 << 20)
+    view = memoryview(block)
+    for path in sorted(directory.iterdir()):
+        digest = hashlib.sha256()
+        with path.open("rb", buffering=0) as file:
+            while count := file.readinto(block):
+                digest.update(view[:count])
+        digest.hexdigest()
+
+
+def rounds(directory: Path, megabytes: int, count: int) -> dict[str, list[Cost]]:
+    """Measure each of the four `count` times, in turns, after one round that fills caches and buffers."""
+    costs: dict[str, list[Cost]] = {"memcpy": [], "stall": [], "read and verify": [], "resume": []}
+    saving = Training(directory, megabytes, attempt=0)
+    saving.snapshots.resume()
+    saving.step()
+    state = torch.ones(megabytes * 1_000_000, dtype=torch.uint8)
+    buffer = torch.zeros_like(state)
+    for number in range(count + 1):
+        progress = Progress(number + 1, 0, number + 1)
+        memcpy = measured(lambda: buffer.copy_(state))
+        stall = measured(lambda progress=progress: saving.snapshots.save(progress))  # type: ignore[misc]
+        if not saving.snapshots.save(progress, wait=True):
+            raise SystemExit(f"the snapshot could not be saved to {directory}")
+        reading = measured(lambda step=progress.step: read_and_verify(directory / step_directory(step)))  # type: ignore[misc]
+        # The same attempt, as after a restart in place: a newer one would fence the one that goes on saving.
+        resuming = Training(directory, megabytes, attempt=0)
+        resume = measured(resuming.snapshots.resume)
+        if number:
+            for name, cost in zip(costs, (memcpy, stall, reading, resume), strict=True):
+                costs[name].append(cost)
+    return costs
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.bench_snapshots", description=__doc__)
+    parser.add_argument("--mb", type=int, default=1000, help="size of the state in MB (default: 1000)")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--directory", type=Path, help="where to save (default: the directory for temporary files)")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    directory = Path(tempfile.mkdtemp(prefix="bench-snapshots-", dir=options.directory))
+    try:
+        costs = rounds(directory / "bench", options.mb, options.rounds)
+    finally:
+        shutil.rmtree(directory)
+    clock = {name: statistics.median(cost.clock for cost in seen) for name, seen in costs.items()}
+    processor = {name: statistics.median(cost.processor for cost in seen) for name, seen in costs.items()}
+    for name in costs:
+        print(f"{name:<16} {clock[name]:7.3f} s   processor {processor[name]:7.3f} s")
+    missed = 0
+    for name, floor, most in (("stall", "memcpy", MAX_STALL), ("resume", "read and verify", MAX_RESUME)):
+        ratio = clock[name] / clock[floor]
+        missed += ratio > most
+        print(f"{name} / {floor}: {ratio:.2f} (at most {most}), processor {processor[name] / processor[floor]:.2f}")
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
