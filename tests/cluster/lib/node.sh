@@ -108,7 +108,8 @@ missing_blobs() {
 # Every process of the node's pods, found by control group: all of them are ours, whether or not containerd lives.
 kill_pods() {
   local pids
-  pids=$(find /sys/fs/cgroup/ddp/"node-$1" /sys/fs/cgroup/systemd/ddp/"node-$1" -name cgroup.procs -exec cat {} + 2>/dev/null | sort -u)
+  # only one of the two is there, which depends on the version of cgroups
+  pids=$(find /sys/fs/cgroup/ddp/"node-$1" /sys/fs/cgroup/systemd/ddp/"node-$1" -name cgroup.procs -exec cat {} + 2>/dev/null | sort -u) || true
   # shellcheck disable=SC2086  # one word a process
   [ -z "$pids" ] || kill -KILL $pids 2>/dev/null || true
 }
