@@ -13,7 +13,8 @@
 # built and started from Debian 12's own packages (root). Exit code 3: none is possible here, and the line on stderr says why.
 #
 # --control-plane-only is etcd, API server and controller manager: no nodes, no root once built, and a life of its own beside the
-# full cluster, so that no kubelet and no scheduler touches what an API test creates.
+# full cluster, so that no kubelet and no scheduler touches what an API test creates. It listens on 127.0.0.1, on
+# $DDPJOB_CLUSTER_PORT (26443) and the two ports after it.
 #
 # Chatter goes to stderr. `up` and `status` print one line on stdout: KUBECONFIG=<path>.
 set -euo pipefail

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
+import socket
 import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -25,14 +30,16 @@ def environment(tmp_path: Path) -> dict[str, str]:
     }
 
 
-def run(environment: dict[str, str], *arguments: str, user: int | None = None) -> subprocess.CompletedProcess[str]:
+def run(
+    environment: dict[str, str], *arguments: str, user: int | None = None, seconds: float = 60
+) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         ["bash", SCRIPT, *arguments],
         env=environment,
         capture_output=True,
         text=True,
         user=user,
-        timeout=60,
+        timeout=seconds,
         cwd="/",
     )
 
@@ -91,6 +98,109 @@ def test_status_of_a_cluster_that_does_not_run_is_1(environment: dict[str, str])
         pytest.skip("no cluster is possible on this machine")
     done = run(environment, "status", "--control-plane-only")
     assert (done.returncode, done.stdout) == (1, "")
+
+
+@pytest.fixture
+def control_plane(environment: dict[str, str], tmp_path: Path) -> Iterator[dict[str, str]]:
+    """A control plane of this test's own, with the servers that were built before."""
+    for name in ("HOME", "DDPJOB_CACHE_DIR"):
+        environment.pop(name)
+        if name in os.environ:
+            environment[name] = os.environ[name]
+    if not _possible(environment):
+        pytest.skip("no cluster is possible on this machine")
+    environment["DDPJOB_CLUSTER_PORT"] = str(_free_ports(3))
+    yield environment
+    assert run(environment, "down", "--control-plane-only").returncode == 0
+    assert not Path(environment["DDPJOB_CLUSTER_DIR"] + "-api").exists()
+    assert _processes_of(tmp_path) == set()
+
+
+@pytest.mark.api_server
+def test_up_after_a_crash_starts_what_is_missing_and_nothing_else(control_plane: dict[str, str]) -> None:
+    assert up(control_plane).returncode == 0
+    before = _daemons(control_plane)
+    os.kill(before["apiserver"], signal.SIGKILL)
+    _ended(before["apiserver"])
+    assert run(control_plane, "status", "--control-plane-only").returncode == 1
+    assert up(control_plane).returncode == 0
+    after = _daemons(control_plane)
+    assert after.pop("apiserver") != before.pop("apiserver")
+    assert after == before
+
+
+@pytest.mark.api_server
+def test_up_after_a_ctrl_c_goes_on_where_it_was(control_plane: dict[str, str]) -> None:
+    first = subprocess.Popen(
+        ["bash", SCRIPT, "up", "--control-plane-only"], env=control_plane, stderr=subprocess.DEVNULL, process_group=0
+    )
+    deadline = time.monotonic() + 60
+    while "etcd" not in _daemons(control_plane):
+        assert first.poll() is None, "it ended before it could be interrupted"
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    etcd = _daemons(control_plane)["etcd"]
+    os.killpg(first.pid, signal.SIGINT)
+    assert first.wait(10) != 0
+    assert up(control_plane).returncode == 0
+    assert _daemons(control_plane)["etcd"] == etcd
+
+
+@pytest.mark.api_server
+def test_a_daemon_that_cannot_start_is_named_at_once(control_plane: dict[str, str]) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", int(control_plane["DDPJOB_CLUSTER_PORT"]) + 1))
+        taken.listen()
+        began = time.monotonic()
+        done = up(control_plane)
+    assert done.returncode == 1
+    assert "etcd has ended" in done.stderr
+    assert "address already in use" in done.stderr
+    assert time.monotonic() - began < 30
+
+
+def up(environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    return run(environment, "up", "--control-plane-only", seconds=300)
+
+
+def _daemons(environment: dict[str, str]) -> dict[str, int]:
+    files = Path(environment["DDPJOB_CLUSTER_DIR"] + "-api", "run").glob("*.pid")
+    return {file.stem: int(text.split()[0]) for file in files if len((text := file.read_text()).split()) == 2}
+
+
+def _processes_of(folder: Path) -> set[str]:
+    """Command lines that name this folder."""
+    found = set()
+    for file in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            found.add(file.read_bytes().replace(b"\0", b" ").decode(errors="replace"))
+    return {line for line in found if str(folder) in line}
+
+
+def _ended(pid: int) -> None:
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        try:
+            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except OSError:
+            return
+        if state == "Z":
+            return
+        time.sleep(0.01)
+    raise AssertionError(f"process {pid} does not end")
+
+
+def _free_ports(count: int) -> int:
+    """The first of so many ports in a row that nobody listens on."""
+    for first in range(27000, 32000, count):
+        with ExitStack() as probes:
+            try:
+                for port in range(first, first + count):
+                    probes.enter_context(socket.socket()).bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return first
+    raise AssertionError("no ports are free")
 
 
 def test_the_scripts_name_no_registry_and_no_machine() -> None:

@@ -7,7 +7,7 @@ control_plane() {
     --listen-client-urls "http://127.0.0.1:$ETCD_PORT" --advertise-client-urls "http://127.0.0.1:$ETCD_PORT" \
     --listen-peer-urls "http://127.0.0.1:$ETCD_PEER_PORT" --initial-advertise-peer-urls "http://127.0.0.1:$ETCD_PEER_PORT" \
     --initial-cluster "default=http://127.0.0.1:$ETCD_PEER_PORT"
-  until_ok "etcd answers" 60 curl -fs "http://127.0.0.1:$ETCD_PORT/health"
+  until_ok "etcd answers" 60 curl -fs --max-time 5 "http://127.0.0.1:$ETCD_PORT/health"
   # No compaction: a test replays the whole history of an object from etcd. The audit log says who asked for what.
   start apiserver "$BIN/kube-apiserver" --etcd-servers "http://127.0.0.1:$ETCD_PORT" --etcd-compaction-interval 0 \
     --bind-address "$HOST" --advertise-address "$ADVERTISE" --secure-port "$API_PORT" --cert-dir "$DIR/pki/apiserver" \

@@ -12,6 +12,8 @@ pid_of() {
   [ -n "$since" ] && [ "$(started_at "$pid")" = "$since" ] && [ "$(cut -d' ' -f3 <(sed 's/([^)]*)/x/' "/proc/$pid/stat"))" != Z ] && echo "$pid"
 }
 
+STARTED=()
+
 # start NAME COMMAND…: nothing happens where it lives already.
 start() {
   local name=$1 pid
@@ -20,6 +22,7 @@ start() {
   setsid nohup "$@" >>"$DIR/logs/$name.log" 2>&1 </dev/null 9>&- &
   pid=$!
   echo "$pid $(started_at "$pid")" >"$DIR/run/$name.pid"
+  STARTED+=("$name")
 }
 
 # stop NAME…: SIGTERM to all of them, then SIGKILL to what is left after ten seconds.
@@ -47,9 +50,12 @@ gone() {
 
 # until_ok WHAT SECONDS COMMAND…: the condition, or an end with the words of what never came true.
 until_ok() {
-  local what=$1 deadline=$((SECONDS + $2))
+  local what=$1 deadline=$((SECONDS + $2)) name
   shift 2
   until "$@" >/dev/null 2>&1; do
+    for name in "${STARTED[@]}"; do
+      pid_of "$name" >/dev/null || die "$name has ended: $(tail -n 3 "$DIR/logs/$name.log")"
+    done
     [ "$SECONDS" -lt "$deadline" ] || die "$what: not within its time; the logs are in $DIR/logs"
     sleep 0.2
   done
