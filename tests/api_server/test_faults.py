@@ -175,7 +175,13 @@ async def life_of_a_killed_operator(cluster: Cluster, fault: Fault, index: int, 
     async with proxy_before(cluster, folder, fault=strike) as proxy:
         # a container that is started anew in its pod keeps its name, and with it the Lease
         operator = Operator(cluster.namespace, proxy.kubeconfig, folder / "log", {"IDENTITY": "operator-0"})
-        proxy.kill = operator.kill
+        killed = asyncio.Event()
+
+        async def kill() -> None:
+            killed.set()
+            await operator.kill()
+
+        proxy.kill = kill
         await operator.start()
 
         async def start_again() -> None:
@@ -187,7 +193,8 @@ async def life_of_a_killed_operator(cluster: Cluster, fault: Fault, index: int, 
         try:
             await operator.ready()
             result = await life_under(cluster, proxy)
-            return result or ("" if supervisor.done() else f"it was never killed; there were {len(proxy.calls)} calls")
+            calls = proxy.calls[cluster.namespace]
+            return result or ("" if killed.is_set() else f"it was never killed; there were {len(calls)} calls")
         finally:
             supervisor.cancel()
             await operator.kill()
