@@ -38,7 +38,7 @@ class Settings:
     namespaces: tuple[str, ...] = ()
     """NAMESPACES: namespaces to serve, separated by commas. Empty: all of them."""
 
-    trainer_image: str = "ghcr.io/ddpjob/trainer:0.1.0"
+    trainer_image: str = "localhost/ddpjob-trainer:0.1.0-cpu"
     """TRAINER_IMAGE: image of jobs that name none."""
 
     log_level: str = "INFO"
@@ -59,7 +59,7 @@ class Settings:
     resync_seconds: float = 300.0
     """RESYNC_SECONDS: how often everything is listed again, to find what a lost watch did not announce."""
 
-    progress_seconds: float = 30.0
+    progress_seconds: float = 10.0
     """PROGRESS_SECONDS: least time between two writes of a status in which only progress has changed."""
 
     poll_seconds: float = 2.0

@@ -37,7 +37,7 @@ class Job:
 class Defaults:
     """What the operator's configuration supplies where a job says nothing."""
 
-    trainer_image: str = "ddpjob-trainer:latest"
+    trainer_image: str = "localhost/ddpjob-trainer:0.1.0-cpu"
 
 
 class PodPhase(StrEnum):

@@ -13,7 +13,7 @@ def test_without_variables_everything_has_a_default() -> None:
     settings = load({})
     assert settings.namespaces == ()
     assert settings.port == 8080
-    assert settings.progress_seconds == 30
+    assert settings.progress_seconds == 10
     assert settings.identity
 
 
