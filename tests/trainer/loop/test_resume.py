@@ -32,7 +32,7 @@ def assert_same(volume, reference) -> None:
 
 
 @pytest.mark.parametrize(
-    ("ranks", "strike", "resumed_at"),
+    ("ranks", "strike", "planned"),
     [
         # One loss is a rehearsal before the first step; then each step has two, and the last of an epoch one.
         pytest.param(2, struck(rank=1, call=33), 14, id="rank 1 in the middle of an accumulation"),
@@ -41,15 +41,17 @@ def assert_same(volume, reference) -> None:
     ],
 )
 def test_a_run_killed_with_sigkill_resumes_to_the_same_weights_and_losses(
-    volume, trained_once, ranks: int, strike: tuple[str, ...], resumed_at: int
+    volume, trained_once, ranks: int, strike: tuple[str, ...], planned: int
 ) -> None:
     killed = volume.train(ranks, *strike)
     assert killed.returncode != 0
-    assert volume.snapshot_steps()[-1] == resumed_at
+    # that of the interval, or an emergency one that the surviving rank 0 left
+    newest = volume.snapshot_steps()[-1]
+    assert newest >= planned
     volume.trained(ranks, *strike, DDPJOB_ATTEMPT="1")
     (resumed,) = volume.events("resumed")
-    assert resumed["step"] == resumed_at
-    assert [event["step"] for event in volume.events("first_step")] == [1, resumed_at + 1]
+    assert resumed["step"] == newest
+    assert [event["step"] for event in volume.events("first_step")] == [1, newest + 1]
     assert_same(volume, trained_once(ranks, *UNBROKEN))
 
 
