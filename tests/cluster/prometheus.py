@@ -24,7 +24,7 @@ from typing import Any
 import yaml
 from tests.cluster.kube import Kubectl, Object, wait_for
 
-GLOBAL = {"scrape_interval": "1s", "scrape_timeout": "1s"}
+GLOBAL = {"scrape_interval": "2s", "scrape_timeout": "2s"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,10 +67,9 @@ class Prometheus:
         answer = self._get("query", query=promql)
         return [Sample(series["metric"], float(series["value"][1])) for series in answer["result"]]
 
-    def up(self, job: str) -> list[str]:
-        """Pods of one scrape job whose last scrape worked."""
-        targets = self._get("targets", state="active")["activeTargets"]
-        return [t["labels"]["pod"] for t in targets if t["scrapePool"] == job and t["health"] == "up"]
+    def scraped(self, job: str) -> set[str]:
+        """Pods of one scrape job that answered at least once in the last ten minutes."""
+        return {sample.labels["pod"] for sample in self.query(f'max_over_time(up{{job="{job}"}}[10m]) == 1')}
 
     def _get(self, path: str, **query: str) -> Any:
         with urllib.request.urlopen(f"{self.url}/api/v1/{path}?{urllib.parse.urlencode(query)}", timeout=10) as answer:
