@@ -1,0 +1,146 @@
+"""What is in the images: who they run as, how they start, what they carry and what they must not."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import tarfile
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = ROOT / "tests" / "cluster" / "images.sh"
+BUILD_SECONDS = 1800
+"""The first build on a machine makes a base image and fetches every package."""
+
+pytestmark = [pytest.mark.packaging, pytest.mark.timeout(BUILD_SECONDS + 60)]
+
+
+@dataclass(frozen=True)
+class Image:
+    """An image as images.sh leaves it: a `docker save` archive or an OCI layout."""
+
+    reference: str
+    path: Path
+
+    @cached_property
+    def config(self) -> dict[str, Any]:
+        manifest = self._manifest
+        found: dict[str, Any] = json.loads(self._read(manifest["Config"]))["config"]
+        return found
+
+    @cached_property
+    def files(self) -> frozenset[str]:
+        """Names of all files of all layers, without the leading slash."""
+        names: set[str] = set()
+        for layer in self._manifest["Layers"]:
+            if self.path.is_dir():
+                with tarfile.open(self.path / layer) as content:
+                    names.update(member.name.removeprefix("./") for member in content if not member.isdir())
+            else:
+                with tarfile.open(self.path) as archive, tarfile.open(fileobj=archive.extractfile(layer)) as content:
+                    names.update(member.name.removeprefix("./") for member in content if not member.isdir())
+        return frozenset(names)
+
+    @cached_property
+    def _manifest(self) -> dict[str, Any]:
+        """Paths of the configuration and of the layers, in the words of a `docker save` archive."""
+        if not self.path.is_dir():
+            found: dict[str, Any] = json.loads(self._read("manifest.json"))[0]
+            return found
+        index = json.loads(self._read("index.json"))
+        manifest = json.loads(self._read(_blob(index["manifests"][0]["digest"])))
+        return {
+            "Config": _blob(manifest["config"]["digest"]),
+            "Layers": [_blob(layer["digest"]) for layer in manifest["layers"]],
+        }
+
+    def _read(self, name: str) -> bytes:
+        if self.path.is_dir():
+            return (self.path / name).read_bytes()
+        with tarfile.open(self.path) as archive:
+            file = archive.extractfile(name)
+            assert file is not None, name
+            return file.read()
+
+
+def _blob(digest: str) -> str:
+    return f"blobs/{digest.replace(':', '/')}"
+
+
+@pytest.fixture(scope="module")
+def images() -> dict[str, Image]:
+    """Both images of this working tree, by name."""
+    done = subprocess.run([SCRIPT], capture_output=True, text=True, timeout=BUILD_SECONDS)
+    if done.returncode == 3:
+        pytest.skip(done.stderr.strip().splitlines()[-1])
+    assert done.returncode == 0, done.stderr[-4000:]
+    built = [line.split() for line in done.stdout.splitlines()]
+    return {re.sub(r"localhost/ddpjob-|:.*", "", ref): Image(ref, Path(path)) for ref, path in built}
+
+
+ENTRYPOINTS = {
+    "operator": ["python", "-m", "ddpjob_operator.main"],
+    "trainer": ["python", "-m", "ddp_trainer.launch"],
+}
+
+
+@pytest.mark.parametrize("name", ENTRYPOINTS)
+def test_an_image_runs_as_nobody_and_hears_sigterm(images: dict[str, Image], name: str) -> None:
+    config = images[name].config
+    assert config["User"] == "65532:65532"
+    # a list and no shell in front, so that the signal reaches process 1
+    assert config["Entrypoint"] == ENTRYPOINTS[name]
+    assert not config.get("Cmd") or config["Cmd"] == ["python3"]
+    assert config["StopSignal"] == "SIGTERM"
+
+
+@pytest.mark.parametrize("name", ENTRYPOINTS)
+def test_an_image_says_what_it_is(images: dict[str, Image], name: str) -> None:
+    labels = images[name].config["Labels"]
+    version = re.search(r'^version = "(.+)"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+    assert version is not None
+    assert labels["org.opencontainers.image.title"] == f"ddpjob-{name}"
+    assert labels["org.opencontainers.image.version"] == version[1]
+    assert labels["org.opencontainers.image.licenses"] == "Apache-2.0"
+    assert labels["org.opencontainers.image.revision"]
+    assert version[1] in images[name].reference
+
+
+@pytest.mark.parametrize(
+    ("name", "packages"),
+    [("operator", {"torch", "ddp_trainer"}), ("trainer", {"kopf", "kubernetes", "ddpjob_operator"})],
+)
+def test_an_image_has_nothing_of_the_other(images: dict[str, Image], name: str, packages: set[str]) -> None:
+    ours = {part for file in images[name].files if file.startswith("opt/") for part in file.split("/")[:-1]}
+    assert len(ours) > 100
+    assert ours & packages == set()
+
+
+@pytest.mark.parametrize(("name", "package"), [("operator", "ddpjob_operator"), ("trainer", "ddp_trainer")])
+def test_every_module_of_ours_is_compiled_since_nothing_can_be_written_later(
+    images: dict[str, Image], name: str, package: str
+) -> None:
+    files = images[name].files
+    modules = {file for file in files if file.startswith(f"opt/ddpjob/{package}/") and file.endswith(".py")}
+    assert len(modules) >= 10
+    compiled = {
+        re.sub(r"__pycache__/(.+)\.cpython-\d+\.pyc$", r"\1.py", file) for file in files if "/__pycache__/" in file
+    }
+    assert modules - compiled == set()
+
+
+@pytest.mark.parametrize("name", ENTRYPOINTS)
+def test_an_image_carries_no_installer_cache_or_setting_of_its_builder(images: dict[str, Image], name: str) -> None:
+    left = {
+        file
+        for file in images[name].files
+        if file.startswith(("root/.cache/", "mnt/wheels/", "opt/pip/"))
+        or file in {"etc/pip.conf", "etc/ssl/pip-ca.crt"}
+    }
+    assert {file for file in left if not file.rpartition("/")[2].startswith(".wh.")} == set()
