@@ -76,7 +76,7 @@ def build(config: TrainConfig, world: World, heartbeat: Heartbeat) -> TrainingLo
         loader=Loader(
             dataset,
             plan,
-            world,
+            strategy.data_world,
             micro_batch=config.micro_batch,
             collate=task.collate,
             workers=config.workers,

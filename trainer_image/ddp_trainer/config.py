@@ -82,6 +82,12 @@ class TrainConfig:
     )
     sync_batchnorm: bool = option(False, "ddp", "share batch statistics between the ranks (CUDA only)")
 
+    pipeline_schedule: Literal["1f1b", "gpipe"] = option(
+        "1f1b",
+        "pipeline",
+        "1f1b alternates forward and backward passes and needs less memory; gpipe runs all of one first",
+    )
+
     workers: int = option(0, "data", "processes a rank that load samples; 0 loads in the rank itself")
     prefetch: int = option(2, "data", "micro-batches that each worker loads ahead")
 
@@ -191,7 +197,15 @@ def check_world(config: TrainConfig, *, world_size: int, device: str, devices: i
             "--strategy data_parallel splits each batch among the GPUs of one process; on "
             f"{have} torch.nn.DataParallel does nothing: choose --strategy ddp, or single on one rank"
         )
-    if config.global_batch % world_size:
+    if config.strategy == "pipeline":
+        micro_batch = config.micro_batch or max(1, config.global_batch // (4 * world_size))
+        if -(-config.global_batch // micro_batch) < world_size:
+            raise UserError(
+                f"--micro-batch {micro_batch} cuts --global-batch {config.global_batch} into fewer "
+                f"micro-batches than the {world_size} stages of the pipeline, so some would never work: "
+                "lower it"
+            )
+    elif config.global_batch % world_size:
         low = config.global_batch // world_size * world_size
         near = " or ".join(str(size) for size in (low, low + world_size) if size)
         raise UserError(
@@ -247,6 +261,16 @@ def _refusals(config: TrainConfig) -> Iterator[str]:
             "--precision fp16 needs a gradient scaler that sees whole gradients, which --strategy fsdp never "
             "has: choose bf16"
         )
+    if config.strategy == "pipeline":
+        if config.precision == "fp16":
+            yield (
+                "--precision fp16 needs a gradient scaler that sees all gradients, which no stage of "
+                "--strategy pipeline does: choose bf16"
+            )
+        if config.compile:
+            yield "--compile compiles a whole model, which no stage of --strategy pipeline has: leave it out"
+    elif config.pipeline_schedule != TrainConfig.pipeline_schedule:
+        yield f"--pipeline-schedule belongs to --strategy pipeline, not {config.strategy}: leave it out"
     if config.static_graph and config.find_unused_parameters:
         yield (
             "--static-graph and --find-unused-parameters contradict each other: a static graph finds them "

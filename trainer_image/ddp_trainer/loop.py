@@ -146,7 +146,7 @@ class TrainingLoop:
                 return
 
     def _cut(self, batch: StepBatch) -> StepBatch:
-        return batch if self._micro_limit is None else recut(batch, self.world.size, self._micro_limit)
+        return batch if self._micro_limit is None else recut(batch, self.strategy.data_world.size, self._micro_limit)
 
     def _fit(self, batch: StepBatch) -> StepBatch:
         """Find a micro-batch that every rank has the memory for.
@@ -176,7 +176,7 @@ class TrainingLoop:
 
     def _micro_size(self, batch: StepBatch) -> int:
         """Samples of the largest micro-batch on any rank."""
-        return -(-batch.total // (self.world.size * len(batch.micro_batches)))
+        return -(-batch.total // (self.strategy.data_world.size * len(batch.micro_batches)))
 
     def _train_step(self, batch: StepBatch) -> None:
         """One optimizer step and what follows from it, in the order that makes a resumed run repeat it."""

@@ -61,17 +61,16 @@ def evaluate(
     totals = torch.zeros(4, dtype=torch.float64, device=world.device)
     model.eval()
     try:
-        for indices in every_nth(len(dataset), world.rank, world.size, batch):  # type: ignore[arg-type]
-            if len(indices) == 0 and strategy.meets_in_forward:
-                strategy.predict(to_device(_batch(dataset, torch.zeros(1, dtype=torch.int64), task), world.device))
-            if len(indices):
-                data = to_device(_batch(dataset, indices, task), world.device)
+        share = strategy.data_world
+        for indices in every_nth(len(dataset), share.rank, share.size, batch):  # type: ignore[arg-type]
+            if len(indices) or strategy.meets_in_forward:
+                # without a share of its own, a rank that the others need looks at a sample that does not
+                # count
+                chosen = indices if len(indices) else torch.zeros(1, dtype=torch.int64)
+                data = to_device(_batch(dataset, chosen, task), world.device)
                 output = strategy.predict(data)
-                totals[0] += len(indices)
-                totals[1] += task.loss(output, data).double() * len(indices)
-                if (score := task.score(output, data)) is not None:
-                    totals[2] += score[0]
-                    totals[3] += score[1]
+                if len(indices) and output is not None:
+                    totals += _sums(task, output, data, len(indices))
             on_batch()
     finally:
         model.train()
@@ -79,6 +78,13 @@ def evaluate(
         dist.all_reduce(totals)
     samples, loss, right, judged = totals.tolist()
     return Evaluation(int(samples), loss / samples, int(right), int(judged))
+
+
+def _sums(task: Task, output: Any, data: Any, samples: int) -> Tensor:
+    """Samples, sum of their losses, right and judged predictions, as float64."""
+    loss = task.loss(output, data).double()
+    right, judged = task.score(output, data) or (loss.new_zeros(()), 0)
+    return torch.stack([loss.new_tensor(samples), loss * samples, right.double(), loss.new_tensor(judged)])
 
 
 def _batch(dataset: Dataset[Any], indices: Tensor, task: Task) -> Any:

@@ -33,3 +33,27 @@ def test_fsdp_resumes_to_the_same_losses_and_at_another_number_of_ranks(volume, 
     assert volume.losses() == reference.losses()
     volume.trained(1, *fsdp, "--max-steps", "14", DDPJOB_ATTEMPT="2")
     assert sorted(volume.losses()) == list(range(1, 15))
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
+def test_a_pipeline_of_two_stages_has_the_losses_of_one_rank(volume, trained_once, difference, schedule: str) -> None:
+    # 80 sequences in batches of 12: the last batch of an epoch is 8
+    steps = ("--max-steps", "12", "--global-batch", "12")
+    single = trained_once(0, "--strategy", "single", *EXACT, *steps)
+    volume.trained(2, "--strategy", "pipeline", "--pipeline-schedule", schedule, *EXACT, *steps)
+    assert difference(volume.losses(), single.losses()) < 1e-4
+    ours, reference = volume.events("finished")[0], single.events("finished")[0]
+    assert ours["eval_loss"] == pytest.approx(reference["eval_loss"], abs=1e-4)
+
+
+def test_a_pipeline_resumes_each_stage_to_the_same_losses(volume, trained_once) -> None:
+    pipeline = ("--strategy", "pipeline", *SMALL, *SHAPE)
+    volume.trained(2, *pipeline, "--max-steps", "5")
+    volume.trained(2, *pipeline, "--max-steps", "12", DDPJOB_ATTEMPT="1")
+    assert [event["step"] for event in volume.events("resumed")] == [5]
+    assert volume.losses() == trained_once(2, *pipeline, "--max-steps", "12").losses()
+
+
+def test_a_sequential_model_is_cut_into_stages_by_itself(volume) -> None:
+    volume.trained(2, "--task", "digits", "--strategy", "pipeline", "--max-steps", "60", "--lr", "0.003")
+    assert volume.events("finished")[0]["eval_accuracy"] > 0.8

@@ -20,6 +20,7 @@ STRATEGIES: Final = {
     "manual_rs_ag": "ManualReduceScatterAllGather",
     "data_parallel": "DataParallel",
     "fsdp": "FSDP",
+    "pipeline": "Pipeline",
 }
 """The class of each strategy; its module has the strategy's name, and is imported only when it is chosen."""
 

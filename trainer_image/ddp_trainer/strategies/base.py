@@ -41,6 +41,11 @@ class Strategy:
         self.task = task
         self.precision = precision
 
+    @property
+    def data_world(self) -> World:
+        """Whose share of each batch this rank loads: its own, unless several ranks work on the same samples."""
+        return self.world
+
     def wrap(self, model: nn.Module) -> None:
         """Place the model on the device and make it one of many. The optimizer is built from `parameters()`
         after this.

@@ -71,6 +71,25 @@ class Task(ABC):
         counts.
         """
 
+    def stage(self, model: nn.Module, index: int, count: int) -> nn.Module:
+        """For `--strategy pipeline`: `model` with only what stage `index` of `count` computes, under the same
+        names.
+
+        The first stage is called with `inputs`, each other one with what the one before returned, a tensor. A
+        Sequential is cut by itself; override this for any other model.
+        """
+        from torch import nn
+
+        if not isinstance(model, nn.Sequential) or len(model) < count:
+            raise UserError(
+                f"--strategy pipeline cannot cut a {type(model).__name__} into {count} stages by itself: "
+                f"define stage() in {type(self).__name__}"
+            )
+        for place in range(len(model)):
+            if place * count // len(model) != index:
+                model[place] = nn.Identity()
+        return model
+
     def score(self, output: Any, batch: Any) -> tuple[Tensor, int] | None:
         """How many predictions of the batch are right, and how many there are; None where right and wrong
         mean nothing.

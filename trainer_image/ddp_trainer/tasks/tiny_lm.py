@@ -66,6 +66,19 @@ class TinyLM(Task):
         """Mean cross-entropy of token t+1 given tokens 0..t; `output` [B, T, V], `batch` [B, T]."""
         return F.cross_entropy(output[:, :-1].flatten(0, 1), batch[:, 1:].flatten())
 
+    def stage(self, model: nn.Module, index: int, count: int) -> nn.Module:
+        assert isinstance(model, TinyTransformerLM)
+        if count > len(model.blocks):
+            raise UserError(f"task 'tiny_lm': its {len(model.blocks)} layers cannot be cut into {count} stages")
+        for place in range(len(model.blocks)):
+            if place * count // len(model.blocks) != index:
+                model.blocks[place] = nn.Identity()
+        if index > 0:
+            model.tok_emb = None
+        if index < count - 1:
+            model.ln_f = model.head = None
+        return model
+
     def score(self, output: Tensor, batch: Tensor) -> tuple[Tensor, int]:
         right = output[:, :-1].argmax(dim=-1) == batch[:, 1:]
         return right.sum(), right.numel()
@@ -103,9 +116,15 @@ class Sequences(Dataset[Tensor]):
 class TinyTransformerLM(nn.Module):
     """Decoder-only transformer with pre-normalisation and fixed sinusoidal positions: tokens [B, T] to logits
     [B, T, V].
+
+    As a stage of a pipeline it lacks the embedding, the head or both, and takes or gives activations [B, T,
+    D].
     """
 
     pos_emb: Tensor
+    tok_emb: nn.Embedding | None
+    ln_f: nn.LayerNorm | None
+    head: nn.Linear | None
 
     def __init__(
         self,
@@ -125,11 +144,10 @@ class TinyTransformerLM(nn.Module):
         self.head = nn.Linear(d_model, vocab_size, bias=False)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        x = self.tok_emb(tokens) + self.pos_emb[: tokens.shape[1]]
+        x: Tensor = tokens if self.tok_emb is None else self.tok_emb(tokens) + self.pos_emb[: tokens.shape[1]]
         for block in self.blocks:
             x = block(x)
-        logits: Tensor = self.head(self.ln_f(x))
-        return logits
+        return x if self.ln_f is None or self.head is None else self.head(self.ln_f(x))
 
 
 class Block(nn.Module):
