@@ -25,6 +25,7 @@ class Volume:
 
     root: Path
     job: str = "job"
+    here: Path = HERE
 
     @property
     def run_dir(self) -> Path:
