@@ -47,7 +47,8 @@ def test_a_run_killed_with_sigkill_resumes_to_the_same_weights_and_losses(
     assert killed.returncode != 0
     # that of the interval, or an emergency one that the surviving rank 0 left
     newest = volume.snapshot_steps()[-1]
-    assert newest >= planned
+    # one that was still being written in the background when its writer was killed is lost; the one before is whole
+    assert newest >= planned - 7
     volume.trained(ranks, *strike, DDPJOB_ATTEMPT="1")
     (resumed,) = volume.events("resumed")
     assert resumed["step"] == newest
