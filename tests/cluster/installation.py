@@ -13,6 +13,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -42,10 +43,11 @@ class Images:
 
 
 def start_cluster() -> Kubectl:
-    """Start the cluster, or find it running.
+    """Start the cluster, or find it running, and have it for this process alone.
 
     Raises Impossible where none is to be had.
     """
+    _alone()
     answer = _script("cluster.sh", "up")
     return Kubectl(Path(answer.removeprefix("KUBECONFIG=").strip()))
 
@@ -74,12 +76,11 @@ def load_images() -> Images:
 def operator_installed(kubectl: Kubectl, images: Images, **values: Any) -> Iterator[Kubectl]:
     """The chart, installed by Helm until the end of the block; kubectl within its namespace.
 
-    `values` are merged over the images. What a killed run left behind is replaced; one that goes on is waited for,
-    since the operator serves all namespaces of a cluster and would be taken away under its feet.
+    `values` are merged over the images. What a run that was killed left behind is replaced.
     """
     import helm_python as helm
 
-    with _alone(), helm.Config(kubeconfig_path=kubectl.kubeconfig, namespace=NAMESPACE) as config:
+    with helm.Config(kubeconfig_path=kubectl.kubeconfig, namespace=NAMESPACE) as config:
         config.uninstall(RELEASE, ignore_not_found=True, wait="watcher", timeout=60)
         config.install(
             CHART, RELEASE, chart_values(images) | values, create_namespace=True, wait="watcher", timeout=120
@@ -88,14 +89,6 @@ def operator_installed(kubectl: Kubectl, images: Images, **values: Any) -> Itera
             yield kubectl.within(NAMESPACE)
         finally:
             config.uninstall(RELEASE, wait="watcher", timeout=60)
-
-
-@contextmanager
-def _alone() -> Iterator[None]:
-    """One test session, demo or benchmark at a time on this machine; the lock of a killed one is dropped."""
-    with Path(tempfile.gettempdir(), "ddpjob-operator.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
 
 
 def chart_values(images: Images) -> dict[str, Any]:
@@ -125,6 +118,22 @@ def wait_operator(kubectl: Kubectl, seconds: float = 60) -> str:
         "the operator's pod is ready",
         lambda: system.run("describe", "pods", check=False).stdout + system.logs(f"deployment/{RELEASE}"),
     )
+
+
+@cache
+def _alone() -> int:
+    """Wait for the test session, demo or benchmark that is at work on this machine.
+
+    Images and operator serve a whole cluster, and would be exchanged under its feet. The lock ends with this process,
+    however that ends.
+    """
+    lock = os.open(Path(tempfile.gettempdir(), "ddpjob-cluster-tests.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        print("waiting for another session that uses the test cluster", file=sys.stderr, flush=True)
+        fcntl.flock(lock, fcntl.LOCK_EX)
+    return lock
 
 
 def _script(name: str, *args: str) -> str:
