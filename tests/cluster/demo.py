@@ -47,7 +47,8 @@ def main() -> int:
     Returns:
         0 when the job succeeded after one restart and Prometheus saw it all, 1 when not, 3 where no cluster can be had.
     """
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    for name in (signal.SIGINT, signal.SIGTERM):  # a background job of a shell starts with SIGINT ignored
+        signal.signal(name, signal.default_int_handler)
     try:
         with ExitStack() as cleanup:
             return _demo(cleanup)
