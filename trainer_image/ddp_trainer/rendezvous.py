@@ -57,11 +57,21 @@ def torchrun_environment(pod: PodEnvironment, inherited: Mapping[str, str], cpus
 def usable_cpus(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
     """CPUs of this container: its quota, rounded up, or else those it may be scheduled on."""
     cpus = len(os.sched_getaffinity(0))
+    quota = _quota(cgroup)
+    return cpus if quota is None else min(cpus, math.ceil(quota))
+
+
+def _quota(cgroup: Path) -> float | None:
+    """CPUs that the control group grants: `cpu.max` in version 2, two files in version 1; None without a limit."""
     try:
-        quota, period = (cgroup / "cpu.max").read_text().split()
-        return min(cpus, math.ceil(int(quota) / int(period)))
-    except (OSError, ValueError):
-        return cpus
+        if (cgroup / "cpu.max").exists():
+            quota, period = (cgroup / "cpu.max").read_text().split()
+        else:
+            quota, period = ((cgroup / "cpu" / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period"))
+        cpus = int(quota) / int(period)
+    except (OSError, ValueError):  # no such group, or "max"
+        return None
+    return cpus if cpus > 0 else None  # version 1 says -1 for no limit
 
 
 def _bracketed(host: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -101,6 +102,19 @@ def test_ranks_share_the_cpus_unless_the_job_says_otherwise():
     assert torchrun_environment(pod, {"OMP_NUM_THREADS": "7"}, cpus=8)["OMP_NUM_THREADS"] == "7"
 
 
-def test_the_cpus_of_a_container_are_its_quota(tmp_path):
-    (tmp_path / "cpu.max").write_text("50000 100000\n")
-    assert usable_cpus(tmp_path) == 1
+@pytest.mark.parametrize(
+    ("files", "cpus"),
+    [
+        ({"cpu.max": "50000 100000\n"}, 1),
+        ({"cpu.max": "max 100000\n"}, len(os.sched_getaffinity(0))),
+        ({"cpu/cpu.cfs_quota_us": "50000\n", "cpu/cpu.cfs_period_us": "100000\n"}, 1),
+        ({"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, len(os.sched_getaffinity(0))),
+        ({}, len(os.sched_getaffinity(0))),
+    ],
+    ids=["version 2", "version 2 without a limit", "version 1", "version 1 without a limit", "no control group"],
+)
+def test_the_cpus_of_a_container_are_its_quota(tmp_path, files, cpus):
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert usable_cpus(tmp_path) == cpus
