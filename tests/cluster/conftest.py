@@ -27,6 +27,8 @@ HERE = Path(__file__).parent
 COLD_SECONDS = 2400
 """Building Kubernetes and both images is part of whichever test comes first; every wait has a deadline of its own."""
 
+PART_OF, TESTS = "app.kubernetes.io/part-of", "ddpjob-tests"
+
 LAST = "test_permissions.py"
 """Looks back at all that the operator did for the tests before it."""
 
@@ -53,9 +55,12 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 def cluster() -> Kubectl:
     """kubectl against the test cluster; skips where none is to be had."""
     try:
-        return start_cluster()
+        kubectl = start_cluster()
     except Impossible as missing:
         pytest.skip(str(missing))
+    # a session that was killed left its namespaces, and their jobs still train
+    kubectl.run("delete", "namespaces", "--selector", f"{PART_OF}={TESTS}", "--wait=false")
+    return kubectl
 
 
 @pytest.fixture(scope="session")
@@ -97,7 +102,7 @@ def new_namespace(cluster: Kubectl) -> Callable[[str], Kubectl]:
 
     def create(purpose: str) -> Kubectl:
         name = f"ddpjob-{purpose}-{secrets.token_hex(3)}"
-        labels = {"pod-security.kubernetes.io/enforce": "restricted", "app.kubernetes.io/part-of": "ddpjob-tests"}
+        labels = {"pod-security.kubernetes.io/enforce": "restricted", PART_OF: TESTS}
         cluster.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}})
         return cluster.within(name)
 
