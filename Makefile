@@ -50,6 +50,7 @@ lint: $(VENV)/.dev  ## ruff, mypy, import layers, Dockerfiles, shell scripts, ge
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/hadolint Dockerfile trainer_image/Dockerfile
 	$(BIN)/python -m ddpjob_operator.api.crd --check
+	$(BIN)/python charts/readme.py --check
 
 bench: $(VENV)/.dev  ## time from apply to the first step and from a kill to the next, each as a ratio to doing it by hand
 	$(BIN)/python -m tests.cluster.bench
@@ -61,6 +62,7 @@ format: $(VENV)/.dev  ## let ruff lay out the code
 
 generate: $(VENV)/.dev  ## write the CRD and the chart's README from their sources
 	$(BIN)/python -m ddpjob_operator.api.crd
+	$(BIN)/python charts/readme.py
 
 images: $(VENV)/.dev  ## build the operator's and the trainer's image with docker, podman or buildah
 	tests/cluster/images.sh
