@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import runpy
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -110,13 +111,21 @@ class Volume:
     def newest(self) -> Path:
         return self.checkpoints / f"step-{self.snapshot_steps()[-1]:012d}"
 
+    def assert_same_end(self, other: Volume) -> None:
+        """The same losses in every step, and the same bits in every tensor of the newest snapshot."""
+        assert self.losses() == other.losses()
+        own, others = self.newest_tensors(), other.newest_tensors()
+        assert own.keys() == others.keys()
+        assert any(name.startswith(("optimizer/", "rank-")) for name in own), sorted(own)
+        assert [name for name in own if not torch.equal(own[name], others[name])] == []
+
     def newest_tensors(self) -> dict[str, torch.Tensor]:
         """All tensors of the newest snapshot, by file and name, except the random number generators'."""
         from safetensors.torch import load_file
 
         return {
             f"{file.stem}/{name}": tensor
-            for file in self.newest.glob("*.safetensors")
+            for file in self.newest.rglob("*.safetensors")
             if file.stem != "rng"
             for name, tensor in load_file(file).items()
         }
@@ -150,6 +159,44 @@ def trained_once(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Volu
         return done[key]
 
     return trained
+
+
+@pytest.fixture(scope="session")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int, str], Volume]:
+    """One of the undisturbed runs in `runs.py`; the first of a number of ranks trains all of that number."""
+    roots: dict[int, Path] = {}
+    table = runpy.run_path(str(HERE / "runs.py"))["RUNS"]
+
+    def trained(ranks: int, name: str) -> Volume:
+        if ranks not in roots:
+            root = roots[ranks] = tmp_path_factory.mktemp("runs")
+            (root / "runs.json").write_text(json.dumps(table[ranks]))
+            Volume(root).trained(ranks, "several.py", str(root / "runs.json"))
+        return Volume(roots[ranks], name)
+
+    return trained
+
+
+@pytest.fixture(scope="session")
+def resumed(run: Callable[[int, str], Volume]) -> Callable[[str], tuple[Volume, Volume]]:
+    """One of RESUMED in `runs.py`: the run that was started twice, and the one that was not."""
+    table = runpy.run_path(str(HERE / "runs.py"))["RESUMED"]
+    done: list[str] = []
+
+    def pair(name: str) -> tuple[Volume, Volume]:
+        broken = run(2, f"{name}-broken")
+        if not done:
+            again = broken.root / "again.json"
+            rest = {
+                f"{job}-broken": (*arguments, "--max-steps", str(end)) for job, (arguments, _, end) in table.items()
+            }
+            again.write_text(json.dumps(rest))
+            broken.trained(2, "several.py", str(again), DDPJOB_ATTEMPT="1")
+            done.append(str(again))
+        assert [event["step"] for event in broken.events("resumed")] == [table[name][1]]
+        return broken, run(2, f"{name}-unbroken")
+
+    return pair
 
 
 def largest_difference(one: Mapping[int, float], other: Mapping[int, float]) -> float:

@@ -11,19 +11,15 @@ from torch.utils.data import TensorDataset
 from ddp_trainer.data import BatchPlan, Loader, recut
 from ddp_trainer.distributed import World
 
-pytestmark = pytest.mark.trainer
+pytestmark = [pytest.mark.trainer, pytest.mark.timeout(600)]
 
-DIGITS = ("--task-options", "width=8", "--task-options", "dropout=0", "--max-steps", "12")
 HUNGRY = ("--task", "seeded_tasks:Hungry", "--max-steps", "12")
 
 
-@pytest.mark.parametrize("where", ["forward", "backward"])
-def test_all_ranks_halve_the_micro_batch_together_and_train_as_if_nothing_had_been(
-    volume, trained_once, difference, where: str
-) -> None:
-    volume.trained(2, *HUNGRY, "--task-options", f"where={where}")
-    assert [event["microBatch"] for event in volume.events("micro_batch_lowered")] == [16, 8]
-    assert difference(volume.losses(), trained_once(0, "--strategy", "single", *DIGITS).losses()) < 1e-5
+@pytest.mark.parametrize("name", ["hungry-forward", "hungry-backward"])
+def test_all_ranks_halve_the_micro_batch_together_and_train_as_if_nothing_had_been(run, difference, name: str) -> None:
+    assert [event["microBatch"] for event in run(2, name).events("micro_batch_lowered")] == [16, 8]
+    assert difference(run(2, name).losses(), run(0, "hungry").losses()) < 1e-5
 
 
 def test_memory_that_fails_later_ends_the_attempt_and_the_next_starts_with_half(volume) -> None:
