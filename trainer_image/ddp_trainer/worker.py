@@ -12,6 +12,7 @@ from __future__ import annotations
 import faulthandler
 import os
 import runpy
+import signal
 import sys
 import traceback
 from collections.abc import Sequence
@@ -22,6 +23,9 @@ from ddp_trainer.outcomes import classify, outcome_of, write_outcome
 from ddp_trainer.processes import die_with
 from ddp_trainer.run_dir import STACK_SIGNAL, register, stack_file, stderr_pipe
 from ddp_trainer.stop_request import preempted_after
+
+LEAVE_SECONDS = 5
+"""How long a rank that failed, and has said why, may take to end."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -47,6 +51,10 @@ def main(argv: Sequence[str]) -> int:
     sys.stderr.flush()
     write_outcome(run_dir, outcome)
     code = outcome["exitCode"]
+    if code not in (EXIT_OK, EXIT_PREEMPTED):
+        # Python takes torch apart now, and a group that lost a peer may never let go. All is said; the kernel ends it.
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(LEAVE_SECONDS)
     return EXIT_OK if code == EXIT_PREEMPTED else code
 
 

@@ -43,6 +43,20 @@ def test_a_rank_that_is_killed_is_named_with_its_signal_and_step(start_pod):
     assert message["metrics"] == {"eval_accuracy": 0.9}
 
 
+def test_a_failed_rank_that_cannot_leave_is_ended_and_its_cause_kept(start_pod):
+    pod = start_pod(
+        TRAIN
+        + """
+    import atexit
+    # as the parts of torch do that wait for a peer which is gone
+    atexit.register(time.sleep, 600)
+    raise ValueError("loss is NaN")
+    """
+    )
+    assert pod.wait() == 1
+    assert pod.message["message"] == "rank 0 raised ValueError after step 7: loss is NaN"
+
+
 def test_an_exception_is_reported_with_the_frames_of_the_script_only(start_pod):
     pod = start_pod(
         TRAIN
