@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from ddp_trainer.config import StepWindow
 from ddp_trainer.distributed import World
+from ddp_trainer.intervals import StepWindow
 
 
 class Profiler:

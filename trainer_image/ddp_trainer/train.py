@@ -11,9 +11,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from ddp_trainer.config import check_world, parse
+from ddp_trainer.command_line import parse
 from ddp_trainer.errors import EXIT_OK, FencedError, Preempted, UserError
 from ddp_trainer.heartbeat import Heartbeat
+from ddp_trainer.refusals import check_world
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -14,9 +14,10 @@ import sys
 from pathlib import Path
 
 from ddp_trainer.build import build
-from ddp_trainer.config import check_world, parse
+from ddp_trainer.command_line import parse
 from ddp_trainer.distributed import describe_world, process_group
 from ddp_trainer.heartbeat import Heartbeat
+from ddp_trainer.refusals import check_world
 
 world = describe_world(device="cpu")
 with process_group(world, timeout_seconds=120):

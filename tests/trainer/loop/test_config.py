@@ -9,8 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from ddp_trainer.config import Interval, TrainConfig, check_world, parse
+from ddp_trainer.command_line import parse
+from ddp_trainer.config import TrainConfig
 from ddp_trainer.errors import UserError
+from ddp_trainer.intervals import Interval
+from ddp_trainer.refusals import check_world
 
 REFUSED = [
     ("--epochs x", "--epochs: 'x' is no whole number"),
