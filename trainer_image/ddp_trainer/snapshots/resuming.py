@@ -53,16 +53,21 @@ def claim(directory: Path, identity: Identity, *, keep: int) -> SnapshotStore:
     return SnapshotStore(directory, keep=keep, fence=fence)
 
 
-def find_newest(store: SnapshotStore | None, error: Exception | None, ranks: Ranks) -> tuple[Manifest, Files] | None:
-    """The newest valid snapshot, the same on all ranks, its verified files on rank 0; None if there is none.
+def find_newest(
+    directory: Path, identity: Identity, ranks: Ranks, *, keep: int
+) -> tuple[SnapshotStore | None, tuple[Manifest, Files] | None]:
+    """Rank 0's store, None on the others, and the newest valid snapshot, the same on all ranks: None if there is none,
+    its files verified and in memory on rank 0.
 
-    Rank 0 passes its store, or the error that kept it from having one; the others pass None. Raises rank 0's error
-    everywhere.
+    Raises rank 0's error everywhere: as `claim` and SnapshotStore.load_newest do.
     """
+    store: SnapshotStore | None = None
     manifest: Manifest | None = None
     files: Files = {}
-    if store is not None:
+    error: Exception | None = None
+    if ranks.rank == 0:
         try:
+            store = claim(directory, identity, keep=keep)
             newest = store.load_newest(read_files)
             if newest is not None:
                 manifest, files = newest
@@ -72,7 +77,7 @@ def find_newest(store: SnapshotStore | None, error: Exception | None, ranks: Ran
     if error is not None:
         raise error
     manifest = _decided(decision)
-    return None if manifest is None else (manifest, files)
+    return store, None if manifest is None else (manifest, files)
 
 
 def share(directory: Path, manifest: Manifest, files: Files, ranks: Ranks) -> None:
@@ -92,6 +97,17 @@ def share(directory: Path, manifest: Manifest, files: Files, ranks: Ranks) -> No
             file = files.setdefault(name, file_in_memory(name, entry.bytes))
             for piece in file.pieces():
                 ranks.bytes_from_first(piece)
+
+
+def check_sharding(directory: Path, manifest: Manifest, *, strategy: str, shards: bool) -> None:
+    """Raise IncompatibleSnapshotError for a snapshot in shards where this run has none (`shards`), and the reverse."""
+    is_sharded = any(name.startswith(f"{SHARDS}/") for name in manifest.files)
+    if is_sharded != shards:
+        raise IncompatibleSnapshotError(
+            f"snapshot of step {manifest.step} in {directory} is of strategy {manifest.strategy}, this is "
+            f"{strategy}: resume with a strategy that {'shards' if is_sharded else 'does not shard'} the "
+            "model, or give the job another name to start over"
+        )
 
 
 def load(
@@ -120,6 +136,14 @@ def load(
                 "Run the program that wrote it, or give the job another name to start over"
             )
     return notice
+
+
+def told(manifest: Manifest) -> str:
+    """What was resumed from, for people."""
+    return (
+        f"resumed from step {manifest.step} (epoch {manifest.epoch}, {manifest.samples} samples), "
+        f"saved by attempt {manifest.attempt}"
+    )
 
 
 def _load_states(states: dict[str, Any], stateful: Mapping[str, Stateful]) -> None:

@@ -21,28 +21,24 @@ import logging
 import os
 import time
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import replace
-from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
-
-import torch
 
 from ddp_trainer.errors import FencedError, UserError
 from ddp_trainer.snapshots import resuming
 from ddp_trainer.snapshots.background import BackgroundWriter
-from ddp_trainer.snapshots.boundary import Boundaries, Boundary
+from ddp_trainer.snapshots.boundary import Boundaries
 from ddp_trainer.snapshots.disk import Disk
-from ddp_trainer.snapshots.errors import IncompatibleSnapshotError, SnapshotError
-from ddp_trainer.snapshots.every import Every, Timetable
-from ddp_trainer.snapshots.fence import history
-from ddp_trainer.snapshots.interval import Interval, choose
+from ddp_trainer.snapshots.due import Due
+from ddp_trainer.snapshots.emergency import save_last_step
+from ddp_trainer.snapshots.errors import SnapshotError
+from ddp_trainer.snapshots.every import Every
 from ddp_trainer.snapshots.manifest import Kind, Manifest
-from ddp_trainer.snapshots.names import job_directory, step_directory
+from ddp_trainer.snapshots.names import step_directory
 from ddp_trainer.snapshots.ranks import Ranks
-from ddp_trainer.snapshots.saving import EMERGENCY_SECONDS, Saver
-from ddp_trainer.snapshots.state import RNG, SHARDS, Stateful
-from ddp_trainer.snapshots.store import SnapshotStore
+from ddp_trainer.snapshots.saving import Saver
+from ddp_trainer.snapshots.settings import Settings
+from ddp_trainer.snapshots.state import RNG, Stateful, unwrapped
 from ddp_trainer.snapshots.values import Identity, Progress, SnapshotEvent
 
 if TYPE_CHECKING:
@@ -54,8 +50,6 @@ log = logging.getLogger(__name__)
 
 SAVE_TIMEOUT_SECONDS = 600.0
 """How long a wait for a save may take before the disk is taken for hung."""
-GENERATORS_TIMEOUT = timedelta(seconds=5)
-"""How long rank 0 waits, after a failure, for what the other ranks sent at the end of the last step."""
 
 
 class Snapshots:
@@ -89,8 +83,8 @@ class Snapshots:
         self.directory = directory
         self.every = every
         self.identity = identity
-        unwrapped = {name: _unwrap(value) for name, value in stateful.items()}
-        self._stateful = {name: value for name, value in unwrapped.items() if name not in sharded}
+        inner = {name: unwrapped(value) for name, value in stateful.items()}
+        self._stateful = {name: value for name, value in inner.items() if name not in sharded}
         self._keep = keep
         self._strategy = strategy
         self._global_batch = global_batch
@@ -102,7 +96,7 @@ class Snapshots:
             # Imported here: it takes seconds, and most programs need none of it.
             from ddp_trainer.snapshots.sharded import Shards
 
-            self._shards = Shards({name: unwrapped[name] for name in sharded}, self._ranks, timeout=save_timeout)
+            self._shards = Shards({name: inner[name] for name in sharded}, self._ranks, timeout=save_timeout)
         self._boundaries = Boundaries(self._stateful, self._ranks, stepwise=stepwise)
         if sharded:
             self._boundaries.obstacle = "each rank holds a part of the model, and they cannot meet any more to save it"
@@ -110,8 +104,7 @@ class Snapshots:
         self._resumed: Manifest | None = None
         self._is_resumed = False
         self._saver: Saver | None = None
-        self._timetable: Timetable | None = None
-        self._next_look = 0
+        self._due = Due(every, self._ranks, directory, nodes=identity.nodes)
 
     @classmethod
     def from_env(
@@ -126,21 +119,13 @@ class Snapshots:
         stepwise: Collection[str] = (),
     ) -> Snapshots:
         """As the operator and torchrun set it up (docs/contracts.md section 2). Raises UserError for what is not."""
-        identity = Identity(
-            job=_setting(environ, "DDPJOB_NAME"),
-            uid=_setting(environ, "DDPJOB_UID"),
-            created=_whole(environ, "DDPJOB_CREATED"),
-            attempt=_whole(environ, "DDPJOB_ATTEMPT"),
-            rank=_whole(environ, "RANK", "0"),
-            world_size=_whole(environ, "WORLD_SIZE", "1"),
-            nodes=_whole(environ, "DDPJOB_NODES", "1"),
-        )
+        settings = Settings.from_env(environ)
         return cls(
-            job_directory(Path(_setting(environ, "DDPJOB_SHARED")), identity.job),
+            settings.directory,
             stateful,
-            every=Every.parse(_setting(environ, "DDPJOB_SNAPSHOT_EVERY", "100steps")),
-            keep=_whole(environ, "DDPJOB_SNAPSHOT_KEEP", "3"),
-            identity=identity,
+            every=settings.every,
+            keep=settings.keep,
+            identity=settings.identity,
             strategy=strategy,
             global_batch=global_batch,
             on_event=on_event,
@@ -161,14 +146,7 @@ class Snapshots:
         IncompatibleSnapshotError for an intact snapshot of another program, UserError for a volume that cannot be
         written, SnapshotError.
         """
-        store: SnapshotStore | None = None
-        error: Exception | None = None
-        if self.identity.rank == 0:
-            try:
-                store = resuming.claim(self.directory, self.identity, keep=self._keep)
-            except Exception as problem:
-                error = problem
-        found = resuming.find_newest(store, error, self._ranks)
+        store, found = resuming.find_newest(self.directory, self.identity, self._ranks, keep=self._keep)
         for info in store.set_aside if store is not None else ():
             self._tell(
                 SnapshotEvent("set_aside", info.step, f"snapshot of step {info.step} is not used: {info.problem}")
@@ -176,11 +154,13 @@ class Snapshots:
         if found is not None:
             manifest, files = found
             resuming.share(self.directory, manifest, files, self._ranks)
-            self._load_shards(manifest)
+            resuming.check_sharding(self.directory, manifest, strategy=self._strategy, shards=self._shards is not None)
+            if self._shards is not None:
+                self._shards.load(self.directory / step_directory(manifest.step), manifest)
             notice = resuming.load(self.directory, manifest, files, self._stateful, self._ranks)
             if notice is not None:
                 self._tell(SnapshotEvent("reseeded", manifest.step, notice, manifest))
-            self._tell(SnapshotEvent("resumed", manifest.step, _resumed(manifest), manifest))
+            self._tell(SnapshotEvent("resumed", manifest.step, resuming.told(manifest), manifest))
             self._resumed = manifest
         if store is not None:
             self._saver = Saver(
@@ -191,30 +171,15 @@ class Snapshots:
                 timeout=self._save_timeout,
                 shards=self._shards,
             )
-        self._start_clock(self._resumed.step if self._resumed else 0)
+        self._due.start(self._resumed.step if self._resumed else 0)
         self._is_resumed = True
         return self._resumed
-
-    def _load_shards(self, manifest: Manifest) -> None:
-        is_sharded = any(name.startswith(f"{SHARDS}/") for name in manifest.files)
-        if is_sharded != (self._shards is not None):
-            raise IncompatibleSnapshotError(
-                f"snapshot of step {manifest.step} in {self.directory} is of strategy {manifest.strategy}, this is "
-                f"{self._strategy}: resume with a strategy that {'shards' if is_sharded else 'does not shard'} the "
-                "model, or give the job another name to start over"
-            )
-        if self._shards is not None:
-            self._shards.load(self.directory / step_directory(manifest.step), manifest)
 
     def step_end(self, progress: Progress, *, epoch_end: bool = False) -> None:
         """Say that an optimizer step is done; saves if it is time. Raises FencedError if fenced."""
         if self._saver is not None:
             self._saver.collect()
-        if self.every.is_timed:
-            due = self._is_time(progress.step)
-        else:
-            due = self.every.is_due(step=progress.step, epoch=progress.epoch, epoch_end=epoch_end)
-        if due:
+        if self._due.after(progress, epoch_end=epoch_end):
             self.save(progress)
         elif self._boundaries.obstacle is None:
             self._boundaries.reached(progress)
@@ -231,36 +196,11 @@ class Snapshots:
         Needs no other rank and raises nothing. True on rank 0 if the last finished step is saved; where it cannot be,
         an event says why. The other ranks do nothing. Takes up to a minute if the volume hangs.
         """
-        boundary, saver = self._boundaries.newest, self._saver
-        if saver is None or isinstance(error, FencedError):
+        if self._saver is None or isinstance(error, FencedError):
             return False
-        step = boundary.progress.step if boundary is not None else 0
-        try:
-            if self._boundaries.obstacle is not None:
-                saver.finish(step, timeout=EMERGENCY_SECONDS)
-                raise SnapshotError(self._boundaries.obstacle)
-            return boundary is not None and self._save_boundary(boundary, saver)
-        except Exception as problem:
-            saver.give_up(step, str(problem) or type(problem).__name__)
-            return False
-
-    def _save_boundary(self, boundary: Boundary, saver: Saver) -> bool:
-        started = time.monotonic()
-        manifest = self._manifest(boundary.progress, "emergency")
-        verdict = saver.ready(manifest, wait=True)
-        if verdict != "begin":
-            return verdict == "saved"
-        problem = self._boundaries.problem()
-        if problem is not None:
-            raise SnapshotError(problem)
-        try:
-            generators = boundary.generators.wait(GENERATORS_TIMEOUT)
-        except RuntimeError as lost:
-            raise SnapshotError(f"the random number state of another rank did not arrive ({lost})") from lost
-        assert generators is not None
-        if not saver.begin(manifest, generators, started=started, boundary=boundary):
-            return False
-        return saver.finish(manifest.step, timeout=EMERGENCY_SECONDS)
+        boundary = self._boundaries.newest
+        manifest = None if boundary is None else self._manifest(boundary.progress, "emergency")
+        return save_last_step(self._boundaries, self._saver, manifest)
 
     def save(self, progress: Progress, *, kind: Kind = "periodic", wait: bool = False) -> bool:
         """Save now, on all ranks alike. Without `wait`, returns once states are copied, True if a save is under way.
@@ -350,67 +290,8 @@ class Snapshots:
         )
 
     def _tell(self, event: SnapshotEvent) -> None:
-        if event.result == "saved" and self.every.unit == "auto" and self._timetable is not None:
-            interval = self._interval(event)
-            self._timetable.seconds = interval.seconds
-            event = replace(event, interval=interval)
+        if event.result == "saved":
+            event = self._due.saved(event)
         log.log(logging.INFO if event.result in ("saved", "resumed") else logging.WARNING, "%s", event.message)
         if self._on_event is not None:
             self._on_event(event)
-
-    def _interval(self, saved: SnapshotEvent) -> Interval:
-        """What `auto` chooses from the cost of the save just made and the attempts this job has needed so far."""
-        attempts = history(self.directory)
-        times = [attempt.time for attempt in attempts if attempt.time is not None]
-        return choose(
-            stall_seconds=saved.stall_seconds,
-            save_seconds=saved.save_seconds,
-            nodes=self.identity.nodes,
-            observed_seconds=max(0.0, time.time() - min(times)) if times else 0.0,
-            failures=max(0, len(attempts) - 1),
-        )
-
-    def _start_clock(self, step: int) -> None:
-        if self.every.is_timed:
-            self._timetable = Timetable(float(self.every.count), step=step, now=time.monotonic())
-            self._next_look = step + 1
-
-    def _is_time(self, step: int) -> bool:
-        if self._timetable is None:
-            raise RuntimeError("call resume() before the first step: ranks agree on a clock there")
-        if step < self._next_look:
-            return False
-        is_due, next_look = self._timetable.look(step=step, now=time.monotonic())
-        is_due_first, self._next_look = self._ranks.numbers_from_first(int(is_due), next_look)
-        return bool(is_due_first)
-
-
-def _unwrap(value: Stateful) -> Stateful:
-    while True:
-        if isinstance(value, torch.nn.parallel.DistributedDataParallel | torch.nn.DataParallel):
-            value = value.module
-        elif isinstance(inner := getattr(value, "_orig_mod", None), torch.nn.Module):
-            value = inner
-        else:
-            return value
-
-
-def _resumed(manifest: Manifest) -> str:
-    return (
-        f"resumed from step {manifest.step} (epoch {manifest.epoch}, {manifest.samples} samples), "
-        f"saved by attempt {manifest.attempt}"
-    )
-
-
-def _setting(environ: Mapping[str, str], name: str, default: str | None = None) -> str:
-    value = environ.get(name, default)
-    if not value:
-        raise UserError(f"{name} is not set: start the script with `ddpjob run` or from a DDPJob, or set it")
-    return value
-
-
-def _whole(environ: Mapping[str, str], name: str, default: str | None = None) -> int:
-    value = _setting(environ, name, default)
-    if not value.isdecimal():
-        raise UserError(f"{name} is {value!r}, not a whole number")
-    return int(value)

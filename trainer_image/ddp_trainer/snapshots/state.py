@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from ddp_trainer.snapshots.buffers import Buffers, chunks
 from ddp_trainer.snapshots.disk import Disk
@@ -57,6 +57,17 @@ class Stateful(Protocol):
     def load_state_dict(self, state_dict: Any, /) -> Any:
         """Take over what `state_dict` returned."""
         ...
+
+
+def unwrapped(value: Stateful) -> Stateful:
+    """The model inside DistributedDataParallel, DataParallel or torch.compile; anything else as it is."""
+    while True:
+        if isinstance(value, nn.parallel.DistributedDataParallel | nn.DataParallel):
+            value = value.module
+        elif isinstance(inner := getattr(value, "_orig_mod", None), nn.Module):
+            value = inner
+        else:
+            return value
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,68 @@
+"""Whether it is time for a snapshot: the same answer on every rank, and with `auto` an interval that follows from what
+saving and failing have cost so far.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from pathlib import Path
+
+from ddp_trainer.snapshots.every import Every, Timetable
+from ddp_trainer.snapshots.fence import history
+from ddp_trainer.snapshots.interval import Interval, choose
+from ddp_trainer.snapshots.ranks import Ranks
+from ddp_trainer.snapshots.values import Progress, SnapshotEvent
+
+
+class Due:
+    """Asks `every` after each step. Times are looked at together at agreed steps only; see `every`."""
+
+    def __init__(self, every: Every, ranks: Ranks, directory: Path, *, nodes: int) -> None:
+        self._every = every
+        self._ranks = ranks
+        self._directory = directory
+        self._nodes = nodes
+        self._timetable: Timetable | None = None
+        self._next_look = 0
+
+    def start(self, step: int) -> None:
+        """Training begins after `step` finished steps; intervals of time are counted from now."""
+        if self._every.is_timed:
+            self._timetable = Timetable(float(self._every.count), step=step, now=time.monotonic())
+            self._next_look = step + 1
+
+    def after(self, progress: Progress, *, epoch_end: bool) -> bool:
+        """Whether to save after this step. Raises RuntimeError before `start`."""
+        if self._every.is_timed:
+            return self._is_time(progress.step)
+        return self._every.is_due(step=progress.step, epoch=progress.epoch, epoch_end=epoch_end)
+
+    def saved(self, event: SnapshotEvent) -> SnapshotEvent:
+        """Learn from a save what the next interval is to be; the event, with `interval` if one was chosen."""
+        if self._every.unit != "auto" or self._timetable is None:
+            return event
+        interval = self._interval(event)
+        self._timetable.seconds = interval.seconds
+        return replace(event, interval=interval)
+
+    def _interval(self, saved: SnapshotEvent) -> Interval:
+        """What `auto` chooses from the cost of the save just made and the attempts this job has needed so far."""
+        attempts = history(self._directory)
+        times = [attempt.time for attempt in attempts if attempt.time is not None]
+        return choose(
+            stall_seconds=saved.stall_seconds,
+            save_seconds=saved.save_seconds,
+            nodes=self._nodes,
+            observed_seconds=max(0.0, time.time() - min(times)) if times else 0.0,
+            failures=max(0, len(attempts) - 1),
+        )
+
+    def _is_time(self, step: int) -> bool:
+        if self._timetable is None:
+            raise RuntimeError("call resume() before the first step: ranks agree on a clock there")
+        if step < self._next_look:
+            return False
+        is_due, next_look = self._timetable.look(step=step, now=time.monotonic())
+        is_due_first, self._next_look = self._ranks.numbers_from_first(int(is_due), next_look)
+        return bool(is_due_first)
