@@ -15,7 +15,8 @@ import yaml
 from pydantic import BaseModel
 
 from ddpjob_operator.api import API_VERSION, GROUP, KIND, PLURAL, SHORT_NAME, SINGULAR, VERSION
-from ddpjob_operator.api.rules import BETWEEN_FIELDS, FROZEN, FROZEN_MESSAGE
+from ddpjob_operator.api.frozen import FROZEN, FROZEN_MESSAGE
+from ddpjob_operator.api.rules import BETWEEN_FIELDS
 from ddpjob_operator.api.spec import DDPJobSpec
 from ddpjob_operator.api.status import DDPJobStatus
 
@@ -34,6 +35,7 @@ PRINTER_COLUMNS: tuple[dict[str, Any], ...] = (
         "priority": 1,
     },
     {"name": "Restarts", "type": "integer", "jsonPath": ".status.restarts", "priority": 1},
+    {"name": "Goodput", "type": "number", "jsonPath": ".status.goodput.ratio", "priority": 1},
     {"name": "Age", "type": "date", "jsonPath": ".metadata.creationTimestamp"},
 )
 
@@ -80,7 +82,14 @@ def crd() -> dict[str, Any]:
                     "served": True,
                     "storage": True,
                     "schema": {"openAPIV3Schema": _root()},
-                    "subresources": {"status": {}},
+                    "subresources": {
+                        "status": {},
+                        "scale": {
+                            "specReplicasPath": ".spec.nodes",
+                            "statusReplicasPath": ".status.nodes.total",
+                            "labelSelectorPath": ".status.selector",
+                        },
+                    },
                     "additionalPrinterColumns": [dict(column) for column in PRINTER_COLUMNS],
                 }
             ],
@@ -94,7 +103,13 @@ def _root() -> Schema:
         _at(spec, rule.path).setdefault("x-kubernetes-validations", []).append(
             {"rule": rule.cel, "message": rule.message}
         )
-    for name in FROZEN:
+    spec.setdefault("x-kubernetes-validations", []).append(
+        {
+            "rule": "has(self.elastic) || self.nodes == oldSelf.nodes",
+            "message": f"spec.nodes {FROZEN_MESSAGE}; an elastic job may be scaled",
+        }
+    )
+    for name in (name for name in FROZEN if name != "nodes"):
         spec["properties"][name].setdefault("x-kubernetes-validations", []).append(
             {"rule": "self == oldSelf", "message": f"spec.{name} {FROZEN_MESSAGE}"}
         )

@@ -1,39 +1,30 @@
 """Rules between fields of a spec, each stated twice: in CEL for API servers from 1.25, in Python for everything else.
 
-`BETWEEN_FIELDS` hold for every spec. `FROZEN` fields must not change once the job exists, because a gang whose pods
-were made from two specs never finishes a rendezvous; CEL refuses the edit, and the operator notices it by digest
-where CEL is not to be had.
+`BETWEEN_FIELDS` hold for every spec; what must not change once a job exists stands in `frozen.py`.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
-from ddpjob_operator.api.spec import DDPJobSpec, EnvVar
+import re2
 
-RESERVED_ENV = (
-    "RANK",
-    "LOCAL_RANK",
-    "GROUP_RANK",
-    "ROLE_RANK",
-    "WORLD_SIZE",
-    "LOCAL_WORLD_SIZE",
-    "MASTER_ADDR",
-    "MASTER_PORT",
-    "POD_IP",
-    "LD_PRELOAD",
+from ddpjob_operator.api.pod import EnvVar
+from ddpjob_operator.api.spec import DDPJobSpec
+from ddpjob_operator.api.template_rules import (
+    RESERVED_ENV,
+    RESERVED_ENV_PREFIXES,
+    is_reserved,
+    malformed_template,
+    reserved_template_env,
 )
-RESERVED_ENV_PREFIXES = ("DDPJOB_", "TORCHELASTIC_", "PET_")
 
-FROZEN = ("image", "entrypoint", "args", "nodes", "procsPerNode", "resources", "env", "shared", "podTemplate")
-FROZEN_MESSAGE = (
-    "cannot change once the job exists: delete the job and apply it again; "
-    "with shared.retain it resumes from its last snapshot"
-)
+LONGEST_WINDOW = 100
+"""Restarts in a window that a status can remember the times of."""
+
+PATTERN_OPTIONS = re2.Options()
+PATTERN_OPTIONS.log_errors = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,58 +57,11 @@ def _both_volumes(spec: DDPJobSpec) -> str | None:
     )
 
 
-def is_reserved(name: str) -> bool:
-    """Whether an environment variable belongs to the operator or to torchrun."""
-    return name in RESERVED_ENV or name.startswith(RESERVED_ENV_PREFIXES)
-
-
 def _reserved_env(spec: DDPJobSpec) -> str | None:
     for index, variable in enumerate(spec.env):
         if is_reserved(variable.name):
             return f"spec.env[{index}].name: {variable.name} is set by the operator; remove it"
     return None
-
-
-def _reserved_template_env(spec: DDPJobSpec) -> str | None:
-    for index, container in enumerate(_objects(_template(spec), "containers")):
-        for variable in _objects(container, "env"):
-            if container.get("name") == "trainer" and is_reserved(str(variable.get("name"))):
-                path = f"spec.podTemplate.spec.containers[{index}].env"
-                return f"{path}: {variable.get('name')} is set by the operator; remove it"
-    return None
-
-
-def _malformed_template(spec: DDPJobSpec) -> str | None:
-    """What is merged item by item has to be lists of objects with the key that they are merged by."""
-    template, path = _template(spec), "spec.podTemplate.spec"
-    for field in ("containers", "initContainers", "volumes"):
-        if problem := _malformed_list(template, field, path, "name"):
-            return problem
-    for index, container in enumerate(_objects(template, "containers")):
-        for field, key in (("env", "name"), ("ports", "containerPort"), ("volumeMounts", "mountPath")):
-            if problem := _malformed_list(container, field, f"{path}.containers[{index}]", key):
-                return problem
-    return None
-
-
-def _malformed_list(parent: dict[str, Any], field: str, path: str, key: str) -> str | None:
-    items = parent.get(field)
-    if items is not None and not isinstance(items, list):
-        return f"{path}.{field}: is not a list; write a list of objects, each with a {key}"
-    for index, item in enumerate(items or ()):
-        if not isinstance(item, dict) or not isinstance(item.get(key), str | int):
-            return f"{path}.{field}[{index}]: has no {key}; give it one (the container `trainer` is ours to be changed)"
-    return None
-
-
-def _template(spec: DDPJobSpec) -> dict[str, Any]:
-    return (spec.pod_template.spec if spec.pod_template else None) or {}
-
-
-def _objects(parent: dict[str, Any], field: str) -> list[dict[str, Any]]:
-    """The objects of a list that nobody has checked."""
-    items = parent.get(field)
-    return [item for item in items if isinstance(item, dict)] if isinstance(items, list) else []
 
 
 def _two_values(spec: DDPJobSpec) -> str | None:
@@ -138,6 +82,89 @@ def _backoff_order(spec: DDPJobSpec) -> str | None:
         f"spec.restart.backoff: initialSeconds {backoff.initial_seconds} is more than maxSeconds "
         f"{backoff.max_seconds}; raise maxSeconds or lower initialSeconds"
     )
+
+
+def _elastic_order(spec: DDPJobSpec) -> str | None:
+    if spec.elastic is None or spec.elastic.min_nodes <= spec.nodes:
+        return None
+    least = spec.elastic.min_nodes
+    return f"spec.elastic.minNodes: {least} is more than nodes {spec.nodes}; lower minNodes or raise nodes"
+
+
+def _idle_spares(spec: DDPJobSpec) -> str | None:
+    if spec.spares == 0 or spec.restart.scope == "InPlace":
+        return None
+    return f"spec.spares: {spec.spares} pods would wait for nothing; set restart.scope to InPlace, or remove spares"
+
+
+def _stall_order(spec: DDPJobSpec) -> str | None:
+    if spec.stall.min_seconds <= spec.stall.max_seconds:
+        return None
+    least, most = spec.stall.min_seconds, spec.stall.max_seconds
+    return f"spec.stall: minSeconds {least} is more than maxSeconds {most}; raise maxSeconds or lower minSeconds"
+
+
+def _one_source(spec: DDPJobSpec) -> str | None:
+    for index, item in enumerate(spec.initializers):
+        if (item.source is None) == (item.script is None):
+            both = "both source and script are" if item.source else "neither source nor script is"
+            return f"spec.initializers[{index}]: {both} set; set one of them"
+    return None
+
+
+def _repeated_initializer(spec: DDPJobSpec) -> str | None:
+    seen: set[str] = set()
+    for index, item in enumerate(spec.initializers):
+        if item.name in seen:
+            return f"spec.initializers[{index}].name: {item.name!r} is there twice; give each its own name"
+        seen.add(item.name)
+    return None
+
+
+def _outside_the_volume(spec: DDPJobSpec) -> str | None:
+    for index, item in enumerate(spec.initializers):
+        if ".." in item.path.split("/"):
+            return f"spec.initializers[{index}].path: {item.path!r} leads out of /mnt/shared; write it without .."
+    return None
+
+
+def _queue_without_owner(spec: DDPJobSpec) -> str | None:
+    scheduling = spec.scheduling
+    if scheduling.gang == "Kueue" and scheduling.queue is None:
+        return "spec.scheduling.queue: is missing; Kueue needs the name of a LocalQueue"
+    if scheduling.queue is not None and scheduling.gang not in ("Kueue", "Volcano"):
+        return (
+            f"spec.scheduling.queue: {scheduling.queue!r} has no meaning with gang {scheduling.gang}; "
+            "set gang to Kueue or Volcano, or remove queue"
+        )
+    return None
+
+
+def _window_to_remember(spec: DDPJobSpec) -> str | None:
+    restart = spec.restart
+    if restart.window_seconds is None or restart.max_restarts <= LONGEST_WINDOW:
+        return None
+    return (
+        f"spec.restart: maxRestarts {restart.max_restarts} is too many for a window; "
+        f"use {LONGEST_WINDOW} or fewer, or remove windowSeconds"
+    )
+
+
+def _words(error: Exception) -> str:
+    said = error.args[0] if error.args else ""
+    return said.decode(errors="replace") if isinstance(said, bytes) else str(said)
+
+
+def _pattern_problem(spec: DDPJobSpec) -> str | None:
+    for index, rule in enumerate(spec.restart.rules):
+        if rule.message_pattern is None:
+            continue
+        try:
+            re2.compile(rule.message_pattern, PATTERN_OPTIONS)
+        except re2.error as error:
+            path = f"spec.restart.rules[{index}].messagePattern"
+            return f"{path}: {rule.message_pattern!r} is not a regular expression (RE2): {_words(error)}; correct it"
+    return None
 
 
 _RESERVED_CEL = " || ".join(
@@ -178,22 +205,60 @@ BETWEEN_FIELDS: tuple[Rule, ...] = (
         "initialSeconds is more than maxSeconds; raise maxSeconds or lower initialSeconds",
         _backoff_order,
     ),
-    Rule(("podTemplate",), "", "", _malformed_template),
-    Rule(("podTemplate",), "", "", _reserved_template_env),
+    Rule(
+        (),
+        "!has(self.elastic) || self.elastic.minNodes <= self.nodes",
+        "elastic.minNodes is more than nodes; lower minNodes or raise nodes",
+        _elastic_order,
+    ),
+    Rule(
+        (),
+        "self.spares == 0 || self.restart.scope == 'InPlace'",
+        "spares wait for nothing unless restart.scope is InPlace; set it, or remove spares",
+        _idle_spares,
+    ),
+    Rule(
+        ("stall",),
+        "self.minSeconds <= self.maxSeconds",
+        "minSeconds is more than maxSeconds; raise maxSeconds or lower minSeconds",
+        _stall_order,
+    ),
+    Rule(
+        ("initializers", "[]"),
+        "has(self.source) != has(self.script)",
+        "set either source or script",
+        _one_source,
+    ),
+    Rule(
+        ("initializers", "[]"),
+        "!self.path.matches('(^|/)[.][.](/|$)')",
+        "path leads out of /mnt/shared; write it without ..",
+        _outside_the_volume,
+    ),
+    Rule(
+        ("initializers",),
+        "self.all(one, self.exists_one(other, other.name == one.name))",
+        "two initializers have one name; give each its own",
+        _repeated_initializer,
+    ),
+    Rule(
+        ("scheduling",),
+        "has(self.queue) ? self.gang in ['Kueue', 'Volcano'] : self.gang != 'Kueue'",
+        "queue is for gang Kueue, which needs it, and for Volcano",
+        _queue_without_owner,
+    ),
+    Rule(
+        ("restart",),
+        f"!has(self.windowSeconds) || self.maxRestarts <= {LONGEST_WINDOW}",
+        f"maxRestarts is too many for a window; use {LONGEST_WINDOW} or fewer, or remove windowSeconds",
+        _window_to_remember,
+    ),
+    Rule(("restart", "rules"), "", "", _pattern_problem),
+    Rule(("podTemplate",), "", "", malformed_template),
+    Rule(("podTemplate",), "", "", reserved_template_env),
 )
 
 
 def problems(spec: DDPJobSpec) -> tuple[str, ...]:
     """Every rule between fields that `spec` breaks, as messages that name the field, the value and the fix."""
     return tuple(message for rule in BETWEEN_FIELDS if (message := rule.problem(spec)))
-
-
-def frozen_digests(spec: DDPJobSpec) -> dict[str, str]:
-    """A short digest of each frozen field, to notice an edit on a server without CEL.
-
-    Defaults are left out: an operator that knows more fields than the last one finds the same digests.
-    """
-    wire = spec.model_dump(mode="json", by_alias=True, exclude_none=True, exclude_defaults=True)
-    return {
-        field: hashlib.sha256(json.dumps(wire.get(field), sort_keys=True).encode()).hexdigest()[:12] for field in FROZEN
-    }

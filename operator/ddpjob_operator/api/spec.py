@@ -7,130 +7,25 @@ for CEL and once for servers that have no CEL.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from ddpjob_operator.api.base import APIModel
+from ddpjob_operator.api.pod import (
+    Argument,
+    Entrypoint,
+    EnvVar,
+    Initializer,
+    Placement,
+    PodTemplate,
+    Resources,
+    Shared,
+)
+from ddpjob_operator.api.policies import Elastic, PositiveSeconds, Restart, Scheduling, Seconds, Snapshots, Stall
 
-Argument = Annotated[str, Field(max_length=4096)]
-Whole = Annotated[int, Field(strict=True, ge=0)]
-Quantity = Annotated[str, Field(pattern=r"^[0-9]+(\.[0-9]+)?(m|k|Ki|M|Mi|G|Gi|T|Ti|P|Pi|E|Ei)?$", max_length=32)]
-ObjectName = Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$", max_length=253)]
-
-
-class Entrypoint(APIModel):
-    """What torchrun starts on every rank. Set `module` or `script`, not both."""
-
-    module: Annotated[str, Field(pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$", max_length=253)] | None = None
-    """A Python module, run like `python -m`. Default: ddp_trainer.train, the built-in trainer."""
-
-    script: Annotated[str, Field(pattern=r"^/", max_length=1024)] | None = None
-    """The absolute path of a Python file in the image or below /mnt/shared."""
-
-
-class EnvVar(APIModel):
-    """One environment variable of the training processes, as in a pod."""
-
-    name: Annotated[str, Field(pattern=r"^[-._a-zA-Z][-._a-zA-Z0-9]*$", max_length=256)]
-    """The variable's name. RANK, WORLD_SIZE, MASTER_ADDR, LD_PRELOAD, TORCHELASTIC_* and DDPJOB_* belong to the
-    operator.
-    """
-
-    value: Annotated[str, Field(max_length=32768)] | None = None
-    """Its value, taken literally: `$(NAME)` is not expanded."""
-
-    value_from: (
-        Annotated[dict[str, Any], Field(json_schema_extra={"x-kubernetes-preserve-unknown-fields": True})] | None
-    ) = None
-    """A source as in a pod: secretKeyRef, configMapKeyRef, fieldRef or resourceFieldRef."""
-
-
-class Resources(APIModel):
-    """Compute resources of each node's trainer container, as in a pod."""
-
-    requests: Annotated[dict[str, Quantity | Whole], Field(max_length=32)] | None = None
-    """What the scheduler reserves, such as cpu, memory, nvidia.com/gpu."""
-
-    limits: Annotated[dict[str, Quantity | Whole], Field(max_length=32)] | None = None
-    """What a node may use at most. A GPU goes here."""
-
-
-class Shared(APIModel):
-    """The volume at /mnt/shared of every node: data sets, snapshots and logs. Set `size` or `claimName`, not both."""
-
-    size: Quantity | None = None
-    """Size of the PersistentVolumeClaim that the operator creates, named `<job>-shared`. Default: 10Gi."""
-
-    storage_class_name: ObjectName | None = None
-    """Its storage class. Default: the cluster's default class."""
-
-    access_mode: Literal["ReadWriteMany", "ReadWriteOnce"] = "ReadWriteMany"
-    """ReadWriteMany for a gang on several machines; ReadWriteOnce where all pods share one machine."""
-
-    claim_name: ObjectName | None = None
-    """An existing PersistentVolumeClaim to use instead. It is never deleted by the operator."""
-
-    retain: Annotated[bool, Field(strict=True)] = True
-    """Keep the operator's claim when the job is deleted, so that a job of the same name resumes from its snapshots."""
-
-
-class Snapshots(APIModel):
-    """When training state is saved to /mnt/shared/checkpoints/<job>, and how many snapshots are kept."""
-
-    every: Annotated[str, Field(pattern=r"^[1-9][0-9]{0,8}(steps|epochs|seconds)$")] = "60seconds"
-    """The interval: a number and its unit, such as `100steps`, `1epochs` or `60seconds`."""
-
-    keep: Annotated[int, Field(strict=True, ge=1, le=1000)] = 3
-    """How many verified snapshots stay on the volume; older ones are removed after a newer one has been verified."""
-
-
-class Backoff(APIModel):
-    """How long to wait before a restart that follows a failure without progress.
-
-    After progress a restart is immediate.
-    """
-
-    initial_seconds: Annotated[int, Field(strict=True, ge=0, le=3600)] = 1
-    """The first wait; it doubles with each further failure that brought no new snapshot."""
-
-    max_seconds: Annotated[int, Field(strict=True, ge=0, le=86400)] = 300
-    """The longest wait."""
-
-
-class Restart(APIModel):
-    """How often, and how patiently, a failed gang is started again."""
-
-    max_restarts: Annotated[int, Field(strict=True, ge=0, le=10000)] = 10
-    """Restarts that the job may use up before it is Failed. 0 means never restart."""
-
-    backoff: Backoff = Backoff()
-    """Waiting between restarts."""
-
-
-class PodMetadata(APIModel):
-    """Labels and annotations added to every pod; the operator's own labels win."""
-
-    labels: Annotated[dict[str, Annotated[str, Field(max_length=63)]], Field(max_length=64)] | None = None
-    """Extra labels, such as a team or a cost centre."""
-
-    annotations: Annotated[dict[str, Annotated[str, Field(max_length=16384)]], Field(max_length=64)] | None = None
-    """Extra annotations."""
-
-
-class PodTemplate(APIModel):
-    """Merged into every pod of the gang: node selectors, tolerations, extra volumes, sidecars.
-
-    What the operator sets wins.
-    """
-
-    metadata: PodMetadata | None = None
-    """Extra labels and annotations."""
-
-    spec: Annotated[dict[str, Any], Field(json_schema_extra={"x-kubernetes-preserve-unknown-fields": True})] | None = (
-        None
-    )
-    """A pod spec. The container named `trainer` is merged into the operator's; lists with names are merged by name."""
+CONTROLLER_NAME = "training.ddpjob.io/operator"
+"""What `managedBy` says when this operator is meant."""
 
 
 class DDPJobSpec(APIModel):
@@ -151,10 +46,13 @@ class DDPJobSpec(APIModel):
     """Arguments of the training script, one list item each; no shell reads them."""
 
     nodes: Annotated[int, Field(strict=True, ge=1, le=1024)] = 1
-    """Number of pods in the gang."""
+    """Number of pods in the gang. May change while the job runs if it is elastic; `kubectl scale` changes it too."""
 
-    procs_per_node: Annotated[int, Field(strict=True, ge=1, le=64)] = 1
-    """Ranks in each pod: one for each of its GPUs."""
+    elastic: Elastic | None = None
+    """Let the gang run with fewer nodes than `nodes` where not all can be had."""
+
+    procs_per_node: Annotated[int, Field(strict=True, ge=1, le=64)] | None = None
+    """Ranks in each pod. Default: its GPU limit, or 1."""
 
     resources: Resources | None = None
     """Compute resources of each pod's trainer container."""
@@ -165,11 +63,58 @@ class DDPJobSpec(APIModel):
     shared: Shared = Shared()
     """The volume at /mnt/shared."""
 
+    initializers: Annotated[tuple[Initializer, ...], Field(max_length=16)] = ()
+    """Data sets and models to fetch onto the volume, in order, before the gang starts."""
+
     snapshots: Snapshots = Snapshots()
     """When training state is saved. May change while the job runs; it takes effect with the next attempt."""
 
     restart: Restart = Restart()
     """What happens after a failure. May change while the job runs."""
 
+    stall: Stall = Stall()
+    """When a rank counts as stalled. May change while the job runs; it takes effect with the next attempt."""
+
+    spares: Annotated[int, Field(strict=True, ge=0, le=64)] = 0
+    """Pods that wait, warm, to take the place of one that is lost. Only with restart.scope InPlace."""
+
+    success_policy: Literal["AllNodes", "FirstNode"] = "AllNodes"
+    """When the job has Succeeded: all nodes have, or node rank 0 has."""
+
+    suspend: Annotated[bool, Field(strict=True)] = False
+    """Stop after a snapshot and give back the nodes; set to false again, training resumes. May change at any time."""
+
+    active_deadline_seconds: PositiveSeconds | None = None
+    """Fail the job when it has been active this long, suspensions left out. May change while the job runs."""
+
+    startup_deadline_seconds: PositiveSeconds | None = None
+    """Fail the job when a gang has not started this long after it was created: queue, image pulls and rendezvous
+    together. May change while the job runs.
+    """
+
+    ttl_seconds_after_finished: Seconds | None = None
+    """Delete the job this long after it has finished. Default: never. May change at any time."""
+
+    clean_pod_policy: Literal["None", "Running", "All"] = "Running"
+    """Which pods are deleted when the job has finished: none, those still running, or all. May change at any time."""
+
+    scheduling: Scheduling = Scheduling()
+    """How the gang gets its nodes."""
+
+    placement: Placement = Placement()
+    """Where its pods may run."""
+
+    managed_by: Annotated[str, Field(min_length=1, max_length=253)] | None = None
+    """The controller that runs this job. Default: this operator; with another name here it leaves the job alone."""
+
     pod_template: PodTemplate | None = None
     """Anything else a pod may need."""
+
+    @property
+    def ranks_per_node(self) -> int:
+        """`procsPerNode`, or else one rank for each GPU of the limit, or one."""
+        if self.procs_per_node is not None:
+            return self.procs_per_node
+        limits = (self.resources.limits if self.resources else None) or {}
+        gpus = [str(count) for name, count in limits.items() if name.endswith("/gpu")]
+        return max(1, sum(int(count) for count in gpus if count.isdigit()))

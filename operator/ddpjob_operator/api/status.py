@@ -22,6 +22,7 @@ class Phase(StrEnum):
     STARTING = "Starting"
     RUNNING = "Running"
     RESTARTING = "Restarting"
+    SUSPENDED = "Suspended"
     SUCCEEDED = "Succeeded"
     FAILED = "Failed"
 
@@ -34,7 +35,7 @@ class Condition(APIModel):
     """One aspect of the job's state (metav1.Condition)."""
 
     type: Annotated[str, Field(max_length=316)]
-    """Running, Restarting, Degraded, Complete or Failed."""
+    """Suspended, Initialized, Scheduled, Running, Restarting, Degraded, SnapshotsFailing, Complete or Failed."""
 
     status: Annotated[str, Field(json_schema_extra={"enum": ["True", "False", "Unknown"]})]
     """Whether the condition holds."""
@@ -60,6 +61,9 @@ class NodeCount(APIModel):
 
     total: int = 0
     """Pods that make up the gang."""
+
+    spares: int = 0
+    """Pods beyond the gang that run and wait: spares, and nodes that an elastic job may grow into."""
 
     summary: str = ""
     """`ready/total`, as shown by kubectl get."""
@@ -142,27 +146,93 @@ class FailureStatus(APIModel):
     advice: str = ""
     """What to do about it."""
 
+    signal: str | None = None
+    """The signal that ended the trainer, such as SIGKILL."""
+
+    log_tail: str = ""
+    """The last lines of the failed pod's log, saved before the pod was deleted."""
+
+
+class Goodput(APIModel):
+    """Where the job's time went, in seconds by cause. They add up to the time since `startTime`."""
+
+    queued: float = 0.0
+    """Waiting for nodes: quota, queue, scheduler, and the backoff between restarts."""
+
+    pulling: float = 0.0
+    """Scheduled, and its containers not started: image pulls and volumes."""
+
+    initializing: float = 0.0
+    """Fetching data sets and models."""
+
+    rendezvous: float = 0.0
+    """From the containers' start until the ranks have met and loaded the model."""
+
+    first_step: float = 0.0
+    """The first step of an attempt, with warm-up and compilation."""
+
+    training: float = 0.0
+    """Steps that were kept."""
+
+    validating: float = 0.0
+    """Evaluations."""
+
+    saving: float = 0.0
+    """Training stopped for a snapshot."""
+
+    stalled: float = 0.0
+    """A rank stood still."""
+
+    recovering: float = 0.0
+    """From a failure to the next attempt's containers, and steps that were trained a second time."""
+
+    suspended: float = 0.0
+    """Suspended by the user."""
+
+    ratio: float | None = None
+    """Share of the time since startTime, suspensions left out, that went into steps that were kept."""
+
+    recomputed_steps: int = 0
+    """Steps that were lost with a failure and trained again."""
+
+    cause: str = ""
+    """What the time goes into now: the name of one of the fields above."""
+
+    counted_until: datetime | None = None
+    """When the seconds above were last added up."""
+
 
 class DDPJobStatus(APIModel):
     """What the operator knows of the job."""
 
     phase: Phase | None = None
-    """Pending, Starting, Running, Restarting, Succeeded or Failed."""
+    """Pending, Starting, Running, Restarting, Suspended, Succeeded or Failed."""
 
     conditions: tuple[Condition, ...] = ()
-    """Running, Restarting, Degraded, Complete, Failed."""
+    """Suspended, Initialized, Scheduled, Running, Restarting, Degraded, SnapshotsFailing, Complete, Failed."""
 
     attempt: int = 0
     """This life of the gang, from 0. A pod's name carries it, and so does its claim on the volume."""
 
     restarts: int = 0
-    """Restarts counted against restart.maxRestarts."""
+    """Restarts after failures, over the whole life of the job."""
 
     restarts_since_progress: int = 0
-    """Restarts in a row that brought no newer snapshot; the backoff grows with them."""
+    """Restarts in a row that brought no newer snapshot: what counts against restart.maxRestarts, and what the backoff
+    grows with.
+    """
+
+    restart_times: tuple[datetime, ...] = ()
+    """With restart.windowSeconds: when the counted restarts of the window were."""
+
+    disruptions: int = 0
+    """Restarts that do not count: evictions, preemptions, changes of size, and what restart.rules says so of."""
 
     restart_at: datetime | None = None
     """While Restarting: when the next attempt starts."""
+
+    attempt_time: datetime | None = None
+    """When the current attempt was decided on."""
 
     nodes: NodeCount = NodeCount()
     """Pods of the current attempt."""
@@ -175,6 +245,24 @@ class DDPJobStatus(APIModel):
 
     last_failure: FailureStatus | None = None
     """What ended the last attempt that failed. Kept after the pods are gone."""
+
+    failures: tuple[FailureStatus, ...] = ()
+    """The last few failures, newest last, their messages shortened."""
+
+    node_failures: dict[str, int] = Field(default_factory=dict)
+    """Failures of this job on each node; a node that reaches restart.excludeNodeAfter is avoided."""
+
+    excluded_nodes: tuple[str, ...] = ()
+    """Nodes that new pods of this job keep away from."""
+
+    corrupt_snapshots: tuple[str, ...] = ()
+    """Snapshots on the volume that did not verify and were set aside, and why."""
+
+    goodput: Goodput | None = None
+    """Where the job's time went."""
+
+    selector: str | None = None
+    """The pods of the job as a label selector, for the scale subresource."""
 
     spec_digests: dict[str, str] | None = None
     """A digest of each spec field that must not change while the job runs, as the current attempt was started with."""

@@ -63,8 +63,8 @@ def validate(file: JobFile) -> None:
     except BadFile as error:
         raise _refused(error.problems) from None
     for job in jobs:
-        ranks = job.spec.nodes * job.spec.procs_per_node
-        print(f"{file}: {job.name} is valid: {job.spec.nodes} nodes x {job.spec.procs_per_node} = {ranks} ranks")
+        ranks = job.spec.nodes * job.spec.ranks_per_node
+        print(f"{file}: {job.name} is valid: {job.spec.nodes} nodes x {job.spec.ranks_per_node} = {ranks} ranks")
 
 
 def _refused(problems: tuple[str, ...]) -> typer.Exit:

@@ -23,7 +23,7 @@ _TAIL_LINES = 20
 
 def run(job: Job, shared: Path, chaos: str | None) -> int:
     """Run `job` to its end and say how it ended; the exit code of the command."""
-    ranks = job.spec.nodes * job.spec.procs_per_node
+    ranks = job.spec.nodes * job.spec.ranks_per_node
     try:
         fault = parse_chaos(chaos, ranks) if chaos else None
     except ValueError as error:
@@ -44,11 +44,11 @@ def run(job: Job, shared: Path, chaos: str | None) -> int:
 
 
 def _run(job: Job, machine: Machine, fault: KillRank | None) -> Outcome:
-    ranks = job.spec.nodes * job.spec.procs_per_node
+    ranks = job.spec.nodes * job.spec.ranks_per_node
     resume_from = newest_snapshot(machine.shared, job.name)
     with display_for(sys.stdout) as display:
         display.say(
-            f"{job.name}: {job.spec.nodes} nodes x {job.spec.procs_per_node} = {ranks} ranks on this machine, "
+            f"{job.name}: {job.spec.nodes} nodes x {job.spec.ranks_per_node} = {ranks} ranks on this machine, "
             f"files in {short(machine.shared)}"
         )
         if resume_from is not None:

@@ -7,6 +7,7 @@ the plan out.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
@@ -68,9 +69,19 @@ class PodView:
     name: str
     uid: str
     attempt: int
-    node_rank: int
+    node_rank: int | None
+    """None for a spare: a pod that waits for a node rank."""
     phase: PodPhase
     ready: bool = False
+    nodes: int | None = None
+    """Size of the gang that the pod was last told of."""
+    created: datetime | None = None
+    scheduled: bool = False
+    """Whether it has been given a node (condition PodScheduled)."""
+    not_ready_since: datetime | None = None
+    """When a pod that runs was marked not ready, which only the node lifecycle controller does: its node is silent."""
+    disruption: str = ""
+    """Reason of the condition DisruptionTarget, on servers that have it."""
     deleting: bool = False
     gone_by: datetime | None = None
     """`deletionTimestamp`: when the grace of a pod that is being deleted ends."""
@@ -102,6 +113,19 @@ class Problem:
 
 
 @dataclass(frozen=True, slots=True)
+class InitializerView:
+    """The pod that fetches data sets before the gang starts."""
+
+    name: str
+    uid: str
+    phase: PodPhase
+    deleting: bool = False
+    reason: str = ""
+    message: str = ""
+    termination: Termination | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Observed:
     """All that is known of one job's children at one moment.
 
@@ -114,6 +138,12 @@ class Observed:
     claim_exists: bool = False
     report: dict[str, Any] | None = None
     problem: Problem | None = None
+    children: frozenset[tuple[str, str]] = frozenset()
+    """Kind and name of every other child that is known to exist: NetworkPolicy, PodGroup."""
+    logs: Mapping[str, str] = field(default_factory=dict)
+    """Tails of logs that were read, by the uid of the pod; an empty one could not be read."""
+    initializer: InitializerView | None = None
+    """The pod that runs the initializers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +188,42 @@ class DeletePod:
     grace_seconds: int
 
 
-Action = CreateClaim | CreateService | PointService | CreatePod | DeletePod
+@dataclass(frozen=True, slots=True)
+class AssignPod:
+    """Tell a pod that lives on which attempt, node rank and gang size are its own now (a patch of its labels)."""
+
+    name: str
+    uid: str
+    attempt: int
+    node_rank: int
+    nodes: int
+
+
+@dataclass(frozen=True, slots=True)
+class CreateChild:
+    """Create an object of another kind unless it exists: a NetworkPolicy, a PodGroup, the initializers' pod."""
+
+    manifest: Manifest
+
+
+@dataclass(frozen=True, slots=True)
+class ReadLog:
+    """Read the tail of a pod's log into `Observed.logs`; what cannot be read is read as empty."""
+
+    name: str
+    uid: str
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteJob:
+    """Delete the DDPJob itself, its children with it."""
+
+    uid: str
+
+
+Action = (
+    CreateClaim | CreateService | PointService | CreatePod | DeletePod | AssignPod | CreateChild | ReadLog | DeleteJob
+)
 
 
 @dataclass(frozen=True, slots=True)

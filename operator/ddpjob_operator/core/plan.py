@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta
 
-from ddpjob_operator.api.rules import frozen_digests
+from ddpjob_operator.api.frozen import frozen_digests
 from ddpjob_operator.api.status import Condition, DDPJobStatus, NodeCount, Phase
 from ddpjob_operator.core import conditions as cond
 from ddpjob_operator.core.failures import Failure, find_failures, first_cause, has_succeeded, is_stopping, read_report

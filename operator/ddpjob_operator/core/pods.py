@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from ddpjob_operator.api import API_VERSION, KIND
-from ddpjob_operator.api.spec import EnvVar
+from ddpjob_operator.api.pod import EnvVar
 from ddpjob_operator.core.model import Defaults, Job, Manifest, ServiceView
 from ddpjob_operator.core.names import (
     LABEL_ATTEMPT,
@@ -219,7 +219,7 @@ def environment(job: Job, attempt: int, node_rank: int, service: ServiceView) ->
         "DDPJOB_ATTEMPT": str(attempt),
         "DDPJOB_NODE_RANK": str(node_rank),
         "DDPJOB_NODES": str(job.spec.nodes),
-        "DDPJOB_PROCS_PER_NODE": str(job.spec.procs_per_node),
+        "DDPJOB_PROCS_PER_NODE": str(job.spec.ranks_per_node),
         "DDPJOB_RDZV_HOST": service.host,
         "DDPJOB_RDZV_PORT": str(service.port),
         "DDPJOB_STATUS_PORT": str(STATUS_PORT),

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ddpjob_operator.api.spec import Restart
+from ddpjob_operator.api.policies import Restart
 from ddpjob_operator.api.status import DDPJobStatus
 from ddpjob_operator.core.failures import Failure, Retry
 

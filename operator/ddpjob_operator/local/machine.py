@@ -45,7 +45,7 @@ def missing_here(job: Job, machine: Machine) -> tuple[str, ...]:
 def different_here(job: Job, machine: Machine) -> tuple[str, ...]:
     """What a person should know of how this run differs from the same job in a cluster."""
     notes = list(left_out(_first_pod(job)))
-    ranks = job.spec.nodes * job.spec.procs_per_node
+    ranks = job.spec.nodes * job.spec.ranks_per_node
     if machine.gpus and len(machine.gpus) < ranks:
         notes.append(f"{len(machine.gpus)} GPU(s) for {ranks} ranks: training runs on the CPU")
     return tuple(notes)

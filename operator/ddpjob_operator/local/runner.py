@@ -217,7 +217,7 @@ class Runner:
     def _kill_if_due(self, reports: list[dict[str, Any]]) -> None:
         if self._chaos is None:
             return
-        victim = find_victim(self._chaos, reports, self._job.spec.nodes * self._job.spec.procs_per_node)
+        victim = find_victim(self._chaos, reports, self._job.spec.nodes * self._job.spec.ranks_per_node)
         if victim is None:
             return
         self._chaos = None

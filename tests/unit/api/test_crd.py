@@ -118,8 +118,14 @@ def test_each_column_shows_a_field_of_its_type(column: dict[str, Any]) -> None:
     assert schema["type"] == column["type"]
 
 
-def test_status_is_a_subresource() -> None:
-    assert crd()["spec"]["versions"][0]["subresources"] == {"status": {}}
+def test_status_and_scale_are_subresources() -> None:
+    subresources = crd()["spec"]["versions"][0]["subresources"]
+    assert subresources["status"] == {}
+    assert subresources["scale"] == {
+        "specReplicasPath": ".spec.nodes",
+        "statusReplicasPath": ".status.nodes.total",
+        "labelSelectorPath": ".status.selector",
+    }
 
 
 def test_what_has_no_structural_schema_is_refused_when_it_is_generated() -> None:

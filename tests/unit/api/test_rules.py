@@ -10,8 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ddpjob_operator.api.crd import crd
-from ddpjob_operator.api.rules import BETWEEN_FIELDS, FROZEN, RESERVED_ENV, frozen_digests, is_reserved, problems
+from ddpjob_operator.api.frozen import FROZEN, frozen_digests
+from ddpjob_operator.api.rules import BETWEEN_FIELDS, problems
 from ddpjob_operator.api.spec import DDPJobSpec
+from ddpjob_operator.api.template_rules import RESERVED_ENV, is_reserved
 
 ROOT = crd()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
 SCHEMA = ROOT["properties"]["spec"]
@@ -60,6 +62,10 @@ def env(name: str, **fields: Any) -> dict[str, Any]:
     return {"env": [{"name": "FINE", "value": "1"}, {"name": name, **(fields or {"value": "x"})}]}
 
 
+def initializer(name: str, **fields: Any) -> dict[str, Any]:
+    return {"name": name, "path": "datasets/a", "script": "true", **fields}
+
+
 @pytest.mark.parametrize(
     ("spec", "told"),
     [
@@ -77,6 +83,25 @@ def env(name: str, **fields: Any) -> dict[str, Any]:
         pytest.param(
             {"restart": {"backoff": {"initialSeconds": 301}}}, "maxSeconds 300", id="waits in the wrong order"
         ),
+        pytest.param(
+            {"nodes": 2, "elastic": {"minNodes": 2}}, None, id="an elastic gang may be as small as it is large"
+        ),
+        pytest.param({"nodes": 2, "elastic": {"minNodes": 3}}, "minNodes: 3", id="the fewest nodes are not the most"),
+        pytest.param({"spares": 1, "restart": {"scope": "InPlace"}}, None, id="a spare takes a lost pod's place"),
+        pytest.param({"spares": 1}, "scope to InPlace", id="a gang that is replaced whole has no use for a spare"),
+        pytest.param({"stall": {"minSeconds": 9, "maxSeconds": 8}}, "maxSeconds 8", id="stall limits in wrong order"),
+        pytest.param({"initializers": [initializer("a"), initializer("b")]}, None, id="two initializers"),
+        pytest.param({"initializers": [initializer("a"), initializer("a")]}, "twice", id="initializers of one name"),
+        pytest.param({"initializers": [initializer("a", source="s3://b/c")]}, "both", id="a source and a script"),
+        pytest.param({"initializers": [{"name": "a", "path": "p"}]}, "neither", id="neither source nor script"),
+        pytest.param({"initializers": [initializer("a", path="a/../b")]}, "a/../b", id="a path out of the volume"),
+        pytest.param({"initializers": [initializer("a", path="a..b/c")]}, None, id="dots that lead nowhere"),
+        pytest.param({"scheduling": {"gang": "Kueue", "queue": "q"}}, None, id="a queue of Kueue's"),
+        pytest.param({"scheduling": {"gang": "Volcano"}}, None, id="Volcano has a queue by default"),
+        pytest.param({"scheduling": {"gang": "Kueue"}}, "LocalQueue", id="Kueue without a queue"),
+        pytest.param({"scheduling": {"queue": "q"}}, "'q' has no meaning", id="a queue of nobody's"),
+        pytest.param({"restart": {"windowSeconds": 9, "maxRestarts": 100}}, None, id="a window of a hundred restarts"),
+        pytest.param({"restart": {"windowSeconds": 9, "maxRestarts": 101}}, "too many", id="too many for a window"),
         *(
             pytest.param(env(name), name, id=f"{name} is reserved")
             for name in (*RESERVED_ENV, "DDPJOB_X", "TORCHELASTIC_RUN_ID", "PET_NNODES")
@@ -99,6 +124,20 @@ specs = st.fixed_dictionaries(
     {},
     optional={
         "nodes": st.integers(1, 3),
+        "elastic": st.fixed_dictionaries({"minNodes": st.integers(1, 3)}),
+        "spares": st.integers(0, 1),
+        "procsPerNode": st.integers(1, 2),
+        "initializers": st.lists(
+            st.fixed_dictionaries(
+                {"name": st.sampled_from(["a", "b"]), "path": st.sampled_from(["a", "a/..", "a/..b"])},
+                optional={"source": st.just("s3://b/c"), "script": st.just("true")},
+            ),
+            max_size=2,
+        ),
+        "stall": st.fixed_dictionaries({}, optional={"minSeconds": st.integers(1, 2000)}),
+        "scheduling": st.fixed_dictionaries(
+            {}, optional={"gang": st.sampled_from(["None", "Kueue", "Volcano"]), "queue": st.just("q")}
+        ),
         "image": st.sampled_from(["a", "b"]),
         "args": st.lists(st.sampled_from(["a", "b"]), max_size=2),
         "entrypoint": st.fixed_dictionaries({}, optional={"module": st.just("m"), "script": st.just("/s")}),
@@ -115,7 +154,9 @@ specs = st.fixed_dictionaries(
         "restart": st.fixed_dictionaries(
             {},
             optional={
-                "maxRestarts": st.integers(0, 2),
+                "maxRestarts": st.sampled_from([0, 1, 101]),
+                "windowSeconds": st.integers(1, 2),
+                "scope": st.sampled_from(["Gang", "InPlace"]),
                 "backoff": st.fixed_dictionaries(
                     {}, optional={"initialSeconds": st.integers(0, 400), "maxSeconds": st.integers(0, 400)}
                 ),
@@ -145,9 +186,12 @@ def test_an_edit_that_cel_lets_through_leaves_every_digest_as_it_was(
     refused = {message.partition(" ")[0] for message in by_cel(after, before) if FROZEN_AS_TOLD in message}
     old, new = (frozen_digests(DDPJobSpec.model_validate(spec)) for spec in (before, after))
     changed = {f"spec.{name}" for name in FROZEN if old[name] != new[name]}
+    if "spec.elastic" in changed:
+        refused.add("spec.nodes")  # which is frozen or not by what elastic says
+        changed.add("spec.nodes")
     assert changed <= refused
     # an empty object that comes or goes is refused by a server and means the same to the operator
-    assert refused - changed <= {"spec.resources", "spec.podTemplate"}
+    assert refused - changed <= {"spec.resources", "spec.podTemplate", "spec.procsPerNode"}
 
 
 @pytest.mark.parametrize("field", FROZEN)
@@ -155,7 +199,9 @@ def test_each_frozen_field_has_a_digest_of_its_own(field: str) -> None:
     edits = {
         "image": "b", "entrypoint": {"module": "m"}, "args": ["a"], "nodes": 2, "procsPerNode": 2,
         "resources": {"limits": {"cpu": 1}}, "env": [{"name": "A", "value": "1"}], "shared": {"size": "1Gi"},
-        "podTemplate": {"spec": {"priorityClassName": "p"}},
+        "podTemplate": {"spec": {"priorityClassName": "p"}}, "elastic": {"minNodes": 1}, "successPolicy": "FirstNode",
+        "initializers": [{"name": "data", "script": "true", "path": "datasets/data"}], "managedBy": "another.io/one",
+        "scheduling": {"gang": "Coscheduling"}, "placement": {"onePodPerNode": True},
     }  # fmt: skip
     before = frozen_digests(DDPJobSpec())
     after = frozen_digests(DDPJobSpec.model_validate({field: edits[field]}))
@@ -210,6 +256,37 @@ def template(**spec: Any) -> dict[str, Any]:
 def test_a_template_that_cannot_be_merged_is_refused_in_words(spec: dict[str, Any], told: str | None) -> None:
     found = by_python(spec)
     assert found[0].startswith(told) if told else found == ()
+
+
+def test_a_pattern_that_cannot_be_compiled_is_refused_by_the_operator() -> None:
+    """CEL has no way to ask whether a text is a pattern."""
+    rules = [{"action": "Fail", "messagePattern": "CUDA error|ECC"}, {"action": "Fail", "messagePattern": "(a"}]
+    (problem,) = by_python({"restart": {"rules": rules}})
+    assert problem.startswith("spec.restart.rules[1].messagePattern: '(a' is not a regular expression (RE2): missing )")
+
+
+def test_an_elastic_gang_may_be_scaled_and_another_may_not() -> None:
+    elastic = {"elastic": {"minNodes": 1}}
+    assert by_cel({"nodes": 3} | elastic, {"nodes": 2} | elastic) == []
+    assert by_cel({"nodes": 3}, {"nodes": 2})[0].startswith("spec.nodes cannot change")
+    same = [frozen_digests(DDPJobSpec.model_validate({"nodes": nodes} | elastic)) for nodes in (2, 3)]
+    assert same[0] == same[1]
+
+
+@pytest.mark.parametrize(
+    ("spec", "ranks"),
+    [
+        ({}, 1),
+        ({"procsPerNode": 4}, 4),
+        ({"resources": {"limits": {"nvidia.com/gpu": 8, "cpu": 4}}}, 8),
+        ({"resources": {"limits": {"amd.com/gpu": "2"}}}, 2),
+        ({"resources": {"limits": {"nvidia.com/gpu": 8}}, "procsPerNode": 1}, 1),
+        ({"resources": {"limits": {"nvidia.com/gpu": 0}}}, 1),
+    ],
+    ids=["nothing said", "said", "one for each GPU", "of any make", "what is said counts", "none is still one rank"],
+)
+def test_a_node_has_a_rank_for_each_of_its_gpus(spec: dict[str, Any], ranks: int) -> None:
+    assert DDPJobSpec.model_validate(spec).ranks_per_node == ranks
 
 
 def test_every_rule_stands_in_the_schema_where_it_says() -> None:

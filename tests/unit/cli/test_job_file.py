@@ -31,7 +31,7 @@ def problems(tmp_path: Path, text: str) -> list[str]:
 def test_a_minimal_job_is_read(tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text(MINIMAL)
     job = read_job(str(tmp_path / "job.yaml"))
-    assert (job.name, job.namespace, job.spec.nodes, job.spec.procs_per_node) == ("digits", "default", 2, 1)
+    assert (job.name, job.namespace, job.spec.nodes, job.spec.ranks_per_node) == ("digits", "default", 2, 1)
 
 
 def test_each_reading_is_a_new_life_whatever_the_file_says(tmp_path: Path) -> None:

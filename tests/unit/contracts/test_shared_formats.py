@@ -13,8 +13,8 @@ from ddp_trainer.environment import Target, parse_environment, parse_target
 from ddp_trainer.snapshots.manifest import FileEntry, Manifest
 from ddp_trainer.status import Moment, status
 from ddp_trainer.termination import Cause, Ending, encode, message_of
-from ddpjob_operator.api.rules import is_reserved
 from ddpjob_operator.api.status import DDPJobStatus
+from ddpjob_operator.api.template_rules import is_reserved
 from ddpjob_operator.core import failures as operator_exits
 from ddpjob_operator.core.model import ServiceView
 from ddpjob_operator.core.parse import parse_job

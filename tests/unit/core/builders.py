@@ -6,7 +6,7 @@ import json
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from ddpjob_operator.api.rules import frozen_digests
+from ddpjob_operator.api.frozen import frozen_digests
 from ddpjob_operator.api.spec import DDPJobSpec
 from ddpjob_operator.api.status import DDPJobStatus, NodeCount, Phase
 from ddpjob_operator.core.model import Defaults, Job, Observed, PodPhase, PodView, ServiceView, Termination

@@ -38,7 +38,7 @@ def problems(spec: Any, *, strict: bool = True) -> tuple[str, ...]:
 def test_a_minimal_job_has_at_most_ten_lines_and_every_default() -> None:
     assert len(MINIMAL.strip().splitlines()) <= 10
     job = parse_job(yaml.safe_load(MINIMAL), strict=True)
-    assert (job.name, job.namespace, job.spec.nodes, job.spec.procs_per_node) == ("digits", "default", 2, 1)
+    assert (job.name, job.namespace, job.spec.nodes, job.spec.ranks_per_node) == ("digits", "default", 2, 1)
     assert (job.spec.restart.max_restarts, job.spec.snapshots.every, job.spec.shared.retain) == (10, "60seconds", True)
     assert job.status == DDPJobStatus()
 
@@ -111,7 +111,7 @@ def test_a_long_value_is_not_repeated_in_full() -> None:
 
 
 def test_what_a_newer_crd_allows_is_ignored_when_it_comes_from_a_server() -> None:
-    assert parse_job(obj({"nodes": 2, "elastic": {"min": 1}})).spec.nodes == 2
+    assert parse_job(obj({"nodes": 2, "fromTheFuture": {"min": 1}})).spec.nodes == 2
 
 
 def test_a_server_without_a_schema_is_not_trusted_either() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from builders import NOW
 
-from ddpjob_operator.api.spec import Backoff, Restart
+from ddpjob_operator.api.policies import Backoff, Restart
 from ddpjob_operator.api.status import DDPJobStatus, FailureStatus, SnapshotStatus
 from ddpjob_operator.core.failures import Failure, Retry
 from ddpjob_operator.core.restart import GiveUp, RestartIn, decide, made_progress
