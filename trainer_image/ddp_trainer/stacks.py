@@ -11,13 +11,14 @@ import re
 import signal
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from ddp_trainer import processes
 from ddp_trainer.run_dir import STACK_SIGNAL, stack_file
 
-ANSWER_SECONDS = 2.0
+ANSWER_SECONDS = 1.0
+"""Only a rank that is stuck in the kernel takes longer, and it will not answer at all; training waits meanwhile."""
 COPY_SECONDS = 5.0
 _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)$', re.MULTILINE)
 
@@ -25,12 +26,11 @@ _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function
 def dump_stacks(run_dir: Path, pids: Mapping[int, int]) -> dict[int, str]:
     """Ask the ranks (local rank → pid) for their stacks: local rank → text, empty for one that gave none."""
     processes.send(pids.values(), STACK_SIGNAL)
-    texts = _collect(run_dir, pids, ANSWER_SECONDS)
-    stopped = [pid for local, pid in pids.items() if not texts[local] and processes.state(pid) in ("T", "t")]
-    if stopped:
-        processes.send(stopped, signal.SIGCONT)
-        texts = _collect(run_dir, pids, ANSWER_SECONDS)
-    return texts
+    stopped = {local: pid for local, pid in pids.items() if processes.state(pid) in ("T", "t")}
+    # First those that can answer: a stopped rank that goes on lets the others leave the place where they waited for it.
+    texts = _collect(run_dir, pids.keys() - stopped.keys(), ANSWER_SECONDS)
+    processes.send(stopped.values(), signal.SIGCONT)
+    return texts | _collect(run_dir, stopped, ANSWER_SECONDS)
 
 
 def innermost_frame(text: str) -> str | None:
@@ -69,12 +69,12 @@ def save_stacks(texts: Mapping[int, str], title: str, directories: list[Path], n
     return None
 
 
-def _collect(run_dir: Path, pids: Mapping[int, int], seconds: float) -> dict[int, str]:
+def _collect(run_dir: Path, local_ranks: Collection[int], seconds: float) -> dict[int, str]:
     """Read until every file has text and none grows any more, or time is up."""
     deadline = time.monotonic() + seconds
     before: dict[int, str] = {}
     while True:
-        texts = {local: _read(stack_file(run_dir, local)) for local in pids}
+        texts = {local: _read(stack_file(run_dir, local)) for local in local_ranks}
         settled = all(texts.values()) and texts == before
         if settled or time.monotonic() >= deadline:
             return texts
