@@ -1,0 +1,82 @@
+"""The gang as it is: which pods make it up, which are missing, and the actions that complete, redirect or stop it."""
+
+from __future__ import annotations
+
+from ddpjob_operator.api.status import DDPJobStatus, NodeCount, Phase
+from ddpjob_operator.core.failures import has_succeeded
+from ddpjob_operator.core.model import (
+    Action,
+    CreatePod,
+    Defaults,
+    DeletePod,
+    Job,
+    Observed,
+    PodPhase,
+    PodView,
+    PointService,
+)
+from ddpjob_operator.core.names import pod_name, service_name
+from ddpjob_operator.core.pods import build_pod, rendezvous_selector
+
+RESTART_GRACE_SECONDS = 2
+
+
+def gang_size(job: Job, status: DDPJobStatus) -> int:
+    """Nodes of the attempt in progress; a spec edited meanwhile does not change it."""
+    return status.nodes.total or job.spec.nodes
+
+
+def missing(job: Job, status: DDPJobStatus, pods: tuple[PodView, ...]) -> list[tuple[str, int]]:
+    """Pods that were all there once, since the job is Running, and are gone."""
+    if status.phase is not Phase.RUNNING:
+        return []
+    present = {pod.node_rank for pod in pods}
+    return [
+        (pod_name(job.name, status.attempt, node_rank), node_rank)
+        for node_rank in range(gang_size(job, status))
+        if node_rank not in present
+    ]
+
+
+def counted(job: Job, status: DDPJobStatus, pods: tuple[PodView, ...]) -> DDPJobStatus:
+    """How many nodes are ready. The edge writes it along with the next change: alone it is not worth a write."""
+    total = gang_size(job, status)
+    ready = sum(has_succeeded(pod) or (pod.phase is PodPhase.RUNNING and not pod.deleting) for pod in pods)
+    count = NodeCount(ready=ready, total=total, summary=f"{ready}/{total}")
+    return status.model_copy(update={"nodes": count})
+
+
+def create_missing(
+    job: Job, observed: Observed, status: DDPJobStatus, pods: tuple[PodView, ...], defaults: Defaults
+) -> tuple[Action, ...]:
+    service, present = observed.service, {pod.node_rank for pod in pods}
+    if service is None:
+        return ()
+    actions: list[Action] = []
+    if service.attempt != status.attempt:
+        actions.append(_point_service(job, status.attempt))
+    actions += [
+        CreatePod(
+            pod_name(job.name, status.attempt, node_rank),
+            status.attempt,
+            node_rank,
+            build_pod(job, status.attempt, node_rank, service, defaults),
+        )
+        for node_rank in range(gang_size(job, status))
+        if node_rank not in present
+    ]
+    return tuple(actions)
+
+
+def _point_service(job: Job, attempt: int) -> PointService:
+    return PointService(service_name(job.name), attempt, rendezvous_selector(job, attempt))
+
+
+def stop(pods: tuple[PodView, ...], *, everything: bool = False) -> tuple[DeletePod, ...]:
+    """Delete what still runs; with `everything`, what has ended too."""
+    ended = (PodPhase.SUCCEEDED, PodPhase.FAILED)
+    return tuple(
+        DeletePod(pod.name, pod.uid, RESTART_GRACE_SECONDS)
+        for pod in pods
+        if not pod.deleting and (everything or pod.phase not in ended)
+    )

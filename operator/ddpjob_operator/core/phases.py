@@ -1,0 +1,78 @@
+"""What a status says when a job comes to another phase: the phase, its conditions, and the times that belong to it."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from ddpjob_operator.api.status import Condition, DDPJobStatus, Phase
+from ddpjob_operator.core import conditions as cond
+from ddpjob_operator.core.failures import read_report
+from ddpjob_operator.core.gang import counted, stop
+from ddpjob_operator.core.model import Event, Job, Observed, Plan, PodView
+from ddpjob_operator.core.progress import with_final_report
+
+
+def succeeded(job: Job, observed: Observed, status: DDPJobStatus, pods: tuple[PodView, ...], now: datetime) -> Plan:
+    status = with_final_report(counted(job, status, pods), _report_of_first_node(pods), now)
+    message = f"all {len(pods)} nodes finished; restarts: {status.restarts}"
+    after = status.model_copy(
+        update={
+            "phase": Phase.SUCCEEDED,
+            "completion_time": now,
+            "restart_at": None,
+            "conditions": phase_conditions(job, status, now, complete=("Completed", message)),
+        }
+    )
+    old = tuple(pod for pod in observed.pods if pod.attempt != status.attempt)
+    return Plan(after, stop(old, everything=True), events=(Event("Normal", "Succeeded", message),))
+
+
+def failed(job: Job, observed: Observed, status: DDPJobStatus, reason: str, message: str, now: datetime) -> Plan:
+    after = status.model_copy(
+        update={
+            "phase": Phase.FAILED,
+            "completion_time": now,
+            "restart_at": None,
+            "conditions": phase_conditions(job, status, now, failed=(reason, message)),
+        }
+    )
+    line = message.splitlines()[0] if message else reason
+    return Plan(after, stop(observed.pods), status_first=True, events=(Event("Warning", "Failed", line),))
+
+
+def degraded(job: Job, status: DDPJobStatus, reason: str, message: str, now: datetime) -> DDPJobStatus:
+    after = cond.set_condition(
+        status.conditions, cond.DEGRADED, True, reason, message, now=now, generation=job.generation
+    )
+    return status.model_copy(update={"conditions": after})
+
+
+def phase_conditions(
+    job: Job,
+    status: DDPJobStatus,
+    now: datetime,
+    *,
+    running: tuple[str, str] | None = None,
+    restarting: tuple[str, str] | None = None,
+    complete: tuple[str, str] | None = None,
+    failed: tuple[str, str] | None = None,
+) -> tuple[Condition, ...]:
+    """Exactly one of the four holds; the others, where they were ever said, become False for the same reason."""
+    said = running or restarting or complete or failed or ("", "")
+    after = status.conditions
+    for type_, what in (
+        (cond.RUNNING, running),
+        (cond.RESTARTING, restarting),
+        (cond.COMPLETE, complete),
+        (cond.FAILED, failed),
+    ):
+        reason, message = what or (said[0], "")
+        after = cond.set_condition(after, type_, what is not None, reason, message, now=now, generation=job.generation)
+    if not running:  # what kept this attempt from running is over; a running one is looked at by `_with_trouble`
+        after = cond.set_condition(after, cond.DEGRADED, False, "AsExpected", "", now=now, generation=job.generation)
+    return after
+
+
+def _report_of_first_node(pods: tuple[PodView, ...]) -> dict[str, object] | None:
+    first = next((pod for pod in pods if pod.node_rank == 0), None)
+    return read_report(first.termination.message) if first and first.termination else None
