@@ -4,12 +4,14 @@ each other.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from typing import Any
 
 from torch.utils.data import Dataset
 
 from ddp_trainer.config import TrainConfig
+from ddp_trainer.curves import check_wandb
 from ddp_trainer.data import BatchPlan, Cursor, Loader
 from ddp_trainer.distributed import World
 from ddp_trainer.errors import UserError
@@ -54,7 +56,7 @@ def build(config: TrainConfig, world: World, heartbeat: Heartbeat) -> TrainingLo
     cursor = Cursor(plan)
     environment = identity(os.environ, name=config.task)
     logs = log_directory(environment)
-    log = RunLog(logs, world, attempt=int(environment["DDPJOB_ATTEMPT"]))
+    log = RunLog(logs, world, attempt=int(environment["DDPJOB_ATTEMPT"]), wandb=_wandb(config))
     states, sharded = strategy.stateful(optimizer)
     snapshots = Snapshots.from_env(
         {**states, "scheduler": scheduler, "precision": precision, "data": cursor, "losses": log.losses},
@@ -90,6 +92,14 @@ def build(config: TrainConfig, world: World, heartbeat: Heartbeat) -> TrainingLo
         micro_batch_note=MicroBatchNote(logs / "micro_batch.json", environment["DDPJOB_UID"]),
         profiler=Profiler(config.profile_window, logs / "profile", world),
     )
+
+
+def _wandb(config: TrainConfig) -> dict[str, Any] | None:
+    """What a W&B run is to note, if there is to be one."""
+    if config.wandb == "off":
+        return None
+    check_wandb()
+    return dataclasses.asdict(config)
 
 
 def _length(dataset: Dataset[Any], config: TrainConfig) -> int:

@@ -86,6 +86,10 @@ class TrainConfig:
 
     log_every: int = option(10, "output", "steps from one TensorBoard point and one line of output to the next")
 
+    wandb: Literal["off", "offline"] = option(
+        "off", "output", "offline: also log to Weights & Biases, in logs/<job>/wandb, without any network"
+    )
+
     profile: str | None = option(
         None, "output", "FIRST:LAST, such as 10:15: record these steps on every rank, in logs/<job>/profile"
     )

@@ -87,11 +87,15 @@ class Heartbeat:
             "stepSeconds": None,
             "stepSecondsP99": None,
             "snapshot": None,
+            "snapshotInterval": None,
+            "snapshotProblem": None,
+            "snapshotsSetAside": [],
             "resumedFromStep": None,
             "metrics": {},
             "counters": {
                 "steps": 0,
                 "samples": 0,
+                "outOfMemory": 0,
                 "saves": {},
                 "stepSeconds": _histogram(),
                 "stallSeconds": _histogram(),
@@ -179,13 +183,18 @@ class Heartbeat:
         stall_seconds: float | None = None,
         save_seconds: float | None = None,
         result: str | None = None,
+        interval: Mapping[str, Any] | None = None,
+        problem: Mapping[str, Any] | None = None,
+        set_aside: Mapping[str, Any] | None = None,
     ) -> None:
         """A snapshot of `step` exists since `time` (epoch seconds); `verified` once its checksums matched.
 
         Call it on every rank: each node's launcher reports it. `result` counts a save, such as "ok", "failed"
         or "skipped"; without a `step` only the count and the durations change. `stall_seconds` is how long
-        training stood still for it, `save_seconds` how long it took to be safe. It is no sign of life: a
-        thread that saves goes on when the one that trains hangs.
+        training stood still for it, `save_seconds` how long it took to be safe. `interval` is what `auto` has
+        chosen and from what, `problem` why there is no snapshot of some step; a later one that is saved ends
+        it; `set_aside` is one that did not verify. It is no sign of life: a thread that saves goes on when the
+        one that trains hangs.
         """
         with self._lock:
             counters = self._state["counters"]
@@ -193,11 +202,22 @@ class Heartbeat:
                 self._state["snapshot"] = {"step": step, "time": time, "verified": verified}
             if result is not None:
                 counters["saves"][result] = counters["saves"].get(result, 0) + 1
+                self._state["snapshotProblem"] = dict(problem) if problem else None
+            if interval is not None:
+                self._state["snapshotInterval"] = dict(interval)
+            if set_aside is not None:
+                self._state["snapshotsSetAside"].append(dict(set_aside))
             if stall_seconds is not None:
                 _observe(counters["stallSeconds"], stall_seconds)
             if save_seconds is not None:
                 _observe(counters["saveSeconds"], save_seconds)
             self.flush()
+
+    def out_of_memory(self, micro_batch: int) -> None:
+        """Some rank had too little memory: from here on all take micro-batches of at most so many samples."""
+        with self._lock:
+            self._state["counters"]["outOfMemory"] += 1
+            self.metrics(micro_batch=micro_batch)
 
     def metrics(self, **values: float) -> None:
         """Merge measured values, such as eval_accuracy=0.96, into what is reported."""

@@ -167,7 +167,7 @@ class TrainingLoop:
 
     def _lower(self, size: int) -> None:
         self._micro_limit = size
-        self.heartbeat.metrics(micro_batch=size)
+        self.heartbeat.out_of_memory(size)
         self.log.event("micro_batch_lowered", step=self.step, microBatch=size)
         self.log.say(
             f"a rank ran out of memory: all take micro-batches of at most {size} samples from here on; the "

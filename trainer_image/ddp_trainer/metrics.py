@@ -42,6 +42,7 @@ _MEASURED_GAUGES = {
 _COUNTERS = {
     "ddpjob_train_samples": ("samples", "Samples trained on in this life of the run, by all ranks together."),
     "ddpjob_train_steps": ("steps", "Optimizer steps finished in this life of the run."),
+    "ddpjob_train_out_of_memory": ("outOfMemory", "Times that the micro-batch was lowered for want of memory."),
 }
 _HISTOGRAMS = {
     "ddpjob_train_step_seconds": ("stepSeconds", "Duration of an optimizer step."),

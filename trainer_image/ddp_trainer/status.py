@@ -12,6 +12,7 @@ Beat = Mapping[str, Any]
 
 _PROGRESS = ("epoch", "step", "totalSteps", "samples", "loss", "samplesPerSecond")
 _REPORTED = (*_PROGRESS, "snapshot", "resumedFromStep", "metrics")
+_OF_SNAPSHOTS = ("snapshotInterval", "snapshotProblem", "snapshotsSetAside")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +55,8 @@ def status(pod: PodEnvironment, start_time: float, moment: Moment) -> dict[str, 
         **{name: known[name] for name in _PROGRESS},
         "etaSeconds": _eta(first),
         "snapshot": known["snapshot"],
+        # of rank 0, which writes them; on other nodes nothing is known
+        **{name: first.get(name) if first else None for name in _OF_SNAPSHOTS},
         "resumedFromStep": known["resumedFromStep"],
         "metrics": known["metrics"],
         "ranks": [_rank(entry, beats.get(entry["rank"]), moment.now) for entry in moment.ranks],
