@@ -10,13 +10,14 @@
 
 The loop goes on after the newest snapshot, saves one as often as the job says, shows its progress in the
 job's status and in Prometheus, and when its pod has to go, all ranks leave after the same step with a
-snapshot. Every rank makes the same calls. `step_end` costs one small all-reduce that nothing waits for.
+snapshot. An exception that ends it leaves an emergency snapshot of its last finished step. Every rank makes
+the same calls. `step_end` costs one small all-reduce and one small gather that nothing waits for.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Literal
 
 import torch
@@ -25,6 +26,7 @@ from torch import Tensor, nn
 from ddp_trainer.agreement import StepVote
 from ddp_trainer.distributed import World
 from ddp_trainer.errors import Preempted
+from ddp_trainer.failures import on_failure
 from ddp_trainer.heartbeat import Heartbeat
 from ddp_trainer.identity import identity, log_directory
 from ddp_trainer.runlog import RunLog, SnapshotReporter
@@ -38,6 +40,7 @@ def attach(
     *,
     global_batch: int = 0,
     total_steps: int | None = None,
+    stepwise: Collection[str] = (),
     environ: Mapping[str, str] = os.environ,
     **states: Stateful,
 ) -> Attached:
@@ -45,7 +48,9 @@ def attach(
 
     `global_batch` is the number of samples of one step on all ranks together, `total_steps` how many steps
     there are to be; both only for what is reported. Whatever else must go on where it was, such as a
-    scheduler, is passed by name: `scheduler=scheduler`. Raises UserError for a name that is taken.
+    scheduler, is passed by name: `scheduler=scheduler`. `stepwise` names those of them, besides modules,
+    optimizers and schedulers, that change only between `optimizer.step()` and `step_end`; with any other there is
+    no emergency snapshot, since it might be of the middle of a step. Raises UserError for a name that is taken.
     """
     return Attached(
         {"model": model, "optimizer": optimizer, **states},
@@ -57,6 +62,7 @@ def attach(
         ),
         global_batch=global_batch,
         total_steps=total_steps,
+        stepwise=stepwise,
         environ=environ,
     )
 
@@ -71,6 +77,7 @@ class Attached:
         *,
         global_batch: int,
         total_steps: int | None,
+        stepwise: Collection[str],
         environ: Mapping[str, str],
     ) -> None:
         own = identity(environ, name="training")
@@ -92,6 +99,7 @@ class Attached:
             global_batch=global_batch,
             on_event=SnapshotReporter(self._heartbeat, self._log),
             environ=own,
+            stepwise=("losses", *stepwise),
         )
 
     def resume(self) -> int:
@@ -108,6 +116,7 @@ class Attached:
         self._log.event("resumed" if self.step else "started", step=self.step, worldSize=self._world.size)
         self._heartbeat.resumed(self.step, self.samples)
         self._stop.listen()
+        on_failure(self._emergency)
         self._heartbeat.enter("first_step")
         return self.step
 
@@ -169,6 +178,12 @@ class Attached:
         verdict = self._votes.verdict()
         if verdict is not None and verdict.step > self._log.losses.last_step:
             self._log.losses.append(step=verdict.step, epoch=verdict.epoch, loss=verdict.loss)
+
+    def _emergency(self, error: Exception) -> None:
+        """Save the last finished step, if the states are still those of it."""
+        self._heartbeat.enter("save")
+        self._snapshots.emergency(error)
+        self._log.close()
 
     def _save_and_stop(self) -> None:
         self._save("preempted")

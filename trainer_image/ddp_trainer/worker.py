@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ddp_trainer.errors import EXIT_OK, EXIT_PREEMPTED, Preempted, UserError
+from ddp_trainer.failures import failed
 from ddp_trainer.outcomes import classify, outcome_of, write_outcome
 from ddp_trainer.processes import die_with
 from ddp_trainer.run_dir import STACK_SIGNAL, register, stack_file, stderr_pipe
@@ -40,6 +41,7 @@ def main(argv: Sequence[str]) -> int:
         run_target(argv[0], argv[1], argv[2:])
     except BaseException as error:
         failure = error
+        failed(error)
     if preempted_after() is not None and (failure is None or classify(failure)[0] == EXIT_OK):
         # a loop of the user's own that left in order, as it was asked to: it is not done
         failure = Preempted(f"asked to stop after step {preempted_after()}")

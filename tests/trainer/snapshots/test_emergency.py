@@ -193,7 +193,7 @@ class WithExtraState(torch.nn.Linear):
 @pytest.mark.parametrize(
     ("settings", "named"),
     [
-        ({"stepwise": ()}, r"cursor may have changed since; Snapshots\(stepwise=…\)"),
+        ({"stepwise": ()}, r"cursor may have changed since; stepwise=… names states"),
         ({"states": {"extra": WithExtraState(1, 1)}}, "extra has state of its own"),
     ],
 )

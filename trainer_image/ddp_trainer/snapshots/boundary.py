@@ -87,9 +87,7 @@ def _obstacle(stateful: Mapping[str, Stateful], stepwise: Collection[str]) -> st
             if sum(buffer.nbytes for buffer in value.buffers()) > MAX_BUFFER_BYTES:
                 return f"{name} has more than {MAX_BUFFER_BYTES >> 20} MiB of buffers, too many to keep in every step"
         elif not isinstance(value, Optimizer | LRScheduler) and name not in stepwise:
-            return (
-                f"{name} may have changed since; Snapshots(stepwise=…) names states that change with the optimizer only"
-            )
+            return f"{name} may have changed since; stepwise=… names states that change with the optimizer only"
     return None
 
 
