@@ -12,9 +12,11 @@ import multiprocessing
 import os
 import random
 import signal
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from functools import partial
 from multiprocessing.util import Finalize
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -27,6 +29,18 @@ from ddp_trainer.randomness import mixed_seed
 
 Request = tuple[int, Tensor]
 """An epoch, and the samples of one micro-batch."""
+
+
+class DataWorkerDied(RuntimeError):
+    """A process that loads samples has ended; torch's own words name it and its signal."""
+
+    def __init__(self, rank: int, words: RuntimeError) -> None:
+        # what torch goes on to say is about machines of one's own
+        what = str(words).split(". ")[0].rstrip(". ")
+        super().__init__(
+            f"rank {rank} cannot load data: {what}. Most often it was killed for memory: raise the pod's memory "
+            "limit or the size of /dev/shm, or lower --workers and --prefetch"
+        )
 
 
 class WorkerPool:
@@ -58,22 +72,21 @@ class WorkerPool:
         )
 
     def load(self, requests: list[Request]) -> Iterator[Any]:
-        """The batches of `requests`. Raises RuntimeError, naming this rank, when a worker dies."""
+        """The batches of `requests`. Raises DataWorkerDied when a worker has."""
         self.requests = requests
         batches = iter(self._loader)
+        _explain_deaths(self._world.rank)
         while True:
             try:
                 batch = next(batches)
             except StopIteration:
                 return
+            except DataWorkerDied:
+                raise
             except RuntimeError as error:
-                if "DataLoader worker" not in str(error):
+                if not _is_death(error):
                     raise
-                raise RuntimeError(
-                    f"rank {self._world.rank} cannot load data: {error}. Most often it was killed for "
-                    "memory: look at the pod's memory limit and the size of /dev/shm, or lower --workers and "
-                    "--prefetch"
-                ) from error
+                raise DataWorkerDied(self._world.rank, error) from error
             yield batch
 
 
@@ -107,6 +120,40 @@ class _SeededSamples(Dataset[Any]):
         np.random.seed(seed)
         random.seed(seed)
         return self._dataset[index]
+
+
+def _is_death(error: RuntimeError) -> bool:
+    """Not an exception that a data set raised in a worker, which torch passes on in other words."""
+    return str(error).startswith("DataLoader worker (pid")
+
+
+def _explain_deaths(rank: int) -> None:
+    """Make torch's SIGCHLD handler say what to do.
+
+    It raises in the middle of whatever the rank is at, mostly far from the loader. torch installs it with the first
+    workers of a process; for any later loader this does nothing.
+    """
+    torch_handler = signal.getsignal(signal.SIGCHLD)
+    if not callable(torch_handler) or isinstance(torch_handler, _Explained):
+        return
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGCHLD, _Explained(torch_handler, rank))
+
+
+class _Explained:
+    """A SIGCHLD handler around torch's."""
+
+    def __init__(self, handler: Callable[[int, FrameType | None], Any], rank: int) -> None:
+        self._handler = handler
+        self._rank = rank
+
+    def __call__(self, signum: int, frame: FrameType | None) -> None:
+        try:
+            self._handler(signum, frame)
+        except RuntimeError as error:
+            if not _is_death(error):
+                raise
+            raise DataWorkerDied(self._rank, error) from error
 
 
 def _start_worker(leaving: Any, worker: int) -> None:

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import os
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import torch
+
+from ddp_trainer.snapshots import rng
 
 
 def mixed_seed(*parts: int) -> int:
@@ -18,8 +23,24 @@ def mixed_seed(*parts: int) -> int:
 
 
 def seed_everything(*parts: int) -> None:
-    """Seed torch on all devices with the mix of `parts`, for what is drawn from now on."""
-    torch.manual_seed(mixed_seed(*parts))
+    """Seed torch on all devices, NumPy and Python with the mix of `parts`, for what is drawn from now on.
+
+    A task may draw from any of them; a snapshot holds the state of all (`snapshots.rng`).
+    """
+    seed = mixed_seed(*parts)
+    torch.manual_seed(seed)
+    np.random.seed(seed)
+    random.seed(seed)
+
+
+@contextmanager
+def random_numbers_kept() -> Iterator[None]:
+    """Leave all generators of this rank, its device's included, as they were found."""
+    kept = rng.capture()
+    try:
+        yield
+    finally:
+        rng.restore(kept)
 
 
 def make_deterministic() -> None:

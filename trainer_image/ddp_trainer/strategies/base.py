@@ -19,6 +19,7 @@ from ddp_trainer.data import MicroBatch, StepBatch
 from ddp_trainer.distributed import World
 from ddp_trainer.memory import is_out_of_memory
 from ddp_trainer.precision import Precision
+from ddp_trainer.randomness import random_numbers_kept
 from ddp_trainer.tasks import Task
 
 
@@ -93,7 +94,7 @@ class Strategy:
     def _undone(self) -> Iterator[None]:
         """Around passes through the model that are no training."""
         buffers = [buffer.clone() for buffer in self.model.buffers()]
-        with torch.random.fork_rng(devices=[self.world.device] if self.world.device.type == "cuda" else []):
+        with random_numbers_kept():
             yield
         for parameter in self.model.parameters():
             parameter.grad = None
