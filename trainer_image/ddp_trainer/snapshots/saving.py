@@ -193,9 +193,18 @@ class Saver:
         self._tell(SnapshotEvent("skipped", step, message))
 
     def _skipped(self, step: int) -> None:
+        busy = self._writer.busy_seconds
+        if busy > self._timeout:
+            hung = TimeoutError(
+                f"no snapshot of step {step}: that of step {self._step_in_flight} is still not written after "
+                f"{busy:.0f} s: the volume hangs. The snapshots before it are intact and training goes on; "
+                "check the volume's server and its network"
+            )
+            self._failed(Outcome(step, busy, 0.0, error=hung))
+            return
         message = (
             f"no snapshot of step {step}: that of step {self._step_in_flight} is still being written after "
-            f"{self._writer.busy_seconds:.1f} s; save less often or give the volume more speed"
+            f"{busy:.1f} s; save less often or give the volume more speed"
         )
         self._tell(SnapshotEvent("skipped", step, message))
 
