@@ -273,5 +273,10 @@ class DDPJobStatus(APIModel):
     start_time: datetime | None = None
     """When the operator first acted on the job."""
 
+    suspended_seconds: float = 0.0
+    """How long the job was suspended in all, a suspension that still lasts left out. It does not count against
+    activeDeadlineSeconds.
+    """
+
     completion_time: datetime | None = None
     """When the job became Succeeded or Failed."""

@@ -128,9 +128,10 @@ class Applier:
         body: Json = {
             "apiVersion": "v1",
             "kind": "DeleteOptions",
-            "gracePeriodSeconds": action.grace_seconds,
             "preconditions": {"uid": action.uid},
         }
+        if action.grace_seconds is not None:
+            body["gracePeriodSeconds"] = action.grace_seconds
         try:
             pod = await self.client.delete(f"{paths.pods(job.namespace)}/{action.name}", "pods", body)
         except ApiError as error:

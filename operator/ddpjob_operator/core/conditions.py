@@ -6,6 +6,9 @@ from datetime import datetime
 
 from ddpjob_operator.api.status import Condition
 
+SUSPENDED = "Suspended"
+INITIALIZED = "Initialized"
+SCHEDULED = "Scheduled"
 RUNNING = "Running"
 RESTARTING = "Restarting"
 DEGRADED = "Degraded"
@@ -25,12 +28,16 @@ def set_condition(
     *,
     now: datetime,
     generation: int,
+    say_false: bool = False,
 ) -> tuple[Condition, ...]:
-    """`conditions` with one of them set; `lastTransitionTime` moves only when the status does."""
+    """`conditions` with one of them set; `lastTransitionTime` moves only when the status does.
+
+    One that never held is left out rather than said to be False, which costs no write; unless `say_false`.
+    """
     status = "True" if holds else "False"
     before = find(conditions, type_)
-    if before is None and not holds:
-        return conditions  # an absent condition is a false one, and costs no write
+    if before is None and not (holds or say_false):
+        return conditions
     since = before.last_transition_time if before and before.status == status else now
     after = Condition(
         type=type_,

@@ -185,7 +185,8 @@ class DeletePod:
 
     name: str
     uid: str
-    grace_seconds: int
+    grace_seconds: int | None
+    """How long its trainer may take to end. None: as long as the pod itself says, enough for a snapshot."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -195,9 +195,10 @@ class Runner:
         pod = self._pods.get(action.name)
         if pod is None or pod.uid != action.uid:
             return
+        grace = pod.grace_seconds if action.grace_seconds is None else action.grace_seconds
         pod.deleting = True
-        pod.gone_by = datetime.now(UTC) + timedelta(seconds=action.grace_seconds)
-        pod.terminate(action.grace_seconds)
+        pod.gone_by = datetime.now(UTC) + timedelta(seconds=grace)
+        pod.terminate(grace)
 
     async def _poll(self) -> None:
         """Ask every launcher how far it is, for as long as the run lasts."""

@@ -41,6 +41,7 @@ Decide = Callable[..., Plan]
 ENDED = (PodPhase.SUCCEEDED, PodPhase.FAILED)
 PROGRESS = {"progress", "nodes", "snapshot"}
 LONGEST_CHAIN = 16
+POD_GRACE_SECONDS = 60
 
 
 class Crash(Exception):
@@ -119,8 +120,8 @@ class Cluster:
         phase = PodPhase.SUCCEEDED if exit_code == 0 else PodPhase.FAILED
         self._set(name, phase=phase, termination=Termination(exit_code, message=message, finished_at=at))
 
-    def delete(self, name: str, grace: float, *, uid: str | None = None) -> None:
-        pod = self.pods.get(name)
+    def delete(self, name: str, grace: float | None, *, uid: str | None = None) -> None:
+        pod, grace = self.pods.get(name), POD_GRACE_SECONDS if grace is None else grace
         if pod is None or (uid is not None and pod.uid != uid):
             return
         if grace == 0 or pod.phase is PodPhase.PENDING:
