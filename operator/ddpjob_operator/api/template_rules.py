@@ -22,6 +22,18 @@ RESERVED_ENV = (
 )
 RESERVED_ENV_PREFIXES = ("DDPJOB_", "TORCHELASTIC_", "PET_")
 
+_REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
+_AFFINITY: dict[tuple[str, ...], type] = {
+    ("affinity",): dict,
+    ("affinity", "podAffinity"): dict,
+    ("affinity", "podAffinity", _REQUIRED): list,
+    ("affinity", "podAntiAffinity"): dict,
+    ("affinity", "podAntiAffinity", _REQUIRED): list,
+    ("affinity", "nodeAffinity"): dict,
+    ("affinity", "nodeAffinity", _REQUIRED): dict,
+    ("affinity", "nodeAffinity", _REQUIRED, "nodeSelectorTerms"): list,
+}
+
 
 def is_reserved(name: str) -> bool:
     """Whether an environment variable belongs to the operator or to torchrun."""
@@ -47,6 +59,21 @@ def malformed_template(spec: DDPJobSpec) -> str | None:
         for field, key in (("env", "name"), ("ports", "containerPort"), ("volumeMounts", "mountPath")):
             if problem := _malformed_list(container, field, f"{path}.containers[{index}]", key):
                 return problem
+    return _malformed_affinity(template, path)
+
+
+def _malformed_affinity(template: dict[str, Any], path: str) -> str | None:
+    """Terms of ours are added to what is required (`core.placement`), so that has to be where it belongs."""
+    for place, kind in _AFFINITY.items():
+        part: Any = template
+        for name in place:
+            part = part.get(name) if isinstance(part, dict) else None
+        where = ".".join((path, *place))
+        if part is not None and not isinstance(part, kind):
+            return f"{where}: is not {'a list' if kind is list else 'an object'}; write it as in a pod"
+        for index, term in enumerate(part if isinstance(part, list) else ()):
+            if not isinstance(term, dict) or not isinstance(term.get("matchExpressions") or [], list):
+                return f"{where}[{index}]: is not a term; write it as in a pod"
     return None
 
 

@@ -1,7 +1,8 @@
 """Names and labels of all that a job owns: deterministic, so that a repeated create is recognised; never colliding.
 
-A pod's name always ends in two numbers, attempt and node rank, so that the names of two jobs' pods differ whenever
-the jobs' names do. A job's name that is too long for a label, or that a DNS label does not allow, is shortened and
+A pod's name always ends in two numbers, the attempt and the node rank that it was made for, so that the names of two
+jobs' pods differ whenever the jobs' names do. Its labels say what it is now: a pod that lives on into a later attempt
+keeps its name. A job's name that is too long for a label, or that a DNS label does not allow, is shortened and
 gets a hash of the whole.
 """
 
@@ -17,6 +18,15 @@ LABEL_JOB = f"{DOMAIN}/job"
 LABEL_UID = f"{DOMAIN}/uid"
 LABEL_ATTEMPT = f"{DOMAIN}/attempt"
 LABEL_NODE_RANK = f"{DOMAIN}/node-rank"
+LABEL_NODES = f"{DOMAIN}/nodes"
+"""Size of the gang. Only on pods that read their place in it from their labels."""
+
+SPARE = "none"
+"""The node rank of a pod that waits for one."""
+
+LABEL_ROLE = f"{DOMAIN}/role"
+INITIALIZER = "initializer"
+"""The role of the pod that runs the initializers; pods of the gang have none."""
 
 TRAINER_CONTAINER = "trainer"
 
@@ -40,6 +50,26 @@ def pod_name(job: str, attempt: int, node_rank: int) -> str:
     return f"{dns_label(job, 63 - _LONGEST_SUFFIX)}-{attempt}-{node_rank}"
 
 
+def spare_name(job: str, attempt: int, index: int) -> str:
+    """Name of a pod that was made to wait for a node rank."""
+    return f"{dns_label(job, 63 - _LONGEST_SUFFIX)}-{attempt}-s{index}"
+
+
+def initializer_name(job: str, number: int) -> str:
+    """Name of the pod that runs the initializers for the nth time, from 0."""
+    return f"{dns_label(job, 63 - _LONGEST_SUFFIX)}-init-{number}"
+
+
+def group_name(job: str) -> str:
+    """Name of the PodGroup of a job."""
+    return dns_label(job)
+
+
+def policy_name(job: str) -> str:
+    """Name of the NetworkPolicy of a job."""
+    return dns_label(job)
+
+
 def service_name(job: str) -> str:
     """Name of the rendezvous Service."""
     return f"{dns_label(job, 63 - len('-rdzv'))}-rdzv"
@@ -55,6 +85,7 @@ def job_labels(job: str, uid: str) -> dict[str, str]:
     return {LABEL_MANAGED_BY: MANAGED_BY, LABEL_JOB: dns_label(job), LABEL_UID: uid}
 
 
-def pod_labels(job: str, uid: str, attempt: int, node_rank: int) -> dict[str, str]:
-    """Labels of one node of the gang."""
-    return job_labels(job, uid) | {LABEL_ATTEMPT: str(attempt), LABEL_NODE_RANK: str(node_rank)}
+def pod_labels(job: str, uid: str, attempt: int, node_rank: int | None, nodes: int | None = None) -> dict[str, str]:
+    """Labels of one node of the gang. With `nodes`, of one that reads its place in the gang from them."""
+    labels = {LABEL_ATTEMPT: str(attempt), LABEL_NODE_RANK: SPARE if node_rank is None else str(node_rank)}
+    return job_labels(job, uid) | labels | ({} if nodes is None else {LABEL_NODES: str(nodes)})

@@ -10,11 +10,12 @@ from __future__ import annotations
 from typing import Any
 
 from ddpjob_operator.api import API_VERSION, KIND
-from ddpjob_operator.api.pod import EnvVar
+from ddpjob_operator.core.merge import merge
 from ddpjob_operator.core.model import Defaults, Job, Manifest, ServiceView
 from ddpjob_operator.core.names import (
     LABEL_ATTEMPT,
     LABEL_NODE_RANK,
+    LABEL_NODES,
     LABEL_UID,
     TRAINER_CONTAINER,
     claim_name,
@@ -23,17 +24,21 @@ from ddpjob_operator.core.names import (
     pod_name,
     service_name,
 )
+from ddpjob_operator.core.placement import placed, placement_defaults
+from ddpjob_operator.core.pod_environment import (
+    ASSIGNMENT_DIR,
+    RENDEZVOUS_PORT,
+    SHARED_PATH,
+    STATUS_PORT,
+    TERMINATION_LOG,
+    environment,
+    is_assignable,
+    launch_args,
+)
 
-SHARED_PATH = "/mnt/shared"
-STATUS_PORT = 9400
-RENDEZVOUS_PORT = 29500
-RUN_DIR = "/dev/shm/ddpjob"  # noqa: S108 - an emptyDir of this pod alone
-DEFAULT_MODULE = "ddp_trainer.train"
 DEFAULT_SIZE = "10Gi"
 GRACE_SECONDS = 60
-
-_NON_ROOT = 65532
-_CONTAINERS = ("containers", "initContainers")
+NON_ROOT = 65532
 
 
 def owner_reference(job: Job) -> Manifest:
@@ -104,42 +109,72 @@ def build_claim(job: Job) -> Manifest | None:
     return {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": metadata, "spec": spec}
 
 
-def build_pod(job: Job, attempt: int, node_rank: int, service: ServiceView, defaults: Defaults) -> Manifest:
-    """One node of the gang."""
+def build_pod(
+    job: Job,
+    attempt: int,
+    node_rank: int | None,
+    service: ServiceView,
+    defaults: Defaults,
+    *,
+    name: str | None = None,
+    nodes: int | None = None,
+    avoid: tuple[str, ...] = (),
+) -> Manifest:
+    """One node of the gang, or (node rank None) a spare, which needs a `name`.
+
+    `nodes` is the size of this attempt's gang (default: the spec's), `avoid` names the nodes to keep away from.
+    """
+    nodes = nodes or job.spec.nodes
     template = job.spec.pod_template
-    user_spec = (template.spec if template else None) or {}
     user_metadata = template.metadata if template else None
-    labels = pod_labels(job.name, job.uid, attempt, node_rank)
-    spec = merge(_default_pod_spec(job, attempt), user_spec)
-    spec = merge(spec, _owned_pod_spec(job, attempt, node_rank, service, defaults))
+    spec = merge(_default_pod_spec(job, attempt), (template.spec if template else None) or {})
+    spec = merge(spec, _owned_pod_spec(job, defaults, environment(job, attempt, node_rank, service, nodes=nodes)))
+    place = pod_labels(job.name, job.uid, attempt, node_rank, nodes if is_assignable(job) else None)
     return {
         "apiVersion": "v1",
         "kind": "Pod",
         "metadata": {
-            "name": pod_name(job.name, attempt, node_rank),
+            "name": name or pod_name(job.name, attempt, node_rank or 0),
             "namespace": job.namespace,
-            "labels": ((user_metadata.labels if user_metadata else None) or {}) | labels,
+            "labels": ((user_metadata.labels if user_metadata else None) or {}) | place,
             "annotations": (user_metadata.annotations if user_metadata else None) or {},
             "ownerReferences": [owner_reference(job)],
         },
-        "spec": spec,
+        "spec": placed(job, attempt, spec, avoid),
+    }
+
+
+def restricted_context() -> Manifest:
+    """The pod's part of the Pod Security Standards' profile `restricted`."""
+    return {
+        "runAsNonRoot": True,
+        "runAsUser": NON_ROOT,
+        "runAsGroup": NON_ROOT,
+        "fsGroup": NON_ROOT,
+        "fsGroupChangePolicy": "OnRootMismatch",
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
+
+
+def restricted_container() -> Manifest:
+    """A container's part of it; what it may write to is mounted."""
+    return {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
     }
 
 
 def _default_pod_spec(job: Job, attempt: int) -> Manifest:
-    """What a user may override: security context, spreading, grace, scratch volumes."""
+    """What a user may override: security context, spreading, grace, scratch volumes, placement."""
+    shm: Manifest = {"medium": "Memory"}
+    if job.spec.placement.shm_size is not None:
+        shm["sizeLimit"] = job.spec.placement.shm_size
     return {
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
         "terminationGracePeriodSeconds": GRACE_SECONDS,
-        "securityContext": {
-            "runAsNonRoot": True,
-            "runAsUser": _NON_ROOT,
-            "runAsGroup": _NON_ROOT,
-            "fsGroup": _NON_ROOT,
-            "fsGroupChangePolicy": "OnRootMismatch",
-            "seccompProfile": {"type": "RuntimeDefault"},
-        },
+        "securityContext": restricted_context(),
         "topologySpreadConstraints": [
             {
                 "maxSkew": 1,
@@ -148,36 +183,25 @@ def _default_pod_spec(job: Job, attempt: int) -> Manifest:
                 "labelSelector": {"matchLabels": {LABEL_UID: job.uid, LABEL_ATTEMPT: str(attempt)}},
             }
         ],
-        "containers": [
-            {
-                "name": TRAINER_CONTAINER,
-                "securityContext": {
-                    "allowPrivilegeEscalation": False,
-                    "readOnlyRootFilesystem": True,
-                    "capabilities": {"drop": ["ALL"]},
-                },
-            }
-        ],
-        "volumes": [
-            {"name": "tmp", "emptyDir": {}},
-            {"name": "shm", "emptyDir": {"medium": "Memory"}},
-        ],
+        "containers": [{"name": TRAINER_CONTAINER, "securityContext": restricted_container()}],
+        "volumes": [{"name": "tmp", "emptyDir": {}}, {"name": "shm", "emptyDir": shm}],
+        **placement_defaults(job),
     }
 
 
-def _owned_pod_spec(job: Job, attempt: int, node_rank: int, service: ServiceView, defaults: Defaults) -> Manifest:
+def _owned_pod_spec(job: Job, defaults: Defaults, env: list[Manifest]) -> Manifest:
     """What makes the pod a node of this gang; it wins over the podTemplate."""
     container: Manifest = {
         "name": TRAINER_CONTAINER,
         "image": job.spec.image or defaults.trainer_image,
         "command": ["python", "-m", "ddp_trainer.launch"],
         "args": launch_args(job),
-        "env": environment(job, attempt, node_rank, service),
+        "env": env,
         "ports": [
             {"name": "metrics", "containerPort": STATUS_PORT, "protocol": "TCP"},
             {"name": "rendezvous", "containerPort": RENDEZVOUS_PORT, "protocol": "TCP"},
         ],
-        "terminationMessagePath": "/dev/termination-log",
+        "terminationMessagePath": TERMINATION_LOG,
         "terminationMessagePolicy": "File",
         "volumeMounts": [
             {"name": "shared", "mountPath": SHARED_PATH},
@@ -187,105 +211,23 @@ def _owned_pod_spec(job: Job, attempt: int, node_rank: int, service: ServiceView
     }
     if job.spec.resources is not None:
         container["resources"] = job.spec.resources.model_dump(by_alias=True, exclude_none=True)
+    volumes = [shared_volume(job)]
+    if is_assignable(job):
+        volumes.append({"name": "assignment", "downwardAPI": {"items": _assignment_files()}})
+        container["volumeMounts"].append({"name": "assignment", "mountPath": ASSIGNMENT_DIR, "readOnly": True})
+    return {"restartPolicy": "Never", "containers": [container], "volumes": volumes}
+
+
+def shared_volume(job: Job) -> Manifest:
+    """The volume at /mnt/shared: the user's claim or the operator's."""
     claim = job.spec.shared.claim_name or claim_name(job.name)
-    return {
-        "restartPolicy": "Never",
-        "containers": [container],
-        "volumes": [{"name": "shared", "persistentVolumeClaim": {"claimName": claim}}],
-    }
+    return {"name": "shared", "persistentVolumeClaim": {"claimName": claim}}
 
 
-def launch_args(job: Job) -> list[str]:
-    """Arguments of the launcher: what to run, and the user's own after `--`, safe from Kubernetes' `$(NAME)`
-    expansion.
-    """
-    entrypoint = job.spec.entrypoint
-    if entrypoint.script is not None:
-        start = ["--script", entrypoint.script]
-    else:
-        start = ["--module", entrypoint.module or DEFAULT_MODULE]
-    return [*start, "--", *(_literal(argument) for argument in job.spec.args)]
-
-
-def environment(job: Job, attempt: int, node_rank: int, service: ServiceView) -> list[Manifest]:
-    """The contract's variables first, so that a user's valueFrom cannot refer to something later, then the
-    user's own.
-    """
-    own = {
-        "DDPJOB_NAME": job.name,
-        "DDPJOB_NAMESPACE": job.namespace,
-        "DDPJOB_UID": job.uid,
-        "DDPJOB_CREATED": str(int(job.created.timestamp())),
-        "DDPJOB_ATTEMPT": str(attempt),
-        "DDPJOB_NODE_RANK": str(node_rank),
-        "DDPJOB_NODES": str(job.spec.nodes),
-        "DDPJOB_PROCS_PER_NODE": str(job.spec.ranks_per_node),
-        "DDPJOB_RDZV_HOST": service.host,
-        "DDPJOB_RDZV_PORT": str(service.port),
-        "DDPJOB_STATUS_PORT": str(STATUS_PORT),
-        "DDPJOB_SHARED": SHARED_PATH,
-        "DDPJOB_RUN_DIR": RUN_DIR,
-        "DDPJOB_TERMINATION_LOG": "/dev/termination-log",
-        "DDPJOB_SNAPSHOT_EVERY": job.spec.snapshots.every,
-        "DDPJOB_SNAPSHOT_KEEP": str(job.spec.snapshots.keep),
-    }
-    downward = {
-        "DDPJOB_POD_NAME": "metadata.name",
-        "DDPJOB_NODE_NAME": "spec.nodeName",
-        "POD_IP": "status.podIP",
-    }
-    convenience = {"HOME": "/tmp", "PYTHONUNBUFFERED": "1"}  # noqa: S108 - writable although the root is read-only
-    users = {variable.name for variable in job.spec.env}
+def _assignment_files() -> list[Manifest]:
+    """The pod's place in the gang, which is a matter of its labels, as files that follow them."""
+    files = {"attempt": LABEL_ATTEMPT, "node-rank": LABEL_NODE_RANK, "nodes": LABEL_NODES}
     return [
-        *({"name": name, "value": value} for name, value in own.items()),
-        *({"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}} for name, path in downward.items()),
-        *({"name": name, "value": value} for name, value in convenience.items() if name not in users),
-        *(_env_var(variable) for variable in job.spec.env),
+        {"path": name, "fieldRef": {"apiVersion": "v1", "fieldPath": f"metadata.labels['{label}']"}}
+        for name, label in files.items()
     ]
-
-
-def _env_var(variable: EnvVar) -> Manifest:
-    if variable.value_from is not None:
-        return {"name": variable.name, "valueFrom": variable.value_from}
-    return {"name": variable.name, "value": _literal(variable.value or "")}
-
-
-def _literal(text: str) -> str:
-    """As Kubernetes hands it on unchanged: it reads every `$$` as `$`, not only before a parenthesis."""
-    return text.replace("$", "$$")
-
-
-def merge(base: Manifest, over: Manifest) -> Manifest:
-    """`over` merged into `base`: objects by key, lists of named things by name, everything else replaced.
-
-    Lists are matched by the key that Kubernetes' strategic merge uses for them: `name`, or `mountPath` for volume
-    mounts and `containerPort` for ports. A null removes what is not such a list.
-    """
-    merged = dict(base)
-    for key, value in over.items():
-        present = merged.get(key)
-        if value is None:
-            if not isinstance(present, list):
-                merged.pop(key, None)
-        elif isinstance(present, dict) and isinstance(value, dict):
-            merged[key] = merge(present, value)
-        elif isinstance(present, list) and isinstance(value, list) and (by := _merge_key(key)):
-            merged[key] = _merge_list(present, value, by, deep=key in _CONTAINERS)
-        else:
-            merged[key] = value
-    return merged
-
-
-def _merge_key(field: str) -> str | None:
-    if field in (*_CONTAINERS, "volumes", "env", "imagePullSecrets"):
-        return "name"
-    return {"volumeMounts": "mountPath", "ports": "containerPort"}.get(field)
-
-
-def _merge_list(base: list[Any], over: list[Any], by: str, *, deep: bool) -> list[Any]:
-    """Containers are merged; a volume or a variable has one source, so a later one replaces it whole."""
-    merged = {item.get(by): item for item in base}
-    for item in over:
-        present = merged.get(item.get(by))
-        merged[item.get(by)] = merge(present, item) if deep and present else item
-    return list(merged.values())

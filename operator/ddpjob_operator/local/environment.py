@@ -16,7 +16,7 @@ from typing import Any
 
 from ddpjob_operator.core.model import Manifest
 from ddpjob_operator.core.names import TRAINER_CONTAINER
-from ddpjob_operator.core.pods import SHARED_PATH
+from ddpjob_operator.core.pod_environment import SHARED_PATH
 from ddpjob_operator.local.expansion import expand
 
 _OF_AN_OUTER_RUN = re.compile(

@@ -223,6 +223,9 @@ def test_a_default_has_no_part_in_a_digest_so_that_an_operator_may_know_more_of_
     assert len(set(frozen_digests(DDPJobSpec()).values())) == 1, "the digest of nothing"
 
 
+REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
+
+
 def template(**spec: Any) -> dict[str, Any]:
     return {"podTemplate": {"spec": spec}}
 
@@ -241,6 +244,14 @@ def template(**spec: Any) -> dict[str, Any]:
         (template(containers="x"), "spec.podTemplate.spec.containers: is not a list"),
         (template(initContainers=[{}]), "spec.podTemplate.spec.initContainers[0]: has no name"),
         (template(volumes=[1]), "spec.podTemplate.spec.volumes[0]: has no name"),
+        (template(affinity=[]), "spec.podTemplate.spec.affinity: is not an object"),
+        (template(affinity={"podAffinity": "x"}), "spec.podTemplate.spec.affinity.podAffinity: is not an object"),
+        (template(affinity={"podAntiAffinity": {REQUIRED: {}}}),
+         f"spec.podTemplate.spec.affinity.podAntiAffinity.{REQUIRED}: is not a list"),
+        (template(affinity={"nodeAffinity": {REQUIRED: []}}),
+         f"spec.podTemplate.spec.affinity.nodeAffinity.{REQUIRED}: is not an object"),
+        (template(affinity={"nodeAffinity": {REQUIRED: {"nodeSelectorTerms": [{"matchExpressions": 1}]}}}),
+         f"spec.podTemplate.spec.affinity.nodeAffinity.{REQUIRED}.nodeSelectorTerms[0]: is not a term"),
         (template(containers=[{"name": "trainer", "env": [1]}]),
          "spec.podTemplate.spec.containers[0].env[0]: has no name"),
         (template(containers=[{"name": "trainer", "ports": [{"name": "x"}]}]),
@@ -251,6 +262,8 @@ def template(**spec: Any) -> dict[str, Any]:
     ids=["a reserved variable for the trainer", "the second container", "a sidecar's variables are its own",
          "a container without a name", "a container that is no object", "containers that are an object",
          "containers that are text", "an init container without a name", "a volume that is no object",
+         "an affinity that is a list", "an affinity to pods that is text", "terms that are an object",
+         "terms for nodes that are a list", "expressions that are a number",
          "a variable that is no object", "a port without a number", "nothing said as null", "an empty template"],
 )  # fmt: skip
 def test_a_template_that_cannot_be_merged_is_refused_in_words(spec: dict[str, Any], told: str | None) -> None:

@@ -18,7 +18,7 @@ from ddpjob_operator.api.template_rules import is_reserved
 from ddpjob_operator.core import failures as operator_exits
 from ddpjob_operator.core.model import ServiceView
 from ddpjob_operator.core.parse import parse_job
-from ddpjob_operator.core.pods import environment, launch_args
+from ddpjob_operator.core.pod_environment import environment, launch_args
 from ddpjob_operator.core.progress import with_report
 
 DOCUMENT = (Path(__file__).parents[3] / "docs/contracts.md").read_text()

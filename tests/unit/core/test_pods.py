@@ -8,8 +8,10 @@ import kubernetes_validate
 import pytest
 from builders import DEFAULTS, UID, make_job
 
+from ddpjob_operator.core.merge import merge
 from ddpjob_operator.core.model import Manifest, ServiceView
-from ddpjob_operator.core.pods import build_claim, build_pod, build_service, launch_args, merge
+from ddpjob_operator.core.pod_environment import launch_args
+from ddpjob_operator.core.pods import build_claim, build_pod, build_service
 from ddpjob_operator.local.expansion import expand
 
 SERVICE = ServiceView("10.96.0.7", 2)
@@ -225,9 +227,8 @@ def test_the_kubelet_hands_on_exactly_what_the_user_wrote(text: str) -> None:
 
 
 def test_the_environment_is_the_contracts() -> None:
-    assert env(
-        pod(procsPerNode=4, snapshots={"every": "100steps", "keep": 5}, env=[{"name": "HOME", "value": "/h"}])
-    ) == {
+    snapshots, stall = {"every": "100steps", "keep": 5}, {"minSeconds": 20, "maxSeconds": 600}
+    assert env(pod(procsPerNode=4, snapshots=snapshots, stall=stall, env=[{"name": "HOME", "value": "/h"}])) == {
         "DDPJOB_NAME": "digits",
         "DDPJOB_NAMESPACE": "research",
         "DDPJOB_UID": UID,
@@ -244,12 +245,42 @@ def test_the_environment_is_the_contracts() -> None:
         "DDPJOB_TERMINATION_LOG": "/dev/termination-log",
         "DDPJOB_SNAPSHOT_EVERY": "100steps",
         "DDPJOB_SNAPSHOT_KEEP": "5",
+        "DDPJOB_STALL_MIN_SECONDS": "20",
+        "DDPJOB_STALL_MAX_SECONDS": "600",
         "DDPJOB_POD_NAME": {"fieldRef": {"fieldPath": "metadata.name"}},
         "DDPJOB_NODE_NAME": {"fieldRef": {"fieldPath": "spec.nodeName"}},
         "POD_IP": {"fieldRef": {"fieldPath": "status.podIP"}},
         "PYTHONUNBUFFERED": "1",
         "HOME": "/h",
     }
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [{"restart": {"scope": "InPlace"}}, {"restart": {"scope": "InPlace"}, "spares": 1}, {"elastic": {"minNodes": 1}}],
+)
+def test_a_pod_whose_place_may_change_reads_it_from_its_labels(spec: dict[str, Any]) -> None:
+    manifest = pod(**spec)
+    kubernetes_validate.validate(manifest, SCHEMAS[-1], strict=True)
+    (volume,) = (item for item in manifest["spec"]["volumes"] if item["name"] == "assignment")
+    files = {item["path"]: item["fieldRef"]["fieldPath"] for item in volume["downwardAPI"]["items"]}
+    read = {name: manifest["metadata"]["labels"][path.split("'")[1]] for name, path in files.items()}
+    assert read == {"attempt": "2", "node-rank": "1", "nodes": "2"}
+    mounts = {item["name"]: item["mountPath"] for item in trainer(manifest)["volumeMounts"]}
+    assert env(manifest)["DDPJOB_ASSIGNMENT_DIR"] == mounts["assignment"]
+
+
+def test_a_pod_whose_place_is_for_good_mounts_nothing_for_it() -> None:
+    assert "DDPJOB_ASSIGNMENT_DIR" not in env(pod())
+    assert "assignment" not in {item["name"] for item in pod()["spec"]["volumes"]}
+
+
+def test_a_spare_is_told_that_it_has_no_rank_and_how_large_the_gang_is() -> None:
+    job = make_job(restart={"scope": "InPlace"}, spares=1)
+    spare = build_pod(job, 2, None, SERVICE, DEFAULTS, name="digits-2-s0", nodes=3)
+    assert spare["metadata"]["name"] == "digits-2-s0"
+    assert spare["metadata"]["labels"]["training.ddpjob.io/node-rank"] == "none"
+    assert (env(spare)["DDPJOB_NODE_RANK"], env(spare)["DDPJOB_NODES"]) == ("none", "3")
 
 
 def test_the_image_is_the_jobs_or_the_operators() -> None:

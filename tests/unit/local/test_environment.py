@@ -71,6 +71,8 @@ def test_ports_folders_and_addresses_are_those_of_this_machine() -> None:
         "DDPJOB_TERMINATION_LOG": "/dev/shm/x/termination-log",
         "DDPJOB_SNAPSHOT_EVERY": "60seconds",
         "DDPJOB_SNAPSHOT_KEEP": "3",
+        "DDPJOB_STALL_MIN_SECONDS": "30",
+        "DDPJOB_STALL_MAX_SECONDS": "1800",
     }
 
 
