@@ -72,11 +72,13 @@ def _point_service(job: Job, attempt: int) -> PointService:
     return PointService(service_name(job.name), attempt, rendezvous_selector(job, attempt))
 
 
-def stop(pods: tuple[PodView, ...], *, everything: bool = False) -> tuple[DeletePod, ...]:
-    """Delete what still runs; with `everything`, what has ended too."""
+def stop(
+    pods: tuple[PodView, ...], *, everything: bool = False, grace_seconds: int | None = RESTART_GRACE_SECONDS
+) -> tuple[DeletePod, ...]:
+    """Delete what still runs; with `everything`, what has ended too. A grace of None is the pod's own."""
     ended = (PodPhase.SUCCEEDED, PodPhase.FAILED)
     return tuple(
-        DeletePod(pod.name, pod.uid, RESTART_GRACE_SECONDS)
+        DeletePod(pod.name, pod.uid, grace_seconds)
         for pod in pods
         if not pod.deleting and (everything or pod.phase not in ended)
     )

@@ -54,20 +54,27 @@ def phase_conditions(
     *,
     running: tuple[str, str] | None = None,
     restarting: tuple[str, str] | None = None,
+    suspended: tuple[str, str] | None = None,
     complete: tuple[str, str] | None = None,
     failed: tuple[str, str] | None = None,
 ) -> tuple[Condition, ...]:
-    """Exactly one of the four holds; the others, where they were ever said, become False for the same reason."""
-    said = running or restarting or complete or failed or ("", "")
+    """Exactly one of the five holds; the others, where they were ever said, become False for the same reason."""
+    said = running or restarting or suspended or complete or failed or ("", "")
     after = status.conditions
     for type_, what in (
         (cond.RUNNING, running),
         (cond.RESTARTING, restarting),
+        (cond.SUSPENDED, suspended),
         (cond.COMPLETE, complete),
         (cond.FAILED, failed),
     ):
         reason, message = what or (said[0], "")
         after = cond.set_condition(after, type_, what is not None, reason, message, now=now, generation=job.generation)
+    if running or restarting or suspended:
+        words = ("AllScheduled", "every pod has a node") if running else (said[0], "")
+        after = cond.set_condition(
+            after, cond.SCHEDULED, running is not None, *words, now=now, generation=job.generation
+        )
     if not running:  # what kept this attempt from running is over; a running one is looked at by `_with_trouble`
         after = cond.set_condition(after, cond.DEGRADED, False, "AsExpected", "", now=now, generation=job.generation)
     return after

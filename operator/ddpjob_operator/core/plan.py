@@ -10,13 +10,15 @@ so that it is counted exactly once.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import datetime, timedelta
 
 from ddpjob_operator.api.frozen import frozen_digests
 from ddpjob_operator.api.status import DDPJobStatus, NodeCount, Phase
 from ddpjob_operator.core import conditions as cond
-from ddpjob_operator.core.failures import Failure, find_failures, first_cause, has_succeeded, is_stopping
+from ddpjob_operator.core.failures import Failure, find_failures, first_cause, is_stopping
 from ddpjob_operator.core.gang import counted, create_missing, gang_size, missing, stop
+from ddpjob_operator.core.lifecycle import has_finished, resumed, suspended
 from ddpjob_operator.core.model import (
     Action,
     CreateClaim,
@@ -45,6 +47,14 @@ def plan(job: Job, observed: Observed, now: datetime, defaults: Defaults) -> Pla
         return Plan(job.status, actions=stop(observed.pods))
     status = with_report(_adopted(job.status, observed), observed.report, job.uid, now)
     pods = tuple(pod for pod in observed.pods if pod.attempt == status.attempt)
+    if has_finished(job, status, pods):
+        return succeeded(job, observed, status, pods, now)
+    if (halted := suspended(job, observed, status, now)) is not None:
+        return halted
+    if (awake := resumed(job, status, now)) is not None:
+        if awake.phase is not Phase.PENDING:
+            return _after_suspension(job, observed, awake, now, defaults)
+        status = awake
     if status.phase in (None, Phase.PENDING) and _unprepared(job, observed):
         return _prepare(job, observed, status, now)
     if _edited_while_starting(job, status, pods):
@@ -57,8 +67,6 @@ def plan(job: Job, observed: Observed, now: datetime, defaults: Defaults) -> Pla
         if cause is None:
             return Plan(status, requeue_after=SETTLE_LOOK_SECONDS)
         return _after_failure(job, observed, counted(job, status, pods), cause, now, defaults)
-    if len(pods) == gang_size(job, status) and all(has_succeeded(pod) for pod in pods):
-        return succeeded(job, observed, status, pods, now)
     return _keep_going(job, observed, status, pods, now, defaults)
 
 
@@ -206,6 +214,14 @@ def _after_failure(
             return _next_attempt(
                 job, observed, counted, now, defaults, delay=seconds, why=cause.reason, message=cause.message
             )
+
+
+def _after_suspension(job: Job, observed: Observed, status: DDPJobStatus, now: datetime, defaults: Defaults) -> Plan:
+    decided = _next_attempt(
+        job, observed, status, now, defaults, delay=0.0, why="Resumed", message="the job was suspended"
+    )
+    resumed = Event("Normal", "Resumed", f"resumed after a suspension with attempt {decided.status.attempt}")
+    return replace(decided, events=(resumed,))
 
 
 def _next_attempt(

@@ -20,6 +20,7 @@ from world import (
     check_final_is_final,
     check_history,
     check_no_flip_flop,
+    check_nothing_is_created_while_suspended,
     check_one_live_pod_each,
 )
 
@@ -61,6 +62,7 @@ events = st.one_of(
     st.tuples(st.just("watch stalls")),
     st.tuples(st.just("watch catches up")),
     st.tuples(st.just("edit"), st.sampled_from(("a", "b")), st.integers(1, 3)),
+    st.tuples(st.just("suspend"), st.booleans()),
     st.tuples(st.just("quota"), st.sampled_from((0, 1, None))),
 )
 
@@ -96,6 +98,8 @@ def happen(world: World, event: tuple[object, ...]) -> None:
             operator.pods = None
         case ("edit", str(argument), int(nodes)):
             cluster.edit(args=[argument], nodes=nodes)
+        case ("suspend", bool(suspended)):
+            cluster.suspend(suspended)
         case ("quota", pods):
             cluster.quota = pods  # type: ignore[assignment]
     world.look()
@@ -119,6 +123,26 @@ def test_every_promise_holds_whatever_happens_and_in_whatever_order(
     assert len(world.cluster.history) == calls, "a job that is over costs nothing"
 
 
+@settings(max_examples=75, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.lists(events, max_size=25))
+def test_a_job_that_is_suspended_gives_back_every_node_and_loses_no_budget(story: list[tuple[object, ...]]) -> None:
+    world = World.start(nodes=2, restart={"maxRestarts": 4})
+    for event in story:
+        happen(world, event)
+    world.operator.kill_after = world.operator.lose_after = world.operator.pods = None
+    world.look()
+    world.cluster.suspend(True)
+    world.look()
+    spent = world.status.restarts
+    world.settle()
+    if world.status.phase in (Phase.SUCCEEDED, Phase.FAILED):
+        return
+    assert world.status.phase is Phase.SUSPENDED
+    assert world.cluster.pods == {}
+    world.cluster.quota = None
+    assert world.finish().restarts == spent
+
+
 @pytest.mark.parametrize("nodes", [1, 2, 8])
 def test_a_job_that_succeeds_costs_one_create_a_pod_and_three_status_writes(nodes: int) -> None:
     world = World.start(nodes=nodes)
@@ -128,6 +152,18 @@ def test_a_job_that_succeeds_costs_one_create_a_pod_and_three_status_writes(node
     assert calls.count(CreateService) == calls.count(CreateClaim) == 1
     assert [status.phase for status in world.cluster.statuses] == [Phase.STARTING, Phase.RUNNING, Phase.SUCCEEDED]
     assert len(calls) == nodes + 2 + 3
+
+
+@pytest.mark.parametrize("nodes", [1, 2, 8])
+def test_a_suspension_costs_a_delete_a_pod_and_two_status_writes(nodes: int) -> None:
+    world = World.start(nodes=nodes)
+    world.settle()
+    before = len(world.cluster.history)
+    world.cluster.suspend(True)
+    world.settle()
+    assert world.status.phase is Phase.SUSPENDED
+    calls = [type(entry) for entry in world.cluster.history[before:]]
+    assert calls == [DDPJobStatus, *[DeletePod] * nodes, DDPJobStatus]
 
 
 @pytest.mark.parametrize("nodes", [1, 2, 8])
@@ -237,6 +273,12 @@ def forgets_the_end(job: Job, *rest: Any) -> Plan:
     return policy.plan(job, *rest)
 
 
+def starts_while_suspended(job: Job, *rest: Any) -> Plan:
+    if job.status.phase is Phase.SUSPENDED:
+        job = replace(job, status=job.status.model_copy(update={"phase": Phase.STARTING}))
+    return policy.plan(replace(job, spec=job.spec.model_copy(update={"suspend": not job.status.phase})), *rest)
+
+
 def changes_its_mind(job: Job, *rest: Any) -> Plan:
     decided = policy.plan(job, *rest)
     if decided.actions or decided.status.phase is not Phase.RUNNING:
@@ -297,3 +339,11 @@ def _broken_story(cluster: Cluster, bug: Decide) -> Cluster:
         if "did not come to rest" not in str(error):
             raise
         return cluster
+
+
+def test_a_pod_that_is_created_during_a_suspension_is_seen() -> None:
+    world = World.start(starts_while_suspended, suspend=True)
+    for _ in range(3):
+        world.look()
+    with pytest.raises(AssertionError, match="was created while the job was suspended"):
+        check_nothing_is_created_while_suspended(world.cluster)

@@ -20,6 +20,7 @@ from builders import DEFAULTS, NOW, UID, later, make_job, make_report
 from ddpjob_operator.api.spec import DDPJobSpec
 from ddpjob_operator.api.status import DDPJobStatus, Phase
 from ddpjob_operator.core import plan as policy
+from ddpjob_operator.core.lifecycle import is_suspending
 from ddpjob_operator.core.model import (
     Action,
     CreateClaim,
@@ -141,6 +142,10 @@ class Cluster:
         fields = self.job.spec.model_dump(by_alias=True, exclude_none=True) | spec
         self.job = replace(self.job, spec=DDPJobSpec.model_validate(fields), generation=self.job.generation + 1)
         self.version += 1
+
+    def suspend(self, suspended: bool) -> None:
+        if self.job.spec.suspend != suspended:
+            self.edit(suspend=suspended)
 
     def _set(self, name: str, **fields: object) -> None:
         self.pods[name] = replace(self.pods[name], **fields)
@@ -288,6 +293,7 @@ class World:
 
     def finish(self) -> DDPJobStatus:
         """Nothing bad happens any more: every pod runs and ends well."""
+        self.cluster.suspend(False)
         for _ in range(50):
             self.settle()
             if self.status.phase in (Phase.SUCCEEDED, Phase.FAILED):
@@ -309,6 +315,7 @@ def check_history(cluster: Cluster) -> None:
     check_final_is_final(cluster)
     check_attempt_on_record_first(cluster)
     check_no_flip_flop(cluster)
+    check_nothing_is_created_while_suspended(cluster)
 
 
 def check_one_live_pod_each(cluster: Cluster) -> None:
@@ -317,13 +324,13 @@ def check_one_live_pod_each(cluster: Cluster) -> None:
 
 
 def check_counted_once(cluster: Cluster) -> None:
-    """An attempt is a restart, unless an edit of the spec began it, which costs no budget."""
+    """An attempt is a restart, unless an edit of the spec or the end of a suspension began it: they cost no budget."""
     before = DDPJobStatus()
     for status in cluster.statuses:
         attempts, restarts = status.attempt - before.attempt, status.restarts - before.restarts
         assert attempts in (0, 1), f"{attempts} attempts in one write"
-        edited = any(c.type == "Restarting" and c.reason == "SpecChanged" for c in status.conditions)
-        expected = 0 if edited and restarts == 0 else attempts
+        free = any(c.type == "Restarting" and c.reason in ("SpecChanged", "Resumed") for c in status.conditions)
+        expected = 0 if free and restarts == 0 else attempts
         assert restarts == expected, f"attempt {status.attempt} counted {restarts} times"
         before = status
 
@@ -361,6 +368,17 @@ def check_no_flip_flop(cluster: Cluster) -> None:
     for first, second, third, fourth in zip(written, written[1:], written[2:], written[3:], strict=False):
         by_turns = first == third and second == fourth and first != second
         assert not by_turns, f"the status goes back and forth between {first} and {second}"
+
+
+def check_nothing_is_created_while_suspended(cluster: Cluster) -> None:
+    """Nor while the pods of a suspended job still stop, which is on record before the first of them is told."""
+    recorded = DDPJobStatus()
+    for entry in cluster.history:
+        if isinstance(entry, DDPJobStatus):
+            recorded = entry
+        elif isinstance(entry, CreatePod):
+            halted = recorded.phase is Phase.SUSPENDED or is_suspending(recorded)
+            assert not halted, f"{entry.name} was created while the job was suspended"
 
 
 __all__ = ["NOW", "UID", "Cluster", "Crash", "LostReply", "Operator", "World", "check_history", "later"]
