@@ -17,7 +17,7 @@ from ddpjob_operator.api.rules import problems as rule_problems
 from ddpjob_operator.api.spec import DDPJobSpec
 from ddpjob_operator.api.status import DDPJobStatus
 from ddpjob_operator.core.model import Job, PodPhase, PodView, Termination
-from ddpjob_operator.core.names import LABEL_ATTEMPT, LABEL_NODE_RANK, TRAINER_CONTAINER
+from ddpjob_operator.core.names import LABEL_ATTEMPT, LABEL_NODE_RANK, LABEL_NODES, SPARE, TRAINER_CONTAINER
 
 Object = Mapping[str, Any]
 
@@ -79,12 +79,14 @@ def parse_job(obj: Object, *, strict: bool = False) -> Job:
 
 def parse_pod(obj: Object) -> PodView | None:
     """A pod of a gang as a `PodView`; None if it does not carry a gang's labels."""
-    metadata, status = obj.get("metadata") or {}, obj.get("status") or {}
+    metadata, spec, status = obj.get("metadata") or {}, obj.get("spec") or {}, obj.get("status") or {}
     labels = metadata.get("labels") or {}
     try:
-        attempt, node_rank = int(labels[LABEL_ATTEMPT]), int(labels[LABEL_NODE_RANK])
+        attempt, told = int(labels[LABEL_ATTEMPT]), labels[LABEL_NODE_RANK]
+        node_rank = None if told == SPARE else int(told)
     except (KeyError, ValueError):
         return None
+    nodes = labels.get(LABEL_NODES, "")
     conditions = {item.get("type"): item for item in status.get("conditions") or ()}
     reason, message = _trouble(status, conditions)
     return PodView(
@@ -94,9 +96,14 @@ def parse_pod(obj: Object) -> PodView | None:
         node_rank=node_rank,
         phase=PodPhase(status.get("phase") or PodPhase.PENDING),
         ready=conditions.get("Ready", {}).get("status") == "True",
+        nodes=int(nodes) if nodes.isdecimal() else None,
+        created=parse_time(metadata.get("creationTimestamp")),
+        scheduled=conditions.get("PodScheduled", {}).get("status") == "True" or bool(spec.get("nodeName")),
+        not_ready_since=_not_ready_since(status, conditions),
+        disruption=_disruption(conditions),
         deleting="deletionTimestamp" in metadata,
         gone_by=parse_time(metadata.get("deletionTimestamp")),
-        node_name=(obj.get("spec") or {}).get("nodeName"),
+        node_name=spec.get("nodeName"),
         pod_ip=status.get("podIP"),
         reason=reason,
         message=message,
@@ -121,6 +128,25 @@ def _trouble(status: Object, conditions: Mapping[str, Object]) -> tuple[str, str
     if scheduled.get("status") == "False":
         return str(scheduled.get("reason", "Unschedulable")), str(scheduled.get("message", ""))
     return "", ""
+
+
+def _not_ready_since(status: Object, conditions: Mapping[str, Object]) -> datetime | None:
+    """When the node lifecycle controller marked a running pod not ready because its node had fallen silent.
+
+    That controller changes the condition Ready alone. A kubelet that sees a container fail its probe changes
+    ContainersReady with it, and gives a reason where a readiness gate is what is missing.
+    """
+    ready = conditions.get("Ready", {})
+    silent = ready.get("status") == "False" and not ready.get("reason")
+    whole = conditions.get("ContainersReady", {}).get("status") == "True"
+    running = status.get("phase") == PodPhase.RUNNING
+    return parse_time(ready.get("lastTransitionTime")) if running and silent and whole else None
+
+
+def _disruption(conditions: Mapping[str, Object]) -> str:
+    """Why the control plane ends the pod (condition DisruptionTarget, KEP-3329)."""
+    target = conditions.get("DisruptionTarget", {})
+    return str(target.get("reason", "")) if target.get("status") == "True" else ""
 
 
 def _termination(status: Object) -> Termination | None:

@@ -216,3 +216,58 @@ def test_only_the_trainers_end_is_the_end_of_the_node() -> None:
     other = parse_pod(pod({"phase": "Running", "containerStatuses": [sidecar, container({"running": {}})]}))
     assert other is not None
     assert other.termination is None
+
+
+@pytest.mark.parametrize(
+    ("labels", "attempt", "node_rank", "nodes"),
+    [
+        pytest.param({"attempt": "2", "node-rank": "1"}, 2, 1, None, id="its place is for life"),
+        pytest.param({"attempt": "3", "node-rank": "0", "nodes": "4"}, 3, 0, 4, id="its place may change"),
+        pytest.param({"attempt": "0", "node-rank": "none", "nodes": "2"}, 0, None, 2, id="a spare has no place yet"),
+        pytest.param({"attempt": "0", "node-rank": "1", "nodes": "many"}, 0, 1, None, id="a size that is no number"),
+    ],
+)
+def test_a_pods_place_in_the_gang_is_what_its_labels_say(
+    labels: dict[str, str], attempt: int, node_rank: int | None, nodes: int | None
+) -> None:
+    view = parse_pod(pod(labels={f"training.ddpjob.io/{name}": value for name, value in labels.items()}))
+    assert view is not None
+    assert (view.attempt, view.node_rank, view.nodes) == (attempt, node_rank, nodes)
+
+
+WHOLE = {"type": "ContainersReady", "status": "True"}
+SILENT = {"type": "Ready", "status": "False", "lastTransitionTime": "2026-01-02T03:04:05Z"}
+
+
+@pytest.mark.parametrize(
+    ("phase", "conditions", "silent"),
+    [
+        pytest.param("Running", [WHOLE, SILENT], True, id="the node controller changes Ready alone"),
+        pytest.param("Running", [WHOLE, SILENT | {"status": "True"}], False, id="a node that answers"),
+        pytest.param("Running", [WHOLE | {"status": "False"}, SILENT], False, id="a container that fails its probe"),
+        pytest.param("Running", [WHOLE, SILENT | {"reason": "ReadinessGatesNotReady"}], False, id="a readiness gate"),
+        pytest.param("Running", [], False, id="nothing is known"),
+        pytest.param("Failed", [WHOLE, SILENT], False, id="a pod that has ended"),
+    ],
+)
+def test_a_silent_node_shows_in_a_pod_that_is_not_ready_though_its_containers_are(
+    phase: str, conditions: list[dict[str, str]], silent: bool
+) -> None:
+    view = parse_pod(pod({"phase": phase, "conditions": conditions}))
+    assert view is not None
+    assert view.not_ready_since == (datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC) if silent else None)
+
+
+@pytest.mark.parametrize("status", ["True", "False"])
+def test_a_disruption_of_the_control_plane_is_named(status: str) -> None:
+    target = {"type": "DisruptionTarget", "status": status, "reason": "PreemptionByScheduler"}
+    view = parse_pod(pod({"conditions": [target]}))
+    assert view is not None
+    assert view.disruption == ("PreemptionByScheduler" if status == "True" else "")
+
+
+def test_a_pod_has_been_scheduled_once_it_has_a_node() -> None:
+    waits, placed = parse_pod(pod({"conditions": [UNSCHEDULABLE]}) | {"spec": {}}), parse_pod(pod())
+    assert waits is not None
+    assert placed is not None
+    assert (waits.scheduled, placed.scheduled) == (False, True)
