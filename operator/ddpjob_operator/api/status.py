@@ -237,6 +237,11 @@ class DDPJobStatus(APIModel):
     nodes: NodeCount = NodeCount()
     """Pods of the current attempt."""
 
+    kept_pods: Annotated[dict[str, int], Field(max_length=1024)] = Field(default_factory=dict)
+    """With restart.scope InPlace: pods that live on from earlier attempts, and their node ranks in the current one.
+    The others were made for it.
+    """
+
     progress: Progress | None = None
     """How far training has come."""
 

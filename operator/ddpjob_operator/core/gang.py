@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from ddpjob_operator.api.status import DDPJobStatus, NodeCount, Phase
+from ddpjob_operator.core.assign import can_live_on, ended_before
 from ddpjob_operator.core.failures import has_succeeded
 from ddpjob_operator.core.model import (
     Action,
+    AssignPod,
     CreatePod,
     Defaults,
     DeletePod,
@@ -26,13 +28,19 @@ def gang_size(job: Job, status: DDPJobStatus) -> int:
     return status.nodes.total or job.spec.nodes
 
 
+def gang_of(observed: Observed, status: DDPJobStatus) -> tuple[PodView, ...]:
+    """The pods that have a place in the current attempt."""
+    return tuple(pod for pod in observed.pods if pod.attempt == status.attempt and pod.node_rank is not None)
+
+
 def missing(job: Job, status: DDPJobStatus, pods: tuple[PodView, ...]) -> list[tuple[str, int]]:
     """Pods that were all there once, since the job is Running, and are gone."""
     if status.phase is not Phase.RUNNING:
         return []
     present = {pod.node_rank for pod in pods}
+    kept = {node_rank: name for name, node_rank in status.kept_pods.items()}
     return [
-        (pod_name(job.name, status.attempt, node_rank), node_rank)
+        (kept.get(node_rank) or pod_name(job.name, status.attempt, node_rank), node_rank)
         for node_rank in range(gang_size(job, status))
         if node_rank not in present
     ]
@@ -46,26 +54,41 @@ def counted(job: Job, status: DDPJobStatus, pods: tuple[PodView, ...]) -> DDPJob
     return status.model_copy(update={"nodes": count})
 
 
-def create_missing(
+def complete(
     job: Job, observed: Observed, status: DDPJobStatus, pods: tuple[PodView, ...], defaults: Defaults
 ) -> tuple[Action, ...]:
+    """What the gang lacks, `pods` being there: pods that are kept are told their place, the others are made."""
     service, present = observed.service, {pod.node_rank for pod in pods}
     if service is None:
         return ()
     actions: list[Action] = []
     if service.attempt != status.attempt:
         actions.append(_point_service(job, status.attempt))
-    actions += [
-        CreatePod(
-            pod_name(job.name, status.attempt, node_rank),
-            status.attempt,
-            node_rank,
-            build_pod(job, status.attempt, node_rank, service, defaults),
-        )
-        for node_rank in range(gang_size(job, status))
-        if node_rank not in present
-    ]
+    attempt, size = status.attempt, gang_size(job, status)
+    kept = {status.kept_pods[pod.name]: pod for pod in observed.pods if _waits_for_word(pod, status)}
+    for node_rank in range(size):
+        if node_rank in present:
+            continue
+        if (pod := kept.get(node_rank)) is not None:
+            actions.append(AssignPod(pod.name, pod.uid, attempt, node_rank, size))
+        else:
+            manifest = build_pod(job, attempt, node_rank, service, defaults, nodes=size)
+            actions.append(CreatePod(pod_name(job.name, attempt, node_rank), attempt, node_rank, manifest))
     return tuple(actions)
+
+
+def _waits_for_word(pod: PodView, status: DDPJobStatus) -> bool:
+    """Whether a pod is kept for the current attempt, and has not been told yet."""
+    return pod.name in status.kept_pods and pod.attempt < status.attempt and can_live_on(pod)
+
+
+def left_over(observed: Observed, status: DDPJobStatus) -> tuple[PodView, ...]:
+    """Pods of older attempts that are not part of the current one."""
+    return tuple(
+        pod
+        for pod in observed.pods
+        if ended_before(pod, status) or (pod.attempt < status.attempt and not _waits_for_word(pod, status))
+    )
 
 
 def _point_service(job: Job, attempt: int) -> PointService:

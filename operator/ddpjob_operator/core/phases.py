@@ -6,6 +6,7 @@ from datetime import datetime
 
 from ddpjob_operator.api.status import Condition, DDPJobStatus, Phase
 from ddpjob_operator.core import conditions as cond
+from ddpjob_operator.core.assign import ended_before
 from ddpjob_operator.core.failures import read_report
 from ddpjob_operator.core.gang import counted, stop
 from ddpjob_operator.core.model import Event, Job, Observed, Plan, PodView
@@ -38,6 +39,14 @@ def failed(job: Job, observed: Observed, status: DDPJobStatus, reason: str, mess
     )
     line = message.splitlines()[0] if message else reason
     return Plan(after, stop(observed.pods), status_first=True, events=(Event("Warning", "Failed", line),))
+
+
+def incomplete_again(job: Job, status: DDPJobStatus, pods: tuple[PodView, ...], now: datetime) -> DDPJobStatus:
+    """A gang that was thought to be complete: a pod that was kept for it had ended before it heard of it."""
+    names = ", ".join(pod.name for pod in pods if ended_before(pod, status))
+    message = f"{names} ended before attempt {status.attempt} began; it is replaced"
+    conditions = phase_conditions(job, status, now, restarting=("KeptPodEnded", message))
+    return status.model_copy(update={"phase": Phase.RESTARTING, "conditions": conditions})
 
 
 def degraded(job: Job, status: DDPJobStatus, reason: str, message: str, now: datetime) -> DDPJobStatus:

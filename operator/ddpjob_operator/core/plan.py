@@ -11,13 +11,15 @@ so that it is counted exactly once.
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import datetime
 
-from ddpjob_operator.api.frozen import frozen_digests
-from ddpjob_operator.api.status import DDPJobStatus, NodeCount, Phase
+from ddpjob_operator.api.status import DDPJobStatus, Phase
 from ddpjob_operator.core import conditions as cond
+from ddpjob_operator.core.assign import ended_before
+from ddpjob_operator.core.attempt import next_attempt
+from ddpjob_operator.core.edits import digests, edited_fields, edited_while_starting
 from ddpjob_operator.core.failures import Failure, find_failures, first_cause, is_stopping
-from ddpjob_operator.core.gang import counted, create_missing, gang_size, missing, stop
+from ddpjob_operator.core.gang import complete, counted, gang_of, gang_size, left_over, missing, stop
 from ddpjob_operator.core.lifecycle import has_finished, resumed, suspended
 from ddpjob_operator.core.model import (
     Action,
@@ -30,7 +32,7 @@ from ddpjob_operator.core.model import (
     Plan,
     PodView,
 )
-from ddpjob_operator.core.phases import degraded, failed, phase_conditions, succeeded
+from ddpjob_operator.core.phases import degraded, failed, incomplete_again, phase_conditions, succeeded
 from ddpjob_operator.core.pods import build_claim, build_service
 from ddpjob_operator.core.progress import failure_status, with_final_report, with_report
 from ddpjob_operator.core.restart import GiveUp, RestartIn, decide
@@ -46,7 +48,8 @@ def plan(job: Job, observed: Observed, now: datetime, defaults: Defaults) -> Pla
     if job.status.phase is not None and job.status.phase.final:
         return Plan(job.status, actions=stop(observed.pods))
     status = with_report(_adopted(job.status, observed), observed.report, job.uid, now)
-    pods = tuple(pod for pod in observed.pods if pod.attempt == status.attempt)
+    gang = gang_of(observed, status)
+    pods = tuple(pod for pod in gang if not ended_before(pod, status))
     if has_finished(job, status, pods):
         return succeeded(job, observed, status, pods, now)
     if (halted := suspended(job, observed, status, now)) is not None:
@@ -57,16 +60,18 @@ def plan(job: Job, observed: Observed, now: datetime, defaults: Defaults) -> Pla
         status = awake
     if status.phase in (None, Phase.PENDING) and _unprepared(job, observed):
         return _prepare(job, observed, status, now)
-    if _edited_while_starting(job, status, pods):
-        return _next_attempt(job, observed, status, now, defaults, delay=0.0, why="SpecChanged")
+    if edited_while_starting(job, status, pods, gang_size(job, status)):
+        return next_attempt(job, observed, status, now, defaults, delay=0.0, why="SpecChanged")
 
-    failures = find_failures(pods, missing(job, status, pods), now)
+    failures = find_failures(pods, missing(job, status, gang), now)
     if failures or any(is_stopping(pod, now) for pod in pods):
         stopping = any(is_stopping(pod, now) for pod in pods)
         cause = first_cause(failures, now, stopping=stopping)
         if cause is None:
             return Plan(status, requeue_after=SETTLE_LOOK_SECONDS)
         return _after_failure(job, observed, counted(job, status, pods), cause, now, defaults)
+    if len(pods) < len(gang) and status.phase is Phase.RUNNING:
+        status = incomplete_again(job, status, gang, now)
     return _keep_going(job, observed, status, pods, now, defaults)
 
 
@@ -79,19 +84,6 @@ def _adopted(status: DDPJobStatus, observed: Observed) -> DDPJobStatus:
     if unknown <= 0:
         return status
     return status.model_copy(update={"attempt": status.attempt + unknown, "restarts": status.restarts + unknown})
-
-
-def _edited_while_starting(job: Job, status: DDPJobStatus, pods: tuple[PodView, ...]) -> bool:
-    """An incomplete gang must not be completed from another spec (a server with CEL refuses such an edit)."""
-    incomplete = status.phase in (Phase.STARTING, Phase.RESTARTING) and len(pods) < gang_size(job, status)
-    return incomplete and bool(_edited_fields(job, status))
-
-
-def _edited_fields(job: Job, status: DDPJobStatus) -> list[str]:
-    started_with = status.spec_digests
-    if started_with is None:
-        return []
-    return [name for name, digest in frozen_digests(job.spec).items() if started_with.get(name, digest) != digest]
 
 
 def _unprepared(job: Job, observed: Observed) -> bool:
@@ -121,7 +113,7 @@ def _keep_going(
     defaults: Defaults,
 ) -> Plan:
     """No failure: make what is missing, remove what is left of older attempts, say how far the gang has come."""
-    stale = stop(tuple(pod for pod in observed.pods if pod.attempt < status.attempt), everything=True)
+    stale = stop(left_over(observed, status), everything=True)
     wait = _backoff_left(job, status, now)
     if wait > 0 and not pods:
         return Plan(counted(job, status, pods), stale, requeue_after=wait)
@@ -129,14 +121,15 @@ def _keep_going(
         # even if every pod is there: whether it selects this attempt has to be looked at
         return Plan(status, (*stale, CreateService(build_service(job, status.attempt))))
 
-    create = create_missing(job, observed, status, pods, defaults) if status.phase is not Phase.RUNNING else ()
-    after, events = _advanced(job, status, pods, now)
+    create = complete(job, observed, status, pods, defaults) if status.phase is not Phase.RUNNING else ()
+    after, events = _advanced(job, status, pods, now, defaults)
     after = _with_trouble(job, observed, after, pods, now)
     return Plan(
         after,
         (*stale, *create),
-        # the digests of the spec must be on record before any pod is made from it
-        status_first=status.phase in (None, Phase.PENDING),
+        # the digests of the spec must be on record before any pod is made from it, and that a gang is incomplete again
+        # before what shows it is deleted
+        status_first=status.phase in (None, Phase.PENDING) or status.phase is not job.status.phase,
         requeue_after=TROUBLE_GRACE_SECONDS if after.phase is not Phase.RUNNING else None,
         events=events,
     )
@@ -151,7 +144,7 @@ def _backoff_left(job: Job, status: DDPJobStatus, now: datetime) -> float:
 
 
 def _advanced(
-    job: Job, status: DDPJobStatus, pods: tuple[PodView, ...], now: datetime
+    job: Job, status: DDPJobStatus, pods: tuple[PodView, ...], now: datetime, defaults: Defaults
 ) -> tuple[DDPJobStatus, tuple[Event, ...]]:
     """The phase that follows from the pods that are there."""
     status = counted(job, status, pods)
@@ -160,8 +153,9 @@ def _advanced(
             update={
                 "phase": Phase.STARTING,
                 "start_time": status.start_time or now,
+                "attempt_time": now,
                 "observed_generation": job.generation,
-                "spec_digests": frozen_digests(job.spec),
+                "spec_digests": digests(job, defaults),
             }
         )
         event = Event("Normal", "Starting", f"creating {job.spec.nodes} nodes")
@@ -183,7 +177,7 @@ def _with_trouble(
     job: Job, observed: Observed, status: DDPJobStatus, pods: tuple[PodView, ...], now: datetime
 ) -> DDPJobStatus:
     status = status.model_copy(update={"observed_generation": job.generation})
-    edited = _edited_fields(job, status)
+    edited = edited_fields(job, status)
     if edited:
         names = ", ".join(f"spec.{name}" for name in edited)
         message = (
@@ -211,55 +205,14 @@ def _after_failure(
             return failed(job, observed, status, reason, message, now)
         case RestartIn(seconds, in_a_row):
             counted = status.model_copy(update={"restarts": status.restarts + 1, "restarts_since_progress": in_a_row})
-            return _next_attempt(
+            return next_attempt(
                 job, observed, counted, now, defaults, delay=seconds, why=cause.reason, message=cause.message
             )
 
 
 def _after_suspension(job: Job, observed: Observed, status: DDPJobStatus, now: datetime, defaults: Defaults) -> Plan:
-    decided = _next_attempt(
+    decided = next_attempt(
         job, observed, status, now, defaults, delay=0.0, why="Resumed", message="the job was suspended"
     )
     resumed = Event("Normal", "Resumed", f"resumed after a suspension with attempt {decided.status.attempt}")
     return replace(decided, events=(resumed,))
-
-
-def _next_attempt(
-    job: Job,
-    observed: Observed,
-    status: DDPJobStatus,
-    now: datetime,
-    defaults: Defaults,
-    *,
-    delay: float,
-    why: str,
-    message: str = "",
-) -> Plan:
-    """Replace the whole gang.
-
-    The status goes first: from then on the old attempt is fenced, whatever happens to this process.
-    """
-    attempt = status.attempt + 1
-    said = f"attempt {status.attempt} ended: {message or why}"
-    after = status.model_copy(
-        update={
-            "phase": Phase.RESTARTING,
-            "attempt": attempt,
-            "restart_at": now + timedelta(seconds=delay) if delay else None,
-            "nodes": NodeCount(ready=0, total=job.spec.nodes, summary=f"0/{job.spec.nodes}"),
-            "observed_generation": job.generation,
-            "spec_digests": frozen_digests(job.spec),
-            "conditions": phase_conditions(job, status, now, restarting=(why, said)),
-        }
-    )
-    actions: list[Action] = [*stop(observed.pods, everything=True)]
-    if not delay:
-        actions += create_missing(job, observed, after, (), defaults)
-    event = Event("Warning", "Restarting", f"{said.splitlines()[0]}; starting attempt {attempt}")
-    return Plan(
-        after,
-        tuple(actions),
-        status_first=True,
-        requeue_after=delay or (None if observed.service else 0.0),
-        events=(event,),
-    )

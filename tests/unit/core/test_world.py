@@ -51,7 +51,9 @@ ENDINGS = (
 events = st.one_of(
     st.tuples(st.just("look")),
     st.tuples(st.just("run"), st.integers(0, 9)),
+    st.tuples(st.just("schedule"), st.integers(0, 9)),
     st.tuples(st.just("run all")),
+    st.tuples(st.just("hear"), st.integers(0, 9)),
     st.tuples(st.just("end"), st.integers(0, 9), st.sampled_from(ENDINGS), st.sampled_from((0.0, -3600.0, 3600.0))),
     st.tuples(st.just("end all")),
     st.tuples(st.just("delete"), st.integers(0, 9), st.sampled_from((0, 2, 60))),
@@ -74,6 +76,10 @@ def happen(world: World, event: tuple[object, ...]) -> None:
     match event:
         case ("run", int(index)) if names:
             cluster.run(names[index % len(names)])
+        case ("schedule", int(index)) if names:
+            cluster.schedule(names[index % len(names)])
+        case ("hear", int(index)) if names:
+            cluster.hear(names[index % len(names)])
         case ("run all",):
             for name in names:
                 cluster.run(name)
@@ -106,11 +112,11 @@ def happen(world: World, event: tuple[object, ...]) -> None:
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(st.integers(1, 3), st.lists(events, max_size=40))
+@given(st.integers(1, 3), st.sampled_from(("Gang", "InPlace")), st.lists(events, max_size=40))
 def test_every_promise_holds_whatever_happens_and_in_whatever_order(
-    nodes: int, story: list[tuple[object, ...]]
+    nodes: int, scope: str, story: list[tuple[object, ...]]
 ) -> None:
-    world = World.start(nodes=nodes, restart={"maxRestarts": 4})
+    world = World.start(nodes=nodes, restart={"maxRestarts": 4, "scope": scope})
     for event in story:
         happen(world, event)
     world.cluster.quota = None

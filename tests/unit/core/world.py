@@ -23,6 +23,7 @@ from ddpjob_operator.core import plan as policy
 from ddpjob_operator.core.lifecycle import is_suspending
 from ddpjob_operator.core.model import (
     Action,
+    AssignPod,
     CreateClaim,
     CreatePod,
     CreateService,
@@ -67,6 +68,8 @@ class Cluster:
     """Pods that the namespace may hold."""
     history: list[object] = field(default_factory=list)
     statuses: list[DDPJobStatus] = field(default_factory=list)
+    heard: dict[str, int] = field(default_factory=dict)
+    """By uid, the attempt that a pod itself knows of: the kubelet takes a moment to tell it of its labels."""
     live: list[tuple[str, ...]] = field(default_factory=list)
     """After each change, which pods were alive."""
     _uids: count[int] = field(default_factory=lambda: count(1))
@@ -92,31 +95,45 @@ class Cluster:
             case PointService(attempt=attempt):
                 assert self.service is not None, "a patch of a Service that is not there"
                 self.service = replace(self.service, attempt=attempt)
-            case CreatePod(name, attempt, node_rank):
-                return self._create(name, attempt, node_rank)
+            case CreatePod(name, attempt, node_rank, manifest):
+                return self._create(name, attempt, node_rank, manifest["metadata"]["labels"])
+            case AssignPod(name, uid, attempt, node_rank, nodes):
+                if name in self.pods and self.pods[name].uid == uid:
+                    self._set(name, attempt=attempt, node_rank=node_rank, nodes=nodes)
             case DeletePod(name, uid, grace):
                 self.delete(name, grace, uid=uid)
         return None
 
-    def _create(self, name: str, attempt: int, node_rank: int) -> Problem | None:
+    def _create(self, name: str, attempt: int, node_rank: int | None, labels: dict[str, str]) -> Problem | None:
         if name in self.pods:
             return None
         if self.quota is not None and len(self.pods) >= self.quota:
             return Problem("QuotaExceeded", "exceeded quota: pods")
         uid = f"uid-{next(self._uids)}"
-        self.pods[name] = PodView(name, uid, attempt, node_rank, PodPhase.PENDING)
+        nodes = labels.get("training.ddpjob.io/nodes")
+        self.pods[name] = PodView(name, uid, attempt, node_rank, PodPhase.PENDING, nodes=nodes and int(nodes))
+        self.heard[uid] = attempt
         self._changed()
         return None
 
+    def schedule(self, name: str) -> None:
+        self._set(name, scheduled=True, node_name="node-1")
+
     def run(self, name: str) -> None:
         if self.pods[name].phase is PodPhase.PENDING and not self.pods[name].deleting:
-            self._set(name, phase=PodPhase.RUNNING, node_name="node-1", pod_ip="10.0.0.1")
+            self._set(name, phase=PodPhase.RUNNING, scheduled=True, node_name="node-1", pod_ip="10.0.0.1")
+            self.hear(name)
+
+    def hear(self, name: str) -> None:
+        """The pod learns of its labels."""
+        self.heard[self.pods[name].uid] = self.pods[name].attempt
 
     def end(self, name: str, exit_code: int, reason: str = "", *, skew: float = 0.0) -> None:
         """The trainer of a pod that runs comes to its end."""
         if self.pods[name].phase is not PodPhase.RUNNING:
             return
-        message = make_report(reason, time=self.now.timestamp(), step=10) if reason else ""
+        told = {"time": self.now.timestamp(), "step": 10, "attempt": self.heard[self.pods[name].uid]}
+        message = make_report(reason, **told) if reason else ""
         at = (self.now + timedelta(seconds=skew)).replace(microsecond=0)
         phase = PodPhase.SUCCEEDED if exit_code == 0 else PodPhase.FAILED
         self._set(name, phase=phase, termination=Termination(exit_code, message=message, finished_at=at))
@@ -221,7 +238,7 @@ class Operator:
                 self.claim = True
             case CreateService() | PointService():
                 self.service = self.cluster.service
-            case CreatePod() | DeletePod():
+            case CreatePod() | DeletePod() | AssignPod():
                 self.pods = None  # the answer carries what is true now
         return problem
 
@@ -299,6 +316,7 @@ class World:
             if self.status.phase in (Phase.SUCCEEDED, Phase.FAILED):
                 return self.status
             for name, pod in list(self.cluster.pods.items()):
+                self.cluster.hear(name)
                 if pod.attempt == self.status.attempt:
                     self.cluster.end(name, 0, "Completed")
         raise AssertionError(f"it never ends: {self.status}")
@@ -346,7 +364,7 @@ def check_final_is_final(cluster: Cluster) -> None:
 
 
 def check_attempt_on_record_first(cluster: Cluster) -> None:
-    """A pod is only ever created for the attempt, and from the spec, that the status has on record."""
+    """A pod is only ever made or kept for the attempt, and from the spec, that the status has on record."""
     recorded = DDPJobStatus()
     for entry in cluster.history:
         if isinstance(entry, DDPJobStatus):
@@ -357,6 +375,10 @@ def check_attempt_on_record_first(cluster: Cluster) -> None:
             assert entry.name == f"digits-{entry.attempt}-{entry.node_rank}", f"{entry.name} is nobody's name"
             nodes = {item["name"]: item.get("value") for item in entry.manifest["spec"]["containers"][0]["env"]}
             assert nodes["DDPJOB_NODES"] == str(recorded.nodes.total), f"{entry.name} belongs to another gang"
+        elif isinstance(entry, AssignPod):
+            assert entry.attempt == recorded.attempt, f"{entry.name} told of attempt {entry.attempt} too soon"
+            assert recorded.kept_pods[entry.name] == entry.node_rank, f"{entry.name} told of another's node rank"
+            assert entry.nodes == recorded.nodes.total, f"{entry.name} told of another gang"
 
 
 def check_no_flip_flop(cluster: Cluster) -> None:
