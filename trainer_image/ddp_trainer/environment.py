@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from ddp_trainer.assignment import MAX_ATTEMPT, MAX_NODES, Assignment
 from ddp_trainer.errors import UserError
 
 USAGE = (
@@ -31,7 +32,9 @@ class PodEnvironment:
     namespace: str
     uid: str
     attempt: int
-    node_rank: int
+    node_rank: int | None
+    """None for a spare, which runs nothing until it is given one."""
+
     nodes: int
     procs_per_node: int
     pod_ip: str
@@ -48,9 +51,19 @@ class PodEnvironment:
     stall_max_seconds: float = 1800.0
     """A rank that trains may be silent for ten times its own p99 step time, bounded by these two."""
 
+    assignment_dir: Path | None = None
+    """Where attempt, node rank and nodes stand if they may change while the pod lives."""
+
+    reassign_seconds: float = 300.0
+    """How long a pod whose ranks lost a peer waits for its place in the next attempt."""
+
     @property
     def world_size(self) -> int:
         return self.nodes * self.procs_per_node
+
+    def placed(self, place: Assignment) -> PodEnvironment:
+        """The same pod in another place of the gang, or another gang."""
+        return replace(self, attempt=place.attempt, node_rank=place.node_rank, nodes=place.nodes)
 
     @property
     def log_dir(self) -> Path:
@@ -68,17 +81,20 @@ def parse_target(argv: Sequence[str]) -> Target:
     return Target(kind=argv[0].removeprefix("--"), name=argv[1], args=tuple(rest[1:]))
 
 
-def parse_environment(env: Mapping[str, str]) -> PodEnvironment:
-    """Read and check every variable; raises UserError that names all of the bad ones, each with what it must be."""
+def parse_environment(env: Mapping[str, str], place: Assignment | None = None) -> PodEnvironment:
+    """Read and check every variable; raises UserError that names all of the bad ones, each with what it must be.
+
+    `place` takes the place of the variables that name one.
+    """
     reader = _Reader(env)
-    nodes = reader.integer("DDPJOB_NODES", 1, 100_000)
+    place = place or _place(reader)
     parsed = PodEnvironment(
         job=reader.text("DDPJOB_NAME"),
         namespace=reader.text("DDPJOB_NAMESPACE"),
         uid=reader.text("DDPJOB_UID"),
-        attempt=reader.integer("DDPJOB_ATTEMPT", 0, 10**6 - 1),
-        node_rank=reader.integer("DDPJOB_NODE_RANK", 0, max(nodes - 1, 0)),
-        nodes=nodes,
+        attempt=place.attempt,
+        node_rank=place.node_rank,
+        nodes=place.nodes,
         procs_per_node=reader.integer("DDPJOB_PROCS_PER_NODE", 1, 1024),
         pod_ip=reader.text("POD_IP"),
         rdzv_host=reader.text("DDPJOB_RDZV_HOST"),
@@ -90,12 +106,23 @@ def parse_environment(env: Mapping[str, str]) -> PodEnvironment:
         shutdown_seconds=reader.seconds("DDPJOB_SHUTDOWN_SECONDS", 45.0),
         stall_min_seconds=reader.seconds("DDPJOB_STALL_MIN_SECONDS", 30.0),
         stall_max_seconds=reader.seconds("DDPJOB_STALL_MAX_SECONDS", 1800.0),
+        assignment_dir=reader.path("DDPJOB_ASSIGNMENT_DIR") if env.get("DDPJOB_ASSIGNMENT_DIR") else None,
+        reassign_seconds=reader.seconds("DDPJOB_REASSIGN_SECONDS", 300.0),
     )
     if parsed.stall_min_seconds > parsed.stall_max_seconds:
         reader.problems.append("DDPJOB_STALL_MIN_SECONDS is greater than DDPJOB_STALL_MAX_SECONDS")
     if reader.problems:
         raise UserError("; ".join(reader.problems))
     return parsed
+
+
+def _place(reader: _Reader) -> Assignment:
+    nodes = reader.integer("DDPJOB_NODES", 1, MAX_NODES)
+    return Assignment(
+        attempt=reader.integer("DDPJOB_ATTEMPT", 0, MAX_ATTEMPT),
+        node_rank=reader.integer("DDPJOB_NODE_RANK", 0, nodes - 1),
+        nodes=nodes,
+    )
 
 
 class _Reader:

@@ -7,19 +7,16 @@ It starts torchrun first and imports everything else meanwhile, torch never: sta
 
 from __future__ import annotations
 
-import errno
 import os
-import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ddp_trainer import processes, run_dir
-from ddp_trainer.environment import PodEnvironment, Target, parse_environment, parse_target
+from ddp_trainer.environment import PodEnvironment, parse_environment, parse_target
 from ddp_trainer.errors import EXIT_FAILED, EXIT_USER, UserError
-from ddp_trainer.relay import StderrRelay
-from ddp_trainer.rendezvous import torchrun_arguments, torchrun_environment, usable_cpus
+from ddp_trainer.life import CannotStart, start_life
 from ddp_trainer.stop import StopSignals
 
 
@@ -28,47 +25,36 @@ def main(argv: Sequence[str] | None = None) -> int:
     stop, start_time = StopSignals(), time.time()
     try:
         target = parse_target(sys.argv[1:] if argv is None else argv)
-        pod = parse_environment(os.environ)
+        pod = _placed(os.environ)
     except UserError as error:
         path = os.environ.get("DDPJOB_TERMINATION_LOG")
         return _refuse(EXIT_USER, "UserError", str(error), None, Path(path) if path else None)
     try:
-        run_dir.clear(pod.run_dir)
-        relays = {local: StderrRelay(pod.run_dir, local, _prefix(pod, local)) for local in range(pod.procs_per_node)}
-        agent = start_torchrun(pod, target)
-    except OSError as error:
-        text = f"torchrun could not be started with DDPJOB_RUN_DIR={pod.run_dir}: {error}"
-        reason = "DiskFull" if error.errno == errno.ENOSPC else "WorkerException"
-        return _refuse(EXIT_FAILED, reason, text, pod, pod.termination_log)
+        run_dir.forget_port(pod.run_dir)
+        first = None if pod.node_rank is None else start_life(pod, target, start_time)
+    except CannotStart as error:
+        return _refuse(EXIT_FAILED, error.reason, str(error), pod, pod.termination_log)
     processes.adopt_orphans()
-    from ddp_trainer.supervisor import Supervisor
+    from ddp_trainer.lives import Lives
 
-    return Supervisor(pod, agent, relays, stop, start_time).run()
-
-
-def start_torchrun(pod: PodEnvironment, target: Target) -> int:
-    """Start torchrun in a session of its own, out of reach of a terminal's signals; returns its pid."""
-    agent = subprocess.Popen(
-        [sys.executable, "-m", "ddp_trainer.agent", *torchrun_arguments(pod, target)],
-        env=torchrun_environment(pod, os.environ, usable_cpus()),
-        stdin=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-    # Its exit code is collected with that of every other child, by `processes.reap`.
-    agent.returncode = 0
-    return agent.pid
+    return Lives(pod, target, first, stop, start_time).run()
 
 
-def _prefix(pod: PodEnvironment, local_rank: int) -> str:
-    return f"[local rank {local_rank}] " if pod.procs_per_node > 1 else ""
+def _placed(env: Mapping[str, str]) -> PodEnvironment:
+    """The environment, with the place in the gang that the assignment's files name where there are any."""
+    folder = env.get("DDPJOB_ASSIGNMENT_DIR")
+    if not folder:
+        return parse_environment(env)
+    from ddp_trainer.assignment import read_assignment
+
+    return parse_environment(env, read_assignment(Path(folder)))
 
 
 def _refuse(code: int, reason: str, text: str, pod: PodEnvironment | None, path: Path | None) -> int:
     """Nothing was started: say why where the operator looks."""
-    from ddp_trainer.report import report_cause
-    from ddp_trainer.root_cause import Cause, Ending
+    from ddp_trainer.report import refuse
 
-    return report_cause(Cause(code, reason, text), pod, Ending(wall=time.time(), procs=0), path)
+    return refuse(code, reason, text, pod, path)
 
 
 if __name__ == "__main__":

@@ -6,8 +6,7 @@ node: aggregate them over nodes with max, not with sum.
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from itertools import accumulate
 from typing import Any
 
@@ -15,9 +14,14 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from ddp_trainer.assignment import SPARE
+from ddp_trainer.counters import CounterLedger
 from ddp_trainer.environment import PodEnvironment
 from ddp_trainer.heartbeat import BUCKETS
 from ddp_trainer.status import Moment, progress
+
+View = Callable[[], tuple[PodEnvironment, Moment]]
+"""The pod in its place of now, and what is known at this moment."""
 
 _POD_LABELS = ("job", "namespace", "attempt", "node_rank")
 
@@ -51,36 +55,26 @@ _HISTOGRAMS = {
 }
 
 
-class CounterLedger:
-    """Counters that only grow while the pod lives, though each rank process starts its own at zero."""
-
-    def __init__(self) -> None:
-        self._pid: int | None = None
-        self._before: dict[str, Any] = {}
-        self._current: dict[str, Any] = {}
-        self._lock = threading.Lock()
-
-    def totals(self, beats: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """The counters of the lowest rank, on top of those of the processes that had its place before."""
-        with self._lock:
-            if beats:
-                if beats[0]["pid"] != self._pid:
-                    self._before = _add(self._before, self._current)
-                    self._pid = beats[0]["pid"]
-                self._current = beats[0]["counters"]
-            return _add(self._before, self._current)
-
-
 class TrainerCollector(Collector):
     """Reads the heartbeats anew at every scrape."""
 
-    def __init__(self, pod: PodEnvironment, moment: Callable[[], Moment]) -> None:
-        self._labels = (pod.job, pod.namespace, str(pod.attempt), str(pod.node_rank))
-        self._moment = moment
-        self._ledger = CounterLedger()
+    def __init__(self, view: View, ledger: CounterLedger) -> None:
+        self._view = view
+        self._ledger = ledger
 
     def collect(self) -> Iterator[Metric]:
-        moment = self._moment()
+        pod, moment = self._view()
+        return _Page(pod).metrics(moment, self._ledger.totals(pod.attempt, moment.beats))
+
+
+class _Page:
+    """The samples of one scrape, all with the labels of the pod's place at that moment."""
+
+    def __init__(self, pod: PodEnvironment) -> None:
+        node_rank = SPARE if pod.node_rank is None else str(pod.node_rank)
+        self._labels = (pod.job, pod.namespace, str(pod.attempt), node_rank)
+
+    def metrics(self, moment: Moment, totals: Mapping[str, Any]) -> Iterator[Metric]:
         known = progress(moment.beats)
         rate = moment.beats[0].get("learningRate") if moment.beats else None
         yield from self._gauges(_GAUGES, known)
@@ -92,10 +86,11 @@ class TrainerCollector(Collector):
             "Seconds since the rank last made progress.",
             labels=(*_POD_LABELS, "rank"),
         )
-        for beat in moment.beats:
+        running = {entry["rank"] for entry in moment.ranks}
+        for beat in (beat for beat in moment.beats if beat["rank"] in running):
             age.add_metric((*self._labels, str(beat["rank"])), max(0.0, moment.now - beat["time"]))
         yield age
-        yield from self._counted(self._ledger.totals(moment.beats))
+        yield from self._counted(totals)
 
     def _counted(self, totals: Mapping[str, Any]) -> Iterator[Metric]:
         for name, (key, text) in _COUNTERS.items():
@@ -127,24 +122,8 @@ class TrainerCollector(Collector):
         return gauge
 
 
-def metrics_page(pod: PodEnvironment, moment: Callable[[], Moment]) -> Callable[[], bytes]:
+def metrics_page(view: View, ledger: CounterLedger) -> Callable[[], bytes]:
     """A function that gives the text of `/metrics`, in Prometheus' text format 0.0.4."""
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(TrainerCollector(pod, moment))
+    registry.register(TrainerCollector(view, ledger))
     return lambda: generate_latest(registry)
-
-
-def _add(left: Mapping[str, Any], right: Mapping[str, Any]) -> dict[str, Any]:
-    """Sum two sets of counters, key by key and bucket by bucket."""
-    result = dict(left)
-    for key, value in right.items():
-        present = result.get(key)
-        if present is None:
-            result[key] = value
-        elif isinstance(value, Mapping):
-            result[key] = _add(present, value)
-        elif isinstance(value, list):
-            result[key] = [a + b for a, b in zip(present, value, strict=True)]
-        else:
-            result[key] = present + value
-    return result

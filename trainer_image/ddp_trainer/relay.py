@@ -59,6 +59,10 @@ class StderrRelay:
         if self._partial:
             self._pass_on(b"\n")
 
+    def close(self) -> None:
+        """Let go of the pipe."""
+        os.close(self._fd)
+
     def _pass_on(self, chunk: bytes) -> None:
         # a progress bar ends its lines with a carriage return only
         lines = (self._partial + chunk).replace(b"\r\n", b"\n").splitlines(keepends=True)

@@ -11,6 +11,7 @@ port                      where the launcher serves /status
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import signal
 import time
@@ -32,7 +33,12 @@ def clear(run_dir: Path) -> None:
     for name in _OURS:
         shutil.rmtree(run_dir / name, ignore_errors=True)
         (run_dir / name).mkdir(exist_ok=True)
-    (run_dir / "port").unlink(missing_ok=True)
+
+
+def forget_port(run_dir: Path) -> None:
+    """Begin a pod: whoever served there before is gone. The lives of one pod share its port."""
+    with contextlib.suppress(OSError):
+        (run_dir / "port").unlink()
 
 
 def register(run_dir: Path, rank: int, local_rank: int, pid: int) -> None:

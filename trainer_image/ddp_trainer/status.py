@@ -23,6 +23,11 @@ class Moment:
     wall: float
     ranks: Sequence[Mapping[str, Any]]
     beats: Sequence[Beat]
+    idle: str | None = None
+    """`spare` or `waiting` where no rank runs, because the pod has no place in the gang or its life is over."""
+
+    ended: Mapping[str, Any] | None = None
+    """What the termination message would say of the life that is over."""
 
 
 def progress(beats: Sequence[Beat]) -> dict[str, Any]:
@@ -37,8 +42,10 @@ def progress(beats: Sequence[Beat]) -> dict[str, Any]:
 
 
 def status(pod: PodEnvironment, start_time: float, moment: Moment) -> dict[str, Any]:
-    """The JSON of `/status`. `start_time` is when the launcher began, in epoch seconds."""
+    """The JSON of `/status`. `start_time` is when this life, or the wait for the next, began, in epoch seconds."""
     first: Beat | None = moment.beats[0] if moment.beats else None
+    phase = moment.idle or (first["phase"] if first else "init" if moment.ranks else "rendezvous")
+    began = start_time - moment.wall if first is None or moment.idle else first["phaseTime"] - moment.now
     known = progress(moment.beats)
     beats = {beat["rank"]: beat for beat in moment.beats}
     return {
@@ -48,8 +55,8 @@ def status(pod: PodEnvironment, start_time: float, moment: Moment) -> dict[str, 
         "attempt": pod.attempt,
         "nodeRank": pod.node_rank,
         "worldSize": pod.world_size,
-        "phase": first["phase"] if first else "init" if moment.ranks else "rendezvous",
-        "phaseSeconds": round(moment.now - first["phaseTime"], 3) if first else round(moment.wall - start_time, 3),
+        "phase": phase,
+        "phaseSeconds": round(-began, 3),
         "time": moment.wall,
         "startTime": start_time,
         **{name: known[name] for name in _PROGRESS},
@@ -59,6 +66,7 @@ def status(pod: PodEnvironment, start_time: float, moment: Moment) -> dict[str, 
         **{name: first.get(name) if first else None for name in _OF_SNAPSHOTS},
         "resumedFromStep": known["resumedFromStep"],
         "metrics": known["metrics"],
+        "ended": moment.ended,
         "ranks": [_rank(entry, beats.get(entry["rank"]), moment.now) for entry in moment.ranks],
     }
 

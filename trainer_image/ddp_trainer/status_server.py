@@ -57,4 +57,5 @@ class _Handler(BaseHTTPRequestHandler):
 
 def write_port(run_dir: Path, port: int) -> None:
     """Leave the port that was chosen in `$DDPJOB_RUN_DIR/port`."""
+    run_dir.mkdir(parents=True, exist_ok=True)
     (run_dir / "port").write_text(f"{port}\n")

@@ -1,4 +1,4 @@
-"""Watches over the ranks of one pod and decides when their life is over.
+"""Watches over the ranks of one pod and decides when their life is over. A pod that stays may have several (`lives`).
 
 It signals the ranks itself. torchrun's own forwarding goes to whole process groups, DataLoader workers included,
 and ends in exit code 1 even after a good save; so torchrun is never signalled, it just sees its ranks leave.
@@ -9,19 +9,20 @@ from __future__ import annotations
 import os
 import selectors
 import signal
-import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from ddp_trainer import processes, run_dir
-from ddp_trainer.environment import PodEnvironment
+from ddp_trainer.assignment import LOOK_SECONDS
 from ddp_trainer.errors import EXIT_OK, EXIT_PREEMPTED
 from ddp_trainer.heartbeat import read_heartbeats
+from ddp_trainer.life import Life
 from ddp_trainer.outcomes import read_outcomes
 from ddp_trainer.relay import StderrRelay
-from ddp_trainer.report import log, report_cause
-from ddp_trainer.root_cause import Ending, find_cause
-from ddp_trainer.status import Moment, status
+from ddp_trainer.report import log
+from ddp_trainer.root_cause import Cause, Ending, find_cause
+from ddp_trainer.status import Beat, Moment
 from ddp_trainer.stop import StopSignals
 from ddp_trainer.watchdog import Limits, ranks_of, stalled
 
@@ -34,19 +35,32 @@ EXIT_BARRIER_SECONDS = 310.0
 """The same on node rank 0, whose torchrun hosts the store that the other nodes still need; its own limit is 300."""
 
 
-class Supervisor:
-    """One pod from the start of torchrun to the termination message; `run` is called once.
+SUPERSEDED_AGENT_SECONDS = 2.0
+"""The same where a new life waits: the ranks have said all, and the nodes that are left lose nothing with the store."""
 
-    `agent` is torchrun's pid, a child of this process. `start_time` is when the pod began, in epoch seconds.
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """How one life ended. `superseded`: a new attempt had begun without it, and its ranks were told to leave."""
+
+    cause: Cause
+    ending: Ending
+    superseded: bool
+
+
+class Supervisor:
+    """One life from the start of torchrun to its last process; `run` is called once.
+
+    `superseded` is asked a few times a second whether this pod has a place in a later attempt; None: it never will.
     """
 
-    def __init__(
-        self, pod: PodEnvironment, agent: int, relays: Mapping[int, StderrRelay], stop: StopSignals, start_time: float
-    ) -> None:
-        self._pod, self._agent, self._relays, self._stop = pod, agent, relays, stop
-        self._start_time = start_time
+    def __init__(self, life: Life, stop: StopSignals, superseded: Callable[[], bool] | None = None) -> None:
+        self._pod, self._agent, self._relays, self._stop = life.pod, life.agent, life.relays, stop
+        self._superseded = superseded
+        self._superseded_at: float | None = None
+        self._next_look = 0.0
         self._oom_kills = processes.oom_kills()
-        self._limits = Limits(pod.stall_min_seconds, pod.stall_max_seconds)
+        self._limits = Limits(self._pod.stall_min_seconds, self._pod.stall_max_seconds)
         self._watch_from = 0.0
         self._forwarded = False
         self._killed: set[int] = set()
@@ -56,19 +70,24 @@ class Supervisor:
         self._agent_code: int | None = None
         self._selector = selectors.DefaultSelector()
         self._selector.register(stop, selectors.EVENT_READ)
-        for relay in relays.values():
+        for relay in self._relays.values():
             self._selector.register(relay, selectors.EVENT_READ)
 
-    def run(self) -> int:
-        """Watch until torchrun has ended, report why, and return the exit code of docs/contracts.md section 3."""
-        threading.Thread(target=self._serve, name="status", daemon=True).start()
-        self._watch()
-        return self._finish()
+    def run(self) -> End:
+        """Watch until torchrun has ended and no process of this life is left; then say why."""
+        try:
+            self._watch()
+            return self._finish()
+        finally:
+            self._selector.close()
+            for relay in self._relays.values():
+                relay.close()
 
     def _watch(self) -> None:
         last = time.monotonic()
+        tick = TICK_SECONDS if self._superseded is None else LOOK_SECONDS
         while self._agent_code is None:
-            self._wait(TICK_SECONDS)
+            self._wait(tick)
             self._reap()
             now = time.monotonic()
             if now - last > 10 * TICK_SECONDS:
@@ -76,12 +95,14 @@ class Supervisor:
                 self._watch_from = now + self._limits.min_seconds
             last = now
             if self._agent_code is None:
+                self._look_for_a_later_attempt(now)
                 self._stop_if_asked(now)
                 self._end_what_lingers(now)
+                self._end_what_hangs(now)
                 self._kill_if_stalled(now)
 
-    def _finish(self) -> int:
-        """End what is left, write the termination message, and give the exit code."""
+    def _finish(self) -> End:
+        """End what is left, and weigh what everyone left behind."""
         self._kill_everything()
         for relay in self._relays.values():
             relay.drain()
@@ -97,12 +118,17 @@ class Supervisor:
             stderr={local: relay.last_lines for local, relay in self._relays.items()},
             agent_code=self._agent_code or EXIT_OK,
             rendezvous_error=report.get("rendezvous"),
-            stop_requested=self._stop.requested_at is not None,
+            stop_requested=self._asked_at is not None,
             killed=frozenset(self._killed),
             stall=self._stall,
             oom_killed=processes.oom_kills() > self._oom_kills,
         )
-        return report_cause(find_cause(ending), self._pod, ending, self._pod.termination_log)
+        return End(find_cause(ending), ending, self._superseded_at is not None)
+
+    @property
+    def _asked_at(self) -> float | None:
+        """When the ranks had to leave, by SIGTERM to this pod or for a later attempt."""
+        return min((at for at in (self._stop.requested_at, self._superseded_at) if at is not None), default=None)
 
     def moment(self) -> Moment:
         """What the ranks say now; heartbeats of processes that are no rank of this pod any more are left out."""
@@ -124,17 +150,32 @@ class Supervisor:
         if self._agent in ended:
             self._agent_code = ended[self._agent]
 
+    def _look_for_a_later_attempt(self, now: float) -> None:
+        if self._superseded is None or self._superseded_at is not None or now < self._next_look:
+            return
+        self._next_look = now + LOOK_SECONDS
+        if self._superseded():
+            self._superseded_at = now
+
     def _stop_if_asked(self, now: float) -> None:
-        if self._stop.requested_at is None:
+        asked_at = self._asked_at
+        if asked_at is None:
             return
         if not self._forwarded:
             self._forwarded = True
             ranks = processes.children(self._agent)
             log(f"stopping: SIGTERM to {len(ranks)} ranks, {self._pod.shutdown_seconds:.0f} s to save and leave")
             processes.send(ranks or [self._agent], signal.SIGTERM if ranks else signal.SIGKILL)
-        elif now - self._stop.requested_at > self._pod.shutdown_seconds:
+        elif now - asked_at > self._pod.shutdown_seconds:
             self._killed |= {entry["pid"] for entry in self._living()}
             self._kill_everything()
+
+    def _end_what_hangs(self, now: float) -> None:
+        if self._superseded_at is not None:
+            living = {entry["pid"] for entry in self._living()}
+            hung = living.intersection(hanging(self.moment().beats, self._superseded_at, now))
+            self._killed |= hung
+            processes.send(hung, signal.SIGKILL)
 
     def _end_what_lingers(self, now: float) -> None:
         """Survivors of a failed rank, and torchrun once its ranks are gone, get a limited time to leave."""
@@ -156,12 +197,13 @@ class Supervisor:
         if living or len(ranks) < self._pod.procs_per_node:
             return
         self._ranks_gone_at = self._ranks_gone_at or now
-        hosts_store = self._pod.node_rank == 0 and good and self._stop.requested_at is None
-        if now - self._ranks_gone_at > (EXIT_BARRIER_SECONDS if hosts_store else AGENT_SECONDS):
+        hosts_store = self._pod.node_rank == 0 and good and self._asked_at is None
+        limit = EXIT_BARRIER_SECONDS if hosts_store else AGENT_SECONDS
+        if now - self._ranks_gone_at > (limit if self._superseded_at is None else SUPERSEDED_AGENT_SECONDS):
             self._kill_everything()
 
     def _kill_if_stalled(self, now: float) -> None:
-        if self._stop.requested_at is not None or self._failed_at is not None or now < self._watch_from:
+        if self._asked_at is not None or self._failed_at is not None or now < self._watch_from:
             return
         living = {entry["pid"]: entry for entry in self._living()}
         beats = [beat for beat in self.moment().beats if beat["pid"] in living]
@@ -196,18 +238,16 @@ class Supervisor:
         if self._agent_code is None:
             self._agent_code = -signal.SIGKILL
 
-    def _serve(self) -> None:
-        # imported beside torchrun's own start, not before it
-        from ddp_trainer.metrics import metrics_page
-        from ddp_trainer.status_server import StatusServer, write_port
 
-        page = metrics_page(self._pod, self.moment)
-        try:
-            server = StatusServer(
-                self._pod.status_port, lambda: status(self._pod, self._start_time, self.moment()), page
-            )
-        except OSError as error:
-            log(f"no /status and /metrics: port {self._pod.status_port} cannot be used: {error}")
-            return
-        write_port(self._pod.run_dir, server.server_address[1])
-        server.serve_forever()
+def hanging(beats: Sequence[Beat], asked_at: float, now: float) -> set[int]:
+    """The processes that were told to leave for a later attempt, yet neither step nor save: they wait for a lost peer.
+
+    Where a whole node fell silent nothing wakes them, and they cannot save, since all ranks agree on a last step. Times
+    are monotonic seconds.
+    """
+    return {
+        beat["pid"]
+        for beat in beats
+        if beat["phase"] != "save"
+        and now - max(beat["time"], asked_at) > max(SURVIVOR_SECONDS, 2 * (beat["stepSecondsP99"] or 0.0))
+    }

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import textwrap
 import time
 import urllib.request
@@ -136,6 +138,29 @@ def start_pod(tmp_path: Path) -> Iterator[StartPod]:
     yield start
     for pod in pods:
         pod.end()
+
+
+def place(folder: Path, *, attempt: int, node_rank: int | str, nodes: int) -> Path:
+    """Write a pod's place in the gang into `folder` as the kubelet does: all three files at once, by one rename."""
+    folder.mkdir(exist_ok=True)
+    link = folder / "..data"
+    before = link.resolve() if link.is_symlink() else None
+    data = Path(tempfile.mkdtemp(prefix="..", dir=folder))
+    for name, value in (("attempt", attempt), ("node-rank", node_rank), ("nodes", nodes)):
+        (data / name).write_text(str(value))
+        if before is None:
+            (folder / name).symlink_to(Path("..data", name))
+    new = folder / "..data_tmp"
+    new.symlink_to(data.name)
+    new.replace(link)
+    if before is not None:
+        shutil.rmtree(before)
+    return folder
+
+
+@pytest.fixture(name="place", scope="session")
+def place_fixture() -> Callable[..., Path]:
+    return place
 
 
 @pytest.fixture(name="eventually")

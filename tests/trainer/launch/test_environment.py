@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from ddp_trainer.assignment import Assignment
 from ddp_trainer.environment import Target, parse_environment, parse_target
 from ddp_trainer.errors import UserError
 from ddp_trainer.rendezvous import torchrun_arguments, torchrun_environment, usable_cpus
@@ -88,6 +89,15 @@ def test_node_rank_0_hosts_the_rendezvous_and_the_others_go_through_the_service(
     assert {"--rdzv-backend=static", f"--node-rank={node_rank}"} <= set(arguments)
     assert {"--rdzv-id=0b0c-3", "--local-addr=10.244.1.3", "--max-restarts=0", "--nnodes=2"} <= set(arguments)
     assert arguments[-4:] == ["module", "m", "--", "-m"]
+
+
+def test_a_place_in_another_attempt_takes_the_place_of_the_variables_for_torchrun_and_for_the_ranks():
+    pod = parse_environment(GOOD | {"DDPJOB_NODE_RANK": "none"}, Assignment(attempt=4, node_rank=0, nodes=3))
+    arguments = torchrun_arguments(pod, Target("module", "m", ()))
+    assert {"--rdzv-id=0b0c-4", "--node-rank=0", "--nnodes=3"} <= set(arguments)
+    assert "--rdzv-endpoint=10.244.1.3:29500" in arguments
+    env = torchrun_environment(pod, GOOD, cpus=1)
+    assert [env[f"DDPJOB_{name}"] for name in ("ATTEMPT", "NODE_RANK", "NODES")] == ["4", "0", "3"]
 
 
 def test_ipv6_addresses_are_bracketed():

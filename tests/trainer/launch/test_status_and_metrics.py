@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 import shutil
@@ -13,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from ddp_trainer.assignment import Assignment
+from ddp_trainer.counters import CounterLedger
 from ddp_trainer.environment import PodEnvironment
 from ddp_trainer.heartbeat import Heartbeat, heartbeat_dir, read_heartbeats
 from ddp_trainer.metrics import metrics_page
@@ -44,7 +47,7 @@ def pod(tmp_path):
     )
 
 
-def trained(directory: Path, rank: int = 0, resumed: int = 0, steps: int = 120) -> None:
+def trained(directory: Path, rank: int = 0, resumed: int = 0, steps: int = 120) -> Heartbeat:
     """A rank that has trained: its heartbeat is the real writer's."""
     heartbeat = Heartbeat(heartbeat_dir(directory), rank=rank)
     heartbeat.resumed(resumed, samples=resumed * 64)
@@ -56,6 +59,7 @@ def trained(directory: Path, rank: int = 0, resumed: int = 0, steps: int = 120) 
         )  # fmt: skip
     heartbeat.snapshot(100, 1763703999.0, True, stall_seconds=0.01, save_seconds=0.2, result="ok")
     heartbeat.metrics(eval_accuracy=0.96, eval_loss=0.2)
+    return heartbeat
 
 
 def moment(directory: Path, now: float | None = None) -> Moment:
@@ -76,7 +80,9 @@ def shape(value):
 
 
 def test_status_has_the_shape_of_the_contract(pod, tmp_path):
-    trained(tmp_path)
+    heartbeat = trained(tmp_path)
+    interval, problem = EXAMPLE["snapshotInterval"], EXAMPLE["snapshotProblem"]
+    heartbeat.snapshot(result="skipped", interval=interval, problem=problem, set_aside=EXAMPLE["snapshotsSetAside"][0])
     answer = status(pod, 1.0, moment(tmp_path))
     assert shape(answer) == shape(EXAMPLE)
     assert (answer["worldSize"], answer["step"], answer["samples"], answer["loss"]) == (2, 120, 7680, 0.31)
@@ -100,7 +106,7 @@ def samples(page: str) -> dict[str, float]:
 
 def test_every_metric_of_the_contract_is_there_and_no_other(pod, tmp_path):
     trained(tmp_path)
-    page = metrics_page(pod, lambda: moment(tmp_path))().decode()
+    page = metrics_page(lambda: (pod, moment(tmp_path)), CounterLedger())().decode()
     documented = set(re.findall(r"`(ddpjob_\w+)", SECTION))
     families = {line.split()[2] for line in page.splitlines() if line.startswith("# TYPE")}
     assert families == documented
@@ -113,7 +119,7 @@ def test_every_metric_of_the_contract_is_there_and_no_other(pod, tmp_path):
 
 
 def test_counters_go_on_when_another_process_takes_the_ranks_place(pod, tmp_path, monkeypatch):
-    page = metrics_page(pod, lambda: moment(tmp_path))
+    page = metrics_page(lambda: (pod, moment(tmp_path)), CounterLedger())
     totals = []
     for pid, resumed, steps in ((11, 0, 120), (12, 100, 30)):
         monkeypatch.setattr("os.getpid", lambda pid=pid: pid)
@@ -128,13 +134,44 @@ def test_counters_go_on_when_another_process_takes_the_ranks_place(pod, tmp_path
     )
 
 
+def test_counters_go_on_in_the_next_attempt_of_the_same_pod_under_its_labels(pod, tmp_path):
+    ledger = CounterLedger()
+    trained(tmp_path, steps=120)
+    metrics_page(lambda: (pod, moment(tmp_path)), ledger)()
+    trained(tmp_path, steps=125)
+    ledger.totals(pod.attempt, moment(tmp_path).beats)  # the life's last words, which nobody scraped
+    later = pod.placed(Assignment(attempt=1, node_rank=1, nodes=3))
+    trained(tmp_path, resumed=100, steps=30)  # by a process that got the same pid
+    page = metrics_page(lambda: (later, moment(tmp_path)), ledger)().decode()
+    assert samples(page)['ddpjob_train_steps_total{attempt="1",job="digits",namespace="default",node_rank="1"}'] == 155
+
+
+def test_a_pod_that_waits_shows_what_ended_and_no_rank(pod, tmp_path):
+    trained(tmp_path)
+    waiting = dataclasses.replace(moment(tmp_path), ranks=[], idle="waiting", ended={"reason": "PeerLost"})
+    answer = status(pod, 1.0, waiting)
+    assert (answer["phase"], answer["phaseSeconds"], answer["ranks"]) == ("waiting", 4.0, [])
+    assert (answer["step"], answer["ended"]) == (120, {"reason": "PeerLost"})
+    page = metrics_page(lambda: (pod, waiting), CounterLedger())().decode()
+    assert "ddpjob_rank_heartbeat_age_seconds{" not in page
+    assert samples(page)['ddpjob_train_step{attempt="0",job="digits",namespace="default",node_rank="0"}'] == 120
+
+
+def test_a_spare_has_no_node_rank(pod, tmp_path):
+    spare = dataclasses.replace(pod, node_rank=None)
+    nothing = dataclasses.replace(moment(tmp_path), idle="spare")
+    answer = status(spare, 1.0, nothing)
+    assert (answer["phase"], answer["nodeRank"], answer["step"]) == ("spare", None, None)
+    assert 'node_rank="none"' in metrics_page(lambda: (spare, nothing), CounterLedger())().decode()
+
+
 def test_promtool_finds_nothing_to_complain_about(pod, tmp_path):
     promtool = shutil.which("promtool")
     if promtool is None:
         pytest.skip("promtool is not installed (Debian: apt-get install prometheus)")
     trained(tmp_path)
     trained(tmp_path, rank=1)
-    page = metrics_page(pod, lambda: moment(tmp_path))()
+    page = metrics_page(lambda: (pod, moment(tmp_path)), CounterLedger())()
     check = subprocess.run([promtool, "check", "metrics"], input=page, capture_output=True, check=False)
     assert (check.returncode, check.stdout, check.stderr) == (0, b"", b"")
 
