@@ -11,6 +11,9 @@ SELDOM_USED = {
     "get ddpjobs.training.ddpjob.io": "read again after a conflict",
     "get pods": "after a create that was refused because the name is taken",
     "get services": "the same",
+    "get networkpolicies.networking.k8s.io": "the same",
+    "get podgroups.scheduling.x-k8s.io": "the same",
+    "get podgroups.scheduling.volcano.sh": "the same",
     "create leases.coordination.k8s.io": "once in the life of a cluster: it outlives the release",
     "patch events": "an event that repeats is counted up instead of made again",
 }

@@ -42,15 +42,21 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 
 {{/* What the operator may do in a namespace that it serves; nothing on secrets, exec or wildcards. */}}
 {{- define "ddpjob.rules" -}}
+# delete: ttlSecondsAfterFinished
 - apiGroups: [training.ddpjob.io]
   resources: [ddpjobs]
-  verbs: [get, list, watch]
+  verbs: [get, list, watch, delete]
 - apiGroups: [training.ddpjob.io]
   resources: [ddpjobs/status]
   verbs: [patch]
+# patch: a pod that outlives an attempt is told its place in the next one by its labels
 - apiGroups: [""]
   resources: [pods]
-  verbs: [get, list, watch, create, delete]
+  verbs: [get, list, watch, create, patch, delete]
+# the end of a failed pod's log, kept in the job's status
+- apiGroups: [""]
+  resources: [pods/log]
+  verbs: [get]
 # patch: its selector moves on to node rank 0 of a new attempt
 - apiGroups: [""]
   resources: [services]
@@ -58,6 +64,13 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 - apiGroups: [""]
   resources: [persistentvolumeclaims]
   verbs: [create]
+- apiGroups: [networking.k8s.io]
+  resources: [networkpolicies]
+  verbs: [get, create]
+# only for jobs whose scheduler reads a PodGroup
+- apiGroups: [scheduling.x-k8s.io, scheduling.volcano.sh]
+  resources: [podgroups]
+  verbs: [get, create]
 - apiGroups: [""]
   resources: [events]
   verbs: [create, patch]

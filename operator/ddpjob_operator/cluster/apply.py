@@ -12,34 +12,37 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ddpjob_operator.api import KIND
 from ddpjob_operator.cluster import paths
-from ddpjob_operator.cluster.cache import Cache, Owner, owner_of
+from ddpjob_operator.cluster.cache import Cache, Key, Owner, owner_of
 from ddpjob_operator.cluster.client import Client, Json
 from ddpjob_operator.cluster.errors import ApiError
+from ddpjob_operator.cluster.refused import Refused, problem_of, refuses, taken
 from ddpjob_operator.core.model import (
     Action,
+    AssignPod,
+    CreateChild,
     CreateClaim,
     CreatePod,
     CreateService,
+    DeleteJob,
     DeletePod,
     Job,
     PointService,
-    Problem,
+    ReadLog,
 )
+from ddpjob_operator.core.names import LABEL_ATTEMPT, LABEL_NODE_RANK, LABEL_NODES, TRAINER_CONTAINER
+from ddpjob_operator.core.podgroup import unknown_kind
 
 logger = logging.getLogger(__name__)
 
-_REFUSALS = frozenset({400, 403, 404, 422})
-"""Answers to a create that say no to this object, rather than not now."""
+LOG_LINES = 40
+LOG_BYTES = 4096
+LOG_SECONDS = 3.0
+"""How much of a failed pod's log is kept, and how long its node may take to send it: a restart waits for it."""
 
-
-class Refused(Exception):
-    """The API server will not have a child of the job. `final` when asking again is pointless."""
-
-    def __init__(self, problem: Problem, *, final: bool = False) -> None:
-        super().__init__(f"{problem.reason}: {problem.message}")
-        self.problem = problem
-        self.final = final
+_LOG_READ_BYTES = 65536
+"""The kubelet cuts the lines off at their end, where a traceback says what it was about; so more are read than kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +80,14 @@ class Applier:
                 await self._create_pod(job, action)
             case DeletePod():
                 await self._delete_pod(job, action)
+            case AssignPod():
+                await self._assign_pod(job, action)
+            case CreateChild():
+                await self._create_child(job, action)
+            case ReadLog():
+                await self._read_log(job, action)
+            case DeleteJob():
+                await self._delete_job(job, action)
 
     async def _create_claim(self, job: Job, action: CreateClaim) -> None:
         collection = paths.claims(job.namespace)
@@ -97,7 +108,7 @@ class Applier:
                 raise
             service = await self.client.get(f"{collection}/{name}", "services")
             if owner_of(service) != _owner(job):
-                raise Refused(_taken("Service", service)) from None
+                raise Refused(taken("Service", service)) from None
         self.cache.put_service(_owner(job), service)
 
     async def _point_service(self, job: Job, action: PointService) -> None:
@@ -121,7 +132,7 @@ class Applier:
                 raise
             pod = await self.client.get(f"{collection}/{action.name}", "pods")
             if owner_of(pod) != _owner(job):
-                raise Refused(_taken("Pod", pod)) from None
+                raise Refused(taken("Pod", pod)) from None
         self.cache.put_pod(pod)
 
     async def _delete_pod(self, job: Job, action: DeletePod) -> None:
@@ -144,7 +155,7 @@ class Applier:
         else:
             self.cache.forget_pod(action.uid)
 
-    async def _is_replaced(self, job: Job, action: DeletePod) -> bool:
+    async def _is_replaced(self, job: Job, action: DeletePod | AssignPod) -> bool:
         """Whether the pod of that name is another one, which a 409 can mean, but need not."""
         try:
             pod = await self.client.get(f"{paths.pods(job.namespace)}/{action.name}", "pods")
@@ -155,44 +166,87 @@ class Applier:
         self.cache.put_pod(pod)
         return bool(pod["metadata"]["uid"] != action.uid)
 
+    async def _assign_pod(self, job: Job, action: AssignPod) -> None:
+        """The uid in the patch keeps it from a pod that has got the name since: a 409, or a 422 from an older server."""
+        labels = {
+            LABEL_ATTEMPT: str(action.attempt),
+            LABEL_NODE_RANK: str(action.node_rank),
+            LABEL_NODES: str(action.nodes),
+        }
+        body = {"metadata": {"uid": action.uid, "labels": labels}}
+        try:
+            pod = await self.client.merge_patch(f"{paths.pods(job.namespace)}/{action.name}", "pods", body)
+        except ApiError as error:
+            if not (error.not_found or (error.status in (409, 422) and await self._is_replaced(job, action))):
+                raise
+            self.cache.forget_pod(action.uid)
+        else:
+            self.cache.put_pod(pod)
+
+    async def _create_child(self, job: Job, action: CreateChild) -> None:
+        version, kind = action.manifest["apiVersion"], action.manifest["kind"]
+        name = action.manifest["metadata"]["name"]
+        collection, resource = paths.children(version, kind, job.namespace)
+        try:
+            child = await self._create(collection, resource, action.manifest)
+        except Refused as refusal:
+            if refusal.status != 404 or refusal.final:
+                raise
+            raise Refused(unknown_kind(version, kind)) from None
+        except ApiError as error:
+            if not error.already_exists:
+                raise
+            child = await self.client.get(f"{collection}/{name}", resource)
+            if owner_of(child) != _owner(job):
+                raise Refused(taken(kind, child)) from None
+        if kind == "Pod":
+            self.cache.put_pod(child)
+        else:
+            self.cache.memory(_owner(job)).children.add((kind, name))
+
+    async def _read_log(self, job: Job, action: ReadLog) -> None:
+        path = f"{paths.pods(job.namespace)}/{action.name}/log"
+        query = {"container": TRAINER_CONTAINER, "tailLines": str(LOG_LINES), "limitBytes": str(_LOG_READ_BYTES)}
+        try:
+            async with asyncio.timeout(LOG_SECONDS):
+                text = await self.client.read(path, "pods/log", **query)
+        except (ApiError, TimeoutError) as error:
+            logger.info("no log of pod %s/%s: %s", job.namespace, action.name, error or "its node does not answer")
+            text = b""
+        self.cache.memory(_owner(job)).logs[action.uid] = text[-LOG_BYTES:].decode(errors="replace")
+
+    async def _delete_job(self, job: Job, action: DeleteJob) -> None:
+        """What it owns goes with it: the garbage collector sees to that."""
+        body: Json = {
+            "apiVersion": "v1",
+            "kind": "DeleteOptions",
+            "propagationPolicy": "Background",
+            "preconditions": {"uid": action.uid},
+        }
+        known = self.cache.job(Key(job.namespace, job.name))
+        try:
+            answer = await self.client.delete(f"{paths.jobs(job.namespace)}/{job.name}", "ddpjobs", body)
+        except ApiError as error:
+            if not (error.not_found or error.conflict):
+                raise
+            answer = {}
+        if answer.get("kind") == KIND:  # a finalizer holds it
+            self.cache.put_job(answer)
+        elif known is not None and known["metadata"]["uid"] == action.uid:
+            self.cache.drop_job(known)
+
     async def _create(self, collection: str, resource: str, manifest: Json) -> Json:
         try:
             return await self.client.create(collection, resource, manifest)
         except ApiError as error:
-            if error.already_exists or not _refuses(error):
+            if error.already_exists or not refuses(error):
                 raise
-            raise Refused(problem_of(manifest, error), final=error.namespace_terminating or error.not_found) from error
+            raise Refused(problem_of(manifest, error), status=error.status, final=_is_final(error)) from error
 
 
-def problem_of(manifest: Json, error: ApiError) -> Problem:
-    """A refusal in words for people: which object, why, in the API server's own terms."""
-    what = f"{manifest['kind']} {manifest['metadata']['name']}"
-    return Problem(_reason(error), f"the API server refused {what}: {error.message}")
-
-
-def _reason(error: ApiError) -> str:
-    if error.namespace_terminating:
-        return "NamespaceTerminating"
-    if "exceeded quota" in error.message:
-        return "QuotaExceeded"
-    if "failed calling webhook" in error.message:
-        return "AdmissionFailed"
-    if "admission webhook" in error.message:
-        return "AdmissionDenied"
-    return error.reason or "Refused"
-
-
-def _refuses(error: ApiError) -> bool:
-    return error.status in _REFUSALS or (error.status == 500 and "failed calling webhook" in error.message)
-
-
-def _taken(kind: str, obj: Json) -> Problem:
-    meta = obj["metadata"]
-    return Problem(
-        "NameTaken",
-        f"{kind} {meta['name']} exists already and is not of this job; "
-        "delete it, or wait until the deletion of its own job removes it",
-    )
+def _is_final(error: ApiError) -> bool:
+    """The namespace is gone, or going. A 404 about anything else is a kind that may be installed later."""
+    return error.namespace_terminating or (error.not_found and error.details.get("kind") == "namespaces")
 
 
 def _owner(job: Job) -> Owner:

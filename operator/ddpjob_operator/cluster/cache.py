@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from ddpjob_operator.core import names
-from ddpjob_operator.core.model import Observed, PodView, Problem, ServiceView
-from ddpjob_operator.core.parse import parse_pod
+from ddpjob_operator.core.model import InitializerView, Observed, PodView, Problem, ServiceView
+from ddpjob_operator.core.parse import parse_initializer, parse_pod
 
 Json = Mapping[str, Any]
 KIND = "DDPJob"
@@ -42,7 +42,7 @@ class Owner(NamedTuple):
 
 @dataclass(slots=True)
 class _Pod:
-    view: PodView
+    view: PodView | InitializerView
     version: int
     owner: Owner
 
@@ -55,6 +55,10 @@ class Memory:
     claim_exists: bool = False
     report: dict[str, Any] | None = None
     problem: Problem | None = None
+    children: set[tuple[str, str]] = field(default_factory=set)
+    """Kind and name of each NetworkPolicy and PodGroup that is known to be there."""
+    logs: dict[str, str] = field(default_factory=dict)
+    """Tails of logs by the uid of their pod, for as long as that is there."""
     last_status_write: float | None = None
     """When its status was last written, on the event loop's clock."""
 
@@ -82,21 +86,27 @@ class Cache:
 
     def observed(self, owner: Owner) -> Observed:
         """All that is known of a job's children at this moment, in a stable order."""
-        pods = [self._pods[uid].view for uid in self._pods_of.get(owner, ())]
+        views = [self._pods[uid].view for uid in self._pods_of.get(owner, ())]
+        pods = [view for view in views if isinstance(view, PodView)]
+        initializers = [view for view in views if isinstance(view, InitializerView)]
         known = self.memory(owner)
         return Observed(
-            pods=tuple(sorted(pods, key=lambda pod: (pod.attempt, pod.node_rank, pod.name))),
+            pods=tuple(sorted(pods, key=_place)),
             service=known.service,
             claim_exists=known.claim_exists,
             report=known.report,
             problem=known.problem,
+            children=frozenset(known.children),
+            logs=dict(known.logs),
+            initializer=max(initializers, key=lambda view: view.number, default=None),
         )
 
     def pod(self, namespace: str, name: str) -> tuple[Owner, PodView] | None:
         """The pod of that name, if it is one of ours."""
         for pod in self._pods.values():
-            if pod.view.name == name and pod.owner.namespace == namespace:
-                return pod.owner, pod.view
+            view = pod.view
+            if isinstance(view, PodView) and view.name == name and pod.owner.namespace == namespace:
+                return pod.owner, view
         return None
 
     def put_job(self, obj: Json) -> bool:
@@ -129,7 +139,7 @@ class Cache:
         known = self._pods.get(uid)
         if uid in self._gone or (known is not None and known.version >= version):
             return False
-        view, owner = parse_pod(obj), owner_of(obj)
+        view, owner = parse_pod(obj) or parse_initializer(obj), owner_of(obj)
         if view is None or owner is None:
             return self.drop_pod(obj)
         if known is not None and known.owner != owner:
@@ -148,6 +158,8 @@ class Cache:
         known = self._pods.pop(uid, None)
         if known is None:
             return False
+        if known.owner in self._memory:
+            self._memory[known.owner].logs.pop(uid, None)
         siblings = self._pods_of[known.owner]
         siblings.discard(uid)
         if not siblings:
@@ -194,6 +206,11 @@ class Cache:
         live = {Owner(key.namespace, obj["metadata"]["uid"]) for key, obj in self._jobs.items()}
         self._memory = {owner: memory for owner, memory in self._memory.items() if owner in live}
         self._last_list = version
+
+
+def _place(pod: PodView) -> tuple[int, bool, int, str]:
+    """By attempt and node rank; pods that wait for a rank come last."""
+    return pod.attempt, pod.node_rank is None, pod.node_rank or 0, pod.name
 
 
 def owner_of(pod: Json) -> Owner | None:

@@ -64,6 +64,10 @@ class Client:
     async def delete(self, path: str, resource: str, body: Json | None = None) -> Json:
         return await self._call("DELETE", path, resource, body=body)
 
+    async def read(self, path: str, resource: str, **query: str) -> bytes:
+        """What is at `path` as it stands: a log is no JSON."""
+        return await self._answer("GET", path, resource, query=query)
+
     async def list(self, path: str, resource: str, page: int = 500, **query: str) -> tuple[list[Json], int]:
         """All objects of a collection and the resourceVersion at which the list was true.
 
@@ -87,7 +91,15 @@ class Client:
                     raise
         raise ApiError(410, "Expired", f"the list of {resource} expired three times before its last page was read")
 
-    async def _call(
+    async def _call(self, method: str, path: str, resource: str, **options: Any) -> Json:
+        payload = await self._answer(method, path, resource, **options)
+        try:
+            answer: Json = json.loads(payload)
+        except ValueError as error:
+            raise ApiError(0, "BadAnswer", f"{method} {path}: the answer is not JSON: {error}") from error
+        return answer
+
+    async def _answer(
         self,
         method: str,
         path: str,
@@ -97,7 +109,7 @@ class Client:
         body: Json | None = None,
         content_type: str = "application/json",
         verb: str | None = None,
-    ) -> Json:
+    ) -> bytes:
         """One call, once more after a 401 with fresh credentials, and again for as long as the server asks to wait
         (429)."""
         deadline = asyncio.get_running_loop().time() + LONGEST_WAIT_SECONDS
@@ -128,7 +140,7 @@ class Client:
         body: Json | None,
         content_type: str,
         verb: str,
-    ) -> Json:
+    ) -> bytes:
         code = "0"
         try:
             async with self._send(method, path, query, body, content_type) as response:
@@ -139,14 +151,11 @@ class Client:
                     if response.status == _TOO_MANY and (after := response.headers.get("Retry-After")):
                         raise _Wait(retry_after_seconds(after, datetime.now(UTC)), error)
                     raise error
-                answer: Json = json.loads(payload)
-                return answer
+                return payload
         except TimeoutError:
             raise ApiError(0, "Timeout", f"{method} {path}: no answer within {REQUEST_SECONDS:g} s") from None
         except (aiohttp.ClientError, OSError) as error:
             raise ApiError(0, "ConnectionFailed", f"{method} {path}: {error}") from error
-        except ValueError as error:
-            raise ApiError(0, "BadAnswer", f"{method} {path}: the answer is not JSON: {error}") from error
         finally:
             metrics.API_REQUESTS.labels(verb=verb, resource=resource, code=code).inc()
 

@@ -15,11 +15,12 @@ from datetime import UTC, datetime
 
 from ddpjob_operator import metrics
 from ddpjob_operator.api.status import DDPJobStatus, Phase
-from ddpjob_operator.cluster.apply import Applier, Refused
+from ddpjob_operator.cluster.apply import Applier
 from ddpjob_operator.cluster.cache import Cache, Json, Key, Memory, Owner
 from ddpjob_operator.cluster.client import Client
 from ddpjob_operator.cluster.errors import ApiError
 from ddpjob_operator.cluster.events import EventPoster, Subject
+from ddpjob_operator.cluster.refused import Refused
 from ddpjob_operator.cluster.status_poll import Report, StatusPoller, Target
 from ddpjob_operator.cluster.status_write import Change, StatusWriter, change_between
 from ddpjob_operator.core.model import Defaults, Job, Observed, Plan, PodPhase

@@ -27,6 +27,17 @@ def claims(namespace: str) -> str:
     return f"/api/v1{_within(namespace)}/persistentvolumeclaims"
 
 
+def children(api_version: str, kind: str, namespace: str) -> tuple[str, str]:
+    """The collection of objects of any kind in a namespace, and its resource, such as networkpolicies.
+
+    Kinds are made plural as the Kubernetes API conventions do.
+    """
+    plural = kind.lower()
+    plural = f"{plural[:-1]}ies" if plural.endswith("y") else f"{plural}s"
+    root = f"/apis/{api_version}" if "/" in api_version else f"/api/{api_version}"
+    return f"{root}{_within(namespace)}/{plural}", plural
+
+
 def events(namespace: str) -> str:
     return f"/api/v1{_within(namespace)}/events"
 

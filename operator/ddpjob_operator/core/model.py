@@ -119,6 +119,8 @@ class InitializerView:
     name: str
     uid: str
     phase: PodPhase
+    number: int = 0
+    """How often it was tried before."""
     deleting: bool = False
     reason: str = ""
     message: str = ""

@@ -16,8 +16,16 @@ from ddpjob_operator.api import API_VERSION, KIND
 from ddpjob_operator.api.rules import problems as rule_problems
 from ddpjob_operator.api.spec import DDPJobSpec
 from ddpjob_operator.api.status import DDPJobStatus
-from ddpjob_operator.core.model import Job, PodPhase, PodView, Termination
-from ddpjob_operator.core.names import LABEL_ATTEMPT, LABEL_NODE_RANK, LABEL_NODES, SPARE, TRAINER_CONTAINER
+from ddpjob_operator.core.model import InitializerView, Job, PodPhase, PodView, Termination
+from ddpjob_operator.core.names import (
+    INITIALIZER,
+    LABEL_ATTEMPT,
+    LABEL_NODE_RANK,
+    LABEL_NODES,
+    LABEL_ROLE,
+    SPARE,
+    TRAINER_CONTAINER,
+)
 
 Object = Mapping[str, Any]
 
@@ -105,6 +113,27 @@ def parse_pod(obj: Object) -> PodView | None:
         gone_by=parse_time(metadata.get("deletionTimestamp")),
         node_name=spec.get("nodeName"),
         pod_ip=status.get("podIP"),
+        reason=reason,
+        message=message,
+        termination=_termination(status),
+    )
+
+
+def parse_initializer(obj: Object) -> InitializerView | None:
+    """The pod that runs a job's initializers; None if it is another."""
+    metadata, status = obj.get("metadata") or {}, obj.get("status") or {}
+    labels = metadata.get("labels") or {}
+    number = labels.get(LABEL_ATTEMPT, "")
+    if labels.get(LABEL_ROLE) != INITIALIZER or not number.isdecimal():
+        return None
+    conditions = {item.get("type"): item for item in status.get("conditions") or ()}
+    reason, message = _trouble(status, conditions)
+    return InitializerView(
+        name=metadata.get("name", ""),
+        uid=metadata.get("uid", ""),
+        number=int(number),
+        phase=PodPhase(status.get("phase") or PodPhase.PENDING),
+        deleting="deletionTimestamp" in metadata,
         reason=reason,
         message=message,
         termination=_termination(status),

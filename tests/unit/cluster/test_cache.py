@@ -142,6 +142,53 @@ def test_a_pod_leads_to_the_name_of_its_job_whichever_life_it_is_from() -> None:
     assert key_of_pod(pod(5, owner="job-0")) == KEY
 
 
+def initializer(version: int, number: int, phase: str = "Pending") -> dict[str, Any]:
+    found = pod(version, f"init-{number}", name=f"digits-init-{number}", phase=phase)
+    found["metadata"]["labels"] = {
+        "training.ddpjob.io/uid": "job-1",
+        "training.ddpjob.io/role": "initializer",
+        "training.ddpjob.io/attempt": str(number),
+    }
+    return found
+
+
+def test_the_pod_of_the_initializers_is_no_pod_of_the_gang() -> None:
+    cache = Cache()
+    assert cache.put_pod(initializer(5, 0, "Failed"))
+    assert cache.put_pod(initializer(6, 1))
+    assert cache.put_pod(pod(7))
+    seen = cache.observed(OWNER)
+    assert [view.name for view in seen.pods] == ["digits-0-0"]
+    assert seen.initializer is not None
+    assert (seen.initializer.name, seen.initializer.number) == ("digits-init-1", 1)
+    cache.drop_pod(initializer(8, 1))
+    left = cache.observed(OWNER).initializer
+    assert left is not None
+    assert left.name == "digits-init-0"
+
+
+def test_a_pod_that_waits_for_a_rank_comes_after_those_that_have_one() -> None:
+    cache = Cache()
+    spare = pod(5, "spare", name="digits-0-s0")
+    spare["metadata"]["labels"]["training.ddpjob.io/node-rank"] = "none"
+    cache.put_pod(spare)
+    cache.put_pod(pod(6))
+    assert [(view.name, view.node_rank) for view in cache.observed(OWNER).pods] == [
+        ("digits-0-0", 0),
+        ("digits-0-s0", None),
+    ]
+
+
+def test_the_log_of_a_pod_is_kept_no_longer_than_the_pod() -> None:
+    cache = Cache()
+    cache.put_job(job(4))
+    cache.put_pod(pod(5))
+    cache.memory(OWNER).logs["pod-1"] = "the end"
+    assert cache.observed(OWNER).logs == {"pod-1": "the end"}
+    cache.drop_pod(pod(8))
+    assert cache.observed(OWNER).logs == {}
+
+
 def test_what_is_gone_is_forgotten_after_two_rounds_of_lists() -> None:
     cache = Cache()
     for number in range(100):

@@ -3,80 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import pytest
-import yaml
 from aiohttp import web
+from tests.unit.cluster.answers import Server, ok, status
 
 from ddpjob_operator.cluster import client as api
 from ddpjob_operator.cluster.client import Client, connect, retry_after_seconds
 from ddpjob_operator.cluster.errors import ApiError
 
-Answer = web.Response | Callable[[web.Request], Awaitable[web.Response]]
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
-
-
-class Server:
-    """Gives its answers one after another, the last one for ever, and keeps the requests."""
-
-    def __init__(self) -> None:
-        self.answers: list[Answer] = []
-        self.asked: list[web.Request] = []
-        self.url = ""
-
-    async def handle(self, request: web.Request) -> web.StreamResponse:
-        self.asked.append(request)
-        answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
-        return await answer(request) if callable(answer) else _copy(answer)
-
-
-def _copy(answer: web.Response) -> web.Response:
-    return web.Response(status=answer.status, body=answer.body, headers=answer.headers)
-
-
-def ok(value: Any) -> web.Response:
-    return web.json_response(value)
-
-
-def status(code: int, reason: str, message: str = "", **headers: str) -> web.Response:
-    body = {"kind": "Status", "reason": reason, "message": message, "code": code}
-    return web.json_response(body, status=code, headers=headers)
-
-
-@pytest.fixture
-async def server() -> AsyncIterator[Server]:
-    found = Server()
-    app = web.Application()
-    app.router.add_route("*", "/{path:.*}", found.handle)
-    runner = web.AppRunner(app, shutdown_timeout=0.1)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    found.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-    yield found
-    await runner.cleanup()
-
-
-@pytest.fixture
-async def client(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Client]:
-    """Logged in with a kubeconfig that names a token file."""
-    (tmp_path / "token").write_text("first")
-    config = {
-        "apiVersion": "v1",
-        "kind": "Config",
-        "clusters": [{"name": "c", "cluster": {"server": server.url}}],
-        "users": [{"name": "u", "user": {"tokenFile": str(tmp_path / "token")}}],
-        "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
-        "current-context": "x",
-    }
-    (tmp_path / "config").write_text(yaml.safe_dump(config))
-    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
-    found = await connect(in_flight=2)
-    yield found
-    await found.close()
 
 
 async def test_an_error_carries_the_servers_own_reason(server: Server, client: Client) -> None:

@@ -1,0 +1,54 @@
+"""What the API server says no to, in words for the author of the job: which object, why, and what to do."""
+
+from __future__ import annotations
+
+from ddpjob_operator.cluster.client import Json
+from ddpjob_operator.cluster.errors import ApiError
+from ddpjob_operator.core.model import Problem
+
+_REFUSALS = frozenset({400, 403, 404, 422})
+"""Answers to a create that say no to this object, rather than not now."""
+
+
+class Refused(Exception):
+    """The API server will not have a child of the job, and answered with HTTP `status`.
+
+    `final` when asking again is pointless.
+    """
+
+    def __init__(self, problem: Problem, *, status: int = 0, final: bool = False) -> None:
+        super().__init__(f"{problem.reason}: {problem.message}")
+        self.problem = problem
+        self.status = status
+        self.final = final
+
+
+def problem_of(manifest: Json, error: ApiError) -> Problem:
+    """A refusal in words for people: which object, why, in the API server's own terms."""
+    what = f"{manifest['kind']} {manifest['metadata']['name']}"
+    return Problem(_reason(error), f"the API server refused {what}: {error.message}")
+
+
+def _reason(error: ApiError) -> str:
+    if error.namespace_terminating:
+        return "NamespaceTerminating"
+    if "exceeded quota" in error.message:
+        return "QuotaExceeded"
+    if "failed calling webhook" in error.message:
+        return "AdmissionFailed"
+    if "admission webhook" in error.message:
+        return "AdmissionDenied"
+    return error.reason or "Refused"
+
+
+def refuses(error: ApiError) -> bool:
+    return error.status in _REFUSALS or (error.status == 500 and "failed calling webhook" in error.message)
+
+
+def taken(kind: str, obj: Json) -> Problem:
+    meta = obj["metadata"]
+    return Problem(
+        "NameTaken",
+        f"{kind} {meta['name']} exists already and is not of this job; "
+        "delete it, or wait until the deletion of its own job removes it",
+    )

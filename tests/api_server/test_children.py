@@ -1,0 +1,180 @@
+"""Each action against a real API server: what it does there, and what it does when it is carried out twice or late."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tests.api_server.harness import Cluster, eventually
+
+from ddpjob_operator.api import GROUP
+from ddpjob_operator.cluster import paths
+from ddpjob_operator.cluster.apply import Applier
+from ddpjob_operator.cluster.cache import Cache, Key, Owner
+from ddpjob_operator.cluster.errors import ApiError
+from ddpjob_operator.core.model import (
+    Action,
+    AssignPod,
+    CreateChild,
+    CreatePod,
+    Defaults,
+    DeleteJob,
+    DeletePod,
+    Job,
+    PodView,
+    Problem,
+    ReadLog,
+    ServiceView,
+)
+from ddpjob_operator.core.parse import parse_job
+from ddpjob_operator.core.pods import build_pod, owner_reference
+
+FOREIGN = "0b0c0d0e-0000-4000-8000-00000000000f"
+
+
+class Actor:
+    """One operator's hands: an applier with a cache of its own."""
+
+    def __init__(self, cluster: Cluster, job: dict[str, Any]) -> None:
+        self.cache = Cache()
+        self.cache.put_job(job)
+        self.job: Job = parse_job(job)
+        self._applier = Applier(cluster.client, self.cache)
+
+    async def do(self, action: Action) -> Problem | None:
+        refusal = await self._applier.carry_out(self.job, [action])
+        return refusal.problem if refusal else None
+
+    async def make_pod(self, node_rank: int = 0) -> PodView:
+        manifest = build_pod(self.job, 0, node_rank, ServiceView("10.96.0.7", 0), Defaults())
+        assert await self.do(CreatePod(manifest["metadata"]["name"], 0, node_rank, manifest)) is None
+        return next(pod for pod in self.pods if pod.name == manifest["metadata"]["name"])
+
+    @property
+    def owner(self) -> Owner:
+        return Owner(self.job.namespace, self.job.uid)
+
+    @property
+    def pods(self) -> tuple[PodView, ...]:
+        return self.cache.observed(self.owner).pods
+
+
+@pytest.fixture
+async def job(cluster: Cluster) -> dict[str, Any]:
+    """A job that no operator looks at."""
+    return await cluster.apply_job(restart={"scope": "InPlace"})
+
+
+async def test_a_pod_is_told_its_new_place_by_its_labels(cluster: Cluster, job: dict[str, Any]) -> None:
+    actor = Actor(cluster, job)
+    pod = await actor.make_pod(node_rank=1)
+    for _ in range(2):  # the second time there is nothing to change
+        assert await actor.do(AssignPod(pod.name, pod.uid, attempt=3, node_rank=0, nodes=5)) is None
+    (seen,) = actor.pods
+    assert (seen.attempt, seen.node_rank, seen.nodes) == (3, 0, 5)
+    (found,) = await cluster.pods()
+    assert found["metadata"]["labels"].items() >= {
+        f"{GROUP}/attempt": "3", f"{GROUP}/node-rank": "0", f"{GROUP}/nodes": "5", f"{GROUP}/uid": actor.job.uid,
+    }.items()  # fmt: skip
+
+
+async def test_another_pod_of_that_name_is_not_told_and_the_one_that_is_gone_is_forgotten(
+    cluster: Cluster, job: dict[str, Any]
+) -> None:
+    actor = Actor(cluster, job)
+    pod = await actor.make_pod()
+    other = Actor(cluster, job)
+    assert await other.do(AssignPod(pod.name, FOREIGN, 3, 1, 2)) is None
+    assert [seen.uid for seen in other.pods] == [pod.uid], "it has learnt which pod has the name"
+    assert (await cluster.pods())[0]["metadata"]["labels"][f"{GROUP}/attempt"] == "0"
+    await cluster.client.delete(f"{paths.pods(cluster.namespace)}/{pod.name}", "pods")
+    assert await actor.do(AssignPod(pod.name, pod.uid, 3, 1, 2)) is None
+    assert actor.pods == ()
+
+
+def policy(job: Job, *owners: dict[str, Any]) -> CreateChild:
+    metadata = {"name": "digits", "namespace": job.namespace, "ownerReferences": list(owners)}
+    manifest = {"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy", "metadata": metadata}
+    return CreateChild(manifest | {"spec": {"podSelector": {}, "policyTypes": ["Ingress"]}})
+
+
+async def test_a_child_of_any_kind_is_made_once_by_whoever_comes_first(cluster: Cluster, job: dict[str, Any]) -> None:
+    for actor in (Actor(cluster, job), Actor(cluster, job)):
+        assert await actor.do(policy(actor.job, owner_reference(actor.job))) is None
+        assert actor.cache.observed(actor.owner).children == {("NetworkPolicy", "digits")}
+
+
+async def test_a_child_of_somebody_else_is_left_alone(cluster: Cluster, job: dict[str, Any]) -> None:
+    actor = Actor(cluster, job)
+    collection, resource = paths.children("networking.k8s.io/v1", "NetworkPolicy", cluster.namespace)
+    await cluster.client.create(collection, resource, policy(actor.job).manifest)
+    problem = await actor.do(policy(actor.job, owner_reference(actor.job)))
+    assert problem is not None
+    assert (problem.reason, "NetworkPolicy digits exists already" in problem.message) == ("NameTaken", True)
+    assert actor.cache.observed(actor.owner).children == frozenset()
+
+
+async def test_a_kind_that_is_not_installed_is_named_with_what_to_install(
+    cluster: Cluster, job: dict[str, Any]
+) -> None:
+    actor = Actor(cluster, job)
+    manifest = {"apiVersion": f"absent.{GROUP}/v1", "kind": "PodGroup", "metadata": {"name": "digits"}}
+    problem = await actor.do(CreateChild(manifest))
+    assert problem is not None
+    assert problem.reason == "PodGroupMissing"
+    assert f"knows no PodGroup of absent.{GROUP}/v1: install" in problem.message
+
+
+async def test_the_log_of_a_pod_without_a_node_is_read_as_empty(cluster: Cluster, job: dict[str, Any]) -> None:
+    actor = Actor(cluster, job)
+    pod = await actor.make_pod()
+    assert await actor.do(ReadLog(pod.name, pod.uid)) is None
+    assert actor.cache.observed(actor.owner).logs == {pod.uid: ""}
+
+
+async def test_a_pod_of_a_lost_node_is_removed_at_once_only_without_grace(
+    cluster: Cluster, job: dict[str, Any]
+) -> None:
+    actor = Actor(cluster, job)
+    pod = await actor.make_pod()
+    binding = {"apiVersion": "v1", "kind": "Binding", "target": {"kind": "Node", "name": "lost"}}
+    path = f"{paths.pods(cluster.namespace)}/{pod.name}/binding"
+    await cluster.client.create(path, "pods/binding", binding | {"metadata": {"name": pod.name}})
+    await actor.do(DeletePod(pod.name, pod.uid, 2))
+    assert [seen["metadata"]["deletionGracePeriodSeconds"] for seen in await cluster.pods()] == [2]
+    assert [seen.deleting for seen in actor.pods] == [True]
+    await actor.do(DeletePod(pod.name, pod.uid, 0))
+    assert await cluster.pods() == []
+
+
+async def test_a_job_is_deleted_by_its_uid_and_known_to_be_gone(cluster: Cluster, job: dict[str, Any]) -> None:
+    actor, key = Actor(cluster, job), Key(cluster.namespace, "digits")
+    await actor.do(DeleteJob(FOREIGN))
+    assert (await cluster.job())["metadata"]["uid"] == actor.job.uid
+    assert actor.cache.job(key) is not None
+    for _ in range(2):
+        assert await actor.do(DeleteJob(actor.job.uid)) is None
+        assert actor.cache.job(key) is None
+    with pytest.raises(ApiError) as missing:
+        await cluster.job()
+    assert missing.value.not_found
+
+
+async def test_a_job_that_a_finalizer_holds_is_known_to_be_deleted(cluster: Cluster, job: dict[str, Any]) -> None:
+    path = f"{paths.jobs(cluster.namespace)}/digits"
+    finalizers = {"metadata": {"finalizers": ["test.ddpjob.io/hold"]}}
+    actor = Actor(cluster, await cluster.client.merge_patch(path, "ddpjobs", finalizers))
+    assert await actor.do(DeleteJob(actor.job.uid)) is None
+    seen = actor.cache.job(Key(cluster.namespace, "digits"))
+    assert seen is not None
+    assert "deletionTimestamp" in seen["metadata"]
+    await cluster.client.merge_patch(path, "ddpjobs", {"metadata": {"finalizers": None}})
+
+    async def gone() -> bool:
+        try:
+            await cluster.job()
+        except ApiError as error:
+            return error.not_found
+        return False
+
+    await eventually(gone, "the job is gone")

@@ -1,0 +1,83 @@
+"""How actions become calls, where a real API server cannot be made to answer as it does in trouble."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime
+
+import pytest
+from aiohttp import web
+from tests.unit.cluster.answers import Answer, Server, status
+
+from ddpjob_operator.api.spec import DDPJobSpec
+from ddpjob_operator.api.status import DDPJobStatus
+from ddpjob_operator.cluster import apply, paths
+from ddpjob_operator.cluster.apply import Applier
+from ddpjob_operator.cluster.cache import Cache, Owner
+from ddpjob_operator.cluster.client import Client
+from ddpjob_operator.core.model import Job, ReadLog
+
+JOB = Job("digits", "ns", "job-1", 1, datetime(2026, 1, 1, tzinfo=UTC), DDPJobSpec(), DDPJobStatus())
+
+
+async def tail(client: Client) -> str:
+    cache = Cache()
+    assert await Applier(client, cache).carry_out(JOB, [ReadLog("digits-0-1", "pod-1")]) is None
+    return cache.observed(Owner("ns", "job-1")).logs["pod-1"]
+
+
+async def test_the_end_of_a_log_is_read_from_the_trainer(server: Server, client: Client) -> None:
+    server.answers = [web.Response(text="line\n" * 2000 + "ValueError: the last words\n")]
+    text = await tail(client)
+    assert text.endswith("line\nValueError: the last words\n")
+    assert len(text) == 4096
+    (request,) = server.asked
+    assert request.path == "/api/v1/namespaces/ns/pods/digits-0-1/log"
+    assert (request.query["container"], request.query["tailLines"]) == ("trainer", "40")
+
+
+async def test_a_log_that_is_no_text_is_still_read(server: Server, client: Client) -> None:
+    server.answers = [web.Response(body=b"\xff\x00ok")]
+    assert (await tail(client)).endswith("ok")
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        status(404, "NotFound", "pods digits-0-1 not found"),
+        status(403, "Forbidden", "pods/log"),
+        status(500, "InternalError", "dial tcp 10.0.0.9:10250: connect: no route to host"),
+        status(400, "BadRequest", "container trainer in pod digits-0-1 is waiting to start"),
+    ],
+    ids=lambda answer: str(answer.status),
+)
+async def test_a_log_that_cannot_be_read_is_empty_and_no_error(server: Server, client: Client, answer: Answer) -> None:
+    server.answers = [answer]
+    assert await tail(client) == ""
+
+
+async def test_a_node_that_does_not_answer_holds_up_a_restart_for_a_moment_only(
+    server: Server, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    never = asyncio.Event()
+
+    async def hang(request: web.Request) -> web.Response:
+        await never.wait()
+        return web.Response()
+
+    monkeypatch.setattr(apply, "LOG_SECONDS", 0.2)
+    server.answers = [hang]
+    assert await tail(client) == ""
+    never.set()
+
+
+@pytest.mark.parametrize(
+    ("version", "kind", "path"),
+    [
+        ("v1", "Pod", "/api/v1/namespaces/ns/pods"),
+        ("networking.k8s.io/v1", "NetworkPolicy", "/apis/networking.k8s.io/v1/namespaces/ns/networkpolicies"),
+        ("scheduling.x-k8s.io/v1alpha1", "PodGroup", "/apis/scheduling.x-k8s.io/v1alpha1/namespaces/ns/podgroups"),
+    ],
+)
+def test_a_kind_has_its_place_in_the_api(version: str, kind: str, path: str) -> None:
+    assert paths.children(version, kind, "ns") == (path, path.rpartition("/")[2])
