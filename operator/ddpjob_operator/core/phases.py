@@ -7,6 +7,7 @@ from datetime import datetime
 from ddpjob_operator.api.status import Condition, DDPJobStatus, Phase
 from ddpjob_operator.core import conditions as cond
 from ddpjob_operator.core.assign import ended_before
+from ddpjob_operator.core.cleanup import clean_up
 from ddpjob_operator.core.failures import read_report
 from ddpjob_operator.core.gang import counted, stop
 from ddpjob_operator.core.model import Event, Job, Observed, Plan, PodView
@@ -15,7 +16,8 @@ from ddpjob_operator.core.progress import with_final_report
 
 def succeeded(job: Job, observed: Observed, status: DDPJobStatus, pods: tuple[PodView, ...], now: datetime) -> Plan:
     status = with_final_report(counted(job, status, pods), _report_of_first_node(pods), now)
-    message = f"all {len(pods)} nodes finished; restarts: {status.restarts}"
+    who = "node rank 0" if job.spec.success_policy == "FirstNode" else f"all {len(pods)} nodes"
+    message = f"{who} finished; restarts: {status.restarts}"
     after = status.model_copy(
         update={
             "phase": Phase.SUCCEEDED,
@@ -25,7 +27,14 @@ def succeeded(job: Job, observed: Observed, status: DDPJobStatus, pods: tuple[Po
         }
     )
     old = tuple(pod for pod in observed.pods if pod.attempt != status.attempt)
-    return Plan(after, stop(old, everything=True), events=(Event("Normal", "Succeeded", message),))
+    current = tuple(pod for pod in observed.pods if pod.attempt == status.attempt)
+    left = clean_up(job, after, current)
+    return Plan(
+        after,
+        (*stop(old, everything=True), *left),
+        status_first=bool(left),  # those pods are the proof of it
+        events=(Event("Normal", "Succeeded", message),),
+    )
 
 
 def failed(job: Job, observed: Observed, status: DDPJobStatus, reason: str, message: str, now: datetime) -> Plan:
@@ -38,7 +47,8 @@ def failed(job: Job, observed: Observed, status: DDPJobStatus, reason: str, mess
         }
     )
     line = message.splitlines()[0] if message else reason
-    return Plan(after, stop(observed.pods), status_first=True, events=(Event("Warning", "Failed", line),))
+    left = clean_up(job, after, observed.pods)
+    return Plan(after, left, status_first=True, events=(Event("Warning", "Failed", line),))
 
 
 def incomplete_again(job: Job, status: DDPJobStatus, pods: tuple[PodView, ...], now: datetime) -> DDPJobStatus:

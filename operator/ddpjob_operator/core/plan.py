@@ -17,6 +17,8 @@ from ddpjob_operator.api.status import DDPJobStatus, Phase
 from ddpjob_operator.core import conditions as cond
 from ddpjob_operator.core.assign import ended_before
 from ddpjob_operator.core.attempt import next_attempt
+from ddpjob_operator.core.cleanup import over, seconds_to_live
+from ddpjob_operator.core.deadlines import exceeded, seconds_to_next
 from ddpjob_operator.core.edits import digests, edited_fields, edited_while_starting
 from ddpjob_operator.core.failures import Failure, find_failures, first_cause, is_stopping
 from ddpjob_operator.core.gang import complete, counted, gang_of, gang_size, left_over, missing, stop
@@ -46,7 +48,13 @@ def plan(job: Job, observed: Observed, now: datetime, defaults: Defaults) -> Pla
     if job.deleting:
         return Plan(job.status)  # owner references clean up
     if job.status.phase is not None and job.status.phase.final:
-        return Plan(job.status, actions=stop(observed.pods))
+        return over(job, observed, now)
+    decided = _live(job, observed, now, defaults)
+    return replace(decided, requeue_after=_soonest(decided.requeue_after, _next_moment(job, observed, decided, now)))
+
+
+def _live(job: Job, observed: Observed, now: datetime, defaults: Defaults) -> Plan:
+    """What to do about a job that is not over."""
     status = with_report(_adopted(job.status, observed), observed.report, job.uid, now)
     gang = gang_of(observed, status)
     pods = tuple(pod for pod in gang if not ended_before(pod, status))
@@ -58,6 +66,9 @@ def plan(job: Job, observed: Observed, now: datetime, defaults: Defaults) -> Pla
         if awake.phase is not Phase.PENDING:
             return _after_suspension(job, observed, awake, now, defaults)
         status = awake
+    if (late := exceeded(job, observed, status, pods, now)) is not None:
+        status = status.model_copy(update={"last_failure": failure_status(status, late, now)})
+        return failed(job, observed, status, late.reason, late.message, now)
     if status.phase in (None, Phase.PENDING) and _unprepared(job, observed):
         return _prepare(job, observed, status, now)
     if edited_while_starting(job, status, pods, gang_size(job, status)):
@@ -73,6 +84,16 @@ def plan(job: Job, observed: Observed, now: datetime, defaults: Defaults) -> Pla
     if len(pods) < len(gang) and status.phase is Phase.RUNNING:
         status = incomplete_again(job, status, gang, now)
     return _keep_going(job, observed, status, pods, now, defaults)
+
+
+def _next_moment(job: Job, observed: Observed, decided: Plan, now: datetime) -> float | None:
+    """Seconds to the next deadline, or to the end of the time that a job which has just ended has to live."""
+    live = seconds_to_live(job, decided.status, now)
+    return seconds_to_next(job, observed, decided.status, now) if live is None else live
+
+
+def _soonest(*waits: float | None) -> float | None:
+    return min((wait for wait in waits if wait is not None), default=None)
 
 
 def _adopted(status: DDPJobStatus, observed: Observed) -> DDPJobStatus:
