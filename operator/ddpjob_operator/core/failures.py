@@ -1,4 +1,4 @@
-"""From how pods ended to what went wrong: the first cause, whether a retry makes sense, and what a person should do.
+"""From how pods ended to what went wrong: every failure of an attempt, and the first cause among them.
 
 When one rank dies, every other one soon reports that its peer went away. Those reports are consequences: they only
 count when no cause shows up within `SETTLE_SECONDS`, the time that the kubelet takes to report a pod that ended at
@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import signal
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
@@ -31,6 +32,16 @@ TRACES_OF_A_STOP = (PREEMPTED, "WorkerKilled", *CONSEQUENCES)
 
 _LARGEST_INTEGER = 2**63 - 1  # of an integer in a status
 _REASON = re.compile(r"[A-Za-z][A-Za-z0-9]{0,63}")
+_SIGNAL = re.compile(r"SIG[A-Z0-9]{2,12}")
+
+_DISRUPTED = {
+    "PreemptionByScheduler": PREEMPTED,
+    "DeletionByPodGC": "NodeLost",
+    "DeletionByTaintManager": "Evicted",
+    "EvictionByEvictionAPI": "Evicted",
+    "TerminationByKubelet": "Evicted",
+}
+"""Our reason for each that the condition DisruptionTarget gives (KEP-3329)."""
 
 
 class Retry(StrEnum):
@@ -54,35 +65,11 @@ class Failure:
     exit_code: int | None = None
     step: int | None = None
     time: datetime | None = None
+    signal: str | None = None
+    outside: bool = False
+    """Ended by the cluster or by a person, not by itself: deleted, evicted, preempted by the scheduler."""
     report: dict[str, Any] | None = None
     """The pod's termination message, if it left one (docs/contracts.md section 5)."""
-
-
-ADVICE: dict[str, str] = {
-    "OOMKilled": "The container used more memory than its limit: raise it, or lower the batch size.",
-    "OutOfMemory": "The device ran out of memory: lower the micro-batch, use bf16, or shard the model.",
-    "ImportError": "A module is missing from the image: install it there, or correct the import.",
-    "UserError": "Correct the job's arguments and apply it again; it would fail the same way on a retry.",
-    "Fenced": "Another job writes to the same checkpoints folder: give this job another name or another volume.",
-    "DiskFull": "The volume at /mnt/shared is full: remove old files, lower snapshots.keep, or enlarge the claim.",
-    "Stalled": "A rank stood still; its stack is below /mnt/shared/logs. Look for a collective that some ranks skip.",
-    "WorkerKilled": "A signal ended the process. If nobody sent it, look at the memory of the pod and of its node.",
-    "WorkerException": "The training script raised; its last lines are in the message, all of them in the pod's log.",
-    "PeerLost": "The connection to another rank broke: look at the network, and at the other pods of this attempt.",
-    "RendezvousFailed": "Not all nodes met in time: check that pods can reach each other on port 29500.",
-    "StartError": "The container did not start: check that the image has python and the package ddp_trainer.",
-    "PodDeleted": "Somebody or something deleted the pod; training goes on from the last snapshot.",
-    "Evicted": "The node ran short of a resource: set resources.requests to what the job really uses.",
-    "Preempted": "The pod was asked to stop and saved a snapshot; training goes on from it.",
-    "ErrImagePull": "The image cannot be pulled: check its name and tag, and imagePullSecrets.",
-    "CreateContainerConfigError": "The container cannot be made: check the Secrets and ConfigMaps that env refers to.",
-    "Unschedulable": "No node fits the pod: check its resources, node selector, tolerations and volume claim.",
-}
-
-
-def advice_for(reason: str) -> str:
-    """One sentence of what to do about `reason`; empty if there is nothing useful to say."""
-    return ADVICE.get(reason, "")
 
 
 def find_failures(pods: Iterable[PodView], missing: Iterable[tuple[str, int]], now: datetime) -> tuple[Failure, ...]:
@@ -92,7 +79,7 @@ def find_failures(pods: Iterable[PodView], missing: Iterable[tuple[str, int]], n
     """
     failures = [failure for pod in pods if (failure := _of_pod(pod, now))]
     failures += [
-        Failure("PodDeleted", f"pod {name} was deleted", Retry.YES, pod_name=name, node_rank=node_rank)
+        Failure("PodDeleted", f"pod {name} was deleted", Retry.YES, pod_name=name, node_rank=node_rank, outside=True)
         for name, node_rank in missing
     ]
     return tuple(failures)
@@ -118,7 +105,7 @@ def first_cause(failures: tuple[Failure, ...], now: datetime, *, stopping: bool 
     """
     for rank_of_causes in (
         [failure for failure in failures if failure.retry is Retry.NEVER],
-        [failure for failure in failures if failure.reason not in (*CONSEQUENCES, PREEMPTED)],
+        [failure for failure in failures if failure.outside or failure.reason not in (*CONSEQUENCES, PREEMPTED)],
     ):
         if rank_of_causes:
             return min(rank_of_causes, key=_when)
@@ -147,15 +134,18 @@ def _of_pod(pod: PodView, now: datetime) -> Failure | None:
     if pod.termination is not None:
         return _of_termination(pod, pod.termination)
     if pod.phase is PodPhase.FAILED or (pod.deleting and not is_stopping(pod, now)):
-        reason, message = _stopped_by(pod) or ("PodFailed", f"pod {pod.name} failed")
-        return Failure(reason, message, Retry.YES, pod.name, pod.node_name, pod.node_rank)
+        outside = _stopped_by(pod)
+        reason, message = outside or ("PodFailed", f"pod {pod.name} failed")
+        return Failure(reason, message, Retry.YES, pod.name, pod.node_name, pod.node_rank, outside=outside is not None)
     return None
 
 
 def _stopped_by(pod: PodView) -> tuple[str, str] | None:
-    """What ended a pod from outside: the kubelet (Evicted, Terminated, ...) or a deletion."""
+    """What ended a pod from outside: the kubelet (Evicted, Terminated, ...), the control plane or a deletion."""
     if pod.phase is PodPhase.FAILED and pod.reason:
-        return pod.reason, pod.message or f"pod {pod.name} failed: {pod.reason}"
+        return pod.reason, f"pod {pod.name} failed: {pod.message or pod.reason}"
+    if pod.disruption:
+        return _DISRUPTED.get(pod.disruption, "Evicted"), f"pod {pod.name} was disrupted: {pod.disruption}"
     return ("PodDeleted", f"pod {pod.name} was deleted") if pod.deleting else None
 
 
@@ -169,7 +159,8 @@ def _of_termination(pod: PodView, ended: Termination) -> Failure:
     else:
         reason, message = _from_exit_code(pod, ended)
     only_a_trace = reason in TRACES_OF_A_STOP or (report is None and reason == "Failed")
-    if retry is Retry.YES and only_a_trace and (outside := _stopped_by(pod)):
+    outside = _stopped_by(pod) if retry is Retry.YES and only_a_trace else None
+    if outside:
         reason, message = outside
     return Failure(
         reason=reason,
@@ -182,8 +173,26 @@ def _of_termination(pod: PodView, ended: Termination) -> Failure:
         exit_code=ended.exit_code,
         step=integer((report or {}).get("step")),
         time=ended.finished_at,
+        signal=_signal(report, ended),
+        outside=outside is not None,
         report=report,
     )
+
+
+def _signal(report: dict[str, Any] | None, ended: Termination) -> str | None:
+    """Name of the signal that ended a rank, as the report has it, or the whole container."""
+    told = (report or {}).get("signal")
+    if isinstance(told, str) and _SIGNAL.fullmatch(told):
+        return told
+    number = _signal_number(ended) if report is None else ended.signal
+    try:
+        return None if number is None else signal.Signals(number).name
+    except ValueError:
+        return None
+
+
+def _signal_number(ended: Termination) -> int | None:
+    return ended.signal or (ended.exit_code - 128 if 128 < ended.exit_code < 192 else None)
 
 
 def _reason(report: dict[str, Any]) -> str:
@@ -201,12 +210,12 @@ def _message(report: dict[str, Any]) -> str:
 
 def _from_exit_code(pod: PodView, ended: Termination) -> tuple[str, str]:
     """A container that left no message: killed, or not ours."""
-    signal = ended.signal or (ended.exit_code - 128 if 128 < ended.exit_code < 192 else None)
+    number = _signal_number(ended)
     tail = f": {ended.message.strip()[-500:]}" if ended.message.strip() else ""
     if ended.exit_code == EXIT_PREEMPTED:
         return PREEMPTED, f"pod {pod.name} was stopped by SIGTERM{tail}"
-    if signal is not None:
-        return "WorkerKilled", f"pod {pod.name} was killed by signal {signal}{tail}"
+    if number is not None:
+        return "WorkerKilled", f"pod {pod.name} was killed by signal {number}{tail}"
     told = ended.reason if ended.reason not in ("", "Error", "Completed") else "Failed"
     reason = {EXIT_USER: "UserError", EXIT_FENCED: "Fenced"}.get(ended.exit_code, told)
     return reason, f"pod {pod.name} ended with exit code {ended.exit_code}{tail}"

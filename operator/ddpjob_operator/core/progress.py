@@ -9,7 +9,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 from ddpjob_operator.api.status import DDPJobStatus, FailureStatus, Progress, SnapshotStatus
-from ddpjob_operator.core.failures import Failure, advice_for, finite, integer
+from ddpjob_operator.core.advice import diagnose
+from ddpjob_operator.core.failures import Failure, finite, integer
 
 MESSAGE_LIMIT = 4096
 
@@ -41,7 +42,7 @@ def with_final_report(status: DDPJobStatus, report: Mapping[str, Any] | None, no
 
 def failure_status(status: DDPJobStatus, failure: Failure, now: datetime) -> FailureStatus:
     """The post-mortem that is kept after the pods are gone."""
-    reached = status.progress.step if status.progress else None
+    reached, diagnosis = status.progress.step if status.progress else None, diagnose(failure)
     return FailureStatus(
         attempt=status.attempt,
         time=now,
@@ -50,11 +51,12 @@ def failure_status(status: DDPJobStatus, failure: Failure, now: datetime) -> Fai
         pod_name=failure.pod_name,
         node_name=failure.node_name,
         exit_code=failure.exit_code,
-        reason=failure.reason,
+        signal=failure.signal,
+        reason=diagnosis.reason,
         message=failure.message[:MESSAGE_LIMIT],
         step=failure.step if failure.step is not None else reached,
         snapshot_step=status.snapshot.step if status.snapshot else None,
-        advice=advice_for(failure.reason),
+        advice=diagnosis.advice,
     )
 
 

@@ -9,7 +9,7 @@ from datetime import datetime
 
 from ddpjob_operator.api.status import DDPJobStatus
 from ddpjob_operator.core import conditions as cond
-from ddpjob_operator.core.failures import advice_for
+from ddpjob_operator.core.advice import advice_for
 from ddpjob_operator.core.model import PodPhase, PodView, Problem
 
 TROUBLE_GRACE_SECONDS = 3.0

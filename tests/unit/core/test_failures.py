@@ -9,11 +9,9 @@ import pytest
 from builders import NOW, ended, failed, later, make_pod, make_report, succeeded
 
 from ddpjob_operator.core.failures import (
-    ADVICE,
     SETTLE_SECONDS,
     Failure,
     Retry,
-    advice_for,
     find_failures,
     finite,
     first_cause,
@@ -82,6 +80,28 @@ def case(sentence: str, pod: PodView, reason: str | None, retry: Retry = Retry.Y
         case("an eviction explains a preemption", failed(0, 143, "Preempted", **EVICTED), "Evicted"),
         case(
             "an eviction does not explain an exception", failed(0, 1, "WorkerException", **EVICTED), "WorkerException"
+        ),
+        case(
+            "a pod that the scheduler removes for a more important one is preempted",
+            failed(0, 137, disruption="PreemptionByScheduler", **GOING),
+            "Preempted",
+        ),
+        case("a pod that a drain removes is evicted", failed(0, 143, disruption="EvictionByEvictionAPI"), "Evicted"),
+        case("a pod that a taint removes is evicted", make_pod(disruption="DeletionByTaintManager", **GONE), "Evicted"),
+        case("a pod of a node that is gone is lost", make_pod(disruption="DeletionByPodGC", **GONE), "NodeLost"),
+        case("a disruption that nobody knows is an eviction", make_pod(disruption="SomethingNew", **GONE), "Evicted"),
+        case(
+            "the kubelet knows best why it ended a pod",
+            failed(0, 137, disruption="TerminationByKubelet", reason="Terminated"),
+            "Terminated",
+        ),
+        case(
+            "a disruption does not explain an exception",
+            failed(0, 1, "WorkerException", disruption="EvictionByEvictionAPI", **GOING),
+            "WorkerException",
+        ),
+        case(
+            "a pod that is to be disrupted and runs has not failed", make_pod(disruption="PreemptionByScheduler"), None
         ),
         case("a pod that failed for no known reason still failed", make_pod(0, "Failed"), "PodFailed"),
         case("a deleted pod that saved its snapshot was deleted", failed(0, 143, "Preempted", **GOING), "PodDeleted"),
@@ -200,6 +220,12 @@ def reasons(*pods: PodView, now: datetime = NOW, stopping: bool = False) -> str 
             id="the pod that was deleted is why the whole gang was preempted",
         ),
         pytest.param(
+            [failed(0, 143, "Preempted", ago=1), failed(1, 143, disruption="PreemptionByScheduler", ago=0, **GOING)],
+            False,
+            "Preempted",
+            id="a pod that the scheduler preempted is a cause, and not waited for",
+        ),
+        pytest.param(
             [failed(0, 1, "WorkerException", ago=5)],
             True,
             "WorkerException",
@@ -257,6 +283,36 @@ def test_a_failure_carries_what_the_post_mortem_needs() -> None:
     assert (failure.rank, failure.step, failure.exit_code, failure.time) == (3, 120, 1, later(-5))
 
 
+@pytest.mark.parametrize(
+    ("pod", "signal"),
+    [
+        pytest.param(failed(0, 137), "SIGKILL", id="of a container that was killed"),
+        pytest.param(failed(0, 139), "SIGSEGV", id="of a container that crashed"),
+        pytest.param(make_pod(0, "Failed", termination=ended(1, signal=7)), "SIGBUS", id="as the runtime reports it"),
+        pytest.param(
+            make_pod(0, "Failed", termination=ended(1, make_report("WorkerKilled", signal="SIGABRT"))),
+            "SIGABRT",
+            id="of a rank, as the launcher reports it",
+        ),
+        pytest.param(
+            make_pod(0, "Failed", termination=ended(150, make_report("WorkerException"))),
+            None,
+            id="an exit code that a script has chosen is no signal",
+        ),
+        pytest.param(
+            make_pod(0, "Failed", termination=ended(1, make_report("WorkerKilled", signal="it hurt"))),
+            None,
+            id="what is no signal's name is none",
+        ),
+        pytest.param(failed(0, 191), None, id="a number that no signal has is none"),
+        pytest.param(failed(0, 1), None, id="an exit code is none"),
+    ],
+)
+def test_the_signal_is_known_by_its_name(pod: PodView, signal: str | None) -> None:
+    (failure,) = find_failures([pod], [], NOW)
+    assert failure.signal == signal
+
+
 @pytest.mark.parametrize(("value", "whole"), [(7, 7), (0, 0), (True, None), ("7", None), (7.0, None), (2**63, None)])
 def test_only_whole_numbers_that_a_status_can_carry_are_integers(value: object, whole: int | None) -> None:
     assert integer(value) == whole
@@ -273,18 +329,6 @@ def test_only_numbers_that_json_can_carry_are_finite(value: object, number: floa
 def test_a_sidecar_that_goes_on_does_not_keep_a_node_from_having_succeeded() -> None:
     assert has_succeeded(make_pod(0, "Running", termination=ended(0)))
     assert not has_succeeded(make_pod(0, "Running"))
-
-
-@pytest.mark.parametrize("reason", sorted(ADVICE))
-def test_advice_is_one_line_that_ends_like_a_sentence(reason: str) -> None:
-    assert advice_for(reason).endswith(".")
-    assert "\n" not in advice_for(reason)
-
-
-def test_there_is_advice_for_every_reason_that_the_launcher_gives() -> None:
-    given = ("UserError", "ImportError", "Fenced", "WorkerKilled", "WorkerException", "PeerLost", "RendezvousFailed")
-    assert all(advice_for(reason) for reason in (*given, "Stalled", "OutOfMemory", "DiskFull", "Preempted"))
-    assert advice_for("NobodyKnows") == ""
 
 
 def test_failures_are_values() -> None:

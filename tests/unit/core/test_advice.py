@@ -1,0 +1,46 @@
+"""What a failure's cause means: what to do about it, and whom it speaks against."""
+
+from __future__ import annotations
+
+import pytest
+
+from ddpjob_operator.core.advice import ADVICE, COMES_AGAIN, OF_THE_NODE, advice_for, diagnose
+from ddpjob_operator.core.failures import Failure, Retry
+
+
+@pytest.mark.parametrize("reason", sorted(ADVICE))
+def test_advice_is_one_line_that_ends_like_a_sentence(reason: str) -> None:
+    assert advice_for(reason).endswith(".")
+    assert "\n" not in advice_for(reason)
+
+
+def test_there_is_advice_for_every_reason_that_the_launcher_gives() -> None:
+    given = ("UserError", "ImportError", "Fenced", "WorkerKilled", "WorkerException", "PeerLost", "RendezvousFailed")
+    assert all(advice_for(reason) for reason in (*given, "Stalled", "OutOfMemory", "DiskFull", "Preempted"))
+    assert advice_for("NobodyKnows") == ""
+
+
+def test_every_reason_that_is_judged_has_advice() -> None:
+    assert set(ADVICE) >= COMES_AGAIN | OF_THE_NODE
+
+
+@pytest.mark.parametrize(
+    ("reason", "signal", "comes_again", "of_the_node"),
+    [
+        pytest.param("WorkerException", None, True, False, id="an exception is the program's"),
+        pytest.param("OOMKilled", "SIGKILL", True, False, id="so is memory above the container's limit"),
+        pytest.param("WorkerKilled", "SIGSEGV", True, True, id="a crash is the program's or the node's"),
+        pytest.param("WorkerKilled", "SIGKILL", False, True, id="a kill is the node's"),
+        pytest.param("WorkerKilled", None, False, True, id="so is one by an unknown signal"),
+        pytest.param("NodeLost", None, False, True, id="a lost node is the node's"),
+        pytest.param("PeerLost", None, False, False, id="a lost peer is nobody's"),
+        pytest.param("PodDeleted", None, False, False, id="a deletion is a person's"),
+        pytest.param("DiskFull", None, False, False, id="a full volume is nobody's"),
+        pytest.param("NobodyKnows", None, False, True, id="what nobody knows may be the node's"),
+    ],
+)
+def test_a_reason_speaks_against_the_program_the_node_or_neither(
+    reason: str, signal: str | None, comes_again: bool, of_the_node: bool
+) -> None:
+    found = diagnose(Failure(reason, "", Retry.YES, signal=signal))
+    assert (found.comes_again, found.of_the_node) == (comes_again, of_the_node)
