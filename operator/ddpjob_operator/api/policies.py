@@ -45,7 +45,9 @@ class Backoff(APIModel):
     """
 
     initial_seconds: Annotated[int, Field(strict=True, ge=0, le=3600)] = 1
-    """The first wait; it doubles with each further failure that brought no new snapshot."""
+    """The first wait; it doubles with each restart that brought no new snapshot, and is spread by 20 % to either
+    side.
+    """
 
     max_seconds: Annotated[int, Field(strict=True, ge=0, le=86400)] = 300
     """The longest wait."""
@@ -71,8 +73,8 @@ class RestartRule(APIModel):
     """A regular expression (RE2 syntax) to find in the failure's message, such as `CUDA error|ECC`."""
 
     action: Literal["Restart", "RestartFree", "Fail", "ExcludeNode"]
-    """Restart counts against the budget, RestartFree does not, Fail ends the job, ExcludeNode restarts away from the
-    node that failed.
+    """Restart counts against the budget, RestartFree does not, Fail ends the job, ExcludeNode counts and restarts away
+    from the node that failed.
     """
 
 
@@ -81,7 +83,7 @@ class Restart(APIModel):
 
     max_restarts: Annotated[int, Field(strict=True, ge=0, le=10000)] = 10
     """Restarts without progress that the job may use up before it is Failed; a verified snapshot ahead of the last
-    failure refills them. 0 means never restart.
+    failure refills them. 0 means that no failure is restarted, only disruptions and what a rule calls free.
     """
 
     window_seconds: PositiveSeconds | None = None
@@ -96,8 +98,8 @@ class Restart(APIModel):
     """
 
     rules: Annotated[tuple[RestartRule, ...], Field(max_length=32)] = ()
-    """Looked at in order before the defaults: exit code 64 fails the job, disruptions restart it for free, everything
-    else counts.
+    """Looked at in order before the defaults: exit code 64 fails the job, and so does the same error at the same step
+    for the second time in a row; disruptions restart it for free; everything else counts.
     """
 
     node_lost_seconds: Seconds = 30

@@ -228,6 +228,11 @@ class DDPJobStatus(APIModel):
     disruptions: int = 0
     """Restarts that do not count: evictions, preemptions, changes of size, and what restart.rules says so of."""
 
+    disruptions_since_progress: int = 0
+    """Those of them that followed a failure and brought no newer snapshot, in a row: the backoff grows with them too,
+    though the budget does not shrink.
+    """
+
     restart_at: datetime | None = None
     """While Restarting: when the next attempt starts."""
 

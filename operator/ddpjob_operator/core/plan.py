@@ -37,7 +37,7 @@ from ddpjob_operator.core.model import (
 from ddpjob_operator.core.phases import degraded, failed, incomplete_again, phase_conditions, succeeded
 from ddpjob_operator.core.pods import build_claim, build_service
 from ddpjob_operator.core.progress import failure_status, with_final_report, with_report
-from ddpjob_operator.core.restart import GiveUp, RestartIn, decide
+from ddpjob_operator.core.restart import GiveUp, RestartIn, decide, remember, with_clause
 from ddpjob_operator.core.trouble import TROUBLE_GRACE_SECONDS, find_trouble
 
 SETTLE_LOOK_SECONDS = 0.5
@@ -104,7 +104,13 @@ def _adopted(status: DDPJobStatus, observed: Observed) -> DDPJobStatus:
     unknown = max((pod.attempt for pod in observed.pods), default=0) - status.attempt
     if unknown <= 0:
         return status
-    return status.model_copy(update={"attempt": status.attempt + unknown, "restarts": status.restarts + unknown})
+    return status.model_copy(
+        update={
+            "attempt": status.attempt + unknown,
+            "restarts": status.restarts + unknown,
+            "restarts_since_progress": status.restarts_since_progress + unknown,
+        }
+    )
 
 
 def _unprepared(job: Job, observed: Observed) -> bool:
@@ -219,16 +225,14 @@ def _after_failure(
     job: Job, observed: Observed, status: DDPJobStatus, cause: Failure, now: datetime, defaults: Defaults
 ) -> Plan:
     status = with_final_report(status, cause.report, now)
-    verdict = decide(job.spec.restart, status, cause)
-    status = status.model_copy(update={"last_failure": failure_status(status, cause, now)})
+    verdict, failure = decide(job, status, cause, now), failure_status(status, cause, now)
+    recorded = {"last_failure": failure, "failures": remember(status.failures, failure)}
     match verdict:
         case GiveUp(reason, message):
-            return failed(job, observed, status, reason, message, now)
-        case RestartIn(seconds, in_a_row):
-            counted = status.model_copy(update={"restarts": status.restarts + 1, "restarts_since_progress": in_a_row})
-            return next_attempt(
-                job, observed, counted, now, defaults, delay=seconds, why=cause.reason, message=cause.message
-            )
+            return failed(job, observed, status.model_copy(update=recorded), reason, message, now)
+        case RestartIn(seconds, after, said):
+            after, message = after.model_copy(update=recorded), with_clause(cause.message, said)
+            return next_attempt(job, observed, after, now, defaults, delay=seconds, why=failure.reason, message=message)
 
 
 def _after_suspension(job: Job, observed: Observed, status: DDPJobStatus, now: datetime, defaults: Defaults) -> Plan:

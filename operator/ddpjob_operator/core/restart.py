@@ -1,25 +1,46 @@
 """Whether a failed gang is started again, and when.
 
-A failure after progress (a new snapshot, ahead of where the last failure struck) is restarted at once: waiting would
-only add to what was lost. Failures in a row without progress wait twice as long each time (as Kubernetes' own crash
-loop back-off does).
+A restart rule of the job's own decides first. Otherwise the same error at the same step for the second time in a row
+ends the job: whatever is tried again from the same snapshot gets there again. What is left is restarted, within the
+budget if it counts: at once after progress, and after a growing wait without.
 """
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+from datetime import datetime
 
-from ddpjob_operator.api.policies import Restart
-from ddpjob_operator.api.status import DDPJobStatus
-from ddpjob_operator.core.failures import Failure, Retry
+from ddpjob_operator.api.status import DDPJobStatus, FailureStatus
+from ddpjob_operator.core.advice import diagnose
+from ddpjob_operator.core.budget import (
+    allowance,
+    backoff_seconds,
+    disrupted,
+    made_progress,
+    refilled,
+    spent,
+    used_up,
+)
+from ddpjob_operator.core.failures import Failure
+from ddpjob_operator.core.model import Job
+from ddpjob_operator.core.rules import RuleAction, Ruling, rule_on
+
+FAILURES_KEPT = 5
+KEPT_MESSAGE_LIMIT = 1024
+
+_VARIABLE = re.compile(r"0x[0-9a-fA-F]+|\d+")
 
 
 @dataclass(frozen=True, slots=True)
 class RestartIn:
-    """Start the next attempt after so many seconds."""
+    """Start the next attempt after so many seconds. `status` has it counted; `said` says why, for people."""
 
     seconds: float
-    restarts_since_progress: int
+    status: DDPJobStatus
+    said: str
+    exclude_node: bool = False
+    """Keep away from the node that failed, whatever it did before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,24 +51,75 @@ class GiveUp:
     message: str
 
 
-def decide(policy: Restart, status: DDPJobStatus, failure: Failure) -> RestartIn | GiveUp:
+def decide(job: Job, status: DDPJobStatus, failure: Failure, now: datetime) -> RestartIn | GiveUp:
     """What to do after `failure`, given the status before it."""
-    if failure.retry is Retry.NEVER:
-        return GiveUp(failure.reason, failure.message)
-    if status.restarts >= policy.max_restarts:
-        used = f"all {policy.max_restarts} restarts are used up" if policy.max_restarts else "restart.maxRestarts is 0"
-        return GiveUp("BackoffLimitExceeded", f"{used}; last failure: {failure.message}")
-    if made_progress(status):
-        return RestartIn(0.0, 0)
-    in_a_row = status.restarts_since_progress
-    seconds = min(policy.backoff.max_seconds, policy.backoff.initial_seconds * 2 ** min(in_a_row, 32))
-    return RestartIn(float(seconds), in_a_row + 1)
+    policy, diagnosis = job.spec.restart, diagnose(failure)
+    ruling = rule_on(policy, failure, diagnosis.reason)
+    if ruling.action is RuleAction.FAIL:
+        return GiveUp(diagnosis.reason, with_clause(failure.message, ruling.why))
+    if not ruling.explicit and (before := _same_before(status, failure)) is not None:
+        return GiveUp("RepeatedFailure", with_clause(failure.message, _repeated(failure, before)))
+    progress = made_progress(status)
+    status = refilled(status) if progress else status
+    free = ruling.action is RuleAction.RESTART_FREE
+    used = used_up(policy, status, now)
+    if not free and used >= policy.max_restarts:
+        return GiveUp("BackoffLimitExceeded", f"{_nothing_left(job)}; last failure: {failure.message}")
+    in_a_row = status.restarts_since_progress + status.disruptions_since_progress
+    key = f"{job.uid}/{status.attempt}"
+    return RestartIn(
+        seconds=0.0 if progress else backoff_seconds(policy.backoff, in_a_row, key),
+        status=disrupted(status) if free else spent(policy, status, now),
+        said=_said(ruling, "it does not count" if free else f"restart {used + 1} of {allowance(policy)}"),
+        exclude_node=ruling.action is RuleAction.EXCLUDE_NODE,
+    )
 
 
-def made_progress(status: DDPJobStatus) -> bool:
-    """Whether the newest snapshot is newer than the last failure, and ahead of where that struck."""
-    if status.snapshot is None:
-        return False
-    before = status.last_failure
-    marks = (before.step, before.snapshot_step) if before else ()
-    return all(mark is None or status.snapshot.step > mark for mark in marks)
+def with_clause(message: str, clause: str) -> str:
+    """`message` with a clause after its first line, which is all that an event shows of it."""
+    first, newline, rest = message.partition("\n")
+    return f"{first}; {clause}{newline}{rest}"
+
+
+def remember(failures: tuple[FailureStatus, ...], failure: FailureStatus) -> tuple[FailureStatus, ...]:
+    """The last few failures, short enough for a status to carry them all."""
+    short = failure.model_copy(update={"message": failure.message[:KEPT_MESSAGE_LIMIT], "log_tail": ""})
+    return (*failures, short)[-FAILURES_KEPT:]
+
+
+def signature(reason: str, message: str) -> str:
+    """What makes two failures the same error: reason and first line, whatever rank, address or size they name."""
+    first = message[:KEPT_MESSAGE_LIMIT].partition("\n")[0]
+    return f"{reason}: {_VARIABLE.sub('#', first)}"
+
+
+def _same_before(status: DDPJobStatus, failure: Failure) -> FailureStatus | None:
+    """The last failure, if it was the same error at the same step, and one that the program brings about itself.
+
+    A failure at a step that nobody told is not known to be the same.
+    """
+    diagnosis = diagnose(failure)
+    before = status.failures[-1] if status.failures else None
+    if before is None or failure.step is None or not diagnosis.comes_again or before.step != failure.step:
+        return None
+    same = signature(before.reason, before.message) == signature(diagnosis.reason, failure.message)
+    return before if same else None
+
+
+def _repeated(failure: Failure, before: FailureStatus) -> str:
+    return (
+        f"attempt {before.attempt} ended in the same error at the same step {failure.step}, so another one would too; "
+        "correct the cause and apply the job again, or let a rule in restart.rules retry it"
+    )
+
+
+def _said(ruling: Ruling, cost: str) -> str:
+    return f"{ruling.why}; {cost}" if ruling.why else cost
+
+
+def _nothing_left(job: Job) -> str:
+    policy = job.spec.restart
+    if not policy.max_restarts:
+        return "restart.maxRestarts is 0"
+    within = f" of the last {policy.window_seconds} s" if policy.window_seconds is not None else ""
+    return f"all {policy.max_restarts} restarts{within} are used up"

@@ -56,6 +56,7 @@ events = st.one_of(
     st.tuples(st.just("hear"), st.integers(0, 9)),
     st.tuples(st.just("end"), st.integers(0, 9), st.sampled_from(ENDINGS), st.sampled_from((0.0, -3600.0, 3600.0))),
     st.tuples(st.just("end all")),
+    st.tuples(st.just("evict"), st.integers(0, 9)),
     st.tuples(st.just("delete"), st.integers(0, 9), st.sampled_from((0, 2, 60))),
     st.tuples(st.just("reap"), st.integers(0, 9)),
     st.tuples(st.just("clock"), st.sampled_from((0.1, 1.0, 5.0, 120.0, 3600.0, -3600.0))),
@@ -85,6 +86,8 @@ def happen(world: World, event: tuple[object, ...]) -> None:
                 cluster.run(name)
         case ("end", int(index), (int(code), str(reason)), float(skew)) if names:
             cluster.end(names[index % len(names)], code, reason, skew=skew)
+        case ("evict", int(index)) if names:
+            cluster.evict(names[index % len(names)])
         case ("end all",):
             for name in names:
                 cluster.end(name, 0, "Completed")

@@ -38,6 +38,7 @@ from ddpjob_operator.core.model import (
     ServiceView,
     Termination,
 )
+from ddpjob_operator.core.restart import signature
 
 Decide = Callable[..., Plan]
 ENDED = (PodPhase.SUCCEEDED, PodPhase.FAILED)
@@ -137,6 +138,11 @@ class Cluster:
         at = (self.now + timedelta(seconds=skew)).replace(microsecond=0)
         phase = PodPhase.SUCCEEDED if exit_code == 0 else PodPhase.FAILED
         self._set(name, phase=phase, termination=Termination(exit_code, message=message, finished_at=at))
+
+    def evict(self, name: str) -> None:
+        """The kubelet ends a pod because its node ran short of something."""
+        if self.pods[name].phase is PodPhase.RUNNING:
+            self._set(name, phase=PodPhase.FAILED, reason="Evicted", message="The node was low on resource: memory.")
 
     def delete(self, name: str, grace: float | None, *, uid: str | None = None) -> None:
         pod, grace = self.pods.get(name), POD_GRACE_SECONDS if grace is None else grace
@@ -330,6 +336,7 @@ def check_history(cluster: Cluster) -> None:
     """The promises that hold for every history, whatever happened in it."""
     check_one_live_pod_each(cluster)
     check_counted_once(cluster)
+    check_budget(cluster)
     check_final_is_final(cluster)
     check_attempt_on_record_first(cluster)
     check_no_flip_flop(cluster)
@@ -342,15 +349,28 @@ def check_one_live_pod_each(cluster: Cluster) -> None:
 
 
 def check_counted_once(cluster: Cluster) -> None:
-    """An attempt is a restart, unless an edit of the spec or the end of a suspension began it: they cost no budget."""
+    """An attempt is a restart or a disruption, unless an edit of the spec or the end of a suspension began it."""
     before = DDPJobStatus()
     for status in cluster.statuses:
         attempts, restarts = status.attempt - before.attempt, status.restarts - before.restarts
+        disruptions = status.disruptions - before.disruptions
         assert attempts in (0, 1), f"{attempts} attempts in one write"
+        assert min(restarts, disruptions) >= 0, "a counter went back"
         free = any(c.type == "Restarting" and c.reason in ("SpecChanged", "Resumed") for c in status.conditions)
-        expected = 0 if free and restarts == 0 else attempts
-        assert restarts == expected, f"attempt {status.attempt} counted {restarts} times"
+        counted = restarts + disruptions
+        expected = 0 if free and counted == 0 else attempts
+        assert counted == expected, f"attempt {status.attempt} counted {counted} times"
         before = status
+
+
+def check_budget(cluster: Cluster) -> None:
+    """No more restarts without progress than there may be, and no job given up for a repetition that was none."""
+    most = cluster.job.spec.restart.max_restarts
+    for status in cluster.statuses:
+        assert status.restarts_since_progress <= most, f"attempt {status.attempt} exceeds the budget of {most}"
+        if any(condition.reason == "RepeatedFailure" for condition in status.conditions):
+            first, second = ((one.step, signature(one.reason, one.message)) for one in status.failures[-2:])
+            assert first == second, f"{first} and {second} are not the same"
 
 
 def check_final_is_final(cluster: Cluster) -> None:

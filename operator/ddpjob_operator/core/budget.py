@@ -1,0 +1,89 @@
+"""How many restarts a job may still use up, and how long it waits before the next one.
+
+The budget is refilled by progress: a verified snapshot ahead of where the last failure struck. A job that fails once
+a day for a month is healthy, and one that fails three times without getting anywhere is not.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from datetime import datetime, timedelta
+
+from ddpjob_operator.api.policies import Backoff, Restart
+from ddpjob_operator.api.status import DDPJobStatus
+
+JITTER = 0.2
+_LONGEST_DOUBLING = 32
+
+
+def made_progress(status: DDPJobStatus) -> bool:
+    """Whether the newest snapshot is verified, newer than the last failure, and ahead of where that struck."""
+    if status.snapshot is None or not status.snapshot.verified:
+        return False
+    before = status.last_failure
+    marks = (before.step, before.snapshot_step) if before else ()
+    return all(mark is None or status.snapshot.step > mark for mark in marks)
+
+
+def refilled(status: DDPJobStatus) -> DDPJobStatus:
+    """`status` with the whole budget, and the shortest wait, ahead of it."""
+    return status.model_copy(
+        update={"restarts_since_progress": 0, "disruptions_since_progress": 0, "restart_times": ()}
+    )
+
+
+def used_up(policy: Restart, status: DDPJobStatus, now: datetime) -> int:
+    """Restarts that count against `policy.max_restarts` now."""
+    return status.restarts_since_progress if policy.window_seconds is None else len(_window(policy, status, now))
+
+
+def spent(policy: Restart, status: DDPJobStatus, now: datetime) -> DDPJobStatus:
+    """`status` after one more restart that counts."""
+    return status.model_copy(
+        update={
+            "restarts": status.restarts + 1,
+            "restarts_since_progress": status.restarts_since_progress + 1,
+            "restart_times": (*_window(policy, status, now), now) if policy.window_seconds else (),
+        }
+    )
+
+
+def disrupted(status: DDPJobStatus) -> DDPJobStatus:
+    """`status` after one more restart that does not count."""
+    return status.model_copy(
+        update={
+            "disruptions": status.disruptions + 1,
+            "disruptions_since_progress": status.disruptions_since_progress + 1,
+        }
+    )
+
+
+def allowance(policy: Restart) -> str:
+    """What the budget is, for people."""
+    within = f" within {policy.window_seconds} s" if policy.window_seconds is not None else ""
+    return f"{policy.max_restarts}{within} without progress"
+
+
+def backoff_seconds(policy: Backoff, in_a_row: int, key: str) -> float:
+    """How long to wait before the restart that follows `in_a_row` others without progress.
+
+    The wait doubles with each of them, as the kubelet's crash-loop back-off does. It is spread by 20 % to either side,
+    so that jobs that fell together do not come back together, and never above the maximum; `key` decides where in that
+    range it lies, so that the same decision, taken again, is the same.
+    """
+    seconds = min(policy.max_seconds, policy.initial_seconds * 2.0 ** min(in_a_row, _LONGEST_DOUBLING))
+    least, most = seconds * (1 - JITTER), min(float(policy.max_seconds), seconds * (1 + JITTER))
+    return round(least + (most - least) * _fraction(key), 3)
+
+
+def _window(policy: Restart, status: DDPJobStatus, now: datetime) -> tuple[datetime, ...]:
+    """Restarts of the window. One that lies ahead, after the clock was set back, is in it: the budget never grows."""
+    if policy.window_seconds is None:
+        return ()
+    begin = now - timedelta(seconds=policy.window_seconds)
+    return tuple(time for time in status.restart_times if time > begin)
+
+
+def _fraction(key: str) -> float:
+    """A number from 0 to 1 that looks random, and is always the same for one `key`."""
+    return int.from_bytes(hashlib.sha256(key.encode()).digest()[:6]) / 2**48
