@@ -8,6 +8,7 @@ import re
 import socket
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from ddpjob_operator.core.model import Defaults, Job, Manifest, ServiceView
@@ -45,10 +46,17 @@ def missing_here(job: Job, machine: Machine) -> tuple[str, ...]:
 def different_here(job: Job, machine: Machine) -> tuple[str, ...]:
     """What a person should know of how this run differs from the same job in a cluster."""
     notes = list(left_out(_first_pod(job)))
+    if job.spec.suspend:
+        notes.append("spec.suspend is for a cluster: a run that somebody starts by hand is meant to run")
     ranks = job.spec.nodes * job.spec.ranks_per_node
     if machine.gpus and len(machine.gpus) < ranks:
         notes.append(f"{len(machine.gpus)} GPU(s) for {ranks} ranks: training runs on the CPU")
     return tuple(notes)
+
+
+def as_run_here(job: Job) -> Job:
+    """The job without what is for a cluster that keeps it: nobody suspends a run or deletes it after its end."""
+    return replace(job, spec=job.spec.model_copy(update={"suspend": False, "ttl_seconds_after_finished": None}))
 
 
 def _missing(job: Job, machine: Machine) -> Iterator[str]:

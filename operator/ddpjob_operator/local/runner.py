@@ -20,15 +20,19 @@ from ddpjob_operator.api.status import DDPJobStatus, Phase
 from ddpjob_operator.core.failures import read_report
 from ddpjob_operator.core.model import (
     Action,
+    AssignPod,
+    CreateChild,
     CreateClaim,
     CreatePod,
     CreateService,
     Defaults,
+    DeleteJob,
     DeletePod,
     Job,
     Manifest,
     Observed,
     PointService,
+    ReadLog,
     ServiceView,
 )
 from ddpjob_operator.core.names import LABEL_ATTEMPT
@@ -37,7 +41,7 @@ from ddpjob_operator.core.progress import with_final_report
 from ddpjob_operator.local.chaos import KillRank, find_victim
 from ddpjob_operator.local.display import Display
 from ddpjob_operator.local.environment import Endpoints, Machine, build_command
-from ddpjob_operator.local.machine import own_variables
+from ddpjob_operator.local.machine import as_run_here, own_variables
 from ddpjob_operator.local.network import LOOPBACK, fetch_status, free_port
 from ddpjob_operator.local.processes import LocalPod, make_scratch
 from ddpjob_operator.local.view import NodeView, RunView
@@ -62,7 +66,7 @@ class Runner:
     """Runs one job once. `await run()` returns when nothing of it is left on this machine."""
 
     def __init__(self, job: Job, machine: Machine, display: Display, chaos: KillRank | None = None) -> None:
-        self._job = job
+        self._job = as_run_here(job)
         self._machine = machine
         self._display = display
         self._chaos = chaos
@@ -154,6 +158,8 @@ class Runner:
                 await self._create(action)
             case DeletePod():
                 self._delete(action)
+            case AssignPod() | CreateChild() | DeleteJob() | ReadLog():
+                pass  # what a cluster alone has
 
     def _point_service(self, attempt: int) -> None:
         self._service = ServiceView(LOOPBACK, attempt, self._rendezvous_port(attempt))
