@@ -140,6 +140,15 @@ def _queue_without_owner(spec: DDPJobSpec) -> str | None:
     return None
 
 
+def _one_size_in_a_queue(spec: DDPJobSpec) -> str | None:
+    if spec.elastic is None or spec.scheduling.gang != "Kueue":
+        return None
+    return (
+        "spec.scheduling.gang: Kueue admits all nodes of a gang or none, so an elastic one would never start smaller; "
+        "choose another gang, or remove elastic"
+    )
+
+
 def _window_to_remember(spec: DDPJobSpec) -> str | None:
     restart = spec.restart
     if restart.window_seconds is None or restart.max_restarts <= LONGEST_WINDOW:
@@ -246,6 +255,12 @@ BETWEEN_FIELDS: tuple[Rule, ...] = (
         "has(self.queue) ? self.gang in ['Kueue', 'Volcano'] : self.gang != 'Kueue'",
         "queue is for gang Kueue, which needs it, and for Volcano",
         _queue_without_owner,
+    ),
+    Rule(
+        (),
+        "!has(self.elastic) || self.scheduling.gang != 'Kueue'",
+        "Kueue admits all nodes of a gang or none; choose another scheduling.gang, or remove elastic",
+        _one_size_in_a_queue,
     ),
     Rule(
         ("restart",),

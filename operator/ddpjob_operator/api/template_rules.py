@@ -52,7 +52,7 @@ def reserved_template_env(spec: DDPJobSpec) -> str | None:
 def malformed_template(spec: DDPJobSpec) -> str | None:
     """What is merged item by item has to be lists of objects with the key that they are merged by."""
     template, path = _template(spec), "spec.podTemplate.spec"
-    for field in ("containers", "initContainers", "volumes"):
+    for field in ("containers", "initContainers", "volumes", "schedulingGates"):
         if problem := _malformed_list(template, field, path, "name"):
             return problem
     for index, container in enumerate(_objects(template, "containers")):

@@ -167,7 +167,7 @@ class Applier:
         return bool(pod["metadata"]["uid"] != action.uid)
 
     async def _assign_pod(self, job: Job, action: AssignPod) -> None:
-        """The uid in the patch keeps it from a pod that has got the name since: a 409, or a 422 from an older server."""
+        """The uid in the patch keeps it from a pod that has got the name since: a 409, or a 422 of older servers."""
         labels = {
             LABEL_ATTEMPT: str(action.attempt),
             LABEL_NODE_RANK: str(action.node_rank),

@@ -35,6 +35,7 @@ from ddpjob_operator.core.pod_environment import (
     is_assignable,
     launch_args,
 )
+from ddpjob_operator.core.podgroup import membership
 
 DEFAULT_SIZE = "10Gi"
 GRACE_SECONDS = 60
@@ -125,10 +126,13 @@ def build_pod(
     `nodes` is the size of this attempt's gang (default: the spec's), `avoid` names the nodes to keep away from.
     """
     nodes = nodes or job.spec.nodes
+    member = membership(job, attempt, node_rank, nodes)
     template = job.spec.pod_template
     user_metadata = template.metadata if template else None
     spec = merge(_default_pod_spec(job, attempt), (template.spec if template else None) or {})
     spec = merge(spec, _owned_pod_spec(job, defaults, environment(job, attempt, node_rank, service, nodes=nodes)))
+    if member.gates:
+        spec["schedulingGates"] = [*(spec.get("schedulingGates") or ()), *({"name": gate} for gate in member.gates)]
     place = pod_labels(job.name, job.uid, attempt, node_rank, nodes if is_assignable(job) else None)
     return {
         "apiVersion": "v1",
@@ -136,8 +140,8 @@ def build_pod(
         "metadata": {
             "name": name or pod_name(job.name, attempt, node_rank or 0),
             "namespace": job.namespace,
-            "labels": ((user_metadata.labels if user_metadata else None) or {}) | place,
-            "annotations": (user_metadata.annotations if user_metadata else None) or {},
+            "labels": ((user_metadata.labels if user_metadata else None) or {}) | member.labels | place,
+            "annotations": ((user_metadata.annotations if user_metadata else None) or {}) | member.annotations,
             "ownerReferences": [owner_reference(job)],
         },
         "spec": placed(job, attempt, spec, avoid),

@@ -100,6 +100,16 @@ def initializer(name: str, **fields: Any) -> dict[str, Any]:
         pytest.param({"scheduling": {"gang": "Volcano"}}, None, id="Volcano has a queue by default"),
         pytest.param({"scheduling": {"gang": "Kueue"}}, "LocalQueue", id="Kueue without a queue"),
         pytest.param({"scheduling": {"queue": "q"}}, "'q' has no meaning", id="a queue of nobody's"),
+        pytest.param(
+            {"nodes": 2, "elastic": {"minNodes": 1}, "scheduling": {"gang": "Kueue", "queue": "q"}},
+            "all nodes of a gang or none",
+            id="a queue admits no part of a gang",
+        ),
+        pytest.param(
+            {"nodes": 2, "elastic": {"minNodes": 1}, "scheduling": {"gang": "Volcano"}},
+            None,
+            id="a PodGroup has a least size",
+        ),
         pytest.param({"restart": {"windowSeconds": 9, "maxRestarts": 100}}, None, id="a window of a hundred restarts"),
         pytest.param({"restart": {"windowSeconds": 9, "maxRestarts": 101}}, "too many", id="too many for a window"),
         *(
@@ -244,6 +254,7 @@ def template(**spec: Any) -> dict[str, Any]:
         (template(containers="x"), "spec.podTemplate.spec.containers: is not a list"),
         (template(initContainers=[{}]), "spec.podTemplate.spec.initContainers[0]: has no name"),
         (template(volumes=[1]), "spec.podTemplate.spec.volumes[0]: has no name"),
+        (template(schedulingGates=1), "spec.podTemplate.spec.schedulingGates: is not a list"),
         (template(affinity=[]), "spec.podTemplate.spec.affinity: is not an object"),
         (template(affinity={"podAffinity": "x"}), "spec.podTemplate.spec.affinity.podAffinity: is not an object"),
         (template(affinity={"podAntiAffinity": {REQUIRED: {}}}),
@@ -262,6 +273,7 @@ def template(**spec: Any) -> dict[str, Any]:
     ids=["a reserved variable for the trainer", "the second container", "a sidecar's variables are its own",
          "a container without a name", "a container that is no object", "containers that are an object",
          "containers that are text", "an init container without a name", "a volume that is no object",
+         "scheduling gates that are a number",
          "an affinity that is a list", "an affinity to pods that is text", "terms that are an object",
          "terms for nodes that are a list", "expressions that are a number",
          "a variable that is no object", "a port without a number", "nothing said as null", "an empty template"],
