@@ -7,15 +7,20 @@ written offline is uploaded by a person, with `wandb sync`.
 
 from __future__ import annotations
 
+import errno
 import importlib
 import importlib.util
 import os
+import shutil
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from ddp_trainer.errors import UserError
+
+ROOM_BYTES: Final = 1 << 20
+"""What must be free on a volume that was full before event files are tried again."""
 
 
 class Curves(Protocol):
@@ -39,10 +44,13 @@ class TensorBoard:
         self.directory = directory
         self._resumed_at = resumed_at
         self._writer: Any = None
+        self._has_failed = False
 
     def draw(self, step: int, values: Mapping[str, float]) -> None:
         try:
             if self._writer is None:
+                if self._has_failed and shutil.disk_usage(self.directory).free < ROOM_BYTES:
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
                 # The import takes 0.2 s: after the first steps, not before them.
                 from torch.utils.tensorboard import SummaryWriter
 
@@ -51,8 +59,9 @@ class TensorBoard:
             for name, value in values.items():
                 self._writer.add_scalar(name, value, step)
         except OSError:
-            # Its thread has ended; one that is not closed would wait for it for ever.
+            # Its thread has ended, with a traceback; the next point makes another one, once there is room for it.
             self._writer = None
+            self._has_failed = True
             raise
 
     def close(self) -> None:
@@ -84,15 +93,17 @@ class OfflineWandb:
                 group=self._job,
                 name=f"{self._job}-attempt-{self._attempt}",
                 config=self._settings,
-                # what it would find out about this machine and its own copy of stdout are not asked for
-                settings=wandb.Settings(console="off", disable_git=True, disable_code=True, x_disable_stats=True),
+                # neither its banner, nor its own copy of stdout, nor what it would find out about this machine
+                settings=wandb.Settings(
+                    silent=True, console="off", disable_git=True, disable_code=True, x_disable_stats=True
+                ),
             )
         self._run.log(dict(values), step=step)
 
     def close(self) -> None:
         if self._run is not None:
             with suppress(Exception):
-                self._run.finish(quiet=True)
+                self._run.finish()
             self._run = None
 
 

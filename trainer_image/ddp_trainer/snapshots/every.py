@@ -15,6 +15,8 @@ from typing import Literal
 from ddp_trainer.errors import UserError
 
 _PATTERN = re.compile(r"([1-9][0-9]{0,8})\s*(step|epoch|second)s?")
+AUTO_BEGINS_WITH = 60
+"""Seconds until the first save of `auto`, which then knows what one costs."""
 Unit = Literal["steps", "epochs", "seconds", "auto"]
 
 
@@ -29,7 +31,7 @@ class Every:
     def parse(cls, text: str) -> Every:
         """From `100steps`, `2epochs`, `60seconds` or `auto`. Raises UserError."""
         if text.strip() == "auto":
-            return cls(60, "auto")
+            return cls(AUTO_BEGINS_WITH, "auto")
         match = _PATTERN.fullmatch(text.strip())
         if match is None:
             raise UserError(

@@ -42,8 +42,11 @@ class DDP(Strategy):
         ring all-reduce depends on where in a bucket a number stands, so the first step after a resume would
         differ from the unbroken run's in the last bit. A backward pass whose gradient is thrown away brings
         both to the same layout; with two ranks a + b = b + a, and none is needed.
+
+        A static graph is learnt in the first backward pass, which must meet the other ranks: DDP fails with an
+        internal assertion where that is the first micro-batch of several, under `no_sync`.
         """
-        if self.world.size < 3:
+        if self.world.size < 3 and not self.config.static_graph:
             return
         with self._undone():
             for _ in range(2):
