@@ -1,0 +1,187 @@
+"""What is left to read: whole, in order, each step once, also where the volume was full for a while."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from tests.trainer.documented import message
+
+from ddp_trainer import curves
+from ddp_trainer.distributed import World
+from ddp_trainer.errors import UserError
+from ddp_trainer.line_file import LineFile
+from ddp_trainer.runlog import LossLog, RunLog
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Iterator[Path]:
+    """A folder on a tmpfs of one page, so that the second line is more than it holds."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root to mount a small tmpfs")
+    folder = tmp_path / "small"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "ddpjob-test", str(folder)]
+    mounted = subprocess.run(mount, capture_output=True, text=True, check=False)
+    if mounted.returncode:
+        pytest.skip(f"cannot mount a tmpfs here: {mounted.stderr.strip()}")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def fill(folder: Path) -> Path:
+    """Leave no byte free; the file that takes them."""
+    ballast = folder / "ballast"
+    with suppress(OSError), ballast.open("wb", buffering=0) as file:
+        while True:
+            file.write(bytes(4096))
+    return ballast
+
+
+def steps(path: Path) -> list[int]:
+    return [json.loads(line)["step"] for line in path.read_text().splitlines()]
+
+
+def test_a_write_that_the_volume_cuts_short_is_taken_back_and_made_later(small: Path) -> None:
+    lines = LineFile(small / "lines")
+    lines.add("first")
+    lines.write_out()
+    ballast = fill(small)
+    lines.add("x" * 10_000)
+    with pytest.raises(OSError, match="No space left on device"):
+        lines.write_out()
+    assert lines.path.read_text() == "first\n"
+    ballast.unlink()
+    lines.write_out()
+    assert lines.path.read_text() == f"first\n{'x' * 10_000}\n"
+    assert lines.waiting == ()
+
+
+def test_losses_that_a_full_volume_refuses_are_in_the_snapshot_and_back_in_the_log_after_a_resume(
+    small: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = small / "losses.jsonl"
+    log = LossLog(path, attempt=0)
+    for step in (1, 2):
+        log.append(step=step, epoch=0, loss=0.1 * step)
+    log.flush()
+    ballast = fill(small)
+    for step in range(3, 90):
+        log.append(step=step, epoch=0, loss=0.1 * step)
+    state = log.state_dict()
+    assert steps(path) == [1, 2]
+    assert message("The volume is full", 2).search(capsys.readouterr().err)
+
+    ballast.unlink()
+    resumed = LossLog(path, attempt=1)
+    resumed.load_state_dict(state)
+    assert steps(path) == list(range(1, 90))
+    resumed.load_state_dict(state)
+    assert steps(path) == list(range(1, 90)), "lines that are there already are not written again"
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_run_goes_on_while_no_log_can_be_written_and_says_so_once(
+    small: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = RunLog(small / "job", World())
+    log.event("started", step=0)
+    ballast = fill(small)
+    for step in range(1, 200):
+        log.event("validated", step=step, text="x" * 100)
+        log.scalars(step, {"train/loss": 1.0})
+    told = capsys.readouterr().err
+    assert told.count("events.jsonl cannot be written: No space left on device") == 1, told
+    ballast.unlink()
+    log.event("finished", step=200)
+    assert "events.jsonl can be written again" in capsys.readouterr().err
+    assert steps(small / "job" / "events.jsonl") == list(range(201))
+    log.close()
+
+
+def test_a_line_that_a_crash_cut_short_is_dropped_with_all_after_the_snapshot(tmp_path: Path) -> None:
+    path = tmp_path / "losses.jsonl"
+    log = LossLog(path, attempt=0)
+    for step in (1, 2, 3):
+        log.append(step=step, epoch=0, loss=1 / 3)
+    log.close()
+    with path.open("a") as lines:
+        lines.write('{"step": 4, "ep')
+    again = LossLog(path, attempt=1)
+    again.load_state_dict({"step": 2})
+    assert steps(path) == [1, 2]
+    assert json.loads(path.read_text().splitlines()[0])["loss"] == 1 / 3
+
+
+RECORDING = """
+import json, os
+from pathlib import Path
+
+class Settings(dict):
+    def __init__(self, **given): super().__init__(given)
+
+def init(**given):
+    folder = Path(given["dir"], "wandb")
+    folder.mkdir(parents=True)
+    (folder / "init.json").write_text(json.dumps(given))
+    return Run(folder)
+
+class Run:
+    def __init__(self, folder): self.folder, self.points = folder, []
+    def log(self, values, step): self.points.append([step, values])
+    def finish(self): (self.folder / "points.json").write_text(json.dumps(self.points))
+"""
+
+
+@pytest.fixture
+def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Puts a module in the place of wandb, installed or not."""
+
+    def write(text: str) -> None:
+        (tmp_path / "wandb.py").write_text(text)
+        monkeypatch.syspath_prepend(tmp_path)
+        # what is imported under the name now is taken away again afterwards
+        monkeypatch.setitem(sys.modules, "wandb", sys)
+        monkeypatch.delitem(sys.modules, "wandb")
+
+    return write
+
+
+def test_wandb_is_told_to_stay_offline_and_gets_the_points_of_rank_0_alone(
+    tmp_path: Path, stand_in: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stand_in(RECORDING)
+    monkeypatch.setenv("WANDB_MODE", "online")
+    for rank in (0, 1):
+        log = RunLog(tmp_path / "logs" / "digits", World(rank=rank, size=2), attempt=3, wandb={"lr": 0.1})
+        log.scalars(10, {"train/loss": 0.5})
+        log.close()
+    told = json.loads((tmp_path / "logs/digits/wandb/init.json").read_text())
+    assert (told["mode"], told["group"], told["name"]) == ("offline", "digits", "digits-attempt-3")
+    assert told["config"] == {"lr": 0.1}
+    assert json.loads((tmp_path / "logs/digits/wandb/points.json").read_text()) == [[10, {"train/loss": 0.5}]]
+
+
+def test_a_kind_of_curve_that_fails_is_left_out_and_training_goes_on(
+    tmp_path: Path, stand_in: Callable[[str], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    stand_in("class Settings: __init__ = lambda self, **given: None\n")
+    log = RunLog(tmp_path / "logs", World(), wandb={})
+    log.scalars(1, {"train/loss": 0.5})
+    log.scalars(2, {"train/loss": 0.4})
+    assert capsys.readouterr().err.count("OfflineWandb is left out from step 1 on: ") == 1
+    log.close()
+
+
+def test_offline_wandb_without_wandb_is_refused_before_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(curves.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(UserError, match=r"--wandb offline needs the package wandb, .* pip install wandb"):
+        curves.check_wandb()
