@@ -11,7 +11,8 @@ from datetime import datetime, timedelta
 from ddpjob_operator.api.status import DDPJobStatus, NodeCount, Phase
 from ddpjob_operator.core.assign import assign, can_live_on
 from ddpjob_operator.core.edits import are_as_made_now, digests
-from ddpjob_operator.core.gang import complete, gang_of, stop
+from ddpjob_operator.core.gang import complete, discard, gang_of
+from ddpjob_operator.core.lost import is_lost
 from ddpjob_operator.core.model import Action, Defaults, Event, Job, Observed, Plan
 from ddpjob_operator.core.phases import phase_conditions
 
@@ -30,7 +31,7 @@ def next_attempt(
     """Begin the attempt after that of `status`, `delay` seconds from now."""
     attempt, size = status.attempt + 1, job.spec.nodes
     said = f"attempt {status.attempt} ended: {message or why}"
-    kept = kept_pods(job, observed, status, size, defaults)
+    kept = kept_pods(job, observed, status, size, now, defaults)
     after = status.model_copy(
         update={
             "phase": Phase.RESTARTING,
@@ -45,7 +46,7 @@ def next_attempt(
         }
     )
     going = tuple(pod for pod in observed.pods if pod.name not in kept)
-    actions: list[Action] = [*stop(going, everything=True)]
+    actions: list[Action] = [*discard(job, going, now)]
     if not delay:
         actions += complete(job, observed, after, (), defaults)
     event = Event("Warning", "Restarting", f"{said.splitlines()[0]}; starting attempt {attempt}")
@@ -58,9 +59,13 @@ def next_attempt(
     )
 
 
-def kept_pods(job: Job, observed: Observed, status: DDPJobStatus, size: int, defaults: Defaults) -> dict[str, int]:
+def kept_pods(
+    job: Job, observed: Observed, status: DDPJobStatus, size: int, now: datetime, defaults: Defaults
+) -> dict[str, int]:
     """The pods that live on into the next attempt, and the node ranks that they have in it."""
     if job.spec.restart.scope != "InPlace" or not are_as_made_now(job, status, defaults):
         return {}
-    survivors = [pod for pod in gang_of(observed, status) if can_live_on(pod)]
+    survivors = [
+        pod for pod in gang_of(observed, status) if can_live_on(pod) and not is_lost(pod, job.spec.restart, now)
+    ]
     return assign(survivors, (), size)

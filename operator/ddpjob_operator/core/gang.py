@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from datetime import datetime
+
 from ddpjob_operator.api.status import DDPJobStatus, NodeCount, Phase
 from ddpjob_operator.core.assign import can_live_on, ended_before
 from ddpjob_operator.core.failures import has_succeeded
+from ddpjob_operator.core.lost import removed
 from ddpjob_operator.core.model import (
     Action,
     AssignPod,
@@ -72,7 +75,7 @@ def complete(
         if (pod := kept.get(node_rank)) is not None:
             actions.append(AssignPod(pod.name, pod.uid, attempt, node_rank, size))
         else:
-            manifest = build_pod(job, attempt, node_rank, service, defaults, nodes=size)
+            manifest = build_pod(job, attempt, node_rank, service, defaults, nodes=size, avoid=status.excluded_nodes)
             actions.append(CreatePod(pod_name(job.name, attempt, node_rank), attempt, node_rank, manifest))
     return tuple(actions)
 
@@ -89,6 +92,13 @@ def left_over(observed: Observed, status: DDPJobStatus) -> tuple[PodView, ...]:
         for pod in observed.pods
         if ended_before(pod, status) or (pod.attempt < status.attempt and not _waits_for_word(pod, status))
     )
+
+
+def discard(job: Job, pods: tuple[PodView, ...], now: datetime) -> tuple[DeletePod, ...]:
+    """Delete pods that the job is done with, whatever state they are in."""
+    forced = removed(pods, job.spec.restart, now)
+    names = {action.name for action in forced}
+    return (*forced, *stop(tuple(pod for pod in pods if pod.name not in names), everything=True))
 
 
 def _point_service(job: Job, attempt: int) -> PointService:

@@ -21,8 +21,9 @@ from ddpjob_operator.core.cleanup import over, seconds_to_live
 from ddpjob_operator.core.deadlines import exceeded, seconds_to_next
 from ddpjob_operator.core.edits import digests, edited_fields, edited_while_starting
 from ddpjob_operator.core.failures import Failure, find_failures, first_cause, is_stopping
-from ddpjob_operator.core.gang import complete, counted, gang_of, gang_size, left_over, missing, stop
+from ddpjob_operator.core.gang import complete, counted, discard, gang_of, gang_size, left_over, missing, stop
 from ddpjob_operator.core.lifecycle import has_finished, resumed, suspended
+from ddpjob_operator.core.lost import lost_nodes, stranded, until_lost
 from ddpjob_operator.core.model import (
     Action,
     CreateClaim,
@@ -74,7 +75,9 @@ def _live(job: Job, observed: Observed, now: datetime, defaults: Defaults) -> Pl
     if edited_while_starting(job, status, pods, gang_size(job, status)):
         return next_attempt(job, observed, status, now, defaults, delay=0.0, why="SpecChanged")
 
-    failures = find_failures(pods, missing(job, status, gang), now)
+    policy = job.spec.restart
+    failures = find_failures(pods, missing(job, status, gang), now) + lost_nodes(pods, policy, now)
+    failures = failures or stranded(pods, status.attempt, observed.report)
     if failures or any(is_stopping(pod, now) for pod in pods):
         stopping = any(is_stopping(pod, now) for pod in pods)
         cause = first_cause(failures, now, stopping=stopping)
@@ -140,7 +143,7 @@ def _keep_going(
     defaults: Defaults,
 ) -> Plan:
     """No failure: make what is missing, remove what is left of older attempts, say how far the gang has come."""
-    stale = stop(left_over(observed, status), everything=True)
+    stale = discard(job, left_over(observed, status), now)
     wait = _backoff_left(job, status, now)
     if wait > 0 and not pods:
         return Plan(counted(job, status, pods), stale, requeue_after=wait)
@@ -157,9 +160,16 @@ def _keep_going(
         # the digests of the spec must be on record before any pod is made from it, and that a gang is incomplete again
         # before what shows it is deleted
         status_first=status.phase in (None, Phase.PENDING) or status.phase is not job.status.phase,
-        requeue_after=TROUBLE_GRACE_SECONDS if after.phase is not Phase.RUNNING else None,
+        requeue_after=_soonest(
+            TROUBLE_GRACE_SECONDS if after.phase is not Phase.RUNNING else None,
+            until_lost(observed.pods, job.spec.restart, now),
+        ),
         events=events,
     )
+
+
+def _soonest(*waits: float | None) -> float | None:
+    return min((wait for wait in waits if wait is not None), default=None)
 
 
 def _backoff_left(job: Job, status: DDPJobStatus, now: datetime) -> float:

@@ -12,6 +12,7 @@ from builders import DEFAULTS
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from world import (
+    NODES,
     Cluster,
     Decide,
     World,
@@ -66,7 +67,22 @@ events = st.one_of(
     st.tuples(st.just("watch catches up")),
     st.tuples(st.just("edit"), st.sampled_from(("a", "b")), st.integers(1, 3)),
     st.tuples(st.just("suspend"), st.booleans()),
+    st.tuples(st.just("silence"), st.sampled_from(NODES)),
+    st.tuples(st.just("come back"), st.sampled_from(NODES)),
     st.tuples(st.just("quota"), st.sampled_from((0, 1, None))),
+)
+
+specs = st.fixed_dictionaries(
+    {
+        "nodes": st.integers(1, 3),
+        "restart": st.fixed_dictionaries(
+            {
+                "maxRestarts": st.just(4),
+                "nodeLostSeconds": st.sampled_from((0, 4)),
+            },
+            optional={"scope": st.just("InPlace"), "forceDeleteLost": st.just(True)},
+        ),
+    }
 )
 
 
@@ -109,20 +125,23 @@ def happen(world: World, event: tuple[object, ...]) -> None:
             cluster.edit(args=[argument], nodes=nodes)
         case ("suspend", bool(suspended)):
             cluster.suspend(suspended)
+        case ("silence", str(node)):
+            cluster.fall_silent(node)
+        case ("come back", str(node)):
+            cluster.come_back(node)
         case ("quota", pods):
             cluster.quota = pods  # type: ignore[assignment]
     world.look()
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(st.integers(1, 3), st.sampled_from(("Gang", "InPlace")), st.lists(events, max_size=40))
+@given(specs, st.lists(events, max_size=40))
 def test_every_promise_holds_whatever_happens_and_in_whatever_order(
-    nodes: int, scope: str, story: list[tuple[object, ...]]
+    spec: dict[str, Any], story: list[tuple[object, ...]]
 ) -> None:
-    world = World.start(nodes=nodes, restart={"maxRestarts": 4, "scope": scope})
+    world = World.start(**spec)
     for event in story:
         happen(world, event)
-    world.cluster.quota = None
     world.finish()
     check_history(world.cluster)
     ended, calls = world.status, len(world.cluster.history)
@@ -139,6 +158,7 @@ def test_a_job_that_is_suspended_gives_back_every_node_and_loses_no_budget(story
     for event in story:
         happen(world, event)
     world.operator.kill_after = world.operator.lose_after = world.operator.pods = None
+    world.cluster.mend()
     world.look()
     world.cluster.suspend(True)
     world.look()
@@ -148,7 +168,6 @@ def test_a_job_that_is_suspended_gives_back_every_node_and_loses_no_budget(story
         return
     assert world.status.phase is Phase.SUSPENDED
     assert world.cluster.pods == {}
-    world.cluster.quota = None
     assert world.finish().restarts == spent
 
 

@@ -10,6 +10,7 @@ can be killed, any answer can be lost, and what it sees of the pods can be old.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
@@ -41,6 +42,7 @@ from ddpjob_operator.core.model import (
 from ddpjob_operator.core.restart import signature
 
 Decide = Callable[..., Plan]
+NODES = ("node-0", "node-1", "node-2")
 ENDED = (PodPhase.SUCCEEDED, PodPhase.FAILED)
 PROGRESS = {"progress", "nodes", "snapshot"}
 LONGEST_CHAIN = 16
@@ -71,6 +73,7 @@ class Cluster:
     statuses: list[DDPJobStatus] = field(default_factory=list)
     heard: dict[str, int] = field(default_factory=dict)
     """By uid, the attempt that a pod itself knows of: the kubelet takes a moment to tell it of its labels."""
+    silent: set[str] = field(default_factory=set)
     live: list[tuple[str, ...]] = field(default_factory=list)
     """After each change, which pods were alive."""
     _uids: count[int] = field(default_factory=lambda: count(1))
@@ -118,20 +121,56 @@ class Cluster:
         return None
 
     def schedule(self, name: str) -> None:
-        self._set(name, scheduled=True, node_name="node-1")
+        """The pod is given a node that answers, if there is one."""
+        pod, nodes = self.pods[name], [node for node in NODES if node not in self.silent]
+        if pod.phase is PodPhase.PENDING and not (pod.scheduled or pod.deleting) and nodes:
+            load = Counter(other.node_name for other in self.pods.values())
+            self._set(name, scheduled=True, node_name=min(nodes, key=lambda node: (load[node], node)))
 
     def run(self, name: str) -> None:
-        if self.pods[name].phase is PodPhase.PENDING and not self.pods[name].deleting:
-            self._set(name, phase=PodPhase.RUNNING, scheduled=True, node_name="node-1", pod_ip="10.0.0.1")
+        self.schedule(name)
+        pod = self.pods[name]
+        if pod.phase is PodPhase.PENDING and pod.scheduled and not pod.deleting and self.answers(name):
+            self._set(name, phase=PodPhase.RUNNING, pod_ip="10.0.0.1")
             self.hear(name)
 
     def hear(self, name: str) -> None:
         """The pod learns of its labels."""
-        self.heard[self.pods[name].uid] = self.pods[name].attempt
+        if self.answers(name):
+            self.heard[self.pods[name].uid] = self.pods[name].attempt
+
+    def mend(self) -> None:
+        """Whatever is wrong with the cluster is over."""
+        self.quota = None
+        for node in tuple(self.silent):
+            self.come_back(node)
+
+    def can_run(self, name: str) -> bool:
+        pod = self.pods[name]
+        placeable = self.answers(name) if pod.scheduled else len(self.silent) < len(NODES)
+        return pod.phase is PodPhase.PENDING and not pod.deleting and placeable
+
+    def answers(self, name: str) -> bool:
+        """Whether a pod's node is there to do and say anything about it."""
+        return self.pods[name].node_name not in self.silent
+
+    def fall_silent(self, node: str) -> None:
+        """A node dies, or only its kubelet. The control plane notices, and marks what ran there not ready."""
+        self.silent.add(node)
+        for name, pod in self.pods.items():
+            if pod.node_name == node and pod.phase is PodPhase.RUNNING:
+                self._set(name, not_ready_since=pod.not_ready_since or self.now)
+
+    def come_back(self, node: str) -> None:
+        """Its kubelet tells again what became of its pods."""
+        self.silent.discard(node)
+        for name, pod in self.pods.items():
+            if pod.node_name == node:
+                self._set(name, not_ready_since=None)
 
     def end(self, name: str, exit_code: int, reason: str = "", *, skew: float = 0.0) -> None:
         """The trainer of a pod that runs comes to its end."""
-        if self.pods[name].phase is not PodPhase.RUNNING:
+        if self.pods[name].phase is not PodPhase.RUNNING or not self.answers(name):
             return
         told = {"time": self.now.timestamp(), "step": 10, "attempt": self.heard[self.pods[name].uid]}
         message = make_report(reason, **told) if reason else ""
@@ -156,7 +195,7 @@ class Cluster:
 
     def reap(self, name: str) -> None:
         """The kubelet is done with a pod that was deleted."""
-        if self.pods[name].deleting:
+        if self.pods[name].deleting and self.answers(name):
             del self.pods[name]
             self._changed()
 
@@ -300,10 +339,10 @@ class World:
             self.look()
             if len(self.cluster.history) > before:
                 continue
-            waiting = [pod.name for pod in self.cluster.pods.values() if pod.deleting]
+            waiting = [name for name, pod in self.cluster.pods.items() if pod.deleting and self.cluster.answers(name)]
             if self.cluster.job.status.phase in (Phase.SUCCEEDED, Phase.FAILED) and not waiting:
                 return
-            starting = [pod.name for pod in self.cluster.pods.values() if pod.phase is PodPhase.PENDING]
+            starting = [name for name in self.cluster.pods if self.cluster.can_run(name)]
             if waiting:
                 self.cluster.reap(waiting[0])
             elif starting:
@@ -317,6 +356,7 @@ class World:
     def finish(self) -> DDPJobStatus:
         """Nothing bad happens any more: every pod runs and ends well."""
         self.cluster.suspend(False)
+        self.cluster.mend()
         for _ in range(50):
             self.settle()
             if self.status.phase in (Phase.SUCCEEDED, Phase.FAILED):
@@ -341,6 +381,7 @@ def check_history(cluster: Cluster) -> None:
     check_attempt_on_record_first(cluster)
     check_no_flip_flop(cluster)
     check_nothing_is_created_while_suspended(cluster)
+    check_force_is_asked_for(cluster)
 
 
 def check_one_live_pod_each(cluster: Cluster) -> None:
@@ -399,6 +440,13 @@ def check_attempt_on_record_first(cluster: Cluster) -> None:
             assert entry.attempt == recorded.attempt, f"{entry.name} told of attempt {entry.attempt} too soon"
             assert recorded.kept_pods[entry.name] == entry.node_rank, f"{entry.name} told of another's node rank"
             assert entry.nodes == recorded.nodes.total, f"{entry.name} told of another gang"
+
+
+def check_force_is_asked_for(cluster: Cluster) -> None:
+    """A pod that may still run is never taken off the API server against the user's will."""
+    forced = [entry.name for entry in cluster.history if isinstance(entry, DeletePod) and entry.grace_seconds == 0]
+    allowed = cluster.job.spec.restart.force_delete_lost
+    assert allowed or not forced, f"{forced} deleted by force, which the spec does not ask for"
 
 
 def check_no_flip_flop(cluster: Cluster) -> None:
