@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from torch.utils.data import Dataset, TensorDataset
 
 from ddp_trainer.data import BatchPlan, Cursor, Loader, every_nth, micro_batches, share
+from ddp_trainer.data_workers import DataWorkerDied
 from ddp_trainer.distributed import World
 from ddp_trainer.errors import UserError
 
@@ -166,6 +168,32 @@ def test_loading_with_workers_leaves_the_random_numbers_of_training_alone() -> N
     drawn = torch.rand(3)
     torch.manual_seed(1)
     assert torch.equal(drawn, torch.rand(3))
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_the_same_workers_load_every_epoch() -> None:
+    loader = Loader(Augmented(), BatchPlan(samples=23, global_batch=8), World(), workers=2)
+    before = set(multiprocessing.active_children())
+    list(loader.epoch(0))
+    workers = set(multiprocessing.active_children()) - before
+    list(loader.epoch(1))
+    assert len(workers) == 2
+    assert set(multiprocessing.active_children()) - before == workers
+
+
+class Broken(Augmented):
+    """Raises what torch itself raises for a worker that died."""
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        raise RuntimeError(f"sample {index} cannot be read")
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_an_exception_of_the_data_set_is_not_taken_for_the_death_of_its_worker() -> None:
+    loader = Loader(Broken(), BatchPlan(samples=23, global_batch=8), World(), workers=1)
+    with pytest.raises(RuntimeError, match=r"sample \d+ cannot be read") as raised:
+        list(loader.epoch(0))
+    assert not isinstance(raised.value, DataWorkerDied)
 
 
 @settings(max_examples=20)
