@@ -184,7 +184,7 @@ def _nodes(nodes: tuple[NodeView, ...]) -> Table:
         table.add_column(name, overflow="fold" if name == "log" else "ellipsis", no_wrap=name != "log")
     for node in nodes:
         table.add_row(
-            str(node.node_rank),
+            "spare" if node.node_rank is None else str(node.node_rank),
             node.pod,
             Text(node.phase, style=_STYLES.get(node.phase, "")),
             node.doing,

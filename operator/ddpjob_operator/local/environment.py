@@ -61,6 +61,10 @@ class Endpoints:
         return self.scratch / "termination-log"
 
     @property
+    def assignment_dir(self) -> Path:
+        return self.scratch / "assignment"
+
+    @property
     def run_dir(self) -> Path:
         return self.scratch / "run"
 
@@ -74,16 +78,22 @@ class Command:
 
 
 def build_command(
-    manifest: Manifest, machine: Machine, endpoints: Endpoints, *, own: frozenset[str] = frozenset()
+    manifest: Manifest,
+    machine: Machine,
+    endpoints: Endpoints,
+    *,
+    own: frozenset[str] = frozenset(),
+    gpus: tuple[str, ...] = (),
 ) -> Command:
-    """The trainer container of `manifest` as a command for this machine. `own` names the variables of `spec.env`.
+    """The trainer container of `manifest` as a command for this machine, with `gpus` for its ranks. `own` names the
+    variables of `spec.env`.
 
     Raises:
         NotOnThisMachine: if a variable comes from a Secret, a ConfigMap or the kubelet, and the shell does not
         set it either.
     """
     container = trainer_container(manifest)
-    local = _overrides(container, manifest, machine, endpoints, own)
+    local = _overrides(container, machine, endpoints, own, gpus)
     env = {name: value for name, value in machine.environ.items() if not _OF_AN_OUTER_RUN.fullmatch(name)}
     env |= local
     defined: dict[str, str] = {}
@@ -130,7 +140,7 @@ def left_out(manifest: Manifest) -> Iterator[str]:
 
 
 def _overrides(
-    container: Manifest, manifest: Manifest, machine: Machine, endpoints: Endpoints, own: frozenset[str]
+    container: Manifest, machine: Machine, endpoints: Endpoints, own: frozenset[str], gpus: tuple[str, ...]
 ) -> dict[str, str]:
     given = {item["name"]: item.get("value", "") for item in container.get("env") or ()}
     nodes, ranks = int(given["DDPJOB_NODES"]), int(given["DDPJOB_PROCS_PER_NODE"])
@@ -142,20 +152,22 @@ def _overrides(
         "DDPJOB_RDZV_HOST": "127.0.0.1",
         "DDPJOB_RDZV_PORT": str(endpoints.rendezvous_port),
     }
+    if "DDPJOB_ASSIGNMENT_DIR" in given:
+        overrides["DDPJOB_ASSIGNMENT_DIR"] = str(endpoints.assignment_dir)
     if "OMP_NUM_THREADS" not in own and "OMP_NUM_THREADS" not in machine.environ:
         overrides["OMP_NUM_THREADS"] = str(max(1, machine.cores // (nodes * ranks)))
     if "CUDA_VISIBLE_DEVICES" not in own and machine.gpus:
-        overrides["CUDA_VISIBLE_DEVICES"] = ",".join(
-            gpus_of_node(machine.gpus, int(given["DDPJOB_NODE_RANK"]), nodes, ranks)
-        )
+        overrides["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
     return overrides
 
 
-def gpus_of_node(gpus: tuple[str, ...], node_rank: int, nodes: int, ranks: int) -> tuple[str, ...]:
-    """One GPU for each rank, and none for anyone if there are fewer: NCCL refuses two ranks on one GPU."""
-    if len(gpus) < nodes * ranks:
+def gpus_of_node(gpus: tuple[str, ...], seat: int, seats: int, ranks: int) -> tuple[str, ...]:
+    """One GPU for each rank of the pod in `seat`, and none for anyone if there are fewer than all `seats` need: NCCL
+    refuses two ranks on one GPU.
+    """
+    if len(gpus) < seats * ranks:
         return ()
-    return gpus[node_rank * ranks : (node_rank + 1) * ranks]
+    return gpus[seat * ranks : (seat + 1) * ranks]
 
 
 def _value_from(variable: Manifest, manifest: Manifest, machine: Machine) -> str | None:

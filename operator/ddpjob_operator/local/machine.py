@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+from ddpjob_operator.api.spec import DDPJobSpec
 from ddpjob_operator.core.model import Defaults, Job, Manifest, ServiceView
 from ddpjob_operator.core.pods import build_pod
 from ddpjob_operator.local.environment import (
@@ -48,7 +49,7 @@ def different_here(job: Job, machine: Machine) -> tuple[str, ...]:
     notes = list(left_out(_first_pod(job)))
     if job.spec.suspend:
         notes.append("spec.suspend is for a cluster: a run that somebody starts by hand is meant to run")
-    ranks = job.spec.nodes * job.spec.ranks_per_node
+    ranks = seats(job.spec) * job.spec.ranks_per_node
     if machine.gpus and len(machine.gpus) < ranks:
         notes.append(f"{len(machine.gpus)} GPU(s) for {ranks} ranks: training runs on the CPU")
     return tuple(notes)
@@ -78,6 +79,11 @@ def _missing(job: Job, machine: Machine) -> Iterator[str]:
         build_command(_first_pod(job), machine, Endpoints(0, 0, Path()), own=own_variables(job))
     except NotOnThisMachine as refusal:
         yield from refusal.problems
+
+
+def seats(spec: DDPJobSpec) -> int:
+    """How many pods of a job live here at the same time: spares hold GPUs as well."""
+    return spec.nodes + spec.spares
 
 
 def own_variables(job: Job) -> frozenset[str]:

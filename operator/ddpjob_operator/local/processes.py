@@ -12,7 +12,7 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -20,6 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from ddpjob_operator.core.model import PodPhase, PodView, Termination
+from ddpjob_operator.core.names import LABEL_NODES
+from ddpjob_operator.local.assignment import write_assignment
 from ddpjob_operator.local.environment import Command, Endpoints
 from ddpjob_operator.local.network import LOOPBACK
 
@@ -41,12 +43,19 @@ class LocalPod:
     name: str
     uid: str
     attempt: int
-    node_rank: int
+    node_rank: int | None
     host: str
     endpoints: Endpoints
     log: Path
     grace_seconds: float
     changed: Callable[[], None]
+    seat: int = 0
+    """Whose share of this machine's GPUs it has."""
+
+    nodes: int | None = None
+    """Size of the gang that it was last told of, if it can be told of another."""
+
+    created: datetime = field(default_factory=lambda: datetime.now(UTC))
     report: dict[str, Any] | None = None
     """The last `/status` answer of this pod's launcher."""
 
@@ -59,8 +68,9 @@ class LocalPod:
     _watch: asyncio.Task[None] | None = None
     _grace: asyncio.TimerHandle | None = None
 
-    async def start(self, command: Command) -> None:
-        """Start the command; its output is appended to the log.
+    async def start(self, command: Command, labels: Mapping[str, str] | None = None) -> None:
+        """Start the command; its output is appended to the log. With LABEL_NODES among `labels`, the files of the
+        assignment are there as well.
 
         Raises:
             OSError: if the log cannot be opened or no process can be started.
@@ -68,6 +78,8 @@ class LocalPod:
         """
         self.endpoints.run_dir.mkdir(parents=True, exist_ok=True)
         self.endpoints.termination_log.touch()
+        if labels and LABEL_NODES in labels:
+            self.assign(self.attempt, self.node_rank, int(labels[LABEL_NODES]))
         self.log.parent.mkdir(parents=True, exist_ok=True)
         held, given = _tether()
         try:
@@ -91,6 +103,17 @@ class LocalPod:
         self._tether = held
         self._watch = asyncio.create_task(self._wait(self._process), name=f"watch {self.name}")
 
+    def assign(self, attempt: int, node_rank: int | None, nodes: int) -> None:
+        """Give the pod another place in the gang; its launcher reads it from the files.
+
+        Raises:
+            OSError: if they cannot be written.
+        """
+        write_assignment(self.endpoints.assignment_dir, attempt, node_rank, nodes)
+        self.attempt, self.node_rank, self.nodes = attempt, node_rank, nodes
+        self.report = None  # of another place
+        self.changed()
+
     @property
     def pid(self) -> int | None:
         """Process id of the pod's first process while it lives."""
@@ -108,6 +131,9 @@ class LocalPod:
             node_rank=self.node_rank,
             phase=self._phase(),
             ready=self.report is not None and not self.ended,
+            nodes=self.nodes,
+            created=self.created,
+            scheduled=True,
             deleting=self.deleting,
             gone_by=self.gone_by,
             node_name=self.host,

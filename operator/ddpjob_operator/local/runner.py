@@ -10,40 +10,23 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import uuid
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from ddpjob_operator.api.status import DDPJobStatus, Phase
 from ddpjob_operator.core.failures import read_report
-from ddpjob_operator.core.model import (
-    Action,
-    AssignPod,
-    CreateChild,
-    CreateClaim,
-    CreatePod,
-    CreateService,
-    Defaults,
-    DeleteJob,
-    DeletePod,
-    Job,
-    Manifest,
-    Observed,
-    PointService,
-    ReadLog,
-    ServiceView,
-)
-from ddpjob_operator.core.names import LABEL_ATTEMPT
+from ddpjob_operator.core.model import Defaults, Job
 from ddpjob_operator.core.plan import plan
 from ddpjob_operator.core.progress import with_final_report
 from ddpjob_operator.local.chaos import KillRank, find_victim
+from ddpjob_operator.local.children import Children
 from ddpjob_operator.local.display import Display
-from ddpjob_operator.local.environment import Endpoints, Machine, build_command
-from ddpjob_operator.local.machine import as_run_here, own_variables
-from ddpjob_operator.local.network import LOOPBACK, fetch_status, free_port
-from ddpjob_operator.local.processes import LocalPod, make_scratch
+from ddpjob_operator.local.environment import Machine
+from ddpjob_operator.local.machine import as_run_here
+from ddpjob_operator.local.network import fetch_status
+from ddpjob_operator.local.processes import LocalPod
 from ddpjob_operator.local.view import NodeView, RunView
 from ddpjob_operator.local.volume import pod_log
 
@@ -72,11 +55,7 @@ class Runner:
         self._chaos = chaos
         self._started = datetime.now(UTC)
         self._changed = asyncio.Event()
-        self._pods: dict[str, LocalPod] = {}
-        self._service: ServiceView | None = None
-        self._claim_exists = False
-        self._ports: set[int] = set()
-        self._rendezvous: dict[int, int] = {}
+        self._children = Children(self._job, machine, self._changed.set)
         self._stopped_by: signal.Signals | None = None
 
     async def run(self) -> Outcome:
@@ -116,100 +95,25 @@ class Runner:
     def _is_over(self) -> bool:
         """The job's end is decided, and no process is left."""
         final = _is_final(self._job.status)
-        return (final or self._stopped_by is not None) and all(pod.ended for pod in self._pods.values())
+        return (final or self._stopped_by is not None) and all(pod.ended for pod in self._children.pods)
 
     async def _pass(self) -> float | None:
         """One look at the job; the seconds until the next, if nothing happens before."""
-        for pod in [pod for pod in self._pods.values() if pod.deleting and pod.ended]:
-            del self._pods[pod.name]
-            pod.remove()
-        decided = plan(self._job, self._observed(), datetime.now(UTC), Defaults())
+        self._children.forget_deleted()
+        observed = self._children.observed(self._job.status.attempt)
+        decided = plan(self._job, observed, datetime.now(UTC), Defaults())
         self._job = replace(self._job, status=decided.status)
         for event in decided.events if not _is_final(decided.status) else ():
             self._display.event(event)  # how it all ended is for the caller to tell
         for action in decided.actions:
-            await self._carry_out(action)
-        if decided.actions:
-            self._changed.set()
+            if await self._children.carry_out(action):
+                self._changed.set()
         return decided.requeue_after
-
-    def _observed(self) -> Observed:
-        first = self._first_pod()
-        return Observed(
-            pods=tuple(pod.view() for pod in self._pods.values()),
-            service=self._service,
-            claim_exists=self._claim_exists,
-            report=first.report if first else None,
-        )
-
-    def _first_pod(self) -> LocalPod | None:
-        attempt = self._job.status.attempt
-        return next((pod for pod in self._pods.values() if pod.node_rank == 0 and pod.attempt == attempt), None)
-
-    async def _carry_out(self, action: Action) -> None:
-        match action:
-            case CreateClaim():
-                self._claim_exists = True  # the folder is there: it was opened before the run began
-            case CreateService(manifest):
-                self._point_service(int(manifest["spec"]["selector"][LABEL_ATTEMPT]))
-            case PointService(attempt=attempt):
-                self._point_service(attempt)
-            case CreatePod():
-                await self._create(action)
-            case DeletePod():
-                self._delete(action)
-            case AssignPod() | CreateChild() | DeleteJob() | ReadLog():
-                pass  # what a cluster alone has
-
-    def _point_service(self, attempt: int) -> None:
-        self._service = ServiceView(LOOPBACK, attempt, self._rendezvous_port(attempt))
-
-    def _rendezvous_port(self, attempt: int) -> int:
-        """One for each attempt: the last one's store may not have let go of its port yet."""
-        if attempt not in self._rendezvous:
-            self._rendezvous[attempt] = free_port(self._ports)
-        return self._rendezvous[attempt]
-
-    async def _create(self, action: CreatePod) -> None:
-        if action.name in self._pods or self._stopped_by is not None:
-            return
-        uid = str(uuid.uuid4())
-        scratch = make_scratch(action.name)
-        endpoints = Endpoints(self._rendezvous_port(action.attempt), free_port(self._ports), scratch)
-        pod = LocalPod(
-            name=action.name,
-            uid=uid,
-            attempt=action.attempt,
-            node_rank=action.node_rank,
-            host=self._machine.host,
-            endpoints=endpoints,
-            log=pod_log(self._machine.shared, self._job.name, action.name),
-            grace_seconds=float(action.manifest["spec"]["terminationGracePeriodSeconds"]),
-            changed=self._changed.set,
-        )
-        self._pods[action.name] = pod
-        manifest = _with_uid(action.manifest, uid)
-        command = build_command(manifest, self._machine, endpoints, own=own_variables(self._job))
-        try:
-            await pod.start(command)
-        except (OSError, ValueError) as error:
-            pod.failed_to_start(f"cannot start {action.name}: {error}")
-        if self._stopped_by is not None:
-            pod.terminate()
-
-    def _delete(self, action: DeletePod) -> None:
-        pod = self._pods.get(action.name)
-        if pod is None or pod.uid != action.uid:
-            return
-        grace = pod.grace_seconds if action.grace_seconds is None else action.grace_seconds
-        pod.deleting = True
-        pod.gone_by = datetime.now(UTC) + timedelta(seconds=grace)
-        pod.terminate(grace)
 
     async def _poll(self) -> None:
         """Ask every launcher how far it is, for as long as the run lasts."""
         while True:
-            running = [pod for pod in self._pods.values() if not pod.ended]
+            running = [pod for pod in self._children.pods if not pod.ended]
             await asyncio.gather(*(self._ask(pod) for pod in running))
             if self._chaos is not None:
                 self._kill_if_due([pod.report for pod in running if pod.report is not None and not pod.ended])
@@ -239,17 +143,19 @@ class Runner:
         """The first asks for a snapshot and an end, the second does not ask."""
         if self._stopped_by is None:
             self._stopped_by = number
+            self._children.closed = True
             self._display.say("stopping: waiting for a snapshot (once more to kill)")
-            for pod in self._pods.values():
+            for pod in self._children.pods:
                 pod.terminate()
         else:
-            for pod in self._pods.values():
+            for pod in self._children.pods:
                 pod.kill()
         self._changed.set()
 
     async def _take_last_words(self) -> None:
         """After a stop: what the pods said at their end. A gang that had just finished has succeeded all the same."""
-        current = [pod for pod in self._pods.values() if pod.attempt == self._job.status.attempt]
+        attempt = self._job.status.attempt
+        current = [pod for pod in self._children.pods if pod.attempt == attempt and pod.node_rank is not None]
         if current and all(pod.termination is not None and pod.termination.exit_code == 0 for pod in current):
             await self._pass()
             if self._job.status.phase is Phase.SUCCEEDED:
@@ -262,9 +168,9 @@ class Runner:
 
     async def _end_all(self) -> None:
         """Whatever happened above: no process and no scratch is left."""
-        for pod in self._pods.values():
+        for pod in self._children.pods:
             pod.kill()
-        for pod in self._pods.values():
+        for pod in self._children.pods:
             await pod.wait()
             pod.remove()
 
@@ -273,7 +179,8 @@ class Runner:
         return pod_log(self._machine.shared, self._job.name, failure.pod_name) if failure and failure.pod_name else None
 
     def _view(self) -> RunView:
-        shown = sorted((pod for pod in self._pods.values() if not pod.deleting), key=lambda pod: pod.node_rank)
+        present = [pod for pod in self._children.pods if not pod.deleting]
+        shown = sorted(present, key=lambda pod: (pod.node_rank is None, pod.node_rank, pod.name))
         return RunView(
             job=self._job.name,
             status=self._job.status,
@@ -299,8 +206,3 @@ def _node_view(pod: LocalPod) -> NodeView:
         doing=str(report.get("phase") or ""),
         log=pod.log,
     )
-
-
-def _with_uid(manifest: Manifest, uid: str) -> Manifest:
-    """As an API server would hand it out: fieldRef metadata.uid asks for it."""
-    return {**manifest, "metadata": {**manifest["metadata"], "uid": uid}}

@@ -13,7 +13,9 @@ from ddpjob_operator.api.status import DDPJobStatus, FailureStatus, Progress, Sn
 class NodeView:
     """One node of the gang."""
 
-    node_rank: int
+    node_rank: int | None
+    """None for a spare."""
+
     pod: str
     phase: str
     pid: int | None

@@ -16,6 +16,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 _SNAPSHOT = re.compile(r"step-(\d+)")
+_TAIL_LINES = 40
+_TAIL_BYTES = 4096
 _FOLDERS = ("datasets", "checkpoints", "logs")
 
 
@@ -44,6 +46,20 @@ def open_shared(folder: Path) -> Path:
 def pod_log(shared: Path, job: str, pod: str) -> Path:
     """Where the output of a pod's processes goes."""
     return shared / "logs" / job / "pods" / f"{pod}.log"
+
+
+def log_tail(log: Path, uid: str) -> str:
+    """The last lines that the pod with this uid wrote to its log, which pods of its name share; empty if there are
+    none.
+    """
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, log.stat().st_size - _TAIL_BYTES))
+            text = file.read().decode(errors="replace")
+    except OSError:
+        return ""
+    _, begun, own = text.rpartition(f"({uid}) starts\n")
+    return "\n".join((own if begun else text).splitlines()[-_TAIL_LINES:])
 
 
 def newest_snapshot(shared: Path, job: str) -> int | None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from ddp_trainer import errors as trainer_exits
+from ddp_trainer.assignment import Assignment, read_assignment
 from ddp_trainer.environment import Target, parse_environment, parse_target
 from ddp_trainer.snapshots.manifest import FileEntry, Manifest
 from ddp_trainer.status import Moment, status
@@ -16,10 +17,12 @@ from ddp_trainer.termination import Cause, Ending, encode, message_of
 from ddpjob_operator.api.status import DDPJobStatus
 from ddpjob_operator.api.template_rules import is_reserved
 from ddpjob_operator.core import failures as operator_exits
-from ddpjob_operator.core.model import ServiceView
+from ddpjob_operator.core.model import Defaults, ServiceView
 from ddpjob_operator.core.parse import parse_job
 from ddpjob_operator.core.pod_environment import environment, launch_args
+from ddpjob_operator.core.pods import build_pod
 from ddpjob_operator.core.progress import with_report
+from ddpjob_operator.local.assignment import write_assignment
 
 DOCUMENT = (Path(__file__).parents[3] / "docs/contracts.md").read_text()
 EXAMPLES = [json.loads(block) for block in re.findall(r"```json\n(.*?)```", DOCUMENT, re.DOTALL)]
@@ -121,6 +124,28 @@ def test_the_operator_reads_the_termination_message_that_the_launcher_writes() -
     assert report is not None
     assert set(report) == set(TERMINATION)
     assert (report["reason"], report["rank"], report["nodeRank"], report["attempt"]) == ("WorkerKilled", 1, 1, 3)
+
+
+def test_the_trainer_reads_its_place_from_the_files_that_a_kubelet_makes_of_the_pods_labels(tmp_path: Path) -> None:
+    assignable = job(restart={"scope": "InPlace"})
+    pod = build_pod(assignable, 3, 1, ServiceView(host="10.96.0.7", attempt=3), Defaults())
+    (volume,) = (volume for volume in pod["spec"]["volumes"] if "downwardAPI" in volume)
+    for item in volume["downwardAPI"]["items"]:
+        label = re.fullmatch(r"metadata\.labels\['(.+)'\]", item["fieldRef"]["fieldPath"])
+        assert label is not None
+        (tmp_path / item["path"]).write_text(pod["metadata"]["labels"][label[1]])
+    assert read_assignment(tmp_path) == Assignment(attempt=3, node_rank=1, nodes=2)
+    variables = pod_environment(restart={"scope": "InPlace"})
+    assert parse_environment(variables, read_assignment(tmp_path)).assignment_dir == Path("/etc/ddpjob/assignment")
+
+
+def test_the_trainer_reads_the_place_that_a_run_on_this_machine_gives_it(tmp_path: Path) -> None:
+    write_assignment(tmp_path / "place", attempt=3, node_rank=None, nodes=2)
+    assert read_assignment(tmp_path / "place") == Assignment(3, None, 2)
+    write_assignment(tmp_path / "place", attempt=4, node_rank=1, nodes=3)
+    assert read_assignment(tmp_path / "place") == Assignment(4, 1, 3)
+    link, data = sorted((tmp_path / "place").iterdir(), key=lambda path: not path.is_symlink())
+    assert link.resolve() == data.resolve()
 
 
 def test_a_manifest_has_exactly_the_documented_fields() -> None:

@@ -76,6 +76,11 @@ def test_ports_folders_and_addresses_are_those_of_this_machine() -> None:
     }
 
 
+def test_a_pod_whose_place_may_change_reads_it_from_its_own_scratch() -> None:
+    env = command_of({"nodes": 2, "restart": {"scope": "InPlace"}}).env
+    assert env["DDPJOB_ASSIGNMENT_DIR"] == "/dev/shm/x/assignment"
+
+
 def test_variables_of_a_surrounding_torchrun_do_not_leak_in() -> None:
     outer = {"RANK": "3", "MASTER_ADDR": "x", "TORCHELASTIC_RUN_ID": "y", "DDPJOB_DEBUG": "1", "RANKING": "kept"}
     env = command_of({}, machine=replace(MACHINE, environ=outer)).env
@@ -177,7 +182,7 @@ def test_a_thread_count_that_somebody_chose_is_kept() -> None:
 
 
 @pytest.mark.parametrize(
-    ("gpus", "node_rank", "nodes", "ranks", "seen"),
+    ("gpus", "seat", "seats", "ranks", "seen"),
     [
         (("0", "1", "2", "3"), 0, 2, 2, ("0", "1")),
         (("0", "1", "2", "3"), 1, 2, 2, ("2", "3")),
@@ -186,6 +191,6 @@ def test_a_thread_count_that_somebody_chose_is_kept() -> None:
     ],
 )
 def test_every_rank_has_a_gpu_of_its_own_or_none_has_one(
-    gpus: tuple[str, ...], node_rank: int, nodes: int, ranks: int, seen: tuple[str, ...]
+    gpus: tuple[str, ...], seat: int, seats: int, ranks: int, seen: tuple[str, ...]
 ) -> None:
-    assert gpus_of_node(gpus, node_rank, nodes, ranks) == seen
+    assert gpus_of_node(gpus, seat, seats, ranks) == seen

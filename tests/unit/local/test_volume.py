@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ddpjob_operator.local.volume import VolumeError, lock_job, newest_snapshot, open_shared
+from ddpjob_operator.local.volume import VolumeError, lock_job, log_tail, newest_snapshot, open_shared
 
 HOLD = """
 import sys
@@ -65,3 +65,14 @@ def test_the_lock_of_a_killed_process_is_free_at_once(tmp_path: Path) -> None:
         holder.wait(10)
         with lock_job(tmp_path, "digits"):
             pass
+
+
+def test_the_tail_of_a_log_is_what_the_pod_itself_wrote_last(tmp_path: Path) -> None:
+    log = tmp_path / "digits-0-0.log"
+    assert log_tail(log, "u2") == ""
+    log.write_text("---- digits-0-0 (u1) starts\nof another run\n---- digits-0-0 (u2) starts\nstep 1\nTraceback\n")
+    assert log_tail(log, "u2") == "step 1\nTraceback"
+    with log.open("a") as file:
+        file.writelines(f"line {number}\n" for number in range(2000))
+    tail = log_tail(log, "u2").splitlines()
+    assert (tail[0], tail[-1]) == ("line 1960", "line 1999")

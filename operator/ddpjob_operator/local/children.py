@@ -1,0 +1,169 @@
+"""What a job owns on this machine, where a cluster has pods, a Service and a claim: processes, a port and a folder.
+
+`observed` is what `plan` decides from, `carry_out` does what it decided.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+
+from ddpjob_operator.core.model import (
+    Action,
+    AssignPod,
+    CreateChild,
+    CreateClaim,
+    CreatePod,
+    CreateService,
+    DeleteJob,
+    DeletePod,
+    Job,
+    Manifest,
+    Observed,
+    PointService,
+    ReadLog,
+    ServiceView,
+)
+from ddpjob_operator.core.names import LABEL_ATTEMPT
+from ddpjob_operator.local.environment import Endpoints, Machine, build_command, gpus_of_node
+from ddpjob_operator.local.machine import own_variables, seats
+from ddpjob_operator.local.network import LOOPBACK, free_port
+from ddpjob_operator.local.processes import LocalPod, make_scratch
+from ddpjob_operator.local.volume import log_tail, pod_log
+
+
+class Children:
+    """The children of one job. `changed` is called whenever what is observed may have changed."""
+
+    def __init__(self, job: Job, machine: Machine, changed: Callable[[], None]) -> None:
+        self._job = job
+        self._machine = machine
+        self._changed = changed
+        self._pods: dict[str, LocalPod] = {}
+        self._service: ServiceView | None = None
+        self._claim_exists = False
+        self._others: set[tuple[str, str]] = set()
+        self._logs: dict[str, str] = {}
+        self._ports: set[int] = set()
+        self._rendezvous: dict[int, int] = {}
+        self.closed = False
+        """Once set no pod is made any more, and one that is being made is asked to stop."""
+
+    @property
+    def pods(self) -> tuple[LocalPod, ...]:
+        return tuple(self._pods.values())
+
+    def observed(self, attempt: int) -> Observed:
+        """All that is known, with the report of node rank 0 of this attempt."""
+        first = next((pod for pod in self.pods if pod.node_rank == 0 and pod.attempt == attempt), None)
+        return Observed(
+            pods=tuple(pod.view() for pod in self.pods),
+            service=self._service,
+            claim_exists=self._claim_exists,
+            report=first.report if first else None,
+            children=frozenset(self._others),
+            logs=dict(self._logs),
+        )
+
+    def forget_deleted(self) -> None:
+        """Drop the pods that were deleted and have ended."""
+        for pod in self.pods:
+            if pod.deleting and pod.ended:
+                del self._pods[pod.name]
+                pod.remove()
+
+    async def carry_out(self, action: Action) -> bool:
+        """Do it; whether it made a difference, so that the job is worth another look.
+
+        Raises:
+            OSError: if this machine has no port, no process or no space left for it.
+        """
+        match action:
+            case CreateClaim():
+                self._claim_exists = True  # the folder is there: it was opened before the run began
+            case CreateService(manifest):
+                self._point_service(int(manifest["spec"]["selector"][LABEL_ATTEMPT]))
+            case PointService(attempt=attempt):
+                self._point_service(attempt)
+            case CreatePod():
+                await self._create(action)
+            case AssignPod():
+                self._assign(action)
+            case DeletePod():
+                self._delete(action)
+            case ReadLog(name=name, uid=uid):
+                self._logs[uid] = log_tail(pod_log(self._machine.shared, self._job.name, name), uid)
+            case CreateChild(manifest):
+                # Nobody here enforces a network policy or admits a gang; that it is asked for once is enough.
+                self._others.add((manifest["kind"], manifest["metadata"]["name"]))
+            case DeleteJob():
+                return False  # the job is a file of the person's, and this process, which ends when it has finished
+        return True
+
+    def _point_service(self, attempt: int) -> None:
+        self._service = ServiceView(LOOPBACK, attempt, self._rendezvous_port(attempt))
+
+    def _rendezvous_port(self, attempt: int) -> int:
+        """One for each attempt: the last one's store may not have let go of its port yet. Pods that outlive an attempt
+        cannot be told of another, so where they may, there is one for all.
+        """
+        key = 0 if self._job.spec.restart.scope == "InPlace" else attempt
+        if key not in self._rendezvous:
+            self._rendezvous[key] = free_port(self._ports)
+        return self._rendezvous[key]
+
+    async def _create(self, action: CreatePod) -> None:
+        if action.name in self._pods or self.closed:
+            return
+        uid = str(uuid.uuid4())
+        scratch = make_scratch(action.name)
+        endpoints = Endpoints(self._rendezvous_port(action.attempt), free_port(self._ports), scratch)
+        pod = LocalPod(
+            name=action.name,
+            uid=uid,
+            attempt=action.attempt,
+            node_rank=action.node_rank,
+            host=self._machine.host,
+            endpoints=endpoints,
+            log=pod_log(self._machine.shared, self._job.name, action.name),
+            grace_seconds=float(action.manifest["spec"]["terminationGracePeriodSeconds"]),
+            changed=self._changed,
+            seat=self._free_seat(action.node_rank),
+        )
+        self._pods[action.name] = pod
+        manifest = _with_uid(action.manifest, uid)
+        gpus = gpus_of_node(self._machine.gpus, pod.seat, seats(self._job.spec), self._job.spec.ranks_per_node)
+        command = build_command(manifest, self._machine, endpoints, own=own_variables(self._job), gpus=gpus)
+        try:
+            await pod.start(command, manifest["metadata"]["labels"])
+        except (OSError, ValueError) as error:
+            pod.failed_to_start(f"cannot start {action.name}: {error}")
+        if self.closed:
+            pod.terminate()
+
+    def _free_seat(self, node_rank: int | None) -> int:
+        """Whose share of this machine's GPUs a new pod gets: that of its node rank, or one that no other pod holds."""
+        taken = {pod.seat for pod in self.pods if not (pod.deleting or pod.ended)}
+        wanted = 0 if node_rank is None else node_rank
+        free = [seat for seat in range(seats(self._job.spec)) if seat not in taken]
+        return wanted if wanted in free or not free else free[0]
+
+    def _assign(self, action: AssignPod) -> None:
+        pod = self._pods.get(action.name)
+        if pod is not None and pod.uid == action.uid and not pod.ended:
+            pod.assign(action.attempt, action.node_rank, action.nodes)
+
+    def _delete(self, action: DeletePod) -> None:
+        pod = self._pods.get(action.name)
+        if pod is None or pod.uid != action.uid:
+            return
+        grace = pod.grace_seconds if action.grace_seconds is None else action.grace_seconds
+        pod.deleting = True
+        pod.gone_by = datetime.now(UTC) + timedelta(seconds=grace)
+        pod.terminate(grace)
+
+
+def _with_uid(manifest: Manifest, uid: str) -> Manifest:
+    """As an API server would hand it out: fieldRef metadata.uid asks for it."""
+    return {**manifest, "metadata": {**manifest["metadata"], "uid": uid}}

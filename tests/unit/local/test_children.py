@@ -1,0 +1,79 @@
+"""What a job owns on this machine, as far as no process is needed to tell."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddpjob_operator.core.model import (
+    AssignPod,
+    CreateChild,
+    CreateClaim,
+    CreateService,
+    DeleteJob,
+    DeletePod,
+    PointService,
+    ReadLog,
+)
+from ddpjob_operator.core.parse import parse_job
+from ddpjob_operator.core.pods import build_service
+from ddpjob_operator.local.children import Children
+from ddpjob_operator.local.environment import Machine
+from ddpjob_operator.local.machine import seats
+from ddpjob_operator.local.volume import pod_log
+
+
+def children_of(shared: Path, **spec: Any) -> Children:
+    job = parse_job({"metadata": {"name": "digits", "uid": "u-1"}, "spec": {"nodes": 2, **spec}})
+    return Children(job, Machine(host="laptop", shared=shared, environ={}, cores=2), changed=lambda: None)
+
+
+@pytest.mark.parametrize(("scope", "same"), [("Gang", False), ("InPlace", True)])
+async def test_pods_that_outlive_an_attempt_find_the_next_at_the_port_that_they_know(
+    tmp_path: Path, scope: str, same: bool
+) -> None:
+    children = children_of(tmp_path, restart={"scope": scope})
+    job = parse_job({"metadata": {"name": "digits", "uid": "u-1"}, "spec": {}})
+    assert await children.carry_out(CreateService(build_service(job, 0)))
+    before = children.observed(0).service
+    assert await children.carry_out(PointService("digits-rdzv", 1, {}))
+    after = children.observed(1).service
+    assert before is not None
+    assert after is not None
+    assert (before.attempt, after.attempt) == (0, 1)
+    assert (before.port == after.port) == same
+
+
+async def test_what_only_a_cluster_enforces_is_asked_for_once(tmp_path: Path) -> None:
+    children = children_of(tmp_path)
+    assert await children.carry_out(CreateChild({"kind": "NetworkPolicy", "metadata": {"name": "digits"}}))
+    assert children.observed(0).children == {("NetworkPolicy", "digits")}
+
+
+async def test_a_job_that_is_a_file_is_not_deleted_and_not_looked_at_again_for_that(tmp_path: Path) -> None:
+    assert not await children_of(tmp_path).carry_out(DeleteJob("u-1"))
+
+
+async def test_a_log_is_read_from_the_shared_folder(tmp_path: Path) -> None:
+    children = children_of(tmp_path)
+    log = pod_log(tmp_path, "digits", "digits-0-1")
+    log.parent.mkdir(parents=True)
+    log.write_text("---- digits-0-1 (u-9) starts\nKilled\n")
+    assert await children.carry_out(ReadLog("digits-0-1", "u-9"))
+    assert await children.carry_out(ReadLog("digits-0-0", "u-8"))
+    assert children.observed(0).logs == {"u-9": "Killed", "u-8": ""}
+
+
+async def test_a_pod_that_is_gone_is_neither_told_anything_nor_deleted_again(tmp_path: Path) -> None:
+    children = children_of(tmp_path)
+    for action in (CreateClaim({}), AssignPod("digits-0-0", "u-9", 1, 0, 2), DeletePod("digits-0-0", "u-9", 2)):
+        await children.carry_out(action)
+    assert children.observed(1).pods == ()
+    assert children.observed(1).claim_exists
+
+
+def test_a_spare_needs_gpus_of_its_own() -> None:
+    spec = {"nodes": 2, "spares": 1, "restart": {"scope": "InPlace"}}
+    assert seats(parse_job({"metadata": {"name": "digits"}, "spec": spec}).spec) == 3
