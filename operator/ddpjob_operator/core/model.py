@@ -253,3 +253,8 @@ class Plan:
     status_first: bool = False
     requeue_after: float | None = None
     events: tuple[Event, ...] = field(default=())
+
+
+def soonest(*waits: float | None) -> float | None:
+    """The shortest of some waits in seconds; None is no wait at all."""
+    return min((wait for wait in waits if wait is not None), default=None)

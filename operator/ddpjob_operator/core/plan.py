@@ -14,16 +14,15 @@ from dataclasses import replace
 from datetime import datetime
 
 from ddpjob_operator.api.status import DDPJobStatus, Phase
-from ddpjob_operator.core import conditions as cond
 from ddpjob_operator.core.assign import ended_before
 from ddpjob_operator.core.attempt import next_attempt
 from ddpjob_operator.core.cleanup import over, seconds_to_live
 from ddpjob_operator.core.deadlines import exceeded, seconds_to_next
-from ddpjob_operator.core.edits import digests, edited_fields, edited_while_starting
+from ddpjob_operator.core.edits import edited_while_starting
 from ddpjob_operator.core.failures import Failure, find_failures, first_cause, is_stopping
-from ddpjob_operator.core.gang import complete, counted, discard, gang_of, gang_size, left_over, missing, stop
+from ddpjob_operator.core.gang import counted, gang_of, gang_size, missing
 from ddpjob_operator.core.lifecycle import has_finished, resumed, suspended
-from ddpjob_operator.core.lost import lost_nodes, stranded, until_lost
+from ddpjob_operator.core.lost import lost_nodes, stranded
 from ddpjob_operator.core.model import (
     Action,
     CreateClaim,
@@ -33,13 +32,13 @@ from ddpjob_operator.core.model import (
     Job,
     Observed,
     Plan,
-    PodView,
+    soonest,
 )
-from ddpjob_operator.core.phases import degraded, failed, incomplete_again, phase_conditions, succeeded
+from ddpjob_operator.core.ongoing import keep_going
+from ddpjob_operator.core.phases import degraded, failed, incomplete_again, succeeded
 from ddpjob_operator.core.pods import build_claim, build_service
 from ddpjob_operator.core.progress import failure_status, with_final_report, with_report
 from ddpjob_operator.core.restart import GiveUp, RestartIn, decide, remember, with_clause
-from ddpjob_operator.core.trouble import TROUBLE_GRACE_SECONDS, find_trouble
 
 SETTLE_LOOK_SECONDS = 0.5
 
@@ -51,7 +50,7 @@ def plan(job: Job, observed: Observed, now: datetime, defaults: Defaults) -> Pla
     if job.status.phase is not None and job.status.phase.final:
         return over(job, observed, now)
     decided = _live(job, observed, now, defaults)
-    return replace(decided, requeue_after=_soonest(decided.requeue_after, _next_moment(job, observed, decided, now)))
+    return replace(decided, requeue_after=soonest(decided.requeue_after, _next_moment(job, observed, decided, now)))
 
 
 def _live(job: Job, observed: Observed, now: datetime, defaults: Defaults) -> Plan:
@@ -86,17 +85,13 @@ def _live(job: Job, observed: Observed, now: datetime, defaults: Defaults) -> Pl
         return _after_failure(job, observed, counted(job, status, pods), cause, now, defaults)
     if len(pods) < len(gang) and status.phase is Phase.RUNNING:
         status = incomplete_again(job, status, gang, now)
-    return _keep_going(job, observed, status, pods, now, defaults)
+    return keep_going(job, observed, status, pods, now, defaults)
 
 
 def _next_moment(job: Job, observed: Observed, decided: Plan, now: datetime) -> float | None:
     """Seconds to the next deadline, or to the end of the time that a job which has just ended has to live."""
     live = seconds_to_live(job, decided.status, now)
     return seconds_to_next(job, observed, decided.status, now) if live is None else live
-
-
-def _soonest(*waits: float | None) -> float | None:
-    return min((wait for wait in waits if wait is not None), default=None)
 
 
 def _adopted(status: DDPJobStatus, observed: Observed) -> DDPJobStatus:
@@ -132,103 +127,6 @@ def _prepare(job: Job, observed: Observed, status: DDPJobStatus, now: datetime) 
         return Plan(status, tuple(actions))
     status = status.model_copy(update={"phase": Phase.PENDING, "start_time": status.start_time or now})
     return Plan(degraded(job, status, observed.problem.reason, observed.problem.message, now), tuple(actions))
-
-
-def _keep_going(
-    job: Job,
-    observed: Observed,
-    status: DDPJobStatus,
-    pods: tuple[PodView, ...],
-    now: datetime,
-    defaults: Defaults,
-) -> Plan:
-    """No failure: make what is missing, remove what is left of older attempts, say how far the gang has come."""
-    stale = discard(job, left_over(observed, status), now)
-    wait = _backoff_left(job, status, now)
-    if wait > 0 and not pods:
-        return Plan(counted(job, status, pods), stale, requeue_after=wait)
-    if status.phase is not Phase.RUNNING and observed.service is None:
-        # even if every pod is there: whether it selects this attempt has to be looked at
-        return Plan(status, (*stale, CreateService(build_service(job, status.attempt))))
-
-    create = complete(job, observed, status, pods, defaults) if status.phase is not Phase.RUNNING else ()
-    after, events = _advanced(job, status, pods, now, defaults)
-    after = _with_trouble(job, observed, after, pods, now)
-    return Plan(
-        after,
-        (*stale, *create),
-        # the digests of the spec must be on record before any pod is made from it, and that a gang is incomplete again
-        # before what shows it is deleted
-        status_first=status.phase in (None, Phase.PENDING) or status.phase is not job.status.phase,
-        requeue_after=_soonest(
-            TROUBLE_GRACE_SECONDS if after.phase is not Phase.RUNNING else None,
-            until_lost(observed.pods, job.spec.restart, now),
-        ),
-        events=events,
-    )
-
-
-def _soonest(*waits: float | None) -> float | None:
-    return min((wait for wait in waits if wait is not None), default=None)
-
-
-def _backoff_left(job: Job, status: DDPJobStatus, now: datetime) -> float:
-    """Seconds until the next attempt may start. More than any backoff means that the clock was set back."""
-    if status.restart_at is None:
-        return 0.0
-    left = (status.restart_at - now).total_seconds()
-    return left if left <= job.spec.restart.backoff.max_seconds else 0.0
-
-
-def _advanced(
-    job: Job, status: DDPJobStatus, pods: tuple[PodView, ...], now: datetime, defaults: Defaults
-) -> tuple[DDPJobStatus, tuple[Event, ...]]:
-    """The phase that follows from the pods that are there."""
-    status = counted(job, status, pods)
-    if status.phase in (None, Phase.PENDING):
-        status = status.model_copy(
-            update={
-                "phase": Phase.STARTING,
-                "start_time": status.start_time or now,
-                "attempt_time": now,
-                "observed_generation": job.generation,
-                "spec_digests": digests(job, defaults),
-            }
-        )
-        event = Event("Normal", "Starting", f"creating {job.spec.nodes} nodes")
-        return status, (event,)
-    if status.phase is not Phase.RUNNING and status.nodes.ready == status.nodes.total:
-        message = f"all {len(pods)} nodes run, attempt {status.attempt}"
-        status = status.model_copy(
-            update={
-                "phase": Phase.RUNNING,
-                "restart_at": None,
-                "conditions": phase_conditions(job, status, now, running=("GangRunning", message)),
-            }
-        )
-        return status, (Event("Normal", "Running", message),)
-    return status, ()
-
-
-def _with_trouble(
-    job: Job, observed: Observed, status: DDPJobStatus, pods: tuple[PodView, ...], now: datetime
-) -> DDPJobStatus:
-    status = status.model_copy(update={"observed_generation": job.generation})
-    edited = edited_fields(job, status)
-    if edited:
-        names = ", ".join(f"spec.{name}" for name in edited)
-        message = (
-            f"{names} changed while the job runs; attempt {status.attempt} goes on as it was started, and a later "
-            "attempt would use the new spec. Revert the edit, or delete the job and apply it again"
-        )
-        return degraded(job, status, "SpecChanged", message, now)
-    trouble = find_trouble(status, pods, observed.problem, now)
-    if trouble is not None:
-        return degraded(job, status, trouble.reason, trouble.message, now)
-    cleared = cond.set_condition(
-        status.conditions, cond.DEGRADED, False, "AsExpected", "", now=now, generation=job.generation
-    )
-    return status.model_copy(update={"conditions": cleared})
 
 
 def _after_failure(

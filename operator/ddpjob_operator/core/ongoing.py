@@ -1,0 +1,108 @@
+"""A gang without a failure: what it lacks is made, what older attempts left goes, and the status says how far it is."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from ddpjob_operator.api.status import DDPJobStatus, Phase
+from ddpjob_operator.core import conditions as cond
+from ddpjob_operator.core.edits import digests, edited_fields
+from ddpjob_operator.core.gang import complete, counted, discard, left_over
+from ddpjob_operator.core.lost import until_lost
+from ddpjob_operator.core.model import CreateService, Defaults, Event, Job, Observed, Plan, PodView, soonest
+from ddpjob_operator.core.phases import degraded, phase_conditions
+from ddpjob_operator.core.pods import build_service
+from ddpjob_operator.core.trouble import TROUBLE_GRACE_SECONDS, find_trouble
+
+
+def keep_going(
+    job: Job,
+    observed: Observed,
+    status: DDPJobStatus,
+    pods: tuple[PodView, ...],
+    now: datetime,
+    defaults: Defaults,
+) -> Plan:
+    """No failure: make what is missing, remove what is left of older attempts, say how far the gang has come."""
+    stale = discard(job, left_over(observed, status), now)
+    wait = _backoff_left(job, status, now)
+    if wait > 0 and not pods:
+        return Plan(counted(job, status, pods), stale, requeue_after=wait)
+    if status.phase is not Phase.RUNNING and observed.service is None:
+        # even if every pod is there: whether it selects this attempt has to be looked at
+        return Plan(status, (*stale, CreateService(build_service(job, status.attempt))))
+
+    create = complete(job, observed, status, pods, defaults) if status.phase is not Phase.RUNNING else ()
+    after, events = _advanced(job, status, pods, now, defaults)
+    after = _with_trouble(job, observed, after, pods, now)
+    return Plan(
+        after,
+        (*stale, *create),
+        # the digests of the spec must be on record before any pod is made from it, and that a gang is incomplete again
+        # before what shows it is deleted
+        status_first=status.phase in (None, Phase.PENDING) or status.phase is not job.status.phase,
+        requeue_after=soonest(
+            TROUBLE_GRACE_SECONDS if after.phase is not Phase.RUNNING else None,
+            until_lost(observed.pods, job.spec.restart, now),
+        ),
+        events=events,
+    )
+
+
+def _backoff_left(job: Job, status: DDPJobStatus, now: datetime) -> float:
+    """Seconds until the next attempt may start. More than any backoff means that the clock was set back."""
+    if status.restart_at is None:
+        return 0.0
+    left = (status.restart_at - now).total_seconds()
+    return left if left <= job.spec.restart.backoff.max_seconds else 0.0
+
+
+def _advanced(
+    job: Job, status: DDPJobStatus, pods: tuple[PodView, ...], now: datetime, defaults: Defaults
+) -> tuple[DDPJobStatus, tuple[Event, ...]]:
+    """The phase that follows from the pods that are there."""
+    status = counted(job, status, pods)
+    if status.phase in (None, Phase.PENDING):
+        status = status.model_copy(
+            update={
+                "phase": Phase.STARTING,
+                "start_time": status.start_time or now,
+                "attempt_time": now,
+                "observed_generation": job.generation,
+                "spec_digests": digests(job, defaults),
+            }
+        )
+        event = Event("Normal", "Starting", f"creating {job.spec.nodes} nodes")
+        return status, (event,)
+    if status.phase is not Phase.RUNNING and status.nodes.ready == status.nodes.total:
+        message = f"all {len(pods)} nodes run, attempt {status.attempt}"
+        status = status.model_copy(
+            update={
+                "phase": Phase.RUNNING,
+                "restart_at": None,
+                "conditions": phase_conditions(job, status, now, running=("GangRunning", message)),
+            }
+        )
+        return status, (Event("Normal", "Running", message),)
+    return status, ()
+
+
+def _with_trouble(
+    job: Job, observed: Observed, status: DDPJobStatus, pods: tuple[PodView, ...], now: datetime
+) -> DDPJobStatus:
+    status = status.model_copy(update={"observed_generation": job.generation})
+    edited = edited_fields(job, status)
+    if edited:
+        names = ", ".join(f"spec.{name}" for name in edited)
+        message = (
+            f"{names} changed while the job runs; attempt {status.attempt} goes on as it was started, and a later "
+            "attempt would use the new spec. Revert the edit, or delete the job and apply it again"
+        )
+        return degraded(job, status, "SpecChanged", message, now)
+    trouble = find_trouble(status, pods, observed.problem, now)
+    if trouble is not None:
+        return degraded(job, status, trouble.reason, trouble.message, now)
+    cleared = cond.set_condition(
+        status.conditions, cond.DEGRADED, False, "AsExpected", "", now=now, generation=job.generation
+    )
+    return status.model_copy(update={"conditions": cleared})
