@@ -226,15 +226,20 @@ class DDPJobStatus(APIModel):
     """With restart.windowSeconds: when the counted restarts of the window were."""
 
     disruptions: int = 0
-    """Restarts that do not count: evictions, preemptions, changes of size, and what restart.rules says so of."""
+    """Restarts that do not count: evictions, preemptions, changes of size, gangs that could not get all their nodes,
+    and what restart.rules says so of.
+    """
 
     disruptions_since_progress: int = 0
-    """Those of them that followed a failure and brought no newer snapshot, in a row: the backoff grows with them too,
+    """Those of them that brought no newer snapshot, in a row: the backoff grows with them too,
     though the budget does not shrink.
     """
 
     restart_at: datetime | None = None
     """While Restarting: when the next attempt starts."""
+
+    retry_at: datetime | None = None
+    """While the gang waits for nodes that it could not get all of: when it asks for them again."""
 
     attempt_time: datetime | None = None
     """When the current attempt was decided on."""

@@ -12,6 +12,7 @@ from ddpjob_operator.core.lost import until_lost
 from ddpjob_operator.core.model import CreateService, Defaults, Event, Job, Observed, Plan, PodView, soonest
 from ddpjob_operator.core.phases import degraded, phase_conditions
 from ddpjob_operator.core.pods import build_service
+from ddpjob_operator.core.release import LEAST_WAIT_SECONDS
 from ddpjob_operator.core.trouble import TROUBLE_GRACE_SECONDS, find_trouble
 
 
@@ -51,10 +52,9 @@ def keep_going(
 
 def _backoff_left(job: Job, status: DDPJobStatus, now: datetime) -> float:
     """Seconds until the next attempt may start. More than any backoff means that the clock was set back."""
-    if status.restart_at is None:
-        return 0.0
-    left = (status.restart_at - now).total_seconds()
-    return left if left <= job.spec.restart.backoff.max_seconds else 0.0
+    left = [(time - now).total_seconds() for time in (status.restart_at, status.retry_at) if time is not None]
+    most = max(job.spec.restart.backoff.max_seconds, LEAST_WAIT_SECONDS)
+    return max((seconds for seconds in left if seconds <= most), default=0.0)
 
 
 def _advanced(
@@ -80,6 +80,7 @@ def _advanced(
             update={
                 "phase": Phase.RUNNING,
                 "restart_at": None,
+                "retry_at": None,
                 "conditions": phase_conditions(job, status, now, running=("GangRunning", message)),
             }
         )

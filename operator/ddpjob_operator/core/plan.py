@@ -24,9 +24,6 @@ from ddpjob_operator.core.gang import counted, gang_of, gang_size, missing
 from ddpjob_operator.core.lifecycle import has_finished, resumed, suspended
 from ddpjob_operator.core.lost import lost_nodes, stranded
 from ddpjob_operator.core.model import (
-    Action,
-    CreateClaim,
-    CreateService,
     Defaults,
     Event,
     Job,
@@ -35,9 +32,10 @@ from ddpjob_operator.core.model import (
     soonest,
 )
 from ddpjob_operator.core.ongoing import keep_going
-from ddpjob_operator.core.phases import degraded, failed, incomplete_again, succeeded
-from ddpjob_operator.core.pods import build_claim, build_service
+from ddpjob_operator.core.phases import failed, incomplete_again, succeeded
+from ddpjob_operator.core.prepare import prepared
 from ddpjob_operator.core.progress import failure_status, with_final_report, with_report
+from ddpjob_operator.core.release import released
 from ddpjob_operator.core.restart import GiveUp, RestartIn, decide, remember, with_clause
 
 SETTLE_LOOK_SECONDS = 0.5
@@ -69,8 +67,8 @@ def _live(job: Job, observed: Observed, now: datetime, defaults: Defaults) -> Pl
     if (late := exceeded(job, observed, status, pods, now)) is not None:
         status = status.model_copy(update={"last_failure": failure_status(status, late, now)})
         return failed(job, observed, status, late.reason, late.message, now)
-    if status.phase in (None, Phase.PENDING) and _unprepared(job, observed):
-        return _prepare(job, observed, status, now)
+    if status.phase in (None, Phase.PENDING) and (first := prepared(job, observed, status, now, defaults)) is not None:
+        return first
     if edited_while_starting(job, status, pods, gang_size(job, status)):
         return next_attempt(job, observed, status, now, defaults, delay=0.0, why="SpecChanged")
 
@@ -85,6 +83,8 @@ def _live(job: Job, observed: Observed, now: datetime, defaults: Defaults) -> Pl
         return _after_failure(job, observed, counted(job, status, pods), cause, now, defaults)
     if len(pods) < len(gang) and status.phase is Phase.RUNNING:
         status = incomplete_again(job, status, gang, now)
+    if (given_back := released(job, observed, status, pods, now, defaults)) is not None:
+        return given_back
     return keep_going(job, observed, status, pods, now, defaults)
 
 
@@ -109,24 +109,6 @@ def _adopted(status: DDPJobStatus, observed: Observed) -> DDPJobStatus:
             "restarts_since_progress": status.restarts_since_progress + unknown,
         }
     )
-
-
-def _unprepared(job: Job, observed: Observed) -> bool:
-    return observed.service is None or (job.spec.shared.claim_name is None and not observed.claim_exists)
-
-
-def _prepare(job: Job, observed: Observed, status: DDPJobStatus, now: datetime) -> Plan:
-    """The Service's address goes into every pod, so it comes first; the claim is made beside it."""
-    actions: list[Action] = []
-    if observed.service is None:
-        actions.append(CreateService(build_service(job, status.attempt)))
-    claim = build_claim(job)
-    if claim is not None and not observed.claim_exists:
-        actions.append(CreateClaim(claim))
-    if observed.problem is None:
-        return Plan(status, tuple(actions))
-    status = status.model_copy(update={"phase": Phase.PENDING, "start_time": status.start_time or now})
-    return Plan(degraded(job, status, observed.problem.reason, observed.problem.message, now), tuple(actions))
 
 
 def _after_failure(

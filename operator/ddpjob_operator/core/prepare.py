@@ -1,0 +1,58 @@
+"""What a job has before its first pod: the address of its rendezvous, its volume, and whatever else its pods rely on.
+
+A NetworkPolicy that comes after the pods would leave them open for a moment, and a PodGroup that does would leave
+them to be scheduled one by one. All of it is made at once; the API server's refusal of any holds the job back.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from ddpjob_operator.api.status import DDPJobStatus, Phase
+from ddpjob_operator.core.model import (
+    Action,
+    CreateChild,
+    CreateClaim,
+    CreateService,
+    Defaults,
+    Job,
+    Manifest,
+    Observed,
+    Plan,
+)
+from ddpjob_operator.core.phases import degraded
+from ddpjob_operator.core.podgroup import build_pod_group
+from ddpjob_operator.core.pods import build_claim, build_service, owner_reference
+
+
+def prepared(job: Job, observed: Observed, status: DDPJobStatus, now: datetime, defaults: Defaults) -> Plan | None:
+    """Make what is missing; None once everything is there."""
+    actions = _missing(job, observed, status, defaults)
+    if not actions:
+        return None
+    if observed.problem is None:
+        return Plan(status, actions)
+    status = status.model_copy(update={"phase": Phase.PENDING, "start_time": status.start_time or now})
+    return Plan(degraded(job, status, observed.problem.reason, observed.problem.message, now), actions)
+
+
+def _missing(job: Job, observed: Observed, status: DDPJobStatus, defaults: Defaults) -> tuple[Action, ...]:
+    actions: list[Action] = []
+    if observed.service is None:
+        actions.append(CreateService(build_service(job, status.attempt)))
+    claim = build_claim(job)
+    if claim is not None and not observed.claim_exists:
+        actions.append(CreateClaim(claim))
+    known = observed.children
+    actions += [
+        CreateChild(child)
+        for child in _children(job, defaults)
+        if (child["kind"], child["metadata"]["name"]) not in known
+    ]
+    return tuple(actions)
+
+
+def _children(job: Job, defaults: Defaults) -> tuple[Manifest, ...]:
+    owner = owner_reference(job)
+    found = (build_pod_group(job, owner),)
+    return tuple(child for child in found if child is not None)
