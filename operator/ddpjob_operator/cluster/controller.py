@@ -23,6 +23,7 @@ from ddpjob_operator.cluster.events import EventPoster, Subject
 from ddpjob_operator.cluster.refused import Refused
 from ddpjob_operator.cluster.status_poll import Report, StatusPoller, Target
 from ddpjob_operator.cluster.status_write import Change, StatusWriter, change_between
+from ddpjob_operator.core.lifecycle import is_left_to_another
 from ddpjob_operator.core.model import Defaults, Job, Observed, Plan, PodPhase
 from ddpjob_operator.core.parse import InvalidJob, parse_job
 from ddpjob_operator.core.plan import plan
@@ -87,7 +88,7 @@ class Controller:
             return None  # everything is queued anew when this replica's turn comes
         for _ in range(LONGEST_CHAIN):
             view = self._view(key)
-            if view is None:
+            if view is None or is_left_to_another(view.obj):
                 self._forget(key)
                 return None
             decided, memory = self._decide(view), self.cache.memory(view.owner)

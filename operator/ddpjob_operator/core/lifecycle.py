@@ -8,8 +8,11 @@ which costs no budget: a new attempt is what keeps a pod that was thought dead f
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import datetime
+from typing import Any
 
+from ddpjob_operator.api.spec import CONTROLLER_NAME
 from ddpjob_operator.api.status import DDPJobStatus, NodeCount, Phase
 from ddpjob_operator.core import conditions as cond
 from ddpjob_operator.core.failures import SETTLE_SECONDS, has_succeeded, read_report
@@ -20,6 +23,15 @@ from ddpjob_operator.core.progress import with_final_report
 
 SUSPENDING = "Suspending"
 _ENDED = (PodPhase.SUCCEEDED, PodPhase.FAILED)
+
+
+def is_left_to_another(obj: Mapping[str, Any]) -> bool:
+    """Whether `managedBy` names another controller.
+
+    Asked of the object as it stands: one that this operator could not even read is none of its business either.
+    """
+    spec = obj.get("spec")
+    return isinstance(spec, Mapping) and spec.get("managedBy") not in (None, CONTROLLER_NAME)
 
 
 def has_finished(job: Job, status: DDPJobStatus, pods: tuple[PodView, ...]) -> bool:

@@ -9,7 +9,7 @@ from builders import DEFAULTS, NOW, ended, failed, in_phase, later, make_job, ma
 
 from ddpjob_operator.api.status import DDPJobStatus, Phase, SnapshotStatus
 from ddpjob_operator.core import conditions as cond
-from ddpjob_operator.core.lifecycle import has_finished, is_suspending
+from ddpjob_operator.core.lifecycle import has_finished, is_left_to_another, is_suspending
 from ddpjob_operator.core.model import (
     CreateClaim,
     CreatePod,
@@ -266,6 +266,23 @@ def test_the_time_of_a_suspension_is_added_up_when_it_ends(seconds: float, count
 def test_the_time_of_several_suspensions_adds_up() -> None:
     status = suspended(60, suspended_seconds=12.5)
     assert look(make_job(status), seen()).status.suspended_seconds == 72.5
+
+
+# Whose job it is
+
+
+@pytest.mark.parametrize(
+    ("spec", "another"),
+    [
+        ({}, False),
+        ({"managedBy": "training.ddpjob.io/operator"}, False),
+        ({"managedBy": "kueue.x-k8s.io/multikueue"}, True),
+        ({"managedBy": "kueue.x-k8s.io/multikueue", "nodes": "not a number"}, True),
+        (None, False),
+    ],
+)
+def test_a_job_is_left_alone_if_it_names_another_controller(spec: object, another: bool) -> None:
+    assert is_left_to_another({"metadata": {"name": "digits"}, "spec": spec}) is another
 
 
 # Success
