@@ -162,15 +162,17 @@ class Controller:
         Trying again is the queue's business, with its backoff.
         """
         memory.problem = refusal.problem
+        error = ApiError(0, refusal.problem.reason, refusal.problem.message)
         view = self._view(key)
         if view is not None:
             decided = self._decide(view)
             await self._write(view, replace(decided, actions=()))
             self._show(key, view, decided.status)
+            error.look_within = decided.requeue_after  # a deadline does not wait for a backoff
         if refusal.final:
             logger.info("%s: %s; not tried again", key, refusal.problem.message)
             return None
-        raise ApiError(0, refusal.problem.reason, refusal.problem.message) from None
+        raise error from None
 
     def _count(self, before: DDPJobStatus, after: DDPJobStatus) -> None:
         cause = after.last_failure.reason if after.last_failure else "Unknown"

@@ -12,6 +12,9 @@ class ApiError(Exception):
     expected = True
     """Such errors happen in every cluster: a log line says it all, a traceback adds nothing."""
 
+    look_within: float | None = None
+    """Seconds within which to look again although the backoff may be longer: something is due then."""
+
     def __init__(self, status: int, reason: str, message: str, details: Mapping[str, Any] | None = None) -> None:
         super().__init__(f"{status} {reason}: {message}" if status else f"{reason}: {message}")
         self.status = status

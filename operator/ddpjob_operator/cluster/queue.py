@@ -46,7 +46,7 @@ class _Delayed:
 @dataclass(eq=False)
 class WorkQueue(Generic[K]):
     """`look` is awaited with a key; it returns seconds after which to look again, or None. Whatever it raises is
-    retried."""
+    retried after a backoff, but no later than in `look_within` seconds if the error says so."""
 
     look: Callable[[K], Awaitable[float | None]]
     workers: int = 16
@@ -147,6 +147,7 @@ class WorkQueue(Generic[K]):
         except Exception as error:
             failures = self._failures[key] = self._failures.get(key, 0) + 1
             after = self.backoff.seconds(failures, random.random())  # noqa: S311 - jitter, not a secret
+            after = min(after, getattr(error, "look_within", None) or after)
             metrics.RECONCILE_ERRORS.inc()
             logger.warning("%s: %s; looking again in %.1f s", key, error or type(error).__name__, after,
                            exc_info=not getattr(error, "expected", False))  # fmt: skip

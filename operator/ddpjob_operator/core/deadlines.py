@@ -15,6 +15,7 @@ from ddpjob_operator.api.status import DDPJobStatus, Phase
 from ddpjob_operator.core import conditions as cond
 from ddpjob_operator.core.failures import Failure, Retry, finite
 from ddpjob_operator.core.model import Job, Observed, PodPhase, PodView
+from ddpjob_operator.core.trouble import starting_since
 
 ACTIVE = "DeadlineExceeded"
 STARTUP = "StartupDeadlineExceeded"
@@ -60,17 +61,11 @@ def deadlines(job: Job, observed: Observed, status: DDPJobStatus, now: datetime)
     if _is_active(status) and spec.active_deadline_seconds is not None and status.start_time is not None:
         allowed = timedelta(seconds=spec.active_deadline_seconds + status.suspended_seconds)
         found.append(Deadline(status.start_time + allowed, ACTIVE))
-    since = starting_since(status)
+    since = _could_start_since(status)
     unmet = _ranks_have_not_met(observed.report, job.uid, status, now)
-    if spec.startup_deadline_seconds is not None and since is not None and (unmet or _is_starting(status)):
+    if spec.startup_deadline_seconds is not None and since is not None and (unmet or _is_starting(status, observed)):
         found.append(Deadline(since + timedelta(seconds=spec.startup_deadline_seconds), STARTUP))
     return tuple(found)
-
-
-def starting_since(status: DDPJobStatus) -> datetime | None:
-    """From when on the current attempt could have started: the wait before a restart is left out."""
-    begun = status.attempt_time or status.start_time
-    return begun if begun is None or status.restart_at is None else max(begun, status.restart_at)
 
 
 def _is_active(status: DDPJobStatus) -> bool:
@@ -78,7 +73,18 @@ def _is_active(status: DDPJobStatus) -> bool:
     return not final and status.phase is not Phase.SUSPENDED
 
 
-def _is_starting(status: DDPJobStatus) -> bool:
+def _could_start_since(status: DDPJobStatus) -> datetime | None:
+    """A gang waits for the initializers, but their time is not its own."""
+    since, fetched = starting_since(status), cond.find(status.conditions, cond.INITIALIZED)
+    if since is None or fetched is None or fetched.status != "True":
+        return since
+    return max(since, fetched.last_transition_time)
+
+
+def _is_starting(status: DDPJobStatus, observed: Observed) -> bool:
+    """Pods have been waited for since; or what has to be there before them, such as the first pod that fetches data."""
+    if status.phase is Phase.PENDING and (fetching := observed.initializer) is not None:
+        return fetching.phase is PodPhase.PENDING and fetching.number == 0
     return status.phase in (Phase.PENDING, Phase.STARTING, Phase.RESTARTING)
 
 

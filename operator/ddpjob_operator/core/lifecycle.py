@@ -124,6 +124,7 @@ def _suspended(job: Job, observed: Observed, status: DDPJobStatus, now: datetime
         update={
             "phase": Phase.SUSPENDED,
             "restart_at": None,
+            "retry_at": None,
             "start_time": status.start_time or now,
             "observed_generation": job.generation,
             "nodes": NodeCount(ready=0, total=total, summary=f"0/{total}"),

@@ -7,13 +7,13 @@ from datetime import datetime
 from ddpjob_operator.api.status import DDPJobStatus, Phase
 from ddpjob_operator.core import conditions as cond
 from ddpjob_operator.core.edits import digests, edited_fields
-from ddpjob_operator.core.gang import complete, counted, discard, left_over
+from ddpjob_operator.core.gang import complete, counted, discard, gang_size, left_over
 from ddpjob_operator.core.lost import until_lost
 from ddpjob_operator.core.model import CreateService, Defaults, Event, Job, Observed, Plan, PodView, soonest
 from ddpjob_operator.core.phases import degraded, phase_conditions
 from ddpjob_operator.core.pods import build_service
-from ddpjob_operator.core.release import LEAST_WAIT_SECONDS
-from ddpjob_operator.core.trouble import TROUBLE_GRACE_SECONDS, find_trouble
+from ddpjob_operator.core.release import LEAST_WAIT_SECONDS, until_given_back
+from ddpjob_operator.core.trouble import find_trouble, is_degraded, scheduled_condition, seconds_to_trouble
 
 
 def keep_going(
@@ -43,7 +43,8 @@ def keep_going(
         # before what shows it is deleted
         status_first=status.phase in (None, Phase.PENDING) or status.phase is not job.status.phase,
         requeue_after=soonest(
-            TROUBLE_GRACE_SECONDS if after.phase is not Phase.RUNNING else None,
+            seconds_to_trouble(after, now) if after.phase is not Phase.RUNNING else None,
+            until_given_back(job, after, now),
             until_lost(observed.pods, job.spec.restart, now),
         ),
         events=events,
@@ -101,7 +102,10 @@ def _with_trouble(
         )
         return degraded(job, status, "SpecChanged", message, now)
     trouble = find_trouble(status, pods, observed.problem, now)
-    if trouble is not None:
+    if status.phase is not Phase.RUNNING:
+        conditions = scheduled_condition(job, status, pods, gang_size(job, status), trouble, now)
+        status = status.model_copy(update={"conditions": conditions})
+    if trouble is not None and is_degraded(trouble):
         return degraded(job, status, trouble.reason, trouble.message, now)
     cleared = cond.set_condition(
         status.conditions, cond.DEGRADED, False, "AsExpected", "", now=now, generation=job.generation

@@ -23,6 +23,7 @@ def succeeded(job: Job, observed: Observed, status: DDPJobStatus, pods: tuple[Po
             "phase": Phase.SUCCEEDED,
             "completion_time": now,
             "restart_at": None,
+            "retry_at": None,
             "conditions": phase_conditions(job, status, now, complete=("Completed", message)),
         }
     )
@@ -43,6 +44,7 @@ def failed(job: Job, observed: Observed, status: DDPJobStatus, reason: str, mess
             "phase": Phase.FAILED,
             "completion_time": now,
             "restart_at": None,
+            "retry_at": None,
             "conditions": phase_conditions(job, status, now, failed=(reason, message)),
         }
     )

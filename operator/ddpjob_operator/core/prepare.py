@@ -23,6 +23,7 @@ from ddpjob_operator.core.model import (
 from ddpjob_operator.core.phases import degraded
 from ddpjob_operator.core.podgroup import build_pod_group
 from ddpjob_operator.core.pods import build_claim, build_service, owner_reference
+from ddpjob_operator.core.trouble import find_trouble
 
 
 def prepared(job: Job, observed: Observed, status: DDPJobStatus, now: datetime, defaults: Defaults) -> Plan | None:
@@ -30,10 +31,10 @@ def prepared(job: Job, observed: Observed, status: DDPJobStatus, now: datetime, 
     actions = _missing(job, observed, status, defaults)
     if not actions:
         return None
-    if observed.problem is None:
+    if (trouble := find_trouble(status, (), observed.problem, now)) is None:
         return Plan(status, actions)
     status = status.model_copy(update={"phase": Phase.PENDING, "start_time": status.start_time or now})
-    return Plan(degraded(job, status, observed.problem.reason, observed.problem.message, now), actions)
+    return Plan(degraded(job, status, trouble.reason, trouble.message, now), actions)
 
 
 def _missing(job: Job, observed: Observed, status: DDPJobStatus, defaults: Defaults) -> tuple[Action, ...]:

@@ -64,6 +64,15 @@ def released(
     )
 
 
+def until_given_back(job: Job, status: DDPJobStatus, now: datetime) -> float | None:
+    """Seconds until an incomplete gang has waited for as long as it may."""
+    limit, since = job.spec.scheduling.timeout_seconds, _trying_since(status)
+    if limit is None or since is None or status.phase not in (Phase.STARTING, Phase.RESTARTING):
+        return None
+    left = limit - (now - since).total_seconds()
+    return left if left > 0 else None
+
+
 def _refused(job: Job, observed: Observed, status: DDPJobStatus, pods: tuple[PodView, ...]) -> Problem | None:
     size = gang_size(job, status)
     old = any(pod.attempt != status.attempt or pod.deleting for pod in observed.pods)

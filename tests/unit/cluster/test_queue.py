@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 from tests.unit.cluster.virtual_time import run
 
+from ddpjob_operator.cluster.errors import ApiError
 from ddpjob_operator.cluster.queue import Backoff, WorkQueue
 
 Feed = Callable[[WorkQueue[str]], Awaitable[None]]
@@ -74,6 +75,21 @@ def test_a_key_that_is_added_while_it_is_looked_at_is_looked_at_once_more() -> N
 
     run(within(looks, 10, feed))
     assert looks.times == [0, 1]
+
+
+def test_what_is_due_at_a_moment_does_not_wait_for_the_backoff_after_a_failure() -> None:
+    def due_in_two_seconds(key: str, looks: int) -> None:
+        error = ApiError(403, "Forbidden", "exceeded quota")
+        error.look_within = 2.0 if looks == 1 else None
+        raise error
+
+    looks = Looks(then=due_in_two_seconds)
+
+    async def feed(queue: WorkQueue[str]) -> None:
+        queue.add("a")
+
+    run(within(looks, 30, feed, backoff=Backoff(first=60.0)))
+    assert looks.times == [0, 2]
 
 
 def test_keys_are_looked_at_side_by_side_up_to_the_number_of_workers() -> None:

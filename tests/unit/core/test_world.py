@@ -171,6 +171,33 @@ def test_a_job_that_is_suspended_gives_back_every_node_and_loses_no_budget(story
     assert world.finish().restarts == spent
 
 
+@settings(max_examples=75, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.lists(events, max_size=25), st.sampled_from(("activeDeadlineSeconds", "startupDeadlineSeconds")))
+def test_no_job_outlives_its_deadline_and_none_fails_before_it(story: list[tuple[object, ...]], which: str) -> None:
+    limit = 100
+    world = World.start(nodes=2, restart={"maxRestarts": 4}, **{which: limit})
+    for event in story:
+        happen(world, event)
+    world.operator.kill_after = world.operator.lose_after = world.operator.pods = None
+    world.cluster.suspend(False)
+    for _ in range(4):  # to its end, if it was being suspended, and into its next attempt
+        world.look()
+        for name in [name for name, pod in world.cluster.pods.items() if pod.deleting]:
+            world.cluster.reap(name)
+    if world.status.phase is Phase.RUNNING and which == "startupDeadlineSeconds":
+        return
+    world.pass_time(1e6)  # more than any story sets the clock back
+    world.look()
+    after = world.status
+    assert after.phase in (Phase.SUCCEEDED, Phase.FAILED)
+    failed = next((c for c in after.conditions if c.type == "Failed" and c.status == "True"), None)
+    if failed is not None and failed.reason == "DeadlineExceeded":
+        assert after.start_time is not None
+        assert after.completion_time is not None
+        assert (after.completion_time - after.start_time).total_seconds() >= limit + after.suspended_seconds
+    check_history(world.cluster)
+
+
 @pytest.mark.parametrize("nodes", [1, 2, 8])
 def test_a_job_that_succeeds_costs_one_create_a_pod_and_three_status_writes(nodes: int) -> None:
     world = World.start(nodes=nodes)
