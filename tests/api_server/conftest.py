@@ -7,6 +7,7 @@ import os
 import subprocess
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,12 @@ import pytest
 import yaml
 from tests.api_server.harness import REPOSITORY, Cluster, Operator, eventually
 
-from ddpjob_operator.cluster.client import connect
+from ddpjob_operator.cluster.client import Client, connect
 from ddpjob_operator.cluster.errors import ApiError
 
 SCRIPT = REPOSITORY / "tests" / "cluster" / "cluster.sh"
 CRD = REPOSITORY / "manifests" / "crd" / "ddpjobs.training.ddpjob.io.yaml"
+CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 START_SECONDS = 1800
 """The first start on a machine builds Kubernetes."""
 
@@ -45,7 +47,7 @@ def api_server() -> Iterator[Path]:
         assert up.returncode == 0, f"the API server did not start:\n{up.stderr}"
         given = up.stdout.strip().removeprefix("KUBECONFIG=")
     kubeconfig = Path(given)
-    asyncio.run(_install_crd(kubeconfig))
+    asyncio.run(install_crd(kubeconfig, yaml.safe_load(CRD.read_text())))
     yield kubeconfig
     if ours:
         subprocess.run(_script("down"), capture_output=True, check=True)
@@ -55,26 +57,37 @@ def _script(command: str) -> list[str]:
     return ["bash", str(SCRIPT), command, "--control-plane-only"]
 
 
-async def _install_crd(kubeconfig: Path) -> None:
+async def install_crd(kubeconfig: Path, manifest: dict[str, Any]) -> None:
+    """Create or update a CustomResourceDefinition, and wait until it is served."""
+    async with _logged_in(kubeconfig) as client:
+        name = manifest["metadata"]["name"]
+        try:
+            await client.create(CRDS, "customresourcedefinitions", manifest)
+        except ApiError as error:
+            if not error.already_exists:
+                raise
+            await client.merge_patch(f"{CRDS}/{name}", "customresourcedefinitions", {"spec": manifest["spec"]})
+
+        async def established() -> bool:
+            found = await client.get(f"{CRDS}/{name}", "customresourcedefinitions")
+            conditions = (found.get("status") or {}).get("conditions") or []
+            return any(item["type"] == "Established" and item["status"] == "True" for item in conditions)
+
+        await eventually(established, f"{name} is established")
+
+
+async def remove_crd(kubeconfig: Path, manifest: dict[str, Any]) -> None:
+    """Delete a CustomResourceDefinition and all its objects."""
+    async with _logged_in(kubeconfig) as client:
+        await client.delete(f"{CRDS}/{manifest['metadata']['name']}", "customresourcedefinitions")
+
+
+@asynccontextmanager
+async def _logged_in(kubeconfig: Path) -> AsyncIterator[Client]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("KUBECONFIG", str(kubeconfig))
         client = await connect()
-    manifest = yaml.safe_load(CRD.read_text())
-    path = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
-    name = manifest["metadata"]["name"]
-    try:
-        await client.create(path, "customresourcedefinitions", manifest)
-    except ApiError as error:
-        if not error.already_exists:
-            raise
-        await client.merge_patch(f"{path}/{name}", "customresourcedefinitions", {"spec": manifest["spec"]})
-
-    async def established() -> bool:
-        found = await client.get(f"{path}/{name}", "customresourcedefinitions")
-        conditions = (found.get("status") or {}).get("conditions") or []
-        return any(item["type"] == "Established" and item["status"] == "True" for item in conditions)
-
-    await eventually(established, "the CRD is established")
+    yield client
     await client.close()
 
 

@@ -1,0 +1,98 @@
+"""A gang that is admitted as a whole: its group is there before its pods, and who is to read it can."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.api_server.conftest import install_crd, remove_crd
+from tests.api_server.harness import Cluster, Operator
+from tests.api_server.test_refusals import degraded
+
+from ddpjob_operator.cluster import paths
+from ddpjob_operator.core.podgroup import COSCHEDULING, VOLCANO
+
+TEMPLATE = {"spec": {"schedulerName": "none"}}
+VERSIONS = {"Coscheduling": COSCHEDULING, "Volcano": VOLCANO}
+
+
+def definition(api_version: str) -> dict[str, Any]:
+    """A PodGroup as its scheduler would install it, as far as an API server has to know."""
+    group, version = api_version.split("/")
+    schema = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+    return {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": f"podgroups.{group}"},
+        "spec": {
+            "group": group,
+            "scope": "Namespaced",
+            "names": {"kind": "PodGroup", "listKind": "PodGroupList", "plural": "podgroups", "singular": "podgroup"},
+            "versions": [
+                {"name": version, "served": True, "storage": True, "schema": {"openAPIV3Schema": schema}},
+            ],
+        },
+    }
+
+
+@pytest.fixture(scope="module")
+def schedulers(api_server: Path) -> Iterator[None]:
+    """The kinds of both schedulers, installed for as long as these tests run."""
+    for version in VERSIONS.values():
+        asyncio.run(install_crd(api_server, definition(version)))
+    yield
+    for version in VERSIONS.values():
+        asyncio.run(remove_crd(api_server, definition(version)))
+
+
+async def test_a_scheduler_that_is_not_installed_is_said_with_the_way_out(cluster: Cluster, operator: Operator) -> None:
+    await cluster.apply_job(scheduling={"gang": "Volcano"}, podTemplate=TEMPLATE)
+    condition = await degraded(cluster, "PodGroupMissing")
+    assert "install Volcano, or remove scheduling.gang" in condition["message"]
+    assert await cluster.pods() == []
+
+
+@pytest.mark.parametrize("gang", VERSIONS)
+async def test_a_gang_has_its_group_before_its_pods_and_pays_one_call_for_it(
+    schedulers: None, cluster: Cluster, operator: Operator, gang: str
+) -> None:
+    job = await cluster.apply_job(nodes=3, scheduling={"gang": gang}, podTemplate=TEMPLATE)
+    pods = await cluster.gang_exists(nodes=3)
+    collection, resource = paths.children(VERSIONS[gang], "PodGroup", cluster.namespace)
+    group = await cluster.client.get(f"{collection}/digits", resource)
+    assert group["spec"]["minMember"] == 3
+    assert [owner["uid"] for owner in group["metadata"]["ownerReferences"]] == [job["metadata"]["uid"]]
+    oldest = min(int(pod["metadata"]["resourceVersion"]) for pod in pods)
+    assert int(group["metadata"]["resourceVersion"]) < oldest
+    for pod in pods:
+        told = (pod["metadata"]["labels"] | pod["metadata"].get("annotations", {})).items()
+        assert any(name.endswith(("/pod-group", "/group-name")) and value == "digits" for name, value in told)
+    cost = [(entry.verb, entry.resource) for entry in await cluster.cost()]
+    assert cost.count(("create", "podgroups")) == 1
+    assert ("get", "podgroups") not in cost
+
+
+async def test_a_queue_gets_pods_that_say_how_many_they_are(cluster: Cluster, operator: Operator) -> None:
+    await cluster.apply_job(scheduling={"gang": "Kueue", "queue": "research"}, podTemplate=TEMPLATE)
+    for pod in await cluster.gang_exists():
+        labels, annotations = pod["metadata"]["labels"], pod["metadata"]["annotations"]
+        assert labels["kueue.x-k8s.io/queue-name"] == "research"
+        assert labels["kueue.x-k8s.io/pod-group-name"] == "digits-0-0"
+        assert annotations["kueue.x-k8s.io/pod-group-total-count"] == "2"
+
+
+async def test_a_gang_that_gets_only_some_of_its_nodes_in_time_gives_them_back(
+    cluster: Cluster, operator: Operator
+) -> None:
+    await cluster.apply_job(nodes=3, scheduling={"timeoutSeconds": 2})
+    first, *_ = await cluster.gang_exists(nodes=3)
+    placed = {"type": "PodScheduled", "status": "True", "lastTransitionTime": None}
+    await cluster.report(first["metadata"]["name"], {"conditions": [placed]})
+    condition = await degraded(cluster, "GangTimeout")
+    assert "after 2 s 1 of 3 pods had a node" in condition["message"]
+    await cluster.gang_exists(attempt=1, nodes=3)
+    assert {pod["metadata"]["labels"]["training.ddpjob.io/attempt"] for pod in await cluster.pods()} == {"1"}
+    assert (await cluster.status()).get("restarts", 0) == 0
