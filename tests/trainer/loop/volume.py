@@ -34,7 +34,7 @@ class Volume:
             **os.environ,
             "OMP_NUM_THREADS": "1",
             "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
-            "PYTHONPATH": f"{ROOT / 'trainer_image'}:{HERE}",
+            "PYTHONPATH": f"{ROOT / 'trainer_image'}:{self.here}",
             "DDPJOB_SHARED": str(self.root / "shared"),
             "DDPJOB_NAME": self.job,
             "DDPJOB_UID": "uid",
@@ -48,7 +48,7 @@ class Volume:
     def command(self, ranks: int, arguments: tuple[str, ...]) -> list[str]:
         started = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"] if ranks else []
         if arguments and arguments[0].endswith(".py"):
-            return [sys.executable, *started, str(HERE / arguments[0]), *arguments[1:]]
+            return [sys.executable, *started, str(self.here / arguments[0]), *arguments[1:]]
         return [sys.executable, *started, "-m", "ddp_trainer.train", *arguments]
 
     def start(self, ranks: int, *arguments: str, **environment: str) -> subprocess.Popen[str]:
