@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ddpjob_operator.core.failures import Failure
+from ddpjob_operator.core.symptoms import recognise
 
 ADVICE: dict[str, str] = {
     "OOMKilled": "The container used more memory than its limit: raise it, or lower the batch size.",
@@ -35,11 +36,52 @@ ADVICE: dict[str, str] = {
 }
 """One sentence a reason."""
 
-COMES_AGAIN = frozenset({"ImportError", "OOMKilled", "OutOfMemory", "Stalled", "UserError", "WorkerException"})
-"""Reasons that the program brings about itself: from the same state it gets there again."""
+COMES_AGAIN = frozenset(
+    {
+        "AccessDenied",
+        "CUDAError",
+        "CUDANotInImage",
+        "DataCorrupted",
+        "ImportError",
+        "LossNotFinite",
+        "OOMKilled",
+        "OutOfMemory",
+        "PermissionDenied",
+        "ProcessGroupInit",
+        "ReadOnlyFileSystem",
+        "SharedMemoryFull",
+        "Stalled",
+        "TooFewGPUs",
+        "TooManyOpenFiles",
+        "TooManyThreads",
+        "TrainerMissing",
+        "UnsafeFile",
+        "UnusedParameters",
+        "UserError",
+        "WorkerException",
+    }
+)
+"""Reasons that the program, its data or its settings bring about: from the same state it gets there again."""
 
-OF_THE_NODE = frozenset({"Evicted", "NodeLost", "Stalled", "StartError", "WorkerKilled"})
-"""Reasons that may be the node's doing; so may one that nobody knows."""
+OF_THE_NODE = frozenset(
+    {
+        "CUDAError",
+        "ContainerCannotRun",
+        "DriverMismatch",
+        "Evicted",
+        "Failed",
+        "GPUFault",
+        "GPUMissing",
+        "NCCLError",
+        "NodeLost",
+        "PodFailed",
+        "Stalled",
+        "StartError",
+        "UnexpectedAdmissionError",
+        "WorkerKilled",
+    }
+)
+"""Reasons that may be the node's doing. Failed and PodFailed are: nobody knows why."""
 
 FROM_OUTSIDE = ("SIGKILL", "SIGTERM")
 """Signals that a program does not bring upon itself. The others are crashes of its own."""
@@ -62,11 +104,13 @@ def advice_for(reason: str) -> str:
 
 def diagnose(failure: Failure) -> Diagnosis:
     """What `failure` means."""
-    reason = failure.reason
+    exception = (failure.report or {}).get("exception")
+    symptom = recognise(failure.reason, f"{failure.message}\n{exception}" if exception else failure.message)
+    reason = (symptom.reason if symptom else "") or failure.reason
     crashed = reason == "WorkerKilled" and failure.signal is not None and failure.signal not in FROM_OUTSIDE
     return Diagnosis(
         reason,
-        advice_for(reason),
-        comes_again=crashed or reason in COMES_AGAIN,
-        of_the_node=reason in OF_THE_NODE or reason not in ADVICE,
+        (symptom.advice if symptom else "") or advice_for(reason),
+        comes_again=(crashed or reason in COMES_AGAIN) and not (symptom and symptom.changes),
+        of_the_node=reason in OF_THE_NODE,
     )

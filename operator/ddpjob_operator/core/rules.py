@@ -9,14 +9,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import lru_cache
-from typing import Any
-
-import re2
 
 from ddpjob_operator.api.policies import Restart, RestartRule
-from ddpjob_operator.api.rules import PATTERN_OPTIONS
 from ddpjob_operator.core.failures import EXIT_FENCED, PREEMPTED, Failure, Retry
+from ddpjob_operator.core.patterns import found
 
 DISRUPTIONS = frozenset(
     {
@@ -79,17 +75,8 @@ def _matched(rule: RestartRule, failure: Failure, names: set[str]) -> list[str] 
         (bool(rule.exit_codes), failure.exit_code in rule.exit_codes, f"exit code {failure.exit_code}"),
         (bool(rule.reasons), bool(reasons), f"reason {', '.join(reasons)}"),
         (bool(rule.signals), failure.signal in rule.signals, f"signal {failure.signal}"),
-        (pattern is not None, _found(pattern or "", failure.message), f"message matches {pattern!r}"),
+        (pattern is not None, found(pattern or "", failure.message), f"message matches {pattern!r}"),
     )
     if any(asked and not met for asked, met, _ in conditions):
         return None
     return [said for asked, _, said in conditions if asked]
-
-
-def _found(pattern: str, message: str) -> bool:
-    return _compiled(pattern).search(message.encode("utf-8", "replace").decode()) is not None
-
-
-@lru_cache(maxsize=1024)
-def _compiled(pattern: str) -> Any:
-    return re2.compile(pattern, PATTERN_OPTIONS)
