@@ -41,11 +41,11 @@ class Done:
     shared: Path
 
 
-async def train(folder: Path, environment: dict[str, str], chaos: str | None = None) -> Done:
-    """Run the digits job in this process and keep its status."""
+async def train(folder: Path, environment: dict[str, str], chaos: str | None = None, **spec: Any) -> Done:
+    """Run the digits job, with `spec` over it, in this process and keep its status."""
     shared = open_shared(folder)
     metadata = {"name": "digits", "uid": f"uid-{folder.name}", "creationTimestamp": "2026-01-01T00:00:00Z"}
-    job = parse_job({"metadata": metadata, "spec": DIGITS})
+    job = parse_job({"metadata": metadata, "spec": DIGITS | spec})
     fault = parse_chaos(chaos, ranks=2) if chaos else None
     outcome = await Runner(job, replace(this_machine(shared), environ=environment), PlainDisplay(), fault).run()
     return Done(outcome.status, shared)
@@ -94,6 +94,22 @@ def test_a_killed_rank_costs_one_restart_and_not_one_bit(
     assert "SIGKILL" in failure.message
     assert failure.step is not None
     assert STEPS / 2 <= failure.step < STEPS
+    assert_same_training(killed.shared, unbroken.shared)
+    assert not list(Path("/dev/shm").glob("ddpjob-digits-*"))
+
+
+def test_a_killed_rank_in_place_leaves_the_other_nodes_pod_where_it_is(
+    unbroken: Done, tmp_path: Path, environment: dict[str, str]
+) -> None:
+    restart = {"scope": "InPlace", "backoff": {"initialSeconds": 0}}
+    killed = asyncio.run(train(tmp_path / "killed", environment, chaos="kill-rank@50%", restart=restart))
+    failure = killed.status.last_failure
+    assert (killed.status.phase, killed.status.restarts, killed.status.attempt) == (Phase.SUCCEEDED, 1, 1)
+    assert failure is not None
+    assert (failure.pod_name, failure.reason) == ("digits-0-1", "WorkerKilled")
+    logs = killed.shared / "logs" / "digits" / "pods"
+    assert sorted(log.stem for log in logs.iterdir()) == ["digits-0-0", "digits-0-1", "digits-1-1"]
+    assert "this pod goes on as attempt 1, node rank 0 of 2" in (logs / "digits-0-0.log").read_text()
     assert_same_training(killed.shared, unbroken.shared)
     assert not list(Path("/dev/shm").glob("ddpjob-digits-*"))
 
