@@ -67,6 +67,10 @@ def kept_pods(
     if job.spec.restart.scope != "InPlace" or not are_as_made_now(job, status, defaults):
         return {}
     survivors = [
-        pod for pod in gang_of(observed, status) if can_live_on(pod) and not is_lost(pod, job.spec.restart, now)
+        pod
+        for pod in gang_of(observed, status)
+        if can_live_on(pod)
+        and not is_lost(pod, job.spec.restart, now)
+        and pod.node_name not in status.excluded_nodes
     ]
     return assign(survivors, (), size)

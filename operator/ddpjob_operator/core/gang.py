@@ -6,6 +6,7 @@ from datetime import datetime
 
 from ddpjob_operator.api.status import DDPJobStatus, NodeCount, Phase
 from ddpjob_operator.core.assign import can_live_on, ended_before
+from ddpjob_operator.core.exclusion import preferring_others, unwelcome
 from ddpjob_operator.core.failures import has_succeeded
 from ddpjob_operator.core.lost import removed
 from ddpjob_operator.core.model import (
@@ -76,6 +77,7 @@ def complete(
             actions.append(AssignPod(pod.name, pod.uid, attempt, node_rank, size))
         else:
             manifest = build_pod(job, attempt, node_rank, service, defaults, nodes=size, avoid=status.excluded_nodes)
+            manifest = preferring_others(manifest, unwelcome(job.spec.restart, status))
             actions.append(CreatePod(pod_name(job.name, attempt, node_rank), attempt, node_rank, manifest))
     return tuple(actions)
 

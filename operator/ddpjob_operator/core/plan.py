@@ -115,7 +115,8 @@ def _after_failure(
     job: Job, observed: Observed, status: DDPJobStatus, cause: Failure, now: datetime, defaults: Defaults
 ) -> Plan:
     status = with_final_report(status, cause.report, now)
-    verdict, failure = decide(job, status, cause, now), failure_status(status, cause, now)
+    ran_on = [pod.node_name for pod in observed.pods]
+    verdict, failure = decide(job, status, cause, now, ran_on), failure_status(status, cause, now)
     recorded = {"last_failure": failure, "failures": remember(status.failures, failure)}
     match verdict:
         case GiveUp(reason, message):

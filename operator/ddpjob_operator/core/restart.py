@@ -8,6 +8,7 @@ budget if it counts: at once after progress, and after a growing wait without.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -22,9 +23,10 @@ from ddpjob_operator.core.budget import (
     spent,
     used_up,
 )
+from ddpjob_operator.core.exclusion import held_against, newly_excluded
 from ddpjob_operator.core.failures import Failure
 from ddpjob_operator.core.model import Job
-from ddpjob_operator.core.rules import RuleAction, Ruling, rule_on
+from ddpjob_operator.core.rules import RuleAction, rule_on
 
 FAILURES_KEPT = 5
 KEPT_MESSAGE_LIMIT = 1024
@@ -34,13 +36,13 @@ _VARIABLE = re.compile(r"0x[0-9a-fA-F]+|\d+")
 
 @dataclass(frozen=True, slots=True)
 class RestartIn:
-    """Start the next attempt after so many seconds. `status` has it counted; `said` says why, for people."""
+    """Start the next attempt after so many seconds. `status` has it counted, and knows which nodes to keep away from;
+    `said` says why, for people.
+    """
 
     seconds: float
     status: DDPJobStatus
     said: str
-    exclude_node: bool = False
-    """Keep away from the node that failed, whatever it did before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +53,10 @@ class GiveUp:
     message: str
 
 
-def decide(job: Job, status: DDPJobStatus, failure: Failure, now: datetime) -> RestartIn | GiveUp:
-    """What to do after `failure`, given the status before it."""
+def decide(
+    job: Job, status: DDPJobStatus, failure: Failure, now: datetime, ran_on: Iterable[str | None] = ()
+) -> RestartIn | GiveUp:
+    """What to do after `failure`, given the status before it. `ran_on` names the nodes of the job's pods."""
     policy, diagnosis = job.spec.restart, diagnose(failure)
     ruling = rule_on(policy, failure, diagnosis.reason)
     if ruling.action is RuleAction.FAIL:
@@ -67,11 +71,14 @@ def decide(job: Job, status: DDPJobStatus, failure: Failure, now: datetime) -> R
         return GiveUp("BackoffLimitExceeded", f"{_nothing_left(job)}; last failure: {failure.message}")
     in_a_row = status.restarts_since_progress + status.disruptions_since_progress
     key = f"{job.uid}/{status.attempt}"
+    exclude = ruling.action is RuleAction.EXCLUDE_NODE
+    after = disrupted(status) if free else spent(policy, status, now)
+    after = held_against(policy, after, failure, ran_on, exclude=exclude)
+    cost = "it does not count" if free else f"restart {used + 1} of {allowance(policy)}"
     return RestartIn(
         seconds=0.0 if progress else backoff_seconds(policy.backoff, in_a_row, key),
-        status=disrupted(status) if free else spent(policy, status, now),
-        said=_said(ruling, "it does not count" if free else f"restart {used + 1} of {allowance(policy)}"),
-        exclude_node=ruling.action is RuleAction.EXCLUDE_NODE,
+        status=after,
+        said="; ".join(clause for clause in (ruling.why, cost, newly_excluded(status, after)) if clause),
     )
 
 
@@ -111,10 +118,6 @@ def _repeated(failure: Failure, before: FailureStatus) -> str:
         f"attempt {before.attempt} ended in the same error at the same step {failure.step}, so another one would too; "
         "correct the cause and apply the job again, or let a rule in restart.rules retry it"
     )
-
-
-def _said(ruling: Ruling, cost: str) -> str:
-    return f"{ruling.why}; {cost}" if ruling.why else cost
 
 
 def _nothing_left(job: Job) -> str:

@@ -12,6 +12,7 @@ from datetime import datetime
 from ddpjob_operator.api.status import Condition, DDPJobStatus
 from ddpjob_operator.core import conditions as cond
 from ddpjob_operator.core.advice import advice_for
+from ddpjob_operator.core.exclusion import kept_away_from
 from ddpjob_operator.core.model import Job, PodPhase, PodView, Problem
 
 TROUBLE_GRACE_SECONDS = 3.0
@@ -97,7 +98,7 @@ def find_trouble(
     if known is None and waited < TROUBLE_GRACE_SECONDS:
         return None
     for pod in pods:
-        if pod.phase is PodPhase.PENDING and (found := _of_pod(pod, waited)) is not None:
+        if pod.phase is PodPhase.PENDING and (found := _of_pod(pod, waited, kept_away_from(status))) is not None:
             return Problem(known.reason, known.message) if known and _is_said(found, known) else found
     return None
 
@@ -152,9 +153,12 @@ def starting_since(status: DDPJobStatus) -> datetime | None:
     return begun if begun is None or status.restart_at is None else max(begun, status.restart_at)
 
 
-def _of_pod(pod: PodView, waited: float) -> Problem | None:
+def _of_pod(pod: PodView, waited: float, away: str) -> Problem | None:
     if pod.reason:
-        return _advised(_SAME.get(pod.reason, pod.reason), f"pod {pod.name}: {pod.message or pod.reason}")
+        words = pod.message or pod.reason
+        if pod.reason == "Unschedulable" and away:
+            words = f"{words.rstrip('. ')}; {away}"
+        return _advised(_SAME.get(pod.reason, pod.reason), f"pod {pod.name}: {words}")
     if waited >= NO_SCHEDULER_SECONDS and not (pod.scheduled or pod.node_name):
         return _advised(NOT_SCHEDULED, f"pod {pod.name}: no scheduler has said anything about it")
     return None

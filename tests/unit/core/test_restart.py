@@ -139,9 +139,9 @@ def test_what_decided_and_what_it_costs_is_said(policy: Any, failure: Failure, s
 
 
 def test_excluding_the_node_is_a_restart_that_counts() -> None:
-    found = restarted(KILLED, rules=[{"action": "ExcludeNode"}])
-    assert (found.exclude_node, found.status.restarts) == (True, 1)
-    assert not restarted(KILLED).exclude_node
+    found = restarted(replace(KILLED, node_name="node-1"), rules=[{"action": "ExcludeNode"}])
+    assert (found.status.excluded_nodes, found.status.restarts) == (("node-1",), 1)
+    assert restarted(KILLED).status.excluded_nodes == ()
 
 
 # The same again
