@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from ddp_trainer.snapshots.disk import Chunk
-from ddp_trainer.snapshots.pages import in_large_pages
 from ddp_trainer.snapshots.tensorfile import Layout, lay_out
 
 _BLOCK = 8 << 20
@@ -44,8 +43,6 @@ class Buffers:
             layout = lay_out(tensors)
             self._held.pop(file, None)  # give the old memory back before asking for the new
             data = torch.empty(layout.data_bytes, dtype=torch.uint8, pin_memory=pinned)
-            if not pinned:
-                in_large_pages(data)
             views = {key: slot.view(data) for key, slot in layout.slots.items()}
             held = self._held[file] = (signature, layout, data, views)
         return held[1], held[2], held[3]

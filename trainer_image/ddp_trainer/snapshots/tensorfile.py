@@ -20,7 +20,6 @@ import torch
 from torch import Tensor
 
 from ddp_trainer.snapshots.errors import IncompatibleSnapshotError, SnapshotError
-from ddp_trainer.snapshots.pages import in_large_pages
 
 DTYPES = {
     "F64": torch.float64,
@@ -150,7 +149,7 @@ class TensorFile:
             self._problem = error
             places = {}
         for name, slot in places.items():
-            self._tensors[name] = tensor = in_large_pages(torch.empty(slot.shape, dtype=slot.dtype))
+            self._tensors[name] = tensor = torch.empty(slot.shape, dtype=slot.dtype)
             if tensor.numel():
                 yield piece(memoryview(tensor.view(-1).view(torch.uint8).numpy()).cast("B"))  # type: ignore[arg-type]
         if read < self._size:
