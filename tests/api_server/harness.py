@@ -125,6 +125,20 @@ class Cluster:
     async def status(self, name: str = "digits") -> Object:
         return (await self.job(name)).get("status") or {}
 
+    async def edit_job(self, name: str = "digits", **spec: Any) -> Object:
+        """Change fields of the spec; None takes one away."""
+        return await self.client.merge_patch(f"{paths.jobs(self.namespace)}/{name}", "ddpjobs", {"spec": spec})
+
+    async def condition(self, type_: str, reason: str, name: str = "digits", seconds: float = 20.0) -> Object:
+        """Wait until a condition of the job has this reason, and return it."""
+        seen: list[Object] = []
+
+        async def said() -> Object | None:
+            seen[:] = (await self.status(name)).get("conditions") or []
+            return next((item for item in seen if (item["type"], item["reason"]) == (type_, reason)), None)
+
+        return await eventually(said, f"{name} says {type_}: {reason}", seconds, lambda: json.dumps(seen, indent=1))
+
     async def delete_job(self, name: str = "digits") -> None:
         await self.client.delete(f"{paths.jobs(self.namespace)}/{name}", "ddpjobs")
 
@@ -157,6 +171,12 @@ class Cluster:
             return found if len(found) == nodes else None
 
         return await eventually(complete, f"the {nodes} pods of attempt {attempt} exist", seconds)
+
+    async def reap(self, *pods: str) -> None:
+        """The end of a deletion: the pods' node says that nothing of them is left."""
+        body = {"apiVersion": "v1", "kind": "DeleteOptions", "gracePeriodSeconds": 0}
+        for pod in pods:
+            await self.client.delete(f"{paths.pods(self.namespace)}/{pod}", "pods", body)
 
     # What the pods' nodes would say.
 

@@ -1,0 +1,62 @@
+"""What may change while a job runs takes effect: at once, or with the next attempt where pods carry it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.api_server.harness import Cluster, Operator, eventually
+
+
+def environment(pod: dict[str, Any]) -> dict[str, str]:
+    (trainer,) = pod["spec"]["containers"]
+    return {item["name"]: item.get("value", "") for item in trainer["env"]}
+
+
+async def running(cluster: Cluster, attempt: int = 0) -> list[str]:
+    names = [pod["metadata"]["name"] for pod in await cluster.gang_exists(attempt)]
+    await cluster.runs(*names)
+    await cluster.phase_is("Running")
+    return names
+
+
+async def test_snapshots_and_stall_limits_change_with_the_next_attempt_and_nothing_restarts_before(
+    cluster: Cluster, operator: Operator
+) -> None:
+    await cluster.apply_job(restart={"backoff": {"initialSeconds": 0}})
+    pods = await running(cluster)
+    edited = await cluster.edit_job(
+        snapshots={"every": "7steps", "keep": 2}, stall={"minSeconds": 5, "maxSeconds": 60}, activeDeadlineSeconds=3600
+    )
+
+    async def seen() -> bool:
+        return (await cluster.status())["observedGeneration"] == edited["metadata"]["generation"]
+
+    await eventually(seen, "the edit is seen")
+    assert [pod["metadata"]["name"] for pod in await cluster.pods()] == pods
+    await cluster.ends(pods[0], code=1)
+    (first, _) = await cluster.gang_exists(attempt=1)
+    told = environment(first)
+    assert (told["DDPJOB_SNAPSHOT_EVERY"], told["DDPJOB_SNAPSHOT_KEEP"]) == ("7steps", "2")
+    assert (told["DDPJOB_STALL_MIN_SECONDS"], told["DDPJOB_STALL_MAX_SECONDS"]) == ("5", "60")
+
+
+async def test_the_budget_of_restarts_may_shrink_while_the_job_runs(cluster: Cluster, operator: Operator) -> None:
+    await cluster.apply_job(restart={"maxRestarts": 5, "backoff": {"initialSeconds": 0}})
+    pods = await running(cluster)
+    await cluster.edit_job(restart={"maxRestarts": 0})
+    await cluster.ends(pods[0], code=1)
+    status = await cluster.phase_is("Failed")
+    assert (status.get("attempt", 0), status["restarts"]) == (0, 0)
+
+
+async def test_a_deadline_and_the_clean_up_may_change_while_the_job_runs(cluster: Cluster, operator: Operator) -> None:
+    await cluster.apply_job(activeDeadlineSeconds=1000)
+    pods = await running(cluster)
+    await cluster.edit_job(activeDeadlineSeconds=None, cleanPodPolicy="All")
+    await cluster.ends(*pods)
+    await cluster.phase_is("Succeeded")
+
+    async def clean() -> bool:
+        return await cluster.pods() == []
+
+    await eventually(clean, "its pods are gone")
