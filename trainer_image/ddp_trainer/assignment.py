@@ -11,13 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from ddp_trainer.environment import MAX_ATTEMPT, MAX_NODES
 from ddp_trainer.errors import UserError
 
 SPARE: Final = "none"
 """The node rank of a pod that waits, warm, for one."""
 
-MAX_ATTEMPT: Final = 10**6 - 1
-MAX_NODES: Final = 100_000
 LOOK_SECONDS: Final = 0.2
 
 _LINK: Final = "..data"

@@ -5,10 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Final
 
-from ddp_trainer.assignment import MAX_ATTEMPT, MAX_NODES, Assignment
 from ddp_trainer.errors import UserError
 
+if TYPE_CHECKING:
+    from ddp_trainer.assignment import Assignment
+
+MAX_ATTEMPT: Final = 10**6 - 1
+MAX_NODES: Final = 100_000
 USAGE = (
     "python -m ddp_trainer.launch --module PACKAGE.MODULE [-- ARG...]\n"
     "       python -m ddp_trainer.launch --script PATH.py [-- ARG...]"
@@ -87,14 +92,14 @@ def parse_environment(env: Mapping[str, str], place: Assignment | None = None) -
     `place` takes the place of the variables that name one.
     """
     reader = _Reader(env)
-    place = place or _place(reader)
+    attempt, node_rank, nodes = (place.attempt, place.node_rank, place.nodes) if place else reader.place()
     parsed = PodEnvironment(
         job=reader.text("DDPJOB_NAME"),
         namespace=reader.text("DDPJOB_NAMESPACE"),
         uid=reader.text("DDPJOB_UID"),
-        attempt=place.attempt,
-        node_rank=place.node_rank,
-        nodes=place.nodes,
+        attempt=attempt,
+        node_rank=node_rank,
+        nodes=nodes,
         procs_per_node=reader.integer("DDPJOB_PROCS_PER_NODE", 1, 1024),
         pod_ip=reader.text("POD_IP"),
         rdzv_host=reader.text("DDPJOB_RDZV_HOST"),
@@ -116,15 +121,6 @@ def parse_environment(env: Mapping[str, str], place: Assignment | None = None) -
     return parsed
 
 
-def _place(reader: _Reader) -> Assignment:
-    nodes = reader.integer("DDPJOB_NODES", 1, MAX_NODES)
-    return Assignment(
-        attempt=reader.integer("DDPJOB_ATTEMPT", 0, MAX_ATTEMPT),
-        node_rank=reader.integer("DDPJOB_NODE_RANK", 0, nodes - 1),
-        nodes=nodes,
-    )
-
-
 class _Reader:
     """Reads variables and collects what is wrong with them, so that one look at the message fixes all."""
 
@@ -137,6 +133,12 @@ class _Reader:
         if not value:
             self.problems.append(f"{name} is not set")
         return value
+
+    def place(self) -> tuple[int, int, int]:
+        """Attempt, node rank and nodes."""
+        nodes = self.integer("DDPJOB_NODES", 1, MAX_NODES)
+        attempt = self.integer("DDPJOB_ATTEMPT", 0, MAX_ATTEMPT)
+        return attempt, self.integer("DDPJOB_NODE_RANK", 0, nodes - 1), nodes
 
     def path(self, name: str) -> Path:
         value = self.text(name)

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from ddp_trainer import run_dir
 from ddp_trainer.environment import PodEnvironment, Target
@@ -19,8 +19,7 @@ from ddp_trainer.relay import StderrRelay
 from ddp_trainer.rendezvous import torchrun_arguments, torchrun_environment, usable_cpus
 
 
-@dataclass(frozen=True, slots=True)
-class Life:
+class Life(NamedTuple):
     """One start of torchrun in the place that `pod` names. `agent` is its pid, a child of this process."""
 
     pod: PodEnvironment
