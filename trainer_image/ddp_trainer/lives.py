@@ -51,7 +51,7 @@ def after(end: End, *, stopped: bool, stays: bool) -> Next:
 
     `stopped`: SIGTERM came to the pod itself. `stays`: the pod may be given a place in a later attempt.
     """
-    if stopped or not stays:
+    if stopped or not stays or end.stuck:  # beside a process that cannot be killed no other has its memory and devices
         return Next.EXIT
     consequence = end.cause.reason in CONSEQUENCES
     if end.superseded and (consequence or end.cause.exit_code in (EXIT_OK, EXIT_PREEMPTED)):

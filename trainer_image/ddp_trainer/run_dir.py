@@ -28,11 +28,17 @@ _OURS = ("ranks", "heartbeats", "outcomes", "stacks", "stderr", "torchrun")
 
 
 def clear(run_dir: Path) -> None:
-    """Begin a life: nothing in the directory is of an earlier one. Raises OSError if it cannot be written."""
-    run_dir.mkdir(parents=True, exist_ok=True)
+    """Begin a life: nothing in the directory is of an earlier one. Raises OSError if it cannot be written.
+
+    The folders stay, since whoever serves /status may be reading them.
+    """
     for name in _OURS:
-        shutil.rmtree(run_dir / name, ignore_errors=True)
-        (run_dir / name).mkdir(exist_ok=True)
+        (run_dir / name).mkdir(parents=True, exist_ok=True)
+        for entry in (run_dir / name).iterdir():
+            if entry.is_dir():
+                shutil.rmtree(entry)
+            else:
+                entry.unlink(missing_ok=True)
 
 
 def forget_port(run_dir: Path) -> None:

@@ -41,11 +41,15 @@ SUPERSEDED_AGENT_SECONDS = 2.0
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """How one life ended. `superseded`: a new attempt had begun without it, and its ranks were told to leave."""
+    """How one life ended."""
 
     cause: Cause
     ending: Ending
-    superseded: bool
+    superseded: bool = False
+    """A later attempt had begun, and its ranks were told to leave."""
+
+    stuck: bool = False
+    """The kernel holds on to a process of it, as on a volume or a device that does not answer."""
 
 
 class Supervisor:
@@ -123,7 +127,8 @@ class Supervisor:
             stall=self._stall,
             oom_killed=processes.oom_kills() > self._oom_kills,
         )
-        return End(find_cause(ending), ending, self._superseded_at is not None)
+        stuck = bool(processes.descendants(os.getpid()))
+        return End(find_cause(ending), ending, superseded=self._superseded_at is not None, stuck=stuck)
 
     @property
     def _asked_at(self) -> float | None:

@@ -32,8 +32,8 @@ LOSES_ITS_PEER = """
 """
 
 
-def end(reason: str, code: int = 1, *, superseded: bool = False) -> End:
-    return End(Cause(code, reason, ""), Ending(wall=0.0, procs=1), superseded)
+def end(reason: str, code: int = 1, *, superseded: bool = False, stuck: bool = False) -> End:
+    return End(Cause(code, reason, ""), Ending(wall=0.0, procs=1), superseded=superseded, stuck=stuck)
 
 
 @pytest.mark.parametrize(
@@ -44,6 +44,7 @@ def end(reason: str, code: int = 1, *, superseded: bool = False) -> End:
         pytest.param(end("RendezvousFailed"), False, True, Next.WAIT, id="a peer never came"),
         pytest.param(end("PeerLost"), False, False, Next.EXIT, id="a pod whose place never changes"),
         pytest.param(end("PeerLost"), True, True, Next.EXIT, id="SIGTERM came as well"),
+        pytest.param(end("PeerLost", stuck=True), False, True, Next.EXIT, id="a peer is lost, and a process hangs on"),
         pytest.param(end("WorkerKilled"), False, True, Next.EXIT, id="its own rank died"),
         pytest.param(end("Stalled"), False, True, Next.EXIT, id="its own rank hung"),
         pytest.param(end("UserError", 64), False, True, Next.EXIT, id="a wrong argument"),
