@@ -248,8 +248,8 @@ class DDPJobStatus(APIModel):
     """Pods of the current attempt."""
 
     kept_pods: Annotated[dict[str, int], Field(max_length=1024)] = Field(default_factory=dict)
-    """With restart.scope InPlace: pods that live on from earlier attempts, and their node ranks in the current one.
-    The others were made for it.
+    """With restart.scope InPlace: pods that live on from earlier attempts, and their node ranks in the current one, -1
+    where they go on waiting for one. The others were made for it.
     """
 
     progress: Progress | None = None

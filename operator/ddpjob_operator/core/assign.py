@@ -18,6 +18,9 @@ from ddpjob_operator.api.status import DDPJobStatus
 from ddpjob_operator.core.failures import integer, read_report
 from ddpjob_operator.core.model import PodPhase, PodView
 
+WAITS = -1
+"""Stands for the node rank of a pod that is kept and has none: it goes on waiting."""
+
 
 def assign(survivors: Iterable[PodView], spares: Iterable[PodView], size: int) -> dict[str, int]:
     """The node ranks of a gang of `size`, by the names of the pods that take them; the ranks left over need new pods.

@@ -6,15 +6,18 @@ is made of is on record: its number, its size, the spec it was made from, and th
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import datetime, timedelta
 
 from ddpjob_operator.api.status import DDPJobStatus, NodeCount, Phase
-from ddpjob_operator.core.assign import assign, can_live_on
+from ddpjob_operator.core.assign import WAITS, assign, can_live_on
 from ddpjob_operator.core.edits import are_as_made_now, digests
-from ddpjob_operator.core.gang import complete, discard, gang_of
+from ddpjob_operator.core.elastic import Resize, grace_of_old, next_size, still_saving
+from ddpjob_operator.core.gang import complete, discard, gang_of, selector
 from ddpjob_operator.core.lost import is_lost
 from ddpjob_operator.core.model import Action, Defaults, Event, Job, Observed, Plan
 from ddpjob_operator.core.phases import phase_conditions
+from ddpjob_operator.core.waiting import ready_waiting
 
 
 def next_attempt(
@@ -27,9 +30,10 @@ def next_attempt(
     delay: float,
     why: str,
     message: str = "",
+    size: int | None = None,
 ) -> Plan:
-    """Begin the attempt after that of `status`, `delay` seconds from now."""
-    attempt, size = status.attempt + 1, job.spec.nodes
+    """Begin the attempt after that of `status`, `delay` seconds from now, of `size` nodes if that is to change."""
+    attempt, size = status.attempt + 1, size or next_size(job, observed, status)
     said = f"attempt {status.attempt} ended: {message or why}"
     kept = kept_pods(job, observed, status, size, now, defaults)
     after = status.model_copy(
@@ -40,6 +44,7 @@ def next_attempt(
             "restart_at": now + timedelta(seconds=delay) if delay else None,
             "retry_at": None,
             "nodes": NodeCount(ready=0, total=size, summary=f"0/{size}"),
+            "selector": selector(job),
             "kept_pods": kept,
             "observed_generation": job.generation,
             "spec_digests": digests(job, defaults),
@@ -47,17 +52,30 @@ def next_attempt(
         }
     )
     going = tuple(pod for pod in observed.pods if pod.name not in kept)
-    actions: list[Action] = [*discard(job, going, now)]
-    if not delay:
+    actions: list[Action] = [*discard(job, going, now, grace_seconds=grace_of_old(after))]
+    waits = delay or still_saving(observed, after, now)
+    if not waits:
         actions += complete(job, observed, after, (), defaults)
     event = Event("Warning", "Restarting", f"{said.splitlines()[0]}; starting attempt {attempt}")
     return Plan(
         after,
         tuple(actions),
         status_first=True,
-        requeue_after=delay or (None if observed.service else 0.0),
+        requeue_after=waits or (None if observed.service else 0.0),
         events=(event,),
     )
+
+
+def resize(
+    job: Job, observed: Observed, status: DDPJobStatus, change: Resize, now: datetime, defaults: Defaults
+) -> Plan:
+    """Begin an attempt of another size. Nothing failed, so it costs no budget."""
+    status = status.model_copy(update={"disruptions": status.disruptions + 1})
+    decided = next_attempt(
+        job, observed, status, now, defaults, delay=0.0, why=change.reason, message=change.message, size=change.size
+    )
+    said = f"{change.message}; attempt {decided.status.attempt} has {change.size}"
+    return replace(decided, events=(Event("Normal", change.reason, said),))
 
 
 def kept_pods(
@@ -69,8 +87,8 @@ def kept_pods(
     survivors = [
         pod
         for pod in gang_of(observed, status)
-        if can_live_on(pod)
-        and not is_lost(pod, job.spec.restart, now)
-        and pod.node_name not in status.excluded_nodes
+        if can_live_on(pod) and not is_lost(pod, job.spec.restart, now) and pod.node_name not in status.excluded_nodes
     ]
-    return assign(survivors, (), size)
+    waiting = [pod for pod in ready_waiting(observed) if not is_lost(pod, job.spec.restart, now)]
+    ranked = assign(survivors, waiting, size)
+    return ranked | {pod.name: WAITS for pod in waiting if pod.name not in ranked}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 
 from ddpjob_operator.api.status import DDPJobStatus, NodeCount, Phase
-from ddpjob_operator.core.assign import can_live_on, ended_before
+from ddpjob_operator.core.assign import WAITS, can_live_on, ended_before
 from ddpjob_operator.core.exclusion import preferring_others, unwelcome
 from ddpjob_operator.core.failures import has_succeeded
 from ddpjob_operator.core.lost import removed
@@ -20,16 +20,17 @@ from ddpjob_operator.core.model import (
     PodPhase,
     PodView,
     PointService,
+    ServiceView,
 )
-from ddpjob_operator.core.names import pod_name, service_name
+from ddpjob_operator.core.names import LABEL_UID, pod_name, service_name
 from ddpjob_operator.core.pods import build_pod, rendezvous_selector
 
 RESTART_GRACE_SECONDS = 2
 
 
 def gang_size(job: Job, status: DDPJobStatus) -> int:
-    """Nodes of the attempt in progress; a spec edited meanwhile does not change it."""
-    return status.nodes.total or job.spec.nodes
+    """Nodes of the attempt in progress; a spec edited since its pods were first made does not change it."""
+    return (status.nodes.total if status.spec_digests is not None else 0) or job.spec.nodes
 
 
 def gang_of(observed: Observed, status: DDPJobStatus) -> tuple[PodView, ...]:
@@ -50,11 +51,16 @@ def missing(job: Job, status: DDPJobStatus, pods: tuple[PodView, ...]) -> list[t
     ]
 
 
-def counted(job: Job, status: DDPJobStatus, pods: tuple[PodView, ...]) -> DDPJobStatus:
-    """How many nodes are ready. The edge writes it along with the next change: alone it is not worth a write."""
+def counted(
+    job: Job, status: DDPJobStatus, pods: tuple[PodView, ...], waiting: tuple[PodView, ...] = ()
+) -> DDPJobStatus:
+    """How many nodes are ready, and how many more wait.
+
+    The edge writes it along with the next change: alone it is not worth a write.
+    """
     total = gang_size(job, status)
     ready = sum(has_succeeded(pod) or (pod.phase is PodPhase.RUNNING and not pod.deleting) for pod in pods)
-    count = NodeCount(ready=ready, total=total, summary=f"{ready}/{total}")
+    count = NodeCount(ready=ready, total=total, spares=len(waiting), summary=f"{ready}/{total}")
     return status.model_copy(update={"nodes": count})
 
 
@@ -69,22 +75,34 @@ def complete(
     if service.attempt != status.attempt:
         actions.append(_point_service(job, status.attempt))
     attempt, size = status.attempt, gang_size(job, status)
-    kept = {status.kept_pods[pod.name]: pod for pod in observed.pods if _waits_for_word(pod, status)}
+    kept = {status.kept_pods[pod.name]: pod for pod in observed.pods if is_called(pod, status)}
     for node_rank in range(size):
         if node_rank in present:
             continue
         if (pod := kept.get(node_rank)) is not None:
             actions.append(AssignPod(pod.name, pod.uid, attempt, node_rank, size))
         else:
-            manifest = build_pod(job, attempt, node_rank, service, defaults, nodes=size, avoid=status.excluded_nodes)
-            manifest = preferring_others(manifest, unwelcome(job.spec.restart, status))
-            actions.append(CreatePod(pod_name(job.name, attempt, node_rank), attempt, node_rank, manifest))
+            actions.append(creation(job, status, pod_name(job.name, attempt, node_rank), node_rank, service, defaults))
     return tuple(actions)
 
 
-def _waits_for_word(pod: PodView, status: DDPJobStatus) -> bool:
-    """Whether a pod is kept for the current attempt, and has not been told yet."""
+def creation(
+    job: Job, status: DDPJobStatus, name: str, node_rank: int | None, service: ServiceView, defaults: Defaults
+) -> CreatePod:
+    """Make a pod for the current attempt, or (node rank None) one that waits."""
+    attempt, size = status.attempt, gang_size(job, status)
+    manifest = build_pod(job, attempt, node_rank, service, defaults, name=name, nodes=size, avoid=status.excluded_nodes)
+    return CreatePod(name, attempt, node_rank, preferring_others(manifest, unwelcome(job.spec.restart, status)))
+
+
+def is_kept(pod: PodView, status: DDPJobStatus) -> bool:
+    """Whether a pod of an older attempt lives on into the current one."""
     return pod.name in status.kept_pods and pod.attempt < status.attempt and can_live_on(pod)
+
+
+def is_called(pod: PodView, status: DDPJobStatus) -> bool:
+    """Whether a pod that is kept has a node rank in the current attempt, of which it has not been told yet."""
+    return is_kept(pod, status) and status.kept_pods[pod.name] != WAITS
 
 
 def left_over(observed: Observed, status: DDPJobStatus) -> tuple[PodView, ...]:
@@ -92,15 +110,25 @@ def left_over(observed: Observed, status: DDPJobStatus) -> tuple[PodView, ...]:
     return tuple(
         pod
         for pod in observed.pods
-        if ended_before(pod, status) or (pod.attempt < status.attempt and not _waits_for_word(pod, status))
+        if ended_before(pod, status) or (pod.attempt < status.attempt and not is_kept(pod, status))
     )
 
 
-def discard(job: Job, pods: tuple[PodView, ...], now: datetime) -> tuple[DeletePod, ...]:
+def discard(
+    job: Job, pods: tuple[PodView, ...], now: datetime, *, grace_seconds: int | None = RESTART_GRACE_SECONDS
+) -> tuple[DeletePod, ...]:
     """Delete pods that the job is done with, whatever state they are in."""
     forced = removed(pods, job.spec.restart, now)
     names = {action.name for action in forced}
-    return (*forced, *stop(tuple(pod for pod in pods if pod.name not in names), everything=True))
+    return (
+        *forced,
+        *stop(tuple(pod for pod in pods if pod.name not in names), everything=True, grace_seconds=grace_seconds),
+    )
+
+
+def selector(job: Job) -> str:
+    """The job's pods as a label selector, which the scale subresource shows to an autoscaler."""
+    return f"{LABEL_UID}={job.uid}"
 
 
 def _point_service(job: Job, attempt: int) -> PointService:

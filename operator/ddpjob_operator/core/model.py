@@ -73,6 +73,8 @@ class PodView:
     """None for a spare: a pod that waits for a node rank."""
     phase: PodPhase
     ready: bool = False
+    ready_since: datetime | None = None
+    """When it became ready, while it is."""
     nodes: int | None = None
     """Size of the gang that the pod was last told of."""
     created: datetime | None = None
@@ -173,11 +175,14 @@ class PointService:
 
 @dataclass(frozen=True, slots=True)
 class CreatePod:
-    """Create one node of the gang. AlreadyExists with our uid and attempt is success."""
+    """Create one node of the gang, or (node rank None) a pod that waits.
+
+    AlreadyExists with our uid and attempt is success.
+    """
 
     name: str
     attempt: int
-    node_rank: int
+    node_rank: int | None
     manifest: Manifest
 
 

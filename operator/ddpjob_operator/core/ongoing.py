@@ -7,13 +7,15 @@ from datetime import datetime
 from ddpjob_operator.api.status import DDPJobStatus, Phase
 from ddpjob_operator.core import conditions as cond
 from ddpjob_operator.core.edits import digests, edited_fields
-from ddpjob_operator.core.gang import complete, counted, discard, gang_size, left_over
+from ddpjob_operator.core.elastic import grace_of_old, still_saving, until_resized
+from ddpjob_operator.core.gang import complete, counted, discard, gang_size, left_over, selector
 from ddpjob_operator.core.lost import until_lost
-from ddpjob_operator.core.model import CreateService, Defaults, Event, Job, Observed, Plan, PodView, soonest
+from ddpjob_operator.core.model import Action, CreateService, Defaults, Event, Job, Observed, Plan, PodView, soonest
 from ddpjob_operator.core.phases import degraded, phase_conditions
 from ddpjob_operator.core.pods import build_service
 from ddpjob_operator.core.release import LEAST_WAIT_SECONDS, until_given_back
 from ddpjob_operator.core.trouble import find_trouble, is_degraded, scheduled_condition, seconds_to_trouble
+from ddpjob_operator.core.waiting import ready_waiting, tended
 
 
 def keep_going(
@@ -25,20 +27,22 @@ def keep_going(
     defaults: Defaults,
 ) -> Plan:
     """No failure: make what is missing, remove what is left of older attempts, say how far the gang has come."""
-    stale = discard(job, left_over(observed, status), now)
-    wait = _backoff_left(job, status, now)
+    stale: tuple[Action, ...] = discard(job, left_over(observed, status), now, grace_seconds=grace_of_old(status))
+    wait = _backoff_left(job, status, now) or still_saving(observed, status, now)
     if wait > 0 and not pods:
-        return Plan(counted(job, status, pods), stale, requeue_after=wait)
+        return Plan(counted(job, status, pods, ready_waiting(observed)), stale, requeue_after=wait)
     if status.phase is not Phase.RUNNING and observed.service is None:
         # even if every pod is there: whether it selects this attempt has to be looked at
         return Plan(status, (*stale, CreateService(build_service(job, status.attempt))))
 
     create = complete(job, observed, status, pods, defaults) if status.phase is not Phase.RUNNING else ()
+    waiting = tended(job, observed, status, now, defaults)
+    status = counted(job, status, pods, ready_waiting(observed))
     after, events = _advanced(job, status, pods, now, defaults)
     after = _with_trouble(job, observed, after, pods, now)
     return Plan(
         after,
-        (*stale, *create),
+        (*stale, *create, *waiting),
         # the digests of the spec must be on record before any pod is made from it, and that a gang is incomplete again
         # before what shows it is deleted
         status_first=status.phase in (None, Phase.PENDING) or status.phase is not job.status.phase,
@@ -46,6 +50,7 @@ def keep_going(
             seconds_to_trouble(after, now) if after.phase is not Phase.RUNNING else None,
             until_given_back(job, after, now),
             until_lost(observed.pods, job.spec.restart, now),
+            until_resized(job, observed, after, now),
         ),
         events=events,
     )
@@ -61,14 +66,14 @@ def _backoff_left(job: Job, status: DDPJobStatus, now: datetime) -> float:
 def _advanced(
     job: Job, status: DDPJobStatus, pods: tuple[PodView, ...], now: datetime, defaults: Defaults
 ) -> tuple[DDPJobStatus, tuple[Event, ...]]:
-    """The phase that follows from the pods that are there."""
-    status = counted(job, status, pods)
+    """The phase that follows from the pods that are there, which have been counted."""
     if status.phase in (None, Phase.PENDING):
         status = status.model_copy(
             update={
                 "phase": Phase.STARTING,
                 "start_time": status.start_time or now,
                 "attempt_time": now,
+                "selector": selector(job),
                 "observed_generation": job.generation,
                 "spec_digests": digests(job, defaults),
             }
@@ -107,6 +112,10 @@ def _with_trouble(
         status = status.model_copy(update={"conditions": conditions})
     if trouble is not None and is_degraded(trouble):
         return degraded(job, status, trouble.reason, trouble.message, now)
+    total = status.nodes.total
+    if status.phase is Phase.RUNNING and job.spec.elastic is not None and total < job.spec.nodes:
+        message = f"training goes on with {total} of {job.spec.nodes} nodes until more can be had"
+        return degraded(job, status, "FewerNodes", message, now)
     cleared = cond.set_condition(
         status.conditions, cond.DEGRADED, False, "AsExpected", "", now=now, generation=job.generation
     )

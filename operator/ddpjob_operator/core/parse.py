@@ -96,6 +96,7 @@ def parse_pod(obj: Object) -> PodView | None:
         return None
     nodes = labels.get(LABEL_NODES, "")
     conditions = {item.get("type"): item for item in status.get("conditions") or ()}
+    ready = conditions.get("Ready", {})
     reason, message = _trouble(status, conditions)
     return PodView(
         name=metadata.get("name", ""),
@@ -103,7 +104,8 @@ def parse_pod(obj: Object) -> PodView | None:
         attempt=attempt,
         node_rank=node_rank,
         phase=PodPhase(status.get("phase") or PodPhase.PENDING),
-        ready=conditions.get("Ready", {}).get("status") == "True",
+        ready=ready.get("status") == "True",
+        ready_since=parse_time(ready.get("lastTransitionTime")) if ready.get("status") == "True" else None,
         nodes=int(nodes) if nodes.isdecimal() else None,
         created=parse_time(metadata.get("creationTimestamp")),
         scheduled=conditions.get("PodScheduled", {}).get("status") == "True" or bool(spec.get("nodeName")),

@@ -15,10 +15,11 @@ from datetime import datetime
 
 from ddpjob_operator.api.status import DDPJobStatus, Phase
 from ddpjob_operator.core.assign import ended_before
-from ddpjob_operator.core.attempt import next_attempt
+from ddpjob_operator.core.attempt import next_attempt, resize
 from ddpjob_operator.core.cleanup import over, seconds_to_live
 from ddpjob_operator.core.deadlines import exceeded, seconds_to_next
 from ddpjob_operator.core.edits import edited_while_starting
+from ddpjob_operator.core.elastic import resized
 from ddpjob_operator.core.failures import Failure, find_failures, first_cause, is_stopping
 from ddpjob_operator.core.gang import counted, gang_of, gang_size, missing
 from ddpjob_operator.core.lifecycle import has_finished, resumed, suspended
@@ -83,6 +84,8 @@ def _live(job: Job, observed: Observed, now: datetime, defaults: Defaults) -> Pl
         return _after_failure(job, observed, counted(job, status, pods), cause, now, defaults)
     if len(pods) < len(gang) and status.phase is Phase.RUNNING:
         status = incomplete_again(job, status, gang, now)
+    if (change := resized(job, observed, status, pods, now)) is not None:
+        return resize(job, observed, status, change, now, defaults)
     if (given_back := released(job, observed, status, pods, now, defaults)) is not None:
         return given_back
     return keep_going(job, observed, status, pods, now, defaults)

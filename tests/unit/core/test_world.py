@@ -67,22 +67,24 @@ events = st.one_of(
     st.tuples(st.just("watch catches up")),
     st.tuples(st.just("edit"), st.sampled_from(("a", "b")), st.integers(1, 3)),
     st.tuples(st.just("suspend"), st.booleans()),
+    st.tuples(st.just("scale"), st.integers(1, 4)),
+    st.tuples(st.just("capacity"), st.sampled_from((0, 1, 2, 3, None))),
+    st.tuples(st.just("save")),
     st.tuples(st.just("silence"), st.sampled_from(NODES)),
     st.tuples(st.just("come back"), st.sampled_from(NODES)),
     st.tuples(st.just("quota"), st.sampled_from((0, 1, None))),
 )
 
-specs = st.fixed_dictionaries(
-    {
-        "nodes": st.integers(1, 3),
-        "restart": st.fixed_dictionaries(
-            {
-                "maxRestarts": st.just(4),
-                "nodeLostSeconds": st.sampled_from((0, 4)),
-            },
-            optional={"scope": st.just("InPlace"), "forceDeleteLost": st.just(True)},
-        ),
-    }
+restarts = {"maxRestarts": st.just(4), "nodeLostSeconds": st.sampled_from((0, 4))}
+force = {"forceDeleteLost": st.just(True)}
+sizes = {"nodes": st.integers(1, 3)}
+elastic = {"elastic": st.fixed_dictionaries({"minNodes": st.just(1), "waitSeconds": st.sampled_from((0, 6))})}
+specs = st.one_of(
+    st.fixed_dictionaries(sizes | {"restart": st.fixed_dictionaries(restarts, optional=force)}, optional=elastic),
+    st.fixed_dictionaries(
+        sizes | {"restart": st.fixed_dictionaries(restarts | {"scope": st.just("InPlace")}, optional=force)},
+        optional=elastic | {"spares": st.integers(1, 2)},
+    ),
 )
 
 
@@ -125,6 +127,12 @@ def happen(world: World, event: tuple[object, ...]) -> None:
             cluster.edit(args=[argument], nodes=nodes)
         case ("suspend", bool(suspended)):
             cluster.suspend(suspended)
+        case ("scale", int(nodes)):
+            cluster.edit(nodes=nodes)
+        case ("capacity", pods):
+            cluster.capacity = pods  # type: ignore[assignment]
+        case ("save",):
+            cluster.save()
         case ("silence", str(node)):
             cluster.fall_silent(node)
         case ("come back", str(node)):

@@ -74,9 +74,14 @@ class Cluster:
     heard: dict[str, int] = field(default_factory=dict)
     """By uid, the attempt that a pod itself knows of: the kubelet takes a moment to tell it of its labels."""
     silent: set[str] = field(default_factory=set)
+    capacity: int | None = None
+    """Pods that there is room for on all nodes together."""
+    report: dict[str, object] | None = None
+    """What node rank 0 said last."""
     live: list[tuple[str, ...]] = field(default_factory=list)
     """After each change, which pods were alive."""
     _uids: count[int] = field(default_factory=lambda: count(1))
+    _steps: count[int] = field(default_factory=lambda: count(11))
 
     def write_status(self, status: DDPJobStatus, version: int) -> bool:
         if version != self.version:
@@ -123,7 +128,7 @@ class Cluster:
     def schedule(self, name: str) -> None:
         """The pod is given a node that answers, if there is one."""
         pod, nodes = self.pods[name], [node for node in NODES if node not in self.silent]
-        if pod.phase is PodPhase.PENDING and not (pod.scheduled or pod.deleting) and nodes:
+        if pod.phase is PodPhase.PENDING and not (pod.scheduled or pod.deleting) and nodes and self.has_room():
             load = Counter(other.node_name for other in self.pods.values())
             self._set(name, scheduled=True, node_name=min(nodes, key=lambda node: (load[node], node)))
 
@@ -131,7 +136,7 @@ class Cluster:
         self.schedule(name)
         pod = self.pods[name]
         if pod.phase is PodPhase.PENDING and pod.scheduled and not pod.deleting and self.answers(name):
-            self._set(name, phase=PodPhase.RUNNING, pod_ip="10.0.0.1")
+            self._set(name, phase=PodPhase.RUNNING, pod_ip="10.0.0.1", ready=True, ready_since=self.now)
             self.hear(name)
 
     def hear(self, name: str) -> None:
@@ -141,13 +146,25 @@ class Cluster:
 
     def mend(self) -> None:
         """Whatever is wrong with the cluster is over."""
-        self.quota = None
+        self.quota = self.capacity = None
         for node in tuple(self.silent):
             self.come_back(node)
 
+    def has_room(self) -> bool:
+        placed = [pod for pod in self.pods.values() if pod.scheduled and pod.phase not in ENDED]
+        return self.capacity is None or len(placed) < self.capacity
+
+    def save(self) -> None:
+        """Node rank 0 tells of a snapshot."""
+        first = next((pod for pod in self.pods.values() if pod.node_rank == 0 and pod.phase is PodPhase.RUNNING), None)
+        if first is not None and self.answers(first.name):
+            step = next(self._steps)
+            snapshot = {"step": step, "time": self.now.timestamp(), "verified": True}
+            self.report = {"uid": UID, "attempt": self.heard[first.uid], "step": step, "snapshot": snapshot}
+
     def can_run(self, name: str) -> bool:
         pod = self.pods[name]
-        placeable = self.answers(name) if pod.scheduled else len(self.silent) < len(NODES)
+        placeable = self.answers(name) if pod.scheduled else len(self.silent) < len(NODES) and self.has_room()
         return pod.phase is PodPhase.PENDING and not pod.deleting and placeable
 
     def answers(self, name: str) -> bool:
@@ -159,14 +176,15 @@ class Cluster:
         self.silent.add(node)
         for name, pod in self.pods.items():
             if pod.node_name == node and pod.phase is PodPhase.RUNNING:
-                self._set(name, not_ready_since=pod.not_ready_since or self.now)
+                self._set(name, ready=False, ready_since=None, not_ready_since=pod.not_ready_since or self.now)
 
     def come_back(self, node: str) -> None:
         """Its kubelet tells again what became of its pods."""
         self.silent.discard(node)
         for name, pod in self.pods.items():
             if pod.node_name == node:
-                self._set(name, not_ready_since=None)
+                running = pod.phase is PodPhase.RUNNING
+                self._set(name, not_ready_since=None, ready=running, ready_since=self.now if running else None)
 
     def end(self, name: str, exit_code: int, reason: str = "", *, skew: float = 0.0) -> None:
         """The trainer of a pod that runs comes to its end."""
@@ -214,7 +232,7 @@ class Cluster:
         self._changed()
 
     def _changed(self) -> None:
-        alive = (pod for pod in self.pods.values() if pod.phase not in ENDED)
+        alive = (pod for pod in self.pods.values() if pod.phase not in ENDED and pod.node_rank is not None)
         self.live.append(tuple(sorted(f"{pod.attempt}/{pod.node_rank}" for pod in alive)))
 
 
@@ -238,7 +256,7 @@ class Operator:
         """One pass; whether it came to rest."""
         for _ in range(LONGEST_CHAIN):
             job, version = self.cluster.job, self.cluster.version
-            seen = Observed(self._seen(), self.service, self.claim, problem=self.problem)
+            seen = self._observed()
             decided = self.decide(job, seen, self.cluster.now, DEFAULTS)
             self.wait = decided.requeue_after
             if decided.status_first and not self._write(decided, job, version):
@@ -248,7 +266,7 @@ class Operator:
                 refusals = [problem for action in decided.actions if (problem := self._do(action))]
                 if refusals:
                     self.problem = refusals[0]
-                    seen = Observed(self._seen(), self.service, self.claim, problem=self.problem)
+                    seen = self._observed()
                     version = self.cluster.version
                     decided = self.decide(self.cluster.job, seen, self.cluster.now, DEFAULTS)
                     self._write(decided, self.cluster.job, version)
@@ -256,6 +274,9 @@ class Operator:
             elif not blocked:
                 return decided.status_first or self._may_wait(job, decided) or self._write(decided, job, version)
         raise AssertionError(f"{LONGEST_CHAIN} plans in a row did not come to rest: {decided}")
+
+    def _observed(self) -> Observed:
+        return Observed(self._seen(), self.service, self.claim, self.cluster.report, self.problem)
 
     def _seen(self) -> tuple[PodView, ...]:
         return tuple(self.cluster.pods.values()) if self.pods is None else self.pods
@@ -361,9 +382,11 @@ class World:
             self.settle()
             if self.status.phase in (Phase.SUCCEEDED, Phase.FAILED):
                 return self.status
+            if self.status.phase is Phase.RUNNING and self.cluster.job.spec.elastic is not None:
+                assert self.status.nodes.total == self.cluster.job.spec.nodes, "every node could be had by now"
             for name, pod in list(self.cluster.pods.items()):
                 self.cluster.hear(name)
-                if pod.attempt == self.status.attempt:
+                if pod.attempt == self.status.attempt and pod.node_rank is not None:
                     self.cluster.end(name, 0, "Completed")
         raise AssertionError(f"it never ends: {self.status}")
 
@@ -382,6 +405,7 @@ def check_history(cluster: Cluster) -> None:
     check_no_flip_flop(cluster)
     check_nothing_is_created_while_suspended(cluster)
     check_force_is_asked_for(cluster)
+    check_sizes(cluster)
 
 
 def check_one_live_pod_each(cluster: Cluster) -> None:
@@ -431,15 +455,30 @@ def check_attempt_on_record_first(cluster: Cluster) -> None:
         if isinstance(entry, DDPJobStatus):
             recorded = entry
         elif isinstance(entry, CreatePod):
-            assert recorded.phase in (Phase.STARTING, Phase.RESTARTING), f"{entry.name} created while {recorded.phase}"
             assert entry.attempt == recorded.attempt, f"{entry.name} created during attempt {recorded.attempt}"
-            assert entry.name == f"digits-{entry.attempt}-{entry.node_rank}", f"{entry.name} is nobody's name"
+            if entry.node_rank is None:
+                assert recorded.phase is Phase.RUNNING, f"{entry.name} takes a node while the gang is {recorded.phase}"
+            else:
+                starts = recorded.phase in (Phase.STARTING, Phase.RESTARTING)
+                assert starts, f"{entry.name} created while {recorded.phase}"
+                assert entry.name == f"digits-{entry.attempt}-{entry.node_rank}", f"{entry.name} is nobody's name"
             nodes = {item["name"]: item.get("value") for item in entry.manifest["spec"]["containers"][0]["env"]}
             assert nodes["DDPJOB_NODES"] == str(recorded.nodes.total), f"{entry.name} belongs to another gang"
         elif isinstance(entry, AssignPod):
             assert entry.attempt == recorded.attempt, f"{entry.name} told of attempt {entry.attempt} too soon"
             assert recorded.kept_pods[entry.name] == entry.node_rank, f"{entry.name} told of another's node rank"
             assert entry.nodes == recorded.nodes.total, f"{entry.name} told of another gang"
+
+
+def check_sizes(cluster: Cluster) -> None:
+    """Only an elastic gang is ever smaller than asked for, and never below its minimum."""
+    elastic = cluster.job.spec.elastic
+    for before, status in zip(cluster.statuses, cluster.statuses[1:], strict=False):
+        if elastic is not None:
+            assert status.nodes.total >= elastic.min_nodes, f"{status.nodes.total} nodes are too few"
+        if before.spec_digests is not None and status.nodes.total != before.nodes.total:
+            assert status.attempt == before.attempt + 1, f"attempt {status.attempt} changed its size"
+            assert elastic is not None or status.spec_digests != before.spec_digests, "the gang is not elastic"
 
 
 def check_force_is_asked_for(cluster: Cluster) -> None:
