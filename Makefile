@@ -52,6 +52,9 @@ lint: $(VENV)/.dev  ## ruff, mypy, import layers, Dockerfiles, shell scripts, ge
 	$(BIN)/python -m ddpjob_operator.api.crd --check
 	$(BIN)/python charts/readme.py --check
 
+prove: $(VENV)/.dev  ## what docs/correctness.md says, from real runs: strategies agree, killed runs resume bit for bit
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.prove
+
 bench: $(VENV)/.dev  ## time from apply to the first step and from a kill to the next, each as a ratio to doing it by hand
 	$(BIN)/python -m tests.cluster.bench
 
@@ -114,5 +117,5 @@ $(VENV)/.dev: $(VENV)/.torch requirements/dev.txt pyproject.toml
 help:
 	@awk 'BEGIN {FS = ":.*##"} /^##@/ {printf "\n%s\n", substr($$0, 5)} /^[a-z-]+:.*##/ {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-.PHONY: demo demo-cluster test test-unit test-trainer test-local test-api test-cluster test-packaging lint bench format generate \
+.PHONY: demo demo-cluster test test-unit test-trainer test-local test-api test-cluster test-packaging lint prove bench format generate \
 	images cluster-up cluster-down clean python-venv tools help
