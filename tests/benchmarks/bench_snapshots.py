@@ -2,9 +2,8 @@
 
     python -m tests.benchmarks.bench_snapshots [--mb 1000] [--rounds 5] [--directory DIR]
 
-All four take turns in one process, so that a busy machine slows all of them; what counts are the ratios of medians.
-Seconds of the processor, of all threads, are printed beside those of the clock: where all cores are taken, the thread
-that sums the bytes cannot run beside the one that reads them. Exit code 1 if a target is missed.
+All four take turns in one process, so that a busy machine slows all of them. Where all cores are taken, the thread that
+sums the bytes cannot run beside the one that reads them, and the ratio of the clock goes towards the processor's.
 """
 
 from __future__ import annotations
@@ -12,15 +11,12 @@ from __future__ import annotations
 import argparse
 import hashlib
 import shutil
-import statistics
 import sys
 import tempfile
-import time
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from tests.benchmarks.table import Cost, Finding, Ratio, measured, report
 
 from ddp_trainer.snapshots.names import step_directory
 from ddp_trainer.snapshots.session import Every, Identity, Progress, Snapshots
@@ -31,14 +27,6 @@ MAX_RESUME = 1.2
 """The most that a resume may take, as a multiple of reading and summing the files."""
 
 LAYERS = 40
-
-
-@dataclass(frozen=True, slots=True)
-class Cost:
-    """Seconds of the clock and of the processor."""
-
-    clock: float
-    processor: float
 
 
 class Training:
@@ -63,13 +51,6 @@ class Training:
             parameter.grad = torch.full_like(parameter, 0.01)
         self.optimizer.step()
         self.optimizer.zero_grad()
-
-
-def measured(act: Callable[[], object]) -> Cost:
-    """What `act` costs."""
-    clock, processor = time.perf_counter(), time.process_time()
-    act()
-    return Cost(time.perf_counter() - clock, time.process_time() - processor)
 
 
 def read_and_verify(directory: Path) -> None:
@@ -108,28 +89,27 @@ def rounds(directory: Path, megabytes: int, count: int) -> dict[str, list[Cost]]
     return costs
 
 
+def findings(directory: Path | None, megabytes: int, count: int) -> list[Finding]:
+    """The targets, measured with a state of so many MB in a new folder below `directory`."""
+    folder = Path(tempfile.mkdtemp(prefix="bench-snapshots-", dir=directory))
+    try:
+        costs = rounds(folder / "bench", megabytes, count)
+    finally:
+        shutil.rmtree(folder)
+    return [
+        Ratio(f"stall of a snapshot, {megabytes} MB", "memcpy", costs["stall"], costs["memcpy"], MAX_STALL),
+        Ratio(f"resume, {megabytes} MB", "read and verify", costs["resume"], costs["read and verify"], MAX_RESUME),
+    ]
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.bench_snapshots", description=__doc__)
-    parser.add_argument("--mb", type=int, default=1000, help="size of the state in MB (default: 1000)")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--mb", type=int, default=1000, help="size of the state in MB (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=5, help="(default: %(default)s)")
     parser.add_argument("--directory", type=Path, help="where to save (default: the directory for temporary files)")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    directory = Path(tempfile.mkdtemp(prefix="bench-snapshots-", dir=options.directory))
-    try:
-        costs = rounds(directory / "bench", options.mb, options.rounds)
-    finally:
-        shutil.rmtree(directory)
-    clock = {name: statistics.median(cost.clock for cost in seen) for name, seen in costs.items()}
-    processor = {name: statistics.median(cost.processor for cost in seen) for name, seen in costs.items()}
-    for name in costs:
-        print(f"{name:<16} {clock[name]:7.3f} s   processor {processor[name]:7.3f} s")
-    missed = 0
-    for name, floor, most in (("stall", "memcpy", MAX_STALL), ("resume", "read and verify", MAX_RESUME)):
-        ratio = clock[name] / clock[floor]
-        missed += ratio > most
-        print(f"{name} / {floor}: {ratio:.2f} (at most {most}), processor {processor[name] / processor[floor]:.2f}")
-    return 1 if missed else 0
+    return report(findings(options.directory, options.mb, options.rounds))
 
 
 if __name__ == "__main__":
