@@ -13,6 +13,7 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -33,6 +34,7 @@ from ddpjob_operator.cluster.status_poll import StatusPoller
 from ddpjob_operator.core.model import Defaults
 from ddpjob_operator.handlers import framework, watch
 from ddpjob_operator.settings import VERSION, BadSetting, Settings
+from ddpjob_operator.tenancy import load_defaults
 
 logger = logging.getLogger("ddpjob_operator")
 
@@ -86,8 +88,8 @@ class Operator:
         return wrong
 
 
-async def run(settings: Settings) -> None:
-    """Run until SIGTERM or SIGINT.
+async def run(settings: Settings, defaults: Callable[[str], Defaults]) -> None:
+    """Run until SIGTERM or SIGINT. `defaults` gives what holds for the jobs of a namespace.
 
     Raises:
         ApiError: the API server's configuration cannot be used.
@@ -98,7 +100,7 @@ async def run(settings: Settings) -> None:
     for name in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(name, stop.set)
     async with AsyncExitStack() as cleanup:
-        operator = await _assemble(settings, cleanup)
+        operator = await _assemble(settings, defaults, cleanup)
         runner, port = await server.serve(settings.port, healthy=operator.unhealthy, ready=operator.unready)
         cleanup.push_async_callback(runner.cleanup)
         logger.info("ddpjob-operator %s serves %s, probes and metrics on port %d", VERSION,
@@ -107,7 +109,7 @@ async def run(settings: Settings) -> None:
     logger.info("stopped")
 
 
-async def _assemble(settings: Settings, cleanup: AsyncExitStack) -> Operator:
+async def _assemble(settings: Settings, defaults: Callable[[str], Defaults], cleanup: AsyncExitStack) -> Operator:
     client = await connect(settings.requests)
     cleanup.push_async_callback(client.close)
     cache = Cache()
@@ -138,7 +140,7 @@ async def _assemble(settings: Settings, cleanup: AsyncExitStack) -> Operator:
         client=client,
         cache=cache,
         events=events,
-        defaults=Defaults(trainer_image=settings.trainer_image),
+        defaults=defaults,
         progress_seconds=settings.progress_seconds,
         enqueue=queue.add,
         poller=poller,
@@ -241,6 +243,7 @@ def main() -> int:
     """
     try:
         settings = configuration.load()
+        defaults = load_defaults(settings)
     except BadSetting as error:
         print(f"ddpjob-operator: {error}", file=sys.stderr)
         return configuration.EXIT_BAD_SETTING
@@ -248,7 +251,7 @@ def main() -> int:
     try:
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
             try:
-                runner.run(run(settings))
+                runner.run(run(settings, defaults))
             finally:
                 _end_by_force_if_need_be()
     except (ApiError, OSError) as error:

@@ -10,7 +10,7 @@ import os
 import re
 import socket
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -24,6 +24,8 @@ except PackageNotFoundError:  # run from a source tree
     VERSION = "0.0.0"
 
 _NAMESPACE = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+_LABEL_VALUE = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
+_LABEL_KEY = re.compile(rf"([a-z0-9]([-a-z0-9.]{{0,251}}[a-z0-9])?/)?{_LABEL_VALUE.pattern}")
 _IN_CLUSTER_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
 
@@ -40,6 +42,9 @@ class Settings:
 
     trainer_image: str = "localhost/ddpjob-trainer:0.1.0-cpu"
     """TRAINER_IMAGE: image of jobs that name none."""
+
+    config: str = ""
+    """CONFIG: a file with defaults and bounds for jobs, by namespace (`tenancy`). Empty: there are none."""
 
     log_level: str = "INFO"
     """LOG_LEVEL: DEBUG, INFO, WARNING or ERROR."""
@@ -64,6 +69,14 @@ class Settings:
 
     poll_seconds: float = 2.0
     """POLL_SECONDS: how often a running job's trainer is asked for its progress."""
+
+    network_policy: str = "off"
+    """NETWORK_POLICY: ingress (a job's pods let in each other and whoever reads their metrics), isolated (and reach
+    nothing but each other and DNS themselves) or off."""
+
+    scrapers: Mapping[str, str] = field(default_factory=dict)
+    """SCRAPERS: labels of the namespaces that may read metrics of pods under such a policy, such as
+    kubernetes.io/metadata.name=monitoring, separated by commas. Empty: the operator alone may."""
 
     leader_election: bool = True
     """LEADER_ELECTION: hold a Lease while acting, so that of several replicas only one acts."""
@@ -133,6 +146,13 @@ def _namespace(text: str) -> str:
     return text
 
 
+def _labels(text: str) -> Mapping[str, str]:
+    pairs = [part.strip().partition("=") for part in text.split(",") if part.strip()]
+    if not all(_LABEL_KEY.fullmatch(key) and _LABEL_VALUE.fullmatch(value) for key, _, value in pairs):
+        raise ValueError("labels such as kubernetes.io/metadata.name=monitoring, separated by commas")
+    return {key: value for key, _, value in pairs}
+
+
 def _text(text: str) -> str:
     return text
 
@@ -172,6 +192,7 @@ def _seconds(low: float, high: float) -> Callable[[str], float]:
 _READERS: dict[str, Callable[[str], object]] = {
     "NAMESPACES": _namespaces,
     "TRAINER_IMAGE": _text,
+    "CONFIG": _text,
     "LOG_LEVEL": _choice("DEBUG", "INFO", "WARNING", "ERROR"),
     "LOG_FORMAT": _choice("json", "plain"),
     "PORT": _whole(0, 65535),
@@ -180,6 +201,8 @@ _READERS: dict[str, Callable[[str], object]] = {
     "RESYNC_SECONDS": _seconds(1, 86400),
     "PROGRESS_SECONDS": _seconds(0, 3600),
     "POLL_SECONDS": _seconds(0.1, 3600),
+    "NETWORK_POLICY": _choice("off", "ingress", "isolated"),
+    "SCRAPERS": _labels,
     "LEADER_ELECTION": _flag,
     "LEASE_NAME": _text,
     "LEASE_NAMESPACE": _namespace,

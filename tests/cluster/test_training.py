@@ -65,7 +65,12 @@ def test_it_costs_its_pods_a_service_a_claim_and_three_writes(unbroken: Unbroken
     )
     written = asked.pop("patch ddpjobs/status.training.ddpjob.io")
     events = asked.pop("create events", 0) + asked.pop("patch events", 0)
-    assert asked == {"create pods": NODES, "create services": 1, "create persistentvolumeclaims": 1}
+    assert asked == {
+        "create pods": NODES,
+        "create services": 1,
+        "create persistentvolumeclaims": 1,
+        "create networkpolicies.networking.k8s.io": 1,
+    }
     assert written == len(unbroken.scenario.statuses) - 1, "a write that changed nothing"
     assert sum(not _only_progress(*pair) for pair in pairwise(unbroken.scenario.statuses)) <= 3
     assert events <= 3

@@ -17,6 +17,7 @@ import pytest
 import yaml
 
 from ddpjob_operator.api.spec import DDPJobSpec
+from ddpjob_operator.tenancy import read
 
 ROOT = Path(__file__).parents[2]
 CHART = ROOT / "charts" / "ddpjob-operator"
@@ -106,6 +107,10 @@ def test_every_object_is_valid_on(version: str, overlay: str) -> None:
         ({"podMonitor": {"interval": "often"}}, "interval"),
         ({"settings": {"NAMESPACES": "a"}}, "NAMESPACES"),
         ({"settings": {"WORKERS": 4}}, "WORKERS"),
+        ({"networkPolicy": {"mode": "on"}}, "mode"),
+        ({"tenancy": {"bounds": {"maxNodes": 0}}}, "maxNodes"),
+        ({"tenancy": {"namespaces": {"students": {"bound": {}}}}}, "bound"),
+        ({"settings": {"SCRAPERS": "a=b"}}, "SCRAPERS"),
         ({"replica": 1}, "replica"),
     ],
 )
@@ -129,6 +134,44 @@ def test_the_operator_has_no_right_on_secrets_exec_or_wildcards(overlay: str) ->
     granted = {f"{verb} {resource}" for rule in rules for verb in rule["verbs"] for resource in rule["resources"]}
     assert granted
     assert not {grant for grant in granted if "*" in grant or "secrets" in grant or "exec" in grant or "bind" in grant}
+
+
+def settings_of(values: Manifest) -> dict[str, str]:
+    container = of_kind("Deployment", rendered(values))[0]["spec"]["template"]["spec"]["containers"][0]
+    return {item["name"].removeprefix("DDPJOB_OPERATOR_"): item["value"] for item in container["env"]}
+
+
+def test_jobs_are_closed_to_the_network_unless_that_is_switched_off() -> None:
+    assert settings_of({})["NETWORK_POLICY"] == "ingress"
+    assert settings_of({})["SCRAPERS"] == "kubernetes.io/metadata.name=monitoring"
+    # a value is merged into the chart's own, so the default label is taken away by a null
+    off = {"networkPolicy": {"mode": "off", "scrapers": {"kubernetes.io/metadata.name": None, "a": "b", "c": "d"}}}
+    assert (settings_of(off)["NETWORK_POLICY"], settings_of(off)["SCRAPERS"]) == ("off", "a=b,c=d")
+
+
+def test_bounds_reach_the_operator_as_a_file_that_it_understands(tmp_path: Path) -> None:
+    granted = {
+        "defaults": {"image": "registry.example/trainer:2"},
+        "bounds": {"maxNodes": 16, "resources": {"nvidia.com/gpu": 8}},
+        "namespaces": {"students": {"bounds": {"maxNodes": 2}}},
+    }
+    manifests = rendered({"tenancy": granted})
+    (file,) = of_kind("ConfigMap", manifests)[0]["data"].values()
+    (tmp_path / "tenancy.yaml").write_text(file)
+    assert read(tmp_path / "tenancy.yaml").namespaces["students"].bounds.max_nodes == 2
+    spec = of_kind("Deployment", manifests)[0]["spec"]["template"]["spec"]
+    mounts = {mount["name"]: mount["mountPath"] for mount in spec["containers"][0]["volumeMounts"]}
+    assert settings_of({"tenancy": granted})["CONFIG"] == f"{mounts['tenancy']}/tenancy.yaml"
+    assert "CONFIG" not in settings_of({})
+    assert not of_kind("ConfigMap", rendered({}))
+
+
+def test_other_bounds_bring_other_pods() -> None:
+    def annotations(most: int) -> Manifest:
+        deployment = of_kind("Deployment", rendered({"tenancy": {"bounds": {"maxNodes": most}}}))[0]
+        return dict(deployment["spec"]["template"]["metadata"]["annotations"])
+
+    assert annotations(1) == annotations(1) != annotations(2)
 
 
 def test_the_crd_stays_when_the_release_goes() -> None:
@@ -157,6 +200,7 @@ def test_every_option_of_the_chart_can_be_rendered_at_once() -> None:
             "imagePullSecrets": [{"name": "registry"}],
             "trainer": {"image": "registry.example/trainer:1"},
             "settings": {"LOG_LEVEL": "DEBUG"},
+            "tenancy": {"bounds": {"maxNodes": 4}},
             "serviceAccount": {"annotations": {"team": "ml"}},
             "podLabels": {"team": "ml"},
             "podAnnotations": {"team": "ml"},

@@ -40,6 +40,15 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end -}}
 {{- end -}}
 
+{{/* Labels as the operator reads them: name=value, separated by commas. */}}
+{{- define "ddpjob.scrapers" -}}
+{{- $pairs := list -}}
+{{- range $name, $value := .Values.networkPolicy.scrapers -}}
+{{- $pairs = append $pairs (printf "%s=%s" $name $value) -}}
+{{- end -}}
+{{- join "," $pairs -}}
+{{- end -}}
+
 {{/* What the operator may do in a namespace that it serves; nothing on secrets, exec or wildcards. */}}
 {{- define "ddpjob.rules" -}}
 # delete: ttlSecondsAfterFinished

@@ -62,7 +62,8 @@ class Controller:
     client: Client
     cache: Cache
     events: EventPoster
-    defaults: Defaults
+    defaults: Callable[[str], Defaults]
+    """What holds for the jobs of a namespace."""
     progress_seconds: float
     enqueue: Callable[[Key], None]
     poller: StatusPoller
@@ -118,7 +119,7 @@ class Controller:
     def _decide(self, view: _View) -> Plan:
         if view.job is None:
             return refuse(view.obj, view.problems, self.clock())
-        return plan(view.job, self.cache.observed(view.owner), self.clock(), self.defaults)
+        return plan(view.job, self.cache.observed(view.owner), self.clock(), self.defaults(view.key.namespace))
 
     async def _settle(self, key: Key, view: _View, decided: Plan, memory: Memory) -> float | None:
         """Nothing is left to do: write down what has changed, unless it can wait, and keep an eye on the trainer."""

@@ -46,5 +46,7 @@ def _of_pods(job: Job, defaults: Defaults) -> str:
     wire = job.spec.model_dump(
         mode="json", by_alias=True, exclude_none=True, exclude_defaults=True, include={"snapshots", "stall"}
     )
-    parts = (job.spec.image or defaults.trainer_image, is_assignable(job), wire)
+    parts: list[object] = [job.spec.image or defaults.trainer_image, is_assignable(job), wire]
+    if defaults.resources:
+        parts.append({kind: dict(quantities) for kind, quantities in defaults.resources.items()})
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:12]

@@ -32,13 +32,45 @@ class Job:
     spec: DDPJobSpec
     status: DDPJobStatus
     deleting: bool = False
+    refused: str = ""
+    """An edit that the operator does not follow, in words."""
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkAccess:
+    """Who may reach the pods of a job, besides each other."""
+
+    operator_namespace: str
+    """Where the operator's own pods are, which ask for progress."""
+    scrapers: Mapping[str, str] = field(default_factory=dict)
+    """Labels of the namespaces that metrics are scraped from; none means that nobody else may."""
+    isolated: bool = False
+    """Let pods reach nothing but each other and DNS."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """The most that one job may ask for; None, or no entry, is as much as it likes."""
+
+    max_nodes: int | None = None
+    """Pods of a gang, spares included."""
+    max_procs_per_node: int | None = None
+    resources: Mapping[str, str] = field(default_factory=dict)
+    """Of each resource, what one pod may use."""
 
 
 @dataclass(frozen=True, slots=True)
 class Defaults:
-    """What the operator's configuration supplies where a job says nothing."""
+    """What the operator's configuration says for the jobs of one namespace: what they get where they say nothing, and
+    what they may ask for at most.
+    """
 
     trainer_image: str = "localhost/ddpjob-trainer:0.1.0-cpu"
+    resources: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Requests and limits of a trainer container that mentions neither."""
+    bounds: Bounds = Bounds()
+    network: NetworkAccess | None = None
+    """Whether, and how, a job's pods are closed to the network. None leaves that to the cluster."""
 
 
 class PodPhase(StrEnum):

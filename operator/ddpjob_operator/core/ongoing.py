@@ -106,6 +106,8 @@ def _with_trouble(
             "attempt would use the new spec. Revert the edit, or delete the job and apply it again"
         )
         return degraded(job, status, "SpecChanged", message, now)
+    if job.refused:
+        return degraded(job, status, "BeyondBounds", job.refused, now)
     trouble = find_trouble(status, pods, observed.problem, now)
     if status.phase is not Phase.RUNNING:
         conditions = scheduled_condition(job, status, pods, gang_size(job, status), trouble, now)

@@ -16,12 +16,14 @@ from datetime import datetime
 from ddpjob_operator.api.status import DDPJobStatus, Phase
 from ddpjob_operator.core.assign import ended_before
 from ddpjob_operator.core.attempt import next_attempt, resize
+from ddpjob_operator.core.bounds import within
 from ddpjob_operator.core.cleanup import over, seconds_to_live
 from ddpjob_operator.core.deadlines import exceeded, seconds_to_next
 from ddpjob_operator.core.edits import edited_while_starting
 from ddpjob_operator.core.elastic import resized
 from ddpjob_operator.core.failures import Failure, find_failures, first_cause, is_stopping
 from ddpjob_operator.core.gang import counted, gang_of, gang_size, missing
+from ddpjob_operator.core.goodput import with_goodput
 from ddpjob_operator.core.lifecycle import has_finished, resumed, suspended
 from ddpjob_operator.core.lost import lost_nodes, stranded
 from ddpjob_operator.core.model import (
@@ -34,10 +36,12 @@ from ddpjob_operator.core.model import (
 )
 from ddpjob_operator.core.ongoing import keep_going
 from ddpjob_operator.core.phases import failed, incomplete_again, succeeded
-from ddpjob_operator.core.prepare import prepared
+from ddpjob_operator.core.postmortem import log_tail, log_to_read
+from ddpjob_operator.core.prepare import not_allowed, prepared
 from ddpjob_operator.core.progress import failure_status, with_final_report, with_report
 from ddpjob_operator.core.release import released
 from ddpjob_operator.core.restart import GiveUp, RestartIn, decide, remember, with_clause
+from ddpjob_operator.core.snapshot_news import snapshot_events, with_snapshot_news
 
 SETTLE_LOOK_SECONDS = 0.5
 
@@ -49,12 +53,19 @@ def plan(job: Job, observed: Observed, now: datetime, defaults: Defaults) -> Pla
     if job.status.phase is not None and job.status.phase.final:
         return over(job, observed, now)
     decided = _live(job, observed, now, defaults)
+    decided = replace(
+        decided,
+        status=with_goodput(job.status, decided.status, observed, now),
+        events=(*decided.events, *snapshot_events(job.status, decided.status)),
+    )
     return replace(decided, requeue_after=soonest(decided.requeue_after, _next_moment(job, observed, decided, now)))
 
 
 def _live(job: Job, observed: Observed, now: datetime, defaults: Defaults) -> Plan:
     """What to do about a job that is not over."""
+    job = within(job, defaults.bounds)
     status = with_report(_adopted(job.status, observed), observed.report, job.uid, now)
+    status = with_snapshot_news(job, status, observed.report, now)
     gang = gang_of(observed, status)
     pods = tuple(pod for pod in gang if not ended_before(pod, status))
     if has_finished(job, status, pods):
@@ -68,6 +79,8 @@ def _live(job: Job, observed: Observed, now: datetime, defaults: Defaults) -> Pl
     if (late := exceeded(job, observed, status, pods, now)) is not None:
         status = status.model_copy(update={"last_failure": failure_status(status, late, now)})
         return failed(job, observed, status, late.reason, late.message, now)
+    if status.phase in (None, Phase.PENDING) and (problems := not_allowed(job, defaults)):
+        return failed(job, observed, status, "BeyondBounds", "; ".join(problems), now)
     if status.phase in (None, Phase.PENDING) and (first := prepared(job, observed, status, now, defaults)) is not None:
         return first
     if edited_while_starting(job, status, pods, gang_size(job, status)):
@@ -81,6 +94,8 @@ def _live(job: Job, observed: Observed, now: datetime, defaults: Defaults) -> Pl
         cause = first_cause(failures, now, stopping=stopping)
         if cause is None:
             return Plan(status, requeue_after=SETTLE_LOOK_SECONDS)
+        if (read := log_to_read(observed, cause)) is not None:
+            return Plan(status, (read,))  # a log goes with its pod
         return _after_failure(job, observed, counted(job, status, pods), cause, now, defaults)
     if len(pods) < len(gang) and status.phase is Phase.RUNNING:
         status = incomplete_again(job, status, gang, now)
@@ -119,7 +134,8 @@ def _after_failure(
 ) -> Plan:
     status = with_final_report(status, cause.report, now)
     ran_on = [pod.node_name for pod in observed.pods]
-    verdict, failure = decide(job, status, cause, now, ran_on), failure_status(status, cause, now)
+    verdict = decide(job, status, cause, now, ran_on)
+    failure = failure_status(status, cause, now, log_tail(job, observed, cause))
     recorded = {"last_failure": failure, "failures": remember(status.failures, failure)}
     match verdict:
         case GiveUp(reason, message):

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from ddpjob_operator.api import API_VERSION, KIND
+from ddpjob_operator.core.bounds import with_default_resources
 from ddpjob_operator.core.merge import merge
 from ddpjob_operator.core.model import Defaults, Job, Manifest, ServiceView
 from ddpjob_operator.core.names import (
@@ -131,6 +132,10 @@ def build_pod(
     user_metadata = template.metadata if template else None
     spec = merge(_default_pod_spec(job, attempt), (template.spec if template else None) or {})
     spec = merge(spec, _owned_pod_spec(job, defaults, environment(job, attempt, node_rank, service, nodes=nodes)))
+    spec["containers"] = [
+        with_default_resources(item, defaults.resources) if item["name"] == TRAINER_CONTAINER else item
+        for item in spec["containers"]
+    ]
     if member.gates:
         spec["schedulingGates"] = [*(spec.get("schedulingGates") or ()), *({"name": gate} for gate in member.gates)]
     place = pod_labels(job.name, job.uid, attempt, node_rank, nodes if is_assignable(job) else None)

@@ -9,8 +9,10 @@ from __future__ import annotations
 from datetime import datetime
 
 from ddpjob_operator.api.status import DDPJobStatus, Phase
+from ddpjob_operator.core.bounds import beyond
 from ddpjob_operator.core.model import (
     Action,
+    Bounds,
     CreateChild,
     CreateClaim,
     CreateService,
@@ -19,10 +21,12 @@ from ddpjob_operator.core.model import (
     Manifest,
     Observed,
     Plan,
+    ServiceView,
 )
+from ddpjob_operator.core.network import build_policy
 from ddpjob_operator.core.phases import degraded
 from ddpjob_operator.core.podgroup import build_pod_group
-from ddpjob_operator.core.pods import build_claim, build_service, owner_reference
+from ddpjob_operator.core.pods import build_claim, build_pod, build_service, owner_reference
 from ddpjob_operator.core.trouble import find_trouble
 
 
@@ -35,6 +39,14 @@ def prepared(job: Job, observed: Observed, status: DDPJobStatus, now: datetime, 
         return Plan(status, actions)
     status = status.model_copy(update={"phase": Phase.PENDING, "start_time": status.start_time or now})
     return Plan(degraded(job, status, trouble.reason, trouble.message, now), actions)
+
+
+def not_allowed(job: Job, defaults: Defaults) -> tuple[str, ...]:
+    """Every bound of the administrator's that a new job breaks, in words for its author."""
+    if defaults.bounds == Bounds():
+        return ()
+    pod = build_pod(job, attempt=0, node_rank=0, service=ServiceView(host="", attempt=0), defaults=defaults)
+    return beyond(job, pod, defaults.bounds)
 
 
 def _missing(job: Job, observed: Observed, status: DDPJobStatus, defaults: Defaults) -> tuple[Action, ...]:
@@ -55,5 +67,5 @@ def _missing(job: Job, observed: Observed, status: DDPJobStatus, defaults: Defau
 
 def _children(job: Job, defaults: Defaults) -> tuple[Manifest, ...]:
     owner = owner_reference(job)
-    found = (build_pod_group(job, owner),)
+    found = (build_policy(job, defaults, owner), build_pod_group(job, owner))
     return tuple(child for child in found if child is not None)

@@ -26,12 +26,16 @@ def test_values_are_read_and_an_empty_one_is_the_default() -> None:
             "DDPJOB_OPERATOR_LEADER_ELECTION": "False",
             "DDPJOB_OPERATOR_POLL_SECONDS": "0.5",
             "DDPJOB_OPERATOR_LOG_LEVEL": "debug",
+            "DDPJOB_OPERATOR_NETWORK_POLICY": "Ingress",
+            "DDPJOB_OPERATOR_SCRAPERS": "kubernetes.io/metadata.name=monitoring, team=ml",
             "OTHER": "x",
         }
     )
     assert settings.namespaces == ("a", "b")
     assert (settings.port, settings.workers, settings.poll_seconds) == (9090, 16, 0.5)
     assert settings.leader_election is False
+    assert settings.network_policy == "ingress"
+    assert settings.scrapers == {"kubernetes.io/metadata.name": "monitoring", "team": "ml"}
     assert settings.log_level == "DEBUG"
 
 
@@ -48,6 +52,9 @@ def test_values_are_read_and_an_empty_one_is_the_default() -> None:
         ("RESYNC_SECONDS", "nan"),
         ("RESYNC_SECONDS", "1e3"),
         ("LEADER_ELECTION", "maybe"),
+        ("NETWORK_POLICY", "on"),
+        ("SCRAPERS", "monitoring"),
+        ("SCRAPERS", "a=b=c"),
     ],
 )
 def test_a_value_that_cannot_be_used_is_refused_by_name(name: str, value: str) -> None:

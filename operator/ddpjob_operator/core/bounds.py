@@ -1,0 +1,133 @@
+"""What an administrator allows a job at most, and what it gets where it says nothing (`ddpjob_operator.tenancy`).
+
+A new job beyond a bound is refused, with the field, its value and the bound. One that has pods already is never
+stopped by a bound that came later; only an elastic one that asks for more nodes is held to it.
+
+What counts is the pod that would be made, so that a podTemplate is no way around a bound.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from decimal import Decimal
+from typing import Any
+
+from ddpjob_operator.api.status import Phase
+from ddpjob_operator.core.model import Bounds, Job, Manifest
+
+ALWAYS_USED = ("cpu", "memory", "ephemeral-storage")
+"""Resources of which a container takes what it gets unless it is limited; of any other it has what it asks for."""
+
+_UNITS = {"n": -9, "u": -6, "m": -3, "": 0, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
+_BINARY = {"Ki": 1, "Mi": 2, "Gi": 3, "Ti": 4, "Pi": 5, "Ei": 6}
+_QUANTITY = re.compile(
+    rf"(?P<number>[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{{1,2}})?)(?P<unit>{'|'.join((*_BINARY, *_UNITS))})"
+)
+
+
+def beyond(job: Job, pod: Manifest, bounds: Bounds) -> tuple[str, ...]:
+    """Every bound that a new job breaks, as messages with field, value and bound; `pod` is one of its pods."""
+    return tuple(_beyond(job, pod, bounds))
+
+
+def within(job: Job, bounds: Bounds) -> Job:
+    """A job that has pods, held to the bound on its nodes: an elastic one may be edited beyond it."""
+    most = None if bounds.max_nodes is None else bounds.max_nodes - job.spec.spares
+    new = job.status.phase in (None, Phase.PENDING)
+    if new or job.spec.elastic is None or most is None or job.spec.nodes <= most:
+        return job
+    nodes = max(most, job.spec.elastic.min_nodes)
+    refused = f"spec.nodes: {_too_many_nodes(job, bounds)}; the job goes on with at most {nodes}"
+    return replace(job, spec=job.spec.model_copy(update={"nodes": nodes}), refused=refused)
+
+
+def with_default_resources(container: Manifest, defaults: Mapping[str, Mapping[str, Any]]) -> Manifest:
+    """A container with the default of each resource that it does not mention at all."""
+    given = container.get("resources") or {}
+    if not defaults or not isinstance(given, dict):
+        return container
+    mentioned = {name for kind in given.values() if isinstance(kind, dict) for name in kind}
+    filled = dict(given)
+    for kind, quantities in defaults.items():
+        missing = {name: value for name, value in quantities.items() if name not in mentioned}
+        if missing:
+            filled[kind] = missing | (given.get(kind) or {})
+    return container | {"resources": filled}
+
+
+def amount(quantity: str | int) -> Decimal:
+    """A Kubernetes quantity as a number: 1.5Gi is 1610612736.
+
+    Raises:
+        ValueError: it is none.
+    """
+    found = _QUANTITY.fullmatch(str(quantity))
+    if found is None:
+        raise ValueError(f"{quantity!r} is not a quantity")
+    number, unit = Decimal(found["number"]), found["unit"]
+    return number * Decimal(1024) ** _BINARY[unit] if unit in _BINARY else number.scaleb(_UNITS[unit])
+
+
+def _beyond(job: Job, pod: Manifest, bounds: Bounds) -> Iterator[str]:
+    spec = job.spec
+    if bounds.max_nodes is not None and spec.nodes + spec.spares > bounds.max_nodes:
+        yield f"spec.nodes: {_too_many_nodes(job, bounds)}; use fewer"
+    ranks, most = spec.ranks_per_node, bounds.max_procs_per_node
+    if most is not None and ranks > most:
+        yield f"spec.procsPerNode: {ranks} is more than the {most} {_allowed(job)}; use fewer"
+    for resource, bound in bounds.resources.items():
+        yield from _beyond_resource(job, pod, resource, bound)
+
+
+def _beyond_resource(job: Job, pod: Manifest, resource: str, bound: str) -> Iterator[str]:
+    field = f"spec.resources.limits[{resource}]"
+    containers = [*(pod["spec"].get("containers") or ()), *(pod["spec"].get("initContainers") or ())]
+    try:
+        used = [_most_used(container, resource) for container in containers]
+    except ValueError as error:
+        yield f"{field}: {error}; write one such as 2, 500m, 16Gi"
+        return
+    for container, quantity in zip(containers, used, strict=True):
+        if quantity is None and resource in ALWAYS_USED:
+            yield (
+                f"{field}: is not set for container {container.get('name')}, and a pod may use at most {bound} "
+                f"{_where(job)}; set it"
+            )
+            return
+    count = len(pod["spec"].get("containers") or ())
+    together, one_by_one = used[:count], used[count:]
+    total = max([sum(filter(None, together), Decimal(0)), *filter(None, one_by_one)])
+    if total > amount(bound):
+        yield f"{field}: a pod uses {_short(total, bound)}, more than the {bound} {_allowed(job)}; use less"
+
+
+def _most_used(container: Manifest, resource: str) -> Decimal | None:
+    """What a container is limited to or, of what it has only if it asks, what it asks for."""
+    resources = container.get("resources")
+    for kind in ("limits",) if resource in ALWAYS_USED else ("limits", "requests"):
+        quantities = resources.get(kind) if isinstance(resources, dict) else None
+        if isinstance(quantities, dict) and quantities.get(resource) is not None:
+            return amount(quantities[resource])
+    return None
+
+
+def _too_many_nodes(job: Job, bounds: Bounds) -> str:
+    spares = f" and spares {job.spec.spares}" if job.spec.spares else ""
+    return f"{job.spec.nodes}{spares} is more than the {bounds.max_nodes} {_allowed(job)}"
+
+
+def _allowed(job: Job) -> str:
+    return f"that this cluster's administrator allows {_where(job)}"
+
+
+def _where(job: Job) -> str:
+    return f"in namespace {job.namespace}"
+
+
+def _short(total: Decimal, like: str) -> str:
+    """A number in the unit of another quantity."""
+    found = _QUANTITY.fullmatch(like)
+    unit = found["unit"] if found else ""
+    return f"{(total / amount(f'1{unit}')).normalize():f}{unit}"

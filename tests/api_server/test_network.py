@@ -1,0 +1,81 @@
+"""The NetworkPolicy of a job on a real API server. Whether it is enforced is up to the cluster's network."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from tests.api_server.conftest import StartOperator
+from tests.api_server.harness import Cluster, Operator, eventually
+
+from ddpjob_operator.cluster import paths
+from ddpjob_operator.cluster.errors import ApiError
+
+
+async def policy(cluster: Cluster, name: str = "digits") -> dict[str, Any] | None:
+    collection, resource = paths.children("networking.k8s.io/v1", "NetworkPolicy", cluster.namespace)
+    try:
+        return await cluster.client.get(f"{collection}/{name}", resource)
+    except ApiError as error:
+        if not error.not_found:
+            raise
+        return None
+
+
+async def test_a_job_is_closed_before_its_first_pod_exists_for_one_more_call(
+    cluster: Cluster, start_operator: StartOperator
+) -> None:
+    await start_operator(NETWORK_POLICY="ingress", SCRAPERS="kubernetes.io/metadata.name=monitoring")
+    job = await cluster.apply_job()
+    pods = await cluster.gang_exists()
+    found = await policy(cluster)
+    assert found is not None
+    assert [owner["uid"] for owner in found["metadata"]["ownerReferences"]] == [job["metadata"]["uid"]]
+    assert int(found["metadata"]["resourceVersion"]) < min(int(pod["metadata"]["resourceVersion"]) for pod in pods)
+    assert found["spec"]["podSelector"]["matchLabels"].items() <= pods[0]["metadata"]["labels"].items()
+    cost = Counter((entry.verb, entry.resource) for entry in await cluster.cost())
+    assert cost["create", "networkpolicies"] == 1
+    assert not [what for what in cost if what[0] == "get"]
+
+
+async def test_an_operator_that_is_not_asked_to_makes_none(cluster: Cluster, operator: Operator) -> None:
+    await cluster.apply_job()
+    await cluster.gang_exists()
+    assert await policy(cluster) is None
+
+
+async def test_the_policy_goes_with_its_job(cluster: Cluster, start_operator: StartOperator) -> None:
+    await start_operator(NETWORK_POLICY="isolated")
+    await cluster.apply_job()
+    await cluster.gang_exists()
+    found = await policy(cluster)
+    assert found is not None
+    assert found["spec"]["policyTypes"] == ["Ingress", "Egress"]
+    await cluster.delete_job()
+
+    async def gone() -> bool:
+        return await policy(cluster) is None
+
+    await eventually(gone, "the garbage collector has removed the policy", seconds=60)
+
+
+async def test_an_operator_that_starts_anew_finds_the_policy_that_is_there(
+    cluster: Cluster, start_operator: StartOperator
+) -> None:
+    first = await start_operator(NETWORK_POLICY="ingress")
+    # a group that cannot be made holds the job where its policy is there and its pods are not
+    await cluster.apply_job(scheduling={"gang": "Volcano"})
+
+    async def made() -> bool:
+        return await policy(cluster) is not None
+
+    await eventually(made, "the policy exists")
+    await first.kill()
+    before = await policy(cluster)
+    await start_operator(NETWORK_POLICY="ingress")
+
+    async def looked_again() -> bool:
+        return any(entry.verb == "get" and entry.resource == "networkpolicies" for entry in await cluster.asked())
+
+    await eventually(looked_again, "the new operator has seen whose policy it is", seconds=60)
+    assert await policy(cluster) == before
