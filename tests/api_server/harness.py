@@ -15,6 +15,7 @@ import sys
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -184,10 +185,21 @@ class Cluster:
         path = f"{paths.pods(self.namespace)}/{pod}/status"
         await self.client.merge_patch(path, "pods/status", {"status": status})
 
-    async def runs(self, *pods: str, ip: str = "192.0.2.1") -> None:
-        ready = {"type": "Ready", "status": "True", "lastTransitionTime": None}
+    async def placed(self, *pods: str) -> None:
+        """The scheduler found nodes for them."""
         for pod in pods:
-            await self.report(pod, {"phase": "Running", "podIP": ip, "podIPs": [{"ip": ip}], "conditions": [ready]})
+            await self.report(pod, {"conditions": [_condition("PodScheduled", "True")]})
+
+    async def runs(self, *pods: str, ip: str = "192.0.2.1") -> None:
+        conditions = [_condition(name, "True") for name in ("PodScheduled", "ContainersReady", "Ready")]
+        for pod in pods:
+            await self.report(pod, {"phase": "Running", "podIP": ip, "podIPs": [{"ip": ip}], "conditions": conditions})
+
+    async def falls_silent(self, *pods: str) -> None:
+        """Their node does not answer any more: its controller changes the condition Ready, and nothing else."""
+        whole = [_condition(name, "True") for name in ("PodScheduled", "ContainersReady")]
+        for pod in pods:
+            await self.report(pod, {"conditions": [*whole, _condition("Ready", "False")]})
 
     async def ends(self, *pods: str, code: int = 0, message: Object | None = None) -> None:
         terminated: Object = {"exitCode": code, "reason": "Error" if code else "Completed"}
@@ -311,6 +323,11 @@ class Operator:
         except TimeoutError:
             self.process.kill()
             raise AssertionError(f"it did not stop:\n{self.log.read_text()[-4000:]}") from None
+
+
+def _condition(type_: str, status: str) -> Object:
+    now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return {"type": type_, "status": status, "lastTransitionTime": now}
 
 
 def _read_from(log: Path, inode: int, offset: int) -> bytes:

@@ -47,20 +47,21 @@ class History:
         return [*self._two_pods_of_one_node(), *self._untrue_steps(), *self._pods_before_their_attempt()]
 
     def _two_pods_of_one_node(self) -> list[str]:
-        live: dict[tuple[str, ...], set[str]] = {}
+        """Live pods, by what their labels say at the time. One that waits (node rank none) is no node."""
+        live: dict[str, tuple[str, ...]] = {}
         wrong = []
         for change in self.changes:
-            labels = change.object["metadata"].get("labels") or {}
+            labels, uid = change.object["metadata"].get("labels") or {}, change.object["metadata"]["uid"]
             if change.kind != "pods" or UID not in labels:
                 continue
-            node, uid = (labels[UID], labels[ATTEMPT], labels[NODE_RANK]), change.object["metadata"]["uid"]
-            pods = live.setdefault(node, set())
-            if change.type == "DELETED":
-                pods.discard(uid)
-            else:
-                pods.add(uid)
-            if len(pods) > 1:
-                wrong.append(f"attempt {node[1]}, node rank {node[2]} had {len(pods)} pods at once")
+            ended = (change.object.get("status") or {}).get("phase") in ("Succeeded", "Failed")
+            live.pop(uid, None)
+            if change.type == "DELETED" or ended or labels[NODE_RANK] == "none":
+                continue
+            node = (labels[UID], labels[ATTEMPT], labels[NODE_RANK])
+            if node in live.values():
+                wrong.append(f"attempt {node[1]}, node rank {node[2]} had two pods at once")
+            live[uid] = node
         return wrong
 
     def _untrue_steps(self) -> list[str]:
@@ -76,17 +77,20 @@ class History:
         return wrong
 
     def _pods_before_their_attempt(self) -> list[str]:
-        """A pod of an attempt above 0 whose attempt was not on record when it was made."""
+        """A pod of an attempt above 0 whose attempt was not on record when it was made for it, or told of it."""
         recorded = {int(status.get("attempt", 0)): int(change.object["metadata"]["resourceVersion"])
                     for change in reversed(self.changes) if change.kind == "ddpjobs"
                     for status in [change.object.get("status") or {}]}  # fmt: skip
-        wrong = []
+        wrong, known = [], set()
         for change in self.changes:
-            labels = change.object["metadata"].get("labels") or {}
-            if change.kind == "pods" and change.type == "ADDED" and int(labels.get(ATTEMPT, 0)) > 0:
-                made, attempt = int(change.object["metadata"]["resourceVersion"]), int(labels[ATTEMPT])
-                if recorded.get(attempt, made) >= made:
-                    wrong.append(f"a pod of attempt {attempt} was made before that attempt was on record")
+            meta = change.object["metadata"]
+            attempt = int((meta.get("labels") or {}).get(ATTEMPT, 0))
+            if change.kind != "pods" or attempt == 0 or (meta["uid"], attempt) in known:
+                continue
+            known.add((meta["uid"], attempt))
+            made = int(meta["resourceVersion"])
+            if recorded.get(attempt, made) >= made:
+                wrong.append(f"{meta['name']} was in attempt {attempt} before that attempt was on record")
         return wrong
 
 

@@ -15,7 +15,7 @@ from ddpjob_operator.core.phases import degraded, phase_conditions
 from ddpjob_operator.core.pods import build_service
 from ddpjob_operator.core.release import LEAST_WAIT_SECONDS, until_given_back
 from ddpjob_operator.core.trouble import find_trouble, is_degraded, scheduled_condition, seconds_to_trouble
-from ddpjob_operator.core.waiting import ready_waiting, tended
+from ddpjob_operator.core.waiting import ready_waiting, tended, wanted
 
 
 def keep_going(
@@ -51,6 +51,8 @@ def keep_going(
             until_given_back(job, after, now),
             until_lost(observed.pods, job.spec.restart, now),
             until_resized(job, observed, after, now),
+            # pods that wait are made once it is on record that the gang runs
+            0.0 if after.phase is Phase.RUNNING is not status.phase and wanted(job, after) else None,
         ),
         events=events,
     )

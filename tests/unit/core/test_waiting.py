@@ -75,6 +75,15 @@ def test_a_name_that_a_pod_of_the_gang_still_has_is_not_used_again() -> None:
     assert tend(seen(make_pod(0), called)) == ["create digits-0-s1", "create digits-0-s2"]
 
 
+def test_they_are_made_right_after_it_is_on_record_that_the_gang_runs() -> None:
+    decided = look(status(Phase.STARTING), seen(make_pod(0), make_pod(1)))
+    assert (decided.status.phase, decided.actions, decided.requeue_after) == (Phase.RUNNING, (), 0.0)
+    assert words(look(decided.status, seen(make_pod(0), make_pod(1))).actions) == [
+        "create digits-0-s0",
+        "create digits-0-s1",
+    ]
+
+
 @pytest.mark.parametrize("phase", [Phase.STARTING, Phase.RESTARTING])
 def test_nobody_is_made_to_wait_while_the_gang_itself_lacks_nodes(phase: Phase) -> None:
     assert tend(seen(make_pod(0)), status(phase)) == []

@@ -1,0 +1,87 @@
+"""Elastic gangs and lost nodes on a real API server: sizes follow the nodes there are, and `kubectl scale`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.api_server.harness import Cluster, Operator, eventually
+from tests.api_server.history import recorded
+from tests.api_server.test_in_place import pods_are
+
+from ddpjob_operator.cluster import paths
+
+ELASTIC = {"minNodes": 1, "waitSeconds": 1}
+
+
+async def scale(cluster: Cluster, nodes: int) -> None:
+    """`kubectl scale`, and what a HorizontalPodAutoscaler does."""
+    path = f"{paths.jobs(cluster.namespace)}/digits/scale"
+    await cluster.client.merge_patch(path, "ddpjobs/scale", {"spec": {"replicas": nodes}})
+
+
+async def test_a_gang_starts_with_the_nodes_there_are_and_grows_when_another_comes(
+    cluster: Cluster, operator: Operator
+) -> None:
+    async with recorded(cluster) as history:
+        await cluster.apply_job(nodes=2, elastic=ELASTIC)
+        await cluster.gang_exists()
+        await cluster.runs("digits-0-0")
+        await pods_are(cluster, {"digits-1-0": ("1", "0", "1")})
+        await cluster.runs("digits-1-0")
+        await pods_are(cluster, {"digits-1-0": ("1", "0", "1"), "digits-1-s0": ("1", "none", "1")})
+        small = await cluster.phase_is("Running")
+        await cluster.runs("digits-1-s0")
+        await pods_are(cluster, {"digits-2-0": ("2", "0", "2"), "digits-2-1": ("2", "1", "2")})
+        await cluster.runs("digits-2-0", "digits-2-1")
+        large = await cluster.phase_is("Running")
+    assert history.broken_rules() == []
+    assert (small["nodes"]["total"], small["disruptions"], small.get("restarts", 0)) == (1, 1, 0)
+    assert (large["nodes"]["total"], large["disruptions"], large.get("restarts", 0)) == (2, 2, 0)
+
+
+async def test_kubectl_scale_changes_the_size_and_shows_it(cluster: Cluster, operator: Operator) -> None:
+    await cluster.apply_job(nodes=3, elastic=ELASTIC)
+    names = [pod["metadata"]["name"] for pod in await cluster.gang_exists(nodes=3)]
+    await cluster.runs(*names)
+    await cluster.phase_is("Running")
+    await scale(cluster, 2)
+    await pods_are(cluster, {"digits-1-0": ("1", "0", "2"), "digits-1-1": ("1", "1", "2")})
+    shown = await cluster.client.get(f"{paths.jobs(cluster.namespace)}/digits/scale", "ddpjobs/scale")
+    assert shown["status"]["replicas"] == shown["spec"]["replicas"] == 2
+    selected, _ = await cluster.client.list(
+        paths.pods(cluster.namespace), "pods", labelSelector=shown["status"]["selector"]
+    )
+    assert {pod["metadata"]["name"] for pod in selected} == {"digits-1-0", "digits-1-1"}
+
+
+async def test_the_next_attempt_does_not_wait_for_a_silent_node(cluster: Cluster, operator: Operator) -> None:
+    status = await lost(cluster, {"nodeLostSeconds": 1})
+    assert status["lastFailure"]["reason"] == "NodeLost"
+    assert status["lastFailure"]["podName"] == "digits-0-1"
+    assert (status.get("restarts", 0), status["disruptions"]) == (0, 1)
+
+
+async def test_in_place_only_the_pod_on_the_silent_node_is_replaced(cluster: Cluster, operator: Operator) -> None:
+    status = await lost(cluster, {"nodeLostSeconds": 1, "scope": "InPlace"})
+    assert status["keptPods"] == {"digits-0-0": 0}
+
+
+async def lost(cluster: Cluster, restart: dict[str, Any]) -> dict[str, Any]:
+    """The status once the node under node rank 1 was given up."""
+    await cluster.apply_job(restart={"backoff": {"initialSeconds": 0}} | restart)
+    await cluster.gang_exists()
+    await cluster.runs("digits-0-0", "digits-0-1")
+    await cluster.phase_is("Running")
+    await cluster.falls_silent("digits-0-1")
+
+    async def given_up() -> dict[str, Any] | None:
+        status = await cluster.status()
+        return status if status.get("attempt") == 1 else None
+
+    status = await eventually(given_up, "the node is given up")
+
+    async def replaced() -> bool:
+        return any(pod["metadata"]["name"] == "digits-1-1" for pod in await cluster.pods())
+
+    await eventually(replaced, "another pod has the place of the lost one")
+    return status

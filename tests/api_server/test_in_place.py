@@ -1,0 +1,140 @@
+"""restart.scope InPlace on a real API server: who lives on is told by a patch of labels, and only what died is made."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from tests.api_server.harness import Cluster, Object, Operator, eventually
+from tests.api_server.history import recorded
+from tests.api_server.test_restarts import KILLED, finish_attempt
+
+LABELS = ("attempt", "node-rank", "nodes")
+IN_PLACE = {"scope": "InPlace", "backoff": {"initialSeconds": 0}}
+
+
+async def running_in_place(cluster: Cluster, nodes: int = 3, **spec: Any) -> list[Object]:
+    """A job in place all of whose nodes run; its pods by node rank."""
+    await cluster.apply_job(nodes=nodes, **{"restart": IN_PLACE} | spec)
+    pods = await cluster.gang_exists(nodes=nodes)
+    await cluster.runs(*(pod["metadata"]["name"] for pod in pods))
+    await cluster.phase_is("Running")
+    return pods
+
+
+async def pods_are(cluster: Cluster, expected: dict[str, tuple[str, str, str]]) -> dict[str, Object]:
+    """Wait until these pods, and no others, are there with their attempt, node rank and gang size."""
+
+    async def reached() -> dict[str, Object] | None:
+        pods = {pod["metadata"]["name"]: pod for pod in await cluster.pods()}
+        return pods if {name: place_of(pod) for name, pod in pods.items()} == expected else None
+
+    async def instead() -> str:
+        return str({pod["metadata"]["name"]: place_of(pod) for pod in await cluster.pods()})
+
+    try:
+        return await eventually(reached, f"the pods are {expected}")
+    except AssertionError as error:
+        raise AssertionError(f"{error}instead: {await instead()}") from None
+
+
+def place_of(pod: Object) -> tuple[str, ...]:
+    return tuple(pod["metadata"]["labels"].get(f"training.ddpjob.io/{label}", "") for label in LABELS)
+
+
+async def test_what_died_is_replaced_and_the_others_are_told_and_keep_their_pods(
+    cluster: Cluster, operator: Operator
+) -> None:
+    async with recorded(cluster) as history:
+        before = {pod["metadata"]["name"]: pod["metadata"]["uid"] for pod in await running_in_place(cluster)}
+        calls = len(await cluster.cost())
+        await cluster.ends("digits-0-1", code=1, message=KILLED)
+        places = {"digits-0-0": ("1", "0", "3"), "digits-1-1": ("1", "1", "3"), "digits-0-2": ("1", "2", "3")}
+        after = await pods_are(cluster, places)
+        assert all(after[name]["metadata"]["uid"] == before[name] for name in ("digits-0-0", "digits-0-2"))
+        cost = Counter((entry.verb, entry.resource) for entry in (await cluster.cost())[calls:])
+        assert cost == {
+            ("patch", "ddpjobs/status"): 1,
+            ("patch", "services"): 1,
+            ("patch", "pods"): 2,
+            ("delete", "pods"): 1,
+            ("create", "pods"): 1,
+        }
+        await cluster.runs("digits-1-1")
+        await cluster.phase_is("Running")
+        await cluster.ends(*places, message={"version": 1, "attempt": 1, "outcome": "Succeeded", "reason": "Completed"})
+        status = await cluster.phase_is("Succeeded")
+    assert history.broken_rules() == []
+    assert (status["attempt"], status["restarts"]) == (1, 1)
+
+
+async def test_the_loss_of_node_rank_0_moves_the_service_and_nobody_else(cluster: Cluster, operator: Operator) -> None:
+    await running_in_place(cluster, nodes=2)
+    await cluster.client.delete(f"/api/v1/namespaces/{cluster.namespace}/pods/digits-0-0", "pods")
+    await pods_are(cluster, {"digits-1-0": ("1", "0", "2"), "digits-0-1": ("1", "1", "2")})
+    selector = (await cluster.service())["spec"]["selector"]
+    assert selector["training.ddpjob.io/attempt"] == "1"
+    assert selector["training.ddpjob.io/node-rank"] == "0"
+
+
+async def test_a_survivor_that_had_ended_in_its_old_life_is_replaced_and_not_counted(
+    cluster: Cluster, operator: Operator
+) -> None:
+    async with recorded(cluster) as history:
+        await running_in_place(cluster)
+        await cluster.ends("digits-0-1", code=1, message=KILLED)
+        await pods_are(
+            cluster, {"digits-0-0": ("1", "0", "3"), "digits-1-1": ("1", "1", "3"), "digits-0-2": ("1", "2", "3")}
+        )
+        await cluster.runs("digits-1-1")
+        await cluster.phase_is("Running")
+        await cluster.ends("digits-0-2", code=1, message=KILLED | {"reason": "PeerLost", "attempt": 0})
+        await pods_are(
+            cluster, {"digits-0-0": ("1", "0", "3"), "digits-1-1": ("1", "1", "3"), "digits-1-2": ("1", "2", "3")}
+        )
+        await cluster.runs("digits-1-2")
+        status = await cluster.phase_is("Running")
+    assert history.broken_rules() == []
+    assert (status["attempt"], status["restarts"]) == (1, 1)
+
+
+async def test_a_spare_takes_the_place_of_what_died(cluster: Cluster, operator: Operator) -> None:
+    await running_in_place(cluster, nodes=2, spares=1)
+    gang = {"digits-0-0": ("0", "0", "2"), "digits-0-1": ("0", "1", "2")}
+    await pods_are(cluster, gang | {"digits-0-s0": ("0", "none", "2")})
+    await cluster.runs("digits-0-s0")
+    await cluster.ends("digits-0-0", code=1, message=KILLED)
+    places = {"digits-0-s0": ("1", "0", "2"), "digits-0-1": ("1", "1", "2")}
+    await pods_are(cluster, places | {"digits-1-s0": ("1", "none", "2")})
+    status = await cluster.phase_is("Running")
+    assert (status["attempt"], status["restarts"], status["keptPods"]) == (1, 1, {"digits-0-s0": 0, "digits-0-1": 1})
+
+
+async def test_an_operator_that_dies_between_the_calls_leaves_nothing_half_done(
+    cluster: Cluster, operator: Operator, start_operator: Any
+) -> None:
+    async with recorded(cluster) as history:
+        await running_in_place(cluster)
+        await cluster.ends("digits-0-0", code=1, message=KILLED)
+
+        async def on_record() -> bool:
+            return (await cluster.status()).get("attempt") == 1
+
+        await eventually(on_record, "the attempt is on record")
+        await operator.kill()
+        await start_operator()
+        await pods_are(
+            cluster, {"digits-1-0": ("1", "0", "3"), "digits-0-1": ("1", "1", "3"), "digits-0-2": ("1", "2", "3")}
+        )
+    assert history.broken_rules() == []
+    assert (await cluster.status())["restarts"] == 1
+
+
+async def test_a_gang_that_is_not_in_place_is_replaced_as_before(cluster: Cluster, operator: Operator) -> None:
+    await cluster.apply_job(restart={"backoff": {"initialSeconds": 0}})
+    names = [pod["metadata"]["name"] for pod in await cluster.gang_exists()]
+    await cluster.runs(*names)
+    await cluster.phase_is("Running")
+    await cluster.ends(names[1], code=1, message=KILLED)
+    await finish_attempt(cluster, 1)
+    assert not any(entry.verb == "patch" and entry.resource == "pods" for entry in await cluster.cost())
