@@ -1,8 +1,11 @@
-"""torchrun with a report: `python -m ddp_trainer.agent` takes torchrun's own arguments.
+"""torchrun with a report: `python -m ddp_trainer.agent` takes torchrun's own arguments, or `--prepared`.
 
 torchrun exits 1 for everything, and writes its error file only where the rank wrote one, which a rank that was
 killed could not. Its exception does know the exit code or signal of each rank; this process leaves them in
 `$DDPJOB_RUN_DIR/torchrun/report.json` for the launcher.
+
+Prepared means that the arguments come later: torch, which takes seconds to import, is imported meanwhile. The end of
+standard input without a line ends this process.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ from pathlib import Path
 from ddp_trainer.processes import die_with
 from ddp_trainer.reach import await_endpoint
 from ddp_trainer.rendezvous import JOIN_TIMEOUT_SECONDS
-from ddp_trainer.run_dir import registrations, write_agent_report
+from ddp_trainer.run_dir import PREPARED, read_agent_orders, registrations, write_agent_report
 
 
 def main(argv: Sequence[str]) -> int:
@@ -29,6 +32,8 @@ def main(argv: Sequence[str]) -> int:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.elastic.rendezvous import RendezvousError
 
+    if list(argv) == [PREPARED]:
+        argv = _told(run_dir)
     arguments = torchrun.parse_args(list(argv))  # type: ignore[no-untyped-call]
     deadline = time.monotonic() + JOIN_TIMEOUT_SECONDS
     while True:
@@ -58,6 +63,18 @@ def main(argv: Sequence[str]) -> int:
                 continue
             write_agent_report(run_dir, {"rendezvous": _cause(error)})
         return 1
+
+
+def _told(run_dir: Path) -> Sequence[str]:
+    """Torchrun's arguments, once the launcher has them; the environment then names the place that they are for."""
+    if not sys.stdin.readline():
+        os._exit(0)  # no place, and no launcher any more
+    with open(os.devnull) as nothing:  # noqa: PTH123 - a descriptor, for the ranks
+        os.dup2(nothing.fileno(), sys.stdin.fileno())
+    orders = read_agent_orders(run_dir)
+    os.environ.update(orders["environment"])
+    arguments: Sequence[str] = orders["arguments"]
+    return arguments
 
 
 def _cause(error: BaseException) -> str:

@@ -1,6 +1,7 @@
 """The processes of one life: a run directory without traces of the life before, pipes for the ranks' stderr, torchrun.
 
-Without torch and with few imports: it is what a pod does first.
+Without torch and with few imports: it is what a pod does first. A pod that waits for its next life has torchrun started
+already, with torch imported: half of what a start costs is then behind it.
 """
 
 from __future__ import annotations
@@ -10,13 +11,13 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from ddp_trainer import run_dir
 from ddp_trainer.environment import PodEnvironment, Target
 from ddp_trainer.relay import StderrRelay
-from ddp_trainer.rendezvous import torchrun_arguments, torchrun_environment, usable_cpus
+from ddp_trainer.rendezvous import place_variables, torchrun_arguments, torchrun_environment, usable_cpus
 
 
 class Life(NamedTuple):
@@ -37,23 +38,66 @@ class CannotStart(Exception):
         super().__init__(f"torchrun could not be started with DDPJOB_RUN_DIR={pod.run_dir}: {error}")
 
 
-def start_life(pod: PodEnvironment, target: Target, began: float | None = None) -> Life:
-    """Start torchrun in the place that `pod` names. No process of a life before may be left. Raises CannotStart."""
+class Prepared(NamedTuple):
+    """A torchrun that has no place yet: its pid, and the end of a pipe where it waits for one."""
+
+    agent: int
+    pipe: int
+
+    def give_up(self) -> None:
+        """There will be no place for it."""
+        os.close(self.pipe)
+
+
+def prepare_life(pod: PodEnvironment) -> Prepared | None:
+    """Start torchrun as far as it goes without a place; None if this machine gives no process."""
+    given, pipe = os.pipe()
+    try:
+        agent = _start_torchrun(pod, [run_dir.PREPARED], given)
+    except OSError:
+        os.close(pipe)
+        return None
+    finally:
+        os.close(given)
+    return Prepared(agent, pipe)
+
+
+def start_life(
+    pod: PodEnvironment, target: Target, began: float | None = None, prepared: Prepared | None = None
+) -> Life:
+    """Start torchrun in the place that `pod` names, or give it to the one that is prepared. No process of a life before
+    may be left. Raises CannotStart.
+    """
+    arguments = torchrun_arguments(pod, target)
     try:
         run_dir.clear(pod.run_dir)
         relays = {local: StderrRelay(pod.run_dir, local, _prefix(pod, local)) for local in range(pod.procs_per_node)}
-        agent = _start_torchrun(pod, target)
+        agent = None if prepared is None else _release(prepared, pod, arguments)
+        if agent is None:
+            agent = _start_torchrun(pod, arguments)
     except OSError as error:
         raise CannotStart(pod, error) from error
     return Life(pod, agent, relays, time.time() if began is None else began)
 
 
-def _start_torchrun(pod: PodEnvironment, target: Target) -> int:
+def _release(prepared: Prepared, pod: PodEnvironment, arguments: Sequence[str]) -> int | None:
+    """Its pid once it has its orders; None if it is gone."""
+    run_dir.write_agent_orders(pod.run_dir, arguments, place_variables(pod))
+    try:
+        os.write(prepared.pipe, b"\n")
+    except BrokenPipeError:
+        return None
+    finally:
+        os.close(prepared.pipe)
+    return prepared.agent
+
+
+def _start_torchrun(pod: PodEnvironment, arguments: Sequence[str], stdin: int = subprocess.DEVNULL) -> int:
     """In a session of its own, out of reach of a terminal's signals; returns its pid."""
     agent = subprocess.Popen(
-        [sys.executable, "-m", "ddp_trainer.agent", *torchrun_arguments(pod, target)],
+        [sys.executable, "-m", "ddp_trainer.agent", *arguments],
         env=torchrun_environment(pod, os.environ, usable_cpus()),
-        stdin=subprocess.DEVNULL,
+        stdin=stdin,
         start_new_session=True,
     )
     # Its exit code is collected with that of every other child, by `processes.reap`.

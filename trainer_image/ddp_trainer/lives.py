@@ -8,9 +8,7 @@ or started again but torchrun itself. A spare begins with the wait.
 from __future__ import annotations
 
 import math
-import os
 import selectors
-import signal
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -23,13 +21,12 @@ from ddp_trainer.assignment import LOOK_SECONDS, Assignment, AssignmentWatch
 from ddp_trainer.counters import CounterLedger
 from ddp_trainer.environment import PodEnvironment, Target
 from ddp_trainer.errors import EXIT_FAILED, EXIT_OK, EXIT_PREEMPTED
-from ddp_trainer.life import CannotStart, Life, start_life
+from ddp_trainer.life import CannotStart, Life, Prepared, prepare_life, start_life
 from ddp_trainer.report import log, refuse, report_cause, told
 from ddp_trainer.root_cause import Cause, Ending
 from ddp_trainer.status import Beat, Moment, status
 from ddp_trainer.stop import StopSignals
 from ddp_trainer.supervisor import End, Supervisor
-from ddp_trainer.warming import start_warming
 
 CONSEQUENCES: Final = frozenset({"PeerLost", "RendezvousFailed"})
 """Reasons that say that the failure is another pod's."""
@@ -91,6 +88,8 @@ class Lives:
         self._pod, self._target, self._first, self._stop = pod, target, first, stop
         self._watch = AssignmentWatch(pod.assignment_dir) if pod.assignment_dir is not None else None
         self._complaint: str | None = None
+        self._prepared: Prepared | None = None
+        self._tried = False
         self._ledger = CounterLedger()
         self._scene = _Scene(pod, start_time, idle=SPARE)
 
@@ -108,8 +107,9 @@ class Lives:
         self._pod = self._pod.placed(place)
         if place.node_rank is None:
             return self._as_spare()
+        prepared, self._prepared, self._tried = self._prepared, None, False
         try:
-            return self._live(start_life(self._pod, self._target))
+            return self._live(start_life(self._pod, self._target, prepared=prepared))
         except CannotStart as error:
             return refuse(EXIT_FAILED, error.reason, str(error), self._pod, self._pod.termination_log)
 
@@ -140,17 +140,14 @@ class Lives:
     def _as_spare(self) -> Assignment | int:
         """The place that this pod is given; the exit code if SIGTERM comes first."""
         self._scene = _Scene(self._pod, time.time(), idle=SPARE)
-        warming = start_warming(self._target)
         place = self._await(lambda place: place.node_rank is not None and place.attempt >= self._pod.attempt)
-        # what it has not read by now, torchrun reads itself
-        processes.send([child for child in processes.children(os.getpid()) if child == warming], signal.SIGKILL)
         if place is not None:
             return place
         cause = Cause(EXIT_PREEMPTED, "Preempted", "stopped by SIGTERM while it was a spare: it had nothing to save")
         return self._report(cause, Ending(wall=time.time(), procs=0))
 
     def _await(self, fits: Callable[[Assignment], bool], seconds: float = math.inf) -> Assignment | None:
-        """A place that fits; None once SIGTERM has come or the time is up."""
+        """A place that fits; None once SIGTERM has come or the time is up. Meanwhile a torchrun gets ready for it."""
         deadline = time.monotonic() + seconds
         with selectors.DefaultSelector() as selector:
             selector.register(self._stop, selectors.EVENT_READ)
@@ -158,10 +155,21 @@ class Lives:
                 place = self._look()
                 if place is not None and fits(place):
                     return place
+                self._prepare()
                 if selector.select(LOOK_SECONDS):
                     self._stop.clear()
-                processes.reap()
+        if self._prepared is not None:
+            self._prepared.give_up()
         return None
+
+    def _prepare(self) -> None:
+        """Have a torchrun ready, and see whether it still is."""
+        ended = processes.reap()
+        if self._prepared is None and not self._tried:
+            self._tried, self._prepared = True, prepare_life(self._pod)
+        elif self._prepared is not None and self._prepared.agent in ended:
+            self._prepared.give_up()
+            self._prepared = None  # the start of the life will say why, if it still cannot
 
     def _is_superseded(self) -> bool:
         place = self._look()

@@ -45,19 +45,19 @@ def torchrun_arguments(pod: PodEnvironment, target: Target) -> list[str]:
 
 def torchrun_environment(pod: PodEnvironment, inherited: Mapping[str, str], cpus: int) -> dict[str, str]:
     """Everything that was set, plus what the ranks need; `cpus` is how many this pod may use."""
-    env = dict(inherited)
-    # The pod's place now: it may have been another when the pod was made.
-    env |= {
-        "DDPJOB_ATTEMPT": str(pod.attempt),
-        "DDPJOB_NODE_RANK": str(pod.node_rank),
-        "DDPJOB_NODES": str(pod.nodes),
-    }
+    env = {**inherited, **place_variables(pod)}
     env["TORCHELASTIC_ERROR_FILE"] = str(pod.run_dir / "torchrun" / "error.json")
     env["DDPJOB_LAUNCHER_PID"] = str(os.getpid())
     env.setdefault("OMP_NUM_THREADS", str(max(1, cpus // pod.procs_per_node)))
     # The last lines before a crash are the ones that matter.
     env.setdefault("PYTHONUNBUFFERED", "1")
     return env
+
+
+def place_variables(pod: PodEnvironment) -> dict[str, str]:
+    """The pod's place of now, which may have been another when the pod was made."""
+    place = {"ATTEMPT": pod.attempt, "NODE_RANK": pod.node_rank, "NODES": pod.nodes}
+    return {f"DDPJOB_{name}": str(value) for name, value in place.items()}
 
 
 def usable_cpus(cgroup: Path = Path("/sys/fs/cgroup")) -> int:

@@ -5,6 +5,7 @@ heartbeats/rank-<N>.json  where it stands (heartbeat.py)
 outcomes/rank-<N>.json    how it ended (outcomes.py)
 stacks/local-<K>.txt      its Python stacks, once it was asked for them
 stderr/local-<K>          the named pipe that its stderr goes through
+torchrun/orders.json      arguments and environment of a torchrun that was started before they were known (life.py)
 torchrun/report.json      exit code or signal of each rank that failed (agent.py)
 port                      where the launcher serves /status
 """
@@ -12,10 +13,11 @@ port                      where the launcher serves /status
 from __future__ import annotations
 
 import contextlib
+import json
 import shutil
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,9 @@ from ddp_trainer.json_files import read_json, write_json
 
 STACK_SIGNAL = signal.SIGRTMIN + 5
 """Asks a rank for the Python stacks of its threads. A real-time signal: scripts and NCCL use SIGUSR1 and SIGUSR2."""
+
+PREPARED = "--prepared"
+"""The argument of a torchrun (agent.py) that finds its arguments in its orders."""
 
 _OURS = ("ranks", "heartbeats", "outcomes", "stacks", "stderr", "torchrun")
 
@@ -69,6 +74,16 @@ def stderr_pipe(run_dir: Path, local_rank: int) -> Path:
     return run_dir / "stderr" / f"local-{local_rank}"
 
 
+def write_agent_orders(run_dir: Path, arguments: Sequence[str], environment: Mapping[str, str]) -> None:
+    write_json(_agent_orders(run_dir), {"arguments": list(arguments), "environment": dict(environment)})
+
+
+def read_agent_orders(run_dir: Path) -> dict[str, Any]:
+    """`arguments` of torchrun, and its `environment`."""
+    orders: dict[str, Any] = json.loads(_agent_orders(run_dir).read_bytes())
+    return orders
+
+
 def agent_report(run_dir: Path) -> dict[str, Any]:
     """What torchrun knew of failed ranks: `failures` (rank, localRank, pid, exitCode, time in epoch seconds, in the
     order in which it saw them), and in `rendezvous` why the nodes did not find each other."""
@@ -77,6 +92,10 @@ def agent_report(run_dir: Path) -> dict[str, Any]:
 
 def write_agent_report(run_dir: Path, report: Mapping[str, Any]) -> None:
     write_json(_agent_report(run_dir), report)
+
+
+def _agent_orders(run_dir: Path) -> Path:
+    return run_dir / "torchrun" / "orders.json"
 
 
 def _agent_report(run_dir: Path) -> Path:

@@ -98,11 +98,13 @@ def test_a_survivor_and_a_spare_go_on_in_their_pods_to_the_same_bits(start_pod, 
     seen = survivor.status()
     assert (seen["attempt"], seen["ranks"], seen["ended"]["reason"]) == (0, [], "PeerLost")
     assert seen["step"] >= 14
-    assert processes.children(survivor.process.pid) == []
+    ready = eventually(lambda: processes.children(survivor.process.pid), "a torchrun is prepared")
     assert spare.status()["phase"] == "spare"
 
     place(folders[0], attempt=1, node_rank=0, nodes=2)
     place(folders[2], attempt=1, node_rank=1, nodes=2)
+    eventually(lambda: survivor.status()["ranks"], "ranks of the next attempt", PATIENCE)
+    assert processes.children(survivor.process.pid) == ready
     assert [survivor.wait(PATIENCE), spare.wait(PATIENCE)] == [0, 0], survivor.log + spare.log
     assert [(pod.message["attempt"], pod.message["nodeRank"]) for pod in (survivor, spare)] == [(1, 0), (1, 1)]
     resumed = Volume(tmp_path, "digits")
@@ -196,11 +198,11 @@ def test_a_spare_ends_at_once_when_it_is_asked_to(start_pod, place, tmp_path, ev
     folder = place(tmp_path / "place", attempt=3, node_rank="none", nodes=2)
     pod = start_pod("", DDPJOB_ASSIGNMENT_DIR=str(folder))
     eventually(lambda: pod.status()["phase"] == "spare", "the spare waits")
-    below = processes.children(pod.process.pid)
+    below = eventually(lambda: processes.children(pod.process.pid), "a torchrun is prepared")
     pod.process.send_signal(signal.SIGTERM)
     assert pod.wait(5) == 143
     assert (pod.message["reason"], pod.message["nodeRank"], pod.message["attempt"]) == ("Preempted", None, 3)
-    eventually(lambda: not any(processes.alive(pid) for pid in below), "nothing is left of its warming", 5)
+    eventually(lambda: not any(processes.alive(pid) for pid in below), "nothing is left", 5)
 
 
 @pytest.mark.trainer
