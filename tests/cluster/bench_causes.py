@@ -1,0 +1,78 @@
+"""How long it takes from `kubectl apply` of a job that cannot start until its status says why.
+
+    python -m tests.cluster.bench_causes [--rounds 3]
+
+Each cause is a job of its own, one after another, so that none waits for the others. The clock starts when kubectl has
+returned and stops when a watch brings the condition.
+"""
+
+from __future__ import annotations
+
+import argparse
+import secrets
+import statistics
+import sys
+import time
+
+from rich.console import Console
+from rich.table import Table
+from tests.cluster.causes import CAUSES, Cause, apply, prepare, quota_is_in_force, wait_degraded
+from tests.cluster.history import History
+from tests.cluster.installation import load_images, operator_installed, start_cluster
+from tests.cluster.kube import Kubectl, wait_for
+
+TARGET_SECONDS = 5.0
+
+
+def seconds_to_condition(kubectl: Kubectl, history: History, cause: Cause) -> float:
+    """From the answer to `kubectl apply` to the condition. The job is deleted afterwards."""
+    apply(kubectl, cause)
+    asked = time.time()
+    wait_degraded(history, cause)
+    seconds = time.time() - asked
+    kubectl.delete("ddpjob", cause.name)
+    history.wait(lambda: not history.present("pods"), 60, f"the pods of job {cause.name} are gone")
+    return seconds
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.cluster.bench_causes", description=__doc__)
+    parser.add_argument("--rounds", type=int, default=3, help="measurements of each cause (default: %(default)s)")
+    rounds = parser.parse_args().rounds
+    kubectl = start_cluster()
+    images = load_images()
+    found: dict[str, list[float]] = {cause.name: [] for cause in CAUSES}
+    with operator_installed(kubectl, images):
+        own = kubectl.within(f"ddpjob-bench-causes-{secrets.token_hex(3)}")
+        kubectl.run("create", "namespace", own.namespace)
+        try:
+            prepare(own)
+            wait_for(lambda: quota_is_in_force(own), 60, "the quota is in force")
+            with History(own) as history:
+                for _ in range(rounds):
+                    for cause in CAUSES:
+                        found[cause.name].append(seconds_to_condition(own, history, cause))
+        finally:
+            kubectl.delete("namespace", own.namespace)
+    return report(found)
+
+
+def report(found: dict[str, list[float]]) -> int:
+    """A table, and whether the slowest of all is within the target."""
+    table = Table(title="seconds from apply to the condition")
+    for column in ("cause", "reason", "median", "least", "most"):
+        table.add_column(column, justify="left" if column in ("cause", "reason") else "right")
+    for cause in CAUSES:
+        seconds = found[cause.name]
+        shown = (statistics.median(seconds), min(seconds), max(seconds))
+        table.add_row(cause.name, cause.reason, *(f"{value:.2f}" for value in shown))
+    console = Console(width=100)
+    console.print(table)
+    worst = max(max(seconds) for seconds in found.values())
+    met = worst <= TARGET_SECONDS
+    console.print(f"slowest: {worst:.2f} s; target at most {TARGET_SECONDS:g} s: {'met' if met else 'missed'}")
+    return 0 if met else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,49 @@
+"""On real nodes: what keeps a gang from starting is said in the words of whoever refuses it, and goes when it goes."""
+
+from __future__ import annotations
+
+from tests.cluster.causes import CAUSES, apply, condition, prepare, quota_is_in_force, wait_degraded
+from tests.cluster.kube import wait_for
+from tests.cluster.scenario import Scenario
+
+
+def test_a_job_that_cannot_start_says_why_and_starts_by_itself_once_it_can(scenario: Scenario) -> None:
+    kubectl, history = scenario.kubectl, scenario.history
+    prepare(kubectl)
+    wait_for(lambda: quota_is_in_force(kubectl), 60, "the quota is in force")
+    for cause in CAUSES:
+        apply(kubectl, cause)
+    for cause in CAUSES:
+        said = wait_degraded(history, cause)
+        assert cause.words in said["message"]
+        assert cause.advice in said["message"]
+        job = history.latest("ddpjobs", cause.name)
+        assert job is not None
+        assert job["status"]["phase"] == "Starting"
+        scheduled = condition(job, "Scheduled")
+        assert scheduled is not None
+        assert scheduled["status"] == ("True" if cause.name in ("image", "secret") else "False")
+        assert job["status"]["restarts"] == 0
+
+    late = next(cause for cause in CAUSES if cause.name == "node")
+    kubectl.run("patch", "ddpjob", late.name, "--type=merge", "--patch", '{"spec": {"startupDeadlineSeconds": 1}}')
+    failed = history.wait(
+        lambda: condition(history.latest("ddpjobs", late.name), "Failed"), 30, "the job fails at its startup deadline"
+    )
+    assert failed["reason"] == "StartupDeadlineExceeded"
+    assert late.words in failed["message"]
+
+    token = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "nowhere"}, "stringData": {"token": "x"}}
+    kubectl.apply(token)
+
+    def done() -> bool:
+        job = history.latest("ddpjobs", "secret") or {}
+        return bool(job.get("status", {}).get("phase") == "Succeeded")
+
+    history.wait(done, 180, "the job whose secret was missing has trained")
+    after = history.latest("ddpjobs", "secret")
+    degraded = condition(after, "Degraded")
+    assert degraded is not None
+    assert degraded["status"] == "False"
+    assert after is not None
+    assert (after["status"]["attempt"], after["status"]["restarts"]) == (0, 0)

@@ -1,0 +1,57 @@
+"""On real nodes: a suspended job saves a snapshot, leaves no pod, and goes on from it to the same bits."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from tests.cluster.conftest import Unbroken
+from tests.cluster.history import nodes_with_two_pods, untrue_steps
+from tests.cluster.scenario import STEPS, Scenario
+
+HIT = STEPS // 3
+"""The step from which on the job is suspended: far from both ends."""
+
+
+def edit(scenario: Scenario, **spec: Any) -> None:
+    scenario.kubectl.run("patch", "ddpjob", scenario.name, "--type=merge", "--patch", json.dumps({"spec": spec}))
+
+
+def test_a_suspended_job_resumes_where_it_was_to_the_same_bits_and_goes_when_its_time_is_up(
+    scenario: Scenario, unbroken: Unbroken
+) -> None:
+    scenario.apply()
+    scenario.wait_trained(HIT)
+    edit(scenario, suspend=True)
+    suspended = scenario.wait_phase("Suspended", seconds=90)
+    assert [pod["metadata"]["name"] for pod in scenario.history.present("pods")] == []
+    assert (suspended["attempt"], suspended["restarts"]) == (0, 0)
+    assert "lastFailure" not in suspended
+
+    edit(scenario, suspend=False)
+    status = scenario.wait_phase("Succeeded")
+    assert (status["attempt"], status["restarts"], status["disruptions"]) == (1, 0, 0)
+    assert status["suspendedSeconds"] > 0
+    assert untrue_steps(scenario.statuses) == []
+    assert nodes_with_two_pods(scenario.history.changes) == []
+
+    records = scenario.records()
+    resumed = records.event("resumed", attempt=1)
+    assert resumed, records.events
+    step = int(resumed["step"])
+    assert (records.snapshots[step]["kind"], records.snapshots[step]["attempt"]) == ("preempted", 0)
+    assert suspended["snapshot"]["step"] == step, "the status knows what the job will resume from"
+    assert HIT <= step < STEPS
+    # not one step was trained twice
+    assert {line["attempt"] for line in records.losses if line["step"] <= step} == {0}
+    assert len(records.losses) == STEPS
+    assert records.trajectory == unbroken.records.trajectory
+    assert records.weights == unbroken.records.weights
+
+    edit(scenario, ttlSecondsAfterFinished=0)
+    scenario.history.wait(
+        lambda: scenario.history.latest("ddpjobs", scenario.name) is None, 30, "the job is deleted after its end"
+    )
+    kept = scenario.kubectl.get("pvc", f"{scenario.name}-shared")
+    assert kept is not None
+    assert "deletionTimestamp" not in kept["metadata"]
