@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import datetime
 
-from ddpjob_operator.api.status import DDPJobStatus, Phase
+from ddpjob_operator.api.status import DDPJobStatus, FailureStatus, Phase
 from ddpjob_operator.core.assign import ended_before
 from ddpjob_operator.core.attempt import next_attempt, resize
 from ddpjob_operator.core.bounds import within
@@ -77,7 +77,7 @@ def _live(job: Job, observed: Observed, now: datetime, defaults: Defaults) -> Pl
             return _after_suspension(job, observed, awake, now, defaults)
         status = awake
     if (late := exceeded(job, observed, status, pods, now)) is not None:
-        status = status.model_copy(update={"last_failure": failure_status(status, late, now)})
+        status = _recorded(status, failure_status(status, late, now))
         return failed(job, observed, status, late.reason, late.message, now)
     if status.phase in (None, Phase.PENDING) and (problems := not_allowed(job, defaults)):
         return failed(job, observed, status, "BeyondBounds", "; ".join(problems), now)
@@ -136,13 +136,17 @@ def _after_failure(
     ran_on = [pod.node_name for pod in observed.pods]
     verdict = decide(job, status, cause, now, ran_on)
     failure = failure_status(status, cause, now, log_tail(job, observed, cause))
-    recorded = {"last_failure": failure, "failures": remember(status.failures, failure)}
     match verdict:
         case GiveUp(reason, message):
-            return failed(job, observed, status.model_copy(update=recorded), reason, message, now)
+            return failed(job, observed, _recorded(status, failure), reason, message, now)
         case RestartIn(seconds, after, said):
-            after, message = after.model_copy(update=recorded), with_clause(cause.message, said)
+            after, message = _recorded(after, failure), with_clause(cause.message, said)
             return next_attempt(job, observed, after, now, defaults, delay=seconds, why=failure.reason, message=message)
+
+
+def _recorded(status: DDPJobStatus, failure: FailureStatus) -> DDPJobStatus:
+    """`status` with what will be known of a failure when its pods are gone."""
+    return status.model_copy(update={"last_failure": failure, "failures": remember(status.failures, failure)})
 
 
 def _after_suspension(job: Job, observed: Observed, status: DDPJobStatus, now: datetime, defaults: Defaults) -> Plan:
