@@ -107,10 +107,11 @@ def diagnose(failure: Failure) -> Diagnosis:
     exception = (failure.report or {}).get("exception")
     symptom = recognise(failure.reason, f"{failure.message}\n{exception}" if exception else failure.message)
     reason = (symptom.reason if symptom else "") or failure.reason
+    moved = reason != "Stalled" or bool(failure.step)  # before the first step, what is slow may be the surroundings
     crashed = reason == "WorkerKilled" and failure.signal is not None and failure.signal not in FROM_OUTSIDE
     return Diagnosis(
         reason,
         (symptom.advice if symptom else "") or advice_for(reason),
-        comes_again=(crashed or reason in COMES_AGAIN) and not (symptom and symptom.changes),
+        comes_again=(crashed or reason in COMES_AGAIN) and moved and not (symptom and symptom.changes),
         of_the_node=reason in OF_THE_NODE,
     )

@@ -15,7 +15,7 @@ from ddpjob_operator.core.edits import are_as_made_now, digests
 from ddpjob_operator.core.elastic import Resize, grace_of_old, next_size, still_saving
 from ddpjob_operator.core.gang import complete, discard, gang_of, selector
 from ddpjob_operator.core.lost import is_lost
-from ddpjob_operator.core.model import Action, Defaults, Event, Job, Observed, Plan
+from ddpjob_operator.core.model import Action, Defaults, Event, Job, Observed, Plan, PodView
 from ddpjob_operator.core.phases import phase_conditions
 from ddpjob_operator.core.waiting import ready_waiting
 
@@ -84,11 +84,11 @@ def kept_pods(
     """The pods that live on into the next attempt, and the node ranks that they have in it."""
     if job.spec.restart.scope != "InPlace" or not are_as_made_now(job, status, defaults):
         return {}
-    survivors = [
-        pod
-        for pod in gang_of(observed, status)
-        if can_live_on(pod) and not is_lost(pod, job.spec.restart, now) and pod.node_name not in status.excluded_nodes
-    ]
-    waiting = [pod for pod in ready_waiting(observed) if not is_lost(pod, job.spec.restart, now)]
+
+    def may_stay(pod: PodView) -> bool:
+        return not is_lost(pod, job.spec.restart, now) and pod.node_name not in status.excluded_nodes
+
+    survivors = [pod for pod in gang_of(observed, status) if can_live_on(pod) and may_stay(pod)]
+    waiting = [pod for pod in ready_waiting(observed) if may_stay(pod)]
     ranked = assign(survivors, waiting, size)
     return ranked | {pod.name: WAITS for pod in waiting if pod.name not in ranked}

@@ -21,7 +21,7 @@ from ddpjob_operator.core.cleanup import over, seconds_to_live
 from ddpjob_operator.core.deadlines import exceeded, seconds_to_next
 from ddpjob_operator.core.edits import edited_while_starting
 from ddpjob_operator.core.elastic import resized
-from ddpjob_operator.core.failures import Failure, find_failures, first_cause, is_stopping
+from ddpjob_operator.core.failures import Failure, find_failures, first_cause, is_stopping, with_last_words
 from ddpjob_operator.core.gang import counted, gang_of, gang_size, missing
 from ddpjob_operator.core.goodput import with_goodput
 from ddpjob_operator.core.lifecycle import has_finished, resumed, suspended
@@ -133,9 +133,9 @@ def _after_failure(
     job: Job, observed: Observed, status: DDPJobStatus, cause: Failure, now: datetime, defaults: Defaults
 ) -> Plan:
     status = with_final_report(status, cause.report, now)
-    ran_on = [pod.node_name for pod in observed.pods]
-    verdict = decide(job, status, cause, now, ran_on)
-    failure = failure_status(status, cause, now, log_tail(job, observed, cause))
+    tail, ran_on = log_tail(job, observed, cause), [pod.node_name for pod in observed.pods]
+    cause = with_last_words(cause, tail)
+    verdict, failure = decide(job, status, cause, now, ran_on), failure_status(status, cause, now, tail)
     match verdict:
         case GiveUp(reason, message):
             return failed(job, observed, _recorded(status, failure), reason, message, now)

@@ -20,6 +20,11 @@ def test_there_is_advice_for_every_reason_that_the_launcher_gives() -> None:
     assert advice_for("NobodyKnows") == ""
 
 
+@pytest.mark.parametrize(("step", "comes_again"), [(None, False), (0, False), (7, True)])
+def test_a_stall_before_the_first_step_may_be_the_surroundings(step: int | None, comes_again: bool) -> None:
+    assert diagnose(Failure("Stalled", "", Retry.YES, step=step)).comes_again is comes_again
+
+
 @pytest.mark.parametrize(
     ("reason", "signal", "comes_again", "of_the_node"),
     [

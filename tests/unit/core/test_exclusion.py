@@ -180,6 +180,19 @@ def test_a_pod_that_could_live_on_does_not_do_so_on_a_node_that_is_excluded() ->
     assert set(plan(make_job(running, **spec), seen(*pods), NOW, DEFAULTS).status.kept_pods) == {"digits-0-0"}
 
 
+def test_a_spare_does_not_take_a_place_on_a_node_that_is_excluded() -> None:
+    spec = {"nodes": 2, "spares": 2, "restart": {"scope": "InPlace"}}
+    started_with = digests(make_job(**spec), DEFAULTS)
+    running = in_phase(Phase.RUNNING, spec_digests=started_with, node_failures={"bad": 2})
+    spares = [
+        replace(make_pod(0, ready=True), node_rank=None, name=f"digits-0-s{index}", uid=f"s{index}", node_name=node)
+        for index, node in enumerate(("bad", "good"))
+    ]
+    pods = (make_pod(0), on("bad", failed(1, 137)), *spares)
+    kept = plan(make_job(running, **spec), seen(*pods), NOW, DEFAULTS).status.kept_pods
+    assert set(kept) == {"digits-0-0", "digits-0-s1"}
+
+
 def test_a_pod_that_finds_no_node_says_which_ones_it_keeps_away_from() -> None:
     starting = in_phase(Phase.STARTING, excluded_nodes=("node-1",))
     waiting = make_pod(0, "Pending", reason="Unschedulable", message="0/2 nodes are available")

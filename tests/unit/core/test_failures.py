@@ -19,6 +19,7 @@ from ddpjob_operator.core.failures import (
     integer,
     is_stopping,
     read_report,
+    with_last_words,
 )
 from ddpjob_operator.core.model import PodView
 
@@ -329,6 +330,21 @@ def test_only_numbers_that_json_can_carry_are_finite(value: object, number: floa
 def test_a_sidecar_that_goes_on_does_not_keep_a_node_from_having_succeeded() -> None:
     assert has_succeeded(make_pod(0, "Running", termination=ended(0)))
     assert not has_succeeded(make_pod(0, "Running"))
+
+
+@pytest.mark.parametrize(
+    ("pod", "said"),
+    [
+        pytest.param(failed(0, 1), True, id="of a pod that left no message"),
+        pytest.param(failed(0, 1, "WorkerException"), False, id="not of one that left a report"),
+        pytest.param(make_pod(0, "Failed", **EVICTED), False, id="not of one that was ended from outside"),
+    ],
+)
+def test_the_last_line_of_a_log_tells_what_the_trainer_could_not(pod: PodView, said: bool) -> None:
+    (failure,) = find_failures([pod], [], NOW)
+    told = with_last_words(failure, "begin\npython: No module named 'ddp_trainer'\n\n")
+    assert told.message.endswith("; the log of the pod ends with: python: No module named 'ddp_trainer'") is said
+    assert with_last_words(failure, " \n") == failure
 
 
 def test_failures_are_values() -> None:
