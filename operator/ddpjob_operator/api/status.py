@@ -201,6 +201,9 @@ class Goodput(APIModel):
     counted_until: datetime | None = None
     """When the seconds above were last added up."""
 
+    told: dict[str, float] = Field(default_factory=dict)
+    """What the trainer has told of the current attempt so far, in seconds by cause; contained in the fields above."""
+
 
 class DDPJobStatus(APIModel):
     """What the operator knows of the job."""
@@ -239,7 +242,10 @@ class DDPJobStatus(APIModel):
     """While Restarting: when the next attempt starts."""
 
     retry_at: datetime | None = None
-    """While the gang waits for nodes that it could not get all of: when it asks for them again."""
+    """While the job waits for what it could not get, all its nodes or its data: when it tries again."""
+
+    initializer_failures: int = 0
+    """Tries of the initializers that failed."""
 
     attempt_time: datetime | None = None
     """When the current attempt was decided on."""

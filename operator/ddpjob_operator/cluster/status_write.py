@@ -22,7 +22,7 @@ from ddpjob_operator.cluster.errors import ApiError
 
 logger = logging.getLogger(__name__)
 
-_PROGRESS = frozenset({"progress", "nodes", "snapshot"})
+_PROGRESS = frozenset({"progress", "nodes", "snapshot", "goodput"})
 """Fields that follow the training by the second. Alone they are not worth a write each time."""
 
 

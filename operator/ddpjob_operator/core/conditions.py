@@ -12,6 +12,7 @@ SCHEDULED = "Scheduled"
 RUNNING = "Running"
 RESTARTING = "Restarting"
 DEGRADED = "Degraded"
+SNAPSHOTS_FAILING = "SnapshotsFailing"
 COMPLETE = "Complete"
 FAILED = "Failed"
 

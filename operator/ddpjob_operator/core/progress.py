@@ -40,7 +40,7 @@ def with_final_report(status: DDPJobStatus, report: Mapping[str, Any] | None, no
     return status.model_copy(update=update) if update else status
 
 
-def failure_status(status: DDPJobStatus, failure: Failure, now: datetime) -> FailureStatus:
+def failure_status(status: DDPJobStatus, failure: Failure, now: datetime, log_tail: str = "") -> FailureStatus:
     """The post-mortem that is kept after the pods are gone."""
     reached, diagnosis = status.progress.step if status.progress else None, diagnose(failure)
     return FailureStatus(
@@ -57,6 +57,7 @@ def failure_status(status: DDPJobStatus, failure: Failure, now: datetime) -> Fai
         step=failure.step if failure.step is not None else reached,
         snapshot_step=status.snapshot.step if status.snapshot else None,
         advice=diagnosis.advice,
+        log_tail=log_tail,
     )
 
 
@@ -81,11 +82,17 @@ def _progress(report: Mapping[str, Any], now: datetime) -> Progress | None:
         epoch=integer(report.get("epoch")),
         step=step,
         total_steps=integer(report.get("totalSteps")),
-        loss=finite(report.get("loss")),
+        loss=_rounded(report.get("loss")),
         samples_per_second=finite(report.get("samplesPerSecond")),
         eta=_eta(report, now),
         metrics=metrics or None,
     )
+
+
+def _rounded(value: Any) -> float | None:
+    """In six digits: kubectl prints every digit that is there."""
+    number = finite(value)
+    return None if number is None else float(f"{number:.6g}")
 
 
 def _eta(report: Mapping[str, Any], now: datetime) -> datetime | None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from ddp_trainer.heartbeat import Heartbeat, heartbeat_dir, read_heartbeats
+from ddp_trainer.status import phase_seconds
 
 CONTRACT = (Path(__file__).parents[3] / "docs" / "contracts.md").read_text()
 
@@ -159,3 +160,18 @@ def test_the_reader_skips_what_it_does_not_understand(beat, tmp_path):
     (directory / "rank-1.json").write_text('{"version": 2, "rank": 1}')
     (directory / "rank-2.json").write_text("[]")
     assert [found["rank"] for found in read_heartbeats(tmp_path)] == [3]
+
+
+def test_every_second_belongs_to_one_phase_and_what_a_snapshot_held_up_is_no_training(tmp_path):
+    now = [100.0]
+    heartbeat = Heartbeat(heartbeat_dir(tmp_path), clock=lambda: now[0])
+    for phase, seconds in (("load", 2.0), ("first_step", 1.0), ("train", 5.0), ("validate", 0.5), ("train", 4.0)):
+        heartbeat.enter(phase)
+        now[0] += seconds
+    heartbeat.snapshot(10, 1.0, True, stall_seconds=1.5)
+    heartbeat.beat()
+    (beat,) = read_heartbeats(tmp_path)
+    spent = {"init": 0.0, "load": 2.0, "first_step": 1.0, "train": 7.5, "validate": 0.5, "save": 1.5}
+    assert phase_seconds(beat, now[0]) == spent
+    assert phase_seconds(beat, now[0] + 60.0) == spent, "silence is told by nobody"
+    assert phase_seconds(None, now[0]) == {}

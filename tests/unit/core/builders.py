@@ -79,6 +79,7 @@ def succeeded(node_rank: int, **fields: Any) -> PodView:
 
 
 def seen(*pods: PodView, attempt: int | None = 0, **fields: Any) -> Observed:
-    """Pods, a claim, and a Service that selects `attempt` (None: no Service is known)."""
+    """Pods whose logs were read, a claim, and a Service that selects `attempt` (None: no Service is known)."""
     service = None if attempt is None else ServiceView("10.96.0.7", attempt)
-    return Observed(**{"pods": pods, "service": service, "claim_exists": True} | fields)
+    logs = {pod.uid: "" for pod in pods}
+    return Observed(**{"pods": pods, "service": service, "claim_exists": True, "logs": logs} | fields)

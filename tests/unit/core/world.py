@@ -22,6 +22,7 @@ from builders import DEFAULTS, NOW, UID, later, make_job, make_report
 from ddpjob_operator.api.spec import DDPJobSpec
 from ddpjob_operator.api.status import DDPJobStatus, Phase
 from ddpjob_operator.core import plan as policy
+from ddpjob_operator.core.goodput import seconds_of
 from ddpjob_operator.core.lifecycle import is_suspending
 from ddpjob_operator.core.model import (
     Action,
@@ -278,10 +279,8 @@ class Operator:
         raise AssertionError(f"{LONGEST_CHAIN} plans in a row did not come to rest: {decided}")
 
     def _observed(self) -> Observed:
-        return Observed(self._seen(), self.service, self.claim, self.cluster.report, self.problem)
-
-    def _observed(self) -> Observed:
-        return Observed(self._seen(), self.service, self.claim, problem=self.problem, logs=dict(self.logs))
+        known = self.cluster.report, self.problem
+        return Observed(self._seen(), self.service, self.claim, *known, logs=dict(self.logs))
 
     def _seen(self) -> tuple[PodView, ...]:
         return tuple(self.cluster.pods.values()) if self.pods is None else self.pods
@@ -413,6 +412,7 @@ def check_history(cluster: Cluster) -> None:
     check_nothing_is_created_while_suspended(cluster)
     check_force_is_asked_for(cluster)
     check_sizes(cluster)
+    check_time_adds_up(cluster)
 
 
 def check_one_live_pod_each(cluster: Cluster) -> None:
@@ -455,6 +455,29 @@ def check_final_is_final(cluster: Cluster) -> None:
             continue
         assert not isinstance(entry, DDPJobStatus), f"a final status was changed: {entry}"
         assert not isinstance(entry, CreatePod), f"{entry.name} was created after the job was {final.phase}"
+
+
+def check_time_adds_up(cluster: Cluster) -> None:
+    """The ledger holds every second since the job began exactly once, and none is ever taken back."""
+    whole, until = 0.0, None
+    for status in cluster.statuses:
+        ledger = status.goodput
+        if ledger is None:
+            assert status.start_time is None, "a job that has begun has a ledger"
+            continue
+        assert status.start_time is not None
+        assert ledger.counted_until is not None
+        seconds = sum(seconds_of(ledger).values())
+        assert round(seconds, 3) == round((ledger.counted_until - status.start_time).total_seconds(), 3)
+        assert seconds >= whole
+        assert until is None or ledger.counted_until >= until
+        whole, until = seconds, ledger.counted_until
+    last = cluster.statuses[-1] if cluster.statuses else DDPJobStatus()
+    if last.phase is not None and last.phase.final and last.goodput is not None:
+        assert last.goodput.counted_until is not None
+        assert last.completion_time is not None
+        # a clock that was set back takes nothing away
+        assert last.goodput.counted_until >= last.completion_time, "a job that is over has all its time counted"
 
 
 def check_attempt_on_record_first(cluster: Cluster) -> None:

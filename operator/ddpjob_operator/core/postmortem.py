@@ -1,0 +1,36 @@
+"""What is saved of a pod that failed before it is deleted: the last lines of its log."""
+
+from __future__ import annotations
+
+import re
+
+from ddpjob_operator.core.failures import Failure
+from ddpjob_operator.core.model import Job, Observed, ReadLog
+
+TAIL_CHARACTERS = 4096
+
+_UNREADABLE = ("NodeLost", "PodDeleted")
+"""After these there is no kubelet, or no pod, to ask."""
+
+_SECRET_NAME = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|API_?KEY|ACCESS_?KEY|PRIVATE_?KEY", re.IGNORECASE)
+_SHORTEST_SECRET = 6
+
+
+def log_to_read(observed: Observed, failure: Failure) -> ReadLog | None:
+    """The log that has to be read before the post-mortem of `failure` can be written; None if it was, or cannot be."""
+    if failure.reason in _UNREADABLE:
+        return None
+    pod = next((pod for pod in observed.pods if pod.name == failure.pod_name), None)
+    return None if pod is None or pod.uid in observed.logs else ReadLog(pod.name, pod.uid)
+
+
+def log_tail(job: Job, observed: Observed, failure: Failure) -> str:
+    """The last lines of the failed pod's log, whole lines, without what the job's own variables keep secret."""
+    pod = next((pod for pod in observed.pods if pod.name == failure.pod_name), None)
+    text = observed.logs.get(pod.uid, "") if pod else ""
+    for variable in job.spec.env:
+        if variable.value and len(variable.value) >= _SHORTEST_SECRET and _SECRET_NAME.search(variable.name):
+            text = text.replace(variable.value, "***")
+    if len(text) <= TAIL_CHARACTERS:
+        return text
+    return text[-TAIL_CHARACTERS:].partition("\n")[2]
