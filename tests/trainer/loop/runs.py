@@ -50,6 +50,15 @@ RUNS: dict[int, dict[str, tuple[str, ...]]] = {
         "profiled": (*WIDTH, "--max-steps", "8", "--profile", "4:6"),
         "linear": LINEAR,
         "compiled": (*LINEAR, "--compile"),
+        "compiled-accumulated": (*LINEAR, "--compile", "--micro-batch", "8", "--clip-norm", "1e9"),
+        "compiled-fsdp": (*LINEAR, "--compile", "--strategy", "fsdp"),
+        "compiled-manual": (*LINEAR, "--compile", "--strategy", "manual_rs_ag"),
+        "static-graph": (*LINEAR, "--static-graph", "--micro-batch", "8"),
+        "static-graph-reference": (*LINEAR, "--micro-batch", "8"),
+        "unused-ddp": (*HALF_USED, "--find-unused-parameters"),
+        "unused-ddp-reference": (*HALF_USED, "--strategy", "manual_allreduce"),
+        "fsdp-bf16": ("--strategy", "fsdp", *TINY, "--precision", "bf16"),
+        "pipeline-bf16": ("--strategy", "pipeline", *TINY, "--precision", "bf16"),
     },
     3: {
         # 7 samples in batches of 6: the last batch is one sample for three ranks
@@ -65,6 +74,8 @@ RESUMED: dict[str, tuple[tuple[str, ...], int, int]] = {
         9,
         20,
     ),
+    # draws from torch, NumPy and Python in the loss and in the data set
+    "noisy": (("--task", "seeded_tasks:Noisy"), 9, 20),
     "manual": (("--strategy", "manual_rs_ag", *WIDTH, "--micro-batch", "20"), 9, 25),
     "fsdp": (("--strategy", "fsdp", *TINY, *DROPOUT), 5, 12),
     "pipeline": (("--strategy", "pipeline", *TINY, *DROPOUT), 5, 12),

@@ -5,9 +5,11 @@ own module.
 from __future__ import annotations
 
 import os
+import random
 import signal
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
@@ -85,6 +87,34 @@ class Normalised(Digits):
 
     def model(self) -> nn.Module:
         return nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 10))
+
+
+class Noisy(Digits):
+    """Digits with noise on the images and on the loss, from all generators that a script may draw from."""
+
+    def __init__(self) -> None:
+        super().__init__(width=8)
+
+    def train_dataset(self) -> Dataset[Any]:
+        return NoisySamples(super().train_dataset())
+
+    def loss(self, output: Tensor, batch: tuple[Tensor, Tensor]) -> Tensor:
+        noise = 1.0 + 0.1 * (np.random.rand() + random.random()) if torch.is_grad_enabled() else 1.0
+        return super().loss(output, batch) * noise
+
+
+class NoisySamples(Dataset[Any]):
+    """Samples with an augmentation from each generator."""
+
+    def __init__(self, samples: Any) -> None:
+        self._samples = samples
+
+    def __len__(self) -> int:
+        return len(self._samples)
+
+    def __getitem__(self, index: int) -> Any:
+        image, label = self._samples[index]
+        return image * (1.0 + 0.1 * random.random()) + 0.1 * float(np.random.rand()) * torch.rand(()), label
 
 
 class HalfUsed(Digits):

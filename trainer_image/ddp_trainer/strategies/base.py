@@ -78,7 +78,10 @@ class Strategy:
                 with self.autocast():
                     micro_batch = batch.micro_batches[0].batch
                     loss = self.task.loss(self.model(self.task.inputs(micro_batch)), micro_batch)
-                torch.autograd.backward(loss)
+                trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+                # not backward(): DDP counts whatever reaches a parameter's own gradient, and with a static graph
+                # expects as much in every step, or reduces nothing and says nothing
+                torch.autograd.grad(loss, trained, allow_unused=True)
             except Exception as error:
                 if not is_out_of_memory(error):
                     raise

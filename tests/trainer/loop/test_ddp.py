@@ -1,0 +1,66 @@
+"""What DistributedDataParallel is asked for: seen on the module itself, in a process group of one rank."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from ddp_trainer.config import TrainConfig
+from ddp_trainer.data import BatchPlan, Loader
+from ddp_trainer.distributed import World, process_group
+from ddp_trainer.precision import Precision
+from ddp_trainer.strategies.ddp import DDP
+from ddp_trainer.tasks import load_task
+
+pytestmark = pytest.mark.trainer
+
+TASK = load_task("toy_linear", {"samples": 24})
+
+
+@pytest.fixture
+def group() -> Iterator[World]:
+    with process_group(World(), timeout_seconds=30):
+        yield World()
+
+
+def wrapped(world: World, **settings: Any) -> DDP:
+    strategy = DDP(TrainConfig(**settings), world, TASK, Precision("fp32", world.device))
+    strategy.wrap(TASK.model())
+    return strategy
+
+
+@pytest.mark.parametrize("static", [False, True])
+def test_gradients_live_in_the_buckets_that_are_reduced_once_a_step(group: World, static: bool) -> None:
+    strategy = wrapped(group, static_graph=static)
+    buckets: list[torch.Tensor] = []
+
+    # without types: DDP compares them, and here they would be text
+    def reduce(state, bucket):
+        buckets.append(bucket.buffer())
+        done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+        done.set_result(bucket.buffer())
+        return done
+
+    strategy.module.register_comm_hook(None, reduce)
+    (batch,) = Loader(TASK.train_dataset(), BatchPlan(samples=24, global_batch=24), group, micro_batch=8).epoch(0)
+    assert len(batch.micro_batches) == 3
+    strategy.settle(batch)
+    buckets.clear()
+    strategy.forward_backward(batch)
+    assert len(buckets) == 1, "the ranks meet once a step, whatever the number of micro-batches"
+    storage = buckets[0].untyped_storage().data_ptr()
+    assert {parameter.grad.untyped_storage().data_ptr() for parameter in strategy.parameters()} == {storage}
+
+
+@pytest.mark.parametrize("option", ["static_graph", "find_unused_parameters"])
+def test_the_options_reach_ddp(group: World, option: str) -> None:
+    assert getattr(wrapped(group, **{option: True}).module, option) is True
+    assert getattr(wrapped(group).module, option) is False
+
+
+@pytest.mark.parametrize("name", ["static-graph", "unused-ddp"])
+def test_a_step_with_these_options_is_the_step_without(run, difference, name: str) -> None:
+    assert difference(run(2, name).losses(), run(2, f"{name}-reference").losses()) < 1e-6
