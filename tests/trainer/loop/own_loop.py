@@ -15,6 +15,7 @@ import ddp_trainer
 arguments = argparse.ArgumentParser()
 arguments.add_argument("--steps", type=int, default=30)
 arguments.add_argument("--sigterm-at", type=int, default=0)
+arguments.add_argument("--raise-at", type=int, default=0)
 arguments = arguments.parse_args()
 
 dist.init_process_group("gloo")
@@ -28,12 +29,15 @@ optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
 scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 10)
 
 run = ddp_trainer.attach(model, optimizer, scheduler=scheduler, global_batch=32, total_steps=arguments.steps)
+strikes = dist.get_rank() == 1 and os.environ["DDPJOB_ATTEMPT"] == "0"
 for step in range(run.resume(), arguments.steps):
+    if strikes and step + 1 == arguments.raise_at:
+        raise ValueError("a sample that cannot be trained on (seeded)")
     chosen = torch.randint(0, 256, (16,))
     loss = torch.nn.functional.mse_loss(model(x[chosen]), y[chosen])
     optimizer.zero_grad()
     loss.backward()
-    if step + 1 == arguments.sigterm_at and dist.get_rank() == 1 and os.environ["DDPJOB_ATTEMPT"] == "0":
+    if strikes and step + 1 == arguments.sigterm_at:
         os.kill(os.getpid(), signal.SIGTERM)
     optimizer.step()
     scheduler.step()

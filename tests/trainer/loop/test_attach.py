@@ -22,6 +22,19 @@ def test_an_own_loop_that_was_told_to_stop_exits_143_and_resumes_to_the_same_bit
     volume.assert_same_end(trained_once(2, "own_loop.py", "--steps", "20"))
 
 
+def test_an_exception_in_an_own_loop_leaves_an_emergency_snapshot_and_the_same_losses_in_the_end(
+    volume, trained_once
+) -> None:
+    own = ("own_loop.py", "--steps", "20", "--raise-at", "12")
+    failed = volume.train(2, *own)
+    assert "a sample that cannot be trained on" in failed.stderr
+    manifest = volume.newest_manifest()
+    assert (manifest["kind"], manifest["step"]) == ("emergency", 11), volume.events("snapshot_skipped")
+    volume.trained(2, *own, DDPJOB_ATTEMPT="1")
+    assert [event["step"] for event in volume.events("resumed")] == [11]
+    volume.assert_same_end(trained_once(2, "own_loop.py", "--steps", "20"))
+
+
 def test_the_package_imports_without_torch() -> None:
     code = "import ddp_trainer as d, sys; print('torch' in sys.modules, callable(d.attach), d.Task.__name__)"
     done = subprocess.run(

@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.trainer.documented import message
 from torch.utils.data import TensorDataset
 
 from ddp_trainer.data import BatchPlan, Loader, recut
@@ -19,6 +20,7 @@ HUNGRY = ("--task", "seeded_tasks:Hungry", "--max-steps", "12")
 @pytest.mark.parametrize("name", ["hungry-forward", "hungry-backward"])
 def test_all_ranks_halve_the_micro_batch_together_and_train_as_if_nothing_had_been(run, difference, name: str) -> None:
     assert [event["microBatch"] for event in run(2, name).events("micro_batch_lowered")] == [16, 8]
+    assert message("A rank has too little memory", 0).search((run(2, name).root / "output.txt").read_text())
     assert difference(run(2, name).losses(), run(0, "hungry").losses()) < 1e-5
 
 
@@ -26,19 +28,21 @@ def test_memory_that_fails_later_ends_the_attempt_and_the_next_starts_with_half(
     late = (*HUNGRY, "--task-options", "first=11", "--task-options", "limit=16", "--task-options", "always=false")
     failed = volume.train(2, *late)
     assert failed.returncode != 0
-    assert (
-        "rank 1 ran out of memory in step 10 with micro-batches of 32 samples; the next attempt starts with "
-        "micro-batches of 16"
-    ) in failed.stderr
+    told = message("A rank has too little memory", 1).search(failed.stderr)
+    assert told is not None, failed.stderr
+    assert told[0].startswith("rank 1 ran out of memory in step 10 with micro-batches of 32 samples")
     volume.trained(2, *late, DDPJOB_ATTEMPT="1")
     assert [event["microBatch"] for event in volume.events("micro_batch_lowered")] == [16]
+    assert [(beat["counters"]["outOfMemory"], beat["metrics"]["micro_batch"]) for beat in volume.beats()] == [
+        (1, 16)
+    ] * 2
     assert sorted(volume.losses()) == list(range(1, 13))
 
 
 def test_when_one_sample_is_too_many_every_rank_gives_up_with_advice(volume) -> None:
     failed = volume.train(2, *HUNGRY, "--task-options", "limit=0", "--global-batch", "4")
     assert failed.returncode != 0
-    assert "with micro-batches of 1 samples; there is no smaller one: use --precision bf16" in failed.stderr
+    assert message("A rank has too little memory", 2).search(failed.stderr), failed.stderr
 
 
 @settings(deadline=None)

@@ -31,5 +31,11 @@ def test_a_profile_holds_the_steps_of_its_window_for_every_rank(run) -> None:
         assert "aten::conv2d" in names
 
 
-def test_a_compiled_model_has_the_losses_of_the_plain_one(run, difference) -> None:
-    assert difference(run(2, "compiled").losses(), run(2, "linear").losses()) < 1e-5
+@pytest.mark.parametrize("name", ["compiled", "compiled-accumulated", "compiled-fsdp", "compiled-manual"])
+def test_a_compiled_model_has_the_losses_of_the_plain_one(run, difference, name: str) -> None:
+    assert difference(run(2, name).losses(), run(2, "linear").losses()) < 1e-5
+
+
+@pytest.mark.parametrize("name", ["fsdp-bf16", "pipeline-bf16"])
+def test_a_model_in_parts_learns_in_bf16_as_the_whole_does_in_fp32(run, difference, name: str) -> None:
+    assert 0 < difference(run(2, name).losses(), run(0, "tiny").losses()) < 0.1

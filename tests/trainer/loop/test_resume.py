@@ -60,7 +60,7 @@ def test_an_exception_on_one_rank_leaves_an_emergency_snapshot_of_the_last_whole
     volume.assert_same_end(trained_once(2, *UNBROKEN))
 
 
-@pytest.mark.parametrize("name", ["fp16", "normalised", "manual", "fsdp", "pipeline"])
+@pytest.mark.parametrize("name", ["fp16", "normalised", "noisy", "manual", "fsdp", "pipeline"])
 def test_what_else_is_state_resumes_to_the_same_bits(resumed, name: str) -> None:
     broken, unbroken = resumed(name)
     broken.assert_same_end(unbroken)
