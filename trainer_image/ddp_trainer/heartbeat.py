@@ -77,6 +77,7 @@ class Heartbeat:
             "time": clock(),
             "phase": "init",
             "phaseTime": clock(),
+            "phaseSeconds": {},
             "epoch": None,
             "step": None,
             "totalSteps": None,
@@ -121,6 +122,8 @@ class Heartbeat:
         with self._lock:
             now = self._progress()
             if phase != self._state["phase"]:
+                left, seconds = self._state["phase"], self._state["phaseSeconds"]
+                seconds[left] = seconds.get(left, 0.0) + now - self._state["phaseTime"]
                 self._state.update(phase=phase, phaseTime=now)
                 # The time a save or a validation took is no step time.
                 self._step_at = None

@@ -41,6 +41,22 @@ def progress(beats: Sequence[Beat]) -> dict[str, Any]:
     return report
 
 
+def phase_seconds(beat: Beat | None, now: float) -> dict[str, float]:
+    """Seconds that a rank has spent in each phase of this life, the one it is in until its last sign of life.
+
+    Time that training stood still for a snapshot counts as `save`, not as `train`.
+    """
+    if beat is None:
+        return {}
+    seconds = dict(beat.get("phaseSeconds", {}))
+    seconds[beat["phase"]] = seconds.get(beat["phase"], 0.0) + max(0.0, min(now, beat["time"]) - beat["phaseTime"])
+    stood = min(beat["counters"]["stallSeconds"]["sum"], seconds.get("train", 0.0))
+    if stood:
+        seconds["train"] -= stood
+        seconds["save"] = seconds.get("save", 0.0) + stood
+    return {phase: round(spent, 3) for phase, spent in seconds.items()}
+
+
 def status(pod: PodEnvironment, start_time: float, moment: Moment) -> dict[str, Any]:
     """The JSON of `/status`. `start_time` is when this life, or the wait for the next, began, in epoch seconds."""
     first: Beat | None = moment.beats[0] if moment.beats else None
@@ -57,6 +73,7 @@ def status(pod: PodEnvironment, start_time: float, moment: Moment) -> dict[str, 
         "worldSize": pod.world_size,
         "phase": phase,
         "phaseSeconds": round(-began, 3),
+        "seconds": phase_seconds(first, moment.now),
         "time": moment.wall,
         "startTime": start_time,
         **{name: known[name] for name in _PROGRESS},

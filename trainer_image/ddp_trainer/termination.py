@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -12,7 +13,7 @@ from typing import Any, Final
 from ddp_trainer.environment import PodEnvironment
 from ddp_trainer.errors import EXIT_FENCED, EXIT_OK, EXIT_PREEMPTED, EXIT_USER
 from ddp_trainer.root_cause import Cause, Ending
-from ddp_trainer.status import progress
+from ddp_trainer.status import phase_seconds, progress
 
 MESSAGE_BYTES: Final = 4096
 """The kubelet cuts what is longer (Kubernetes, "Customizing the termination message")."""
@@ -44,6 +45,7 @@ def message_of(cause: Cause, pod: PodEnvironment | None, ending: Ending) -> dict
         "traceback": fields["traceback"],
         "time": ending.wall if cause.time is None else cause.time,
         **progress(ending.beats),
+        "seconds": phase_seconds(ending.beats[0] if ending.beats else None, math.inf),
     }
 
 
