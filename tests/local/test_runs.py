@@ -222,6 +222,32 @@ def test_restarts_end_with_the_budget_and_the_last_failure_is_told(run_job: Any,
     assert sorted(entry.name for entry in logs.iterdir()) == ["digits-0-0.log", "digits-1-0.log"]
 
 
+WITH_A_SPARE = """
+import os, sys, time
+from pathlib import Path
+place = [os.environ[f"DDPJOB_{name}"] for name in ("ATTEMPT", "NODE_RANK", "POD_NAME")]
+print("life", *place, flush=True)
+if place[0] == "0":
+    while not Path(os.environ["DDPJOB_SHARED"], "logs", "digits", "pods", "digits-0-s0.log").exists():
+        time.sleep(0.02)
+    if place[1] == "1":
+        os._exit(3)
+    raise RuntimeError("Connection closed by peer [127.0.0.1]:1")
+"""
+
+
+def test_a_spare_takes_the_place_of_a_pod_that_ended(run_job: Any, tmp_path: Path) -> None:
+    in_place = {"scope": "InPlace", "backoff": {"initialSeconds": 0}}
+    run = run_job(script(tmp_path, WITH_A_SPARE) | {"nodes": 2, "spares": 1, "restart": in_place})
+    assert run.end() == 0, run.text()
+    assert "restarts 1" in run.text()
+    logs = run.shared / "logs" / "digits" / "pods"
+    lives = [
+        line for log in sorted(logs.iterdir()) for line in log.read_text().splitlines() if line.startswith("life ")
+    ]
+    assert lives == ["life 0 0 digits-0-0", "life 1 0 digits-0-0", "life 0 1 digits-0-1", "life 1 1 digits-0-s0"]
+
+
 def test_a_chaos_run_that_ends_too_soon_is_no_proof(run_job: Any, tmp_path: Path) -> None:
     run = run_job(script(tmp_path, "print('done')\n"), "--chaos", "kill-rank@50%")
     assert run.end() == 1
