@@ -26,6 +26,7 @@ from ddpjob_operator.core.model import (
     ServiceView,
 )
 from ddpjob_operator.core.names import LABEL_ATTEMPT
+from ddpjob_operator.core.pod_environment import is_assignable
 from ddpjob_operator.local.environment import Endpoints, Machine, build_command, gpus_of_node
 from ddpjob_operator.local.machine import own_variables, seats
 from ddpjob_operator.local.network import LOOPBACK, free_port
@@ -108,7 +109,7 @@ class Children:
         """One for each attempt: the last one's store may not have let go of its port yet. Pods that outlive an attempt
         cannot be told of another, so where they may, there is one for all.
         """
-        key = 0 if self._job.spec.restart.scope == "InPlace" else attempt
+        key = 0 if is_assignable(self._job) else attempt
         if key not in self._rendezvous:
             self._rendezvous[key] = free_port(self._ports)
         return self._rendezvous[key]

@@ -30,11 +30,15 @@ def children_of(shared: Path, **spec: Any) -> Children:
     return Children(job, Machine(host="laptop", shared=shared, environ={}, cores=2), changed=lambda: None)
 
 
-@pytest.mark.parametrize(("scope", "same"), [("Gang", False), ("InPlace", True)])
+@pytest.mark.parametrize(
+    ("spec", "same"),
+    [({}, False), ({"restart": {"scope": "InPlace"}}, True), ({"elastic": {"minNodes": 1}}, True)],
+    ids=["every pod is replaced", "in place", "elastic"],
+)
 async def test_pods_that_outlive_an_attempt_find_the_next_at_the_port_that_they_know(
-    tmp_path: Path, scope: str, same: bool
+    tmp_path: Path, spec: dict[str, Any], same: bool
 ) -> None:
-    children = children_of(tmp_path, restart={"scope": scope})
+    children = children_of(tmp_path, **spec)
     job = parse_job({"metadata": {"name": "digits", "uid": "u-1"}, "spec": {}})
     assert await children.carry_out(CreateService(build_service(job, 0)))
     before = children.observed(0).service
