@@ -33,7 +33,7 @@ class Turns:
     def __init__(self, player: str) -> None:
         connection = socket.socket(socket.AF_UNIX)
         connection.connect(os.environ[SOCKET])
-        self._lines: IO[Any] = connection.makefile("rw", buffering=1)
+        self._lines: IO[Any] = connection.makefile("rw")
         self._say({"player": player, "rank": int(os.environ.get("RANK", "0")), "pid": os.getpid()})
         self._left = 0
         self._began: float | None = None
@@ -53,7 +53,7 @@ class Turns:
         return not self._is_over
 
     def _say(self, message: dict[str, Any]) -> None:
-        self._lines.write(json.dumps(message) + "\n")
+        _write(self._lines, json.dumps(message) + "\n")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class Player:
         self._signal(signal.SIGCONT)
         before = processor_seconds(self.root)
         for line in self.lines:
-            line.write(f"{steps}\n")
+            _write(line, f"{steps}\n")
         meanwhile()
         answers = [line.readline() for line in self.lines]
         if not all(answers):
@@ -110,7 +110,7 @@ class Referee:
                 connection, _ = self._server.accept()
             except TimeoutError:
                 raise SystemExit(f"{name}: {len(lines)} of {ranks} ranks within {JOIN_SECONDS:.0f} s") from None
-            line: IO[Any] = connection.makefile("rw", buffering=1)
+            line: IO[Any] = connection.makefile("rw")
             hello = json.loads(line.readline())
             assert hello["player"] == name, hello
             lines[hello["rank"]], pids[hello["rank"]] = line, hello["pid"]
@@ -126,3 +126,8 @@ def referee(directory: Path) -> Iterator[tuple[Referee, dict[str, str]]]:
         yield judge, {**os.environ, SOCKET: str(path)}
     finally:
         judge._server.close()
+
+
+def _write(line: IO[Any], text: str) -> None:
+    line.write(text)
+    line.flush()
