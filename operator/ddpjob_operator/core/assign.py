@@ -1,7 +1,7 @@
 """Who of a gang lives on into the next attempt, and as which node rank (restart.scope InPlace).
 
 A pod's place in the gang is written on its labels, and the kubelet shows them to the pod as files (docs/contracts.md
-section 9). So a pod that did nothing wrong need not be replaced: it is told of the next attempt, and starts its ranks
+section 2). So a pod that did nothing wrong need not be replaced: it is told of the next attempt, and starts its ranks
 anew where it is. Nothing is scheduled or pulled again.
 
 Who is kept is decided once, with the attempt, and written into the status (`keptPods`) before any pod is told. All
