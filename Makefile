@@ -50,6 +50,7 @@ lint: $(VENV)/.dev  ## ruff, mypy, import layers, Dockerfiles, shell scripts, ge
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/hadolint Dockerfile trainer_image/Dockerfile
 	$(BIN)/python -m ddpjob_operator.api.crd --check
+	$(BIN)/python -m ddpjob_operator.api.docs --check
 	$(BIN)/python charts/readme.py --check
 
 prove: $(VENV)/.dev  ## what docs/correctness.md says, from real runs: strategies agree, killed runs resume bit for bit
@@ -63,8 +64,9 @@ format: $(VENV)/.dev  ## let ruff lay out the code
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-generate: $(VENV)/.dev  ## write the CRD and the chart's README from their sources
+generate: $(VENV)/.dev  ## write the CRD, docs/api.md and the chart's README from their sources
 	$(BIN)/python -m ddpjob_operator.api.crd
+	$(BIN)/python -m ddpjob_operator.api.docs
 	$(BIN)/python charts/readme.py
 
 images: $(VENV)/.dev  ## build the operator's and the trainer's image with docker, podman or buildah

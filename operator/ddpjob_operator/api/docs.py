@@ -1,0 +1,109 @@
+"""docs/api.md, generated from the models: `python -m ddpjob_operator.api.docs [--check]`.
+
+It says what `kubectl explain` says, on one page: every field with its type, default, bounds and words.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from ddpjob_operator.api import API_VERSION, KIND
+from ddpjob_operator.api.crd import Schema, crd
+from ddpjob_operator.api.frozen import FROZEN, FROZEN_MESSAGE
+from ddpjob_operator.api.rules import BETWEEN_FIELDS
+from ddpjob_operator.api.template_rules import RESERVED_ENV, RESERVED_ENV_PREFIXES
+
+PAGE = Path(__file__).parents[3] / "docs/api.md"
+
+_BOUNDS = (
+    ("minimum", "at least {}"),
+    ("maximum", "at most {}"),
+    ("minLength", "at least {} characters"),
+    ("maxLength", "at most {} characters"),
+    ("minItems", "at least {} items"),
+    ("maxItems", "at most {} items"),
+    ("maxProperties", "at most {} entries"),
+)
+
+
+def rendered() -> str:
+    """The page as Markdown."""
+    root = crd()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]
+    reserved = ", ".join(f"`{name}`" for name in (*RESERVED_ENV, *(f"{prefix}*" for prefix in RESERVED_ENV_PREFIXES)))
+    parts = [
+        f"# {KIND}, `{API_VERSION}`",
+        "Generated from the models by `make generate`; do not edit. `kubectl explain ddpjob.spec` says the same.",
+        "The smallest job is a name and `spec: {}`. [Operating](operating.md) shows each policy with its YAML.",
+        "## spec",
+        *_tables("spec", root["spec"]),
+        "## Rules between fields",
+        "Checked by the API server where it has CEL (1.25 and newer), and by the operator everywhere.",
+        "\n".join(f"- `{'.'.join(('spec', *rule.path))}`: {rule.message}." for rule in BETWEEN_FIELDS if rule.cel),
+        f"These variables belong to the operator and to torchrun: {reserved}.",
+        "## What may change while a job runs",
+        f"{', '.join(f'`{name}`' for name in FROZEN)} {FROZEN_MESSAGE}. `nodes` may change if the job is elastic. "
+        "Everything else takes effect at once, or with the next attempt where its description says so.",
+        "## status",
+        *_tables("status", root["status"]),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _tables(path: str, schema: Schema) -> Iterator[str]:
+    """One table for an object, then one for each object in it."""
+    yield f"### {path}" if "." in path else schema.get("description", "")
+    if "." in path and schema.get("description"):
+        yield schema["description"]
+    rows = ["| Field | Type | Default | |", "|---|---|---|---|"]
+    rows += [_row(name, field, name in schema.get("required", ())) for name, field in schema["properties"].items()]
+    yield "\n".join(rows)
+    for name, field in schema["properties"].items():
+        inner, suffix = (field["items"], "[]") if field.get("type") == "array" else (field, "")
+        if inner.get("properties"):
+            yield from _tables(f"{path}.{name}{suffix}", inner)
+
+
+def _row(name: str, field: Schema, required: bool) -> str:
+    default = field.get("default")
+    shown = "required" if required else "" if default in (None, {}, [], "") else f"`{json.dumps(default)}`"
+    if isinstance(default, dict):
+        shown = ""
+    words = [field.get("description", "")]
+    bounds = [text.format(field[key]) for key, text in _BOUNDS if key in field]
+    if bounds:
+        words.append(f"({', '.join(bounds)})")
+    return f"| `{name}` | {_type(field)} | {shown} | {' '.join(words)} |".replace("  ", " ")
+
+
+def _type(field: Schema) -> str:
+    if field.get("x-kubernetes-int-or-string"):
+        return "quantity"
+    if "enum" in field:
+        return " \\| ".join(f"`{value}`" for value in field["enum"])
+    if field.get("format") == "date-time":
+        return "time"
+    if field.get("type") == "array":
+        return f"list of {_type(field['items'])}"
+    if field.get("type") == "object" and isinstance(field.get("additionalProperties"), dict):
+        return f"map of {_type(field['additionalProperties'])}"
+    return str(field.get("type", "object"))
+
+
+def main(argv: list[str]) -> int:
+    """Write the page; with --check, only say whether it is up to date."""
+    text = rendered()
+    if PAGE.exists() and PAGE.read_text() == text:
+        return 0
+    if "--check" in argv:
+        print(f"{PAGE.relative_to(PAGE.parents[1])} is not what the models say; run `make generate`", file=sys.stderr)
+        return 1
+    PAGE.write_text(text)
+    print(f"wrote {PAGE.relative_to(PAGE.parents[1])}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
