@@ -29,6 +29,8 @@ from ddp_trainer.watchdog import Limits, ranks_of, stalled
 TICK_SECONDS = 0.5
 SURVIVOR_SECONDS = 10.0
 """How long ranks may outlive one that failed, unless they are saving: nothing wakes them from a NCCL collective."""
+HANGING_SECONDS = 3.0
+"""How long a rank that steps may be silent once it was told to leave for a later attempt, or three times its p99."""
 AGENT_SECONDS = 10.0
 """How long torchrun may outlive its ranks."""
 EXIT_BARRIER_SECONDS = 310.0
@@ -251,8 +253,10 @@ def hanging(beats: Sequence[Beat], asked_at: float, now: float) -> set[int]:
     are monotonic seconds.
     """
     return {
-        beat["pid"]
-        for beat in beats
-        if beat["phase"] != "save"
-        and now - max(beat["time"], asked_at) > max(SURVIVOR_SECONDS, 2 * (beat["stepSecondsP99"] or 0.0))
+        beat["pid"] for beat in beats if beat["phase"] != "save" and now - max(beat["time"], asked_at) > _patience(beat)
     }
+
+
+def _patience(beat: Beat) -> float:
+    p99 = beat["stepSecondsP99"]
+    return SURVIVOR_SECONDS if beat["phase"] != "train" or p99 is None else max(HANGING_SECONDS, 3 * p99)

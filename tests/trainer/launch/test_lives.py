@@ -12,7 +12,7 @@ from tests.trainer.loop.volume import Volume
 from ddp_trainer import processes
 from ddp_trainer.lives import Next, after
 from ddp_trainer.root_cause import Cause, Ending
-from ddp_trainer.supervisor import SURVIVOR_SECONDS, End, hanging
+from ddp_trainer.supervisor import HANGING_SECONDS, SURVIVOR_SECONDS, End, hanging
 
 HERE = Path(__file__).parent
 LOOP = HERE.parent / "loop"
@@ -66,10 +66,12 @@ def test_what_follows_a_life(ended: End, stopped: bool, stays: bool, then: Next)
 @pytest.mark.parametrize(
     ("phase", "silent", "slowest", "hangs"),
     [
-        ("train", SURVIVOR_SECONDS - 1, 0.1, False),
-        ("train", SURVIVOR_SECONDS + 1, 0.1, True),
-        ("train", SURVIVOR_SECONDS + 1, SURVIVOR_SECONDS, False),
-        ("train", 2 * SURVIVOR_SECONDS + 1, SURVIVOR_SECONDS, True),
+        ("train", HANGING_SECONDS - 1, 0.1, False),
+        ("train", HANGING_SECONDS + 1, 0.1, True),
+        ("train", 2.9 * 20.0, 20.0, False),
+        ("train", 3.1 * 20.0, 20.0, True),
+        ("validate", SURVIVOR_SECONDS - 1, 0.1, False),
+        ("validate", SURVIVOR_SECONDS + 1, 0.1, True),
         ("rendezvous", SURVIVOR_SECONDS + 1, None, True),
         ("save", 1000.0, 0.1, False),
     ],
