@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 
 from ddpjob_operator.api.status import DDPJobStatus, NodeCount, Phase
+from ddpjob_operator.core import conditions as cond
 from ddpjob_operator.core.assign import WAITS, can_live_on, ended_before
 from ddpjob_operator.core.exclusion import preferring_others, unwelcome
 from ddpjob_operator.core.failures import has_succeeded
@@ -31,6 +32,12 @@ RESTART_GRACE_SECONDS = 2
 def gang_size(job: Job, status: DDPJobStatus) -> int:
     """Nodes of the attempt in progress; a spec edited since its pods were first made does not change it."""
     return (status.nodes.total if status.spec_digests is not None else 0) or job.spec.nodes
+
+
+def awaits_data(job: Job, status: DDPJobStatus) -> bool:
+    """Whether initializers have to put data on the volume before anything of the gang is made."""
+    running = status.phase is Phase.RUNNING
+    return bool(job.spec.initializers) and not running and not cond.holds(status.conditions, cond.INITIALIZED)
 
 
 def gang_of(observed: Observed, status: DDPJobStatus) -> tuple[PodView, ...]:
@@ -69,7 +76,7 @@ def complete(
 ) -> tuple[Action, ...]:
     """What the gang lacks, `pods` being there: pods that are kept are told their place, the others are made."""
     service, present = observed.service, {pod.node_rank for pod in pods}
-    if service is None:
+    if service is None or awaits_data(job, status):
         return ()
     actions: list[Action] = []
     if service.attempt != status.attempt:

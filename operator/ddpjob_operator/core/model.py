@@ -155,7 +155,11 @@ class InitializerView:
     phase: PodPhase
     number: int = 0
     """How often it was tried before."""
+    step: str = ""
+    """The initializer that failed, or the last one that ended."""
+    scheduled: bool = False
     deleting: bool = False
+    gone_by: datetime | None = None
     reason: str = ""
     message: str = ""
     termination: Termination | None = None

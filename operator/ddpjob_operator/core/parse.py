@@ -130,15 +130,22 @@ def parse_initializer(obj: Object) -> InitializerView | None:
         return None
     conditions = {item.get("type"): item for item in status.get("conditions") or ()}
     reason, message = _trouble(status, conditions)
+    # one container each, run one after the other: the first that failed ended the pod
+    containers = (*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ()))
+    ended = [(str(item.get("name", "")), found) for item in containers if (found := _ended(item)) is not None]
+    telling = next((pair for pair in ended if pair[1].exit_code), ended[-1] if ended else None)
     return InitializerView(
         name=metadata.get("name", ""),
         uid=metadata.get("uid", ""),
-        number=int(number),
         phase=PodPhase(status.get("phase") or PodPhase.PENDING),
+        number=int(number),
+        step=telling[0] if telling else "",
+        scheduled=conditions.get("PodScheduled", {}).get("status") == "True",
         deleting="deletionTimestamp" in metadata,
+        gone_by=parse_time(metadata.get("deletionTimestamp")),
         reason=reason,
         message=message,
-        termination=_termination(status),
+        termination=telling[1] if telling else None,
     )
 
 
@@ -181,17 +188,21 @@ def _disruption(conditions: Mapping[str, Object]) -> str:
 
 
 def _termination(status: Object) -> Termination | None:
-    for container in status.get("containerStatuses") or ():
-        ended = (container.get("state") or {}).get("terminated")
-        if container.get("name") == TRAINER_CONTAINER and ended:
-            return Termination(
-                exit_code=ended.get("exitCode", 1),
-                signal=ended.get("signal"),
-                reason=ended.get("reason", ""),
-                message=ended.get("message", ""),
-                finished_at=parse_time(ended.get("finishedAt")),
-            )
-    return None
+    trainers = (item for item in status.get("containerStatuses") or () if item.get("name") == TRAINER_CONTAINER)
+    return next((found for item in trainers if (found := _ended(item)) is not None), None)
+
+
+def _ended(container: Object) -> Termination | None:
+    ended = (container.get("state") or {}).get("terminated")
+    if not ended:
+        return None
+    return Termination(
+        exit_code=ended.get("exitCode", 1),
+        signal=ended.get("signal"),
+        reason=ended.get("reason", ""),
+        message=ended.get("message", ""),
+        finished_at=parse_time(ended.get("finishedAt")),
+    )
 
 
 def _refuse_other_kinds(obj: Object) -> None:

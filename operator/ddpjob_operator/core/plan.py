@@ -24,6 +24,7 @@ from ddpjob_operator.core.elastic import resized
 from ddpjob_operator.core.failures import Failure, find_failures, first_cause, is_stopping, with_last_words
 from ddpjob_operator.core.gang import counted, gang_of, gang_size, missing
 from ddpjob_operator.core.goodput import with_goodput
+from ddpjob_operator.core.initializers import initialized
 from ddpjob_operator.core.lifecycle import has_finished, resumed, suspended
 from ddpjob_operator.core.lost import lost_nodes, stranded
 from ddpjob_operator.core.model import (
@@ -83,6 +84,9 @@ def _live(job: Job, observed: Observed, now: datetime, defaults: Defaults) -> Pl
         return failed(job, observed, status, "BeyondBounds", "; ".join(problems), now)
     if status.phase in (None, Phase.PENDING) and (first := prepared(job, observed, status, now, defaults)) is not None:
         return first
+    status, fetching = initialized(job, observed, status, now, defaults)
+    if fetching is not None:
+        return fetching
     if edited_while_starting(job, status, pods, gang_size(job, status)):
         return next_attempt(job, observed, status, now, defaults, delay=0.0, why="SpecChanged")
 
