@@ -56,6 +56,9 @@ lint: $(VENV)/.dev  ## ruff, mypy, import layers, Dockerfiles, shell scripts, ge
 prove: $(VENV)/.dev  ## what docs/correctness.md says, from real runs: strategies agree, killed runs resume bit for bit
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.prove
 
+bench-trainer: $(VENV)/.dev  ## step, snapshot, resume, recovery and stalls of the trainer, beside what each must cost
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.benchmarks
+
 bench: $(VENV)/.dev  ## time from apply to the first step and from a kill to the next, each as a ratio to doing it by hand
 	$(BIN)/python -m tests.cluster.bench
 
@@ -119,5 +122,5 @@ $(VENV)/.dev: $(VENV)/.torch requirements/dev.txt pyproject.toml
 help:
 	@awk 'BEGIN {FS = ":.*##"} /^##@/ {printf "\n%s\n", substr($$0, 5)} /^[a-z-]+:.*##/ {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-.PHONY: demo demo-cluster test test-unit test-trainer test-local test-api test-cluster test-packaging lint prove bench format generate \
+.PHONY: demo demo-cluster test test-unit test-trainer test-local test-api test-cluster test-packaging lint prove bench-trainer bench format generate \
 	images cluster-up cluster-down clean python-venv tools help
