@@ -19,15 +19,18 @@ from world import (
     check_attempt_on_record_first,
     check_counted_once,
     check_final_is_final,
+    check_force_is_asked_for,
     check_history,
     check_no_flip_flop,
     check_nothing_is_created_while_suspended,
     check_one_live_pod_each,
+    check_sizes,
 )
 
 from ddpjob_operator.api.status import DDPJobStatus, Phase
 from ddpjob_operator.core import plan as policy
 from ddpjob_operator.core.model import (
+    AssignPod,
     CreateClaim,
     CreatePod,
     CreateService,
@@ -357,6 +360,36 @@ def changes_its_mind(job: Job, *rest: Any) -> Plan:
     return replace(decided, status=decided.status.model_copy(update={"observed_generation": turned}))
 
 
+def deletes_by_force(job: Job, *rest: Any) -> Plan:
+    decided = policy.plan(job, *rest)
+    forced = (replace(one, grace_seconds=0) if isinstance(one, DeletePod) else one for one in decided.actions)
+    return replace(decided, actions=tuple(forced))
+
+
+def shrinks_a_gang_that_is_not_elastic(job: Job, *rest: Any) -> Plan:
+    decided = policy.plan(job, *rest)
+    if decided.status.attempt == 0:
+        return decided
+    smaller = decided.status.nodes.model_copy(update={"total": 1, "summary": "0/1"})
+    return replace(decided, status=decided.status.model_copy(update={"nodes": smaller}))
+
+
+def makes_a_new_pod_beside_each_that_lives_on(job: Job, *rest: Any) -> Plan:
+    decided = policy.plan(job, *rest)
+    template = next((one for one in decided.actions if isinstance(one, CreatePod)), None)
+    told = [one for one in decided.actions if isinstance(one, AssignPod)]
+    if template is None:
+        return decided
+    extra = (replace(template, name=f"digits-{one.attempt}-{one.node_rank}", node_rank=one.node_rank) for one in told)
+    return replace(decided, actions=(*decided.actions, *extra))
+
+
+def takes_nodes_from_a_gang_that_starts(job: Job, *rest: Any) -> Plan:
+    decided = policy.plan(job, *rest)
+    made = [replace(one, node_rank=None) if isinstance(one, CreatePod) else one for one in decided.actions]
+    return replace(decided, actions=tuple(made))
+
+
 def _story(world: World) -> Cluster:
     """A lost answer while the watch stalls, a dead operator, a pod that fails; then an attempt with a user error."""
     world.operator.pods, world.operator.lose_after = (), 3
@@ -390,12 +423,18 @@ def _story(world: World) -> Cluster:
         (acts_before_it_writes, check_attempt_on_record_first),
         (forgets_the_end, check_final_is_final),
         (changes_its_mind, check_no_flip_flop),
+        (deletes_by_force, check_force_is_asked_for),
+        (shrinks_a_gang_that_is_not_elastic, check_sizes),
+        (makes_a_new_pod_beside_each_that_lives_on, check_one_live_pod_each),
+        (takes_nodes_from_a_gang_that_starts, check_attempt_on_record_first),
     ],
     ids=lambda value: value.__name__,
 )
 def test_each_promise_is_seen_to_be_broken_by_a_seeded_bug(bug: Decide, check: Callable[[Cluster], None]) -> None:
-    check(_story(World.start()))
-    cluster = Cluster(World.start().cluster.job)
+    in_place = {"restart": {"scope": "InPlace", "backoff": {"initialSeconds": 0}}}
+    spec = in_place if bug is makes_a_new_pod_beside_each_that_lives_on else {}
+    check(_story(World.start(**spec)))
+    cluster = Cluster(World.start(**spec).cluster.job)
     with pytest.raises(AssertionError) as broken:
         check(_broken_story(cluster, bug))
     assert str(broken.value) != ""
