@@ -1,6 +1,6 @@
 """What everything around a step costs: TinyTransformerLM under `ddpjob run` beside a bare hand-written loop.
 
-    python -m tests.benchmarks.bench_step [--rounds 5] [--batch 16]
+    python -m tests.benchmarks.bench_step [--rounds 5] [--batch 8] [--ranks 1 2]
 
 Everything is on: launcher, status page asked by the runner, /metrics scraped, heartbeats, watchdog, TensorBoard, loss
 log, and a snapshot every 50 steps. The bare loop is what people write by hand; with 2 ranks it is torch's DDP under
@@ -30,8 +30,8 @@ from ddp_trainer import processes
 MAX_RATIO = 1.02
 SNAPSHOT_EVERY = 50
 TURN = 10
-BATCH = 16
-"""Samples a rank."""
+BATCH = 8
+"""Samples a rank, few on purpose: what surrounds a step costs the same for any number."""
 WARM_UP = 5
 """Steps before the first turn that counts; not a multiple of TURN, so that no snapshot falls on a turn's end."""
 
