@@ -31,6 +31,22 @@ LOSES_ITS_PEER = """
     raise RuntimeError("Connection closed by peer [127.0.0.1]:1")
 """
 
+# Asks between two steps whether to stop, which a rank that waits for its peer for ever never does.
+STEPS = """
+    import signal, time, torch, torch.distributed as dist
+    from ddp_trainer.heartbeat import Heartbeat
+    signal.signal(signal.SIGTERM, lambda *_: None)
+    heartbeat = Heartbeat.from_env()
+    dist.init_process_group("gloo")
+    heartbeat.enter("train")
+    for step in range(1, 21 if dist.get_world_size() == 1 else 10**6):
+        dist.all_reduce(torch.ones(1))
+        heartbeat.step(step=step)
+        time.sleep(0.02)
+    heartbeat.enter("done")
+    dist.destroy_process_group()
+"""
+
 
 def end(reason: str, code: int = 1, *, superseded: bool = False, stuck: bool = False) -> End:
     return End(Cause(code, reason, ""), Ending(wall=0.0, procs=1), superseded=superseded, stuck=stuck)
@@ -151,6 +167,22 @@ def test_a_gang_grows_and_shrinks_without_losing_a_step_at_a_constant_global_bat
     assert [event["step"] for event in begun] == [0, *(event["step"] for event in volume.events("preempted"))]
     assert list(volume.losses()) == list(range(1, 70))
     assert (volume.newest_manifest()["samples"], volume.newest_manifest()["globalBatch"]) == (3 * 1437, 64)
+
+
+@pytest.mark.trainer
+@pytest.mark.timeout(600)
+def test_a_node_that_fell_silent_does_not_hold_up_the_one_that_goes_on_without_it(
+    start_pod, free_port, place, tmp_path, eventually
+):
+    gang = {"DDPJOB_UID": "gang", "DDPJOB_RDZV_PORT": str(free_port()), "DDPJOB_SHUTDOWN_SECONDS": "600"}
+    folders = [place(tmp_path / f"place-{rank}", attempt=0, node_rank=rank, nodes=2) for rank in (0, 1)]
+    goes_on, silent = (start_pod(STEPS, DDPJOB_ASSIGNMENT_DIR=str(folder), **gang) for folder in folders)
+    eventually(lambda: (goes_on.status()["step"] or 0) >= 5, "some steps of two", PATIENCE)
+    processes.send([silent.process.pid, *processes.descendants(silent.process.pid)], signal.SIGSTOP)
+    place(folders[0], attempt=1, node_rank=0, nodes=1)
+    assert goes_on.wait(PATIENCE) == 0, goes_on.log
+    assert (goes_on.message["attempt"], goes_on.message["step"]) == (1, 20)
+    assert "1 ranks did not stop in time and were killed" in goes_on.log
 
 
 @pytest.mark.trainer
