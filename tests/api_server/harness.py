@@ -190,6 +190,12 @@ class Cluster:
         for pod in pods:
             await self.report(pod, {"conditions": [_condition("PodScheduled", "True")]})
 
+    async def bound(self, pod: str, node: str) -> None:
+        """What the scheduler does: from then on a deletion waits for that node's kubelet."""
+        target = {"apiVersion": "v1", "kind": "Node", "name": node}
+        body = {"apiVersion": "v1", "kind": "Binding", "metadata": {"name": pod}, "target": target}
+        await self.client.create(f"{paths.pods(self.namespace)}/{pod}/binding", "pods/binding", body)
+
     async def runs(self, *pods: str, ip: str = "192.0.2.1") -> None:
         conditions = [_condition(name, "True") for name in ("PodScheduled", "ContainersReady", "Ready")]
         for pod in pods:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from tests.api_server.harness import Cluster, Operator, eventually
 from tests.api_server.history import recorded
 from tests.api_server.test_in_place import pods_are
@@ -39,6 +40,17 @@ async def test_a_gang_starts_with_the_nodes_there_are_and_grows_when_another_com
     assert (large["nodes"]["total"], large["disruptions"], large.get("restarts", 0)) == (2, 2, 0)
 
 
+async def test_in_place_a_gang_grows_around_the_pods_that_it_has(cluster: Cluster, operator: Operator) -> None:
+    await cluster.apply_job(nodes=2, elastic=ELASTIC, restart={"scope": "InPlace"})
+    first, _ = await cluster.gang_exists()
+    await cluster.runs("digits-0-0")
+    await pods_are(cluster, {"digits-0-0": ("1", "0", "1"), "digits-1-s0": ("1", "none", "1")})
+    await cluster.runs("digits-1-s0")
+    pods = await pods_are(cluster, {"digits-0-0": ("2", "0", "2"), "digits-1-s0": ("2", "1", "2")})
+    assert pods["digits-0-0"]["metadata"]["uid"] == first["metadata"]["uid"]
+    assert (await cluster.phase_is("Running"))["nodes"]["total"] == 2
+
+
 async def test_kubectl_scale_changes_the_size_and_shows_it(cluster: Cluster, operator: Operator) -> None:
     await cluster.apply_job(nodes=3, elastic=ELASTIC)
     names = [pod["metadata"]["name"] for pod in await cluster.gang_exists(nodes=3)]
@@ -64,6 +76,24 @@ async def test_the_next_attempt_does_not_wait_for_a_silent_node(cluster: Cluster
 async def test_in_place_only_the_pod_on_the_silent_node_is_replaced(cluster: Cluster, operator: Operator) -> None:
     status = await lost(cluster, {"nodeLostSeconds": 1, "scope": "InPlace"})
     assert status["keptPods"] == {"digits-0-0": 0}
+
+
+@pytest.mark.parametrize("force", [False, True])
+async def test_a_pod_on_a_silent_node_is_removed_by_force_only_where_the_policy_says_so(
+    cluster: Cluster, operator: Operator, force: bool
+) -> None:
+    await cluster.apply_job(restart={"nodeLostSeconds": 1, "forceDeleteLost": force})
+    await cluster.gang_exists()
+    await cluster.bound("digits-0-1", node="silent")
+    await cluster.runs("digits-0-0", "digits-0-1")
+    await cluster.phase_is("Running")
+    await cluster.falls_silent("digits-0-1")
+    await cluster.gang_exists(attempt=1)
+    left = {pod["metadata"]["name"]: pod for pod in await cluster.pods()}
+    if force:
+        assert "digits-0-1" not in left
+    else:
+        assert "deletionTimestamp" in left["digits-0-1"]["metadata"], "it waits for its kubelet's word"
 
 
 async def lost(cluster: Cluster, restart: dict[str, Any]) -> dict[str, Any]:
