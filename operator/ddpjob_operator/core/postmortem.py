@@ -18,8 +18,8 @@ _SHORTEST_SECRET = 6
 
 def log_to_read(observed: Observed, failure: Failure) -> ReadLog | None:
     """The log that has to be read before the post-mortem of `failure` can be written; None if it was, or cannot be."""
-    if failure.reason in _UNREADABLE:
-        return None
+    if failure.outside or failure.reason in _UNREADABLE:
+        return None  # its log says nothing of why, and a pod that is being removed may be gone by then, and its reason
     pod = next((pod for pod in observed.pods if pod.name == failure.pod_name), None)
     return None if pod is None or pod.uid in observed.logs else ReadLog(pod.name, pod.uid)
 

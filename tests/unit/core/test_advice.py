@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from builders import DEFAULTS, NOW, failed, in_phase, make_job, make_pod, seen
 
+from ddpjob_operator.api.status import Phase
 from ddpjob_operator.core.advice import ADVICE, advice_for, diagnose
 from ddpjob_operator.core.failures import Failure, Retry
+from ddpjob_operator.core.plan import plan
 
 
 @pytest.mark.parametrize("reason", sorted(ADVICE))
@@ -18,6 +21,18 @@ def test_there_is_advice_for_every_reason_that_the_launcher_gives() -> None:
     given = ("UserError", "ImportError", "Fenced", "WorkerKilled", "WorkerException", "PeerLost", "RendezvousFailed")
     assert all(advice_for(reason) for reason in (*given, "Stalled", "OutOfMemory", "DiskFull", "Preempted"))
     assert advice_for("NobodyKnows") == ""
+
+
+def test_an_image_without_the_trainer_is_known_by_the_last_line_of_its_pods_log() -> None:
+    pods = (failed(0, 1), make_pod(1))
+    log = "/usr/bin/python: Error while finding module specification for 'ddp_trainer.launch' (ModuleNotFoundError: No "
+    log += "module named 'ddp_trainer')\n"
+    decided = plan(make_job(in_phase(Phase.RUNNING)), seen(*pods, logs={pods[0].uid: log}), NOW, DEFAULTS)
+    failure = decided.status.last_failure
+    assert failure is not None
+    assert failure.reason == "TrainerMissing"
+    assert failure.message.startswith("pod digits-0-0 ended with exit code 1; the log of the pod ends with: /usr/bin")
+    assert "trainer image" in failure.advice
 
 
 @pytest.mark.parametrize(("step", "comes_again"), [(None, False), (0, False), (7, True)])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from builders import failed, make_job, make_pod, seen
 
@@ -23,10 +25,19 @@ def failure(reason: str = "WorkerException", pod: str | None = POD.name) -> Fail
         (failure(), {POD.uid: ""}, None),
         (failure("NodeLost"), {}, None),
         (failure("PodDeleted"), {}, None),
+        (replace(failure("Evicted"), outside=True), {}, None),
         (failure(pod="digits-0-7"), {}, None),
         (failure(pod=None), {}, None),
     ],
-    ids=["not yet", "once", "no kubelet to ask", "no pod to ask", "a pod that nobody sees", "nobody's failure"],
+    ids=[
+        "not yet",
+        "once",
+        "no kubelet to ask",
+        "no pod to ask",
+        "no word about it",
+        "a pod that nobody sees",
+        "nobody's failure",
+    ],
 )
 def test_the_log_of_the_pod_that_failed_is_read_once_and_where_it_can_be(
     cause: Failure, logs: dict[str, str], read: ReadLog | None
