@@ -1,0 +1,144 @@
+"""Where data comes from: a web server, an object store, a hub of data sets, or a volume that is mounted here.
+
+Web servers are asked with the standard library. All else is a file system of fsspec's, which torch itself brings; its
+drivers for s3:// (s3fs) and hf:// (huggingface_hub) are packages that an image adds when it needs them.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import urllib.error
+import urllib.request
+from http.client import HTTPException, HTTPMessage
+from pathlib import Path
+from typing import IO, Any
+from urllib.parse import urlsplit
+
+from ddp_trainer.errors import UserError
+
+CHUNK_BYTES = 8 << 20
+SILENCE_SECONDS = 60.0
+"""How long a server may send nothing."""
+
+_PERMANENT = (400, 401, 403, 404, 405, 410, 451)
+"""Answers that stay the same however often one asks (RFC 9110 section 15.5)."""
+
+_SECRETS = re.compile(r"(?P<scheme>\w+://)(?P<user>[^/\s@]*@)?(?P<place>[^\s?'\"]*)(?P<query>\?[^\s'\"]*)?")
+
+
+class FetchError(Exception):
+    """Something did not arrive, or not whole; it may the next time. The message says what."""
+
+
+def fetch(source: str, into: Path, claims: Path) -> None:
+    """Copy what `source` names to `into`, which does not exist yet: a file, or a folder with all that is in it.
+
+    Args:
+        source: https://…, http://…, s3://bucket/key, hf://datasets/owner/name or pvc://claim/path.
+        into: where it goes; its parent exists.
+        claims: the folder in which claims are mounted, each under its name.
+
+    Raises:
+        UserError: there is no such source, no right to read it, or no driver for it.
+        FetchError: it could not be read to its end.
+        OSError: it cannot be written.
+    """
+    scheme, _, rest = source.partition("://")
+    if scheme in ("http", "https"):
+        _download(source, into)
+        return
+    import fsspec  # not at the top: a web server needs none of it
+
+    try:
+        files, root = (
+            (fsspec.filesystem("file"), str(claims / rest)) if scheme == "pvc" else fsspec.core.url_to_fs(source)
+        )
+    except (ImportError, ValueError) as error:
+        raise UserError(f"{scheme}:// needs a package that this image lacks ({error}); add it to the image") from None
+    copy_tree(files, root.rstrip("/"), into, shown(source))
+
+
+def shown(text: str) -> str:
+    """`text` without what is secret in the addresses that it holds: user names, passwords, signatures."""
+
+    def clean(match: re.Match[str]) -> str:
+        return match["scheme"] + ("***@" if match["user"] else "") + match["place"] + ("?***" if match["query"] else "")
+
+    return _SECRETS.sub(clean, text)
+
+
+def copy_tree(files: Any, root: str, into: Path, source: str) -> None:
+    """Copy a file, or a folder with all that is in it, from any of fsspec's file systems.
+
+    Raises as `fetch` does.
+    """
+    try:
+        if not files.isdir(root):
+            _copy_file(files, root, files.info(root), into)
+            return
+        found = files.find(root, detail=True)
+        if not found:
+            raise UserError(f"{source} is empty; correct the source")
+        for path, info in sorted(found.items()):
+            _copy_file(files, path, info, into / _relative(path, root))
+    except FileNotFoundError:
+        raise UserError(f"there is no {source}; correct the source") from None
+    except PermissionError as error:
+        raise UserError(f"{source} may not be read ({error}); check the credentials in the initializer's env") from None
+    except (UserError, FetchError):
+        raise
+    except OSError as error:
+        if error.filename is not None and Path(str(error.filename)).is_relative_to(into.parent):
+            raise  # ours: the volume is full, say
+        raise FetchError(f"{source}: {type(error).__name__}: {error}") from error
+    except Exception as error:  # every driver has errors of its own
+        raise FetchError(f"{source}: {type(error).__name__}: {error}") from error
+
+
+def _copy_file(files: Any, path: str, info: dict[str, Any], into: Path) -> None:
+    into.parent.mkdir(parents=True, exist_ok=True)
+    with files.open(path, "rb") as read:
+        _write(read, into)
+    size, got = info.get("size"), into.stat().st_size
+    if size is not None and got != size:
+        raise FetchError(f"{shown(path)}: {got} bytes came of {size}")
+
+
+def _relative(path: str, root: str) -> Path:
+    relative = Path(path.removeprefix(root).lstrip("/"))
+    if not path.startswith(f"{root}/") or ".." in relative.parts:
+        raise FetchError(f"{shown(path)} is not inside {shown(root)}")
+    return relative
+
+
+def _download(url: str, into: Path) -> None:
+    request = urllib.request.Request(url, headers={"User-Agent": "ddpjob", "Accept-Encoding": "identity"})  # noqa: S310
+    parts = urlsplit(url)
+    if not parts.hostname:
+        raise UserError(f"{shown(url)} names no host; correct the source")
+    try:
+        with urllib.request.urlopen(request, timeout=SILENCE_SECONDS) as answer:  # noqa: S310 - http or https alone
+            _write(answer, into)
+            _check_length(answer.headers, into, shown(url))
+    except urllib.error.HTTPError as error:
+        said = f"{shown(url)} answered {error.code} {error.reason}"
+        if error.code in _PERMANENT:
+            raise UserError(f"{said}; correct the source or its access") from None
+        raise FetchError(said) from None
+    except urllib.error.URLError as error:
+        raise FetchError(f"{shown(url)}: {error.reason}") from None
+    except (HTTPException, ConnectionError, TimeoutError) as error:
+        raise FetchError(f"{shown(url)}: {type(error).__name__}: {error}") from error
+
+
+def _write(read: IO[bytes], into: Path) -> None:
+    with into.open("wb") as file:
+        shutil.copyfileobj(read, file, CHUNK_BYTES)
+
+
+def _check_length(headers: HTTPMessage, into: Path, source: str) -> None:
+    """A connection that breaks looks like the end: http.client tells nobody who reads in pieces."""
+    promised, got = headers.get("Content-Length"), into.stat().st_size
+    if promised is not None and promised.isdecimal() and int(promised) != got:
+        raise FetchError(f"{source}: {got} bytes came of {promised}")
