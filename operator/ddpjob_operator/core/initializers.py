@@ -60,6 +60,7 @@ def initialized(
     """Run the initializers. With None the gang may be made, and the status says so."""
     if not awaits_data(job, status):
         return status, None
+    status = status.model_copy(update={"phase": status.phase or Phase.PENDING, "start_time": status.start_time or now})
     pod = observed.initializer
     if pod is not None and pod.number > status.initializer_failures:
         status = status.model_copy(update={"initializer_failures": pod.number})  # the status was lost
@@ -84,7 +85,6 @@ def _begin(
     wait = (status.retry_at - now).total_seconds() if status.retry_at is not None else 0.0
     if 0 < wait <= max(job.spec.restart.backoff.max_seconds, _GRACE_SECONDS):  # more: the clock was set back
         return Plan(status, stale, requeue_after=wait)
-    status = status.model_copy(update={"phase": status.phase or Phase.PENDING, "start_time": status.start_time or now})
     if observed.problem is not None:
         status = degraded(job, status, observed.problem.reason, observed.problem.message, now)
     pod = build_initializer(job, status.initializer_failures, defaults)
