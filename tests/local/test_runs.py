@@ -248,6 +248,23 @@ def test_a_spare_takes_the_place_of_a_pod_that_ended(run_job: Any, tmp_path: Pat
     assert lives == ["life 0 0 digits-0-0", "life 1 0 digits-0-0", "life 0 1 digits-0-1", "life 1 1 digits-0-s0"]
 
 
+def test_data_is_fetched_before_the_gang_and_what_fails_is_told(run_job: Any, tmp_path: Path) -> None:
+    reads = script(
+        tmp_path, "import os\nassert open(os.environ['DDPJOB_SHARED'] + '/datasets/x/y').read() == 'data\\n'\n"
+    )
+    first = {"name": "folder", "path": "datasets/x", "script": "mkdir datasets/x && echo folder made"}
+    second = {"name": "file", "path": "datasets/x/y", "script": "echo data > datasets/x/y"}
+    run = run_job(reads | {"initializers": [first, second]})
+    assert run.end() == 0, run.text()
+    log = (run.shared / "logs" / "digits" / "pods" / "digits-init-0.log").read_text()
+    assert log.index("folder made") < log.index("file: datasets/x/y has 1 files, 5 bytes")
+
+    nothing = {"name": "empty", "path": "datasets/z", "script": "true"}
+    refused = run_job(reads | {"initializers": [nothing]})
+    assert refused.end() == 1
+    assert "initializer empty: the script has ended, and there is no datasets/z; correct the script" in refused.text()
+
+
 def test_a_chaos_run_that_ends_too_soon_is_no_proof(run_job: Any, tmp_path: Path) -> None:
     run = run_job(script(tmp_path, "print('done')\n"), "--chaos", "kill-rank@50%")
     assert run.end() == 1

@@ -4,5 +4,5 @@ a cluster.
 Data goes one way: `runner` builds an `Observed` from what it sees, asks `plan`, and carries the plan out.
 `children` is what the job owns, `container` is what a pod's processes run under, `processes` starts and watches it,
 `environment` turns a pod's manifest into a command and its environment, `assignment` tells a pod of its place in the
-gang, `volume` is the shared folder, `display` is what a person sees.
+gang, `initializer` puts data on the volume before, `volume` is the shared folder, `display` is what a person sees.
 """

@@ -28,6 +28,7 @@ from ddpjob_operator.core.model import (
 from ddpjob_operator.core.names import LABEL_ATTEMPT
 from ddpjob_operator.core.pod_environment import is_assignable
 from ddpjob_operator.local.environment import Endpoints, Machine, build_command, gpus_of_node
+from ddpjob_operator.local.initializer import LocalInitializer
 from ddpjob_operator.local.machine import own_variables, seats
 from ddpjob_operator.local.network import LOOPBACK, free_port
 from ddpjob_operator.local.processes import LocalPod, make_scratch
@@ -44,6 +45,7 @@ class Children:
         self._pods: dict[str, LocalPod] = {}
         self._service: ServiceView | None = None
         self._claim_exists = False
+        self._initializer: LocalInitializer | None = None
         self._others: set[tuple[str, str]] = set()
         self._logs: dict[str, str] = {}
         self._ports: set[int] = set()
@@ -55,6 +57,11 @@ class Children:
     def pods(self) -> tuple[LocalPod, ...]:
         return tuple(self._pods.values())
 
+    @property
+    def running(self) -> tuple[LocalPod | LocalInitializer, ...]:
+        """Everything of which a process may be left."""
+        return self.pods if self._initializer is None else (*self.pods, self._initializer)
+
     def observed(self, attempt: int) -> Observed:
         """All that is known, with the report of node rank 0 of this attempt."""
         first = next((pod for pod in self.pods if pod.node_rank == 0 and pod.attempt == attempt), None)
@@ -65,6 +72,7 @@ class Children:
             report=first.report if first else None,
             children=frozenset(self._others),
             logs=dict(self._logs),
+            initializer=self._initializer.view() if self._initializer else None,
         )
 
     def forget_deleted(self) -> None:
@@ -73,6 +81,8 @@ class Children:
             if pod.deleting and pod.ended:
                 del self._pods[pod.name]
                 pod.remove()
+        if self._initializer is not None and self._initializer.deleting and self._initializer.ended:
+            self._initializer = None
 
     async def carry_out(self, action: Action) -> bool:
         """Do it; whether it made a difference, so that the job is worth another look.
@@ -95,6 +105,8 @@ class Children:
                 self._delete(action)
             case ReadLog(name=name, uid=uid):
                 self._logs[uid] = log_tail(pod_log(self._machine.shared, self._job.name, name), uid)
+            case CreateChild(manifest) if manifest["kind"] == "Pod":
+                return self._initialize(manifest)
             case CreateChild(manifest):
                 # Nobody here enforces a network policy or admits a gang; that it is asked for once is enough.
                 self._others.add((manifest["kind"], manifest["metadata"]["name"]))
@@ -143,6 +155,12 @@ class Children:
         if self.closed:
             pod.terminate()
 
+    def _initialize(self, manifest: Manifest) -> bool:
+        if self._initializer is not None or self.closed:
+            return False  # the one before has to end first
+        self._initializer = LocalInitializer(manifest, self._job.name, self._machine, self._changed)
+        return True
+
     def _free_seat(self, node_rank: int | None) -> int:
         """Whose share of this machine's GPUs a new pod gets: that of its node rank, or one that no other pod holds."""
         taken = {pod.seat for pod in self.pods if not (pod.deleting or pod.ended)}
@@ -156,7 +174,7 @@ class Children:
             pod.assign(action.attempt, action.node_rank, action.nodes)
 
     def _delete(self, action: DeletePod) -> None:
-        pod = self._pods.get(action.name)
+        pod = next((pod for pod in self.running if pod.name == action.name), None)
         if pod is None or pod.uid != action.uid:
             return
         grace = pod.grace_seconds if action.grace_seconds is None else action.grace_seconds

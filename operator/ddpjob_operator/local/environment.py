@@ -84,16 +84,20 @@ def build_command(
     *,
     own: frozenset[str] = frozenset(),
     gpus: tuple[str, ...] = (),
+    container: Manifest | None = None,
 ) -> Command:
-    """The trainer container of `manifest` as a command for this machine, with `gpus` for its ranks. `own` names the
-    variables of `spec.env`.
+    """The trainer container of `manifest`, or another one of its containers, as a command for this machine, with `gpus`
+    for its ranks. `own` names the variables of `spec.env`.
 
     Raises:
         NotOnThisMachine: if a variable comes from a Secret, a ConfigMap or the kubelet, and the shell does not
         set it either.
     """
-    container = trainer_container(manifest)
-    local = _overrides(container, machine, endpoints, own, gpus)
+    if container is None:
+        container = trainer_container(manifest)
+        local = _overrides(container, machine, endpoints, own, gpus)
+    else:
+        local = _everywhere(machine, endpoints)
     env = {name: value for name, value in machine.environ.items() if not _OF_AN_OUTER_RUN.fullmatch(name)}
     env |= local
     defined: dict[str, str] = {}
@@ -139,15 +143,17 @@ def left_out(manifest: Manifest) -> Iterator[str]:
             yield f"spec.podTemplate.spec.containers: {item['name']} is not run on this machine"
 
 
+def _everywhere(machine: Machine, endpoints: Endpoints) -> dict[str, str]:
+    return {"DDPJOB_SHARED": str(machine.shared), "DDPJOB_TERMINATION_LOG": str(endpoints.termination_log)}
+
+
 def _overrides(
     container: Manifest, machine: Machine, endpoints: Endpoints, own: frozenset[str], gpus: tuple[str, ...]
 ) -> dict[str, str]:
     given = {item["name"]: item.get("value", "") for item in container.get("env") or ()}
     nodes, ranks = int(given["DDPJOB_NODES"]), int(given["DDPJOB_PROCS_PER_NODE"])
-    overrides = {
-        "DDPJOB_SHARED": str(machine.shared),
+    overrides = _everywhere(machine, endpoints) | {
         "DDPJOB_RUN_DIR": str(endpoints.run_dir),
-        "DDPJOB_TERMINATION_LOG": str(endpoints.termination_log),
         "DDPJOB_STATUS_PORT": str(endpoints.status_port),
         "DDPJOB_RDZV_HOST": "127.0.0.1",
         "DDPJOB_RDZV_PORT": str(endpoints.rendezvous_port),

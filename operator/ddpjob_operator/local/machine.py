@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ddpjob_operator.api.spec import DDPJobSpec
+from ddpjob_operator.core.initializers import build_initializer, source_claim
 from ddpjob_operator.core.model import Defaults, Job, Manifest, ServiceView
 from ddpjob_operator.core.pods import build_pod
 from ddpjob_operator.local.environment import (
@@ -22,6 +23,7 @@ from ddpjob_operator.local.environment import (
     left_out,
     on_volume,
 )
+from ddpjob_operator.local.initializer import initializer_containers
 from ddpjob_operator.local.network import LOOPBACK
 
 _NEEDED = ("torch", "ddp_trainer")
@@ -68,7 +70,7 @@ def _missing(job: Job, machine: Machine) -> Iterator[str]:
     if absent:
         yield f"{' and '.join(absent)}: not installed for {sys.executable}; {_INSTALL}"
     script = job.spec.entrypoint.script
-    if script is not None:
+    if script is not None and not job.spec.initializers:  # which may put it there
         here = Path(on_volume(script, machine.shared))
         if not here.is_file():
             yield (
@@ -79,6 +81,23 @@ def _missing(job: Job, machine: Machine) -> Iterator[str]:
         build_command(_first_pod(job), machine, Endpoints(0, 0, Path()), own=own_variables(job))
     except NotOnThisMachine as refusal:
         yield from refusal.problems
+    yield from _missing_data(job, machine)
+
+
+def _missing_data(job: Job, machine: Machine) -> Iterator[str]:
+    for item in job.spec.initializers:
+        if (claim := source_claim(item)) is not None:
+            yield (
+                f"spec.initializers {item.name}: the claim {claim} is in a cluster, and there is none here; "
+                f"put a copy at {machine.shared / item.path} and remove the initializer"
+            )
+    if job.spec.initializers:
+        pod = build_initializer(job, 0, Defaults())
+        for container in initializer_containers(pod):
+            try:
+                build_command(pod, machine, Endpoints(0, 0, Path()), container=container)
+            except NotOnThisMachine as refusal:
+                yield from (f"spec.initializers {container['name']}: {problem}" for problem in refusal.problems)
 
 
 def seats(spec: DDPJobSpec) -> int:

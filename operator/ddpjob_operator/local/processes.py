@@ -59,6 +59,9 @@ class LocalPod:
     report: dict[str, Any] | None = None
     """The last `/status` answer of this pod's launcher."""
 
+    ready_since: datetime | None = None
+    """When its launcher first answered for the place that it has."""
+
     deleting: bool = False
     gone_by: datetime | None = None
     termination: Termination | None = None
@@ -111,8 +114,13 @@ class LocalPod:
         """
         write_assignment(self.endpoints.assignment_dir, attempt, node_rank, nodes)
         self.attempt, self.node_rank, self.nodes = attempt, node_rank, nodes
-        self.report = None  # of another place
+        self.report = self.ready_since = None  # of another place
         self.changed()
+
+    def heard(self, report: dict[str, Any]) -> None:
+        """Its launcher said this."""
+        self.report = report
+        self.ready_since = self.ready_since or datetime.now(UTC)
 
     @property
     def pid(self) -> int | None:
@@ -131,6 +139,7 @@ class LocalPod:
             node_rank=self.node_rank,
             phase=self._phase(),
             ready=self.report is not None and not self.ended,
+            ready_since=self.ready_since if not self.ended else None,
             nodes=self.nodes,
             created=self.created,
             scheduled=True,

@@ -95,7 +95,7 @@ class Runner:
     def _is_over(self) -> bool:
         """The job's end is decided, and no process is left."""
         final = _is_final(self._job.status)
-        return (final or self._stopped_by is not None) and all(pod.ended for pod in self._children.pods)
+        return (final or self._stopped_by is not None) and all(pod.ended for pod in self._children.running)
 
     async def _pass(self) -> float | None:
         """One look at the job; the seconds until the next, if nothing happens before."""
@@ -122,7 +122,7 @@ class Runner:
     async def _ask(self, pod: LocalPod) -> None:
         report = await asyncio.to_thread(fetch_status, pod.endpoints.status_port)
         if report is not None and report.get("uid") == self._job.uid and report.get("attempt") == pod.attempt:
-            pod.report = report
+            pod.heard(report)
             self._changed.set()
 
     def _kill_if_due(self, reports: list[dict[str, Any]]) -> None:
@@ -145,10 +145,10 @@ class Runner:
             self._stopped_by = number
             self._children.closed = True
             self._display.say("stopping: waiting for a snapshot (once more to kill)")
-            for pod in self._children.pods:
+            for pod in self._children.running:
                 pod.terminate()
         else:
-            for pod in self._children.pods:
+            for pod in self._children.running:
                 pod.kill()
         self._changed.set()
 
@@ -168,9 +168,9 @@ class Runner:
 
     async def _end_all(self) -> None:
         """Whatever happened above: no process and no scratch is left."""
-        for pod in self._children.pods:
+        for pod in self._children.running:
             pod.kill()
-        for pod in self._children.pods:
+        for pod in self._children.running:
             await pod.wait()
             pod.remove()
 

@@ -11,7 +11,10 @@ import pytest
 from ddpjob_operator.api.spec import DDPJobSpec
 from ddpjob_operator.api.status import DDPJobStatus
 from ddpjob_operator.core.model import Job
-from ddpjob_operator.local.machine import as_run_here, different_here, this_machine
+from ddpjob_operator.local.environment import Machine
+from ddpjob_operator.local.machine import as_run_here, different_here, missing_here, this_machine
+
+SECRET = {"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": "hub", "key": "token"}}}
 
 
 def job(**spec: Any) -> Job:
@@ -28,3 +31,34 @@ def test_a_run_on_this_machine_is_neither_suspended_nor_deleted_after_its_end() 
 def test_whoever_runs_a_suspended_job_is_told_that_it_runs_all_the_same(suspend: bool, tmp_path: Path) -> None:
     notes = different_here(job(suspend=suspend), this_machine(tmp_path))
     assert any("spec.suspend" in note for note in notes) is suspend
+
+
+def missing(shared: Path, environ: dict[str, str], **spec: Any) -> tuple[str, ...]:
+    return missing_here(job(**spec), Machine(host="laptop", shared=shared, environ=environ, cores=2))
+
+
+def test_a_claim_to_copy_from_needs_a_cluster(tmp_path: Path) -> None:
+    (problem,) = missing(
+        tmp_path, {}, initializers=[{"name": "images", "source": "pvc://imagenet/train", "path": "datasets/train"}]
+    )
+    assert problem == (
+        "spec.initializers images: the claim imagenet is in a cluster, and there is none here; "
+        f"put a copy at {tmp_path}/datasets/train and remove the initializer"
+    )
+
+
+@pytest.mark.parametrize(("environ", "problems"), [({}, 1), ({"HF_TOKEN": "hf_x"}, 0)])
+def test_credentials_of_an_initializer_come_from_the_shell(
+    tmp_path: Path, environ: dict[str, str], problems: int
+) -> None:
+    hub = {"name": "weights", "source": "hf://openai/whisper", "path": "models/whisper", "env": [SECRET]}
+    found = missing(tmp_path, environ, initializers=[hub])
+    assert len(found) == problems
+    assert all("spec.initializers weights: " in problem and "export HF_TOKEN=" in problem for problem in found)
+
+
+def test_a_script_that_an_initializer_may_bring_is_not_missed(tmp_path: Path) -> None:
+    entrypoint = {"script": "/mnt/shared/code/train.py"}
+    clone = {"name": "code", "path": "code", "script": "git clone https://example.com/code.git code"}
+    assert "there is no such file" in missing(tmp_path, {}, entrypoint=entrypoint)[0]
+    assert missing(tmp_path, {}, entrypoint=entrypoint, initializers=[clone]) == ()
