@@ -6,8 +6,8 @@ moment of a scrape, so that the series of a deleted job are gone with it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from dataclasses import dataclass, field
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric
@@ -106,11 +106,19 @@ class JobFigures:
     loss: float | None = None
     samples_per_second: float | None = None
     snapshot_step: float | None = None
+    disruptions: int = 0
+    goodput: float | None = None
+    recomputed_steps: int | None = None
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    """Where its time went, by cause."""
 
 
 _PER_JOB: tuple[tuple[str, str, Callable[[JobFigures], float | None]], ...] = (
     ("attempt", "The current attempt, from 0.", lambda job: job.attempt),
-    ("restarts", "Restarts counted against the job's budget.", lambda job: job.restarts),
+    ("restarts", "Restarts after failures.", lambda job: job.restarts),
+    ("disruptions", "Restarts that count against no budget.", lambda job: job.disruptions),
+    ("goodput_ratio", "Share of the time that went into steps that were kept.", lambda job: job.goodput),
+    ("recomputed_steps", "Steps that were lost and trained again.", lambda job: job.recomputed_steps),
     ("nodes_ready", "Pods of the current attempt that are ready.", lambda job: job.nodes_ready),
     ("nodes", "Pods that make up the gang.", lambda job: job.nodes),
     ("step", "Optimizer steps finished, as last reported.", lambda job: job.step),
@@ -147,6 +155,13 @@ class JobTable(Collector):
         for row in rows:
             phases.add_metric((row.namespace, row.name, row.phase.value), 1)
         yield phases
+        seconds = GaugeMetricFamily(
+            "ddpjob_operator_job_seconds", "Where the job's time went.", labels=("namespace", "job", "cause")
+        )
+        for row in rows:
+            for cause, spent in row.seconds.items():
+                seconds.add_metric((row.namespace, row.name, cause), spent)
+        yield seconds
         jobs = GaugeMetricFamily("ddpjob_operator_jobs", "Jobs by phase.", labels=("phase",))
         for phase in Phase:
             jobs.add_metric((phase.value,), sum(row.phase is phase for row in rows))

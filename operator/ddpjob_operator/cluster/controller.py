@@ -23,6 +23,7 @@ from ddpjob_operator.cluster.events import EventPoster, Subject
 from ddpjob_operator.cluster.refused import Refused
 from ddpjob_operator.cluster.status_poll import Report, StatusPoller, Target
 from ddpjob_operator.cluster.status_write import Change, StatusWriter, change_between
+from ddpjob_operator.core.goodput import seconds_of
 from ddpjob_operator.core.lifecycle import is_left_to_another
 from ddpjob_operator.core.model import Defaults, Job, Observed, Plan, PodPhase
 from ddpjob_operator.core.parse import InvalidJob, parse_job
@@ -199,6 +200,10 @@ class Controller:
                 loss=progress.loss if progress else None,
                 samples_per_second=progress.samples_per_second if progress else None,
                 snapshot_step=status.snapshot.step if status.snapshot else None,
+                disruptions=status.disruptions,
+                goodput=status.goodput.ratio if status.goodput else None,
+                recomputed_steps=status.goodput.recomputed_steps if status.goodput else None,
+                seconds=seconds_of(status.goodput) if status.goodput else {},
             ),
         )
 
