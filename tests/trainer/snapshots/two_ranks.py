@@ -230,7 +230,7 @@ def auto_chooses_its_interval_from_stall_and_history(volume: Path) -> Any:
     run.train(120, pause=0.02)
     run.snapshots.close()
     chosen = [asdict(event.interval) for event in run.events if event.interval is not None]
-    return {"saved": saved, "chosen": chosen, "interval": run.snapshots._timetable.seconds}  # type: ignore[union-attr]
+    return {"saved": saved, "chosen": chosen, "interval": run.snapshots._due.seconds}
 
 
 def meet_again(store: Path) -> None:

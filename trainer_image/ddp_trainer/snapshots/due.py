@@ -26,6 +26,11 @@ class Due:
         self._timetable: Timetable | None = None
         self._next_look = 0
 
+    @property
+    def seconds(self) -> float | None:
+        """The interval of time as it is now; None where steps or epochs are counted."""
+        return None if self._timetable is None else self._timetable.seconds
+
     def start(self, step: int) -> None:
         """Training begins after `step` finished steps; intervals of time are counted from now."""
         if self._every.is_timed:

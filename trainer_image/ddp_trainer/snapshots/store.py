@@ -18,11 +18,12 @@ from pathlib import Path
 from typing import TypeVar
 
 from ddp_trainer.errors import FencedError
+from ddp_trainer.snapshots.catalogue import listing, manifest_in, set_aside_in, steps_in
 from ddp_trainer.snapshots.disk import NO_SPACE, Disk
 from ddp_trainer.snapshots.errors import CorruptSnapshotError, IncompatibleSnapshotError, SnapshotError
 from ddp_trainer.snapshots.fence import Fence
 from ddp_trainer.snapshots.manifest import FileEntry, Manifest, SnapshotInfo
-from ddp_trainer.snapshots.names import CORRUPT, MANIFEST, TEMPORARY, parse_corrupt, parse_step, step_directory
+from ddp_trainer.snapshots.names import CORRUPT, MANIFEST, TEMPORARY, parse_step, step_directory
 from ddp_trainer.snapshots.verify import verify_files
 
 log = logging.getLogger(__name__)
@@ -102,7 +103,7 @@ class SnapshotStore:
         for step in reversed(self.steps()):
             directory = self.directory / step_directory(step)
             try:
-                manifest = self._manifest(directory)
+                manifest = manifest_in(directory)
                 return manifest, read(directory, manifest)
             except CorruptSnapshotError as error:
                 self._set_aside(directory, str(error))
@@ -115,28 +116,17 @@ class SnapshotStore:
     def verify(self, step: int) -> Manifest:
         """Read all of one snapshot. Raises CorruptSnapshotError with the first thing wrong, or OSError."""
         directory = self.directory / step_directory(step)
-        manifest = self._manifest(directory)
+        manifest = manifest_in(directory)
         verify_files(directory, manifest)
         return manifest
 
     def steps(self) -> Sequence[int]:
         """Steps that have a snapshot by name, ascending; whether it verifies is another question."""
-        return self._numbers(parse_step)
+        return steps_in(self.directory)
 
     def list(self) -> Sequence[SnapshotInfo]:
         """What is there by its manifests, newest first, then what was set aside; no file is read through."""
-        found = []
-        for step in reversed(self.steps()):
-            path = self.directory / step_directory(step)
-            try:
-                manifest = self._manifest(path)
-                found.append(SnapshotInfo(step, path, manifest.time, manifest.kind, manifest.total_bytes))
-            except (SnapshotError, OSError) as error:
-                found.append(SnapshotInfo(step, path, verified=False, problem=str(error)))
-        for step in reversed(self._numbers(parse_corrupt)):
-            path = self.directory / (step_directory(step) + CORRUPT)
-            found.append(SnapshotInfo(step, path, verified=False, problem=_reason(path)))
-        return found
+        return listing(self.directory)
 
     # Saving, step by step
 
@@ -177,19 +167,11 @@ class SnapshotStore:
         if not os.path.lexists(target):
             return None
         try:
-            manifest = self._manifest(target)
+            manifest = manifest_in(target)
             verify_files(target, manifest)
         except (CorruptSnapshotError, OSError) as error:
             self._set_aside(target, str(error))
             return None
-        return manifest
-
-    def _manifest(self, directory: Path) -> Manifest:
-        if directory.is_symlink():
-            raise CorruptSnapshotError("it is a symbolic link")
-        manifest = Manifest.read(directory)
-        if step_directory(manifest.step) != directory.name:
-            raise CorruptSnapshotError(f"{MANIFEST} is of step {manifest.step}")
         return manifest
 
     def _explained(self, error: Exception, step: int, expected_bytes: int, fence: Fence) -> Exception:
@@ -264,7 +246,7 @@ class SnapshotStore:
             log.warning("an old snapshot in %s could not be removed: %s", self.directory, error)
 
     def _remove_corrupt(self, keep: int) -> None:
-        steps = self._numbers(parse_corrupt)
+        steps = set_aside_in(self.directory)
         for step in steps[: len(steps) - keep]:
             self._remove(self.directory / (step_directory(step) + CORRUPT))
 
@@ -307,24 +289,10 @@ class SnapshotStore:
         except OSError as error:
             log.warning("snapshot %s could not be set aside: %s", directory, error)
 
-    def _numbers(self, parse: Callable[[str], int | None]) -> Sequence[int]:
-        try:
-            names = [path.name for path in self.directory.iterdir()]
-        except FileNotFoundError:
-            return []
-        return sorted(step for step in map(parse, names) if step is not None)
-
     def _writer(self) -> Fence:
         if self.fence is None:
             raise SnapshotError(f"{self.directory} was opened for reading: claim it with Fence.claim before writing")
         return self.fence
-
-
-def _reason(aside: Path) -> str:
-    try:
-        return (aside / "reason.txt").read_text(errors="replace").strip()
-    except OSError:
-        return "set aside; its reason.txt is missing"
 
 
 def _mib(count: int) -> str:
