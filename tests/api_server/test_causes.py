@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Any
 
 from tests.api_server.harness import Cluster, Operator, eventually
@@ -69,6 +70,35 @@ async def test_what_a_pod_waits_for_is_a_condition_of_the_job(cluster: Cluster, 
         scheduled = await cluster.condition("Scheduled", "Unschedulable", job_name(cause))
         assert scheduled["status"] == "False"
         assert UNSCHEDULABLE[cause].rstrip(".") in scheduled["message"]
+
+
+async def test_a_volume_that_cannot_be_mounted_is_found_in_the_events_of_its_pod(
+    cluster: Cluster, operator: Operator
+) -> None:
+    await cluster.apply_job(podTemplate={"spec": {"nodeName": "nowhere"}})
+    pods = await cluster.gang_exists()
+    first, second = (pod["metadata"] for pod in pods)
+    await cluster.runs(first["name"])
+    about = {"apiVersion": "v1", "kind": "Pod", "namespace": cluster.namespace}
+    now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    event = {
+        "apiVersion": "v1",
+        "kind": "Event",
+        "metadata": {"name": f"{second['name']}.1"},
+        "involvedObject": about | {"name": second["name"], "uid": second["uid"]},
+        "type": "Warning",
+        "reason": "FailedMount",
+        "message": 'MountVolume.SetUp failed for volume "key" : secret "key" not found',
+        "firstTimestamp": now,
+        "lastTimestamp": now,
+    }
+    await cluster.client.create(f"/api/v1/namespaces/{cluster.namespace}/events", "events", event)
+    degraded = await cluster.condition("Degraded", "FailedMount")
+    assert f'pod {second["name"]}: MountVolume.SetUp failed for volume "key"' in degraded["message"]
+    assert "Create it in the job's namespace" in degraded["message"]
+    await cluster.runs(second["name"])
+    status = await cluster.phase_is("Running")
+    assert {item["type"]: item["status"] for item in status["conditions"]}["Degraded"] == "False"
 
 
 async def test_trouble_is_written_once_and_taken_back_when_the_gang_runs(cluster: Cluster, operator: Operator) -> None:

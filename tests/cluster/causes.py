@@ -49,6 +49,20 @@ CAUSES = (
         "Create it in the job's namespace",
     ),
     Cause(
+        "mount",
+        {
+            "podTemplate": {
+                "spec": {
+                    "volumes": [{"name": "key", "secret": {"secretName": "nowhere-else"}}],
+                    "containers": [{"name": "trainer", "volumeMounts": [{"name": "key", "mountPath": "/etc/key"}]}],
+                }
+            }
+        },
+        "FailedMount",
+        'secret "nowhere-else" not found',
+        "Create it in the job's namespace",
+    ),
+    Cause(
         "claim",
         {"shared": {"claimName": "nowhere"}},
         "Unschedulable",

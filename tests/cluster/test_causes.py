@@ -22,7 +22,7 @@ def test_a_job_that_cannot_start_says_why_and_starts_by_itself_once_it_can(scena
         assert job["status"]["phase"] == "Starting"
         scheduled = condition(job, "Scheduled")
         assert scheduled is not None
-        assert scheduled["status"] == ("True" if cause.name in ("image", "secret") else "False")
+        assert scheduled["status"] == ("True" if cause.name in ("image", "secret", "mount") else "False")
         assert job["status"]["restarts"] == 0
 
     late = next(cause for cause in CAUSES if cause.name == "node")

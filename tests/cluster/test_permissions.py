@@ -15,6 +15,7 @@ SELDOM_USED = {
     "get podgroups.scheduling.x-k8s.io": "the same",
     "get podgroups.scheduling.volcano.sh": "the same",
     "create leases.coordination.k8s.io": "once in the life of a cluster: it outlives the release",
+    "list events": "of a pod that does not start and does not say why",
     "patch events": "an event that repeats is counted up instead of made again",
 }
 """Rights that only show in situations which no test here brings about, and why the operator has them."""

@@ -11,9 +11,10 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 
 from ddpjob_operator.api import KIND
-from ddpjob_operator.cluster import paths
+from ddpjob_operator.cluster import paths, pod_events
 from ddpjob_operator.cluster.cache import Cache, Key, Owner, owner_of
 from ddpjob_operator.cluster.client import Client, Json
 from ddpjob_operator.cluster.errors import ApiError
@@ -30,6 +31,7 @@ from ddpjob_operator.core.model import (
     Job,
     PointService,
     ReadLog,
+    ReadWarnings,
 )
 from ddpjob_operator.core.names import LABEL_ATTEMPT, LABEL_NODE_RANK, LABEL_NODES, TRAINER_CONTAINER
 from ddpjob_operator.core.podgroup import unknown_kind
@@ -86,6 +88,8 @@ class Applier:
                 await self._create_child(job, action)
             case ReadLog():
                 await self._read_log(job, action)
+            case ReadWarnings():
+                await self._read_warnings(job, action)
             case DeleteJob():
                 await self._delete_job(job, action)
 
@@ -214,6 +218,16 @@ class Applier:
             logger.info("no log of pod %s/%s: %s", job.namespace, action.name, error or "its node does not answer")
             text = b""
         self.cache.memory(_owner(job)).logs[action.uid] = text[-LOG_BYTES:].decode(errors="replace")
+
+    async def _read_warnings(self, job: Job, action: ReadWarnings) -> None:
+        events: list[Json] = []
+        try:
+            events, _ = await self.client.list(
+                paths.events(job.namespace), "events", fieldSelector=pod_events.selector(action.uid)
+            )
+        except ApiError as error:
+            logger.info("no events of pod %s/%s: %s", job.namespace, action.name, error)
+        self.cache.memory(_owner(job)).warnings[action.uid] = pod_events.warned(events, datetime.now(UTC))
 
     async def _delete_job(self, job: Job, action: DeleteJob) -> None:
         """What it owns goes with it: the garbage collector sees to that."""

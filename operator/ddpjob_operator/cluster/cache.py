@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from ddpjob_operator.core import names
-from ddpjob_operator.core.model import InitializerView, Observed, PodView, Problem, ServiceView
+from ddpjob_operator.core.model import InitializerView, Observed, PodView, Problem, ServiceView, Warned
 from ddpjob_operator.core.parse import parse_initializer, parse_pod
 
 Json = Mapping[str, Any]
@@ -59,6 +59,8 @@ class Memory:
     """Kind and name of each NetworkPolicy and PodGroup that is known to be there."""
     logs: dict[str, str] = field(default_factory=dict)
     """Tails of logs by the uid of their pod, for as long as that is there."""
+    warnings: dict[str, Warned] = field(default_factory=dict)
+    """What was found in events, likewise."""
     last_status_write: float | None = None
     """When its status was last written, on the event loop's clock."""
 
@@ -98,6 +100,7 @@ class Cache:
             problem=known.problem,
             children=frozenset(known.children),
             logs=dict(known.logs),
+            warnings=dict(known.warnings),
             initializer=max(initializers, key=lambda view: view.number, default=None),
         )
 
@@ -160,6 +163,7 @@ class Cache:
             return False
         if known.owner in self._memory:
             self._memory[known.owner].logs.pop(uid, None)
+            self._memory[known.owner].warnings.pop(uid, None)
         siblings = self._pods_of[known.owner]
         siblings.discard(uid)
         if not siblings:

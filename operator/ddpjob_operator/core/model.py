@@ -166,6 +166,15 @@ class InitializerView:
 
 
 @dataclass(frozen=True, slots=True)
+class Warned:
+    """What Kubernetes' events say of a pod: the last warning, if there was one, and when they were looked at."""
+
+    at: datetime
+    reason: str = ""
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Observed:
     """All that is known of one job's children at one moment.
 
@@ -182,6 +191,8 @@ class Observed:
     """Kind and name of every other child that is known to exist: NetworkPolicy, PodGroup."""
     logs: Mapping[str, str] = field(default_factory=dict)
     """Tails of logs that were read, by the uid of the pod; an empty one could not be read."""
+    warnings: Mapping[str, Warned] = field(default_factory=dict)
+    """What was found in the events of pods that wait without saying why, by their uid."""
     initializer: InitializerView | None = None
     """The pod that runs the initializers."""
 
@@ -259,6 +270,14 @@ class ReadLog:
 
 
 @dataclass(frozen=True, slots=True)
+class ReadWarnings:
+    """Look into a pod's events for what its status does not say, into `Observed.warnings`."""
+
+    name: str
+    uid: str
+
+
+@dataclass(frozen=True, slots=True)
 class DeleteJob:
     """Delete the DDPJob itself, its children with it."""
 
@@ -266,7 +285,16 @@ class DeleteJob:
 
 
 Action = (
-    CreateClaim | CreateService | PointService | CreatePod | DeletePod | AssignPod | CreateChild | ReadLog | DeleteJob
+    CreateClaim
+    | CreateService
+    | PointService
+    | CreatePod
+    | DeletePod
+    | AssignPod
+    | CreateChild
+    | ReadLog
+    | ReadWarnings
+    | DeleteJob
 )
 
 

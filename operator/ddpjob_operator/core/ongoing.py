@@ -15,6 +15,7 @@ from ddpjob_operator.core.phases import degraded, phase_conditions
 from ddpjob_operator.core.pods import build_service
 from ddpjob_operator.core.release import LEAST_WAIT_SECONDS, until_given_back
 from ddpjob_operator.core.trouble import find_trouble, is_degraded, scheduled_condition, seconds_to_trouble
+from ddpjob_operator.core.unexplained import ask, until_asked
 from ddpjob_operator.core.waiting import ready_waiting, tended, wanted
 
 
@@ -42,12 +43,13 @@ def keep_going(
     after = _with_trouble(job, observed, after, pods, now)
     return Plan(
         after,
-        (*stale, *create, *waiting),
+        (*stale, *create, *waiting, *ask(after, pods, observed.warnings, now)),
         # the digests of the spec must be on record before any pod is made from it, and that a gang is incomplete again
         # before what shows it is deleted
         status_first=status.phase in (None, Phase.PENDING) or status.phase is not job.status.phase,
         requeue_after=soonest(
             seconds_to_trouble(after, now) if after.phase is not Phase.RUNNING else None,
+            until_asked(after, pods, observed.warnings, now),
             until_given_back(job, after, now),
             until_lost(observed.pods, job.spec.restart, now),
             until_resized(job, observed, after, now),
@@ -110,7 +112,7 @@ def _with_trouble(
         return degraded(job, status, "SpecChanged", message, now)
     if job.refused:
         return degraded(job, status, "BeyondBounds", job.refused, now)
-    trouble = find_trouble(status, pods, observed.problem, now)
+    trouble = find_trouble(status, pods, observed.problem, now, observed.warnings)
     if status.phase is not Phase.RUNNING:
         conditions = scheduled_condition(job, status, pods, gang_size(job, status), trouble, now)
         status = status.model_copy(update={"conditions": conditions})

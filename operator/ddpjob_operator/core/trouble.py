@@ -7,13 +7,14 @@ words that only count differently ("0/7 nodes are available") are the same troub
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from datetime import datetime
 
 from ddpjob_operator.api.status import Condition, DDPJobStatus
 from ddpjob_operator.core import conditions as cond
 from ddpjob_operator.core.advice import advice_for
 from ddpjob_operator.core.exclusion import kept_away_from
-from ddpjob_operator.core.model import Job, PodPhase, PodView, Problem
+from ddpjob_operator.core.model import Job, PodPhase, PodView, Problem, Warned
 
 TROUBLE_GRACE_SECONDS = 3.0
 NO_SCHEDULER_SECONDS = 30.0
@@ -64,6 +65,18 @@ _HINTS: tuple[tuple[str, str, str], ...] = (
         r"runAsNonRoot",
         "Use an image with a user that is not root, or set securityContext in podTemplate.",
     ),
+    (
+        "FailedMount",
+        r"(secret|configmap) \S+ not found",
+        "Create it in the job's namespace, or correct the name in podTemplate; the pod then starts by itself.",
+    ),
+    (
+        "FailedMount",
+        r"",
+        "Look at the volume and at the node: whether its server answers, and whether the node can mount that kind.",
+    ),
+    ("FailedAttachVolume", r"", "Look at whether another node still holds the volume, and at its storage driver."),
+    ("FailedCreatePodSandBox", r"", "Look at the node's network plugin and container runtime."),
     ("InvalidImageName", r"", "Correct the image's name."),
     (
         "ErrImageNeverPull",
@@ -86,19 +99,25 @@ _HINTS: tuple[tuple[str, str, str], ...] = (
 
 
 def find_trouble(
-    status: DDPJobStatus, pods: tuple[PodView, ...], problem: Problem | None, now: datetime
+    status: DDPJobStatus,
+    pods: tuple[PodView, ...],
+    problem: Problem | None,
+    now: datetime,
+    warnings: Mapping[str, Warned] | None = None,
 ) -> Problem | None:
     """What keeps the gang from running, or None.
 
-    At once where the API server refused, after a grace for pods that wait.
+    At once where the API server refused, after a grace for pods that wait. `warnings` are what was found in the events
+    of pods whose status does not say why (see `unexplained`).
     """
     if problem is not None:
         return _advised(problem.reason, problem.message)
     known, waited = _known(status), _seconds_waited(status, now)
     if known is None and waited < TROUBLE_GRACE_SECONDS:
         return None
+    told, away = warnings or {}, kept_away_from(status)
     for pod in pods:
-        if pod.phase is PodPhase.PENDING and (found := _of_pod(pod, waited, kept_away_from(status))) is not None:
+        if pod.phase is PodPhase.PENDING and (found := _of_pod(pod, waited, away, told.get(pod.uid))) is not None:
             return Problem(known.reason, known.message) if known and _is_said(found, known) else found
     return None
 
@@ -153,12 +172,14 @@ def starting_since(status: DDPJobStatus) -> datetime | None:
     return begun if begun is None or status.restart_at is None else max(begun, status.restart_at)
 
 
-def _of_pod(pod: PodView, waited: float, away: str) -> Problem | None:
+def _of_pod(pod: PodView, waited: float, away: str, warned: Warned | None) -> Problem | None:
     if pod.reason:
         words = pod.message or pod.reason
         if pod.reason == "Unschedulable" and away:
             words = f"{words.rstrip('. ')}; {away}"
         return _advised(_SAME.get(pod.reason, pod.reason), f"pod {pod.name}: {words}")
+    if warned is not None and warned.reason:
+        return _advised(warned.reason, f"pod {pod.name}: {warned.message or warned.reason}")
     if waited >= NO_SCHEDULER_SECONDS and not (pod.scheduled or pod.node_name):
         return _advised(NOT_SCHEDULED, f"pod {pod.name}: no scheduler has said anything about it")
     return None

@@ -15,7 +15,7 @@ from ddpjob_operator.cluster import apply, paths
 from ddpjob_operator.cluster.apply import Applier
 from ddpjob_operator.cluster.cache import Cache, Owner
 from ddpjob_operator.cluster.client import Client
-from ddpjob_operator.core.model import Job, ReadLog
+from ddpjob_operator.core.model import Job, ReadLog, ReadWarnings
 
 JOB = Job("digits", "ns", "job-1", 1, datetime(2026, 1, 1, tzinfo=UTC), DDPJobSpec(), DDPJobStatus())
 
@@ -81,3 +81,20 @@ async def test_a_node_that_does_not_answer_holds_up_a_restart_for_a_moment_only(
 )
 def test_a_kind_has_its_place_in_the_api(version: str, kind: str, path: str) -> None:
     assert paths.children(version, kind, "ns") == (path, path.rpartition("/")[2])
+
+
+async def test_the_warnings_of_one_pod_are_read_and_what_cannot_be_read_is_not_asked_again_at_once(
+    server: Server, client: Client
+) -> None:
+    cache, read = Cache(), ReadWarnings("digits-0-1", "pod-1")
+    event = {"reason": "FailedMount", "message": "no such volume"}
+    listed = web.json_response({"metadata": {"resourceVersion": "7"}, "items": [event]})
+    server.answers = [listed, status(403, "Forbidden", "events")]
+    await Applier(client, cache).carry_out(JOB, [read])
+    found = cache.observed(Owner("ns", "job-1")).warnings["pod-1"]
+    assert (found.reason, found.message) == ("FailedMount", "no such volume")
+    assert server.asked[0].path == "/api/v1/namespaces/ns/events"
+    assert server.asked[0].query["fieldSelector"] == "involvedObject.uid=pod-1,type=Warning"
+    await Applier(client, cache).carry_out(JOB, [read])
+    after = cache.observed(Owner("ns", "job-1")).warnings["pod-1"]
+    assert (after.reason, after.at >= found.at) == ("", True)

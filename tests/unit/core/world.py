@@ -39,8 +39,10 @@ from ddpjob_operator.core.model import (
     PointService,
     Problem,
     ReadLog,
+    ReadWarnings,
     ServiceView,
     Termination,
+    Warned,
 )
 
 Decide = Callable[..., Plan]
@@ -248,6 +250,7 @@ class Operator:
     claim: bool = False
     problem: Problem | None = None
     logs: dict[str, str] = field(default_factory=dict)
+    warnings: dict[str, Warned] = field(default_factory=dict)
     pods: tuple[PodView, ...] | None = None
     """An old picture of the pods, or None while the watch is up to date."""
     kill_after: int | None = None
@@ -280,7 +283,9 @@ class Operator:
 
     def _observed(self) -> Observed:
         known = self.cluster.report, self.problem
-        return Observed(self._seen(), self.service, self.claim, *known, logs=dict(self.logs))
+        return Observed(
+            self._seen(), self.service, self.claim, *known, logs=dict(self.logs), warnings=dict(self.warnings)
+        )
 
     def _seen(self) -> tuple[PodView, ...]:
         return tuple(self.cluster.pods.values()) if self.pods is None else self.pods
@@ -310,6 +315,8 @@ class Operator:
                 self.service = self.cluster.service
             case ReadLog(uid=uid):
                 self.logs[uid] = "the last line"
+            case ReadWarnings(uid=uid):
+                self.warnings[uid] = Warned(self.cluster.now, "FailedMount", "a volume")
             case CreatePod() | DeletePod() | AssignPod():
                 self.pods = None  # the answer carries what is true now
         return problem
