@@ -96,7 +96,9 @@ class DDPJobSpec(APIModel):
     """Delete the job this long after it has finished. Default: never. May change at any time."""
 
     clean_pod_policy: Literal["None", "Running", "All"] = "Running"
-    """Which pods are deleted when the job has finished: none, those still running, or all. May change at any time."""
+    """Which pods are deleted when the job has finished: none, those still running, or all. A deadline stops what runs
+    whatever stands here. May change at any time.
+    """
 
     scheduling: Scheduling = Scheduling()
     """How the gang gets its nodes."""

@@ -17,7 +17,7 @@ from ddpjob_operator.api.status import DDPJobStatus, NodeCount, Phase
 from ddpjob_operator.core import conditions as cond
 from ddpjob_operator.core.failures import SETTLE_SECONDS, has_succeeded, read_report
 from ddpjob_operator.core.gang import gang_size, stop
-from ddpjob_operator.core.model import DeletePod, Event, Job, Observed, Plan, PodPhase, PodView
+from ddpjob_operator.core.model import DeletePod, Event, InitializerView, Job, Observed, Plan, PodPhase, PodView
 from ddpjob_operator.core.phases import phase_conditions
 from ddpjob_operator.core.progress import with_final_report
 
@@ -50,7 +50,7 @@ def suspended(job: Job, observed: Observed, status: DDPJobStatus, now: datetime)
     if not job.spec.suspend and not is_suspending(status):
         return None
     left = tuple(pod for pod in observed.pods if not _given_up(pod, now))
-    if left or _fetching(observed):
+    if left or _fetching(observed, now):
         return _suspending(job, observed, status, left, now)
     return _suspended(job, observed, status, now) if job.spec.suspend else None
 
@@ -100,7 +100,9 @@ def _suspending(job: Job, observed: Observed, status: DDPJobStatus, left: tuple[
         }
     )
     told = Event("Normal", SUSPENDING, "all pods are asked to save a snapshot and end")
-    graces = [(pod.gone_by - now).total_seconds() + SETTLE_SECONDS for pod in left if pod.gone_by is not None]
+    fetching = (observed.initializer,) if observed.initializer is not None else ()
+    ends = [pod.gone_by for pod in (*left, *fetching) if pod.gone_by is not None]
+    graces = [(end - now).total_seconds() + SETTLE_SECONDS for end in ends]
     return Plan(
         after,
         actions,
@@ -134,13 +136,14 @@ def _suspended(job: Job, observed: Observed, status: DDPJobStatus, now: datetime
     return Plan(after, events=(Event("Normal", "Suspended", message),))
 
 
-def _given_up(pod: PodView, now: datetime) -> bool:
+def _given_up(pod: PodView | InitializerView, now: datetime) -> bool:
     """Its grace is over and nobody has confirmed its end: its node is gone, and may never do so."""
     return pod.deleting and pod.gone_by is not None and (now - pod.gone_by).total_seconds() >= SETTLE_SECONDS
 
 
-def _fetching(observed: Observed) -> bool:
-    return observed.initializer is not None and observed.initializer.phase not in _ENDED
+def _fetching(observed: Observed, now: datetime) -> bool:
+    pod = observed.initializer
+    return pod is not None and pod.phase not in _ENDED and not _given_up(pod, now)
 
 
 def _stop_fetching(observed: Observed) -> tuple[DeletePod, ...]:

@@ -117,6 +117,14 @@ def test_the_pod_that_fetches_data_stops_too_and_is_waited_for() -> None:
     assert (decided.actions, decided.status.phase) == ((), Phase.SUSPENDED)
 
 
+def test_a_pod_that_fetches_data_on_a_node_that_is_gone_does_not_hold_the_suspension_for_ever() -> None:
+    stuck = InitializerView("digits-init", "uid", PodPhase.RUNNING, deleting=True, gone_by=later(2))
+    job = make_job(DDPJobStatus(phase=Phase.PENDING, start_time=NOW), suspend=True)
+    waiting = look(job, seen(initializer=stuck), 4.9)
+    assert (waiting.status.phase, waiting.requeue_after) == (Phase.PENDING, pytest.approx(0.1))
+    assert look(job, seen(initializer=stuck), 5).status.phase is Phase.SUSPENDED
+
+
 def test_the_snapshot_that_the_first_node_saved_is_known() -> None:
     message = make_report("Preempted", step=123, snapshot={"step": 123, "time": NOW.timestamp(), "verified": True})
     first = make_pod(0, "Failed", termination=ended(143, message), deleting=True, gone_by=later(60))
