@@ -1,0 +1,75 @@
+"""A job that an older operator started goes on under this one, and under this CRD, as if nothing had happened."""
+
+from __future__ import annotations
+
+import json
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.api_server.conftest import StartOperator
+from tests.api_server.harness import Cluster, eventually
+from tests.api_server.history import recorded
+
+from ddpjob_operator.cluster import paths
+from ddpjob_operator.core.parse import parse_job
+
+FIXTURES = sorted((Path(__file__).parents[1] / "fixtures").glob("running-*.json"))
+
+
+@pytest.fixture(params=FIXTURES, ids=lambda path: path.stem)
+def left_behind(request: pytest.FixtureRequest) -> dict[str, Any]:
+    """The objects of a running job, as an older operator wrote them."""
+    found: dict[str, Any] = json.loads(request.param.read_text())
+    return found
+
+
+def test_an_object_of_an_older_operator_loads(left_behind: dict[str, Any]) -> None:
+    job = parse_job(left_behind["job"])
+    assert (job.status.phase, job.status.attempt, job.spec.ranks_per_node) == ("Running", 0, 1)
+
+
+async def test_nothing_restarts_when_crd_and_operator_are_upgraded_under_a_running_job(
+    cluster: Cluster, start_operator: StartOperator, left_behind: dict[str, Any]
+) -> None:
+    pods = await _recreate(cluster, left_behind)
+    async with recorded(cluster) as history:
+        await start_operator(RESYNC_SECONDS=1)
+
+        async def looked_at_twice() -> bool:
+            lists = [entry for entry in await cluster.asked() if (entry.verb, entry.resource) == ("list", "pods")]
+            return len(lists) >= 3
+
+        await eventually(looked_at_twice, "the new operator has looked at the job again and again")
+        status = await cluster.status()
+        assert (status["phase"], status["attempt"], status.get("restarts", 0)) == ("Running", 0, 0)
+        assert not [item for item in status["conditions"] if item["type"] == "Degraded" and item["status"] == "True"]
+        await cluster.ends(*pods)
+        ended = await cluster.phase_is("Succeeded")
+    assert (ended["attempt"], ended["restarts"], ended["disruptions"]) == (0, 0, 0)
+    assert history.broken_rules() == []
+    writes = [
+        entry for entry in await cluster.cost() if entry.verb in ("create", "delete") and entry.resource == "pods"
+    ]
+    assert writes == []
+
+
+async def _recreate(cluster: Cluster, old: dict[str, Any]) -> list[str]:
+    """Put the objects into this cluster: the same but for what a server gives them. The names of the running pods."""
+    document = deepcopy(old["job"])
+    document["metadata"] = {"name": document["metadata"]["name"]}
+    status = document.pop("status")
+    made = await cluster.client.create(paths.jobs(cluster.namespace), "ddpjobs", document)
+    uid = made["metadata"]["uid"]
+    job_status = paths.job_status(cluster.namespace, "digits")
+    await cluster.client.merge_patch(job_status, "ddpjobs/status", {"status": status})
+    text = json.dumps(old).replace(old["job"]["metadata"]["uid"], uid).replace('"research"', f'"{cluster.namespace}"')
+    mine = json.loads(text)
+    await cluster.client.create(paths.services(cluster.namespace), "services", mine["service"])
+    await cluster.client.create(paths.claims(cluster.namespace), "persistentvolumeclaims", mine["claim"])
+    for pod in mine["pods"]:
+        await cluster.client.create(paths.pods(cluster.namespace), "pods", pod)
+    names = [pod["metadata"]["name"] for pod in mine["pods"]]
+    await cluster.runs(*names)
+    return names
