@@ -89,6 +89,11 @@ _MEMORY = (
         of=GENERAL | {"DiskFull"},
     ),
     Symptom(
+        r"the container's memory was used up",
+        "OOMKilled",
+        "",
+    ),
+    Symptom(
         r"cuda out of memory|out of memory|can't allocate memory|CUBLAS_STATUS_(ALLOC_FAILED|NOT_INITIALIZED)",
         "OutOfMemory",
         "",

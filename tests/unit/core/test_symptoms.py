@@ -26,6 +26,12 @@ def case(source: str, reason: str, text: str, raw: str = "WorkerException") -> A
 
 CASES = [
     case(
+        "ddp_trainer/root_cause.py",
+        "OOMKilled",
+        "rank 1 was killed by SIGKILL after step 7: the kernel ended it because the container's memory was used up",
+        "OutOfMemory",
+    ),
+    case(
         "c10/cuda/CUDACachingAllocator.cpp",
         "OutOfMemory",
         "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.15 GiB of which 1.06 GiB "
