@@ -84,9 +84,10 @@ def _suspending(job: Job, observed: Observed, status: DDPJobStatus, left: tuple[
     first = next((pod for pod in left if (pod.attempt, pod.node_rank) == (status.attempt, 0)), None)
     report = read_report(first.termination.message) if first and first.termination else None
     after = with_final_report(status, report, now)
+    unknown = {} if observed.pods else None  # a gang of which there is no record: it goes on with a new attempt
     after = after.model_copy(
         update={
-            "spec_digests": status.spec_digests or {},  # it has run, so it goes on with a new attempt
+            "spec_digests": unknown if status.spec_digests is None else status.spec_digests,
             "conditions": cond.set_condition(
                 status.conditions,
                 cond.SUSPENDED,

@@ -11,6 +11,7 @@ from ddpjob_operator.api.status import DDPJobStatus, Phase, SnapshotStatus
 from ddpjob_operator.core import conditions as cond
 from ddpjob_operator.core.lifecycle import has_finished, is_left_to_another, is_suspending
 from ddpjob_operator.core.model import (
+    CreateChild,
     CreateClaim,
     CreatePod,
     CreateService,
@@ -115,6 +116,19 @@ def test_the_pod_that_fetches_data_stops_too_and_is_waited_for() -> None:
     fetched = InitializerView("digits-init", "uid", PodPhase.SUCCEEDED)
     decided = look(make_job(status, suspend=True), seen(initializer=fetched))
     assert (decided.actions, decided.status.phase) == ((), Phase.SUSPENDED)
+
+
+def test_a_job_that_was_suspended_while_it_fetched_data_fetches_it_when_it_is_resumed() -> None:
+    data = {"initializers": [{"name": "data", "source": "https://example.com/x", "path": "datasets/x"}]}
+    fetching = InitializerView("digits-init-0", "uid", PodPhase.RUNNING)
+    pending = make_job(DDPJobStatus(phase=Phase.PENDING, start_time=NOW), suspend=True, **data)
+    told = look(pending, seen(initializer=fetching)).status
+    gone = look(make_job(told, suspend=True, **data), seen()).status
+    decided = look(make_job(gone, **data), seen())
+    assert (gone.phase, decided.status.phase, decided.status.attempt) == (Phase.SUSPENDED, Phase.PENDING, 0)
+    assert names(decided, CreatePod) == []
+    assert [action.manifest["kind"] for action in decided.actions if isinstance(action, CreateChild)] == ["Pod"]
+    assert decided.status.initializer_failures == 0
 
 
 def test_a_pod_that_fetches_data_on_a_node_that_is_gone_does_not_hold_the_suspension_for_ever() -> None:

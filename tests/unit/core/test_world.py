@@ -210,6 +210,24 @@ def test_no_job_outlives_its_deadline_and_none_fails_before_it(story: list[tuple
     check_history(world.cluster)
 
 
+@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.lists(events, max_size=25))
+def test_a_job_is_deleted_once_and_not_before_its_time_to_live_is_up(story: list[tuple[object, ...]]) -> None:
+    ttl = 60
+    world = World.start(nodes=2, restart={"maxRestarts": 4}, ttlSecondsAfterFinished=ttl)
+    for event in story:
+        happen(world, event)
+    world.cluster.quota = None
+    world.finish()
+    world.pass_time(1e6)
+    for _ in range(3):
+        world.look()
+    (deleted,) = world.cluster.deleted
+    assert world.status.completion_time is not None
+    assert (deleted - world.status.completion_time).total_seconds() >= ttl
+    check_final_is_final(world.cluster)
+
+
 @pytest.mark.parametrize("nodes", [1, 2, 8])
 def test_a_job_that_succeeds_costs_one_create_a_pod_and_three_status_writes(nodes: int) -> None:
     world = World.start(nodes=nodes)

@@ -30,6 +30,7 @@ from ddpjob_operator.core.model import (
     CreateClaim,
     CreatePod,
     CreateService,
+    DeleteJob,
     DeletePod,
     Job,
     Observed,
@@ -73,6 +74,8 @@ class Cluster:
     claim: bool = False
     quota: int | None = None
     """Pods that the namespace may hold."""
+    deleted: list[datetime] = field(default_factory=list)
+    """When the job was deleted."""
     history: list[object] = field(default_factory=list)
     statuses: list[DDPJobStatus] = field(default_factory=list)
     heard: dict[str, int] = field(default_factory=dict)
@@ -115,6 +118,10 @@ class Cluster:
                     self._set(name, attempt=attempt, node_rank=node_rank, nodes=nodes)
             case DeletePod(name, uid, grace):
                 self.delete(name, grace, uid=uid)
+            case DeleteJob():
+                # a finalizer of somebody's holds it, so that it can be seen whether it is left alone
+                self.job, self.version = replace(self.job, deleting=True), self.version + 1
+                self.deleted.append(self.now)
         return None
 
     def _create(self, name: str, attempt: int, node_rank: int | None, labels: dict[str, str]) -> Problem | None:
