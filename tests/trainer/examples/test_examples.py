@@ -9,7 +9,7 @@ from tests.trainer.documented import PAGE, pattern
 from tests.trainer.examples import settings
 from tests.trainer.examples.workbook import Workbook, examples
 
-pytestmark = [pytest.mark.trainer, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.trainer, pytest.mark.timeout(900)]
 
 NAMES = [example.name for example in examples()]
 TABLE = re.findall(

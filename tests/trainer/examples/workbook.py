@@ -26,7 +26,7 @@ import torch
 from tests.trainer.documented import ROOT, Block, blocks
 
 HERE = Path(__file__).parent
-DEADLINE = 240
+DEADLINE = 420
 _RUN = re.compile(
     r"(?P<environment>(?:[A-Z_]+=\S+ )*)(?:torchrun --nproc-per-node (?P<ranks>\d+)|python) "
     r"-m ddp_trainer\.train (?P<arguments>.*)"

@@ -29,7 +29,7 @@ def train(start_pod: StartPod, *arguments: str, **environment: str) -> Pod:
 
 def told(pod: Pod, look: Callable[[dict[str, Any]], Any], what: str) -> Any:
     """The first true value of `look` at the pod's status."""
-    return eventually(lambda: look(pod.status()), f"{what}; log:\n{pod.log}", 60)
+    return eventually(lambda: look(pod.status()), f"{what}; log:\n{pod.log}", 120)
 
 
 def test_auto_shows_what_it_has_chosen_and_from_what_and_a_dead_data_worker_is_named(start_pod: StartPod) -> None:
@@ -47,7 +47,7 @@ def test_auto_shows_what_it_has_chosen_and_from_what_and_a_dead_data_worker_is_n
     rank = pod.pids(2)[1]
     (worker,) = processes.children(rank)
     os.kill(worker, signal.SIGKILL)
-    assert pod.wait() == 1
+    assert pod.wait(120) == 1
     words = message("A data worker dies").search(pod.message["message"])
     assert words, pod.log
     assert f"rank 1 cannot load data: DataLoader worker (pid {worker}) is killed" in words[0]
@@ -59,7 +59,7 @@ def test_an_older_attempt_that_lives_on_leaves_every_file_to_the_newer(start_pod
     older = train(start_pod, **settings, DDPJOB_ATTEMPT="0")
     told(older, lambda status: status["snapshot"], "a snapshot")
     newer = train(start_pod, **settings, DDPJOB_ATTEMPT="1")
-    assert older.wait() == 77
+    assert older.wait(120) == 77
     assert (older.message["outcome"], older.message["reason"]) == ("Fenced", "Fenced")
     assert message("Two attempts at once").search(older.message["message"]), older.message["message"]
     resumed = told(newer, lambda status: status["resumedFromStep"], "the newer attempt's resume")
