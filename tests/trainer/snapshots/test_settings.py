@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.trainer.snapshots.one_rank import Cursor
 
 from ddp_trainer.errors import UserError
-from ddp_trainer.snapshots.session import Identity, Snapshots
+from ddp_trainer.snapshots.settings import Settings
+from ddp_trainer.snapshots.values import Identity
 
 ENVIRON = {
     "DDPJOB_NAME": "digits",
@@ -19,17 +19,17 @@ ENVIRON = {
 }
 
 
-def from_env(shared: Path, **changes: str) -> Snapshots:
+def from_env(shared: Path, **changes: str) -> Settings:
     environ = {**ENVIRON, "DDPJOB_SHARED": str(shared), **changes}
     environ = {name: value for name, value in environ.items() if value}
-    return Snapshots.from_env({"cursor": Cursor()}, strategy="ddp", global_batch=8, environ=environ)
+    return Settings.from_env(environ)
 
 
 def test_the_environment_of_the_contract_is_read(tmp_path: Path) -> None:
-    snapshots = from_env(tmp_path, DDPJOB_SNAPSHOT_EVERY="2epochs")
-    assert snapshots.directory == tmp_path / "checkpoints" / "digits"
-    assert snapshots.identity == Identity("digits", "u", 5, 1, 0, 1, nodes=2)
-    assert str(snapshots.every) == "2epochs"
+    settings = from_env(tmp_path, DDPJOB_SNAPSHOT_EVERY="2epochs", DDPJOB_SNAPSHOT_KEEP="5")
+    assert settings.directory == tmp_path / "checkpoints" / "digits"
+    assert settings.identity == Identity("digits", "u", 5, 1, 0, 1, nodes=2)
+    assert (str(settings.every), settings.keep) == ("2epochs", 5)
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,7 @@ class BrokenBatch(Exception):
 class Run:
     """DistributedDataParallel with dropout: each rank draws its own random numbers."""
 
-    def __init__(self, directory: Path, *, attempt: int = 0, every: str = "2steps", seed: int = 0) -> None:
+    def __init__(self, directory: Path, *, attempt: int = 0, every: str | Every = "2steps", seed: int = 0) -> None:
         torch.manual_seed(seed)
         self.model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Dropout(0.3), torch.nn.Linear(8, 1))
         torch.manual_seed(seed + 1 + RANK)
@@ -51,7 +51,7 @@ class Run:
         self.snapshots = Snapshots(
             directory,
             {"model": self.ddp, "optimizer": self.optimizer},
-            every=Every.parse(every),
+            every=Every.parse(every) if isinstance(every, str) else every,
             keep=9,
             identity=Identity("digits", "uid-1", 1, attempt, RANK, 2),
             strategy="ddp",
@@ -220,9 +220,9 @@ def auto_chooses_its_interval_from_stall_and_history(volume: Path) -> Any:
         for attempt in (0, 1):
             Fence.claim(volume, created=1, attempt=attempt, uid="uid-1")
     in_turn()
-    run = Run(volume, attempt=2, every="auto")
-    assert run.snapshots.every == Every(60, "auto")
-    run.snapshots.every = Every(1, "auto")  # a first interval that a test can wait for; the rest is auto's own choice
+    assert Every.parse("auto") == Every(60, "auto")
+    # A first interval that a test can wait for; the rest is auto's own choice.
+    run = Run(volume, attempt=2, every=Every(1, "auto"))
     run.resume()
     saved: list[int] = []
     save = run.snapshots.save

@@ -19,7 +19,7 @@ class Due:
     """Asks `every` after each step. Times are looked at together at agreed steps only; see `every`."""
 
     def __init__(self, every: Every, ranks: Ranks, directory: Path, *, nodes: int) -> None:
-        self._every = every
+        self.every = every
         self._ranks = ranks
         self._directory = directory
         self._nodes = nodes
@@ -33,19 +33,19 @@ class Due:
 
     def start(self, step: int) -> None:
         """Training begins after `step` finished steps; intervals of time are counted from now."""
-        if self._every.is_timed:
-            self._timetable = Timetable(float(self._every.count), step=step, now=time.monotonic())
+        if self.every.is_timed:
+            self._timetable = Timetable(float(self.every.count), step=step, now=time.monotonic())
             self._next_look = step + 1
 
     def after(self, progress: Progress, *, epoch_end: bool) -> bool:
         """Whether to save after this step. Raises RuntimeError before `start`."""
-        if self._every.is_timed:
+        if self.every.is_timed:
             return self._is_time(progress.step)
-        return self._every.is_due(step=progress.step, epoch=progress.epoch, epoch_end=epoch_end)
+        return self.every.is_due(step=progress.step, epoch=progress.epoch, epoch_end=epoch_end)
 
     def saved(self, event: SnapshotEvent) -> SnapshotEvent:
         """Learn from a save what the next interval is to be; the event, with `interval` if one was chosen."""
-        if self._every.unit != "auto" or self._timetable is None:
+        if self.every.unit != "auto" or self._timetable is None:
             return event
         interval = self._interval(event)
         self._timetable.seconds = interval.seconds

@@ -81,7 +81,6 @@ class Snapshots:
                 f"a state may not be called {RNG!r}: the random number generators are saved under that name"
             )
         self.directory = directory
-        self.every = every
         self.identity = identity
         inner = {name: unwrapped(value) for name, value in stateful.items()}
         self._stateful = {name: value for name, value in inner.items() if name not in sharded}
