@@ -84,7 +84,8 @@ def _suspending(job: Job, observed: Observed, status: DDPJobStatus, left: tuple[
     first = next((pod for pod in left if (pod.attempt, pod.node_rank) == (status.attempt, 0)), None)
     report = read_report(first.termination.message) if first and first.termination else None
     after = with_final_report(status, report, now)
-    unknown = {} if observed.pods else None  # a gang of which there is no record: it goes on with a new attempt
+    # a gang of which there is no record goes on with a new attempt
+    unknown: dict[str, str] | None = {} if observed.pods else None
     after = after.model_copy(
         update={
             "spec_digests": unknown if status.spec_digests is None else status.spec_digests,
@@ -102,13 +103,12 @@ def _suspending(job: Job, observed: Observed, status: DDPJobStatus, left: tuple[
     )
     told = Event("Normal", SUSPENDING, "all pods are asked to save a snapshot and end")
     fetching = (observed.initializer,) if observed.initializer is not None else ()
-    ends = [pod.gone_by for pod in (*left, *fetching) if pod.gone_by is not None]
-    graces = [(end - now).total_seconds() + SETTLE_SECONDS for end in ends]
+    waits = [wait for pod in (*left, *fetching) if (wait := _seconds_to_give_up(pod, now)) is not None]
     return Plan(
         after,
         actions,
         status_first=True,
-        requeue_after=min(graces, default=None),
+        requeue_after=min((wait for wait in waits if wait > 0), default=None),
         events=() if is_suspending(status) else (told,),
     )
 
@@ -116,12 +116,12 @@ def _suspending(job: Job, observed: Observed, status: DDPJobStatus, left: tuple[
 def _suspended(job: Job, observed: Observed, status: DDPJobStatus, now: datetime) -> Plan:
     if status.phase is Phase.SUSPENDED:
         return Plan(status)
-    message = "no pod is left; set spec.suspend to false to resume"
+    message = "stopped; set spec.suspend to false to resume"
     if status.snapshot is not None:
         message += f" from the snapshot of step {status.snapshot.step}"
     if observed.pods:
         stuck = ", ".join(f"{pod.name} on {pod.node_name}" for pod in observed.pods)
-        message += f". These did not confirm their end, and may still run: {stuck}"
+        message += f". These pods did not confirm their end, and may still run: {stuck}"
     total = gang_size(job, status)
     after = status.model_copy(
         update={
@@ -139,7 +139,14 @@ def _suspended(job: Job, observed: Observed, status: DDPJobStatus, now: datetime
 
 def _given_up(pod: PodView | InitializerView, now: datetime) -> bool:
     """Its grace is over and nobody has confirmed its end: its node is gone, and may never do so."""
-    return pod.deleting and pod.gone_by is not None and (now - pod.gone_by).total_seconds() >= SETTLE_SECONDS
+    wait = _seconds_to_give_up(pod, now)
+    return wait is not None and wait <= 0
+
+
+def _seconds_to_give_up(pod: PodView | InitializerView, now: datetime) -> float | None:
+    if not pod.deleting or pod.gone_by is None:
+        return None
+    return (pod.gone_by - now).total_seconds() + SETTLE_SECONDS
 
 
 def _fetching(observed: Observed, now: datetime) -> bool:

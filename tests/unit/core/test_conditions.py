@@ -14,6 +14,11 @@ def test_a_condition_that_never_held_is_not_written_as_false() -> None:
     assert cond.set_condition((), cond.DEGRADED, False, "AsExpected", "", now=NOW, generation=1) == ()
 
 
+def test_that_something_is_not_so_can_be_said_where_it_matters() -> None:
+    (said,) = cond.set_condition((), cond.SUSPENDED, False, "Suspending", "", now=NOW, generation=1, say_false=True)
+    assert (said.status, said.reason, said.last_transition_time) == ("False", "Suspending", NOW)
+
+
 def test_the_time_of_transition_stays_while_the_status_does() -> None:
     (after,) = cond.set_condition(TRUE, cond.RUNNING, True, "Other", "words", now=later(9), generation=2)
     assert (after.last_transition_time, after.reason, after.observed_generation) == (NOW, "Other", 2)
