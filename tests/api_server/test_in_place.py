@@ -52,8 +52,8 @@ async def test_what_died_is_replaced_and_the_others_are_told_and_keep_their_pods
         places = {"digits-0-0": ("1", "0", "3"), "digits-1-1": ("1", "1", "3"), "digits-0-2": ("1", "2", "3")}
         after = await pods_are(cluster, places)
         assert all(after[name]["metadata"]["uid"] == before[name] for name in ("digits-0-0", "digits-0-2"))
-        cost = Counter((entry.verb, entry.resource) for entry in (await cluster.cost())[calls:])
-        assert cost == {
+        asked = Counter((entry.verb, entry.resource) for entry in (await cluster.cost())[calls:])
+        assert {what: times for what, times in asked.items() if what[0] != "get"} == {
             ("patch", "ddpjobs/status"): 1,
             ("patch", "services"): 1,
             ("patch", "pods"): 2,
