@@ -77,17 +77,23 @@ events = st.one_of(
     st.tuples(st.just("silence"), st.sampled_from(NODES)),
     st.tuples(st.just("come back"), st.sampled_from(NODES)),
     st.tuples(st.just("quota"), st.sampled_from((0, 1, None))),
+    st.tuples(st.just("fetch"), st.sampled_from((0, 1, 64))),
+    st.tuples(st.just("delete fetcher")),
 )
 
 restarts = {"maxRestarts": st.just(4), "nodeLostSeconds": st.sampled_from((0, 4))}
 force = {"forceDeleteLost": st.just(True)}
 sizes = {"nodes": st.integers(1, 3)}
+data = {"initializers": st.just([{"name": "data", "script": "true", "path": "data"}])}
+gang = {"scheduling": st.fixed_dictionaries({"gang": st.just("Volcano")}, optional={"timeoutSeconds": st.just(20)})}
 elastic = {"elastic": st.fixed_dictionaries({"minNodes": st.just(1), "waitSeconds": st.sampled_from((0, 6))})}
 specs = st.one_of(
-    st.fixed_dictionaries(sizes | {"restart": st.fixed_dictionaries(restarts, optional=force)}, optional=elastic),
+    st.fixed_dictionaries(
+        sizes | {"restart": st.fixed_dictionaries(restarts, optional=force)}, optional=elastic | data | gang
+    ),
     st.fixed_dictionaries(
         sizes | {"restart": st.fixed_dictionaries(restarts | {"scope": st.just("InPlace")}, optional=force)},
-        optional=elastic | {"spares": st.integers(1, 2)},
+        optional=elastic | data | gang | {"spares": st.integers(1, 2)},
     ),
 )
 
@@ -141,6 +147,10 @@ def happen(world: World, event: tuple[object, ...]) -> None:
             cluster.fall_silent(node)
         case ("come back", str(node)):
             cluster.come_back(node)
+        case ("fetch", int(code)):
+            cluster.fetch(code)
+        case ("delete fetcher",) if cluster.fetchers:
+            cluster.delete_fetcher(max(cluster.fetchers))
         case ("quota", pods):
             cluster.quota = pods  # type: ignore[assignment]
     world.look()

@@ -27,11 +27,13 @@ from ddpjob_operator.core.lifecycle import is_suspending
 from ddpjob_operator.core.model import (
     Action,
     AssignPod,
+    CreateChild,
     CreateClaim,
     CreatePod,
     CreateService,
     DeleteJob,
     DeletePod,
+    InitializerView,
     Job,
     Observed,
     Plan,
@@ -85,6 +87,9 @@ class Cluster:
     """Pods that there is room for on all nodes together."""
     report: dict[str, object] | None = None
     """What node rank 0 said last."""
+    fetchers: dict[str, InitializerView] = field(default_factory=dict)
+    """The pods that put data on the volume."""
+    children: set[tuple[str, str]] = field(default_factory=set)
     live: list[tuple[str, ...]] = field(default_factory=list)
     """After each change, which pods were alive."""
     _uids: count[int] = field(default_factory=lambda: count(1))
@@ -116,13 +121,40 @@ class Cluster:
             case AssignPod(name, uid, attempt, node_rank, nodes):
                 if name in self.pods and self.pods[name].uid == uid:
                     self._set(name, attempt=attempt, node_rank=node_rank, nodes=nodes)
+            case DeletePod(name, uid) if name in self.fetchers:
+                self.delete_fetcher(name, uid=uid)
             case DeletePod(name, uid, grace):
                 self.delete(name, grace, uid=uid)
+            case CreateChild(manifest) if manifest["kind"] == "Pod":
+                metadata = manifest["metadata"]
+                number = int(metadata["labels"]["training.ddpjob.io/attempt"])
+                fetcher = InitializerView(metadata["name"], f"uid-{next(self._uids)}", PodPhase.PENDING, number)
+                self.fetchers.setdefault(metadata["name"], fetcher)
+            case CreateChild(manifest):
+                self.children.add((manifest["kind"], manifest["metadata"]["name"]))
             case DeleteJob():
                 # a finalizer of somebody's holds it, so that it can be seen whether it is left alone
                 self.job, self.version = replace(self.job, deleting=True), self.version + 1
                 self.deleted.append(self.now)
         return None
+
+    def fetch(self, exit_code: int) -> None:
+        """The initializers that run come to their end."""
+        for name, pod in self.fetchers.items():
+            if pod.phase not in ENDED:
+                phase = PodPhase.FAILED if exit_code else PodPhase.SUCCEEDED
+                self.fetchers[name] = replace(pod, phase=phase, termination=Termination(exit_code))
+                self.history.append((name, exit_code))
+
+    def delete_fetcher(self, name: str, *, uid: str | None = None) -> None:
+        """At once if it has ended; else it is told to, and its kubelet takes its time."""
+        pod = self.fetchers[name]
+        if uid is not None and pod.uid != uid:
+            return
+        if pod.phase in ENDED or pod.deleting:
+            del self.fetchers[name]
+        else:
+            self.fetchers[name] = replace(pod, deleting=True, gone_by=self.now + timedelta(seconds=10))
 
     def _create(self, name: str, attempt: int, node_rank: int | None, labels: dict[str, str]) -> Problem | None:
         if name in self.pods:
@@ -256,6 +288,7 @@ class Operator:
     service: ServiceView | None = None
     claim: bool = False
     problem: Problem | None = None
+    children: set[tuple[str, str]] = field(default_factory=set)
     logs: dict[str, str] = field(default_factory=dict)
     warnings: dict[str, Warned] = field(default_factory=dict)
     pods: tuple[PodView, ...] | None = None
@@ -290,8 +323,16 @@ class Operator:
 
     def _observed(self) -> Observed:
         known = self.cluster.report, self.problem
+        fetchers = self.cluster.fetchers.values()
         return Observed(
-            self._seen(), self.service, self.claim, *known, logs=dict(self.logs), warnings=dict(self.warnings)
+            self._seen(),
+            self.service,
+            self.claim,
+            *known,
+            children=frozenset(self.children),
+            logs=dict(self.logs),
+            warnings=dict(self.warnings),
+            initializer=max(fetchers, key=lambda pod: pod.number, default=None),
         )
 
     def _seen(self) -> tuple[PodView, ...]:
@@ -318,6 +359,8 @@ class Operator:
         match action:
             case CreateClaim():
                 self.claim = True
+            case CreateChild(manifest) if manifest["kind"] != "Pod":
+                self.children.add((manifest["kind"], manifest["metadata"]["name"]))
             case CreateService() | PointService():
                 self.service = self.cluster.service
             case ReadLog(uid=uid):
@@ -384,7 +427,14 @@ class World:
             if self.cluster.job.status.phase in (Phase.SUCCEEDED, Phase.FAILED) and not waiting:
                 return
             starting = [name for name in self.cluster.pods if self.cluster.can_run(name)]
-            if waiting:
+            fetchers = self.cluster.fetchers
+            going = [name for name, pod in fetchers.items() if pod.deleting]
+            fetching = [name for name, pod in fetchers.items() if pod.phase not in ENDED and not pod.deleting]
+            if going:
+                self.cluster.delete_fetcher(going[0])
+            elif fetching:
+                self.cluster.fetch(0)
+            elif waiting:
                 self.cluster.reap(waiting[0])
             elif starting:
                 self.cluster.run(starting[0])
@@ -427,6 +477,9 @@ def check_history(cluster: Cluster) -> None:
     check_force_is_asked_for(cluster)
     check_sizes(cluster)
     check_time_adds_up(cluster)
+    check_data_comes_first(cluster)
+    check_tries_of_data(cluster)
+    check_group_comes_first(cluster)
 
 
 def check_one_live_pod_each(cluster: Cluster) -> None:
@@ -516,11 +569,49 @@ def check_attempt_on_record_first(cluster: Cluster) -> None:
             assert entry.nodes == recorded.nodes.total, f"{entry.name} told of another gang"
 
 
+def check_data_comes_first(cluster: Cluster) -> None:
+    """No pod of the gang is made before the initializers have put their data on the volume, nor the data again."""
+    there = not cluster.job.spec.initializers
+    for entry in cluster.history:
+        match entry:
+            case (str(name), 0):
+                there = True
+            case CreatePod(name):
+                assert there, f"{name} was created before its data was there"
+            case CreateChild(manifest) if manifest["kind"] == "Pod":
+                assert not there, f"{manifest['metadata']['name']} fetches what is there"
+
+
+def check_tries_of_data(cluster: Cluster) -> None:
+    """Every try that failed counts once, the one after it has the next number, and there are four at most."""
+    failed: set[str] = set()
+    counted = 0
+    for entry in cluster.history:
+        match entry:
+            case (str(name), int(code)) if code:
+                failed.add(name)
+            case DDPJobStatus():
+                assert counted <= entry.initializer_failures <= counted + 1, "counted twice"
+                counted = entry.initializer_failures
+            case CreateChild(manifest) if manifest["kind"] == "Pod":
+                assert manifest["metadata"]["name"] == f"digits-init-{counted}", "a try that is not on record"
+                assert counted <= 3, "a fifth try"
+    assert counted >= len(failed) - 1, "a failure that was never counted"  # the last may have met the job's own end
+
+
+def check_group_comes_first(cluster: Cluster) -> None:
+    """Pods of a gang that is admitted as a whole are made when their group is there."""
+    there = cluster.job.spec.scheduling.gang not in ("Coscheduling", "Volcano")
+    for entry in cluster.history:
+        there = there or (isinstance(entry, CreateChild) and entry.manifest["kind"] == "PodGroup")
+        assert there or not isinstance(entry, CreatePod), "a pod was created before its group"
+
+
 def check_sizes(cluster: Cluster) -> None:
     """Only an elastic gang is ever smaller than asked for, and never below its minimum."""
     elastic = cluster.job.spec.elastic
     for before, status in zip(cluster.statuses, cluster.statuses[1:], strict=False):
-        if elastic is not None:
+        if elastic is not None and status.spec_digests is not None:
             assert status.nodes.total >= elastic.min_nodes, f"{status.nodes.total} nodes are too few"
         if before.spec_digests is not None and status.nodes.total != before.nodes.total:
             assert status.attempt == before.attempt + 1, f"attempt {status.attempt} changed its size"
