@@ -63,8 +63,7 @@ def validate(file: JobFile) -> None:
     except BadFile as error:
         raise _refused(error.problems) from None
     for job in jobs:
-        ranks = job.spec.nodes * job.spec.ranks_per_node
-        print(f"{file}: {job.name} is valid: {job.spec.nodes} nodes x {job.spec.ranks_per_node} = {ranks} ranks")
+        print(f"{file}: {job.name} is valid: {job.size_in_words}")
 
 
 def _refused(problems: tuple[str, ...]) -> typer.Exit:

@@ -44,13 +44,9 @@ def run(job: Job, shared: Path, chaos: str | None) -> int:
 
 
 def _run(job: Job, machine: Machine, fault: KillRank | None) -> Outcome:
-    ranks = job.spec.nodes * job.spec.ranks_per_node
     resume_from = newest_snapshot(machine.shared, job.name)
     with display_for(sys.stdout) as display:
-        display.say(
-            f"{job.name}: {job.spec.nodes} nodes x {job.spec.ranks_per_node} = {ranks} ranks on this machine, "
-            f"files in {short(machine.shared)}"
-        )
+        display.say(f"{job.name}: {job.size_in_words} on this machine, files in {short(machine.shared)}")
         if resume_from is not None:
             folder = short(machine.shared / "checkpoints" / job.name)
             display.say(f"resuming from step {resume_from}; remove {folder} to start over")

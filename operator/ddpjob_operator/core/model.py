@@ -20,6 +20,10 @@ Manifest = dict[str, Any]
 """A Kubernetes object as plain JSON, ready for the wire."""
 
 
+def _of(count: int, thing: str) -> str:
+    return f"{count} {thing}" if count == 1 else f"{count} {thing}s"
+
+
 @dataclass(frozen=True, slots=True)
 class Job:
     """One DDPJob, parsed once at the edge."""
@@ -32,6 +36,13 @@ class Job:
     spec: DDPJobSpec
     status: DDPJobStatus
     deleting: bool = False
+
+    @property
+    def size_in_words(self) -> str:
+        """Such as `2 nodes x 1 rank = 2 ranks`."""
+        nodes, ranks = self.spec.nodes, self.spec.ranks_per_node
+        return f"{_of(nodes, 'node')} x {_of(ranks, 'rank')} = {_of(nodes * ranks, 'rank')}"
+
     refused: str = ""
     """An edit that the operator does not follow, in words."""
 

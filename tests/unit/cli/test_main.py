@@ -32,7 +32,7 @@ def test_a_valid_file_is_said_to_be_valid(tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text(JOB)
     done = ddpjob("validate", "job.yaml", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout == "job.yaml: digits is valid: 2 nodes x 2 = 4 ranks\n"
+    assert done.stdout == "job.yaml: digits is valid: 2 nodes x 2 ranks = 4 ranks\n"
 
 
 @pytest.mark.parametrize("command", ["validate", "run"])
