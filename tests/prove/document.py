@@ -30,15 +30,21 @@ PROOFS: Final[Mapping[str, ModuleType]] = {
 """Each measures rows (`measure`), finds what is wrong in them (`violations`), and lays them out (`tables`)."""
 
 
+AgreementRows = tuple[agreement.Run, ...]
+PublishedRows = tuple[published_run.Run, ...]
+ResumeRows = tuple[bitwise_resume.Resume, ...]
+ElasticRows = tuple[elastic.Row, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What `make prove` measured, with which torch."""
+    """What `make prove` measured, by the names of PROOFS, and with which torch."""
 
     torch: str
-    agreement: tuple[agreement.Run, ...]
-    published_run: tuple[published_run.Run, ...]
-    bitwise_resume: tuple[bitwise_resume.Resume, ...]
-    elastic: tuple[elastic.Row, ...]
+    agreement: AgreementRows
+    published_run: PublishedRows
+    bitwise_resume: ResumeRows
+    elastic: ElasticRows
 
     def of(self, proof: str) -> Sequence[Any]:
         rows: Sequence[Any] = getattr(self, proof)

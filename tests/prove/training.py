@@ -11,8 +11,8 @@ from typing import Any, Final
 
 from tests.trainer.loop.volume import HERE, ROOT, Volume, finish
 
-DEADLINE: Final = 900
-"""Seconds that any start may take, on a machine however busy."""
+DEADLINE: Final = 1800
+"""Seconds that any start may take: minutes on a machine that does nothing else, and no run may hang for ever."""
 OWN: Final = Path(__file__).parent
 WATCHED: Final = str(OWN / "watched.py")
 PATHS: Final = f"{ROOT / 'trainer_image'}:{HERE}:{OWN}"
@@ -23,8 +23,11 @@ class Untrained(Exception):
 
 
 def started(volume: Volume, ranks: int, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Train until it ends, in whatever way; with 0 ranks without torchrun, as one process."""
-    return finish(volume.start(ranks, *arguments, PYTHONPATH=PATHS, **environment), DEADLINE)
+    """Train until it ends, in whatever way; with 0 ranks without torchrun, as one process. Raises Untrained."""
+    try:
+        return finish(volume.start(ranks, *arguments, PYTHONPATH=PATHS, **environment), DEADLINE)
+    except subprocess.TimeoutExpired as late:
+        raise Untrained(f"training with {' '.join(arguments)} did not end within {late.timeout:.0f} s") from late
 
 
 def trained(volume: Volume, ranks: int, *arguments: str, **environment: str) -> Volume:
