@@ -50,8 +50,9 @@ def after(end: End, *, stopped: bool, stays: bool) -> Next:
     """
     if stopped or not stays or end.stuck:  # beside a process that cannot be killed no other has its memory and devices
         return Next.EXIT
-    consequence = end.cause.reason in CONSEQUENCES
-    if end.superseded and (consequence or end.cause.exit_code in (EXIT_OK, EXIT_PREEMPTED)):
+    # ranks that leave in order though this pod was not asked to have agreed on it with those of one that was
+    consequence = end.cause.reason in CONSEQUENCES or end.cause.exit_code == EXIT_PREEMPTED
+    if end.superseded and (consequence or end.cause.exit_code == EXIT_OK):
         return Next.BEGIN
     return Next.WAIT if consequence else Next.EXIT
 
