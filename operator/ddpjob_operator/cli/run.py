@@ -23,9 +23,8 @@ _TAIL_LINES = 20
 
 def run(job: Job, shared: Path, chaos: str | None) -> int:
     """Run `job` to its end and say how it ended; the exit code of the command."""
-    ranks = job.spec.nodes * job.spec.ranks_per_node
     try:
-        fault = parse_chaos(chaos, ranks) if chaos else None
+        fault = parse_chaos(chaos, job.ranks) if chaos else None
     except ValueError as error:
         return _refuse(f"--chaos: {error}")
     try:
@@ -53,7 +52,7 @@ def _run(job: Job, machine: Machine, fault: KillRank | None) -> Outcome:
         for note in different_here(job, machine):
             display.say(f"note: {note}")
         if fault is not None:
-            display.say(f"chaos: {fault.describe(ranks)}")
+            display.say(f"chaos: {fault.describe(job.ranks)}")
         return asyncio.run(Runner(job, machine, display, fault).run())
 
 

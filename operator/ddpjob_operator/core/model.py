@@ -38,10 +38,15 @@ class Job:
     deleting: bool = False
 
     @property
+    def ranks(self) -> int:
+        """Ranks of the whole gang."""
+        return self.spec.nodes * self.spec.ranks_per_node
+
+    @property
     def size_in_words(self) -> str:
         """Such as `2 nodes x 1 rank = 2 ranks`."""
         nodes, ranks = self.spec.nodes, self.spec.ranks_per_node
-        return f"{_of(nodes, 'node')} x {_of(ranks, 'rank')} = {_of(nodes * ranks, 'rank')}"
+        return f"{_of(nodes, 'node')} x {_of(ranks, 'rank')} = {_of(self.ranks, 'rank')}"
 
     refused: str = ""
     """An edit that the operator does not follow, in words."""
