@@ -72,7 +72,8 @@ def end(reason: str, code: int = 1, *, superseded: bool = False, stuck: bool = F
             end("Completed", 0, superseded=True), False, True, Next.BEGIN, id="finished, but the gang did not"
         ),
         pytest.param(end("DiskFull", superseded=True), False, True, Next.EXIT, id="failed by itself meanwhile"),
-        pytest.param(end("Preempted", 143), False, True, Next.EXIT, id="a script that says so by itself"),
+        pytest.param(end("Preempted", 143), False, True, Next.WAIT, id="left with a peer that was asked to"),
+        pytest.param(end("Preempted", 143), True, True, Next.EXIT, id="was asked to leave"),
     ],
 )
 def test_what_follows_a_life(ended: End, stopped: bool, stays: bool, then: Next) -> None:
@@ -157,9 +158,12 @@ def test_a_gang_grows_and_shrinks_without_losing_a_step_at_a_constant_global_bat
     assert (together["worldSize"], together["ended"]) == (2, None)
     assert counted(stays.get("/metrics"))["1"] >= 6
 
-    place(first, attempt=2, node_rank=0, nodes=1)
     comes.process.send_signal(signal.SIGTERM)
-    assert [comes.wait(PATIENCE), stays.wait(PATIENCE)] == [143, 0], comes.log + stays.log
+    assert comes.wait(PATIENCE) == 143, comes.log
+    eventually(lambda: stays.status()["phase"] == "waiting", "the ranks of the one that stays leave with it", PATIENCE)
+    assert stays.status()["ended"]["reason"] == "Preempted"
+    place(first, attempt=2, node_rank=0, nodes=1)
+    assert stays.wait(PATIENCE) == 0, stays.log
     volume = Volume(tmp_path, "digits")
     assert (comes.message["reason"], comes.message["step"]) == ("Preempted", volume.events("preempted")[1]["step"])
     begun = sorted([*volume.events("started"), *volume.events("resumed")], key=lambda event: event["attempt"])
