@@ -168,8 +168,8 @@ def test_every_second_belongs_to_one_phase_and_what_a_snapshot_held_up_is_no_tra
     for phase, seconds in (("load", 2.0), ("first_step", 1.0), ("train", 5.0), ("validate", 0.5), ("train", 4.0)):
         heartbeat.enter(phase)
         now[0] += seconds
-    heartbeat.snapshot(10, 1.0, True, stall_seconds=1.5)
     heartbeat.beat()
+    heartbeat.snapshot(10, 1.0, True, stall_seconds=1.5)
     (beat,) = read_heartbeats(tmp_path)
     spent = {"init": 0.0, "load": 2.0, "first_step": 1.0, "train": 7.5, "validate": 0.5, "save": 1.5}
     assert phase_seconds(beat, now[0]) == spent
