@@ -7,7 +7,8 @@ finds on the volume and trains to the end; then every file of its last snapshot 
 position in the data, random number generators of all ranks) and the loss of every step must be those of the
 unbroken run.
 
-Everything that is state is in play: dropout, shuffled data, AdamW, warm-up and cosine, clipping, accumulation.
+A snapshot is due every 5 steps and is written while training goes on, so the newest may not be there yet when the ranks
+die. Everything that is state is in play: dropout, shuffled data, AdamW, warm-up and cosine, clipping, accumulation.
 """
 
 from __future__ import annotations

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+from tests.prove import __main__ as command
 from tests.prove import agreement, bitwise_resume, document, elastic, published_run
 from tests.prove.document import PROOFS, Figures
 from tests.prove.tables import BROKEN
@@ -25,6 +27,23 @@ def test_the_document_is_what_its_figures_and_the_proofs_say(figures) -> None:
 def test_every_figure_is_within_its_limit(figures, name: str) -> None:
     assert PROOFS[name].violations(figures.of(name)) == []
     assert BROKEN not in document.DOCUMENT.read_text()
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_the_command_fails_and_writes_nothing_if_one_row_is_beyond_its_limit(
+    figures, monkeypatch, capsys, tmp_path: Path, broken: bool
+) -> None:
+    for name, proof in PROOFS.items():
+        rows = list(figures.of(name))
+        if broken and name == "bitwise_resume":
+            rows[7] = replace(rows[7], different=("optimizer.safetensors",))
+        monkeypatch.setattr(proof, "measure", lambda folder, rows=rows: iter(rows))
+    for place in ("DOCUMENT", "FIGURES"):
+        monkeypatch.setattr(document, place, tmp_path / getattr(document, place).name)
+    monkeypatch.setattr("sys.argv", ["prove", "--write"])
+    assert command.main() == int(broken)
+    assert ("not the same as in the unbroken run: optimizer.safetensors" in capsys.readouterr().out) == broken
+    assert len(list(tmp_path.iterdir())) == (0 if broken else 2)
 
 
 @pytest.mark.parametrize("name", PROOFS)
