@@ -88,7 +88,9 @@ def _begin(
     if observed.problem is not None:
         status = degraded(job, status, observed.problem.reason, observed.problem.message, now)
     pod = build_initializer(job, status.initializer_failures, defaults)
-    return Plan(status, (*stale, CreateChild(pod)))
+    # that a suspension is over must be on record before there is a pod again that it would stop
+    resumed = cond.find(status.conditions, cond.SUSPENDED) != cond.find(job.status.conditions, cond.SUSPENDED)
+    return Plan(status, (*stale, CreateChild(pod)), status_first=resumed)
 
 
 def _waiting(job: Job, observed: Observed, status: DDPJobStatus, pod: InitializerView, now: datetime) -> Plan:

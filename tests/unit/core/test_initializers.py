@@ -200,6 +200,16 @@ def test_an_attempt_that_begins_before_the_data_is_there_makes_no_pod() -> None:
     assert made(look(restarting, fetcher("Succeeded"), attempt=1)) == ["digits-1-0", "digits-1-1"]
 
 
+def test_a_suspension_that_is_taken_back_is_over_on_record_before_there_is_a_pod_again() -> None:
+    """Else the next look would stop it, and make another, for ever."""
+    suspending = plan(make(status=look().status, suspend=True), seen(initializer=fetcher()), NOW, DEFAULTS)
+    assert [type(action) for action in suspending.actions] == [DeletePod]
+    decided = look(suspending.status)
+    assert made(decided) == ["digits-init-0"]
+    assert decided.status_first
+    assert look(decided.status, fetcher()).actions == ()
+
+
 # The pod.
 
 
