@@ -126,12 +126,16 @@ class History:
         return found
 
 
+WAITS = "none"
+"""The node rank of a pod that has none, and waits for one."""
+
+
 def nodes_with_two_pods(changes: list[Change]) -> list[str]:
-    """Where a node of a gang (job uid, attempt, node rank) was ever given a second pod."""
+    """Where a node of a gang (job uid, attempt, node rank) was ever given a second pod; one that waits is no node."""
     pods: dict[tuple[str, ...], set[str]] = {}
     for change in changes:
         labels = change.object["metadata"].get("labels") or {}
-        if change.kind == "pods" and UID in labels:
+        if change.kind == "pods" and UID in labels and labels.get(NODE_RANK, WAITS) != WAITS:
             node = (labels[UID], labels[ATTEMPT], labels[NODE_RANK])
             pods.setdefault(node, set()).add(change.object["metadata"]["uid"])
     return [f"attempt {node[1]}, node rank {node[2]}: {len(uids)} pods" for node, uids in pods.items() if len(uids) > 1]

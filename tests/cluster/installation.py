@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -70,6 +71,22 @@ def load_images() -> Images:
     for reference, archive in built:
         _script("cluster.sh", "load", archive, reference)
     return Images(*(reference for reference, _ in built))
+
+
+@contextmanager
+def node_lost(name: str, *, power: bool) -> Iterator[float]:
+    """A node of a cluster that cluster.sh started falls silent; its containers die with it (`power`) or run on.
+
+    At the end of the block it is there again. Yields the moment of its death, in seconds since the epoch. Raises
+    Impossible where the cluster's nodes are not ours to kill.
+    """
+    number = name.rpartition("-")[2]
+    died = time.time()
+    try:
+        _script("cluster.sh", "lose", number, *(["--power"] if power else []))
+        yield died
+    finally:
+        _script("cluster.sh", "up")
 
 
 @contextmanager

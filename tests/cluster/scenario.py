@@ -131,9 +131,14 @@ class Scenario:
     def pods(self, attempt: int) -> list[Object]:
         return [pod for rank in range(NODES) if (pod := self.pod(rank, attempt))]
 
+    def pod_name(self, node_rank: int, attempt: int) -> str:
+        """The name of one node of the gang, which may be a pod that was made for an earlier attempt."""
+        pod = self.pod(node_rank, attempt)
+        return pod["metadata"]["name"] if pod else f"{self.name}-{attempt}-{node_rank}"
+
     def report(self, node_rank: int = 0, attempt: int = 0) -> dict[str, Any] | None:
         """What the trainer says of itself (docs/contracts.md section 4), or None while it does not answer."""
-        pod = f"{self.name}-{attempt}-{node_rank}"
+        pod = self.pod_name(node_rank, attempt)
         path = f"/api/v1/namespaces/{self.kubectl.namespace}/pods/{pod}:9400/proxy/status"
         try:
             answer: dict[str, Any] = self.kubectl.raw(path)
@@ -159,11 +164,11 @@ class Scenario:
         """Send a signal to the process of one rank, from inside its container; when, in seconds since the epoch."""
         report = self.report(rank, attempt)
         assert report, f"node rank {rank} of attempt {attempt} does not answer"
-        pod, pid = f"{self.name}-{attempt}-{rank}", report["ranks"][0]["pid"]
+        pod, pid = self.pod_name(rank, attempt), report["ranks"][0]["pid"]
         return float(self.kubectl.python(pod, KILL, str(pid), str(signal), container="trainer"))
 
     def delete_pod(self, node_rank: int, *options: str, attempt: int = 0) -> None:
-        self.kubectl.delete("pod", f"{self.name}-{attempt}-{node_rank}", *options)
+        self.kubectl.delete("pod", self.pod_name(node_rank, attempt), *options)
 
     @property
     def reader(self) -> str:

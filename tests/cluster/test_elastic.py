@@ -1,0 +1,141 @@
+"""Real nodes that die: training goes on without them and takes them back in, and nothing writes twice.
+
+A node counts as silent when it has not told of itself for the node controller's grace (`--node-monitor-grace-period`,
+12 s on the cluster that cluster.sh builds, 40 s by default); that is most of what the printed seconds are made of.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from tests.cluster.conftest import Operator
+from tests.cluster.history import nodes_with_two_pods, untrue_steps
+from tests.cluster.installation import Impossible, node_lost, wait_operator
+from tests.cluster.kube import Object, describe, wait_for
+from tests.cluster.scenario import SNAPSHOT_STEPS, Scenario
+
+LONG = ["--task=digits", "--epochs=100000"]
+"""Longer than any test waits: these jobs are deleted, and never finish."""
+
+QUICK: dict[str, Any] = {"nodeLostSeconds": 1, "backoff": {"initialSeconds": 0}}
+
+
+@pytest.fixture
+def victim(operator: Operator) -> str:
+    """A node that the operator does not run on."""
+    pod = operator.kubectl.get("pod", wait_operator(operator.kubectl))
+    assert pod is not None
+    nodes = {node["metadata"]["name"] for node in operator.kubectl.list("nodes")}
+    others = sorted(nodes - {pod["spec"]["nodeName"]})
+    if not others:
+        pytest.skip("the cluster has one node, and the operator runs on it")
+    return others[0]
+
+
+@contextmanager
+def lost(node: str, *, power: bool) -> Iterator[float]:
+    try:
+        with node_lost(node, power=power) as died:
+            yield died
+    except Impossible as why:
+        pytest.skip(str(why))
+
+
+def test_training_goes_on_without_a_node_that_died_and_takes_it_in_again(
+    scenario: Scenario, victim: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    scenario.apply(
+        args=LONG,
+        elastic={"minNodes": 1, "waitSeconds": 3},
+        placement={"onePodPerNode": True},
+        restart=QUICK | {"scope": "InPlace"},
+    )
+    before = scenario.wait_trained(60)
+    with lost(victim, power=True) as died:
+        alone = wait_steps(scenario, nodes=1, beyond=before["snapshot"]["step"])
+        seconds = time.time() - died
+        assert {node_of(pod) for pod in gang(scenario)}.isdisjoint({victim})
+        status = scenario.status
+        assert (status["nodes"]["total"], status.get("restarts", 0)) == (1, 0), "a lost node costs no budget"
+        assert status["lastFailure"]["reason"] == "NodeLost"
+        assert status["lastFailure"]["nodeName"] == victim
+    back = time.time()
+    together = wait_steps(scenario, nodes=2, beyond=alone["step"])
+    assert {node_of(pod) for pod in gang(scenario)} == {victim, *others(scenario, victim)}
+    assert together["resumedFromStep"] >= before["snapshot"]["step"], "training never began anew"
+    with capsys.disabled():
+        print(f"\nfrom the death of a node to the next step on the other: {seconds:.1f} s; "
+              f"from its return to the next step on both: {time.time() - back:.1f} s")  # fmt: skip
+    assert untrue_steps(scenario.statuses) == []
+    assert nodes_with_two_pods(scenario.history.changes) == []
+    steps = [line["step"] for line in scenario.records().losses]
+    assert steps == sorted(set(steps)), "every step is on record once, in order"
+
+
+def test_a_trainer_that_runs_on_unseen_on_a_silent_node_is_refused_by_the_volume(
+    scenario: Scenario, victim: str
+) -> None:
+    away = {"key": "kubernetes.io/hostname", "operator": "In", "values": [victim]}
+    prefers = {
+        "preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 100, "preference": {"matchExpressions": [away]}}]
+    }
+    scenario.apply(args=LONG, nodes=1, restart=QUICK, podTemplate={"spec": {"affinity": {"nodeAffinity": prefers}}})
+    before = scenario.wait_trained(60)
+    zombie = scenario.pod(0, attempt=0)
+    assert zombie is not None
+    assert node_of(zombie) == victim
+    with lost(victim, power=False):
+        # far enough for the old trainer to have come to a snapshot meanwhile
+        after = scenario.wait_trained(before["snapshot"]["step"] + 60, attempt=1)
+        assert after["resumedFromStep"] >= before["snapshot"]["step"]
+    # its node is back, and tells how the trainer that it had lost sight of has ended
+    ended = scenario.history.wait(lambda: ending_of(scenario, "digits-0-0"), 90, "the old pod's end is told")
+    assert ended["exitCode"] == 77, ended
+    assert "Fenced" in ended["message"], ended
+    records, resumed = scenario.records(), after["resumedFromStep"]
+    assert {shot["attempt"] for step, shot in records.snapshots.items() if step > resumed} == {1}
+    last = max(line["step"] for line in records.losses if line["attempt"] == 0)
+    assert last <= resumed + SNAPSHOT_STEPS, "it got no further than to the snapshot that was refused"
+    assert untrue_steps(scenario.statuses) == []
+
+
+def wait_steps(scenario: Scenario, nodes: int, beyond: int) -> dict[str, Any]:
+    """Node rank 0's report once a gang of so many nodes has trained beyond a step."""
+    seen: list[Any] = [None]
+
+    def trains() -> dict[str, Any] | None:
+        status = scenario.status
+        if status.get("phase") != "Running" or status["nodes"]["total"] != nodes:
+            return None
+        seen[0] = report = scenario.report(0, status["attempt"])
+        fits = report and report["attempt"] == status["attempt"] and report["worldSize"] == nodes
+        return report if fits and report["phase"] == "train" and (report["step"] or 0) > beyond else None
+
+    what = f"{nodes} nodes train beyond step {beyond}"
+    return wait_for(trains, 120, what, lambda: f"last report: {seen[0]}\n{describe(scenario.kubectl)}")
+
+
+def gang(scenario: Scenario) -> list[Object]:
+    return scenario.pods(scenario.status["attempt"])
+
+
+def node_of(pod: Object) -> str:
+    return str(pod["spec"]["nodeName"])
+
+
+def others(scenario: Scenario, node: str) -> set[str]:
+    return {item["metadata"]["name"] for item in scenario.kubectl.list("nodes")} - {node}
+
+
+def ending_of(scenario: Scenario, pod: str) -> dict[str, Any] | None:
+    """How the trainer of a pod ended, whether or not the pod is still there."""
+    for change in reversed(scenario.history.of("pods", pod)):
+        for container in change.object.get("status", {}).get("containerStatuses") or ():
+            if ended := container.get("state", {}).get("terminated"):
+                found: dict[str, Any] = ended
+                return found
+    return None
