@@ -1,6 +1,6 @@
 """Every benchmark of the trainer, and one table: `python -m tests.benchmarks`. Exit code 1 if a target is missed.
 
-Takes about five minutes on two cores. Run it on a machine that does nothing else: the ratios survive some noise, the
+Takes about six minutes on two cores. Run it on a machine that does nothing else: the ratios survive some noise, the
 seconds do not.
 """
 

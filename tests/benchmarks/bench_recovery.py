@@ -117,14 +117,13 @@ def _stalled(log: Path) -> float | None:
 
 
 def findings(count: int) -> list[Finding]:
-    """Measure so many rounds, after one that fills the caches."""
+    """Measure so many rounds."""
     rounds = []
-    for number in range(count + 1):
+    for number in range(count):
         with tempfile.TemporaryDirectory(prefix="bench-recovery-") as folder:
             seen = measure_round(Path(folder))
-        print(f"round {number} of {count}: {seen}", file=sys.stderr, flush=True)
-        if number:
-            rounds.append(seen)
+        print(f"round {number + 1} of {count}: {seen}", file=sys.stderr, flush=True)
+        rounds.append(seen)
     return [
         Ratio(
             "SIGKILL of a rank to the next step",

@@ -1,12 +1,12 @@
 """What everything around a step costs: TinyTransformerLM under `ddpjob run` beside a bare hand-written loop.
 
-    python -m tests.benchmarks.bench_step [--rounds 5] [--batch 8] [--ranks 1 2]
+    python -m tests.benchmarks.bench_step [--rounds 5] [--batch 16] [--ranks 1 2]
 
 Everything is on: launcher, status page asked by the runner, /metrics scraped, heartbeats, watchdog, TensorBoard, loss
 log, and a snapshot every 50 steps. The bare loop is what people write by hand; with 2 ranks it is torch's DDP under
-torchrun. The two train side by side in processes of their own and take turns of ten steps (`turns`), so both see the
-same machine. A round is as many steps as lie between two snapshots, and each snapshot falls into the middle of one of
-the product's turns.
+torchrun. The two train side by side in processes of their own and take turns of ten and five steps (`turns`), so both
+see the same machine. A round is as many steps as lie between two snapshots, and each snapshot falls into the middle of
+one of the product's turns.
 """
 
 from __future__ import annotations
@@ -30,20 +30,21 @@ from ddp_trainer import processes
 MAX_RATIO = 1.02
 SNAPSHOT_EVERY = 50
 TURN = 10
-BATCH = 8
-"""Samples a rank, few on purpose: what surrounds a step costs the same for any number."""
+BARE_TURN = 5
+BATCH = 16
+"""Samples a rank. With fewer a step is shorter, and what surrounds it, which costs the same, weighs more."""
 WARM_UP = 5
 """Steps before the first turn that counts; not a multiple of TURN, so that no snapshot falls on a turn's end."""
 
 
-def ratio(ranks: int, rounds: int, batch: int) -> Ratio:
-    """Measure with so many ranks and so many samples a rank."""
+def ratio(ranks: int, rounds: int, batch: int, device: str = "cpu") -> Ratio:
+    """Measure with so many ranks and so many samples a rank, on cpu or cuda."""
     with tempfile.TemporaryDirectory(prefix="bench-step-") as folder, ExitStack() as stack:
         directory = Path(folder)
         judge, environ = stack.enter_context(referee(directory))
         arguments = ["--task=tests.benchmarks.step_task:TinyLMInTurns", "--validate-every=never", "--weight-decay=0.01"]
         arguments += [f"--global-batch={batch * ranks}", f"--max-steps={WARM_UP + rounds * SNAPSHOT_EVERY + 1}"]
-        arguments += [f"--strategy={'ddp' if ranks > 1 else 'single'}"]
+        arguments += [f"--strategy={'ddp' if ranks > 1 else 'single'}", f"--device={device}"]
         spec = {
             "procsPerNode": ranks,
             "args": arguments,
@@ -52,7 +53,7 @@ def ratio(ranks: int, rounds: int, batch: int) -> Ratio:
         job = stack.enter_context(running(directory, spec, environ))
         product = judge.seat("product", job.process.pid, ranks)
         product.play(WARM_UP)
-        bare = judge.seat("bare", stack.enter_context(_bare_loop(ranks, batch, environ)), ranks)
+        bare = judge.seat("bare", stack.enter_context(_bare_loop(ranks, batch, device, environ)), ranks)
         bare.play(WARM_UP)
         found = [_round(product, bare, job) for _ in range(rounds)]
         product.let_go()
@@ -61,7 +62,7 @@ def ratio(ranks: int, rounds: int, batch: int) -> Ratio:
             f"a step at {ranks} rank{'s' if ranks > 1 else ''}",
             "bare loop",
             [cost / SNAPSHOT_EVERY for cost, _ in found],
-            [floor / SNAPSHOT_EVERY for _, floor in found],
+            [floor / (SNAPSHOT_EVERY * BARE_TURN / TURN) for _, floor in found],
             MAX_RATIO,
         )
 
@@ -71,7 +72,7 @@ def _round(product: Player, bare: Player, job: RunningJob) -> tuple[Cost, Cost]:
     costs, floors = [], []
     for _ in range(SNAPSHOT_EVERY // TURN):
         costs.append(product.play(TURN, meanwhile=lambda: _scrape(product)))
-        floors.append(bare.play(TURN))
+        floors.append(bare.play(BARE_TURN))
     return _sum(costs), _sum(floors)
 
 
@@ -95,12 +96,12 @@ def _check(job: RunningJob, rounds: int) -> None:
 
 
 @contextmanager
-def _bare_loop(ranks: int, batch: int, environ: dict[str, str]) -> Iterator[int]:
+def _bare_loop(ranks: int, batch: int, device: str, environ: dict[str, str]) -> Iterator[int]:
     """The process id of a bare loop, which is killed in the end."""
     torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"] if ranks > 1 else []
     paths = os.pathsep.join(map(str, (ROOT / "trainer_image", ROOT)))
     process = subprocess.Popen(
-        [sys.executable, *torchrun, str(Path(__file__).with_name("bare_loop.py")), str(batch)],
+        [sys.executable, *torchrun, str(Path(__file__).with_name("bare_loop.py")), str(batch), device],
         env={**environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
         stdin=subprocess.DEVNULL,
     )
@@ -120,8 +121,9 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=5, help="of 50 steps of each (default: %(default)s)")
     parser.add_argument("--batch", type=int, default=BATCH, help="samples a rank (default: %(default)s)")
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="of both (default: %(default)s)")
     options = parser.parse_args()
-    return report([ratio(ranks, options.rounds, options.batch) for ranks in options.ranks])
+    return report([ratio(ranks, options.rounds, options.batch, options.device) for ranks in options.ranks])
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+import torch
 from tests.benchmarks.table import Cost, processor_seconds
 
 from ddp_trainer import processes
@@ -45,6 +46,8 @@ class Turns:
             return False
         if self._left == 0:
             if self._began is not None:
+                if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+                    torch.cuda.synchronize()  # what was only queued is not done
                 self._say({"seconds": time.perf_counter() - self._began})
             self._left = int(self._lines.readline() or 0)
             self._is_over = self._left == 0
