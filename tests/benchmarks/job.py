@@ -20,6 +20,7 @@ from ddp_trainer import processes
 ROOT = Path(__file__).parents[2]
 NAME = "measured"
 SECONDS = 120.0
+END_SECONDS = 10.0
 T = TypeVar("T")
 
 
@@ -105,9 +106,13 @@ def running(directory: Path, spec: Mapping[str, Any], environ: Mapping[str, str]
     finally:
         everything = [job.process.pid, *processes.descendants(job.process.pid)]
         processes.send(everything, signal.SIGCONT)
-        # Its pods end with the runner: their tether breaks.
-        processes.send(everything, signal.SIGKILL)
+        # Its pods feel that it is gone, and end with their scratch; whatever does not is killed.
+        job.process.kill()
         job.process.wait()
+        deadline = time.monotonic() + END_SECONDS
+        while (left := [pid for pid in everything if processes.alive(pid)]) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        processes.send(left, signal.SIGKILL)
 
 
 def _environ(pid: int) -> set[str]:
