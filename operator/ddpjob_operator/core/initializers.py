@@ -38,7 +38,13 @@ from ddpjob_operator.core.model import (
 from ddpjob_operator.core.names import INITIALIZER, LABEL_ATTEMPT, LABEL_ROLE, initializer_name, job_labels
 from ddpjob_operator.core.phases import degraded, failed
 from ddpjob_operator.core.pod_environment import SHARED_PATH, TERMINATION_LOG, env_var, literal
-from ddpjob_operator.core.pods import owner_reference, restricted_container, restricted_context, shared_volume
+from ddpjob_operator.core.pods import (
+    owner_reference,
+    restricted_container,
+    restricted_context,
+    shared_volume,
+    users_labels,
+)
 from ddpjob_operator.core.progress import failure_status
 from ddpjob_operator.core.trouble import TROUBLE_GRACE_SECONDS, find_trouble, is_degraded
 
@@ -199,7 +205,7 @@ def build_initializer(job: Job, number: int, defaults: Defaults) -> Manifest:
         "metadata": {
             "name": initializer_name(job.name, number),
             "namespace": job.namespace,
-            "labels": ((metadata.labels if metadata else None) or {}) | own,
+            "labels": users_labels(template) | own,
             "annotations": (metadata.annotations if metadata else None) or {},
             "ownerReferences": [owner_reference(job)],
         },

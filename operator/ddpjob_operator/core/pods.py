@@ -10,10 +10,12 @@ from __future__ import annotations
 from typing import Any
 
 from ddpjob_operator.api import API_VERSION, KIND
+from ddpjob_operator.api.pod import PodTemplate
 from ddpjob_operator.core.bounds import with_default_resources
 from ddpjob_operator.core.merge import merge
 from ddpjob_operator.core.model import Defaults, Job, Manifest, ServiceView
 from ddpjob_operator.core.names import (
+    DOMAIN,
     LABEL_ATTEMPT,
     LABEL_NODE_RANK,
     LABEL_NODES,
@@ -145,12 +147,18 @@ def build_pod(
         "metadata": {
             "name": name or pod_name(job.name, attempt, node_rank or 0),
             "namespace": job.namespace,
-            "labels": ((user_metadata.labels if user_metadata else None) or {}) | member.labels | place,
+            "labels": users_labels(template) | member.labels | place,
             "annotations": ((user_metadata.annotations if user_metadata else None) or {}) | member.annotations,
             "ownerReferences": [owner_reference(job)],
         },
         "spec": placed(job, attempt, spec, avoid),
     }
+
+
+def users_labels(template: PodTemplate | None) -> dict[str, str]:
+    """Labels of the podTemplate, but none of ours: by those a pod is taken for what it is."""
+    given = (template.metadata.labels if template and template.metadata else None) or {}
+    return {name: value for name, value in given.items() if not name.startswith(f"{DOMAIN}/")}
 
 
 def restricted_context() -> Manifest:

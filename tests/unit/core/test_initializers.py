@@ -25,7 +25,7 @@ from ddpjob_operator.core.model import (
     Problem,
     Termination,
 )
-from ddpjob_operator.core.parse import parse_initializer
+from ddpjob_operator.core.parse import parse_initializer, parse_pod
 from ddpjob_operator.core.plan import plan
 
 DATASET = {"name": "dataset", "source": "https://example.com/digits.tar", "path": "datasets/digits.tar"}
@@ -252,6 +252,14 @@ def test_the_pod_is_known_as_what_it_is_and_goes_with_its_job() -> None:
     view = parse_initializer({"metadata": metadata, "status": {}})
     assert view is not None
     assert (view.name, view.number) == ("digits-init-2", 2)
+
+
+def test_the_pod_cannot_be_made_to_pass_for_one_of_the_gang() -> None:
+    labels = {"training.ddpjob.io/node-rank": "0", "training.ddpjob.io/role": "none", "team": "ml"}
+    metadata = built(podTemplate={"metadata": {"labels": labels}})["metadata"]
+    assert parse_pod({"metadata": metadata}) is None
+    assert parse_initializer({"metadata": metadata}) is not None
+    assert metadata["labels"]["team"] == "ml"
 
 
 def test_credentials_are_those_of_one_initializer_alone_and_not_part_of_its_task() -> None:

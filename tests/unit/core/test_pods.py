@@ -137,7 +137,13 @@ def test_what_makes_the_pod_a_node_of_its_gang_wins_over_the_template() -> None:
 
 
 def test_labels_of_the_gang_cannot_be_taken_over() -> None:
-    labels = {"training.ddpjob.io/attempt": "9", "training.ddpjob.io/uid": "other", "team": "vision"}
+    labels = {
+        "training.ddpjob.io/attempt": "9",
+        "training.ddpjob.io/uid": "other",
+        "training.ddpjob.io/nodes": "9",
+        "training.ddpjob.io/role": "initializer",
+        "team": "vision",
+    }
     job = make_job(podTemplate={"metadata": {"labels": labels, "annotations": {"a": "b"}}})
     metadata = build_pod(job, 2, 1, SERVICE, DEFAULTS)["metadata"]
     assert metadata["labels"] == {
