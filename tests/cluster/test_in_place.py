@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tests.cluster.conftest import Unbroken
 from tests.cluster.history import nodes_with_two_pods, untrue_steps
+from tests.cluster.kube import Object
 from tests.cluster.scenario import SNAPSHOT_STEPS, STEPS, Scenario
 from tests.cluster.test_failures import FORCE
 
@@ -38,6 +39,29 @@ def test_a_killed_rank_and_then_the_loss_of_rank_0s_pod_leave_the_other_pod_wher
         assert int(resumed["step"]) >= (FIRST_HIT if attempt == 1 else SECOND_HIT) - 2 * SNAPSHOT_STEPS
     assert records.trajectory == unbroken.records.trajectory
     assert records.weights == unbroken.records.weights
+
+
+def test_a_spare_takes_the_place_of_a_killed_rank_and_costs_no_bit(scenario: Scenario, unbroken: Unbroken) -> None:
+    scenario.apply(restart={"scope": "InPlace"}, spares=1)
+    scenario.history.wait(lambda: is_ready(scenario.history.latest("pods", "digits-0-s0")), 120, "the spare waits")
+    before = scenario.wait_trained(FIRST_HIT)
+    scenario.kill_rank(1)
+
+    status = scenario.wait_phase("Succeeded")
+    assert (status["attempt"], status["restarts"]) == (1, 1)
+    assert status["keptPods"]["digits-0-s0"] == 1, "nothing was scheduled or started for it"
+    assert nodes_with_two_pods(scenario.history.changes) == []
+    records = scenario.records()
+    resumed = records.event("resumed", attempt=1)
+    assert resumed is not None, records.events
+    assert resumed["step"] >= before["snapshot"]["step"]
+    assert records.trajectory == unbroken.records.trajectory
+    assert records.weights == unbroken.records.weights
+
+
+def is_ready(pod: Object | None) -> bool:
+    conditions = pod["status"].get("conditions", ()) if pod else ()
+    return any(condition["type"] == "Ready" and condition["status"] == "True" for condition in conditions)
 
 
 def uid(scenario: Scenario, node_rank: int, attempt: int) -> str:
