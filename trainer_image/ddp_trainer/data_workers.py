@@ -11,6 +11,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import random
+import re
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -37,6 +38,8 @@ class DataWorkerDied(RuntimeError):
     def __init__(self, rank: int, words: RuntimeError) -> None:
         # what torch goes on to say is about machines of one's own
         what = str(words).split(". ")[0].rstrip(". ")
+        # torch has a second way to say it, where it finds the process gone before the signal that tells of it
+        what = re.sub(r"\(pid\(s\) (\d+)\)", r"(pid \1)", what)
         super().__init__(
             f"rank {rank} cannot load data: {what}. Most often it was killed for memory: raise the pod's memory "
             "limit or the size of /dev/shm, or lower --workers and --prefetch"

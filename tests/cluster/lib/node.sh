@@ -87,14 +87,24 @@ import() {
   mark=$DIR/node-$1/images/$(echo "$3" | tr '/:' '__')
   if [ -d "$2" ]; then stamp=$(cat "$2/index.json"); else stamp=$(stat -Lc '%n %s %Y' "$2"); fi || die "no image at $2"
   [ "$(cat "$mark" 2>/dev/null)" = "$stamp" ] && return
-  if [ -d "$2" ]; then
-    missing_blobs "$2" "${ctr[@]}" | tar -C "$2" --files-from - -cf - | "${ctr[@]}" images import - >/dev/null
-  else
-    "${ctr[@]}" images import "$2" >/dev/null
-  fi
+  # containerd's garbage collector may take a layer away between the look and its use: then all of it is sent, again
+  feed "$2" lacking "${ctr[@]}" || feed "$2" all "${ctr[@]}" || feed "$2" all "${ctr[@]}" || die "$3 cannot be imported"
   # not grep -q: it would leave early, and ctr would die of the closed pipe
   "${ctr[@]}" images ls -q | grep -xF "$3" >/dev/null || die "$2 holds no image named $3"
   echo "$stamp" >"$mark"
+}
+
+# feed ARCHIVE lacking|all CTR…: one try to import it.
+feed() {
+  local archive=$1 what=$2
+  shift 2
+  if [ ! -d "$archive" ]; then
+    "$@" images import "$archive" >/dev/null
+  elif [ "$what" = all ]; then
+    tar -C "$archive" -cf - . | "$@" images import - >/dev/null
+  else
+    missing_blobs "$archive" "$@" | tar -C "$archive" --files-from - -cf - | "$@" images import - >/dev/null
+  fi
 }
 
 # missing_blobs LAYOUT CTR…: files of an OCI layout, without the blobs that are in the node's content store.
