@@ -13,7 +13,7 @@ from tests.cluster.conftest import Operator, Unbroken
 from tests.cluster.history import nodes_with_two_pods, untrue_steps
 from tests.cluster.scenario import NODES, STEPS
 
-PROGRESS = {"progress", "nodes", "snapshot"}
+PROGRESS = {"progress", "nodes", "snapshot", "goodput"}
 """Parts of the status that follow training; a write of these alone is made at most every so many seconds."""
 
 
