@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ddpjob_operator.cluster.client import Json
 from ddpjob_operator.cluster.errors import ApiError
-from ddpjob_operator.core.model import Problem
+from ddpjob_operator.core.model import NAME_TAKEN, Problem
 
 _REFUSALS = frozenset({400, 403, 404, 422})
 """Answers to a create that say no to this object, rather than not now."""
@@ -48,7 +48,7 @@ def refuses(error: ApiError) -> bool:
 def taken(kind: str, obj: Json) -> Problem:
     meta = obj["metadata"]
     return Problem(
-        "NameTaken",
+        NAME_TAKEN,
         f"{kind} {meta['name']} exists already and is not of this job; "
         "delete it, or wait until the deletion of its own job removes it",
     )

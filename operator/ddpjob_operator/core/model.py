@@ -162,6 +162,12 @@ class Problem:
     message: str
 
 
+NAME_TAKEN = "NameTaken"
+"""A problem's reason where another owner's object has the name. It passes by itself when that owner is being deleted:
+a job that is applied again finds the pods of its former life still saving.
+"""
+
+
 @dataclass(frozen=True, slots=True)
 class InitializerView:
     """The pod that fetches data sets before the gang starts."""

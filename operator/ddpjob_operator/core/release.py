@@ -5,9 +5,9 @@ pod of the gang (quota, admission), the others are deleted at once; and when som
 none for longer than `scheduling.timeoutSeconds`, all of them are. The next try is a new attempt, which costs nothing
 and comes after a growing wait. That the job waits is on record since the first try, and so is its startup deadline.
 
-Three things are not given back: what an elastic gang can go on with, the place in a queue of pods that hold no node
-yet, and, when the API server refuses a pod, a gang whose last attempt is still going: what that holds is what is
-missing.
+Four things are not given back: what an elastic gang can go on with, the place in a queue of pods that hold no node
+yet, and, when the API server refuses a pod, a gang whose last attempt is still going, or whose names another owner has:
+what those hold is what is missing, and they let go of it by themselves.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ddpjob_operator.api.status import DDPJobStatus, NodeCount, Phase
 from ddpjob_operator.core.budget import backoff_seconds, disrupted
 from ddpjob_operator.core.edits import digests
 from ddpjob_operator.core.gang import gang_size, stop
-from ddpjob_operator.core.model import Defaults, Event, Job, Observed, Plan, PodPhase, PodView, Problem
+from ddpjob_operator.core.model import NAME_TAKEN, Defaults, Event, Job, Observed, Plan, PodPhase, PodView, Problem
 from ddpjob_operator.core.phases import degraded
 
 LEAST_WAIT_SECONDS = 1.0
@@ -76,7 +76,14 @@ def until_given_back(job: Job, status: DDPJobStatus, now: datetime) -> float | N
 def _refused(job: Job, observed: Observed, status: DDPJobStatus, pods: tuple[PodView, ...]) -> Problem | None:
     size = gang_size(job, status)
     old = any(pod.attempt != status.attempt or pod.deleting for pod in observed.pods)
-    if observed.problem is None or not pods or len(pods) >= size or old or _is_enough(job, len(pods)):
+    if (
+        observed.problem is None
+        or observed.problem.reason == NAME_TAKEN
+        or not pods
+        or len(pods) >= size
+        or old
+        or _is_enough(job, len(pods))
+    ):
         return None
     return observed.problem
 

@@ -11,7 +11,7 @@ from builders import DEFAULTS, NOW, in_phase, later, make_job, make_pod, seen
 from ddpjob_operator.api.status import DDPJobStatus, Phase
 from ddpjob_operator.core import conditions as cond
 from ddpjob_operator.core.gang import gang_of
-from ddpjob_operator.core.model import DeletePod, Observed, Plan, PodView, Problem
+from ddpjob_operator.core.model import NAME_TAKEN, DeletePod, Observed, Plan, PodView, Problem
 from ddpjob_operator.core.plan import plan
 from ddpjob_operator.core.release import released
 
@@ -65,6 +65,9 @@ def test_a_gang_is_given_back_when(pods: tuple[PodView, ...], problem: Problem |
         pytest.param((waiting(0), waiting(1)), None, {}, id="nothing was refused, and there is no limit"),
         pytest.param((waiting(0), waiting(1)), QUOTA, ELASTIC, id="an elastic gang can go on with what there is"),
         pytest.param((waiting(0), make_pod(1, attempt=-1, deleting=True)), QUOTA, {}, id="the last attempt still goes"),
+        pytest.param(
+            (waiting(0),), Problem(NAME_TAKEN, "digits-0-1 exists already"), {}, id="its former life still goes"
+        ),
         pytest.param((waiting(0), replace(waiting(1), deleting=True)), QUOTA, {}, id="somebody deletes a pod of it"),
         pytest.param(tuple(map(waiting, range(4))), None, LIMIT, id="no pod holds a node, but a place in a queue"),
         pytest.param(tuple(map(placed, range(4))), None, LIMIT, id="all have nodes and pull images"),
