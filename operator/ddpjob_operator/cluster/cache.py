@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from ddpjob_operator.core import names
+from ddpjob_operator.core.failures import read_report
 from ddpjob_operator.core.model import InitializerView, Observed, PodView, Problem, ServiceView, Warned
 from ddpjob_operator.core.parse import parse_initializer, parse_pod
 
@@ -153,7 +154,18 @@ class Cache:
 
     def drop_pod(self, obj: Json) -> bool:
         """Take in that a pod is gone; whether that was news."""
+        if obj["metadata"]["uid"] not in self._gone:
+            self._keep_last_words(obj)
         return self.forget_pod(obj["metadata"]["uid"], _version(obj))
+
+    def _keep_last_words(self, obj: Json) -> None:
+        """What node rank 0 said at its end: its end and its removal may come as one event, and say it only here."""
+        view, owner = parse_pod(obj), owner_of(obj)
+        if view is None or owner is None or view.node_rank != 0 or view.termination is None:
+            return
+        said, known = read_report(view.termination.message), self.memory(owner).report or {}
+        if said is not None and said.get("attempt") == known.get("attempt", view.attempt):
+            self.memory(owner).report = {**known, **said, "uid": owner.uid}
 
     def forget_pod(self, uid: str, version: int | None = None) -> bool:
         """Take in that the pod of that uid does not exist; whether that was news."""
