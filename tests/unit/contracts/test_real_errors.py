@@ -141,7 +141,7 @@ def cut_image(folder: Path) -> None:
         pytest.param(denied(errno.ENOSPC, "/mnt/shared/x"), "DiskFull", id="a full volume"),
         pytest.param(denied(errno.EDQUOT, "/mnt/shared/x"), "DiskFull", id="a quota"),
         pytest.param(denied(errno.EACCES, "/mnt/shared/x"), "PermissionDenied", id="a volume of another user's"),
-        pytest.param(denied(errno.EACCES, "/root/.cache"), "PermissionDenied", id="a folder of root's"),
+        pytest.param(denied(errno.EACCES, "/etc/models"), "PermissionDenied", id="a folder of root's"),
         pytest.param(denied(errno.EROFS, "/opt/cache"), "ReadOnlyFileSystem", id="a root that is read-only"),
         pytest.param(denied(errno.ESTALE, "/mnt/shared/x"), "VolumeError", id="a volume whose server restarted"),
         pytest.param(denied(errno.EIO, "/mnt/shared/x"), "VolumeError", id="a volume that cannot be read"),

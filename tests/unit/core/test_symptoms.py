@@ -208,7 +208,7 @@ CASES = [
     case("EDQUOT", "DiskFull", "[Errno 122] Disk quota exceeded: '/mnt/shared/logs/x'"),
     case("EROFS", "ReadOnlyFileSystem", "[Errno 30] Read-only file system: '/opt/cache'"),
     case("EACCES", "PermissionDenied", "[Errno 13] Permission denied: '/mnt/shared/datasets'"),
-    case("EACCES", "PermissionDenied", "[Errno 13] Permission denied: '/root/.cache'"),
+    case("EACCES", "PermissionDenied", "[Errno 13] Permission denied: '/etc/models'"),
     case("ESTALE", "VolumeError", "[Errno 116] Stale file handle: '/mnt/shared/datasets/7.tar'"),
     case("zlib", "DataCorrupted", "Error -3 while decompressing data: incorrect data check"),
     case("torch/serialization.py", "UnsafeFile", "Weights only load failed. Unsupported global: GLOBAL posix.system"),
