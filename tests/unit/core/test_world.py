@@ -11,11 +11,7 @@ import pytest
 from builders import DEFAULTS
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from world import (
-    NODES,
-    Cluster,
-    Decide,
-    World,
+from promises import (
     check_attempt_on_record_first,
     check_counted_once,
     check_final_is_final,
@@ -26,6 +22,7 @@ from world import (
     check_one_live_pod_each,
     check_sizes,
 )
+from world import NODES, Cluster, Decide, World
 
 from ddpjob_operator.api.status import DDPJobStatus, Phase
 from ddpjob_operator.core import plan as policy

@@ -5,12 +5,11 @@ resourceVersion) and keeps a history. The operator does with a plan what `cluste
 where the plan says so, then the actions, again until nothing is left to do, then the status. Between any two calls it
 can be killed, any answer can be lost, and what it sees of the pods can be old.
 
-`history` is checked by `check_history`, whose rules are the promises of the design.
+`history` is what `promises.check_history` checks.
 """
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -22,8 +21,6 @@ from builders import DEFAULTS, NOW, UID, later, make_job, make_report
 from ddpjob_operator.api.spec import DDPJobSpec
 from ddpjob_operator.api.status import DDPJobStatus, Phase
 from ddpjob_operator.core import plan as policy
-from ddpjob_operator.core.goodput import seconds_of
-from ddpjob_operator.core.lifecycle import is_suspending
 from ddpjob_operator.core.model import (
     Action,
     AssignPod,
@@ -465,191 +462,4 @@ class World:
         return self.cluster.job.status
 
 
-def check_history(cluster: Cluster) -> None:
-    """The promises that hold for every history, whatever happened in it."""
-    check_one_live_pod_each(cluster)
-    check_counted_once(cluster)
-    check_budget(cluster)
-    check_final_is_final(cluster)
-    check_attempt_on_record_first(cluster)
-    check_no_flip_flop(cluster)
-    check_nothing_is_created_while_suspended(cluster)
-    check_force_is_asked_for(cluster)
-    check_sizes(cluster)
-    check_time_adds_up(cluster)
-    check_data_comes_first(cluster)
-    check_tries_of_data(cluster)
-    check_group_comes_first(cluster)
-
-
-def check_one_live_pod_each(cluster: Cluster) -> None:
-    for alive in cluster.live:
-        assert len(set(alive)) == len(alive), f"two live pods for one node of one attempt: {alive}"
-
-
-def check_counted_once(cluster: Cluster) -> None:
-    """An attempt is a restart or a disruption, unless an edit of the spec or the end of a suspension began it."""
-    before = DDPJobStatus()
-    for status in cluster.statuses:
-        attempts, restarts = status.attempt - before.attempt, status.restarts - before.restarts
-        disruptions = status.disruptions - before.disruptions
-        assert attempts in (0, 1), f"{attempts} attempts in one write"
-        assert min(restarts, disruptions) >= 0, "a counter went back"
-        free = any(c.type == "Restarting" and c.reason in ("SpecChanged", "Resumed") for c in status.conditions)
-        counted = restarts + disruptions
-        expected = 0 if free and counted == 0 else attempts
-        assert counted == expected, f"attempt {status.attempt} counted {counted} times"
-        before = status
-
-
-def check_budget(cluster: Cluster) -> None:
-    """No more restarts without progress than there may be, and no job given up for a repetition that was none."""
-    most = cluster.job.spec.restart.max_restarts
-    for status in cluster.statuses:
-        assert status.restarts_since_progress <= most, f"attempt {status.attempt} exceeds the budget of {most}"
-        if any(condition.reason == "RepeatedFailure" for condition in status.conditions):
-            first, second = (
-                (one.step, one.reason, re.sub(r"\d+", "#", one.message.split("\n")[0])) for one in status.failures[-2:]
-            )
-            assert first == second, f"{first} and {second} are not the same"
-
-
-def check_final_is_final(cluster: Cluster) -> None:
-    final: DDPJobStatus | None = None
-    for entry in cluster.history:
-        if final is None:
-            final = entry if isinstance(entry, DDPJobStatus) and entry.phase and entry.phase.final else None
-            continue
-        assert not isinstance(entry, DDPJobStatus), f"a final status was changed: {entry}"
-        assert not isinstance(entry, CreatePod), f"{entry.name} was created after the job was {final.phase}"
-
-
-def check_time_adds_up(cluster: Cluster) -> None:
-    """The ledger holds every second since the job began exactly once, and none is ever taken back."""
-    whole, until = 0.0, None
-    for status in cluster.statuses:
-        ledger = status.goodput
-        if ledger is None:
-            assert status.start_time is None, "a job that has begun has a ledger"
-            continue
-        assert status.start_time is not None
-        assert ledger.counted_until is not None
-        seconds = sum(seconds_of(ledger).values())
-        assert round(seconds, 3) == round((ledger.counted_until - status.start_time).total_seconds(), 3)
-        assert seconds >= whole
-        assert until is None or ledger.counted_until >= until
-        whole, until = seconds, ledger.counted_until
-    last = cluster.statuses[-1] if cluster.statuses else DDPJobStatus()
-    if last.phase is not None and last.phase.final and last.goodput is not None:
-        assert last.goodput.counted_until is not None
-        assert last.completion_time is not None
-        # a clock that was set back takes nothing away
-        assert last.goodput.counted_until >= last.completion_time, "a job that is over has all its time counted"
-
-
-def check_attempt_on_record_first(cluster: Cluster) -> None:
-    """A pod is only ever made or kept for the attempt, and from the spec, that the status has on record."""
-    recorded = DDPJobStatus()
-    for entry in cluster.history:
-        if isinstance(entry, DDPJobStatus):
-            recorded = entry
-        elif isinstance(entry, CreatePod):
-            assert entry.attempt == recorded.attempt, f"{entry.name} created during attempt {recorded.attempt}"
-            if entry.node_rank is None:
-                assert recorded.phase is Phase.RUNNING, f"{entry.name} takes a node while the gang is {recorded.phase}"
-            else:
-                starts = recorded.phase in (Phase.STARTING, Phase.RESTARTING)
-                assert starts, f"{entry.name} created while {recorded.phase}"
-                assert entry.name == f"digits-{entry.attempt}-{entry.node_rank}", f"{entry.name} is nobody's name"
-            nodes = {item["name"]: item.get("value") for item in entry.manifest["spec"]["containers"][0]["env"]}
-            assert nodes["DDPJOB_NODES"] == str(recorded.nodes.total), f"{entry.name} belongs to another gang"
-        elif isinstance(entry, AssignPod):
-            assert entry.attempt == recorded.attempt, f"{entry.name} told of attempt {entry.attempt} too soon"
-            assert recorded.kept_pods[entry.name] == entry.node_rank, f"{entry.name} told of another's node rank"
-            assert entry.nodes == recorded.nodes.total, f"{entry.name} told of another gang"
-
-
-def check_data_comes_first(cluster: Cluster) -> None:
-    """No pod of the gang is made before the initializers have put their data on the volume, nor the data again.
-
-    A try that was given up, since its node was gone, may come to a good end after all: nobody waits for it.
-    """
-    there, given_up = not cluster.job.spec.initializers, 0
-    for entry in cluster.history:
-        match entry:
-            case DDPJobStatus():
-                given_up = entry.initializer_failures
-            case (str(name), 0):
-                there = there or name == f"digits-init-{given_up}"
-            case CreatePod(name):
-                assert there, f"{name} was created before its data was there"
-            case CreateChild(manifest) if manifest["kind"] == "Pod":
-                assert not there, f"{manifest['metadata']['name']} fetches what is there"
-
-
-def check_tries_of_data(cluster: Cluster) -> None:
-    """Every try that failed counts once, the one after it has the next number, and there are four at most."""
-    failed: set[str] = set()
-    counted = 0
-    for entry in cluster.history:
-        match entry:
-            case (str(name), int(code)) if code:
-                failed.add(name)
-            case DDPJobStatus():
-                assert counted <= entry.initializer_failures <= counted + 1, "counted twice"
-                counted = entry.initializer_failures
-            case CreateChild(manifest) if manifest["kind"] == "Pod":
-                assert manifest["metadata"]["name"] == f"digits-init-{counted}", "a try that is not on record"
-                assert counted <= 3, "a fifth try"
-    assert counted >= len(failed) - 1, "a failure that was never counted"  # the last may have met the job's own end
-
-
-def check_group_comes_first(cluster: Cluster) -> None:
-    """Pods of a gang that is admitted as a whole are made when their group is there."""
-    there = cluster.job.spec.scheduling.gang not in ("Coscheduling", "Volcano")
-    for entry in cluster.history:
-        there = there or (isinstance(entry, CreateChild) and entry.manifest["kind"] == "PodGroup")
-        assert there or not isinstance(entry, CreatePod), "a pod was created before its group"
-
-
-def check_sizes(cluster: Cluster) -> None:
-    """Only an elastic gang is ever smaller than asked for, and never below its minimum."""
-    elastic = cluster.job.spec.elastic
-    for before, status in zip(cluster.statuses, cluster.statuses[1:], strict=False):
-        if elastic is not None and status.spec_digests is not None:
-            assert status.nodes.total >= elastic.min_nodes, f"{status.nodes.total} nodes are too few"
-        if before.spec_digests is not None and status.nodes.total != before.nodes.total:
-            assert status.attempt == before.attempt + 1, f"attempt {status.attempt} changed its size"
-            assert elastic is not None or status.spec_digests != before.spec_digests, "the gang is not elastic"
-
-
-def check_force_is_asked_for(cluster: Cluster) -> None:
-    """A pod that may still run is never taken off the API server against the user's will."""
-    forced = [entry.name for entry in cluster.history if isinstance(entry, DeletePod) and entry.grace_seconds == 0]
-    allowed = cluster.job.spec.restart.force_delete_lost
-    assert allowed or not forced, f"{forced} deleted by force, which the spec does not ask for"
-
-
-def check_no_flip_flop(cluster: Cluster) -> None:
-    """Two statuses are never written by turns: there and back may be news that came and went, twice is a quarrel.
-
-    How many nodes are ready is left out: pods may be deleted as often as somebody likes.
-    """
-    written = [status.model_copy(update={"nodes": DDPJobStatus().nodes}) for status in cluster.statuses]
-    for first, second, third, fourth in zip(written, written[1:], written[2:], written[3:], strict=False):
-        by_turns = first == third and second == fourth and first != second
-        assert not by_turns, f"the status goes back and forth between {first} and {second}"
-
-
-def check_nothing_is_created_while_suspended(cluster: Cluster) -> None:
-    """Nor while the pods of a suspended job still stop, which is on record before the first of them is told."""
-    recorded = DDPJobStatus()
-    for entry in cluster.history:
-        if isinstance(entry, DDPJobStatus):
-            recorded = entry
-        elif isinstance(entry, CreatePod):
-            halted = recorded.phase is Phase.SUSPENDED or is_suspending(recorded)
-            assert not halted, f"{entry.name} was created while the job was suspended"
-
-
-__all__ = ["NOW", "UID", "Cluster", "Crash", "LostReply", "Operator", "World", "check_history", "later"]
+__all__ = ["NOW", "UID", "Cluster", "Crash", "LostReply", "Operator", "World", "later"]
