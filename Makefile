@@ -1,8 +1,10 @@
 # DDPJob: `make help` lists what there is to do. Two commands set everything up on a fresh machine: `make demo`, `make test`.
-# Settings: PYTHON (3.11 or newer), VENV, TORCH_INDEX (an index with the torch build that you want; default: pip's own choice).
+# Settings: PYTHON (3.11 or newer), VENV, TORCH_INDEX (an index with the torch build that you want; default: pip's own choice),
+# WORKERS (how many tiers `make test` has at work at once; 2).
 PYTHON ?= python3
 VENV ?= .venv
 TORCH_INDEX ?=
+WORKERS ?= 2
 export DDPJOB_CACHE_DIR ?= $(if $(XDG_CACHE_HOME),$(XDG_CACHE_HOME),$(HOME)/.cache)/ddpjob
 
 BIN := $(VENV)/bin
@@ -22,8 +24,8 @@ demo-cluster: $(VENV)/.dev  ## the same on a real Kubernetes cluster, installed 
 	$(BIN)/python -m tests.cluster.demo
 
 ##@ Check it
-test: lint tools  ## everything: style, types, layers, and every test
-	$(PYTEST) tests
+test: lint tools  ## everything: style, types, layers, and every test, two tiers at a time
+	$(PYTEST) -q -n $(WORKERS) --dist loadgroup --no-loadscope-reorder tests
 
 test-unit: $(VENV)/.dev  ## decisions alone, no process started: under 30 s
 	$(PYTEST) -q tests/unit

@@ -29,10 +29,11 @@ NewCluster = Callable[[], Awaitable[Cluster]]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    here = Path(__file__).parent
-    for item in items:
-        if item.path.is_relative_to(here):
-            item.add_marker(pytest.mark.api_server)
+    here = [item for item in items if item.path.is_relative_to(Path(__file__).parent)]
+    for item in here:
+        item.add_marker(pytest.mark.api_server)
+    for first in here[:1]:
+        first.add_marker(pytest.mark.timeout(START_SECONDS))
 
 
 @pytest.fixture(scope="session")

@@ -15,6 +15,9 @@ built() {
 build() {
   built && return
   need "${BUILD_PACKAGES[@]}"
+  # the two clusters of a host have one cache
+  exec 6>"$CACHE/build.lock" && flock 6
+  built && exec 6>&- && return
   say "building Kubernetes $SERVERS_VERSION from Debian's source package, once: five minutes on two cores"
   local source=$CACHE/src server
   rm -rf "$source" && mkdir -p "$source" "$BIN"
@@ -29,6 +32,7 @@ build() {
     mv "$BIN/.$server" "$BIN/$server"
   done
   rm -rf "$source"
+  exec 6>&-
 }
 
 # Asks this host's own Debian archives, whichever they are, for source packages too.

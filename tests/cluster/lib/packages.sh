@@ -12,8 +12,10 @@ installed() { dpkg-query -W -f '${Status}\n' "$@" 2>/dev/null | grep -c '^instal
 need() {
   installed "$@" && return
   [ "$(id -u)" = 0 ] || die "these Debian packages are needed, and only root can install them: $*" 3
-  say "installing Debian packages: $*"
+  # the other cluster of this host may be at it: apt waits for nobody, and both would put a policy there
   mkdir -p "$CACHE"
+  exec 7>"$CACHE/apt.lock" && flock 7
+  say "installing Debian packages: $*"
   local policy=/usr/sbin/policy-rc.d ours=
   if [ ! -e "$policy" ]; then
     ours=$policy
@@ -24,4 +26,5 @@ need() {
     die "apt-get cannot install $*: see $CACHE/apt.log" 3
   fi
   rm -f "$ours"
+  exec 7>&-
 }

@@ -62,7 +62,10 @@ def test_a_rule_matches_if_all_that_it_says_holds(conditions: Any, failure: Fail
         pytest.param(Failure("OOMKilled", "", Retry.YES), RuleAction.RESTART, id="a kill for memory counts"),
         pytest.param(Failure("OutOfMemory", "", Retry.YES), RuleAction.RESTART, id="not to be taken for OutOfmemory"),
         pytest.param(Failure("NobodyKnows", "", Retry.YES), RuleAction.RESTART, id="what nobody knows counts"),
-        *(pytest.param(Failure(r, "", Retry.YES), RuleAction.RESTART_FREE, id=f"{r} is free") for r in DISRUPTIONS),
+        *(
+            pytest.param(Failure(r, "", Retry.YES), RuleAction.RESTART_FREE, id=f"{r} is free")
+            for r in sorted(DISRUPTIONS)
+        ),
     ],
 )
 def test_the_defaults(failure: Failure, action: RuleAction) -> None:
