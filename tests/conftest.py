@@ -2,11 +2,18 @@
 tiers may run side by side.
 """
 
+from __future__ import annotations
+
 import subprocess
-from pathlib import Path
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+if TYPE_CHECKING:
+    from xdist.remote import Producer
+    from xdist.scheduler import Scheduling
 
 settings.register_profile("any-machine", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
 settings.load_profile("any-machine")
@@ -17,19 +24,34 @@ TOGETHER = (*ON_KUBERNETES, "local", "trainer/loop")
 """Folders whose tests share a cluster, an API server or a run that others compare with, the longest first."""
 
 
-@pytest.hookimpl(tryfirst=True)  # xdist reads the groups in the same hook
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Scheduling:
+    """With `-n`, a worker gets what must not be torn apart: one of those folders, or a file."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    one_cluster = _one_cluster()
+
+    class Tiers(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            path = PurePosixPath(nodeid.partition("::")[0]).relative_to("tests")
+            folder = _folder(path)
+            return "Kubernetes" if one_cluster and folder in ON_KUBERNETES else folder or str(path)
+
+    config.option.loadscopereorder = False
+    return Tiers(config, log)
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Tell the workers of pytest-xdist what must not be torn apart, and what to begin with."""
+    """Side by side, the longest come first; the decisions' own tests, which take seconds, fill the gaps at the end."""
     if not hasattr(config, "workerinput"):
         return
-    one_cluster = _one_cluster()
-    for item in items:
-        folder = _folder(item)
-        group = "Kubernetes" if one_cluster and folder in ON_KUBERNETES else folder
-        item.add_marker(pytest.mark.xdist_group(group or item.path.relative_to(HERE).as_posix()))
-    items.sort(key=_turn)
-    if one_cluster:
-        items.sort(key=lambda item: _folder(item) != "api_server")
+    first = ("api_server", "cluster") if _one_cluster() else ON_KUBERNETES
+    turns = {folder: turn for turn, folder in enumerate((*first, *TOGETHER[2:]))}
+
+    def turn(item: pytest.Item) -> int:
+        path = item.path.relative_to(HERE)
+        return turns.get(_folder(path) or "", len(turns) + path.is_relative_to("unit"))
+
+    items.sort(key=turn)
 
 
 def _one_cluster() -> bool:
@@ -38,11 +60,5 @@ def _one_cluster() -> bool:
     return choice.stdout.strip() in ("given", "kind")
 
 
-def _folder(item: pytest.Item) -> str | None:
-    return next((folder for folder in TOGETHER if item.path.is_relative_to(HERE / folder)), None)
-
-
-def _turn(item: pytest.Item) -> int:
-    """The decisions' own tests, which take seconds, are left for the end, where they fill the gaps."""
-    folder = _folder(item)
-    return TOGETHER.index(folder) if folder else len(TOGETHER) + item.path.is_relative_to(HERE / "unit")
+def _folder(path: Path | PurePosixPath) -> str | None:
+    return next((folder for folder in TOGETHER if path.is_relative_to(folder)), None)
