@@ -198,6 +198,8 @@ def test_no_job_outlives_its_deadline_and_none_fails_before_it(story: list[tuple
     for event in story:
         happen(world, event)
     world.operator.kill_after = world.operator.lose_after = world.operator.pods = None
+    for node in NODES:  # a pod that is being deleted ends with its node alone
+        world.cluster.come_back(node)
     world.cluster.suspend(False)
     for _ in range(4):  # to its end, if it was being suspended, and into its next attempt
         world.look()
