@@ -60,7 +60,7 @@ cp "$work/torch.txt" "$work/same.in"
 lock dev.txt --extra dev "${omit[@]}" --constraint "$work/same.in" pyproject.toml
 # one version of a package everywhere
 versions "$work/dev.txt" >>"$work/same.in"
-lock trainer.txt --extra trainer "${omit[@]}" --constraint "$work/same.in" pyproject.toml
+lock trainer.txt --extra trainer --extra data "${omit[@]}" --constraint "$work/same.in" pyproject.toml
 lock operator.txt --extra operator --constraint "$work/same.in" pyproject.toml
 
 for name in dev.txt operator.txt trainer.txt torch.txt torch-cpu.txt torch-cuda.txt; do publish $name; done

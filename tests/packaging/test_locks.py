@@ -17,7 +17,7 @@ TORCH = canonicalize_name("torch")
 
 ASKED = {
     "operator.txt": [*PROJECT["dependencies"], *EXTRAS["operator"]],
-    "trainer.txt": [*PROJECT["dependencies"], *EXTRAS["trainer"]],
+    "trainer.txt": [*PROJECT["dependencies"], *EXTRAS["trainer"], *EXTRAS["data"]],
     "dev.txt": [*PROJECT["dependencies"], *(entry for extra in EXTRAS.values() for entry in extra)],
 }
 

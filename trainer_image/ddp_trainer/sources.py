@@ -1,7 +1,7 @@
 """Where data comes from: a web server, an object store, a hub of data sets, or a volume that is mounted here.
 
-Web servers are asked with the standard library. All else is a file system of fsspec's, which torch itself brings; its
-drivers for s3:// (s3fs) and hf:// (huggingface_hub) are packages that an image adds when it needs them.
+Web servers are asked with the standard library. All else is a file system of fsspec's, which torch itself brings; the
+drivers for s3:// (obstore) and hf:// (huggingface_hub) are what ddpjob[data] adds, and in our trainer image.
 """
 
 from __future__ import annotations
@@ -48,15 +48,27 @@ def fetch(source: str, into: Path, claims: Path) -> None:
     if scheme in ("http", "https"):
         _download(source, into)
         return
-    import fsspec  # not at the top: a web server needs none of it
-
     try:
-        files, root = (
-            (fsspec.filesystem("file"), str(claims / rest)) if scheme == "pvc" else fsspec.core.url_to_fs(source)
-        )
+        files, root = _file_system(scheme, rest, claims)
     except (ImportError, ValueError) as error:
-        raise UserError(f"{scheme}:// needs a package that this image lacks ({error}); add it to the image") from None
+        raise UserError(
+            f"{scheme}:// needs a package that this image lacks ({error}); add ddpjob[data] to the image"
+        ) from None
     copy_tree(files, root.rstrip("/"), into, shown(source))
+
+
+def _file_system(scheme: str, rest: str, claims: Path) -> tuple[Any, str]:
+    """One of fsspec's, and a path in it. Imports come late: a web server needs none of them."""
+    import fsspec
+
+    if scheme == "pvc":
+        return fsspec.filesystem("file"), str(claims / rest)
+    if scheme == "s3":
+        from obstore.fsspec import register
+
+        register("s3")  # fsspec itself would look for s3fs
+    files, root = fsspec.core.url_to_fs(f"{scheme}://{rest}")
+    return files, str(root)
 
 
 def shown(text: str) -> str:
@@ -84,16 +96,25 @@ def copy_tree(files: Any, root: str, into: Path, source: str) -> None:
             _copy_file(files, path, info, into / _relative(path, root))
     except FileNotFoundError:
         raise UserError(f"there is no {source}; correct the source") from None
-    except PermissionError as error:
-        raise UserError(f"{source} may not be read ({error}); check the credentials in the initializer's env") from None
     except (UserError, FetchError):
         raise
-    except OSError as error:
-        if error.filename is not None and Path(str(error.filename)).is_relative_to(into.parent):
+    except Exception as error:  # every client has errors of its own
+        name = error.filename if isinstance(error, OSError) else None
+        if name is not None and Path(str(name)).is_relative_to(into.parent):
             raise  # ours: the volume is full, say
-        raise FetchError(f"{source}: {type(error).__name__}: {error}") from error
-    except Exception as error:  # every driver has errors of its own
-        raise FetchError(f"{source}: {type(error).__name__}: {error}") from error
+        said = f"{type(error).__name__}: {error}".splitlines()[0]
+        if _not_allowed(error):
+            raise UserError(
+                f"{source} may not be read ({said}); check the credentials in the initializer's env"
+            ) from None
+        raise FetchError(f"{source}: {said}") from error
+
+
+def _not_allowed(error: Exception) -> bool:
+    """Whether a store knows who asks, and says no. Only the file system of this machine says so by PermissionError."""
+    code = getattr(getattr(error, "response", None), "status_code", None)
+    of_obstore = type(error).__name__ in ("PermissionDeniedError", "UnauthenticatedError")
+    return isinstance(error, PermissionError) or of_obstore or code in (401, 403)
 
 
 def _copy_file(files: Any, path: str, info: dict[str, Any], into: Path) -> None:
