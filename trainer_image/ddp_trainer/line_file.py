@@ -7,6 +7,7 @@ allows, so the file always ends with a whole line of ours and a later try begins
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
@@ -56,8 +57,13 @@ class LineFile:
             os.fsync(self._descriptor)
 
     def rewind(self, belongs: Callable[[bytes], bool]) -> None:
-        """Keep the lines up to the first that does not belong or was cut short; forget those that wait."""
+        """Keep the lines up to the first that does not belong or was cut short; forget those that wait.
+
+        What is kept goes into a new file of the same name: another life of the job, which somebody believes dead, may
+        still have the old one open, and what that appends must end up nowhere.
+        """
         self._waiting.clear()
+        self.close()
         if not self.path.exists():
             return
         keep = 0
@@ -66,7 +72,16 @@ class LineFile:
                 if not line.endswith(b"\n") or not belongs(line):
                     break
                 keep += len(line)
-        os.truncate(self.path, keep)
+        new = self.path.with_name(f".{self.path.name}.new")
+        try:
+            shutil.copyfile(self.path, new)
+            os.truncate(new, keep)
+            with new.open("rb") as file:
+                os.fsync(file.fileno())
+            new.replace(self.path)
+        except OSError:  # a full volume has no room for it; what it has can be cut all the same
+            new.unlink(missing_ok=True)
+            os.truncate(self.path, keep)
 
     def close(self) -> None:
         """Let go of the file; lines that wait are lost. Raises nothing."""

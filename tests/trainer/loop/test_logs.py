@@ -65,6 +65,33 @@ def test_a_write_that_the_volume_cuts_short_is_taken_back_and_made_later(small: 
     assert lines.waiting == ()
 
 
+def test_a_life_that_is_believed_dead_appends_to_nobodys_file(tmp_path: Path) -> None:
+    old, new = (LossLog(tmp_path / "losses.jsonl", attempt=attempt) for attempt in (0, 1))
+    for step in (1, 2, 3):
+        old.append(step=step, epoch=0, loss=0.5)
+    old.flush()
+    new.load_state_dict({"step": 2})
+    old.append(step=4, epoch=0, loss=0.5)
+    old.flush()
+    new.append(step=3, epoch=0, loss=0.25)
+    new.close()
+    old.close()
+    lines = [json.loads(line) for line in (tmp_path / "losses.jsonl").read_text().splitlines()]
+    assert [(line["step"], line["attempt"]) for line in lines] == [(1, 0), (2, 0), (3, 1)]
+
+
+def test_a_log_is_rewound_on_a_full_volume_too(small: Path) -> None:
+    log = LossLog(small / "losses.jsonl", attempt=0)
+    for step in range(1, 200):
+        log.append(step=step, epoch=0, loss=0.5)
+    log.close()
+    fill(small)
+    again = LossLog(small / "losses.jsonl", attempt=1)
+    again.load_state_dict({"step": 2})
+    assert steps(small / "losses.jsonl") == [1, 2]
+    assert sorted(path.name for path in small.iterdir()) == ["ballast", "losses.jsonl"]
+
+
 def test_losses_that_a_full_volume_refuses_are_in_the_snapshot_and_back_in_the_log_after_a_resume(
     small: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
