@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.api_server.conftest import install_crd, remove_crd
 from tests.api_server.harness import Cluster, Operator
+from tests.api_server.server import install_crd, remove_crd
 from tests.api_server.test_refusals import degraded
 
 from ddpjob_operator.cluster import paths

@@ -20,6 +20,12 @@ USER_CODE = """
 import nowhere_to_be_found
 """
 
+GREEDY_CODE = """
+held = []
+while True:
+    held.append(b"x" * (64 << 20))
+"""
+
 
 def test_a_killed_rank_costs_one_restart_and_no_bit(scenario: Scenario, unbroken: Unbroken) -> None:
     scenario.apply()
@@ -76,6 +82,28 @@ def test_an_import_that_fails_is_not_tried_again(scenario: Scenario, entrypoint:
     assert (failed["status"], failed["reason"]) == ("True", "ImportError")
     assert "nowhere_to_be_found" in failed["message"]
     assert {change.name for change in scenario.history.of("pods")} == {"digits-0-0", "digits-0-1"}
+
+
+def test_a_rank_above_the_memory_limit_is_counted_and_explained(scenario: Scenario) -> None:
+    scenario.kubectl.apply(
+        {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "code"}, "data": {"train.py": GREEDY_CODE}}
+    )
+    code = {"name": "code", "configMap": {"name": "code"}}
+    mount = {"name": "trainer", "volumeMounts": [{"name": "code", "mountPath": "/opt/user"}]}
+    scenario.apply(
+        entrypoint={"script": "/opt/user/train.py"},
+        args=[],
+        nodes=1,
+        resources={"limits": {"memory": "1Gi"}},
+        restart={"maxRestarts": 1, "backoff": {"initialSeconds": 0}},
+        podTemplate={"spec": {"volumes": [code], "containers": [mount]}},
+    )
+    status = scenario.wait_phase("Failed", seconds=180)
+    assert (status["attempt"], status["restarts"]) == (1, 1)
+    assert [failure["reason"] for failure in status["failures"]] == ["OOMKilled", "OOMKilled"]
+    assert "more memory than its limit" in status["lastFailure"]["advice"]
+    failed = next(condition for condition in status["conditions"] if condition["type"] == "Failed")
+    assert failed["reason"] == "BackoffLimitExceeded"
 
 
 def assert_same_as(unbroken: Unbroken, scenario: Scenario) -> Records:
