@@ -1,0 +1,93 @@
+"""How long nobody acts when the leading operator goes: from its end until the standby has made a job's pods.
+
+    python -m tests.api_server.bench_takeover [--rounds 5]
+
+Two operators with a real Lease on a real API server. A crash is SIGKILL, a graceful end SIGTERM. The job is created at
+the moment of the end, so its pods are the first thing that the standby has to do; what its own process had to start is
+behind it by then, as on a cluster with two replicas.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import secrets
+import statistics
+import sys
+import tempfile
+import time
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+from tests.api_server.harness import Cluster, Operator
+from tests.api_server.server import api_server_running, as_kubeconfig
+
+TARGETS = {"a crash": 17.0, "a graceful end": 2.0}
+
+
+async def takeover(cluster: Cluster, crash: bool, logs: Path) -> float:
+    """Seconds from the leader's end to the first gang that the standby has made."""
+    async with AsyncExitStack() as stack:
+        leader, _ = [await _operator(cluster, logs / name, stack) for name in ("first", "second")]
+        ended = time.monotonic()
+        if crash:
+            await leader.kill()
+        else:
+            stopping = asyncio.create_task(leader.stop())
+            stack.push_async_callback(asyncio.wait, [stopping])
+        await cluster.apply_job()
+        await cluster.gang_exists(seconds=60)
+        return time.monotonic() - ended
+
+
+async def _operator(cluster: Cluster, log: Path, stack: AsyncExitStack) -> Operator:
+    operator = await Operator(cluster.namespace, cluster.kubeconfig, log, {"IDENTITY": log.name}).start()
+    stack.push_async_callback(operator.kill)
+    return await operator.ready()
+
+
+async def _in_its_own_namespace(kubeconfig: Path, crash: bool, logs: Path) -> float:
+    with as_kubeconfig(kubeconfig):
+        cluster = await Cluster.connect(kubeconfig, f"bench-{secrets.token_hex(4)}")
+    try:
+        await cluster.create_namespace()
+        return await takeover(cluster, crash, logs)
+    finally:
+        await cluster.delete_namespace()
+        await cluster.client.close()
+
+
+async def measure(kubeconfig: Path, rounds: int, console: Console) -> dict[str, list[float]]:
+    found: dict[str, list[float]] = {kind: [] for kind in TARGETS}
+    for turn in range(rounds):
+        for kind in TARGETS:
+            with tempfile.TemporaryDirectory() as logs:
+                found[kind].append(await _in_its_own_namespace(kubeconfig, kind == "a crash", Path(logs)))
+            console.print(f"round {turn + 1} of {rounds}, {kind}: {found[kind][-1]:.2f} s")
+    return found
+
+
+def report(found: dict[str, list[float]]) -> int:
+    """A table, and whether the slowest of all is within its target."""
+    table = Table(title="seconds until the standby has made a new job's pods")
+    for column in ("after", "median", "least", "most", "target"):
+        table.add_column(column, justify="left" if column == "after" else "right")
+    for kind, seconds in found.items():
+        shown = (statistics.median(seconds), min(seconds), max(seconds))
+        table.add_row(kind, *(f"{value:.2f}" for value in shown), f"≤ {TARGETS[kind]:g}")
+    Console(width=100).print(table)
+    return 0 if all(max(seconds) <= TARGETS[kind] for kind, seconds in found.items()) else 1
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.api_server.bench_takeover", description=__doc__)
+    parser.add_argument("--rounds", type=int, default=5, help="measurements of each kind (default: %(default)s)")
+    rounds = parser.parse_args().rounds
+    with api_server_running() as kubeconfig:
+        return report(asyncio.run(measure(kubeconfig, rounds, Console(stderr=True))))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
