@@ -1,4 +1,4 @@
-"""Lets the tests of this folder import the values they share: `builders` and `world`."""
+"""Lets the tests of this folder import the values they share: `builders`, `world` and the like."""
 
 import sys
 from pathlib import Path

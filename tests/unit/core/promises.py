@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from world import Cluster
+from small_cluster import Cluster
 
 from ddpjob_operator.api.status import DDPJobStatus, Phase
 from ddpjob_operator.core.goodput import seconds_of

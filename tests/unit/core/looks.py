@@ -1,0 +1,48 @@
+"""One look at a job, and what was decided."""
+
+from __future__ import annotations
+
+from builders import (
+    DEFAULTS,
+    NOW,
+    in_phase,
+    later,
+    make_pod,
+)
+
+from ddpjob_operator.api.status import DDPJobStatus, Phase, SnapshotStatus
+from ddpjob_operator.core import conditions as cond
+from ddpjob_operator.core.model import (
+    CreatePod,
+    DeletePod,
+    Job,
+    Observed,
+    Plan,
+)
+from ddpjob_operator.core.plan import plan
+
+RUNNING = in_phase(Phase.RUNNING)
+STARTING = in_phase(Phase.STARTING)
+GANG = (make_pod(0), make_pod(1))
+SNAPSHOT = SnapshotStatus(step=100, time=NOW, verified=True)
+
+
+def look(job: Job, observed: Observed, seconds: float = 0.0) -> Plan:
+    return plan(job, observed, later(seconds), DEFAULTS)
+
+
+def created(decided: Plan) -> list[str]:
+    return [action.name for action in decided.actions if isinstance(action, CreatePod)]
+
+
+def deleted(decided: Plan) -> list[str]:
+    return [action.name for action in decided.actions if isinstance(action, DeletePod)]
+
+
+def kinds(decided: Plan) -> list[type]:
+    return [type(action) for action in decided.actions]
+
+
+def condition(status: DDPJobStatus, type_: str) -> tuple[str, str] | None:
+    found = cond.find(status.conditions, type_)
+    return (found.status, found.reason) if found else None

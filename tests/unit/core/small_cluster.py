@@ -1,0 +1,255 @@
+"""A small cluster in memory: the truth that an operator sees, late and in part, and acts on.
+
+It applies calls as the API server does (names are unique, a deletion names a uid, a status write names a
+resourceVersion), keeps a history, and does to pods what nodes, schedulers and people do.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from itertools import count
+
+from builders import NOW, UID, make_report
+
+from ddpjob_operator.api.spec import DDPJobSpec
+from ddpjob_operator.api.status import DDPJobStatus
+from ddpjob_operator.core.model import (
+    Action,
+    AssignPod,
+    CreateChild,
+    CreateClaim,
+    CreatePod,
+    CreateService,
+    DeleteJob,
+    DeletePod,
+    InitializerView,
+    Job,
+    PodPhase,
+    PodView,
+    PointService,
+    Problem,
+    ServiceView,
+    Termination,
+)
+
+NODES = ("node-0", "node-1", "node-2")
+ENDED = (PodPhase.SUCCEEDED, PodPhase.FAILED)
+PROGRESS = {"progress", "nodes", "snapshot", "goodput"}
+POD_GRACE_SECONDS = 60
+
+
+@dataclass
+class Cluster:
+    """The truth: one job and its children."""
+
+    job: Job
+    now: datetime = NOW
+    version: int = 1
+    pods: dict[str, PodView] = field(default_factory=dict)
+    service: ServiceView | None = None
+    claim: bool = False
+    quota: int | None = None
+    """Pods that the namespace may hold."""
+    deleted: list[datetime] = field(default_factory=list)
+    """When the job was deleted."""
+    history: list[object] = field(default_factory=list)
+    statuses: list[DDPJobStatus] = field(default_factory=list)
+    heard: dict[str, int] = field(default_factory=dict)
+    """By uid, the attempt that a pod itself knows of: the kubelet takes a moment to tell it of its labels."""
+    silent: set[str] = field(default_factory=set)
+    capacity: int | None = None
+    """Pods that there is room for on all nodes together."""
+    report: dict[str, object] | None = None
+    """What node rank 0 said last."""
+    fetchers: dict[str, InitializerView] = field(default_factory=dict)
+    """The pods that put data on the volume."""
+    children: set[tuple[str, str]] = field(default_factory=set)
+    live: list[tuple[str, ...]] = field(default_factory=list)
+    """After each change, which pods were alive."""
+    _uids: count[int] = field(default_factory=lambda: count(1))
+    _steps: count[int] = field(default_factory=lambda: count(11))
+
+    def write_status(self, status: DDPJobStatus, version: int) -> bool:
+        if version != self.version:
+            return False
+        # what comes back from an API server went through JSON
+        status = DDPJobStatus.model_validate_json(status.model_dump_json(by_alias=True, exclude_none=True))
+        self.job, self.version = replace(self.job, status=status), self.version + 1
+        self.history.append(status)
+        self.statuses.append(status)
+        return True
+
+    def apply(self, action: Action) -> Problem | None:
+        self.history.append(action)
+        match action:
+            case CreateClaim():
+                self.claim = True
+            case CreateService(manifest):
+                attempt = int(manifest["spec"]["selector"]["training.ddpjob.io/attempt"])
+                self.service = self.service or ServiceView("10.96.0.7", attempt)
+            case PointService(attempt=attempt):
+                assert self.service is not None, "a patch of a Service that is not there"
+                self.service = replace(self.service, attempt=attempt)
+            case CreatePod(name, attempt, node_rank, manifest):
+                return self._create(name, attempt, node_rank, manifest["metadata"]["labels"])
+            case AssignPod(name, uid, attempt, node_rank, nodes):
+                if name in self.pods and self.pods[name].uid == uid:
+                    self._set(name, attempt=attempt, node_rank=node_rank, nodes=nodes)
+            case DeletePod(name, uid) if name in self.fetchers:
+                self.delete_fetcher(name, uid=uid)
+            case DeletePod(name, uid, grace):
+                self.delete(name, grace, uid=uid)
+            case CreateChild(manifest) if manifest["kind"] == "Pod":
+                metadata = manifest["metadata"]
+                number = int(metadata["labels"]["training.ddpjob.io/attempt"])
+                fetcher = InitializerView(metadata["name"], f"uid-{next(self._uids)}", PodPhase.PENDING, number)
+                self.fetchers.setdefault(metadata["name"], fetcher)
+            case CreateChild(manifest):
+                self.children.add((manifest["kind"], manifest["metadata"]["name"]))
+            case DeleteJob():
+                # a finalizer of somebody's holds it, so that it can be seen whether it is left alone
+                self.job, self.version = replace(self.job, deleting=True), self.version + 1
+                self.deleted.append(self.now)
+        return None
+
+    def fetch(self, exit_code: int) -> None:
+        """The initializers that run come to their end."""
+        for name, pod in self.fetchers.items():
+            if pod.phase not in ENDED:
+                phase = PodPhase.FAILED if exit_code else PodPhase.SUCCEEDED
+                self.fetchers[name] = replace(pod, phase=phase, termination=Termination(exit_code))
+                self.history.append((name, exit_code))
+
+    def delete_fetcher(self, name: str, *, uid: str | None = None) -> None:
+        """At once if it has ended; else it is told to, and its kubelet takes its time."""
+        pod = self.fetchers[name]
+        if uid is not None and pod.uid != uid:
+            return
+        if pod.phase in ENDED or pod.deleting:
+            del self.fetchers[name]
+        else:
+            self.fetchers[name] = replace(pod, deleting=True, gone_by=self.now + timedelta(seconds=10))
+
+    def _create(self, name: str, attempt: int, node_rank: int | None, labels: dict[str, str]) -> Problem | None:
+        if name in self.pods:
+            return None
+        if self.quota is not None and len(self.pods) >= self.quota:
+            return Problem("QuotaExceeded", "exceeded quota: pods")
+        uid = f"uid-{next(self._uids)}"
+        nodes = labels.get("training.ddpjob.io/nodes")
+        self.pods[name] = PodView(name, uid, attempt, node_rank, PodPhase.PENDING, nodes=nodes and int(nodes))
+        self.heard[uid] = attempt
+        self._changed()
+        return None
+
+    def schedule(self, name: str) -> None:
+        """The pod is given a node that answers, if there is one."""
+        pod, nodes = self.pods[name], [node for node in NODES if node not in self.silent]
+        if pod.phase is PodPhase.PENDING and not (pod.scheduled or pod.deleting) and nodes and self.has_room():
+            load = Counter(other.node_name for other in self.pods.values())
+            self._set(name, scheduled=True, node_name=min(nodes, key=lambda node: (load[node], node)))
+
+    def run(self, name: str) -> None:
+        self.schedule(name)
+        pod = self.pods[name]
+        if pod.phase is PodPhase.PENDING and pod.scheduled and not pod.deleting and self.answers(name):
+            self._set(name, phase=PodPhase.RUNNING, pod_ip="10.0.0.1", ready=True, ready_since=self.now)
+            self.hear(name)
+
+    def hear(self, name: str) -> None:
+        """The pod learns of its labels."""
+        if self.answers(name):
+            self.heard[self.pods[name].uid] = self.pods[name].attempt
+
+    def mend(self) -> None:
+        """Whatever is wrong with the cluster is over."""
+        self.quota = self.capacity = None
+        for node in tuple(self.silent):
+            self.come_back(node)
+
+    def has_room(self) -> bool:
+        placed = [pod for pod in self.pods.values() if pod.scheduled and pod.phase not in ENDED]
+        return self.capacity is None or len(placed) < self.capacity
+
+    def save(self) -> None:
+        """Node rank 0 tells of a snapshot."""
+        first = next((pod for pod in self.pods.values() if pod.node_rank == 0 and pod.phase is PodPhase.RUNNING), None)
+        if first is not None and self.answers(first.name):
+            step = next(self._steps)
+            snapshot = {"step": step, "time": self.now.timestamp(), "verified": True}
+            self.report = {"uid": UID, "attempt": self.heard[first.uid], "step": step, "snapshot": snapshot}
+
+    def can_run(self, name: str) -> bool:
+        pod = self.pods[name]
+        placeable = self.answers(name) if pod.scheduled else len(self.silent) < len(NODES) and self.has_room()
+        return pod.phase is PodPhase.PENDING and not pod.deleting and placeable
+
+    def answers(self, name: str) -> bool:
+        """Whether a pod's node is there to do and say anything about it."""
+        return self.pods[name].node_name not in self.silent
+
+    def fall_silent(self, node: str) -> None:
+        """A node dies, or only its kubelet. The control plane notices, and marks what ran there not ready."""
+        self.silent.add(node)
+        for name, pod in self.pods.items():
+            if pod.node_name == node and pod.phase is PodPhase.RUNNING:
+                self._set(name, ready=False, ready_since=None, not_ready_since=pod.not_ready_since or self.now)
+
+    def come_back(self, node: str) -> None:
+        """Its kubelet tells again what became of its pods."""
+        self.silent.discard(node)
+        for name, pod in self.pods.items():
+            if pod.node_name == node:
+                running = pod.phase is PodPhase.RUNNING
+                self._set(name, not_ready_since=None, ready=running, ready_since=self.now if running else None)
+
+    def end(self, name: str, exit_code: int, reason: str = "", *, skew: float = 0.0) -> None:
+        """The trainer of a pod that runs comes to its end."""
+        if self.pods[name].phase is not PodPhase.RUNNING or not self.answers(name):
+            return
+        told = {"time": self.now.timestamp(), "step": 10, "attempt": self.heard[self.pods[name].uid]}
+        message = make_report(reason, **told) if reason else ""
+        at = (self.now + timedelta(seconds=skew)).replace(microsecond=0)
+        phase = PodPhase.SUCCEEDED if exit_code == 0 else PodPhase.FAILED
+        self._set(name, phase=phase, termination=Termination(exit_code, message=message, finished_at=at))
+
+    def evict(self, name: str) -> None:
+        """The kubelet ends a pod because its node ran short of something."""
+        if self.pods[name].phase is PodPhase.RUNNING:
+            self._set(name, phase=PodPhase.FAILED, reason="Evicted", message="The node was low on resource: memory.")
+
+    def delete(self, name: str, grace: float | None, *, uid: str | None = None) -> None:
+        pod, grace = self.pods.get(name), POD_GRACE_SECONDS if grace is None else grace
+        if pod is None or (uid is not None and pod.uid != uid):
+            return
+        if grace == 0 or pod.phase is PodPhase.PENDING:
+            del self.pods[name]
+            self._changed()
+        elif not pod.deleting:
+            self._set(name, deleting=True, gone_by=self.now + timedelta(seconds=grace))
+
+    def reap(self, name: str) -> None:
+        """The kubelet is done with a pod that was deleted."""
+        if self.pods[name].deleting and self.answers(name):
+            del self.pods[name]
+            self._changed()
+
+    def edit(self, **spec: object) -> None:
+        """The spec is changed, on a server that does not know the rules in CEL."""
+        fields = self.job.spec.model_dump(by_alias=True, exclude_none=True) | spec
+        self.job = replace(self.job, spec=DDPJobSpec.model_validate(fields), generation=self.job.generation + 1)
+        self.version += 1
+
+    def suspend(self, suspended: bool) -> None:
+        if self.job.spec.suspend != suspended:
+            self.edit(suspend=suspended)
+
+    def _set(self, name: str, **fields: object) -> None:
+        self.pods[name] = replace(self.pods[name], **fields)
+        self._changed()
+
+    def _changed(self) -> None:
+        alive = (pod for pod in self.pods.values() if pod.phase not in ENDED and pod.node_rank is not None)
+        self.live.append(tuple(sorted(f"{pod.attempt}/{pod.node_rank}" for pod in alive)))

@@ -1,0 +1,120 @@
+"""What can happen to a job, as hypothesis draws it, and the specs that it happens to."""
+
+from __future__ import annotations
+
+from hypothesis import strategies as st
+from small_cluster import NODES
+from world import World
+
+ENDINGS = (
+    (0, "Completed"),
+    (1, "WorkerException"),
+    (1, "PeerLost"),
+    (1, "RendezvousFailed"),
+    (64, "UserError"),
+    (77, "Fenced"),
+    (137, ""),
+    (143, "Preempted"),
+)
+
+events = st.one_of(
+    st.tuples(st.just("look")),
+    st.tuples(st.just("run"), st.integers(0, 9)),
+    st.tuples(st.just("schedule"), st.integers(0, 9)),
+    st.tuples(st.just("run all")),
+    st.tuples(st.just("hear"), st.integers(0, 9)),
+    st.tuples(st.just("end"), st.integers(0, 9), st.sampled_from(ENDINGS), st.sampled_from((0.0, -3600.0, 3600.0))),
+    st.tuples(st.just("end all")),
+    st.tuples(st.just("evict"), st.integers(0, 9)),
+    st.tuples(st.just("delete"), st.integers(0, 9), st.sampled_from((0, 2, 60))),
+    st.tuples(st.just("reap"), st.integers(0, 9)),
+    st.tuples(st.just("clock"), st.sampled_from((0.1, 1.0, 5.0, 120.0, 3600.0, -3600.0))),
+    st.tuples(st.just("kill"), st.integers(0, 6)),
+    st.tuples(st.just("lose"), st.integers(0, 6)),
+    st.tuples(st.just("watch stalls")),
+    st.tuples(st.just("watch catches up")),
+    st.tuples(st.just("edit"), st.sampled_from(("a", "b")), st.integers(1, 3)),
+    st.tuples(st.just("suspend"), st.booleans()),
+    st.tuples(st.just("scale"), st.integers(1, 4)),
+    st.tuples(st.just("capacity"), st.sampled_from((0, 1, 2, 3, None))),
+    st.tuples(st.just("save")),
+    st.tuples(st.just("silence"), st.sampled_from(NODES)),
+    st.tuples(st.just("come back"), st.sampled_from(NODES)),
+    st.tuples(st.just("quota"), st.sampled_from((0, 1, None))),
+    st.tuples(st.just("fetch"), st.sampled_from((0, 1, 64))),
+    st.tuples(st.just("delete fetcher")),
+)
+
+restarts = {"maxRestarts": st.just(4), "nodeLostSeconds": st.sampled_from((0, 4))}
+force = {"forceDeleteLost": st.just(True)}
+sizes = {"nodes": st.integers(1, 3)}
+data = {"initializers": st.just([{"name": "data", "script": "true", "path": "data"}])}
+gang = {"scheduling": st.fixed_dictionaries({"gang": st.just("Volcano")}, optional={"timeoutSeconds": st.just(20)})}
+elastic = {"elastic": st.fixed_dictionaries({"minNodes": st.just(1), "waitSeconds": st.sampled_from((0, 6))})}
+specs = st.one_of(
+    st.fixed_dictionaries(
+        sizes | {"restart": st.fixed_dictionaries(restarts, optional=force)}, optional=elastic | data | gang
+    ),
+    st.fixed_dictionaries(
+        sizes | {"restart": st.fixed_dictionaries(restarts | {"scope": st.just("InPlace")}, optional=force)},
+        optional=elastic | data | gang | {"spares": st.integers(1, 2)},
+    ),
+)
+
+
+def happen(world: World, event: tuple[object, ...]) -> None:
+    """One event, followed by the look at the job that it causes."""
+    cluster, operator = world.cluster, world.operator
+    names = sorted(cluster.pods)
+    match event:
+        case ("run", int(index)) if names:
+            cluster.run(names[index % len(names)])
+        case ("schedule", int(index)) if names:
+            cluster.schedule(names[index % len(names)])
+        case ("hear", int(index)) if names:
+            cluster.hear(names[index % len(names)])
+        case ("run all",):
+            for name in names:
+                cluster.run(name)
+        case ("end", int(index), (int(code), str(reason)), float(skew)) if names:
+            cluster.end(names[index % len(names)], code, reason, skew=skew)
+        case ("evict", int(index)) if names:
+            cluster.evict(names[index % len(names)])
+        case ("end all",):
+            for name in names:
+                cluster.end(name, 0, "Completed")
+        case ("delete", int(index), int(grace)) if names:
+            cluster.delete(names[index % len(names)], grace)
+        case ("reap", int(index)) if names:
+            cluster.reap(names[index % len(names)])
+        case ("clock", float(seconds)):
+            world.pass_time(seconds)
+        case ("kill", int(calls)):
+            operator.kill_after = calls
+        case ("lose", int(calls)):
+            operator.lose_after = calls
+        case ("watch stalls",):
+            operator.pods = tuple(cluster.pods.values())
+        case ("watch catches up",):
+            operator.pods = None
+        case ("edit", str(argument), int(nodes)):
+            cluster.edit(args=[argument], nodes=nodes)
+        case ("suspend", bool(suspended)):
+            cluster.suspend(suspended)
+        case ("scale", int(nodes)):
+            cluster.edit(nodes=nodes)
+        case ("capacity", pods):
+            cluster.capacity = pods  # type: ignore[assignment]
+        case ("save",):
+            cluster.save()
+        case ("silence", str(node)):
+            cluster.fall_silent(node)
+        case ("come back", str(node)):
+            cluster.come_back(node)
+        case ("fetch", int(code)):
+            cluster.fetch(code)
+        case ("delete fetcher",) if cluster.fetchers:
+            cluster.delete_fetcher(max(cluster.fetchers))
+        case ("quota", pods):
+            cluster.quota = pods  # type: ignore[assignment]
+    world.look()

@@ -1,0 +1,178 @@
+"""What the decision makes of a failure, one look at a time."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from builders import (
+    NOW,
+    failed,
+    in_phase,
+    later,
+    make_job,
+    make_pod,
+    seen,
+)
+from looks import GANG, RUNNING, SNAPSHOT, STARTING, condition, created, deleted, kinds, look
+
+from ddpjob_operator.api.status import Phase
+from ddpjob_operator.core import conditions as cond
+from ddpjob_operator.core.model import (
+    CreateService,
+    PointService,
+)
+
+
+def test_a_failure_begins_a_new_attempt_that_is_written_first() -> None:
+    pods = (make_pod(0), failed(1, 137))
+    decided = look(make_job(RUNNING.model_copy(update={"snapshot": SNAPSHOT})), seen(*pods))
+    after = decided.status
+    assert decided.status_first
+    assert (after.phase, after.attempt, after.restarts) == (Phase.RESTARTING, 1, 1)
+    assert condition(after, cond.RESTARTING) == ("True", "WorkerKilled")
+    assert after.last_failure is not None
+    assert (after.last_failure.attempt, after.last_failure.pod_name) == (0, "digits-0-1")
+    assert deleted(decided) == ["digits-0-0", "digits-0-1"]
+    assert created(decided) == ["digits-1-0", "digits-1-1"]
+    assert [action.attempt for action in decided.actions if isinstance(action, PointService)] == [1]
+
+
+def test_a_restart_after_no_progress_waits_and_creates_nothing_before_its_time() -> None:
+    decided = look(make_job(RUNNING), seen(make_pod(0), failed(1, 137)))
+    wait = decided.requeue_after
+    assert wait == pytest.approx(1.0, rel=0.2)
+    assert (created(decided), decided.status.restart_at) == ([], later(wait))
+    waiting = make_job(decided.status)
+    early, due = look(waiting, seen(), 0.4), look(waiting, seen(), wait)
+    assert (early.actions, early.requeue_after) == ((), pytest.approx(wait - 0.4))
+    assert early.status == decided.status
+    assert created(due) == ["digits-1-0", "digits-1-1"]
+
+
+def test_an_operator_that_was_started_meanwhile_keeps_to_the_wait() -> None:
+    status = in_phase(Phase.RESTARTING, attempt=1, restarts=1, restart_at=later(30))
+    assert look(make_job(status), seen(attempt=None)).actions == ()
+    assert kinds(look(make_job(status), seen(attempt=None), 30)) == [CreateService]
+
+
+def test_a_clock_that_is_set_back_does_not_stretch_a_wait_beyond_its_maximum() -> None:
+    job = make_job(in_phase(Phase.RESTARTING, attempt=1, restart_at=later(5)), restart={"backoff": {"maxSeconds": 300}})
+    assert created(look(job, seen(), -3600)) == ["digits-1-0", "digits-1-1"]
+
+
+def test_a_pod_of_the_old_attempt_that_is_stuck_terminating_blocks_nothing() -> None:
+    stuck = make_pod(0, deleting=True, gone_by=later(3600))
+    decided = look(make_job(in_phase(Phase.RESTARTING, attempt=1)), seen(stuck))
+    assert created(decided) == ["digits-1-0", "digits-1-1"]
+    assert deleted(decided) == []
+    pods = (stuck, make_pod(0, attempt=1), make_pod(1, attempt=1))
+    assert look(make_job(in_phase(Phase.RESTARTING, attempt=1)), seen(*pods, attempt=1)).status.phase is Phase.RUNNING
+
+
+def test_what_is_left_of_older_attempts_is_removed_even_if_it_ended() -> None:
+    pods = (failed(0, 1), make_pod(0, attempt=1), make_pod(1, attempt=1))
+    assert deleted(look(make_job(in_phase(Phase.RUNNING, attempt=1)), seen(*pods, attempt=1))) == ["digits-0-0"]
+
+
+@pytest.mark.parametrize(
+    ("pod", "reason"),
+    [
+        pytest.param(failed(1, 64, "ImportError"), "ImportError", id="exit 64 fails the job within one attempt"),
+        pytest.param(failed(1, 77, "Fenced"), "Fenced", id="exit 77 of the current attempt fails the job"),
+    ],
+)
+def test_what_cannot_be_retried_fails_the_job(pod: object, reason: str) -> None:
+    decided = look(make_job(STARTING), seen(make_pod(0), pod))  # type: ignore[arg-type]
+    after = decided.status
+    assert (after.phase, after.attempt, after.restarts) == (Phase.FAILED, 0, 0)
+    assert condition(after, cond.FAILED) == ("True", reason)
+    assert after.last_failure is not None
+    assert after.last_failure.message
+    assert after.last_failure.advice
+    assert after.completion_time == NOW
+    assert deleted(decided) == ["digits-0-0"]
+    assert decided.status_first
+
+
+def test_exit_77_of_an_old_attempt_is_what_fencing_is_for() -> None:
+    old = failed(0, 77, "Fenced")
+    decided = look(
+        make_job(in_phase(Phase.RUNNING, attempt=1)), seen(old, make_pod(0, attempt=1), make_pod(1, attempt=1))
+    )
+    assert decided.status.phase is Phase.RUNNING
+
+
+def test_a_budget_that_is_used_up_fails_the_job_and_names_the_last_failure() -> None:
+    used = {"restarts": 3, "restarts_since_progress": 3, "attempt": 3}
+    job = make_job(RUNNING.model_copy(update=used), restart={"maxRestarts": 3})
+    after = look(job, seen(make_pod(0, attempt=3), replace(failed(1, 137), attempt=3), attempt=3)).status
+    assert (after.phase, after.restarts) == (Phase.FAILED, 3)
+    failure = cond.find(after.conditions, cond.FAILED)
+    assert failure is not None
+    assert failure.reason == "BackoffLimitExceeded"
+    assert "all 3 restarts are used up" in failure.message
+    assert "killed by signal 9" in failure.message
+
+
+def test_several_pods_that_fail_together_are_one_restart() -> None:
+    after = look(make_job(RUNNING), seen(failed(0, 137), failed(1, 1, "WorkerException"))).status
+    assert (after.attempt, after.restarts) == (1, 1)
+
+
+def test_a_lost_peer_is_not_acted_on_before_its_cause_had_time_to_show() -> None:
+    waiting = look(make_job(RUNNING), seen(failed(0, 1, "PeerLost", ago=1), make_pod(1)))
+    assert (waiting.actions, waiting.status.phase) == ((), Phase.RUNNING)
+    assert waiting.requeue_after is not None
+    after = look(
+        make_job(RUNNING), seen(failed(0, 1, "PeerLost", ago=1), failed(1, 1, "WorkerException", ago=0))
+    ).status
+    assert after.last_failure is not None
+    assert (after.last_failure.reason, after.last_failure.node_rank) == ("WorkerException", 1)
+
+
+def test_a_pod_that_is_deleted_with_grace_is_waited_for_and_then_blamed_once() -> None:
+    going = make_pod(1, deleting=True, gone_by=later(60))
+    peers = (failed(0, 143, "Preempted", ago=20), going)
+    waiting = look(make_job(RUNNING), seen(*peers))
+    assert (waiting.actions, waiting.status.attempt) == ((), 0)
+    saved = failed(1, 143, "Preempted", ago=0, deleting=True, gone_by=later(60))
+    after = look(make_job(RUNNING), seen(peers[0], saved)).status
+    assert after.last_failure is not None
+    assert (after.restarts, after.last_failure.reason, after.last_failure.pod_name) == (1, "PodDeleted", "digits-0-1")
+
+
+def test_a_pod_that_never_ends_its_grace_is_given_up_three_seconds_later() -> None:
+    going = make_pod(1, deleting=True, gone_by=later(60))
+    assert look(make_job(RUNNING), seen(make_pod(0), going), 62.9).status.attempt == 0
+    assert look(make_job(RUNNING), seen(make_pod(0), going), 63).status.attempt == 1
+
+
+def test_a_pod_that_was_deleted_by_force_is_missed_at_once() -> None:
+    after = look(make_job(RUNNING), seen(make_pod(0))).status
+    assert after.last_failure is not None
+    assert (after.restarts, after.last_failure.reason, after.last_failure.pod_name) == (1, "PodDeleted", "digits-0-1")
+
+
+# What is seen only in part
+
+
+def test_a_status_that_was_lost_learns_its_attempt_from_the_pods_and_keeps_the_budget_spent() -> None:
+    pods = (make_pod(0, attempt=3), make_pod(1, attempt=3))
+    decided = look(make_job(), seen(*pods, attempt=3))
+    after = decided.status
+    assert (after.attempt, after.restarts, after.phase) == (3, 3, Phase.STARTING)
+    assert decided.actions == ()
+    assert look(make_job(after), seen(*pods, attempt=3)).status.phase is Phase.RUNNING
+
+
+def test_a_running_gang_does_not_need_the_service_to_be_known() -> None:
+    assert look(make_job(RUNNING), seen(*GANG, attempt=None)).actions == ()
+
+
+def test_a_gang_that_starts_has_the_service_looked_at_even_if_every_pod_is_there() -> None:
+    status = in_phase(Phase.RESTARTING, attempt=1, attempt_time=NOW)
+    pods = (make_pod(0, "Pending", attempt=1), make_pod(1, "Pending", attempt=1))
+    assert kinds(look(make_job(status), seen(*pods, attempt=None))) == [CreateService]
+    assert kinds(look(make_job(status), seen(*pods, attempt=0))) == [PointService]
+    assert kinds(look(make_job(status), seen(*pods, attempt=1))) == []
