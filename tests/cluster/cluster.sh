@@ -18,6 +18,8 @@
 #
 # Chatter goes to stderr. `up` and `status` print one line on stdout: KUBECONFIG=<path>.
 set -euo pipefail
+# bash itself goes on after a Ctrl-C that the command in the foreground ends from in its own way
+trap 'exit 130' INT
 
 HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 readonly HERE
