@@ -25,7 +25,7 @@ demo-cluster: $(VENV)/.dev  ## the same on a real Kubernetes cluster, installed 
 
 ##@ Check it
 test: lint tools  ## everything: style, types, layers, and every test, two tiers at a time
-	$(PYTEST) -q -n $(WORKERS) tests
+	$(PYTEST) -q -n $(WORKERS) --max-worker-restart=0 tests
 
 test-unit: $(VENV)/.dev  ## decisions alone, no process started: under 30 s
 	$(PYTEST) -q tests/unit

@@ -24,6 +24,7 @@ TOGETHER = (*ON_KUBERNETES, "local", "trainer/loop")
 """Folders whose tests share a cluster, an API server or a run that others compare with, the longest first."""
 
 
+@pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Scheduling:
     """With `-n`, a worker gets what must not be torn apart: one of those folders, or a file."""
     from xdist.scheduler import LoadScopeScheduling

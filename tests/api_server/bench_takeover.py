@@ -2,9 +2,9 @@
 
     python -m tests.api_server.bench_takeover [--rounds 5]
 
-Two operators with a real Lease on a real API server. A crash is SIGKILL, a graceful end SIGTERM. The job is created at
-the moment of the end, so its pods are the first thing that the standby has to do; what its own process had to start is
-behind it by then, as on a cluster with two replicas.
+Two operators with a real Lease on a real API server. A crash is SIGKILL; a graceful end is SIGTERM, and begins with
+that. The job is created once the leader's process has ended, so whoever makes its pods is the standby; what that had to
+start itself is behind it by then, as on a cluster with two replicas.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 from tests.api_server.harness import Cluster, Operator
-from tests.api_server.server import api_server_running, as_kubeconfig
+from tests.api_server.server import Impossible, api_server_running, as_kubeconfig
 
 TARGETS = {"a crash": 17.0, "a graceful end": 2.0}
 
@@ -32,11 +32,7 @@ async def takeover(cluster: Cluster, crash: bool, logs: Path) -> float:
     async with AsyncExitStack() as stack:
         leader, _ = [await _operator(cluster, logs / name, stack) for name in ("first", "second")]
         ended = time.monotonic()
-        if crash:
-            await leader.kill()
-        else:
-            stopping = asyncio.create_task(leader.stop())
-            stack.push_async_callback(asyncio.wait, [stopping])
+        await (leader.kill() if crash else leader.stop())
         await cluster.apply_job()
         await cluster.gang_exists(seconds=60)
         return time.monotonic() - ended
@@ -85,8 +81,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.api_server.bench_takeover", description=__doc__)
     parser.add_argument("--rounds", type=int, default=5, help="measurements of each kind (default: %(default)s)")
     rounds = parser.parse_args().rounds
-    with api_server_running() as kubeconfig:
-        return report(asyncio.run(measure(kubeconfig, rounds, Console(stderr=True))))
+    try:
+        with api_server_running() as kubeconfig:
+            return report(asyncio.run(measure(kubeconfig, rounds, Console(stderr=True))))
+    except Impossible as missing:
+        raise SystemExit(str(missing)) from None
 
 
 if __name__ == "__main__":

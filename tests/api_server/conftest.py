@@ -15,12 +15,13 @@ StartOperator = Callable[..., Awaitable[Operator]]
 NewCluster = Callable[[], Awaitable[Cluster]]
 
 
+@pytest.hookimpl(trylast=True)  # once it is known which test comes first
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     here = [item for item in items if item.path.is_relative_to(Path(__file__).parent)]
     for item in here:
         item.add_marker(pytest.mark.api_server)
     for first in here[:1]:
-        first.add_marker(pytest.mark.timeout(START_SECONDS))
+        first.add_marker(pytest.mark.timeout(START_SECONDS + 300))
 
 
 @pytest.fixture(scope="session")

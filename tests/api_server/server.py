@@ -30,8 +30,8 @@ class Impossible(Exception):
 
 @contextmanager
 def api_server_running() -> Iterator[Path]:
-    """The one that DDPJOB_TEST_KUBECONFIG names, or one that runs here until the end of the block. Yields its
-    kubeconfig; raises Impossible where there is none.
+    """The one that DDPJOB_TEST_KUBECONFIG names, the one that runs here, or one that is started for the block alone.
+    Yields its kubeconfig; raises Impossible where none is to be had.
     """
     given = os.environ.get("DDPJOB_TEST_KUBECONFIG")
     ours = given is None and subprocess.run(_script("status"), capture_output=True).returncode != 0
@@ -41,9 +41,9 @@ def api_server_running() -> Iterator[Path]:
             raise Impossible(f"no API server: {up.stderr.strip().splitlines()[-1]}")
         assert up.returncode == 0, f"the API server did not start:\n{up.stderr}"
         given = up.stdout.strip().removeprefix("KUBECONFIG=")
-    kubeconfig = Path(given)
-    asyncio.run(install_crd(kubeconfig, yaml.safe_load(CRD.read_text())))
     try:
+        kubeconfig = Path(given)
+        asyncio.run(install_crd(kubeconfig, yaml.safe_load(CRD.read_text())))
         yield kubeconfig
     finally:
         if ours:
@@ -90,5 +90,7 @@ def as_kubeconfig(path: Path) -> Iterator[None]:
 async def _logged_in(kubeconfig: Path) -> AsyncIterator[Client]:
     with as_kubeconfig(kubeconfig):
         client = await connect()
-    yield client
-    await client.close()
+    try:
+        yield client
+    finally:
+        await client.close()

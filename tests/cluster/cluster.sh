@@ -34,6 +34,7 @@ CONTROL_PLANE_ONLY=
 . "$HERE/lib/debian.sh"
 # shellcheck source=lib/kind.sh
 . "$HERE/lib/kind.sh"
+trap remove_our_policy EXIT
 
 # Prints given, kind or debian.
 choose() {

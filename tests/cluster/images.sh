@@ -24,7 +24,7 @@ TORCH=${TORCH:-cpu}
 VERSION=$(sed -n 's/^version = "\(.*\)"$/\1/p' "$ROOT/pyproject.toml")
 REVISION=$(git -C "$ROOT" rev-parse --short HEAD 2>/dev/null || echo unknown)
 WORK=$(mktemp -d)
-trap 'rm -rf "$WORK"' EXIT
+trap 'rm -rf "$WORK"; remove_our_policy' EXIT
 
 tool() {
   if docker info >/dev/null 2>&1; then

@@ -5,6 +5,7 @@ Real sources: a web server on this machine, mounted folders, scripts; object sto
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import http.server
 import json
@@ -204,6 +205,22 @@ def test_a_folder_of_a_mounted_claim_is_copied_as_it_is(shared: Path) -> None:
     (mounted / "models" / "tiny" / "config.json").unlink()
     run(Task("model", "models/tiny", source="pvc://models/tiny"), shared, mounted)
     assert (shared / "models" / "tiny" / "config.json").exists(), "the second time there was nothing to do"
+
+
+def test_a_folder_that_cannot_be_read_in_part_is_not_taken_for_whole(
+    shared: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mounted, scan = claims(shared), os.scandir
+
+    def refuse(path: Any) -> Any:
+        if str(path).endswith("weights"):
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    with pytest.raises(UserError, match="may not be read"):
+        run(Task("model", "models/tiny", source="pvc://models/tiny"), shared, mounted)
+    assert not (shared / "models" / "tiny").exists()
 
 
 def test_a_folder_replaces_a_folder_whole(shared: Path) -> None:

@@ -21,7 +21,8 @@ from ddp_trainer.errors import UserError
 from ddp_trainer.sources import fetch
 
 ROOT = Path(__file__).parents[2]
-FILES = {"train/a.bin": b"a" * 100_000, "train/deep/b.bin": b"b" * 2000}
+FILES = {"train/": b"", "train/deep/": b"", "train/a.bin": b"a" * 100_000, "train/deep/b.bin": b"b" * 2000}
+"""With the empty objects that consoles of object stores make for folders."""
 FOLDERS = ("train", "train/deep")
 
 
@@ -67,7 +68,11 @@ class Handler(http.server.BaseHTTPRequestHandler):
         told: Any = {"id": "owner/digits", "sha": "0" * 40}
         if parts[:1] == ["tree"]:
             told = [{"type": "directory", "oid": "2" * 40, "size": 0, "path": name} for name in FOLDERS]
-            told += [{"type": "file", "oid": "1" * 40, "size": len(body), "path": name} for name, body in FILES.items()]
+            told += [
+                {"type": "file", "oid": "1" * 40, "size": len(body), "path": name}
+                for name, body in FILES.items()
+                if body
+            ]
         self._answer(200, json.dumps(told).encode())
 
     def _file(self, name: str) -> None:
@@ -109,6 +114,7 @@ def server() -> Iterator[str]:
 def initialize(source: str, server: str, folder: Path, **environment: str) -> tuple[int, dict[str, Any] | None]:
     """Exit code and termination message of an initializer that puts `source` at `data` below the folder."""
     log = folder / "termination-log"
+    own = {name: value for name, value in os.environ.items() if not name.upper().startswith(("AWS_", "HF_", "HTTP"))}
     settings = {
         "PYTHONPATH": str(ROOT / "trainer_image"),
         "DDPJOB_SHARED": str(folder),
@@ -123,7 +129,7 @@ def initialize(source: str, server: str, folder: Path, **environment: str) -> tu
         "AWS_SECRET_ACCESS_KEY": "secret",
     }
     done = subprocess.run(
-        [sys.executable, "-m", "ddp_trainer.initialize"], env=os.environ | settings | environment, timeout=120
+        [sys.executable, "-m", "ddp_trainer.initialize"], env=own | settings | environment, timeout=120
     )
     return done.returncode, json.loads(log.read_text()) if log.exists() else None
 

@@ -12,6 +12,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
+from ddp_trainer.snapshots.disk import Disk
+
 KEEP_LINES: Final = 100_000
 """Lines that wait at most, about 10 MB; beyond that the oldest are given up."""
 
@@ -72,16 +74,33 @@ class LineFile:
                 if not line.endswith(b"\n") or not belongs(line):
                     break
                 keep += len(line)
-        new = self.path.with_name(f".{self.path.name}.new")
+        try:
+            self._descriptor = self._replaced(keep)
+        except OSError:  # a full volume has no room for it; what it has can be cut all the same
+            os.truncate(self.path, keep)
+
+    def _replaced(self, size: int) -> int:
+        """Put the first `size` bytes into a file of their own, in the old one's place; its descriptor, for appending.
+
+        It stays open from here on, so that a later replacement by another life takes nothing of that one's with it.
+        """
+        new = self.path.with_name(f".{self.path.name}.{os.getpid()}")
         try:
             shutil.copyfile(self.path, new)
-            os.truncate(new, keep)
-            with new.open("rb") as file:
-                os.fsync(file.fileno())
-            new.replace(self.path)
-        except OSError:  # a full volume has no room for it; what it has can be cut all the same
+            os.truncate(new, size)
+            descriptor = os.open(new, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+        except OSError:
             new.unlink(missing_ok=True)
-            os.truncate(self.path, keep)
+            raise
+        try:
+            os.fsync(descriptor)
+            new.replace(self.path)
+            Disk().fsync(self.path.parent)
+        except OSError:
+            os.close(descriptor)
+            new.unlink(missing_ok=True)
+            raise
+        return descriptor
 
     def close(self) -> None:
         """Let go of the file; lines that wait are lost. Raises nothing."""

@@ -6,12 +6,12 @@ drivers for s3:// (obstore) and hf:// (huggingface_hub) are what ddpjob[data] ad
 
 from __future__ import annotations
 
+import os
 import re
-import shutil
 import urllib.error
 import urllib.request
 from http.client import HTTPException, HTTPMessage
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import IO, Any
 from urllib.parse import urlsplit
 
@@ -87,15 +87,16 @@ def copy_tree(files: Any, root: str, into: Path, source: str) -> None:
     """
     try:
         if not files.isdir(root):
-            _copy_file(files, root, files.info(root), into)
+            _copy_file(files, root, files.info(root).get("size"), into)
             return
-        found = files.find(root, detail=True)
+        found = _files_below(files, root)
         if not found:
             raise UserError(f"{source} is empty; correct the source")
-        for path, info in sorted(found.items()):
-            _copy_file(files, path, info, into / _relative(path, root))
+        for path, size in sorted(found.items()):
+            _copy_file(files, path, size, into / _relative(path, root))
     except FileNotFoundError:
-        raise UserError(f"there is no {source}; correct the source") from None
+        token = ", or its token (HF_TOKEN)" if source.startswith("hf://") else ""  # the hub hides what is private
+        raise UserError(f"there is no {source}; correct the source{token}") from None
     except (UserError, FetchError):
         raise
     except Exception as error:  # every client has errors of its own
@@ -110,18 +111,34 @@ def copy_tree(files: Any, root: str, into: Path, source: str) -> None:
         raise FetchError(f"{source}: {said}") from error
 
 
+def _files_below(files: Any, root: str) -> dict[str, int | None]:
+    """Sizes by path. A part that cannot be read is an error: half a data set must not pass for a whole one."""
+    if "file" in files.protocol:  # whose own search leaves out what it cannot read
+        walk = os.walk(root, onerror=_raise, followlinks=True)
+        paths = [Path(folder, name) for folder, _, names in walk for name in names]
+        return {str(path): path.stat().st_size for path in paths}
+    found = files.find(root, detail=True)
+    # consoles of object stores make an empty object in the place of each folder
+    folders = {root, *(str(parent) for path in found for parent in PurePosixPath(path).parents)}
+    return {path: info.get("size") for path, info in found.items() if info.get("size") or path not in folders}
+
+
+def _raise(error: OSError) -> None:
+    raise error
+
+
 def _not_allowed(error: Exception) -> bool:
-    """Whether a store knows who asks, and says no. Only the file system of this machine says so by PermissionError."""
+    """Whether a store says no to whoever asks. Only the file system of this machine says so by PermissionError."""
     code = getattr(getattr(error, "response", None), "status_code", None)
     of_obstore = type(error).__name__ in ("PermissionDeniedError", "UnauthenticatedError")
     return isinstance(error, PermissionError) or of_obstore or code in (401, 403)
 
 
-def _copy_file(files: Any, path: str, info: dict[str, Any], into: Path) -> None:
+def _copy_file(files: Any, path: str, size: int | None, into: Path) -> None:
     into.parent.mkdir(parents=True, exist_ok=True)
     with files.open(path, "rb") as read:
         _write(read, into)
-    size, got = info.get("size"), into.stat().st_size
+    got = into.stat().st_size
     if size is not None and got != size:
         raise FetchError(f"{shown(path)}: {got} bytes came of {size}")
 
@@ -155,7 +172,13 @@ def _download(url: str, into: Path) -> None:
 
 def _write(read: IO[bytes], into: Path) -> None:
     with into.open("wb") as file:
-        shutil.copyfileobj(read, file, CHUNK_BYTES)
+        while chunk := read.read(CHUNK_BYTES):
+            try:
+                file.write(chunk)
+                file.flush()
+            except OSError as error:
+                error.filename = str(into)  # tells a full volume from a source that broke off
+                raise
 
 
 def _check_length(headers: HTTPMessage, into: Path, source: str) -> None:

@@ -16,7 +16,9 @@ build() {
   built && return
   need "${BUILD_PACKAGES[@]}"
   # the two clusters of a host have one cache
-  exec 6>"$CACHE/build.lock" && flock 6
+  mkdir -p "$CACHE"
+  exec 6>"$CACHE/build.lock"
+  flock 6
   built && exec 6>&- && return
   say "building Kubernetes $SERVERS_VERSION from Debian's source package, once: five minutes on two cores"
   local source=$CACHE/src server

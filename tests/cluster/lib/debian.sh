@@ -69,6 +69,9 @@ debian_status() {
 debian_load() {
   local n nodes=()
   [ $# = 2 ] || die "usage: cluster.sh load ARCHIVE REF"
+  # images.sh writes an archive anew under its name
+  exec 8>"$CACHE/images.lock"
+  flock -s 8
   for n in $(seq "$NODES"); do
     import "$n" "$1" "$2" &
     nodes+=($!)

@@ -8,23 +8,30 @@ readonly BUILD_PACKAGES=(golang-go golang-github-modern-go-reflect2-dev dpkg-dev
 
 installed() { dpkg-query -W -f '${Status}\n' "$@" 2>/dev/null | grep -c '^install ok installed' | grep -qx "$#"; }
 
+# The file that keeps apt from starting services, while it is there because of us. Scripts remove it when they exit.
+OUR_POLICY=
+remove_our_policy() {
+  [ -z "$OUR_POLICY" ] || rm -f "$OUR_POLICY"
+  OUR_POLICY=
+}
+
 # need PACKAGE…: installs what is missing, without starting any service that a package brings along.
 need() {
   installed "$@" && return
   [ "$(id -u)" = 0 ] || die "these Debian packages are needed, and only root can install them: $*" 3
   # the other cluster of this host may be at it: apt waits for nobody, and both would put a policy there
   mkdir -p "$CACHE"
-  exec 7>"$CACHE/apt.lock" && flock 7
+  exec 7>"$CACHE/apt.lock"
+  flock 7
   say "installing Debian packages: $*"
-  local policy=/usr/sbin/policy-rc.d ours=
+  local policy=/usr/sbin/policy-rc.d
   if [ ! -e "$policy" ]; then
-    ours=$policy
+    OUR_POLICY=$policy
     printf '#!/bin/sh\nexit 101\n' >"$policy" && chmod 755 "$policy"
   fi
   if ! { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$@"; } >"$CACHE/apt.log" 2>&1; then
-    rm -f "$ours"
     die "apt-get cannot install $*: see $CACHE/apt.log" 3
   fi
-  rm -f "$ours"
+  remove_our_policy
   exec 7>&-
 }

@@ -80,6 +80,20 @@ def test_a_life_that_is_believed_dead_appends_to_nobodys_file(tmp_path: Path) ->
     assert [(line["step"], line["attempt"]) for line in lines] == [(1, 0), (2, 0), (3, 1)]
 
 
+def test_a_life_that_had_only_resumed_appends_to_nobodys_file_either(tmp_path: Path) -> None:
+    first, old, new = (LossLog(tmp_path / "losses.jsonl", attempt=attempt) for attempt in (0, 1, 2))
+    for step in (1, 2, 3):
+        first.append(step=step, epoch=0, loss=0.5)
+    first.close()
+    old.load_state_dict({"step": 2})
+    new.load_state_dict({"step": 2})
+    for log in (old, new):
+        log.append(step=3, epoch=0, loss=0.25)
+        log.close()
+    lines = [json.loads(line) for line in (tmp_path / "losses.jsonl").read_text().splitlines()]
+    assert [(line["step"], line["attempt"]) for line in lines] == [(1, 0), (2, 0), (3, 2)]
+
+
 def test_a_log_is_rewound_on_a_full_volume_too(small: Path) -> None:
     log = LossLog(small / "losses.jsonl", attempt=0)
     for step in range(1, 200):

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from tests.trainer.snapshots.one_rank import Cursor, Run
 
 from ddp_trainer.errors import FencedError
+from ddp_trainer.snapshots import resuming
 from ddp_trainer.snapshots.errors import IncompatibleSnapshotError
 from ddp_trainer.snapshots.fence import Fence
 from ddp_trainer.snapshots.session import Every, Identity, Progress, Snapshots
@@ -104,6 +106,27 @@ def test_an_older_attempt_cannot_even_start(tmp_path: Path) -> None:
     Run(tmp_path, attempt=3).snapshots.resume()
     with pytest.raises(FencedError, match="attempt 3"):
         Run(tmp_path, attempt=2).snapshots.resume()
+
+
+def test_a_run_that_was_replaced_while_it_read_its_snapshot_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = Run(tmp_path)
+    first.snapshots.resume()
+    first.train(5)
+    first.snapshots.close()
+    slow, read = Run(tmp_path, attempt=1), resuming.read_files
+
+    def read_slowly(*arguments: Any) -> Any:
+        files = read(*arguments)
+        Fence.claim(tmp_path, created=1, attempt=2, uid="uid-2")
+        return files
+
+    monkeypatch.setattr(resuming, "read_files", read_slowly)
+    before = {name: tensor.clone() for name, tensor in slow.model.state_dict().items()}
+    with pytest.raises(FencedError, match="attempt 2"):
+        slow.snapshots.resume()
+    assert all(torch.equal(tensor, before[name]) for name, tensor in slow.model.state_dict().items())
 
 
 # What does not fit

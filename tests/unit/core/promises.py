@@ -1,4 +1,4 @@
-"""The promises of the design, each checked against the whole history of a cluster of `world`."""
+"""The promises of the design, each checked against the whole history of a `small_cluster`."""
 
 from __future__ import annotations
 

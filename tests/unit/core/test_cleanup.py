@@ -5,24 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from builders import DEFAULTS, NOW, failed, in_phase, later, make_job, make_pod, seen, succeeded
+from builders import NOW, failed, in_phase, later, make_job, make_pod, seen, succeeded
+from looks import deleted, look
 
 from ddpjob_operator.api.status import DDPJobStatus, Phase
 from ddpjob_operator.core import conditions as cond
-from ddpjob_operator.core.model import DeleteJob, DeletePod, InitializerView, Job, Observed, Plan, PodPhase, PodView
-from ddpjob_operator.core.plan import plan
+from ddpjob_operator.core.model import DeleteJob, InitializerView, Plan, PodPhase, PodView
 
 RUNS, ENDED = make_pod(0), failed(1, 1, "WorkerException")
 SPARE = replace(make_pod(0), name="digits-0-s0", node_rank=None)
 OVER = in_phase(Phase.FAILED, completion_time=NOW)
-
-
-def look(job: Job, observed: Observed, seconds: float = 0.0) -> Plan:
-    return plan(job, observed, later(seconds), DEFAULTS)
-
-
-def deleted(decided: Plan) -> list[str]:
-    return [action.name for action in decided.actions if isinstance(action, DeletePod)]
 
 
 def missed_a_deadline() -> DDPJobStatus:

@@ -6,18 +6,15 @@ from typing import Any
 
 import pytest
 from builders import DEFAULTS, NOW, UID, in_phase, later, make_job, make_pod, seen, succeeded
+from looks import look
 
 from ddpjob_operator.api.status import DDPJobStatus, Phase, Progress, SnapshotStatus
 from ddpjob_operator.core import conditions as cond
-from ddpjob_operator.core.model import CreatePod, DeletePod, Job, Observed, Plan, Problem
+from ddpjob_operator.core.model import CreatePod, DeletePod, Observed, Plan, Problem
 from ddpjob_operator.core.plan import plan
 
 GANG = (make_pod(0), make_pod(1))
 NO_IMAGE = make_pod(1, "Pending", reason="ErrImagePull", message="not found")
-
-
-def look(job: Job, observed: Observed, seconds: float = 0.0) -> Plan:
-    return plan(job, observed, later(seconds), DEFAULTS)
 
 
 def begun(phase: Phase, ago: float, **fields: Any) -> DDPJobStatus:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from builders import DEFAULTS, NOW, failed, in_phase, later, make_job, make_pod, seen
+from looks import condition
 
 from ddpjob_operator.api.status import DDPJobStatus, Phase, SnapshotStatus
 from ddpjob_operator.core import conditions as cond
@@ -167,11 +168,6 @@ def done(decided: Plan) -> list[str]:
             case PointService(attempt=attempt):
                 words.append(f"point at {attempt}")
     return sorted(words)
-
-
-def condition(status: DDPJobStatus, type_: str) -> tuple[str, str] | None:
-    found = cond.find(status.conditions, type_)
-    return (found.status, found.reason) if found else None
 
 
 def test_a_smaller_gang_costs_no_restart_and_its_pods_know_its_size() -> None:

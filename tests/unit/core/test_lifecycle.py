@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 from builders import DEFAULTS, NOW, ended, failed, in_phase, later, make_job, make_pod, make_report, seen, succeeded
+from looks import condition, look
 
 from ddpjob_operator.api.status import DDPJobStatus, Phase, SnapshotStatus
 from ddpjob_operator.core import conditions as cond
@@ -17,8 +18,6 @@ from ddpjob_operator.core.model import (
     CreateService,
     DeletePod,
     InitializerView,
-    Job,
-    Observed,
     Plan,
     PodPhase,
     PodView,
@@ -29,17 +28,8 @@ GANG = (make_pod(0), make_pod(1))
 SNAPSHOT = SnapshotStatus(step=100, time=NOW, verified=True)
 
 
-def look(job: Job, observed: Observed, seconds: float = 0.0) -> Plan:
-    return plan(job, observed, later(seconds), DEFAULTS)
-
-
 def names(decided: Plan, kind: type[CreatePod] | type[DeletePod]) -> list[str]:
     return [action.name for action in decided.actions if isinstance(action, kind)]
-
-
-def condition(status: DDPJobStatus, type_: str) -> tuple[str, str] | None:
-    found = cond.find(status.conditions, type_)
-    return (found.status, found.reason) if found else None
 
 
 def suspending(phase: Phase = Phase.RUNNING) -> DDPJobStatus:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
-from builders import DEFAULTS, NOW, UID, later, make_job
+from builders import DEFAULTS, make_job
 from small_cluster import ENDED, PROGRESS, Cluster
 
 from ddpjob_operator.api.status import DDPJobStatus, Phase
@@ -234,6 +234,3 @@ class World:
     @property
     def status(self) -> DDPJobStatus:
         return self.cluster.job.status
-
-
-__all__ = ["NOW", "UID", "Cluster", "Crash", "LostReply", "Operator", "World", "later"]

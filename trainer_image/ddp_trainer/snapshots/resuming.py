@@ -80,6 +80,23 @@ def find_newest(
     return store, None if manifest is None else (manifest, files)
 
 
+def check_owner(store: SnapshotStore | None, ranks: Ranks) -> None:
+    """Raise FencedError on all ranks if a newer attempt has claimed the volume since rank 0 did.
+
+    Reading a large snapshot takes long enough for that, and what comes next changes files of the job.
+    """
+    error = None
+    if store is not None and store.fence is not None:
+        try:
+            store.fence.check()
+        except FencedError as fenced:
+            error = fenced
+    decision = ranks.from_first(_decision(None, error) if ranks.rank == 0 else None)
+    if error is not None:
+        raise error
+    _decided(decision)
+
+
 def share(directory: Path, manifest: Manifest, files: Files, ranks: Ranks) -> None:
     """Fill `files` on the other ranks: each reads for itself, and what one cannot read comes from rank 0."""
     problem = None

@@ -156,6 +156,7 @@ class Snapshots:
             resuming.check_sharding(self.directory, manifest, strategy=self._strategy, shards=self._shards is not None)
             if self._shards is not None:
                 self._shards.load(self.directory / step_directory(manifest.step), manifest)
+            resuming.check_owner(store, self._ranks)
             notice = resuming.load(self.directory, manifest, files, self._stateful, self._ranks)
             if notice is not None:
                 self._tell(SnapshotEvent("reseeded", manifest.step, notice, manifest))
