@@ -61,8 +61,10 @@ prove: $(VENV)/.dev  ## what docs/correctness.md says, from real runs: strategie
 bench-trainer: $(VENV)/.dev  ## step, snapshot, resume, recovery and stalls of the trainer, beside what each must cost
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.benchmarks
 
-bench: $(VENV)/.dev  ## time from apply to the first step and from a kill to the next, each as a ratio to doing it by hand
+bench: $(VENV)/.dev  ## the operator: apply to first step beside doing it by hand, seconds to a cause, seconds to a takeover
 	$(BIN)/python -m tests.cluster.bench
+	$(BIN)/python -m tests.cluster.bench_causes
+	$(BIN)/python -m tests.api_server.bench_takeover
 
 ##@ Change it
 format: $(VENV)/.dev  ## let ruff lay out the code

@@ -133,7 +133,12 @@ def test_up_after_a_crash_starts_what_is_missing_and_nothing_else(control_plane:
 @pytest.mark.api_server
 def test_up_after_a_ctrl_c_goes_on_where_it_was(control_plane: dict[str, str]) -> None:
     first = subprocess.Popen(
-        ["bash", SCRIPT, "up", "--control-plane-only"], env=control_plane, stderr=subprocess.DEVNULL, process_group=0
+        ["bash", SCRIPT, "up", "--control-plane-only"],
+        env=control_plane,
+        stderr=subprocess.DEVNULL,
+        process_group=0,
+        # a shell cannot catch what was ignored when it began, as it is in workers that run tests side by side
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     deadline = time.monotonic() + 60
     while "etcd" not in _daemons(control_plane):

@@ -33,6 +33,12 @@ def told(pod: Pod, look: Callable[[dict[str, Any]], Any], what: str) -> Any:
     return eventually(lambda: look(pod.status()), f"{what}; log:\n{pod.log}", 120)
 
 
+def events(pod: Pod, kind: str) -> list[dict[str, Any]]:
+    """Whole lines of the log of events."""
+    lines = (pod.shared / "logs/digits/events.jsonl").read_text().splitlines(keepends=True)
+    return [event for line in lines if line.endswith("\n") and (event := json.loads(line))["event"] == kind]
+
+
 def test_auto_shows_what_it_has_chosen_and_from_what_and_a_dead_data_worker_is_named(start_pod: StartPod) -> None:
     pod = train(start_pod, "--workers", "1", DDPJOB_SNAPSHOT_EVERY="auto", DDPJOB_PROCS_PER_NODE="2")
     chosen = told(pod, lambda status: status["snapshotInterval"], "an interval")
@@ -42,8 +48,8 @@ def test_auto_shows_what_it_has_chosen_and_from_what_and_a_dead_data_worker_is_n
     young = math.sqrt(2 * chosen["mttfSeconds"] * chosen["stallSeconds"])
     floors = {"overhead": chosen["stallSeconds"] / 0.035, "save": chosen["saveSeconds"], "shortest": 10.0}
     assert chosen["seconds"] == pytest.approx(max(young, *floors.values()))
-    events = [json.loads(line) for line in (pod.shared / "logs/digits/events.jsonl").read_text().splitlines()]
-    assert next(event["interval"] for event in events if event["event"] == "snapshot_saved") == chosen
+    saved = eventually(lambda: events(pod, "snapshot_saved"), "the log has the snapshot too")
+    assert saved[0]["interval"] == chosen
 
     rank = pod.pids(2)[1]
     (worker,) = processes.children(rank)
