@@ -89,11 +89,12 @@ async def test_a_pod_on_a_silent_node_is_removed_by_force_only_where_the_policy_
     await cluster.phase_is("Running")
     await cluster.falls_silent("digits-0-1")
     await cluster.gang_exists(attempt=1)
-    left = {pod["metadata"]["name"]: pod for pod in await cluster.pods()}
-    if force:
-        assert "digits-0-1" not in left
-    else:
-        assert "deletionTimestamp" in left["digits-0-1"]["metadata"], "it waits for its kubelet's word"
+
+    async def removed() -> bool:
+        left = {pod["metadata"]["name"]: pod for pod in await cluster.pods()}
+        return "digits-0-1" not in left if force else "deletionTimestamp" in left["digits-0-1"]["metadata"]
+
+    await eventually(removed, "it is gone, or waits for its kubelet's word")
 
 
 async def lost(cluster: Cluster, restart: dict[str, Any]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.api_server.harness import Cluster, Operator
+from tests.api_server.harness import Cluster, Operator, eventually
 from tests.api_server.server import install_crd, remove_crd
 from tests.api_server.test_refusals import degraded
 
@@ -94,5 +94,9 @@ async def test_a_gang_that_gets_only_some_of_its_nodes_in_time_gives_them_back(
     condition = await degraded(cluster, "GangTimeout")
     assert "after 2 s 1 of 3 pods had a node" in condition["message"]
     await cluster.gang_exists(attempt=1, nodes=3)
-    assert {pod["metadata"]["labels"]["training.ddpjob.io/attempt"] for pod in await cluster.pods()} == {"1"}
+
+    async def given_back() -> bool:
+        return {pod["metadata"]["labels"]["training.ddpjob.io/attempt"] for pod in await cluster.pods()} == {"1"}
+
+    await eventually(given_back, "only pods of attempt 1 are left")
     assert (await cluster.status()).get("restarts", 0) == 0
