@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from ddpjob_operator.core import names
-from ddpjob_operator.core.failures import read_report
 from ddpjob_operator.core.model import InitializerView, Observed, PodView, Problem, ServiceView, Warned
 from ddpjob_operator.core.parse import parse_initializer, parse_pod
+from ddpjob_operator.core.report import TrainerReport, read_termination
 
 Json = Mapping[str, Any]
 KIND = "DDPJob"
@@ -54,7 +54,7 @@ class Memory:
 
     service: ServiceView | None = None
     claim_exists: bool = False
-    report: dict[str, Any] | None = None
+    report: TrainerReport | None = None
     problem: Problem | None = None
     children: set[tuple[str, str]] = field(default_factory=set)
     """Kind and name of each NetworkPolicy and PodGroup that is known to be there."""
@@ -163,9 +163,10 @@ class Cache:
         view, owner = parse_pod(obj), owner_of(obj)
         if view is None or owner is None or view.node_rank != 0 or view.termination is None:
             return
-        said, known = read_report(view.termination.message), self.memory(owner).report or {}
-        if said is not None and said.get("attempt") == known.get("attempt", view.attempt):
-            self.memory(owner).report = {**known, **said, "uid": owner.uid}
+        said = read_termination(view.termination.message)
+        known = self.memory(owner).report or TrainerReport(uid=owner.uid, attempt=view.attempt)
+        if said is not None and said.attempt == known.attempt:
+            self.memory(owner).report = known.updated_by(said)
 
     def forget_pod(self, uid: str, version: int | None = None) -> bool:
         """Take in that the pod of that uid does not exist; whether that was news."""

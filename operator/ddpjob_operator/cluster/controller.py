@@ -21,7 +21,7 @@ from ddpjob_operator.cluster.client import Client
 from ddpjob_operator.cluster.errors import ApiError
 from ddpjob_operator.cluster.events import EventPoster, Subject
 from ddpjob_operator.cluster.refused import Refused
-from ddpjob_operator.cluster.status_poll import Report, StatusPoller, Target
+from ddpjob_operator.cluster.status_poll import StatusPoller, Target
 from ddpjob_operator.cluster.status_write import Change, StatusWriter, change_between
 from ddpjob_operator.core.goodput import seconds_of
 from ddpjob_operator.core.lifecycle import is_left_to_another
@@ -29,6 +29,7 @@ from ddpjob_operator.core.model import Defaults, Job, Observed, Plan, PodPhase
 from ddpjob_operator.core.parse import InvalidJob, parse_job
 from ddpjob_operator.core.plan import plan
 from ddpjob_operator.core.refusal import refuse
+from ddpjob_operator.core.report import TrainerReport
 
 logger = logging.getLogger(__name__)
 
@@ -214,17 +215,15 @@ class Controller:
         else:
             self.poller.watch(key, target)
 
-    def heard(self, key: Key, target: Target, report: Report) -> None:
-        """Take in a trainer's answer. Only a different one is a reason to look at the job."""
+    def heard(self, key: Key, target: Target, report: TrainerReport) -> None:
+        """Take in a trainer's answer, and look at the job."""
         owner = Owner(key.namespace, target.uid)
         obj = self.cache.job(key)
         if obj is None or obj["metadata"]["uid"] != target.uid:
             self.poller.drop(key)
             return
-        memory = self.cache.memory(owner)
-        if memory.report != report:
-            memory.report = report
-            self.enqueue(key)
+        self.cache.memory(owner).report = report
+        self.enqueue(key)
 
     def _forget(self, key: Key) -> None:
         self.poller.drop(key)

@@ -1,16 +1,13 @@
 """Asks node rank 0 of each running job for its progress, over HTTP (docs/contracts.md section 4).
 
 A trainer that does not answer is no failure: it may be starting, busy or behind a policy. It is counted and asked
-again. What comes back is from a user's container, so its size is bounded, its shape is checked, and only the fields
-of the contract get through.
+again. What comes back is from a user's container, so its size is bounded.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -18,19 +15,14 @@ from typing import Any, NamedTuple
 import aiohttp
 
 from ddpjob_operator import metrics
+from ddpjob_operator.core.pod_environment import STATUS_PORT
+from ddpjob_operator.core.report import TrainerReport, read_status
 
 logger = logging.getLogger(__name__)
 
-PORT = 9400
 TIMEOUT_SECONDS = 2.0
 _LARGEST = 256 * 1024
 _AT_ONCE = 64
-_NUMBERS = (
-    *("phaseSeconds", "time", "startTime", "epoch", "step", "totalSteps", "samples", "loss", "samplesPerSecond"),
-    *("etaSeconds", "resumedFromStep", "nodeRank", "worldSize"),
-)
-
-Report = dict[str, Any]
 
 
 class Target(NamedTuple):
@@ -46,9 +38,9 @@ class StatusPoller:
     """Keeps one question going for each watched job; answers are handed to `heard` with the key they were watched
     under."""
 
-    heard: Callable[[Any, Target, Report], None]
+    heard: Callable[[Any, Target, TrainerReport], None]
     every: float = 2.0
-    port: int = PORT
+    port: int = STATUS_PORT
     _asking: dict[Any, tuple[Target, asyncio.Task[None]]] = field(default_factory=dict)
     _session: aiohttp.ClientSession | None = None
     _at_once: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_AT_ONCE))
@@ -79,7 +71,7 @@ class StatusPoller:
                 self.heard(key, target, report)
             await asyncio.sleep(self.every)
 
-    async def _ask(self, target: Target) -> Report | None:
+    async def _ask(self, target: Target) -> TrainerReport | None:
         if self._session is None:
             # cookies of one trainer are none of the next one's business
             self._session = aiohttp.ClientSession(
@@ -95,7 +87,7 @@ class StatusPoller:
                 body = await response.content.read(_LARGEST + 1)
                 while len(body) <= _LARGEST and (more := await response.content.read(_LARGEST + 1 - len(body))):
                     body += more
-                report = checked_report(body, target) if response.status == 200 else None
+                report = read_answer(body, target) if response.status == 200 else None
                 result = "answered" if report is not None else "refused"
                 return report
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
@@ -105,45 +97,7 @@ class StatusPoller:
             metrics.STATUS_POLLS.labels(result=result).inc()
 
 
-def checked_report(body: bytes, target: Target) -> Report | None:
-    """The answer, each field of the contract being None or of its type; None if it is not `target`'s answer.
-
-    Numbers that are not finite (a loss that has diverged to NaN) become None: JSON has no word for them.
-    """
-    if len(body) > _LARGEST:
-        return None
-    try:
-        answer = json.loads(body, parse_constant=lambda _: None)
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(answer, dict) or answer.get("version") != 1:
-        return None
-    if answer.get("uid") != target.uid or answer.get("attempt") != target.attempt:
-        return None
-    report: Report = {name: _number(answer.get(name)) for name in _NUMBERS}
-    report |= {name: answer[name] for name in ("version", "uid", "attempt")}
-    report["phase"] = phase if isinstance(phase := answer.get("phase"), str) and len(phase) <= 64 else None
-    report["snapshot"] = _snapshot(answer.get("snapshot"))
-    metrics_ = answer.get("metrics")
-    report["metrics"] = (
-        {str(name)[:64]: value for name, value in list(metrics_.items())[:64] if _number(value) is not None}
-        if isinstance(metrics_, dict)
-        else None
-    )
-    ranks = answer.get("ranks")
-    report["ranks"] = [rank for rank in ranks if isinstance(rank, dict)] if isinstance(ranks, list) else []
-    return report
-
-
-def _snapshot(value: Any) -> Report | None:
-    if not isinstance(value, dict) or _number(value.get("step")) is None or _number(value.get("time")) is None:
-        return None
-    return {"step": value["step"], "time": value["time"], "verified": value.get("verified") is True}
-
-
-def _number(value: Any) -> int | float | None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return None
-    if isinstance(value, int):
-        return value if abs(value) < 2**53 else None
-    return value if math.isfinite(value) else None
+def read_answer(body: bytes, target: Target) -> TrainerReport | None:
+    """The answer; None if it is too long, not of the contract, or not `target`'s."""
+    report = read_status(body) if len(body) <= _LARGEST else None
+    return report if report is not None and report.is_of(target.uid, target.attempt) else None

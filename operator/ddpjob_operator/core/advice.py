@@ -106,7 +106,7 @@ def advice_for(reason: str) -> str:
 
 def diagnose(failure: Failure) -> Diagnosis:
     """What `failure` means."""
-    exception = (failure.report or {}).get("exception")
+    exception = failure.report.exception if failure.report else ""
     symptom = recognise(failure.reason, f"{failure.message}\n{exception}" if exception else failure.message)
     reason = (symptom.reason if symptom else "") or failure.reason
     moved = reason != "Stalled" or bool(failure.step)  # before the first step, what is slow may be the surroundings

@@ -15,8 +15,8 @@ from collections.abc import Iterable
 from datetime import datetime
 
 from ddpjob_operator.api.status import DDPJobStatus
-from ddpjob_operator.core.failures import integer, read_report
 from ddpjob_operator.core.model import PodPhase, PodView
+from ddpjob_operator.core.report import read_termination
 
 WAITS = -1
 """Stands for the node rank of a pod that is kept and has none: it goes on waiting."""
@@ -55,9 +55,9 @@ def ended_before(pod: PodView, status: DDPJobStatus) -> bool:
     """
     if pod.termination is None or pod.name not in status.kept_pods:
         return False
-    told = integer((read_report(pod.termination.message) or {}).get("attempt"))
-    if told is not None:
-        return told < status.attempt
+    said = read_termination(pod.termination.message)
+    if said is not None and said.attempt is not None:
+        return said.attempt < status.attempt
     return _before(pod.termination.finished_at, status.attempt_time)
 
 

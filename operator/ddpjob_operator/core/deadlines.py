@@ -6,15 +6,14 @@ Stall limits are the trainer's to keep: they travel in each pod's environment.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any
 
 from ddpjob_operator.api.status import DDPJobStatus, Phase
 from ddpjob_operator.core import conditions as cond
-from ddpjob_operator.core.failures import Failure, Retry, finite
+from ddpjob_operator.core.failures import Failure, Retry
 from ddpjob_operator.core.model import Job, Observed, PodPhase, PodView
+from ddpjob_operator.core.report import TrainerReport
 from ddpjob_operator.core.trouble import starting_since
 
 ACTIVE = "DeadlineExceeded"
@@ -88,16 +87,15 @@ def _is_starting(status: DDPJobStatus, observed: Observed) -> bool:
     return status.phase in (Phase.PENDING, Phase.STARTING, Phase.RESTARTING)
 
 
-def _ranks_have_not_met(report: Mapping[str, Any] | None, uid: str, status: DDPJobStatus, now: datetime) -> bool:
+def _ranks_have_not_met(report: TrainerReport | None, uid: str, status: DDPJobStatus, now: datetime) -> bool:
     """Whether every pod runs, and the trainer has just said that its ranks still wait for each other.
 
     One that cannot be asked, or whose clock is another, is taken to have started.
     """
-    if status.phase is not Phase.RUNNING or report is None or report.get("phase") != "rendezvous":
+    if status.phase is not Phase.RUNNING or report is None or report.phase != "rendezvous":
         return False
-    told = finite(report.get("time"))
-    recent = told is not None and abs(now.timestamp() - told) < REPORT_SECONDS
-    return recent and (report.get("uid"), report.get("attempt")) == (uid, status.attempt)
+    recent = report.time is not None and abs(now.timestamp() - report.time) < REPORT_SECONDS
+    return recent and report.is_of(uid, status.attempt)
 
 
 def _too_long(job: Job, status: DDPJobStatus) -> str:

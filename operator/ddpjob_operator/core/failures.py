@@ -7,17 +7,14 @@ the same moment.
 
 from __future__ import annotations
 
-import json
-import math
-import re
 import signal
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import StrEnum
-from typing import Any
 
 from ddpjob_operator.core.model import PodPhase, PodView, Termination
+from ddpjob_operator.core.report import TerminationReport, read_termination
 
 SETTLE_SECONDS = 3.0
 
@@ -32,10 +29,6 @@ CONSEQUENCES = ("PeerLost", "RendezvousFailed")
 PREEMPTED = "Preempted"
 TRACES_OF_A_STOP = (PREEMPTED, "WorkerKilled", *CONSEQUENCES)
 """What a pod says of its end when the kubelet ended it: a deletion or an eviction explains these, and nothing else."""
-
-_LARGEST_INTEGER = 2**63 - 1  # of an integer in a status
-_REASON = re.compile(r"[A-Za-z][A-Za-z0-9]{0,63}")
-_SIGNAL = re.compile(r"SIG[A-Z0-9]{2,12}")
 
 _DISRUPTED = {
     "PreemptionByScheduler": PREEMPTED,
@@ -71,8 +64,8 @@ class Failure:
     signal: str | None = None
     outside: bool = False
     """Ended by the cluster or by a person, not by itself: deleted, evicted, preempted by the scheduler."""
-    report: dict[str, Any] | None = None
-    """The pod's termination message, if it left one (docs/contracts.md section 5)."""
+    report: TerminationReport | None = None
+    """The pod's termination message, if it left one."""
 
 
 def find_failures(pods: Iterable[PodView], missing: Iterable[tuple[str, int]], now: datetime) -> tuple[Failure, ...]:
@@ -99,6 +92,12 @@ def with_last_words(failure: Failure, log: str) -> Failure:
 def has_succeeded(pod: PodView) -> bool:
     """Whether the trainer is done. A sidecar that goes on, or that failed, does not change that."""
     return pod.termination.exit_code == 0 if pod.termination else pod.phase is PodPhase.SUCCEEDED
+
+
+def last_report(pods: Iterable[PodView]) -> TerminationReport | None:
+    """What node rank 0 said at its end, if it has ended and is among `pods`, those of one attempt."""
+    ends = (pod.termination for pod in pods if pod.node_rank == 0 and pod.termination is not None)
+    return next((said for end in ends if (said := read_termination(end.message)) is not None), None)
 
 
 def is_stopping(pod: PodView, now: datetime) -> bool:
@@ -134,7 +133,7 @@ def _settling(failure: Failure, now: datetime) -> bool:
 
 
 def _when(failure: Failure) -> tuple[bool, float, int]:
-    told = finite((failure.report or {}).get("time"))
+    told = failure.report.time if failure.report else None
     moment = told if told is not None else failure.time.timestamp() if failure.time else None
     return (moment is None, moment or 0.0, failure.node_rank or 0)
 
@@ -161,12 +160,12 @@ def _stopped_by(pod: PodView) -> tuple[str, str] | None:
 
 
 def _of_termination(pod: PodView, ended: Termination) -> Failure:
-    report = read_report(ended.message)
+    report = read_termination(ended.message)
     retry = Retry.NEVER if ended.exit_code in (EXIT_USER, EXIT_FENCED) else Retry.YES
     if ended.reason == "OOMKilled":
         reason, message = "OOMKilled", f"pod {pod.name} was killed by the kernel: out of memory"
     elif report is not None:
-        reason, message = _reason(report), _message(report)
+        reason, message = report.reason, _message(report)
     else:
         reason, message = _from_exit_code(pod, ended)
     only_a_trace = reason in TRACES_OF_A_STOP or (report is None and reason == "Failed")
@@ -180,9 +179,9 @@ def _of_termination(pod: PodView, ended: Termination) -> Failure:
         pod_name=pod.name,
         node_name=pod.node_name,
         node_rank=pod.node_rank,
-        rank=integer((report or {}).get("rank")),
+        rank=report.rank if report else None,
         exit_code=ended.exit_code,
-        step=integer((report or {}).get("step")),
+        step=report.step if report else None,
         time=ended.finished_at,
         signal=_signal(report, ended),
         outside=outside is not None,
@@ -190,11 +189,10 @@ def _of_termination(pod: PodView, ended: Termination) -> Failure:
     )
 
 
-def _signal(report: dict[str, Any] | None, ended: Termination) -> str | None:
+def _signal(report: TerminationReport | None, ended: Termination) -> str | None:
     """Name of the signal that ended a rank, as the report has it, or the whole container."""
-    told = (report or {}).get("signal")
-    if isinstance(told, str) and _SIGNAL.fullmatch(told):
-        return told
+    if report is not None and report.signal:
+        return report.signal
     number = _signal_number(ended) if report is None else ended.signal
     try:
         return None if number is None else signal.Signals(number).name
@@ -206,17 +204,11 @@ def _signal_number(ended: Termination) -> int | None:
     return ended.signal or (ended.exit_code - 128 if 128 < ended.exit_code < 192 else None)
 
 
-def _reason(report: dict[str, Any]) -> str:
-    """The report's reason, if it is one word: it becomes a condition's reason."""
-    reason = report.get("reason")
-    return reason if isinstance(reason, str) and _REASON.fullmatch(reason) else "Failed"
-
-
-def _message(report: dict[str, Any]) -> str:
-    message = str(report.get("message") or "")
-    tail = str(report.get("traceback") or report.get("exception") or "").strip()
+def _message(report: TerminationReport) -> str:
+    """What happened, with the last lines of the traceback."""
+    tail = (report.traceback or report.exception).strip()
     last = "\n".join(tail.splitlines()[-12:])
-    return f"{message}\n{last}" if last and last not in message else message
+    return f"{report.message}\n{last}" if last and last not in report.message else report.message
 
 
 def _from_exit_code(pod: PodView, ended: Termination) -> tuple[str, str]:
@@ -230,37 +222,3 @@ def _from_exit_code(pod: PodView, ended: Termination) -> tuple[str, str]:
     told = ended.reason if ended.reason not in ("", "Error", "Completed") else "Failed"
     reason = {EXIT_USER: "UserError", EXIT_FENCED: "Fenced"}.get(ended.exit_code, told)
     return reason, f"pod {pod.name} ended with exit code {ended.exit_code}{tail}"
-
-
-def read_report(text: str) -> dict[str, Any] | None:
-    """A termination message of version 1, or None if the text is something else.
-
-    Any process of the container may have written it, so nothing is taken for granted: not its depth, and not that its
-    escapes are characters.
-    """
-    try:
-        report = json.loads(text, object_pairs_hook=_clean)
-    except (ValueError, RecursionError):
-        return None
-    return report if isinstance(report, dict) and report.get("version") == 1 else None
-
-
-def _clean(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    return {key: value.encode("utf-8", "replace").decode() if isinstance(value, str) else value for key, value in pairs}
-
-
-def integer(value: Any) -> int | None:
-    """`value` if it is a whole number that a status can carry."""
-    whole = isinstance(value, int) and not isinstance(value, bool)
-    return value if whole and 0 <= value <= _LARGEST_INTEGER else None
-
-
-def finite(value: Any) -> float | None:
-    """`value` if it is a number that JSON and an API server can carry: a loss of NaN is no number."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    try:
-        number = float(value)
-    except OverflowError:
-        return None
-    return number if math.isfinite(number) else None

@@ -12,11 +12,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import datetime, timedelta
-from typing import Any
 
 from ddpjob_operator.api.status import DDPJobStatus, Goodput, Phase
-from ddpjob_operator.core.failures import finite, integer, read_report
+from ddpjob_operator.core.failures import last_report
 from ddpjob_operator.core.model import Observed, PodPhase, PodView
+from ddpjob_operator.core.report import TrainerReport
 
 CAUSES = (
     "queued",
@@ -91,8 +91,8 @@ def _cause(status: DDPJobStatus, observed: Observed) -> str:
             return "suspended"
         case Phase.RUNNING:
             report = observed.report
-            known = report is not None and report.get("attempt") == status.attempt
-            return _OF_PHASE.get(str(report.get("phase")), "rendezvous") if known and report else "rendezvous"
+            known = report is not None and report.attempt == status.attempt
+            return _OF_PHASE.get(report.phase, "rendezvous") if report and known else "rendezvous"
         case Phase.RESTARTING:
             return "queued" if any(not _has_node(pod) for pod in pods) else "recovering"
         case Phase.STARTING:
@@ -106,32 +106,28 @@ def _has_node(pod: PodView) -> bool:
     return pod.scheduled or pod.phase is not PodPhase.PENDING
 
 
-def _report(before: DDPJobStatus, observed: Observed) -> Mapping[str, Any] | None:
+def _report(before: DDPJobStatus, observed: Observed) -> TrainerReport | None:
     """What the trainer of the attempt last said, at its end in its termination message."""
-    for pod in observed.pods:
-        if (pod.attempt, pod.node_rank) != (before.attempt, 0) or pod.termination is None:
-            continue
-        if (last := read_report(pod.termination.message)) is not None:
-            return last
+    of_attempt = [pod for pod in observed.pods if pod.attempt == before.attempt]
+    if (last := last_report(of_attempt)) is not None:
+        return last
     report = observed.report
-    return report if report is not None and report.get("attempt") == before.attempt else None
+    return report if report is not None and report.attempt == before.attempt else None
 
 
-def _told(report: Mapping[str, Any] | None, known: Mapping[str, float]) -> dict[str, float]:
+def _told(report: TrainerReport | None, known: Mapping[str, float]) -> dict[str, float]:
     """Seconds by cause that the trainer has told of this attempt so far."""
     told = dict(known)
-    seconds = report.get("seconds") if report else None
     found: dict[str, float] = {}
-    for phase, spent in seconds.items() if isinstance(seconds, Mapping) else ():
-        cause, number = _OF_PHASE.get(str(phase)), finite(spent)
-        if cause is not None and number is not None and number >= 0:
-            found[cause] = round(found.get(cause, 0.0) + number, 3)
+    for phase, spent in report.seconds.items() if report else ():
+        if (cause := _OF_PHASE.get(phase)) is not None:
+            found[cause] = round(found.get(cause, 0.0) + spent, 3)
     for cause, spent in found.items():
         told[cause] = max(spent, told.get(cause, 0.0))
     return told
 
 
-def _advanced(ledger: Goodput, report: Mapping[str, Any] | None, now: datetime, rest_to: str) -> dict[str, int]:
+def _advanced(ledger: Goodput, report: TrainerReport | None, now: datetime, rest_to: str) -> dict[str, int]:
     """The ledger in milliseconds, with the time since it was last counted."""
     counts = {name: round(seconds * 1000) for name, seconds in seconds_of(ledger).items()}
     left = _milliseconds(ledger.counted_until, now)
@@ -144,14 +140,14 @@ def _advanced(ledger: Goodput, report: Mapping[str, Any] | None, now: datetime, 
 
 
 def _without_lost(
-    counts: dict[str, int], told: Mapping[str, float], status: DDPJobStatus, report: Mapping[str, Any] | None
+    counts: dict[str, int], told: Mapping[str, float], status: DDPJobStatus, report: TrainerReport | None
 ) -> tuple[dict[str, int], int]:
     """Training of an attempt that is over, less the steps that no snapshot has kept; and how many those are."""
     if status.phase is Phase.SUCCEEDED or status.progress is None or status.progress.step is None:
         return counts, 0
     kept = status.snapshot.step if status.snapshot else 0
     lost = max(0, status.progress.step - kept)
-    began = integer((report or {}).get("resumedFromStep")) or 0
+    began = (report.resumed_from_step if report else None) or 0
     trained = status.progress.step - began
     if lost == 0 or trained <= 0:
         return counts, 0

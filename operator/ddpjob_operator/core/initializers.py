@@ -18,7 +18,7 @@ from ddpjob_operator.api.status import DDPJobStatus, Phase
 from ddpjob_operator.core import conditions as cond
 from ddpjob_operator.core.bounds import with_default_resources
 from ddpjob_operator.core.budget import backoff_seconds
-from ddpjob_operator.core.failures import EXIT_USER, SETTLE_SECONDS, Failure, Retry, read_report
+from ddpjob_operator.core.failures import EXIT_USER, SETTLE_SECONDS, Failure, Retry
 from ddpjob_operator.core.gang import awaits_data
 from ddpjob_operator.core.merge import merge
 from ddpjob_operator.core.model import (
@@ -46,6 +46,7 @@ from ddpjob_operator.core.pods import (
     users_labels,
 )
 from ddpjob_operator.core.progress import failure_status
+from ddpjob_operator.core.report import read_termination
 from ddpjob_operator.core.trouble import TROUBLE_GRACE_SECONDS, find_trouble, is_degraded
 
 RETRIES = 3
@@ -145,8 +146,8 @@ def _cause(pod: InitializerView) -> tuple[str, bool]:
     who = f"initializer {pod.step}" if pod.step else f"pod {pod.name}"
     if ended is None:
         return f"{who}: {pod.message or pod.reason or 'its node went away'}", False
-    report = read_report(ended.message)
-    told = str((report or {}).get("message") or "")
+    said = read_termination(ended.message)
+    told = said.message if said else ""
     how = f"ended with exit code {ended.exit_code}" + (f" ({ended.reason})" if ended.reason else "")
     return f"{who}: {told or how}", ended.exit_code == EXIT_USER
 

@@ -15,7 +15,7 @@ from typing import Any
 from ddpjob_operator.api.spec import CONTROLLER_NAME
 from ddpjob_operator.api.status import DDPJobStatus, NodeCount, Phase
 from ddpjob_operator.core import conditions as cond
-from ddpjob_operator.core.failures import SETTLE_SECONDS, has_succeeded, read_report
+from ddpjob_operator.core.failures import SETTLE_SECONDS, has_succeeded, last_report
 from ddpjob_operator.core.gang import gang_size, stop
 from ddpjob_operator.core.model import DeletePod, Event, InitializerView, Job, Observed, Plan, PodPhase, PodView
 from ddpjob_operator.core.phases import phase_conditions
@@ -81,9 +81,7 @@ def _suspending(job: Job, observed: Observed, status: DDPJobStatus, left: tuple[
     actions = (*stop(observed.pods, everything=True, grace_seconds=None), *_stop_fetching(observed))
     if status.phase is Phase.SUSPENDED:
         return Plan(status, actions)  # a pod that was not seen before, or is nobody's
-    first = next((pod for pod in left if (pod.attempt, pod.node_rank) == (status.attempt, 0)), None)
-    report = read_report(first.termination.message) if first and first.termination else None
-    after = with_final_report(status, report, now)
+    after = with_final_report(status, last_report(pod for pod in left if pod.attempt == status.attempt), now)
     # a gang of which there is no record goes on with a new attempt
     unknown: dict[str, str] | None = {} if observed.pods else None
     after = after.model_copy(

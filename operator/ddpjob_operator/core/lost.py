@@ -8,13 +8,13 @@ keeps it away from a node that is not ready (KEP-382), and a pod that still runs
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from datetime import datetime
-from typing import Any
 
 from ddpjob_operator.api.policies import Restart
-from ddpjob_operator.core.failures import Failure, Retry, finite
+from ddpjob_operator.core.failures import Failure, Retry
 from ddpjob_operator.core.model import DeletePod, PodView
+from ddpjob_operator.core.report import TrainerReport
 
 STRANDED_SECONDS = 60.0
 """How long node rank 0 may wait for the next attempt before it is given one for that alone: longer than Kubernetes
@@ -58,14 +58,14 @@ def removed(pods: Iterable[PodView], policy: Restart, now: datetime) -> tuple[De
     return tuple(DeletePod(pod.name, pod.uid, 0) for pod in pods if is_lost(pod, policy, now))
 
 
-def stranded(pods: Iterable[PodView], attempt: int, report: Mapping[str, Any] | None) -> tuple[Failure, ...]:
+def stranded(pods: Iterable[PodView], attempt: int, report: TrainerReport | None) -> tuple[Failure, ...]:
     """A failure where node rank 0 waits for the attempt after this one, and no pod has ended or fallen silent.
 
     A broken connection does that: every launcher lost its peers and waits for the operator, which sees nothing wrong.
     """
-    if report is None or (report.get("attempt"), report.get("phase")) != (attempt, "waiting"):
+    if report is None or (report.attempt, report.phase) != (attempt, "waiting"):
         return ()
-    waited = finite(report.get("phaseSeconds")) or 0.0
+    waited = report.phase_seconds or 0.0
     if waited < STRANDED_SECONDS:
         return ()
     gang = tuple(pods)

@@ -15,6 +15,7 @@ from typing import Any
 
 from ddpjob_operator.api.spec import DDPJobSpec
 from ddpjob_operator.api.status import DDPJobStatus
+from ddpjob_operator.core.report import TrainerReport
 
 Manifest = dict[str, Any]
 """A Kubernetes object as plain JSON, ready for the wire."""
@@ -200,14 +201,13 @@ class Warned:
 class Observed:
     """All that is known of one job's children at one moment.
 
-    `claim_exists` is True once the claim is known to be there. `report` is the last `/status` answer of node rank 0
-    (docs/contracts.md section 4), already checked to be of version 1.
+    `claim_exists` is True once the claim is known to be there. `report` is the last answer of node rank 0.
     """
 
     pods: tuple[PodView, ...] = ()
     service: ServiceView | None = None
     claim_exists: bool = False
-    report: dict[str, Any] | None = None
+    report: TrainerReport | None = None
     problem: Problem | None = None
     children: frozenset[tuple[str, str]] = frozenset()
     """Kind and name of every other child that is known to exist: NetworkPolicy, PodGroup."""

@@ -8,14 +8,14 @@ from ddpjob_operator.api.status import Condition, DDPJobStatus, Phase
 from ddpjob_operator.core import conditions as cond
 from ddpjob_operator.core.assign import ended_before
 from ddpjob_operator.core.cleanup import clean_up
-from ddpjob_operator.core.failures import read_report
+from ddpjob_operator.core.failures import last_report
 from ddpjob_operator.core.gang import counted, stop
 from ddpjob_operator.core.model import Event, Job, Observed, Plan, PodView
 from ddpjob_operator.core.progress import with_final_report
 
 
 def succeeded(job: Job, observed: Observed, status: DDPJobStatus, pods: tuple[PodView, ...], now: datetime) -> Plan:
-    status = with_final_report(counted(job, status, pods), _report_of_first_node(pods), now)
+    status = with_final_report(counted(job, status, pods), last_report(pods), now)
     who = "node rank 0" if job.spec.success_policy == "FirstNode" else f"all {len(pods)} nodes"
     message = f"{who} finished; restarts: {status.restarts}"
     after = status.model_copy(
@@ -99,8 +99,3 @@ def phase_conditions(
     if not running:  # what kept this attempt from running is over; a running one is looked at by `_with_trouble`
         after = cond.set_condition(after, cond.DEGRADED, False, "AsExpected", "", now=now, generation=job.generation)
     return after
-
-
-def _report_of_first_node(pods: tuple[PodView, ...]) -> dict[str, object] | None:
-    first = next((pod for pod in pods if pod.node_rank == 0), None)
-    return read_report(first.termination.message) if first and first.termination else None

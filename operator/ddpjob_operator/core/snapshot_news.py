@@ -2,34 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from datetime import datetime
-from typing import Any
 
 from ddpjob_operator.api.status import DDPJobStatus
 from ddpjob_operator.core import conditions as cond
-from ddpjob_operator.core.failures import integer
 from ddpjob_operator.core.model import Event, Job
+from ddpjob_operator.core.report import TrainerReport
 
 FAILURES_IN_A_ROW = 3
 MOST_REMEMBERED = 10
 _LONGEST = 512
 
 
-def with_snapshot_news(job: Job, status: DDPJobStatus, report: Mapping[str, Any] | None, now: datetime) -> DDPJobStatus:
+def with_snapshot_news(job: Job, status: DDPJobStatus, report: TrainerReport | None, now: datetime) -> DDPJobStatus:
     """`status` with the condition SnapshotsFailing and the list of snapshots that were set aside."""
-    if report is None or report.get("uid") != job.uid or report.get("attempt") != status.attempt:
+    if report is None or not report.is_of(job.uid, status.attempt):
         return status
-    problem, held = report.get("snapshotProblem"), cond.holds(status.conditions, cond.SNAPSHOTS_FAILING)
-    failures = integer(problem.get("failures")) if isinstance(problem, Mapping) else None
-    failing = failures is not None and failures >= FAILURES_IN_A_ROW
+    problem, held = report.snapshot_problem, cond.holds(status.conditions, cond.SNAPSHOTS_FAILING)
+    failures = problem.failures if problem is not None else None
     # more of the same is not worth a write each, and a save that was only skipped proves nothing
-    if isinstance(problem, Mapping) and failing and not held:
-        message = f"{failures} snapshots in a row could not be saved. {str(problem.get('message') or '')[:_LONGEST]}"
+    if problem is not None and failures is not None and failures >= FAILURES_IN_A_ROW and not held:
+        message = f"{failures} snapshots in a row could not be saved. {problem.message[:_LONGEST]}"
         status = _said(job, status, True, "SavesFail", message, now)
     elif held and problem is None:
         status = _said(job, status, False, "Saved", "", now)
-    return _with_set_aside(status, report.get("snapshotsSetAside"))
+    return _with_set_aside(status, report.snapshots_set_aside)
 
 
 def snapshot_events(before: DDPJobStatus, after: DDPJobStatus) -> tuple[Event, ...]:
@@ -52,13 +49,9 @@ def _said(job: Job, status: DDPJobStatus, failing: bool, reason: str, message: s
     return status.model_copy(update={"conditions": conditions})
 
 
-def _with_set_aside(status: DDPJobStatus, found: Any) -> DDPJobStatus:
-    messages = [
-        str(item.get("message"))[:_LONGEST]
-        for item in (found if isinstance(found, list) else ())
-        if isinstance(item, Mapping) and item.get("message")
-    ]
-    news = [message for message in dict.fromkeys(messages) if message not in status.corrupt_snapshots]
+def _with_set_aside(status: DDPJobStatus, found: tuple[str, ...]) -> DDPJobStatus:
+    messages = dict.fromkeys(message[:_LONGEST] for message in found)
+    news = [message for message in messages if message not in status.corrupt_snapshots]
     if not news:
         return status
     return status.model_copy(update={"corrupt_snapshots": (*status.corrupt_snapshots, *news)[-MOST_REMEMBERED:]})

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+
+from ddpjob_operator.core.report import TrainerReport
 
 _FORM = re.compile(r"kill-rank(?:=(?P<rank>\d+))?@(?P<percent>\d+(?:\.\d+)?)%")
 
@@ -52,13 +53,12 @@ def parse_chaos(text: str, ranks: int) -> KillRank:
     return chaos
 
 
-def find_victim(chaos: KillRank, reports: Iterable[Mapping[str, Any]], ranks: int) -> Victim | None:
+def find_victim(chaos: KillRank, reports: Iterable[TrainerReport], ranks: int) -> Victim | None:
     """The process to kill, from the `/status` answers of the nodes; None while it is too early."""
     for report in reports:
-        for rank in report.get("ranks") or ():
-            if rank.get("rank") != chaos.victim(ranks) or not rank.get("pid"):
+        for rank in report.ranks:
+            if rank.rank != chaos.victim(ranks) or not rank.pid:
                 continue
-            step, total = rank.get("step"), report.get("totalSteps")
-            if step and total and chaos.fraction <= step / total < 1:
-                return Victim(rank["rank"], rank["pid"], step)
+            if rank.step and report.total_steps and chaos.fraction <= rank.step / report.total_steps < 1:
+                return Victim(rank.rank, rank.pid, rank.step)
     return None

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import errno
 import http.client
-import json
 import random
 import socket
 from pathlib import Path
-from typing import Any
+
+from ddpjob_operator.core.report import TrainerReport, read_status
 
 LOOPBACK = "127.0.0.1"
-_STATUS_VERSION = 1
 _FIRST_PORT = 20000
 _DEFAULT_EPHEMERAL_START = 32768
 _TRIES = 1000
@@ -34,18 +33,17 @@ def free_port(taken: set[int]) -> int:
     raise OSError(errno.EADDRINUSE, f"no free TCP port between {_FIRST_PORT} and {last} on {LOOPBACK}")
 
 
-def fetch_status(port: int, timeout: float = 2.0) -> dict[str, Any] | None:
+def fetch_status(port: int, timeout: float = 2.0) -> TrainerReport | None:
     """The launcher's `/status` (docs/contracts.md section 4); None if there is no answer, or not one of version 1."""
     connection = http.client.HTTPConnection(LOOPBACK, port, timeout=timeout)
     try:
         connection.request("GET", "/status")
         answer = connection.getresponse()
-        report = json.loads(answer.read()) if answer.status == 200 else None
-    except (OSError, http.client.HTTPException, ValueError):
+        return read_status(answer.read()) if answer.status == 200 else None
+    except (OSError, http.client.HTTPException):
         return None
     finally:
         connection.close()
-    return report if isinstance(report, dict) and report.get("version") == _STATUS_VERSION else None
 
 
 def _is_free(port: int) -> bool:

@@ -17,10 +17,10 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from ddpjob_operator.core.model import PodPhase, PodView, Termination
 from ddpjob_operator.core.names import LABEL_NODES
+from ddpjob_operator.core.report import TrainerReport
 from ddpjob_operator.local.assignment import write_assignment
 from ddpjob_operator.local.environment import Command, Endpoints
 from ddpjob_operator.local.network import LOOPBACK
@@ -56,7 +56,7 @@ class LocalPod:
     """Size of the gang that it was last told of, if it can be told of another."""
 
     created: datetime = field(default_factory=lambda: datetime.now(UTC))
-    report: dict[str, Any] | None = None
+    report: TrainerReport | None = None
     """The last `/status` answer of this pod's launcher."""
 
     ready_since: datetime | None = None
@@ -77,7 +77,7 @@ class LocalPod:
 
         Raises:
             OSError: if the log cannot be opened or no process can be started.
-        ValueError: if an argument or a variable holds what no process can be given, a NUL.
+            ValueError: if an argument or a variable holds what no process can be given, a NUL.
         """
         self.endpoints.run_dir.mkdir(parents=True, exist_ok=True)
         self.endpoints.termination_log.touch()
@@ -117,7 +117,7 @@ class LocalPod:
         self.report = self.ready_since = None  # of another place
         self.changed()
 
-    def heard(self, report: dict[str, Any]) -> None:
+    def heard(self, report: TrainerReport) -> None:
         """Its launcher said this."""
         self.report = report
         self.ready_since = self.ready_since or datetime.now(UTC)

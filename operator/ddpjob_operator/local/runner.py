@@ -13,13 +13,12 @@ import signal
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from ddpjob_operator.api.status import DDPJobStatus, Phase
-from ddpjob_operator.core.failures import read_report
 from ddpjob_operator.core.model import Defaults, Job
 from ddpjob_operator.core.plan import plan
 from ddpjob_operator.core.progress import with_final_report
+from ddpjob_operator.core.report import TrainerReport, read_termination
 from ddpjob_operator.local.chaos import KillRank, find_victim
 from ddpjob_operator.local.children import Children
 from ddpjob_operator.local.display import Display
@@ -121,11 +120,11 @@ class Runner:
 
     async def _ask(self, pod: LocalPod) -> None:
         report = await asyncio.to_thread(fetch_status, pod.endpoints.status_port)
-        if report is not None and report.get("uid") == self._job.uid and report.get("attempt") == pod.attempt:
+        if report is not None and report.is_of(self._job.uid, pod.attempt):
             pod.heard(report)
             self._changed.set()
 
-    def _kill_if_due(self, reports: list[dict[str, Any]]) -> None:
+    def _kill_if_due(self, reports: list[TrainerReport]) -> None:
         if self._chaos is None:
             return
         victim = find_victim(self._chaos, reports, self._job.spec.nodes * self._job.spec.ranks_per_node)
@@ -162,7 +161,7 @@ class Runner:
                 self._stopped_by = None
                 return
         for pod in current:
-            report = read_report(pod.termination.message) if pod.termination else None
+            report = read_termination(pod.termination.message) if pod.termination else None
             status = with_final_report(self._job.status, report, datetime.now(UTC))
             self._job = replace(self._job, status=status)
 
@@ -196,13 +195,12 @@ def _is_final(status: DDPJobStatus) -> bool:
 
 
 def _node_view(pod: LocalPod) -> NodeView:
-    report = pod.report or {}
     return NodeView(
         node_rank=pod.node_rank,
         pod=pod.name,
         phase=str(pod.view().phase),
         pid=pod.pid,
-        step=report.get("step"),
-        doing=str(report.get("phase") or ""),
+        step=pod.report.step if pod.report else None,
+        doing=pod.report.phase if pod.report else "",
         log=pod.log,
     )

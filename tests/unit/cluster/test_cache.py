@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from ddpjob_operator.cluster.cache import Cache, Key, Owner, key_of_pod
+from ddpjob_operator.core.report import TrainerReport
 
 KEY = Key("ns", "digits")
 OWNER = Owner("ns", "job-1")
@@ -229,18 +230,21 @@ def ended(version: int, attempt: int = 0, *, message: str | None = None) -> dict
 def test_what_a_pod_says_at_its_end_is_kept_though_its_removal_comes_with_it() -> None:
     cache = Cache()
     cache.put_pod(pod(1, phase="Running"))
-    cache.memory(OWNER).report = {"version": 1, "uid": "job-1", "attempt": 0, "step": 310, "phase": "train"}
+    cache.memory(OWNER).report = TrainerReport(uid="job-1", attempt=0, step=310, phase="train")
     cache.drop_pod(ended(2))
     report = cache.observed(OWNER).report
     assert report is not None
-    assert (report["uid"], report["step"], report["snapshot"]["step"], report["phase"]) == ("job-1", 322, 322, "train")
+    assert report.snapshot is not None
+    assert (report.uid, report.step, report.snapshot.step, report.phase) == ("job-1", 322, 322, "train")
 
 
 def test_it_is_kept_although_nobody_had_asked_the_pod_before() -> None:
     cache = Cache()
     cache.put_pod(pod(1, phase="Running"))
     cache.drop_pod(ended(2))
-    assert (cache.observed(OWNER).report or {})["step"] == 322
+    report = cache.observed(OWNER).report
+    assert report is not None
+    assert (report.is_of("job-1", 0), report.step) == (True, 322)
 
 
 @pytest.mark.parametrize(
@@ -251,7 +255,7 @@ def test_it_is_kept_although_nobody_had_asked_the_pod_before() -> None:
 def test_other_last_words_take_nothing_away(last: dict[str, Any]) -> None:
     cache = Cache()
     cache.put_pod(pod(1, phase="Running"))
-    known = {"version": 1, "uid": "job-1", "attempt": 0, "step": 310}
+    known = TrainerReport(uid="job-1", attempt=0, step=310)
     cache.memory(OWNER).report = known
     cache.drop_pod(last)
     assert cache.observed(OWNER).report == known

@@ -22,6 +22,7 @@ from ddpjob_operator.core.parse import parse_job
 from ddpjob_operator.core.pod_environment import environment, launch_args
 from ddpjob_operator.core.pods import build_pod
 from ddpjob_operator.core.progress import with_report
+from ddpjob_operator.core.report import TrainerReport, read_status, read_termination
 from ddpjob_operator.local.assignment import write_assignment
 
 DOCUMENT = (Path(__file__).parents[3] / "docs/contracts.md").read_text()
@@ -30,6 +31,7 @@ STATUS = next(example for example in EXAMPLES if "ranks" in example)
 TERMINATION = next(example for example in EXAMPLES if "outcome" in example)
 MANIFEST = next(example for example in EXAMPLES if "files" in example)
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
+REPORT = read_status(json.dumps(STATUS)) or TrainerReport()
 
 
 def job(**spec: Any) -> Any:
@@ -102,8 +104,13 @@ def test_the_launcher_answers_status_with_exactly_the_documented_fields() -> Non
     assert set(answer) == set(STATUS)
 
 
+def test_the_operator_reads_every_field_of_its_report_from_the_documented_status() -> None:
+    nothing = TrainerReport()
+    assert [name for name in nothing.__slots__ if getattr(REPORT, name) == getattr(nothing, name)] == []
+
+
 def test_the_operator_reads_progress_from_the_documented_status() -> None:
-    after = with_report(DDPJobStatus(), STATUS, STATUS["uid"], NOW)
+    after = with_report(DDPJobStatus(), REPORT, STATUS["uid"], NOW)
     assert after.progress is not None
     assert after.snapshot is not None
     assert (after.progress.epoch, after.progress.step, after.progress.total_steps) == (3, 120, 400)
@@ -112,18 +119,18 @@ def test_the_operator_reads_progress_from_the_documented_status() -> None:
 
 
 def test_the_operator_ignores_the_status_of_another_life_of_the_job() -> None:
-    assert with_report(DDPJobStatus(), STATUS, "another-uid", NOW) == DDPJobStatus()
-    assert with_report(DDPJobStatus(attempt=1), STATUS, STATUS["uid"], NOW) == DDPJobStatus(attempt=1)
+    assert with_report(DDPJobStatus(), REPORT, "another-uid", NOW) == DDPJobStatus()
+    assert with_report(DDPJobStatus(attempt=1), REPORT, STATUS["uid"], NOW) == DDPJobStatus(attempt=1)
 
 
 def test_the_operator_reads_the_termination_message_that_the_launcher_writes() -> None:
     pod = parse_environment(pod_environment())
     cause = Cause(1, "WorkerKilled", "rank 1 was killed by SIGKILL after step 120", rank=1, signal="SIGKILL")
     written = encode(message_of(cause, pod, Ending(wall=5.0, procs=1)))
-    report = operator_exits.read_report(written.decode())
+    assert set(json.loads(written)) == set(TERMINATION)
+    report = read_termination(written.decode())
     assert report is not None
-    assert set(report) == set(TERMINATION)
-    assert (report["reason"], report["rank"], report["nodeRank"], report["attempt"]) == ("WorkerKilled", 1, 1, 3)
+    assert (report.reason, report.signal, report.rank, report.attempt) == ("WorkerKilled", "SIGKILL", 1, 3)
 
 
 def test_the_trainer_reads_its_place_from_the_files_that_a_kubelet_makes_of_the_pods_labels(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from ddpjob_operator.api.frozen import frozen_digests
 from ddpjob_operator.api.spec import DDPJobSpec
 from ddpjob_operator.api.status import DDPJobStatus, NodeCount, Phase
 from ddpjob_operator.core.model import Defaults, Job, Observed, PodPhase, PodView, ServiceView, Termination
+from ddpjob_operator.core.report import TrainerReport, read_status
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 UID = "0b0c0d0e-0000-4000-8000-000000000001"
@@ -60,6 +61,13 @@ def make_pod(node_rank: int = 0, phase: str = "Running", attempt: int = 0, **fie
 def make_report(reason: str = "WorkerException", **fields: Any) -> str:
     """A termination message (docs/contracts.md section 5)."""
     return json.dumps({"version": 1, "outcome": "Failed", "reason": reason, "message": f"it was {reason}"} | fields)
+
+
+def heard(**fields: Any) -> TrainerReport:
+    """What node rank 0 answers to `/status` (docs/contracts.md section 4), as it comes over the wire."""
+    report = read_status(json.dumps({"version": 1, "uid": UID, "attempt": 0} | fields))
+    assert report is not None
+    return report
 
 
 def ended(exit_code: int, message: str = "", *, ago: float | None = 60.0, **fields: Any) -> Termination:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from itertools import count
 
-from builders import NOW, UID, make_report
+from builders import NOW, heard, make_report
 
 from ddpjob_operator.api.spec import DDPJobSpec
 from ddpjob_operator.api.status import DDPJobStatus
@@ -33,6 +33,7 @@ from ddpjob_operator.core.model import (
     ServiceView,
     Termination,
 )
+from ddpjob_operator.core.report import TrainerReport
 
 NODES = ("node-0", "node-1", "node-2")
 ENDED = (PodPhase.SUCCEEDED, PodPhase.FAILED)
@@ -61,7 +62,7 @@ class Cluster:
     silent: set[str] = field(default_factory=set)
     capacity: int | None = None
     """Pods that there is room for on all nodes together."""
-    report: dict[str, object] | None = None
+    report: TrainerReport | None = None
     """What node rank 0 said last."""
     fetchers: dict[str, InitializerView] = field(default_factory=dict)
     """The pods that put data on the volume."""
@@ -179,7 +180,7 @@ class Cluster:
         if first is not None and self.answers(first.name):
             step = next(self._steps)
             snapshot = {"step": step, "time": self.now.timestamp(), "verified": True}
-            self.report = {"uid": UID, "attempt": self.heard[first.uid], "step": step, "snapshot": snapshot}
+            self.report = heard(attempt=self.heard[first.uid], step=step, snapshot=snapshot)
 
     def can_run(self, name: str) -> bool:
         pod = self.pods[name]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from builders import DEFAULTS, NOW, UID, in_phase, later, make_job, make_pod, seen, succeeded
+from builders import DEFAULTS, NOW, heard, in_phase, later, make_job, make_pod, seen, succeeded
 from looks import look
 
 from ddpjob_operator.api.status import DDPJobStatus, Phase, Progress, SnapshotStatus
@@ -189,7 +189,7 @@ def test_it_says_what_was_in_the_way(status: DDPJobStatus, observed: Observed, w
     ],
 )
 def test_rendezvous_is_a_part_of_starting(report: dict[str, Any] | None, missed: bool) -> None:
-    told = report and {"uid": UID, "attempt": 0, "time": NOW.timestamp()} | report
+    told = report and heard(**{"time": NOW.timestamp()} | report)
     decided = look(make_job(begun(Phase.RUNNING, 100), startupDeadlineSeconds=100), seen(*GANG, report=told))
     assert (reason(decided) == "StartupDeadlineExceeded") is missed
     assert not missed or "their ranks have not met" in str(failure(decided))

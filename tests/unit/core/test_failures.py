@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from datetime import datetime
 
 import pytest
@@ -13,12 +12,9 @@ from ddpjob_operator.core.failures import (
     Failure,
     Retry,
     find_failures,
-    finite,
     first_cause,
     has_succeeded,
-    integer,
     is_stopping,
-    read_report,
     with_last_words,
 )
 from ddpjob_operator.core.model import PodView
@@ -247,27 +243,6 @@ def test_a_time_that_is_no_time_does_not_stop_the_choice_of_a_cause(told: object
     )
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        pytest.param("", id="nothing"),
-        pytest.param("Traceback (most recent call last):", id="a traceback"),
-        pytest.param('{"version": 1', id="half an object"),
-        pytest.param("[" * 4096, id="4,096 brackets"),
-        pytest.param("7", id="a number"),
-        pytest.param('{"version": 2}', id="a version that is not known"),
-    ],
-)
-def test_a_message_that_is_no_report_is_no_report(text: str) -> None:
-    assert read_report(text) is None
-
-
-def test_a_message_with_half_a_surrogate_can_be_written_into_a_status() -> None:
-    report = read_report(r'{"version": 1, "message": "\ud800 x"}')
-    assert report is not None
-    assert json.dumps(report, ensure_ascii=False).encode()
-
-
 def test_the_message_ends_with_the_last_lines_of_the_traceback() -> None:
     lines = "\n".join(f"line {number}" for number in range(40))
     pod = make_pod(0, "Failed", termination=ended(1, make_report("WorkerException", traceback=lines)))
@@ -312,19 +287,6 @@ def test_a_failure_carries_what_the_post_mortem_needs() -> None:
 def test_the_signal_is_known_by_its_name(pod: PodView, signal: str | None) -> None:
     (failure,) = find_failures([pod], [], NOW)
     assert failure.signal == signal
-
-
-@pytest.mark.parametrize(("value", "whole"), [(7, 7), (0, 0), (True, None), ("7", None), (7.0, None), (2**63, None)])
-def test_only_whole_numbers_that_a_status_can_carry_are_integers(value: object, whole: int | None) -> None:
-    assert integer(value) == whole
-
-
-@pytest.mark.parametrize(
-    ("value", "number"),
-    [(7, 7.0), (0.5, 0.5), (float("inf"), None), (float("nan"), None), ("1", None), (10**400, None)],
-)
-def test_only_numbers_that_json_can_carry_are_finite(value: object, number: float | None) -> None:
-    assert finite(value) == number
 
 
 def test_a_sidecar_that_goes_on_does_not_keep_a_node_from_having_succeeded() -> None:

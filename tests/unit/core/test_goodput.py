@@ -5,18 +5,19 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from builders import NOW, UID, ended, in_phase, later, make_pod, make_report, seen
+from builders import NOW, ended, heard, in_phase, later, make_pod, make_report, seen
 
 from ddpjob_operator.api.status import DDPJobStatus, FailureStatus, Goodput, Phase, Progress, SnapshotStatus
 from ddpjob_operator.core.goodput import CAUSES, seconds_of, with_goodput
 from ddpjob_operator.core.model import InitializerView, Observed, PodPhase
+from ddpjob_operator.core.report import TrainerReport
 
 WAITS, PULLS = make_pod(0, "Pending"), make_pod(0, "Pending", scheduled=True)
 RUNS = make_pod(0), make_pod(1)
 
 
-def told(phase: str = "train", attempt: int = 0, **fields: Any) -> dict[str, Any]:
-    return {"version": 1, "uid": UID, "attempt": attempt, "phase": phase, **fields}
+def told(phase: str = "train", **fields: Any) -> TrainerReport:
+    return heard(phase=phase, **fields)
 
 
 def ledger(cause: str, **fields: Any) -> Goodput:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from builders import DEFAULTS, NOW, UID, failed, in_phase, later, make_job, make_pod, seen
+from builders import DEFAULTS, NOW, failed, heard, in_phase, later, make_job, make_pod, seen
 
 from ddpjob_operator.api.policies import Restart
 from ddpjob_operator.api.status import DDPJobStatus, Phase, SnapshotStatus
@@ -55,11 +55,11 @@ def test_a_pod_is_taken_off_by_force_only_where_the_policy_says_so(deleting: boo
     assert forced == (DeletePod("digits-0-1", "pod-0-1", 0),)
 
 
-WAITING = {"version": 1, "uid": UID, "attempt": 0, "phase": "waiting", "phaseSeconds": 61.0}
+WAITING = {"phase": "waiting", "phaseSeconds": 61.0}
 
 
 @pytest.mark.parametrize(
-    ("report", "pods", "found"),
+    ("told", "pods", "found"),
     [
         pytest.param(WAITING, [make_pod(0), make_pod(1)], True, id="nobody ended, and nobody trains"),
         pytest.param(WAITING | {"phaseSeconds": 59.0}, [make_pod(0), make_pod(1)], False, id="its cause may yet show"),
@@ -73,9 +73,9 @@ WAITING = {"version": 1, "uid": UID, "attempt": 0, "phase": "waiting", "phaseSec
     ],
 )
 def test_a_gang_that_waits_without_a_cause_is_given_another_attempt(
-    report: dict[str, Any] | None, pods: list[PodView], found: bool
+    told: dict[str, Any] | None, pods: list[PodView], found: bool
 ) -> None:
-    assert [failure.reason for failure in stranded(pods, 0, report)] == (["PeerLost"] if found else [])
+    assert [failure.reason for failure in stranded(pods, 0, told and heard(**told))] == (["PeerLost"] if found else [])
 
 
 # What the plan makes of it
@@ -135,7 +135,7 @@ def test_a_rank_that_lost_its_peer_is_no_cause_beside_a_lost_node() -> None:
 
 
 def test_a_gang_that_waits_for_nothing_starts_anew() -> None:
-    after = look(running(), seen(make_pod(0), make_pod(1), report=WAITING)).status
+    after = look(running(), seen(make_pod(0), make_pod(1), report=heard(**WAITING))).status
     assert after.attempt == 1
     assert after.last_failure is not None
     assert "every pod of the gang is still there" in after.last_failure.message

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from builders import (
     NOW,
-    UID,
     ended,
     failed,
+    heard,
     in_phase,
     later,
     make_job,
@@ -123,7 +123,7 @@ def test_a_sidecar_that_does_not_end_does_not_keep_the_job_from_ending() -> None
 )
 def test_a_final_status_never_changes(phase: Phase, pods: list[object]) -> None:
     status = in_phase(phase, completion_time=NOW)
-    decided = look(make_job(status), seen(*pods, report={"uid": UID, "attempt": 0, "step": 9}), 60)  # type: ignore[arg-type]
+    decided = look(make_job(status), seen(*pods, report=heard(step=9)), 60)  # type: ignore[arg-type]
     assert decided.status == status
     assert created(decided) == []
 
@@ -161,8 +161,7 @@ def test_a_job_that_is_being_deleted_is_left_to_the_garbage_collector(phase: Pha
 def test_a_status_that_was_written_is_not_changed_by_the_next_look(
     status: DDPJobStatus, pods: tuple[object, ...]
 ) -> None:
-    report = {"version": 1, "uid": UID, "attempt": 0, "step": 5, "time": NOW.timestamp(), "etaSeconds": 60.0}
-    observed = seen(*pods, report=report)  # type: ignore[arg-type]
+    observed = seen(*pods, report=heard(step=5, time=NOW.timestamp(), etaSeconds=60.0))  # type: ignore[arg-type]
     for seconds in (0.0, 0.1):
         status = look(make_job(status), observed, seconds).status
     for seconds in (0.2, 0.3):

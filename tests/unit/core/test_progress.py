@@ -7,13 +7,14 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from builders import NOW, UID, later
+from builders import NOW, UID, heard, later
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ddpjob_operator.api.status import DDPJobStatus, SnapshotStatus
 from ddpjob_operator.core.failures import Failure, Retry
 from ddpjob_operator.core.progress import MESSAGE_LIMIT, failure_status, with_final_report, with_report
+from ddpjob_operator.core.report import read_status
 
 TIME = NOW.timestamp()
 REPORT = {
@@ -23,8 +24,8 @@ REPORT = {
 }  # fmt: skip
 
 
-def after(report: Any, status: DDPJobStatus | None = None, now: datetime = NOW) -> DDPJobStatus:
-    return with_report(status or DDPJobStatus(), report, UID, now)
+def after(told: Any, status: DDPJobStatus | None = None, now: datetime = NOW) -> DDPJobStatus:
+    return with_report(status or DDPJobStatus(), told and heard(**told), UID, now)
 
 
 def test_a_report_becomes_progress_and_snapshot() -> None:
@@ -56,7 +57,7 @@ def test_the_same_report_looked_at_later_says_the_same() -> None:
 
 
 def test_what_a_report_does_not_know_stays_as_it_was() -> None:
-    status = after({"uid": UID, "attempt": 0, "step": 130, "loss": None}, after(REPORT))
+    status = after({"step": 130, "loss": None}, after(REPORT))
     assert status.progress is not None
     assert (status.progress.step, status.progress.loss, status.progress.metrics) == (130, 0.25, {"eval_accuracy": 0.96})
 
@@ -72,7 +73,7 @@ def test_what_a_report_does_not_know_stays_as_it_was() -> None:
 )
 def test_the_newest_snapshot_is_kept(known: tuple[int, bool], found: tuple[int, bool], kept: tuple[int, bool]) -> None:
     status = DDPJobStatus(snapshot=SnapshotStatus(step=known[0], time=NOW, verified=known[1]))
-    report = {"snapshot": {"step": found[0], "time": TIME, "verified": found[1]}}
+    report = heard(snapshot={"step": found[0], "time": TIME, "verified": found[1]})
     snapshot = with_final_report(status, report, NOW).snapshot
     assert snapshot is not None
     assert (snapshot.step, snapshot.verified) == kept
@@ -95,7 +96,7 @@ def test_whatever_a_container_reports_the_status_can_be_written(
     report = REPORT | fields
     if "snapshot" not in fields:
         report["snapshot"] = {"step": 100, "time": TIME} | snapshot
-    status = with_final_report(DDPJobStatus(), report, NOW)
+    status = with_final_report(DDPJobStatus(), read_status(json.dumps(report)), NOW)
     wire = json.loads(json.dumps(status.model_dump(mode="json", by_alias=True, exclude_none=True), allow_nan=False))
     assert DDPJobStatus.model_validate(wire) == status
 

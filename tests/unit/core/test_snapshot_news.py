@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from builders import NOW, UID, in_phase, make_job
+from builders import NOW, heard, in_phase, make_job
 
 from ddpjob_operator.api.status import DDPJobStatus, Phase
 from ddpjob_operator.core import conditions as cond
@@ -15,12 +15,12 @@ HEALTHY = in_phase(Phase.RUNNING)
 DISK_FULL = {"step": 110, "result": "failed", "message": "no snapshot of step 110: no space left", "failures": 3}
 
 
-def heard(status: DDPJobStatus, **report: Any) -> DDPJobStatus:
-    told = {"version": 1, "uid": UID, "attempt": 0, "snapshotProblem": None, "snapshotsSetAside": []}
-    return with_snapshot_news(make_job(), status, told | report, NOW)
+def after(status: DDPJobStatus, **told: Any) -> DDPJobStatus:
+    report = heard(**{"snapshotProblem": None, "snapshotsSetAside": []} | told)
+    return with_snapshot_news(make_job(), status, report, NOW)
 
 
-FAILING = heard(HEALTHY, snapshotProblem=DISK_FULL)
+FAILING = after(HEALTHY, snapshotProblem=DISK_FULL)
 
 
 def test_three_saves_that_fail_in_a_row_are_a_condition_and_an_event() -> None:
@@ -38,36 +38,36 @@ def test_three_saves_that_fail_in_a_row_are_a_condition_and_an_event() -> None:
     ids=["none", "two in a row", "no number", "nothing", "a list", "text"],
 )
 def test_less_than_that_is_none(problem: Any) -> None:
-    assert heard(HEALTHY, snapshotProblem=problem) == HEALTHY
+    assert after(HEALTHY, snapshotProblem=problem) == HEALTHY
 
 
 def test_a_fourth_failure_is_no_news() -> None:
-    assert heard(FAILING, snapshotProblem=DISK_FULL | {"failures": 4}) == FAILING
+    assert after(FAILING, snapshotProblem=DISK_FULL | {"failures": 4}) == FAILING
     assert snapshot_events(FAILING, FAILING) == ()
 
 
 def test_a_snapshot_that_is_saved_ends_it_and_one_that_is_skipped_does_not() -> None:
-    skipped = heard(FAILING, snapshotProblem=DISK_FULL | {"result": "skipped", "failures": 0})
+    skipped = after(FAILING, snapshotProblem=DISK_FULL | {"result": "skipped", "failures": 0})
     assert cond.holds(skipped.conditions, cond.SNAPSHOTS_FAILING)
-    assert not cond.holds(heard(FAILING).conditions, cond.SNAPSHOTS_FAILING)
+    assert not cond.holds(after(FAILING).conditions, cond.SNAPSHOTS_FAILING)
 
 
 @pytest.mark.parametrize("other", [{"uid": "another"}, {"attempt": 1}])
 def test_what_another_life_says_counts_for_nothing(other: dict[str, Any]) -> None:
-    assert heard(HEALTHY, snapshotProblem=DISK_FULL, **other) == HEALTHY
+    assert after(HEALTHY, snapshotProblem=DISK_FULL, **other) == HEALTHY
 
 
 def test_snapshots_that_were_set_aside_are_listed_once_the_newest_last() -> None:
     one = [{"step": 80, "message": "snapshot of step 80 is not used: SHA-256 differs"}]
-    after = heard(heard(HEALTHY, snapshotsSetAside=one), snapshotsSetAside=one)
-    assert after.corrupt_snapshots == (one[0]["message"],)
-    assert [event.reason for event in snapshot_events(HEALTHY, after)] == ["SnapshotCorrupt"]
+    listed = after(after(HEALTHY, snapshotsSetAside=one), snapshotsSetAside=one)
+    assert listed.corrupt_snapshots == (one[0]["message"],)
+    assert [event.reason for event in snapshot_events(HEALTHY, listed)] == ["SnapshotCorrupt"]
     many = [{"step": step, "message": f"step {step}"} for step in range(20)]
-    assert heard(after, snapshotsSetAside=many).corrupt_snapshots == tuple(
+    assert after(listed, snapshotsSetAside=many).corrupt_snapshots == tuple(
         f"step {step}" for step in range(20 - MOST_REMEMBERED, 20)
     )
 
 
 def test_a_list_that_is_none_is_ignored() -> None:
     for found in (None, "x", [1, {}, {"message": ""}]):
-        assert heard(HEALTHY, snapshotsSetAside=found) == HEALTHY
+        assert after(HEALTHY, snapshotsSetAside=found) == HEALTHY

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from ddpjob_operator.core.advice import ADVICE, COMES_AGAIN, OF_THE_NODE, diagnose
 from ddpjob_operator.core.failures import Failure, Retry
+from ddpjob_operator.core.report import TerminationReport
 from ddpjob_operator.core.symptoms import SYMPTOMS, Symptom, recognise
 
 NCCL_FILE = "NCCL error in: /pytorch/torch/csrc/distributed/c10d/NCCLUtils.cpp:77"
@@ -224,7 +225,7 @@ def test_a_failure_is_known_by_its_words(raw: str, text: str, reason: str) -> No
 
 
 def test_the_exception_of_a_report_is_read_where_the_message_was_cut() -> None:
-    report = {"exception": "RuntimeError: CUDA error: uncorrectable ECC error encountered"}
+    report = TerminationReport(exception="RuntimeError: CUDA error: uncorrectable ECC error encountered")
     assert diagnose(Failure("WorkerException", "rank 0 raised …", Retry.YES, report=report)).reason == "GPUFault"
 
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
+from ddpjob_operator.core.report import RankReport, TrainerReport
 from ddpjob_operator.local.chaos import KillRank, Victim, find_victim, parse_chaos
 
 
-def report(step: int, total: int | None = 100, rank: int = 1, pid: int | None = 42) -> dict[str, Any]:
-    return {"totalSteps": total, "ranks": [{"rank": rank, "pid": pid, "step": step}]}
+def report(step: int, total: int | None = 100, rank: int = 1, pid: int | None = 42) -> TrainerReport:
+    return TrainerReport(total_steps=total, ranks=(RankReport(rank, pid, step),))
 
 
 @pytest.mark.parametrize(
@@ -47,7 +46,7 @@ def test_the_highest_rank_dies_once_the_share_is_reached() -> None:
 
 @pytest.mark.parametrize(
     "too_early_or_too_late",
-    [report(49), report(100), report(50, total=None), report(50, pid=None), report(50, rank=0), {"ranks": None}],
+    [report(49), report(100), report(50, total=None), report(50, pid=None), report(50, rank=0), TrainerReport()],
 )
-def test_nobody_dies_before_it_or_after_the_end(too_early_or_too_late: dict[str, Any]) -> None:
+def test_nobody_dies_before_it_or_after_the_end(too_early_or_too_late: TrainerReport) -> None:
     assert find_victim(KillRank(1, 0.5), [too_early_or_too_late], ranks=2) is None

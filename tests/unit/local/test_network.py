@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from ddpjob_operator.core.report import TrainerReport
 from ddpjob_operator.local.network import fetch_status, free_port
 
 
@@ -58,7 +59,7 @@ def test_a_port_that_is_listened_on_is_not_free(monkeypatch: pytest.MonkeyPatch)
 
 def test_an_answer_of_version_1_is_taken() -> None:
     with answering(200, b'{"version": 1, "step": 7}') as port:
-        assert fetch_status(port) == {"version": 1, "step": 7}
+        assert fetch_status(port) == TrainerReport(step=7)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,219 @@
+"""What a trainer says of itself: its answer to `/status` while it lives, its termination message at its end
+(docs/contracts.md sections 4 and 5).
+
+Both come out of a user's container, where any process may have written them. They are parsed once, here: a field is of
+its type or unknown, numbers are such as JSON and an API server can carry, texts and lists are bounded.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields, replace
+from datetime import UTC, datetime
+from typing import Any
+
+from ddpjob_operator.api.status import SnapshotStatus
+
+VERSION = 1
+_LARGEST_INTEGER = 2**63 - 1  # of an integer in a status
+_LONGEST_NAME = 64
+_LONGEST_TEXT = 4096
+_MOST_ITEMS = 64
+_REASON = re.compile(r"[A-Za-z][A-Za-z0-9]{0,63}")
+_SIGNAL = re.compile(r"SIG[A-Z0-9]{2,12}")
+
+
+@dataclass(frozen=True, slots=True)
+class RankReport:
+    """How far one rank of the node is."""
+
+    rank: int
+    pid: int | None = None
+    step: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotProblem:
+    """Why the last snapshot was not saved."""
+
+    failures: int | None
+    """Saves that failed in a row."""
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainerReport:
+    """How far a trainer is. None, and what is empty, is unknown; moments are seconds since the epoch."""
+
+    uid: str = ""
+    attempt: int | None = None
+    time: float | None = None
+    """When it said so, by its own clock."""
+    phase: str = ""
+    phase_seconds: float | None = None
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    """Spent in each phase."""
+    epoch: int | None = None
+    step: int | None = None
+    total_steps: int | None = None
+    loss: float | None = None
+    samples_per_second: float | None = None
+    eta_seconds: float | None = None
+    resumed_from_step: int | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    snapshot: SnapshotStatus | None = None
+    snapshot_problem: SnapshotProblem | None = None
+    snapshots_set_aside: tuple[str, ...] = ()
+    """Which snapshots did not verify, in words."""
+    ranks: tuple[RankReport, ...] = ()
+
+    def is_of(self, uid: str, attempt: int) -> bool:
+        """Whether it is about this attempt of this very job, and not of an earlier job of the same name."""
+        return (self.uid, self.attempt) == (uid, attempt)
+
+    def updated_by(self, later: TrainerReport) -> TrainerReport:
+        """This report, with all that `later` knows."""
+        known = {item.name: getattr(later, item.name) for item in fields(TrainerReport)}
+        return replace(self, **{name: value for name, value in known.items() if value not in (None, "", {}, ())})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TerminationReport(TrainerReport):
+    """How a trainer ended."""
+
+    reason: str = "Failed"
+    """One word: it becomes a condition's reason."""
+    message: str = ""
+    rank: int | None = None
+    """The rank that failed first on this node."""
+    signal: str = ""
+    """Name of the signal that ended that rank."""
+    exception: str = ""
+    traceback: str = ""
+
+
+def read_status(text: str | bytes) -> TrainerReport | None:
+    """An answer of `/status`, or None if it is none of version 1."""
+    told = _load(text)
+    return None if told is None else TrainerReport(**_progress(told))
+
+
+def read_termination(text: str) -> TerminationReport | None:
+    """A termination message, or None if the text is something else."""
+    told = _load(text)
+    if told is None:
+        return None
+    reason, signal = _text(told.get("reason")), _text(told.get("signal"))
+    return TerminationReport(
+        **_progress(told),
+        reason=reason if _REASON.fullmatch(reason) else "Failed",
+        message=_text(told.get("message")),
+        rank=_integer(told.get("rank")),
+        signal=signal if _SIGNAL.fullmatch(signal) else "",
+        exception=_text(told.get("exception")),
+        traceback=_text(told.get("traceback")),
+    )
+
+
+def _load(text: str | bytes) -> dict[str, Any] | None:
+    try:
+        told = json.loads(text)
+    except (ValueError, RecursionError):  # nothing is taken for granted, not even its depth
+        return None
+    return told if isinstance(told, dict) and told.get("version") == VERSION else None
+
+
+def _progress(told: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields that both forms share."""
+    return {
+        "uid": _text(told.get("uid")),
+        "attempt": _integer(told.get("attempt")),
+        "time": _finite(told.get("time")),
+        "phase": _text(told.get("phase"), _LONGEST_NAME),
+        "phase_seconds": _finite(told.get("phaseSeconds")),
+        "seconds": {name: number for name, number in _numbers(told.get("seconds")) if number >= 0},
+        "epoch": _integer(told.get("epoch")),
+        "step": _integer(told.get("step")),
+        "total_steps": _integer(told.get("totalSteps")),
+        "loss": _finite(told.get("loss")),
+        "samples_per_second": _finite(told.get("samplesPerSecond")),
+        "eta_seconds": _finite(told.get("etaSeconds")),
+        "resumed_from_step": _integer(told.get("resumedFromStep")),
+        "metrics": dict(_numbers(told.get("metrics"))),
+        "snapshot": _snapshot(_object(told.get("snapshot"))),
+        "snapshot_problem": _snapshot_problem(told.get("snapshotProblem")),
+        "snapshots_set_aside": tuple(_set_aside(told.get("snapshotsSetAside"))),
+        "ranks": tuple(_ranks(told.get("ranks"))),
+    }
+
+
+def _snapshot(told: Mapping[str, Any]) -> SnapshotStatus | None:
+    step, seconds = _integer(told.get("step")), _finite(told.get("time"))
+    time = moment(seconds) if seconds is not None else None
+    if step is None or time is None:
+        return None
+    return SnapshotStatus(step=step, time=time, verified=told.get("verified") is True)
+
+
+def _snapshot_problem(told: Any) -> SnapshotProblem | None:
+    if not isinstance(told, dict):
+        return None
+    return SnapshotProblem(_integer(told.get("failures")), _text(told.get("message")))
+
+
+def _set_aside(told: Any) -> Iterator[str]:
+    for item in _items(told):
+        if message := _text(_object(item).get("message")):
+            yield message
+
+
+def _ranks(told: Any) -> Iterator[RankReport]:
+    for item in map(_object, _items(told)):
+        if (rank := _integer(item.get("rank"))) is not None:
+            yield RankReport(rank, _integer(item.get("pid")), _integer(item.get("step")))
+
+
+def _items(value: Any) -> list[Any]:
+    return value[:_MOST_ITEMS] if isinstance(value, list) else []
+
+
+def _object(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _numbers(value: Any) -> Iterator[tuple[str, float]]:
+    for name, found in list(_object(value).items())[:_MOST_ITEMS]:
+        if (number := _finite(found)) is not None and name.isprintable():
+            yield name[:_LONGEST_NAME], number
+
+
+def _text(value: Any, longest: int = _LONGEST_TEXT) -> str:
+    """The text, with a replacement for what is half a character: no status can carry that."""
+    return value[:longest].encode("utf-8", "replace").decode() if isinstance(value, str) else ""
+
+
+def _integer(value: Any) -> int | None:
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    return value if whole and 0 <= value <= _LARGEST_INTEGER else None
+
+
+def _finite(value: Any) -> float | None:
+    """The number, unless it is one that has no JSON: a loss that has diverged is NaN."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        number = float(value)
+    except OverflowError:
+        return None
+    return number if math.isfinite(number) else None
+
+
+def moment(seconds: float) -> datetime | None:
+    """Seconds since the epoch as a time, in whole seconds; None if no calendar has it."""
+    try:
+        return datetime.fromtimestamp(seconds, UTC).replace(microsecond=0)
+    except (ValueError, OverflowError, OSError):
+        return None
