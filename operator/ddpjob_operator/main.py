@@ -129,7 +129,14 @@ async def _assemble(settings: Settings, defaults: Callable[[str], Defaults], cle
         # a connection of its own: renewing must not wait behind the work that it protects
         own = await connect(1)
         cleanup.push_async_callback(own.close)
-        leader = Leader(own, settings.lease_namespace, settings.lease_name, settings.identity, enqueue_all)
+        leader = Leader(
+            own,
+            settings.lease_namespace,
+            settings.lease_name,
+            settings.identity,
+            elected=enqueue_all,
+            deposed=lambda: controller.stand_down(),
+        )
         client.fence = leader.fence
     else:
         metrics.LEADER.set(1)

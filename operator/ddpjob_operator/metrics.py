@@ -141,6 +141,9 @@ class JobTable(Collector):
     def drop(self, key: Hashable) -> None:
         self._rows.pop(key, None)
 
+    def clear(self) -> None:
+        self._rows.clear()
+
     def collect(self) -> Iterator[Metric]:
         rows = list(self._rows.values())
         for suffix, text, read in _PER_JOB:

@@ -122,3 +122,24 @@ async def test_the_client_knows_a_namespace_that_is_going_away(cluster: Cluster)
         await cluster.client.create(f"{path}/configmaps", "configmaps", body)
     assert refused.value.namespace_terminating
     await cluster.client.merge_patch(f"{path}/configmaps/held", "configmaps", {"metadata": {"finalizers": None}})
+
+
+async def test_a_volume_that_goes_with_the_job_before_is_waited_for(cluster: Cluster, operator: Operator) -> None:
+    path = f"/api/v1/namespaces/{cluster.namespace}/persistentvolumeclaims/digits-shared"
+    await cluster.apply_job(shared={"retain": False})
+    await cluster.gang_exists()
+    held = ["kubernetes.io/pvc-protection", "training.ddpjob.io/test"]
+    await cluster.client.merge_patch(path, "persistentvolumeclaims", {"metadata": {"finalizers": held}})
+    await cluster.delete_job()
+
+    async def is_going() -> bool:
+        claim = await cluster.client.get(path, "persistentvolumeclaims")
+        return "deletionTimestamp" in claim["metadata"]
+
+    await eventually(is_going, "the garbage collector has come to the claim", seconds=60)
+    again = await cluster.apply_job(shared={"retain": False})
+    assert "PersistentVolumeClaim digits-shared" in (await degraded(cluster, "NameTaken"))["message"]
+    await cluster.client.merge_patch(path, "persistentvolumeclaims", {"metadata": {"finalizers": None}})
+    await cluster.gang_exists(seconds=60)
+    claim = await cluster.client.get(path, "persistentvolumeclaims")
+    assert [owner["uid"] for owner in claim["metadata"]["ownerReferences"]] == [again["metadata"]["uid"]]

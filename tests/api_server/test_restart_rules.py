@@ -9,8 +9,6 @@ from tests.api_server.harness import Cluster, Operator, eventually
 
 from ddpjob_operator.cluster import paths
 
-HOSTNAME = "kubernetes.io/hostname"
-
 
 def raised(message: str, **fields: Any) -> dict[str, Any]:
     """The termination message of a rank that raised."""
@@ -118,7 +116,8 @@ async def test_a_rule_excludes_a_node_and_leaves_the_templates_own_affinity(
     for pod in await cluster.gang_exists(1):
         of_nodes = pod["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
         (term,) = of_nodes["nodeSelectorTerms"]
-        assert term["matchExpressions"] == [linux, {"key": HOSTNAME, "operator": "NotIn", "values": ["gpu-1"]}]
+        assert term["matchExpressions"] == [linux]
+        assert term["matchFields"] == [{"key": "metadata.name", "operator": "NotIn", "values": ["gpu-1"]}]
     status = await cluster.status()
     assert (status["excludedNodes"], status["restarts"]) == (["gpu-1"], 1)
     assert status["lastFailure"]["nodeName"] == "gpu-1"

@@ -253,7 +253,7 @@ class DDPJobStatus(APIModel):
     nodes: NodeCount = NodeCount()
     """Pods of the current attempt."""
 
-    kept_pods: Annotated[dict[str, int], Field(max_length=1024)] = Field(default_factory=dict)
+    kept_pods: Annotated[dict[str, int], Field(max_length=2048)] = Field(default_factory=dict)
     """With restart.scope InPlace: pods that live on from earlier attempts, and their node ranks in the current one, -1
     where they go on waiting for one. The others were made for it.
     """

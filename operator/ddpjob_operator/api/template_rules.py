@@ -72,7 +72,7 @@ def _malformed_affinity(template: dict[str, Any], path: str) -> str | None:
         if part is not None and not isinstance(part, kind):
             return f"{where}: is not {'a list' if kind is list else 'an object'}; write it as in a pod"
         for index, term in enumerate(part if isinstance(part, list) else ()):
-            if not isinstance(term, dict) or not isinstance(term.get("matchExpressions") or [], list):
+            if not isinstance(term, dict) or not isinstance(term.get("matchFields") or [], list):
                 return f"{where}[{index}]: is not a term; write it as in a pod"
     return None
 

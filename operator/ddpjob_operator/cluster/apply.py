@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 
 from ddpjob_operator.api import KIND
 from ddpjob_operator.cluster import paths, pod_events
-from ddpjob_operator.cluster.cache import Cache, Key, Owner, owner_of
+from ddpjob_operator.cluster.cache import Cache, Key, Owner, controller_of, owner_of
 from ddpjob_operator.cluster.client import Client, Json
 from ddpjob_operator.cluster.errors import ApiError
 from ddpjob_operator.cluster.refused import Refused, problem_of, refuses, taken
@@ -94,13 +94,18 @@ class Applier:
                 await self._delete_job(job, action)
 
     async def _create_claim(self, job: Job, action: CreateClaim) -> None:
-        collection = paths.claims(job.namespace)
+        """A claim that is kept outlives its job on purpose, so one of that name is taken over, whoever made it, unless
+        it is about to go: its own job was not to keep it.
+        """
+        collection, name = paths.claims(job.namespace), action.manifest["metadata"]["name"]
         try:
             await self._create(collection, "persistentvolumeclaims", action.manifest)
         except ApiError as error:
             if not error.already_exists:
                 raise
-            # A claim that is kept outlives its job on purpose, so one of that name is taken over whoever made it.
+            claim = await self.client.get(f"{collection}/{name}", "persistentvolumeclaims")
+            if claim["metadata"].get("deletionTimestamp") or controller_of(claim).get("uid", job.uid) != job.uid:
+                raise Refused(taken("PersistentVolumeClaim", claim)) from None
         self.cache.memory(_owner(job)).claim_exists = True
 
     async def _create_service(self, job: Job, action: CreateService) -> None:

@@ -234,19 +234,20 @@ def owner_of(pod: Json) -> Owner | None:
     """The job that a pod belongs to: its controller if that is a DDPJob, else its label, so that losing either one
     loses no pod."""
     meta = pod["metadata"]
-    uid = _controller(pod).get("uid") or (meta.get("labels") or {}).get(names.LABEL_UID)
+    uid = controller_of(pod).get("uid") or (meta.get("labels") or {}).get(names.LABEL_UID)
     return Owner(meta["namespace"], uid) if uid else None
 
 
 def key_of_pod(pod: Json) -> Key | None:
     """The key of the job that a pod belongs to, or belonged to in an earlier life of the same name."""
     meta = pod["metadata"]
-    name = _controller(pod).get("name") or (meta.get("labels") or {}).get(names.LABEL_JOB)
+    name = controller_of(pod).get("name") or (meta.get("labels") or {}).get(names.LABEL_JOB)
     return Key(meta["namespace"], name) if name else None
 
 
-def _controller(pod: Json) -> Mapping[str, Any]:
-    for reference in pod["metadata"].get("ownerReferences") or ():
+def controller_of(obj: Json) -> Mapping[str, Any]:
+    """The owner reference to the DDPJob that an object belongs to; empty if there is none."""
+    for reference in obj["metadata"].get("ownerReferences") or ():
         if reference.get("controller") and reference.get("kind") == KIND:
             found: Mapping[str, Any] = reference
             return found

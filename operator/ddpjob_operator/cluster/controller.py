@@ -225,6 +225,11 @@ class Controller:
         self.cache.memory(owner).report = report
         self.enqueue(key)
 
+    def stand_down(self) -> None:
+        """Another replica acts from now on: ask no trainer, and show no job's figures, which would be counted twice."""
+        self.poller.drop_all()
+        metrics.JOBS.clear()
+
     def _forget(self, key: Key) -> None:
         self.poller.drop(key)
         metrics.JOBS.drop(key)

@@ -76,12 +76,6 @@ class EventPoster:
         except asyncio.QueueFull:
             metrics.EVENTS.labels(result="dropped").inc()
 
-    def forget(self, uid: str) -> None:
-        """Let go of what was remembered of a job that is gone."""
-        self._allowances.pop(uid, None)
-        for said in [said for said in self._posted if said.uid == uid]:
-            del self._posted[said]
-
     async def run(self) -> None:
         """Post until cancelled."""
         while True:
@@ -136,6 +130,9 @@ class EventPoster:
         if allowance.left < 1:
             return False
         allowance.left -= 1
+        if len(self._allowances) > _REMEMBERED:  # one that is full again says as much as none
+            full = CAP * REFILL_SECONDS
+            self._allowances = {of: known for of, known in self._allowances.items() if now - known.at < full}
         return True
 
 

@@ -36,9 +36,9 @@ class NotLeading(ApiError):
 
 @dataclass(eq=False)
 class Leader:
-    """Runs for the Lease `namespace/name` as `identity`, and calls `elected` each time it gets it.
+    """Runs for the Lease `namespace/name` as `identity`.
 
-    Its client must not be fenced.
+    Calls `elected` each time it gets the Lease and `deposed` each time it loses it. Its client must not be fenced.
     """
 
     client: Client
@@ -46,6 +46,7 @@ class Leader:
     name: str
     identity: str
     elected: Callable[[], None]
+    deposed: Callable[[], None] = lambda: None
     known: asyncio.Event = field(default_factory=asyncio.Event)
     """Set once it is known who leads."""
     _held_until: float | None = None
@@ -66,21 +67,24 @@ class Leader:
 
     async def run(self) -> None:
         """Take part until cancelled."""
+        led = False
         while True:
-            was_leading = self.leading
             try:
                 async with asyncio.timeout(FENCE_SECONDS / 2):
                     await self._try()
             except (ApiError, TimeoutError) as error:
                 logger.warning("lease %s/%s: %s", self.namespace, self.name, error or "no answer")
-            if self.leading and not was_leading:
+            leads = self.leading
+            if leads and not led:
                 logger.info("leading as %s", self.identity)
                 self.elected()
-            elif was_leading and not self.leading:
+            elif led and not leads:
                 logger.warning("no longer leading")
                 self._held_until = None
-            metrics.LEADER.set(self.leading)
-            await asyncio.sleep(RENEW_SECONDS if self.leading else STANDBY_POLL_SECONDS)
+                self.deposed()
+            led = leads
+            metrics.LEADER.set(leads)
+            await asyncio.sleep(RENEW_SECONDS if leads else STANDBY_POLL_SECONDS)
 
     async def release(self) -> None:
         """Give the Lease back, if it is ours, so that another replica need not wait until it expires."""

@@ -49,6 +49,6 @@ def taken(kind: str, obj: Json) -> Problem:
     meta = obj["metadata"]
     return Problem(
         NAME_TAKEN,
-        f"{kind} {meta['name']} exists already and is not of this job; "
+        f"{kind} {meta['name']} exists already and is not of this job, or is being deleted; "
         "delete it, or wait until the deletion of its own job removes it",
     )

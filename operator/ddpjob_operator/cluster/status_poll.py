@@ -58,9 +58,13 @@ class StatusPoller:
         if (asking := self._asking.pop(key, None)) is not None:
             asking[1].cancel()
 
-    async def close(self) -> None:
+    def drop_all(self) -> None:
+        """Ask nobody any more."""
         for key in list(self._asking):
             self.drop(key)
+
+    async def close(self) -> None:
+        self.drop_all()
         if self._session is not None:
             await self._session.close()
 

@@ -15,7 +15,7 @@ from ddpjob_operator.api.status import DDPJobStatus
 from ddpjob_operator.core.advice import diagnose
 from ddpjob_operator.core.failures import Failure
 from ddpjob_operator.core.model import Manifest
-from ddpjob_operator.core.placement import HOSTNAME
+from ddpjob_operator.core.placement import not_on
 
 NODES_KEPT = 64
 """Nodes that a status remembers; of more, those that failed the job least are forgotten."""
@@ -51,7 +51,7 @@ def preferring_others(manifest: Manifest, nodes: tuple[str, ...]) -> Manifest:
     """The pod `manifest`, drawn to any node but these as strongly as a preference can; it may still run there."""
     if not nodes:
         return manifest
-    elsewhere = {"matchExpressions": [{"key": HOSTNAME, "operator": "NotIn", "values": sorted(nodes)}]}
+    elsewhere = {"matchFields": not_on(nodes)}
     spec = manifest["spec"]
     affinity = spec.get("affinity") or {}
     of_nodes = affinity.get("nodeAffinity") or {}

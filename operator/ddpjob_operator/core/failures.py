@@ -36,8 +36,9 @@ _DISRUPTED = {
     "DeletionByTaintManager": "Evicted",
     "EvictionByEvictionAPI": "Evicted",
     "TerminationByKubelet": "Evicted",
+    "WorkloadEvictedDueToPreempted": PREEMPTED,
 }
-"""Our reason for each that the condition DisruptionTarget gives (KEP-3329)."""
+"""Our reason for each that the condition DisruptionTarget gives (KEP-3329), and Kueue's TerminationTarget."""
 
 
 class Retry(StrEnum):

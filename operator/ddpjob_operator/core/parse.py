@@ -182,9 +182,9 @@ def _not_ready_since(status: Object, conditions: Mapping[str, Object]) -> dateti
 
 
 def _disruption(conditions: Mapping[str, Object]) -> str:
-    """Why the control plane ends the pod (condition DisruptionTarget, KEP-3329)."""
-    target = conditions.get("DisruptionTarget", {})
-    return str(target.get("reason", "")) if target.get("status") == "True" else ""
+    """Why the control plane ends the pod (condition DisruptionTarget, KEP-3329), or Kueue (TerminationTarget)."""
+    targets = (conditions.get(name, {}) for name in ("DisruptionTarget", "TerminationTarget"))
+    return next((str(target.get("reason", "")) for target in targets if target.get("status") == "True"), "")
 
 
 def _termination(status: Object) -> Termination | None:

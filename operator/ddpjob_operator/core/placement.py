@@ -59,10 +59,18 @@ def _add_pod_term(affinity: Manifest, kind: str, selector: Manifest, topology_ke
 
 def _away_from(nodes: tuple[str, ...], known: Manifest) -> Manifest:
     """Node selector terms are alternatives, so ours goes into each of them; an empty one matches no node and stays."""
-    elsewhere = {"key": HOSTNAME, "operator": "NotIn", "values": sorted(nodes)}
+    elsewhere = not_on(nodes)
     required = known.get(REQUIRED) or {}
     terms = [
-        term | {"matchExpressions": [*(term.get("matchExpressions") or ()), elsewhere]} if any(term.values()) else term
+        term | {"matchFields": [*(term.get("matchFields") or ()), *elsewhere]} if any(term.values()) else term
         for term in required.get("nodeSelectorTerms") or ()
     ]
-    return known | {REQUIRED: required | {"nodeSelectorTerms": terms or [{"matchExpressions": [elsewhere]}]}}
+    return known | {REQUIRED: required | {"nodeSelectorTerms": terms or [{"matchFields": elsewhere}]}}
+
+
+def not_on(nodes: tuple[str, ...]) -> list[Manifest]:
+    """Requirements (`matchFields`) that keep a pod off these nodes.
+
+    By their names: the label kubernetes.io/hostname may have another value. The API server takes one name in each.
+    """
+    return [{"key": "metadata.name", "operator": "NotIn", "values": [name]} for name in sorted(nodes)]

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 
 from ddpjob_operator.core.model import Job, Manifest, Problem
-from ddpjob_operator.core.names import group_name, job_labels, pod_name
+from ddpjob_operator.core.names import TRAINER_CONTAINER, group_name, job_labels, pod_name
 
 COSCHEDULING = "scheduling.x-k8s.io/v1alpha1"
 VOLCANO = "scheduling.volcano.sh/v1beta1"
@@ -57,7 +57,12 @@ def _kueue(job: Job, attempt: int, node_rank: int | None, nodes: int) -> Members
         return Membership(labels, gates=(KUEUE_GATE,))
     in_place = job.spec.restart.scope == "InPlace"
     labels["kueue.x-k8s.io/pod-group-name"] = group_name(job.name) if in_place else pod_name(job.name, attempt, 0)
-    annotations = {"kueue.x-k8s.io/pod-group-total-count": str(nodes)}
+    annotations = {
+        "kueue.x-k8s.io/pod-group-total-count": str(nodes),
+        # all nodes are of one kind. Kueue would hash the pods' specs, which differ by attempt and by excluded nodes,
+        # and hold a replacement of a kind that its group does not know
+        "kueue.x-k8s.io/role-hash": TRAINER_CONTAINER,
+    }
     if not in_place:
         # else Kueue keeps the quota of a pod that has ended for another that is to take its place
         annotations["kueue.x-k8s.io/retriable-in-group"] = "false"

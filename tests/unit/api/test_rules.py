@@ -261,7 +261,7 @@ def template(**spec: Any) -> dict[str, Any]:
          f"spec.podTemplate.spec.affinity.podAntiAffinity.{REQUIRED}: is not a list"),
         (template(affinity={"nodeAffinity": {REQUIRED: []}}),
          f"spec.podTemplate.spec.affinity.nodeAffinity.{REQUIRED}: is not an object"),
-        (template(affinity={"nodeAffinity": {REQUIRED: {"nodeSelectorTerms": [{"matchExpressions": 1}]}}}),
+        (template(affinity={"nodeAffinity": {REQUIRED: {"nodeSelectorTerms": [{"matchFields": 1}]}}}),
          f"spec.podTemplate.spec.affinity.nodeAffinity.{REQUIRED}.nodeSelectorTerms[0]: is not a term"),
         (template(containers=[{"name": "trainer", "env": [1]}]),
          "spec.podTemplate.spec.containers[0].env[0]: has no name"),

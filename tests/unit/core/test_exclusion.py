@@ -25,8 +25,6 @@ from ddpjob_operator.core.failures import Failure, Retry
 from ddpjob_operator.core.model import CreatePod, Plan, PodView, Termination
 from ddpjob_operator.core.plan import plan
 
-HOSTNAME = "kubernetes.io/hostname"
-
 
 def killed(node: str | None = "a", reason: str = "WorkerKilled", message: str = "") -> Failure:
     return Failure(reason, message, Retry.YES, node_name=node)
@@ -112,8 +110,8 @@ def test_a_status_remembers_so_many_nodes_and_one_is_always_left(nodes: list[str
     assert not nodes or set(nodes) - set(found.excluded_nodes), "every node that is known was ruled out"
 
 
-def term(*values: str) -> dict[str, Any]:
-    return {"key": HOSTNAME, "operator": "NotIn", "values": list(values)}
+def not_on(*nodes: str) -> dict[str, Any]:
+    return {"matchFields": [{"key": "metadata.name", "operator": "NotIn", "values": [node]} for node in nodes]}
 
 
 def test_a_preference_is_added_to_what_the_template_prefers() -> None:
@@ -121,7 +119,7 @@ def test_a_preference_is_added_to_what_the_template_prefers() -> None:
     preferred = {"preferredDuringSchedulingIgnoredDuringExecution": [theirs]}
     manifest = {"kind": "Pod", "spec": {"affinity": {"nodeAffinity": preferred, "podAffinity": {"x": 1}}, "y": 2}}
     found = preferring_others(manifest, ("b", "a"))
-    ours = {"weight": 100, "preference": {"matchExpressions": [term("a", "b")]}}
+    ours = {"weight": 100, "preference": not_on("a", "b")}
     of_nodes = {"preferredDuringSchedulingIgnoredDuringExecution": [theirs, ours]}
     assert found["spec"] == {"affinity": {"nodeAffinity": of_nodes, "podAffinity": {"x": 1}}, "y": 2}
     assert preferring_others(manifest, ()) is manifest
@@ -147,7 +145,7 @@ def affinities(decided: Plan) -> list[Any]:
 def test_the_pods_of_the_next_attempt_keep_away_from_a_node_that_is_excluded() -> None:
     running = in_phase(Phase.RUNNING, node_failures={"node-1": 2})
     decided = look(running, make_pod(0), failed(1, 137))
-    required = {"nodeSelectorTerms": [{"matchExpressions": [term("node-1")]}]}
+    required = {"nodeSelectorTerms": [not_on("node-1")]}
     assert affinities(decided) == [{"requiredDuringSchedulingIgnoredDuringExecution": required}] * 2
     assert decided.status.node_failures == {"node-1": 3}
     assert decided.status.excluded_nodes == ("node-1",)

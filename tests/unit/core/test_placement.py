@@ -20,7 +20,7 @@ MINE = {"labelSelector": {"matchLabels": {"app": "cache"}}, "topologyKey": ZONE}
 GPU = {"key": "gpu", "operator": "In", "values": ["a100"]}
 BIG = {"key": "memory", "operator": "In", "values": ["big"]}
 NAMED = {"key": "metadata.name", "operator": "In", "values": ["c"]}
-AWAY = {"key": "kubernetes.io/hostname", "operator": "NotIn", "values": ["a", "b"]}
+AWAY = [{"key": "metadata.name", "operator": "NotIn", "values": [name]} for name in ("a", "b")]
 
 
 def spec_of(
@@ -123,13 +123,13 @@ def test_an_affinity_that_says_nothing_is_no_hindrance(theirs: Manifest | None) 
 @pytest.mark.parametrize(
     ("theirs", "expected"),
     [
-        (None, [{"matchExpressions": [AWAY]}]),
-        ({REQUIRED: None}, [{"matchExpressions": [AWAY]}]),
+        (None, [{"matchFields": AWAY}]),
+        ({REQUIRED: None}, [{"matchFields": AWAY}]),
         ({REQUIRED: {"nodeSelectorTerms": [{"matchExpressions": [GPU]}, {"matchExpressions": [BIG]}]}},
-         [{"matchExpressions": [GPU, AWAY]}, {"matchExpressions": [BIG, AWAY]}]),
+         [{"matchExpressions": [GPU], "matchFields": AWAY}, {"matchExpressions": [BIG], "matchFields": AWAY}]),
         ({REQUIRED: {"nodeSelectorTerms": [{"matchExpressions": []}]}}, [{"matchExpressions": []}]),
         ({REQUIRED: {"nodeSelectorTerms": [{"matchFields": [NAMED]}]}},
-         [{"matchFields": [NAMED], "matchExpressions": [AWAY]}]),
+         [{"matchFields": [NAMED, *AWAY]}]),
     ],
     ids=["none", "null", "each alternative", "one that matches nothing", "fields"],
 )  # fmt: skip

@@ -96,6 +96,7 @@ def test_each_attempt_is_a_group_of_its_own_in_a_queue() -> None:
         assert found["metadata"]["annotations"] == {
             "kueue.x-k8s.io/pod-group-total-count": str(nodes),
             "kueue.x-k8s.io/retriable-in-group": "false",
+            "kueue.x-k8s.io/role-hash": "trainer",
         }
         assert found["spec"]["schedulingGates"] == GATES
 
