@@ -8,6 +8,7 @@ bounds:                            # what it may ask for at most
   maxNodes: 16
   maxProcsPerNode: 8
   resources: {nvidia.com/gpu: 8, memory: 512Gi}     # of each pod
+  hostAccess: Network              # of its node: None, Network (the default) or All (files and processes, too)
 namespaces:                        # the same again, which wins for the jobs of that namespace
   students:
     bounds: {maxNodes: 2}
@@ -28,7 +29,7 @@ from pydantic import ConfigDict, Field, ValidationError
 
 from ddpjob_operator.api.base import APIModel
 from ddpjob_operator.api.pod import Quantity, Whole
-from ddpjob_operator.core.model import Bounds, Defaults, NetworkAccess
+from ddpjob_operator.core.model import Bounds, Defaults, HostAccess, NetworkAccess
 from ddpjob_operator.settings import BadSetting, Settings, own_namespace
 
 Quantities = dict[str, Quantity | Whole]
@@ -59,6 +60,7 @@ class JobBounds(_Strict):
     max_nodes: Annotated[int, Field(strict=True, ge=1)] | None = None
     max_procs_per_node: Annotated[int, Field(strict=True, ge=1)] | None = None
     resources: Quantities = Field(default_factory=dict)
+    host_access: HostAccess | None = None
 
 
 class Grant(_Strict):
@@ -135,6 +137,7 @@ def _defaults(
             max_nodes=grant.bounds.max_nodes or bounds.max_nodes,
             max_procs_per_node=grant.bounds.max_procs_per_node or bounds.max_procs_per_node,
             resources=dict(bounds.resources) | {name: str(most) for name, most in grant.bounds.resources.items()},
+            host_access=grant.bounds.host_access or bounds.host_access,
         )
     return Defaults(trainer_image=image, resources=resources, bounds=bounds, network=network)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 from tests.api_server.conftest import NewCluster, StartOperator
-from tests.api_server.harness import Cluster
+from tests.api_server.harness import Cluster, Operator
 
 from ddpjob_operator.settings import EXIT_BAD_SETTING
 
@@ -82,3 +82,16 @@ async def test_a_job_that_runs_is_not_stopped_by_a_bound_that_comes_later(
     await cluster.ends(names[0], code=1)
     await cluster.gang_exists(attempt=1)
     assert (await cluster.status())["phase"] == "Restarting"
+
+
+async def test_a_job_that_reaches_into_its_node_is_refused_before_anything_is_made(
+    cluster: Cluster, operator: Operator
+) -> None:
+    volumes = [{"name": "root", "hostPath": {"path": "/"}}]
+    await cluster.apply_job(podTemplate={"spec": {"schedulerName": "none", "volumes": volumes, "hostPID": True}})
+    refused = await cluster.phase_is("Failed")
+    (condition,) = (item for item in refused["conditions"] if item["type"] == "Failed")
+    assert condition["reason"] == "BeyondBounds"
+    assert condition["message"].startswith("spec.podTemplate.spec.hostPID: reaches outside the namespace")
+    assert "spec.podTemplate.spec.volumes[root].hostPath: reaches outside" in condition["message"]
+    assert [(entry.verb, entry.resource) for entry in await cluster.cost()] == [("patch", "ddpjobs/status")]

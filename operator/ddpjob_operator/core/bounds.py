@@ -1,7 +1,7 @@
 """What an administrator allows a job at most, and what it gets where it says nothing (`ddpjob_operator.tenancy`).
 
 A new job beyond a bound is refused, with the field, its value and the bound. One that has pods already is never
-stopped by a bound that came later; only an elastic one that asks for more nodes is held to it.
+stopped by a bound that came later; but an edit takes no job beyond one.
 
 What counts is the pod that would be made, so that a podTemplate is no way around a bound.
 """
@@ -9,12 +9,13 @@ What counts is the pod that would be made, so that a podTemplate is no way aroun
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from decimal import Decimal
 from typing import Any
 
 from ddpjob_operator.api.status import Phase
+from ddpjob_operator.core.host_access import beyond_host_access
 from ddpjob_operator.core.model import Bounds, Job, Manifest
 
 ALWAYS_USED = ("cpu", "memory", "ephemeral-storage")
@@ -27,20 +28,27 @@ _QUANTITY = re.compile(
 )
 
 
-def beyond(job: Job, pod: Manifest, bounds: Bounds) -> tuple[str, ...]:
-    """Every bound that a new job breaks, as messages with field, value and bound; `pod` is one of its pods."""
-    return tuple(_beyond(job, pod, bounds))
+def beyond(job: Job, pods: tuple[Manifest, ...], bounds: Bounds) -> tuple[str, ...]:
+    """Every bound that a job breaks, as messages with field, value and bound; `pods` has one pod of each kind."""
+    return tuple(_beyond(job, pods, bounds))
 
 
 def within(job: Job, bounds: Bounds) -> Job:
-    """A job that has pods, held to the bound on its nodes: an elastic one may be edited beyond it."""
-    most = None if bounds.max_nodes is None else bounds.max_nodes - job.spec.spares
-    new = job.status.phase in (None, Phase.PENDING)
-    if new or job.spec.elastic is None or most is None or job.spec.nodes <= most:
+    """A job that has pods, held to the bound on its nodes: an edit may have taken an elastic one, or its spares,
+    beyond it.
+    """
+    most, spec = bounds.max_nodes, job.spec
+    if most is None or job.status.phase in (None, Phase.PENDING) or spec.nodes + spec.spares <= most:
         return job
-    nodes = max(most, job.spec.elastic.min_nodes)
-    refused = f"spec.nodes: {_too_many_nodes(job, bounds)}; the job goes on with at most {nodes}"
-    return replace(job, spec=job.spec.model_copy(update={"nodes": nodes}), refused=refused)
+    nodes = spec.nodes
+    if spec.elastic is not None:
+        nodes = min(nodes, max(most - spec.spares, spec.elastic.min_nodes))
+    spares = min(spec.spares, max(0, most - nodes))
+    if (nodes, spares) == (spec.nodes, spec.spares):
+        return job  # it was here before the bound
+    and_spares = f" and {spares} spares" if spec.spares else ""
+    refused = f"spec.nodes: {_too_many_nodes(job, bounds)}; the job goes on with at most {nodes}{and_spares}"
+    return replace(job, spec=spec.model_copy(update={"nodes": nodes, "spares": spares}), refused=refused)
 
 
 def with_default_resources(container: Manifest, defaults: Mapping[str, Mapping[str, Any]]) -> Manifest:
@@ -70,7 +78,7 @@ def amount(quantity: str | int) -> Decimal:
     return number * Decimal(1024) ** _BINARY[unit] if unit in _BINARY else number.scaleb(_UNITS[unit])
 
 
-def _beyond(job: Job, pod: Manifest, bounds: Bounds) -> Iterator[str]:
+def _beyond(job: Job, pods: tuple[Manifest, ...], bounds: Bounds) -> Iterator[str]:
     spec = job.spec
     if bounds.max_nodes is not None and spec.nodes + spec.spares > bounds.max_nodes:
         yield f"spec.nodes: {_too_many_nodes(job, bounds)}; use fewer"
@@ -78,33 +86,56 @@ def _beyond(job: Job, pod: Manifest, bounds: Bounds) -> Iterator[str]:
     if most is not None and ranks > most:
         yield f"spec.procsPerNode: {ranks} is more than the {most} {_allowed(job)}; use fewer"
     for resource, bound in bounds.resources.items():
-        yield from _beyond_resource(job, pod, resource, bound)
+        yield from _first(_beyond_resource(job, pod, resource, bound) for pod in pods)
+    for field in dict.fromkeys(field for pod in pods for field in beyond_host_access(pod, bounds.host_access)):
+        yield (
+            f"{field}: reaches outside the namespace, which this cluster's administrator does not allow "
+            f"{_where(job)} (bounds.hostAccess: {bounds.host_access}); remove it"
+        )
 
 
-def _beyond_resource(job: Job, pod: Manifest, resource: str, bound: str) -> Iterator[str]:
+def _first(problems: Iterable[str | None]) -> Iterator[str]:
+    """One is enough to say of each resource."""
+    if (problem := next(filter(None, problems), None)) is not None:
+        yield problem
+
+
+def _beyond_resource(job: Job, pod: Manifest, resource: str, bound: str) -> str | None:
     field = f"spec.resources.limits[{resource}]"
-    containers = [*(pod["spec"].get("containers") or ()), *(pod["spec"].get("initContainers") or ())]
+    containers = [*(pod["spec"].get("initContainers") or ()), *(pod["spec"].get("containers") or ())]
     try:
         used = [_most_used(container, resource) for container in containers]
+        together = _most_used(pod["spec"], resource)
     except ValueError as error:
-        yield f"{field}: {error}; write one such as 2, 500m, 16Gi"
-        return
+        return f"{field}: {error}; write one such as 2, 500m, 16Gi"
     for container, quantity in zip(containers, used, strict=True):
-        if quantity is None and resource in ALWAYS_USED:
-            yield (
+        if quantity is None and together is None and resource in ALWAYS_USED:
+            return (
                 f"{field}: is not set for container {container.get('name')}, and a pod may use at most {bound} "
                 f"{_where(job)}; set it"
             )
-            return
-    count = len(pod["spec"].get("containers") or ())
-    together, one_by_one = used[:count], used[count:]
-    total = max([sum(filter(None, together), Decimal(0)), *filter(None, one_by_one)])
+    total = max(_peak(pod["spec"], used), together or Decimal(0))
     if total > amount(bound):
-        yield f"{field}: a pod uses {_short(total, bound)}, more than the {bound} {_allowed(job)}; use less"
+        return f"{field}: a pod uses {_short(total, bound)}, more than the {bound} {_allowed(job)}; use less"
+    return None
+
+
+def _peak(spec: Manifest, used: list[Decimal | None]) -> Decimal:
+    """The most that containers use at one time; `used` is of the init containers, then of the others.
+
+    Init containers run one after the other; one with restartPolicy Always goes on running (KEP-753).
+    """
+    running = peak = Decimal(0)
+    first = spec.get("initContainers") or ()
+    for container, quantity in zip(first, used, strict=False):
+        peak = max(peak, running + (quantity or 0))
+        if container.get("restartPolicy") == "Always":
+            running += quantity or 0
+    return max(peak, running + sum(filter(None, used[len(first) :]), Decimal(0)))
 
 
 def _most_used(container: Manifest, resource: str) -> Decimal | None:
-    """What a container is limited to or, of what it has only if it asks, what it asks for."""
+    """What a container is limited to or, of what it has only if it asks, what it asks for; so a pod (KEP-2837)."""
     resources = container.get("resources")
     for kind in ("limits",) if resource in ALWAYS_USED else ("limits", "requests"):
         quantities = resources.get(kind) if isinstance(resources, dict) else None

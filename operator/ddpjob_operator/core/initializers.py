@@ -16,7 +16,7 @@ from datetime import datetime, timedelta
 from ddpjob_operator.api.pod import Initializer
 from ddpjob_operator.api.status import DDPJobStatus, Phase
 from ddpjob_operator.core import conditions as cond
-from ddpjob_operator.core.bounds import with_default_resources
+from ddpjob_operator.core.bounds import ALWAYS_USED, with_default_resources
 from ddpjob_operator.core.budget import backoff_seconds
 from ddpjob_operator.core.failures import EXIT_USER, SETTLE_SECONDS, Failure, Retry
 from ddpjob_operator.core.gang import awaits_data
@@ -247,4 +247,10 @@ def _container(job: Job, item: Initializer, defaults: Defaults, volumes: dict[st
         "terminationMessagePolicy": "File",
         "volumeMounts": mounts,
     }
-    return with_default_resources(container, defaults.resources)
+    return with_default_resources(with_default_resources(container, defaults.resources), _bounded(defaults))
+
+
+def _bounded(defaults: Defaults) -> dict[str, dict[str, str]]:
+    """What an initializer has where nobody says it: as much as a pod may use, and nothing reserved."""
+    bounds = {name: most for name, most in defaults.bounds.resources.items() if name in ALWAYS_USED}
+    return {"limits": bounds, "requests": dict.fromkeys(bounds, "0")} if bounds else {}

@@ -65,6 +65,16 @@ class NetworkAccess:
     """Let pods reach nothing but each other and DNS."""
 
 
+class HostAccess(StrEnum):
+    """What a pod may have of its node besides the place to run."""
+
+    NONE = "None"
+    NETWORK = "Network"
+    """The node's network, which some RDMA fabrics need."""
+    ALL = "All"
+    """Its files and processes too."""
+
+
 @dataclass(frozen=True, slots=True)
 class Bounds:
     """The most that one job may ask for; None, or no entry, is as much as it likes."""
@@ -74,6 +84,7 @@ class Bounds:
     max_procs_per_node: int | None = None
     resources: Mapping[str, str] = field(default_factory=dict)
     """Of each resource, what one pod may use."""
+    host_access: HostAccess = HostAccess.NETWORK
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,8 +25,9 @@ DNS_PORT = 53
 
 def build_policy(job: Job, defaults: Defaults, owner: Manifest) -> Manifest | None:
     """The NetworkPolicy of a job, or None where it is to have none; `owner` is its owner reference."""
-    access = defaults.network
-    if access is None or job.spec.placement.host_network:
+    access, template = defaults.network, job.spec.pod_template
+    of_the_node = template is not None and bool((template.spec or {}).get("hostNetwork"))
+    if access is None or of_the_node or job.spec.placement.host_network:
         return None
     gang = {
         "matchLabels": {LABEL_UID: job.uid},

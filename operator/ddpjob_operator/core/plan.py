@@ -19,7 +19,7 @@ from ddpjob_operator.core.attempt import next_attempt, resize
 from ddpjob_operator.core.bounds import within
 from ddpjob_operator.core.cleanup import over, seconds_to_live
 from ddpjob_operator.core.deadlines import exceeded, seconds_to_next
-from ddpjob_operator.core.edits import edited_while_starting
+from ddpjob_operator.core.edits import edited_fields, edited_while_starting
 from ddpjob_operator.core.elastic import resized
 from ddpjob_operator.core.failures import Failure, find_failures, first_cause, is_stopping, with_last_words
 from ddpjob_operator.core.gang import counted, gang_of, gang_size, missing
@@ -88,7 +88,7 @@ def _live(job: Job, observed: Observed, now: datetime, defaults: Defaults) -> Pl
     if fetching is not None:
         return fetching
     if edited_while_starting(job, status, pods, gang_size(job, status)):
-        return next_attempt(job, observed, status, now, defaults, delay=0.0, why="SpecChanged")
+        return _go_on(job, observed, status, now, defaults, delay=0.0, why="SpecChanged")
 
     policy = job.spec.restart
     failures = find_failures(pods, missing(job, status, gang), now) + lost_nodes(pods, policy, now)
@@ -145,7 +145,24 @@ def _after_failure(
             return failed(job, observed, _recorded(status, failure), reason, message, now)
         case RestartIn(seconds, after, said):
             after, message = _recorded(after, failure), with_clause(cause.message, said)
-            return next_attempt(job, observed, after, now, defaults, delay=seconds, why=failure.reason, message=message)
+            return _go_on(job, observed, after, now, defaults, delay=seconds, why=failure.reason, message=message)
+
+
+def _go_on(
+    job: Job,
+    observed: Observed,
+    status: DDPJobStatus,
+    now: datetime,
+    defaults: Defaults,
+    *,
+    delay: float,
+    why: str,
+    message: str = "",
+) -> Plan:
+    """The next attempt, unless an edit that the API server could not refuse has taken the job beyond a bound."""
+    if edited_fields(job, status) and (problems := not_allowed(job, defaults)):
+        return failed(job, observed, status, "BeyondBounds", "; ".join(problems), now)
+    return next_attempt(job, observed, status, now, defaults, delay=delay, why=why, message=message)
 
 
 def _recorded(status: DDPJobStatus, failure: FailureStatus) -> DDPJobStatus:
@@ -154,8 +171,8 @@ def _recorded(status: DDPJobStatus, failure: FailureStatus) -> DDPJobStatus:
 
 
 def _after_suspension(job: Job, observed: Observed, status: DDPJobStatus, now: datetime, defaults: Defaults) -> Plan:
-    decided = next_attempt(
-        job, observed, status, now, defaults, delay=0.0, why="Resumed", message="the job was suspended"
-    )
+    decided = _go_on(job, observed, status, now, defaults, delay=0.0, why="Resumed", message="the job was suspended")
+    if decided.status.phase is Phase.FAILED:
+        return decided
     resumed = Event("Normal", "Resumed", f"resumed after a suspension with attempt {decided.status.attempt}")
     return replace(decided, events=(resumed,))

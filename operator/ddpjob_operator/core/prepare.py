@@ -10,9 +10,9 @@ from datetime import datetime
 
 from ddpjob_operator.api.status import DDPJobStatus, Phase
 from ddpjob_operator.core.bounds import beyond
+from ddpjob_operator.core.initializers import build_initializer
 from ddpjob_operator.core.model import (
     Action,
-    Bounds,
     CreateChild,
     CreateClaim,
     CreateService,
@@ -42,11 +42,11 @@ def prepared(job: Job, observed: Observed, status: DDPJobStatus, now: datetime, 
 
 
 def not_allowed(job: Job, defaults: Defaults) -> tuple[str, ...]:
-    """Every bound of the administrator's that a new job breaks, in words for its author."""
-    if defaults.bounds == Bounds():
-        return ()
-    pod = build_pod(job, attempt=0, node_rank=0, service=ServiceView(host="", attempt=0), defaults=defaults)
-    return beyond(job, pod, defaults.bounds)
+    """Every bound of the administrator's that the job breaks, in words for its author."""
+    pods = [build_pod(job, attempt=0, node_rank=0, service=ServiceView(host="", attempt=0), defaults=defaults)]
+    if job.spec.initializers:
+        pods.append(build_initializer(job, 0, defaults))
+    return beyond(job, tuple(pods), defaults.bounds)
 
 
 def _missing(job: Job, observed: Observed, status: DDPJobStatus, defaults: Defaults) -> tuple[Action, ...]:

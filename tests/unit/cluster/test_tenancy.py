@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ddpjob_operator.core.model import Bounds, Defaults, NetworkAccess
+from ddpjob_operator.core.model import Bounds, Defaults, HostAccess, NetworkAccess
 from ddpjob_operator.settings import BadSetting, Settings
 from ddpjob_operator.tenancy import load_defaults, read
 
@@ -22,7 +22,7 @@ bounds:
 namespaces:
   students:
     defaults: {resources: {limits: {memory: 2Gi}}}
-    bounds: {maxNodes: 2, resources: {nvidia.com/gpu: 1}}
+    bounds: {maxNodes: 2, resources: {nvidia.com/gpu: 1}, hostAccess: None}
 """
 
 
@@ -44,7 +44,7 @@ def test_a_namespace_overrides_single_values(granted: Callable[[str], Defaults])
     assert granted("students") == Defaults(
         trainer_image="registry.example/trainer:2",
         resources={"requests": {"cpu": "500m"}, "limits": {"memory": "2Gi"}},
-        bounds=Bounds(2, 8, {"nvidia.com/gpu": "1", "memory": "512Gi"}),
+        bounds=Bounds(2, 8, {"nvidia.com/gpu": "1", "memory": "512Gi"}, HostAccess.NONE),
     )
 
 
@@ -64,6 +64,7 @@ def test_the_network_is_closed_where_the_operator_is_told_so(text: str, isolated
         ("bounds: {maxNodes: many}", "bounds.maxNodes: is 'many', but: "),
         ("bounds: {maxNodes: 0}", "bounds.maxNodes: is 0, but: "),
         ("bounds: {maxNodes: 1.5}", "bounds.maxNodes: is 1.5, but: "),
+        ("bounds: {hostAccess: Some}", "bounds.hostAccess: is 'Some', but: "),
         ("bounds: {maxNods: 1}", "bounds.maxNods: is not known here; correct its name or remove it"),
         ("bounds: {resources: {memory: plenty}}", "bounds.resources.memory: is 'plenty', but: "),
         ("namespaces: {a: {bounds: {nodes: 1}}}", "namespaces.a.bounds.nodes: is not known here"),

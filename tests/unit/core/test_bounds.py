@@ -7,12 +7,13 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
-from builders import DEFAULTS, NOW, in_phase, make_job, make_pod, seen
+from builders import DEFAULTS, NOW, failed, in_phase, make_job, make_pod, seen
 
 from ddpjob_operator.api.status import Phase
 from ddpjob_operator.core import conditions as cond
 from ddpjob_operator.core.bounds import amount, with_default_resources, within
-from ddpjob_operator.core.model import Bounds, Defaults, Observed, ServiceView
+from ddpjob_operator.core.initializers import build_initializer
+from ddpjob_operator.core.model import Bounds, Defaults, HostAccess, Observed, ServiceView
 from ddpjob_operator.core.plan import plan
 from ddpjob_operator.core.pods import build_pod
 from ddpjob_operator.core.prepare import not_allowed
@@ -67,6 +68,15 @@ def template(*containers: dict[str, Any], **spec: Any) -> dict[str, Any]:
         pytest.param(Bounds(resources={"cpu": "4"}),
                      template(container(limits={"cpu": "3"}), initContainers=[container("i", limits={"cpu": "4"})]),
                      None, id="an init container has ended when the others run"),
+        pytest.param(Bounds(resources={"example.com/fpga": "1"}),
+                     template(initContainers=[container("i", requests={"example.com/fpga": 1})
+                                              | {"restartPolicy": "Always"},
+                                              container("j", requests={"example.com/fpga": 1})]),
+                     "limits[example.com/fpga]: a pod uses 2, more than the 1", id="by way of a native sidecar"),
+        pytest.param(Bounds(resources={"cpu": "4"}), template(container(), resources={"limits": {"cpu": "5"}}),
+                     "limits[cpu]: a pod uses 5, more than the 4", id="by way of the pod as a whole"),
+        pytest.param(Bounds(resources={"cpu": "4"}), template(container(), resources={"limits": {"cpu": "4"}}),
+                     None, id="containers that share what the pod has"),
         pytest.param(Bounds(resources={"cpu": "4"}), template(container(limits={"cpu": "9000000000n"})),
                      "a pod uses 9, more than the 4", id="in a unit that hides it"),
         pytest.param(Bounds(resources={"cpu": "4"}), template(container(limits={"cpu": "many"})),
@@ -79,6 +89,74 @@ def test_a_new_job_beyond_a_bound_is_refused(bounds: Bounds, spec: dict[str, Any
     if told is not None:
         assert told in said[0]
         assert "namespace research" in said[0] or "is not a quantity" in said[0]
+
+
+HOST_PATH = template(container(), volumes=[{"name": "root", "hostPath": {"path": "/"}}])
+PRIVILEGED = template(container() | {"securityContext": {"privileged": True}})
+INIT = template(initContainers=[container("i") | {"securityContext": {"privileged": True}}])
+
+
+@pytest.mark.parametrize(
+    ("allowed", "spec", "field"),
+    [
+        (HostAccess.NETWORK, HOST_PATH, "spec.podTemplate.spec.volumes[root].hostPath"),
+        (HostAccess.NETWORK, template(hostPID=True), "spec.podTemplate.spec.hostPID"),
+        (HostAccess.NETWORK, template(hostIPC=True), "spec.podTemplate.spec.hostIPC"),
+        (HostAccess.NETWORK, PRIVILEGED, "spec.podTemplate.spec.containers[trainer].securityContext.privileged"),
+        (HostAccess.NETWORK, INIT, "spec.podTemplate.spec.initContainers[i].securityContext.privileged"),
+        (HostAccess.NETWORK, {"placement": {"hostNetwork": True}}, None),
+        (HostAccess.NONE, {"placement": {"hostNetwork": True}}, "spec.placement.hostNetwork"),
+        (HostAccess.NONE, template(hostNetwork=True), "spec.placement.hostNetwork"),
+        (HostAccess.NONE, template(container() | {"ports": [{"containerPort": 1, "hostPort": 22}]}),
+         "spec.podTemplate.spec.containers[trainer].ports.hostPort"),
+        (HostAccess.NONE, {}, None),
+        (HostAccess.ALL, HOST_PATH, None),
+        (HostAccess.ALL, PRIVILEGED, None),
+    ],
+)  # fmt: skip
+def test_a_job_has_no_more_of_its_nodes_than_is_allowed(
+    allowed: HostAccess, spec: dict[str, Any], field: str | None
+) -> None:
+    said = refusals(Bounds(host_access=allowed), **spec)
+    assert [message.partition(":")[0] for message in said] == ([] if field is None else [field])
+    assert not said or f"(bounds.hostAccess: {allowed}); remove it" in said[0]
+
+
+def test_what_fetches_the_data_is_held_to_the_bounds_too() -> None:
+    initializers = [{"name": "data", "source": "https://example.com/digits.tar", "path": "datasets/digits"}]
+    bounds = Bounds(resources={"memory": "16Gi"})
+    given = {"initializers": initializers, "resources": {"limits": {"memory": "1Gi"}}}
+    assert refusals(bounds, **given) == []
+    pod = build_initializer(make_job(**given), 0, replace(DEFAULTS, bounds=bounds))
+    assert [item["resources"] for item in pod["spec"]["containers"]] == [
+        {"limits": {"memory": "16Gi"}, "requests": {"memory": "0"}}
+    ]
+    mounted = {"podTemplate": {"spec": {"volumes": [{"name": "root", "hostPath": {"path": "/"}}]}}}
+    assert len(refusals(Bounds(), **given, **mounted)) == 1
+
+
+@pytest.mark.parametrize(
+    ("nodes", "spares", "held_to"), [(2, 2, (2, 2)), (2, 64, (2, 2)), (4, 1, (4, 0)), (5, 1, (5, 0)), (5, 0, (5, 0))]
+)
+def test_spares_that_an_edit_adds_are_held_to_the_bound_on_nodes(
+    nodes: int, spares: int, held_to: tuple[int, int]
+) -> None:
+    job = make_job(in_phase(Phase.RUNNING, nodes=nodes), nodes=nodes, spares=spares, restart={"scope": "InPlace"})
+    held = within(job, Bounds(max_nodes=4))
+    assert (held.spec.nodes, held.spec.spares) == held_to
+    assert bool(held.refused) == (spares != held_to[1])
+
+
+def test_an_edit_beyond_a_bound_that_no_server_refused_ends_with_the_attempt() -> None:
+    status = in_phase(Phase.RUNNING, nodes=2, spec={"nodes": 2})
+    defaults = replace(DEFAULTS, bounds=Bounds(max_nodes=2))
+    observed = seen(make_pod(0), failed(1, 137))
+    restarted = plan(make_job(status, nodes=2), observed, NOW, defaults)
+    assert restarted.status.phase is Phase.RESTARTING
+    refused = plan(make_job(status, nodes=3), observed, NOW, defaults)
+    condition = cond.find(refused.status.conditions, cond.FAILED)
+    assert condition is not None
+    assert (refused.status.phase, condition.reason) == (Phase.FAILED, "BeyondBounds")
 
 
 def test_every_bound_that_is_broken_is_named_at_once() -> None:

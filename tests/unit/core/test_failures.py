@@ -83,6 +83,11 @@ def case(sentence: str, pod: PodView, reason: str | None, retry: Retry = Retry.Y
             failed(0, 137, disruption="PreemptionByScheduler", **GOING),
             "Preempted",
         ),
+        case(
+            "a pod that Kueue removes for a more important workload is preempted",
+            failed(0, 143, disruption="WorkloadEvictedDueToPreempted", **GOING),
+            "Preempted",
+        ),
         case("a pod that a drain removes is evicted", failed(0, 143, disruption="EvictionByEvictionAPI"), "Evicted"),
         case("a pod that a taint removes is evicted", make_pod(disruption="DeletionByTaintManager", **GONE), "Evicted"),
         case("a pod of a node that is gone is lost", make_pod(disruption="DeletionByPodGC", **GONE), "NodeLost"),

@@ -109,9 +109,12 @@ def test_isolated_pods_reach_each_other_and_names_and_nothing_else() -> None:
     assert {(port["protocol"], port["port"]) for port in names["ports"]} == {("UDP", 53), ("TCP", 53)}
 
 
-def test_a_job_has_no_policy_where_it_would_not_be_true() -> None:
+@pytest.mark.parametrize(
+    "spec", [{"placement": {"hostNetwork": True}}, {"podTemplate": {"spec": {"hostNetwork": True}}}]
+)
+def test_a_job_has_no_policy_where_it_would_not_be_true(spec: dict[str, Any]) -> None:
     assert build_policy(JOB, DEFAULTS, owner_reference(JOB)) is None, "the operator is told to make none"
-    job = make_job(placement={"hostNetwork": True})
+    job = make_job(**spec)
     assert build_policy(job, replace(DEFAULTS, network=OPEN), owner_reference(job)) is None
 
 

@@ -259,8 +259,9 @@ def test_a_silent_node_shows_in_a_pod_that_is_not_ready_though_its_containers_ar
 
 
 @pytest.mark.parametrize("status", ["True", "False"])
-def test_a_disruption_of_the_control_plane_is_named(status: str) -> None:
-    target = {"type": "DisruptionTarget", "status": status, "reason": "PreemptionByScheduler"}
+@pytest.mark.parametrize("kind", ["DisruptionTarget", "TerminationTarget"])
+def test_a_disruption_of_the_control_plane_or_of_a_queue_is_named(kind: str, status: str) -> None:
+    target = {"type": kind, "status": status, "reason": "PreemptionByScheduler"}
     view = parse_pod(pod({"conditions": [target]}))
     assert view is not None
     assert view.disruption == ("PreemptionByScheduler" if status == "True" else "")

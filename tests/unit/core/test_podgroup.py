@@ -103,7 +103,11 @@ def test_each_attempt_is_a_group_of_its_own_in_a_queue() -> None:
 
 def test_pods_that_outlive_an_attempt_stay_in_their_group() -> None:
     first, later = (pod(1, attempt, **KUEUE, **IN_PLACE)["metadata"] for attempt in (0, 5))
-    assert first["annotations"] == later["annotations"] == {"kueue.x-k8s.io/pod-group-total-count": "2"}
+    assert first["annotations"] == later["annotations"]
+    assert first["annotations"] == {
+        "kueue.x-k8s.io/pod-group-total-count": "2",
+        "kueue.x-k8s.io/role-hash": "trainer",
+    }
     assert first["labels"]["kueue.x-k8s.io/pod-group-name"] == later["labels"]["kueue.x-k8s.io/pod-group-name"]
 
 
