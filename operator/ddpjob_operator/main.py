@@ -161,8 +161,6 @@ async def _run_parts(operator: Operator, stop: asyncio.Event) -> None:
     """Start everything, wait for `stop` or for a part's end, stop everything."""
     parts = {asyncio.create_task(operator.resync.run(), name="resync"),
              asyncio.create_task(operator.events.run(), name="event poster")}  # fmt: skip
-    if operator.leader is not None:
-        parts.add(asyncio.create_task(operator.leader.run(), name="leader election"))
     stopping = asyncio.create_task(stop.wait(), name="stop signal")
     first_lists = asyncio.create_task(operator.resync.first_done.wait(), name="first lists")
     try:
@@ -170,6 +168,8 @@ async def _run_parts(operator: Operator, stop: asyncio.Event) -> None:
         # is lost.
         await asyncio.wait({stopping, first_lists, *parts}, return_when=asyncio.FIRST_COMPLETED)
         if first_lists.done() and not stop.is_set():
+            if operator.leader is not None:  # one that could not act must not keep others from it
+                parts.add(asyncio.create_task(operator.leader.run(), name="leader election"))
             operator.queue.start()
             await _watch(operator, stopping, parts)
         _raise_from(parts)

@@ -103,6 +103,21 @@ async def test_a_deletion_that_no_watch_announced_is_noticed_by_the_resync(
         test_over.set()
 
 
+async def test_a_namespace_that_cannot_be_read_keeps_no_other_one_waiting(
+    cluster: Cluster, start_operator: StartOperator, tmp_path: Path
+) -> None:
+    async with FaultProxy(await log_in(), tmp_path) as proxy:
+
+        async def forbid(request: web.Request) -> web.StreamResponse | None:
+            return refusal(403, "Forbidden") if request.path.startswith("/api") and "/gone/" in request.path else None
+
+        proxy.read_fault = forbid
+        operator = await start_operator(proxy.kubeconfig, NAMESPACES=f"gone,{cluster.namespace}")
+        await cluster.apply_job()
+        await cluster.gang_exists()
+        assert "cannot list in namespace gone" in operator.log.read_text()
+
+
 async def test_new_credentials_are_read_when_the_old_ones_are_refused(
     cluster: Cluster, start_operator: StartOperator, tmp_path: Path
 ) -> None:

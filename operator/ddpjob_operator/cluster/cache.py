@@ -74,12 +74,17 @@ class Cache:
     _pods: dict[str, _Pod] = field(default_factory=dict)
     _pods_of: dict[Owner, set[str]] = field(default_factory=dict)
     _memory: dict[Owner, Memory] = field(default_factory=dict)
+    _listed: set[str | None] = field(default_factory=set)
     _gone: dict[str, int] = field(default_factory=dict)
     _last_list: int = 0
 
     def job(self, key: Key) -> Json | None:
         """The DDPJob object as last seen. It is shared: never change it."""
         return self._jobs.get(key)
+
+    def is_listed(self, namespace: str) -> bool:
+        """Whether all pods of a namespace are known; before, one that is not would be taken for one that is lost."""
+        return None in self._listed or namespace in self._listed
 
     def keys(self) -> tuple[Key, ...]:
         return tuple(self._jobs)
@@ -201,6 +206,7 @@ class Cache:
             the keys of jobs that were there before or are there now.
         """
         jobs, pods = tuple(jobs), tuple(pods)
+        self._listed.add(namespace)
         before = {key for key in self._jobs if namespace in (None, key.namespace)}
         listed = {job["metadata"]["uid"] for job in jobs}
         for key in before:

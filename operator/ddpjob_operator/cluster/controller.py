@@ -87,8 +87,8 @@ class Controller:
         Raises:
             ApiError: something that may pass; the queue tries again.
         """
-        if not self.leading():
-            return None  # everything is queued anew when this replica's turn comes
+        if not (self.leading() and self.cache.is_listed(key.namespace)):
+            return None  # everything is queued anew when this replica's turn comes, and with every list
         for _ in range(LONGEST_CHAIN):
             view = self._view(key)
             if view is None or is_left_to_another(view.obj):

@@ -3,6 +3,8 @@
 A watch that starts over lists again, but kopf passes on only what exists. A pod that was deleted meanwhile would be
 remembered for ever, and a restart never begin. So what our own lists lack is dropped, and every job is looked at
 again.
+
+A namespace whose lists fail keeps no other one waiting: it may be gone, and the operator's rights in it with it.
 """
 
 from __future__ import annotations
@@ -37,47 +39,54 @@ class Resync:
     enqueue: Callable[[Iterable[Key]], None]
     first_done: asyncio.Event = field(default_factory=asyncio.Event)
     healthy: bool = False
-    """Whether the last round of lists succeeded."""
+    """Whether the last round of lists succeeded, for one namespace at least."""
 
     async def run(self) -> None:
         """List until cancelled; soon again after a failure."""
         failures, backoff = 0, Backoff(first=0.5, longest=min(30.0, self.every))
         while True:
-            try:
-                self.enqueue(await self.once())
-            except ApiError as error:
+            failed = await self.once()
+            wait = self.every * random.uniform(0.9, 1.1)  # noqa: S311 - replicas must not list in step
+            if failed:
                 failures += 1
-                self.healthy = False
                 wait = backoff.seconds(failures, random.random())  # noqa: S311 - jitter, not a secret
-                metrics.RESYNCS.labels(result="failed").inc()
-                logger.warning("cannot list: %s; trying again in %.1f s", explain(error), wait)
+                for namespace, error in failed.items():
+                    where = f" in namespace {namespace}" if namespace else ""
+                    logger.warning("cannot list%s: %s; trying again in %.1f s", where, explain(error), wait)
             else:
-                failures, self.healthy = 0, True
-                metrics.RESYNCS.labels(result="done").inc()
+                failures = 0
+            metrics.RESYNCS.labels(result="failed" if failed else "done").inc()
+            self.healthy = len(failed) < len(self._scopes)
+            if self.healthy:
                 self.first_done.set()
-                wait = self.every * random.uniform(0.9, 1.1)  # noqa: S311 - replicas must not list in step
             await asyncio.sleep(wait)
 
-    async def once(self) -> set[Key]:
-        """One round.
+    async def once(self) -> dict[str | None, ApiError]:
+        """One round: every job that was known or is there is looked at.
 
         Returns:
-            the keys of all jobs that were known or are there.
-
-        Raises:
-            ApiError: a list failed; the cache keeps what it had of that namespace.
+            the namespaces whose lists failed (None: that of all), and why; the cache keeps what it had of them.
         """
-        keys: set[Key] = set()
+        failed: dict[str | None, ApiError] = {}
         oldest: list[int] = []
-        for namespace in self.namespaces or (None,):
-            (jobs, jobs_version), (pods, pods_version) = await asyncio.gather(
-                self.client.list(paths.jobs(namespace), "ddpjobs"),
-                self.client.list(paths.pods(namespace), "pods", labelSelector=OUR_PODS),
-            )
-            keys |= self.cache.take_lists(namespace, jobs, pods, jobs_version, pods_version)
+        for namespace in self._scopes:
+            try:
+                (jobs, jobs_version), (pods, pods_version) = await asyncio.gather(
+                    self.client.list(paths.jobs(namespace), "ddpjobs"),
+                    self.client.list(paths.pods(namespace), "pods", labelSelector=OUR_PODS),
+                )
+            except ApiError as error:
+                failed[namespace] = error
+                continue
+            self.enqueue(self.cache.take_lists(namespace, jobs, pods, jobs_version, pods_version))
             oldest += (jobs_version, pods_version)
-        self.cache.expire(min(oldest))
-        return keys
+        if oldest:
+            self.cache.expire(min(oldest))
+        return failed
+
+    @property
+    def _scopes(self) -> tuple[str | None, ...]:
+        return self.namespaces or (None,)
 
 
 def explain(error: ApiError) -> str:

@@ -203,6 +203,15 @@ def test_what_is_gone_is_forgotten_after_two_rounds_of_lists() -> None:
     assert (cache._gone, cache._memory) == ({}, {})
 
 
+def test_nothing_is_decided_about_a_namespace_before_its_lists_are_there() -> None:
+    cache = Cache()
+    assert not cache.is_listed("ns")
+    cache.take_lists("ns", [], [], 9, 9)
+    assert (cache.is_listed("ns"), cache.is_listed("other")) == (True, False)
+    cache.take_lists(None, [], [], 9, 9)
+    assert cache.is_listed("other")
+
+
 def test_the_service_is_known_from_the_answer_that_made_it() -> None:
     cache = Cache()
     service = {
