@@ -149,7 +149,7 @@ async def _assemble(settings: Settings, defaults: Callable[[str], Defaults], cle
         events=events,
         defaults=defaults,
         progress_seconds=settings.progress_seconds,
-        enqueue=queue.add,
+        enqueue=queue.nudge,
         poller=poller,
         leading=lambda: leader is None or leader.leading,
     )

@@ -40,6 +40,21 @@ async def test_snapshots_and_stall_limits_change_with_the_next_attempt_and_nothi
     assert (told["DDPJOB_STALL_MIN_SECONDS"], told["DDPJOB_STALL_MAX_SECONDS"]) == ("5", "60")
 
 
+async def test_a_job_goes_on_as_before_an_edit_that_cannot_be_understood(cluster: Cluster, operator: Operator) -> None:
+    await cluster.apply_job(restart={"backoff": {"initialSeconds": 0}})
+    pods = await running(cluster)
+    await cluster.edit_job(restart={"rules": [{"messagePattern": "(", "action": "Fail"}]})
+    condition = await cluster.condition("Degraded", "InvalidSpec")
+    assert "spec.restart.rules[0].messagePattern" in condition["message"]
+    assert "the job goes on as before the edit" in condition["message"]
+    await cluster.ends(pods[0], code=1)
+    again = await running(cluster, attempt=1)
+    await cluster.edit_job(restart={"rules": None})
+    await cluster.condition("Degraded", "AsExpected")
+    await cluster.ends(*again)
+    await cluster.phase_is("Succeeded")
+
+
 async def test_the_budget_of_restarts_may_shrink_while_the_job_runs(cluster: Cluster, operator: Operator) -> None:
     await cluster.apply_job(restart={"maxRestarts": 5, "backoff": {"initialSeconds": 0}})
     pods = await running(cluster)

@@ -59,6 +59,8 @@ def malformed_template(spec: DDPJobSpec) -> str | None:
         for field, key in (("env", "name"), ("ports", "containerPort"), ("volumeMounts", "mountPath")):
             if problem := _malformed_list(container, field, f"{path}.containers[{index}]", key):
                 return problem
+        if problem := _malformed_resources(container, f"{path}.containers[{index}].resources"):
+            return problem
     return _malformed_affinity(template, path)
 
 
@@ -74,6 +76,16 @@ def _malformed_affinity(template: dict[str, Any], path: str) -> str | None:
         for index, term in enumerate(part if isinstance(part, list) else ()):
             if not isinstance(term, dict) or not isinstance(term.get("matchFields") or [], list):
                 return f"{where}[{index}]: is not a term; write it as in a pod"
+    return None
+
+
+def _malformed_resources(container: dict[str, Any], path: str) -> str | None:
+    """Defaults of the operator's go into them."""
+    resources = container.get("resources")
+    for kind in ("limits", "requests"):
+        given = resources.get(kind) if isinstance(resources, dict) else resources
+        if given is not None and not isinstance(given, dict):
+            return f"{path}: has {kind} that are not an object; write them as in a pod"
     return None
 
 

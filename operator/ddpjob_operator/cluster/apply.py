@@ -18,7 +18,7 @@ from ddpjob_operator.cluster import paths, pod_events
 from ddpjob_operator.cluster.cache import Cache, Key, Owner, controller_of, owner_of
 from ddpjob_operator.cluster.client import Client, Json
 from ddpjob_operator.cluster.errors import ApiError
-from ddpjob_operator.cluster.refused import Refused, problem_of, refuses, taken
+from ddpjob_operator.cluster.refused import Refused, forbids, problem_of, problem_with, refuses, taken
 from ddpjob_operator.core.model import (
     Action,
     AssignPod,
@@ -71,6 +71,14 @@ class Applier:
         return next((failure for failure in failures if isinstance(failure, Refused)), None)
 
     async def _one(self, job: Job, action: Action) -> None:
+        try:
+            await self._act(job, action)
+        except ApiError as error:
+            if not (isinstance(action, AssignPod | DeletePod | PointService) and forbids(error)):
+                raise
+            raise Refused(problem_with(action.name, error), status=error.status) from error
+
+    async def _act(self, job: Job, action: Action) -> None:
         match action:
             case CreateClaim():
                 await self._create_claim(job, action)

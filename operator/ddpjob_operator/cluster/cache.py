@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from ddpjob_operator.api.spec import DDPJobSpec
 from ddpjob_operator.core import names
 from ddpjob_operator.core.model import InitializerView, Observed, PodView, Problem, ServiceView, Warned
 from ddpjob_operator.core.parse import parse_initializer, parse_pod
@@ -62,6 +63,8 @@ class Memory:
     """Tails of logs by the uid of their pod, for as long as that is there."""
     warnings: dict[str, Warned] = field(default_factory=dict)
     """What was found in events, likewise."""
+    spec: DDPJobSpec | None = None
+    """The last one that could be followed."""
     last_status_write: float | None = None
     """When its status was last written, on the event loop's clock."""
 

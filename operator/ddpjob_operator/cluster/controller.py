@@ -26,9 +26,9 @@ from ddpjob_operator.cluster.status_write import Change, StatusWriter, change_be
 from ddpjob_operator.core.goodput import seconds_of
 from ddpjob_operator.core.lifecycle import is_left_to_another
 from ddpjob_operator.core.model import Defaults, Job, Observed, Plan, PodPhase
-from ddpjob_operator.core.parse import InvalidJob, parse_job
+from ddpjob_operator.core.parse import InvalidJob, job_of, parse_job
 from ddpjob_operator.core.plan import plan
-from ddpjob_operator.core.refusal import refuse
+from ddpjob_operator.core.refusal import broken, not_followed, refuse
 from ddpjob_operator.core.report import TrainerReport
 
 logger = logging.getLogger(__name__)
@@ -94,7 +94,7 @@ class Controller:
             if view is None or is_left_to_another(view.obj):
                 self._forget(key)
                 return None
-            decided, memory = self._decide(view), self.cache.memory(view.owner)
+            decided, memory = await self._decided(view), self.cache.memory(view.owner)
             if decided.status_first and not await self._write(view, decided):
                 continue
             blocked, memory.problem = memory.problem is not None, None
@@ -113,10 +113,24 @@ class Controller:
         if obj is None:
             return None
         owner = Owner(key.namespace, obj["metadata"]["uid"])
+        memory = self.cache.memory(owner)
         try:
-            return _View(key, obj, owner, parse_job(obj))
+            job = parse_job(obj)
         except InvalidJob as error:
-            return _View(key, obj, owner, None, error.problems)
+            if memory.spec is None:
+                return _View(key, obj, owner, None, error.problems)
+            job = replace(job_of(obj, memory.spec), refused=not_followed(error.problems))
+        memory.spec = job.spec
+        return _View(key, obj, owner, job)
+
+    async def _decided(self, view: _View) -> Plan:
+        """What to do. A mistake of ours is said in the status as well: nobody should have to look for it in a log."""
+        try:
+            return self._decide(view)
+        except Exception as error:
+            generation = view.obj["metadata"].get("generation", 1)
+            await self._write(view, broken(view.status, error, generation, self.clock()))
+            raise
 
     def _decide(self, view: _View) -> Plan:
         if view.job is None:
@@ -169,8 +183,10 @@ class Controller:
         view = self._view(key)
         if view is not None:
             decided = self._decide(view)
-            await self._write(view, replace(decided, actions=()))
+            if self._wait_of(change_between(view.obj.get("status") or {}, decided.status), memory) is None:
+                await self._write(view, replace(decided, actions=()))
             self._show(key, view, decided.status)
+            self._watch_trainer(key, view, decided.status)  # a gang may well train while a spare is refused
             error.look_within = decided.requeue_after  # a deadline does not wait for a backoff
         if refusal.final:
             logger.info("%s: %s; not tried again", key, refusal.problem.message)

@@ -93,6 +93,11 @@ class WorkQueue(Generic[K]):
             self._ready.append(key)
             self._news.set()
 
+    def nudge(self, key: K) -> None:
+        """Look at `key` now, unless it failed last: what comes every other second must not undo a backoff."""
+        if key not in self._failures or key not in self._delayed:
+            self.add(key)
+
     def _add_later(self, key: K, after: float) -> None:
         loop = asyncio.get_running_loop()
         at = loop.time() + after
@@ -113,11 +118,6 @@ class WorkQueue(Generic[K]):
     def depth(self) -> int:
         """Keys that wait for a worker."""
         return len(self._ready)
-
-    @property
-    def idle(self) -> bool:
-        """Whether nothing waits or runs; a key with a delay does not count."""
-        return not self._ready and not self._running
 
     def longest_pass(self) -> float:
         """Seconds that the longest pass in progress has taken so far."""

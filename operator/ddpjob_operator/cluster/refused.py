@@ -45,6 +45,16 @@ def refuses(error: ApiError) -> bool:
     return error.status in _REFUSALS or (error.status == 500 and "failed calling webhook" in error.message)
 
 
+def problem_with(name: str, error: ApiError) -> Problem:
+    """The same for a change of an object that is there, by its name."""
+    return Problem(_reason(error), f"the API server refused to change {name}: {error.message}")
+
+
+def forbids(error: ApiError) -> bool:
+    """Whether a change of an object that is there is refused by a rule: a policy, a role, validation."""
+    return error.status in (403, 422) or (error.status == 500 and "failed calling webhook" in error.message)
+
+
 def taken(kind: str, obj: Json) -> Problem:
     meta = obj["metadata"]
     return Problem(

@@ -16,7 +16,9 @@ from typing import Any
 
 from ddpjob_operator.api.status import Phase
 from ddpjob_operator.core.host_access import beyond_host_access
-from ddpjob_operator.core.model import Bounds, Job, Manifest
+from ddpjob_operator.core.model import Bounds, Job, Manifest, Problem
+
+BEYOND = "BeyondBounds"
 
 ALWAYS_USED = ("cpu", "memory", "ephemeral-storage")
 """Resources of which a container takes what it gets unless it is limited; of any other it has what it asks for."""
@@ -47,8 +49,9 @@ def within(job: Job, bounds: Bounds) -> Job:
     if (nodes, spares) == (spec.nodes, spec.spares):
         return job  # it was here before the bound
     and_spares = f" and {spares} spares" if spec.spares else ""
-    refused = f"spec.nodes: {_too_many_nodes(job, bounds)}; the job goes on with at most {nodes}{and_spares}"
-    return replace(job, spec=spec.model_copy(update={"nodes": nodes, "spares": spares}), refused=refused)
+    said = f"spec.nodes: {_too_many_nodes(job, bounds)}; the job goes on with at most {nodes}{and_spares}"
+    held = spec.model_copy(update={"nodes": nodes, "spares": spares})
+    return replace(job, spec=held, refused=job.refused or Problem(BEYOND, said))
 
 
 def with_default_resources(container: Manifest, defaults: Mapping[str, Mapping[str, Any]]) -> Manifest:

@@ -37,6 +37,8 @@ class Job:
     spec: DDPJobSpec
     status: DDPJobStatus
     deleting: bool = False
+    refused: Problem | None = None
+    """An edit that the operator does not follow."""
 
     @property
     def ranks(self) -> int:
@@ -48,9 +50,6 @@ class Job:
         """Such as `2 nodes x 1 rank = 2 ranks`."""
         nodes, ranks = self.spec.nodes, self.spec.ranks_per_node
         return f"{_of(nodes, 'node')} x {_of(ranks, 'rank')} = {_of(self.ranks, 'rank')}"
-
-    refused: str = ""
-    """An edit that the operator does not follow, in words."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -111,7 +111,7 @@ def _with_trouble(
         )
         return degraded(job, status, "SpecChanged", message, now)
     if job.refused:
-        return degraded(job, status, "BeyondBounds", job.refused, now)
+        return degraded(job, status, job.refused.reason, job.refused.message, now)
     trouble = find_trouble(status, pods, observed.problem, now, observed.warnings)
     if status.phase is not Phase.RUNNING:
         conditions = scheduled_condition(job, status, pods, gang_size(job, status), trouble, now)

@@ -66,13 +66,18 @@ def parse_job(obj: Object, *, strict: bool = False) -> Job:
     """
     if strict:
         _refuse_other_kinds(obj)
-    metadata = obj.get("metadata") or {}
     try:
         spec = DDPJobSpec.model_validate(obj.get("spec") or {}, extra="forbid" if strict else "ignore")
     except ValidationError as error:
         raise InvalidJob(tuple(dict.fromkeys(_explain(item) for item in error.errors()))) from error
     if broken := rule_problems(spec):
         raise InvalidJob(broken)
+    return job_of(obj, spec)
+
+
+def job_of(obj: Object, spec: DDPJobSpec) -> Job:
+    """A DDPJob object as a `Job`, with this spec."""
+    metadata = obj.get("metadata") or {}
     return Job(
         name=metadata.get("name", ""),
         namespace=metadata.get("namespace", "default"),

@@ -16,7 +16,7 @@ from datetime import datetime
 from ddpjob_operator.api.status import DDPJobStatus, FailureStatus, Phase
 from ddpjob_operator.core.assign import ended_before
 from ddpjob_operator.core.attempt import next_attempt, resize
-from ddpjob_operator.core.bounds import within
+from ddpjob_operator.core.bounds import BEYOND, within
 from ddpjob_operator.core.cleanup import over, seconds_to_live
 from ddpjob_operator.core.deadlines import exceeded, seconds_to_next
 from ddpjob_operator.core.edits import edited_fields, edited_while_starting
@@ -81,7 +81,7 @@ def _live(job: Job, observed: Observed, now: datetime, defaults: Defaults) -> Pl
         status = _recorded(status, failure_status(status, late, now))
         return failed(job, observed, status, late.reason, late.message, now)
     if status.phase in (None, Phase.PENDING) and (problems := not_allowed(job, defaults)):
-        return failed(job, observed, status, "BeyondBounds", "; ".join(problems), now)
+        return failed(job, observed, status, BEYOND, "; ".join(problems), now)
     if status.phase in (None, Phase.PENDING) and (first := prepared(job, observed, status, now, defaults)) is not None:
         return first
     status, fetching = initialized(job, observed, status, now, defaults)
@@ -161,7 +161,7 @@ def _go_on(
 ) -> Plan:
     """The next attempt, unless an edit that the API server could not refuse has taken the job beyond a bound."""
     if edited_fields(job, status) and (problems := not_allowed(job, defaults)):
-        return failed(job, observed, status, "BeyondBounds", "; ".join(problems), now)
+        return failed(job, observed, status, BEYOND, "; ".join(problems), now)
     return next_attempt(job, observed, status, now, defaults, delay=delay, why=why, message=message)
 
 

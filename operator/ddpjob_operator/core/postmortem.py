@@ -15,6 +15,21 @@ _UNREADABLE = ("NodeLost", "PodDeleted")
 _SECRET_NAME = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|API_?KEY|ACCESS_?KEY|PRIVATE_?KEY", re.IGNORECASE)
 _SHORTEST_SECRET = 6
 
+_MASKS = (
+    (re.compile(r"(\b[a-z][a-z0-9+.-]*://)[^/\s@]+@", re.IGNORECASE), r"\1***@"),
+    (re.compile(r"(\b(?:Bearer|Basic)\s+)[A-Za-z0-9._~+/=-]{6,}", re.IGNORECASE), r"\1***"),
+    (
+        re.compile(
+            r"((?:token|secret|passw\w*|credential\w*|signature|api_?key|access_?key|private_?key)\w*[\"']?\s*[=:]\s*[\"']?)"
+            r"[^\s\"'&,;]{6,}",
+            re.IGNORECASE,
+        ),
+        r"\1***",
+    ),
+    (re.compile(r"\b(?:hf_|gh[pousr]_|sk-|xox[abp]-|AKIA)[A-Za-z0-9_-]{12,}"), "***"),
+)
+"""What looks like a secret wherever it comes from: a Secret's values are known to the pod alone."""
+
 
 def log_to_read(observed: Observed, failure: Failure) -> ReadLog | None:
     """The log that has to be read before the post-mortem of `failure` can be written; None if it was, or cannot be."""
@@ -25,12 +40,14 @@ def log_to_read(observed: Observed, failure: Failure) -> ReadLog | None:
 
 
 def log_tail(job: Job, observed: Observed, failure: Failure) -> str:
-    """The last lines of the failed pod's log, whole lines, without what the job's own variables keep secret."""
+    """The last lines of the failed pod's log, whole lines, without what is or looks like a secret."""
     pod = next((pod for pod in observed.pods if pod.name == failure.pod_name), None)
     text = observed.logs.get(pod.uid, "") if pod else ""
     for variable in job.spec.env:
         if variable.value and len(variable.value) >= _SHORTEST_SECRET and _SECRET_NAME.search(variable.name):
             text = text.replace(variable.value, "***")
+    for pattern, instead in _MASKS:
+        text = pattern.sub(instead, text)
     if len(text) <= TAIL_CHARACTERS:
         return text
     return text[-TAIL_CHARACTERS:].partition("\n")[2]

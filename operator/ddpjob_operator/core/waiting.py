@@ -55,7 +55,10 @@ def tended(job: Job, observed: Observed, status: DDPJobStatus, now: datetime, de
         return removed
     if observed.service is None:
         return (*removed, CreateService(build_service(job, status.attempt)))
-    return (*removed, *_created(job, observed, status, observed.service, count - len(good), defaults))
+    short = count - len(good)
+    if observed.problem is not None:
+        short = 1  # what was refused is tried with one pod
+    return (*removed, *_created(job, observed, status, observed.service, short, defaults))
 
 
 def _created(

@@ -267,6 +267,10 @@ def template(**spec: Any) -> dict[str, Any]:
          "spec.podTemplate.spec.containers[0].env[0]: has no name"),
         (template(containers=[{"name": "trainer", "ports": [{"name": "x"}]}]),
          "spec.podTemplate.spec.containers[0].ports[0]: has no containerPort"),
+        (template(containers=[{"name": "trainer", "resources": {"limits": ["x"]}}]),
+         "spec.podTemplate.spec.containers[0].resources: has limits that are not an object"),
+        (template(containers=[{"name": "trainer", "resources": 1}]),
+         "spec.podTemplate.spec.containers[0].resources: has limits"),
         (template(containers=None, volumes=None), None),
         (template(), None),
     ],
@@ -276,7 +280,8 @@ def template(**spec: Any) -> dict[str, Any]:
          "scheduling gates that are a number",
          "an affinity that is a list", "an affinity to pods that is text", "terms that are an object",
          "terms for nodes that are a list", "expressions that are a number",
-         "a variable that is no object", "a port without a number", "nothing said as null", "an empty template"],
+         "a variable that is no object", "a port without a number", "limits that are a list",
+         "resources that are a number", "nothing said as null", "an empty template"],
 )  # fmt: skip
 def test_a_template_that_cannot_be_merged_is_refused_in_words(spec: dict[str, Any], told: str | None) -> None:
     found = by_python(spec)

@@ -15,7 +15,7 @@ from ddpjob_operator.cluster import apply, paths
 from ddpjob_operator.cluster.apply import Applier
 from ddpjob_operator.cluster.cache import Cache, Owner
 from ddpjob_operator.cluster.client import Client
-from ddpjob_operator.core.model import Job, ReadLog, ReadWarnings
+from ddpjob_operator.core.model import Action, DeletePod, Job, PointService, ReadLog, ReadWarnings
 
 JOB = Job("digits", "ns", "job-1", 1, datetime(2026, 1, 1, tzinfo=UTC), DDPJobSpec(), DDPJobStatus())
 
@@ -98,3 +98,19 @@ async def test_the_warnings_of_one_pod_are_read_and_what_cannot_be_read_is_not_a
     await Applier(client, cache).carry_out(JOB, [read])
     after = cache.observed(Owner("ns", "job-1")).warnings["pod-1"]
     assert (after.reason, after.at >= found.at) == ("", True)
+
+
+@pytest.mark.parametrize(
+    "action",
+    [DeletePod("digits-0-1", "pod-1", None), PointService("digits-rdzv", 1, {})],
+    ids=["a deletion", "a change of the Service"],
+)
+async def test_a_change_that_a_policy_denies_is_told_to_the_author_of_the_job(
+    server: Server, client: Client, action: Action
+) -> None:
+    message = 'admission webhook "policy.example" denied the request: not on Fridays'
+    server.answers = [status(403, "Forbidden", message)]
+    refused = await Applier(client, Cache()).carry_out(JOB, [action])
+    assert refused is not None
+    assert refused.problem.reason == "AdmissionDenied"
+    assert refused.problem.message.endswith("not on Fridays")

@@ -185,6 +185,26 @@ def test_an_event_during_a_pass_that_fails_does_not_shorten_the_wait() -> None:
     assert len(looks.times) == 2
 
 
+def test_what_comes_all_the_time_does_not_shorten_the_wait_after_a_failure_and_an_event_does() -> None:
+    def fail_once(key: str, n: int) -> None:
+        if n == 1:
+            raise ValueError("not yet")
+
+    looks = Looks(then=fail_once)
+
+    async def feed(queue: WorkQueue[str]) -> None:
+        queue.add("a")
+        for _ in range(3):
+            await asyncio.sleep(2.0)
+            queue.nudge("a")
+        queue.add("a")
+        await asyncio.sleep(2.0)
+        queue.nudge("a")
+
+    run(within(looks, 600, feed, backoff=Backoff(first=100.0)))
+    assert looks.times == [0.0, 6.0, 8.0]
+
+
 def test_a_failing_key_holds_up_no_other() -> None:
     def fail_a(key: str, n: int) -> None:
         if key == "a":

@@ -58,3 +58,21 @@ def test_what_the_jobs_variables_keep_secret_is_masked() -> None:
     env += [{"name": "DB_PASSWORD", "valueFrom": {"secretKeyRef": {"name": "db", "key": "password"}}}]
     logs = {POD.uid: "token hf_abcdef, verbose"}
     assert log_tail(make_job(env=env), seen(POD, logs=logs), failure()) == "token ***, verbose"
+
+
+@pytest.mark.parametrize(
+    ("said", "kept"),
+    [
+        ("GET https://me:hunter2@example.com/d.tar", "GET https://***@example.com/d.tar"),
+        ("https://example.com/d?X-Amz-Signature=0123abcd&b=1", "https://example.com/d?X-Amz-Signature=***&b=1"),
+        ("https://example.com/d?access_token=abcdef1", "https://example.com/d?access_token=***"),
+        ("{'Authorization': 'Bearer abc.def-123'}", "{'Authorization': 'Bearer ***'}"),
+        ("HF_TOKEN=hf_abcdefghijklmnop", "HF_TOKEN=***"),
+        ('{"api_key": "0123456789"}', '{"api_key": "***"}'),
+        ("logged in with hf_abcdefghijklmnop.", "logged in with ***."),
+        ("ssh://git@example.com:22/repo and 3 tokens: 12", "ssh://***@example.com:22/repo and 3 tokens: 12"),
+        ("step 12, loss 0.25, https://example.com/a@b", "step 12, loss 0.25, https://example.com/a@b"),
+    ],
+)
+def test_what_looks_like_a_secret_is_masked_wherever_it_comes_from(said: str, kept: str) -> None:
+    assert log_tail(make_job(), seen(POD, logs={POD.uid: said}), failure()) == kept

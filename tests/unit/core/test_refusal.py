@@ -9,7 +9,7 @@ from builders import NOW, in_phase
 
 from ddpjob_operator.api.status import Phase
 from ddpjob_operator.core import conditions as cond
-from ddpjob_operator.core.refusal import refuse
+from ddpjob_operator.core.refusal import broken, refuse
 
 PROBLEMS = ("spec.nodes: 0 is too small; use 1 or more", "spec.args[0]: 7 is not text; write it in quotes")
 
@@ -48,3 +48,13 @@ def test_a_job_that_is_over_is_not_touched(phase: Phase) -> None:
 
 def test_any_number_of_problems_fits_into_a_status() -> None:
     assert refuse(stored(None), PROBLEMS * 5000, NOW).status.phase is Phase.FAILED
+
+
+def test_a_mistake_of_the_operators_own_is_said_and_nothing_else_changes() -> None:
+    status = in_phase(Phase.RUNNING)
+    decided = broken(status, KeyError("nodes"), 4, NOW)
+    degraded = cond.find(decided.status.conditions, cond.DEGRADED)
+    assert degraded is not None
+    assert (degraded.status, degraded.reason, degraded.observed_generation) == ("True", "InternalError", 4)
+    assert "KeyError: 'nodes'" in degraded.message
+    assert (decided.status.phase, decided.actions) == (Phase.RUNNING, ())

@@ -11,7 +11,7 @@ from builders import DEFAULTS, NOW, ended, failed, in_phase, later, make_job, ma
 from ddpjob_operator.api.status import DDPJobStatus, Phase, SnapshotStatus
 from ddpjob_operator.core.assign import WAITS
 from ddpjob_operator.core.edits import digests
-from ddpjob_operator.core.model import AssignPod, CreatePod, CreateService, DeletePod, Observed, Plan, PodView
+from ddpjob_operator.core.model import AssignPod, CreatePod, CreateService, DeletePod, Observed, Plan, PodView, Problem
 from ddpjob_operator.core.plan import plan
 from ddpjob_operator.core.waiting import tended, wanted
 
@@ -68,6 +68,11 @@ def tend(observed: Observed, known: DDPJobStatus | None = None, **spec: Any) -> 
 )  # fmt: skip
 def test_as_many_wait_as_are_wanted(pods: list[PodView], actions: list[str]) -> None:
     assert tend(seen(make_pod(0), make_pod(1), *pods)) == actions
+
+
+def test_what_was_refused_is_tried_again_with_one_pod() -> None:
+    refused = seen(make_pod(0), make_pod(1), problem=Problem("QuotaExceeded", "exceeded quota"))
+    assert tend(refused, spares=64) == ["create digits-0-s0"]
 
 
 def test_a_name_that_a_pod_of_the_gang_still_has_is_not_used_again() -> None:
