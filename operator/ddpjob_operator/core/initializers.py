@@ -20,6 +20,7 @@ from ddpjob_operator.core.bounds import ALWAYS_USED, with_default_resources
 from ddpjob_operator.core.budget import backoff_seconds
 from ddpjob_operator.core.failures import EXIT_USER, SETTLE_SECONDS, Failure, Retry
 from ddpjob_operator.core.gang import awaits_data
+from ddpjob_operator.core.lost import is_lost, until_lost
 from ddpjob_operator.core.merge import merge
 from ddpjob_operator.core.model import (
     Action,
@@ -34,6 +35,7 @@ from ddpjob_operator.core.model import (
     Plan,
     PodPhase,
     PodView,
+    soonest,
 )
 from ddpjob_operator.core.names import INITIALIZER, LABEL_ATTEMPT, LABEL_ROLE, initializer_name, job_labels
 from ddpjob_operator.core.phases import degraded, failed
@@ -48,6 +50,7 @@ from ddpjob_operator.core.pods import (
 from ddpjob_operator.core.progress import failure_status
 from ddpjob_operator.core.report import read_termination
 from ddpjob_operator.core.trouble import TROUBLE_GRACE_SECONDS, find_trouble, is_degraded
+from ddpjob_operator.core.unexplained import ask, until_asked
 
 RETRIES = 3
 """Tries after the first one that failed."""
@@ -76,9 +79,9 @@ def initialized(
     if pod.phase is PodPhase.SUCCEEDED:
         many = f"{len(job.spec.initializers)} initializers have" if len(job.spec.initializers) > 1 else "it has"
         return _said(job, status, True, "DataReady", f"{many} put their data on the volume", now), None
-    if pod.deleting and not _is_stuck(pod, now):
-        return status, Plan(status)  # its end comes as an event, and another is made
-    if pod.phase is PodPhase.FAILED or pod.deleting:
+    if pod.deleting and (left := _grace_left(pod, now)) > 0:
+        return status, Plan(status, requeue_after=left)  # its end comes as an event, unless its node is gone
+    if pod.phase is PodPhase.FAILED or pod.deleting or is_lost(_as_pod(pod, status), job.spec.restart, now):
         return status, _after_failure(job, observed, status, pod, now)
     return status, _waiting(job, observed, status, pod, now)
 
@@ -106,7 +109,8 @@ def _waiting(job: Job, observed: Observed, status: DDPJobStatus, pod: Initialize
     events: tuple[Event, ...] = ()
     if cond.find(status.conditions, cond.INITIALIZED) is None:
         events = (Event("Normal", "Initializing", f"fetching data before training: {names}"),)
-    trouble = find_trouble(after, (_as_pod(pod, status),), observed.problem, now)
+    pods = (_as_pod(pod, status),)
+    trouble = find_trouble(after, pods, observed.problem, now, observed.warnings)
     if trouble is not None and is_degraded(trouble):
         after = degraded(job, after, trouble.reason, trouble.message, now)
     else:
@@ -114,8 +118,12 @@ def _waiting(job: Job, observed: Observed, status: DDPJobStatus, pod: Initialize
             after.conditions, cond.DEGRADED, False, "AsExpected", "", now=now, generation=job.generation
         )
         after = after.model_copy(update={"conditions": conditions})
-    look = TROUBLE_GRACE_SECONDS if pod.phase is PodPhase.PENDING else None
-    return Plan(after, requeue_after=look, events=events)
+    look = soonest(
+        TROUBLE_GRACE_SECONDS if pod.phase is PodPhase.PENDING else None,
+        until_asked(after, pods, observed.warnings, now),
+        until_lost(pods, job.spec.restart, now),
+    )
+    return Plan(after, ask(after, pods, observed.warnings, now), requeue_after=look, events=events)
 
 
 def _after_failure(job: Job, observed: Observed, status: DDPJobStatus, pod: InitializerView, now: datetime) -> Plan:
@@ -145,7 +153,7 @@ def _cause(pod: InitializerView) -> tuple[str, bool]:
     ended = pod.termination
     who = f"initializer {pod.step}" if pod.step else f"pod {pod.name}"
     if ended is None:
-        return f"{who}: {pod.message or pod.reason or 'its node went away'}", False
+        return f"{who}: {pod.message or pod.reason or f'its node {pod.node_name} went away'}", False
     said = read_termination(ended.message)
     told = said.message if said else ""
     how = f"ended with exit code {ended.exit_code}" + (f" ({ended.reason})" if ended.reason else "")
@@ -159,9 +167,10 @@ def _said(job: Job, status: DDPJobStatus, holds: bool, reason: str, message: str
     return status.model_copy(update={"conditions": conditions})
 
 
-def _is_stuck(pod: InitializerView, now: datetime) -> bool:
-    """Its grace is over and nobody has confirmed its end: its node is gone."""
-    return pod.gone_by is not None and (now - pod.gone_by).total_seconds() >= SETTLE_SECONDS
+def _grace_left(pod: InitializerView, now: datetime) -> float:
+    """Seconds in which the end of a pod that is being deleted may still be confirmed."""
+    gone_by = pod.gone_by or now
+    return SETTLE_SECONDS - (now - gone_by).total_seconds()
 
 
 def _as_pod(pod: InitializerView, status: DDPJobStatus) -> PodView:
@@ -172,6 +181,8 @@ def _as_pod(pod: InitializerView, status: DDPJobStatus) -> PodView:
         node_rank=None,
         phase=pod.phase,
         scheduled=pod.scheduled,
+        node_name=pod.node_name,
+        not_ready_since=pod.not_ready_since,
         reason=pod.reason,
         message=pod.message,
     )

@@ -191,6 +191,8 @@ class InitializerView:
     step: str = ""
     """The initializer that failed, or the last one that ended."""
     scheduled: bool = False
+    node_name: str | None = None
+    not_ready_since: datetime | None = None
     deleting: bool = False
     gone_by: datetime | None = None
     reason: str = ""

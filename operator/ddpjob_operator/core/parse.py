@@ -146,6 +146,8 @@ def parse_initializer(obj: Object) -> InitializerView | None:
         number=int(number),
         step=telling[0] if telling else "",
         scheduled=conditions.get("PodScheduled", {}).get("status") == "True",
+        node_name=(obj.get("spec") or {}).get("nodeName"),
+        not_ready_since=_not_ready_since(status, conditions),
         deleting="deletionTimestamp" in metadata,
         gone_by=parse_time(metadata.get("deletionTimestamp")),
         reason=reason,

@@ -17,6 +17,8 @@ from ddpjob_operator.core.trouble import TROUBLE_GRACE_SECONDS, starting_since
 SHORTEST_WAIT_SECONDS = 5.0
 LONGEST_WAIT_SECONDS = 60.0
 
+_WAITING = (Phase.PENDING, Phase.STARTING, Phase.RESTARTING)
+
 
 def ask(
     status: DDPJobStatus, pods: tuple[PodView, ...], warnings: Mapping[str, Warned], now: datetime
@@ -39,7 +41,7 @@ def _next(
 ) -> tuple[PodView | None, datetime | None]:
     since = starting_since(status)
     pod = next((pod for pod in pods if _is_unexplained(pod)), None)
-    if since is None or pod is None or status.phase not in (Phase.STARTING, Phase.RESTARTING):
+    if since is None or pod is None or status.phase not in _WAITING:
         return None, None
     if (known := warnings.get(pod.uid)) is None:
         return pod, since + timedelta(seconds=TROUBLE_GRACE_SECONDS)

@@ -23,7 +23,9 @@ from ddpjob_operator.core.model import (
     Plan,
     PodPhase,
     Problem,
+    ReadWarnings,
     Termination,
+    Warned,
 )
 from ddpjob_operator.core.parse import parse_initializer, parse_pod
 from ddpjob_operator.core.plan import plan
@@ -178,6 +180,26 @@ def test_a_pod_that_cannot_start_is_trouble() -> None:
     assert condition(decided, cond.DEGRADED)[:2] == ("True", "ErrImagePull")
     cleared = look(decided.status, fetcher())
     assert condition(cleared, cond.DEGRADED)[0] == "False"
+
+
+def test_a_pod_that_waits_without_a_word_is_explained_by_its_events() -> None:
+    since = in_phase(Phase.PENDING, start_time=later(-10))
+    waits = fetcher("Pending", scheduled=True)
+    asked = look(since, waits)
+    assert asked.actions == (ReadWarnings("digits-init-0", "init-0"),)
+    warned = {"init-0": Warned(NOW, "FailedMount", 'secret "registry" not found')}
+    decided = look(since, waits, warnings=warned)
+    assert condition(decided, cond.DEGRADED)[:2] == ("True", "FailedMount")
+    assert 'secret "registry" not found' in condition(decided, cond.DEGRADED)[2]
+
+
+@pytest.mark.parametrize(("silent_for", "counted"), [(29.0, False), (30.0, True)])
+def test_a_pod_on_a_lost_node_is_a_try_that_failed(silent_for: float, counted: bool) -> None:
+    pod = fetcher(node_name="node-1", not_ready_since=later(-silent_for))
+    decided = look(look().status, pod)
+    assert decided.status.initializer_failures == int(counted)
+    assert counted or decided.requeue_after == 1.0
+    assert not counted or "pod digits-init-0: its node node-1 went away" in condition(decided)[2]
 
 
 def test_a_pod_that_is_refused_is_trouble_and_asked_for_again() -> None:
