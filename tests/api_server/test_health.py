@@ -212,6 +212,32 @@ async def test_progress_of_a_running_job_reaches_status_and_metrics(
     await eventually(diverged, "a loss that is no number does not stop the news")
 
 
+async def test_what_a_trainer_says_of_its_snapshots_and_its_time_reaches_the_status(
+    cluster: Cluster, start_operator: StartOperator, trainer: tuple[str, list[str]]
+) -> None:
+    ip, answers = trainer
+    await start_operator(POLL_SECONDS=0.1, PROGRESS_SECONDS=0)
+    job = await cluster.apply_job()
+    told = {
+        "snapshotProblem": {"step": 110, "result": "failed", "message": "no space left on device", "failures": 3},
+        "snapshotsSetAside": [{"step": 80, "message": "snapshot of step 80 is not used: SHA-256 differs"}],
+        "seconds": {"train": 0.05},
+    }
+    answers.append(json.dumps(json.loads(report(job["metadata"]["uid"], 120)) | told))
+    names = [pod["metadata"]["name"] for pod in await cluster.gang_exists()]
+    await cluster.runs(*names, ip=ip)
+    await cluster.phase_is("Running")
+    failing = await cluster.condition("SnapshotsFailing", "SavesFail")
+    assert "no space left on device" in failing["message"]
+    status = await cluster.status()
+    assert status["corruptSnapshots"] == ["snapshot of step 80 is not used: SHA-256 differs"]
+
+    async def counted() -> bool:
+        return (await cluster.status())["goodput"].get("training") == 0.05
+
+    await eventually(counted, "the seconds of training are in the ledger")
+
+
 async def test_progress_alone_is_written_no_more_often_than_asked_for(
     cluster: Cluster, start_operator: StartOperator, trainer: tuple[str, list[str]]
 ) -> None:
