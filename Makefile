@@ -45,7 +45,7 @@ test-cluster: $(VENV)/.dev  ## real pods on real nodes
 test-packaging: $(VENV)/.dev  ## chart, manifests, images, installed environments
 	$(PYTEST) tests/packaging
 
-lint: $(VENV)/.dev  ## ruff, mypy, import layers, Dockerfiles, shell scripts, generated files
+lint: $(VENV)/.dev  ## ruff, mypy, import layers, Dockerfiles, generated files
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -76,7 +76,7 @@ generate: $(VENV)/.dev  ## write the CRD, docs/api.md and the chart's README fro
 	$(BIN)/python -m ddpjob_operator.api.docs
 	$(BIN)/python charts/readme.py
 
-images: $(VENV)/.dev  ## build the operator's and the trainer's image with docker, podman or buildah
+images:  ## build the operator's and the trainer's image with docker, podman or buildah
 	tests/cluster/images.sh
 
 cluster-up: $(VENV)/.dev  ## start the test cluster and leave it running

@@ -214,7 +214,7 @@ async def _watch(operator: Operator, stopping: asyncio.Task[Any], parts: set[asy
         await asyncio.wait({framework_task, blind, signalled, stopping, *parts}, return_when=asyncio.FIRST_COMPLETED)
         if blind.done() or framework_task.done():
             ended = ", ".join(framework.dead_watches(namespaces)) or "all of them"
-            logger.error("watches have ended for good (%s); the process ends, so that it is started anew", ended)
+            logger.error("watches have ended for good (%s); exiting, so that the kubelet restarts the operator", ended)
             raise WatchEnded(ended)
     finally:
         blind.cancel()
@@ -267,7 +267,7 @@ def main() -> int:
     except WatchEnded:
         return 1
     except Exception:
-        logger.exception("a part of the operator has died; the process ends, so that it is started anew")
+        logger.exception("a part of the operator has died; exiting, so that the kubelet restarts it")
         return 1
     return 0
 

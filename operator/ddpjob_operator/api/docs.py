@@ -40,8 +40,9 @@ def rendered() -> str:
         "## spec",
         *_tables("spec", root["spec"]),
         "## Rules between fields",
-        "Checked by the API server where it has CEL (1.25 and newer), and by the operator everywhere.",
-        "\n".join(f"- `{'.'.join(('spec', *rule.path))}`: {rule.message}." for rule in BETWEEN_FIELDS if rule.cel),
+        "Checked by the API server where it has CEL (1.25 and newer), and by the operator everywhere. "
+        "A spec that breaks one is refused with its message:",
+        "\n".join(f"- `{_path(rule.path)}`: “{rule.message}”" for rule in BETWEEN_FIELDS if rule.cel),
         f"These variables belong to the operator and to torchrun: {reserved}.",
         "## What may change while a job runs",
         f"{', '.join(f'`{name}`' for name in FROZEN)} {FROZEN_MESSAGE}. `nodes` may change if the job is elastic. "
@@ -50,6 +51,10 @@ def rendered() -> str:
         *_tables("status", root["status"]),
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def _path(parts: tuple[str, ...]) -> str:
+    return "spec" + "".join(part if part == "[]" else f".{part}" for part in parts)
 
 
 def _tables(path: str, schema: Schema) -> Iterator[str]:

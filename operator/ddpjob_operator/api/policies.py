@@ -26,7 +26,7 @@ class Snapshots(APIModel):
 
 
 class Elastic(APIModel):
-    """Go on with fewer nodes where not all can be had; `spec.nodes` is the size that is wanted.
+    """Run with fewer nodes when not all can be scheduled; `spec.nodes` is the desired size.
 
     The global batch and the learning rate stay what they are.
     """
@@ -87,13 +87,13 @@ class Restart(APIModel):
     """
 
     window_seconds: PositiveSeconds | None = None
-    """Count only the restarts of the last so many seconds. Default: all since progress was last made."""
+    """Count only restarts within this many seconds. Default: all since progress was last made."""
 
     backoff: Backoff = Backoff()
     """Waiting between restarts."""
 
     scope: Literal["Gang", "InPlace"] = "Gang"
-    """Gang replaces every pod. InPlace replaces the pods that died, and the others start their ranks anew where they
+    """Gang replaces every pod. InPlace replaces the pods that died, and the others start their ranks again where they
     are: nothing is scheduled or pulled again.
     """
 

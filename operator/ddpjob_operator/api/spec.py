@@ -49,7 +49,7 @@ class DDPJobSpec(APIModel):
     """Number of pods in the gang. May change while the job runs if it is elastic; `kubectl scale` changes it too."""
 
     elastic: Elastic | None = None
-    """Let the gang run with fewer nodes than `nodes` where not all can be had."""
+    """Let the gang run with fewer nodes than `nodes` when not all can be scheduled."""
 
     procs_per_node: Annotated[int, Field(strict=True, ge=1, le=64)] | None = None
     """Ranks in each pod. Default: its GPU limit, or 1."""
@@ -82,7 +82,7 @@ class DDPJobSpec(APIModel):
     """When the job has Succeeded: all nodes have, or node rank 0 has."""
 
     suspend: Annotated[bool, Field(strict=True)] = False
-    """Stop after a snapshot and give back the nodes; set to false again, training resumes. May change at any time."""
+    """Save a snapshot, stop, and release the nodes. Set back to false to resume. May change at any time."""
 
     active_deadline_seconds: PositiveSeconds | None = None
     """Fail the job when it has been active this long, suspensions left out. May change while the job runs."""
@@ -96,8 +96,8 @@ class DDPJobSpec(APIModel):
     """Delete the job this long after it has finished. Default: never. May change at any time."""
 
     clean_pod_policy: Literal["None", "Running", "All"] = "Running"
-    """Which pods are deleted when the job has finished: none, those still running, or all. A deadline stops what runs
-    whatever stands here. May change at any time.
+    """Which pods are deleted when the job has finished: none, those still running, or all. A missed
+    deadline stops running pods regardless. May change at any time.
     """
 
     scheduling: Scheduling = Scheduling()

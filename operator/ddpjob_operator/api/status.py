@@ -215,28 +215,24 @@ class DDPJobStatus(APIModel):
     """Suspended, Initialized, Scheduled, Running, Restarting, Degraded, SnapshotsFailing, Complete, Failed."""
 
     attempt: int = 0
-    """This life of the gang, from 0. A pod's name carries it, and so does its claim on the volume."""
+    """The current attempt, counted from 0. A pod's name carries it."""
 
     restarts: int = 0
-    """Restarts after failures, over the whole life of the job."""
+    """Restarts after failures since the job began."""
 
     restarts_since_progress: int = 0
-    """Restarts in a row that brought no newer snapshot: what counts against restart.maxRestarts, and what the backoff
-    grows with.
-    """
+    """Restarts in a row without a newer snapshot. They count against restart.maxRestarts and lengthen the backoff."""
 
     restart_times: tuple[datetime, ...] = ()
     """With restart.windowSeconds: when the counted restarts of the window were."""
 
     disruptions: int = 0
-    """Restarts that do not count: evictions, preemptions, changes of size, gangs that could not get all their nodes,
-    and what restart.rules says so of.
+    """Restarts that do not count: evictions, preemptions, changes of size, gangs that did not get all their nodes, and
+    failures that a rule marks RestartFree.
     """
 
     disruptions_since_progress: int = 0
-    """Those of them that brought no newer snapshot, in a row: the backoff grows with them too,
-    though the budget does not shrink.
-    """
+    """Consecutive disruptions without a newer snapshot: they lengthen the backoff, and do not use the budget."""
 
     restart_at: datetime | None = None
     """While Restarting: when the next attempt starts."""

@@ -95,7 +95,7 @@ def _malformed_list(parent: dict[str, Any], field: str, path: str, key: str) -> 
         return f"{path}.{field}: is not a list; write a list of objects, each with a {key}"
     for index, item in enumerate(items or ()):
         if not isinstance(item, dict) or not isinstance(item.get(key), str | int):
-            return f"{path}.{field}[{index}]: has no {key}; give it one (the container `trainer` is ours to be changed)"
+            return f"{path}.{field}[{index}]: has no {key}; give it one (`trainer` is the operator's own container)"
     return None
 
 

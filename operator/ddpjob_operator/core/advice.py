@@ -34,7 +34,7 @@ ADVICE: dict[str, str] = {
     "CreateContainerConfigError": "The container cannot be made: check the Secrets and ConfigMaps that env refers to.",
     "Unschedulable": "No node fits the pod: check its resources, node selector, tolerations and volume claim.",
     "DeadlineExceeded": "Apply it again with a longer activeDeadlineSeconds; it resumes from its last snapshot.",
-    "StartupDeadlineExceeded": "Mend what was in its way, or allow it a longer startupDeadlineSeconds; apply it again.",
+    "StartupDeadlineExceeded": "Fix what kept it from starting, or raise startupDeadlineSeconds; then apply it again.",
 }
 """One sentence a reason."""
 

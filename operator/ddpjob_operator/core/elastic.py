@@ -1,4 +1,4 @@
-"""The size of an elastic gang: fewer nodes where not all can be had, and all of them again where they can.
+"""The size of an elastic gang: fewer nodes when not all can be scheduled, and all of them again when they can.
 
 An attempt has one size, `status.nodes.total`. To change it is to begin another attempt, which costs no budget: at once
 where the gang cannot start as it is, and else where a snapshot has just been saved. Pods that must go get the time to
@@ -106,14 +106,14 @@ def _shrunk(
     placed = sum(_has_node(pod) for pod in pods)
     if not elastic.min_nodes <= placed < total:
         return None
-    return Resize(placed, SCALED_DOWN, f"{placed} of {total} nodes could be had within {elastic.wait_seconds} s")
+    return Resize(placed, SCALED_DOWN, f"only {placed} of {total} nodes were scheduled within {elastic.wait_seconds} s")
 
 
 def _grown(job: Job, observed: Observed, status: DDPJobStatus, total: int, now: datetime) -> Resize | None:
     usable = sum(_at_boundary(job, pod, status, now) for pod in ready_waiting(observed))
     size = min(job.spec.nodes, total + usable)
     return (
-        Resize(size, SCALED_UP, f"{size - total} more could be had than the {total} before") if size > total else None
+        Resize(size, SCALED_UP, f"{size - total} more are available than the {total} before") if size > total else None
     )
 
 

@@ -33,7 +33,7 @@ def lost_nodes(pods: Iterable[PodView], policy: Restart, now: datetime) -> tuple
         Failure(
             "NodeLost",
             f"node {pod.node_name} has been silent since {pod.not_ready_since:%H:%M:%S} UTC; pod {pod.name} may still "
-            "run there, but writes nothing any more once the next attempt has begun",
+            "be running; its writes are refused once the next attempt starts",
             Retry.YES,
             pod_name=pod.name,
             node_name=pod.node_name,

@@ -120,7 +120,7 @@ def _with_trouble(
         return degraded(job, status, trouble.reason, trouble.message, now)
     total = status.nodes.total
     if status.phase is Phase.RUNNING and job.spec.elastic is not None and total < job.spec.nodes:
-        message = f"training goes on with {total} of {job.spec.nodes} nodes until more can be had"
+        message = f"training goes on with {total} of {job.spec.nodes} nodes until more are available"
         return degraded(job, status, "FewerNodes", message, now)
     cleared = cond.set_condition(
         status.conditions, cond.DEGRADED, False, "AsExpected", "", now=now, generation=job.generation

@@ -43,7 +43,7 @@ def released(
         return None
     size, waits = gang_size(job, status), status.disruptions_since_progress
     delay = max(LEAST_WAIT_SECONDS, backoff_seconds(job.spec.restart.backoff, waits, f"{job.uid}/{status.attempt}"))
-    said = f"{len(pods)} of {size} pods were given back: {problem.message}"
+    said = f"{len(pods)} of {size} pods were released: {problem.message}"
     after = disrupted(degraded(job, status, problem.reason, f"{said}; trying again in {delay:.0f} s", now))
     after = after.model_copy(
         update={

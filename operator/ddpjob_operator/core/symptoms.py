@@ -101,7 +101,7 @@ _MEMORY = (
     Symptom(
         r"data ?loader worker.{0,40}(killed by signal: killed|exited unexpectedly)",
         "DataWorkerDied",
-        "A data loader worker died, mostly for want of memory: raise its limit or shmSize, or use fewer workers.",
+        "A data loader worker died, usually out of memory: raise its limit or shmSize, or use fewer workers.",
     ),
     Symptom(
         r"can't start new thread|resource temporarily unavailable|pthread_create failed",
@@ -231,7 +231,7 @@ _PROGRAM = (
     Symptom(
         r"returned nan values|loss (is|was|became) (nan|inf|not finite)|non-?finite (loss|gradient)|nan (loss|or inf)",
         "LossNotFinite",
-        "The loss is no number any more: lower the learning rate, clip gradients, prefer bf16 to fp16, check the data.",
+        "The loss is NaN or infinite: lower the learning rate, clip gradients, prefer bf16 to fp16, check the data.",
     ),
     Symptom(
         r"\b(401|403) client error|gatedrepoerror|invalid (user )?token|repositorynotfounderror",

@@ -181,7 +181,7 @@ def _of_pod(pod: PodView, waited: float, away: str, warned: Warned | None) -> Pr
     if warned is not None and warned.reason:
         return _advised(warned.reason, f"pod {pod.name}: {warned.message or warned.reason}")
     if waited >= NO_SCHEDULER_SECONDS and not (pod.scheduled or pod.node_name):
-        return _advised(NOT_SCHEDULED, f"pod {pod.name}: no scheduler has said anything about it")
+        return _advised(NOT_SCHEDULED, f"pod {pod.name}: no scheduler has picked it up")
     return None
 
 

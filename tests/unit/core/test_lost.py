@@ -44,7 +44,7 @@ def test_the_failure_names_node_and_pod_and_that_what_still_runs_there_is_harmle
     (failure,) = lost_nodes([make_pod(0), silent(1, -31)], POLICY, NOW)
     assert (failure.reason, failure.node_name, failure.pod_name) == ("NodeLost", "node-1", "digits-0-1")
     assert "silent since 03:03:34 UTC" in failure.message
-    assert "writes nothing" in failure.message
+    assert "its writes are refused" in failure.message
 
 
 @pytest.mark.parametrize("deleting", [False, True])

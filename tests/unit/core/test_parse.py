@@ -93,7 +93,7 @@ def test_a_job_with_an_empty_spec_is_a_job() -> None:
         ({"entrypoint": {"module": "a", "script": "/b"}},
          "spec.entrypoint: both module 'a' and script '/b' are set; keep one of them"),
         ({"podTemplate": {"spec": {"containers": ["trainer"]}}}, "spec.podTemplate.spec.containers[0]: has no name; "
-         "give it one (the container `trainer` is ours to be changed)"),
+         "give it one (`trainer` is the operator's own container)"),
     ],
     ids=lambda value: None if isinstance(value, dict) else value[:60],
 )  # fmt: skip

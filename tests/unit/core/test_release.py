@@ -98,7 +98,7 @@ def test_the_next_try_is_a_new_attempt_that_costs_nothing_and_says_what_it_waits
     assert degraded is not None
     assert (degraded.status, degraded.reason) == ("True", "QuotaExceeded")
     assert degraded.message == (
-        "1 of 4 pods were given back: the API server refused Pod digits-0-2: exceeded quota: few; trying again in 1 s"
+        "1 of 4 pods were released: the API server refused Pod digits-0-2: exceeded quota: few; trying again in 1 s"
     )
     assert [(event.type, event.reason) for event in decided.events] == [("Warning", "GangReleased")]
 

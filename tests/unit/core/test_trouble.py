@@ -109,7 +109,7 @@ def test_trouble_says_what_to_do_about_it(reason: str, said: str, hint: str) -> 
 def test_a_pod_that_nobody_schedules_is_named() -> None:
     found = find_trouble(restarting(30), (nowhere(1),), None, NOW)
     assert found is not None
-    assert found.message.startswith("pod digits-0-1: no scheduler has said anything about it. Check")
+    assert found.message.startswith("pod digits-0-1: no scheduler has picked it up. Check")
 
 
 @pytest.mark.parametrize(
