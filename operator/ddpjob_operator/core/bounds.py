@@ -30,12 +30,12 @@ _QUANTITY = re.compile(
 )
 
 
-def beyond(job: Job, pods: tuple[Manifest, ...], bounds: Bounds) -> tuple[str, ...]:
+def bound_violations(job: Job, pods: tuple[Manifest, ...], bounds: Bounds) -> tuple[str, ...]:
     """Every bound that a job breaks, as messages with field, value and bound; `pods` has one pod of each kind."""
     return tuple(_beyond(job, pods, bounds))
 
 
-def within(job: Job, bounds: Bounds) -> Job:
+def clamp_to_bounds(job: Job, bounds: Bounds) -> Job:
     """A job that has pods, held to the bound on its nodes: an edit may have taken an elastic one, or its spares,
     beyond it.
     """

@@ -11,7 +11,7 @@ from ddpjob_operator.core.gang import RESTART_GRACE_SECONDS, stop
 from ddpjob_operator.core.model import Action, DeleteJob, DeletePod, Job, Observed, Plan, PodPhase, PodView
 
 
-def over(job: Job, observed: Observed, now: datetime) -> Plan:
+def plan_finished(job: Job, observed: Observed, now: datetime) -> Plan:
     """What to do about a job that has Succeeded or Failed. Its status never changes again."""
     left = seconds_to_live(job, job.status, now)
     if left is not None and left <= 0:

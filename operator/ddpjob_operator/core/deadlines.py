@@ -32,7 +32,7 @@ class Deadline:
     reason: str
 
 
-def exceeded(
+def missed_deadline(
     job: Job, observed: Observed, status: DDPJobStatus, pods: tuple[PodView, ...], now: datetime
 ) -> Failure | None:
     """The deadline that a job has missed, as the failure that ends it.

@@ -36,7 +36,7 @@ class Resize:
     message: str
 
 
-def resized(
+def wanted_resize(
     job: Job, observed: Observed, status: DDPJobStatus, pods: tuple[PodView, ...], now: datetime
 ) -> Resize | None:
     """The size that the gang should have instead, if it should have another. `pods` are those of this attempt."""

@@ -24,7 +24,7 @@ _PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
 _HEAVIEST = 100
 
 
-def held_against(
+def blame_node(
     policy: Restart, status: DDPJobStatus, failure: Failure, ran_on: Iterable[str | None], *, exclude: bool = False
 ) -> DDPJobStatus:
     """`status` after `failure`; `ran_on` names nodes of the job's pods, `exclude` is what a rule asks for."""

@@ -38,7 +38,7 @@ from ddpjob_operator.core.model import (
     soonest,
 )
 from ddpjob_operator.core.names import INITIALIZER, LABEL_ATTEMPT, LABEL_ROLE, initializer_name, job_labels
-from ddpjob_operator.core.phases import degraded, failed
+from ddpjob_operator.core.phases import degraded, plan_failed
 from ddpjob_operator.core.pod_environment import SHARED_PATH, TERMINATION_LOG, env_var, literal
 from ddpjob_operator.core.pods import (
     owner_reference,
@@ -64,7 +64,7 @@ _OF_THE_GANG = ("containers", "initContainers", "affinity", "topologySpreadConst
 """What the podTemplate says of the pods that train, and of no other."""
 
 
-def initialized(
+def plan_initializers(
     job: Job, observed: Observed, status: DDPJobStatus, now: datetime, defaults: Defaults
 ) -> tuple[DDPJobStatus, Plan | None]:
     """Run the initializers. With None the gang may be made, and the status says so."""
@@ -135,7 +135,7 @@ def _after_failure(job: Job, observed: Observed, status: DDPJobStatus, pod: Init
         code = pod.termination.exit_code if pod.termination else None
         failure = Failure(FAILED, said, Retry.NEVER, pod_name=pod.name, exit_code=code)
         status = status.model_copy(update={"last_failure": failure_status(status, failure, now)})
-        return failed(job, observed, status, FAILED, said, now)
+        return plan_failed(job, observed, status, FAILED, said, now)
     delay = backoff_seconds(job.spec.restart.backoff, pod.number, f"{job.uid}/init-{pod.number}")
     again = f"{cause}; trying again in {delay:.0f} s ({pod.number + 1} of {RETRIES} times)"
     after = _said(job, status, False, FAILED, again, now)

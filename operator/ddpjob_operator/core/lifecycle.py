@@ -42,7 +42,7 @@ def has_finished(job: Job, status: DDPJobStatus, pods: tuple[PodView, ...]) -> b
     return len(gang) == gang_size(job, status) and all(has_succeeded(pod) for pod in gang)
 
 
-def suspended(job: Job, observed: Observed, status: DDPJobStatus, now: datetime) -> Plan | None:
+def plan_suspension(job: Job, observed: Observed, status: DDPJobStatus, now: datetime) -> Plan | None:
     """What to do about a job that is suspended, or on its way there; None if it may run.
 
     A suspension that is taken back while pods still stop is carried through: they have been told, and hold the nodes.
@@ -55,7 +55,7 @@ def suspended(job: Job, observed: Observed, status: DDPJobStatus, now: datetime)
     return _suspended(job, observed, status, now) if job.spec.suspend else None
 
 
-def resumed(job: Job, status: DDPJobStatus, now: datetime) -> DDPJobStatus | None:
+def status_after_resume(job: Job, status: DDPJobStatus, now: datetime) -> DDPJobStatus | None:
     """The status of a job that may go on after a suspension; None if there was none.
 
     What has run before needs a new attempt; what has not is Pending, as any new job.

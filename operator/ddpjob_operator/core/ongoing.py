@@ -16,7 +16,7 @@ from ddpjob_operator.core.pods import build_service
 from ddpjob_operator.core.release import LEAST_WAIT_SECONDS, until_given_back
 from ddpjob_operator.core.trouble import find_trouble, is_degraded, scheduled_condition, seconds_to_trouble
 from ddpjob_operator.core.unexplained import ask, until_asked
-from ddpjob_operator.core.waiting import ready_waiting, tended, wanted
+from ddpjob_operator.core.waiting import ready_waiting, waiting_actions, wanted
 
 
 def keep_going(
@@ -37,7 +37,7 @@ def keep_going(
         return Plan(status, (*stale, CreateService(build_service(job, status.attempt))))
 
     create = complete(job, observed, status, pods, defaults) if status.phase is not Phase.RUNNING else ()
-    waiting = tended(job, observed, status, now, defaults)
+    waiting = waiting_actions(job, observed, status, now, defaults)
     status = counted(job, status, pods, ready_waiting(observed))
     after, events = _advanced(job, status, pods, now, defaults)
     after = _with_trouble(job, observed, after, pods, now)

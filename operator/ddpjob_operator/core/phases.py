@@ -14,7 +14,9 @@ from ddpjob_operator.core.model import Event, Job, Observed, Plan, PodView
 from ddpjob_operator.core.progress import with_final_report
 
 
-def succeeded(job: Job, observed: Observed, status: DDPJobStatus, pods: tuple[PodView, ...], now: datetime) -> Plan:
+def plan_succeeded(
+    job: Job, observed: Observed, status: DDPJobStatus, pods: tuple[PodView, ...], now: datetime
+) -> Plan:
     status = with_final_report(counted(job, status, pods), last_report(pods), now)
     who = "node rank 0" if job.spec.success_policy == "FirstNode" else f"all {len(pods)} nodes"
     message = f"{who} finished; restarts: {status.restarts}"
@@ -38,7 +40,7 @@ def succeeded(job: Job, observed: Observed, status: DDPJobStatus, pods: tuple[Po
     )
 
 
-def failed(job: Job, observed: Observed, status: DDPJobStatus, reason: str, message: str, now: datetime) -> Plan:
+def plan_failed(job: Job, observed: Observed, status: DDPJobStatus, reason: str, message: str, now: datetime) -> Plan:
     after = status.model_copy(
         update={
             "phase": Phase.FAILED,

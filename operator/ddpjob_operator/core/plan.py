@@ -16,16 +16,16 @@ from datetime import datetime
 from ddpjob_operator.api.status import DDPJobStatus, FailureStatus, Phase
 from ddpjob_operator.core.assign import ended_before
 from ddpjob_operator.core.attempt import next_attempt, resize
-from ddpjob_operator.core.bounds import BEYOND, within
-from ddpjob_operator.core.cleanup import over, seconds_to_live
-from ddpjob_operator.core.deadlines import exceeded, seconds_to_next
+from ddpjob_operator.core.bounds import BEYOND, clamp_to_bounds
+from ddpjob_operator.core.cleanup import plan_finished, seconds_to_live
+from ddpjob_operator.core.deadlines import missed_deadline, seconds_to_next
 from ddpjob_operator.core.edits import edited_fields, edited_while_starting
-from ddpjob_operator.core.elastic import resized
+from ddpjob_operator.core.elastic import wanted_resize
 from ddpjob_operator.core.failures import Failure, find_failures, first_cause, is_stopping, with_last_words
 from ddpjob_operator.core.gang import counted, gang_of, gang_size, missing
 from ddpjob_operator.core.goodput import with_goodput
-from ddpjob_operator.core.initializers import initialized
-from ddpjob_operator.core.lifecycle import has_finished, resumed, suspended
+from ddpjob_operator.core.initializers import plan_initializers
+from ddpjob_operator.core.lifecycle import has_finished, plan_suspension, status_after_resume
 from ddpjob_operator.core.lost import lost_nodes, stranded
 from ddpjob_operator.core.model import (
     Defaults,
@@ -33,14 +33,15 @@ from ddpjob_operator.core.model import (
     Job,
     Observed,
     Plan,
+    PodView,
     soonest,
 )
 from ddpjob_operator.core.ongoing import keep_going
-from ddpjob_operator.core.phases import failed, incomplete_again, succeeded
+from ddpjob_operator.core.phases import incomplete_again, plan_failed, plan_succeeded
 from ddpjob_operator.core.postmortem import log_tail, log_to_read
-from ddpjob_operator.core.prepare import not_allowed, prepared
+from ddpjob_operator.core.prepare import not_allowed, plan_preparation
 from ddpjob_operator.core.progress import failure_status, with_final_report, with_report
-from ddpjob_operator.core.release import released
+from ddpjob_operator.core.release import plan_release
 from ddpjob_operator.core.restart import GiveUp, RestartIn, decide, remember, with_clause
 from ddpjob_operator.core.snapshot_news import snapshot_events, with_snapshot_news
 
@@ -52,7 +53,7 @@ def plan(job: Job, observed: Observed, now: datetime, defaults: Defaults) -> Pla
     if job.deleting:
         return Plan(job.status)  # owner references clean up
     if job.status.phase is not None and job.status.phase.final:
-        return over(job, observed, now)
+        return plan_finished(job, observed, now)
     decided = _live(job, observed, now, defaults)
     decided = replace(
         decided,
@@ -64,37 +65,55 @@ def plan(job: Job, observed: Observed, now: datetime, defaults: Defaults) -> Pla
 
 def _live(job: Job, observed: Observed, now: datetime, defaults: Defaults) -> Plan:
     """What to do about a job that is not over."""
-    job = within(job, defaults.bounds)
+    job = clamp_to_bounds(job, defaults.bounds)
     status = with_report(_adopted(job.status, observed), observed.report, job.uid, now)
     status = with_snapshot_news(job, status, observed.report, now)
     gang = gang_of(observed, status)
     pods = tuple(pod for pod in gang if not ended_before(pod, status))
-    if has_finished(job, status, pods):
-        return succeeded(job, observed, status, pods, now)
-    if (halted := suspended(job, observed, status, now)) is not None:
-        return halted
-    if (awake := resumed(job, status, now)) is not None:
-        if awake.phase is not Phase.PENDING:
-            return _after_suspension(job, observed, awake, now, defaults)
-        status = awake
-    if (late := exceeded(job, observed, status, pods, now)) is not None:
-        status = _recorded(status, failure_status(status, late, now))
-        return failed(job, observed, status, late.reason, late.message, now)
-    if status.phase in (None, Phase.PENDING) and (problems := not_allowed(job, defaults)):
-        return failed(job, observed, status, BEYOND, "; ".join(problems), now)
-    if status.phase in (None, Phase.PENDING) and (first := prepared(job, observed, status, now, defaults)) is not None:
-        return first
-    status, fetching = initialized(job, observed, status, now, defaults)
-    if fetching is not None:
-        return fetching
-    if edited_while_starting(job, status, pods, gang_size(job, status)):
-        return _go_on(job, observed, status, now, defaults, delay=0.0, why="SpecChanged")
+    status, decided = _before_gang(job, observed, status, pods, now, defaults)
+    return decided or _gang(job, observed, status, gang, pods, now, defaults)
 
-    policy = job.spec.restart
-    failures = find_failures(pods, missing(job, status, gang), now) + lost_nodes(pods, policy, now)
+
+def _before_gang(
+    job: Job, observed: Observed, status: DDPJobStatus, pods: tuple[PodView, ...], now: datetime, defaults: Defaults
+) -> tuple[DDPJobStatus, Plan | None]:
+    """What decides about the job as a whole, and what must be there before its gang; with None that may be made."""
+    if has_finished(job, status, pods):
+        return status, plan_succeeded(job, observed, status, pods, now)
+    if (halted := plan_suspension(job, observed, status, now)) is not None:
+        return status, halted
+    if (awake := status_after_resume(job, status, now)) is not None:
+        if awake.phase is not Phase.PENDING:
+            return awake, _after_suspension(job, observed, awake, now, defaults)
+        status = awake
+    if (late := missed_deadline(job, observed, status, pods, now)) is not None:
+        status = _recorded(status, failure_status(status, late, now))
+        return status, plan_failed(job, observed, status, late.reason, late.message, now)
+    if status.phase in (None, Phase.PENDING):
+        if problems := not_allowed(job, defaults):
+            return status, plan_failed(job, observed, status, BEYOND, "; ".join(problems), now)
+        if (first := plan_preparation(job, observed, status, now, defaults)) is not None:
+            return status, first
+    status, fetching = plan_initializers(job, observed, status, now, defaults)
+    if fetching is None and edited_while_starting(job, status, pods, gang_size(job, status)):
+        return status, _go_on(job, observed, status, now, defaults, delay=0.0, why="SpecChanged")
+    return status, fetching
+
+
+def _gang(
+    job: Job,
+    observed: Observed,
+    status: DDPJobStatus,
+    gang: tuple[PodView, ...],
+    pods: tuple[PodView, ...],
+    now: datetime,
+    defaults: Defaults,
+) -> Plan:
+    """What to do about the gang: its failures first, then its size. `pods` are those of `gang` that joined it."""
+    failures = find_failures(pods, missing(job, status, gang), now) + lost_nodes(pods, job.spec.restart, now)
     failures = failures or stranded(pods, status.attempt, observed.report)
-    if failures or any(is_stopping(pod, now) for pod in pods):
-        stopping = any(is_stopping(pod, now) for pod in pods)
+    stopping = any(is_stopping(pod, now) for pod in pods)
+    if failures or stopping:
         cause = first_cause(failures, now, stopping=stopping)
         if cause is None:
             return Plan(status, requeue_after=SETTLE_LOOK_SECONDS)
@@ -103,9 +122,9 @@ def _live(job: Job, observed: Observed, now: datetime, defaults: Defaults) -> Pl
         return _after_failure(job, observed, counted(job, status, pods), cause, now, defaults)
     if len(pods) < len(gang) and status.phase is Phase.RUNNING:
         status = incomplete_again(job, status, gang, now)
-    if (change := resized(job, observed, status, pods, now)) is not None:
+    if (change := wanted_resize(job, observed, status, pods, now)) is not None:
         return resize(job, observed, status, change, now, defaults)
-    if (given_back := released(job, observed, status, pods, now, defaults)) is not None:
+    if (given_back := plan_release(job, observed, status, pods, now, defaults)) is not None:
         return given_back
     return keep_going(job, observed, status, pods, now, defaults)
 
@@ -142,7 +161,7 @@ def _after_failure(
     verdict, failure = decide(job, status, cause, now, ran_on), failure_status(status, cause, now, tail)
     match verdict:
         case GiveUp(reason, message):
-            return failed(job, observed, _recorded(status, failure), reason, message, now)
+            return plan_failed(job, observed, _recorded(status, failure), reason, message, now)
         case RestartIn(seconds, after, said):
             after, message = _recorded(after, failure), with_clause(cause.message, said)
             return _go_on(job, observed, after, now, defaults, delay=seconds, why=failure.reason, message=message)
@@ -161,7 +180,7 @@ def _go_on(
 ) -> Plan:
     """The next attempt, unless an edit that the API server could not refuse has taken the job beyond a bound."""
     if edited_fields(job, status) and (problems := not_allowed(job, defaults)):
-        return failed(job, observed, status, BEYOND, "; ".join(problems), now)
+        return plan_failed(job, observed, status, BEYOND, "; ".join(problems), now)
     return next_attempt(job, observed, status, now, defaults, delay=delay, why=why, message=message)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from datetime import datetime
 
 from ddpjob_operator.api.status import DDPJobStatus, Phase
-from ddpjob_operator.core.bounds import beyond
+from ddpjob_operator.core.bounds import bound_violations
 from ddpjob_operator.core.initializers import build_initializer
 from ddpjob_operator.core.model import (
     Action,
@@ -30,7 +30,9 @@ from ddpjob_operator.core.pods import build_claim, build_pod, build_service, own
 from ddpjob_operator.core.trouble import find_trouble
 
 
-def prepared(job: Job, observed: Observed, status: DDPJobStatus, now: datetime, defaults: Defaults) -> Plan | None:
+def plan_preparation(
+    job: Job, observed: Observed, status: DDPJobStatus, now: datetime, defaults: Defaults
+) -> Plan | None:
     """Make what is missing; None once everything is there."""
     actions = _missing(job, observed, status, defaults)
     if not actions:
@@ -46,7 +48,7 @@ def not_allowed(job: Job, defaults: Defaults) -> tuple[str, ...]:
     pods = [build_pod(job, attempt=0, node_rank=0, service=ServiceView(host="", attempt=0), defaults=defaults)]
     if job.spec.initializers:
         pods.append(build_initializer(job, 0, defaults))
-    return beyond(job, tuple(pods), defaults.bounds)
+    return bound_violations(job, tuple(pods), defaults.bounds)
 
 
 def _missing(job: Job, observed: Observed, status: DDPJobStatus, defaults: Defaults) -> tuple[Action, ...]:

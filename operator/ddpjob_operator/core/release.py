@@ -24,7 +24,7 @@ from ddpjob_operator.core.phases import degraded
 LEAST_WAIT_SECONDS = 1.0
 
 
-def released(
+def plan_release(
     job: Job,
     observed: Observed,
     status: DDPJobStatus,

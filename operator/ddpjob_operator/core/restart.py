@@ -23,7 +23,7 @@ from ddpjob_operator.core.budget import (
     spent,
     used_up,
 )
-from ddpjob_operator.core.exclusion import held_against, newly_excluded
+from ddpjob_operator.core.exclusion import blame_node, newly_excluded
 from ddpjob_operator.core.failures import Failure
 from ddpjob_operator.core.model import Job
 from ddpjob_operator.core.rules import RuleAction, rule_on
@@ -73,7 +73,7 @@ def decide(
     key = f"{job.uid}/{status.attempt}"
     exclude = ruling.action is RuleAction.EXCLUDE_NODE
     after = disrupted(status) if free else spent(policy, status, now)
-    after = held_against(policy, after, failure, ran_on, exclude=exclude)
+    after = blame_node(policy, after, failure, ran_on, exclude=exclude)
     cost = "it does not count" if free else f"restart {used + 1} of {allowance(policy)}"
     return RestartIn(
         seconds=0.0 if progress else backoff_seconds(policy.backoff, in_a_row, key),

@@ -43,7 +43,9 @@ def wanted(job: Job, status: DDPJobStatus) -> int:
     return job.spec.spares + max(0, growth)
 
 
-def tended(job: Job, observed: Observed, status: DDPJobStatus, now: datetime, defaults: Defaults) -> tuple[Action, ...]:
+def waiting_actions(
+    job: Job, observed: Observed, status: DDPJobStatus, now: datetime, defaults: Defaults
+) -> tuple[Action, ...]:
     """What makes the pods that wait as many as are wanted: those that run stay before those that do not."""
     waiting = [pod for pod in observed.pods if _waits(pod, status)]
     good = [pod for pod in waiting if _may_come(pod) and not is_lost(pod, job.spec.restart, now)]

@@ -11,7 +11,7 @@ from builders import DEFAULTS, NOW, failed, in_phase, make_job, make_pod, seen
 
 from ddpjob_operator.api.status import Phase
 from ddpjob_operator.core import conditions as cond
-from ddpjob_operator.core.bounds import amount, with_default_resources, within
+from ddpjob_operator.core.bounds import amount, clamp_to_bounds, with_default_resources
 from ddpjob_operator.core.initializers import build_initializer
 from ddpjob_operator.core.model import Bounds, Defaults, HostAccess, Observed, ServiceView
 from ddpjob_operator.core.plan import plan
@@ -142,7 +142,7 @@ def test_spares_that_an_edit_adds_are_held_to_the_bound_on_nodes(
     nodes: int, spares: int, held_to: tuple[int, int]
 ) -> None:
     job = make_job(in_phase(Phase.RUNNING, nodes=nodes), nodes=nodes, spares=spares, restart={"scope": "InPlace"})
-    held = within(job, Bounds(max_nodes=4))
+    held = clamp_to_bounds(job, Bounds(max_nodes=4))
     assert (held.spec.nodes, held.spec.spares) == held_to
     assert bool(held.refused) == (spares != held_to[1])
 
@@ -178,7 +178,7 @@ def test_a_refused_job_is_failed_and_nothing_is_made_for_it() -> None:
 @pytest.mark.parametrize("phase", [Phase.STARTING, Phase.RUNNING, Phase.RESTARTING, Phase.SUSPENDED])
 def test_a_bound_that_comes_later_stops_no_job(phase: Phase) -> None:
     job = make_job(in_phase(phase, nodes=3), nodes=3)
-    assert within(job, Bounds(max_nodes=2)) == job
+    assert clamp_to_bounds(job, Bounds(max_nodes=2)) == job
 
 
 @pytest.mark.parametrize(
@@ -186,7 +186,7 @@ def test_a_bound_that_comes_later_stops_no_job(phase: Phase) -> None:
 )
 def test_an_elastic_job_does_not_grow_beyond_a_bound(nodes: int, held_to: int) -> None:
     job = make_job(in_phase(Phase.RUNNING, nodes=3), nodes=nodes, elastic={"minNodes": 2})
-    held = within(job, Bounds(max_nodes=4))
+    held = clamp_to_bounds(job, Bounds(max_nodes=4))
     assert held.spec.nodes == held_to
     assert bool(held.refused) == (nodes != held_to)
 

@@ -13,7 +13,7 @@ from looks import condition
 from ddpjob_operator.api.status import DDPJobStatus, Phase, SnapshotStatus
 from ddpjob_operator.core import conditions as cond
 from ddpjob_operator.core.edits import digests
-from ddpjob_operator.core.elastic import SCALED_DOWN, SCALED_UP, Resize, next_size, resized, until_resized
+from ddpjob_operator.core.elastic import SCALED_DOWN, SCALED_UP, Resize, next_size, until_resized, wanted_resize
 from ddpjob_operator.core.model import AssignPod, CreatePod, DeletePod, Job, Observed, Plan, PodView, PointService
 from ddpjob_operator.core.plan import plan
 
@@ -65,7 +65,7 @@ def test_a_gang_that_starts_makes_do_with_what_there_is_after_the_wait(
     phase: Phase, pods: list[PodView], seconds: float, size: int | None
 ) -> None:
     status = started(phase)
-    change = resized(job(status), seen(*pods), status, tuple(pods), later(seconds))
+    change = wanted_resize(job(status), seen(*pods), status, tuple(pods), later(seconds))
     assert (change and (change.size, change.reason)) == (size and (size, SCALED_DOWN))
 
 
@@ -73,27 +73,27 @@ def test_a_gang_that_starts_makes_do_with_what_there_is_after_the_wait(
 def test_the_wait_begins_when_nodes_are_asked_for(field: str) -> None:
     status = started(Phase.RESTARTING, **{field: later(60)})
     pods = tuple(placed(0))
-    assert resized(job(status), seen(*pods), status, pods, later(89)) is None
-    assert resized(job(status), seen(*pods), status, pods, later(90)) is not None
+    assert wanted_resize(job(status), seen(*pods), status, pods, later(89)) is None
+    assert wanted_resize(job(status), seen(*pods), status, pods, later(90)) is not None
 
 
 def test_a_gang_is_never_shrunk_while_the_scheduler_may_still_be_at_it() -> None:
     status = started(Phase.STARTING)
     at_once = job(status, elastic={"minNodes": 1, "waitSeconds": 0})
-    assert resized(at_once, seen(*placed(0)), status, tuple(placed(0)), later(1)) is None
-    assert resized(at_once, seen(*placed(0)), status, tuple(placed(0)), later(2)) is not None
+    assert wanted_resize(at_once, seen(*placed(0)), status, tuple(placed(0)), later(1)) is None
+    assert wanted_resize(at_once, seen(*placed(0)), status, tuple(placed(0)), later(2)) is not None
 
 
 def test_a_gang_that_is_not_elastic_never_changes_its_size() -> None:
     status = in_phase(Phase.STARTING, nodes=3, attempt_time=NOW)
-    assert resized(make_job(status, nodes=3), seen(*placed(0)), status, tuple(placed(0)), later(900)) is None
+    assert wanted_resize(make_job(status, nodes=3), seen(*placed(0)), status, tuple(placed(0)), later(900)) is None
     assert next_size(make_job(status, nodes=3), seen(), status) == 3
 
 
 @pytest.mark.parametrize("phase", [Phase.STARTING, Phase.RUNNING])
 def test_a_size_that_is_lowered_in_the_spec_takes_effect_at_once(phase: Phase) -> None:
     status = started(phase)
-    change = resized(job(status, nodes=2), seen(), status, (), NOW)
+    change = wanted_resize(job(status, nodes=2), seen(), status, (), NOW)
     assert change == Resize(2, SCALED_DOWN, "spec.nodes is 2 now, and was 3")
 
 
@@ -119,7 +119,7 @@ def test_a_running_gang_grows_where_a_snapshot_has_just_been_saved(
 ) -> None:
     pods = [replace(pod, ready=False) if pod.not_ready_since else pod for pod in pods]
     status = started(Phase.RUNNING, total=1, snapshot=None if saved is None else snapshot(saved))
-    change = resized(job(status), seen(make_pod(0), *pods), status, (make_pod(0),), later(seconds))
+    change = wanted_resize(job(status), seen(make_pod(0), *pods), status, (make_pod(0),), later(seconds))
     assert (change and (change.size, change.reason)) == (size and (size, SCALED_UP))
 
 

@@ -15,7 +15,7 @@ from ddpjob_operator.api.status import DDPJobStatus, Phase
 from ddpjob_operator.core.edits import digests
 from ddpjob_operator.core.exclusion import (
     NODES_KEPT,
-    held_against,
+    blame_node,
     kept_away_from,
     newly_excluded,
     preferring_others,
@@ -36,7 +36,7 @@ def after(
     """The status after failures on these nodes."""
     found = status or DDPJobStatus()
     for node in nodes:
-        found = held_against(Restart(exclude_node_after=limit), found, killed(node), ran_on)
+        found = blame_node(Restart(exclude_node_after=limit), found, killed(node), ran_on)
     return found
 
 
@@ -77,20 +77,20 @@ def test_a_node_that_failed_too_often_is_avoided(
     ],
 )
 def test_only_what_may_be_the_nodes_doing_is_held_against_it(failure: Failure, counts: bool) -> None:
-    found = held_against(Restart(), DDPJobStatus(), failure, ("a", "b"))
+    found = blame_node(Restart(), DDPJobStatus(), failure, ("a", "b"))
     assert found.node_failures == ({"a": 1} if counts else {})
 
 
 @pytest.mark.parametrize("ran_on", [("a", "b"), ("a",)], ids=["one of two", "the only one"])
 def test_what_a_rule_excludes_is_ruled_out_at_once(ran_on: tuple[str, ...]) -> None:
     failure = killed(reason="WorkerException", message="ValueError: bad")
-    found = held_against(Restart(), DDPJobStatus(), failure, ran_on, exclude=True)
+    found = blame_node(Restart(), DDPJobStatus(), failure, ran_on, exclude=True)
     assert found.excluded_nodes == ("a",)
-    assert held_against(Restart(), found, failure, ran_on, exclude=True).excluded_nodes == ("a",)
+    assert blame_node(Restart(), found, failure, ran_on, exclude=True).excluded_nodes == ("a",)
 
 
 def test_a_failure_on_an_unknown_node_excludes_nothing_whatever_a_rule_says() -> None:
-    assert held_against(Restart(), DDPJobStatus(), killed(None), ("a",), exclude=True) == DDPJobStatus()
+    assert blame_node(Restart(), DDPJobStatus(), killed(None), ("a",), exclude=True) == DDPJobStatus()
 
 
 def test_people_are_told_which_nodes_and_why() -> None:

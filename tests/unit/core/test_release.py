@@ -13,7 +13,7 @@ from ddpjob_operator.core import conditions as cond
 from ddpjob_operator.core.gang import gang_of
 from ddpjob_operator.core.model import NAME_TAKEN, DeletePod, Observed, Plan, PodView, Problem
 from ddpjob_operator.core.plan import plan
-from ddpjob_operator.core.release import released
+from ddpjob_operator.core.release import plan_release
 
 QUOTA = Problem("QuotaExceeded", "the API server refused Pod digits-0-2: exceeded quota: few")
 LIMIT = {"scheduling": {"timeoutSeconds": 60}}
@@ -33,7 +33,7 @@ def decide(*pods: PodView, nodes: int = 4, problem: Problem | None = None, statu
     status = status or in_phase(Phase.STARTING, nodes=nodes, attempt_time=later(-100))
     job = make_job(status, nodes=nodes, **spec)
     observed = seen(*pods, problem=problem)
-    return released(job, observed, status, gang_of(observed, status), NOW, DEFAULTS)
+    return plan_release(job, observed, status, gang_of(observed, status), NOW, DEFAULTS)
 
 
 @pytest.mark.parametrize(

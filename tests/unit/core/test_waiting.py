@@ -13,7 +13,7 @@ from ddpjob_operator.core.assign import WAITS
 from ddpjob_operator.core.edits import digests
 from ddpjob_operator.core.model import AssignPod, CreatePod, CreateService, DeletePod, Observed, Plan, PodView, Problem
 from ddpjob_operator.core.plan import plan
-from ddpjob_operator.core.waiting import tended, wanted
+from ddpjob_operator.core.waiting import waiting_actions, wanted
 
 SPEC: dict[str, Any] = {"nodes": 2, "spares": 2, "restart": {"scope": "InPlace"}}
 
@@ -47,7 +47,7 @@ def words(actions: tuple[object, ...]) -> list[str]:
 
 def tend(observed: Observed, known: DDPJobStatus | None = None, **spec: Any) -> list[str]:
     known = known or status()
-    return words(tended(make_job(known, **SPEC | spec), observed, known, later(60), DEFAULTS))
+    return words(waiting_actions(make_job(known, **SPEC | spec), observed, known, later(60), DEFAULTS))
 
 
 @pytest.mark.parametrize(
