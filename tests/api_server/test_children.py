@@ -12,20 +12,8 @@ from ddpjob_operator.cluster import paths
 from ddpjob_operator.cluster.apply import Applier
 from ddpjob_operator.cluster.cache import Cache, Key, Owner
 from ddpjob_operator.cluster.errors import ApiError
-from ddpjob_operator.core.model import (
-    Action,
-    AssignPod,
-    CreateChild,
-    CreatePod,
-    Defaults,
-    DeleteJob,
-    DeletePod,
-    Job,
-    PodView,
-    Problem,
-    ReadLog,
-    ServiceView,
-)
+from ddpjob_operator.core.actions import Action, AssignPod, CreateChild, CreatePod, DeleteJob, DeletePod, ReadLog
+from ddpjob_operator.core.model import Defaults, Job, PodView, Problem, ServiceView
 from ddpjob_operator.core.parse import parse_job
 from ddpjob_operator.core.pods import build_pod, owner_reference
 

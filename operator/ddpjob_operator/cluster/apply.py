@@ -19,7 +19,7 @@ from ddpjob_operator.cluster.cache import Cache, Key, Owner, controller_of, owne
 from ddpjob_operator.cluster.client import Client, Json
 from ddpjob_operator.cluster.errors import ApiError
 from ddpjob_operator.cluster.refused import Refused, forbids, problem_of, problem_with, refuses, taken
-from ddpjob_operator.core.model import (
+from ddpjob_operator.core.actions import (
     Action,
     AssignPod,
     CreateChild,
@@ -28,11 +28,11 @@ from ddpjob_operator.core.model import (
     CreateService,
     DeleteJob,
     DeletePod,
-    Job,
     PointService,
     ReadLog,
     ReadWarnings,
 )
+from ddpjob_operator.core.model import Job
 from ddpjob_operator.core.names import LABEL_ATTEMPT, LABEL_NODE_RANK, LABEL_NODES, TRAINER_CONTAINER
 from ddpjob_operator.core.podgroup import unknown_kind
 

@@ -23,9 +23,10 @@ from ddpjob_operator.cluster.events import EventPoster, Subject
 from ddpjob_operator.cluster.refused import Refused
 from ddpjob_operator.cluster.status_poll import StatusPoller, Target
 from ddpjob_operator.cluster.status_write import Change, StatusWriter, change_between
+from ddpjob_operator.core.actions import Plan
 from ddpjob_operator.core.goodput import seconds_of
 from ddpjob_operator.core.lifecycle import is_left_to_another
-from ddpjob_operator.core.model import Defaults, Job, Observed, Plan, PodPhase
+from ddpjob_operator.core.model import Defaults, Job, Observed, PodPhase
 from ddpjob_operator.core.parse import InvalidJob, job_of, parse_job
 from ddpjob_operator.core.plan import plan
 from ddpjob_operator.core.refusal import broken, not_followed, refuse

@@ -19,7 +19,7 @@ from ddpjob_operator.api import API_VERSION, KIND
 from ddpjob_operator.cluster import paths
 from ddpjob_operator.cluster.client import Client, Json
 from ddpjob_operator.cluster.errors import ApiError
-from ddpjob_operator.core.model import Event
+from ddpjob_operator.core.actions import Event
 
 logger = logging.getLogger(__name__)
 

@@ -10,12 +10,13 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 
 from ddpjob_operator.api.status import DDPJobStatus, NodeCount, Phase
+from ddpjob_operator.core.actions import Action, Event, Plan
 from ddpjob_operator.core.assign import WAITS, assign, can_live_on
 from ddpjob_operator.core.edits import are_as_made_now, digests
 from ddpjob_operator.core.elastic import Resize, grace_of_old, next_size, still_saving
 from ddpjob_operator.core.gang import complete, discard, gang_of, selector
 from ddpjob_operator.core.lost import is_lost
-from ddpjob_operator.core.model import Action, Defaults, Event, Job, Observed, Plan, PodView
+from ddpjob_operator.core.model import Defaults, Job, Observed, PodView
 from ddpjob_operator.core.phases import phase_conditions
 from ddpjob_operator.core.waiting import ready_waiting
 

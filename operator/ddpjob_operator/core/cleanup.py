@@ -7,8 +7,9 @@ from datetime import datetime, timedelta
 from ddpjob_operator.api.status import DDPJobStatus
 from ddpjob_operator.core import conditions as cond
 from ddpjob_operator.core import deadlines
+from ddpjob_operator.core.actions import Action, DeleteJob, DeletePod, Plan
 from ddpjob_operator.core.gang import RESTART_GRACE_SECONDS, stop
-from ddpjob_operator.core.model import Action, DeleteJob, DeletePod, Job, Observed, Plan, PodPhase, PodView
+from ddpjob_operator.core.model import Job, Observed, PodPhase, PodView
 
 
 def plan_finished(job: Job, observed: Observed, now: datetime) -> Plan:

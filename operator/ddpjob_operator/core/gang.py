@@ -6,23 +6,12 @@ from datetime import datetime
 
 from ddpjob_operator.api.status import DDPJobStatus, NodeCount, Phase
 from ddpjob_operator.core import conditions as cond
+from ddpjob_operator.core.actions import Action, AssignPod, CreatePod, DeletePod, PointService
 from ddpjob_operator.core.assign import WAITS, can_live_on, ended_before
 from ddpjob_operator.core.exclusion import preferring_others, unwelcome
 from ddpjob_operator.core.failures import has_succeeded
 from ddpjob_operator.core.lost import removed
-from ddpjob_operator.core.model import (
-    Action,
-    AssignPod,
-    CreatePod,
-    Defaults,
-    DeletePod,
-    Job,
-    Observed,
-    PodPhase,
-    PodView,
-    PointService,
-    ServiceView,
-)
+from ddpjob_operator.core.model import Defaults, Job, Observed, PodPhase, PodView, ServiceView
 from ddpjob_operator.core.names import LABEL_UID, pod_name, service_name
 from ddpjob_operator.core.pods import build_pod, rendezvous_selector
 

@@ -16,27 +16,14 @@ from datetime import datetime, timedelta
 from ddpjob_operator.api.pod import Initializer
 from ddpjob_operator.api.status import DDPJobStatus, Phase
 from ddpjob_operator.core import conditions as cond
+from ddpjob_operator.core.actions import Action, CreateChild, DeletePod, Event, Plan, soonest
 from ddpjob_operator.core.bounds import ALWAYS_USED, with_default_resources
 from ddpjob_operator.core.budget import backoff_seconds
 from ddpjob_operator.core.failures import EXIT_USER, SETTLE_SECONDS, Failure, Retry
 from ddpjob_operator.core.gang import awaits_data
 from ddpjob_operator.core.lost import is_lost, until_lost
 from ddpjob_operator.core.merge import merge
-from ddpjob_operator.core.model import (
-    Action,
-    CreateChild,
-    Defaults,
-    DeletePod,
-    Event,
-    InitializerView,
-    Job,
-    Manifest,
-    Observed,
-    Plan,
-    PodPhase,
-    PodView,
-    soonest,
-)
+from ddpjob_operator.core.model import Defaults, InitializerView, Job, Manifest, Observed, PodPhase, PodView
 from ddpjob_operator.core.names import INITIALIZER, LABEL_ATTEMPT, LABEL_ROLE, initializer_name, job_labels
 from ddpjob_operator.core.phases import degraded, plan_failed
 from ddpjob_operator.core.pod_environment import SHARED_PATH, TERMINATION_LOG, env_var, literal

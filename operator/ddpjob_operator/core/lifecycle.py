@@ -15,9 +15,10 @@ from typing import Any
 from ddpjob_operator.api.spec import CONTROLLER_NAME
 from ddpjob_operator.api.status import DDPJobStatus, NodeCount, Phase
 from ddpjob_operator.core import conditions as cond
+from ddpjob_operator.core.actions import DeletePod, Event, Plan
 from ddpjob_operator.core.failures import SETTLE_SECONDS, has_succeeded, last_report
 from ddpjob_operator.core.gang import gang_size, stop
-from ddpjob_operator.core.model import DeletePod, Event, InitializerView, Job, Observed, Plan, PodPhase, PodView
+from ddpjob_operator.core.model import InitializerView, Job, Observed, PodPhase, PodView
 from ddpjob_operator.core.phases import phase_conditions
 from ddpjob_operator.core.progress import with_final_report
 

@@ -12,8 +12,9 @@ from collections.abc import Iterable
 from datetime import datetime
 
 from ddpjob_operator.api.policies import Restart
+from ddpjob_operator.core.actions import DeletePod
 from ddpjob_operator.core.failures import Failure, Retry
-from ddpjob_operator.core.model import DeletePod, PodView
+from ddpjob_operator.core.model import PodView
 from ddpjob_operator.core.report import TrainerReport
 
 STRANDED_SECONDS = 60.0

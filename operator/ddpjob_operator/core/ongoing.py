@@ -6,11 +6,12 @@ from datetime import datetime
 
 from ddpjob_operator.api.status import DDPJobStatus, Phase
 from ddpjob_operator.core import conditions as cond
+from ddpjob_operator.core.actions import Action, CreateService, Event, Plan, soonest
 from ddpjob_operator.core.edits import digests, edited_fields
 from ddpjob_operator.core.elastic import grace_of_old, still_saving, until_resized
 from ddpjob_operator.core.gang import complete, counted, discard, gang_size, left_over, selector
 from ddpjob_operator.core.lost import until_lost
-from ddpjob_operator.core.model import Action, CreateService, Defaults, Event, Job, Observed, Plan, PodView, soonest
+from ddpjob_operator.core.model import Defaults, Job, Observed, PodView
 from ddpjob_operator.core.phases import degraded, phase_conditions
 from ddpjob_operator.core.pods import build_service
 from ddpjob_operator.core.release import LEAST_WAIT_SECONDS, until_given_back

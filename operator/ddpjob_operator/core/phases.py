@@ -6,11 +6,12 @@ from datetime import datetime
 
 from ddpjob_operator.api.status import Condition, DDPJobStatus, Phase
 from ddpjob_operator.core import conditions as cond
+from ddpjob_operator.core.actions import Event, Plan
 from ddpjob_operator.core.assign import ended_before
 from ddpjob_operator.core.cleanup import clean_up
 from ddpjob_operator.core.failures import last_report
 from ddpjob_operator.core.gang import counted, stop
-from ddpjob_operator.core.model import Event, Job, Observed, Plan, PodView
+from ddpjob_operator.core.model import Job, Observed, PodView
 from ddpjob_operator.core.progress import with_final_report
 
 

@@ -14,6 +14,7 @@ from dataclasses import replace
 from datetime import datetime
 
 from ddpjob_operator.api.status import DDPJobStatus, FailureStatus, Phase
+from ddpjob_operator.core.actions import Event, Plan, soonest
 from ddpjob_operator.core.assign import ended_before
 from ddpjob_operator.core.attempt import next_attempt, resize
 from ddpjob_operator.core.bounds import BEYOND, clamp_to_bounds
@@ -27,15 +28,7 @@ from ddpjob_operator.core.goodput import with_goodput
 from ddpjob_operator.core.initializers import plan_initializers
 from ddpjob_operator.core.lifecycle import has_finished, plan_suspension, status_after_resume
 from ddpjob_operator.core.lost import lost_nodes, stranded
-from ddpjob_operator.core.model import (
-    Defaults,
-    Event,
-    Job,
-    Observed,
-    Plan,
-    PodView,
-    soonest,
-)
+from ddpjob_operator.core.model import Defaults, Job, Observed, PodView
 from ddpjob_operator.core.ongoing import keep_going
 from ddpjob_operator.core.phases import incomplete_again, plan_failed, plan_succeeded
 from ddpjob_operator.core.postmortem import log_tail, log_to_read

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 
+from ddpjob_operator.core.actions import ReadLog
 from ddpjob_operator.core.failures import Failure
-from ddpjob_operator.core.model import Job, Observed, ReadLog
+from ddpjob_operator.core.model import Job, Observed
 
 TAIL_CHARACTERS = 4096
 

@@ -9,20 +9,10 @@ from __future__ import annotations
 from datetime import datetime
 
 from ddpjob_operator.api.status import DDPJobStatus, Phase
+from ddpjob_operator.core.actions import Action, CreateChild, CreateClaim, CreateService, Plan
 from ddpjob_operator.core.bounds import bound_violations
 from ddpjob_operator.core.initializers import build_initializer
-from ddpjob_operator.core.model import (
-    Action,
-    CreateChild,
-    CreateClaim,
-    CreateService,
-    Defaults,
-    Job,
-    Manifest,
-    Observed,
-    Plan,
-    ServiceView,
-)
+from ddpjob_operator.core.model import Defaults, Job, Manifest, Observed, ServiceView
 from ddpjob_operator.core.network import build_policy
 from ddpjob_operator.core.phases import degraded
 from ddpjob_operator.core.podgroup import build_pod_group

@@ -8,7 +8,8 @@ from typing import Any
 
 from ddpjob_operator.api.status import DDPJobStatus, FailureStatus, Phase
 from ddpjob_operator.core import conditions as cond
-from ddpjob_operator.core.model import Event, Plan, Problem
+from ddpjob_operator.core.actions import Event, Plan
+from ddpjob_operator.core.model import Problem
 
 INVALID = "InvalidSpec"
 

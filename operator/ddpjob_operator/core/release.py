@@ -15,10 +15,11 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 
 from ddpjob_operator.api.status import DDPJobStatus, NodeCount, Phase
+from ddpjob_operator.core.actions import Event, Plan
 from ddpjob_operator.core.budget import backoff_seconds, disrupted
 from ddpjob_operator.core.edits import digests
 from ddpjob_operator.core.gang import gang_size, stop
-from ddpjob_operator.core.model import NAME_TAKEN, Defaults, Event, Job, Observed, Plan, PodPhase, PodView, Problem
+from ddpjob_operator.core.model import NAME_TAKEN, Defaults, Job, Observed, PodPhase, PodView, Problem
 from ddpjob_operator.core.phases import degraded
 
 LEAST_WAIT_SECONDS = 1.0

@@ -6,7 +6,8 @@ from datetime import datetime
 
 from ddpjob_operator.api.status import DDPJobStatus
 from ddpjob_operator.core import conditions as cond
-from ddpjob_operator.core.model import Event, Job
+from ddpjob_operator.core.actions import Event
+from ddpjob_operator.core.model import Job
 from ddpjob_operator.core.report import TrainerReport
 
 FAILURES_IN_A_ROW = 3

@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from datetime import datetime, timedelta
 
 from ddpjob_operator.api.status import DDPJobStatus, Phase
-from ddpjob_operator.core.model import PodPhase, PodView, ReadWarnings, Warned
+from ddpjob_operator.core.actions import ReadWarnings
+from ddpjob_operator.core.model import PodPhase, PodView, Warned
 from ddpjob_operator.core.trouble import TROUBLE_GRACE_SECONDS, starting_since
 
 SHORTEST_WAIT_SECONDS = 5.0

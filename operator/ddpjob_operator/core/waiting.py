@@ -10,20 +10,11 @@ import itertools
 from datetime import datetime
 
 from ddpjob_operator.api.status import DDPJobStatus, Phase
+from ddpjob_operator.core.actions import Action, CreatePod, CreateService
 from ddpjob_operator.core.assign import can_live_on
 from ddpjob_operator.core.gang import creation, discard, gang_size, is_called, is_kept
 from ddpjob_operator.core.lost import is_lost
-from ddpjob_operator.core.model import (
-    Action,
-    CreatePod,
-    CreateService,
-    Defaults,
-    Job,
-    Observed,
-    PodPhase,
-    PodView,
-    ServiceView,
-)
+from ddpjob_operator.core.model import Defaults, Job, Observed, PodPhase, PodView, ServiceView
 from ddpjob_operator.core.names import spare_name
 from ddpjob_operator.core.pods import build_service
 

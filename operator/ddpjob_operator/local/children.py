@@ -9,7 +9,7 @@ import uuid
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 
-from ddpjob_operator.core.model import (
+from ddpjob_operator.core.actions import (
     Action,
     AssignPod,
     CreateChild,
@@ -18,13 +18,10 @@ from ddpjob_operator.core.model import (
     CreateService,
     DeleteJob,
     DeletePod,
-    Job,
-    Manifest,
-    Observed,
     PointService,
     ReadLog,
-    ServiceView,
 )
+from ddpjob_operator.core.model import Job, Manifest, Observed, ServiceView
 from ddpjob_operator.core.names import LABEL_ATTEMPT
 from ddpjob_operator.core.pod_environment import is_assignable
 from ddpjob_operator.local.environment import Endpoints, Machine, build_command, gpus_of_node

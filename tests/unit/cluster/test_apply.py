@@ -15,7 +15,8 @@ from ddpjob_operator.cluster import apply, paths
 from ddpjob_operator.cluster.apply import Applier
 from ddpjob_operator.cluster.cache import Cache, Owner
 from ddpjob_operator.cluster.client import Client
-from ddpjob_operator.core.model import Action, DeletePod, Job, PointService, ReadLog, ReadWarnings
+from ddpjob_operator.core.actions import Action, DeletePod, PointService, ReadLog, ReadWarnings
+from ddpjob_operator.core.model import Job
 
 JOB = Job("digits", "ns", "job-1", 1, datetime(2026, 1, 1, tzinfo=UTC), DDPJobSpec(), DDPJobStatus())
 

@@ -9,7 +9,7 @@ from tests.unit.cluster.virtual_time import run
 
 from ddpjob_operator.cluster.errors import ApiError
 from ddpjob_operator.cluster.events import CAP, REFILL_SECONDS, SAME_WITHIN_SECONDS, EventPoster, Subject
-from ddpjob_operator.core.model import Event
+from ddpjob_operator.core.actions import Event
 
 JOB = Subject("ns", "digits", "uid-1")
 

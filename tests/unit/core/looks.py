@@ -12,13 +12,8 @@ from builders import (
 
 from ddpjob_operator.api.status import DDPJobStatus, Phase, SnapshotStatus
 from ddpjob_operator.core import conditions as cond
-from ddpjob_operator.core.model import (
-    CreatePod,
-    DeletePod,
-    Job,
-    Observed,
-    Plan,
-)
+from ddpjob_operator.core.actions import CreatePod, DeletePod, Plan
+from ddpjob_operator.core.model import Job, Observed
 from ddpjob_operator.core.plan import plan
 
 RUNNING = in_phase(Phase.RUNNING)

@@ -15,7 +15,7 @@ from builders import NOW, heard, make_report
 
 from ddpjob_operator.api.spec import DDPJobSpec
 from ddpjob_operator.api.status import DDPJobStatus
-from ddpjob_operator.core.model import (
+from ddpjob_operator.core.actions import (
     Action,
     AssignPod,
     CreateChild,
@@ -24,15 +24,9 @@ from ddpjob_operator.core.model import (
     CreateService,
     DeleteJob,
     DeletePod,
-    InitializerView,
-    Job,
-    PodPhase,
-    PodView,
     PointService,
-    Problem,
-    ServiceView,
-    Termination,
 )
+from ddpjob_operator.core.model import InitializerView, Job, PodPhase, PodView, Problem, ServiceView, Termination
 from ddpjob_operator.core.report import TrainerReport
 
 NODES = ("node-0", "node-1", "node-2")

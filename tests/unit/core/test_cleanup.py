@@ -10,7 +10,8 @@ from looks import deleted, look
 
 from ddpjob_operator.api.status import DDPJobStatus, Phase
 from ddpjob_operator.core import conditions as cond
-from ddpjob_operator.core.model import DeleteJob, InitializerView, Plan, PodPhase, PodView
+from ddpjob_operator.core.actions import DeleteJob, Plan
+from ddpjob_operator.core.model import InitializerView, PodPhase, PodView
 
 RUNS, ENDED = make_pod(0), failed(1, 1, "WorkerException")
 SPARE = replace(make_pod(0), name="digits-0-s0", node_rank=None)

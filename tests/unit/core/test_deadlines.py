@@ -10,7 +10,8 @@ from looks import look
 
 from ddpjob_operator.api.status import DDPJobStatus, Phase, Progress, SnapshotStatus
 from ddpjob_operator.core import conditions as cond
-from ddpjob_operator.core.model import CreatePod, DeletePod, Observed, Plan, Problem
+from ddpjob_operator.core.actions import CreatePod, DeletePod, Plan
+from ddpjob_operator.core.model import Observed, Problem
 from ddpjob_operator.core.plan import plan
 
 GANG = (make_pod(0), make_pod(1))

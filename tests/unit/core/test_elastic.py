@@ -12,9 +12,10 @@ from looks import condition
 
 from ddpjob_operator.api.status import DDPJobStatus, Phase, SnapshotStatus
 from ddpjob_operator.core import conditions as cond
+from ddpjob_operator.core.actions import AssignPod, CreatePod, DeletePod, Plan, PointService
 from ddpjob_operator.core.edits import digests
 from ddpjob_operator.core.elastic import SCALED_DOWN, SCALED_UP, Resize, next_size, until_resized, wanted_resize
-from ddpjob_operator.core.model import AssignPod, CreatePod, DeletePod, Job, Observed, Plan, PodView, PointService
+from ddpjob_operator.core.model import Job, Observed, PodView
 from ddpjob_operator.core.plan import plan
 
 ELASTIC: dict[str, Any] = {"minNodes": 1, "waitSeconds": 30}

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from ddpjob_operator.api.policies import Restart
 from ddpjob_operator.api.status import DDPJobStatus, Phase
+from ddpjob_operator.core.actions import CreatePod, Plan
 from ddpjob_operator.core.edits import digests
 from ddpjob_operator.core.exclusion import (
     NODES_KEPT,
@@ -22,7 +23,7 @@ from ddpjob_operator.core.exclusion import (
     unwelcome,
 )
 from ddpjob_operator.core.failures import Failure, Retry
-from ddpjob_operator.core.model import CreatePod, Plan, PodView, Termination
+from ddpjob_operator.core.model import PodView, Termination
 from ddpjob_operator.core.plan import plan
 
 

@@ -10,18 +10,9 @@ from builders import DEFAULTS, NOW, failed, in_phase, later, make_job, make_pod,
 
 from ddpjob_operator.api.status import DDPJobStatus, Phase, SnapshotStatus
 from ddpjob_operator.core import conditions as cond
+from ddpjob_operator.core.actions import AssignPod, CreatePod, DeletePod, Plan, PointService
 from ddpjob_operator.core.edits import digests
-from ddpjob_operator.core.model import (
-    AssignPod,
-    CreatePod,
-    Defaults,
-    DeletePod,
-    Job,
-    Observed,
-    Plan,
-    PodView,
-    PointService,
-)
+from ddpjob_operator.core.model import Defaults, Job, Observed, PodView
 from ddpjob_operator.core.plan import plan
 
 SPEC: dict[str, Any] = {"nodes": 3, "restart": {"scope": "InPlace"}}

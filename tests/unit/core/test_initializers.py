@@ -11,22 +11,9 @@ from builders import DEFAULTS, NOW, UID, in_phase, later, make_job, make_report,
 
 from ddpjob_operator.api.status import DDPJobStatus, Phase
 from ddpjob_operator.core import conditions as cond
+from ddpjob_operator.core.actions import CreateChild, CreatePod, DeletePod, Plan, ReadWarnings
 from ddpjob_operator.core.initializers import build_initializer
-from ddpjob_operator.core.model import (
-    CreateChild,
-    CreatePod,
-    Defaults,
-    DeletePod,
-    InitializerView,
-    Job,
-    Manifest,
-    Plan,
-    PodPhase,
-    Problem,
-    ReadWarnings,
-    Termination,
-    Warned,
-)
+from ddpjob_operator.core.model import Defaults, InitializerView, Job, Manifest, PodPhase, Problem, Termination, Warned
 from ddpjob_operator.core.parse import parse_initializer, parse_pod
 from ddpjob_operator.core.plan import plan
 

@@ -10,18 +10,9 @@ from looks import condition, look
 
 from ddpjob_operator.api.status import DDPJobStatus, Phase, SnapshotStatus
 from ddpjob_operator.core import conditions as cond
+from ddpjob_operator.core.actions import CreateChild, CreateClaim, CreatePod, CreateService, DeletePod, Plan
 from ddpjob_operator.core.lifecycle import has_finished, is_left_to_another, is_suspending
-from ddpjob_operator.core.model import (
-    CreateChild,
-    CreateClaim,
-    CreatePod,
-    CreateService,
-    DeletePod,
-    InitializerView,
-    Plan,
-    PodPhase,
-    PodView,
-)
+from ddpjob_operator.core.model import InitializerView, PodPhase, PodView
 from ddpjob_operator.core.plan import plan
 
 GANG = (make_pod(0), make_pod(1))

@@ -9,9 +9,10 @@ from builders import DEFAULTS, NOW, failed, heard, in_phase, later, make_job, ma
 
 from ddpjob_operator.api.policies import Restart
 from ddpjob_operator.api.status import DDPJobStatus, Phase, SnapshotStatus
+from ddpjob_operator.core.actions import CreatePod, DeletePod, Plan
 from ddpjob_operator.core.edits import digests
 from ddpjob_operator.core.lost import is_lost, lost_nodes, removed, stranded, until_lost
-from ddpjob_operator.core.model import CreatePod, DeletePod, Observed, Plan, PodView
+from ddpjob_operator.core.model import Observed, PodView
 from ddpjob_operator.core.plan import plan
 
 POLICY = Restart(node_lost_seconds=30)

@@ -20,12 +20,8 @@ from looks import GANG, RUNNING, STARTING, condition, created, deleted, kinds, l
 
 from ddpjob_operator.api.status import DDPJobStatus, NodeCount, Phase
 from ddpjob_operator.core import conditions as cond
-from ddpjob_operator.core.model import (
-    CreateClaim,
-    CreateService,
-    Plan,
-    Problem,
-)
+from ddpjob_operator.core.actions import CreateClaim, CreateService, Plan
+from ddpjob_operator.core.model import Problem
 
 # The start
 

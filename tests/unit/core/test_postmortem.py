@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 from builders import failed, make_job, make_pod, seen
 
+from ddpjob_operator.core.actions import ReadLog
 from ddpjob_operator.core.failures import Failure, Retry
-from ddpjob_operator.core.model import ReadLog
 from ddpjob_operator.core.postmortem import TAIL_CHARACTERS, log_tail, log_to_read
 
 POD = failed(1, 1, "WorkerException")

@@ -9,7 +9,8 @@ from builders import DEFAULTS, NOW, make_job, seen
 
 from ddpjob_operator.api.status import Phase
 from ddpjob_operator.core import conditions as cond
-from ddpjob_operator.core.model import CreateChild, CreateClaim, CreatePod, CreateService, Observed, Problem
+from ddpjob_operator.core.actions import CreateChild, CreateClaim, CreatePod, CreateService
+from ddpjob_operator.core.model import Observed, Problem
 from ddpjob_operator.core.plan import plan
 
 VOLCANO = {"scheduling": {"gang": "Volcano"}}

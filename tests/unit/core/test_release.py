@@ -10,8 +10,9 @@ from builders import DEFAULTS, NOW, in_phase, later, make_job, make_pod, seen
 
 from ddpjob_operator.api.status import DDPJobStatus, Phase
 from ddpjob_operator.core import conditions as cond
+from ddpjob_operator.core.actions import DeletePod, Plan
 from ddpjob_operator.core.gang import gang_of
-from ddpjob_operator.core.model import NAME_TAKEN, DeletePod, Observed, Plan, PodView, Problem
+from ddpjob_operator.core.model import NAME_TAKEN, Observed, PodView, Problem
 from ddpjob_operator.core.plan import plan
 from ddpjob_operator.core.release import plan_release
 

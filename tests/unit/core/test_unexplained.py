@@ -10,7 +10,8 @@ from builders import DEFAULTS, NOW, in_phase, later, make_job, make_pod, seen
 
 from ddpjob_operator.api.status import DDPJobStatus, Phase
 from ddpjob_operator.core import conditions as cond
-from ddpjob_operator.core.model import PodView, ReadWarnings, Warned
+from ddpjob_operator.core.actions import ReadWarnings
+from ddpjob_operator.core.model import PodView, Warned
 from ddpjob_operator.core.plan import plan
 from ddpjob_operator.core.unexplained import ask, until_asked
 

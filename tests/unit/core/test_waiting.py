@@ -9,9 +9,10 @@ import pytest
 from builders import DEFAULTS, NOW, ended, failed, in_phase, later, make_job, make_pod, seen
 
 from ddpjob_operator.api.status import DDPJobStatus, Phase, SnapshotStatus
+from ddpjob_operator.core.actions import AssignPod, CreatePod, CreateService, DeletePod, Plan
 from ddpjob_operator.core.assign import WAITS
 from ddpjob_operator.core.edits import digests
-from ddpjob_operator.core.model import AssignPod, CreatePod, CreateService, DeletePod, Observed, Plan, PodView, Problem
+from ddpjob_operator.core.model import Observed, PodView, Problem
 from ddpjob_operator.core.plan import plan
 from ddpjob_operator.core.waiting import waiting_actions, wanted
 

@@ -18,7 +18,7 @@ from small_cluster import ENDED, PROGRESS, Cluster
 
 from ddpjob_operator.api.status import DDPJobStatus, Phase
 from ddpjob_operator.core import plan as policy
-from ddpjob_operator.core.model import (
+from ddpjob_operator.core.actions import (
     Action,
     AssignPod,
     CreateChild,
@@ -26,17 +26,12 @@ from ddpjob_operator.core.model import (
     CreatePod,
     CreateService,
     DeletePod,
-    Job,
-    Observed,
     Plan,
-    PodView,
     PointService,
-    Problem,
     ReadLog,
     ReadWarnings,
-    ServiceView,
-    Warned,
 )
+from ddpjob_operator.core.model import Job, Observed, PodView, Problem, ServiceView, Warned
 
 Decide = Callable[..., Plan]
 LONGEST_CHAIN = 16

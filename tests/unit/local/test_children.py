@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ddpjob_operator.core.model import (
+from ddpjob_operator.core.actions import (
     AssignPod,
     CreateChild,
     CreateClaim,
