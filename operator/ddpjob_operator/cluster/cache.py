@@ -113,14 +113,6 @@ class Cache:
             initializer=max(initializers, key=lambda view: view.number, default=None),
         )
 
-    def pod(self, namespace: str, name: str) -> tuple[Owner, PodView] | None:
-        """The pod of that name, if it is one of ours."""
-        for pod in self._pods.values():
-            view = pod.view
-            if isinstance(view, PodView) and view.name == name and pod.owner.namespace == namespace:
-                return pod.owner, view
-        return None
-
     def put_job(self, obj: Json) -> bool:
         """Take in a DDPJob as seen; whether that was news."""
         meta = obj["metadata"]

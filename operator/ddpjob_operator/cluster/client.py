@@ -52,8 +52,8 @@ class Client:
             await asyncio.gather(self._closing, return_exceptions=True)
         await self._session.close()
 
-    async def get(self, path: str, resource: str, **query: str) -> Json:
-        return await self._call("GET", path, resource, query=query)
+    async def get(self, path: str, resource: str) -> Json:
+        return await self._call("GET", path, resource)
 
     async def create(self, path: str, resource: str, body: Json) -> Json:
         return await self._call("POST", path, resource, body=body)

@@ -135,7 +135,6 @@ class PodView:
     """When it became ready, while it is."""
     nodes: int | None = None
     """Size of the gang that the pod was last told of."""
-    created: datetime | None = None
     scheduled: bool = False
     """Whether it has been given a node (condition PodScheduled)."""
     not_ready_since: datetime | None = None

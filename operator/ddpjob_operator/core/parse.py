@@ -112,7 +112,6 @@ def parse_pod(obj: Object) -> PodView | None:
         ready=ready.get("status") == "True",
         ready_since=parse_time(ready.get("lastTransitionTime")) if ready.get("status") == "True" else None,
         nodes=int(nodes) if nodes.isdecimal() else None,
-        created=parse_time(metadata.get("creationTimestamp")),
         scheduled=conditions.get("PodScheduled", {}).get("status") == "True" or bool(spec.get("nodeName")),
         not_ready_since=_not_ready_since(status, conditions),
         disruption=_disruption(conditions),

@@ -55,7 +55,6 @@ class LocalPod:
     nodes: int | None = None
     """Size of the gang that it was last told of, if it can be told of another."""
 
-    created: datetime = field(default_factory=lambda: datetime.now(UTC))
     report: TrainerReport | None = None
     """The last `/status` answer of this pod's launcher."""
 
@@ -141,7 +140,6 @@ class LocalPod:
             ready=self.report is not None and not self.ended,
             ready_since=self.ready_since if not self.ended else None,
             nodes=self.nodes,
-            created=self.created,
             scheduled=True,
             deleting=self.deleting,
             gone_by=self.gone_by,
