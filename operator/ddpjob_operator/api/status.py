@@ -297,3 +297,8 @@ class DDPJobStatus(APIModel):
 
     completion_time: datetime | None = None
     """When the job became Succeeded or Failed."""
+
+    @property
+    def is_final(self) -> bool:
+        """Whether the job is over, for better or worse."""
+        return self.phase is not None and self.phase.final

@@ -254,7 +254,7 @@ class Controller:
 
 def trainer_of(uid: str, status: DDPJobStatus, observed: Observed) -> Target | None:
     """The trainer to ask for progress: node rank 0 of the current attempt, while it runs."""
-    if status.phase is not None and status.phase.final:
+    if status.is_final:
         return None
     for pod in observed.pods:
         if (pod.attempt, pod.node_rank) == (status.attempt, 0) and pod.phase is PodPhase.RUNNING and pod.pod_ip:

@@ -37,7 +37,7 @@ def clean_up(job: Job, status: DDPJobStatus, pods: tuple[PodView, ...]) -> tuple
 def seconds_to_live(job: Job, status: DDPJobStatus, now: datetime) -> float | None:
     """Seconds until a job that is over is to be deleted; None if it is to stay."""
     ttl, ended = job.spec.ttl_seconds_after_finished, status.completion_time
-    if ttl is None or ended is None or status.phase is None or not status.phase.final:
+    if ttl is None or ended is None or not status.is_final:
         return None
     return (ended + timedelta(seconds=ttl) - now).total_seconds()
 

@@ -68,8 +68,7 @@ def deadlines(job: Job, observed: Observed, status: DDPJobStatus, now: datetime)
 
 
 def _is_active(status: DDPJobStatus) -> bool:
-    final = status.phase is not None and status.phase.final
-    return not final and status.phase is not Phase.SUSPENDED
+    return not status.is_final and status.phase is not Phase.SUSPENDED
 
 
 def _could_start_since(status: DDPJobStatus) -> datetime | None:

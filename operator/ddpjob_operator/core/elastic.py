@@ -15,7 +15,7 @@ from ddpjob_operator.api.status import DDPJobStatus, Phase
 from ddpjob_operator.core import conditions as cond
 from ddpjob_operator.core.assign import WAITS
 from ddpjob_operator.core.failures import is_stopping
-from ddpjob_operator.core.gang import RESTART_GRACE_SECONDS, gang_size, left_over
+from ddpjob_operator.core.gang import RESTART_GRACE_SECONDS, asking_since, gang_size, left_over
 from ddpjob_operator.core.model import Job, Observed, PodPhase, PodView
 from ddpjob_operator.core.waiting import ready_waiting
 
@@ -92,7 +92,7 @@ def until_resized(job: Job, observed: Observed, status: DDPJobStatus, now: datet
         return None
     if status.phase is Phase.RUNNING and job.spec.nodes > gang_size(job, status):
         waits = [elastic.wait_seconds - _waited(pod, now) for pod in ready_waiting(observed)]
-    elif status.phase in (Phase.STARTING, Phase.RESTARTING) and (since := _asked_since(status)) is not None:
+    elif status.phase in (Phase.STARTING, Phase.RESTARTING) and (since := asking_since(status)) is not None:
         waits = [_patience(elastic) - (now - since).total_seconds()]
     return min((wait for wait in waits if wait > 0), default=None)
 
@@ -100,10 +100,10 @@ def until_resized(job: Job, observed: Observed, status: DDPJobStatus, now: datet
 def _shrunk(
     elastic: Elastic, status: DDPJobStatus, pods: tuple[PodView, ...], total: int, now: datetime
 ) -> Resize | None:
-    since = _asked_since(status)
+    since = asking_since(status)
     if since is None or (now - since).total_seconds() < _patience(elastic):
         return None
-    placed = sum(_has_node(pod) for pod in pods)
+    placed = sum(_holds_node(pod) for pod in pods)
     if not elastic.min_nodes <= placed < total:
         return None
     return Resize(placed, SCALED_DOWN, f"only {placed} of {total} nodes were scheduled within {elastic.wait_seconds} s")
@@ -128,15 +128,8 @@ def _waited(pod: PodView, now: datetime) -> float:
     return (now - pod.ready_since).total_seconds() if pod.ready_since is not None else 0.0
 
 
-def _has_node(pod: PodView) -> bool:
-    placed = pod.scheduled or pod.phase is not PodPhase.PENDING
-    return placed and not pod.deleting and pod.not_ready_since is None
-
-
-def _asked_since(status: DDPJobStatus) -> datetime | None:
-    """When the attempt began to ask for nodes, or will."""
-    times = (status.attempt_time, status.restart_at, status.retry_at)
-    return max((time for time in times if time is not None), default=None)
+def _holds_node(pod: PodView) -> bool:
+    return pod.placed and not pod.deleting and pod.not_ready_since is None
 
 
 def _patience(elastic: Elastic) -> float:

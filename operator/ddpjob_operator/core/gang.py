@@ -141,3 +141,9 @@ def stop(
         for pod in pods
         if not pod.deleting and (everything or pod.phase not in ended)
     )
+
+
+def asking_since(status: DDPJobStatus) -> datetime | None:
+    """When the attempt began to ask for nodes, or will."""
+    times = (status.attempt_time, status.restart_at, status.retry_at)
+    return max((time for time in times if time is not None), default=None)

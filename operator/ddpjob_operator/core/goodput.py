@@ -15,7 +15,7 @@ from datetime import datetime, timedelta
 
 from ddpjob_operator.api.status import DDPJobStatus, Goodput, Phase
 from ddpjob_operator.core.failures import last_report
-from ddpjob_operator.core.model import Observed, PodPhase, PodView
+from ddpjob_operator.core.model import Observed
 from ddpjob_operator.core.report import TrainerReport
 
 CAUSES = (
@@ -48,11 +48,11 @@ _OF_PHASE = {
 
 def with_goodput(before: DDPJobStatus, after: DDPJobStatus, observed: Observed, now: datetime) -> DDPJobStatus:
     """`after` with its ledger brought up to `now`, if anything has happened since the ledger of `before`."""
-    if after.start_time is None or (before.phase is not None and before.phase.final):
+    if after.start_time is None or before.is_final:
         return after
     ledger = before.goodput or Goodput(counted_until=after.start_time, cause="queued")
     cause = _cause(after, observed)
-    over = after.attempt != before.attempt or bool(after.phase and after.phase.final)
+    over = after.attempt != before.attempt or after.is_final
     if before.goodput is not None and cause == ledger.cause and before.progress == after.progress and not over:
         return after
     report = _report(before, observed)
@@ -70,7 +70,7 @@ def with_goodput(before: DDPJobStatus, after: DDPJobStatus, observed: Observed, 
                 **{name: count / 1000 for name, count in milliseconds.items()},
                 ratio=_ratio(milliseconds),
                 recomputed_steps=recomputed,
-                cause="" if after.phase and after.phase.final else cause,
+                cause="" if after.is_final else cause,
                 counted_until=_later(ledger.counted_until, now),
                 told=told,
             )
@@ -94,16 +94,12 @@ def _cause(status: DDPJobStatus, observed: Observed) -> str:
             known = report is not None and report.attempt == status.attempt
             return _OF_PHASE.get(report.phase, "rendezvous") if report and known else "rendezvous"
         case Phase.RESTARTING:
-            return "queued" if any(not _has_node(pod) for pod in pods) else "recovering"
+            return "queued" if any(not pod.placed for pod in pods) else "recovering"
         case Phase.STARTING:
-            placed = sum(_has_node(pod) for pod in pods)
+            placed = sum(pod.placed for pod in pods)
             return "pulling" if placed and placed >= status.nodes.total else "queued"
         case _:
             return "initializing" if observed.initializer is not None else "queued"
-
-
-def _has_node(pod: PodView) -> bool:
-    return pod.scheduled or pod.phase is not PodPhase.PENDING
 
 
 def _report(before: DDPJobStatus, observed: Observed) -> TrainerReport | None:

@@ -153,6 +153,11 @@ class PodView:
     message: str = ""
     termination: Termination | None = None
 
+    @property
+    def placed(self) -> bool:
+        """Whether it has a node, or had one."""
+        return self.scheduled or self.phase is not PodPhase.PENDING
+
 
 @dataclass(frozen=True, slots=True)
 class ServiceView:

@@ -45,7 +45,7 @@ def plan(job: Job, observed: Observed, now: datetime, defaults: Defaults) -> Pla
     """What to do about `job` now. `now` is an aware time; nothing else is read from a clock."""
     if job.deleting:
         return Plan(job.status)  # owner references clean up
-    if job.status.phase is not None and job.status.phase.final:
+    if job.status.is_final:
         return plan_finished(job, observed, now)
     decided = _live(job, observed, now, defaults)
     decided = replace(

@@ -21,7 +21,7 @@ def refuse(obj: Mapping[str, Any], problems: tuple[str, ...], now: datetime) -> 
     spec before the edit is known the job goes on by that (`not_followed`).
     """
     status = DDPJobStatus.model_validate(obj.get("status") or {})
-    if status.phase is not None and status.phase.final:
+    if status.is_final:
         return Plan(status)
     generation = (obj.get("metadata") or {}).get("generation", 1)
     message = "; ".join(problems)

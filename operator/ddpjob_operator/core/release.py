@@ -18,8 +18,8 @@ from ddpjob_operator.api.status import DDPJobStatus, NodeCount, Phase
 from ddpjob_operator.core.actions import Event, Plan
 from ddpjob_operator.core.budget import backoff_seconds, disrupted
 from ddpjob_operator.core.edits import digests
-from ddpjob_operator.core.gang import gang_size, stop
-from ddpjob_operator.core.model import NAME_TAKEN, Defaults, Job, Observed, PodPhase, PodView, Problem
+from ddpjob_operator.core.gang import asking_since, gang_size, stop
+from ddpjob_operator.core.model import NAME_TAKEN, Defaults, Job, Observed, PodView, Problem
 from ddpjob_operator.core.phases import degraded
 
 LEAST_WAIT_SECONDS = 1.0
@@ -67,7 +67,7 @@ def plan_release(
 
 def until_given_back(job: Job, status: DDPJobStatus, now: datetime) -> float | None:
     """Seconds until an incomplete gang has waited for as long as it may."""
-    limit, since = job.spec.scheduling.timeout_seconds, _trying_since(status)
+    limit, since = job.spec.scheduling.timeout_seconds, asking_since(status)
     if limit is None or since is None or status.phase not in (Phase.STARTING, Phase.RESTARTING):
         return None
     left = limit - (now - since).total_seconds()
@@ -90,24 +90,15 @@ def _refused(job: Job, observed: Observed, status: DDPJobStatus, pods: tuple[Pod
 
 
 def _not_in_time(job: Job, status: DDPJobStatus, pods: tuple[PodView, ...], now: datetime) -> Problem | None:
-    limit, since = job.spec.scheduling.timeout_seconds, _trying_since(status)
+    limit, since = job.spec.scheduling.timeout_seconds, asking_since(status)
     if limit is None or since is None or (now - since).total_seconds() < limit:
         return None
-    placed, size = sum(_has_node(pod) for pod in pods), gang_size(job, status)
+    placed, size = sum(pod.placed for pod in pods), gang_size(job, status)
     if placed in (0, size) or _is_enough(job, placed):
         return None
-    waiting = next((pod for pod in pods if not _has_node(pod)), None)
+    waiting = next((pod for pod in pods if not pod.placed), None)
     why = f": pod {waiting.name}: {waiting.message}" if waiting is not None and waiting.message else ""
     return Problem("GangTimeout", f"after {limit} s {placed} of {size} pods had a node{why}")
-
-
-def _trying_since(status: DDPJobStatus) -> datetime | None:
-    times = (status.attempt_time, status.restart_at, status.retry_at)
-    return max((time for time in times if time is not None), default=None)
-
-
-def _has_node(pod: PodView) -> bool:
-    return pod.scheduled or pod.phase is not PodPhase.PENDING
 
 
 def _is_enough(job: Job, nodes: int) -> bool:

@@ -93,7 +93,7 @@ class Runner:
 
     def _is_over(self) -> bool:
         """The job's end is decided, and no process is left."""
-        final = _is_final(self._job.status)
+        final = self._job.status.is_final
         return (final or self._stopped_by is not None) and all(pod.ended for pod in self._children.running)
 
     async def _pass(self) -> float | None:
@@ -102,7 +102,7 @@ class Runner:
         observed = self._children.observed(self._job.status.attempt)
         decided = plan(self._job, observed, datetime.now(UTC), Defaults())
         self._job = replace(self._job, status=decided.status)
-        for event in decided.events if not _is_final(decided.status) else ():
+        for event in decided.events if not decided.status.is_final else ():
             self._display.event(event)  # how it all ended is for the caller to tell
         for action in decided.actions:
             if await self._children.carry_out(action):
@@ -188,10 +188,6 @@ class Runner:
             now=datetime.now(UTC),
             stopping=self._stopped_by is not None,
         )
-
-
-def _is_final(status: DDPJobStatus) -> bool:
-    return status.phase is not None and status.phase.final
 
 
 def _node_view(pod: LocalPod) -> NodeView:
