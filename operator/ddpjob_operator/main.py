@@ -174,8 +174,7 @@ async def _run_parts(operator: Operator, stop: asyncio.Event) -> None:
             await _watch(operator, stopping, parts)
         _raise_from(parts)
     finally:
-        await operator.queue.stop(within=PASS_SECONDS)
-        await operator.events.drain(within=EVENT_SECONDS)
+        await _wind_down(operator)
         for task in (*parts, stopping, first_lists):
             task.cancel()
         await asyncio.gather(*parts, stopping, first_lists, return_exceptions=True)
@@ -193,7 +192,7 @@ async def _watch(operator: Operator, stopping: asyncio.Task[Any], parts: set[asy
     framework.register_login(registry)
     watch.register(registry, operator.cache, operator.queue)
     namespaces = operator.settings.namespaces
-    ours = asyncio.all_tasks()
+    before_kopf = asyncio.all_tasks()
     kopf_stop = asyncio.Event()
     tasks = await kopf.spawn_tasks(
         registry=registry,
@@ -208,22 +207,29 @@ async def _watch(operator: Operator, stopping: asyncio.Task[Any], parts: set[asy
     for name in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(name, stop_ours.set)
     signalled = asyncio.create_task(stop_ours.wait(), name="stop signal")
-    framework_task = asyncio.create_task(kopf.run_tasks(tasks, ignored=ours), name="kopf")
-    blind = asyncio.create_task(_until_a_watch_ends(operator), name="watch of the watches")
+    framework_task = asyncio.create_task(kopf.run_tasks(tasks, ignored=before_kopf), name="kopf")
+    watch_loss = asyncio.create_task(_until_a_watch_ends(operator), name="watch of the watches")
     try:
-        await asyncio.wait({framework_task, blind, signalled, stopping, *parts}, return_when=asyncio.FIRST_COMPLETED)
-        if blind.done() or framework_task.done():
+        await asyncio.wait(
+            {framework_task, watch_loss, signalled, stopping, *parts}, return_when=asyncio.FIRST_COMPLETED
+        )
+        if watch_loss.done() or framework_task.done():
             ended = ", ".join(framework.dead_watches(namespaces)) or "all of them"
             logger.error("watches have ended for good (%s); exiting, so that the kubelet restarts the operator", ended)
             raise WatchEnded(ended)
     finally:
-        blind.cancel()
-        await operator.queue.stop(within=PASS_SECONDS)
-        await operator.events.drain(within=EVENT_SECONDS)
-        await operator.controller.poller.close()  # kopf would wait 5 s for tasks of ours that began after it
+        watch_loss.cancel()
+        await _wind_down(operator)
         operator.watching = False
         kopf_stop.set()
-        await asyncio.wait({framework_task, blind}, timeout=FRAMEWORK_SECONDS)
+        await asyncio.wait({framework_task, watch_loss}, timeout=FRAMEWORK_SECONDS)
+
+
+async def _wind_down(operator: Operator) -> None:
+    """No new look at a job, and what was begun and said is finished. It may be called again."""
+    await operator.queue.stop(within=PASS_SECONDS)
+    await operator.events.drain(within=EVENT_SECONDS)
+    await operator.controller.poller.close()  # kopf would wait 5 s for tasks of ours that began after it
 
 
 async def _until_a_watch_ends(operator: Operator) -> None:
