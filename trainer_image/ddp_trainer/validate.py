@@ -70,7 +70,7 @@ def evaluate(
                 data = to_device(_batch(dataset, chosen, task), world.device)
                 output = strategy.predict(data)
                 if len(indices) and output is not None:
-                    totals += _sums(task, output, data, len(indices))
+                    totals += _sums(strategy, output, data, len(indices))
             on_batch()
     finally:
         model.train()
@@ -80,10 +80,12 @@ def evaluate(
     return Evaluation(int(samples), loss / samples, int(right), int(judged))
 
 
-def _sums(task: Task, output: Any, data: Any, samples: int) -> Tensor:
+def _sums(strategy: Strategy, output: Any, data: Any, samples: int) -> Tensor:
     """Samples, sum of their losses, right and judged predictions, as float64."""
-    loss = task.loss(output, data).double()
-    right, judged = task.score(output, data) or (loss.new_zeros(()), 0)
+    with strategy.autocast():
+        # from outputs in 16 bits it makes a loss in fp32, as in training: one in bf16 has three digits
+        loss = strategy.task.loss(output, data).double()
+    right, judged = strategy.task.score(output, data) or (loss.new_zeros(()), 0)
     return torch.stack([loss.new_tensor(samples), loss * samples, right.double(), loss.new_tensor(judged)])
 
 

@@ -52,10 +52,13 @@ class Strategy:
         after this.
         """
         self.model = model.to(self.world.device)
+        self.compile_if_asked()
+        self.module = self.model
+
+    def compile_if_asked(self) -> None:
         if self.config.compile:
             # in place, so that the names in the state dict stay
             self.model.compile()
-        self.module = self.model
 
     def parameters(self) -> Iterable[nn.Parameter]:
         return self.model.parameters()

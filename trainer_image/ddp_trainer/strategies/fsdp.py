@@ -7,6 +7,7 @@ could hold. https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.ht
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final
@@ -24,6 +25,9 @@ from ddp_trainer.strategies.base import Strategy
 MIXED: Final = {"fp32": MixedPrecisionPolicy(), "bf16": MixedPrecisionPolicy(torch.bfloat16, torch.float32)}
 """bf16 weights and activations; gradients are reduced in fp32, where small ones are not lost in the sum."""
 
+WHOLE: Final = MIXED | {"bf16": dataclasses.replace(MIXED["bf16"], output_dtype=torch.float32)}
+"""Of the whole model: what it gives is fp32, so that its loss is computed in fp32, as autocast does it."""
+
 
 class FSDP(Strategy):
     """`fully_shard` over all ranks: every element of a ModuleList or Sequential gathers for itself, the rest
@@ -35,12 +39,16 @@ class FSDP(Strategy):
     module: FSDPModule  # type: ignore[assignment]
 
     def wrap(self, model: nn.Module) -> None:
-        super().wrap(model)
+        """Nothing is moved here: a whole model may fit on no device. `fully_shard` moves what it shards, with its
+        buffers, layer by layer, and with the model what is left.
+        """
+        self.model = model
+        self.compile_if_asked()
         mesh = init_device_mesh(self.world.device.type, (self.world.size,))
         policy = MIXED[self.precision.name]
         for layer in _layers(self.model):
             fully_shard(layer, mesh=mesh, mp_policy=policy)
-        self.module = fully_shard(self.model, mesh=mesh, mp_policy=policy)
+        self.module = fully_shard(self.model, mesh=mesh, mp_policy=WHOLE[self.precision.name])
 
     def stateful(self, optimizer: torch.optim.Optimizer) -> tuple[Mapping[str, Any], tuple[str, ...]]:
         states = {"model": self.model, "optimizer": ShardedOptimizer(self.model, optimizer)}
