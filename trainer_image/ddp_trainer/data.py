@@ -13,7 +13,7 @@ an epoch, and every sample comes once an epoch. Nothing is padded with repeats.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -181,21 +181,28 @@ def recut(batch: StepBatch, world_size: int, micro_batch: int) -> StepBatch:
 
 def select(batch: Any, samples: slice) -> Any:
     """Those samples of a batch."""
-    if isinstance(batch, tuple | list):
-        return type(batch)(select(part, samples) for part in batch)
-    if isinstance(batch, dict):
-        return {key: select(part, samples) for key, part in batch.items()}
-    return batch[samples]
+    return by_part(lambda part: part[samples], batch)
 
 
 def join(batches: list[Any]) -> Any:
     """One batch of several of the same form."""
+
+    def joined(*parts: Any) -> Any:
+        return torch.cat(parts) if isinstance(parts[0], Tensor) else [sample for part in parts for sample in part]
+
+    return by_part(joined, *batches)
+
+
+def by_part(make: Callable[..., Any], *batches: Any) -> Any:
+    """A batch of the same form as `batches`, each part of it made of that part of each of them."""
     first = batches[0]
     if isinstance(first, tuple | list):
-        return type(first)(join(list(parts)) for parts in zip(*batches, strict=True))
+        parts = [by_part(make, *same) for same in zip(*batches, strict=True)]
+        # a named tuple is built from its fields, which default_collate keeps
+        return type(first)(*parts) if hasattr(first, "_fields") else type(first)(parts)
     if isinstance(first, dict):
-        return {key: join([batch[key] for batch in batches]) for key in first}
-    return torch.cat(batches) if isinstance(first, Tensor) else [sample for batch in batches for sample in batch]
+        return {key: by_part(make, *(batch[key] for batch in batches)) for key in first}
+    return make(*batches)
 
 
 class Loader:
@@ -267,13 +274,11 @@ def fetch(dataset: Dataset[Any], indices: Tensor, collate: Any = default_collate
 
 def to_device(batch: Any, device: torch.device) -> Any:
     """The batch with its tensors on `device`; pinned ones are copied while the device computes."""
-    if isinstance(batch, Tensor):
-        return batch.to(device, non_blocking=batch.is_pinned()) if device.type != "cpu" else batch
-    if isinstance(batch, tuple | list):
-        return type(batch)(to_device(part, device) for part in batch)
-    if isinstance(batch, dict):
-        return {key: to_device(part, device) for key, part in batch.items()}
-    return batch
+
+    def moved(part: Any) -> Any:
+        return part.to(device, non_blocking=part.is_pinned()) if isinstance(part, Tensor) else part
+
+    return batch if device.type == "cpu" else by_part(moved, batch)
 
 
 def every_nth(samples: int, rank: int, world_size: int, batch: int) -> Iterator[Tensor]:

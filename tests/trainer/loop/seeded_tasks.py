@@ -7,7 +7,7 @@ from __future__ import annotations
 import os
 import random
 import signal
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -115,6 +115,38 @@ class NoisySamples(Dataset[Any]):
     def __getitem__(self, index: int) -> Any:
         image, label = self._samples[index]
         return image * (1.0 + 0.1 * random.random()) + 0.1 * float(np.random.rand()) * torch.rand(()), label
+
+
+class Sample(NamedTuple):
+    image: Tensor
+    label: Tensor
+
+
+class Named(Digits):
+    """Digits whose samples, and so the batches of them, are named tuples."""
+
+    def __init__(self) -> None:
+        super().__init__(width=8)
+
+    def train_dataset(self) -> Dataset[Any]:
+        return NamedSamples(super().train_dataset())
+
+    def eval_dataset(self) -> Dataset[Any]:
+        return NamedSamples(super().eval_dataset())
+
+    def loss(self, output: Tensor, batch: Any) -> Tensor:
+        return super().loss(output, (batch.image, batch.label))
+
+
+class NamedSamples(Dataset[Any]):
+    def __init__(self, samples: Any) -> None:
+        self._samples = samples
+
+    def __len__(self) -> int:
+        return len(self._samples)
+
+    def __getitem__(self, index: int) -> Sample:
+        return Sample(*self._samples[index])
 
 
 class HalfUsed(Digits):

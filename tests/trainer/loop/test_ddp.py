@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from ddp_trainer.config import TrainConfig
 from ddp_trainer.data import BatchPlan, Loader
@@ -59,6 +60,21 @@ def test_gradients_live_in_the_buckets_that_are_reduced_once_a_step(group: World
 def test_the_options_reach_ddp(group: World, option: str) -> None:
     assert getattr(wrapped(group, **{option: True}).module, option) is True
     assert getattr(wrapped(group).module, option) is False
+
+
+class Gathering(nn.SyncBatchNorm):
+    """Batch normalisation that meets the other ranks, on a CPU."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        raise AssertionError("it met the other ranks")
+
+
+def test_a_model_that_meets_other_ranks_in_its_forward_pass_is_not_rehearsed(group: World) -> None:
+    strategy = wrapped(group)
+    strategy.model.norm = Gathering(1)
+    strategy.model.register_forward_hook(lambda model, inputs, output: model.norm(output))
+    (batch,) = Loader(TASK.train_dataset(), BatchPlan(samples=24, global_batch=24), group).epoch(0)
+    assert strategy.rehearse(batch) is True
 
 
 @pytest.mark.parametrize("name", ["static-graph", "unused-ddp"])

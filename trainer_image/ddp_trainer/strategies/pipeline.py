@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
-from ddp_trainer.data import StepBatch, join, select
+from ddp_trainer.data import StepBatch, by_part, join, select
 from ddp_trainer.distributed import World
 from ddp_trainer.snapshots.sharded import ShardedOptimizer
 from ddp_trainer.strategies.base import Strategy
@@ -127,9 +127,9 @@ def pipeline_micro_batch(asked: int | None, global_batch: int, stages: int) -> i
 
 def filled_up(batch: Any, samples: int) -> Any:
     """The batch with its first sample repeated at the end until there are so many."""
-    if isinstance(batch, tuple | list):
-        return type(batch)(filled_up(part, samples) for part in batch)
-    if isinstance(batch, dict):
-        return {key: filled_up(part, samples) for key, part in batch.items()}
-    lacking = samples - len(batch)
-    return torch.cat([batch, batch[:1].expand(lacking, *batch.shape[1:])]) if lacking > 0 else batch
+
+    def filled(part: Tensor) -> Tensor:
+        lacking = samples - len(part)
+        return torch.cat([part, part[:1].expand(lacking, *part.shape[1:])]) if lacking > 0 else part
+
+    return by_part(filled, batch)
