@@ -51,14 +51,21 @@ def attach(
     scheduler, is passed by name: `scheduler=scheduler`. `stepwise` names those of them, besides modules,
     optimizers and schedulers, that change only between `optimizer.step()` and `step_end`; with any other there is
     no emergency snapshot, since it might be of the middle of a step. Raises UserError for a name that is taken.
+
+    A model's GPU becomes the current device of this process.
     """
+    device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+    if device.type == "cuda":
+        # whose stream the votes wait for, and whose random numbers are saved; a script that gives DDP its
+        # device_ids trains without setting it
+        torch.cuda.set_device(device)
     return Attached(
         {"model": model, "optimizer": optimizer, **states},
         World(
             rank=int(environ.get("RANK", "0")),
             size=int(environ.get("WORLD_SIZE", "1")),
             local_rank=int(environ.get("LOCAL_RANK", "0")),
-            device=next((parameter.device for parameter in model.parameters()), torch.device("cpu")),
+            device=device,
         ),
         global_batch=global_batch,
         total_steps=total_steps,

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
+from torch import nn
+
+from ddp_trainer.distributed import World
 
 pytestmark = [pytest.mark.trainer, pytest.mark.timeout(600)]
 
@@ -33,6 +41,22 @@ def test_an_exception_in_an_own_loop_leaves_an_emergency_snapshot_and_the_same_l
     volume.trained(2, *own, DDPJOB_ATTEMPT="1")
     assert [event["step"] for event in volume.events("resumed")] == [11]
     volume.assert_same_end(trained_once(2, "own_loop.py", "--steps", "20"))
+
+
+class OnTheThirdGPU(nn.Module):
+    """A model that was moved there by name."""
+
+    def parameters(self, recurse: bool = True) -> Iterator[Any]:
+        yield SimpleNamespace(device=torch.device("cuda:2"))
+
+
+def test_the_models_gpu_becomes_the_current_device(monkeypatch) -> None:
+    module = importlib.import_module("ddp_trainer.attach")
+    happened: list[Any] = []
+    monkeypatch.setattr(torch.cuda, "set_device", happened.append)
+    monkeypatch.setattr(module, "Attached", lambda states, world, **settings: happened.append(world))
+    module.attach(OnTheThirdGPU(), None, environ={})
+    assert happened == [torch.device("cuda:2"), World(device=torch.device("cuda:2"))]
 
 
 def test_the_package_imports_without_torch() -> None:

@@ -31,8 +31,8 @@ class Buffers:
         layout, data, views = self._buffer(file, tensors)
         for key, tensor in tensors.items():
             views[key].copy_(tensor, non_blocking=True)
-        if any(tensor.is_cuda for tensor in tensors.values()):
-            torch.cuda.current_stream().synchronize()
+        for device in {tensor.device for tensor in tensors.values() if tensor.is_cuda}:
+            torch.cuda.current_stream(device).synchronize()
         return layout.header, data
 
     def _buffer(self, file: str, tensors: Mapping[str, Tensor]) -> tuple[Layout, Tensor, dict[str, Tensor]]:
