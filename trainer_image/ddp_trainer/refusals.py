@@ -52,6 +52,8 @@ def refusals(config: TrainConfig) -> Iterator[str]:
             "--precision fp16 needs a gradient scaler that sees whole gradients, which --strategy fsdp never "
             "has: choose bf16"
         )
+    if config.strategy == "data_parallel" and config.compile:
+        yield "--compile compiles one model, which --strategy data_parallel copies in every step: choose --strategy ddp"
     if config.strategy == "pipeline":
         if config.precision == "fp16":
             yield (

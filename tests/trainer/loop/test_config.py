@@ -34,6 +34,7 @@ REFUSED = [
     ("--strategy fsdp --precision fp16", "which --strategy fsdp never has: choose bf16"),
     ("--strategy pipeline --precision fp16", "which no stage of --strategy pipeline does: choose bf16"),
     ("--strategy pipeline --compile", "--compile compiles a whole model"),
+    ("--strategy data_parallel --compile", "copies in every step: choose --strategy ddp"),
     ("--pipeline-schedule gpipe", "--pipeline-schedule belongs to --strategy pipeline, not ddp"),
     ("--static-graph --find-unused-parameters", "contradict each other"),
     ("--prefetch 4", "--prefetch 4 needs --workers"),

@@ -60,6 +60,11 @@ class Strategy:
             # in place, so that the names in the state dict stay
             self.model.compile()
 
+    @property
+    def alone(self) -> nn.Module:
+        """What is called where this rank must meet no other."""
+        return self.model
+
     def parameters(self) -> Iterable[nn.Parameter]:
         return self.model.parameters()
 
@@ -83,7 +88,7 @@ class Strategy:
             try:
                 with self.autocast():
                     micro_batch = batch.micro_batches[0].batch
-                    loss = self.task.loss(self.model(self.task.inputs(micro_batch)), micro_batch)
+                    loss = self.task.loss(self.alone(self.task.inputs(micro_batch)), micro_batch)
                 trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
                 # not backward(): DDP counts whatever reaches a parameter's own gradient, and with a static graph
                 # expects as much in every step, or reduces nothing and says nothing
@@ -158,4 +163,4 @@ class Strategy:
     def predict(self, batch: Any) -> Any:
         """The model's output for a batch, called without gradients; no rank waits for another."""
         with self.autocast():
-            return self.model(self.task.inputs(batch))
+            return self.alone(self.task.inputs(batch))
