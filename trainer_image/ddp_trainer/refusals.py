@@ -4,7 +4,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+import shutil
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from ddp_trainer.errors import UserError
@@ -103,8 +105,16 @@ def _out_of_range(config: TrainConfig) -> Iterator[str]:
             yield f"{flag(field)} {value} is out of range: it must be {bound} {least}"
 
 
-def check_world(config: TrainConfig, *, world_size: int, device: str, devices: int = 0) -> None:
-    """Refuse what cannot work with this many ranks on this kind of device, of which this node has `devices`.
+def check_world(
+    config: TrainConfig,
+    *,
+    world_size: int,
+    device: str,
+    devices: int = 0,
+    find: Callable[[str], str | None] = shutil.which,
+) -> None:
+    """Refuse what cannot work with this many ranks on this kind of device, of which this node has `devices`, with
+    the programs that `find` finds here.
 
     Raises UserError.
     """
@@ -140,3 +150,17 @@ def check_world(config: TrainConfig, *, world_size: int, device: str, devices: i
             f"--sync-batchnorm needs CUDA: torch.nn.SyncBatchNorm has no kernel for {device}; leave it out, "
             "or use GroupNorm or LayerNorm in the model"
         )
+    if config.compile and not any(find(name) for name in _compilers(device)):
+        raise UserError(
+            f"--compile needs a compiler, and there is no {' or '.join(_compilers(device))} here: install g++ (in the "
+            "image, on a cluster), or leave --compile out"
+        )
+
+
+def _compilers(device: str) -> tuple[str, ...]:
+    """Those that torch.compile calls, one of which is enough: Triton for its launchers in C, inductor for a CPU's kernels
+    in C++.
+    """
+    if device == "cuda":
+        return (os.environ["CC"],) if "CC" in os.environ else ("gcc", "clang")
+    return (os.environ.get("CXX", "g++"),)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from tests.trainer.documented import message
 
 from ddp_trainer.command_line import parse
 from ddp_trainer.config import TrainConfig
@@ -102,6 +104,27 @@ def test_what_cannot_work_with_these_ranks_is_refused_before_training(
     with pytest.raises(UserError) as refusal:
         check_world(parse(line.split()), world_size=ranks, device=device)
     assert message in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("device", "there", "lacking"),
+    [("cpu", ["g++"], None), ("cpu", ["gcc"], "g++"), ("cuda", ["clang"], None), ("cuda", ["g++"], "gcc or clang")],
+)
+def test_compiling_without_a_compiler_is_refused_before_training(
+    device: str, there: list[str], lacking: str | None, monkeypatch
+) -> None:
+    for variable in ("CC", "CXX"):
+        monkeypatch.delenv(variable, raising=False)
+
+    def check() -> None:
+        find = {name: name for name in there}.get
+        check_world(parse(["--compile"]), world_size=1, device=device, devices=1, find=find)
+
+    if lacking is None:
+        return check()
+    with pytest.raises(UserError, match=re.escape(f"there is no {lacking} here")) as refusal:
+        check()
+    assert message("Compile").fullmatch(str(refusal.value))
 
 
 def test_a_flag_wins_over_the_file_and_the_file_over_the_default(tmp_path: Path) -> None:
