@@ -58,7 +58,10 @@ class TrainConfig:
     )
     seed: int = option(0, "arithmetic", "of the initial weights, the order of the data, and dropout")
     deterministic: bool = option(
-        True, "arithmetic", "take deterministic kernels where there are any, so that a run can be repeated bit for bit"
+        True,
+        "arithmetic",
+        "take deterministic kernels where there are any, so that a run can be repeated bit for bit; on CUDA, attention "
+        "then takes memory for every pair of positions",
     )
     compile: bool = option(
         False, "arithmetic", "compile the model with torch.compile; the first step then takes longer"

@@ -44,10 +44,19 @@ def random_numbers_kept() -> Iterator[None]:
 
 
 def make_deterministic() -> None:
-    """Prefer kernels that give the same bits each time; warn, once an operation, where there is none."""
+    """Take kernels that give the same bits each time; warn, once an operation, where there is none.
+
+    With CUDA, attention falls back on plain matrix products, with memory for the scores of every pair of positions:
+    told to warn only, the backward passes of its fused kernels still add up in any order.
+    """
     # cuBLAS reads it when its handle is made: before the first matrix product
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True, warn_only=True)
     # Filling every new tensor is only of use against reads of memory that was never written.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     torch.backends.cudnn.benchmark = False
+    if torch.cuda.is_available():
+        # the flag of flash attention is also that of a CPU, where it is repeatable
+        torch.backends.cuda.enable_flash_sdp(False)
+        torch.backends.cuda.enable_mem_efficient_sdp(False)
+        torch.backends.cuda.enable_cudnn_sdp(False)
