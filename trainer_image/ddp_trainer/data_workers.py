@@ -16,6 +16,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
+from multiprocessing import forkserver, resource_tracker
 from multiprocessing.util import Finalize
 from types import FrameType
 from typing import Any
@@ -57,6 +58,8 @@ class WorkerPool:
         cuda = world.device.type == "cuda"
         # A fork of a process that has started CUDA cannot use it, and may hang in its locks.
         context = multiprocessing.get_context("forkserver" if cuda else "fork")
+        if cuda:
+            _start_forkserver()
         self._leaving = context.Value("b", False, lock=False)
         # Before the interpreter's own exit handler ends the workers by SIGTERM and waits for them.
         Finalize(self, _allow_exit, args=(self._leaving,), exitpriority=100)
@@ -159,12 +162,26 @@ class _Explained:
             raise DataWorkerDied(self._rank, error) from error
 
 
+def _start_forkserver() -> None:
+    """Start it with SIGTERM blocked, which it and its workers inherit: it would die of torchrun's, and take the workers
+    for dead with it. Blocked, not ignored, so that this process still gets one that comes meanwhile.
+    """
+    # the forkserver would start it, and that ends with SIGTERM unblocked
+    resource_tracker.ensure_running()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    try:
+        forkserver.ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def _start_worker(leaving: Any, worker: int) -> None:
     def on_sigterm(signum: int, frame: object) -> None:
         if leaving.value:
             os._exit(0)
 
     signal.signal(signal.SIGTERM, on_sigterm)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
 
 
 def _allow_exit(leaving: Any) -> None:

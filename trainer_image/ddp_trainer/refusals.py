@@ -158,8 +158,8 @@ def check_world(
 
 
 def _compilers(device: str) -> tuple[str, ...]:
-    """Those that torch.compile calls, one of which is enough: Triton for its launchers in C, inductor for a CPU's kernels
-    in C++.
+    """Those that torch.compile calls, one of which is enough: Triton for its launchers in C, inductor for the kernels
+    of a CPU in C++.
     """
     if device == "cuda":
         return (os.environ["CC"],) if "CC" in os.environ else ("gcc", "clang")

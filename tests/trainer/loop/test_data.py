@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import multiprocessing
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -179,6 +182,12 @@ def test_the_same_workers_load_every_epoch() -> None:
     list(loader.epoch(1))
     assert len(workers) == 2
     assert set(multiprocessing.active_children()) - before == workers
+
+
+def test_workers_of_a_forkserver_outlive_the_sigterm_of_the_process_group() -> None:
+    script = [sys.executable, str(Path(__file__).with_name("signalled_workers.py"))]
+    done = subprocess.run(script, capture_output=True, text=True, timeout=120, start_new_session=True)
+    assert (done.returncode, done.stdout) == (0, "loaded 8\n"), done.stderr
 
 
 class Broken(Augmented):
