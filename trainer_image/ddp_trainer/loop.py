@@ -154,7 +154,7 @@ class TrainingLoop:
         Raises OutOfMemoryError when one sample is too many.
         """
         while True:
-            fits = self.strategy.rehearse(batch)
+            fits = self.strategy.rehearse(batch, self.optimizer)
             (lacking,) = agreed(self.world, not fits)
             if not lacking:
                 return batch

@@ -37,6 +37,13 @@ def build_optimizer(
     return torch.optim.AdamW(trainable, **shared)
 
 
+def state_to_come(optimizer: torch.optim.Optimizer) -> int:
+    """How many tensors of a parameter's size its first step will make for each, and keep: none once it has been."""
+    if optimizer.state:
+        return 0
+    return int(bool(optimizer.defaults["momentum"])) if isinstance(optimizer, torch.optim.SGD) else 2
+
+
 def build_scheduler(config: TrainConfig, optimizer: torch.optim.Optimizer, total_steps: int) -> LambdaLR:
     """The scheduler to step once an optimizer step. Raises UserError when warm-up would outlast the run."""
     if config.warmup_steps >= total_steps:

@@ -4,17 +4,26 @@ from __future__ import annotations
 
 import json
 import runpy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.trainer.loop.volume import HERE, Volume
 
+from ddp_trainer.distributed import World, process_group
+
 
 @pytest.fixture
 def volume(tmp_path: Path) -> Volume:
     return Volume(tmp_path)
+
+
+@pytest.fixture
+def group() -> Iterator[World]:
+    """A process group of this process alone."""
+    with process_group(World(), timeout_seconds=30):
+        yield World()
 
 
 @pytest.fixture(scope="session")

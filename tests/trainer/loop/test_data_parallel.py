@@ -59,6 +59,6 @@ def test_each_copy_computes_in_the_precision_that_was_asked_for(strategy: DataPa
 
 def test_a_rehearsal_and_a_validation_use_all_gpus(strategy: DataParallel) -> None:
     (batch,) = Loader(TASK.train_dataset(), BatchPlan(samples=24, global_batch=24), World()).epoch(0)
-    assert strategy.rehearse(batch)
+    assert strategy.rehearse(batch, torch.optim.SGD(strategy.parameters()))
     strategy.predict(batch.micro_batches[0].batch)
     assert strategy.module.calls == 2

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -11,7 +10,7 @@ from torch import nn
 
 from ddp_trainer.config import TrainConfig
 from ddp_trainer.data import BatchPlan, Loader
-from ddp_trainer.distributed import World, process_group
+from ddp_trainer.distributed import World
 from ddp_trainer.precision import Precision
 from ddp_trainer.strategies.ddp import DDP
 from ddp_trainer.tasks import load_task
@@ -19,12 +18,6 @@ from ddp_trainer.tasks import load_task
 pytestmark = pytest.mark.trainer
 
 TASK = load_task("toy_linear", {"samples": 24})
-
-
-@pytest.fixture
-def group() -> Iterator[World]:
-    with process_group(World(), timeout_seconds=30):
-        yield World()
 
 
 def wrapped(world: World, **settings: Any) -> DDP:
@@ -74,7 +67,7 @@ def test_a_model_that_meets_other_ranks_in_its_forward_pass_is_not_rehearsed(gro
     strategy.model.norm = Gathering(1)
     strategy.model.register_forward_hook(lambda model, inputs, output: model.norm(output))
     (batch,) = Loader(TASK.train_dataset(), BatchPlan(samples=24, global_batch=24), group).epoch(0)
-    assert strategy.rehearse(batch) is True
+    assert strategy.rehearse(batch, torch.optim.SGD(strategy.parameters())) is True
 
 
 @pytest.mark.parametrize("name", ["static-graph", "unused-ddp"])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from torch import Tensor, nn
@@ -12,7 +10,7 @@ from torch.utils.data import TensorDataset
 
 from ddp_trainer.config import TrainConfig
 from ddp_trainer.data import BatchPlan, Loader
-from ddp_trainer.distributed import World, process_group
+from ddp_trainer.distributed import World
 from ddp_trainer.precision import Precision
 from ddp_trainer.strategies.fsdp import FSDP
 from ddp_trainer.tasks import Task
@@ -32,12 +30,6 @@ class Regression(Task):
 
     def loss(self, output: Tensor, batch: tuple[Tensor, Tensor]) -> Tensor:
         return F.mse_loss(output, batch[1])
-
-
-@pytest.fixture
-def group() -> Iterator[World]:
-    with process_group(World(), timeout_seconds=30):
-        yield World()
 
 
 def wrapped(world: World, model: nn.Module, precision: str) -> FSDP:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import weakref
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -9,8 +12,13 @@ from hypothesis import strategies as st
 from tests.trainer.documented import message
 from torch.utils.data import TensorDataset
 
+from ddp_trainer.config import TrainConfig
 from ddp_trainer.data import BatchPlan, Loader, recut
 from ddp_trainer.distributed import World
+from ddp_trainer.optim import build_optimizer
+from ddp_trainer.precision import Precision
+from ddp_trainer.strategies import strategy_class
+from ddp_trainer.tasks import load_task
 
 pytestmark = [pytest.mark.trainer, pytest.mark.timeout(600)]
 
@@ -43,6 +51,45 @@ def test_when_one_sample_is_too_many_every_rank_gives_up_with_advice(volume) -> 
     failed = volume.train(2, *HUNGRY, "--task-options", "limit=0", "--global-batch", "4")
     assert failed.returncode != 0
     assert message("A rank has too little memory", 2).search(failed.stderr), failed.stderr
+
+
+@pytest.mark.parametrize(
+    ("strategy", "settings", "is_resumed", "tensors"),
+    [
+        ("single", {"optimizer": "sgd"}, False, 0),
+        ("single", {"optimizer": "sgd", "momentum": 0.9}, False, 1),
+        ("single", {"optimizer": "adamw"}, False, 2),
+        ("single", {"optimizer": "adam", "micro_batch": 8}, False, 3),
+        ("single", {"optimizer": "adam", "micro_batch": 8}, True, 1),
+        ("ddp", {"optimizer": "adam", "micro_batch": 8}, False, 2),
+    ],
+)
+def test_a_rehearsal_leaves_room_for_what_the_first_step_leaves_for_the_later_ones(
+    group: World, strategy: str, settings: dict[str, Any], is_resumed: bool, tensors: int, monkeypatch
+) -> None:
+    task, config = load_task("toy_linear", {"samples": 24}), TrainConfig(strategy=strategy, **settings)
+    made: list[weakref.ref[torch.Tensor]] = []
+    held: list[int] = []
+
+    def empty_like(parameter: torch.Tensor) -> torch.Tensor:
+        tensor = torch.empty(parameter.shape)
+        made.append(weakref.ref(tensor))
+        return tensor
+
+    trained = strategy_class(strategy)(config, group, task, Precision("fp32", group.device))
+    trained.wrap(task.model())
+    optimizer = build_optimizer(config, trained.parameters(), group.device)
+    plan = BatchPlan(samples=24, global_batch=24)
+    (batch,) = Loader(task.train_dataset(), plan, group, micro_batch=config.micro_batch).epoch(0)
+    if is_resumed:
+        trained.forward_backward(batch)
+        optimizer.step()
+    trained.model.register_forward_hook(lambda *_: held.append(sum(place() is not None for place in made)))
+    monkeypatch.setattr(torch, "empty_like", empty_like)
+    assert trained.rehearse(batch, optimizer)
+    weight_and_bias = 2
+    assert held == [tensors * weight_and_bias]
+    assert [place() for place in made] == [None] * len(made)
 
 
 @settings(deadline=None)

@@ -18,6 +18,7 @@ from ddp_trainer.config import TrainConfig
 from ddp_trainer.data import MicroBatch, StepBatch
 from ddp_trainer.distributed import World
 from ddp_trainer.memory import is_out_of_memory
+from ddp_trainer.optim import state_to_come
 from ddp_trainer.precision import Precision
 from ddp_trainer.randomness import random_numbers_kept
 from ddp_trainer.tasks import Task
@@ -33,6 +34,8 @@ class Strategy:
     name: ClassVar[str]
     meets_in_forward: ClassVar[bool] = False
     """Whether a forward pass needs all ranks, so that each must make as many as the others."""
+    gradients_have_memory: ClassVar[bool] = False
+    """Whether `wrap` sets memory aside for gradients, instead of the first backward pass."""
     model: nn.Module
     module: nn.Module
 
@@ -76,8 +79,9 @@ class Strategy:
         """Around a forward pass and its loss."""
         return self.precision.autocast()
 
-    def rehearse(self, batch: StepBatch) -> bool:
-        """Take one micro-batch forward and backward without any other rank; whether there was memory for it.
+    def rehearse(self, batch: StepBatch, optimizer: torch.optim.Optimizer) -> bool:
+        """Take one micro-batch forward and backward without any other rank; whether there was memory for it, beside
+        what the first step leaves for the later ones.
 
         Leaves nothing behind: no gradient, no changed buffer, no random number drawn. Not possible with
         SyncBatchNorm, which gathers from all ranks: one without memory would leave them waiting.
@@ -86,18 +90,26 @@ class Strategy:
             return True
         with self._undone():
             try:
-                with self.autocast():
-                    micro_batch = batch.micro_batches[0].batch
-                    loss = self.task.loss(self.alone(self.task.inputs(micro_batch)), micro_batch)
-                trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
-                # not backward(): DDP counts whatever reaches a parameter's own gradient, and with a static graph
-                # expects as much in every step, or reduces nothing and says nothing
-                torch.autograd.grad(loss, trained, allow_unused=True)
+                self._pass_alone(batch, optimizer)
             except Exception as error:
                 if not is_out_of_memory(error):
                     raise
                 return False
             return True
+
+    def _pass_alone(self, batch: StepBatch, optimizer: torch.optim.Optimizer) -> None:
+        trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+        accumulated = len(batch.micro_batches) > 1 and not self.gradients_have_memory
+        copies = state_to_come(optimizer) + accumulated
+        # never written, only held while the pass lasts
+        to_come = [torch.empty_like(parameter) for parameter in trained for _ in range(copies)]
+        with self.autocast():
+            micro_batch = batch.micro_batches[0].batch
+            loss = self.task.loss(self.alone(self.task.inputs(micro_batch)), micro_batch)
+        # not backward(): DDP counts whatever reaches a parameter's own gradient, and with a static graph
+        # expects as much in every step, or reduces nothing and says nothing
+        torch.autograd.grad(loss, trained, allow_unused=True)
+        del to_come
 
     def settle(self, batch: StepBatch) -> None:
         """Called once with the first batch, before any step: bring what adapts itself to the run into its

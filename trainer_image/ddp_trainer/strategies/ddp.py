@@ -20,6 +20,7 @@ class DDP(Strategy):
     """DDP over gloo or NCCL, with gradient accumulation that meets the other ranks once a step."""
 
     name = "ddp"
+    gradients_have_memory = True
     module: DistributedDataParallel
 
     def wrap(self, model: nn.Module) -> None:

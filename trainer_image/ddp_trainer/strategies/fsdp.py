@@ -54,7 +54,7 @@ class FSDP(Strategy):
         states = {"model": self.model, "optimizer": ShardedOptimizer(self.model, optimizer)}
         return states, tuple(states)
 
-    def rehearse(self, batch: StepBatch) -> bool:
+    def rehearse(self, batch: StepBatch, optimizer: torch.optim.Optimizer) -> bool:
         """Not possible: its forward pass needs all ranks, and one without memory would leave them waiting."""
         return True
 

@@ -55,7 +55,7 @@ class Pipeline(Strategy):
         states = {"model": self.model, "optimizer": ShardedOptimizer(self.model, optimizer)}
         return states, tuple(states)
 
-    def rehearse(self, batch: StepBatch) -> bool:
+    def rehearse(self, batch: StepBatch, optimizer: torch.optim.Optimizer) -> bool:
         """Not possible: a stage without memory would leave the others waiting."""
         return True
 
