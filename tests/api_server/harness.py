@@ -217,7 +217,10 @@ class Cluster:
             await self.report(pod, status | {"containerStatuses": [state | {"state": {"terminated": terminated}}]})
 
     async def asked(self) -> list[Asked]:
-        """All that the operator has asked about this namespace so far, from the audit log, in order of completion."""
+        """All that the operator has asked about this namespace so far, from the audit log, in order of completion.
+
+        What it is asking at this moment is waited for: a write can be seen before it is answered.
+        """
         assert self.audit_log is not None, "this API server keeps no audit log beside its kubeconfig"
         log = self.audit_log
         # the log is in order, so once a request of ours is in it, so is everything that was answered before
@@ -225,21 +228,30 @@ class Cluster:
         with suppress(ApiError):
             await self.client.get(f"/api/v1/namespaces/{self.namespace}/configmaps/{marker}", "configmaps")
 
-        async def logged() -> bytes | None:
+        async def logged() -> list[Object] | None:
             text = _read_from(log, *self._audit_from)
-            return text if marker.encode() in text else None
+            if marker.encode() not in text:
+                return None
+            events = [event for line in text.splitlines() if (event := self._event(line))]
+            ended = {event["auditID"] for event in events if event["stage"] != "RequestReceived"}
+            asking = [event for event in events if event["auditID"] not in ended and event["verb"] != "watch"]
+            return None if asking else [event for event in events if event["stage"] == "ResponseComplete"]
 
-        lines = (await eventually(logged, "the audit log has caught up")).splitlines()
-        return [entry for line in lines if (entry := self._entry(line))]
+        return [self._entry(event) for event in await eventually(logged, "the audit log has caught up")]
 
-    def _entry(self, line: bytes) -> Asked | None:
+    def _event(self, line: bytes) -> Object | None:
+        """A line of the audit log, if it is about what the operator asked of this namespace."""
         try:
-            event = json.loads(line)
+            event: Object = json.loads(line)
         except ValueError:  # the line that is being written
             return None
         about = event.get("objectRef") or {}
-        if about.get("namespace") != self.namespace or not event.get("userAgent", "").startswith(OPERATOR_AGENT):
-            return None
+        ours = event.get("userAgent", "").startswith(OPERATOR_AGENT)
+        return event if ours and about.get("namespace") == self.namespace else None
+
+    @staticmethod
+    def _entry(event: Object) -> Asked:
+        about = event["objectRef"]
         resource = "/".join(part for part in (about["resource"], about.get("subresource")) if part)
         return Asked(event["verb"], resource, about.get("name", ""), event.get("responseStatus", {}).get("code", 0))
 

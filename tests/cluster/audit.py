@@ -55,6 +55,8 @@ def requests(files: list[Path], user: str, since: datetime) -> Iterator[Request]
                 if user not in line:
                     continue
                 event = json.loads(line)
+                if event["stage"] == "RequestReceived":
+                    continue
                 request = _parse(event)
                 if request is None or request.user != user or request.time < since or event["auditID"] in seen:
                     continue

@@ -29,7 +29,7 @@ control_plane() {
 
 keys() {
   [ -f "$DIR/audit.yaml" ] ||
-    printf 'apiVersion: audit.k8s.io/v1\nkind: Policy\nomitStages: [RequestReceived]\nrules: [{level: Metadata}]\n' >"$DIR/audit.yaml"
+    printf 'apiVersion: audit.k8s.io/v1\nkind: Policy\nrules: [{level: Metadata}]\n' >"$DIR/audit.yaml"
   [ -s "$DIR/pki/tokens.csv" ] && [ -s "$DIR/pki/sa.pub" ] && return
   (umask 077 && openssl genrsa -out "$DIR/pki/sa.key" 2048 && echo "$(openssl rand -hex 16),admin,admin,system:masters" >"$DIR/pki/tokens.csv") 2>/dev/null
   openssl rsa -in "$DIR/pki/sa.key" -pubout -out "$DIR/pki/sa.pub" 2>/dev/null
