@@ -5,12 +5,14 @@
     tensorboard/    loss, learning rate, throughput and validation, for `tensorboard --logdir`
     wandb/          the same for W&B, with `--wandb offline`
 
-The loss log is part of what a snapshot saves: taking one writes out what is buffered, and resuming from one
-cuts the log back to it. A volume that refuses does not end training: that is said once, and lines wait in memory.
+The loss log is part of what a snapshot saves: the thread that writes one makes the lines before it durable, and
+resuming from one cuts the log back to it. A volume that refuses or hangs neither ends training nor holds it up: lines
+wait in memory, and a refusal is said once.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import sys
@@ -22,46 +24,31 @@ from typing import Any
 from ddp_trainer.curves import Curves, OfflineWandb, TensorBoard
 from ddp_trainer.distributed import World
 from ddp_trainer.heartbeat import Heartbeat
-from ddp_trainer.line_file import LineFile
+from ddp_trainer.log_thread import Complaints, LogFile, LogThread
 from ddp_trainer.snapshots.interval import Interval
+from ddp_trainer.snapshots.structure import Later
 from ddp_trainer.snapshots.values import SnapshotEvent
 
 FLUSH_SECONDS = 1.0
-
-
-class Complaints:
-    """Says on stderr which logs cannot be written, each once until it can be again."""
-
-    def __init__(self) -> None:
-        self._refused: set[Path] = set()
-
-    def about(self, path: Path, error: OSError) -> None:
-        if path not in self._refused:
-            self._refused.add(path)
-            self._say(
-                f"{path} cannot be written: {error.strerror or error}. Training goes on, and lines wait in memory; "
-                "free space on the volume or enlarge it"
-            )
-
-    def over(self, path: Path) -> None:
-        if path in self._refused:
-            self._refused.discard(path)
-            self._say(f"{path} can be written again")
-
-    def _say(self, text: str) -> None:
-        print(f"ddp_trainer: {text}", file=sys.stderr, flush=True)
+CLOSE_SECONDS = 10.0
+"""How long the end of a run waits for its last lines."""
 
 
 class LossLog:
-    """losses.jsonl. A Stateful of the snapshot: `state_dict` makes its lines safe, on the volume or in the snapshot
-    itself, `load_state_dict` drops later ones.
+    """losses.jsonl. A Stateful of the snapshot: its lines are safe with it, on the volume or in the snapshot itself,
+    and `load_state_dict` drops later ones.
     """
 
-    def __init__(self, path: Path | None, attempt: int, complaints: Complaints | None = None) -> None:
-        self._file = None if path is None else LineFile(path)
+    def __init__(
+        self,
+        path: Path | None,
+        attempt: int,
+        complaints: Complaints | None = None,
+        thread: LogThread | None = None,
+    ) -> None:
+        self._file = None if path is None else LogFile(path, thread or LogThread(), complaints or Complaints())
         self._attempt = attempt
-        self._complaints = complaints or Complaints()
-        self._written_at = time.monotonic()
+        self._asked_at = time.monotonic()
         self.last_step = 0
         self.last_loss: float | None = None
         self.before_save: Callable[[], None] = lambda: None
@@ -74,52 +61,50 @@ class LossLog:
             return
         # repr of a float reads back as the same bits; JSON has no word for NaN
         value = loss if math.isfinite(loss) else None
-        self._file.add(json.dumps({"step": step, "epoch": epoch, "loss": value, "attempt": self._attempt}))
-        if time.monotonic() - self._written_at >= FLUSH_SECONDS:
-            self.flush()
+        self._file.lines.add(json.dumps({"step": step, "epoch": epoch, "loss": value, "attempt": self._attempt}))
+        if time.monotonic() - self._asked_at >= FLUSH_SECONDS:
+            self._asked_at = time.monotonic()
+            self._file.write_soon()
 
-    def flush(self, *, durable: bool = False) -> None:
-        """Write out what is buffered; `durable` waits until it would outlive a crash of the node."""
-        self._written_at = time.monotonic()
-        if self._file is None:
-            return
-        try:
-            self._file.write_out(durable=durable)
-        except OSError as error:
-            self._complaints.about(self._file.path, error)
-        else:
-            self._complaints.over(self._file.path)
+    def flush(self) -> None:
+        """Write out what waits. Waits for the volume: not for the training thread."""
+        if self._file is not None:
+            self._file.write()
 
     def rewind(self, step: int) -> None:
         """Drop every line after `step`, and a last line that a crash cut short."""
         self.last_step, self.last_loss = step, None
         if self._file is not None:
-            self._file.rewind(lambda line: _step_of(line) <= step)
+            self._file.lines.rewind(lambda line: _step_of(line) <= step)
 
     def state_dict(self) -> dict[str, Any]:
+        """`waiting` are lines that the volume refuses: none, unless the thread that writes the snapshot finds some."""
         self.before_save()
-        self.flush(durable=True)
-        waiting = [] if self._file is None else list(self._file.waiting)
-        return {"step": self.last_step, "waiting": waiting}
+        if self._file is None:
+            return {"step": self.last_step, "waiting": []}
+        so_far = functools.partial(_made_safe, self._file, self._file.lines.added)
+        return {"step": self.last_step, "waiting": Later(so_far)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.rewind(state["step"])
         self._add_missing(state.get("waiting", ()))
 
     def close(self) -> None:
+        """Write out what waits and let go of the file. Waits for the volume."""
         self.flush()
         if self._file is not None:
-            self._file.close()
+            self._file.lines.close()
 
     def _add_missing(self, lines: Sequence[str]) -> None:
         """Lines that the volume refused when the snapshot was taken, unless it has taken them since."""
         if self._file is None or not lines:
             return
-        there = self._file.path.read_bytes().splitlines() if self._file.path.exists() else []
+        path = self._file.lines.path
+        there = path.read_bytes().splitlines() if path.exists() else []
         last = _step_of(there[-1]) if there else 0
         for line in lines:
             if _step_of(line.encode()) > last:
-                self._file.add(line.removesuffix("\n"))
+                self._file.lines.add(line.removesuffix("\n"))
         self.flush()
 
 
@@ -136,23 +121,20 @@ class RunLog:
         self._attempt = attempt
         self._wandb = wandb
         self._complaints = Complaints()
-        self._events = LineFile(directory / "events.jsonl")
+        self._thread = LogThread()
+        self._events = LogFile(directory / "events.jsonl", self._thread, self._complaints)
         self._curves: list[Curves] | None = None
         self._resumed_at = 0
-        self.losses = LossLog(directory / "losses.jsonl" if world.leads else None, attempt, self._complaints)
+        losses = directory / "losses.jsonl" if world.leads else None
+        self.losses = LossLog(losses, attempt, self._complaints, self._thread)
 
     def event(self, kind: str, **facts: Any) -> None:
         """Append a line to events.jsonl."""
         if self._directory is None:
             return
         line = {"time": time.time(), "attempt": self._attempt, "event": kind, **facts}
-        self._events.add(json.dumps(line, default=str))
-        try:
-            self._events.write_out()
-        except OSError as error:
-            self._complaints.about(self._events.path, error)
-        else:
-            self._complaints.over(self._events.path)
+        self._events.lines.add(json.dumps(line, default=str))
+        self._events.write_soon()
 
     def resumed(self, step: int) -> None:
         """Training goes on after `step`; TensorBoard drops what an earlier life drew beyond it."""
@@ -160,10 +142,32 @@ class RunLog:
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
         """One point of each curve. No curve is worth a run: one that cannot be drawn is left out."""
-        if self._directory is None:
-            return
+        if self._directory is not None:
+            self._thread.do(functools.partial(self._draw, self._directory, step, dict(values)))
+
+    def say(self, text: str) -> None:
+        """A line for people, from one rank."""
+        if self._directory is not None:
+            print(text, flush=True)
+
+    def close(self) -> None:
+        """Write what waits and let go of the files. Raises nothing, and gives a volume that hangs ten seconds."""
+        if self._directory is not None and not self._thread.close(self._let_go, timeout=CLOSE_SECONDS):
+            self._complaints.hung(self._directory, CLOSE_SECONDS)
+
+    def _let_go(self) -> None:
+        """In the log thread."""
+        self.losses.close()
+        self._events.write()
+        self._events.lines.close()
+        for curves in self._curves or ():
+            curves.close()
+        self._curves = None
+
+    def _draw(self, directory: Path, step: int, values: Mapping[str, float]) -> None:
+        """In the log thread."""
         if self._curves is None:
-            self._curves = list(self._kinds(self._directory))
+            self._curves = list(self._kinds(directory))
         for curves in list(self._curves):
             try:
                 curves.draw(step, values)
@@ -175,18 +179,6 @@ class RunLog:
                 print(f"ddp_trainer: {name} is left out from step {step} on: {error}", file=sys.stderr, flush=True)
             else:
                 self._complaints.over(curves.directory)
-
-    def say(self, text: str) -> None:
-        """A line for people, from one rank."""
-        if self._directory is not None:
-            print(text, flush=True)
-
-    def close(self) -> None:
-        self.losses.close()
-        self._events.close()
-        for curves in self._curves or ():
-            curves.close()
-        self._curves = None
 
     def _kinds(self, directory: Path) -> list[Curves]:
         kinds: list[Curves] = [TensorBoard(directory / "tensorboard", resumed_at=self._resumed_at)]
@@ -243,6 +235,12 @@ def _interval(chosen: Interval) -> dict[str, Any]:
         "failures": chosen.failures,
         "bound": chosen.bound,
     }
+
+
+def _made_safe(file: LogFile, first: int) -> Sequence[str]:
+    """Those of the `first` lines that the volume refuses; the others outlive a crash of the node from here on."""
+    file.write(durable=True)
+    return file.lines.waiting(first)
 
 
 def _step_of(line: bytes) -> float:

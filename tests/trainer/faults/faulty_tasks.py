@@ -10,7 +10,6 @@ from pathlib import Path
 from torch import Tensor
 
 from ddp_trainer.snapshots import every
-from ddp_trainer.snapshots.disk import Disk
 from ddp_trainer.tasks.digits import Digits
 
 RANK = int(os.environ.get("RANK", "0"))
@@ -52,21 +51,28 @@ class FullVolume(AtSteps):
 
 
 released = threading.Event()
-fsync = Disk.fsync
+fsync, write = os.fsync, os.write
 
 
-def slow_fsync(disk: Disk, path: Path) -> None:
-    """Comes back only once the disk is released."""
+def slow_fsync(descriptor: int) -> None:
+    """Comes back only once the volume is released."""
     released.wait(60)
-    fsync(disk, path)
+    fsync(descriptor)
+
+
+def slow_write(descriptor: int, data: bytes) -> int:
+    """The same, for the logs."""
+    if "/logs/" in os.readlink(f"/proc/self/fd/{descriptor}"):
+        released.wait(60)
+    return write(descriptor, data)
 
 
 class SlowVolume(AtSteps):
-    """Whatever is synced before step 22 is on the disk after step 22."""
+    """Whatever is synced before step 22, of snapshots and of logs, is on the disk after step 22."""
 
     def __init__(self) -> None:
         super().__init__()
-        Disk.fsync = slow_fsync  # type: ignore[method-assign]
+        os.fsync, os.write = slow_fsync, slow_write  # type: ignore[assignment]
         released.set()
 
     def before_step(self, step: int) -> None:

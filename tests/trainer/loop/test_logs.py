@@ -6,6 +6,8 @@ import json
 import os
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -13,11 +15,12 @@ from pathlib import Path
 import pytest
 from tests.trainer.documented import message
 
-from ddp_trainer import curves
+from ddp_trainer import curves, runlog
 from ddp_trainer.distributed import World
 from ddp_trainer.errors import UserError
 from ddp_trainer.line_file import LineFile
 from ddp_trainer.runlog import LossLog, RunLog
+from ddp_trainer.snapshots.structure import to_json
 
 
 @pytest.fixture
@@ -50,6 +53,14 @@ def steps(path: Path) -> list[int]:
     return [json.loads(line)["step"] for line in path.read_text().splitlines()]
 
 
+def settled(log: RunLog) -> None:
+    """Come back when all is done that the log was given so far."""
+    done = threading.Event()
+    while not log._thread.do(done.set):
+        time.sleep(0.01)
+    assert done.wait(60)
+
+
 def test_a_write_that_the_volume_cuts_short_is_taken_back_and_made_later(small: Path) -> None:
     lines = LineFile(small / "lines")
     lines.add("first")
@@ -62,7 +73,7 @@ def test_a_write_that_the_volume_cuts_short_is_taken_back_and_made_later(small: 
     ballast.unlink()
     lines.write_out()
     assert lines.path.read_text() == f"first\n{'x' * 10_000}\n"
-    assert lines.waiting == ()
+    assert lines.waiting() == ()
 
 
 def test_a_life_that_is_believed_dead_appends_to_nobodys_file(tmp_path: Path) -> None:
@@ -117,7 +128,7 @@ def test_losses_that_a_full_volume_refuses_are_in_the_snapshot_and_back_in_the_l
     ballast = fill(small)
     for step in range(3, 90):
         log.append(step=step, epoch=0, loss=0.1 * step)
-    state = log.state_dict()
+    state = json.loads(to_json(log.state_dict()))
     assert steps(path) == [1, 2]
     assert message("The volume is full", 2).search(capsys.readouterr().err)
 
@@ -139,13 +150,78 @@ def test_a_run_goes_on_while_no_log_can_be_written_and_says_so_once(
     for step in range(1, 200):
         log.event("validated", step=step, text="x" * 100)
         log.scalars(step, {"train/loss": 1.0})
+    settled(log)
     told = capsys.readouterr().err
     assert told.count("events.jsonl cannot be written: No space left on device") == 1, told
     ballast.unlink()
     log.event("finished", step=200)
+    log.close()
     assert "events.jsonl can be written again" in capsys.readouterr().err
     assert steps(small / "job" / "events.jsonl") == list(range(201))
+
+
+@pytest.fixture
+def hung(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """A volume on which no line is written, and no file made durable, until the event is set."""
+    released, write, fsync = threading.Event(), os.write, os.fsync
+
+    def late(act: Callable[..., int | None]) -> Callable[..., int | None]:
+        return lambda *arguments: act(*arguments) if released.wait(60) else None
+
+    monkeypatch.setattr("ddp_trainer.line_file.os.write", late(write))
+    monkeypatch.setattr("ddp_trainer.line_file.os.fsync", late(fsync))
+    yield released
+    released.set()
+
+
+def test_a_volume_that_hangs_holds_up_neither_a_step_nor_a_snapshot_nor_the_end(
+    tmp_path: Path, hung: threading.Event, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runlog, "FLUSH_SECONDS", 0.0)
+    monkeypatch.setattr(runlog, "CLOSE_SECONDS", 0.1)
+    log = RunLog(tmp_path / "job", World())
+    started = time.monotonic()
+    for step in range(1, 3000):
+        log.losses.append(step=step, epoch=0, loss=0.5)
+        log.scalars(step, {"train/loss": 0.5})
+        log.event("validated", step=step)
+    state = log.losses.state_dict()
     log.close()
+    assert time.monotonic() - started < 30
+    assert message("The volume is slow", 2).search(capsys.readouterr().err)
+
+    hung.set()
+    for step in range(3000, 3010):
+        log.losses.append(step=step, epoch=0, loss=0.5)
+    assert json.loads(to_json(state)) == {"step": 2999, "waiting": []}
+    settled(log)
+    assert steps(tmp_path / "job" / "losses.jsonl")[:2999] == list(range(1, 3000))
+    assert steps(tmp_path / "job" / "events.jsonl") == list(range(1, 3000))
+
+
+def test_only_lines_of_its_own_steps_are_saved_with_a_snapshot_that_the_volume_refuses(small: Path) -> None:
+    log = LossLog(small / "losses.jsonl", attempt=0)
+    log.append(step=1, epoch=0, loss=0.5)
+    log.flush()
+    fill(small)
+    for step in range(2, 90):
+        log.append(step=step, epoch=0, loss=0.5)
+    state = log.state_dict()
+    for step in range(90, 100):
+        log.append(step=step, epoch=0, loss=0.5)
+    saved = json.loads(to_json(state))
+    assert [json.loads(line)["step"] for line in saved["waiting"]] == list(range(2, 90))
+
+
+def test_lines_added_while_the_volume_is_written_to_are_neither_lost_nor_written_twice(tmp_path: Path) -> None:
+    lines = LineFile(tmp_path / "lines")
+    writer = threading.Thread(target=lambda: [lines.write_out(durable=True) for _ in range(200)])
+    writer.start()
+    for number in range(20_000):
+        lines.add(str(number))
+    writer.join()
+    lines.write_out()
+    assert lines.path.read_text() == "".join(f"{number}\n" for number in range(20_000))
 
 
 def test_a_line_that_a_crash_cut_short_is_dropped_with_all_after_the_snapshot(tmp_path: Path) -> None:
@@ -218,10 +294,10 @@ def test_a_kind_of_curve_that_fails_is_left_out_and_training_goes_on(
     log = RunLog(tmp_path / "logs", World(), wandb={})
     log.scalars(1, {"train/loss": 0.5})
     log.scalars(2, {"train/loss": 0.4})
+    log.close()
     told = capsys.readouterr().err
     assert "OfflineWandb is left out from step 1 on: " in told
     assert told.count("is left out") == 1, told
-    log.close()
 
 
 def test_offline_wandb_without_wandb_is_refused_before_training(monkeypatch: pytest.MonkeyPatch) -> None:

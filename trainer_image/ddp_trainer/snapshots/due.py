@@ -4,12 +4,14 @@ saving and failing have cost so far.
 
 from __future__ import annotations
 
+import contextlib
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from ddp_trainer.snapshots.every import Every, Timetable
-from ddp_trainer.snapshots.fence import history
+from ddp_trainer.snapshots.fence import Attempt, history
 from ddp_trainer.snapshots.interval import Interval, choose
 from ddp_trainer.snapshots.ranks import Ranks
 from ddp_trainer.snapshots.values import Progress, SnapshotEvent
@@ -25,6 +27,7 @@ class Due:
         self._nodes = nodes
         self._timetable: Timetable | None = None
         self._next_look = 0
+        self._history: Sequence[Attempt] = ()
 
     @property
     def seconds(self) -> float | None:
@@ -36,6 +39,11 @@ class Due:
         if self.every.is_timed:
             self._timetable = Timetable(float(self.every.count), step=step, now=time.monotonic())
             self._next_look = step + 1
+        if self.every.unit == "auto" and self._ranks.rank == 0:
+            # Now, not at each save: the thread that trains never waits for the volume, and a later attempt fences this
+            # one. Without its history an interval is as good as that of a first attempt.
+            with contextlib.suppress(OSError):
+                self._history = history(self._directory)
 
     def after(self, progress: Progress, *, epoch_end: bool) -> bool:
         """Whether to save after this step. Raises RuntimeError before `start`."""
@@ -53,14 +61,13 @@ class Due:
 
     def _interval(self, saved: SnapshotEvent) -> Interval:
         """What `auto` chooses from the cost of the save just made and the attempts this job has needed so far."""
-        attempts = history(self._directory)
-        times = [attempt.time for attempt in attempts if attempt.time is not None]
+        times = [attempt.time for attempt in self._history if attempt.time is not None]
         return choose(
             stall_seconds=saved.stall_seconds,
             save_seconds=saved.save_seconds,
             nodes=self._nodes,
             observed_seconds=max(0.0, time.time() - min(times)) if times else 0.0,
-            failures=max(0, len(attempts) - 1),
+            failures=max(0, len(self._history) - 1),
         )
 
     def _is_time(self, step: int) -> bool:

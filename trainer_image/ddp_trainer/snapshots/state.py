@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -20,7 +21,7 @@ from ddp_trainer.snapshots.buffers import Buffers, chunks
 from ddp_trainer.snapshots.disk import Disk
 from ddp_trainer.snapshots.errors import IncompatibleSnapshotError
 from ddp_trainer.snapshots.manifest import FileEntry, Manifest
-from ddp_trainer.snapshots.structure import put_together, take_apart
+from ddp_trainer.snapshots.structure import put_together, take_apart, to_json
 from ddp_trainer.snapshots.tensorfile import TensorFile
 from ddp_trainer.snapshots.verify import read_verified_into, verify_files
 
@@ -70,13 +71,19 @@ def unwrapped(value: Stateful) -> Stateful:
             return value
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Staged:
     """A copy of all states, ready to be written; it lives in the buffers of its Staging until the next `stage`."""
 
-    structure: bytes
+    states: Mapping[str, Any]
+    """State name -> what `take_apart` made of it."""
     files: Mapping[str, tuple[bytes, Tensor]]
     """File name -> header and data, a flat uint8 tensor in host memory."""
+
+    @cached_property
+    def structure(self) -> bytes:
+        """state.json. For the thread that writes: values that come later are waited for here."""
+        return to_json({"version": _VERSION, "states": self.states})
 
     @property
     def total_bytes(self) -> int:
@@ -109,7 +116,7 @@ class Staging:
             structure[name] = take_apart(state, "", tensors)
             if tensors:
                 files[f"{name}{TENSORS}"] = self._buffers.copy(name, tensors)
-        return Staged(json.dumps({"version": _VERSION, "states": structure}).encode(), files)
+        return Staged(structure, files)
 
 
 def write_state(

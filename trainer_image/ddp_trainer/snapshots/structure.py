@@ -9,8 +9,10 @@ of the model's own state_dict.
 from __future__ import annotations
 
 import base64
+import json
 from collections import Counter, OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -22,14 +24,25 @@ from ddp_trainer.snapshots.errors import IncompatibleSnapshotError, SnapshotErro
 _PLAIN = (Tensor, torch.nn.Parameter, torch.nn.Buffer)
 
 
+@dataclass(frozen=True, slots=True)
+class Later:
+    """Something in a state_dict that the thread which writes the snapshot asks for: plain JSON that training neither
+    has to wait for nor changes.
+    """
+
+    value: Callable[[], Any]
+
+
 def take_apart(value: Any, path: str, tensors: dict[str, Tensor], *, sharded: bool = False) -> Any:
     """`value` as JSON; its tensors are added to `tensors`. `path` names it in errors and is the prefix of their names.
-    With `sharded`, tensors may be DTensors, of which this rank holds a part.
+    With `sharded`, tensors may be DTensors, of which this rank holds a part. What comes `Later` stays as it is.
 
     Raises SnapshotError naming the path of a value that can be neither.
     """
     match value:
         case None | bool() | str():
+            return value
+        case Later() if not sharded:
             return value
         case np.generic():
             return take_apart(value.item(), path, tensors, sharded=sharded)
@@ -81,6 +94,11 @@ def take_apart(value: Any, path: str, tensors: dict[str, Tensor], *, sharded: bo
     raise _refused(path, value, "return only tensors, numbers, text, lists and dicts from state_dict()")
 
 
+def to_json(structure: Any) -> bytes:
+    """What `take_apart` made, and now also what was to come later. For the thread that writes."""
+    return json.dumps(structure, default=_now).encode()
+
+
 def put_together(value: Any, tensors: Mapping[str, Tensor]) -> Any:
     """The inverse of `take_apart`. Raises IncompatibleSnapshotError for what this version does not know."""
     if isinstance(value, list):
@@ -119,6 +137,12 @@ def put_together(value: Any, tensors: Mapping[str, Tensor]) -> Any:
             f"its state holds a {unknown[0][1:]}, which this image does not know: use a newer one"
         )
     return {key: put_together(item, tensors) for key, item in value.items()}
+
+
+def _now(value: Any) -> Any:
+    if isinstance(value, Later):
+        return value.value()
+    raise TypeError(f"a {type(value).__qualname__} was not taken apart")
 
 
 def _is_dtensor(value: Tensor) -> bool:
