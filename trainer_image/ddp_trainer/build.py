@@ -18,7 +18,7 @@ from ddp_trainer.errors import UserError
 from ddp_trainer.heartbeat import Heartbeat
 from ddp_trainer.identity import identity, log_directory
 from ddp_trainer.loop import TrainingLoop
-from ddp_trainer.memory import MicroBatchNote
+from ddp_trainer.memory import MicroBatchNote, from_first_rank, starting_micro_batch
 from ddp_trainer.optim import build_optimizer, build_scheduler
 from ddp_trainer.precision import Precision
 from ddp_trainer.profiling import Profiler
@@ -31,6 +31,11 @@ from ddp_trainer.tasks import load_task
 
 def build(config: TrainConfig, world: World, heartbeat: Heartbeat) -> TrainingLoop:
     """The loop of one run. Raises UserError for a task, strategy or setting that cannot work."""
+    environment = identity(os.environ, name=config.task)
+    logs = log_directory(environment)
+    note = MicroBatchNote(logs / "micro_batch.json", environment["DDPJOB_UID"])
+    limit = from_first_rank(world, note.read())
+    config = dataclasses.replace(config, micro_batch=starting_micro_batch(config, world, limit))
     if config.deterministic:
         make_deterministic()
     task = load_task(config.task, config.task_options)
@@ -54,8 +59,6 @@ def build(config: TrainConfig, world: World, heartbeat: Heartbeat) -> TrainingLo
     optimizer = build_optimizer(config, strategy.parameters(), world.device)
     scheduler = build_scheduler(config, optimizer, total_steps)
     cursor = Cursor(plan)
-    environment = identity(os.environ, name=config.task)
-    logs = log_directory(environment)
     log = RunLog(logs, world, attempt=int(environment["DDPJOB_ATTEMPT"]), wandb=_wandb(config))
     states, sharded = strategy.stateful(optimizer)
     snapshots = Snapshots.from_env(
@@ -89,7 +92,8 @@ def build(config: TrainConfig, world: World, heartbeat: Heartbeat) -> TrainingLo
         snapshots=snapshots,
         heartbeat=heartbeat,
         log=log,
-        micro_batch_note=MicroBatchNote(logs / "micro_batch.json", environment["DDPJOB_UID"]),
+        micro_batch_note=note,
+        micro_batch_limit=limit,
         profiler=Profiler(config.profile_window, logs / "profile", world),
     )
 

@@ -13,6 +13,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, NoReturn
 
@@ -20,13 +21,13 @@ import torch
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import Dataset
 
-from ddp_trainer.agreement import StepVote, Verdict, agreed
+from ddp_trainer.agreement import StepVote, Verdict
 from ddp_trainer.config import TrainConfig
-from ddp_trainer.data import Cursor, Loader, StepBatch, recut
+from ddp_trainer.data import Cursor, Loader, StepBatch
 from ddp_trainer.distributed import World
 from ddp_trainer.errors import Preempted
 from ddp_trainer.heartbeat import Heartbeat
-from ddp_trainer.memory import MicroBatchNote, from_first_rank, is_out_of_memory, out_of_memory
+from ddp_trainer.memory import MicroBatches, MicroBatchNote
 from ddp_trainer.precision import Precision
 from ddp_trainer.profiling import Profiler
 from ddp_trainer.runlog import RunLog
@@ -61,6 +62,7 @@ class TrainingLoop:
     heartbeat: Heartbeat
     log: RunLog
     micro_batch_note: MicroBatchNote
+    micro_batch_limit: int | None
     profiler: Profiler
     stop: StopRequest = field(default_factory=StopRequest)
 
@@ -69,7 +71,13 @@ class TrainingLoop:
         self._interval = self.config.validation_interval
         self._evaluation: Evaluation | None = None
         self._steps_here = 0
-        self._micro_limit: int | None = None
+        self._micro_batches = MicroBatches(
+            self.world,
+            self.strategy.data_world.size,
+            self.micro_batch_note,
+            limit=self.micro_batch_limit,
+            on_lowered=self._micro_batch_lowered,
+        )
         self._recent: deque[tuple[float, int]] = deque(maxlen=THROUGHPUT_WINDOW)
         self._said_at = -math.inf
         # A snapshot must hold the loss of its own last step, which is still on its way when it is taken.
@@ -113,8 +121,8 @@ class TrainingLoop:
         if manifest is None:
             self.log.losses.rewind(0)
         step = self.step
-        if limit := from_first_rank(self.world, self.micro_batch_note.read()):
-            self._lower(limit)
+        if self.micro_batch_limit is not None:
+            self._micro_batch_lowered(self.micro_batch_limit)
         self.log.resumed(step)
         self.heartbeat.resumed(step, self.cursor.samples)
         self.log.event(
@@ -137,36 +145,23 @@ class TrainingLoop:
 
     def _train_epoch(self) -> None:
         for loaded in self.loader.epoch(self.cursor.epoch, self.cursor.offset):
-            batch = self._cut(loaded)
+            batch = self._micro_batches.cut(loaded)
             if self._steps_here == 0:
-                batch = self._fit(batch)
-                self.strategy.settle(batch)
+                batch = self._micro_batches.fit(batch, self._rehearse, step=self.step + 1)
+                with self._memory_noted(batch):
+                    self.strategy.settle(batch)
             self._train_step(batch)
             if self.step >= self.total_steps:
                 return
 
-    def _cut(self, batch: StepBatch) -> StepBatch:
-        return batch if self._micro_limit is None else recut(batch, self.strategy.data_world.size, self._micro_limit)
+    def _rehearse(self, batch: StepBatch) -> bool:
+        return self.strategy.rehearse(batch, self.optimizer)
 
-    def _fit(self, batch: StepBatch) -> StepBatch:
-        """Find a micro-batch that every rank has the memory for.
+    def _memory_noted(self, batch: StepBatch) -> AbstractContextManager[None]:
+        """Around what the next step does with the device."""
+        return self._micro_batches.noted(f"step {self.step + 1}", self._micro_batches.size(batch))
 
-        Raises OutOfMemoryError when one sample is too many.
-        """
-        while True:
-            fits = self.strategy.rehearse(batch, self.optimizer)
-            (lacking,) = agreed(self.world, not fits)
-            if not lacking:
-                return batch
-            size = self._micro_size(batch)
-            if size == 1:
-                cause = "this rank" if not fits else "another rank"
-                raise out_of_memory(self.world.rank, self.step + 1, size, f"it was {cause} that had too little")
-            self._lower(size // 2)
-            batch = self._cut(batch)
-
-    def _lower(self, size: int) -> None:
-        self._micro_limit = size
+    def _micro_batch_lowered(self, size: int) -> None:
         self.heartbeat.out_of_memory(size)
         self.log.event("micro_batch_lowered", step=self.step, microBatch=size)
         self.log.say(
@@ -174,26 +169,16 @@ class TrainingLoop:
             f"global batch stays {self.config.global_batch}"
         )
 
-    def _micro_size(self, batch: StepBatch) -> int:
-        """Samples of the largest micro-batch on any rank."""
-        return -(-batch.total // (self.strategy.data_world.size * len(batch.micro_batches)))
-
     def _train_step(self, batch: StepBatch) -> None:
         """One optimizer step and what follows from it, in the order that makes a resumed run repeat it."""
         epoch = self.cursor.epoch
         self.profiler.before_step(self.step + 1)
         self.optimizer.zero_grad(set_to_none=True)
-        try:
+        with self._memory_noted(batch):
             loss_part = self.strategy.forward_backward(batch)
             # From here on the states are no longer those of the last step's end.
             self.snapshots.begin_update()
             self.precision.step(self.optimizer, self._clip)
-        except Exception as error:
-            if not is_out_of_memory(error):
-                raise
-            size = self._micro_size(batch)
-            self.micro_batch_note.lower(size // 2)
-            raise out_of_memory(self.world.rank, self.step + 1, size, error) from error
         self.scheduler.step()
         epoch_end = self.cursor.advance(batch.total)
         if traces := self.profiler.after_step(self.step):
@@ -298,7 +283,9 @@ class TrainingLoop:
             votes.cast(nothing, step=self.step, epoch=self.cursor.epoch, stop=self.stop.raised)
 
         batch = self.config.eval_batch or self.config.micro_batch or self.config.global_batch // self.world.size
-        self._evaluation = evaluate(self.strategy, self.eval_dataset, self.world, batch=batch, on_batch=after_batch)
+        batch = min(batch, self._micro_batches.limit or batch)
+        with self._micro_batches.noted(f"the validation after step {self.step}", batch):
+            self._evaluation = evaluate(self.strategy, self.eval_dataset, self.world, batch=batch, on_batch=after_batch)
         votes.verdict()
         metrics = self._evaluation.metrics
         self.heartbeat.metrics(**metrics)

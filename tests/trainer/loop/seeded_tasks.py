@@ -46,7 +46,7 @@ class Struck(Digits):
 
 class Hungry(Digits):
     """Digits that run out of memory on rank 1 with more than `limit` samples at once, in the forward or the
-    backward pass, from the `first`-th training loss on, in every attempt or (not `always`) in attempt 0.
+    backward pass or in validation, from the `first`-th such loss on, in every attempt or (not `always`) in attempt 0.
     """
 
     def __init__(self, limit: int = 8, where: str = "forward", first: int = 1, always: bool = True) -> None:
@@ -57,12 +57,31 @@ class Hungry(Digits):
         self._calls = 0
 
     def loss(self, output: Tensor, batch: tuple[Tensor, Tensor]) -> Tensor:
-        self._calls += torch.is_grad_enabled()
-        if torch.is_grad_enabled() and len(output) > self._limit and self._calls >= self._first:
-            if self._where == "forward":
+        is_there = torch.is_grad_enabled() != (self._where == "validation")
+        self._calls += is_there
+        if is_there and len(output) > self._limit and self._calls >= self._first:
+            if self._where != "backward":
                 no_memory()
             output.register_hook(no_memory)
         return super().loss(output, batch)
+
+
+class HungryStage(Digits):
+    """Digits whose second pipeline stage has memory for `limit` samples at once, in its forward pass."""
+
+    def __init__(self, limit: int = 4) -> None:
+        super().__init__(width=8, dropout=0.0)
+        self._limit = limit
+
+    def stage(self, model: nn.Module, index: int, count: int) -> nn.Module:
+        stage = super().stage(model, index, count)
+        if index == 1:
+            stage.register_forward_pre_hook(self._check)
+        return stage
+
+    def _check(self, stage: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        if torch.is_grad_enabled() and len(inputs[0]) > self._limit:
+            no_memory()
 
 
 def no_memory(gradient: Tensor | None = None) -> None:

@@ -10,11 +10,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.trainer.documented import message
+from torch.distributed import DistBackendError
 from torch.utils.data import TensorDataset
 
 from ddp_trainer.config import TrainConfig
 from ddp_trainer.data import BatchPlan, Loader, recut
 from ddp_trainer.distributed import World
+from ddp_trainer.memory import is_out_of_memory
+from ddp_trainer.outcomes import classify
 from ddp_trainer.optim import build_optimizer
 from ddp_trainer.precision import Precision
 from ddp_trainer.strategies import strategy_class
@@ -47,10 +50,76 @@ def test_memory_that_fails_later_ends_the_attempt_and_the_next_starts_with_half(
     assert sorted(volume.losses()) == list(range(1, 13))
 
 
+@pytest.mark.parametrize(
+    ("asked", "had", "lower"),
+    [pytest.param((), 8, 4, id="of its own choice"), pytest.param(("--micro-batch", "16"), 16, 4, id="as asked")],
+)
+def test_a_pipeline_without_memory_for_a_micro_batch_gets_there_by_halves(
+    volume, trained_once, difference, asked: tuple[str, ...], had: int, lower: int
+) -> None:
+    pipeline = ("--strategy", "pipeline", "--max-steps", "8", "--task-options")
+    hungry = ("--task", "seeded_tasks:HungryStage", *pipeline, f"limit={lower}", *asked)
+    attempt = 0
+    while had > lower:
+        failed = volume.train(2, *hungry, DDPJOB_ATTEMPT=str(attempt))
+        told = message("A rank has too little memory", 1).search(failed.stderr)
+        assert told is not None, failed.stderr
+        assert told[0].startswith(f"rank 1 ran out of memory in step 1 with micro-batches of {had} samples")
+        had, attempt = had // 2, attempt + 1
+    volume.trained(2, *hungry, DDPJOB_ATTEMPT=str(attempt))
+    enough = trained_once(2, "--task", "seeded_tasks:HungryStage", *pipeline, "limit=64")
+    assert difference(volume.losses(), enough.losses()) < 1e-5
+
+
+def test_memory_that_fails_in_validation_leaves_the_next_attempt_smaller_batches(volume) -> None:
+    options = ("--task-options", "where=validation", "--task-options", "limit=64")
+    arguments = (*HUNGRY, *options, "--eval-batch", "128", "--validate-every", "6steps")
+    failed = volume.train(2, *arguments)
+    told = message("A rank has too little memory", 2).search(failed.stderr)
+    assert told is not None, failed.stderr
+    assert told[0].startswith("rank 1 ran out of memory in the validation after step 6 with micro-batches of 128")
+    volume.trained(2, *arguments, DDPJOB_ATTEMPT="1")
+    assert [event["microBatch"] for event in volume.events("micro_batch_lowered")] == [64]
+    assert [event["step"] for event in volume.events("validated")] == [6, 12]
+
+
+def test_memory_that_fails_where_ddp_learns_its_graph_leaves_a_note_too(volume) -> None:
+    # the first loss is the rehearsal, the next ones meet the other ranks
+    late = ("--task-options", "first=2", "--task-options", "limit=16", "--static-graph")
+    failed = volume.train(2, *HUNGRY, *late)
+    assert message("A rank has too little memory", 1).search(failed.stderr), failed.stderr
+    volume.trained(2, *HUNGRY, *late, DDPJOB_ATTEMPT="1")
+    assert [event["microBatch"] for event in volume.events("micro_batch_lowered")] == [16]
+
+
+def caused(error: Exception, cause: Exception) -> Exception:
+    error.__cause__ = cause
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "is_it"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"), True),
+        (MemoryError(), True),
+        (RuntimeError("[enforce fail at alloc_cpu.cpp:121] . DefaultCPUAllocator: can't allocate memory"), True),
+        (RuntimeError("CUDA error: out of memory"), True),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), True),
+        (DistBackendError("ncclUnhandledCudaError: Last error:\nCuda failure 2 'out of memory'"), True),
+        (caused(RuntimeError("Stage 1 failed to run forward"), torch.OutOfMemoryError("CUDA out of memory")), True),
+        (caused(RuntimeError("Stage 1 failed to run forward"), ValueError("shapes")), False),
+        (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), False),
+    ],
+)
+def test_out_of_memory_is_what_the_launcher_calls_so(error: Exception, is_it: bool) -> None:
+    assert is_out_of_memory(error) == is_it
+    assert (classify(error)[1] == "OutOfMemory") == is_it
+
+
 def test_when_one_sample_is_too_many_every_rank_gives_up_with_advice(volume) -> None:
     failed = volume.train(2, *HUNGRY, "--task-options", "limit=0", "--global-batch", "4")
     assert failed.returncode != 0
-    assert message("A rank has too little memory", 2).search(failed.stderr), failed.stderr
+    assert message("A rank has too little memory", 3).search(failed.stderr), failed.stderr
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,9 @@ class Pipeline(Strategy):
         self._is_first = self.world.rank == 0
         self._is_last = self.world.rank == self.world.size - 1
         batch = self.config.global_batch
-        self._micro_batches = -(-batch // pipeline_micro_batch(self.config.micro_batch, batch, self.world.size))
+        # settled before this, for memory may not allow what was asked (`memory.starting_micro_batch`)
+        assert self.config.micro_batch is not None
+        self._micro_batches = -(-batch // self.config.micro_batch)
         self._size = -(-batch // self._micro_batches)
         schedule = SCHEDULES[self.config.pipeline_schedule]
         # The parts of a mean are summed, so gradients must not be divided by their number.
@@ -116,13 +118,6 @@ class Pipeline(Strategy):
 
     def _stage(self) -> PipelineStage:
         return PipelineStage(self.model, self.world.rank, self.world.size, self.world.device)
-
-
-def pipeline_micro_batch(asked: int | None, global_batch: int, stages: int) -> int:
-    """Samples of a micro-batch: as asked, or so that four a stage keep the pipeline full for most of the
-    time.
-    """
-    return asked or max(1, global_batch // (4 * stages))
 
 
 def filled_up(batch: Any, samples: int) -> Any:
