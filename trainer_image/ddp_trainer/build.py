@@ -19,7 +19,7 @@ from ddp_trainer.heartbeat import Heartbeat
 from ddp_trainer.identity import identity, log_directory
 from ddp_trainer.loop import TrainingLoop
 from ddp_trainer.memory import MicroBatchNote, from_first_rank, starting_micro_batch
-from ddp_trainer.optim import build_optimizer, build_scheduler
+from ddp_trainer.optim import WithOptimizerSettings, build_optimizer, build_scheduler
 from ddp_trainer.precision import Precision
 from ddp_trainer.profiling import Profiler
 from ddp_trainer.randomness import make_deterministic, seed_everything
@@ -62,7 +62,13 @@ def build(config: TrainConfig, world: World, heartbeat: Heartbeat) -> TrainingLo
     log = RunLog(logs, world, attempt=int(environment["DDPJOB_ATTEMPT"]), wandb=_wandb(config))
     states, sharded = strategy.stateful(optimizer)
     snapshots = Snapshots.from_env(
-        {**states, "scheduler": scheduler, "precision": precision, "data": cursor, "losses": log.losses},
+        {
+            **states,
+            "scheduler": scheduler,
+            "precision": precision,
+            "data": WithOptimizerSettings(cursor, config),
+            "losses": log.losses,
+        },
         sharded=sharded,
         stepwise=("precision", "data", "losses"),
         strategy=config.strategy,

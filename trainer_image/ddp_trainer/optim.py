@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
 
 import torch
 from torch import nn
@@ -12,6 +12,11 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from ddp_trainer.config import TrainConfig
 from ddp_trainer.errors import UserError
+from ddp_trainer.options import flag
+from ddp_trainer.snapshots.state import Stateful
+
+SETTINGS: Final = ("optimizer", "lr", "momentum", "weight_decay")
+"""Fields of the configuration that an optimizer is built with, and then keeps in its own state."""
 
 
 def build_optimizer(
@@ -42,6 +47,32 @@ def state_to_come(optimizer: torch.optim.Optimizer) -> int:
     if optimizer.state:
         return 0
     return int(bool(optimizer.defaults["momentum"])) if isinstance(optimizer, torch.optim.SGD) else 2
+
+
+class WithOptimizerSettings:
+    """A state of the snapshot, and with it what the run's optimizer was built with.
+
+    An optimizer that loads its state takes over the saved settings whole: without this, another learning rate would
+    be ignored in silence, and another kind of optimizer would fail at its first step, or not at all.
+    """
+
+    def __init__(self, state: Stateful, config: TrainConfig) -> None:
+        self._state = state
+        self._settings = {name: getattr(config, name) for name in SETTINGS}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**self._state.state_dict(), "optimizer": self._settings}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Raises UserError when this run was given other settings. Snapshots of older images hold none."""
+        for name, saved in state.get("optimizer", {}).items():
+            own = self._settings.get(name)
+            if own != saved:
+                raise UserError(
+                    f"the snapshot's run had {flag(name)} {saved}, this one has {own}, and an optimizer goes on as it "
+                    "was saved: go on with the settings it had, or train under another job name to start anew"
+                )
+        self._state.load_state_dict(state)
 
 
 def build_scheduler(config: TrainConfig, optimizer: torch.optim.Optimizer, total_steps: int) -> LambdaLR:

@@ -9,6 +9,11 @@ import re
 import time
 
 import pytest
+from tests.trainer.loop.volume import Volume
+
+from ddp_trainer.config import TrainConfig
+from ddp_trainer.data import BatchPlan, Cursor
+from ddp_trainer.optim import WithOptimizerSettings
 
 pytestmark = [pytest.mark.trainer, pytest.mark.timeout(600)]
 
@@ -136,3 +141,42 @@ def test_another_global_batch_is_refused_and_the_message_names_it(volume) -> Non
     refused = volume.train(0, *steps, "--global-batch", "32", DDPJOB_ATTEMPT="1")
     assert refused.returncode != 0
     assert "--global-batch" in refused.stderr
+
+
+SMALL = ("--strategy", "single", "--task-options", "width=8", "--max-steps", "3", "--optimizer", "sgd", "--lr", "0.1")
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (("--optimizer", "adam"), "the snapshot's run had --optimizer sgd, this one has adam"),
+        (("--lr", "0.01"), "the snapshot's run had --lr 0.1, this one has 0.01"),
+        (("--momentum", "0.9"), "the snapshot's run had --momentum 0.0, this one has 0.9"),
+        (("--weight-decay", "0.5"), "the snapshot's run had --weight-decay 0.0, this one has 0.5"),
+    ],
+    ids=["optimizer", "lr", "momentum", "weight decay"],
+)
+def test_other_settings_of_the_optimizer_are_refused_by_name(saved_small, change: tuple[str, ...], told: str) -> None:
+    refused = saved_small.train(0, *SMALL, *change, "--max-steps", "4", DDPJOB_ATTEMPT="1")
+    assert refused.returncode == 64
+    assert told in refused.stderr
+
+
+@pytest.fixture(scope="module")
+def saved_small(tmp_path_factory: pytest.TempPathFactory) -> Volume:
+    """Three steps with plain SGD."""
+    return Volume(tmp_path_factory.mktemp("small")).trained(0, *SMALL)
+
+
+def test_another_kind_of_adam_is_refused_where_the_optimizer_is_sharded_too(volume) -> None:
+    fsdp = ("--strategy", "fsdp", "--task", "toy_linear", "--max-steps")
+    volume.trained(1, *fsdp, "2")
+    refused = volume.train(1, *fsdp, "3", "--optimizer", "adam", DDPJOB_ATTEMPT="1")
+    assert "the snapshot's run had --optimizer adamw, this one has adam" in refused.stderr
+
+
+def test_a_snapshot_that_does_not_know_its_optimizers_settings_is_loaded_as_before() -> None:
+    cursor = Cursor(BatchPlan(samples=8, global_batch=4))
+    state = Cursor(cursor.plan, epoch=2).state_dict()
+    WithOptimizerSettings(cursor, TrainConfig(lr=0.5)).load_state_dict(state)
+    assert cursor.epoch == 2
