@@ -10,6 +10,8 @@ import json
 import os
 import shutil
 import sys
+import threading
+import time
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -32,7 +34,9 @@ WORLD_SIZE = int(os.environ["WORLD_SIZE"])
 class Run:
     """FSDP2 over all ranks; the global batch of 12 does not depend on their number."""
 
-    def __init__(self, directory: Path, *, attempt: int, seed: int = 0, dropout: float = 0.0) -> None:
+    def __init__(
+        self, directory: Path, *, attempt: int, seed: int = 0, dropout: float = 0.0, save_timeout: float = 30
+    ) -> None:
         torch.manual_seed(seed)
         # 7 rows do not divide by 2 ranks: parts of unequal size
         self.model = torch.nn.Sequential(torch.nn.Linear(5, 7), torch.nn.Dropout(dropout), torch.nn.Linear(7, 3))
@@ -58,7 +62,7 @@ class Run:
             strategy="fsdp",
             global_batch=12,
             on_event=self.events.append,
-            save_timeout=30,
+            save_timeout=save_timeout,
         )
 
     def resume(self) -> int | None:
@@ -144,6 +148,41 @@ def one_rank_cannot_write(out: Path) -> Any:
     return [bad, then, [event.message for event in run.events]]
 
 
+def the_disk_of_one_rank_hangs(out: Path) -> Any:
+    """Rank 1 is still writing its part of step 2 when rank 0 has given it up, and until step 6 is done."""
+    run = Run(out / "hung", attempt=0, save_timeout=2)
+    run.resume()
+    write, released = sharded.StagedShard.write, threading.Event()
+    written: list[bool] = []
+
+    def late(self: sharded.StagedShard, directory: Path, disk: Disk) -> None:
+        before = self.data.numpy().tobytes()
+        assert released.wait(60)
+        written.append(self.data.numpy().tobytes() == before)
+        write(self, directory, disk)
+
+    if RANK == 1:
+        sharded.StagedShard.write = late  # type: ignore[method-assign]
+    run.train(2)
+    if run.snapshots._saver is not None:
+        assert run.snapshots._saver._writer.wait(60)
+    dist.barrier()
+    started = time.monotonic()
+    run.train(6)
+    seconds = time.monotonic() - started
+    released.set()
+    run.snapshots.close()
+    dist.barrier()
+    sharded.StagedShard.write = write  # type: ignore[method-assign]
+    run.train(8)
+    then = run.snapshots.save(Progress(8, 0, 96), wait=True)
+    run.train(9)
+    last = run.snapshots.save(Progress(9, 0, 108), kind="final", wait=True)
+    run.snapshots.close()
+    events = [(event.step, event.result, event.message) for event in run.events]
+    return {"seconds": seconds, "intact": written, "saved": [then, last], "events": events}
+
+
 class Stage:
     """A pipeline stage: a state that only this rank has, under a name that only it uses."""
 
@@ -205,7 +244,15 @@ def pipeline_resized(out: Path) -> Any:
 
 SCENARIOS: dict[str, Callable[[Path], Any]] = {
     scenario.__name__: scenario
-    for scenario in (save, resume, one_rank_cannot_write, pipeline, pipeline_retyped, pipeline_resized)
+    for scenario in (
+        save,
+        resume,
+        one_rank_cannot_write,
+        the_disk_of_one_rank_hangs,
+        pipeline,
+        pipeline_retyped,
+        pipeline_resized,
+    )
 }
 
 

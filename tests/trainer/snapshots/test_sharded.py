@@ -38,7 +38,9 @@ def seen(out: Path, scenario: str, world_size: int, rank: int = 0) -> Any:
 def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What two ranks saved, and what two and then one made of it."""
     out = tmp_path_factory.mktemp("sharded")
-    torchrun(2, out, "save", "resume", "one_rank_cannot_write", "pipeline", "pipeline_retyped")
+    torchrun(
+        2, out, "save", "resume", "one_rank_cannot_write", "the_disk_of_one_rank_hangs", "pipeline", "pipeline_retyped"
+    )
     torchrun(1, out, "resume", "pipeline_resized")
     return out
 
@@ -80,6 +82,23 @@ def test_a_part_that_one_rank_could_not_write_fails_the_save_on_all_and_the_next
     assert first[:2] == second[:2] == [False, True]
     assert "rank 1: [Errno 5]" in first[2][0]
     assert {path.name for path in (out / "broken").iterdir()} == {"attempts", "step-000000000002"}
+
+
+def test_a_disk_that_hangs_on_one_rank_costs_snapshots_until_it_is_back_and_never_training(out: Path) -> None:
+    first, second = (seen(out, "the_disk_of_one_rank_hangs", 2, rank) for rank in (0, 1))
+    assert [(step, result) for step, result, _ in first["events"]] == [
+        (2, "failed"),
+        (4, "failed"),
+        (6, "failed"),
+        (8, "saved"),
+        (9, "saved"),
+    ]
+    busy = "rank 1: its part of the snapshot before is still not written after"
+    assert [busy in message for _, _, message in first["events"][1:3]] == [True, True]
+    assert second["seconds"] < 5, "nothing waits for the disk on the thread that trains"
+    assert second["intact"] == [True], "what is being written is not copied over"
+    assert first["saved"] == second["saved"] == [True, True]
+    assert SnapshotStore(out / "hung", keep=1, fence=None).verify(8).step == 8
 
 
 def test_a_pipeline_gets_its_stages_back_each_on_its_rank(out: Path) -> None:

@@ -10,7 +10,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Final, Literal, get_args
 
 from torch import Tensor
 
@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from ddp_trainer.snapshots.sharded import Shards, StagedShard
 
 log = logging.getLogger(__name__)
+
+Ready = Literal["begin", "saved", "skipped"]
+READY: Final[tuple[Ready, ...]] = get_args(Ready)
 
 PATIENCE_SECONDS = 1.0
 """A save in flight for less than this is waited for when the next is due; a slower one makes the next be skipped."""
@@ -48,7 +51,6 @@ class Saver:
         shards: Shards | None = None,
     ) -> None:
         self.last_saved = last_saved
-        self.last_outcome: Outcome | None = None
         self._store = store
         self._stateful = stateful
         self._tell = tell
@@ -59,7 +61,7 @@ class Saver:
         self._step_in_flight: int | None = None
         self._failures = 0
 
-    def ready(self, manifest: Manifest, *, wait: bool) -> Literal["begin", "saved", "skipped"]:
+    def ready(self, manifest: Manifest, *, wait: bool) -> Ready:
         """Whether to begin this save, or whether it is done or under way already, or must be skipped.
 
         Raises FencedError.
@@ -126,7 +128,6 @@ class Saver:
             return
         self._failures = 0
         self.last_saved = outcome.manifest
-        self.last_outcome = outcome
         kind = "emergency snapshot" if outcome.manifest.kind == "emergency" else "snapshot"
         message = (
             f"{kind} of step {outcome.step} saved in {outcome.seconds:.2f} s, "

@@ -26,9 +26,7 @@ from typing import TYPE_CHECKING
 
 from ddp_trainer.errors import FencedError, UserError
 from ddp_trainer.snapshots import resuming
-from ddp_trainer.snapshots.background import BackgroundWriter
 from ddp_trainer.snapshots.boundary import Boundaries
-from ddp_trainer.snapshots.disk import Disk
 from ddp_trainer.snapshots.due import Due
 from ddp_trainer.snapshots.emergency import save_last_step
 from ddp_trainer.snapshots.errors import SnapshotError
@@ -36,12 +34,14 @@ from ddp_trainer.snapshots.every import Every
 from ddp_trainer.snapshots.manifest import Kind, Manifest
 from ddp_trainer.snapshots.names import step_directory
 from ddp_trainer.snapshots.ranks import Ranks
-from ddp_trainer.snapshots.saving import Saver
+from ddp_trainer.snapshots.saving import READY, Ready, Saver
 from ddp_trainer.snapshots.settings import Settings
 from ddp_trainer.snapshots.state import RNG, Stateful, unwrapped
 from ddp_trainer.snapshots.values import Identity, Progress, SnapshotEvent
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from ddp_trainer.snapshots.sharded import Shards, StagedShard
 
 __all__ = ["Every", "Identity", "Manifest", "Progress", "SnapshotEvent", "Snapshots", "Stateful"]
@@ -99,7 +99,6 @@ class Snapshots:
         self._boundaries = Boundaries(self._stateful, self._ranks, stepwise=stepwise)
         if sharded:
             self._boundaries.obstacle = "each rank holds a part of the model, and they cannot meet any more to save it"
-        self._follower = BackgroundWriter()
         self._resumed: Manifest | None = None
         self._is_resumed = False
         self._saver: Saver | None = None
@@ -215,43 +214,45 @@ class Snapshots:
         started = time.monotonic()
         manifest = self._manifest(progress, kind)
         generators = self._boundaries.reached(progress).generators.wait()
-        verdict, fenced = "begin", None
+        verdict, fenced = self._ready(manifest, wait=wait)
+        saving = verdict != "skipped"
+        if verdict == "begin":
+            saving = self._begin(manifest, generators, started)
+        if wait:
+            return self._finished(progress.step, saving, fenced)
+        if fenced is not None:
+            raise fenced
+        return saving
+
+    def _ready(self, manifest: Manifest, *, wait: bool) -> tuple[Ready, FencedError | None]:
+        """What rank 0 says to this save. The others are told where they have a part in it, and else go along."""
+        verdict: Ready = "begin"
+        fenced = None
         if self._saver is not None:
             try:
                 verdict = self._saver.ready(manifest, wait=wait)
             except FencedError as error:
                 verdict, fenced = "skipped", error
-        saving = verdict != "skipped"
+        if self._shards is not None:
+            (told,) = self._ranks.numbers_from_first(READY.index(verdict))
+            verdict = READY[told]
+        return verdict, fenced
+
+    def _begin(self, manifest: Manifest, generators: Tensor | None, started: float) -> bool:
+        """Copy the states and have them written; False if they cannot be, where they are sharded on all ranks alike."""
         shard: StagedShard | None = None
         if self._shards is not None:
-            (is_begun,) = self._ranks.numbers_from_first(int(verdict == "begin"))
-            if is_begun:
-                shard = self._stage_shard(progress.step, started)
-                verdict = "begin" if shard is not None else "skipped"
-                saving = shard is not None
-        if self._saver is not None and verdict == "begin" and generators is not None:
-            saving = self._saver.begin(manifest, generators, started=started, shard=shard)
-        if not wait:
-            if fenced is not None:
-                raise fenced
-            return saving
-        return self._finished(progress.step, saving, fenced)
-
-    def _stage_shard(self, step: int, started: float) -> StagedShard | None:
-        """This rank's part of the sharded states, copied on all ranks or on none; all but rank 0 go on to write it."""
-        assert self._shards is not None
-        try:
-            shard = self._shards.stage()
-        except SnapshotError as error:
-            if self._saver is not None:
-                self._saver.failed(step, error, started)
-            return None
-        if self._saver is None:
-            self._follower.wait(self._save_timeout)
-            self._follower.take()
-            shards = self._shards
-            self._follower.start(step, time.monotonic() - started, lambda: shards.follow(shard, Disk()))
-        return shard
+            try:
+                shard = self._shards.stage()
+            except SnapshotError as error:
+                if self._saver is not None:
+                    self._saver.failed(manifest.step, error, started)
+                return False
+        if self._saver is not None and generators is not None:
+            return self._saver.begin(manifest, generators, started=started, shard=shard)
+        if self._shards is not None and shard is not None:
+            self._shards.start_following(manifest.step, shard, started)
+        return True
 
     def _finished(self, step: int, saving: bool, fenced: FencedError | None) -> bool:
         """Wait for rank 0's files; every rank returns or raises as rank 0 does."""
@@ -270,8 +271,8 @@ class Snapshots:
         """Wait for the save in flight, if any. Raises nothing and needs no other rank; see its event."""
         if self._saver is not None:
             self._saver.close()
-        else:
-            self._follower.wait(self._save_timeout)
+        elif self._shards is not None:
+            self._shards.close()
 
     def _manifest(self, progress: Progress, kind: Kind) -> Manifest:
         who = self.identity

@@ -9,7 +9,9 @@ snapshot.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -23,11 +25,13 @@ from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 from torch.optim import Optimizer
 
+from ddp_trainer.snapshots.background import BackgroundWriter
 from ddp_trainer.snapshots.buffers import Buffers, chunks
 from ddp_trainer.snapshots.disk import Disk
 from ddp_trainer.snapshots.errors import CorruptSnapshotError, IncompatibleSnapshotError, SnapshotError
 from ddp_trainer.snapshots.manifest import Manifest
 from ddp_trainer.snapshots.ranks import Ranks
+from ddp_trainer.snapshots.saving import PATIENCE_SECONDS
 from ddp_trainer.snapshots.shard_storage import (
     INDEX,
     StagingWriter,
@@ -88,15 +92,28 @@ class Shards:
     """The sharded states of a program. `stage` and `load` are collectives; the rest is for the writing threads."""
 
     def __init__(self, stateful: Mapping[str, Stateful], ranks: Ranks, *, timeout: float) -> None:
-        self.names = frozenset(stateful)
         self._stateful = stateful
         self._ranks = ranks
         self._buffers = Buffers()
-        # The writing threads of all ranks meet on a group of their own, at times when training uses the other.
-        self._writers = Ranks(ranks.rank, ranks.world_size, own_group=timedelta(seconds=timeout))
+        self._follower = BackgroundWriter()
+        self._timeout = timeout
+        self._writers = self._new_writers()
+        self._are_lost = False
+        """Whether the writing threads' group has failed here: gloo's never work again."""
+
+    def _new_writers(self) -> Ranks:
+        """The writing threads of all ranks, on a group of their own: they meet when training uses the other."""
+        return Ranks(self._ranks.rank, self._ranks.world_size, own_group=timedelta(seconds=self._timeout))
 
     def stage(self) -> StagedShard:
-        """Copy this rank's part of every state. Raises SnapshotError on all ranks alike."""
+        """Copy this rank's part of every state. Rank 0 is through with the save before.
+
+        Raises SnapshotError on all ranks alike, also where a rank still writes its part of that one.
+        """
+        self._agree(self._unfinished(), self._ranks)
+        if any(self._ranks.problems("lost" if self._are_lost else None)):
+            # No thread of any rank uses the old group any more. It is not taken apart: that may wait for its peers.
+            self._writers, self._are_lost = self._new_writers(), False
         structure: dict[str, Any] = {}
         tensors: dict[str, Tensor] = {}
         error: Exception | None = None
@@ -121,16 +138,37 @@ class Shards:
     def lead(self, shard: StagedShard, directory: Path, disk: Disk) -> None:
         """Rank 0: have all ranks write into `directory`. Raises SnapshotError naming the rank that could not."""
         disk.make_directory(directory / SHARDS)
-        self._writers.from_first({"directory": str(directory)})
+        self._told(str(directory))
         self._write(shard, directory, disk)
 
     def dismiss(self) -> None:
         """Rank 0: tell the others that this save is over, however it went."""
-        self._writers.from_first({"directory": None})
+        if not self._are_lost:
+            self._told(None)
 
-    def follow(self, shard: StagedShard, disk: Disk) -> None:
-        """The other ranks: write when and where rank 0 says, until it says that the save is over."""
-        while (directory := self._writers.from_first(None)["directory"]) is not None:
+    def start_following(self, step: int, shard: StagedShard, started: float) -> None:
+        """The other ranks: write in the background what rank 0 leads; training stopped at `started` (monotonic)."""
+        self._follower.start(step, time.monotonic() - started, lambda: self._follow(shard, Disk()))
+
+    def close(self) -> None:
+        """The other ranks: wait for the save in flight."""
+        self._follower.wait(self._timeout)
+
+    def _unfinished(self) -> SnapshotError | None:
+        """Why this rank cannot begin: a thread of its own still writes from the buffers that it would copy into."""
+        busy = self._follower.busy_seconds
+        # Rank 0 is through, so this rank is about to be, unless its disk hangs.
+        if self._follower.wait(PATIENCE_SECONDS if busy < self._timeout else 0.0):
+            self._follower.take()
+            return None
+        return SnapshotError(
+            f"its part of the snapshot before is still not written after {busy:.0f} s: the volume hangs there. The "
+            "snapshots before it are intact and training goes on; check the volume's server and that node's network"
+        )
+
+    def _follow(self, shard: StagedShard, disk: Disk) -> None:
+        """Write when and where rank 0 says, until it says that the save is over."""
+        while (directory := self._told(None)) is not None:
             try:
                 self._write(shard, Path(directory), disk)
             except SnapshotError:
@@ -175,7 +213,23 @@ class Shards:
             shard.write(directory, disk)
         except Exception as problem:
             error = problem
-        self._agree(error, self._writers)
+        with self._together() as writers:
+            self._agree(error, writers)
+
+    def _told(self, directory: str | None) -> str | None:
+        """Where rank 0, whose `directory` it is, has the writing threads write; None when the save is over."""
+        with self._together() as writers:
+            told: str | None = writers.from_first({"directory": directory})["directory"]
+        return told
+
+    @contextmanager
+    def _together(self) -> Iterator[Ranks]:
+        """The writing threads of all ranks. Raises RuntimeError where they have lost each other, as by a timeout."""
+        try:
+            yield self._writers
+        except RuntimeError:
+            self._are_lost = True
+            raise
 
     def _agree(self, error: Exception | None, ranks: Ranks) -> None:
         """Raise on all ranks what any one could not do."""
