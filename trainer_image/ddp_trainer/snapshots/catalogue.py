@@ -42,10 +42,10 @@ def listing(directory: Path) -> Sequence[SnapshotInfo]:
             manifest = manifest_in(path)
             found.append(SnapshotInfo(step, path, manifest.time, manifest.kind, manifest.total_bytes))
         except (SnapshotError, OSError) as error:
-            found.append(SnapshotInfo(step, path, verified=False, problem=str(error)))
+            found.append(SnapshotInfo(step, path, problem=str(error)))
     for step in reversed(set_aside_in(directory)):
         path = directory / (step_directory(step) + CORRUPT)
-        found.append(SnapshotInfo(step, path, verified=False, problem=_reason(path)))
+        found.append(SnapshotInfo(step, path, problem=_reason(path)))
     return found
 
 

@@ -131,22 +131,14 @@ class Manifest:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotInfo:
-    """One line about a snapshot for people and for /status. `verified` is None while nobody has read the files.
-
-    `step` and `problem` are all that is certain of one that was set aside.
-    """
+    """One line about a snapshot for people. `step` and `problem` are all that is certain of one that was set aside."""
 
     step: int
     path: Path
     time: float | None = None
     kind: str | None = None
     bytes: int | None = None
-    verified: bool | None = None
     problem: str | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        """As in /status and the termination message."""
-        return {"step": self.step, "time": self.time, "verified": bool(self.verified)}
 
 
 def _checksum(fields: Mapping[str, Any]) -> str:

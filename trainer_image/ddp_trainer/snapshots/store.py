@@ -275,7 +275,7 @@ class SnapshotStore:
             return
         self.fence.check()
         aside = directory.with_name(directory.name + CORRUPT)
-        self.set_aside.append(SnapshotInfo(parse_step(directory.name) or 0, aside, verified=False, problem=reason))
+        self.set_aside.append(SnapshotInfo(parse_step(directory.name) or 0, aside, problem=reason))
         try:
             if os.path.lexists(aside):
                 self._remove(aside)
