@@ -9,19 +9,16 @@ one that was left alone.
 from __future__ import annotations
 
 import dataclasses
-import math
-import time
-from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal, NoReturn
+from typing import Any, Literal, NoReturn
 
 import torch
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import Dataset
 
-from ddp_trainer.agreement import StepVote, Verdict
+from ddp_trainer.agreement import StepVote
 from ddp_trainer.config import TrainConfig
 from ddp_trainer.data import Cursor, Loader, StepBatch
 from ddp_trainer.distributed import World
@@ -32,12 +29,10 @@ from ddp_trainer.precision import Precision
 from ddp_trainer.profiling import Profiler
 from ddp_trainer.runlog import RunLog
 from ddp_trainer.snapshots.session import Progress, Snapshots
+from ddp_trainer.step_log import StepLog
 from ddp_trainer.stop_request import StopRequest
 from ddp_trainer.strategies.base import Strategy
 from ddp_trainer.validate import Evaluation, evaluate
-
-THROUGHPUT_WINDOW: Final = 50
-SAY_SECONDS: Final = 1.0
 
 
 class _Leave(Exception):
@@ -78,8 +73,7 @@ class TrainingLoop:
             limit=self.micro_batch_limit,
             on_lowered=self._micro_batch_lowered,
         )
-        self._recent: deque[tuple[float, int]] = deque(maxlen=THROUGHPUT_WINDOW)
-        self._said_at = -math.inf
+        self._step_log = StepLog(self.log, self.total_steps)
         # A snapshot must hold the loss of its own last step, which is still on its way when it is taken.
         self.log.losses.before_save = self._record_loss
 
@@ -212,7 +206,8 @@ class TrainingLoop:
             return
         self.log.losses.append(step=verdict.step, epoch=verdict.epoch, loss=verdict.loss)
         if verdict.step % self.config.log_every == 0:
-            self._plot(verdict)
+            skipped = self.precision.skipped_steps if self.precision.name == "fp16" else None
+            self._step_log.plot(verdict, learning_rate=self._learning_rate, skipped_steps=skipped)
 
     def _report(self, samples: int) -> None:
         """Tell the heartbeat. Its loss is that of the step before, which costs no wait."""
@@ -221,44 +216,20 @@ class TrainingLoop:
             self.heartbeat.enter("train")
             # Time to the first step is what a user waits for, and what a restart costs.
             self.log.event("first_step", step=self.step)
-        self._recent.append((time.monotonic(), samples))
+        self._step_log.trained(samples)
         self.heartbeat.step(
             step=self.step,
             epoch=self.cursor.epoch,
             total_steps=self.total_steps,
             samples=self.cursor.samples,
             loss=self.log.losses.last_loss,
-            samples_per_second=self._samples_per_second(),
+            samples_per_second=self._step_log.samples_per_second,
             learning_rate=self._learning_rate,
         )
 
     @property
     def _learning_rate(self) -> float:
         return float(self.scheduler.get_last_lr()[0])
-
-    def _samples_per_second(self) -> float | None:
-        """Over the last steps, of all ranks together; None after one step, which measures nothing."""
-        if len(self._recent) < 2:
-            return None
-        seconds = self._recent[-1][0] - self._recent[0][0]
-        trained = sum(samples for _, samples in self._recent) - self._recent[0][1]
-        return trained / seconds if seconds else None
-
-    def _plot(self, verdict: Verdict) -> None:
-        """One point of each curve, and at most once a second a line for people."""
-        rate = self._samples_per_second()
-        values = {"train/loss": verdict.loss, "train/learning_rate": self._learning_rate}
-        if rate is not None:
-            values["train/samples_per_second"] = rate
-        if self.precision.name == "fp16":
-            values["train/skipped_steps"] = self.precision.skipped_steps
-        self.log.scalars(verdict.step, values)
-        if time.monotonic() - self._said_at >= SAY_SECONDS:
-            self._said_at = time.monotonic()
-            speed = "" if rate is None else f", {rate:.0f} samples/s"
-            self.log.say(
-                f"step {verdict.step} of {self.total_steps}, epoch {verdict.epoch}, loss {verdict.loss:.4f}{speed}"
-            )
 
     def _validate_if_due(self, *, epoch_end: bool) -> None:
         if self._interval.due(step=self.step, finished_epochs=self.cursor.epoch, epoch_end=epoch_end):
@@ -291,8 +262,7 @@ class TrainingLoop:
         self.heartbeat.metrics(**metrics)
         self.log.event("validated", step=self.step, epoch=self.cursor.epoch, **metrics)
         self.log.scalars(self.step, {f"validation/{name}": value for name, value in metrics.items()})
-        # The time it took is no step's.
-        self._recent.clear()
+        self._step_log.paused()
 
     def _leave(self) -> NoReturn:
         """Save where all ranks stand, and go."""

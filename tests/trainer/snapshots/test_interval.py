@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import math
+import shutil
+from pathlib import Path
 
 import pytest
 
 from ddp_trainer.errors import UserError
+from ddp_trainer.snapshots.due import Due
 from ddp_trainer.snapshots.every import Every, Timetable, steps_to_next_look
+from ddp_trainer.snapshots.fence import Fence
 from ddp_trainer.snapshots.interval import choose
+from ddp_trainer.snapshots.ranks import Ranks
+from ddp_trainer.snapshots.values import SnapshotEvent
 
 DAY = 24 * 3600.0
 
@@ -101,3 +107,15 @@ def test_a_timed_interval_is_kept_within_a_step_or_two_and_costs_few_looks(pace:
     gaps = [later - earlier for earlier, later in zip([0.0, *saved], saved, strict=False)]
     assert all(max(60.0, pace) - 1e-6 <= gap <= max(60.0, pace) + 2 * pace for gap in gaps)
     assert looks <= len(saved) * (math.log2(max(2.0, 60 / pace)) + 6)
+
+
+def test_auto_chooses_after_a_save_without_reading_the_volume(tmp_path: Path) -> None:
+    for attempt in (0, 1, 2):
+        (tmp_path / "job").mkdir(exist_ok=True)
+        Fence.claim(tmp_path / "job", created=1, attempt=attempt, uid="uid-1")
+    due = Due(Every.parse("auto"), Ranks(0, 1), tmp_path / "job", nodes=1)
+    due.start(0)
+    shutil.rmtree(tmp_path / "job")
+    chosen = due.saved(SnapshotEvent("saved", 1, "", stall_seconds=0.1, save_seconds=1.0)).interval
+    assert chosen is not None
+    assert chosen.failures == 2
