@@ -31,13 +31,13 @@ from ddp_trainer.tasks import load_task
 
 def build(config: TrainConfig, world: World, heartbeat: Heartbeat) -> TrainingLoop:
     """The loop of one run. Raises UserError for a task, strategy or setting that cannot work."""
+    if config.deterministic:
+        make_deterministic()
     environment = identity(os.environ, name=config.task)
     logs = log_directory(environment)
     note = MicroBatchNote(logs / "micro_batch.json", environment["DDPJOB_UID"])
     limit = from_first_rank(world, note.read())
     config = dataclasses.replace(config, micro_batch=starting_micro_batch(config, world, limit))
-    if config.deterministic:
-        make_deterministic()
     task = load_task(config.task, config.task_options)
     dataset = task.train_dataset()
     plan = BatchPlan(
