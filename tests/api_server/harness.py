@@ -284,6 +284,8 @@ class Operator:
             "LOG_FORMAT": "plain",
             "LOG_LEVEL": "DEBUG",
             "PORT": str(self.port),
+            # a container that is started anew in its pod keeps its name, and with it the Lease
+            "IDENTITY": "operator-0",
         } | self.environment
         clean = {name: value for name, value in os.environ.items() if not name.startswith("DDPJOB_")}
         with self.log.open("ab") as log:

@@ -173,8 +173,7 @@ async def life_of_a_killed_operator(cluster: Cluster, fault: Fault, index: int, 
         return fault if call.index == index else Fault.PASS
 
     async with proxy_before(cluster, folder, fault=strike) as proxy:
-        # a container that is started anew in its pod keeps its name, and with it the Lease
-        operator = Operator(cluster.namespace, proxy.kubeconfig, folder / "log", {"IDENTITY": "operator-0"})
+        operator = Operator(cluster.namespace, proxy.kubeconfig, folder / "log")
         killed = asyncio.Event()
 
         async def kill() -> None:
