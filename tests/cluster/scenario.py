@@ -14,7 +14,7 @@ from tests.cluster.history import ATTEMPT, NODE_RANK, History
 from tests.cluster.kube import Kubectl, KubectlFailed, Object, describe, wait_for
 
 NODES = 2
-EPOCHS = 40
+EPOCHS = 24
 STEPS = EPOCHS * 23
 """1,437 digits in batches of 64 are 23 steps an epoch."""
 
