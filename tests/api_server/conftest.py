@@ -3,52 +3,73 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.api_server.harness import Cluster, Operator
-from tests.api_server.server import START_SECONDS, Impossible, api_server_running
+from tests.api_server.server import START_SECONDS, ApiServer, Impossible, api_server_running
 
+HERE = Path(__file__).parent
+SERVER = pytest.StashKey[ApiServer | Impossible]()
 StartOperator = Callable[..., Awaitable[Operator]]
 NewCluster = Callable[[], Awaitable[Cluster]]
 
 
 @pytest.hookimpl(trylast=True)  # once it is known which test comes first
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    here = [item for item in items if item.path.is_relative_to(Path(__file__).parent)]
+    here = [item for item in items if item.path.is_relative_to(HERE)]
     for item in here:
         item.add_marker(pytest.mark.api_server)
     for first in here[:1]:
         first.add_marker(pytest.mark.timeout(START_SECONDS + 300))
 
 
-@pytest.fixture(scope="session")
-def api_server() -> Iterator[Path]:
-    """The kubeconfig of an API server with our CRD; skips where none is to be had."""
+@pytest.fixture(scope="module")
+def api_server(request: pytest.FixtureRequest) -> ApiServer:
+    """An API server with our CRD; skips where none is to be had."""
+    # of the folder, not of the session: it takes a tenth of a core from whatever the same process tests afterwards
+    folder = next(node for node in request.node.iter_parents() if node.path == HERE)
+    if SERVER not in folder.stash:
+        folder.stash[SERVER] = _started(folder)
+    if isinstance(found := folder.stash[SERVER], Impossible):
+        pytest.skip(str(found))
+    return found
+
+
+def _started(folder: pytest.Collector) -> ApiServer | Impossible:
+    running = ExitStack()
     try:
-        with api_server_running() as kubeconfig:
-            yield kubeconfig
+        server = running.enter_context(api_server_running())
     except Impossible as missing:
-        pytest.skip(str(missing))
+        return missing
+
+    def stop() -> None:
+        del folder.stash[SERVER]
+        running.close()
+
+    folder.addfinalizer(stop)
+    return server
 
 
 @pytest.fixture
-async def new_cluster(api_server: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[NewCluster]:
-    """Makes namespaces, each seen through a client of its own, and deletes them at the end."""
-    monkeypatch.setenv("KUBECONFIG", str(api_server))
+async def new_cluster(api_server: ApiServer, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[NewCluster]:
+    """Makes namespaces, each seen through a client of its own, and deletes them at the end from a server that stays."""
+    monkeypatch.setenv("KUBECONFIG", str(api_server.kubeconfig))
     made: list[Cluster] = []
 
     async def make() -> Cluster:
-        found = await Cluster.connect(api_server, f"test-{uuid.uuid4().hex[:10]}")
+        found = await Cluster.connect(api_server.kubeconfig, f"test-{uuid.uuid4().hex[:10]}")
         made.append(found)
         await found.create_namespace()
         return found
 
     yield make
     for found in made:
-        await found.delete_namespace()
+        if not api_server.ours:
+            await found.delete_namespace()
         await found.client.close()
 
 

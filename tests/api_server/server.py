@@ -7,6 +7,7 @@ import os
 import subprocess
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -28,10 +29,19 @@ class Impossible(Exception):
     """No API server can be had on this machine; the message says what is missing."""
 
 
+@dataclass(frozen=True, slots=True)
+class ApiServer:
+    """One that answers, and has our CRD."""
+
+    kubeconfig: Path
+    ours: bool
+    """Whether it goes at the end of the block, and with it all that was made in it."""
+
+
 @contextmanager
-def api_server_running() -> Iterator[Path]:
+def api_server_running() -> Iterator[ApiServer]:
     """The one that DDPJOB_TEST_KUBECONFIG names, the one that runs here, or one that is started for the block alone.
-    Yields its kubeconfig; raises Impossible where none is to be had.
+    Raises Impossible where none is to be had.
     """
     given = os.environ.get("DDPJOB_TEST_KUBECONFIG")
     ours = given is None and subprocess.run(_script("status"), capture_output=True).returncode != 0
@@ -44,7 +54,7 @@ def api_server_running() -> Iterator[Path]:
     try:
         kubeconfig = Path(given)
         asyncio.run(install_crd(kubeconfig, yaml.safe_load(CRD.read_text())))
-        yield kubeconfig
+        yield ApiServer(kubeconfig, ours)
     finally:
         if ours:
             subprocess.run(_script("down"), capture_output=True, check=True)

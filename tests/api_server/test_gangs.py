@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.api_server.harness import Cluster, Operator, eventually
-from tests.api_server.server import install_crd, remove_crd
+from tests.api_server.server import ApiServer, install_crd, remove_crd
 from tests.api_server.test_refusals import degraded
 
 from ddpjob_operator.cluster import paths
@@ -39,13 +38,13 @@ def definition(api_version: str) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def schedulers(api_server: Path) -> Iterator[None]:
+def schedulers(api_server: ApiServer) -> Iterator[None]:
     """The kinds of both schedulers, installed for as long as these tests run."""
     for version in VERSIONS.values():
-        asyncio.run(install_crd(api_server, definition(version)))
+        asyncio.run(install_crd(api_server.kubeconfig, definition(version)))
     yield
     for version in VERSIONS.values():
-        asyncio.run(remove_crd(api_server, definition(version)))
+        asyncio.run(remove_crd(api_server.kubeconfig, definition(version)))
 
 
 async def test_a_scheduler_that_is_not_installed_is_said_with_the_way_out(cluster: Cluster, operator: Operator) -> None:
