@@ -1,6 +1,6 @@
 """What a person gets who installs a part of the project: all that it needs, and nothing of the other parts.
 
-Each extra is installed from the repository into an environment of its own, as README says, by the ordinary pip.
+Each extra is installed, from what pip builds of the repository, into an environment of its own that has nothing else.
 """
 
 import subprocess
@@ -14,18 +14,30 @@ pytestmark = [pytest.mark.packaging, pytest.mark.timeout(900)]
 ROOT = Path(__file__).parents[2]
 
 
+PIP = [sys.executable, "-m", "pip"]
+
+
 @pytest.fixture(scope="module")
-def install(tmp_path_factory: pytest.TempPathFactory):
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The distribution itself, as pip builds it from the repository."""
+    folder = tmp_path_factory.mktemp("wheel")
+    subprocess.run([*PIP, "wheel", "-qq", "--no-deps", "--wheel-dir", folder, ROOT], check=True, cwd=folder)
+    (built,) = folder.glob("*.whl")
+    return built
+
+
+@pytest.fixture(scope="module")
+def install(tmp_path_factory: pytest.TempPathFactory, wheel: Path):
     """Install extras into a new environment; returns its Python. torch's version is pinned as everywhere else."""
 
     def install(*extras: str) -> Path:
         folder = tmp_path_factory.mktemp("-".join(extras))
-        subprocess.run([sys.executable, "-m", "venv", folder], check=True)
-        python = folder / "bin" / "python"
-        requirement = f"{ROOT}[{','.join(extras)}]"
-        command = [python, "-m", "pip", "install", "-qq", "-c", ROOT / "requirements/torch.txt", requirement]
-        subprocess.run(command, check=True, cwd=folder)
-        return python
+        subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
+        # what is run once is compiled as far as it is imported
+        into = [*PIP, "--python", folder, "install", "-qq", "--no-compile"]
+        requirement = f"{wheel}[{','.join(extras)}]"
+        subprocess.run([*into, "-c", ROOT / "requirements/torch.txt", requirement], check=True, cwd=folder)
+        return folder / "bin" / "python"
 
     return install
 
