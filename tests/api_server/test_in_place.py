@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
+import pytest
+from tests.api_server.conftest import StartOperator
 from tests.api_server.harness import Cluster, Object, Operator, eventually
 from tests.api_server.history import recorded
+from tests.api_server.proxy import Call, Fault, FaultProxy
 from tests.api_server.test_restarts import KILLED, finish_attempt
+
+from ddpjob_operator.cluster.login import log_in
 
 LABELS = ("attempt", "node-rank", "nodes")
 IN_PLACE = {"scope": "InPlace", "backoff": {"initialSeconds": 0}}
@@ -110,22 +117,34 @@ async def test_a_spare_takes_the_place_of_what_died(cluster: Cluster, operator: 
     assert (status["attempt"], status["restarts"], status["keptPods"]) == (1, 1, {"digits-0-s0": 0, "digits-0-1": 1})
 
 
+@pytest.mark.parametrize("kind", ["PATCH pods", "POST pods"])
 async def test_an_operator_that_dies_between_the_calls_leaves_nothing_half_done(
-    cluster: Cluster, operator: Operator, start_operator: Any
+    cluster: Cluster, start_operator: StartOperator, tmp_path: Path, kind: str
 ) -> None:
-    async with recorded(cluster) as history:
+    expected = {"digits-1-0": ("1", "0", "3"), "digits-0-1": ("1", "1", "3"), "digits-0-2": ("1", "2", "3")}
+    broken, killed = asyncio.Event(), asyncio.Event()
+
+    def strike(call: Call) -> Fault:
+        return Fault.KILL_BEFORE if broken.is_set() and not killed.is_set() and call.kind == kind else Fault.PASS
+
+    async with recorded(cluster) as history, FaultProxy(await log_in(), tmp_path, fault=strike) as proxy:
+        operator = await start_operator(proxy.kubeconfig)
+
+        async def kill() -> None:
+            killed.set()
+            await operator.kill()
+
+        proxy.kill = kill
         await running_in_place(cluster)
+        broken.set()
         await cluster.ends("digits-0-0", code=1, message=KILLED)
-
-        async def on_record() -> bool:
-            return (await cluster.status()).get("attempt") == 1
-
-        await eventually(on_record, "the attempt is on record")
+        async with asyncio.timeout(20):
+            await killed.wait()
         await operator.kill()
-        await start_operator()
-        await pods_are(
-            cluster, {"digits-1-0": ("1", "0", "3"), "digits-0-1": ("1", "1", "3"), "digits-0-2": ("1", "2", "3")}
-        )
+        assert (await cluster.status())["attempt"] == 1
+        assert {pod["metadata"]["name"]: place_of(pod) for pod in await cluster.pods()} != expected, "half done"
+        await start_operator(proxy.kubeconfig)
+        await pods_are(cluster, expected)
     assert history.broken_rules() == []
     assert (await cluster.status())["restarts"] == 1
 

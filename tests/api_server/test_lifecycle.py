@@ -10,7 +10,7 @@ from tests.api_server.harness import Cluster, Operator, eventually
 
 from ddpjob_operator.cluster.errors import ApiError
 
-STOP_SECONDS = 4.0
+STOP_SECONDS = 15.0
 
 
 def owners(obj: dict) -> list[tuple[str, str, bool]]:
@@ -120,7 +120,12 @@ async def test_a_restarted_operator_takes_over_a_running_job_without_changing_an
     running = await cluster.phase_is("Running")
     assert await first.stop(seconds=STOP_SECONDS) == 0
     before = len(await cluster.cost())
-    await start_operator()
+    second = await start_operator()
+
+    async def taken_over() -> bool:
+        return 'ddpjob_operator_job_phase{job="digits"' in (await second.probe("metrics"))[1]
+
+    await eventually(taken_over, "the second operator has looked at the job and has nothing left to do")
     assert await cluster.status() == running
     new = (await cluster.cost())[before:]
     assert [entry for entry in new if entry.code < 300 and entry.verb != "get"] == []

@@ -10,6 +10,7 @@ import hashlib
 import http.server
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -388,10 +389,18 @@ def test_two_that_ask_for_the_same_at_once_fetch_it_once(web: Web, shared: Path)
     with process(shared, task) as first:
         assert asked.wait(60)
         with process(shared, task) as second:
-            waiting = b""
-            assert second.stderr is not None
+            until_it_waits_for_a_lock(second)
             go_on.set()
-            waiting = second.stderr.read()
+            _, log = second.communicate(timeout=60)
             first.communicate(timeout=60)
     assert (first.returncode, second.returncode) == (0, 0)
-    assert len(web.asked) == 1, waiting.decode()
+    assert len(web.asked) == 1, log.decode()
+
+
+def until_it_waits_for_a_lock(process: subprocess.Popen[bytes]) -> None:
+    """Linux lists those who wait below the one who holds the lock: `7: -> FLOCK  ADVISORY  WRITE 4711 ...`."""
+    deadline = time.monotonic() + 60
+    while not re.search(rf"-> FLOCK +ADVISORY +WRITE {process.pid} ", Path("/proc/locks").read_text()):
+        assert process.poll() is None, "it has ended without waiting"
+        assert time.monotonic() < deadline, "it does not wait"
+        time.sleep(0.02)

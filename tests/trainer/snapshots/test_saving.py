@@ -14,6 +14,7 @@ import torch
 from tests.trainer.snapshots.one_rank import Run
 
 from ddp_trainer.snapshots import saving
+from ddp_trainer.snapshots.background import BackgroundWriter
 from ddp_trainer.snapshots.disk import Disk
 from ddp_trainer.snapshots.session import Progress
 
@@ -82,12 +83,25 @@ def test_a_snapshot_due_while_a_slow_one_is_written_is_skipped_and_says_so(
     assert [event.step for event in run.events if event.result == "saved"] == [2, 6]
 
 
-def test_a_final_snapshot_waits_for_the_one_in_flight(slow: tuple[Run, SlowDisk]) -> None:
+def release_once_waited_for(disk: SlowDisk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The disk goes on only when training waits for it, so a save that does not wait for the one in flight fails."""
+    wait = BackgroundWriter.wait
+
+    def release_and_wait(writer: BackgroundWriter, timeout: float) -> bool:
+        disk.released.set()
+        return wait(writer, timeout)
+
+    monkeypatch.setattr(BackgroundWriter, "wait", release_and_wait)
+
+
+def test_a_final_snapshot_waits_for_the_one_in_flight(
+    slow: tuple[Run, SlowDisk], monkeypatch: pytest.MonkeyPatch
+) -> None:
     run, disk = slow
     run.train(2)
     assert disk.reached.wait(60)
-    threading.Timer(0.05, disk.released.set).start()
     run.train(3)
+    release_once_waited_for(disk, monkeypatch)
     assert run.snapshots.save(Progress(3, 0, 48), kind="preempted", wait=True)
     assert [event.step for event in run.events if event.result == "saved"] == [2, 3]
 
@@ -99,7 +113,7 @@ def test_waiting_for_a_periodic_snapshot_that_is_being_written_waits_until_it_is
     run, disk = slow
     run.train(2)
     assert disk.reached.wait(60)
-    threading.Timer(0.1, disk.released.set).start()
+    release_once_waited_for(disk, monkeypatch)
     assert run.snapshots.save(Progress(2, 0, 32), wait=True)
     assert run.results() == ["saved"]
 

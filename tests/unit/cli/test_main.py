@@ -98,7 +98,9 @@ def test_help_imports_nothing_heavy(tmp_path: Path, arguments: list[str]) -> Non
 def test_validation_needs_no_cluster_and_no_torch(tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text(JOB)
     done = ddpjob("validate", "job.yaml", cwd=tmp_path, interpreter_options=("-X", "importtime"))
+    assert done.returncode == 0, done.stderr
     imported = {line.rpartition("|")[2].strip().split(".")[0] for line in done.stderr.splitlines()}
+    assert "ddpjob_operator" in imported
     assert imported.isdisjoint(FOREIGN)
 
 
