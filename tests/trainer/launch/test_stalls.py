@@ -31,7 +31,7 @@ def test_a_stopped_rank_is_found_by_its_silence_and_every_stack_is_saved(start_p
                 print("steps", flush=True)
         """,
         DDPJOB_PROCS_PER_NODE="2",
-        DDPJOB_STALL_MIN_SECONDS="1.5",
+        DDPJOB_STALL_MIN_SECONDS="4",
         DDPJOB_STALL_MAX_SECONDS="20",
     )
     pod.wait_for("steps")

@@ -227,7 +227,12 @@ def auto_chooses_its_interval_from_stall_and_history(volume: Path) -> Any:
     saved: list[int] = []
     save = run.snapshots.save
     run.snapshots.save = lambda progress, **kw: saved.append(progress.step) or save(progress, **kw)  # type: ignore[method-assign,func-returns-value]
-    run.train(120, pause=0.02)
+    while not saved:
+        run.train(run.step + 1, pause=0.02)
+    if run.snapshots._saver is not None:
+        run.snapshots._saver._writer.wait(30)  # from the next step on it is known what it cost
+    # longer than the interval was, and much shorter than it can be now, also on a machine that is busy
+    run.train(run.step + 20, pause=0.1)
     run.snapshots.close()
     chosen = [asdict(event.interval) for event in run.events if event.interval is not None]
     return {"saved": saved, "chosen": chosen, "interval": run.snapshots._due.seconds}
