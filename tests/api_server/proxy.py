@@ -35,6 +35,7 @@ class Fault(Enum):
     PASS = "passed on"
     KILL_BEFORE = "the operator is killed before the call arrives"
     KILL_AFTER = "the operator is killed when the call has taken effect"
+    TERM = "the operator is told to stop (SIGTERM) while it waits for the answer"
     LOST = "the call takes effect, its answer is lost"
     CONFLICT = "409"
     BROKEN = "500"
@@ -86,6 +87,7 @@ class FaultProxy:
     fault: Callable[[Call], Fault] = lambda call: Fault.PASS
     read_fault: Callable[[web.Request], Awaitable[web.StreamResponse | None]] | None = None
     kill: Callable[[], Awaitable[None]] | None = None
+    terminate: Callable[[], None] | None = None
     overtake: Callable[[], Awaitable[object]] | None = None
     calls: dict[str, list[Call]] = field(default_factory=dict)
     token: str | None = None
@@ -144,6 +146,10 @@ class FaultProxy:
                 answer = await self._forward(request)
                 await self._kill()
                 return answer
+            case Fault.TERM:
+                assert self.terminate is not None
+                self.terminate()
+                return await self._forward(request)
             case Fault.LOST:
                 await self._forward(request, silently=True)
                 assert request.transport is not None

@@ -7,6 +7,7 @@ fault, and compare the ends. The rules of `history` hold at every moment of ever
 from __future__ import annotations
 
 import asyncio
+import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -152,21 +153,29 @@ async def test_a_status_that_was_decided_on_an_older_job_is_refused_and_decided_
     assert codes == [409, 200] * 5
 
 
-@pytest.mark.parametrize("fault", [Fault.KILL_BEFORE, Fault.KILL_AFTER], ids=lambda fault: fault.name)
-async def test_an_operator_killed_at_any_call_is_followed_by_one_that_does_the_rest(
-    new_cluster: NewCluster, tmp_path: Path, fault: Fault
+@pytest.mark.parametrize(
+    ("fault", "struck"),
+    [
+        # before any later call the server is as it is after the one before that
+        pytest.param(Fault.KILL_BEFORE, range(1), id="KILL_BEFORE"),
+        pytest.param(Fault.KILL_AFTER, range(CALLS), id="KILL_AFTER"),
+        pytest.param(Fault.TERM, range(1, CALLS, 4), id="TERM"),
+    ],
+)
+async def test_an_operator_that_ends_at_any_call_is_followed_by_one_that_does_the_rest(
+    new_cluster: NewCluster, tmp_path: Path, fault: Fault, struck: range
 ) -> None:
     at_once = asyncio.Semaphore(3)
 
     async def one(index: int) -> str:
         async with at_once:
-            return await life_of_a_killed_operator(await new_cluster(), fault, index, tmp_path / str(index))
+            return await life_of_two_operators(await new_cluster(), fault, index, tmp_path / str(index))
 
-    results = await asyncio.gather(*(one(index) for index in range(CALLS)))
-    assert {index: result for index, result in enumerate(results) if result} == {}
+    results = await asyncio.gather(*(one(index) for index in struck))
+    assert {index: result for index, result in zip(struck, results, strict=True) if result} == {}
 
 
-async def life_of_a_killed_operator(cluster: Cluster, fault: Fault, index: int, folder: Path) -> str:
+async def life_of_two_operators(cluster: Cluster, fault: Fault, index: int, folder: Path) -> str:
     folder.mkdir()  # noqa: ASYNC240
 
     def strike(call: Call) -> Fault:
@@ -174,26 +183,26 @@ async def life_of_a_killed_operator(cluster: Cluster, fault: Fault, index: int, 
 
     async with proxy_before(cluster, folder, fault=strike) as proxy:
         operator = Operator(cluster.namespace, proxy.kubeconfig, folder / "log")
-        killed = asyncio.Event()
-
-        async def kill() -> None:
-            killed.set()
-            await operator.kill()
-
-        proxy.kill = kill
+        proxy.kill = operator.kill
+        proxy.terminate = lambda: operator.signal(signal.SIGTERM)
         await operator.start()
 
-        async def start_again() -> None:
+        async def start_again() -> int:
             assert operator.process is not None
-            await operator.process.wait()
+            code = await operator.process.wait()
             await operator.start()
+            return code
 
         supervisor = asyncio.create_task(start_again())
         try:
             await operator.ready()
             result = await life_under(cluster, proxy)
-            calls = proxy.calls[cluster.namespace]
-            return result or ("" if killed.is_set() else f"it was never killed; there were {len(calls)} calls")
+            if result:
+                return result
+            async with asyncio.timeout(LIFE_SECONDS):
+                code = await supervisor
+            expected = 0 if fault is Fault.TERM else -signal.SIGKILL
+            return "" if code == expected else f"the first one ended with {code}, not {expected}"
         finally:
             supervisor.cancel()
             await operator.kill()
