@@ -7,7 +7,7 @@ from typing import Any
 
 from aiohttp import web
 
-Answer = web.Response | Callable[[web.Request], Awaitable[web.Response]]
+Answer = web.Response | Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class Server:

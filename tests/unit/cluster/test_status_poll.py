@@ -1,0 +1,99 @@
+"""The questions to trainers over real HTTP: what answers there is a user's container, which may do anything."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+import pytest
+from aiohttp import web
+from tests.unit.cluster.answers import Server, ok
+
+from ddpjob_operator.cluster import status_poll
+from ddpjob_operator.cluster.status_poll import StatusPoller, Target
+from ddpjob_operator.core.report import TrainerReport
+from ddpjob_operator.metrics import REGISTRY
+
+TARGET = Target("127.0.0.1", "uid-1", 0)
+REPORT = {"version": 1, "uid": "uid-1", "attempt": 0, "phase": "train", "step": 3}
+
+
+@dataclass(eq=False)
+class Heard:
+    """What is heard of the trainer on that server, from the first `listen` on."""
+
+    poller: StatusPoller
+    reports: asyncio.Queue[TrainerReport]
+
+    async def next(self) -> TrainerReport:
+        async with asyncio.timeout(10):
+            return await self.reports.get()
+
+    def listen(self) -> None:
+        self.poller.watch("digits", TARGET)
+
+
+@pytest.fixture
+async def heard(server: Server) -> AsyncIterator[Heard]:
+    reports: asyncio.Queue[TrainerReport] = asyncio.Queue()
+    port = urlsplit(server.url).port
+    assert port is not None
+    poller = StatusPoller(lambda key, target, report: reports.put_nowait(report), every=0.05, port=port)
+    yield Heard(poller, reports)
+    await poller.close()
+
+
+def polls(result: str) -> float:
+    return REGISTRY.get_sample_value("ddpjob_operator_status_polls_total", {"result": result}) or 0.0
+
+
+async def ends(heard: Heard, result: str) -> None:
+    """Ask, until a question has ended like that."""
+    before = polls(result)
+    heard.listen()
+    async with asyncio.timeout(10):
+        while polls(result) == before:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+async def stream(request: web.Request, chunk: bytes, pause: float) -> web.StreamResponse:
+    """Send for ever, or until nobody listens."""
+    response = web.StreamResponse()
+    await response.prepare(request)
+    with suppress(ConnectionResetError):
+        while True:
+            await response.write(chunk)
+            await asyncio.sleep(pause)
+    return response
+
+
+async def test_a_redirect_is_not_followed(server: Server, heard: Heard) -> None:
+    async def elsewhere(request: web.Request) -> web.Response:
+        if request.path == "/status":
+            return web.Response(status=302, headers={"Location": "/elsewhere"})
+        return ok(REPORT)
+
+    server.answers = [elsewhere]
+    await ends(heard, "refused")
+    assert {request.path for request in server.asked} == {"/status"}
+    assert heard.reports.empty()
+
+
+async def test_an_answer_that_trickles_in_is_given_up_and_asked_for_again(
+    server: Server, monkeypatch: pytest.MonkeyPatch, heard: Heard
+) -> None:
+    monkeypatch.setattr(status_poll, "TIMEOUT_SECONDS", 0.2)
+    server.answers = [lambda request: stream(request, b" ", 0.01), ok(REPORT)]
+    await ends(heard, "failed")
+    assert (await heard.next()).step == 3
+
+
+async def test_an_answer_without_end_is_read_no_further_than_the_largest_and_refused(
+    server: Server, heard: Heard
+) -> None:
+    server.answers = [lambda request: stream(request, b" " * 65536, 0.0), ok(REPORT)]
+    await ends(heard, "refused")
+    assert (await heard.next()).step == 3
