@@ -17,8 +17,8 @@ from ddp_trainer.config import TrainConfig
 from ddp_trainer.data import BatchPlan, Loader, recut
 from ddp_trainer.distributed import World
 from ddp_trainer.memory import is_out_of_memory
-from ddp_trainer.outcomes import classify
 from ddp_trainer.optim import build_optimizer
+from ddp_trainer.outcomes import classify
 from ddp_trainer.precision import Precision
 from ddp_trainer.strategies import strategy_class
 from ddp_trainer.tasks import load_task
