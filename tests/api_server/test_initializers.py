@@ -7,6 +7,7 @@ from typing import Any
 
 from tests.api_server.conftest import StartOperator
 from tests.api_server.harness import Cluster, Operator, eventually
+from tests.api_server.history import recorded
 
 from ddpjob_operator.cluster import paths
 
@@ -78,20 +79,25 @@ async def test_the_gang_comes_after_its_data_and_a_restart_does_not_fetch_it_aga
 async def test_a_try_that_fails_is_repeated_and_counted_once_whoever_looks(
     cluster: Cluster, start_operator: StartOperator
 ) -> None:
-    first = await start_operator()
-    await cluster.apply_job(initializers=[DATASET, MODEL], restart=AT_ONCE)
     told = '{"version": 1, "outcome": "Failed", "reason": "FetchFailed", "message": "example.com answered 503"}'
-    await fetcher(cluster)
-    await first.kill()
-    await ends(cluster, 0, 1, message=told)
-    await start_operator()
-    condition = await initialized(cluster, "InitializerFailed")
-    assert condition["message"].startswith("initializer dataset: example.com answered 503; trying again")
-    await fetcher(cluster, 1)
-    await ends(cluster, 1, 0, 0)
-    await cluster.gang_exists()
+    async with recorded(cluster) as history:
+        first = await start_operator()
+        await cluster.apply_job(initializers=[DATASET, MODEL], restart=AT_ONCE)
+        await fetcher(cluster)
+        await first.kill()
+        await ends(cluster, 0, 1, message=told)
+        await start_operator()
+        await fetcher(cluster, 1)
+        await ends(cluster, 1, 0, 0)
+        await cluster.gang_exists()
     status = await cluster.status()
     assert (status["initializerFailures"], status.get("restarts", 0)) == (1, 0)
+    # the next try follows so soon that a look at the status may miss it
+    conditions = [item for seen in history.statuses for item in seen.get("conditions", ())]
+    said = {item["message"] for item in conditions if item["reason"] == "InitializerFailed"}
+    assert [text.partition(" in ")[0] for text in said] == [
+        "initializer dataset: example.com answered 503; trying again"
+    ]
 
     async def only_the_last_is_left() -> bool:
         fetchers = [pod for pod in await cluster.pods() if "-init-" in pod["metadata"]["name"]]
