@@ -53,7 +53,7 @@ class WorkerPool:
     def __init__(
         self, dataset: Dataset[Any], *, seed: int, collate: Any, workers: int, prefetch: int, world: World
     ) -> None:
-        self.requests: list[Request] = []
+        self._requests = _Requests()
         self._world = world
         cuda = world.device.type == "cuda"
         # A fork of a process that has started CUDA cannot use it, and may hang in its locks.
@@ -65,7 +65,7 @@ class WorkerPool:
         Finalize(self, _allow_exit, args=(self._leaving,), exitpriority=100)
         self._loader: DataLoader[Any] = DataLoader(
             _SeededSamples(dataset, seed),
-            batch_sampler=_Requests(self),
+            batch_sampler=self._requests,
             collate_fn=collate,
             num_workers=workers,
             prefetch_factor=prefetch,
@@ -79,7 +79,7 @@ class WorkerPool:
 
     def load(self, requests: list[Request]) -> Iterator[Any]:
         """The batches of `requests`. Raises DataWorkerDied when a worker has."""
-        self.requests = requests
+        self._requests.now = requests
         batches = iter(self._loader)
         _explain_deaths(self._world.rank)
         while True:
@@ -97,17 +97,21 @@ class WorkerPool:
 
 
 class _Requests:
-    """The batch sampler of a DataLoader that outlives its epochs: what is asked for now."""
+    """The batch sampler of a DataLoader that outlives its epochs: what is asked for now.
 
-    def __init__(self, pool: WorkerPool) -> None:
-        self._pool = pool
+    It does not know the pool: in a cycle the garbage collector closes the workers' queues before torch, in `__del__`,
+    can tell the workers to leave, and each of them is then waited for in vain for 5 s.
+    """
+
+    def __init__(self) -> None:
+        self.now: list[Request] = []
 
     def __iter__(self) -> Iterator[list[tuple[int, int]]]:
-        for epoch, indices in self._pool.requests:
+        for epoch, indices in self.now:
             yield [(epoch, index) for index in indices.tolist()]
 
     def __len__(self) -> int:
-        return len(self._pool.requests)
+        return len(self.now)
 
 
 class _SeededSamples(Dataset[Any]):

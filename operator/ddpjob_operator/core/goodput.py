@@ -57,8 +57,7 @@ def with_goodput(before: DDPJobStatus, after: DDPJobStatus, observed: Observed, 
         return after
     report = _report(before, observed)
     stalled = over and after.last_failure != before.last_failure and _reason(after) == "Stalled"
-    milliseconds = _advanced(ledger, report, now, "stalled" if stalled else ledger.cause)
-    told = _told(report, ledger.told)
+    milliseconds, told = _advanced(ledger, report, now, "stalled" if stalled else ledger.cause)
     if over:
         milliseconds, lost = _without_lost(milliseconds, told, after, report)
         told, recomputed = {}, ledger.recomputed_steps + lost
@@ -111,28 +110,30 @@ def _report(before: DDPJobStatus, observed: Observed) -> TrainerReport | None:
     return report if report is not None and report.attempt == before.attempt else None
 
 
-def _told(report: TrainerReport | None, known: Mapping[str, float]) -> dict[str, float]:
-    """Seconds by cause that the trainer has told of this attempt so far."""
-    told = dict(known)
+def _reported(report: TrainerReport | None) -> dict[str, float]:
+    """Seconds by cause that the trainer reports of this attempt."""
     found: dict[str, float] = {}
     for phase, spent in report.seconds.items() if report else ():
         if (cause := _OF_PHASE.get(phase)) is not None:
             found[cause] = round(found.get(cause, 0.0) + spent, 3)
-    for cause, spent in found.items():
-        told[cause] = max(spent, told.get(cause, 0.0))
-    return told
+    return found
 
 
-def _advanced(ledger: Goodput, report: TrainerReport | None, now: datetime, rest_to: str) -> dict[str, int]:
-    """The ledger in milliseconds, with the time since it was last counted."""
+def _advanced(
+    ledger: Goodput, report: TrainerReport | None, now: datetime, rest_to: str
+) -> tuple[dict[str, int], dict[str, float]]:
+    """The ledger in milliseconds, with the time since it was last counted; and the seconds of this attempt that it has
+    taken from the trainer. What the trainer is ahead of the clock is taken the next time.
+    """
     counts = {name: round(seconds * 1000) for name, seconds in seconds_of(ledger).items()}
-    left = _milliseconds(ledger.counted_until, now)
-    for cause, spent in _told(report, ledger.told).items():
-        news = min(left, round((spent - ledger.told.get(cause, 0.0)) * 1000))
+    left, told = _milliseconds(ledger.counted_until, now), dict(ledger.told)
+    for cause, spent in _reported(report).items():
+        news = max(0, min(left, round((spent - told.get(cause, 0.0)) * 1000)))
         counts[cause] += news
+        told[cause] = round(told.get(cause, 0.0) + news / 1000, 3)
         left -= news
     counts[rest_to if rest_to in counts else "queued"] += left
-    return counts
+    return counts, told
 
 
 def _without_lost(

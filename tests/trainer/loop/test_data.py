@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -182,6 +184,18 @@ def test_the_same_workers_load_every_epoch() -> None:
     list(loader.epoch(1))
     assert len(workers) == 2
     assert set(multiprocessing.active_children()) - before == workers
+
+
+def test_workers_are_told_to_leave_as_soon_as_nobody_needs_them() -> None:
+    """In a cycle they would wait for the garbage collector, which closes their queues before they are told."""
+    loader = Loader(Augmented(), BatchPlan(samples=23, global_batch=8), World(), workers=1)
+    pool = weakref.ref(loader._processes)
+    gc.disable()
+    try:
+        del loader
+        assert pool() is None
+    finally:
+        gc.enable()
 
 
 def test_workers_of_a_forkserver_outlive_the_sigterm_of_the_process_group() -> None:

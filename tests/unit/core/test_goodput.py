@@ -101,6 +101,16 @@ def test_a_trainer_that_tells_of_more_time_than_there_was_gets_no_more() -> None
     assert spent(with_goodput(before, after, seen(*RUNS, report=report), later(4))) == {"training": 4.0}
 
 
+def test_what_a_trainer_is_ahead_of_the_clock_is_counted_the_next_time() -> None:
+    before = in_phase(Phase.RUNNING, goodput=ledger("rendezvous"))
+    observed = seen(*RUNS, report=told("load", seconds={"train": 5.0}))
+    after = before.model_copy(update={"progress": Progress(step=1)})
+    once = with_goodput(before, after, observed, later(3))
+    assert spent(once) == {"training": 3.0}
+    after = once.model_copy(update={"progress": Progress(step=2)})
+    assert spent(with_goodput(once, after, observed, later(9))) == {"training": 5.0, "rendezvous": 4.0}
+
+
 def failed_at(step: int, kept: int | None, *, reason: str = "WorkerKilled", began: int = 0) -> DDPJobStatus:
     """A job of 100 s of training whose attempt ends at `step`, with a snapshot of step `kept`."""
     before = in_phase(
