@@ -6,7 +6,7 @@
 #
 # TORCH=cpu|cuda   which torch the trainer gets (cpu)
 # TORCH_INDEX_URL=… where the CPU build of torch comes from, if its wheel is not in one of pip's find-links folders
-# BASE_IMAGE=…     what both build on (python:3.12-slim; with buildah, which has no registry to ask here, a Debian 12 made by
+# BASE_IMAGE=…     what both build on (python:3.12-slim; with buildah, which works without a registry, a Debian 12 made by
 #                  debootstrap and cached)
 # pip inside the build gets the settings that pip has here (pip config list, PIP_*), and the wheels of its find-links folders.
 set -euo pipefail

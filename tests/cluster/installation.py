@@ -148,7 +148,7 @@ def _alone() -> int:
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        print("waiting for another session that uses the test cluster", file=sys.stderr, flush=True)
+        print("waiting for another test run that uses the test cluster", file=sys.stderr, flush=True)
         fcntl.flock(lock, fcntl.LOCK_EX)
     return lock
 
