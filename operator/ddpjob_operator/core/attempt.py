@@ -12,12 +12,14 @@ from datetime import datetime, timedelta
 from ddpjob_operator.api.status import DDPJobStatus, NodeCount, Phase
 from ddpjob_operator.core.actions import Action, Event, Plan
 from ddpjob_operator.core.assign import WAITS, assign, can_live_on
-from ddpjob_operator.core.edits import are_as_made_now, digests
+from ddpjob_operator.core.bounds import BEYOND
+from ddpjob_operator.core.edits import are_as_made_now, digests, edited_fields
 from ddpjob_operator.core.elastic import Resize, grace_of_old, next_size, still_saving
 from ddpjob_operator.core.gang import complete, discard, gang_of, selector
 from ddpjob_operator.core.lost import is_lost
 from ddpjob_operator.core.model import Defaults, Job, Observed, PodView
-from ddpjob_operator.core.phases import phase_conditions
+from ddpjob_operator.core.phases import phase_conditions, plan_failed
+from ddpjob_operator.core.prepare import not_allowed
 from ddpjob_operator.core.waiting import ready_waiting
 
 
@@ -33,7 +35,12 @@ def next_attempt(
     message: str = "",
     size: int | None = None,
 ) -> Plan:
-    """Begin the attempt after that of `status`, `delay` seconds from now, of `size` nodes if that is to change."""
+    """Begin the attempt after that of `status`, `delay` seconds from now, of `size` nodes if that is to change.
+
+    Unless an edit that the API server could not refuse has taken the job beyond a bound: then it has Failed.
+    """
+    if edited_fields(job, status) and (problems := not_allowed(job, defaults)):
+        return plan_failed(job, observed, status, BEYOND, "; ".join(problems), now)
     attempt, size = status.attempt + 1, size or next_size(job, observed, status)
     said = f"attempt {status.attempt} ended: {message or why}"
     kept = kept_pods(job, observed, status, size, now, defaults)
@@ -75,6 +82,8 @@ def resize(
     decided = next_attempt(
         job, observed, status, now, defaults, delay=0.0, why=change.reason, message=change.message, size=change.size
     )
+    if decided.status.is_final:
+        return decided
     said = f"{change.message}; attempt {decided.status.attempt} has {change.size}"
     return replace(decided, events=(Event("Normal", change.reason, said),))
 

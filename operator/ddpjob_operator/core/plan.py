@@ -20,7 +20,7 @@ from ddpjob_operator.core.attempt import next_attempt, resize
 from ddpjob_operator.core.bounds import BEYOND, clamp_to_bounds
 from ddpjob_operator.core.cleanup import plan_finished, seconds_to_live
 from ddpjob_operator.core.deadlines import missed_deadline, seconds_to_next
-from ddpjob_operator.core.edits import edited_fields, edited_while_starting
+from ddpjob_operator.core.edits import edited_while_starting
 from ddpjob_operator.core.elastic import wanted_resize
 from ddpjob_operator.core.failures import Failure, find_failures, first_cause, is_stopping, with_last_words
 from ddpjob_operator.core.gang import counted, gang_of, gang_size, missing
@@ -89,7 +89,7 @@ def _before_gang(
             return status, first
     status, fetching = plan_initializers(job, observed, status, now, defaults)
     if fetching is None and edited_while_starting(job, status, pods, gang_size(job, status)):
-        return status, _go_on(job, observed, status, now, defaults, delay=0.0, why="SpecChanged")
+        return status, next_attempt(job, observed, status, now, defaults, delay=0.0, why="SpecChanged")
     return status, fetching
 
 
@@ -157,24 +157,7 @@ def _after_failure(
             return plan_failed(job, observed, _recorded(status, failure), reason, message, now)
         case RestartIn(seconds, after, said):
             after, message = _recorded(after, failure), with_clause(cause.message, said)
-            return _go_on(job, observed, after, now, defaults, delay=seconds, why=failure.reason, message=message)
-
-
-def _go_on(
-    job: Job,
-    observed: Observed,
-    status: DDPJobStatus,
-    now: datetime,
-    defaults: Defaults,
-    *,
-    delay: float,
-    why: str,
-    message: str = "",
-) -> Plan:
-    """The next attempt, unless an edit that the API server could not refuse has taken the job beyond a bound."""
-    if edited_fields(job, status) and (problems := not_allowed(job, defaults)):
-        return plan_failed(job, observed, status, BEYOND, "; ".join(problems), now)
-    return next_attempt(job, observed, status, now, defaults, delay=delay, why=why, message=message)
+            return next_attempt(job, observed, after, now, defaults, delay=seconds, why=failure.reason, message=message)
 
 
 def _recorded(status: DDPJobStatus, failure: FailureStatus) -> DDPJobStatus:
@@ -183,8 +166,10 @@ def _recorded(status: DDPJobStatus, failure: FailureStatus) -> DDPJobStatus:
 
 
 def _after_suspension(job: Job, observed: Observed, status: DDPJobStatus, now: datetime, defaults: Defaults) -> Plan:
-    decided = _go_on(job, observed, status, now, defaults, delay=0.0, why="Resumed", message="the job was suspended")
-    if decided.status.phase is Phase.FAILED:
+    decided = next_attempt(
+        job, observed, status, now, defaults, delay=0.0, why="Resumed", message="the job was suspended"
+    )
+    if decided.status.is_final:
         return decided
     resumed = Event("Normal", "Resumed", f"resumed after a suspension with attempt {decided.status.attempt}")
     return replace(decided, events=(resumed,))

@@ -7,9 +7,9 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
-from builders import DEFAULTS, NOW, failed, in_phase, make_job, make_pod, seen
+from builders import DEFAULTS, NOW, failed, in_phase, later, make_job, make_pod, seen
 
-from ddpjob_operator.api.status import Phase
+from ddpjob_operator.api.status import Phase, SnapshotStatus
 from ddpjob_operator.core import conditions as cond
 from ddpjob_operator.core.bounds import amount, clamp_to_bounds, with_default_resources
 from ddpjob_operator.core.initializers import build_initializer
@@ -157,6 +157,20 @@ def test_an_edit_beyond_a_bound_that_no_server_refused_ends_with_the_attempt() -
     condition = cond.find(refused.status.conditions, cond.FAILED)
     assert condition is not None
     assert (refused.status.phase, condition.reason) == (Phase.FAILED, "BeyondBounds")
+
+
+def test_a_change_of_size_takes_no_job_beyond_a_bound_either() -> None:
+    made_from = {"nodes": 3, "elastic": {"minNodes": 1}, "procsPerNode": 1}
+    waits = {"snapshot": SnapshotStatus(step=9, time=later(5), verified=True)}
+    status = in_phase(Phase.RUNNING, nodes=2, spec=made_from, **waits)
+    ready = make_pod(0, ready=True, ready_since=NOW)
+    spare = replace(ready, name="digits-0-s0", uid="spare-0", node_rank=None)
+    observed, defaults = seen(make_pod(0), make_pod(1), spare), replace(DEFAULTS, bounds=Bounds(max_procs_per_node=4))
+    grown = plan(make_job(status, **made_from), observed, later(10), defaults)
+    assert (grown.status.phase, grown.status.nodes.total) == (Phase.RESTARTING, 3)
+    refused = plan(make_job(status, **made_from | {"procsPerNode": 8}), observed, later(10), defaults)
+    assert refused.status.phase is Phase.FAILED
+    assert [event.reason for event in refused.events] == ["Failed"]
 
 
 def test_every_bound_that_is_broken_is_named_at_once() -> None:
