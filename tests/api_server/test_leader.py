@@ -85,6 +85,12 @@ async def test_a_leader_that_slept_past_its_lease_writes_nothing_when_it_wakes(
     cluster: Cluster, pair: list[tuple[Operator, FaultProxy]]
 ) -> None:
     (leader, first), (_, second) = pair
+    await cluster.apply_job("early")
+
+    async def shows_it() -> bool:
+        return 'job="early"' in (await leader.probe("metrics"))[1]
+
+    await eventually(shows_it, "the leader shows the job that it acts for")
     leader.signal(signal.SIGSTOP)
     await cluster.apply_job()
     names = [pod["metadata"]["name"] for pod in await cluster.gang_exists(seconds=TAKEOVER_SECONDS + SLACK_SECONDS)]
@@ -96,8 +102,8 @@ async def test_a_leader_that_slept_past_its_lease_writes_nothing_when_it_wakes(
 
     async def stands_by() -> bool:
         _, page = await leader.probe("metrics")
-        return "ddpjob_operator_leader 0.0" in page
+        return "ddpjob_operator_leader 0.0" in page and 'job="' not in page
 
-    await eventually(stands_by, "the first one knows that it does not lead", seconds=FENCE_SECONDS)
+    await eventually(stands_by, "the first one knows that it does not lead, and shows no job", seconds=FENCE_SECONDS)
     assert writes(first, cluster) == before
     assert writes(second, cluster) > 0

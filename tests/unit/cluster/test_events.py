@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import pytest
 from tests.unit.cluster.virtual_time import run
 
+from ddpjob_operator.cluster import events
 from ddpjob_operator.cluster.errors import ApiError
 from ddpjob_operator.cluster.events import CAP, REFILL_SECONDS, SAME_WITHIN_SECONDS, EventPoster, Subject
 from ddpjob_operator.core.actions import Event
@@ -98,6 +100,22 @@ def test_the_share_grows_again_with_time() -> None:
         )
     )
     assert len(recorder.made) == CAP + 2
+
+
+def test_a_share_that_is_full_again_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(events, "_REMEMBERED", 3)
+
+    async def main() -> int:
+        poster = EventPoster(Recorder())  # type: ignore[arg-type]
+        task = asyncio.create_task(poster.run())
+        for number in range(10):
+            poster.say(Subject("ns", "digits", f"uid-{number}"), event())
+            await poster.drain(within=10)
+            await asyncio.sleep(CAP * REFILL_SECONDS)
+        task.cancel()
+        return len(poster._allowances)
+
+    assert run(main()) <= 4
 
 
 def test_a_refused_event_does_not_stop_the_next() -> None:

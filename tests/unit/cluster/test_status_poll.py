@@ -46,6 +46,16 @@ async def heard(server: Server) -> AsyncIterator[Heard]:
     await poller.close()
 
 
+async def test_nobody_is_asked_any_more_once_all_are_dropped(server: Server, heard: Heard) -> None:
+    server.answers = [ok(REPORT) for _ in range(1000)]
+    heard.listen()
+    await heard.next()
+    heard.poller.drop_all()
+    asked = len(server.asked)
+    await asyncio.sleep(5 * heard.poller.every)
+    assert len(server.asked) <= asked + 1  # one may have been on its way
+
+
 def polls(result: str) -> float:
     return REGISTRY.get_sample_value("ddpjob_operator_status_polls_total", {"result": result}) or 0.0
 
