@@ -6,86 +6,19 @@ Real sources: a web server on this machine, mounted folders, scripts; object sto
 from __future__ import annotations
 
 import errno
-import hashlib
-import http.server
-import json
 import os
-import re
-import signal
-import subprocess
-import sys
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.trainer.data_server import BODY, DIGEST, Web, cut_short, left_over, refusing, whole
 
 from ddp_trainer.errors import UserError
 from ddp_trainer.initialize import Task, run
 from ddp_trainer.json_files import read_json
 from ddp_trainer.sources import FetchError, shown
-
-BODY = b"0123456789" * 1000
-DIGEST = hashlib.sha256(BODY).hexdigest()
-
-
-class Web:
-    """A web server that counts what it is asked for; `answer` may be replaced."""
-
-    def __init__(self) -> None:
-        self.asked: list[str] = []
-        self.answer: Callable[[http.server.BaseHTTPRequestHandler], None] = whole
-        web = self
-
-        class Handler(http.server.BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                web.asked.append(self.path)
-                web.answer(self)
-
-            def log_message(self, *_: Any) -> None:
-                pass
-
-        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._server.daemon_threads = True
-        threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
-        self.url = f"http://127.0.0.1:{self._server.server_port}/digits.bin"
-
-    def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-
-
-def whole(request: http.server.BaseHTTPRequestHandler) -> None:
-    request.send_response(200)
-    request.send_header("Content-Length", str(len(BODY)))
-    request.end_headers()
-    request.wfile.write(BODY)
-
-
-def cut_short(request: http.server.BaseHTTPRequestHandler) -> None:
-    request.send_response(200)
-    request.send_header("Content-Length", str(2 * len(BODY)))
-    request.end_headers()
-    request.wfile.write(BODY)
-
-
-def refusing(code: int) -> Callable[[http.server.BaseHTTPRequestHandler], None]:
-    return lambda request: request.send_error(code)
-
-
-@pytest.fixture
-def web() -> Iterator[Web]:
-    found = Web()
-    yield found
-    found.close()
-
-
-@pytest.fixture
-def shared(tmp_path: Path) -> Path:
-    (tmp_path / "shared").mkdir()
-    return tmp_path / "shared"
 
 
 def claims(shared: Path) -> Path:
@@ -108,11 +41,6 @@ def ends(pid: int) -> bool:
             return True
         time.sleep(0.01)
     return False
-
-
-def left_over(shared: Path) -> list[str]:
-    """Temporary names that are still on the volume."""
-    return [str(path) for path in shared.rglob(".*") if path.name.endswith((".part", ".old"))]
 
 
 def test_a_file_is_there_after_it_was_fetched_and_is_not_fetched_again(web: Web, shared: Path) -> None:
@@ -288,119 +216,3 @@ def test_a_driver_cannot_lead_out_of_the_folder(tmp_path: Path) -> None:
     with pytest.raises(FetchError, match="is not inside"):
         copy_tree(files, "/bucket", tmp_path / "data", "memory://bucket")
     assert not (tmp_path / "evil").exists()
-
-
-# The process, as a pod runs it.
-
-
-def process(shared: Path, task: dict[str, Any] | str, **environ: str) -> subprocess.Popen[bytes]:
-    given = {
-        "DDPJOB_INITIALIZER": task if isinstance(task, str) else json.dumps({"name": "data", **task}),
-        "DDPJOB_SHARED": str(shared),
-        "DDPJOB_TERMINATION_LOG": str(shared.parent / "termination-log"),
-    }
-    command = [sys.executable, "-m", "ddp_trainer.initialize"]
-    given["PYTHONPATH"] = str(Path(__file__).parents[2] / "trainer_image")
-    return subprocess.Popen(command, env={**os.environ, **given, **environ}, stderr=subprocess.PIPE)
-
-
-def told(shared: Path) -> dict[str, Any]:
-    message: dict[str, Any] = json.loads((shared.parent / "termination-log").read_text())
-    return message
-
-
-@pytest.mark.parametrize(
-    ("task", "code", "reason"),
-    [
-        ({"path": "digits.bin", "source": "URL"}, 0, None),
-        ({"path": "digits.bin", "source": "URL", "sha256": "0" * 64}, 1, "FetchFailed"),
-        ({"path": "../outside", "source": "URL"}, 64, "UserError"),
-        ({"path": "link/digits.bin", "source": "URL"}, 64, "UserError"),
-        ({"path": "file/below", "source": "URL"}, 1, "VolumeFailed"),
-        ("nonsense", 64, "UserError"),
-    ],
-    ids=["done", "a wrong checksum", "out of the volume", "out of it by a link", "below a file", "no task"],
-)
-def test_the_exit_code_says_what_to_do_and_the_message_why(
-    web: Web, shared: Path, task: dict[str, Any] | str, code: int, reason: str | None
-) -> None:
-    (shared / "link").symlink_to(shared.parent)
-    (shared / "file").touch()
-    given = task if isinstance(task, str) else {**task, "source": web.url}
-    with process(shared, given) as found:
-        _, log = found.communicate(timeout=60)
-    assert found.returncode == code, log.decode()
-    if reason is None:
-        assert not (shared.parent / "termination-log").exists()
-    else:
-        message = told(shared)
-        assert (message["version"], message["exitCode"], message["reason"]) == (1, code, reason)
-        assert message["message"]
-
-
-def test_credentials_reach_neither_log_nor_message(web: Web, shared: Path) -> None:
-    web.answer = refusing(403)
-    source = f"{web.url}?X-Amz-Signature=c0ffee"
-    with process(shared, {"path": "d", "source": source}, HUB_TOKEN="hf_topsecret") as found:
-        _, log = found.communicate(timeout=60)
-    for text in (log.decode(), json.dumps(told(shared))):
-        assert "c0ffee" not in text
-        assert "topsecret" not in text
-
-
-def test_one_that_is_killed_leaves_nothing_that_the_next_takes_for_data(web: Web, shared: Path) -> None:
-    half_sent, go_on = threading.Event(), threading.Event()
-
-    def slow(request: http.server.BaseHTTPRequestHandler) -> None:
-        request.send_response(200)
-        request.send_header("Content-Length", str(2 * len(BODY)))
-        request.end_headers()
-        request.wfile.write(BODY)
-        half_sent.set()
-        go_on.wait(60)
-
-    web.answer = slow
-    for number in (signal.SIGKILL, signal.SIGTERM):
-        half_sent.clear()
-        with process(shared, {"path": "digits.bin", "source": web.url}) as found:
-            assert half_sent.wait(60)
-            found.send_signal(number)
-            found.communicate(timeout=60)
-        assert not (shared / "digits.bin").exists()
-    assert (found.returncode, told(shared)["outcome"]) == (143, "Preempted")
-    assert left_over(shared) == []
-    web.answer = whole
-    go_on.set()
-    run(Task("data", "digits.bin", source=web.url), shared, shared)
-    assert (shared / "digits.bin").read_bytes() == BODY
-    assert left_over(shared) == []
-
-
-def test_two_that_ask_for_the_same_at_once_fetch_it_once(web: Web, shared: Path) -> None:
-    asked, go_on = threading.Event(), threading.Event()
-
-    def gated(request: http.server.BaseHTTPRequestHandler) -> None:
-        asked.set()
-        go_on.wait(60)
-        whole(request)
-
-    web.answer = gated
-    task = {"path": "digits.bin", "source": web.url}
-    with process(shared, task) as first:
-        assert asked.wait(60)
-        with process(shared, task) as second:
-            until_it_waits_for_a_lock(second)
-            go_on.set()
-            _, log = second.communicate(timeout=60)
-            first.communicate(timeout=60)
-    assert (first.returncode, second.returncode) == (0, 0)
-    assert len(web.asked) == 1, log.decode()
-
-
-def until_it_waits_for_a_lock(process: subprocess.Popen[bytes]) -> None:
-    """Linux lists those who wait below the one who holds the lock: `7: -> FLOCK  ADVISORY  WRITE 4711 ...`."""
-    deadline = time.monotonic() + 60
-    while not re.search(rf"-> FLOCK +ADVISORY +WRITE {process.pid} ", Path("/proc/locks").read_text()):
-        assert process.poll() is None, "it has ended without waiting"
-        assert time.monotonic() < deadline, "it does not wait"
-        time.sleep(0.02)

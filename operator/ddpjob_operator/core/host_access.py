@@ -20,7 +20,7 @@ def beyond_host_access(pod: Manifest, allowed: HostAccess) -> Iterator[str]:
     spec = pod["spec"]
     if allowed is HostAccess.NONE:
         if spec.get("hostNetwork"):
-            yield "spec.placement.hostNetwork"
+            yield f"hostNetwork in spec.placement or {_TEMPLATE}"
         for place, container in _containers(spec):
             if any(port.get("hostPort") for port in _objects(container.get("ports"))):
                 yield f"{place}.ports.hostPort"

@@ -93,6 +93,7 @@ def test_a_new_job_beyond_a_bound_is_refused(bounds: Bounds, spec: dict[str, Any
 
 HOST_PATH = template(container(), volumes=[{"name": "root", "hostPath": {"path": "/"}}])
 PRIVILEGED = template(container() | {"securityContext": {"privileged": True}})
+ON_ITS_NETWORK = "hostNetwork in spec.placement or spec.podTemplate.spec"
 INIT = template(initContainers=[container("i") | {"securityContext": {"privileged": True}}])
 
 
@@ -105,8 +106,8 @@ INIT = template(initContainers=[container("i") | {"securityContext": {"privilege
         (HostAccess.NETWORK, PRIVILEGED, "spec.podTemplate.spec.containers[trainer].securityContext.privileged"),
         (HostAccess.NETWORK, INIT, "spec.podTemplate.spec.initContainers[i].securityContext.privileged"),
         (HostAccess.NETWORK, {"placement": {"hostNetwork": True}}, None),
-        (HostAccess.NONE, {"placement": {"hostNetwork": True}}, "spec.placement.hostNetwork"),
-        (HostAccess.NONE, template(hostNetwork=True), "spec.placement.hostNetwork"),
+        (HostAccess.NONE, {"placement": {"hostNetwork": True}}, ON_ITS_NETWORK),
+        (HostAccess.NONE, template(hostNetwork=True), ON_ITS_NETWORK),
         (HostAccess.NONE, template(container() | {"ports": [{"containerPort": 1, "hostPort": 22}]}),
          "spec.podTemplate.spec.containers[trainer].ports.hostPort"),
         (HostAccess.NONE, {}, None),
