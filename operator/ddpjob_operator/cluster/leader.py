@@ -46,7 +46,7 @@ class Leader:
     name: str
     identity: str
     elected: Callable[[], None]
-    deposed: Callable[[], None] = lambda: None
+    deposed: Callable[[], None]
     known: asyncio.Event = field(default_factory=asyncio.Event)
     """Set once it is known who leads."""
     _held_until: float | None = None

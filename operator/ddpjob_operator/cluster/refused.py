@@ -42,7 +42,7 @@ def _reason(error: ApiError) -> str:
 
 
 def refuses(error: ApiError) -> bool:
-    return error.status in _REFUSALS or (error.status == 500 and "failed calling webhook" in error.message)
+    return error.status in _REFUSALS or _has_no_webhook(error)
 
 
 def problem_with(name: str, error: ApiError) -> Problem:
@@ -52,7 +52,11 @@ def problem_with(name: str, error: ApiError) -> Problem:
 
 def forbids(error: ApiError) -> bool:
     """Whether a change of an object that is there is refused by a rule: a policy, a role, validation."""
-    return error.status in (403, 422) or (error.status == 500 and "failed calling webhook" in error.message)
+    return error.status in (403, 422) or _has_no_webhook(error)
+
+
+def _has_no_webhook(error: ApiError) -> bool:
+    return error.status == 500 and "failed calling webhook" in error.message
 
 
 def taken(kind: str, obj: Json) -> Problem:

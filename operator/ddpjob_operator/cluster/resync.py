@@ -42,17 +42,21 @@ class Resync:
     """Whether the last round of lists succeeded, for one namespace at least."""
 
     async def run(self) -> None:
-        """List until cancelled; soon again after a failure."""
-        failures, backoff = 0, Backoff(first=0.5, longest=min(30.0, self.every))
+        """List until cancelled; what failed soon again, all the rest in its time."""
+        failures, backoff, clock = 0, Backoff(first=0.5, longest=min(30.0, self.every)), asyncio.get_running_loop().time
+        scopes, whole_round = self._scopes, clock()
         while True:
-            failed = await self.once()
-            wait = self.every * random.uniform(0.9, 1.1)  # noqa: S311 - replicas must not list in step
+            if clock() >= whole_round:
+                scopes, whole_round = self._scopes, clock() + self.every * random.uniform(0.9, 1.1)  # noqa: S311
+            failed = await self.once(scopes)
+            wait = max(0.0, whole_round - clock())
             if failed:
                 failures += 1
-                wait = backoff.seconds(failures, random.random())  # noqa: S311 - jitter, not a secret
+                wait = min(wait, backoff.seconds(failures, random.random()))  # noqa: S311 - jitter, not a secret
                 for namespace, error in failed.items():
                     where = f" in namespace {namespace}" if namespace else ""
                     logger.warning("cannot list%s: %s; trying again in %.1f s", where, explain(error), wait)
+                scopes = tuple(failed)
             else:
                 failures = 0
             metrics.RESYNCS.labels(result="failed" if failed else "done").inc()
@@ -61,15 +65,15 @@ class Resync:
                 self.first_done.set()
             await asyncio.sleep(wait)
 
-    async def once(self) -> dict[str | None, ApiError]:
-        """One round: every job that was known or is there is looked at.
+    async def once(self, scopes: tuple[str | None, ...]) -> dict[str | None, ApiError]:
+        """List these namespaces (None: all of them), and have every job looked at that was known or is there.
 
         Returns:
-            the namespaces whose lists failed (None: that of all), and why; the cache keeps what it had of them.
+            those whose lists failed, and why; the cache keeps what it had of them.
         """
         failed: dict[str | None, ApiError] = {}
         oldest: list[int] = []
-        for namespace in self._scopes:
+        for namespace in scopes:
             try:
                 (jobs, jobs_version), (pods, pods_version) = await asyncio.gather(
                     self.client.list(paths.jobs(namespace), "ddpjobs"),
@@ -80,7 +84,7 @@ class Resync:
                 continue
             self.enqueue(self.cache.take_lists(namespace, jobs, pods, jobs_version, pods_version))
             oldest += (jobs_version, pods_version)
-        if oldest:
+        if oldest and scopes == self._scopes:
             self.cache.expire(min(oldest))
         return failed
 

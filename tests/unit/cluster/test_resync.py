@@ -1,0 +1,58 @@
+"""How often what is listed, where one namespace cannot be read."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from typing import Any
+
+from tests.unit.cluster.virtual_time import run
+
+from ddpjob_operator.cluster.cache import Cache, Key
+from ddpjob_operator.cluster.errors import ApiError
+from ddpjob_operator.cluster.resync import Resync
+
+
+class Lists:
+    """Stands for the API server's lists, so that time can be virtual; those of the namespace `gone` are forbidden."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    async def list(self, path: str, resource: str, **_: str) -> tuple[list[dict[str, Any]], int]:
+        namespace = path.split("/namespaces/")[1].split("/")[0]
+        if resource == "pods":
+            self.asked.append(namespace)
+        if namespace == "gone":
+            raise ApiError(403, "Forbidden", "no")
+        return [], 1
+
+
+def resync(lists: Lists, *namespaces: str) -> Resync:
+    def ignore(keys: Iterable[Key]) -> None:
+        pass
+
+    return Resync(lists, Cache(), namespaces, 300.0, ignore)  # type: ignore[arg-type]
+
+
+async def listed(lists: Lists, *namespaces: str, seconds: float) -> Resync:
+    found = resync(lists, *namespaces)
+    task = asyncio.create_task(found.run())
+    await asyncio.sleep(seconds)
+    task.cancel()
+    return found
+
+
+def test_a_namespace_that_cannot_be_read_is_tried_soon_again_and_the_others_in_their_time() -> None:
+    lists = Lists()
+    found = run(listed(lists, "gone", "research", seconds=1000))
+    assert lists.asked.count("research") in (3, 4)  # at 0, and then every 270 to 330 s
+    assert lists.asked.count("gone") > 20
+    assert found.healthy
+    assert found.first_done.is_set()
+
+
+def test_one_that_can_read_nothing_is_not_healthy_and_decides_nothing() -> None:
+    found = run(listed(Lists(), "gone", seconds=1000))
+    assert not found.healthy
+    assert not found.first_done.is_set()
