@@ -207,13 +207,14 @@ class Cluster:
         for pod in pods:
             await self.report(pod, {"conditions": [*whole, _condition("Ready", "False")]})
 
-    async def ends(self, *pods: str, code: int = 0, message: Object | None = None) -> None:
+    async def ends(self, *pods: str, code: int = 0, message: Object | None = None, phase: str | None = None) -> None:
+        """Their trainers exit. A kubelet since Kubernetes 1.27 says so while the phase is still Running."""
         terminated: Object = {"exitCode": code, "reason": "Error" if code else "Completed"}
         if message is not None:
             terminated["message"] = json.dumps(message)
         state = {"name": "trainer", "image": "x", "imageID": "", "ready": False, "restartCount": 0}
         for pod in pods:
-            status = {"phase": "Failed" if code else "Succeeded", "conditions": []}
+            status = {"phase": phase or ("Failed" if code else "Succeeded"), "conditions": []}
             await self.report(pod, status | {"containerStatuses": [state | {"state": {"terminated": terminated}}]})
 
     async def asked(self) -> list[Asked]:

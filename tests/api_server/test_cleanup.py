@@ -29,6 +29,20 @@ async def test_a_job_whose_first_node_is_enough_leaves_the_pods_that_its_policy_
     await eventually(cleaned, f"{left} are left")
 
 
+async def test_pods_that_have_exited_stay_although_their_phase_still_says_running(
+    cluster: Cluster, operator: Operator
+) -> None:
+    await cluster.apply_job()
+    pods = [pod["metadata"]["name"] for pod in await cluster.gang_exists()]
+    await cluster.runs(*pods)
+    await cluster.phase_is("Running")
+    await cluster.ends(*pods, phase="Running")
+    await cluster.phase_is("Succeeded")
+    await cluster.ends(*pods)
+    assert [pod["metadata"]["name"] for pod in await cluster.pods()] == pods
+    assert [asked for asked in await cluster.cost() if asked.verb == "delete"] == []
+
+
 async def test_a_job_is_deleted_when_its_time_to_live_is_up(cluster: Cluster, operator: Operator) -> None:
     await cluster.apply_job(ttlSecondsAfterFinished=3600)
     pods = [pod["metadata"]["name"] for pod in await cluster.gang_exists()]

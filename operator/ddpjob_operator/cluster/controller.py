@@ -26,7 +26,7 @@ from ddpjob_operator.cluster.status_write import Change, StatusWriter, change_be
 from ddpjob_operator.core.actions import Plan
 from ddpjob_operator.core.goodput import seconds_of
 from ddpjob_operator.core.lifecycle import is_left_to_another
-from ddpjob_operator.core.model import Defaults, Job, Observed, PodPhase
+from ddpjob_operator.core.model import Defaults, Job, Observed
 from ddpjob_operator.core.parse import InvalidJob, job_of, parse_job
 from ddpjob_operator.core.plan import plan
 from ddpjob_operator.core.refusal import broken, not_followed, refuse
@@ -257,6 +257,6 @@ def trainer_of(uid: str, status: DDPJobStatus, observed: Observed) -> Target | N
     if status.is_final:
         return None
     for pod in observed.pods:
-        if (pod.attempt, pod.node_rank) == (status.attempt, 0) and pod.phase is PodPhase.RUNNING and pod.pod_ip:
+        if (pod.attempt, pod.node_rank) == (status.attempt, 0) and pod.running and pod.pod_ip:
             return None if pod.deleting else Target(pod.pod_ip, uid, status.attempt)
     return None

@@ -42,9 +42,7 @@ def assign(survivors: Iterable[PodView], spares: Iterable[PodView], size: int) -
 
 def can_live_on(pod: PodView) -> bool:
     """Whether a pod may take part in the next attempt: it runs, or is about to, and nobody wants it gone."""
-    if pod.termination is not None or pod.deleting:
-        return False
-    return pod.phase is PodPhase.RUNNING or (pod.phase is PodPhase.PENDING and pod.scheduled)
+    return not pod.deleting and (pod.running or (pod.phase is PodPhase.PENDING and pod.scheduled))
 
 
 def ended_before(pod: PodView, status: DDPJobStatus) -> bool:

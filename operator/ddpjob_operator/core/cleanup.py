@@ -9,7 +9,7 @@ from ddpjob_operator.core import conditions as cond
 from ddpjob_operator.core import deadlines
 from ddpjob_operator.core.actions import Action, DeleteJob, DeletePod, Plan
 from ddpjob_operator.core.gang import RESTART_GRACE_SECONDS, stop
-from ddpjob_operator.core.model import Job, Observed, PodPhase, PodView
+from ddpjob_operator.core.model import Job, Observed, PodView
 
 
 def plan_finished(job: Job, observed: Observed, now: datetime) -> Plan:
@@ -47,8 +47,7 @@ def _initializer(job: Job, observed: Observed) -> tuple[DeletePod, ...]:
     pod, policy = observed.initializer, job.spec.clean_pod_policy
     if pod is None or pod.deleting or policy == "None":
         return ()
-    ended = pod.phase in (PodPhase.SUCCEEDED, PodPhase.FAILED)
-    return () if ended and policy == "Running" else (DeletePod(pod.name, pod.uid, RESTART_GRACE_SECONDS),)
+    return () if pod.ended and policy == "Running" else (DeletePod(pod.name, pod.uid, RESTART_GRACE_SECONDS),)
 
 
 def _missed_a_deadline(status: DDPJobStatus) -> bool:

@@ -118,7 +118,7 @@ def _last_trouble(job: Job, observed: Observed, status: DDPJobStatus, pods: tupl
         return f"{observed.problem.reason}: {observed.problem.message}"
     if status.phase is Phase.RUNNING:
         return "all pods run, but their ranks have not met"
-    running = sum(pod.phase is PodPhase.RUNNING for pod in pods)
+    running = sum(pod.running for pod in pods)
     waiting = [f"{pod.name}: {pod.message or pod.reason}" for pod in pods if pod.reason]
     total = status.nodes.total or job.spec.nodes
     return "; ".join([f"{running} of {total} pods run", *waiting])

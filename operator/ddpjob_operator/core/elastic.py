@@ -16,7 +16,7 @@ from ddpjob_operator.core import conditions as cond
 from ddpjob_operator.core.assign import WAITS
 from ddpjob_operator.core.failures import is_stopping
 from ddpjob_operator.core.gang import RESTART_GRACE_SECONDS, asking_since, gang_size, left_over
-from ddpjob_operator.core.model import Job, Observed, PodPhase, PodView
+from ddpjob_operator.core.model import Job, Observed, PodView
 from ddpjob_operator.core.waiting import ready_waiting
 
 SCALED_UP = "ScaledUp"
@@ -81,7 +81,7 @@ def still_saving(observed: Observed, status: DDPJobStatus, now: datetime) -> flo
     if not is_resizing(status) or any(node_rank != WAITS for node_rank in status.kept_pods.values()):
         return 0.0
     old = (pod for pod in left_over(observed, status) if pod.node_rank is not None and pod.not_ready_since is None)
-    saving = any(is_stopping(pod, now) if pod.deleting else pod.phase is PodPhase.RUNNING for pod in old)
+    saving = any(is_stopping(pod, now) if pod.deleting else pod.running for pod in old)
     return SAVING_LOOK_SECONDS if saving else 0.0
 
 

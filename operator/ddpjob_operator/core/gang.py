@@ -11,7 +11,7 @@ from ddpjob_operator.core.assign import WAITS, can_live_on, ended_before
 from ddpjob_operator.core.exclusion import preferring_others, unwelcome
 from ddpjob_operator.core.failures import has_succeeded
 from ddpjob_operator.core.lost import removed
-from ddpjob_operator.core.model import Defaults, Job, Observed, PodPhase, PodView, ServiceView
+from ddpjob_operator.core.model import Defaults, Job, Observed, PodView, ServiceView
 from ddpjob_operator.core.names import LABEL_UID, pod_name, service_name
 from ddpjob_operator.core.pods import build_pod, rendezvous_selector
 
@@ -55,7 +55,7 @@ def counted(
     The edge writes it along with the next change: alone it is not worth a write.
     """
     total = gang_size(job, status)
-    ready = sum(has_succeeded(pod) or (pod.phase is PodPhase.RUNNING and not pod.deleting) for pod in pods)
+    ready = sum(has_succeeded(pod) or (pod.running and not pod.deleting) for pod in pods)
     count = NodeCount(ready=ready, total=total, spares=len(waiting), summary=f"{ready}/{total}")
     return status.model_copy(update={"nodes": count})
 
@@ -135,11 +135,10 @@ def stop(
     pods: tuple[PodView, ...], *, everything: bool = False, grace_seconds: int | None = RESTART_GRACE_SECONDS
 ) -> tuple[DeletePod, ...]:
     """Delete what still runs; with `everything`, what has ended too. A grace of None is the pod's own."""
-    ended = (PodPhase.SUCCEEDED, PodPhase.FAILED)
     return tuple(
         DeletePod(pod.name, pod.uid, grace_seconds)
         for pod in pods
-        if not pod.deleting and (everything or pod.phase not in ended)
+        if not pod.deleting and (everything or not pod.ended)
     )
 
 

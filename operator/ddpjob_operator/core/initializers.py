@@ -63,12 +63,12 @@ def plan_initializers(
         status = status.model_copy(update={"initializer_failures": pod.number})  # the status was lost
     if pod is None or pod.number < status.initializer_failures:
         return status, _begin(job, observed, status, pod, now, defaults)
-    if pod.phase is PodPhase.SUCCEEDED:
+    if pod.succeeded:
         many = f"{len(job.spec.initializers)} initializers have" if len(job.spec.initializers) > 1 else "it has"
         return _said(job, status, True, "DataReady", f"{many} put their data on the volume", now), None
     if pod.deleting and (left := _grace_left(pod, now)) > 0:
         return status, Plan(status, requeue_after=left)  # its end comes as an event, unless its node is gone
-    if pod.phase is PodPhase.FAILED or pod.deleting or is_lost(_as_pod(pod, status), job.spec.restart, now):
+    if pod.ended or pod.deleting or is_lost(_as_pod(pod, status), job.spec.restart, now):
         return status, _after_failure(job, observed, status, pod, now)
     return status, _waiting(job, observed, status, pod, now)
 
@@ -172,6 +172,7 @@ def _as_pod(pod: InitializerView, status: DDPJobStatus) -> PodView:
         not_ready_since=pod.not_ready_since,
         reason=pod.reason,
         message=pod.message,
+        exited=pod.exited,
     )
 
 

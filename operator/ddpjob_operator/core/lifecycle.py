@@ -18,12 +18,11 @@ from ddpjob_operator.core import conditions as cond
 from ddpjob_operator.core.actions import DeletePod, Event, Plan
 from ddpjob_operator.core.failures import SETTLE_SECONDS, has_succeeded, last_report
 from ddpjob_operator.core.gang import gang_size, stop
-from ddpjob_operator.core.model import InitializerView, Job, Observed, PodPhase, PodView
+from ddpjob_operator.core.model import InitializerView, Job, Observed, PodView
 from ddpjob_operator.core.phases import phase_conditions
 from ddpjob_operator.core.progress import with_final_report
 
 SUSPENDING = "Suspending"
-_ENDED = (PodPhase.SUCCEEDED, PodPhase.FAILED)
 
 
 def is_left_to_another(obj: Mapping[str, Any]) -> bool:
@@ -150,12 +149,12 @@ def _seconds_to_give_up(pod: PodView | InitializerView, now: datetime) -> float 
 
 def _fetching(observed: Observed, now: datetime) -> bool:
     pod = observed.initializer
-    return pod is not None and pod.phase not in _ENDED and not _given_up(pod, now)
+    return pod is not None and not pod.ended and not _given_up(pod, now)
 
 
 def _stop_fetching(observed: Observed) -> tuple[DeletePod, ...]:
     pod = observed.initializer
-    if pod is None or pod.deleting or pod.phase in _ENDED:
+    if pod is None or pod.deleting or pod.ended:
         return ()
     return (DeletePod(pod.name, pod.uid, None),)
 

@@ -108,6 +108,10 @@ class PodPhase(StrEnum):
     FAILED = "Failed"
     UNKNOWN = "Unknown"
 
+    @property
+    def final(self) -> bool:
+        return self in (PodPhase.SUCCEEDED, PodPhase.FAILED)
+
 
 @dataclass(frozen=True, slots=True)
 class Termination:
@@ -152,11 +156,26 @@ class PodView:
     """
     message: str = ""
     termination: Termination | None = None
+    """How its trainer ended. A sidecar may go on."""
+    exited: bool = False
+    """Whether every container has exited. Since Kubernetes 1.27 a kubelet reports that while the phase is still
+    Running; the phase follows a moment later.
+    """
 
     @property
     def placed(self) -> bool:
         """Whether it has a node, or had one."""
         return self.scheduled or self.phase is not PodPhase.PENDING
+
+    @property
+    def ended(self) -> bool:
+        """Whether no container of it runs any more, or ever will."""
+        return self.exited or self.phase.final
+
+    @property
+    def running(self) -> bool:
+        """Whether its trainer runs."""
+        return self.phase is PodPhase.RUNNING and not self.ended and self.termination is None
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,6 +220,19 @@ class InitializerView:
     reason: str = ""
     message: str = ""
     termination: Termination | None = None
+    """How the first initializer that failed ended, or else the last one that has."""
+    exited: bool = False
+    """Whether its main container, which is the last initializer, has exited (see `PodView.exited`)."""
+
+    @property
+    def ended(self) -> bool:
+        return self.exited or self.phase.final
+
+    @property
+    def succeeded(self) -> bool:
+        """Whether all initializers are done."""
+        done = self.exited and self.termination is not None and self.termination.exit_code == 0
+        return done or self.phase is PodPhase.SUCCEEDED
 
 
 @dataclass(frozen=True, slots=True)

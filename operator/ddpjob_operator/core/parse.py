@@ -122,6 +122,7 @@ def parse_pod(obj: Object) -> PodView | None:
         reason=reason,
         message=message,
         termination=_termination(status),
+        exited=_all_exited(status),
     )
 
 
@@ -152,6 +153,7 @@ def parse_initializer(obj: Object) -> InitializerView | None:
         reason=reason,
         message=message,
         termination=telling[1] if telling else None,
+        exited=_all_exited(status),
     )
 
 
@@ -196,6 +198,12 @@ def _disruption(conditions: Mapping[str, Object]) -> str:
 def _termination(status: Object) -> Termination | None:
     trainers = (item for item in status.get("containerStatuses") or () if item.get("name") == TRAINER_CONTAINER)
     return next((found for item in trainers if (found := _ended(item)) is not None), None)
+
+
+def _all_exited(status: Object) -> bool:
+    """Whether every main container has exited. None is started again: restartPolicy is Never."""
+    containers = status.get("containerStatuses") or ()
+    return bool(containers) and all((item.get("state") or {}).get("terminated") for item in containers)
 
 
 def _ended(container: Object) -> Termination | None:

@@ -22,9 +22,7 @@ from ddpjob_operator.core.pods import build_service
 def ready_waiting(observed: Observed) -> tuple[PodView, ...]:
     """Pods that wait and could start at once."""
     return tuple(
-        pod
-        for pod in observed.pods
-        if pod.node_rank is None and pod.phase is PodPhase.RUNNING and pod.ready and can_live_on(pod)
+        pod for pod in observed.pods if pod.node_rank is None and pod.running and pod.ready and can_live_on(pod)
     )
 
 
@@ -40,7 +38,7 @@ def waiting_actions(
     """What makes the pods that wait as many as are wanted: those that run stay before those that do not."""
     waiting = [pod for pod in observed.pods if _waits(pod, status)]
     good = [pod for pod in waiting if _may_come(pod) and not is_lost(pod, job.spec.restart, now)]
-    good.sort(key=lambda pod: (pod.phase is not PodPhase.RUNNING, pod.name))
+    good.sort(key=lambda pod: (not pod.running, pod.name))
     count = wanted(job, status)
     staying = {pod.name for pod in good[:count]}
     removed = discard(job, tuple(pod for pod in waiting if pod.name not in staying), now)
@@ -71,5 +69,4 @@ def _waits(pod: PodView, status: DDPJobStatus) -> bool:
 
 
 def _may_come(pod: PodView) -> bool:
-    alive = pod.phase in (PodPhase.PENDING, PodPhase.RUNNING)
-    return alive and pod.termination is None and not pod.deleting
+    return (pod.running or pod.phase is PodPhase.PENDING) and not pod.deleting

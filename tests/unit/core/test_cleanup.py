@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from builders import NOW, failed, in_phase, later, make_job, make_pod, seen, succeeded
+from builders import NOW, ended, failed, in_phase, later, make_job, make_pod, seen, succeeded
 from looks import deleted, look
 
 from ddpjob_operator.api.status import DDPJobStatus, Phase
@@ -37,6 +37,23 @@ def test_which_pods_go_when_a_job_is_over(policy: str, status: DDPJobStatus, gon
     decided = look(make_job(status, cleanPodPolicy=policy), seen(RUNS, ENDED, SPARE))
     assert deleted(decided) == gone
     assert decided.status == status
+
+
+@pytest.mark.parametrize(
+    ("exited", "gone"),
+    [
+        pytest.param(True, [], id="its containers have exited, and the phase will follow"),
+        pytest.param(False, ["digits-0-0", "digits-0-1"], id="a sidecar of each goes on"),
+    ],
+)
+def test_a_pod_that_has_exited_is_kept_for_its_log_although_its_phase_is_still_running(
+    exited: bool, gone: list[str]
+) -> None:
+    pods = [make_pod(rank, "Running", termination=ended(0), exited=exited) for rank in (0, 1)]
+    decided = look(make_job(in_phase(Phase.RUNNING)), seen(*pods))
+    assert decided.status.phase is Phase.SUCCEEDED
+    assert deleted(decided) == gone
+    assert deleted(look(make_job(decided.status), seen(*pods))) == gone
 
 
 @pytest.mark.parametrize(

@@ -357,3 +357,27 @@ def test_which_initializer_ended_the_pod(status: dict[str, Any], expected: tuple
     view = parse_initializer({"metadata": built()["metadata"], "status": wire})
     assert view is not None
     assert (view.step, view.termination.exit_code if view.termination else None) == expected
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "phase", "ended", "succeeded"),
+    [
+        pytest.param(0, 0, "Running", True, True, id="done, and the phase is about to follow"),
+        pytest.param(0, 0, "Succeeded", True, True, id="done"),
+        pytest.param(0, None, "Running", False, False, id="the last one runs"),
+        pytest.param(0, None, "Failed", True, False, id="evicted before the last one began"),
+        pytest.param(0, 1, "Running", True, False, id="the last one failed"),
+    ],
+)
+def test_when_the_initializers_have_ended(
+    first: int, last: int | None, phase: str, ended: bool, succeeded: bool
+) -> None:
+    states = [{} if code is None else {"terminated": {"exitCode": code}} for code in (first, last)]
+    status = {
+        "phase": phase,
+        "initContainerStatuses": [{"name": "dataset", "state": states[0]}],
+        "containerStatuses": [{"name": "model", "state": states[1]}],
+    }
+    view = parse_initializer({"metadata": built()["metadata"], "status": status})
+    assert view is not None
+    assert (view.ended, view.succeeded) == (ended, succeeded)

@@ -219,6 +219,22 @@ def test_only_the_trainers_end_is_the_end_of_the_node() -> None:
 
 
 @pytest.mark.parametrize(
+    ("phase", "sidecar", "has_ended"),
+    [
+        pytest.param("Running", "terminated", True, id="every container has exited, the phase is about to follow"),
+        pytest.param("Running", "running", False, id="a sidecar goes on"),
+        pytest.param("Succeeded", "terminated", True, id="the phase says so"),
+    ],
+)
+def test_a_pod_has_ended_when_all_its_containers_have(phase: str, sidecar: str, has_ended: bool) -> None:
+    """Since Kubernetes 1.27 a kubelet reports the exit before the phase."""
+    containers = [container({"terminated": {"exitCode": 0}}), container({sidecar: {"exitCode": 0}}, "logs")]
+    view = parse_pod(pod({"phase": phase, "containerStatuses": containers}))
+    assert view is not None
+    assert (view.ended, view.running) == (has_ended, False)
+
+
+@pytest.mark.parametrize(
     ("labels", "attempt", "node_rank", "nodes"),
     [
         pytest.param({"attempt": "2", "node-rank": "1"}, 2, 1, None, id="its place is for life"),
