@@ -54,6 +54,7 @@ lint: $(VENV)/.dev  ## ruff, mypy, import layers, Dockerfiles, generated files
 	$(BIN)/python -m ddpjob_operator.api.crd --check
 	$(BIN)/python -m ddpjob_operator.api.docs --check
 	$(BIN)/python charts/readme.py --check
+	$(BIN)/python charts/rbac.py --check
 
 prove: $(VENV)/.dev  ## what docs/correctness.md says, from real runs: strategies agree, killed runs resume bit for bit
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.prove
@@ -71,10 +72,11 @@ format: $(VENV)/.dev  ## let ruff lay out the code
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-generate: $(VENV)/.dev  ## write the CRD, docs/api.md and the chart's README from their sources
+generate: $(VENV)/.dev  ## write the CRD, docs/api.md, the chart's README and the roles from their sources
 	$(BIN)/python -m ddpjob_operator.api.crd
 	$(BIN)/python -m ddpjob_operator.api.docs
 	$(BIN)/python charts/readme.py
+	$(BIN)/python charts/rbac.py
 
 images:  ## build the operator's and the trainer's image with docker, podman or buildah
 	tests/cluster/images.sh

@@ -29,9 +29,15 @@ kubectl get ddpjobs --watch
 ```
 
 - The CustomResourceDefinition is part of the release and is upgraded with it. It stays when the release is
-  uninstalled: deleting it would delete every job.
-- `watch.namespaces` limits the operator to a list of namespaces; it then holds Roles there and no right on the whole
-  cluster. Whoever installs the chart needs one for the CustomResourceDefinition alone, or sets `crd.install` to false.
+  uninstalled (`crds.keep`): deleting it would delete every job.
+- `watch.namespaces` limits the operator to a list of namespaces. It then has Roles there and no ClusterRole. Without
+  rights on the whole cluster you cannot install a CustomResourceDefinition: ask an administrator to apply
+  `manifests/crd`, and set `crds.enabled` to false.
+- Two replicas: `--set replicaCount=2`. The second is a stand-by; a PodDisruptionBudget keeps one of them during drains,
+  and they are spread over nodes where possible.
+- OpenShift: `--set podSecurityContext.runAsUser=null --set podSecurityContext.runAsGroup=null`.
+- A registry mirror: `--set global.imageRegistry=registry.example.com`.
+- `helm test ddpjob-operator --namespace ddpjob-system` asks the operator's Service whether it is ready.
 - The same installation without Helm: `kubectl apply -k manifests/overlays/cluster` (or `namespaced`).
 
 ## Values

@@ -112,7 +112,7 @@ def chart_values(images: Images) -> dict[str, Any]:
     """Values of the chart that make it use images which are already on the nodes."""
     repository, _, tag = images.operator.rpartition(":")
     return {
-        "image": {"repository": repository, "tag": tag},
+        "image": {"registry": "", "repository": repository, "tag": tag},
         "trainer": {"image": images.trainer},
     }
 

@@ -7,9 +7,11 @@ from __future__ import annotations
 import runpy
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import helm_python as helm
 import kubernetes_validate
@@ -32,9 +34,15 @@ INSTALLATIONS: dict[str, Manifest] = {
 
 
 def rendered(values: Manifest) -> list[Manifest]:
+    """What `helm install` applies; hooks are left out."""
+    return [m for m in everything(values) if "helm.sh/hook" not in m["metadata"].get("annotations", {})]
+
+
+def everything(values: Manifest) -> list[Manifest]:
     with helm.Chart.load(CHART) as chart:
         files = chart.render(values, name="ddpjob-operator", namespace="ddpjob-system")
-    return list(documents("\n---\n".join(text for name, text in files.items() if not name.endswith("NOTES.txt"))))
+    texts = [text for name, text in files.items() if not name.endswith("NOTES.txt")]
+    return [manifest for text in texts for manifest in documents(text)]
 
 
 def kustomized(overlay: str) -> list[Manifest]:
@@ -45,8 +53,17 @@ def kustomized(overlay: str) -> list[Manifest]:
     return list(documents(built.stdout))
 
 
+class Loader(yaml.SafeLoader):
+    """YAML in which a key that appears twice is an error, as it is for the API server."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        assert len(keys) == len(set(keys)), f"a key twice in {keys}"
+        return super().construct_mapping(node, deep)
+
+
 def documents(text: str) -> Iterator[Manifest]:
-    yield from filter(None, yaml.safe_load_all(text))
+    yield from filter(None, yaml.load_all(text, Loader))
 
 
 def comparable(manifests: list[Manifest]) -> dict[str, Manifest]:
@@ -99,8 +116,15 @@ def test_every_object_is_valid_on(version: str, overlay: str) -> None:
 @pytest.mark.parametrize(
     ("values", "named"),
     [
-        ({"replicas": "two"}, "replicas"),
-        ({"replicas": 9}, "replicas"),
+        ({"replicaCount": "two"}, "replicaCount"),
+        ({"replicaCount": 9}, "replicaCount"),
+        ({"replicas": 2}, "replicas"),
+        ({"crd": {"install": False}}, "crd"),
+        ({"global": {"imageRegistry": "https://registry.example"}}, "imageRegistry"),
+        ({"extraEnv": {"A": "b"}}, "extraEnv"),
+        ({"extraVolumeMounts": [{"name": "ca"}]}, "mountPath"),
+        ({"podDisruptionBudget": {"maxUnavailable": 0}}, "maxUnavailable"),
+        ({"topologySpreadConstraints": [{"maxSkew": 1}]}, "topologyKey"),
         ({"image": {"pullPolicy": "Sometimes"}}, "pullPolicy"),
         ({"image": {"digest": "latest"}}, "digest"),
         ({"watch": {"namespaces": ["Team_A"]}}, "namespaces"),
@@ -136,9 +160,14 @@ def test_the_operator_has_no_right_on_secrets_exec_or_wildcards(overlay: str) ->
     assert not {grant for grant in granted if "*" in grant or "secrets" in grant or "exec" in grant or "bind" in grant}
 
 
+def operator_of(values: Manifest) -> Manifest:
+    """The operator's container."""
+    container: Manifest = of_kind("Deployment", rendered(values))[0]["spec"]["template"]["spec"]["containers"][0]
+    return container
+
+
 def settings_of(values: Manifest) -> dict[str, str]:
-    container = of_kind("Deployment", rendered(values))[0]["spec"]["template"]["spec"]["containers"][0]
-    return {item["name"].removeprefix("DDPJOB_OPERATOR_"): item["value"] for item in container["env"]}
+    return {item["name"].removeprefix("DDPJOB_OPERATOR_"): item["value"] for item in operator_of(values)["env"]}
 
 
 def test_jobs_are_closed_to_the_network_unless_that_is_switched_off() -> None:
@@ -177,7 +206,12 @@ def test_other_bounds_bring_other_pods() -> None:
 def test_the_crd_stays_when_the_release_goes() -> None:
     crd = of_kind("CustomResourceDefinition", rendered({}))[0]
     assert crd["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"}
-    assert not of_kind("CustomResourceDefinition", rendered({"crd": {"install": False}}))
+
+
+def test_the_crd_goes_with_the_release_or_is_left_out_where_a_value_says_so() -> None:
+    crd = of_kind("CustomResourceDefinition", rendered({"crds": {"keep": False}}))[0]
+    assert "annotations" not in crd["metadata"]
+    assert not of_kind("CustomResourceDefinition", rendered({"crds": {"enabled": False}}))
 
 
 def test_the_chart_carries_the_generated_crd() -> None:
@@ -192,27 +226,178 @@ def test_monitors_are_off_by_default_and_keep_the_labels_of_the_job() -> None:
     assert of_kind("ServiceMonitor", manifests)[0]["spec"]["endpoints"][0]["honorLabels"] is True
 
 
-def test_every_option_of_the_chart_can_be_rendered_at_once() -> None:
-    manifests = rendered(
-        {
-            "fullnameOverride": "ddp",
-            "image": {"digest": "sha256:" + "0" * 64},
-            "imagePullSecrets": [{"name": "registry"}],
-            "trainer": {"image": "registry.example/trainer:1"},
-            "settings": {"LOG_LEVEL": "DEBUG"},
-            "tenancy": {"bounds": {"maxNodes": 4}},
-            "serviceAccount": {"annotations": {"team": "ml"}},
-            "podLabels": {"team": "ml"},
-            "podAnnotations": {"team": "ml"},
-            "nodeSelector": {"pool": "system"},
-            "tolerations": [{"key": "system", "operator": "Exists"}],
-            "affinity": {"nodeAffinity": {}},
-            "priorityClassName": "system-cluster-critical",
-        }
-    )
-    deployment = of_kind("Deployment", manifests)[0]
-    assert kubernetes_validate.validate(deployment, VERSIONS[-1], strict=True)
-    assert deployment["spec"]["template"]["spec"]["containers"][0]["image"].endswith("@sha256:" + "0" * 64)
+ALL_OPTIONS: Manifest = {
+    "fullnameOverride": "ddp",
+    "global": {"imageRegistry": "mirror.example:5000/team", "imagePullSecrets": [{"name": "mirror"}]},
+    "image": {"digest": "sha256:" + "0" * 64},
+    "imagePullSecrets": [{"name": "registry"}],
+    "trainer": {"image": "registry.example/trainer:1"},
+    "settings": {"LOG_LEVEL": "DEBUG"},
+    "tenancy": {"bounds": {"maxNodes": 4}},
+    "replicaCount": 3,
+    "crds": {"keep": False},
+    "serviceAccount": {"annotations": {"team": "ml"}},
+    "podSecurityContext": {"runAsUser": None, "runAsGroup": None, "fsGroup": 1},
+    "securityContext": {"readOnlyRootFilesystem": False},
+    "extraEnv": [{"name": "HTTPS_PROXY", "value": "http://proxy:3128"}],
+    "extraVolumes": [{"name": "ca", "configMap": {"name": "ca"}}],
+    "extraVolumeMounts": [{"name": "ca", "mountPath": "/etc/ssl/certs", "readOnly": True}],
+    "podDisruptionBudget": {"maxUnavailable": "34%"},
+    "commonLabels": {"owner": "platform", "team": "all"},
+    "podLabels": {"team": "ml"},
+    "podAnnotations": {"team": "ml"},
+    "nodeSelector": {"pool": "system"},
+    "tolerations": [{"key": "system", "operator": "Exists"}],
+    "affinity": {"nodeAffinity": {}},
+    "topologySpreadConstraints": [
+        {"maxSkew": 1, "topologyKey": "topology.kubernetes.io/zone", "whenUnsatisfiable": "DoNotSchedule"}
+    ],
+    "priorityClassName": "system-cluster-critical",
+    "serviceMonitor": {"enabled": True, "relabelings": [{"action": "labeldrop", "regex": "pod"}]},
+    "podMonitor": {
+        "enabled": True,
+        "labels": {"team": "ml"},
+        "metricRelabelings": [{"action": "drop", "sourceLabels": ["__name__"], "regex": "ddpjob_rank_.*"}],
+    },
+}
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("namespaces", [[], ["team-a"]], ids=["cluster", "namespaced"])
+def test_all_options_at_once_are_valid_on(version: str, namespaces: list[str]) -> None:
+    checked = []
+    for manifest in everything(ALL_OPTIONS | {"watch": {"namespaces": namespaces}}):
+        if manifest["kind"] not in {"CustomResourceDefinition", "PodMonitor", "ServiceMonitor"}:
+            kubernetes_validate.validate(manifest, version, strict=True)
+            checked.append(manifest["kind"])
+    assert {"Deployment", "PodDisruptionBudget", "Pod", "ConfigMap", "ServiceAccount"} <= set(checked)
+
+
+def test_all_options_have_the_effect_that_they_name() -> None:
+    manifests = rendered(ALL_OPTIONS)
+    deployment = of_kind("Deployment", manifests)[0]["spec"]
+    template, pod = deployment["template"]["metadata"], deployment["template"]["spec"]
+    container = pod["containers"][0]
+    assert deployment["replicas"] == 3
+    assert container["image"] == "mirror.example:5000/team/ddpjob-operator@sha256:" + "0" * 64
+    assert pod["imagePullSecrets"] == [{"name": "mirror"}, {"name": "registry"}]
+    assert pod["securityContext"] == {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}, "fsGroup": 1}
+    assert container["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": False,
+        "capabilities": {"drop": ["ALL"]},
+    }
+    assert container["env"][-1] == {"name": "HTTPS_PROXY", "value": "http://proxy:3128"}
+    assert container["volumeMounts"][-1]["name"] == pod["volumes"][-1]["name"] == "ca"
+    assert template["labels"].items() >= {"owner": "platform", "team": "ml"}.items()
+    assert pod["topologySpreadConstraints"] == [
+        ALL_OPTIONS["topologySpreadConstraints"][0] | {"labelSelector": deployment["selector"]}
+    ]
+    assert of_kind("PodDisruptionBudget", manifests)[0]["spec"]["maxUnavailable"] == "34%"
+    for kind, endpoints in (("ServiceMonitor", "endpoints"), ("PodMonitor", "podMetricsEndpoints")):
+        endpoint = of_kind(kind, manifests)[0]["spec"][endpoints][0]
+        asked = ALL_OPTIONS[kind[0].lower() + kind[1:]]
+        relabelings = {key: value for key, value in asked.items() if "elabelings" in key}
+        assert relabelings
+        assert endpoint.items() >= relabelings.items()
+
+
+def test_common_labels_are_on_every_object_and_never_in_a_selector() -> None:
+    manifests = everything(ALL_OPTIONS)
+    unlabelled = [m["kind"] for m in manifests if m["metadata"]["labels"].get("owner") != "platform"]
+    assert unlabelled == []
+    deployment = of_kind("Deployment", manifests)[0]["spec"]
+    assert deployment["template"]["metadata"]["labels"].items() >= deployment["selector"]["matchLabels"].items()
+    assert "owner" not in deployment["selector"]["matchLabels"]
+    assert "owner" not in of_kind("Service", manifests)[0]["spec"]["selector"]
+
+
+def test_a_label_of_the_user_cannot_hide_the_pods_from_the_service() -> None:
+    ours = {"app.kubernetes.io/name": "theirs"}
+    manifests = rendered({"commonLabels": ours, "podLabels": ours})
+    labels = of_kind("Deployment", manifests)[0]["spec"]["template"]["metadata"]["labels"]
+    assert labels.items() >= of_kind("Service", manifests)[0]["spec"]["selector"].items()
+
+
+def test_one_replica_may_be_drained_and_two_are_kept_apart() -> None:
+    one, two = rendered({}), rendered({"replicaCount": 2})
+    assert not of_kind("PodDisruptionBudget", one)
+    assert "topologySpreadConstraints" not in of_kind("Deployment", one)[0]["spec"]["template"]["spec"]
+    budget = of_kind("PodDisruptionBudget", two)[0]
+    deployment = of_kind("Deployment", two)[0]["spec"]
+    (spread,) = deployment["template"]["spec"]["topologySpreadConstraints"]
+    assert (budget["apiVersion"], budget["spec"]["maxUnavailable"]) == ("policy/v1", 1)
+    assert (spread["topologyKey"], spread["whenUnsatisfiable"]) == ("kubernetes.io/hostname", "ScheduleAnyway")
+    assert budget["spec"]["selector"] == spread["labelSelector"] == deployment["selector"]
+    assert not of_kind("PodDisruptionBudget", rendered({"replicaCount": 2, "podDisruptionBudget": {"enabled": False}}))
+
+
+@pytest.mark.parametrize(
+    ("values", "operator", "trainer"),
+    [
+        ({}, "localhost/ddpjob-operator:0.1.0", "localhost/ddpjob-trainer:0.1.0-cpu"),
+        (
+            {"image": {"registry": "r.example", "tag": "1"}},
+            "r.example/ddpjob-operator:1",
+            "r.example/ddpjob-trainer:0.1.0-cpu",
+        ),
+        ({"image": {"registry": "", "repository": "a/b"}}, "a/b:0.1.0", "ddpjob-trainer:0.1.0-cpu"),
+        (
+            {"global": {"imageRegistry": "m.example/"}, "trainer": {"image": "a/b:2"}},
+            "m.example/ddpjob-operator:0.1.0",
+            "a/b:2",
+        ),
+    ],
+)
+def test_images_come_from_the_registry_that_is_named(values: Manifest, operator: str, trainer: str) -> None:
+    assert (operator_of(values)["image"], settings_of(values)["TRAINER_IMAGE"]) == (operator, trainer)
+
+
+def test_roles_in_another_release_name_their_own_lease() -> None:
+    (leader,) = [m for m in of_kind("Role", rendered(ALL_OPTIONS)) if m["metadata"]["name"] == "ddp-leader"]
+    assert [rule.get("resourceNames") for rule in leader["rules"]] == [None, ["ddp"]]
+    assert settings_of(ALL_OPTIONS)["LEASE_NAME"] == "ddp"
+
+
+def test_the_roles_of_the_manifests_are_written_from_the_rules_of_the_chart() -> None:
+    roles = runpy.run_path(str(ROOT / "charts" / "rbac.py"))["ROLES"]
+    for role in roles:
+        assert (ROOT / "manifests" / role.path).read_text() == role.manifest()
+
+
+class Answer(BaseHTTPRequestHandler):
+    """Answers /readyz as the operator does: 503 until it is ready."""
+
+    asked: ClassVar[list[str]] = []
+    ready_after: ClassVar[int] = 0
+
+    def do_GET(self) -> None:
+        self.asked.append(self.path)
+        ready = len(self.asked) > self.ready_after
+        self.send_response(200 if ready else 503)
+        self.end_headers()
+        self.wfile.write(b"ok" if ready else b"the watches have not begun yet")
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+@pytest.mark.parametrize(("ready_after", "seconds", "code"), [(0, "60", 0), (1, "60", 0), (99, "0", 1)])
+def test_helm_test_passes_once_the_operator_is_ready(ready_after: int, seconds: str, code: int) -> None:
+    (test,) = [m for m in everything({}) if m["metadata"].get("annotations", {}).get("helm.sh/hook") == "test"]
+    container = test["spec"]["containers"][0]
+    program, url, _ = container["args"]
+    service = of_kind("Service", rendered({}))[0]
+    assert url == f"http://{service['metadata']['name']}.ddpjob-system.svc:{service['spec']['ports'][0]['port']}/readyz"
+    assert container["image"] == operator_of({})["image"]
+    assert not test["metadata"]["labels"].items() >= service["spec"]["selector"].items()
+    handler = type("Handler", (Answer,), {"asked": [], "ready_after": ready_after})
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        here = f"http://127.0.0.1:{server.server_port}/readyz"
+        done = subprocess.run([sys.executable, "-c", program, here, seconds], capture_output=True, text=True)
+        server.shutdown()
+    assert (done.returncode, handler.asked) == (code, ["/readyz"] * min(ready_after + 1, 2 - code)), done.stderr
 
 
 def test_the_readme_of_the_chart_says_what_its_values_are() -> None:

@@ -18,10 +18,24 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end -}}
 
 {{- define "ddpjob.labels" -}}
-{{ include "ddpjob.selector" . }}
-app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
-app.kubernetes.io/managed-by: {{ .Release.Service }}
-helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
+{{- include "ddpjob.labelsWith" (list . dict) -}}
+{{- end -}}
+
+{{/* Labels of an object that has some of its own: (list $ OWN). Earlier ones win; each key appears once. */}}
+{{- define "ddpjob.labelsWith" -}}
+{{- $root := index . 0 -}}
+{{- $own := index . 1 -}}
+{{- $chart := dict
+  "app.kubernetes.io/version" $root.Chart.AppVersion
+  "app.kubernetes.io/managed-by" $root.Release.Service
+  "helm.sh/chart" (printf "%s-%s" $root.Chart.Name $root.Chart.Version | replace "+" "_")
+-}}
+{{- merge (include "ddpjob.selector" $root | fromYaml) $own $root.Values.commonLabels $chart | toYaml -}}
+{{- end -}}
+
+{{/* Labels of the operator's pods. The selector's win, or the Deployment would not find its pods. */}}
+{{- define "ddpjob.podLabels" -}}
+{{- merge (include "ddpjob.selector" . | fromYaml) .Values.podLabels .Values.commonLabels | toYaml -}}
 {{- end -}}
 
 {{- define "ddpjob.serviceAccountName" -}}
@@ -32,11 +46,45 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end -}}
 {{- end -}}
 
+{{/* Prefix of image names: the registry and a slash, or nothing. */}}
+{{- define "ddpjob.registry" -}}
+{{- with default .Values.image.registry .Values.global.imageRegistry -}}
+{{- printf "%s/" (trimSuffix "/" .) -}}
+{{- end -}}
+{{- end -}}
+
 {{- define "ddpjob.image" -}}
+{{- $name := printf "%s%s" (include "ddpjob.registry" .) .Values.image.repository -}}
 {{- if .Values.image.digest -}}
-{{- printf "%s@%s" .Values.image.repository .Values.image.digest -}}
+{{- printf "%s@%s" $name .Values.image.digest -}}
 {{- else -}}
-{{- printf "%s:%s" .Values.image.repository (default .Chart.AppVersion .Values.image.tag) -}}
+{{- printf "%s:%s" $name (default .Chart.AppVersion .Values.image.tag) -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "ddpjob.trainerImage" -}}
+{{- default (printf "%sddpjob-trainer:%s-cpu" (include "ddpjob.registry" .) .Chart.AppVersion) .Values.trainer.image -}}
+{{- end -}}
+
+{{- define "ddpjob.imagePullSecrets" -}}
+{{- with concat .Values.global.imagePullSecrets .Values.imagePullSecrets | uniq -}}
+imagePullSecrets: {{- toYaml . | nindent 2 }}
+{{- end -}}
+{{- end -}}
+
+{{/* Constraints of the user, each with the Deployment's selector where it has none; for two or more replicas without
+constraints, a preference for different nodes. */}}
+{{- define "ddpjob.topologySpreadConstraints" -}}
+{{- $selector := dict "matchLabels" (include "ddpjob.selector" . | fromYaml) -}}
+{{- $constraints := list -}}
+{{- range .Values.topologySpreadConstraints -}}
+{{- $constraints = append $constraints (merge (deepCopy .) (dict "labelSelector" $selector)) -}}
+{{- end -}}
+{{- if and (not $constraints) (gt (int .Values.replicaCount) 1) -}}
+{{- $constraints = list (dict "maxSkew" 1 "topologyKey" "kubernetes.io/hostname" "whenUnsatisfiable" "ScheduleAnyway" "labelSelector" $selector) -}}
+{{- end -}}
+{{- with $constraints -}}
+topologySpreadConstraints: {{- toYaml . | nindent 2 }}
 {{- end -}}
 {{- end -}}
 
@@ -47,41 +95,4 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- $pairs = append $pairs (printf "%s=%s" $name $value) -}}
 {{- end -}}
 {{- join "," $pairs -}}
-{{- end -}}
-
-{{/* What the operator may do in a namespace that it serves; nothing on secrets, exec or wildcards. */}}
-{{- define "ddpjob.rules" -}}
-# delete: ttlSecondsAfterFinished
-- apiGroups: [training.ddpjob.io]
-  resources: [ddpjobs]
-  verbs: [get, list, watch, delete]
-- apiGroups: [training.ddpjob.io]
-  resources: [ddpjobs/status]
-  verbs: [patch]
-# patch: a pod that outlives an attempt is told its place in the next one by its labels
-- apiGroups: [""]
-  resources: [pods]
-  verbs: [get, list, watch, create, patch, delete]
-# the end of a failed pod's log, kept in the job's status
-- apiGroups: [""]
-  resources: [pods/log]
-  verbs: [get]
-# patch: its selector moves on to node rank 0 of a new attempt
-- apiGroups: [""]
-  resources: [services]
-  verbs: [get, create, patch]
-- apiGroups: [""]
-  resources: [persistentvolumeclaims]
-  verbs: [get, create]
-- apiGroups: [networking.k8s.io]
-  resources: [networkpolicies]
-  verbs: [get, create]
-# only for jobs whose scheduler reads a PodGroup
-- apiGroups: [scheduling.x-k8s.io, scheduling.volcano.sh]
-  resources: [podgroups]
-  verbs: [get, create]
-# list: of a pod that does not start and does not say why
-- apiGroups: [""]
-  resources: [events]
-  verbs: [list, create, patch]
 {{- end -}}
