@@ -64,7 +64,7 @@ EXPECTED = {
     "phase": "Succeeded",
     "attempt": 1,
     "restarts": 1,
-    "nodes": {"ready": 2, "spares": 0, "total": 2, "summary": "2/2"},
+    "nodes": {"ready": 2, "spares": 0, "total": 2},
     "conditions": {"Running": "False", "Scheduled": "True", "Restarting": "False", "Complete": "True"},
     "pods": {"digits-1-0": "Succeeded", "digits-1-1": "Succeeded"},
     "selected": "1",

@@ -62,7 +62,7 @@ async def test_a_gang_that_runs_and_finishes_makes_the_job_succeed(cluster: Clus
     await cluster.apply_job()
     await finish(cluster)
     status = await cluster.status()
-    assert status["nodes"]["summary"] == "2/2"
+    assert status["summary"]["nodes"] == "2/2"
     assert status.get("restarts", 0) == 0
     assert status["completionTime"] >= status["startTime"]
 

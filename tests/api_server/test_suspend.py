@@ -56,7 +56,7 @@ async def test_a_running_job_saves_stops_and_resumes_without_a_restart(cluster: 
         assert (await cluster.status())["phase"] == "Running"
         await cluster.reap(pods[0])
         suspended = await cluster.phase_is("Suspended")
-        assert suspended["nodes"]["summary"] == "0/2"
+        assert suspended["summary"]["nodes"] == "0/2"
         said = await cluster.condition("Suspended", "Suspended")
         assert "resume from the snapshot of step 120" in said["message"]
         assert await cluster.pods() == []

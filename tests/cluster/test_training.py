@@ -13,8 +13,10 @@ from tests.cluster.conftest import Operator, Unbroken
 from tests.cluster.history import nodes_with_two_pods, untrue_steps
 from tests.cluster.scenario import NODES, STEPS
 
-PROGRESS = {"progress", "nodes", "snapshot", "goodput"}
+PROGRESS = {"progress", "nodes", "snapshot", "goodput", "summary"}
 """Parts of the status that follow training; a write of these alone is made at most every so many seconds."""
+
+WIDE = ["LOSS", "ACCURACY", "GOODPUT"]
 
 
 def test_a_job_of_two_nodes_learns_to_read_digits(unbroken: Unbroken) -> None:
@@ -38,17 +40,17 @@ def test_its_history_holds_one_pod_a_node_and_no_step_back(unbroken: Unbroken) -
 
 
 def test_kubectl_get_shows_how_far_it_is(unbroken: Unbroken) -> None:
-    header, row = unbroken.scenario.kubectl.run("get", "ddpjobs").stdout.splitlines()
-    shown = dict(zip(header.split(), row.split(), strict=True))
-    assert list(shown) == ["NAME", "PHASE", "NODES", "ATTEMPT", "STEP", "LOSS", "AGE"]
+    header, row = unbroken.scenario.kubectl.run("get", "ddpjobs", "-o", "wide").stdout.splitlines()
+    shown = dict(zip(header.replace("ETA", "").split(), row.split(), strict=True))  # a finished job has no ETA
+    assert list(shown) == ["NAME", "PHASE", "NODES", "PROGRESS", "ATTEMPT", "RESTARTS", "REASON", "AGE", *WIDE]
     assert (shown["NAME"], shown["PHASE"], shown["ATTEMPT"]) == ("digits", "Succeeded", "0")
-    assert (shown["NODES"], shown["STEP"]) == (f"{NODES}/{NODES}", str(STEPS))
+    assert (shown["NODES"], shown["PROGRESS"]) == (f"{NODES}/{NODES}", f"{STEPS}/{STEPS}")
     assert float(shown["LOSS"]) < 1
 
 
 def test_kubectl_explain_says_what_a_field_means(operator: Operator) -> None:
     said = operator.kubectl.run("explain", "ddpjob.spec.snapshots").stdout
-    assert "When training state is saved" in said
+    assert "When the training state is saved" in said
     assert "`100steps`" in said
 
 

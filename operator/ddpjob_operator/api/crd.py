@@ -1,8 +1,7 @@
 """The CustomResourceDefinition, generated from the models: `python -m ddpjob_operator.api.crd [--check]`.
 
-Pydantic's JSON schema becomes a structural OpenAPI schema (KEP-1693's rules: no `$ref`, no `title`, a `type` at every
-level). What only newer servers know (CEL, `x-kubernetes-validations`) is dropped by older ones when they store the
-object.
+Pydantic's JSON schema is converted to a structural OpenAPI schema (KEP-1693: no `$ref`, no `title`, a `type` at every
+level). Servers without CEL drop `x-kubernetes-validations` when they store the object.
 """
 
 from __future__ import annotations
@@ -24,19 +23,21 @@ Schema = dict[str, Any]
 
 PRINTER_COLUMNS: tuple[dict[str, Any], ...] = (
     {"name": "Phase", "type": "string", "jsonPath": ".status.phase"},
-    {"name": "Nodes", "type": "string", "jsonPath": ".status.nodes.summary"},
+    {"name": "Nodes", "type": "string", "jsonPath": ".status.summary.nodes"},
+    {"name": "Progress", "type": "string", "jsonPath": ".status.summary.progress"},
+    {"name": "ETA", "type": "string", "jsonPath": ".status.summary.eta"},
     {"name": "Attempt", "type": "integer", "jsonPath": ".status.attempt"},
-    {"name": "Step", "type": "integer", "jsonPath": ".status.progress.step"},
-    {"name": "Loss", "type": "number", "jsonPath": ".status.progress.loss"},
+    {"name": "Restarts", "type": "integer", "jsonPath": ".status.restarts"},
+    {"name": "Reason", "type": "string", "jsonPath": ".status.summary.reason"},
+    {"name": "Age", "type": "date", "jsonPath": ".metadata.creationTimestamp"},
+    {"name": "Loss", "type": "number", "jsonPath": ".status.progress.loss", "priority": 1},
     {
         "name": "Accuracy",
         "type": "number",
         "jsonPath": ".status.progress.metrics.eval_accuracy",
         "priority": 1,
     },
-    {"name": "Restarts", "type": "integer", "jsonPath": ".status.restarts", "priority": 1},
     {"name": "Goodput", "type": "number", "jsonPath": ".status.goodput.ratio", "priority": 1},
-    {"name": "Age", "type": "date", "jsonPath": ".metadata.creationTimestamp"},
 )
 
 _KEPT = (
@@ -60,7 +61,7 @@ _KEPT = (
 
 
 def crd() -> dict[str, Any]:
-    """The whole object, ready to be applied."""
+    """The CustomResourceDefinition as an object."""
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
@@ -106,7 +107,7 @@ def _root() -> Schema:
     spec.setdefault("x-kubernetes-validations", []).append(
         {
             "rule": "has(self.elastic) || self.nodes == oldSelf.nodes",
-            "message": f"spec.nodes {FROZEN_MESSAGE}; an elastic job may be scaled",
+            "message": f"spec.nodes {FROZEN_MESSAGE}; only elastic jobs can be scaled",
         }
     )
     for name in (name for name in FROZEN if name != "nodes"):
@@ -114,7 +115,7 @@ def _root() -> Schema:
             {"rule": "self == oldSelf", "message": f"spec.{name} {FROZEN_MESSAGE}"}
         )
         if "default" not in spec["properties"][name]:
-            # a transition rule of a field is not evaluated when the field comes or goes
+            # a transition rule of a field is not evaluated when the field is added or removed
             spec.setdefault("x-kubernetes-validations", []).append(
                 {
                     "rule": f"has(self.{name}) == has(oldSelf.{name})",
@@ -123,7 +124,7 @@ def _root() -> Schema:
             )
     return {
         "type": "object",
-        "description": f"{KIND} is a fault-tolerant PyTorch DistributedDataParallel training run ({API_VERSION}).",
+        "description": f"{KIND} is a fault-tolerant distributed PyTorch training job ({API_VERSION}).",
         "required": ["spec"],
         "properties": {
             "apiVersion": {"type": "string"},
@@ -170,7 +171,7 @@ def _structural(node: Schema, definitions: dict[str, Schema]) -> Schema:
 
 
 def _one_of_a_kind(node: Schema, definitions: dict[str, Schema]) -> Schema:
-    """Pydantic says `X | None` with anyOf; an absent field says the same. A number or a quantity is int-or-string."""
+    """`X | None` is anyOf in Pydantic and an optional field here. A number or a quantity is int-or-string."""
     options = [option for option in node["anyOf"] if option.get("type") != "null"]
     rest = {key: value for key, value in node.items() if key != "anyOf"}
     if len(options) == 1:
@@ -186,10 +187,7 @@ def _resolved(node: Schema, definitions: dict[str, Schema]) -> Schema:
 
 
 def _without_defaults(schema: Schema) -> Schema:
-    """The operator writes every field of a status that it means.
-
-    A server that filled in others would make two truths.
-    """
+    """Remove defaults, so that the API server never fills in status fields that the operator did not write."""
     nested = {key: _without_defaults(value) for key, value in schema.get("properties", {}).items()}
     kept = {key: value for key, value in schema.items() if key != "default"}
     if nested:
@@ -200,20 +198,20 @@ def _without_defaults(schema: Schema) -> Schema:
 
 
 def _without_nulls(value: Any) -> Any:
-    """A default for the server: an absent field, not a null one."""
+    """A default for the API server, which wants absent fields, not null ones."""
     if not isinstance(value, dict):
         return value
     return {key: _without_nulls(item) for key, item in value.items() if item is not None}
 
 
 def rendered() -> str:
-    """The CRD as YAML, with a line that says where it comes from."""
+    """The CRD as YAML, with a header comment."""
     head = "# Generated from operator/ddpjob_operator/api by `make generate`; do not edit.\n"
     return head + yaml.safe_dump(crd(), sort_keys=False, width=120)
 
 
 def main(argv: list[str]) -> int:
-    """Write the CRD where Kustomize and Helm take it from; with --check, only say whether it is up to date."""
+    """Write the CRD for Kustomize and for Helm; with --check, only report whether the files are up to date."""
     root = Path(__file__).parents[3]
     paths = (
         root / "manifests/crd/ddpjobs.training.ddpjob.io.yaml",
@@ -225,7 +223,7 @@ def main(argv: list[str]) -> int:
             continue
         stale += 1
         if "--check" in argv:
-            print(f"{path.relative_to(root)} is not what the models say; run `make generate`", file=sys.stderr)
+            print(f"{path.relative_to(root)} is out of date; run `make generate`", file=sys.stderr)
         else:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text)

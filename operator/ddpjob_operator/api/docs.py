@@ -1,6 +1,6 @@
 """docs/api.md, generated from the models: `python -m ddpjob_operator.api.docs [--check]`.
 
-It says what `kubectl explain` says, on one page: every field with its type, default, bounds and words.
+It lists what `kubectl explain` shows on one page: every field with its type, default, bounds and description.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ddpjob_operator.api import API_VERSION, KIND
 from ddpjob_operator.api.crd import Schema, crd
-from ddpjob_operator.api.frozen import FROZEN, FROZEN_MESSAGE
+from ddpjob_operator.api.frozen import FROZEN, IMMUTABLE_ADVICE
 from ddpjob_operator.api.rules import BETWEEN_FIELDS
 from ddpjob_operator.api.template_rules import RESERVED_ENV, RESERVED_ENV_PREFIXES
 
@@ -35,18 +35,20 @@ def rendered() -> str:
     reserved = ", ".join(f"`{name}`" for name in (*RESERVED_ENV, *(f"{prefix}*" for prefix in RESERVED_ENV_PREFIXES)))
     parts = [
         f"# {KIND}, `{API_VERSION}`",
-        "Generated from the models by `make generate`; do not edit. `kubectl explain ddpjob.spec` says the same.",
-        "The smallest job is a name and `spec: {}`. [Operating](operating.md) shows each policy with its YAML.",
+        "Generated from the models by `make generate`; do not edit. `kubectl explain ddpjob.spec` shows the same text.",
+        "All fields of `spec` are optional. [Operating](operating.md) shows examples for each policy, "
+        "[conditions](conditions.md) lists phases, conditions, reasons and events.",
         "## spec",
         *_tables("spec", root["spec"]),
-        "## Rules between fields",
-        "Checked by the API server where it has CEL (1.25 and newer), and by the operator everywhere. "
-        "A spec that breaks one is refused with its message:",
+        "## Validation rules between fields",
+        "The API server checks these rules from Kubernetes 1.25 on (CEL); the operator checks them on every version. "
+        "A spec that violates one is rejected with its message:",
         "\n".join(f"- `{_path(rule.path)}`: “{rule.message}”" for rule in BETWEEN_FIELDS if rule.cel),
-        f"These variables belong to the operator and to torchrun: {reserved}.",
-        "## What may change while a job runs",
-        f"{', '.join(f'`{name}`' for name in FROZEN)} {FROZEN_MESSAGE}. `nodes` may change if the job is elastic. "
-        "Everything else takes effect at once, or with the next attempt where its description says so.",
+        f"Reserved environment variables: {reserved}.",
+        "## Immutable fields",
+        f"{', '.join(f'`{name}`' for name in FROZEN)} are immutable: {IMMUTABLE_ADVICE}. "
+        "`nodes` can be changed if the job is elastic. "
+        "Changes of other fields take effect at once, or with the next attempt if the description says so.",
         "## status",
         *_tables("status", root["status"]),
     ]
@@ -103,7 +105,7 @@ def main(argv: list[str]) -> int:
     if PAGE.exists() and PAGE.read_text() == text:
         return 0
     if "--check" in argv:
-        print(f"{PAGE.relative_to(PAGE.parents[1])} is not what the models say; run `make generate`", file=sys.stderr)
+        print(f"{PAGE.relative_to(PAGE.parents[1])} is out of date; run `make generate`", file=sys.stderr)
         return 1
     PAGE.write_text(text)
     print(f"wrote {PAGE.relative_to(PAGE.parents[1])}")

@@ -1,6 +1,6 @@
-"""What must not change once a job exists: a gang whose pods were made from two specs never finishes a rendezvous.
+"""Immutable fields of `spec`. Pods that were created from two different specs could not form one process group.
 
-CEL refuses the edit where a server has it; elsewhere the operator notices it by digest.
+API servers with CEL reject such an edit. On older servers the operator detects it by comparing digests.
 """
 
 from __future__ import annotations
@@ -27,20 +27,18 @@ FROZEN = (
     "managedBy",
     "podTemplate",
 )
-FROZEN_MESSAGE = (
-    "cannot change once the job exists: delete the job and apply it again; "
-    "with shared.retain it resumes from its last snapshot"
-)
+IMMUTABLE_ADVICE = "delete the job and apply it again; with shared.retain it resumes from its last snapshot"
+FROZEN_MESSAGE = f"is immutable: {IMMUTABLE_ADVICE}"
 
 
 def frozen_digests(spec: DDPJobSpec) -> dict[str, str]:
-    """A short digest of each frozen field, to notice an edit on a server without CEL.
+    """A short digest of each immutable field, to detect an edit on a server without CEL.
 
-    Defaults are left out: an operator that knows more fields than the last one finds the same digests.
+    Fields with their default value are left out, so that a newer operator with more fields computes the same digests.
     """
     wire = spec.model_dump(mode="json", by_alias=True, exclude_none=True, exclude_defaults=True)
     if spec.elastic is not None:
-        wire.pop("nodes", None)  # the size of an elastic gang may change
+        wire.pop("nodes", None)  # the number of nodes of an elastic job may change
     if spec.procs_per_node == 1:
         wire.pop("procsPerNode")  # it was the field's default once, and is written into stored objects
     return {

@@ -1,4 +1,4 @@
-"""The parts of a spec that say what a pod of the gang is: what it runs, with what, and where."""
+"""Parts of `spec` that describe a pod: what it runs, its resources and volume, and where it is scheduled."""
 
 from __future__ import annotations
 
@@ -23,119 +23,121 @@ class Entrypoint(APIModel):
     """What torchrun starts on every rank. Set `module` or `script`, not both."""
 
     module: Annotated[str, Field(pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$", max_length=253)] | None = None
-    """A Python module, run like `python -m`. Default: ddp_trainer.train, the built-in trainer."""
+    """Python module, run like `python -m`. Default: ddp_trainer.train, the built-in trainer."""
 
     script: Annotated[str, Field(pattern=r"^/", max_length=1024)] | None = None
-    """The absolute path of a Python file in the image or below /mnt/shared."""
+    """Absolute path of a Python file, in the image or below /mnt/shared."""
 
 
 class EnvVar(APIModel):
-    """One environment variable of the training processes, as in a pod."""
+    """An environment variable of the training processes, as in a pod."""
 
     name: Annotated[str, Field(pattern=r"^[-._a-zA-Z][-._a-zA-Z0-9]*$", max_length=256)]
-    """The variable's name. RANK, WORLD_SIZE, MASTER_ADDR, LD_PRELOAD, TORCHELASTIC_* and DDPJOB_* belong to the
-    operator.
+    """Name of the variable. RANK, WORLD_SIZE, MASTER_ADDR, LD_PRELOAD, TORCHELASTIC_* and DDPJOB_* are reserved for
+    the operator.
     """
 
     value: Annotated[str, Field(max_length=32768)] | None = None
-    """Its value, taken literally: `$(NAME)` is not expanded."""
+    """Literal value. `$(NAME)` is not expanded."""
 
     value_from: (
         Annotated[dict[str, Any], Field(json_schema_extra={"x-kubernetes-preserve-unknown-fields": True})] | None
     ) = None
-    """A source as in a pod: secretKeyRef, configMapKeyRef, fieldRef or resourceFieldRef."""
+    """Source of the value, as in a pod: secretKeyRef, configMapKeyRef, fieldRef or resourceFieldRef."""
 
 
 class Resources(APIModel):
-    """Compute resources of each node's trainer container, as in a pod."""
+    """Compute resources of the trainer container in each pod."""
 
     requests: Annotated[dict[str, Quantity | Whole], Field(max_length=32)] | None = None
-    """What the scheduler reserves, such as cpu, memory, nvidia.com/gpu."""
+    """Resources that the scheduler reserves, such as cpu, memory and nvidia.com/gpu."""
 
     limits: Annotated[dict[str, Quantity | Whole], Field(max_length=32)] | None = None
-    """What a node may use at most. A GPU goes here."""
+    """Maximum resources that the container may use. Request GPUs here."""
 
 
 class Shared(APIModel):
-    """The volume at /mnt/shared of every node: data sets, snapshots and logs. Set `size` or `claimName`, not both."""
+    """Volume that is mounted at /mnt/shared in every pod, for data sets, snapshots and logs. Set `size` or `claimName`,
+    not both.
+    """
 
     size: Quantity | None = None
     """Size of the PersistentVolumeClaim that the operator creates, named `<job>-shared`. Default: 10Gi."""
 
     storage_class_name: ObjectName | None = None
-    """Its storage class. Default: the cluster's default class."""
+    """StorageClass of that claim. Default: the cluster's default StorageClass."""
 
     access_mode: Literal["ReadWriteMany", "ReadWriteOnce"] = "ReadWriteMany"
-    """ReadWriteMany for a gang on several machines; ReadWriteOnce where all pods share one machine."""
+    """Access mode of that claim. Use ReadWriteOnce only if all pods run on one node."""
 
     claim_name: ObjectName | None = None
-    """An existing PersistentVolumeClaim to use instead. It is never deleted by the operator."""
+    """Name of an existing PersistentVolumeClaim to use instead. The operator never deletes it."""
 
     retain: Annotated[bool, Field(strict=True)] = True
-    """Keep the operator's claim when the job is deleted, so that a job of the same name resumes from its snapshots."""
+    """Keep the claim when the job is deleted. A new job of the same name then resumes from its snapshots."""
 
 
 class Initializer(APIModel):
-    """Something to put on the volume before training starts. Done once: later attempts find it there, verified.
-
-    Set `source` or `script`, not both.
+    """A download or a script that prepares the shared volume before training starts. It runs once per job: later
+    attempts reuse the verified result. Set `source` or `script`, not both.
     """
 
     name: Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9]{0,38}[a-z0-9])?$", max_length=40)]
-    """What it is called in logs and in status, such as `dataset`."""
+    """Name of the initializer in logs and in the status, such as `dataset`."""
 
     source: Annotated[str, Field(pattern=r"^(https?|s3|hf|pvc)://.+", max_length=2048)] | None = None
-    """Where to copy from: https://…, s3://bucket/prefix, hf://datasets/owner/name, or pvc://claim/path."""
+    """URL to copy from: https://…, s3://bucket/prefix, hf://datasets/owner/name, or pvc://claim/path."""
 
     script: Annotated[str, Field(min_length=1, max_length=65536)] | None = None
-    """A shell script of your own, run with /mnt/shared as its folder."""
+    """Shell script. Its working directory is /mnt/shared."""
 
     path: Annotated[str, Field(pattern=r"^[A-Za-z0-9_][-A-Za-z0-9_./]*$", max_length=512)]
-    """Where the result lies, below /mnt/shared, such as `datasets/digits`."""
+    """Path of the result below /mnt/shared, such as `datasets/digits`."""
 
     sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = None
-    """Checksum of a single file; a result that differs is refused."""
+    """Expected SHA-256 checksum, if the result is a single file. A result with another checksum is rejected."""
 
     env: Annotated[tuple[EnvVar, ...], Field(max_length=64)] = ()
-    """Environment of this initializer alone: its credentials, from a Secret with valueFrom."""
+    """Environment variables of this initializer only. Pass credentials from a Secret with valueFrom."""
 
 
 class Placement(APIModel):
-    """Where the pods of the gang may run, in addition to what podTemplate says."""
+    """Scheduling constraints of the pods, in addition to those in podTemplate."""
 
     topology_key: LabelKey | None = None
-    """Keep the whole gang in one domain of this node label, such as topology.kubernetes.io/zone or a rack's."""
+    """Run all pods in one topology domain, given by a node label such as topology.kubernetes.io/zone."""
 
     one_pod_per_node: Annotated[bool, Field(strict=True)] = False
-    """Never put two pods of the gang on one node. Without it they are spread where that is possible."""
+    """Require that each pod runs on a different node. If false, pods are spread over nodes where possible."""
 
     host_network: Annotated[bool, Field(strict=True)] = False
-    """Use the node's network, as some RDMA fabrics need it. It implies onePodPerNode."""
+    """Use the network namespace of the node, which some RDMA fabrics require. Implies onePodPerNode."""
 
     shm_size: Quantity | None = None
-    """Limit of /dev/shm, a memory-backed folder for DataLoader workers and NCCL. Default: half of the node's memory."""
+    """Size limit of /dev/shm, the shared memory of DataLoader workers and NCCL. Default: half of the node's memory."""
 
 
 class PodMetadata(APIModel):
-    """Labels and annotations added to every pod; the operator's own labels win."""
+    """Labels and annotations that are added to every pod. They cannot override the operator's labels."""
 
     labels: Annotated[dict[str, Annotated[str, Field(max_length=63)]], Field(max_length=64)] | None = None
-    """Extra labels, such as a team or a cost centre."""
+    """Labels to add, such as a team or a cost centre."""
 
     annotations: Annotated[dict[str, Annotated[str, Field(max_length=16384)]], Field(max_length=64)] | None = None
-    """Extra annotations."""
+    """Annotations to add."""
 
 
 class PodTemplate(APIModel):
-    """Merged into every pod of the gang: node selectors, tolerations, extra volumes, sidecars.
-
-    What the operator sets wins.
+    """Pod template that is merged into every pod: node selectors, tolerations, volumes, sidecar containers. Fields that
+    the operator sets take precedence.
     """
 
     metadata: PodMetadata | None = None
-    """Extra labels and annotations."""
+    """Labels and annotations to add."""
 
     spec: Annotated[dict[str, Any], Field(json_schema_extra={"x-kubernetes-preserve-unknown-fields": True})] | None = (
         None
     )
-    """A pod spec. The container named `trainer` is merged into the operator's; lists with names are merged by name."""
+    """Pod spec. The container named `trainer` is merged into the operator's container. Lists of named items are merged
+    by name.
+    """

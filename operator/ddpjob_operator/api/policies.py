@@ -1,4 +1,4 @@
-"""The parts of a spec that say what happens to the gang: when it starts, what follows a failure, how it ends."""
+"""Parts of `spec` that describe policies: snapshots, elasticity, restarts, stall detection and gang scheduling."""
 
 from __future__ import annotations
 
@@ -14,135 +14,132 @@ PositiveSeconds = Annotated[int, Field(strict=True, ge=1, le=31_536_000)]
 
 
 class Snapshots(APIModel):
-    """When training state is saved to /mnt/shared/checkpoints/<job>, and how many snapshots are kept."""
+    """When the training state is saved to /mnt/shared/checkpoints/<job>, and how many snapshots are kept."""
 
     every: Annotated[str, Field(pattern=r"^([1-9][0-9]{0,8}(steps|epochs|seconds)|auto)$")] = "60seconds"
-    """The interval: a number and its unit, such as `100steps`, `1epochs` or `60seconds`; or `auto`, which weighs the
-    measured cost of a snapshot against how often this job fails (Young's interval).
+    """Interval between snapshots: a number with the unit `steps`, `epochs` or `seconds`, such as `100steps`. With
+    `auto`, the interval is computed from the measured cost of a snapshot and the failure rate (Young's formula).
     """
 
     keep: Annotated[int, Field(strict=True, ge=1, le=1000)] = 3
-    """How many verified snapshots stay on the volume; older ones are removed after a newer one has been verified."""
+    """Number of verified snapshots to keep. Older ones are deleted after a newer one has been verified."""
 
 
 class Elastic(APIModel):
-    """Run with fewer nodes when not all can be scheduled; `spec.nodes` is the desired size.
-
-    The global batch and the learning rate stay what they are.
+    """Run with fewer nodes when not all can be scheduled. `spec.nodes` is the desired number. The global batch size and
+    the learning rate do not change with the number of nodes.
     """
 
     min_nodes: Annotated[int, Field(strict=True, ge=1, le=1024)]
-    """The fewest nodes that are worth starting with."""
+    """Minimum number of nodes to start training with."""
 
     wait_seconds: Seconds = 30
-    """How long to wait for the nodes that are missing before the gang starts without them."""
+    """Seconds to wait for missing nodes before training starts without them."""
 
 
 class Backoff(APIModel):
-    """How long to wait before a restart that follows a failure without progress.
-
-    After progress a restart is immediate.
-    """
+    """Exponential backoff between restarts without progress. After progress, a restart is immediate."""
 
     initial_seconds: Annotated[int, Field(strict=True, ge=0, le=3600)] = 1
-    """The first wait; it doubles with each restart that brought no new snapshot, and is spread by 20 % to either
-    side.
-    """
+    """Delay before the first restart. It doubles after each restart without a new snapshot, with a jitter of ±20 %."""
 
     max_seconds: Annotated[int, Field(strict=True, ge=0, le=86400)] = 300
-    """The longest wait."""
+    """Maximum delay."""
 
 
 class RestartRule(APIModel):
-    """What to do about failures of one kind. All that is set has to match; the first rule that matches decides."""
+    """A rule that selects failures and decides what happens. All fields that are set must match. The first matching
+    rule applies.
+    """
 
     exit_codes: Annotated[tuple[Annotated[int, Field(strict=True, ge=1, le=255)], ...], Field(max_length=64)] = ()
-    """Exit codes of the trainer container, any of them."""
+    """Match any of these exit codes of the trainer container."""
 
     reasons: Annotated[
         tuple[Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9]{0,63}$", max_length=64)], ...], Field(max_length=64)
     ] = ()
-    """Reasons as in status.lastFailure, any of them: OOMKilled, Evicted, Preempted, NodeLost, Stalled or others."""
+    """Match any of these reasons, as in status.lastFailure.reason, such as OOMKilled, Evicted, NodeLost or Stalled."""
 
     signals: Annotated[
         tuple[Annotated[str, Field(pattern=r"^SIG[A-Z0-9]{2,12}$", max_length=16)], ...], Field(max_length=32)
     ] = ()
-    """Signals that ended the trainer, any of them, such as SIGKILL or SIGSEGV."""
+    """Match any of these signals that terminated the trainer, such as SIGKILL or SIGSEGV."""
 
     message_pattern: Annotated[str, Field(min_length=1, max_length=512)] | None = None
-    """A regular expression (RE2 syntax) to find in the failure's message, such as `CUDA error|ECC`."""
+    """Match a regular expression (RE2 syntax) anywhere in the failure message, such as `CUDA error|ECC`."""
 
     action: Literal["Restart", "RestartFree", "Fail", "ExcludeNode"]
-    """Restart counts against the budget, RestartFree does not, Fail ends the job, ExcludeNode counts and restarts away
-    from the node that failed.
+    """What to do. Restart counts towards maxRestarts, RestartFree does not. Fail fails the job. ExcludeNode restarts
+    like Restart and excludes the failed node.
     """
 
 
 class Restart(APIModel):
-    """How often, and how patiently, a failed gang is started again."""
+    """Restart policy: when a failed job is restarted, how often, and where."""
 
     max_restarts: Annotated[int, Field(strict=True, ge=0, le=10000)] = 10
-    """Restarts without progress that the job may use up before it is Failed; a verified snapshot ahead of the last
-    failure refills them. 0 means that no failure is restarted, only disruptions and what a rule calls free.
+    """Maximum number of restarts without progress before the job fails. A new verified snapshot resets the count. With
+    0, only disruptions and failures that match a RestartFree rule are restarted.
     """
 
     window_seconds: PositiveSeconds | None = None
-    """Count only restarts within this many seconds. Default: all since progress was last made."""
+    """Count only restarts within a sliding window of this many seconds. Default: count all since the last progress."""
 
     backoff: Backoff = Backoff()
-    """Waiting between restarts."""
+    """Delay between restarts."""
 
     scope: Literal["Gang", "InPlace"] = "Gang"
-    """Gang replaces every pod. InPlace replaces the pods that died, and the others start their ranks again where they
-    are: nothing is scheduled or pulled again.
+    """Gang replaces all pods. InPlace replaces only failed pods; the other pods restart their ranks, without scheduling
+    or image pulls.
     """
 
     rules: Annotated[tuple[RestartRule, ...], Field(max_length=32)] = ()
-    """Looked at in order before the defaults: exit code 64 fails the job, and so does the same error at the same step
-    for the second time in a row; disruptions restart it for free; everything else counts.
+    """Rules that are evaluated in order before the defaults. Defaults: exit code 64, and the same error at the same
+    step twice in a row, fail the job; disruptions restart it without counting; every other failure counts.
     """
 
     node_lost_seconds: Seconds = 30
-    """How long a node may be NotReady before its pods are given up and the gang is started again without it."""
+    """Seconds that a node may be NotReady before the job is restarted without it."""
 
     force_delete_lost: Annotated[bool, Field(strict=True)] = False
-    """Remove pods of a lost node from the API server without waiting for its kubelet. They may still run there; their
-    writes to the volume are refused.
+    """Force-delete the pods of a lost node without waiting for its kubelet. They may still be running; the fencing
+    token prevents them from writing snapshots.
     """
 
     exclude_node_after: Annotated[int, Field(strict=True, ge=0, le=100)] = 3
-    """Keep away from a node after it has failed this job so many times. 0 means never."""
+    """Number of failures on a node after which the job no longer uses it. 0 disables this."""
 
 
 class Stall(APIModel):
-    """How long a rank may stand still before it is killed and the gang restarted.
-
-    In between, the limit is ten times the rank's own step time.
+    """Stall detection: a rank without progress is killed and the job is restarted. The limit is ten times the rank's
+    step time, within the bounds below.
     """
 
     min_seconds: PositiveSeconds = 30
-    """Never kill sooner than this."""
+    """Lower bound of the limit."""
 
     max_seconds: PositiveSeconds = 1800
-    """Kill after this, whatever the step time; also the limit of the first step."""
+    """Upper bound of the limit, and the limit for the first step."""
 
 
 class Scheduling(APIModel):
-    """How the gang gets its nodes, all of them or none."""
+    """Gang scheduling: all pods of the job are scheduled together, or none."""
 
     gang: Literal["None", "Coscheduling", "Volcano", "Kueue"] = "None"
-    """Who admits the gang as a whole. Coscheduling and Volcano get a PodGroup, Kueue its pod-group labels."""
+    """Component that admits the gang. For Coscheduling and Volcano the operator creates a PodGroup, for Kueue it sets
+    the pod-group labels.
+    """
 
     scheduler_name: ObjectName | None = None
-    """The scheduler that places the pods. Default: scheduler-plugins-scheduler with Coscheduling, volcano with Volcano,
-    else the cluster's own.
+    """Scheduler of the pods. Default: scheduler-plugins-scheduler for Coscheduling, volcano for Volcano, otherwise the
+    cluster's default scheduler.
     """
 
     queue: ObjectName | None = None
-    """The queue to wait in: a LocalQueue with Kueue, a Queue with Volcano."""
+    """Name of the queue: a LocalQueue for Kueue, a Queue for Volcano."""
 
     priority_class_name: ObjectName | None = None
     """PriorityClass of the pods."""
 
     timeout_seconds: PositiveSeconds | None = None
-    """Give back the nodes of a gang that is not complete after so many seconds, and try again after a backoff."""
+    """Seconds after which an incomplete gang releases its nodes. It is created again after a backoff."""

@@ -1,6 +1,6 @@
-"""Rules between fields of a spec, each stated twice: in CEL for API servers from 1.25, in Python for everything else.
+"""Validation rules between fields of `spec`, each in CEL (API servers from 1.25) and in Python (for older servers).
 
-`BETWEEN_FIELDS` hold for every spec; what must not change once a job exists stands in `frozen.py`.
+`BETWEEN_FIELDS` apply to every spec. Immutable fields are in `frozen.py`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ddpjob_operator.api.template_rules import (
 )
 
 LONGEST_WINDOW = 100
-"""Restarts in a window that a status can remember the times of."""
+"""Maximum number of restart times that the status keeps."""
 
 PATTERN_OPTIONS = re2.Options()
 PATTERN_OPTIONS.log_errors = False
@@ -29,9 +29,9 @@ PATTERN_OPTIONS.log_errors = False
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One rule. `path` is where its CEL stands in the schema below `spec`; `problem` returns a message or None.
+    """One rule. `path` locates its CEL expression in the schema below `spec`; `problem` returns a message or None.
 
-    Without `cel` the operator alone checks it: CEL cannot look into a field of unknown structure.
+    Without `cel` only the operator checks the rule: CEL cannot inspect a field without a schema.
     """
 
     path: tuple[str, ...]
@@ -53,14 +53,14 @@ def _both_volumes(spec: DDPJobSpec) -> str | None:
         return None
     clash = "size" if spec.shared.size else "storageClassName" if spec.shared.storage_class_name else None
     return clash and (
-        f"spec.shared: claimName {claim!r} names an existing volume, so {clash} has no meaning; remove one of them"
+        f"spec.shared: {clash} cannot be combined with claimName {claim!r}, an existing volume; remove one of them"
     )
 
 
 def _reserved_env(spec: DDPJobSpec) -> str | None:
     for index, variable in enumerate(spec.env):
         if is_reserved(variable.name):
-            return f"spec.env[{index}].name: {variable.name} is set by the operator; remove it"
+            return f"spec.env[{index}].name: {variable.name} is reserved for the operator; remove it"
     return None
 
 
@@ -79,7 +79,7 @@ def _backoff_order(spec: DDPJobSpec) -> str | None:
     if backoff.initial_seconds <= backoff.max_seconds:
         return None
     return (
-        f"spec.restart.backoff: initialSeconds {backoff.initial_seconds} is more than maxSeconds "
+        f"spec.restart.backoff: initialSeconds {backoff.initial_seconds} is greater than maxSeconds "
         f"{backoff.max_seconds}; raise maxSeconds or lower initialSeconds"
     )
 
@@ -88,20 +88,20 @@ def _elastic_order(spec: DDPJobSpec) -> str | None:
     if spec.elastic is None or spec.elastic.min_nodes <= spec.nodes:
         return None
     least = spec.elastic.min_nodes
-    return f"spec.elastic.minNodes: {least} is more than nodes {spec.nodes}; lower minNodes or raise nodes"
+    return f"spec.elastic.minNodes: {least} is greater than nodes {spec.nodes}; lower minNodes or raise nodes"
 
 
 def _idle_spares(spec: DDPJobSpec) -> str | None:
     if spec.spares == 0 or spec.restart.scope == "InPlace":
         return None
-    return f"spec.spares: {spec.spares} pods would wait for nothing; set restart.scope to InPlace, or remove spares"
+    return f"spec.spares: {spec.spares} spares require restart.scope InPlace; set it, or remove spares"
 
 
 def _stall_order(spec: DDPJobSpec) -> str | None:
     if spec.stall.min_seconds <= spec.stall.max_seconds:
         return None
     least, most = spec.stall.min_seconds, spec.stall.max_seconds
-    return f"spec.stall: minSeconds {least} is more than maxSeconds {most}; raise maxSeconds or lower minSeconds"
+    return f"spec.stall: minSeconds {least} is greater than maxSeconds {most}; raise maxSeconds or lower minSeconds"
 
 
 def _one_source(spec: DDPJobSpec) -> str | None:
@@ -116,7 +116,7 @@ def _repeated_initializer(spec: DDPJobSpec) -> str | None:
     seen: set[str] = set()
     for index, item in enumerate(spec.initializers):
         if item.name in seen:
-            return f"spec.initializers[{index}].name: {item.name!r} is there twice; give each its own name"
+            return f"spec.initializers[{index}].name: {item.name!r} is not unique; give each initializer its own name"
         seen.add(item.name)
     return None
 
@@ -124,17 +124,17 @@ def _repeated_initializer(spec: DDPJobSpec) -> str | None:
 def _outside_the_volume(spec: DDPJobSpec) -> str | None:
     for index, item in enumerate(spec.initializers):
         if ".." in item.path.split("/"):
-            return f"spec.initializers[{index}].path: {item.path!r} leads out of /mnt/shared; write it without .."
+            return f"spec.initializers[{index}].path: {item.path!r} must be below /mnt/shared; remove `..`"
     return None
 
 
 def _queue_without_owner(spec: DDPJobSpec) -> str | None:
     scheduling = spec.scheduling
     if scheduling.gang == "Kueue" and scheduling.queue is None:
-        return "spec.scheduling.queue: is missing; Kueue needs the name of a LocalQueue"
+        return "spec.scheduling.queue: is required with gang Kueue; set it to the name of a LocalQueue"
     if scheduling.queue is not None and scheduling.gang not in ("Kueue", "Volcano"):
         return (
-            f"spec.scheduling.queue: {scheduling.queue!r} has no meaning with gang {scheduling.gang}; "
+            f"spec.scheduling.queue: {scheduling.queue!r} cannot be used with gang {scheduling.gang}; "
             "set gang to Kueue or Volcano, or remove queue"
         )
     return None
@@ -144,8 +144,8 @@ def _one_size_in_a_queue(spec: DDPJobSpec) -> str | None:
     if spec.elastic is None or spec.scheduling.gang != "Kueue":
         return None
     return (
-        "spec.scheduling.gang: Kueue admits all nodes of a gang or none, so an elastic one would never start smaller; "
-        "choose another gang, or remove elastic"
+        "spec.scheduling.gang: Kueue admits all pods or none, so an elastic job could not start with fewer nodes; "
+        "use another gang scheduler, or remove elastic"
     )
 
 
@@ -154,14 +154,14 @@ def _window_to_remember(spec: DDPJobSpec) -> str | None:
     if restart.window_seconds is None or restart.max_restarts <= LONGEST_WINDOW:
         return None
     return (
-        f"spec.restart: maxRestarts {restart.max_restarts} is too many for a window; "
-        f"use {LONGEST_WINDOW} or fewer, or remove windowSeconds"
+        f"spec.restart: maxRestarts {restart.max_restarts} is too high with windowSeconds; "
+        f"use at most {LONGEST_WINDOW}, or remove windowSeconds"
     )
 
 
-def _words(error: Exception) -> str:
-    said = error.args[0] if error.args else ""
-    return said.decode(errors="replace") if isinstance(said, bytes) else str(said)
+def _text_of(error: Exception) -> str:
+    text = error.args[0] if error.args else ""
+    return text.decode(errors="replace") if isinstance(text, bytes) else str(text)
 
 
 def _pattern_problem(spec: DDPJobSpec) -> str | None:
@@ -172,7 +172,7 @@ def _pattern_problem(spec: DDPJobSpec) -> str | None:
             re2.compile(rule.message_pattern, PATTERN_OPTIONS)
         except re2.error as error:
             path = f"spec.restart.rules[{index}].messagePattern"
-            return f"{path}: {rule.message_pattern!r} is not a regular expression (RE2): {_words(error)}; correct it"
+            return f"{path}: {rule.message_pattern!r} is not a valid regular expression (RE2 syntax): {_text_of(error)}"
     return None
 
 
@@ -193,13 +193,13 @@ BETWEEN_FIELDS: tuple[Rule, ...] = (
     Rule(
         ("shared",),
         "!has(self.claimName) || !(has(self.size) || has(self.storageClassName))",
-        "claimName names an existing volume, so size and storageClassName have no meaning; remove them or claimName",
+        "size and storageClassName cannot be combined with claimName, an existing volume; remove one of them",
         _both_volumes,
     ),
     Rule(
         ("env", "[]"),
         f"!({_RESERVED_CEL})",
-        "this variable is set by the operator; remove it",
+        "this variable name is reserved for the operator; remove it",
         _reserved_env,
     ),
     Rule(
@@ -211,25 +211,25 @@ BETWEEN_FIELDS: tuple[Rule, ...] = (
     Rule(
         ("restart", "backoff"),
         "self.initialSeconds <= self.maxSeconds",
-        "initialSeconds is more than maxSeconds; raise maxSeconds or lower initialSeconds",
+        "initialSeconds is greater than maxSeconds; raise maxSeconds or lower initialSeconds",
         _backoff_order,
     ),
     Rule(
         (),
         "!has(self.elastic) || self.elastic.minNodes <= self.nodes",
-        "elastic.minNodes is more than nodes; lower minNodes or raise nodes",
+        "elastic.minNodes is greater than nodes; lower minNodes or raise nodes",
         _elastic_order,
     ),
     Rule(
         (),
         "self.spares == 0 || self.restart.scope == 'InPlace'",
-        "spares wait for nothing unless restart.scope is InPlace; set it, or remove spares",
+        "spares require restart.scope InPlace; set it, or remove spares",
         _idle_spares,
     ),
     Rule(
         ("stall",),
         "self.minSeconds <= self.maxSeconds",
-        "minSeconds is more than maxSeconds; raise maxSeconds or lower minSeconds",
+        "minSeconds is greater than maxSeconds; raise maxSeconds or lower minSeconds",
         _stall_order,
     ),
     Rule(
@@ -241,31 +241,31 @@ BETWEEN_FIELDS: tuple[Rule, ...] = (
     Rule(
         ("initializers", "[]"),
         "!self.path.matches('(^|/)[.][.](/|$)')",
-        "path leads out of /mnt/shared; write it without ..",
+        "path must be below /mnt/shared; remove `..`",
         _outside_the_volume,
     ),
     Rule(
         ("initializers",),
         "self.all(one, self.exists_one(other, other.name == one.name))",
-        "two initializers have one name; give each its own",
+        "names of initializers must be unique; give each its own name",
         _repeated_initializer,
     ),
     Rule(
         ("scheduling",),
         "has(self.queue) ? self.gang in ['Kueue', 'Volcano'] : self.gang != 'Kueue'",
-        "queue is for gang Kueue, which needs it, and for Volcano",
+        "queue is required with gang Kueue, optional with Volcano, and cannot be used otherwise",
         _queue_without_owner,
     ),
     Rule(
         (),
         "!has(self.elastic) || self.scheduling.gang != 'Kueue'",
-        "Kueue admits all nodes of a gang or none; choose another scheduling.gang, or remove elastic",
+        "elastic cannot be used with Kueue, which admits all pods or none; change scheduling.gang, or remove elastic",
         _one_size_in_a_queue,
     ),
     Rule(
         ("restart",),
         f"!has(self.windowSeconds) || self.maxRestarts <= {LONGEST_WINDOW}",
-        f"maxRestarts is too many for a window; use {LONGEST_WINDOW} or fewer, or remove windowSeconds",
+        f"maxRestarts is too high with windowSeconds; use at most {LONGEST_WINDOW}, or remove windowSeconds",
         _window_to_remember,
     ),
     Rule(("restart", "rules"), "", "", _pattern_problem),
@@ -275,5 +275,5 @@ BETWEEN_FIELDS: tuple[Rule, ...] = (
 
 
 def problems(spec: DDPJobSpec) -> tuple[str, ...]:
-    """Every rule between fields that `spec` breaks, as messages that name the field, the value and the fix."""
+    """Messages of all rules that `spec` violates. Each names the field, the value and the fix."""
     return tuple(message for rule in BETWEEN_FIELDS if (message := rule.problem(spec)))

@@ -1,4 +1,4 @@
-"""`status` of a DDPJob: what is true now, what went wrong, what was saved. Written by the operator alone.
+"""`status` of a DDPJob. Only the operator writes it.
 
 Conditions follow the Kubernetes API conventions (KEP-1623): types are adjectives or past participles, and a condition
 keeps its `lastTransitionTime` for as long as its status stays the same.
@@ -16,7 +16,7 @@ from ddpjob_operator.api.base import APIModel
 
 
 class Phase(StrEnum):
-    """Where a job is in its life. Succeeded and Failed are final."""
+    """The state of a job. Succeeded and Failed are final."""
 
     PENDING = "Pending"
     STARTING = "Starting"
@@ -32,273 +32,292 @@ class Phase(StrEnum):
 
 
 class Condition(APIModel):
-    """One aspect of the job's state (metav1.Condition)."""
+    """A condition of the job (metav1.Condition)."""
 
     type: Annotated[str, Field(max_length=316)]
-    """Suspended, Initialized, Scheduled, Running, Restarting, Degraded, SnapshotsFailing, Complete or Failed."""
+    """Type: Suspended, Initialized, Scheduled, Running, Restarting, Degraded, SnapshotsFailing, Complete or Failed."""
 
     status: Annotated[str, Field(json_schema_extra={"enum": ["True", "False", "Unknown"]})]
-    """Whether the condition holds."""
+    """True, False or Unknown."""
 
     reason: Annotated[str, Field(max_length=1024)] = ""
-    """Why, in one CamelCase word."""
+    """Reason of the last transition, one CamelCase word. docs/conditions.md lists all reasons."""
 
     message: Annotated[str, Field(max_length=32768)] = ""
-    """Why, for people."""
+    """Details of the last transition, for humans."""
 
     last_transition_time: datetime
-    """When `status` last changed."""
+    """Time of the last change of `status`."""
 
     observed_generation: int = 0
-    """The generation of the spec that this was said about."""
+    """metadata.generation that the condition was set for."""
 
 
 class NodeCount(APIModel):
-    """Pods of the current attempt."""
+    """Numbers of pods of the current attempt."""
 
     ready: int = 0
-    """Pods whose containers are ready."""
+    """Number of ready pods."""
 
     total: int = 0
-    """Pods that make up the gang."""
+    """Number of pods that the attempt needs."""
 
     spares: int = 0
-    """Pods beyond the gang that run and wait: spares, and nodes that an elastic job may grow into."""
-
-    summary: str = ""
-    """`ready/total`, as shown by kubectl get."""
+    """Number of running standby pods: spares, and pods with which an elastic job may grow."""
 
 
 class SnapshotStatus(APIModel):
-    """The newest snapshot that training can resume from."""
+    """Newest snapshot that training can resume from."""
 
     step: int
-    """The optimizer step it was taken after."""
+    """Number of optimizer steps in the snapshot."""
 
     time: datetime
-    """When it was complete on the volume."""
+    """When the snapshot was complete on the volume."""
 
     verified: bool = False
-    """Whether sizes and checksums were read back and found right."""
+    """Whether sizes and checksums have been verified by reading the snapshot back."""
 
 
 class Progress(APIModel):
-    """How far training has come, as last reported by node rank 0."""
+    """Training progress, as last reported by node rank 0."""
 
     epoch: int | None = None
-    """The epoch in progress, from 0."""
+    """Current epoch, from 0."""
 
     step: int | None = None
-    """Optimizer steps finished."""
+    """Completed optimizer steps."""
 
     total_steps: int | None = None
-    """Optimizer steps that make up the run, if known."""
+    """Total number of optimizer steps of the run, if known."""
 
     loss: float | None = None
-    """Mean training loss of the last step over all ranks."""
+    """Training loss of the last reported step, averaged over all ranks."""
 
     samples_per_second: float | None = None
-    """Throughput of the whole gang."""
+    """Training throughput of all ranks together."""
 
     eta: datetime | None = None
-    """When training is expected to end."""
+    """Estimated time at which training ends."""
+
+    remaining_seconds: int | None = None
+    """Estimated seconds until training ends, at the time of the report."""
 
     metrics: dict[str, float] | None = None
     """Evaluation metrics, such as eval_accuracy."""
 
 
 class FailureStatus(APIModel):
-    """What ended the last attempt that failed."""
+    """A failure that ended an attempt."""
 
     attempt: int
-    """The attempt that it ended."""
+    """Number of the attempt that failed."""
 
     time: datetime
-    """When the operator learnt of it."""
+    """When the operator detected the failure."""
 
     node_rank: int | None = None
-    """The pod of the gang that failed first."""
+    """Node rank of the pod that failed first."""
 
     rank: int | None = None
-    """The rank that failed first, if it is known."""
+    """Rank that failed first, if known."""
 
     pod_name: str | None = None
-    """Name of that pod."""
+    """Name of the pod that failed first."""
 
     node_name: str | None = None
-    """The Kubernetes node that it ran on."""
+    """Kubernetes node of that pod."""
 
     exit_code: int | None = None
-    """Exit code of its trainer container."""
+    """Exit code of the trainer container of that pod."""
 
     reason: str
-    """The cause in one word, such as WorkerKilled, OOMKilled, PodDeleted, ImportError."""
+    """Cause in one CamelCase word, such as WorkerKilled, OOMKilled or NodeLost. docs/conditions.md lists all."""
 
     message: str = ""
-    """The cause for people, with the last lines of the traceback if there is one."""
+    """Cause for humans, with the end of the traceback if there is one."""
 
     step: int | None = None
-    """The step that training had reached."""
+    """Step at the time of the failure."""
 
     snapshot_step: int | None = None
-    """The step of the newest snapshot at that moment; the steps after it were lost."""
+    """Step of the newest snapshot at that time. Later steps were lost."""
 
     advice: str = ""
-    """What to do about it."""
+    """Suggested action."""
 
     signal: str | None = None
-    """The signal that ended the trainer, such as SIGKILL."""
+    """Signal that terminated the trainer, such as SIGKILL."""
 
     log_tail: str = ""
-    """The last lines of the failed pod's log, saved before the pod was deleted."""
+    """Last lines of the failed pod's log, saved before the pod was deleted. Secrets are masked."""
 
 
 class Goodput(APIModel):
-    """Where the job's time went, in seconds by cause. They add up to the time since `startTime`."""
+    """Wall-clock time of the job by activity, in seconds. The activities add up to the time since `startTime`."""
 
     queued: float = 0.0
-    """Waiting for nodes: quota, queue, scheduler, and the backoff between restarts."""
+    """Waiting for nodes: quota, queue, scheduler, and restart backoff."""
 
     pulling: float = 0.0
-    """Scheduled, and its containers not started: image pulls and volumes."""
+    """Scheduled, but containers not started yet: image pulls and volume mounts."""
 
     initializing: float = 0.0
-    """Fetching data sets and models."""
+    """Running initializers."""
 
     rendezvous: float = 0.0
-    """From the containers' start until the ranks have met and loaded the model."""
+    """From the start of the containers until all ranks have joined the process group and loaded the model."""
 
     first_step: float = 0.0
-    """The first step of an attempt, with warm-up and compilation."""
+    """First step of each attempt, including warm-up and compilation."""
 
     training: float = 0.0
-    """Steps that were kept."""
+    """Training steps that were not lost."""
 
     validating: float = 0.0
-    """Evaluations."""
+    """Evaluation."""
 
     saving: float = 0.0
-    """Training stopped for a snapshot."""
+    """Training blocked by saving a snapshot."""
 
     stalled: float = 0.0
-    """A rank stood still."""
+    """A rank made no progress until stall detection killed it."""
 
     recovering: float = 0.0
-    """From a failure to the next attempt's containers, and steps that were trained a second time."""
+    """From a failure to the containers of the next attempt, and steps that were lost with the failure."""
 
     suspended: float = 0.0
-    """Suspended by the user."""
+    """Suspended."""
 
     ratio: float | None = None
-    """Share of the time since startTime, suspensions left out, that went into steps that were kept."""
+    """Goodput: training seconds divided by all seconds except suspended ones, from 0 to 1."""
 
     recomputed_steps: int = 0
-    """Steps that were lost with a failure and trained again."""
+    """Steps that were lost with failures and had to be trained again."""
 
     cause: str = ""
-    """What the time goes into now: the name of one of the fields above."""
+    """Current activity: the name of one of the fields above."""
 
     counted_until: datetime | None = None
-    """When the seconds above were last added up."""
+    """When the seconds above were last updated."""
 
     told: dict[str, float] = Field(default_factory=dict)
-    """What the trainer has told of the current attempt so far, in seconds by cause; contained in the fields above."""
+    """Seconds reported by the trainer in this attempt, by activity. They are included in the fields above."""
+
+
+class Summary(APIModel):
+    """Columns of `kubectl get`, derived from the other fields of the status."""
+
+    nodes: str | None = None
+    """Ready and needed pods, such as `2/2`."""
+
+    progress: str | None = None
+    """Completed and total steps, such as `412/1000`, or `412` if the total is unknown."""
+
+    eta: str | None = None
+    """While Running: estimated time until training ends, such as `3m20s`."""
+
+    reason: str | None = None
+    """Reason of the condition that explains the phase."""
 
 
 class DDPJobStatus(APIModel):
-    """What the operator knows of the job."""
+    """Observed state of the job."""
 
     phase: Phase | None = None
     """Pending, Starting, Running, Restarting, Suspended, Succeeded or Failed."""
 
+    summary: Summary | None = None
+    """Columns of `kubectl get`."""
+
     conditions: tuple[Condition, ...] = ()
-    """Suspended, Initialized, Scheduled, Running, Restarting, Degraded, SnapshotsFailing, Complete, Failed."""
+    """Conditions of the types Suspended, Initialized, Scheduled, Running, Restarting, Degraded, SnapshotsFailing,
+    Complete and Failed. docs/conditions.md lists their reasons.
+    """
 
     attempt: int = 0
-    """The current attempt, counted from 0. A pod's name carries it."""
+    """Number of the current attempt, from 0. It is part of the pod names."""
 
     restarts: int = 0
-    """Restarts after failures since the job began."""
+    """Number of restarts after failures."""
 
     restarts_since_progress: int = 0
-    """Restarts in a row without a newer snapshot. They count against restart.maxRestarts and lengthen the backoff."""
+    """Number of consecutive restarts without a new snapshot. Limited by restart.maxRestarts; increases the backoff."""
 
     restart_times: tuple[datetime, ...] = ()
-    """With restart.windowSeconds: when the counted restarts of the window were."""
+    """Times of the restarts within restart.windowSeconds, if that is set."""
 
     disruptions: int = 0
-    """Restarts that do not count: evictions, preemptions, changes of size, gangs that did not get all their nodes, and
-    failures that a rule marks RestartFree.
+    """Number of restarts that do not count towards maxRestarts: evictions, preemptions, changes of the number of
+    nodes, gangs that were not scheduled in time, and failures that match a RestartFree rule.
     """
 
     disruptions_since_progress: int = 0
-    """Consecutive disruptions without a newer snapshot: they lengthen the backoff, and do not use the budget."""
+    """Number of consecutive disruptions without a new snapshot. Increases the backoff."""
 
     restart_at: datetime | None = None
-    """While Restarting: when the next attempt starts."""
+    """While Restarting with a backoff: when the next attempt starts."""
 
     retry_at: datetime | None = None
-    """While the job waits for what it could not get, all its nodes or its data: when it tries again."""
+    """When the operator retries an incomplete gang or a failed initializer."""
 
     initializer_failures: int = 0
-    """Tries of the initializers that failed."""
+    """Number of failed initializer pods."""
 
     attempt_time: datetime | None = None
-    """When the current attempt was decided on."""
+    """When the current attempt began."""
 
     nodes: NodeCount = NodeCount()
-    """Pods of the current attempt."""
+    """Numbers of pods of the current attempt."""
 
     kept_pods: Annotated[dict[str, int], Field(max_length=2048)] = Field(default_factory=dict)
-    """With restart.scope InPlace: pods that live on from earlier attempts, and their node ranks in the current one, -1
-    where they go on waiting for one. The others were made for it.
+    """With restart.scope InPlace: pods of earlier attempts that are reused, and their node ranks in the current attempt
+    (-1 for a spare).
     """
 
     progress: Progress | None = None
-    """How far training has come."""
+    """Training progress."""
 
     snapshot: SnapshotStatus | None = None
-    """The newest snapshot."""
+    """Newest snapshot."""
 
     last_failure: FailureStatus | None = None
-    """What ended the last attempt that failed. Kept after the pods are gone."""
+    """The last failure. It is kept after the pods are deleted."""
 
     failures: tuple[FailureStatus, ...] = ()
-    """The last few failures, newest last, their messages shortened."""
+    """The last five failures, newest last, with shortened messages."""
 
     node_failures: dict[str, int] = Field(default_factory=dict)
-    """Failures of this job on each node; a node that reaches restart.excludeNodeAfter is avoided."""
+    """Number of failures of this job by node. See restart.excludeNodeAfter."""
 
     excluded_nodes: tuple[str, ...] = ()
-    """Nodes that new pods of this job keep away from."""
+    """Nodes that the job no longer uses."""
 
     corrupt_snapshots: tuple[str, ...] = ()
-    """Snapshots on the volume that did not verify and were set aside, and why."""
+    """Snapshots that failed verification and were set aside, with the reason."""
 
     goodput: Goodput | None = None
-    """Where the job's time went."""
+    """Wall-clock time of the job by activity."""
 
     selector: str | None = None
-    """The pods of the job as a label selector, for the scale subresource."""
+    """Label selector of the job's pods, for the scale subresource."""
 
     spec_digests: dict[str, str] | None = None
-    """A digest of each spec field that must not change while the job runs, as the current attempt was started with."""
+    """Digests of the immutable spec fields that the current attempt was started with."""
 
     observed_generation: int | None = None
-    """The generation of the spec that this status is about."""
+    """metadata.generation that the operator last acted on."""
 
     start_time: datetime | None = None
-    """When the operator first acted on the job."""
+    """When the operator first acted on the job. Not changed by restarts."""
 
     suspended_seconds: float = 0.0
-    """How long the job was suspended in all, a suspension that still lasts left out. It does not count against
-    activeDeadlineSeconds.
-    """
+    """Total seconds of past suspensions. They do not count towards activeDeadlineSeconds."""
 
     completion_time: datetime | None = None
-    """When the job became Succeeded or Failed."""
+    """When the job succeeded or failed."""
 
     @property
     def is_final(self) -> bool:
-        """Whether the job is over, for better or worse."""
+        """Whether the phase is Succeeded or Failed."""
         return self.phase is not None and self.phase.final

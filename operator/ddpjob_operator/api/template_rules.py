@@ -1,5 +1,5 @@
-"""Rules about a podTemplate and about names of variables. CEL cannot look into a field of unknown structure, so the
-operator alone checks a template.
+"""Validation rules for `podTemplate` and for names of environment variables. CEL cannot inspect a field without a
+schema, so only the operator checks them.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _AFFINITY: dict[tuple[str, ...], type] = {
 
 
 def is_reserved(name: str) -> bool:
-    """Whether an environment variable belongs to the operator or to torchrun."""
+    """Whether an environment variable is reserved for the operator or for torchrun."""
     return name in RESERVED_ENV or name.startswith(RESERVED_ENV_PREFIXES)
 
 
@@ -45,12 +45,12 @@ def reserved_template_env(spec: DDPJobSpec) -> str | None:
         for variable in _objects(container, "env"):
             if container.get("name") == "trainer" and is_reserved(str(variable.get("name"))):
                 path = f"spec.podTemplate.spec.containers[{index}].env"
-                return f"{path}: {variable.get('name')} is set by the operator; remove it"
+                return f"{path}: {variable.get('name')} is reserved for the operator; remove it"
     return None
 
 
 def malformed_template(spec: DDPJobSpec) -> str | None:
-    """What is merged item by item has to be lists of objects with the key that they are merged by."""
+    """Lists that are merged item by item must contain objects with their merge key."""
     template, path = _template(spec), "spec.podTemplate.spec"
     for field in ("containers", "initContainers", "volumes", "schedulingGates"):
         if problem := _malformed_list(template, field, path, "name"):
@@ -65,37 +65,37 @@ def malformed_template(spec: DDPJobSpec) -> str | None:
 
 
 def _malformed_affinity(template: dict[str, Any], path: str) -> str | None:
-    """Terms of ours are added to what is required (`core.placement`), so that has to be where it belongs."""
+    """The operator adds terms to the required affinity, so the structure of that must be valid."""
     for place, kind in _AFFINITY.items():
         part: Any = template
         for name in place:
             part = part.get(name) if isinstance(part, dict) else None
         where = ".".join((path, *place))
         if part is not None and not isinstance(part, kind):
-            return f"{where}: is not {'a list' if kind is list else 'an object'}; write it as in a pod"
+            return f"{where}: must be {'a list' if kind is list else 'an object'}, as in a pod"
         for index, term in enumerate(part if isinstance(part, list) else ()):
             if not isinstance(term, dict) or not isinstance(term.get("matchFields") or [], list):
-                return f"{where}[{index}]: is not a term; write it as in a pod"
+                return f"{where}[{index}]: must be an affinity term, as in a pod"
     return None
 
 
 def _malformed_resources(container: dict[str, Any], path: str) -> str | None:
-    """Defaults of the operator's go into them."""
+    """The operator adds its default resources to them."""
     resources = container.get("resources")
     for kind in ("limits", "requests"):
         given = resources.get(kind) if isinstance(resources, dict) else resources
         if given is not None and not isinstance(given, dict):
-            return f"{path}: has {kind} that are not an object; write them as in a pod"
+            return f"{path}.{kind}: must be an object, as in a pod"
     return None
 
 
 def _malformed_list(parent: dict[str, Any], field: str, path: str, key: str) -> str | None:
     items = parent.get(field)
     if items is not None and not isinstance(items, list):
-        return f"{path}.{field}: is not a list; write a list of objects, each with a {key}"
+        return f"{path}.{field}: must be a list of objects, each with a {key}"
     for index, item in enumerate(items or ()):
         if not isinstance(item, dict) or not isinstance(item.get(key), str | int):
-            return f"{path}.{field}[{index}]: has no {key}; give it one (`trainer` is the operator's own container)"
+            return f"{path}.{field}[{index}]: must have a {key}; `trainer` is the operator's container"
     return None
 
 
@@ -104,6 +104,6 @@ def _template(spec: DDPJobSpec) -> dict[str, Any]:
 
 
 def _objects(parent: dict[str, Any], field: str) -> list[dict[str, Any]]:
-    """The objects of a list that nobody has checked."""
+    """The objects in a list that has not been validated."""
     items = parent.get(field)
     return [item for item in items if isinstance(item, dict)] if isinstance(items, list) else []

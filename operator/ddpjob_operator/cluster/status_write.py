@@ -19,10 +19,11 @@ from ddpjob_operator.cluster import paths
 from ddpjob_operator.cluster.cache import Cache, Key, Owner
 from ddpjob_operator.cluster.client import Client
 from ddpjob_operator.cluster.errors import ApiError
+from ddpjob_operator.core.summary import with_summary
 
 logger = logging.getLogger(__name__)
 
-_PROGRESS = frozenset({"progress", "nodes", "snapshot", "goodput"})
+_PROGRESS = frozenset({"progress", "nodes", "snapshot", "goodput", "summary"})
 """Fields that follow the training by the second. Alone they are not worth a write each time."""
 
 
@@ -47,11 +48,13 @@ def change_between(current: Mapping[str, Any], wanted: DDPJobStatus) -> Change:
 
 
 def wire_form(status: DDPJobStatus) -> dict[str, Any]:
-    """The status as JSON. What is empty is left out, as Go's omitempty would.
+    """The status as JSON, with its summary. What is empty is left out, as Go's omitempty would.
 
     Kubernetes 1.20 turns an empty string inside an array of a merge patch into null, and then refuses it.
     """
-    wire: dict[str, Any] = _without_empty(status.model_dump(mode="json", by_alias=True, exclude_none=True))
+    wire: dict[str, Any] = _without_empty(
+        with_summary(status).model_dump(mode="json", by_alias=True, exclude_none=True)
+    )
     return wire
 
 

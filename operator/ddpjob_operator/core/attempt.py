@@ -51,7 +51,7 @@ def next_attempt(
             "attempt_time": now,
             "restart_at": now + timedelta(seconds=delay) if delay else None,
             "retry_at": None,
-            "nodes": NodeCount(ready=0, total=size, summary=f"0/{size}"),
+            "nodes": NodeCount(ready=0, total=size),
             "selector": selector(job),
             "kept_pods": kept,
             "observed_generation": job.generation,

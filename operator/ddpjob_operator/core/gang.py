@@ -56,7 +56,7 @@ def counted(
     """
     total = gang_size(job, status)
     ready = sum(has_succeeded(pod) or (pod.running and not pod.deleting) for pod in pods)
-    count = NodeCount(ready=ready, total=total, spares=len(waiting), summary=f"{ready}/{total}")
+    count = NodeCount(ready=ready, total=total, spares=len(waiting))
     return status.model_copy(update={"nodes": count})
 
 

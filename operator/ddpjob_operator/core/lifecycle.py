@@ -128,7 +128,7 @@ def _suspended(job: Job, observed: Observed, status: DDPJobStatus, now: datetime
             "retry_at": None,
             "start_time": status.start_time or now,
             "observed_generation": job.generation,
-            "nodes": NodeCount(ready=0, total=total, summary=f"0/{total}"),
+            "nodes": NodeCount(ready=0, total=total),
             "conditions": phase_conditions(job, status, now, suspended=("Suspended", message)),
         }
     )

@@ -14,6 +14,11 @@ from ddpjob_operator.core.report import TrainerReport, moment
 
 MESSAGE_LIMIT = 4096
 
+_ESTIMATES = {"eta", "remaining_seconds"}
+"""Fields that are wrong, not only old, when a newer report lacks them."""
+
+_LONGEST_ESTIMATE = 1e9
+
 
 def with_report(status: DDPJobStatus, report: TrainerReport | None, uid: str, now: datetime) -> DDPJobStatus:
     """`status` with the progress of a `/status` answer, if it is the current attempt's of this very job."""
@@ -25,15 +30,15 @@ def with_report(status: DDPJobStatus, report: TrainerReport | None, uid: str, no
 def with_final_report(status: DDPJobStatus, report: TrainerReport | None, now: datetime) -> DDPJobStatus:
     """`status` with the progress that a report or a termination message carries.
 
-    What it does not know stays as it was.
+    Fields that the report lacks keep their value, except for the estimates.
     """
     if report is None:
         return status
     update: dict[str, Any] = {}
-    progress = _progress(report, now)
-    if progress is not None:
-        kept = status.progress.model_dump(exclude_none=True) if status.progress else {}
-        update["progress"] = Progress.model_validate(kept | progress.model_dump(exclude_none=True))
+    reported = _progress(report, now)
+    kept = status.progress.model_dump(exclude_none=True, exclude=_ESTIMATES) if status.progress else {}
+    if merged := kept | (reported.model_dump(exclude_none=True) if reported else {}):
+        update["progress"] = Progress.model_validate(merged)
     if report.snapshot is not None and _is_news(report.snapshot, status.snapshot):
         update["snapshot"] = report.snapshot
     return status.model_copy(update=update) if update else status
@@ -77,8 +82,13 @@ def _progress(report: TrainerReport, now: datetime) -> Progress | None:
         loss=None if report.loss is None else float(f"{report.loss:.6g}"),  # kubectl prints every digit that is there
         samples_per_second=report.samples_per_second,
         eta=_eta(report, now),
+        remaining_seconds=_remaining(report.eta_seconds),
         metrics=dict(report.metrics) or None,
     )
+
+
+def _remaining(seconds: float | None) -> int | None:
+    return round(seconds) if seconds is not None and 0 <= seconds < _LONGEST_ESTIMATE else None
 
 
 def _eta(report: TrainerReport, now: datetime) -> datetime | None:

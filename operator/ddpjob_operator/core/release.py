@@ -50,7 +50,7 @@ def plan_release(
         update={
             "attempt": status.attempt + 1,
             "retry_at": now + timedelta(seconds=delay),
-            "nodes": NodeCount(ready=0, total=size, summary=f"0/{size}"),
+            "nodes": NodeCount(ready=0, total=size),
             "kept_pods": {},
             "observed_generation": job.generation,
             "spec_digests": digests(job, defaults),

@@ -102,7 +102,9 @@ def test_the_servers_defaults_are_the_models() -> None:
 def test_the_columns_are_those_that_a_person_looks_for() -> None:
     columns = crd()["spec"]["versions"][0]["additionalPrinterColumns"]
     shown = [column["name"] for column in columns if not column.get("priority")]
-    assert shown == ["Phase", "Nodes", "Attempt", "Step", "Loss", "Age"]
+    wide = [column["name"] for column in columns if column.get("priority")]
+    assert wide == ["Loss", "Accuracy", "Goodput"]
+    assert shown == ["Phase", "Nodes", "Progress", "ETA", "Attempt", "Restarts", "Reason", "Age"]
 
 
 @pytest.mark.parametrize(

@@ -21,5 +21,5 @@ def test_every_field_has_a_row(model: type[DDPJobSpec | DDPJobStatus]) -> None:
 
 def test_a_row_gives_type_default_bounds_and_words() -> None:
     row = next(line for line in docs.rendered().splitlines() if line.startswith("| `keep` |"))
-    assert row.startswith("| `keep` | integer | `3` | How many verified snapshots stay on the volume;")
+    assert row.startswith("| `keep` | integer | `3` | Number of verified snapshots to keep.")
     assert row.endswith("(at least 1, at most 1000) |")

@@ -60,7 +60,7 @@ def test_every_problem_has_its_line(tmp_path: Path) -> None:
 def test_a_problem_in_a_list_has_the_line_of_its_item(tmp_path: Path) -> None:
     text = MINIMAL + "  env:\n    - name: LR\n      value: '1'\n    - name: RANK\n      value: '1'\n"
     assert problems(tmp_path, text) == [
-        "job.yaml:10: spec.env[1].name: RANK is set by the operator; remove it",
+        "job.yaml:10: spec.env[1].name: RANK is reserved for the operator; remove it",
     ]
 
 

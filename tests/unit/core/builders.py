@@ -40,7 +40,7 @@ def in_phase(phase: Phase, *, nodes: int = 2, spec: dict[str, Any] | None = None
     return DDPJobStatus(
         phase=phase,
         start_time=NOW - timedelta(minutes=4),
-        nodes=NodeCount(ready=0, total=nodes, summary=f"0/{nodes}"),
+        nodes=NodeCount(ready=0, total=nodes),
         spec_digests=frozen_digests(DDPJobSpec.model_validate({"nodes": nodes, **(spec or {})})),
         observed_generation=1,
     ).model_copy(update=fields)

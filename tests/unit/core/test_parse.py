@@ -89,11 +89,11 @@ def test_a_job_with_an_empty_spec_is_a_job() -> None:
         ({"shared": {"retain": "yes"}},
          'spec.shared.retain: "yes" is neither true nor false; write one of them, without quotes'),
         ({"image": ""}, 'spec.image: "" has not the right length; at least 1 is allowed'),
-        ({"env": [{"name": "RANK", "value": "0"}]}, "spec.env[0].name: RANK is set by the operator; remove it"),
+        ({"env": [{"name": "RANK", "value": "0"}]}, "spec.env[0].name: RANK is reserved for the operator; remove it"),
         ({"entrypoint": {"module": "a", "script": "/b"}},
          "spec.entrypoint: both module 'a' and script '/b' are set; keep one of them"),
-        ({"podTemplate": {"spec": {"containers": ["trainer"]}}}, "spec.podTemplate.spec.containers[0]: has no name; "
-         "give it one (`trainer` is the operator's own container)"),
+        ({"podTemplate": {"spec": {"containers": ["trainer"]}}},
+         "spec.podTemplate.spec.containers[0]: must have a name; `trainer` is the operator's container"),
     ],
     ids=lambda value: None if isinstance(value, dict) else value[:60],
 )  # fmt: skip

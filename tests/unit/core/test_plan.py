@@ -47,7 +47,7 @@ def test_the_spec_is_on_record_before_the_first_pod_is_made_from_it() -> None:
     assert decided.status_first
     assert decided.status.phase is Phase.STARTING
     assert decided.status.spec_digests
-    assert decided.status.nodes == NodeCount(ready=0, total=2, summary="0/2")
+    assert decided.status.nodes == NodeCount(ready=0, total=2)
     assert created(decided) == ["digits-0-0", "digits-0-1"]
 
 
@@ -70,7 +70,7 @@ def test_a_refused_service_leaves_the_job_pending_and_says_why() -> None:
 )
 def test_the_phase_follows_from_the_pods(pods: list[object], phase: Phase, ready: int) -> None:
     after = look(make_job(STARTING), seen(*pods)).status  # type: ignore[arg-type]
-    assert (after.phase, after.nodes.summary) == (phase, f"{ready}/2")
+    assert (after.phase, after.nodes.ready, after.nodes.total) == (phase, ready, 2)
 
 
 def test_a_pod_that_vanished_before_the_gang_ran_is_made_again() -> None:

@@ -12,7 +12,7 @@ from builders import (
 )
 from looks import GANG, RUNNING, SNAPSHOT, condition, created, deleted, look
 
-from ddpjob_operator.api.status import DDPJobStatus, Phase
+from ddpjob_operator.api.status import DDPJobStatus, NodeCount, Phase
 from ddpjob_operator.core import conditions as cond
 from ddpjob_operator.core.model import (
     Job,
@@ -40,7 +40,7 @@ def test_a_complete_gang_goes_on_as_it_was_started(phase: Phase, nodes: int) -> 
     decided = look(edited(in_phase(phase), nodes=nodes), seen(*GANG))
     assert decided.actions == ()
     assert decided.status.phase is Phase.RUNNING
-    assert decided.status.nodes.summary == "2/2"
+    assert decided.status.nodes == NodeCount(ready=2, total=2)
     assert condition(decided.status, cond.DEGRADED) == ("True", "SpecChanged")
 
 

@@ -34,7 +34,7 @@ def test_a_report_becomes_progress_and_snapshot() -> None:
     assert status.snapshot is not None
     assert status.progress.model_dump() == {
         "epoch": 3, "step": 120, "total_steps": 400, "loss": 0.25, "samples_per_second": 900.5, "eta": later(20),
-        "metrics": {"eval_accuracy": 0.96},
+        "remaining_seconds": 20, "metrics": {"eval_accuracy": 0.96},
     }  # fmt: skip
     assert status.snapshot.model_dump() == {"step": 100, "time": later(-5), "verified": True}
 

@@ -77,7 +77,7 @@ def shrinks_a_gang_that_is_not_elastic(job: Job, *rest: Any) -> Plan:
     decided = policy.plan(job, *rest)
     if decided.status.attempt == 0:
         return decided
-    smaller = decided.status.nodes.model_copy(update={"total": 1, "summary": "0/1"})
+    smaller = decided.status.nodes.model_copy(update={"total": 1})
     return replace(decided, status=decided.status.model_copy(update={"nodes": smaller}))
 
 
