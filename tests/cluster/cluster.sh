@@ -9,8 +9,13 @@
 #   cluster.sh need PACKAGE…               install Debian packages that the tests themselves run
 #   cluster.sh choose                      name the cluster that would be used
 #
-# Used, in this order: the one that $DDPJOB_TEST_KUBECONFIG names; kind, where Docker and kind are there; two nodes
-# built and started from Debian 12's own packages (root). Exit code 3: none is possible here, and the line on stderr says why.
+# Used, in this order: the one that $DDPJOB_TEST_KUBECONFIG names; kind, where Docker and kind are there and
+# $DDPJOB_KUBERNETES_BIN is not set; two nodes of this host (root, Debian 12). Exit code 3: none is possible here, and the line on
+# stderr says why.
+#
+# Nodes of this host run Kubernetes 1.20, built from Debian's own source package, or the programs in the folder that
+# $DDPJOB_KUBERNETES_BIN names: kube-apiserver, kube-controller-manager, kube-scheduler, kubelet and perhaps kube-proxy, of
+# 1.20 or newer. What is up has one version; `down` comes before another.
 #
 # --control-plane-only is etcd, API server and controller manager: no nodes, no root once built, and a life of its own beside the
 # full cluster, so that no kubelet and no scheduler touches what an API test creates. It listens on 127.0.0.1, on
@@ -41,7 +46,7 @@ choose() {
   if [ -n "${DDPJOB_TEST_KUBECONFIG:-}" ] && [ "$DDPJOB_TEST_KUBECONFIG" != "$KUBECONFIG" ]; then
     [ -r "$DDPJOB_TEST_KUBECONFIG" ] || die "DDPJOB_TEST_KUBECONFIG names $DDPJOB_TEST_KUBECONFIG, which cannot be read"
     echo given
-  elif command -v kind >/dev/null && docker info >/dev/null 2>&1; then
+  elif [ -z "$GIVEN" ] && command -v kind >/dev/null && docker info >/dev/null 2>&1; then
     echo kind
   else
     debian_possible && echo debian

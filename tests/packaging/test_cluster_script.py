@@ -86,6 +86,104 @@ def test_where_no_cluster_is_possible_one_line_says_why(environment: dict[str, s
     assert "root" in done.stderr or "Debian 12" in done.stderr
 
 
+PROGRAMS = ("kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet", "kube-proxy")
+
+
+def programs_of(folder: Path, version: str, names: tuple[str, ...] = PROGRAMS) -> str:
+    """A folder with programs that know their version and nothing else."""
+    folder.mkdir()
+    for name in names:
+        (folder / name).write_text(f"#!/bin/sh\necho Kubernetes v{version}\n")
+        (folder / name).chmod(0o755)
+    return str(folder)
+
+
+def test_a_folder_that_lacks_a_program_is_an_error_that_names_both(environment: dict[str, str], tmp_path: Path) -> None:
+    folder = programs_of(tmp_path / "programs", "1.36.2", ("kube-apiserver", "kube-scheduler", "kubelet"))
+    done = run(environment | {"DDPJOB_KUBERNETES_BIN": folder}, "up", "--control-plane-only")
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
+    assert f"DDPJOB_KUBERNETES_BIN names {folder}, which has no program kube-controller-manager: put" in done.stderr
+    assert not list(tmp_path.glob("cluster*/*"))
+
+
+def test_a_program_that_cannot_say_its_version_is_named(environment: dict[str, str], tmp_path: Path) -> None:
+    folder = programs_of(tmp_path / "programs", "1.36.2")
+    Path(folder, "kube-controller-manager").write_text("#!/bin/sh\nexit 126\n")
+    done = run(environment | {"DDPJOB_KUBERNETES_BIN": folder}, "up", "--control-plane-only")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert f"{folder}/kube-controller-manager --version" in done.stderr
+
+
+def test_the_state_of_one_version_is_not_used_by_another(environment: dict[str, str], tmp_path: Path) -> None:
+    state = tmp_path / "cluster-api"
+    state.mkdir()
+    (state / "version").write_text("1.20.2\n")
+    folder = programs_of(tmp_path / "programs", "1.36.2")
+    done = run(environment | {"DDPJOB_KUBERNETES_BIN": folder}, "up", "--control-plane-only")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert f"{state} holds a cluster of Kubernetes 1.20.2, and 1.36.2 is asked for" in done.stderr
+    assert "'cluster.sh down --control-plane-only'" in done.stderr
+    assert sorted(state.iterdir()) == [state / "version"]
+
+
+@pytest.mark.parametrize(
+    ("version", "flags"),
+    [
+        ("1.20.2", ["--port=0", "--secure-port=0", "--container-runtime=remote"]),
+        ("1.23.17", ["--port=0", "--secure-port=0", "--container-runtime=remote"]),
+        ("1.24.0", ["--secure-port=0"]),
+        ("1.30.1", ["--secure-port=0"]),
+        ("1.31.0-rc.1", ["--secure-port=0", "failCgroupV1: false"]),
+        ("1.36.2+k3s1", ["--secure-port=0", "failCgroupV1: false"]),
+    ],
+)
+def test_each_program_gets_the_flags_of_its_version(
+    environment: dict[str, str], tmp_path: Path, version: str, flags: list[str]
+) -> None:
+    folder = programs_of(tmp_path / "programs", version)
+    said = programs_script(environment, folder, "no_ports kube-scheduler; container_runtime; cgroup_v1; endpoints")
+    assert said.splitlines() == flags
+
+
+@pytest.mark.parametrize(
+    ("server", "proxy", "gates"),
+    [
+        ("1.20.2", "1.20.2", ""),
+        ("1.24.9", "1.20.2", ""),
+        ("1.25.0", "1.20.2", "--feature-gates=EndpointSliceProxying=false"),
+        ("1.36.2", "1.20.2", "--feature-gates=EndpointSliceProxying=false"),
+        ("1.36.2", "1.34.0", ""),
+    ],
+)
+def test_a_proxy_from_the_cache_asks_a_newer_server_for_what_both_know(
+    environment: dict[str, str], tmp_path: Path, server: str, proxy: str, gates: str
+) -> None:
+    folder = programs_of(tmp_path / "programs", server, PROGRAMS[:-1])
+    cache = Path(environment["DDPJOB_CACHE_DIR"])
+    cache.mkdir()
+    programs_of(cache / "kubernetes", proxy, PROGRAMS[-1:])
+    assert programs_script(environment, folder, "endpoints").strip() == gates
+
+
+def programs_script(environment: dict[str, str], folder: str, commands: str) -> str:
+    """What functions of lib/programs.sh print once the programs of a folder have given their versions."""
+    script = f"""
+        set -euo pipefail
+        CONTROL_PLANE_ONLY=
+        . "{SCRIPT.parent}/lib/settings.sh" && . "{SCRIPT.parent}/lib/build.sh" && . "{SCRIPT.parent}/lib/programs.sh"
+        check_given && versions
+        {commands.replace("; ", chr(10))}
+    """
+    done = subprocess.run(
+        ["bash", "-c", script],
+        env=environment | {"DDPJOB_KUBERNETES_BIN": folder},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return done.stdout
+
+
 def test_down_where_nothing_runs_is_no_error(environment: dict[str, str]) -> None:
     assert run(environment, "down", "--control-plane-only").returncode == (0 if _possible(environment) else 3)
 

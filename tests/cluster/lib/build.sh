@@ -5,7 +5,7 @@
 # offline with Debian's own Go, in about five minutes on two cores. Debian 13's source package is cut down to kubectl.
 
 readonly SERVERS=(kube-apiserver kube-controller-manager kube-scheduler kubelet kube-proxy)
-readonly SERVERS_VERSION=1.20.2
+readonly BUILT_VERSION=1.20.2
 
 built() {
   local server
@@ -20,14 +20,14 @@ build() {
   exec 6>"$CACHE/build.lock"
   flock 6
   built && exec 6>&- && return
-  say "building Kubernetes $SERVERS_VERSION from Debian's source package, once: five minutes on two cores"
+  say "building Kubernetes $BUILT_VERSION from Debian's source package, once: five minutes on two cores"
   local source=$CACHE/src server
   rm -rf "$source" && mkdir -p "$source" "$BIN"
   fetch_source "$source"
   # The vendored reflect2 1.0.1 corrupts map iteration when built by Go 1.18 or later; Debian packages the mended 1.0.2.
   rm "$source"/tree/vendor/github.com/modern-go/reflect2/*.go
   cp /usr/share/gocode/src/github.com/modern-go/reflect2/*.go "$source/tree/vendor/github.com/modern-go/reflect2/"
-  compile "$source/tree" >"$DIR/logs/build.log" 2>&1 || die "Kubernetes does not build: see $DIR/logs/build.log"
+  compile "$source/tree" >"$CACHE/build.log" 2>&1 || die "Kubernetes does not build: see $CACHE/build.log"
   # under its own name only when whole: an interrupted copy must not pass for a binary
   for server in "${SERVERS[@]}"; do
     install -m755 "$source/tree/_output/local/bin/linux/$(dpkg --print-architecture)/$server" "$BIN/.$server"
@@ -51,13 +51,13 @@ fetch_source() {
     "${apt[@]}" update -qq &&
       (cd "$source" && "${apt[@]}" source -qq --download-only kubernetes &&
         dpkg-source -x --no-check ./*.dsc tree)
-  } >"$DIR/logs/source.log" 2>&1 || die "Debian's source package of Kubernetes cannot be fetched: see $DIR/logs/source.log" 3
+  } >"$CACHE/source.log" 2>&1 || die "Debian's source package of Kubernetes cannot be fetched: see $CACHE/source.log" 3
 }
 
 compile() {
   local tree=$1
   (cd "$tree" && mkdir -p .go/src/k8s.io home && ln -sfn ../../.. .go/src/k8s.io/kubernetes &&
     env HOME="$tree/home" GOPATH="$tree/.go" CGO_ENABLED=0 GOFLAGS=-mod=vendor KUBE_GIT_TREE_STATE=clean \
-      KUBE_GIT_VERSION=v$SERVERS_VERSION KUBE_GIT_MAJOR=1 KUBE_GIT_MINOR=20 KUBE_GIT_COMMIT=0000000000000000000000000000000000000000 \
+      KUBE_GIT_VERSION=v$BUILT_VERSION KUBE_GIT_MAJOR=1 KUBE_GIT_MINOR=20 KUBE_GIT_COMMIT=0000000000000000000000000000000000000000 \
       make WHAT="$(printf 'cmd/%s ' "${SERVERS[@]}")")
 }

@@ -9,7 +9,7 @@ control_plane() {
     --initial-cluster "default=http://127.0.0.1:$ETCD_PEER_PORT"
   until_ok "etcd answers" 60 curl -fs --max-time 5 "http://127.0.0.1:$ETCD_PORT/health"
   # No compaction: a test replays the whole history of an object from etcd. The audit log says who asked for what.
-  start apiserver "$BIN/kube-apiserver" --etcd-servers "http://127.0.0.1:$ETCD_PORT" --etcd-compaction-interval 0 \
+  start apiserver "$(program kube-apiserver)" --etcd-servers "http://127.0.0.1:$ETCD_PORT" --etcd-compaction-interval 0 \
     --bind-address "$HOST" --advertise-address "$ADVERTISE" --secure-port "$API_PORT" --cert-dir "$DIR/pki/apiserver" \
     --service-cluster-ip-range "$SERVICES" --token-auth-file "$DIR/pki/tokens.csv" --authorization-mode RBAC --allow-privileged \
     --service-account-key-file "$DIR/pki/sa.pub" --service-account-signing-key-file "$DIR/pki/sa.key" \
@@ -17,12 +17,16 @@ control_plane() {
     --audit-policy-file "$DIR/audit.yaml" --audit-log-path "$DIR/audit.log"
   until_ok "the API server is ready" 120 api_ready
   kubeconfig
-  # Node deadlines are short, so that a test loses a node in seconds. Port 0: nobody asks them, and two clusters may live here.
-  start controller-manager "$BIN/kube-controller-manager" --kubeconfig "$KUBECONFIG" --leader-elect=false --port 0 --secure-port 0 \
+  local ports
+  mapfile -t ports < <(no_ports kube-controller-manager)
+  # Node deadlines are short, so that a test loses a node in seconds.
+  start controller-manager "$(program kube-controller-manager)" --kubeconfig "$KUBECONFIG" --leader-elect=false "${ports[@]}" \
     --service-account-private-key-file "$DIR/pki/sa.key" --root-ca-file "$DIR/pki/apiserver/apiserver.crt" \
     --node-monitor-period 2s --node-monitor-grace-period 12s --kube-api-qps 200 --kube-api-burst 400
-  [ -n "$CONTROL_PLANE_ONLY" ] ||
-    start scheduler "$BIN/kube-scheduler" --kubeconfig "$KUBECONFIG" --leader-elect=false --port 0 --secure-port 0
+  if [ -z "$CONTROL_PLANE_ONLY" ]; then
+    mapfile -t ports < <(no_ports kube-scheduler)
+    start scheduler "$(program kube-scheduler)" --kubeconfig "$KUBECONFIG" --leader-elect=false "${ports[@]}"
+  fi
   # Pods are refused until the controller manager has made their service account.
   until_ok "the default service account exists" 60 api GET /api/v1/namespaces/default/serviceaccounts/default
 }

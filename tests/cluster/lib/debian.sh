@@ -7,6 +7,8 @@
 . "$HERE/lib/packages.sh"
 # shellcheck source=lib/build.sh
 . "$HERE/lib/build.sh"
+# shellcheck source=lib/programs.sh
+. "$HERE/lib/programs.sh"
 # shellcheck source=lib/control_plane.sh
 . "$HERE/lib/control_plane.sh"
 # shellcheck source=lib/network.sh
@@ -19,7 +21,7 @@
 # Says why not, where it is not.
 debian_possible() {
   local why="" capabilities
-  if ! built; then
+  if must_build; then
     command -v apt-get >/dev/null && grep -qs '^VERSION_CODENAME=bookworm' /etc/os-release || why="this is not Debian 12, whose packages it is built from"
     [ "$(id -u)" = 0 ] || why=${why:-"installing Debian packages needs root"}
   fi
@@ -34,16 +36,20 @@ debian_possible() {
 }
 
 debian_up() {
-  mkdir -p "$DIR"/{logs,run,pki}
+  check_given
+  ! must_build || build
+  versions
+  claim_state
   need "${CONTROL_PLANE_PACKAGES[@]}"
-  build
+  local which="Kubernetes ${VERSION[kube-apiserver]}, built from Debian's packages"
+  [ -z "$GIVEN" ] || which="Kubernetes ${VERSION[kube-apiserver]} from $GIVEN"
   if [ -n "$CONTROL_PLANE_ONLY" ]; then
-    say "cluster: control plane of Kubernetes $SERVERS_VERSION, built from Debian's packages; no nodes"
+    say "cluster: control plane of $which; no nodes"
     control_plane
     debian_status
     return
   fi
-  say "cluster: $NODES nodes of Kubernetes $SERVERS_VERSION, built from Debian's packages (no Docker with kind here)"
+  say "cluster: $NODES nodes of $which"
   need "${NODE_PACKAGES[@]}"
   network
   control_plane

@@ -33,8 +33,10 @@ bridge() {
 }
 
 service_rules() {
-  start proxy "$BIN/kube-proxy" --kubeconfig "$KUBECONFIG" --hostname-override node-1 --proxy-mode iptables \
-    --cluster-cidr "$NET.0.0/16" --conntrack-max-per-core 0 --healthz-bind-address "" --metrics-bind-address 127.0.0.1:10349
+  local gates
+  mapfile -t gates < <(endpoints)
+  start proxy "$(program kube-proxy)" --kubeconfig "$KUBECONFIG" --hostname-override node-1 --proxy-mode iptables \
+    --cluster-cidr "$NET.0.0/16" --conntrack-max-per-core 0 --healthz-bind-address "" "${gates[@]}" --metrics-bind-address 127.0.0.1:10349
 }
 
 network_down() {

@@ -19,8 +19,10 @@ node() {
   until_ok "containerd of node $n answers" 60 ctr -a "$dir/containerd.sock" version
   import "$n" "$CACHE/pause.tar" localhost/pause:3
   kubelet_config "$n" >"$dir/kubelet.yaml"
-  start "kubelet-$n" "${inside[@]}" "$BIN/kubelet" --config "$dir/kubelet.yaml" --kubeconfig "$KUBECONFIG" --root-dir "$dir/kubelet" \
-    --container-runtime remote --container-runtime-endpoint "unix://$dir/containerd.sock" --hostname-override "node-$n" \
+  local runtime
+  mapfile -t runtime < <(container_runtime)
+  start "kubelet-$n" "${inside[@]}" "$(program kubelet)" --config "$dir/kubelet.yaml" --kubeconfig "$KUBECONFIG" --root-dir "$dir/kubelet" \
+    "${runtime[@]}" --container-runtime-endpoint "unix://$dir/containerd.sock" --hostname-override "node-$n" \
     --cert-dir "$dir/pki" --node-ip "$HOST"
 }
 
@@ -78,6 +80,7 @@ clusterDNS: [$HOST]
 clusterDomain: cluster.local
 nodeStatusUpdateFrequency: 4s
 oomScoreAdj: 0
+$(cgroup_v1)
 YAML
 }
 

@@ -4,6 +4,8 @@
 
 # What one `up` made, gone after `down`; and what is expensive to make again.
 DIR=${DDPJOB_CLUSTER_DIR:-/var/tmp/ddp-cluster}
+# A folder with Kubernetes' programs, to run those and not the ones that are built.
+GIVEN=${DDPJOB_KUBERNETES_BIN:-}
 CACHE=${DDPJOB_CACHE_DIR:-${XDG_CACHE_HOME:-$HOME/.cache}/ddpjob}
 NODES=${NODES:-2}
 
@@ -21,7 +23,7 @@ else
   HOST=$ADVERTISE API_PORT=16443
 fi
 ETCD_PORT=$((API_PORT + 1)) ETCD_PEER_PORT=$((API_PORT + 2))
-readonly DIR CACHE NODES NET SERVICES ADVERTISE BRIDGE HOST API_PORT ETCD_PORT ETCD_PEER_PORT
+readonly DIR GIVEN CACHE NODES NET SERVICES ADVERTISE BRIDGE HOST API_PORT ETCD_PORT ETCD_PEER_PORT
 
 BIN=$CACHE/kubernetes
 API=https://$HOST:$API_PORT
