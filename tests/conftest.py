@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, settings
+from tests.kubernetes import required_tiers
 
 if TYPE_CHECKING:
     from xdist.remote import Producer
@@ -22,6 +23,11 @@ HERE = Path(__file__).parent
 ON_KUBERNETES = ("cluster", "api_server")
 TOGETHER = (*ON_KUBERNETES, "local", "trainer/loop")
 """Folders whose tests share a cluster, an API server or a run that others compare with, the longest first."""
+
+
+def pytest_configure() -> None:
+    """A wrong DDPJOB_REQUIRE is said before any test, and not by the tests that happen to skip."""
+    required_tiers()
 
 
 @pytest.hookimpl(optionalhook=True)

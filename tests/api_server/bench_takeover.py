@@ -22,7 +22,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 from tests.api_server.harness import Cluster, Operator
-from tests.api_server.server import ApiServer, Impossible, api_server_running, as_kubeconfig
+from tests.api_server.server import ApiServer, api_server_running, as_kubeconfig
+from tests.kubernetes import Impossible
 
 TARGETS = {"a crash": 17.0, "a graceful end": 2.0}
 

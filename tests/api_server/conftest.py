@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 from tests.api_server.harness import Cluster, Operator
-from tests.api_server.server import START_SECONDS, ApiServer, Impossible, api_server_running
+from tests.api_server.server import START_SECONDS, ApiServer, api_server_running
+from tests.kubernetes import Impossible, cannot_run
 
 HERE = Path(__file__).parent
 SERVER = pytest.StashKey[ApiServer | Impossible]()
@@ -29,13 +30,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="module")
 def api_server(request: pytest.FixtureRequest) -> ApiServer:
-    """An API server with our CRD; skips where none is to be had."""
+    """An API server with our CRD."""
     # of the folder, not of the session: it takes a tenth of a core from whatever the same process tests afterwards
     folder = next(node for node in request.node.iter_parents() if node.path == HERE)
     if SERVER not in folder.stash:
         folder.stash[SERVER] = _started(folder)
     if isinstance(found := folder.stash[SERVER], Impossible):
-        pytest.skip(str(found))
+        cannot_run("api", str(found))
     return found
 
 

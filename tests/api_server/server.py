@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import subprocess
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
@@ -14,19 +13,15 @@ from unittest.mock import patch
 
 import yaml
 from tests.api_server.harness import REPOSITORY, eventually
+from tests.kubernetes import cluster_running
 
 from ddpjob_operator.cluster.client import Client, connect
 from ddpjob_operator.cluster.errors import ApiError
 
-SCRIPT = REPOSITORY / "tests" / "cluster" / "cluster.sh"
 CRD = REPOSITORY / "manifests" / "crd" / "ddpjobs.training.ddpjob.io.yaml"
 CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 START_SECONDS = 1800
 """The first start on a machine builds Kubernetes."""
-
-
-class Impossible(Exception):
-    """No API server can be had on this machine; the message says what is missing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,27 +36,12 @@ class ApiServer:
 @contextmanager
 def api_server_running() -> Iterator[ApiServer]:
     """The one that DDPJOB_TEST_KUBECONFIG names, the one that runs here, or one that is started for the block alone.
+
     Raises Impossible where none is to be had.
     """
-    given = os.environ.get("DDPJOB_TEST_KUBECONFIG")
-    ours = given is None and subprocess.run(_script("status"), capture_output=True).returncode != 0
-    if given is None:
-        up = subprocess.run(_script("up"), capture_output=True, text=True, timeout=START_SECONDS)
-        if up.returncode == 3:
-            raise Impossible(f"no API server: {up.stderr.strip().splitlines()[-1]}")
-        assert up.returncode == 0, f"the API server did not start:\n{up.stderr}"
-        given = up.stdout.strip().removeprefix("KUBECONFIG=")
-    try:
-        kubeconfig = Path(given)
+    with cluster_running("--control-plane-only") as (kubeconfig, ours):
         asyncio.run(install_crd(kubeconfig, yaml.safe_load(CRD.read_text())))
         yield ApiServer(kubeconfig, ours)
-    finally:
-        if ours:
-            subprocess.run(_script("down"), capture_output=True, check=True)
-
-
-def _script(command: str) -> list[str]:
-    return ["bash", str(SCRIPT), command, "--control-plane-only"]
 
 
 async def install_crd(kubeconfig: Path, manifest: dict[str, Any]) -> None:

@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.table import Table
 from tests.cluster.byhand import ByHand, free_address
 from tests.cluster.history import History
-from tests.cluster.installation import load_images, operator_installed, start_cluster
+from tests.cluster.installation import cluster_started, load_images, operator_installed
 from tests.cluster.kube import Kubectl
 from tests.cluster.scenario import EPOCHS, NODES, Scenario
 
@@ -150,10 +150,8 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=5, help="measurements of each kind (default: %(default)s)")
     rounds = parser.parse_args().rounds
     console = Console(stderr=True)
-    kubectl = start_cluster()
-    images = load_images()
     starts: dict[str, list[Start]] = {}
-    with operator_installed(kubectl, images):
+    with cluster_started() as kubectl, operator_installed(kubectl, images := load_images()):
         floor = ByHand.copied_from(measured_pods(kubectl, images.trainer))
         kinds: dict[str, Callable[[Scenario], Start]] = {
             "by hand": lambda scenario: start_by_hand(scenario, floor),

@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.table import Table
 from tests.cluster.causes import CAUSES, Cause, apply, prepare, quota_is_in_force, wait_degraded
 from tests.cluster.history import History
-from tests.cluster.installation import load_images, operator_installed, start_cluster
+from tests.cluster.installation import cluster_started, load_images, operator_installed
 from tests.cluster.kube import Kubectl, wait_for
 
 TARGET_SECONDS = 5.0
@@ -41,10 +41,8 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=3, help="measurements of each cause (default: %(default)s)")
     rounds = parser.parse_args().rounds
     console = Console(stderr=True)
-    kubectl = start_cluster()
-    images = load_images()
     found: dict[str, list[float]] = {cause.name: [] for cause in CAUSES}
-    with operator_installed(kubectl, images):
+    with cluster_started() as kubectl, operator_installed(kubectl, load_images()):
         own = kubectl.within(f"ddpjob-bench-causes-{secrets.token_hex(3)}")
         kubectl.run("create", "namespace", own.namespace)
         try:

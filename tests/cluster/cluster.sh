@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
 # The Kubernetes cluster that the cluster tests and `make demo-cluster` run on.
 #
-#   cluster.sh up [--control-plane-only]   start it, or find it running
+#   cluster.sh up [--control-plane-only] [--until-end-of PID]
+#                                          start it, or find it running; what is started here may end with a process
 #   cluster.sh load ARCHIVE REF            put an image (docker or OCI archive, OCI layout) on every node, as REF
 #   cluster.sh lose N [--power]            node N falls silent: its containers run on, or (--power) die with it; `up` brings it back
 #   cluster.sh status                      exit code 0 while the API server answers
-#   cluster.sh down                        stop and remove all that `up` started
+#   cluster.sh down                        stop and remove all that `up` started (both take --control-plane-only too)
 #   cluster.sh need PACKAGE…               install Debian packages that the tests themselves run
 #   cluster.sh choose                      name the cluster that would be used
 #
@@ -29,7 +30,7 @@ trap 'exit 130' INT
 HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 readonly HERE
 CONTROL_PLANE_ONLY=
-[ "${2:-}" = --control-plane-only ] && CONTROL_PLANE_ONLY=yes
+case " $* " in *" --control-plane-only "*) CONTROL_PLANE_ONLY=yes ;; esac
 
 # shellcheck source=lib/settings.sh
 . "$HERE/lib/settings.sh"
@@ -60,8 +61,18 @@ given_down() { say "DDPJOB_TEST_KUBECONFIG names a cluster that this script did 
 given_load() { die "push $2 to a registry that your cluster pulls from: this script only loads images into clusters it started" 3; }
 given_lose() { die "this script only takes nodes away from clusters it started" 3; }
 
+# Not even SIGKILL of a test session leaves a cluster behind that was not there before.
+end_with() {
+  lives "$1" "$(started_at "$1")" || die "there is no process $1"
+  mkdir -p "$DIR"/{logs,run}
+  start end-with "$HERE/lib/end_with.sh" "$DIR" "$1" "$HERE/cluster.sh" ${CONTROL_PLANE_ONLY:+--control-plane-only}
+}
+
+# `down` may be what that daemon has become.
+stop_end_with() { [ "$(pid_of end-with)" = $$ ] || stop end-with; }
+
 main() {
-  local command=${1:-help} cluster
+  local command=${1:-help} cluster owner=""
   case $command in
     up | down | status | load | lose) ;;
     choose) choose && return ;;
@@ -71,6 +82,9 @@ main() {
   shift
   cluster=$(choose)
   if [ "$command" != status ]; then only_one_at_a_time; fi
+  if [ "$command" = up ] && [[ " $*" =~ \ --until-end-of\ ([0-9]+) ]]; then owner=${BASH_REMATCH[1]}; fi
+  if [ -n "$owner" ] && ! ("${cluster}_status") >/dev/null 2>&1; then end_with "$owner"; fi
+  if [ "$command" = down ] && [ -d "$DIR" ]; then stop_end_with; fi
   "${cluster}_$command" "$@"
 }
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,14 +13,14 @@ import pytest
 from tests.cluster.history import History
 from tests.cluster.installation import (
     Images,
-    Impossible,
+    cluster_started,
     load_images,
     operator_installed,
-    start_cluster,
     wait_operator,
 )
 from tests.cluster.kube import Kubectl, Object, describe
 from tests.cluster.scenario import Records, Scenario
+from tests.kubernetes import Impossible, cannot_run
 
 HERE = Path(__file__).parent
 
@@ -52,15 +52,16 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 
 
 @pytest.fixture(scope="session")
-def cluster() -> Kubectl:
-    """kubectl against the test cluster; skips where none is to be had."""
-    try:
-        kubectl = start_cluster()
-    except Impossible as missing:
-        pytest.skip(str(missing))
-    # a session that was killed left its namespaces, and their jobs still train
-    kubectl.run("delete", "namespaces", "--selector", f"{PART_OF}={TESTS}", "--wait=false")
-    return kubectl
+def cluster() -> Iterator[Kubectl]:
+    """kubectl against the test cluster, which ends with the session if it was not there before."""
+    with ExitStack() as session:
+        try:
+            kubectl = session.enter_context(cluster_started())
+        except Impossible as missing:
+            cannot_run("cluster", str(missing))
+        # a session that was killed left its namespaces, and their jobs still train
+        kubectl.run("delete", "namespaces", "--selector", f"{PART_OF}={TESTS}", "--wait=false")
+        yield kubectl
 
 
 @pytest.fixture(scope="session")
@@ -69,7 +70,7 @@ def images(cluster: Kubectl) -> Images:
     try:
         return load_images()
     except Impossible as missing:
-        pytest.skip(str(missing))
+        cannot_run("cluster", str(missing))
 
 
 @dataclass(frozen=True, slots=True)

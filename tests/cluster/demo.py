@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -22,16 +21,15 @@ from typing import Any
 
 import yaml
 from tests.cluster.installation import (
-    HERE,
     ROOT,
-    Impossible,
+    cluster_started,
     load_images,
     operator_installed,
-    start_cluster,
     wait_operator,
 )
 from tests.cluster.kube import Kubectl, KubectlFailed, NeverHappened, Object, describe, wait_for
 from tests.cluster.prometheus import Prometheus, prometheus
+from tests.kubernetes import Impossible, script
 
 SAMPLE = ROOT / "manifests" / "samples" / "ddpjob.yaml"
 NAMESPACE = "ddpjob-demo"
@@ -64,13 +62,11 @@ def main() -> int:
 
 
 def _demo(cleanup: ExitStack) -> int:
-    if not _running():
-        cleanup.callback(lambda: subprocess.run([HERE / "cluster.sh", "down"], check=False))
     _say("the cluster")
-    kubectl = start_cluster()
+    kubectl = cleanup.enter_context(cluster_started())
     _say("the images, on every node")
     images = load_images()
-    subprocess.run([HERE / "cluster.sh", "need", "prometheus"], check=True)
+    script("cluster.sh", "need", "prometheus")
     _say("helm install ddpjob-operator charts/ddpjob-operator")
     cleanup.enter_context(operator_installed(kubectl, images))
     wait_operator(kubectl)
@@ -190,10 +186,6 @@ def _fresh_namespace(kubectl: Kubectl) -> Kubectl:
     demo = kubectl.within(NAMESPACE)
     wait_for(lambda: demo.get("serviceaccount", "default"), 30, f"{NAMESPACE} has its service account")
     return demo
-
-
-def _running() -> bool:
-    return subprocess.run([HERE / "cluster.sh", "status"], capture_output=True).returncode == 0
 
 
 def _say(text: str) -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import subprocess
 import sys
 import tempfile
 import time
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.cluster.kube import Kubectl, wait_for
+from tests.kubernetes import Impossible, cluster_running, script
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
@@ -26,13 +26,6 @@ CHART = ROOT / "charts" / "ddpjob-operator"
 
 NAMESPACE = "ddpjob-system"
 RELEASE = "ddpjob-operator"
-
-EXIT_IMPOSSIBLE = 3
-"""Exit code of cluster.sh and images.sh where this machine lacks something that they cannot provide."""
-
-
-class Impossible(Exception):
-    """No cluster, or no images for it, can be had on this machine; the message says what is missing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,14 +36,15 @@ class Images:
     trainer: str
 
 
-def start_cluster() -> Kubectl:
-    """Start the cluster, or find it running, and have it for this process alone.
+@contextmanager
+def cluster_started() -> Iterator[Kubectl]:
+    """The cluster, for this process alone; it ends with the block if it was not there before.
 
     Raises Impossible where none is to be had.
     """
     _alone()
-    answer = _script("cluster.sh", "up")
-    return Kubectl(Path(answer.removeprefix("KUBECONFIG=").strip()))
+    with cluster_running() as (kubeconfig, _):
+        yield Kubectl(kubeconfig)
 
 
 def load_images() -> Images:
@@ -59,7 +53,7 @@ def load_images() -> Images:
     A cluster that cluster.sh did not start pulls its images itself: there the variables DDPJOB_TEST_OPERATOR_IMAGE and
     DDPJOB_TEST_TRAINER_IMAGE name them. Raises Impossible where they do not.
     """
-    if _script("cluster.sh", "choose").strip() == "given":
+    if script("cluster.sh", "choose").strip() == "given":
         named = [os.environ.get(f"DDPJOB_TEST_{what}_IMAGE", "") for what in ("OPERATOR", "TRAINER")]
         if not all(named):
             raise Impossible(
@@ -67,9 +61,9 @@ def load_images() -> Images:
                 "registry that it pulls from, and name them in DDPJOB_TEST_OPERATOR_IMAGE and DDPJOB_TEST_TRAINER_IMAGE"
             )
         return Images(*named)
-    built = [line.split() for line in _script("images.sh", "operator", "trainer").splitlines()]
+    built = [line.split() for line in script("images.sh", "operator", "trainer").splitlines()]
     for reference, archive in built:
-        _script("cluster.sh", "load", archive, reference)
+        script("cluster.sh", "load", archive, reference)
     return Images(*(reference for reference, _ in built))
 
 
@@ -83,10 +77,10 @@ def node_lost(name: str, *, power: bool) -> Iterator[float]:
     number = name.rpartition("-")[2]
     died = time.time()
     try:
-        _script("cluster.sh", "lose", number, *(["--power"] if power else []))
+        script("cluster.sh", "lose", number, *(["--power"] if power else []))
         yield died
     finally:
-        _script("cluster.sh", "up")
+        script("cluster.sh", "up")
 
 
 @contextmanager
@@ -151,14 +145,3 @@ def _alone() -> int:
         print("waiting for another test run that uses the test cluster", file=sys.stderr, flush=True)
         fcntl.flock(lock, fcntl.LOCK_EX)
     return lock
-
-
-def _script(name: str, *args: str) -> str:
-    """Standard output of a script beside this file; what it says to people is passed on to stderr."""
-    done = subprocess.run([HERE / name, *args], capture_output=True, text=True)
-    sys.stderr.write(done.stderr)
-    if done.returncode == EXIT_IMPOSSIBLE:
-        raise Impossible(done.stderr.strip().splitlines()[-1])
-    if done.returncode:
-        raise RuntimeError(f"{name} {' '.join(args)}: exit code {done.returncode}\n{done.stderr[-4000:]}")
-    return done.stdout

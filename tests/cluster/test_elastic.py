@@ -14,9 +14,10 @@ from typing import Any
 import pytest
 from tests.cluster.conftest import Operator
 from tests.cluster.history import nodes_with_two_pods, untrue_steps
-from tests.cluster.installation import Impossible, node_lost, wait_operator
+from tests.cluster.installation import node_lost, wait_operator
 from tests.cluster.kube import Object, describe, wait_for
 from tests.cluster.scenario import SNAPSHOT_STEPS, Scenario
+from tests.kubernetes import Impossible
 
 LONG = ["--task=digits", "--epochs=100000"]
 """Longer than any test waits: these jobs are deleted, and never finish."""

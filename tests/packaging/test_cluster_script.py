@@ -14,6 +14,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
+from tests.kubernetes import cannot_run, required_tiers
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "tests" / "cluster" / "cluster.sh"
@@ -185,16 +186,17 @@ def programs_script(environment: dict[str, str], folder: str, commands: str) -> 
 
 
 def test_down_where_nothing_runs_is_no_error(environment: dict[str, str]) -> None:
-    assert run(environment, "down", "--control-plane-only").returncode == (0 if _possible(environment) else 3)
+    assert run(environment, "down", "--control-plane-only").returncode == (3 if _missing(environment) else 0)
 
 
-def _possible(environment: dict[str, str]) -> bool:
-    return run(environment, "choose", "--control-plane-only").returncode == 0
+def _missing(environment: dict[str, str]) -> str:
+    """Why no cluster is possible on this machine; empty where one is."""
+    return run(environment, "choose", "--control-plane-only").stderr.strip()
 
 
 def test_status_of_a_cluster_that_does_not_run_is_1(environment: dict[str, str]) -> None:
-    if not _possible(environment):
-        pytest.skip("no cluster is possible on this machine")
+    if missing := _missing(environment):
+        cannot_run("api", missing)
     done = run(environment, "status", "--control-plane-only")
     assert (done.returncode, done.stdout) == (1, "")
 
@@ -206,8 +208,8 @@ def control_plane(environment: dict[str, str], tmp_path: Path) -> Iterator[dict[
         environment.pop(name)
         if name in os.environ:
             environment[name] = os.environ[name]
-    if not _possible(environment):
-        pytest.skip("no cluster is possible on this machine")
+    if missing := _missing(environment):
+        cannot_run("api", missing)
     environment["DDPJOB_CLUSTER_PORT"] = str(_free_ports(3))
     yield environment
     assert run(environment, "down", "--control-plane-only").returncode == 0
@@ -251,6 +253,28 @@ def test_up_after_a_ctrl_c_goes_on_where_it_was(control_plane: dict[str, str]) -
 
 
 @pytest.mark.api_server
+def test_a_cluster_ends_with_the_process_that_it_was_started_for(control_plane: dict[str, str]) -> None:
+    session = subprocess.Popen(["sleep", "3600"])
+    done = up(control_plane, "--until-end-of", str(session.pid))
+    assert done.returncode == 0, done.stderr
+    daemons = _daemons(control_plane)
+    assert daemons.keys() == {"end-with", "etcd", "apiserver", "controller-manager"}
+    session.kill()
+    session.wait()
+    for pid in daemons.values():
+        _ended(pid, seconds=60)
+    eventually_gone(Path(control_plane["DDPJOB_CLUSTER_DIR"] + "-api"))
+
+
+@pytest.mark.api_server
+def test_a_cluster_that_was_up_before_outlives_the_process_that_found_it(control_plane: dict[str, str]) -> None:
+    assert up(control_plane).returncode == 0
+    before = _daemons(control_plane)
+    assert up(control_plane, "--until-end-of", str(os.getpid())).returncode == 0
+    assert _daemons(control_plane) == before
+
+
+@pytest.mark.api_server
 def test_a_daemon_that_cannot_start_is_named_at_once(control_plane: dict[str, str]) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", int(control_plane["DDPJOB_CLUSTER_PORT"]) + 1))
@@ -263,8 +287,15 @@ def test_a_daemon_that_cannot_start_is_named_at_once(control_plane: dict[str, st
     assert time.monotonic() - began < 30
 
 
-def up(environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    return run(environment, "up", "--control-plane-only", seconds=300)
+def up(environment: dict[str, str], *options: str) -> subprocess.CompletedProcess[str]:
+    return run(environment, "up", "--control-plane-only", *options, seconds=300)
+
+
+def eventually_gone(folder: Path) -> None:
+    deadline = time.monotonic() + 60
+    while folder.exists():
+        assert time.monotonic() < deadline, sorted(folder.iterdir())
+        time.sleep(0.05)
 
 
 def _daemons(environment: dict[str, str]) -> dict[str, int]:
@@ -281,8 +312,8 @@ def _processes_of(folder: Path) -> set[str]:
     return {line for line in found if str(folder) in line}
 
 
-def _ended(pid: int) -> None:
-    deadline = time.monotonic() + 10
+def _ended(pid: int, seconds: float = 10) -> None:
+    deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         try:
             state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
@@ -307,6 +338,27 @@ def _free_ports(count: int) -> int:
     raise AssertionError("no ports are free")
 
 
+def test_a_tier_that_must_run_fails_where_it_cannot_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DDPJOB_REQUIRE", "api,cluster")
+    with pytest.raises(pytest.fail.Exception, match=r"DDPJOB_REQUIRE names the cluster tier, .*: nodes need root"):
+        cannot_run("cluster", "nodes need root")
+
+
+@pytest.mark.parametrize("required", ["", "api"])
+def test_a_tier_that_need_not_run_skips_where_it_cannot_and_says_why(
+    monkeypatch: pytest.MonkeyPatch, required: str
+) -> None:
+    monkeypatch.setenv("DDPJOB_REQUIRE", required)
+    with pytest.raises(pytest.skip.Exception, match="nodes need root"):
+        cannot_run("cluster", "nodes need root")
+
+
+def test_a_tier_that_does_not_exist_cannot_be_required(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DDPJOB_REQUIRE", "api, clusters")
+    with pytest.raises(pytest.UsageError, match="names clusters; the tiers are api, cluster"):
+        required_tiers()
+
+
 def test_the_scripts_name_no_registry_and_no_machine() -> None:
     scripts = [*SCRIPT.parent.glob("*.sh"), *(SCRIPT.parent / "lib").iterdir(), *(ROOT / "requirements").glob("*.sh")]
     assert len(scripts) > 10
@@ -324,6 +376,7 @@ def test_shellcheck_has_nothing_to_say() -> None:
     scripts = [
         *SCRIPT.parent.glob("*.sh"),
         SCRIPT.parent / "lib" / "replace_volumes.sh",
+        SCRIPT.parent / "lib" / "end_with.sh",
         *(ROOT / "requirements").glob("*.sh"),
     ]
     done = subprocess.run(

@@ -9,7 +9,12 @@ started_at() { sed 's/^.*) //' "/proc/$1/stat" 2>/dev/null | cut -d' ' -f20; }
 pid_of() {
   local pid since
   read -r pid since 2>/dev/null <"$DIR/run/$1.pid" || return 1
-  [ -n "$since" ] && [ "$(started_at "$pid")" = "$since" ] && [ "$(cut -d' ' -f3 <(sed 's/([^)]*)/x/' "/proc/$pid/stat"))" != Z ] && echo "$pid"
+  lives "$pid" "$since" && echo "$pid"
+}
+
+# lives PID START_TIME: whether that very process runs.
+lives() {
+  [ -n "${2:-}" ] && [ "$(started_at "$1")" = "$2" ] && ! grep -qs '^State:.Z' "/proc/$1/status"
 }
 
 STARTED=()
