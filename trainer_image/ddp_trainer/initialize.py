@@ -27,6 +27,7 @@ from typing import Any
 
 from ddp_trainer.errors import EXIT_FAILED, EXIT_OK, EXIT_PREEMPTED, EXIT_USER, UserError
 from ddp_trainer.json_files import read_json, write_json
+from ddp_trainer.process_end import end_after_exit_handlers, settle
 from ddp_trainer.report import log, refuse
 from ddp_trainer.sources import CHUNK_BYTES, FetchError, fetch, shown
 
@@ -250,4 +251,5 @@ def _stop(*_: Any) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    end_after_exit_handlers()
+    sys.exit(settle(main()))

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from ddp_trainer.command_line import parse
 from ddp_trainer.errors import EXIT_OK, FencedError, Preempted, UserError
 from ddp_trainer.heartbeat import Heartbeat
+from ddp_trainer.process_end import end_after_exit_handlers, settle
 from ddp_trainer.refusals import check_world
 
 
@@ -53,4 +54,5 @@ if __name__ == "__main__":
         # it keeps a record of the exception itself
         main()
     else:
-        sys.exit(exit_code(sys.argv[1:]))
+        end_after_exit_handlers()
+        sys.exit(settle(exit_code(sys.argv[1:])))

@@ -21,6 +21,7 @@ from pathlib import Path
 from ddp_trainer.errors import EXIT_OK, EXIT_PREEMPTED, Preempted, UserError
 from ddp_trainer.failures import failed
 from ddp_trainer.outcomes import classify, outcome_of, write_outcome
+from ddp_trainer.process_end import end_after_exit_handlers, settle
 from ddp_trainer.processes import die_with
 from ddp_trainer.run_dir import STACK_SIGNAL, register, stack_file, stderr_pipe
 from ddp_trainer.stop_request import preempted_after
@@ -54,7 +55,8 @@ def main(argv: Sequence[str]) -> int:
     write_outcome(run_dir, outcome)
     code = outcome["exitCode"]
     if code not in (EXIT_OK, EXIT_PREEMPTED):
-        # Python takes torch apart now, and a group that lost a peer may never let go. All is said; the kernel ends it.
+        # Exit handlers run now, and one that waits for a lost peer may never return. The record is written; the kernel
+        # ends the process.
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.alarm(LEAVE_SECONDS)
     return EXIT_OK if code == EXIT_PREEMPTED else code
@@ -95,4 +97,5 @@ if __name__ == "__main__":
     # Not the copy of this module that is __main__: its place in sys.modules is the script's.
     from ddp_trainer import worker
 
-    sys.exit(worker.main(sys.argv[1:]))
+    end_after_exit_handlers()
+    sys.exit(settle(worker.main(sys.argv[1:])))
