@@ -1,0 +1,121 @@
+"""Documents are true: links resolve, YAML is valid, commands and settings exist, terms are those of the glossary."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+from ddpjob_operator import settings, tenancy
+from ddpjob_operator.api import KIND
+from ddpjob_operator.core.parse import parse_job
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted(
+    ROOT / line
+    for line in subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard", "*.md"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.split()
+    if (ROOT / line).exists()
+)
+GENERATED = {"docs/api.md", "docs/correctness.md", "docs/metrics.md", "charts/ddpjob-operator/README.md"}
+WRITTEN = [page for page in PAGES if str(page.relative_to(ROOT)) not in GENERATED]
+
+PRIVATE = re.compile(r"\b(told|scene|lives on|nobody needs|whoever|it does where|its kin)\b", re.IGNORECASE)
+"""Paraphrases for which the field has a term (docs/glossary.md)."""
+
+_FENCE = re.compile(r"^ *```(.*)\n((?:.*\n)*?) *```$", re.MULTILINE)
+_LINK = re.compile(r"\]\(([^)\s]+)\)")
+_SETTINGS = [
+    [cell.strip() for cell in line.split("|")[1:-1]]
+    for line in (ROOT / "docs/settings.md").read_text().splitlines()
+    if line.startswith("| `DDPJOB_OPERATOR_")
+]
+
+
+def _name(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+def _blocks(page: Path, *languages: str) -> list[str]:
+    return [text for info, text in _FENCE.findall(page.read_text()) if (info.split() or [""])[0] in languages]
+
+
+def _anchors(page: Path) -> set[str]:
+    text = _FENCE.sub("", page.read_text())
+    return {
+        re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in re.findall(r"^#+ (.+)$", text, re.M)
+    }
+
+
+@pytest.mark.parametrize("page", WRITTEN, ids=_name)
+def test_every_link_leads_to_a_file_and_a_heading(page: Path) -> None:
+    broken = []
+    for link in _LINK.findall(_FENCE.sub("", page.read_text())):
+        if re.match(r"[a-z]+:", link):
+            continue
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        if not target.exists() or (anchor and anchor not in _anchors(target)):
+            broken.append(link)
+    assert broken == []
+
+
+@pytest.mark.parametrize("page", WRITTEN, ids=_name)
+def test_lines_wrap_at_120(page: Path) -> None:
+    text = _FENCE.sub("", page.read_text())
+    assert [line for line in text.splitlines() if len(line) > 120 and not line.startswith("|")] == []
+
+
+@pytest.mark.parametrize("page", WRITTEN, ids=_name)
+def test_no_word_has_to_be_translated(page: Path) -> None:
+    assert PRIVATE.findall(page.read_text()) == []
+
+
+@pytest.mark.parametrize("page", WRITTEN, ids=_name)
+def test_every_job_in_a_document_is_valid(page: Path) -> None:
+    for block in _blocks(page, "yaml"):
+        document = yaml.safe_load(block)
+        if isinstance(document, dict) and document.get("kind") == KIND:
+            parse_job(document, strict=True)
+
+
+@pytest.mark.parametrize("page", WRITTEN, ids=_name)
+def test_every_make_target_in_a_document_exists(page: Path) -> None:
+    targets = set(re.findall(r"^([a-z][a-z-]*):", (ROOT / "Makefile").read_text(), re.M))
+    named = set(re.findall(r"(?:^|`|= ?)(?:[A-Z_]+=\S* )*make ((?:[a-z][a-z-]* ?)+)", page.read_text(), re.M))
+    assert {target for names in named for target in names.split()} <= targets
+
+
+def test_every_setting_of_the_operator_is_documented_with_its_default() -> None:
+    documented = {name.strip("`").removeprefix(settings.PREFIX): default.strip("`") for name, default, *_ in _SETTINGS}
+    assert documented.keys() == settings._READERS.keys()
+    for name in documented.keys() - {"LEASE_NAMESPACE", "IDENTITY"}:
+        value = getattr(settings.Settings(), name.lower())
+        shown = f"{value:g}" if isinstance(value, float) else str(value or "")
+        assert documented[name].lower() == shown.lower(), name
+
+
+@pytest.mark.parametrize(
+    ("variable", "allowed"), [(row[0].strip("`"), row[2]) for row in _SETTINGS if " to " in row[2]]
+)
+def test_the_documented_range_of_a_setting_is_the_one_that_is_read(variable: str, allowed: str) -> None:
+    low, high = allowed.split(" to ")
+    for value in (low, high):
+        settings.load({variable: value})
+    with pytest.raises(settings.BadSetting):
+        settings.load({variable: str(int(high) + 1)})
+
+
+def test_the_documented_tenancy_file_can_be_read(tmp_path: Path) -> None:
+    (block,) = (text for text in _blocks(ROOT / "docs/settings.md", "yaml") if "bounds:" in text)
+    file = tmp_path / "tenancy.yaml"
+    file.write_text(block)
+    assert tenancy.read(file).namespaces["students"].bounds.max_nodes == 2
