@@ -23,18 +23,19 @@ import kopf
 from ddpjob_operator import logs, metrics, server
 from ddpjob_operator import settings as configuration
 from ddpjob_operator.cluster.cache import Cache, Key
-from ddpjob_operator.cluster.client import connect
 from ddpjob_operator.cluster.controller import Controller
-from ddpjob_operator.cluster.errors import ApiError
-from ddpjob_operator.cluster.events import EventPoster
-from ddpjob_operator.cluster.leader import Leader
-from ddpjob_operator.cluster.queue import WorkQueue
 from ddpjob_operator.cluster.resync import Resync
 from ddpjob_operator.cluster.status_poll import StatusPoller
-from ddpjob_operator.core.model import Defaults
-from ddpjob_operator.handlers import framework, watch
+from ddpjob_operator.core.values.job import Defaults
+from ddpjob_operator.runtime.client import connect
+from ddpjob_operator.runtime.errors import ApiError
+from ddpjob_operator.runtime.events import EventPoster
+from ddpjob_operator.runtime.leader import Leader
+from ddpjob_operator.runtime.queue import WorkQueue
 from ddpjob_operator.settings import VERSION, BadSetting, Settings
 from ddpjob_operator.tenancy import load_defaults
+from ddpjob_operator.watching import framework
+from ddpjob_operator.watching import handlers as watch
 
 logger = logging.getLogger("ddpjob_operator")
 

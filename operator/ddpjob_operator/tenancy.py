@@ -29,7 +29,7 @@ from pydantic import ConfigDict, Field, ValidationError
 
 from ddpjob_operator.api.base import APIModel
 from ddpjob_operator.api.pod import Quantity, Whole
-from ddpjob_operator.core.model import Bounds, Defaults, HostAccess, NetworkAccess
+from ddpjob_operator.core.values.job import Bounds, Defaults, HostAccess, NetworkAccess
 from ddpjob_operator.settings import BadSetting, Settings, own_namespace
 
 Quantities = dict[str, Quantity | Whole]

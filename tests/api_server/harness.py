@@ -22,9 +22,9 @@ from typing import Any, TypeVar
 import aiohttp
 
 from ddpjob_operator.cluster import paths
-from ddpjob_operator.cluster.client import Client
-from ddpjob_operator.cluster.errors import ApiError
-from ddpjob_operator.cluster.login import log_in
+from ddpjob_operator.runtime.client import Client
+from ddpjob_operator.runtime.errors import ApiError
+from ddpjob_operator.runtime.login import log_in
 
 T = TypeVar("T")
 Object = dict[str, Any]

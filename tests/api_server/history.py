@@ -17,7 +17,7 @@ import aiohttp
 from tests.api_server.harness import Cluster, eventually
 
 from ddpjob_operator.cluster import paths
-from ddpjob_operator.cluster.login import log_in, open_session
+from ddpjob_operator.runtime.login import log_in, open_session
 
 UID = "training.ddpjob.io/uid"
 ATTEMPT = "training.ddpjob.io/attempt"

@@ -16,7 +16,7 @@ import aiohttp
 import yaml
 from aiohttp import web
 
-from ddpjob_operator.cluster.login import Login
+from ddpjob_operator.runtime.login import Login
 
 HOP_BY_HOP = {
     "connection",

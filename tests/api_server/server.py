@@ -15,8 +15,8 @@ import yaml
 from tests.api_server.harness import REPOSITORY, eventually
 from tests.kubernetes import cluster_running
 
-from ddpjob_operator.cluster.client import Client, connect
-from ddpjob_operator.cluster.errors import ApiError
+from ddpjob_operator.runtime.client import Client, connect
+from ddpjob_operator.runtime.errors import ApiError
 
 CRD = REPOSITORY / "manifests" / "crd" / "ddpjobs.training.ddpjob.io.yaml"
 CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"

@@ -11,11 +11,12 @@ from ddpjob_operator.api import GROUP
 from ddpjob_operator.cluster import paths
 from ddpjob_operator.cluster.apply import Applier
 from ddpjob_operator.cluster.cache import Cache, Key, Owner
-from ddpjob_operator.cluster.errors import ApiError
-from ddpjob_operator.core.actions import Action, AssignPod, CreateChild, CreatePod, DeleteJob, DeletePod, ReadLog
-from ddpjob_operator.core.model import Defaults, Job, PodView, Problem, ServiceView
-from ddpjob_operator.core.parse import parse_job
-from ddpjob_operator.core.pods import build_pod, owner_reference
+from ddpjob_operator.core.manifests.pods import build_pod, owner_reference
+from ddpjob_operator.core.values.actions import Action, AssignPod, CreateChild, CreatePod, DeleteJob, DeletePod, ReadLog
+from ddpjob_operator.core.values.job import Defaults, Job, Problem
+from ddpjob_operator.core.values.observed import PodView, ServiceView
+from ddpjob_operator.runtime.errors import ApiError
+from ddpjob_operator.wire.jobs import parse_job
 
 FOREIGN = "0b0c0d0e-0000-4000-8000-00000000000f"
 

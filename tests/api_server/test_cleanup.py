@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tests.api_server.harness import Cluster, Operator, eventually
 
-from ddpjob_operator.cluster.errors import ApiError
+from ddpjob_operator.runtime.errors import ApiError
 
 
 @pytest.mark.parametrize(

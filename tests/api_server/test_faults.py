@@ -20,7 +20,7 @@ from tests.api_server.history import recorded
 from tests.api_server.proxy import Call, Fault, FaultProxy
 
 from ddpjob_operator.cluster import paths
-from ddpjob_operator.cluster.login import log_in
+from ddpjob_operator.runtime.login import log_in
 
 CALLS = 14
 """What the life below takes: a claim, a Service, 2 x 2 pods made, 2 deleted, the Service pointed, 5 statuses."""

@@ -12,7 +12,7 @@ from tests.api_server.server import ApiServer, install_crd, remove_crd
 from tests.api_server.test_refusals import degraded
 
 from ddpjob_operator.cluster import paths
-from ddpjob_operator.core.podgroup import COSCHEDULING, VOLCANO
+from ddpjob_operator.core.manifests.pod_group import COSCHEDULING, VOLCANO
 
 TEMPLATE = {"spec": {"schedulerName": "none"}}
 VERSIONS = {"Coscheduling": COSCHEDULING, "Volcano": VOLCANO}

@@ -16,7 +16,7 @@ from tests.api_server.conftest import StartOperator
 from tests.api_server.harness import Cluster, Operator, eventually
 from tests.api_server.proxy import FaultProxy, refusal
 
-from ddpjob_operator.cluster.login import log_in
+from ddpjob_operator.runtime.login import log_in
 
 Answer = Callable[[web.Request], Awaitable[web.StreamResponse | None]]
 

@@ -14,7 +14,7 @@ from tests.api_server.history import recorded
 from tests.api_server.proxy import Call, Fault, FaultProxy
 from tests.api_server.test_restarts import KILLED, finish_attempt
 
-from ddpjob_operator.cluster.login import log_in
+from ddpjob_operator.runtime.login import log_in
 
 LABELS = ("attempt", "node-rank", "nodes")
 IN_PLACE = {"scope": "InPlace", "backoff": {"initialSeconds": 0}}

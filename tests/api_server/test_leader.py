@@ -14,8 +14,8 @@ from tests.api_server.conftest import StartOperator
 from tests.api_server.harness import Cluster, Operator, eventually
 from tests.api_server.proxy import FaultProxy
 
-from ddpjob_operator.cluster.leader import FENCE_SECONDS, LEASE_SECONDS, STANDBY_POLL_SECONDS
-from ddpjob_operator.cluster.login import log_in
+from ddpjob_operator.runtime.leader import FENCE_SECONDS, LEASE_SECONDS, STANDBY_POLL_SECONDS
+from ddpjob_operator.runtime.login import log_in
 
 TAKEOVER_SECONDS = 17.0
 SLACK_SECONDS = 3.0

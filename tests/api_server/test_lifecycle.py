@@ -8,7 +8,7 @@ import pytest
 from tests.api_server.conftest import StartOperator
 from tests.api_server.harness import Cluster, Operator, eventually
 
-from ddpjob_operator.cluster.errors import ApiError
+from ddpjob_operator.runtime.errors import ApiError
 
 STOP_SECONDS = 15.0
 

@@ -9,7 +9,7 @@ from tests.api_server.conftest import StartOperator
 from tests.api_server.harness import Cluster, Operator, eventually
 
 from ddpjob_operator.cluster import paths
-from ddpjob_operator.cluster.errors import ApiError
+from ddpjob_operator.runtime.errors import ApiError
 
 
 async def policy(cluster: Cluster, name: str = "digits") -> dict[str, Any] | None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from tests.api_server.harness import Cluster, Operator, eventually
 
-from ddpjob_operator.cluster.errors import ApiError
+from ddpjob_operator.runtime.errors import ApiError
 
 
 async def degraded(cluster: Cluster, reason: str) -> dict[str, Any]:

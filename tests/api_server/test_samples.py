@@ -10,7 +10,7 @@ import yaml
 from tests.api_server.harness import Cluster, Operator, eventually
 
 from ddpjob_operator.cluster import paths
-from ddpjob_operator.core.parse import parse_job
+from ddpjob_operator.wire.jobs import parse_job
 
 FOLDER = Path(__file__).parents[2] / "manifests/samples"
 SAMPLES = sorted(path.stem for path in FOLDER.glob("*.yaml"))

@@ -13,7 +13,7 @@ from tests.api_server.harness import Cluster, eventually
 from tests.api_server.history import recorded
 
 from ddpjob_operator.cluster import paths
-from ddpjob_operator.core.parse import parse_job
+from ddpjob_operator.wire.jobs import parse_job
 
 FIXTURES = sorted((Path(__file__).parents[1] / "fixtures").glob("running-*.json"))
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from ddpjob_operator.core.model import PodPhase
+from ddpjob_operator.core.values.observed import PodPhase
 from ddpjob_operator.local import container
 from ddpjob_operator.local.environment import Command, Endpoints
 from ddpjob_operator.local.processes import LocalPod, make_scratch

@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 
 from ddpjob_operator.api.status import DDPJobStatus, Phase
-from ddpjob_operator.core.parse import parse_job
 from ddpjob_operator.local.chaos import parse_chaos
 from ddpjob_operator.local.display import PlainDisplay
 from ddpjob_operator.local.machine import this_machine
 from ddpjob_operator.local.runner import Runner
 from ddpjob_operator.local.volume import open_shared
+from ddpjob_operator.wire.jobs import parse_job
 
 pytestmark = [pytest.mark.local, pytest.mark.timeout(240)]
 

@@ -4,9 +4,9 @@ from pathlib import Path
 
 from ddp_trainer.snapshots.every import Every
 from ddp_trainer.snapshots.session import Snapshots
-from ddpjob_operator.core.model import ServiceView
-from ddpjob_operator.core.parse import parse_job
-from ddpjob_operator.core.pod_environment import environment
+from ddpjob_operator.core.manifests.pod_environment import environment
+from ddpjob_operator.core.values.observed import ServiceView
+from ddpjob_operator.wire.jobs import parse_job
 
 
 def test_the_snapshots_claim_the_volume_as_the_operator_told_them_to(tmp_path: Path) -> None:

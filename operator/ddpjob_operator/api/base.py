@@ -7,7 +7,7 @@ from pydantic.alias_generators import to_camel
 
 
 class APIModel(BaseModel):
-    """A part of a DDPJob. Unknown fields are dropped here and refused where a person's file is read (`core.parse`)."""
+    """A part of a DDPJob. Unknown fields are dropped here and refused where a person's file is read (`wire.jobs`)."""
 
     model_config = ConfigDict(
         alias_generator=to_camel,

@@ -15,9 +15,9 @@ from pydantic import BaseModel
 
 from ddpjob_operator.api import API_VERSION, GROUP, KIND, PLURAL, SHORT_NAME, SINGULAR, VERSION
 from ddpjob_operator.api.frozen import FROZEN, FROZEN_MESSAGE
-from ddpjob_operator.api.rules import BETWEEN_FIELDS
 from ddpjob_operator.api.spec import DDPJobSpec
 from ddpjob_operator.api.status import DDPJobStatus
+from ddpjob_operator.api.validation import BETWEEN_FIELDS
 
 Schema = dict[str, Any]
 

@@ -13,8 +13,8 @@ from pathlib import Path
 from ddpjob_operator.api import API_VERSION, KIND
 from ddpjob_operator.api.crd import Schema, crd
 from ddpjob_operator.api.frozen import FROZEN, IMMUTABLE_ADVICE
-from ddpjob_operator.api.rules import BETWEEN_FIELDS
 from ddpjob_operator.api.template_rules import RESERVED_ENV, RESERVED_ENV_PREFIXES
+from ddpjob_operator.api.validation import BETWEEN_FIELDS
 
 PAGE = Path(__file__).parents[3] / "docs/api.md"
 

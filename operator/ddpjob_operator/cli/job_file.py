@@ -14,8 +14,8 @@ from typing import Any
 import yaml
 
 from ddpjob_operator.api import KIND
-from ddpjob_operator.core.model import Job
-from ddpjob_operator.core.parse import InvalidJob, parse_job
+from ddpjob_operator.core.values.job import Job
+from ddpjob_operator.wire.jobs import InvalidJob, parse_job
 
 _STDIN = "-"
 _PATH = re.compile(r"[A-Za-z_][\w.\[\]/-]*(?=: )")

@@ -8,7 +8,7 @@ from collections import deque
 from pathlib import Path
 
 from ddpjob_operator.api.status import DDPJobStatus, Phase
-from ddpjob_operator.core.model import Job
+from ddpjob_operator.core.values.job import Job
 from ddpjob_operator.local.chaos import KillRank, parse_chaos
 from ddpjob_operator.local.display import display_for
 from ddpjob_operator.local.environment import Machine

@@ -14,12 +14,11 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from ddpjob_operator.api import KIND
-from ddpjob_operator.cluster import paths, pod_events
+from ddpjob_operator.cluster import paths, pod_warnings
 from ddpjob_operator.cluster.cache import Cache, Key, Owner, controller_of, owner_of
-from ddpjob_operator.cluster.client import Client, Json
-from ddpjob_operator.cluster.errors import ApiError
-from ddpjob_operator.cluster.refused import Refused, forbids, problem_of, problem_with, refuses, taken
-from ddpjob_operator.core.actions import (
+from ddpjob_operator.cluster.rejections import Refused, forbids, problem_of, problem_with, refuses, taken
+from ddpjob_operator.core.manifests.pod_group import unknown_kind
+from ddpjob_operator.core.values.actions import (
     Action,
     AssignPod,
     CreateChild,
@@ -32,9 +31,11 @@ from ddpjob_operator.core.actions import (
     ReadLog,
     ReadWarnings,
 )
-from ddpjob_operator.core.model import Job
-from ddpjob_operator.core.names import LABEL_ATTEMPT, LABEL_NODE_RANK, LABEL_NODES, TRAINER_CONTAINER
-from ddpjob_operator.core.podgroup import unknown_kind
+from ddpjob_operator.core.values.job import Job
+from ddpjob_operator.core.values.names import LABEL_ATTEMPT, LABEL_NODE_RANK, LABEL_NODES, TRAINER_CONTAINER
+from ddpjob_operator.runtime.client import Client, Json
+from ddpjob_operator.runtime.errors import ApiError
+from ddpjob_operator.runtime.paths import events
 
 logger = logging.getLogger(__name__)
 
@@ -233,14 +234,14 @@ class Applier:
         self.cache.memory(_owner(job)).logs[action.uid] = text[-LOG_BYTES:].decode(errors="replace")
 
     async def _read_warnings(self, job: Job, action: ReadWarnings) -> None:
-        events: list[Json] = []
+        found: list[Json] = []
         try:
-            events, _ = await self.client.list(
-                paths.events(job.namespace), "events", fieldSelector=pod_events.selector(action.uid)
+            found, _ = await self.client.list(
+                events(job.namespace), "events", fieldSelector=pod_warnings.selector(action.uid)
             )
         except ApiError as error:
             logger.info("no events of pod %s/%s: %s", job.namespace, action.name, error)
-        self.cache.memory(_owner(job)).warnings[action.uid] = pod_events.warned(events, datetime.now(UTC))
+        self.cache.memory(_owner(job)).warnings[action.uid] = pod_warnings.warned(found, datetime.now(UTC))
 
     async def _delete_job(self, job: Job, action: DeleteJob) -> None:
         """What it owns goes with it: the garbage collector sees to that."""

@@ -16,10 +16,11 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from ddpjob_operator.api.spec import DDPJobSpec
-from ddpjob_operator.core import names
-from ddpjob_operator.core.model import InitializerView, Observed, PodView, Problem, ServiceView, Warned
-from ddpjob_operator.core.parse import parse_initializer, parse_pod
-from ddpjob_operator.core.report import TrainerReport, read_termination
+from ddpjob_operator.core.values import names
+from ddpjob_operator.core.values.job import Problem
+from ddpjob_operator.core.values.observed import InitializerView, Observed, PodView, ServiceView, Warned
+from ddpjob_operator.core.values.trainer_report import TrainerReport, read_termination
+from ddpjob_operator.wire.pods import parse_initializer, parse_pod
 
 Json = Mapping[str, Any]
 KIND = "DDPJob"

@@ -14,23 +14,24 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
 from ddpjob_operator import metrics
+from ddpjob_operator.api import API_VERSION, KIND
 from ddpjob_operator.api.status import DDPJobStatus, Phase
 from ddpjob_operator.cluster.apply import Applier
 from ddpjob_operator.cluster.cache import Cache, Json, Key, Memory, Owner
-from ddpjob_operator.cluster.client import Client
-from ddpjob_operator.cluster.errors import ApiError
-from ddpjob_operator.cluster.events import EventPoster, Subject
-from ddpjob_operator.cluster.refused import Refused
+from ddpjob_operator.cluster.rejections import Refused
 from ddpjob_operator.cluster.status_poll import StatusPoller, Target
 from ddpjob_operator.cluster.status_write import Change, StatusWriter, change_between
-from ddpjob_operator.core.actions import Plan
-from ddpjob_operator.core.goodput import seconds_of
-from ddpjob_operator.core.lifecycle import is_left_to_another
-from ddpjob_operator.core.model import Defaults, Job, Observed
-from ddpjob_operator.core.parse import InvalidJob, job_of, parse_job
+from ddpjob_operator.core.ledger.goodput import seconds_of
 from ddpjob_operator.core.plan import plan
-from ddpjob_operator.core.refusal import broken, not_followed, refuse
-from ddpjob_operator.core.report import TrainerReport
+from ddpjob_operator.core.stages.invalid_spec import broken, not_followed, refuse
+from ddpjob_operator.core.values.actions import Plan
+from ddpjob_operator.core.values.job import Defaults, Job
+from ddpjob_operator.core.values.observed import Observed
+from ddpjob_operator.core.values.trainer_report import TrainerReport
+from ddpjob_operator.runtime.client import Client
+from ddpjob_operator.runtime.errors import ApiError
+from ddpjob_operator.runtime.events import EventPoster, Subject
+from ddpjob_operator.wire.jobs import InvalidJob, is_left_to_another, job_of, parse_job
 
 logger = logging.getLogger(__name__)
 
@@ -171,7 +172,7 @@ class Controller:
             return False
         self._count(before, after)
         for event in decided.events:
-            self.events.say(Subject(*view.key, view.owner.uid), event)
+            self.events.say(Subject(API_VERSION, KIND, *view.key, view.owner.uid), event)
         return True
 
     async def _surface(self, key: Key, memory: Memory, refusal: Refused) -> float | None:

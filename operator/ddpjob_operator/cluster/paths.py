@@ -1,13 +1,14 @@
-"""Paths of the collections that the operator uses; the whole of its reach into the API."""
+"""Paths of the collections that a job needs; with `runtime.paths`, all that the operator asks of the API."""
 
 from __future__ import annotations
 
-from ddpjob_operator.api import GROUP, PLURAL, VERSION
+from ddpjob_operator.api import API_VERSION, PLURAL
+from ddpjob_operator.runtime.paths import collection
 
 
 def jobs(namespace: str | None) -> str:
     """DDPJobs of one namespace, or (None) of all."""
-    return f"/apis/{GROUP}/{VERSION}{_within(namespace)}/{PLURAL}"
+    return collection(API_VERSION, PLURAL, namespace)
 
 
 def job_status(namespace: str, name: str) -> str:
@@ -16,15 +17,15 @@ def job_status(namespace: str, name: str) -> str:
 
 def pods(namespace: str | None) -> str:
     """Pods of one namespace, or (None) of all."""
-    return f"/api/v1{_within(namespace)}/pods"
+    return collection("v1", "pods", namespace)
 
 
 def services(namespace: str) -> str:
-    return f"/api/v1{_within(namespace)}/services"
+    return collection("v1", "services", namespace)
 
 
 def claims(namespace: str) -> str:
-    return f"/api/v1{_within(namespace)}/persistentvolumeclaims"
+    return collection("v1", "persistentvolumeclaims", namespace)
 
 
 def children(api_version: str, kind: str, namespace: str) -> tuple[str, str]:
@@ -34,17 +35,4 @@ def children(api_version: str, kind: str, namespace: str) -> tuple[str, str]:
     """
     plural = kind.lower()
     plural = f"{plural[:-1]}ies" if plural.endswith("y") else f"{plural}s"
-    root = f"/apis/{api_version}" if "/" in api_version else f"/api/{api_version}"
-    return f"{root}{_within(namespace)}/{plural}", plural
-
-
-def events(namespace: str) -> str:
-    return f"/api/v1{_within(namespace)}/events"
-
-
-def leases(namespace: str) -> str:
-    return f"/apis/coordination.k8s.io/v1{_within(namespace)}/leases"
-
-
-def _within(namespace: str | None) -> str:
-    return "" if namespace is None else f"/namespaces/{namespace}"
+    return collection(api_version, plural, namespace), plural

@@ -18,10 +18,10 @@ from dataclasses import dataclass, field
 from ddpjob_operator import metrics
 from ddpjob_operator.cluster import paths
 from ddpjob_operator.cluster.cache import Cache, Key
-from ddpjob_operator.cluster.client import Client
-from ddpjob_operator.cluster.errors import ApiError
-from ddpjob_operator.cluster.queue import Backoff
-from ddpjob_operator.core import names
+from ddpjob_operator.core.values import names
+from ddpjob_operator.runtime.client import Client
+from ddpjob_operator.runtime.errors import ApiError
+from ddpjob_operator.runtime.queue import Backoff
 
 logger = logging.getLogger(__name__)
 

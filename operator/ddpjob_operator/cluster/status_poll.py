@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import aiohttp
 
 from ddpjob_operator import metrics
-from ddpjob_operator.core.pod_environment import STATUS_PORT
-from ddpjob_operator.core.report import TrainerReport, read_status
+from ddpjob_operator.core.manifests.pod_environment import STATUS_PORT
+from ddpjob_operator.core.values.trainer_report import TrainerReport, read_status
 
 logger = logging.getLogger(__name__)
 

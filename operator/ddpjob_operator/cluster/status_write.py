@@ -17,9 +17,9 @@ from ddpjob_operator import metrics
 from ddpjob_operator.api.status import DDPJobStatus
 from ddpjob_operator.cluster import paths
 from ddpjob_operator.cluster.cache import Cache, Key, Owner
-from ddpjob_operator.cluster.client import Client
-from ddpjob_operator.cluster.errors import ApiError
-from ddpjob_operator.core.summary import with_summary
+from ddpjob_operator.core.ledger.summary import with_summary
+from ddpjob_operator.runtime.client import Client
+from ddpjob_operator.runtime.errors import ApiError
 
 logger = logging.getLogger(__name__)
 

@@ -14,29 +14,35 @@ from dataclasses import replace
 from datetime import datetime
 
 from ddpjob_operator.api.status import DDPJobStatus, FailureStatus, Phase
-from ddpjob_operator.core.actions import Event, Plan, soonest
-from ddpjob_operator.core.assign import ended_before
-from ddpjob_operator.core.attempt import next_attempt, resize
-from ddpjob_operator.core.bounds import BEYOND, clamp_to_bounds
-from ddpjob_operator.core.cleanup import plan_finished, seconds_to_live
-from ddpjob_operator.core.deadlines import missed_deadline, seconds_to_next
-from ddpjob_operator.core.edits import edited_while_starting
-from ddpjob_operator.core.elastic import wanted_resize
-from ddpjob_operator.core.failures import Failure, find_failures, first_cause, is_stopping, with_last_words
-from ddpjob_operator.core.gang import counted, gang_of, gang_size, missing
-from ddpjob_operator.core.goodput import with_goodput
-from ddpjob_operator.core.initializers import plan_initializers
-from ddpjob_operator.core.lifecycle import has_finished, plan_suspension, status_after_resume
-from ddpjob_operator.core.lost import lost_nodes, stranded
-from ddpjob_operator.core.model import Defaults, Job, Observed, PodView
-from ddpjob_operator.core.ongoing import keep_going
-from ddpjob_operator.core.phases import incomplete_again, plan_failed, plan_succeeded
-from ddpjob_operator.core.postmortem import log_tail, log_to_read
-from ddpjob_operator.core.prepare import not_allowed, plan_preparation
-from ddpjob_operator.core.progress import failure_status, with_final_report, with_report
-from ddpjob_operator.core.release import plan_release
-from ddpjob_operator.core.restart import GiveUp, RestartIn, decide, remember, with_clause
-from ddpjob_operator.core.snapshot_news import snapshot_events, with_snapshot_news
+from ddpjob_operator.core.failure.decide import GiveUp, RestartIn, decide, remember, with_clause
+from ddpjob_operator.core.failure.detect import Failure, find_failures, first_cause, is_stopping, with_last_words
+from ddpjob_operator.core.failure.log_tail import log_tail, log_to_read
+from ddpjob_operator.core.failure.node_lost import lost_nodes, stranded
+from ddpjob_operator.core.gang.elastic import wanted_resize
+from ddpjob_operator.core.gang.in_place import ended_before
+from ddpjob_operator.core.gang.members import counted, gang_of, gang_size, missing
+from ddpjob_operator.core.gang.spec_changes import edited_while_starting
+from ddpjob_operator.core.ledger.goodput import with_goodput
+from ddpjob_operator.core.ledger.progress import (
+    failure_status,
+    snapshot_events,
+    with_final_report,
+    with_report,
+    with_snapshot_news,
+)
+from ddpjob_operator.core.manifests.bounds import BEYOND, clamp_to_bounds
+from ddpjob_operator.core.stages.all_or_nothing import plan_release
+from ddpjob_operator.core.stages.deadlines import missed_deadline, seconds_to_next
+from ddpjob_operator.core.stages.finished import has_finished, plan_finished, seconds_to_live
+from ddpjob_operator.core.stages.initialize import plan_initializers
+from ddpjob_operator.core.stages.next_attempt import next_attempt, resize
+from ddpjob_operator.core.stages.prerequisites import not_allowed, plan_preparation
+from ddpjob_operator.core.stages.run import keep_going
+from ddpjob_operator.core.stages.suspend import plan_suspension, status_after_resume
+from ddpjob_operator.core.stages.transitions import incomplete_again, plan_failed, plan_succeeded
+from ddpjob_operator.core.values.actions import Event, Plan, soonest
+from ddpjob_operator.core.values.job import Defaults, Job
+from ddpjob_operator.core.values.observed import Observed, PodView
 
 SETTLE_LOOK_SECONDS = 0.5
 

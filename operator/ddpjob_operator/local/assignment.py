@@ -6,7 +6,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from ddpjob_operator.core.names import SPARE
+from ddpjob_operator.core.values.names import SPARE
 
 _LINK = "..data"
 

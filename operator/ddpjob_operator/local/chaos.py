@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from ddpjob_operator.core.report import TrainerReport
+from ddpjob_operator.core.values.trainer_report import TrainerReport
 
 _FORM = re.compile(r"kill-rank(?:=(?P<rank>\d+))?@(?P<percent>\d+(?:\.\d+)?)%")
 

@@ -9,7 +9,8 @@ import uuid
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 
-from ddpjob_operator.core.actions import (
+from ddpjob_operator.core.manifests.pod_environment import is_assignable
+from ddpjob_operator.core.values.actions import (
     Action,
     AssignPod,
     CreateChild,
@@ -21,9 +22,9 @@ from ddpjob_operator.core.actions import (
     PointService,
     ReadLog,
 )
-from ddpjob_operator.core.model import Job, Manifest, Observed, ServiceView
-from ddpjob_operator.core.names import LABEL_ATTEMPT
-from ddpjob_operator.core.pod_environment import is_assignable
+from ddpjob_operator.core.values.job import Job, Manifest
+from ddpjob_operator.core.values.names import LABEL_ATTEMPT
+from ddpjob_operator.core.values.observed import Observed, ServiceView
 from ddpjob_operator.local.environment import Endpoints, Machine, build_command, gpus_of_node
 from ddpjob_operator.local.initializer import LocalInitializer
 from ddpjob_operator.local.machine import own_variables, seats

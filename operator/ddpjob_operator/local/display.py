@@ -17,7 +17,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from ddpjob_operator.core.actions import Event
+from ddpjob_operator.core.values.actions import Event
 from ddpjob_operator.local.view import (
     NodeView,
     RunView,

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ddpjob_operator.core.model import Manifest
-from ddpjob_operator.core.names import TRAINER_CONTAINER
-from ddpjob_operator.core.pod_environment import SHARED_PATH
+from ddpjob_operator.core.manifests.pod_environment import SHARED_PATH
+from ddpjob_operator.core.values.job import Manifest
+from ddpjob_operator.core.values.names import TRAINER_CONTAINER
 from ddpjob_operator.local.expansion import expand
 
 _OF_AN_OUTER_RUN = re.compile(

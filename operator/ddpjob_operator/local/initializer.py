@@ -7,8 +7,9 @@ import uuid
 from collections.abc import Callable
 from datetime import datetime
 
-from ddpjob_operator.core.model import InitializerView, Manifest, PodPhase
-from ddpjob_operator.core.names import LABEL_ATTEMPT
+from ddpjob_operator.core.values.job import Manifest
+from ddpjob_operator.core.values.names import LABEL_ATTEMPT
+from ddpjob_operator.core.values.observed import InitializerView, PodPhase
 from ddpjob_operator.local.environment import Endpoints, Machine, build_command
 from ddpjob_operator.local.processes import LocalPod, make_scratch
 from ddpjob_operator.local.volume import pod_log

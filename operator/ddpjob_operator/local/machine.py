@@ -12,9 +12,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from ddpjob_operator.api.spec import DDPJobSpec
-from ddpjob_operator.core.initializers import build_initializer, source_claim
-from ddpjob_operator.core.model import Defaults, Job, Manifest, ServiceView
-from ddpjob_operator.core.pods import build_pod
+from ddpjob_operator.core.manifests.initializer import build_initializer, source_claim
+from ddpjob_operator.core.manifests.pods import build_pod
+from ddpjob_operator.core.values.job import Defaults, Job, Manifest
+from ddpjob_operator.core.values.observed import ServiceView
 from ddpjob_operator.local.environment import (
     Endpoints,
     Machine,

@@ -8,7 +8,7 @@ import random
 import socket
 from pathlib import Path
 
-from ddpjob_operator.core.report import TrainerReport, read_status
+from ddpjob_operator.core.values.trainer_report import TrainerReport, read_status
 
 LOOPBACK = "127.0.0.1"
 _FIRST_PORT = 20000

@@ -18,9 +18,9 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
-from ddpjob_operator.core.model import PodPhase, PodView, Termination
-from ddpjob_operator.core.names import LABEL_NODES
-from ddpjob_operator.core.report import TrainerReport
+from ddpjob_operator.core.values.names import LABEL_NODES
+from ddpjob_operator.core.values.observed import PodPhase, PodView, Termination
+from ddpjob_operator.core.values.trainer_report import TrainerReport
 from ddpjob_operator.local.assignment import write_assignment
 from ddpjob_operator.local.environment import Command, Endpoints
 from ddpjob_operator.local.network import LOOPBACK

@@ -15,10 +15,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from ddpjob_operator.api.status import DDPJobStatus, Phase
-from ddpjob_operator.core.model import Defaults, Job
+from ddpjob_operator.core.ledger.progress import with_final_report
 from ddpjob_operator.core.plan import plan
-from ddpjob_operator.core.progress import with_final_report
-from ddpjob_operator.core.report import TrainerReport, read_termination
+from ddpjob_operator.core.values.job import Defaults, Job
+from ddpjob_operator.core.values.trainer_report import TrainerReport, read_termination
 from ddpjob_operator.local.chaos import KillRank, find_victim
 from ddpjob_operator.local.children import Children
 from ddpjob_operator.local.display import Display

@@ -10,7 +10,7 @@ import yaml
 
 from ddpjob_operator.api import API_VERSION, KIND
 from ddpjob_operator.api.status import DDPJobStatus, Goodput
-from ddpjob_operator.core.parse import parse_job
+from ddpjob_operator.wire.jobs import parse_job
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs/operating.md").read_text()

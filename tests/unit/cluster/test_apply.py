@@ -7,16 +7,16 @@ from datetime import UTC, datetime
 
 import pytest
 from aiohttp import web
-from tests.unit.cluster.answers import Answer, Server, status
+from tests.unit.answers import Answer, Server, status
 
 from ddpjob_operator.api.spec import DDPJobSpec
 from ddpjob_operator.api.status import DDPJobStatus
 from ddpjob_operator.cluster import apply, paths
 from ddpjob_operator.cluster.apply import Applier
 from ddpjob_operator.cluster.cache import Cache, Owner
-from ddpjob_operator.cluster.client import Client
-from ddpjob_operator.core.actions import Action, DeletePod, PointService, ReadLog, ReadWarnings
-from ddpjob_operator.core.model import Job
+from ddpjob_operator.core.values.actions import Action, DeletePod, PointService, ReadLog, ReadWarnings
+from ddpjob_operator.core.values.job import Job
+from ddpjob_operator.runtime.client import Client
 
 JOB = Job("digits", "ns", "job-1", 1, datetime(2026, 1, 1, tzinfo=UTC), DDPJobSpec(), DDPJobStatus())
 

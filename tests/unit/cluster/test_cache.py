@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ddpjob_operator.cluster.cache import Cache, Key, Owner, key_of_pod
-from ddpjob_operator.core.report import TrainerReport
+from ddpjob_operator.core.values.trainer_report import TrainerReport
 
 KEY = Key("ns", "digits")
 OWNER = Owner("ns", "job-1")

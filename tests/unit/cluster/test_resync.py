@@ -6,11 +6,11 @@ import asyncio
 from collections.abc import Iterable
 from typing import Any
 
-from tests.unit.cluster.virtual_time import run
+from tests.unit.virtual_time import run
 
 from ddpjob_operator.cluster.cache import Cache, Key
-from ddpjob_operator.cluster.errors import ApiError
 from ddpjob_operator.cluster.resync import Resync
+from ddpjob_operator.runtime.errors import ApiError
 
 
 class Lists:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from ddpjob_operator.api.status import Condition, DDPJobStatus, NodeCount, Phase, Progress
 from ddpjob_operator.cluster.status_poll import Target, read_answer
 from ddpjob_operator.cluster.status_write import change_between, merge_patch_between, wire_form
-from ddpjob_operator.core.report import TrainerReport
+from ddpjob_operator.core.values.trainer_report import TrainerReport
 
 TARGET = Target("10.0.0.1", "uid-1", 0)
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)

@@ -10,11 +10,11 @@ from urllib.parse import urlsplit
 
 import pytest
 from aiohttp import web
-from tests.unit.cluster.answers import Server, ok
+from tests.unit.answers import Server, ok
 
 from ddpjob_operator.cluster import status_poll
 from ddpjob_operator.cluster.status_poll import StatusPoller, Target
-from ddpjob_operator.core.report import TrainerReport
+from ddpjob_operator.core.values.trainer_report import TrainerReport
 from ddpjob_operator.metrics import REGISTRY
 
 TARGET = Target("127.0.0.1", "uid-1", 0)

@@ -1,6 +1,6 @@
 """Errors that are really raised here, told by the trainer and explained by the operator: reason, and what to do.
 
-What a machine without a GPU cannot be made to say is in tests/unit/core/test_symptoms.py.
+What a machine without a GPU cannot be made to say is in tests/unit/core/failure/test_symptoms.py.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from torch.utils.data import DataLoader, Dataset
 from ddp_trainer.outcomes import outcome_of
 from ddp_trainer.root_cause import Ending, find_cause
 from ddp_trainer.termination import encode, message_of
-from ddpjob_operator.core.advice import Diagnosis, diagnose
-from ddpjob_operator.core.failures import find_failures
-from ddpjob_operator.core.model import PodPhase, PodView, Termination
-from ddpjob_operator.core.parse import parse_time
+from ddpjob_operator.core.failure.detect import find_failures
+from ddpjob_operator.core.failure.diagnosis import Diagnosis, diagnose
+from ddpjob_operator.core.values.observed import PodPhase, PodView, Termination
+from ddpjob_operator.wire.objects import parse_time
 
 NOW = parse_time("2026-01-01T00:00:00Z")
 

@@ -16,14 +16,15 @@ from ddp_trainer.status import Moment, status
 from ddp_trainer.termination import Cause, Ending, encode, message_of
 from ddpjob_operator.api.status import DDPJobStatus
 from ddpjob_operator.api.template_rules import is_reserved
-from ddpjob_operator.core import failures as operator_exits
-from ddpjob_operator.core.model import Defaults, ServiceView
-from ddpjob_operator.core.parse import parse_job
-from ddpjob_operator.core.pod_environment import environment, launch_args
-from ddpjob_operator.core.pods import build_pod
-from ddpjob_operator.core.progress import with_report
-from ddpjob_operator.core.report import TrainerReport, read_status, read_termination
+from ddpjob_operator.core.failure import detect as operator_exits
+from ddpjob_operator.core.ledger.progress import with_report
+from ddpjob_operator.core.manifests.pod_environment import environment, launch_args
+from ddpjob_operator.core.manifests.pods import build_pod
+from ddpjob_operator.core.values.job import Defaults
+from ddpjob_operator.core.values.observed import ServiceView
+from ddpjob_operator.core.values.trainer_report import TrainerReport, read_status, read_termination
 from ddpjob_operator.local.assignment import write_assignment
+from ddpjob_operator.wire.jobs import parse_job
 
 DOCUMENT = (Path(__file__).parents[3] / "docs/contracts.md").read_text()
 EXAMPLES = [json.loads(block) for block in re.findall(r"```json\n(.*?)```", DOCUMENT, re.DOTALL)]

@@ -9,8 +9,9 @@ from typing import Any
 from ddpjob_operator.api.frozen import frozen_digests
 from ddpjob_operator.api.spec import DDPJobSpec
 from ddpjob_operator.api.status import DDPJobStatus, NodeCount, Phase
-from ddpjob_operator.core.model import Defaults, Job, Observed, PodPhase, PodView, ServiceView, Termination
-from ddpjob_operator.core.report import TrainerReport, read_status
+from ddpjob_operator.core.values.job import Defaults, Job
+from ddpjob_operator.core.values.observed import Observed, PodPhase, PodView, ServiceView, Termination
+from ddpjob_operator.core.values.trainer_report import TrainerReport, read_status
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 UID = "0b0c0d0e-0000-4000-8000-000000000001"

@@ -11,10 +11,11 @@ from builders import (
 )
 
 from ddpjob_operator.api.status import DDPJobStatus, Phase, SnapshotStatus
-from ddpjob_operator.core import conditions as cond
-from ddpjob_operator.core.actions import CreatePod, DeletePod, Plan
-from ddpjob_operator.core.model import Job, Observed
 from ddpjob_operator.core.plan import plan
+from ddpjob_operator.core.values import conditions as cond
+from ddpjob_operator.core.values.actions import CreatePod, DeletePod, Plan
+from ddpjob_operator.core.values.job import Job
+from ddpjob_operator.core.values.observed import Observed
 
 RUNNING = in_phase(Phase.RUNNING)
 STARTING = in_phase(Phase.STARTING)

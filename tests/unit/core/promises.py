@@ -7,9 +7,9 @@ import re
 from small_cluster import Cluster
 
 from ddpjob_operator.api.status import DDPJobStatus, Phase
-from ddpjob_operator.core.actions import AssignPod, CreateChild, CreatePod, DeletePod
-from ddpjob_operator.core.goodput import seconds_of
-from ddpjob_operator.core.lifecycle import is_suspending
+from ddpjob_operator.core.ledger.goodput import seconds_of
+from ddpjob_operator.core.stages.suspend import is_suspending
+from ddpjob_operator.core.values.actions import AssignPod, CreateChild, CreatePod, DeletePod
 
 
 def check_history(cluster: Cluster) -> None:

@@ -15,7 +15,7 @@ from builders import NOW, heard, make_report
 
 from ddpjob_operator.api.spec import DDPJobSpec
 from ddpjob_operator.api.status import DDPJobStatus
-from ddpjob_operator.core.actions import (
+from ddpjob_operator.core.values.actions import (
     Action,
     AssignPod,
     CreateChild,
@@ -26,8 +26,9 @@ from ddpjob_operator.core.actions import (
     DeletePod,
     PointService,
 )
-from ddpjob_operator.core.model import InitializerView, Job, PodPhase, PodView, Problem, ServiceView, Termination
-from ddpjob_operator.core.report import TrainerReport
+from ddpjob_operator.core.values.job import Job, Problem
+from ddpjob_operator.core.values.observed import InitializerView, PodPhase, PodView, ServiceView, Termination
+from ddpjob_operator.core.values.trainer_report import TrainerReport
 
 NODES = ("node-0", "node-1", "node-2")
 ENDED = (PodPhase.SUCCEEDED, PodPhase.FAILED)

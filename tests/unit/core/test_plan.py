@@ -19,9 +19,9 @@ from builders import (
 from looks import GANG, RUNNING, STARTING, condition, created, deleted, kinds, look
 
 from ddpjob_operator.api.status import DDPJobStatus, NodeCount, Phase
-from ddpjob_operator.core import conditions as cond
-from ddpjob_operator.core.actions import CreateClaim, CreateService, Plan
-from ddpjob_operator.core.model import Problem
+from ddpjob_operator.core.values import conditions as cond
+from ddpjob_operator.core.values.actions import CreateClaim, CreateService, Plan
+from ddpjob_operator.core.values.job import Problem
 
 # The start
 

@@ -13,10 +13,8 @@ from builders import (
 from looks import GANG, RUNNING, SNAPSHOT, condition, created, deleted, look
 
 from ddpjob_operator.api.status import DDPJobStatus, NodeCount, Phase
-from ddpjob_operator.core import conditions as cond
-from ddpjob_operator.core.model import (
-    Job,
-)
+from ddpjob_operator.core.values import conditions as cond
+from ddpjob_operator.core.values.job import Job
 
 
 def edited(status: DDPJobStatus, **spec: object) -> Job:

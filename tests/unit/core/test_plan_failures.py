@@ -17,8 +17,8 @@ from builders import (
 from looks import GANG, RUNNING, SNAPSHOT, STARTING, condition, created, deleted, kinds, look
 
 from ddpjob_operator.api.status import Phase
-from ddpjob_operator.core import conditions as cond
-from ddpjob_operator.core.actions import CreateService, PointService
+from ddpjob_operator.core.values import conditions as cond
+from ddpjob_operator.core.values.actions import CreateService, PointService
 
 
 def test_a_failure_begins_a_new_attempt_that_is_written_first() -> None:

@@ -23,8 +23,8 @@ from world import Decide, World
 
 from ddpjob_operator.api.status import Phase
 from ddpjob_operator.core import plan as policy
-from ddpjob_operator.core.actions import AssignPod, CreatePod, DeletePod, Plan
-from ddpjob_operator.core.model import Job
+from ddpjob_operator.core.values.actions import AssignPod, CreatePod, DeletePod, Plan
+from ddpjob_operator.core.values.job import Job
 
 
 def counts_twice(job: Job, *rest: Any) -> Plan:

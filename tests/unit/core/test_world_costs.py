@@ -11,8 +11,8 @@ from world import World
 
 from ddpjob_operator.api.status import DDPJobStatus, Phase
 from ddpjob_operator.core import plan as policy
-from ddpjob_operator.core.actions import CreateClaim, CreatePod, CreateService, DeletePod, PointService, ReadLog
-from ddpjob_operator.core.model import Observed
+from ddpjob_operator.core.values.actions import CreateClaim, CreatePod, CreateService, DeletePod, PointService, ReadLog
+from ddpjob_operator.core.values.observed import Observed
 
 
 @pytest.mark.parametrize("nodes", [1, 2, 8])

@@ -18,7 +18,7 @@ from small_cluster import ENDED, PROGRESS, Cluster
 
 from ddpjob_operator.api.status import DDPJobStatus, Phase
 from ddpjob_operator.core import plan as policy
-from ddpjob_operator.core.actions import (
+from ddpjob_operator.core.values.actions import (
     Action,
     AssignPod,
     CreateChild,
@@ -31,7 +31,8 @@ from ddpjob_operator.core.actions import (
     ReadLog,
     ReadWarnings,
 )
-from ddpjob_operator.core.model import Job, Observed, PodView, Problem, ServiceView, Warned
+from ddpjob_operator.core.values.job import Job, Problem
+from ddpjob_operator.core.values.observed import Observed, PodView, ServiceView, Warned
 
 Decide = Callable[..., Plan]
 LONGEST_CHAIN = 16

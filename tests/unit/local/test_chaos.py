@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ddpjob_operator.core.report import RankReport, TrainerReport
+from ddpjob_operator.core.values.trainer_report import RankReport, TrainerReport
 from ddpjob_operator.local.chaos import KillRank, Victim, find_victim, parse_chaos
 
 

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from ddpjob_operator.core.actions import (
+from ddpjob_operator.core.manifests.pods import build_service
+from ddpjob_operator.core.values.actions import (
     AssignPod,
     CreateChild,
     CreateClaim,
@@ -17,12 +18,11 @@ from ddpjob_operator.core.actions import (
     PointService,
     ReadLog,
 )
-from ddpjob_operator.core.parse import parse_job
-from ddpjob_operator.core.pods import build_service
 from ddpjob_operator.local.children import Children
 from ddpjob_operator.local.environment import Machine
 from ddpjob_operator.local.machine import seats
 from ddpjob_operator.local.volume import pod_log
+from ddpjob_operator.wire.jobs import parse_job
 
 
 def children_of(shared: Path, **spec: Any) -> Children:

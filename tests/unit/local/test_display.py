@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from ddpjob_operator.api.status import DDPJobStatus, FailureStatus, Phase, Progress, SnapshotStatus
-from ddpjob_operator.core.actions import Event
+from ddpjob_operator.core.values.actions import Event
 from ddpjob_operator.local.display import LiveDisplay, PlainDisplay, display_for, picture
 from ddpjob_operator.local.view import NodeView, RunView, progress_in_words, seconds_in_words, success_in_words
 

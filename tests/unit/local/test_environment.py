@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from ddpjob_operator.core.model import Defaults, ServiceView
-from ddpjob_operator.core.parse import parse_job
-from ddpjob_operator.core.pods import build_pod
+from ddpjob_operator.core.manifests.pods import build_pod
+from ddpjob_operator.core.values.job import Defaults
+from ddpjob_operator.core.values.observed import ServiceView
 from ddpjob_operator.local.environment import (
     Command,
     Endpoints,
@@ -21,6 +21,7 @@ from ddpjob_operator.local.environment import (
     gpus_of_node,
     left_out,
 )
+from ddpjob_operator.wire.jobs import parse_job
 
 SHARED = Path("/home/ann/shared")
 MACHINE = Machine(host="laptop", shared=SHARED, environ={"PATH": "/usr/bin", "HOME": "/home/ann"}, cores=8)

@@ -10,7 +10,7 @@ import pytest
 
 from ddpjob_operator.api.spec import DDPJobSpec
 from ddpjob_operator.api.status import DDPJobStatus
-from ddpjob_operator.core.model import Job
+from ddpjob_operator.core.values.job import Job
 from ddpjob_operator.local.environment import Machine
 from ddpjob_operator.local.machine import as_run_here, different_here, missing_here, this_machine
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from ddpjob_operator.core.report import TrainerReport
+from ddpjob_operator.core.values.trainer_report import TrainerReport
 from ddpjob_operator.local.network import fetch_status, free_port
 
 

@@ -1,0 +1,41 @@
+"""What Kubernetes' events say of a pod whose status says nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import datetime, timedelta
+
+from ddpjob_operator.core.values.observed import Warned
+from ddpjob_operator.runtime.client import Json
+from ddpjob_operator.wire.objects import parse_time
+
+FRESH_SECONDS = 180.0
+"""A kubelet repeats itself at least every two minutes; what is older is over."""
+
+_BEFORE_THE_NODE = ("FailedScheduling",)
+_ONLY_THAT_IT_WAITS = "Unable to attach or mount volumes"
+
+
+def selector(uid: str) -> str:
+    """The warnings about one pod, as a field selector."""
+    return f"involvedObject.uid={uid},type=Warning"
+
+
+def warned(events: Iterable[Json], now: datetime) -> Warned:
+    """The warning that says most, and the same one however often and in which order they come."""
+    fresh = sorted(
+        (str(event.get("message") or ""), str(event.get("reason") or ""))
+        for event in events
+        if _is_fresh(event, now) and event.get("reason") not in _BEFORE_THE_NODE
+    )
+    if not fresh:
+        return Warned(now)
+    message, reason = min(fresh, key=lambda found: _ONLY_THAT_IT_WAITS in found[0])
+    return Warned(now, reason, message.strip())
+
+
+def _is_fresh(event: Json, now: datetime) -> bool:
+    series = event.get("series") or {}
+    told = event.get("lastTimestamp") or series.get("lastObservedTime") or event.get("eventTime")
+    time = parse_time(told)
+    return time is None or now - time < timedelta(seconds=FRESH_SECONDS)

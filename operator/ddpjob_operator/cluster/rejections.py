@@ -1,0 +1,68 @@
+"""What the API server says no to, in words for the author of the job: which object, why, and what to do."""
+
+from __future__ import annotations
+
+from ddpjob_operator.core.values.job import NAME_TAKEN, Problem
+from ddpjob_operator.runtime.client import Json
+from ddpjob_operator.runtime.errors import ApiError
+
+_REFUSALS = frozenset({400, 403, 404, 422})
+"""Answers to a create that say no to this object, rather than not now."""
+
+
+class Refused(Exception):
+    """The API server will not have a child of the job, and answered with HTTP `status`.
+
+    `final` when asking again is pointless.
+    """
+
+    def __init__(self, problem: Problem, *, status: int = 0, final: bool = False) -> None:
+        super().__init__(f"{problem.reason}: {problem.message}")
+        self.problem = problem
+        self.status = status
+        self.final = final
+
+
+def problem_of(manifest: Json, error: ApiError) -> Problem:
+    """A refusal in words for people: which object, why, in the API server's own terms."""
+    what = f"{manifest['kind']} {manifest['metadata']['name']}"
+    return Problem(_reason(error), f"the API server refused {what}: {error.message}")
+
+
+def _reason(error: ApiError) -> str:
+    if error.namespace_terminating:
+        return "NamespaceTerminating"
+    if "exceeded quota" in error.message:
+        return "QuotaExceeded"
+    if "failed calling webhook" in error.message:
+        return "AdmissionFailed"
+    if "admission webhook" in error.message:
+        return "AdmissionDenied"
+    return error.reason or "Refused"
+
+
+def refuses(error: ApiError) -> bool:
+    return error.status in _REFUSALS or _has_no_webhook(error)
+
+
+def problem_with(name: str, error: ApiError) -> Problem:
+    """The same for a change of an object that is there, by its name."""
+    return Problem(_reason(error), f"the API server refused to change {name}: {error.message}")
+
+
+def forbids(error: ApiError) -> bool:
+    """Whether a change of an object that is there is refused by a rule: a policy, a role, validation."""
+    return error.status in (403, 422) or _has_no_webhook(error)
+
+
+def _has_no_webhook(error: ApiError) -> bool:
+    return error.status == 500 and "failed calling webhook" in error.message
+
+
+def taken(kind: str, obj: Json) -> Problem:
+    meta = obj["metadata"]
+    return Problem(
+        NAME_TAKEN,
+        f"{kind} {meta['name']} exists already and is not of this job, or is being deleted; "
+        "delete it, or wait until the deletion of its own job removes it",
+    )

@@ -1,0 +1,128 @@
+"""Whether a failed gang is started again, and when.
+
+A restart rule of the job's own decides first. Otherwise the same error at the same step for the second time in a row
+ends the job: whatever is tried again from the same snapshot gets there again. What is left is restarted, within the
+budget if it counts: at once after progress, and after a growing wait without.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime
+
+from ddpjob_operator.api.status import DDPJobStatus, FailureStatus
+from ddpjob_operator.core.failure.budget import (
+    allowance,
+    backoff_seconds,
+    disrupted,
+    made_progress,
+    refilled,
+    spent,
+    used_up,
+)
+from ddpjob_operator.core.failure.detect import Failure
+from ddpjob_operator.core.failure.diagnosis import diagnose
+from ddpjob_operator.core.failure.node_exclusion import blame_node, newly_excluded
+from ddpjob_operator.core.failure.restart_rules import RuleAction, rule_on
+from ddpjob_operator.core.values.job import Job
+
+FAILURES_KEPT = 5
+KEPT_MESSAGE_LIMIT = 1024
+
+_VARIABLE = re.compile(r"0x[0-9a-fA-F]+|\d+")
+
+
+@dataclass(frozen=True, slots=True)
+class RestartIn:
+    """Start the next attempt after so many seconds. `status` has it counted, and knows which nodes to keep away from;
+    `said` says why, for people.
+    """
+
+    seconds: float
+    status: DDPJobStatus
+    said: str
+
+
+@dataclass(frozen=True, slots=True)
+class GiveUp:
+    """The job is Failed, and why."""
+
+    reason: str
+    message: str
+
+
+def decide(
+    job: Job, status: DDPJobStatus, failure: Failure, now: datetime, ran_on: Iterable[str | None] = ()
+) -> RestartIn | GiveUp:
+    """What to do after `failure`, given the status before it. `ran_on` names the nodes of the job's pods."""
+    policy, diagnosis = job.spec.restart, diagnose(failure)
+    ruling = rule_on(policy, failure, diagnosis.reason)
+    if ruling.action is RuleAction.FAIL:
+        return GiveUp(diagnosis.reason, with_clause(failure.message, ruling.why))
+    if not ruling.explicit and (before := _same_before(status, failure)) is not None:
+        return GiveUp("RepeatedFailure", with_clause(failure.message, _repeated(failure, before)))
+    progress = made_progress(status)
+    status = refilled(status) if progress else status
+    free = ruling.action is RuleAction.RESTART_FREE
+    used = used_up(policy, status, now)
+    if not free and used >= policy.max_restarts:
+        return GiveUp("BackoffLimitExceeded", f"{_nothing_left(job)}; last failure: {failure.message}")
+    in_a_row = status.restarts_since_progress + status.disruptions_since_progress
+    key = f"{job.uid}/{status.attempt}"
+    exclude = ruling.action is RuleAction.EXCLUDE_NODE
+    after = disrupted(status) if free else spent(policy, status, now)
+    after = blame_node(policy, after, failure, ran_on, exclude=exclude)
+    cost = "it does not count" if free else f"restart {used + 1} of {allowance(policy)}"
+    return RestartIn(
+        seconds=0.0 if progress else backoff_seconds(policy.backoff, in_a_row, key),
+        status=after,
+        said="; ".join(clause for clause in (ruling.why, cost, newly_excluded(status, after)) if clause),
+    )
+
+
+def with_clause(message: str, clause: str) -> str:
+    """`message` with a clause after its first line, which is all that an event shows of it."""
+    first, newline, rest = message.partition("\n")
+    return f"{first}; {clause}{newline}{rest}"
+
+
+def remember(failures: tuple[FailureStatus, ...], failure: FailureStatus) -> tuple[FailureStatus, ...]:
+    """The last few failures, short enough for a status to carry them all."""
+    short = failure.model_copy(update={"message": failure.message[:KEPT_MESSAGE_LIMIT], "log_tail": ""})
+    return (*failures, short)[-FAILURES_KEPT:]
+
+
+def signature(reason: str, message: str) -> str:
+    """What makes two failures the same error: reason and first line, whatever rank, address or size they name."""
+    first = message[:KEPT_MESSAGE_LIMIT].partition("\n")[0]
+    return f"{reason}: {_VARIABLE.sub('#', first)}"
+
+
+def _same_before(status: DDPJobStatus, failure: Failure) -> FailureStatus | None:
+    """The last failure, if it was the same error at the same step, and one that the program brings about itself.
+
+    A failure at a step that nobody told is not known to be the same.
+    """
+    diagnosis = diagnose(failure)
+    before = status.failures[-1] if status.failures else None
+    if before is None or failure.step is None or not diagnosis.comes_again or before.step != failure.step:
+        return None
+    same = signature(before.reason, before.message) == signature(diagnosis.reason, failure.message)
+    return before if same else None
+
+
+def _repeated(failure: Failure, before: FailureStatus) -> str:
+    return (
+        f"attempt {before.attempt} ended in the same error at the same step {failure.step}, so another one would too; "
+        "correct the cause and apply the job again, or let a rule in restart.rules retry it"
+    )
+
+
+def _nothing_left(job: Job) -> str:
+    policy = job.spec.restart
+    if not policy.max_restarts:
+        return "restart.maxRestarts is 0"
+    within = f" of the last {policy.window_seconds} s" if policy.window_seconds is not None else ""
+    return f"all {policy.max_restarts} restarts{within} are used up"

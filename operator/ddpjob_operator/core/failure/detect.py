@@ -1,0 +1,225 @@
+"""From how pods ended to what went wrong: every failure of an attempt, and the first cause among them.
+
+When one rank dies, every other one soon reports that its peer went away. Those reports are consequences: they only
+count when no cause shows up within `SETTLE_SECONDS`, the time that the kubelet takes to report a pod that ended at
+the same moment.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from datetime import datetime
+from enum import StrEnum
+
+from ddpjob_operator.core.values.observed import PodPhase, PodView, Termination
+from ddpjob_operator.core.values.trainer_report import TerminationReport, read_termination
+
+SETTLE_SECONDS = 3.0
+
+EXIT_USER = 64
+EXIT_FENCED = 77
+EXIT_PREEMPTED = 143
+
+LAST_WORDS = 500
+"""Characters of what a container said that go into a message."""
+
+CONSEQUENCES = ("PeerLost", "RendezvousFailed")
+PREEMPTED = "Preempted"
+TRACES_OF_A_STOP = (PREEMPTED, "WorkerKilled", *CONSEQUENCES)
+"""What a pod says of its end when the kubelet ended it: a deletion or an eviction explains these, and nothing else."""
+
+_DISRUPTED = {
+    "PreemptionByScheduler": PREEMPTED,
+    "DeletionByPodGC": "NodeLost",
+    "DeletionByTaintManager": "Evicted",
+    "EvictionByEvictionAPI": "Evicted",
+    "TerminationByKubelet": "Evicted",
+    "WorkloadEvictedDueToPreempted": PREEMPTED,
+}
+"""Our reason for each that the condition DisruptionTarget gives (KEP-3329), and Kueue's TerminationTarget."""
+
+
+class Retry(StrEnum):
+    """What a failure's cause says about trying again."""
+
+    YES = "yes"
+    NEVER = "never"
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """One pod's failure."""
+
+    reason: str
+    message: str
+    retry: Retry
+    pod_name: str | None = None
+    node_name: str | None = None
+    node_rank: int | None = None
+    rank: int | None = None
+    exit_code: int | None = None
+    step: int | None = None
+    time: datetime | None = None
+    signal: str | None = None
+    outside: bool = False
+    """Ended by the cluster or by a person, not by itself: deleted, evicted, preempted by the scheduler."""
+    report: TerminationReport | None = None
+    """The pod's termination message, if it left one."""
+
+
+def find_failures(pods: Iterable[PodView], missing: Iterable[tuple[str, int]], now: datetime) -> tuple[Failure, ...]:
+    """Every failure among the pods of one attempt.
+
+    `missing` names pods that were there and are gone, with their node rank.
+    """
+    failures = [failure for pod in pods if (failure := _of_pod(pod, now))]
+    failures += [
+        Failure("PodDeleted", f"pod {name} was deleted", Retry.YES, pod_name=name, node_rank=node_rank, outside=True)
+        for name, node_rank in missing
+    ]
+    return tuple(failures)
+
+
+def with_last_words(failure: Failure, log: str) -> Failure:
+    """`failure` with the last line of its pod's log, where the trainer left no word: it may not be there."""
+    lines = [line.strip() for line in log.splitlines() if line.strip()]
+    if failure.report is not None or failure.outside or not lines:
+        return failure
+    return replace(failure, message=f"{failure.message}; the log of the pod ends with: {lines[-1][-LAST_WORDS:]}")
+
+
+def has_succeeded(pod: PodView) -> bool:
+    """Whether the trainer is done. A sidecar that goes on, or that failed, does not change that."""
+    return pod.termination.exit_code == 0 if pod.termination else pod.phase is PodPhase.SUCCEEDED
+
+
+def last_report(pods: Iterable[PodView]) -> TerminationReport | None:
+    """What node rank 0 said at its end, if it has ended and is among `pods`, those of one attempt."""
+    ends = (pod.termination for pod in pods if pod.node_rank == 0 and pod.termination is not None)
+    return next((said for end in ends if (said := read_termination(end.message)) is not None), None)
+
+
+def is_stopping(pod: PodView, now: datetime) -> bool:
+    """Being deleted, and still within its grace: it may be saving a snapshot, and how it ends is worth waiting for."""
+    if not pod.deleting or pod.termination is not None:
+        return False
+    return pod.gone_by is None or (now - pod.gone_by).total_seconds() < SETTLE_SECONDS
+
+
+def first_cause(failures: tuple[Failure, ...], now: datetime, *, stopping: bool = False) -> Failure | None:
+    """The failure to act on, or None while it is too early to tell a cause from its consequences.
+
+    `stopping` says that a pod of the gang is being deleted and has not ended yet: a gang agrees to stop as a whole,
+    so the others' ends may be its doing.
+    """
+    for rank_of_causes in (
+        [failure for failure in failures if failure.retry is Retry.NEVER],
+        [failure for failure in failures if failure.outside or failure.reason not in (*CONSEQUENCES, PREEMPTED)],
+    ):
+        if rank_of_causes:
+            return min(rank_of_causes, key=_when)
+    if stopping or any(_settling(failure, now) for failure in failures):
+        return None
+    preempted = [failure for failure in failures if failure.reason == PREEMPTED]
+    return min(preempted or failures, key=_when, default=None)
+
+
+def _settling(failure: Failure, now: datetime) -> bool:
+    """Young enough for its cause to be still on the way. A time ahead of ours is another clock's, and says nothing."""
+    if failure.time is None:
+        return False
+    return 0 <= (now - failure.time).total_seconds() < SETTLE_SECONDS
+
+
+def _when(failure: Failure) -> tuple[bool, float, int]:
+    told = failure.report.time if failure.report else None
+    moment = told if told is not None else failure.time.timestamp() if failure.time else None
+    return (moment is None, moment or 0.0, failure.node_rank or 0)
+
+
+def _of_pod(pod: PodView, now: datetime) -> Failure | None:
+    if has_succeeded(pod):
+        return None
+    if pod.termination is not None:
+        return _of_termination(pod, pod.termination)
+    if pod.phase is PodPhase.FAILED or (pod.deleting and not is_stopping(pod, now)):
+        outside = _stopped_by(pod)
+        reason, message = outside or ("PodFailed", f"pod {pod.name} failed")
+        return Failure(reason, message, Retry.YES, pod.name, pod.node_name, pod.node_rank, outside=outside is not None)
+    return None
+
+
+def _stopped_by(pod: PodView) -> tuple[str, str] | None:
+    """What ended a pod from outside: the kubelet (Evicted, Terminated, ...), the control plane or a deletion."""
+    if pod.phase is PodPhase.FAILED and pod.reason:
+        return pod.reason, f"pod {pod.name} failed: {pod.message or pod.reason}"
+    if pod.disruption:
+        return _DISRUPTED.get(pod.disruption, "Evicted"), f"pod {pod.name} was disrupted: {pod.disruption}"
+    return ("PodDeleted", f"pod {pod.name} was deleted") if pod.deleting else None
+
+
+def _of_termination(pod: PodView, ended: Termination) -> Failure:
+    report = read_termination(ended.message)
+    retry = Retry.NEVER if ended.exit_code in (EXIT_USER, EXIT_FENCED) else Retry.YES
+    if ended.reason == "OOMKilled":
+        reason, message = "OOMKilled", f"pod {pod.name} was killed by the kernel: out of memory"
+    elif report is not None:
+        reason, message = report.reason, _message(report)
+    else:
+        reason, message = _from_exit_code(pod, ended)
+    only_a_trace = reason in TRACES_OF_A_STOP or (report is None and reason == "Failed")
+    outside = _stopped_by(pod) if retry is Retry.YES and only_a_trace else None
+    if outside:
+        reason, message = outside
+    return Failure(
+        reason=reason,
+        message=message,
+        retry=retry,
+        pod_name=pod.name,
+        node_name=pod.node_name,
+        node_rank=pod.node_rank,
+        rank=report.rank if report else None,
+        exit_code=ended.exit_code,
+        step=report.step if report else None,
+        time=ended.finished_at,
+        signal=_signal(report, ended),
+        outside=outside is not None,
+        report=report,
+    )
+
+
+def _signal(report: TerminationReport | None, ended: Termination) -> str | None:
+    """Name of the signal that ended a rank, as the report has it, or the whole container."""
+    if report is not None and report.signal:
+        return report.signal
+    number = _signal_number(ended) if report is None else ended.signal
+    try:
+        return None if number is None else signal.Signals(number).name
+    except ValueError:
+        return None
+
+
+def _signal_number(ended: Termination) -> int | None:
+    return ended.signal or (ended.exit_code - 128 if 128 < ended.exit_code < 192 else None)
+
+
+def _message(report: TerminationReport) -> str:
+    """What happened, with the last lines of the traceback."""
+    tail = (report.traceback or report.exception).strip()
+    last = "\n".join(tail.splitlines()[-12:])
+    return f"{report.message}\n{last}" if last and last not in report.message else report.message
+
+
+def _from_exit_code(pod: PodView, ended: Termination) -> tuple[str, str]:
+    """A container that left no message: killed, or not ours."""
+    number = _signal_number(ended)
+    tail = f": {ended.message.strip()[-LAST_WORDS:]}" if ended.message.strip() else ""
+    if ended.exit_code == EXIT_PREEMPTED:
+        return PREEMPTED, f"pod {pod.name} was stopped by SIGTERM{tail}"
+    if number is not None:
+        return "WorkerKilled", f"pod {pod.name} was killed by signal {number}{tail}"
+    told = ended.reason if ended.reason not in ("", "Error", "Completed") else "Failed"
+    reason = {EXIT_USER: "UserError", EXIT_FENCED: "Fenced"}.get(ended.exit_code, told)
+    return reason, f"pod {pod.name} ended with exit code {ended.exit_code}{tail}"

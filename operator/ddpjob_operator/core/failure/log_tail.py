@@ -1,0 +1,55 @@
+"""What is saved of a pod that failed before it is deleted: the last lines of its log."""
+
+from __future__ import annotations
+
+import re
+
+from ddpjob_operator.core.failure.detect import Failure
+from ddpjob_operator.core.values.actions import ReadLog
+from ddpjob_operator.core.values.job import Job
+from ddpjob_operator.core.values.observed import Observed
+
+TAIL_CHARACTERS = 4096
+
+_UNREADABLE = ("NodeLost", "PodDeleted")
+"""After these there is no kubelet, or no pod, to ask."""
+
+_SECRET_NAME = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|API_?KEY|ACCESS_?KEY|PRIVATE_?KEY", re.IGNORECASE)
+_SHORTEST_SECRET = 6
+
+_MASKS = (
+    (re.compile(r"(\b[a-z][a-z0-9+.-]*://)[^/\s@]+@", re.IGNORECASE), r"\1***@"),
+    (re.compile(r"(\b(?:Bearer|Basic)\s+)[A-Za-z0-9._~+/=-]{6,}", re.IGNORECASE), r"\1***"),
+    (
+        re.compile(
+            r"((?:token|secret|passw\w*|credential\w*|signature|api_?key|access_?key|private_?key)\w*[\"']?\s*[=:]\s*[\"']?)"
+            r"[^\s\"'&,;]{6,}",
+            re.IGNORECASE,
+        ),
+        r"\1***",
+    ),
+    (re.compile(r"\b(?:hf_|gh[pousr]_|sk-|xox[abp]-|AKIA)[A-Za-z0-9_-]{12,}"), "***"),
+)
+"""What looks like a secret wherever it comes from: a Secret's values are known to the pod alone."""
+
+
+def log_to_read(observed: Observed, failure: Failure) -> ReadLog | None:
+    """The log that has to be read before the post-mortem of `failure` can be written; None if it was, or cannot be."""
+    if failure.outside or failure.reason in _UNREADABLE:
+        return None  # its log says nothing of why, and a pod that is being removed may be gone by then, and its reason
+    pod = next((pod for pod in observed.pods if pod.name == failure.pod_name), None)
+    return None if pod is None or pod.uid in observed.logs else ReadLog(pod.name, pod.uid)
+
+
+def log_tail(job: Job, observed: Observed, failure: Failure) -> str:
+    """The last lines of the failed pod's log, whole lines, without what is or looks like a secret."""
+    pod = next((pod for pod in observed.pods if pod.name == failure.pod_name), None)
+    text = observed.logs.get(pod.uid, "") if pod else ""
+    for variable in job.spec.env:
+        if variable.value and len(variable.value) >= _SHORTEST_SECRET and _SECRET_NAME.search(variable.name):
+            text = text.replace(variable.value, "***")
+    for pattern, instead in _MASKS:
+        text = pattern.sub(instead, text)
+    if len(text) <= TAIL_CHARACTERS:
+        return text
+    return text[-TAIL_CHARACTERS:].partition("\n")[2]

@@ -1,0 +1,94 @@
+"""Which nodes a job keeps away from: those that a restart rule names, and those that failed it again and again.
+
+Only failures that may be a node's doing are held against it (`diagnosis.NODE_SUSPECT`): an exception of the script's
+says nothing about where it ran. A node is ruled out once it has failed the job `restart.excludeNodeAfter` times and the
+job is known to have run on another one that is not ruled out; as long as it may be the only one there is, other
+nodes are merely preferred. What a rule excludes is ruled out at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ddpjob_operator.api.policies import Restart
+from ddpjob_operator.api.status import DDPJobStatus
+from ddpjob_operator.core.failure.detect import Failure
+from ddpjob_operator.core.failure.diagnosis import diagnose
+from ddpjob_operator.core.manifests.placement import not_on
+from ddpjob_operator.core.values.job import Manifest
+
+NODES_KEPT = 64
+"""Nodes that a status remembers; of more, those that failed the job least are forgotten."""
+
+_PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
+_HEAVIEST = 100
+
+
+def blame_node(
+    policy: Restart, status: DDPJobStatus, failure: Failure, ran_on: Iterable[str | None], *, exclude: bool = False
+) -> DDPJobStatus:
+    """`status` after `failure`; `ran_on` names nodes of the job's pods, `exclude` is what a rule asks for."""
+    node = failure.node_name
+    if node is None or not (exclude or diagnose(failure).of_the_node):
+        return status
+    failures = status.node_failures | {node: status.node_failures.get(node, 0) + 1}
+    excluded = status.excluded_nodes
+    if exclude and node not in excluded:
+        excluded = (*excluded, node)
+    known = {*failures, *(name for name in ran_on if name is not None)}
+    for name in sorted(_offenders(policy, failures), key=lambda name: (-failures[name], name)):
+        if name not in excluded and known - {name, *excluded}:
+            excluded = (*excluded, name)
+    return status.model_copy(update={"node_failures": _worst(failures, node), "excluded_nodes": excluded[-NODES_KEPT:]})
+
+
+def unwelcome(policy: Restart, status: DDPJobStatus) -> tuple[str, ...]:
+    """Nodes that failed the job too often, and are the only ones it knows: others are preferred to them."""
+    return tuple(sorted(_offenders(policy, status.node_failures) - set(status.excluded_nodes)))
+
+
+def preferring_others(manifest: Manifest, nodes: tuple[str, ...]) -> Manifest:
+    """The pod `manifest`, drawn to any node but these as strongly as a preference can; it may still run there."""
+    if not nodes:
+        return manifest
+    elsewhere = {"matchFields": not_on(nodes)}
+    spec = manifest["spec"]
+    affinity = spec.get("affinity") or {}
+    of_nodes = affinity.get("nodeAffinity") or {}
+    terms = [*(of_nodes.get(_PREFERRED) or ()), {"weight": _HEAVIEST, "preference": elsewhere}]
+    affinity = affinity | {"nodeAffinity": of_nodes | {_PREFERRED: terms}}
+    return manifest | {"spec": spec | {"affinity": affinity}}
+
+
+def newly_excluded(before: DDPJobStatus, after: DDPJobStatus) -> str:
+    """For people, as a clause: which nodes have just been excluded; empty if none."""
+    new = [
+        f"{name}, which failed this job {_times(after.node_failures.get(name, 1))}"
+        for name in after.excluded_nodes
+        if name not in before.excluded_nodes
+    ]
+    return f"new pods keep away from {'; from '.join(new)}" if new else ""
+
+
+def kept_away_from(status: DDPJobStatus) -> str:
+    """For people who wonder why a pod finds no node; empty if no node is excluded."""
+    if not status.excluded_nodes:
+        return ""
+    names = ", ".join(status.excluded_nodes)
+    return f"it keeps away from {names} (status.excludedNodes), which failed this job before"
+
+
+def _offenders(policy: Restart, failures: dict[str, int]) -> set[str]:
+    limit = policy.exclude_node_after
+    return {name for name, count in failures.items() if limit and count >= limit}
+
+
+def _worst(failures: dict[str, int], newest: str) -> dict[str, int]:
+    if len(failures) <= NODES_KEPT:
+        return failures
+    kept = sorted(failures, key=lambda name: (name == newest, failures[name]))[-NODES_KEPT:]
+    return {name: count for name, count in failures.items() if name in kept}
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count} times"

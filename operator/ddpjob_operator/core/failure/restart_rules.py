@@ -1,0 +1,82 @@
+"""What is to be done about one failure: the job's own restart rules in order, and after them the defaults.
+
+The defaults: exit codes 64 and 77 fail the job, because a retry would end the same way; a disruption, which is the
+cluster's doing and says nothing about the program, restarts it for free; everything else restarts it and counts.
+(As in podFailurePolicy of batch/v1, KEP-3329, the first rule that matches decides.)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from ddpjob_operator.api.policies import Restart, RestartRule
+from ddpjob_operator.core.failure.detect import EXIT_FENCED, PREEMPTED, Failure, Retry
+from ddpjob_operator.core.failure.symptoms import found
+
+DISRUPTIONS = frozenset(
+    {
+        PREEMPTED,  # by the scheduler for a pod of higher priority, or asked to stop and stopped in order (exit 143)
+        "Evicted",  # by the kubelet for want of a resource, by the eviction API (drain), or for a taint
+        "NodeLost",  # the node is silent, or gone
+        "Preempting",  # by the kubelet for a critical pod
+        "Terminated",  # the node shuts down
+        "Shutdown",  # the same, of kubelets before 1.22
+        "NodeShutdown",  # the node shuts down and admits nobody
+        "NodeAffinity",  # the node's labels changed
+        "OutOfcpu",  # the kubelet found the node to be full: the scheduler saw an older picture
+        "OutOfmemory",
+        "OutOfpods",
+    }
+)
+"""Reasons that are the cluster's doing. Not PodDeleted: a person may delete a pod because of what it does."""
+
+
+class RuleAction(StrEnum):
+    """`action` of a restart rule."""
+
+    RESTART = "Restart"
+    RESTART_FREE = "RestartFree"
+    FAIL = "Fail"
+    EXCLUDE_NODE = "ExcludeNode"
+
+
+@dataclass(frozen=True, slots=True)
+class Ruling:
+    """What a failure leads to, and what decided so."""
+
+    action: RuleAction
+    why: str
+    """For people, as a clause of a sentence."""
+
+    explicit: bool = False
+    """Whether a rule of the job's own decided."""
+
+
+def rule_on(policy: Restart, failure: Failure, *names: str) -> Ruling:
+    """What `policy` says about `failure`. `names` are further names of its reason that a rule may know it by."""
+    for index, rule in enumerate(policy.rules):
+        matched = _matched(rule, failure, {failure.reason, *names})
+        if matched is not None:
+            what = ", ".join(matched) or "any failure"
+            return Ruling(RuleAction(rule.action), f"restart.rules[{index}] ({what}) says {rule.action}", explicit=True)
+    if failure.retry is Retry.NEVER:
+        why = "another life of the job owns the volume" if failure.exit_code == EXIT_FENCED else "a retry cannot help"
+        return Ruling(RuleAction.FAIL, why)
+    if failure.reason in DISRUPTIONS:
+        return Ruling(RuleAction.RESTART_FREE, f"{failure.reason} is a disruption")
+    return Ruling(RuleAction.RESTART, "")
+
+
+def _matched(rule: RestartRule, failure: Failure, names: set[str]) -> list[str] | None:
+    """What of a rule's conditions was met, for people; None unless all of them were."""
+    pattern, reasons = rule.message_pattern, sorted(names.intersection(rule.reasons))
+    conditions = (
+        (bool(rule.exit_codes), failure.exit_code in rule.exit_codes, f"exit code {failure.exit_code}"),
+        (bool(rule.reasons), bool(reasons), f"reason {', '.join(reasons)}"),
+        (bool(rule.signals), failure.signal in rule.signals, f"signal {failure.signal}"),
+        (pattern is not None, found(pattern or "", failure.message), f"message matches {pattern!r}"),
+    )
+    if any(asked and not met for asked, met, _ in conditions):
+        return None
+    return [said for asked, _, said in conditions if asked]

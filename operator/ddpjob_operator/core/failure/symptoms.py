@@ -1,0 +1,274 @@
+"""What failures say of themselves: words that PyTorch, CUDA, NCCL, gloo and Linux use, and what they mean.
+
+A trainer's reason says how a rank ended. Its words say more, and most people meet them for the first time; so each
+entry has a reason of its own where that is worth a restart rule, and one sentence of what to do. The first entry
+that matches is taken: what is particular stands before what is general.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import re2
+
+from ddpjob_operator.api.validation import PATTERN_OPTIONS
+
+GENERAL = frozenset({"WorkerException", "WorkerKilled", "Failed", "PodFailed", "OutOfMemory"})
+"""Reasons that say how, not why; words may refine them."""
+
+
+LOST = frozenset({"PeerLost", "RendezvousFailed"})
+
+
+@dataclass(frozen=True, slots=True)
+class Symptom:
+    """Words to find in a failure's text, and what they mean where the failure has one of the reasons `of`."""
+
+    words: str
+    """A regular expression; case does not matter."""
+
+    reason: str
+    """Empty: the reason that the failure has."""
+
+    advice: str
+    of: frozenset[str] = GENERAL
+    changes: bool = False
+    """The next attempt does it differently, so that a second one is no repetition."""
+
+
+_GPU = (
+    Symptom(
+        r"uncorrectable (ecc|nvlink) error|hardware stack error|fallen off the bus|\bxid\b.{0,40}\d",
+        "GPUFault",
+        "A GPU of this node is broken: drain the node, read `nvidia-smi -q` and the Xid lines of its kernel log.",
+    ),
+    Symptom(
+        r"driver on your system is too old|driver version is insufficient|forward compatibility was attempted"
+        r"|unsupported display driver|driver/library version mismatch",
+        "DriverMismatch",
+        "The node's NVIDIA driver does not fit the image's CUDA: update it, or use an image with an older CUDA.",
+    ),
+    Symptom(
+        r"no cuda gpus are available|found no nvidia driver|no cuda-capable device|no gpus found"
+        r"|device\(s\) is/are busy or unavailable",
+        "GPUMissing",
+        "The pod sees no GPU: set nvidia.com/gpu in resources.limits, and look at the node's device plugin.",
+    ),
+    Symptom(
+        r"not compiled with cuda|doesn't have nccl built in",
+        "CUDANotInImage",
+        "The image's PyTorch is built for the CPU: use an image with CUDA, or let the job run on the CPU with gloo.",
+    ),
+    Symptom(
+        r"invalid device ordinal|duplicate gpu detected",
+        "TooFewGPUs",
+        "There are more ranks on the node than GPUs: make procsPerNode equal to the limit of nvidia.com/gpu.",
+        of=GENERAL | LOST,
+    ),
+    Symptom(
+        r"device-side assert triggered",
+        "CUDAError",
+        "A CUDA kernel refused its input, mostly an index out of range: set CUDA_LAUNCH_BLOCKING=1 to see where.",
+    ),
+    Symptom(
+        r"illegal memory access|unspecified launch failure|misaligned address|illegal instruction was encountered",
+        "CUDAError",
+        "A CUDA kernel crashed: set CUDA_LAUNCH_BLOCKING=1 to see where; if only on one node, suspect its GPU.",
+    ),
+)
+
+
+_MEMORY = (
+    Symptom(
+        r"the next attempt starts with micro-batches of",
+        "OutOfMemory",
+        "The next attempt halves the micro-batch and keeps the global batch; to start there, lower --micro-batch.",
+        changes=True,
+    ),
+    Symptom(
+        r"out of shared memory|insufficient shared memory|bus error|\bSIGBUS\b|unable to (mmap|write to file </torch)"
+        r"|unable to open shared memory object|no space left on device.{0,80}(/dev/shm|torch_)",
+        "SharedMemoryFull",
+        "The folder /dev/shm is full: raise placement.shmSize, or use fewer data loader workers.",
+        of=GENERAL | {"DiskFull"},
+    ),
+    Symptom(
+        r"the container's memory was used up",
+        "OOMKilled",
+        "",
+    ),
+    Symptom(
+        r"cuda out of memory|out of memory|can't allocate memory|CUBLAS_STATUS_(ALLOC_FAILED|NOT_INITIALIZED)",
+        "OutOfMemory",
+        "",
+    ),
+    Symptom(
+        r"data ?loader worker.{0,40}(killed by signal: killed|exited unexpectedly)",
+        "DataWorkerDied",
+        "A data loader worker died, usually out of memory: raise its limit or shmSize, or use fewer workers.",
+    ),
+    Symptom(
+        r"can't start new thread|resource temporarily unavailable|pthread_create failed",
+        "TooManyThreads",
+        "The pod may start no more threads: use fewer data loader workers, or raise the kubelet's podPidsLimit.",
+    ),
+    Symptom(
+        r"too many open files|received 0 items of ancdata",
+        "TooManyOpenFiles",
+        "Too many files are open: use fewer data loader workers, or torch.multiprocessing's file_system strategy.",
+    ),
+)
+
+
+_RANKS = (
+    Symptom(
+        r"watchdog caught collective operation timeout|timed out waiting \d+ ?ms for (send|recv)|monitoredbarrier",
+        "CollectiveTimeout",
+        "A rank did not come to a collective in time: look for a rank that skips it, is stuck in its data, or is slow.",
+        of=GENERAL | LOST,
+    ),
+    Symptom(
+        r"ncclremoteerror|remote process exited or there was a network error",
+        "",
+        "NCCL lost another rank: look at the other pods; if none failed, check NCCL_SOCKET_IFNAME and the network.",
+        of=GENERAL | LOST,
+    ),
+    Symptom(
+        r"ncclsystemerror|ncclinternalerror|ncclunhandledcudaerror|ncclinvalidusage",
+        "NCCLError",
+        "NCCL failed on this node: set NCCL_DEBUG=INFO and read the pod's log; suspect /dev/shm, network and GPUs.",
+        of=GENERAL | LOST,
+    ),
+    Symptom(
+        r"address already in use|EADDRINUSE",
+        "AddressInUse",
+        "Another process holds the port: a sidecar, or with placement.hostNetwork a second pod of the node.",
+        of=GENERAL | LOST,
+    ),
+    Symptom(
+        r"gloo.{0,200}(connection (closed|reset)|broken pipe)",
+        "",
+        "gloo lost another rank: look at the other pods; if none failed, check the network between the nodes.",
+        of=GENERAL | LOST,
+    ),
+    Symptom(
+        r"environment variable \w+ expected, but not set|process group has not been initialized"
+        r"|default process group twice|destroy_process_group.{0,40}before",
+        "ProcessGroupInit",
+        "Call init_process_group once, with env:// and nothing else, and leave RANK and its kin to torchrun.",
+    ),
+    Symptom(
+        r"expected to have finished reduction in the prior iteration",
+        "UnusedParameters",
+        "Some parameters get no gradient: use all outputs in the loss, or pass find_unused_parameters=True to DDP.",
+    ),
+    Symptom(
+        r"cannot re-initialize cuda in forked subprocess",
+        "",
+        "CUDA was used before a fork: start data loader workers with multiprocessing_context='spawn'.",
+    ),
+)
+
+
+_FILES = (
+    Symptom(
+        r"no space left on device|disk quota exceeded",
+        "DiskFull",
+        "",
+    ),
+    Symptom(
+        r"read-only file system",
+        "ReadOnlyFileSystem",
+        "The container's root is read-only: write below /mnt/shared or /tmp, and mount the volume read-write.",
+    ),
+    Symptom(
+        r"permission denied: '/mnt/shared",
+        "PermissionDenied",
+        "The volume belongs to another user: set fsGroup or runAsUser in podTemplate's securityContext.",
+    ),
+    Symptom(
+        r"permission denied",
+        "PermissionDenied",
+        "The container runs without that right: write below /mnt/shared or /tmp, or set podTemplate's securityContext.",
+    ),
+    Symptom(
+        r"stale file handle|input/output error|transport endpoint is not connected|\[errno (5|107|116)\]",
+        "VolumeError",
+        "The volume's server, or its mount on this node, is in trouble: look at the storage and the node's kernel log.",
+    ),
+    Symptom(
+        r"cannot identify image file|image file is truncated|truncated file read|badzipfile|not a zip file"
+        r"|pytorchstreamreader failed|error while deserializing|safetensorerror|invalid load key|ran out of input"
+        r"|unsupported operand \d|crc check failed|crc-?32 error|incorrect data check|corruptsnapshoterror",
+        "DataCorrupted",
+        "A file is damaged: find it in the traceback, fetch it again, and verify /mnt/shared/datasets.",
+    ),
+    Symptom(
+        r"unpicklingerror|weights only load failed",
+        "UnsafeFile",
+        "The file holds more than tensors and is not loaded: convert it to safetensors, or save a plain state_dict.",
+    ),
+)
+
+
+_PROGRAM = (
+    Symptom(
+        r"no module named 'ddp_trainer'",
+        "TrainerMissing",
+        "The image has no ddp_trainer: build it FROM the trainer image, or install the package into it.",
+        of=GENERAL | {"ImportError", "StartError"},
+    ),
+    Symptom(
+        r"lib(cu|nccl|nv)[\w.-]{0,64}: cannot open shared object",
+        "",
+        "A CUDA library is missing from the image: install the PyTorch that was built for the image's CUDA.",
+        of=GENERAL | {"ImportError"},
+    ),
+    Symptom(
+        r"modulenotfounderror|no module named|importerror",
+        "ImportError",
+        "",
+    ),
+    Symptom(
+        r"executable file not found|no such file or directory: unknown|exec format error",
+        "StartError",
+        "The image cannot run the trainer: it needs python in PATH, and to be built for the node's processor.",
+        of=GENERAL | {"StartError", "ContainerCannotRun", "RunContainerError"},
+    ),
+    Symptom(
+        r"returned nan values|loss (is|was|became) (nan|inf|not finite)|non-?finite (loss|gradient)|nan (loss|or inf)",
+        "LossNotFinite",
+        "The loss is NaN or infinite: lower the learning rate, clip gradients, prefer bf16 to fp16, check the data.",
+    ),
+    Symptom(
+        r"\b(401|403) client error|gatedrepoerror|invalid (user )?token|repositorynotfounderror",
+        "AccessDenied",
+        "A download was refused: accept the model's terms, and give the job a token through a Secret in env.",
+    ),
+    Symptom(
+        r"name resolution|name or service not known|max retries exceeded with url|failed to resolve|urlopen error"
+        r"|connection refused|\b(429|50\d) (client|server) error",
+        "NetworkError",
+        "A server could not be reached: fetch data with initializers, and look at DNS and network policies.",
+    ),
+)
+
+
+SYMPTOMS: tuple[Symptom, ...] = (*_GPU, *_MEMORY, *_RANKS, *_FILES, *_PROGRAM)
+
+
+def recognise(reason: str, text: str) -> Symptom | None:
+    """The symptom that a failure of `reason` shows, whose words are somewhere in `text`."""
+    return next((one for one in SYMPTOMS if reason in one.of and found(f"(?i){one.words}", text)), None)
+
+
+def found(pattern: str, text: str) -> bool:
+    """Whether `pattern` (RE2 syntax, known to compile) matches somewhere in `text`."""
+    return _compiled(pattern).search(text.encode("utf-8", "replace").decode()) is not None
+
+
+@lru_cache(maxsize=1024)
+def _compiled(pattern: str) -> Any:
+    return re2.compile(pattern, PATTERN_OPTIONS)

@@ -1,0 +1,63 @@
+"""Who of a gang lives on into the next attempt, and as which node rank (restart.scope InPlace).
+
+A pod's place in the gang is written on its labels, and the kubelet shows them to the pod as files (docs/contracts.md
+section 2). So a pod that did nothing wrong need not be replaced: it is told of the next attempt, and starts its ranks
+anew where it is. Nothing is scheduled or pulled again.
+
+Who is kept is decided once, with the attempt, and written into the status (`keptPods`) before any pod is told. All
+other node ranks get new pods, whose names are unique. So whatever the operator sees later, late or not at all, no
+node rank of an attempt is ever given to two pods.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import datetime
+
+from ddpjob_operator.api.status import DDPJobStatus
+from ddpjob_operator.core.values.observed import PodPhase, PodView
+from ddpjob_operator.core.values.trainer_report import read_termination
+
+WAITS = -1
+"""Stands for the node rank of a pod that is kept and has none: it goes on waiting."""
+
+
+def assign(survivors: Iterable[PodView], spares: Iterable[PodView], size: int) -> dict[str, int]:
+    """The node ranks of a gang of `size`, by the names of the pods that take them; the ranks left over need new pods.
+
+    A survivor keeps its rank where the gang still has it, and else takes the lowest one that is free, as a spare
+    does. Survivors beyond `size` get none.
+    """
+    ranked = sorted((pod for pod in survivors if pod.node_rank is not None), key=lambda pod: (pod.node_rank, pod.name))
+    kept: dict[int, str] = {}
+    for pod in ranked:
+        if pod.node_rank is not None and pod.node_rank < size:
+            kept.setdefault(pod.node_rank, pod.name)
+    placed = set(kept.values())
+    homeless = [pod.name for pod in ranked if pod.name not in placed]
+    homeless += sorted(pod.name for pod in spares)
+    free = (rank for rank in range(size) if rank not in kept)
+    return {name: rank for rank, name in kept.items()} | dict(zip(homeless, free, strict=False))
+
+
+def can_live_on(pod: PodView) -> bool:
+    """Whether a pod may take part in the next attempt: it runs, or is about to, and nobody wants it gone."""
+    return not pod.deleting and (pod.running or (pod.phase is PodPhase.PENDING and pod.scheduled))
+
+
+def ended_before(pod: PodView, status: DDPJobStatus) -> bool:
+    """Whether a pod that was kept for the current attempt had ended before it heard of it.
+
+    Its end belongs to the attempt before, which has been counted. Only a kept pod can be such a one, and what takes
+    its place is a new pod: a termination message that lies cannot make restarts free for ever.
+    """
+    if pod.termination is None or pod.name not in status.kept_pods:
+        return False
+    said = read_termination(pod.termination.message)
+    if said is not None and said.attempt is not None:
+        return said.attempt < status.attempt
+    return _before(pod.termination.finished_at, status.attempt_time)
+
+
+def _before(moment: datetime | None, other: datetime | None) -> bool:
+    return moment is not None and other is not None and moment < other

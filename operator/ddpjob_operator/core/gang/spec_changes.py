@@ -1,0 +1,53 @@
+"""What a gang was made from, as digests in the status: to notice that the spec has changed since.
+
+Two kinds of change matter. A frozen field must not change while the job runs (CEL refuses it where a server has it).
+Another one may, but pods that were made before it know nothing of it: they cannot be kept for the next attempt.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+
+from ddpjob_operator.api.frozen import frozen_digests
+from ddpjob_operator.api.status import DDPJobStatus, Phase
+from ddpjob_operator.core.manifests.pod_environment import is_assignable
+from ddpjob_operator.core.values.job import Defaults, Job
+from ddpjob_operator.core.values.observed import PodView
+
+PODS = "pods"
+"""Key of the digest of what pods are made from besides the frozen fields."""
+
+
+def digests(job: Job, defaults: Defaults) -> dict[str, str]:
+    """What goes on record with each attempt, before any pod is made for it."""
+    return frozen_digests(job.spec) | {PODS: _of_pods(job, defaults)}
+
+
+def edited_fields(job: Job, status: DDPJobStatus) -> list[str]:
+    """Frozen fields that are not what the current attempt was started with."""
+    started_with = status.spec_digests
+    if started_with is None:
+        return []
+    return [name for name, digest in frozen_digests(job.spec).items() if started_with.get(name, digest) != digest]
+
+
+def edited_while_starting(job: Job, status: DDPJobStatus, pods: tuple[PodView, ...], size: int) -> bool:
+    """An incomplete gang must not be completed from another spec (a server with CEL refuses such an edit)."""
+    incomplete = status.phase in (Phase.STARTING, Phase.RESTARTING) and len(pods) < size
+    return incomplete and bool(edited_fields(job, status))
+
+
+def are_as_made_now(job: Job, status: DDPJobStatus, defaults: Defaults) -> bool:
+    """Whether the pods that are there are what new ones would be, so that the two make one gang."""
+    return status.spec_digests == digests(job, defaults)
+
+
+def _of_pods(job: Job, defaults: Defaults) -> str:
+    wire = job.spec.model_dump(
+        mode="json", by_alias=True, exclude_none=True, exclude_defaults=True, include={"snapshots", "stall"}
+    )
+    parts: list[object] = [job.spec.image or defaults.trainer_image, is_assignable(job), wire]
+    if defaults.resources:
+        parts.append({kind: dict(quantities) for kind, quantities in defaults.resources.items()})
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:12]

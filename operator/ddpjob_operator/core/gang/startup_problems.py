@@ -1,0 +1,269 @@
+"""Why a gang that should be starting does not: in the words of the scheduler, the kubelet or the API server.
+
+Many a pod is Unschedulable for a moment while its claim binds, so trouble has to last before it is worth a write; and
+words that only count differently ("0/7 nodes are available") are the same trouble, said once.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+
+from ddpjob_operator.api.status import Condition, DDPJobStatus, Phase
+from ddpjob_operator.core.failure.diagnosis import advice_for
+from ddpjob_operator.core.failure.node_exclusion import kept_away_from
+from ddpjob_operator.core.values import conditions as cond
+from ddpjob_operator.core.values.actions import ReadWarnings
+from ddpjob_operator.core.values.job import Job, Problem
+from ddpjob_operator.core.values.observed import PodPhase, PodView, Warned
+
+TROUBLE_GRACE_SECONDS = 3.0
+
+
+NO_SCHEDULER_SECONDS = 30.0
+"""How long a pod may wait without a word from any scheduler."""
+
+
+NOT_SCHEDULED = "NotScheduled"
+
+
+GATED = "SchedulingGated"
+"""A pod that a queue holds back (KEP-3521). It waits, and nothing is wrong."""
+
+
+_SAME = {"ImagePullBackOff": "ErrImagePull"}
+"""The kubelet tells of one trouble under two names by turns; saying each would be a write each time."""
+
+
+_NUMBER = re.compile(r"\d+")
+
+
+_HINTS: tuple[tuple[str, str, str], ...] = (
+    (
+        "Unschedulable",
+        r"persistentvolumeclaim \S+ not found",
+        "Create that claim, or correct spec.shared.claimName.",
+    ),
+    (
+        "Unschedulable",
+        r"unbound immediate PersistentVolumeClaims",
+        "No volume was bound to the claim: check that its storage class exists and can give its access mode and size.",
+    ),
+    (
+        "Unschedulable",
+        r"Insufficient \S+|Too many pods",
+        "The nodes are full or too small: free or add some, ask for less, or let the job be elastic.",
+    ),
+    (
+        "Unschedulable",
+        r"untolerated taint",
+        "Add a toleration to podTemplate.spec.tolerations, or use other nodes.",
+    ),
+    (
+        "CreateContainerConfigError",
+        r"(secret|configmap) \S+ not found",
+        "Create it in the job's namespace, or correct the name in env or podTemplate; the pod then starts by itself.",
+    ),
+    (
+        "CreateContainerConfigError",
+        r"couldn't find key",
+        "Add that key to it, or correct the key in env or podTemplate; the pod then starts by itself.",
+    ),
+    (
+        "CreateContainerConfigError",
+        r"runAsNonRoot",
+        "Use an image with a user that is not root, or set securityContext in podTemplate.",
+    ),
+    (
+        "FailedMount",
+        r"(secret|configmap) \S+ not found",
+        "Create it in the job's namespace, or correct the name in podTemplate; the pod then starts by itself.",
+    ),
+    (
+        "FailedMount",
+        r"",
+        "Look at the volume and at the node: whether its server answers, and whether the node can mount that kind.",
+    ),
+    ("FailedAttachVolume", r"", "Look at whether another node still holds the volume, and at its storage driver."),
+    ("FailedCreatePodSandBox", r"", "Look at the node's network plugin and container runtime."),
+    ("InvalidImageName", r"", "Correct the image's name."),
+    (
+        "ErrImageNeverPull",
+        r"",
+        "The image is not on that node: load it there, or set another imagePullPolicy in podTemplate.",
+    ),
+    (
+        "QuotaExceeded",
+        r"",
+        "Raise the namespace's quota, free what uses it up, or ask for less; it is tried again by itself.",
+    ),
+    ("AdmissionDenied", r"", "Change the spec so that this policy admits it, or ask who runs it."),
+    ("AdmissionFailed", r"", "The webhook does not answer: its owner has to mend it; it is tried again by itself."),
+    ("Forbidden", r"violates PodSecurity", "Change podTemplate's securityContext, or the namespace's profile."),
+    ("Forbidden", r"no PriorityClass with name", "Create it, or correct scheduling.priorityClassName."),
+    ("Forbidden", r"serviceaccount \S+ not found", "Create it, or correct podTemplate.spec.serviceAccountName."),
+    (NOT_SCHEDULED, r"", "Check that the scheduler which the pod names (spec.schedulerName) is installed and running."),
+)
+"""What to do about a reason, where the words that come with it match."""
+
+
+def find_trouble(
+    status: DDPJobStatus,
+    pods: tuple[PodView, ...],
+    problem: Problem | None,
+    now: datetime,
+    warnings: Mapping[str, Warned] | None = None,
+) -> Problem | None:
+    """What keeps the gang from running, or None.
+
+    At once where the API server refused, after a grace for pods that wait. `warnings` are what was found in the events
+    of pods whose status does not say why (see `ask`).
+    """
+    if problem is not None:
+        return _advised(problem.reason, problem.message)
+    known, waited = _known(status), _seconds_waited(status, now)
+    if known is None and waited < TROUBLE_GRACE_SECONDS:
+        return None
+    told, away = warnings or {}, kept_away_from(status)
+    for pod in pods:
+        if pod.phase is PodPhase.PENDING and (found := _of_pod(pod, waited, away, told.get(pod.uid))) is not None:
+            return Problem(known.reason, known.message) if known and _is_said(found, known) else found
+    return None
+
+
+def seconds_to_trouble(status: DDPJobStatus, now: datetime) -> float | None:
+    """Seconds until a pod that waits without an end may count as trouble; None once it does."""
+    waited = _seconds_waited(status, now)
+    return next((limit - waited for limit in (TROUBLE_GRACE_SECONDS, NO_SCHEDULER_SECONDS) if waited < limit), None)
+
+
+def is_degraded(trouble: Problem) -> bool:
+    """Whether something is wrong: to wait in a queue is not."""
+    return trouble.reason != GATED
+
+
+def scheduled_condition(
+    job: Job, status: DDPJobStatus, pods: tuple[PodView, ...], size: int, trouble: Problem | None, now: datetime
+) -> tuple[Condition, ...]:
+    """The conditions of `status` with Scheduled as it follows from the pods of a gang of `size` nodes.
+
+    It becomes True with the condition Running, at no cost. Before that it is said only along with trouble, or where
+    that is over.
+    """
+    if trouble is None and _known(status) is None and not _is_held(status):
+        return status.conditions
+    placed = len(pods) >= size and all(pod.scheduled or pod.node_name for pod in pods)
+    if placed or trouble is None:
+        return cond.set_condition(
+            status.conditions,
+            cond.SCHEDULED,
+            placed,
+            "AllScheduled" if placed else "Scheduling",
+            "every pod has a node" if placed else "",
+            now=now,
+            generation=job.generation,
+        )
+    return cond.set_condition(
+        status.conditions,
+        cond.SCHEDULED,
+        False,
+        trouble.reason,
+        trouble.message,
+        now=now,
+        generation=job.generation,
+        say_false=True,
+    )
+
+
+def starting_since(status: DDPJobStatus) -> datetime | None:
+    """From when on the current attempt could have started: the wait before a restart is left out."""
+    begun = status.attempt_time or status.start_time
+    return begun if begun is None or status.restart_at is None else max(begun, status.restart_at)
+
+
+def _of_pod(pod: PodView, waited: float, away: str, warned: Warned | None) -> Problem | None:
+    if pod.reason:
+        words = pod.message or pod.reason
+        if pod.reason == "Unschedulable" and away:
+            words = f"{words.rstrip('. ')}; {away}"
+        return _advised(_SAME.get(pod.reason, pod.reason), f"pod {pod.name}: {words}")
+    if warned is not None and warned.reason:
+        return _advised(warned.reason, f"pod {pod.name}: {warned.message or warned.reason}")
+    if waited >= NO_SCHEDULER_SECONDS and not (pod.scheduled or pod.node_name):
+        return _advised(NOT_SCHEDULED, f"pod {pod.name}: no scheduler has picked it up")
+    return None
+
+
+def _advised(reason: str, said: str) -> Problem:
+    hints = (hint for of, pattern, hint in _HINTS if of == reason and re.search(pattern, said, re.IGNORECASE))
+    hint = next(hints, advice_for(reason))
+    return Problem(reason, f"{said.rstrip('. ')}. {hint}" if hint else said)
+
+
+def _is_said(found: Problem, known: Condition) -> bool:
+    """Whether the status says as much already: the same of the same pod, but for numbers or the kubelet's two names."""
+    if found.reason != known.reason:
+        return False
+    (pod, _, words), (known_pod, _, known_words) = found.message.partition(": "), known.message.partition(": ")
+    two_names = found.reason in _SAME.values()
+    return pod == known_pod and (two_names or _NUMBER.sub("#", words) == _NUMBER.sub("#", known_words))
+
+
+def _known(status: DDPJobStatus) -> Condition | None:
+    degraded = cond.find(status.conditions, cond.DEGRADED)
+    return degraded if degraded is not None and degraded.status == "True" else None
+
+
+def _is_held(status: DDPJobStatus) -> bool:
+    scheduled = cond.find(status.conditions, cond.SCHEDULED)
+    return scheduled is not None and scheduled.reason == GATED
+
+
+def _seconds_waited(status: DDPJobStatus, now: datetime) -> float:
+    since = starting_since(status)
+    return 0.0 if since is None else (now - since).total_seconds()
+
+
+SHORTEST_WAIT_SECONDS = 5.0
+
+
+LONGEST_WAIT_SECONDS = 60.0
+
+
+_WAITING = (Phase.PENDING, Phase.STARTING, Phase.RESTARTING)
+
+
+def ask(
+    status: DDPJobStatus, pods: tuple[PodView, ...], warnings: Mapping[str, Warned], now: datetime
+) -> tuple[ReadWarnings, ...]:
+    """Look into the events of the first pod that waits without a reason, if it is time to."""
+    pod, due = _next(status, pods, warnings)
+    return (ReadWarnings(pod.name, pod.uid),) if pod is not None and due is not None and due <= now else ()
+
+
+def until_asked(
+    status: DDPJobStatus, pods: tuple[PodView, ...], warnings: Mapping[str, Warned], now: datetime
+) -> float | None:
+    """Seconds until it is time to."""
+    _, due = _next(status, pods, warnings)
+    return None if due is None or due <= now else (due - now).total_seconds()
+
+
+def _next(
+    status: DDPJobStatus, pods: tuple[PodView, ...], warnings: Mapping[str, Warned]
+) -> tuple[PodView | None, datetime | None]:
+    since = starting_since(status)
+    pod = next((pod for pod in pods if _is_unexplained(pod)), None)
+    if since is None or pod is None or status.phase not in _WAITING:
+        return None, None
+    if (known := warnings.get(pod.uid)) is None:
+        return pod, since + timedelta(seconds=TROUBLE_GRACE_SECONDS)
+    waited = (known.at - since).total_seconds()
+    wait = min(LONGEST_WAIT_SECONDS, max(SHORTEST_WAIT_SECONDS, waited))
+    return pod, known.at + timedelta(seconds=wait)
+
+
+def _is_unexplained(pod: PodView) -> bool:
+    placed = pod.scheduled or pod.node_name is not None
+    return pod.phase is PodPhase.PENDING and placed and not pod.reason and not pod.deleting

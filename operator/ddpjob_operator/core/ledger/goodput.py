@@ -1,0 +1,171 @@
+"""Where a job's time goes: a ledger in seconds by cause that always adds up to the time since the job began.
+
+It moves on when the cause changes or when there is news of the training, never with the clock alone, so a job at rest
+stays at rest. Time between two entries goes, as far as the trainer has told, to the phases it spent it in, and the
+rest to the cause that held. When an attempt ends, the training that no snapshot has kept becomes recovering. The ratio
+is what others call goodput or effective training time (ETTR): kept steps over wall time.
+
+Counted in whole milliseconds, so that sums are exact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+
+from ddpjob_operator.api.status import DDPJobStatus, Goodput, Phase
+from ddpjob_operator.core.failure.detect import last_report
+from ddpjob_operator.core.values.observed import Observed
+from ddpjob_operator.core.values.trainer_report import TrainerReport
+
+CAUSES = (
+    "queued",
+    "pulling",
+    "initializing",
+    "rendezvous",
+    "first_step",
+    "training",
+    "validating",
+    "saving",
+    "stalled",
+    "recovering",
+    "suspended",
+)
+
+_OF_PHASE = {
+    "init": "rendezvous",
+    "rendezvous": "rendezvous",
+    "load": "rendezvous",
+    "first_step": "first_step",
+    "train": "training",
+    "validate": "validating",
+    "save": "saving",
+    "done": "training",
+    "waiting": "recovering",
+}
+"""From the trainer's phases (docs/contracts.md section 4) to ours."""
+
+
+def with_goodput(before: DDPJobStatus, after: DDPJobStatus, observed: Observed, now: datetime) -> DDPJobStatus:
+    """`after` with its ledger brought up to `now`, if anything has happened since the ledger of `before`."""
+    if after.start_time is None or before.is_final:
+        return after
+    ledger = before.goodput or Goodput(counted_until=after.start_time, cause="queued")
+    cause = _cause(after, observed)
+    over = after.attempt != before.attempt or after.is_final
+    if before.goodput is not None and cause == ledger.cause and before.progress == after.progress and not over:
+        return after
+    report = _report(before, observed)
+    stalled = over and after.last_failure != before.last_failure and _reason(after) == "Stalled"
+    milliseconds, told = _advanced(ledger, report, now, "stalled" if stalled else ledger.cause)
+    if over:
+        milliseconds, lost = _without_lost(milliseconds, told, after, report)
+        told, recomputed = {}, ledger.recomputed_steps + lost
+    else:
+        recomputed = ledger.recomputed_steps
+    return after.model_copy(
+        update={
+            "goodput": Goodput(
+                **{name: count / 1000 for name, count in milliseconds.items()},
+                ratio=_ratio(milliseconds),
+                recomputed_steps=recomputed,
+                cause="" if after.is_final else cause,
+                counted_until=_later(ledger.counted_until, now),
+                told=told,
+            )
+        }
+    )
+
+
+def seconds_of(ledger: Goodput) -> dict[str, float]:
+    """The ledger's seconds by cause."""
+    return {name: getattr(ledger, name) for name in CAUSES}
+
+
+def _cause(status: DDPJobStatus, observed: Observed) -> str:
+    """What the job's time goes into at this moment."""
+    pods = [pod for pod in observed.pods if pod.attempt == status.attempt and not pod.deleting]
+    match status.phase:
+        case Phase.SUSPENDED:
+            return "suspended"
+        case Phase.RUNNING:
+            report = observed.report
+            known = report is not None and report.attempt == status.attempt
+            return _OF_PHASE.get(report.phase, "rendezvous") if report and known else "rendezvous"
+        case Phase.RESTARTING:
+            return "queued" if any(not pod.placed for pod in pods) else "recovering"
+        case Phase.STARTING:
+            placed = sum(pod.placed for pod in pods)
+            return "pulling" if placed and placed >= status.nodes.total else "queued"
+        case _:
+            return "initializing" if observed.initializer is not None else "queued"
+
+
+def _report(before: DDPJobStatus, observed: Observed) -> TrainerReport | None:
+    """What the trainer of the attempt last said, at its end in its termination message."""
+    of_attempt = [pod for pod in observed.pods if pod.attempt == before.attempt]
+    if (last := last_report(of_attempt)) is not None:
+        return last
+    report = observed.report
+    return report if report is not None and report.attempt == before.attempt else None
+
+
+def _reported(report: TrainerReport | None) -> dict[str, float]:
+    """Seconds by cause that the trainer reports of this attempt."""
+    found: dict[str, float] = {}
+    for phase, spent in report.seconds.items() if report else ():
+        if (cause := _OF_PHASE.get(phase)) is not None:
+            found[cause] = round(found.get(cause, 0.0) + spent, 3)
+    return found
+
+
+def _advanced(
+    ledger: Goodput, report: TrainerReport | None, now: datetime, rest_to: str
+) -> tuple[dict[str, int], dict[str, float]]:
+    """The ledger in milliseconds, with the time since it was last counted; and the seconds of this attempt that it has
+    taken from the trainer. What the trainer is ahead of the clock is taken the next time.
+    """
+    counts = {name: round(seconds * 1000) for name, seconds in seconds_of(ledger).items()}
+    left, told = _milliseconds(ledger.counted_until, now), dict(ledger.told)
+    for cause, spent in _reported(report).items():
+        news = max(0, min(left, round((spent - told.get(cause, 0.0)) * 1000)))
+        counts[cause] += news
+        told[cause] = round(told.get(cause, 0.0) + news / 1000, 3)
+        left -= news
+    counts[rest_to if rest_to in counts else "queued"] += left
+    return counts, told
+
+
+def _without_lost(
+    counts: dict[str, int], told: Mapping[str, float], status: DDPJobStatus, report: TrainerReport | None
+) -> tuple[dict[str, int], int]:
+    """Training of an attempt that is over, less the steps that no snapshot has kept; and how many those are."""
+    if status.phase is Phase.SUCCEEDED or status.progress is None or status.progress.step is None:
+        return counts, 0
+    kept = status.snapshot.step if status.snapshot else 0
+    lost = max(0, status.progress.step - kept)
+    began = (report.resumed_from_step if report else None) or 0
+    trained = status.progress.step - began
+    if lost == 0 or trained <= 0:
+        return counts, 0
+    share = min(1.0, lost / trained)
+    moved = min(counts["training"], round(told.get("training", 0.0) * share * 1000))
+    return counts | {"training": counts["training"] - moved, "recovering": counts["recovering"] + moved}, lost
+
+
+def _ratio(counts: Mapping[str, int]) -> float | None:
+    active = sum(counts.values()) - counts["suspended"]
+    return round(counts["training"] / active, 4) if active > 0 else None
+
+
+def _milliseconds(since: datetime | None, now: datetime) -> int:
+    return 0 if since is None else max(0, (now - since) // timedelta(milliseconds=1))
+
+
+def _later(since: datetime | None, now: datetime) -> datetime:
+    """`since` moved on by what was counted: a clock that was set back moves nothing."""
+    return now if since is None else since + timedelta(milliseconds=_milliseconds(since, now))
+
+
+def _reason(status: DDPJobStatus) -> str:
+    return status.last_failure.reason if status.last_failure else ""

@@ -1,0 +1,153 @@
+"""From what the trainer reports to what the status says: progress, the newest snapshot, and the post-mortem of
+a failure.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+from ddpjob_operator.api.status import DDPJobStatus, FailureStatus, Progress, SnapshotStatus
+from ddpjob_operator.core.failure.detect import Failure
+from ddpjob_operator.core.failure.diagnosis import diagnose
+from ddpjob_operator.core.values import conditions as cond
+from ddpjob_operator.core.values.actions import Event
+from ddpjob_operator.core.values.job import Job
+from ddpjob_operator.core.values.trainer_report import TrainerReport, moment
+
+MESSAGE_LIMIT = 4096
+
+_ESTIMATES = {"eta", "remaining_seconds"}
+"""Fields that are wrong, not only old, when a newer report lacks them."""
+
+_LONGEST_ESTIMATE = 1e9
+
+
+def with_report(status: DDPJobStatus, report: TrainerReport | None, uid: str, now: datetime) -> DDPJobStatus:
+    """`status` with the progress of a `/status` answer, if it is the current attempt's of this very job."""
+    if report is None or not report.is_of(uid, status.attempt):
+        return status
+    return with_final_report(status, report, now)
+
+
+def with_final_report(status: DDPJobStatus, report: TrainerReport | None, now: datetime) -> DDPJobStatus:
+    """`status` with the progress that a report or a termination message carries.
+
+    Fields that the report lacks keep their value, except for the estimates.
+    """
+    if report is None:
+        return status
+    update: dict[str, Any] = {}
+    reported = _progress(report, now)
+    kept = status.progress.model_dump(exclude_none=True, exclude=_ESTIMATES) if status.progress else {}
+    if merged := kept | (reported.model_dump(exclude_none=True) if reported else {}):
+        update["progress"] = Progress.model_validate(merged)
+    if report.snapshot is not None and _is_news(report.snapshot, status.snapshot):
+        update["snapshot"] = report.snapshot
+    return status.model_copy(update=update) if update else status
+
+
+def failure_status(status: DDPJobStatus, failure: Failure, now: datetime, log_tail: str = "") -> FailureStatus:
+    """The post-mortem that is kept after the pods are gone."""
+    reached, diagnosis = status.progress.step if status.progress else None, diagnose(failure)
+    return FailureStatus(
+        attempt=status.attempt,
+        time=now,
+        node_rank=failure.node_rank,
+        rank=failure.rank,
+        pod_name=failure.pod_name,
+        node_name=failure.node_name,
+        exit_code=failure.exit_code,
+        signal=failure.signal,
+        reason=diagnosis.reason,
+        message=failure.message[:MESSAGE_LIMIT],
+        step=failure.step if failure.step is not None else reached,
+        snapshot_step=status.snapshot.step if status.snapshot else None,
+        advice=diagnosis.advice,
+        log_tail=log_tail,
+    )
+
+
+def _is_news(found: SnapshotStatus, known: SnapshotStatus | None) -> bool:
+    """Newer, or the same and now verified: another node may not know that yet."""
+    if known is None or found.step != known.step:
+        return known is None or found.step > known.step
+    return found.verified or not known.verified
+
+
+def _progress(report: TrainerReport, now: datetime) -> Progress | None:
+    if report.step is None:
+        return None
+    return Progress(
+        epoch=report.epoch,
+        step=report.step,
+        total_steps=report.total_steps,
+        loss=None if report.loss is None else float(f"{report.loss:.6g}"),  # kubectl prints every digit that is there
+        samples_per_second=report.samples_per_second,
+        eta=_eta(report, now),
+        remaining_seconds=_remaining(report.eta_seconds),
+        metrics=dict(report.metrics) or None,
+    )
+
+
+def _remaining(seconds: float | None) -> int | None:
+    return round(seconds) if seconds is not None and 0 <= seconds < _LONGEST_ESTIMATE else None
+
+
+def _eta(report: TrainerReport, now: datetime) -> datetime | None:
+    """From the report's own time: the same report, looked at again later, says the same."""
+    if report.eta_seconds is None:
+        return None
+    return moment((report.time if report.time is not None else now.timestamp()) + report.eta_seconds)
+
+
+FAILURES_IN_A_ROW = 3
+
+
+MOST_REMEMBERED = 10
+
+
+_LONGEST = 512
+
+
+def with_snapshot_news(job: Job, status: DDPJobStatus, report: TrainerReport | None, now: datetime) -> DDPJobStatus:
+    """`status` with the condition SnapshotsFailing and the list of snapshots that were set aside."""
+    if report is None or not report.is_of(job.uid, status.attempt):
+        return status
+    problem, held = report.snapshot_problem, cond.holds(status.conditions, cond.SNAPSHOTS_FAILING)
+    failures = problem.failures if problem is not None else None
+    # more of the same is not worth a write each, and a save that was only skipped proves nothing
+    if problem is not None and failures is not None and failures >= FAILURES_IN_A_ROW and not held:
+        message = f"{failures} snapshots in a row could not be saved. {problem.message[:_LONGEST]}"
+        status = _said(job, status, True, "SavesFail", message, now)
+    elif held and problem is None:
+        status = _said(job, status, False, "Saved", "", now)
+    return _with_set_aside(status, report.snapshots_set_aside)
+
+
+def snapshot_events(before: DDPJobStatus, after: DDPJobStatus) -> tuple[Event, ...]:
+    """What a person should hear of: saves that began to fail, and snapshots that turned out to be corrupt."""
+    events = [
+        Event("Warning", "SnapshotCorrupt", message)
+        for message in after.corrupt_snapshots
+        if message not in before.corrupt_snapshots
+    ]
+    failing = cond.find(after.conditions, cond.SNAPSHOTS_FAILING)
+    if failing and failing.status == "True" and not cond.holds(before.conditions, cond.SNAPSHOTS_FAILING):
+        events.append(Event("Warning", cond.SNAPSHOTS_FAILING, failing.message))
+    return tuple(events)
+
+
+def _said(job: Job, status: DDPJobStatus, failing: bool, reason: str, message: str, now: datetime) -> DDPJobStatus:
+    conditions = cond.set_condition(
+        status.conditions, cond.SNAPSHOTS_FAILING, failing, reason, message, now=now, generation=job.generation
+    )
+    return status.model_copy(update={"conditions": conditions})
+
+
+def _with_set_aside(status: DDPJobStatus, found: tuple[str, ...]) -> DDPJobStatus:
+    messages = dict.fromkeys(message[:_LONGEST] for message in found)
+    news = [message for message in messages if message not in status.corrupt_snapshots]
+    if not news:
+        return status
+    return status.model_copy(update={"corrupt_snapshots": (*status.corrupt_snapshots, *news)[-MOST_REMEMBERED:]})

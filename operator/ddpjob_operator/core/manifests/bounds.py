@@ -1,0 +1,213 @@
+"""What an administrator allows a job at most, and what it gets where it says nothing (`ddpjob_operator.tenancy`).
+
+A new job beyond a bound is refused, with the field, its value and the bound. One that has pods already is never
+stopped by a bound that came later; but an edit takes no job beyond one.
+
+What counts is the pod that would be made, so that a podTemplate is no way around a bound.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from decimal import Decimal
+from typing import Any
+
+from ddpjob_operator.api.status import Phase
+from ddpjob_operator.core.values.job import Bounds, HostAccess, Job, Manifest, Problem
+
+BEYOND = "BeyondBounds"
+
+
+ALWAYS_USED = ("cpu", "memory", "ephemeral-storage")
+"""Resources of which a container takes what it gets unless it is limited; of any other it has what it asks for."""
+
+
+_UNITS = {"n": -9, "u": -6, "m": -3, "": 0, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
+
+
+_BINARY = {"Ki": 1, "Mi": 2, "Gi": 3, "Ti": 4, "Pi": 5, "Ei": 6}
+
+
+_QUANTITY = re.compile(
+    rf"(?P<number>[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{{1,2}})?)(?P<unit>{'|'.join((*_BINARY, *_UNITS))})"
+)
+
+
+def bound_violations(job: Job, pods: tuple[Manifest, ...], bounds: Bounds) -> tuple[str, ...]:
+    """Every bound that a job breaks, as messages with field, value and bound; `pods` has one pod of each kind."""
+    return tuple(_beyond(job, pods, bounds))
+
+
+def clamp_to_bounds(job: Job, bounds: Bounds) -> Job:
+    """A job that has pods, held to the bound on its nodes: an edit may have taken an elastic one, or its spares,
+    beyond it.
+    """
+    most, spec = bounds.max_nodes, job.spec
+    if most is None or job.status.phase in (None, Phase.PENDING) or spec.nodes + spec.spares <= most:
+        return job
+    nodes = spec.nodes
+    if spec.elastic is not None:
+        nodes = min(nodes, max(most - spec.spares, spec.elastic.min_nodes))
+    spares = min(spec.spares, max(0, most - nodes))
+    if (nodes, spares) == (spec.nodes, spec.spares):
+        return job  # it was here before the bound
+    and_spares = f" and {spares} spares" if spec.spares else ""
+    said = f"spec.nodes: {_too_many_nodes(job, bounds)}; the job goes on with at most {nodes}{and_spares}"
+    held = spec.model_copy(update={"nodes": nodes, "spares": spares})
+    return replace(job, spec=held, refused=job.refused or Problem(BEYOND, said))
+
+
+def with_default_resources(container: Manifest, defaults: Mapping[str, Mapping[str, Any]]) -> Manifest:
+    """A container with the default of each resource that it does not mention at all."""
+    given = container.get("resources") or {}
+    if not defaults or not isinstance(given, dict):
+        return container
+    mentioned = {name for kind in given.values() if isinstance(kind, dict) for name in kind}
+    filled = dict(given)
+    for kind, quantities in defaults.items():
+        missing = {name: value for name, value in quantities.items() if name not in mentioned}
+        if missing:
+            filled[kind] = missing | (given.get(kind) or {})
+    return container | {"resources": filled}
+
+
+def amount(quantity: str | int) -> Decimal:
+    """A Kubernetes quantity as a number: 1.5Gi is 1610612736.
+
+    Raises:
+        ValueError: it is none.
+    """
+    found = _QUANTITY.fullmatch(str(quantity))
+    if found is None:
+        raise ValueError(f"{quantity!r} is not a quantity")
+    number, unit = Decimal(found["number"]), found["unit"]
+    return number * Decimal(1024) ** _BINARY[unit] if unit in _BINARY else number.scaleb(_UNITS[unit])
+
+
+def _beyond(job: Job, pods: tuple[Manifest, ...], bounds: Bounds) -> Iterator[str]:
+    spec = job.spec
+    if bounds.max_nodes is not None and spec.nodes + spec.spares > bounds.max_nodes:
+        yield f"spec.nodes: {_too_many_nodes(job, bounds)}; use fewer"
+    ranks, most = spec.ranks_per_node, bounds.max_procs_per_node
+    if most is not None and ranks > most:
+        yield f"spec.procsPerNode: {ranks} is more than the {most} {_allowed(job)}; use fewer"
+    for resource, bound in bounds.resources.items():
+        yield from _first(_beyond_resource(job, pod, resource, bound) for pod in pods)
+    for field in dict.fromkeys(field for pod in pods for field in beyond_host_access(pod, bounds.host_access)):
+        yield (
+            f"{field}: reaches outside the namespace, which this cluster's administrator does not allow "
+            f"{_where(job)} (bounds.hostAccess: {bounds.host_access}); remove it"
+        )
+
+
+def _first(problems: Iterable[str | None]) -> Iterator[str]:
+    """One is enough to say of each resource."""
+    if (problem := next(filter(None, problems), None)) is not None:
+        yield problem
+
+
+def _beyond_resource(job: Job, pod: Manifest, resource: str, bound: str) -> str | None:
+    field = f"spec.resources.limits[{resource}]"
+    containers = [*(pod["spec"].get("initContainers") or ()), *(pod["spec"].get("containers") or ())]
+    try:
+        used = [_most_used(container, resource) for container in containers]
+        together = _most_used(pod["spec"], resource)
+    except ValueError as error:
+        return f"{field}: {error}; write one such as 2, 500m, 16Gi"
+    for container, quantity in zip(containers, used, strict=True):
+        if quantity is None and together is None and resource in ALWAYS_USED:
+            return (
+                f"{field}: is not set for container {container.get('name')}, and a pod may use at most {bound} "
+                f"{_where(job)}; set it"
+            )
+    total = max(_peak(pod["spec"], used), together or Decimal(0))
+    if total > amount(bound):
+        return f"{field}: a pod uses {_short(total, bound)}, more than the {bound} {_allowed(job)}; use less"
+    return None
+
+
+def _peak(spec: Manifest, used: list[Decimal | None]) -> Decimal:
+    """The most that containers use at one time; `used` is of the init containers, then of the others.
+
+    Init containers run one after the other; one with restartPolicy Always goes on running (KEP-753).
+    """
+    running = peak = Decimal(0)
+    first = spec.get("initContainers") or ()
+    for container, quantity in zip(first, used, strict=False):
+        peak = max(peak, running + (quantity or 0))
+        if container.get("restartPolicy") == "Always":
+            running += quantity or 0
+    return max(peak, running + sum(filter(None, used[len(first) :]), Decimal(0)))
+
+
+def _most_used(container: Manifest, resource: str) -> Decimal | None:
+    """What a container is limited to or, of what it has only if it asks, what it asks for; so a pod (KEP-2837)."""
+    resources = container.get("resources")
+    for kind in ("limits",) if resource in ALWAYS_USED else ("limits", "requests"):
+        quantities = resources.get(kind) if isinstance(resources, dict) else None
+        if isinstance(quantities, dict) and quantities.get(resource) is not None:
+            return amount(quantities[resource])
+    return None
+
+
+def _too_many_nodes(job: Job, bounds: Bounds) -> str:
+    spares = f" and spares {job.spec.spares}" if job.spec.spares else ""
+    return f"{job.spec.nodes}{spares} is more than the {bounds.max_nodes} {_allowed(job)}"
+
+
+def _allowed(job: Job) -> str:
+    return f"that this cluster's administrator allows {_where(job)}"
+
+
+def _where(job: Job) -> str:
+    return f"in namespace {job.namespace}"
+
+
+def _short(total: Decimal, like: str) -> str:
+    """A number in the unit of another quantity."""
+    found = _QUANTITY.fullmatch(like)
+    unit = found["unit"] if found else ""
+    return f"{(total / amount(f'1{unit}')).normalize():f}{unit}"
+
+
+_NAMESPACES = ("hostPID", "hostIPC")
+
+
+_TEMPLATE = "spec.podTemplate.spec"
+
+
+def beyond_host_access(pod: Manifest, allowed: HostAccess) -> Iterator[str]:
+    """Fields of `pod` that reach further into its node than is allowed."""
+    spec = pod["spec"]
+    if allowed is HostAccess.NONE:
+        if spec.get("hostNetwork"):
+            yield f"hostNetwork in spec.placement or {_TEMPLATE}"
+        for place, container in _containers(spec):
+            if any(port.get("hostPort") for port in _objects(container.get("ports"))):
+                yield f"{place}.ports.hostPort"
+    if allowed is HostAccess.ALL:
+        return
+    yield from (f"{_TEMPLATE}.{name}" for name in _NAMESPACES if spec.get(name))
+    for volume in _objects(spec.get("volumes")):
+        if volume.get("hostPath") is not None:
+            yield f"{_TEMPLATE}.volumes[{volume.get('name')}].hostPath"
+    for place, container in _containers(spec):
+        if _is_privileged(container):
+            yield f"{place}.securityContext.privileged"
+
+
+def _containers(spec: Manifest) -> Iterator[tuple[str, Manifest]]:
+    for kind in ("containers", "initContainers"):
+        for container in _objects(spec.get(kind)):
+            yield f"{_TEMPLATE}.{kind}[{container.get('name')}]", container
+
+
+def _is_privileged(container: Manifest) -> bool:
+    context = container.get("securityContext")
+    return bool(isinstance(context, dict) and context.get("privileged"))
+
+
+def _objects(value: Any) -> Iterator[Manifest]:
+    yield from (item for item in (value if isinstance(value, list) else ()) if isinstance(item, dict))

@@ -1,0 +1,108 @@
+"""The pod that runs the initializers: one container each, so that each has its own credentials.
+
+Init containers run one after the other (Kubernetes); the last initializer is the pod's main container.
+"""
+
+from __future__ import annotations
+
+import json
+
+from ddpjob_operator.api.pod import Initializer
+from ddpjob_operator.core.manifests.bounds import ALWAYS_USED, with_default_resources
+from ddpjob_operator.core.manifests.merge import merge
+from ddpjob_operator.core.manifests.pod_environment import SHARED_PATH, TERMINATION_LOG, env_var, literal
+from ddpjob_operator.core.manifests.pods import (
+    owner_reference,
+    restricted_container,
+    restricted_context,
+    shared_volume,
+    users_labels,
+)
+from ddpjob_operator.core.values.job import Defaults, Job, Manifest
+from ddpjob_operator.core.values.names import INITIALIZER, LABEL_ATTEMPT, LABEL_ROLE, initializer_name, job_labels
+
+SOURCES_PATH = "/mnt/source"
+"""Where claims that data is copied from are mounted, each under its name."""
+
+
+_OF_THE_GANG = ("containers", "initContainers", "affinity", "topologySpreadConstraints", "schedulingGates")
+"""What the podTemplate says of the pods that train, and of no other."""
+
+
+def build_initializer(job: Job, number: int, defaults: Defaults) -> Manifest:
+    """The pod that runs the initializers for the nth time, from 0."""
+    template = job.spec.pod_template
+    metadata, user_spec = template.metadata if template else None, (template.spec if template else None) or {}
+    claims = sorted({claim for item in job.spec.initializers if (claim := source_claim(item)) is not None})
+    volumes = {claim: f"source-{index}" for index, claim in enumerate(claims)}
+    *first, last = [_container(job, item, defaults, volumes) for item in job.spec.initializers]
+    spec: Manifest = {
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "terminationGracePeriodSeconds": 10,
+        "securityContext": restricted_context(),
+        "volumes": [{"name": "tmp", "emptyDir": {}}],
+    }
+    spec = merge(spec, {name: value for name, value in user_spec.items() if name not in _OF_THE_GANG})
+    sources = [
+        {"name": name, "persistentVolumeClaim": {"claimName": claim, "readOnly": True}}
+        for claim, name in volumes.items()
+    ]
+    spec = merge(spec, {"restartPolicy": "Never", "containers": [last], "volumes": [shared_volume(job), *sources]})
+    if first:
+        spec["initContainers"] = first
+    own = job_labels(job.name, job.uid) | {LABEL_ROLE: INITIALIZER, LABEL_ATTEMPT: str(number)}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "name": initializer_name(job.name, number),
+            "namespace": job.namespace,
+            "labels": users_labels(template) | own,
+            "annotations": (metadata.annotations if metadata else None) or {},
+            "ownerReferences": [owner_reference(job)],
+        },
+        "spec": spec,
+    }
+
+
+def source_claim(item: Initializer) -> str | None:
+    """The claim that `pvc://claim/path` names."""
+    kind, _, rest = (item.source or "").partition("://")
+    return rest.partition("/")[0] if kind == "pvc" else None
+
+
+def _container(job: Job, item: Initializer, defaults: Defaults, volumes: dict[str, str]) -> Manifest:
+    task = item.model_dump(by_alias=True, exclude_none=True, exclude={"env"})
+    own = {
+        "DDPJOB_INITIALIZER": literal(json.dumps(task)),
+        "DDPJOB_SHARED": SHARED_PATH,
+        "DDPJOB_SOURCES": SOURCES_PATH,
+        "DDPJOB_TERMINATION_LOG": TERMINATION_LOG,
+    }
+    users = [variable for variable in item.env if variable.name not in own]
+    if not any(variable.name == "HOME" for variable in users):
+        own["HOME"] = "/tmp"  # noqa: S108 - writable although the root is read-only
+    mounts: list[Manifest] = [
+        {"name": "shared", "mountPath": SHARED_PATH},
+        {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108 - a mount of the pod
+    ]
+    if (claim := source_claim(item)) is not None:
+        mounts.append({"name": volumes[claim], "mountPath": f"{SOURCES_PATH}/{claim}", "readOnly": True})
+    container: Manifest = {
+        "name": item.name,
+        "image": job.spec.image or defaults.trainer_image,
+        "command": ["python", "-m", "ddp_trainer.initialize"],
+        "env": [*map(env_var, users), *({"name": name, "value": value} for name, value in own.items())],
+        "securityContext": restricted_container(),
+        "terminationMessagePath": TERMINATION_LOG,
+        "terminationMessagePolicy": "File",
+        "volumeMounts": mounts,
+    }
+    return with_default_resources(with_default_resources(container, defaults.resources), _bounded(defaults))
+
+
+def _bounded(defaults: Defaults) -> dict[str, dict[str, str]]:
+    """What an initializer has where nobody says it: as much as a pod may use, and nothing reserved."""
+    bounds = {name: most for name, most in defaults.bounds.resources.items() if name in ALWAYS_USED}
+    return {"limits": bounds, "requests": dict.fromkeys(bounds, "0")} if bounds else {}

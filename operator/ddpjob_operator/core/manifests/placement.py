@@ -1,0 +1,76 @@
+"""Where the pods of a gang may run: `spec.placement`, the scheduler, and the nodes that a job keeps away from.
+
+All of it is added to what the podTemplate says and takes nothing from it: a field that the template sets stays as it
+is, and a list of terms gets ours as well.
+
+A pod whose place in the gang may change is told from the pods of other jobs only, since its attempt is a label that
+is patched later; otherwise pods of an older attempt, which may be long in going, are nobody to keep away from or
+close to.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ddpjob_operator.core.manifests.pod_environment import is_assignable
+from ddpjob_operator.core.values.job import Job, Manifest
+from ddpjob_operator.core.values.names import LABEL_ATTEMPT, LABEL_NODE_RANK, LABEL_UID
+
+HOSTNAME = "kubernetes.io/hostname"
+REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
+SCHEDULERS = {"Coscheduling": "scheduler-plugins-scheduler", "Volcano": "volcano"}
+"""What their projects call them when they are installed beside the cluster's own."""
+
+
+def placement_defaults(job: Job) -> Manifest:
+    """Fields of the pod's spec that a podTemplate may override."""
+    scheduling, found = job.spec.scheduling, Manifest()
+    if job.spec.placement.host_network:
+        # else the pods would ask the node's resolver, which knows no Service
+        found |= {"hostNetwork": True, "dnsPolicy": "ClusterFirstWithHostNet"}
+    if scheduler := scheduling.scheduler_name or SCHEDULERS.get(scheduling.gang):
+        found["schedulerName"] = scheduler
+    if scheduling.priority_class_name is not None:
+        found["priorityClassName"] = scheduling.priority_class_name
+    return found
+
+
+def placed(job: Job, attempt: int, spec: Manifest, avoid: tuple[str, ...] = ()) -> Manifest:
+    """`spec` with the terms of affinity that the job asks for; `avoid` names the nodes to keep away from."""
+    placement = job.spec.placement
+    of_gang = {LABEL_UID: job.uid} if is_assignable(job) else {LABEL_UID: job.uid, LABEL_ATTEMPT: str(attempt)}
+    # the pod of the initializers carries the job's labels too, and has no node rank
+    selector = {"matchLabels": of_gang, "matchExpressions": [{"key": LABEL_NODE_RANK, "operator": "Exists"}]}
+    affinity = dict(spec.get("affinity") or {})
+    if placement.topology_key is not None:
+        _add_pod_term(affinity, "podAffinity", selector, placement.topology_key)
+    if placement.one_pod_per_node or placement.host_network:
+        _add_pod_term(affinity, "podAntiAffinity", selector, HOSTNAME)
+    if avoid:
+        affinity["nodeAffinity"] = _away_from(avoid, affinity.get("nodeAffinity") or {})
+    return spec | {"affinity": affinity} if affinity else spec
+
+
+def _add_pod_term(affinity: Manifest, kind: str, selector: Manifest, topology_key: str) -> None:
+    known: dict[str, Any] = affinity.get(kind) or {}
+    term = {"labelSelector": selector, "topologyKey": topology_key}
+    affinity[kind] = known | {REQUIRED: [*(known.get(REQUIRED) or ()), term]}
+
+
+def _away_from(nodes: tuple[str, ...], known: Manifest) -> Manifest:
+    """Node selector terms are alternatives, so ours goes into each of them; an empty one matches no node and stays."""
+    elsewhere = not_on(nodes)
+    required = known.get(REQUIRED) or {}
+    terms = [
+        term | {"matchFields": [*(term.get("matchFields") or ()), *elsewhere]} if any(term.values()) else term
+        for term in required.get("nodeSelectorTerms") or ()
+    ]
+    return known | {REQUIRED: required | {"nodeSelectorTerms": terms or [{"matchFields": elsewhere}]}}
+
+
+def not_on(nodes: tuple[str, ...]) -> list[Manifest]:
+    """Requirements (`matchFields`) that keep a pod off these nodes.
+
+    By their names: the label kubernetes.io/hostname may have another value. The API server takes one name in each.
+    """
+    return [{"key": "metadata.name", "operator": "NotIn", "values": [name]} for name in sorted(nodes)]

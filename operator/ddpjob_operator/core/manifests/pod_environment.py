@@ -1,0 +1,96 @@
+"""What a pod tells its launcher: arguments and environment, as docs/contracts.md sections 1 and 2 state them."""
+
+from __future__ import annotations
+
+from ddpjob_operator.api.pod import EnvVar
+from ddpjob_operator.core.values.job import Job, Manifest
+from ddpjob_operator.core.values.names import SPARE
+from ddpjob_operator.core.values.observed import ServiceView
+
+SHARED_PATH = "/mnt/shared"
+STATUS_PORT = 9400
+RENDEZVOUS_PORT = 29500
+RUN_DIR = "/dev/shm/ddpjob"  # noqa: S108 - an emptyDir of this pod alone
+TERMINATION_LOG = "/dev/termination-log"
+ASSIGNMENT_DIR = "/etc/ddpjob/assignment"
+"""Where a pod whose place in the gang may change reads it: files attempt, node-rank and nodes."""
+
+DEFAULT_MODULE = "ddp_trainer.train"
+
+
+def launch_args(job: Job) -> list[str]:
+    """Arguments of the launcher: what to run, and the user's own after `--`, safe from Kubernetes' `$(NAME)`
+    expansion.
+    """
+    entrypoint = job.spec.entrypoint
+    if entrypoint.script is not None:
+        start = ["--script", entrypoint.script]
+    else:
+        start = ["--module", entrypoint.module or DEFAULT_MODULE]
+    return [*start, "--", *(literal(argument) for argument in job.spec.args)]
+
+
+def is_assignable(job: Job) -> bool:
+    """Whether a pod's place in the gang may change during its life.
+
+    It is then told by the pod's labels, through a volume that the kubelet keeps up to date; the environment says only
+    what the place was when the pod was made.
+    """
+    return job.spec.restart.scope == "InPlace" or job.spec.spares > 0 or job.spec.elastic is not None
+
+
+def environment(
+    job: Job, attempt: int, node_rank: int | None, service: ServiceView, *, nodes: int | None = None
+) -> list[Manifest]:
+    """The contract's variables first, so that a user's valueFrom cannot refer to something later, then the
+    user's own.
+
+    `nodes` is the size of this attempt's gang, where it is not the spec's.
+    """
+    own = {
+        "DDPJOB_NAME": job.name,
+        "DDPJOB_NAMESPACE": job.namespace,
+        "DDPJOB_UID": job.uid,
+        "DDPJOB_CREATED": str(int(job.created.timestamp())),
+        "DDPJOB_ATTEMPT": str(attempt),
+        "DDPJOB_NODE_RANK": SPARE if node_rank is None else str(node_rank),
+        "DDPJOB_NODES": str(nodes or job.spec.nodes),
+        "DDPJOB_PROCS_PER_NODE": str(job.spec.ranks_per_node),
+        "DDPJOB_RDZV_HOST": service.host,
+        "DDPJOB_RDZV_PORT": str(service.port),
+        "DDPJOB_STATUS_PORT": str(STATUS_PORT),
+        "DDPJOB_SHARED": SHARED_PATH,
+        "DDPJOB_RUN_DIR": RUN_DIR,
+        "DDPJOB_TERMINATION_LOG": TERMINATION_LOG,
+        "DDPJOB_SNAPSHOT_EVERY": job.spec.snapshots.every,
+        "DDPJOB_SNAPSHOT_KEEP": str(job.spec.snapshots.keep),
+        "DDPJOB_STALL_MIN_SECONDS": str(job.spec.stall.min_seconds),
+        "DDPJOB_STALL_MAX_SECONDS": str(job.spec.stall.max_seconds),
+    }
+    if is_assignable(job):
+        own["DDPJOB_ASSIGNMENT_DIR"] = ASSIGNMENT_DIR
+    downward = {
+        "DDPJOB_POD_NAME": "metadata.name",
+        "DDPJOB_NODE_NAME": "spec.nodeName",
+        "POD_IP": "status.podIP",
+    }
+    convenience = {"HOME": "/tmp", "PYTHONUNBUFFERED": "1"}  # noqa: S108 - writable although the root is read-only
+    users = {variable.name for variable in job.spec.env}
+    return [
+        *({"name": name, "value": value} for name, value in own.items()),
+        *({"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}} for name, path in downward.items()),
+        *({"name": name, "value": value} for name, value in convenience.items() if name not in users),
+        *(env_var(variable) for variable in job.spec.env),
+    ]
+
+
+def env_var(variable: EnvVar) -> Manifest:
+    """A variable of the user's, taken literally."""
+    if variable.value_from is not None:
+        return {"name": variable.name, "valueFrom": variable.value_from}
+    return {"name": variable.name, "value": literal(variable.value or "")}
+
+
+def literal(text: str) -> str:
+    """As Kubernetes hands it on unchanged: it reads every `$$` as `$`, not only before a parenthesis."""
+    return text.replace("$", "$$")

@@ -1,0 +1,251 @@
+"""What a gang is made of: the manifests of its pods, its rendezvous Service and its volume claim, as plain JSON.
+
+A pod is put together from three layers: our defaults, the user's podTemplate over them, and over both what must be
+ours for the gang to work (names, labels, owner, command, the contract's environment, restart policy). See
+docs/contracts.md sections 1, 2 and 8.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ddpjob_operator.api import API_VERSION, KIND
+from ddpjob_operator.api.pod import PodTemplate
+from ddpjob_operator.core.manifests.bounds import with_default_resources
+from ddpjob_operator.core.manifests.merge import merge
+from ddpjob_operator.core.manifests.placement import placed, placement_defaults
+from ddpjob_operator.core.manifests.pod_environment import (
+    ASSIGNMENT_DIR,
+    RENDEZVOUS_PORT,
+    SHARED_PATH,
+    STATUS_PORT,
+    TERMINATION_LOG,
+    environment,
+    is_assignable,
+    launch_args,
+)
+from ddpjob_operator.core.manifests.pod_group import membership
+from ddpjob_operator.core.values.job import Defaults, Job, Manifest
+from ddpjob_operator.core.values.names import (
+    DOMAIN,
+    LABEL_ATTEMPT,
+    LABEL_NODE_RANK,
+    LABEL_NODES,
+    LABEL_UID,
+    TRAINER_CONTAINER,
+    claim_name,
+    job_labels,
+    pod_labels,
+    pod_name,
+    service_name,
+)
+from ddpjob_operator.core.values.observed import ServiceView
+
+DEFAULT_SIZE = "10Gi"
+GRACE_SECONDS = 60
+NON_ROOT = 65532
+
+
+def owner_reference(job: Job) -> Manifest:
+    """Makes the garbage collector remove a child after its job. It does not block the job's deletion."""
+    return {
+        "apiVersion": API_VERSION,
+        "kind": KIND,
+        "name": job.name,
+        "uid": job.uid,
+        "controller": True,
+        "blockOwnerDeletion": False,
+    }
+
+
+def rendezvous_selector(job: Job, attempt: int) -> dict[str, str]:
+    """Node rank 0 of one attempt and nothing else."""
+    return {LABEL_UID: job.uid, LABEL_ATTEMPT: str(attempt), LABEL_NODE_RANK: "0"}
+
+
+def build_service(job: Job, attempt: int) -> Manifest:
+    """The Service whose address is known before any pod exists; endpoints are published before readiness."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {
+            "name": service_name(job.name),
+            "namespace": job.namespace,
+            "labels": job_labels(job.name, job.uid),
+            "ownerReferences": [owner_reference(job)],
+        },
+        "spec": {
+            "type": "ClusterIP",
+            "publishNotReadyAddresses": True,
+            "selector": rendezvous_selector(job, attempt),
+            "ports": [
+                {
+                    "name": "rendezvous",
+                    "port": RENDEZVOUS_PORT,
+                    "targetPort": RENDEZVOUS_PORT,
+                    "protocol": "TCP",
+                }
+            ],
+        },
+    }
+
+
+def build_claim(job: Job) -> Manifest | None:
+    """The claim for /mnt/shared, or None if the job brings its own.
+
+    A retained claim has no owner, so it outlives the job.
+    """
+    shared = job.spec.shared
+    if shared.claim_name is not None:
+        return None
+    spec: dict[str, Any] = {
+        "accessModes": [shared.access_mode],
+        "resources": {"requests": {"storage": shared.size or DEFAULT_SIZE}},
+    }
+    if shared.storage_class_name is not None:
+        spec["storageClassName"] = shared.storage_class_name
+    metadata: dict[str, Any] = {
+        "name": claim_name(job.name),
+        "namespace": job.namespace,
+        "labels": job_labels(job.name, job.uid),
+    }
+    if not shared.retain:
+        metadata["ownerReferences"] = [owner_reference(job)]
+    return {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": metadata, "spec": spec}
+
+
+def build_pod(
+    job: Job,
+    attempt: int,
+    node_rank: int | None,
+    service: ServiceView,
+    defaults: Defaults,
+    *,
+    name: str | None = None,
+    nodes: int | None = None,
+    avoid: tuple[str, ...] = (),
+) -> Manifest:
+    """One node of the gang, or (node rank None) a spare, which needs a `name`.
+
+    `nodes` is the size of this attempt's gang (default: the spec's), `avoid` names the nodes to keep away from.
+    """
+    nodes = nodes or job.spec.nodes
+    member = membership(job, attempt, node_rank, nodes)
+    template = job.spec.pod_template
+    user_metadata = template.metadata if template else None
+    spec = merge(_default_pod_spec(job, attempt), (template.spec if template else None) or {})
+    spec = merge(spec, _owned_pod_spec(job, defaults, environment(job, attempt, node_rank, service, nodes=nodes)))
+    spec["containers"] = [
+        with_default_resources(item, defaults.resources) if item["name"] == TRAINER_CONTAINER else item
+        for item in spec["containers"]
+    ]
+    if member.gates:
+        spec["schedulingGates"] = [*(spec.get("schedulingGates") or ()), *({"name": gate} for gate in member.gates)]
+    place = pod_labels(job.name, job.uid, attempt, node_rank, nodes if is_assignable(job) else None)
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "name": name or pod_name(job.name, attempt, node_rank or 0),
+            "namespace": job.namespace,
+            "labels": users_labels(template) | member.labels | place,
+            "annotations": ((user_metadata.annotations if user_metadata else None) or {}) | member.annotations,
+            "ownerReferences": [owner_reference(job)],
+        },
+        "spec": placed(job, attempt, spec, avoid),
+    }
+
+
+def users_labels(template: PodTemplate | None) -> dict[str, str]:
+    """Labels of the podTemplate, but none of ours: by those a pod is taken for what it is."""
+    given = (template.metadata.labels if template and template.metadata else None) or {}
+    return {name: value for name, value in given.items() if not name.startswith(f"{DOMAIN}/")}
+
+
+def restricted_context() -> Manifest:
+    """The pod's part of the Pod Security Standards' profile `restricted`."""
+    return {
+        "runAsNonRoot": True,
+        "runAsUser": NON_ROOT,
+        "runAsGroup": NON_ROOT,
+        "fsGroup": NON_ROOT,
+        "fsGroupChangePolicy": "OnRootMismatch",
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
+
+
+def restricted_container() -> Manifest:
+    """A container's part of it; what it may write to is mounted."""
+    return {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+
+
+def _default_pod_spec(job: Job, attempt: int) -> Manifest:
+    """What a user may override: security context, spreading, grace, scratch volumes, placement."""
+    shm: Manifest = {"medium": "Memory"}
+    if job.spec.placement.shm_size is not None:
+        shm["sizeLimit"] = job.spec.placement.shm_size
+    return {
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "terminationGracePeriodSeconds": GRACE_SECONDS,
+        "securityContext": restricted_context(),
+        "topologySpreadConstraints": [
+            {
+                "maxSkew": 1,
+                "topologyKey": "kubernetes.io/hostname",
+                "whenUnsatisfiable": "ScheduleAnyway",
+                "labelSelector": {"matchLabels": {LABEL_UID: job.uid, LABEL_ATTEMPT: str(attempt)}},
+            }
+        ],
+        "containers": [{"name": TRAINER_CONTAINER, "securityContext": restricted_container()}],
+        "volumes": [{"name": "tmp", "emptyDir": {}}, {"name": "shm", "emptyDir": shm}],
+        **placement_defaults(job),
+    }
+
+
+def _owned_pod_spec(job: Job, defaults: Defaults, env: list[Manifest]) -> Manifest:
+    """What makes the pod a node of this gang; it wins over the podTemplate."""
+    container: Manifest = {
+        "name": TRAINER_CONTAINER,
+        "image": job.spec.image or defaults.trainer_image,
+        "command": ["python", "-m", "ddp_trainer.launch"],
+        "args": launch_args(job),
+        "env": env,
+        "ports": [
+            {"name": "metrics", "containerPort": STATUS_PORT, "protocol": "TCP"},
+            {"name": "rendezvous", "containerPort": RENDEZVOUS_PORT, "protocol": "TCP"},
+        ],
+        "terminationMessagePath": TERMINATION_LOG,
+        "terminationMessagePolicy": "File",
+        "volumeMounts": [
+            {"name": "shared", "mountPath": SHARED_PATH},
+            {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108 - a mount of the pod
+            {"name": "shm", "mountPath": "/dev/shm"},  # noqa: S108
+        ],
+    }
+    if job.spec.resources is not None:
+        container["resources"] = job.spec.resources.model_dump(by_alias=True, exclude_none=True)
+    volumes = [shared_volume(job)]
+    if is_assignable(job):
+        volumes.append({"name": "assignment", "downwardAPI": {"items": _assignment_files()}})
+        container["volumeMounts"].append({"name": "assignment", "mountPath": ASSIGNMENT_DIR, "readOnly": True})
+    return {"restartPolicy": "Never", "containers": [container], "volumes": volumes}
+
+
+def shared_volume(job: Job) -> Manifest:
+    """The volume at /mnt/shared: the user's claim or the operator's."""
+    claim = job.spec.shared.claim_name or claim_name(job.name)
+    return {"name": "shared", "persistentVolumeClaim": {"claimName": claim}}
+
+
+def _assignment_files() -> list[Manifest]:
+    """The pod's place in the gang, which is a matter of its labels, as files that follow them."""
+    files = {"attempt": LABEL_ATTEMPT, "node-rank": LABEL_NODE_RANK, "nodes": LABEL_NODES}
+    return [
+        {"path": name, "fieldRef": {"apiVersion": "v1", "fieldPath": f"metadata.labels['{label}']"}}
+        for name, label in files.items()
+    ]

@@ -1,0 +1,3 @@
+"""The values that decisions are made from and end in: job, observed children, actions, names, conditions, the trainer's
+report. No decisions.
+"""

@@ -1,0 +1,142 @@
+"""The values that decisions end in: a `Plan` of actions, which the edge carries out (`cluster/apply.py`,
+`local/children.py`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ddpjob_operator.api.status import DDPJobStatus
+from ddpjob_operator.core.values.job import Manifest
+
+
+@dataclass(frozen=True, slots=True)
+class CreateClaim:
+    """Create the PersistentVolumeClaim unless it exists."""
+
+    manifest: Manifest
+
+
+@dataclass(frozen=True, slots=True)
+class CreateService:
+    """Create the rendezvous Service; its address comes back in `Observed.service`."""
+
+    manifest: Manifest
+
+
+@dataclass(frozen=True, slots=True)
+class PointService:
+    """Make the Service select node rank 0 of `attempt`."""
+
+    name: str
+    attempt: int
+    selector: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class CreatePod:
+    """Create one node of the gang, or (node rank None) a pod that waits.
+
+    AlreadyExists with our uid and attempt is success.
+    """
+
+    name: str
+    attempt: int
+    node_rank: int | None
+    manifest: Manifest
+
+
+@dataclass(frozen=True, slots=True)
+class DeletePod:
+    """Delete exactly this pod (uid precondition). NotFound is success."""
+
+    name: str
+    uid: str
+    grace_seconds: int | None
+    """How long its trainer may take to end. None: as long as the pod itself says, enough for a snapshot."""
+
+
+@dataclass(frozen=True, slots=True)
+class AssignPod:
+    """Tell a pod that lives on which attempt, node rank and gang size are its own now (a patch of its labels)."""
+
+    name: str
+    uid: str
+    attempt: int
+    node_rank: int
+    nodes: int
+
+
+@dataclass(frozen=True, slots=True)
+class CreateChild:
+    """Create an object of another kind unless it exists: a NetworkPolicy, a PodGroup, the initializers' pod."""
+
+    manifest: Manifest
+
+
+@dataclass(frozen=True, slots=True)
+class ReadLog:
+    """Read the tail of a pod's log into `Observed.logs`; what cannot be read is read as empty."""
+
+    name: str
+    uid: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReadWarnings:
+    """Look into a pod's events for what its status does not say, into `Observed.warnings`."""
+
+    name: str
+    uid: str
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteJob:
+    """Delete the DDPJob itself, its children with it."""
+
+    uid: str
+
+
+Action = (
+    CreateClaim
+    | CreateService
+    | PointService
+    | CreatePod
+    | DeletePod
+    | AssignPod
+    | CreateChild
+    | ReadLog
+    | ReadWarnings
+    | DeleteJob
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One Kubernetes Event about the job; `type` is Normal or Warning."""
+
+    type: str
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to do now.
+
+    The edge writes `status` first, guarded by the job's resourceVersion, whenever `status_first` is set (a new
+    attempt must be on record before any of its pods exists), and otherwise after the actions. An unchanged status is
+    never written. `actions` of one plan are independent of each other and may run at once. Look at the job again
+    after `requeue_after` seconds, or on the next event.
+    """
+
+    status: DDPJobStatus
+    actions: tuple[Action, ...] = ()
+    status_first: bool = False
+    requeue_after: float | None = None
+    events: tuple[Event, ...] = field(default=())
+
+
+def soonest(*waits: float | None) -> float | None:
+    """The shortest of some waits in seconds; None is no wait at all."""
+    return min((wait for wait in waits if wait is not None), default=None)

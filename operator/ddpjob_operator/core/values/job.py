@@ -1,0 +1,108 @@
+"""One DDPJob, and what the operator's configuration says for the jobs of its namespace."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import StrEnum
+from typing import Any
+
+from ddpjob_operator.api.spec import DDPJobSpec
+from ddpjob_operator.api.status import DDPJobStatus
+
+Manifest = dict[str, Any]
+"""A Kubernetes object as plain JSON, ready for the wire."""
+
+
+def _of(count: int, thing: str) -> str:
+    return f"{count} {thing}" if count == 1 else f"{count} {thing}s"
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One DDPJob, parsed once at the edge."""
+
+    name: str
+    namespace: str
+    uid: str
+    generation: int
+    created: datetime
+    spec: DDPJobSpec
+    status: DDPJobStatus
+    deleting: bool = False
+    refused: Problem | None = None
+    """An edit that the operator does not follow."""
+
+    @property
+    def ranks(self) -> int:
+        """Ranks of the whole gang."""
+        return self.spec.nodes * self.spec.ranks_per_node
+
+    @property
+    def size_in_words(self) -> str:
+        """Such as `2 nodes x 1 rank = 2 ranks`."""
+        nodes, ranks = self.spec.nodes, self.spec.ranks_per_node
+        return f"{_of(nodes, 'node')} x {_of(ranks, 'rank')} = {_of(self.ranks, 'rank')}"
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkAccess:
+    """Who may reach the pods of a job, besides each other."""
+
+    operator_namespace: str
+    """Where the operator's own pods are, which ask for progress."""
+    scrapers: Mapping[str, str] = field(default_factory=dict)
+    """Labels of the namespaces that metrics are scraped from; none means that nobody else may."""
+    isolated: bool = False
+    """Let pods reach nothing but each other and DNS."""
+
+
+class HostAccess(StrEnum):
+    """What a pod may have of its node besides the place to run."""
+
+    NONE = "None"
+    NETWORK = "Network"
+    """The node's network, which some RDMA fabrics need."""
+    ALL = "All"
+    """Its files and processes too."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """The most that one job may ask for; None, or no entry, is as much as it likes."""
+
+    max_nodes: int | None = None
+    """Pods of a gang, spares included."""
+    max_procs_per_node: int | None = None
+    resources: Mapping[str, str] = field(default_factory=dict)
+    """Of each resource, what one pod may use."""
+    host_access: HostAccess = HostAccess.NETWORK
+
+
+@dataclass(frozen=True, slots=True)
+class Defaults:
+    """What the operator's configuration says for the jobs of one namespace: what they get where they say nothing, and
+    what they may ask for at most.
+    """
+
+    trainer_image: str = "localhost/ddpjob-trainer:0.1.0-cpu"
+    resources: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Requests and limits of a trainer container that mentions neither."""
+    bounds: Bounds = Bounds()
+    network: NetworkAccess | None = None
+    """Whether, and how, a job's pods are closed to the network. None leaves that to the cluster."""
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """The API server refused a child of the job: quota, admission, a name taken by another owner."""
+
+    reason: str
+    message: str
+
+
+NAME_TAKEN = "NameTaken"
+"""A problem's reason where another owner's object has the name. It passes by itself when that owner is being deleted:
+a job that is applied again finds the pods of its former life still saving.
+"""

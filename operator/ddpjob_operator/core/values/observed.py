@@ -1,0 +1,168 @@
+"""The values that decisions are made from: a job, and what was seen of its children.
+
+Nothing here knows Kubernetes' client, a clock or a file. `Observed` is filled in at the edge (`cluster/` from the API
+server's watch, `local/` from this machine's processes), and `plan()` turns it into a `Plan` (`core/values/actions.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import StrEnum
+
+from ddpjob_operator.core.values.job import Problem
+from ddpjob_operator.core.values.trainer_report import TrainerReport
+
+
+class PodPhase(StrEnum):
+    """`status.phase` of a pod (Kubernetes API, PodPhase)."""
+
+    PENDING = "Pending"
+    RUNNING = "Running"
+    SUCCEEDED = "Succeeded"
+    FAILED = "Failed"
+    UNKNOWN = "Unknown"
+
+    @property
+    def final(self) -> bool:
+        return self in (PodPhase.SUCCEEDED, PodPhase.FAILED)
+
+
+@dataclass(frozen=True, slots=True)
+class Termination:
+    """How the trainer container ended: its exit code and the text of its termination message."""
+
+    exit_code: int
+    signal: int | None = None
+    reason: str = ""
+    message: str = ""
+    finished_at: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PodView:
+    """What matters of a pod that carries the job's uid label."""
+
+    name: str
+    uid: str
+    attempt: int
+    node_rank: int | None
+    """None for a spare: a pod that waits for a node rank."""
+    phase: PodPhase
+    ready: bool = False
+    ready_since: datetime | None = None
+    """When it became ready, while it is."""
+    nodes: int | None = None
+    """Size of the gang that the pod was last told of."""
+    scheduled: bool = False
+    """Whether it has been given a node (condition PodScheduled)."""
+    not_ready_since: datetime | None = None
+    """When a pod that runs was marked not ready, which only the node lifecycle controller does: its node is silent."""
+    disruption: str = ""
+    """Reason of the condition DisruptionTarget, on servers that have it."""
+    deleting: bool = False
+    gone_by: datetime | None = None
+    """`deletionTimestamp`: when the grace of a pod that is being deleted ends."""
+    node_name: str | None = None
+    pod_ip: str | None = None
+    reason: str = ""
+    """`status.reason` of the pod, such as Evicted, or of its last unmet condition or waiting container, such as
+    ErrImagePull.
+    """
+    message: str = ""
+    termination: Termination | None = None
+    """How its trainer ended. A sidecar may go on."""
+    exited: bool = False
+    """Whether every container has exited. Since Kubernetes 1.27 a kubelet reports that while the phase is still
+    Running; the phase follows a moment later.
+    """
+
+    @property
+    def placed(self) -> bool:
+        """Whether it has a node, or had one."""
+        return self.scheduled or self.phase is not PodPhase.PENDING
+
+    @property
+    def ended(self) -> bool:
+        """Whether no container of it runs any more, or ever will."""
+        return self.exited or self.phase.final
+
+    @property
+    def running(self) -> bool:
+        """Whether its trainer runs."""
+        return self.phase is PodPhase.RUNNING and not self.ended and self.termination is None
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceView:
+    """The rendezvous Service: where node rank 0 is reached, and which attempt it selects."""
+
+    host: str
+    attempt: int
+    port: int = 29500
+
+
+@dataclass(frozen=True, slots=True)
+class InitializerView:
+    """The pod that fetches data sets before the gang starts."""
+
+    name: str
+    uid: str
+    phase: PodPhase
+    number: int = 0
+    """How often it was tried before."""
+    step: str = ""
+    """The initializer that failed, or the last one that ended."""
+    scheduled: bool = False
+    node_name: str | None = None
+    not_ready_since: datetime | None = None
+    deleting: bool = False
+    gone_by: datetime | None = None
+    reason: str = ""
+    message: str = ""
+    termination: Termination | None = None
+    """How the first initializer that failed ended, or else the last one that has."""
+    exited: bool = False
+    """Whether its main container, which is the last initializer, has exited (see `PodView.exited`)."""
+
+    @property
+    def ended(self) -> bool:
+        return self.exited or self.phase.final
+
+    @property
+    def succeeded(self) -> bool:
+        """Whether all initializers are done."""
+        done = self.exited and self.termination is not None and self.termination.exit_code == 0
+        return done or self.phase is PodPhase.SUCCEEDED
+
+
+@dataclass(frozen=True, slots=True)
+class Warned:
+    """What Kubernetes' events say of a pod: the last warning, if there was one, and when they were looked at."""
+
+    at: datetime
+    reason: str = ""
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """All that is known of one job's children at one moment.
+
+    `claim_exists` is True once the claim is known to be there. `report` is the last answer of node rank 0.
+    """
+
+    pods: tuple[PodView, ...] = ()
+    service: ServiceView | None = None
+    claim_exists: bool = False
+    report: TrainerReport | None = None
+    problem: Problem | None = None
+    children: frozenset[tuple[str, str]] = frozenset()
+    """Kind and name of every other child that is known to exist: NetworkPolicy, PodGroup."""
+    logs: Mapping[str, str] = field(default_factory=dict)
+    """Tails of logs that were read, by the uid of the pod; an empty one could not be read."""
+    warnings: Mapping[str, Warned] = field(default_factory=dict)
+    """What was found in the events of pods that wait without saying why, by their uid."""
+    initializer: InitializerView | None = None
+    """The pod that runs the initializers."""

@@ -1,0 +1,238 @@
+"""JSON over HTTP to the API server: plain dicts in and out.
+
+On top of one aiohttp session this adds what a controller needs: a limit on calls in flight, a 15 s deadline, a wait
+where the server asks for one (429), one new login after a 401, and errors that carry the server's own reason.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from typing import Any
+
+import aiohttp
+
+from ddpjob_operator import metrics
+from ddpjob_operator.runtime.errors import ApiError
+from ddpjob_operator.runtime.login import Login, log_in, open_session
+
+logger = logging.getLogger(__name__)
+
+Json = dict[str, Any]
+
+REQUEST_SECONDS = 15.0
+LONGEST_WAIT_SECONDS = 60.0
+"""The most that a Retry-After is obeyed for within one call; after it the caller's own backoff takes over."""
+
+_TOO_MANY = 429
+_UNAUTHORIZED = 401
+MERGE_PATCH = "application/merge-patch+json"
+
+
+class Client:
+    """Calls to one API server. Create it inside a running loop with `connect()`, close it at the end."""
+
+    def __init__(self, current: Login, in_flight: int) -> None:
+        self.fence: Callable[[], None] | None = None
+        """Called before every call that changes anything; what it raises prevents the call (`leader`)."""
+        self._login = current
+        self._in_flight = asyncio.Semaphore(in_flight)
+        self._logging_in = asyncio.Lock()
+        self._session = open_session(current)
+        self._closing: asyncio.Task[None] | None = None
+
+    async def close(self) -> None:
+        if self._closing is not None:
+            self._closing.cancel()
+            await asyncio.gather(self._closing, return_exceptions=True)
+        await self._session.close()
+
+    async def get(self, path: str, resource: str) -> Json:
+        return await self._call("GET", path, resource)
+
+    async def create(self, path: str, resource: str, body: Json) -> Json:
+        return await self._call("POST", path, resource, body=body)
+
+    async def merge_patch(self, path: str, resource: str, body: Json) -> Json:
+        return await self._call("PATCH", path, resource, body=body, content_type=MERGE_PATCH)
+
+    async def delete(self, path: str, resource: str, body: Json | None = None) -> Json:
+        return await self._call("DELETE", path, resource, body=body)
+
+    async def read(self, path: str, resource: str, **query: str) -> bytes:
+        """What is at `path` as it stands: a log is no JSON."""
+        return await self._answer("GET", path, resource, query=query)
+
+    async def list(self, path: str, resource: str, page: int = 500, **query: str) -> tuple[list[Json], int]:
+        """All objects of a collection and the resourceVersion at which the list was true.
+
+        A list that expires midway starts over.
+        """
+        for _ in range(3):
+            items: list[Json] = []
+            version, token = 0, ""
+            try:
+                while True:
+                    more = {"continue": token} if token else {}
+                    answer = await self._call(
+                        "GET", path, resource, query={**query, "limit": str(page), **more}, verb="LIST"
+                    )
+                    items += answer.get("items") or []
+                    version = int(answer["metadata"]["resourceVersion"])
+                    if not (token := answer["metadata"].get("continue") or ""):
+                        return items, version
+            except ApiError as error:
+                if error.status != 410:
+                    raise
+        raise ApiError(410, "Expired", f"the list of {resource} expired three times before its last page was read")
+
+    async def _call(self, method: str, path: str, resource: str, **options: Any) -> Json:
+        payload = await self._answer(method, path, resource, **options)
+        try:
+            answer: Json = json.loads(payload)
+        except ValueError as error:
+            raise ApiError(0, "BadAnswer", f"{method} {path}: the answer is not JSON: {error}") from error
+        return answer
+
+    async def _answer(
+        self,
+        method: str,
+        path: str,
+        resource: str,
+        *,
+        query: Mapping[str, str] | None = None,
+        body: Json | None = None,
+        content_type: str = "application/json",
+        verb: str | None = None,
+    ) -> bytes:
+        """One call, once more after a 401 with fresh credentials, and again for as long as the server asks to wait
+        (429)."""
+        deadline = asyncio.get_running_loop().time() + LONGEST_WAIT_SECONDS
+        fresh = False
+        while True:
+            used = self._login
+            try:
+                async with self._in_flight:
+                    if self.fence is not None and method != "GET":
+                        self.fence()
+                    return await self._once(method, path, resource, query or {}, body, content_type, verb or method)
+            except _Wait as wait:
+                if asyncio.get_running_loop().time() + wait.seconds > deadline:
+                    raise wait.error from None
+                await asyncio.sleep(wait.seconds)  # outside the semaphore: others may still be served
+            except ApiError as error:
+                if error.status != _UNAUTHORIZED or fresh:
+                    raise
+                fresh = True
+                await self._login_again(used)
+
+    async def _once(
+        self,
+        method: str,
+        path: str,
+        resource: str,
+        query: Mapping[str, str],
+        body: Json | None,
+        content_type: str,
+        verb: str,
+    ) -> bytes:
+        code = "0"
+        try:
+            async with self._send(method, path, query, body, content_type) as response:
+                code = str(response.status)
+                payload = await response.read()
+                if response.status >= 400:
+                    error = _error(response.status, response.reason or "", payload)
+                    if response.status == _TOO_MANY and (after := response.headers.get("Retry-After")):
+                        raise _Wait(retry_after_seconds(after, datetime.now(UTC)), error)
+                    raise error
+                return payload
+        except TimeoutError:
+            raise ApiError(0, "Timeout", f"{method} {path}: no answer within {REQUEST_SECONDS:g} s") from None
+        except (aiohttp.ClientError, OSError) as error:
+            raise ApiError(0, "ConnectionFailed", f"{method} {path}: {error}") from error
+        finally:
+            metrics.API_REQUESTS.labels(verb=verb, resource=resource, code=code).inc()
+
+    @asynccontextmanager
+    async def _send(
+        self, method: str, path: str, query: Mapping[str, str], body: Json | None, content_type: str
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        async with self._session.request(
+            method,
+            self._login.server + path,
+            params=query,
+            data=None if body is None else _dumps(body),
+            headers={"Content-Type": content_type} if body is not None else None,
+            timeout=aiohttp.ClientTimeout(total=REQUEST_SECONDS),
+            server_hostname=self._login.server_name,
+            allow_redirects=False,
+        ) as response:
+            yield response
+
+    async def _login_again(self, used: Login) -> None:
+        """Read token files and exec plugins again, once for all calls that were refused with the same credentials."""
+        async with self._logging_in:
+            if self._login is not used:
+                return
+            logger.info("the API server refused our credentials; reading the configuration again")
+            current, old = await log_in(), self._session
+            self._session, self._login = open_session(current), current
+            # calls that still use the old session finish within their own deadline
+            self._closing = asyncio.create_task(_close_later(old), name="old API session")
+
+
+async def connect(in_flight: int = 64) -> Client:
+    """A client for the configured API server."""
+    return Client(await log_in(), in_flight)
+
+
+async def _close_later(session: aiohttp.ClientSession) -> None:
+    try:
+        await asyncio.sleep(REQUEST_SECONDS)
+    finally:
+        await session.close()
+
+
+class _Wait(Exception):
+    """The server asked to come back later."""
+
+    def __init__(self, seconds: float, error: ApiError) -> None:
+        super().__init__(seconds)
+        self.seconds = seconds
+        self.error = error
+
+
+def retry_after_seconds(value: str, now: datetime) -> float:
+    """Seconds to wait for a Retry-After header, which is a number or an HTTP date (RFC 9110 section 10.2.3).
+
+    Unreadable: 1 s.
+    """
+    try:
+        return max(0.0, float(int(value)))
+    except ValueError:
+        pass
+    try:
+        date = parsedate_to_datetime(value)
+    except ValueError:
+        return 1.0
+    return max(0.0, (date.replace(tzinfo=date.tzinfo or UTC) - now).total_seconds())
+
+
+def _error(status: int, phrase: str, payload: bytes) -> ApiError:
+    try:
+        body = json.loads(payload)
+        return ApiError(status, body.get("reason") or phrase, body.get("message") or phrase, body.get("details"))
+    except (ValueError, AttributeError):
+        # a proxy's page, or half an answer: enough of it to recognise, not enough to flood a log
+        return ApiError(status, phrase or "Unknown", " ".join(payload[:200].decode(errors="replace").split()))
+
+
+def _dumps(value: object) -> str:
+    """NaN is no JSON: better an error here than a 400 that does not say where."""
+    return json.dumps(value, allow_nan=False, separators=(",", ":"))

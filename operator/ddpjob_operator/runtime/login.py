@@ -1,0 +1,100 @@
+"""Where the API server is, and who we are to it.
+
+The official client's `kubernetes.aio` reads the configuration: kubeconfig files, exec plugins, token files, a pod's
+service account. Its generated models cost 2 s and 77 MB and are never imported. Both our own client and kopf open their
+sessions here, and log in again here after a 401, so a rotated token is found by both.
+"""
+
+from __future__ import annotations
+
+import os
+import ssl
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import aiohttp
+from kubernetes.aio.client import Configuration
+from kubernetes.aio.config import ConfigException, load_incluster_config, load_kube_config
+
+from ddpjob_operator.runtime.errors import ApiError
+from ddpjob_operator.settings import VERSION
+
+KEEPALIVE_SECONDS = 90.0
+
+
+@dataclass(frozen=True, slots=True)
+class Login:
+    """Where the API server is and how to talk to it, as read from the configuration at one moment."""
+
+    server: str
+    tls: ssl.SSLContext | None
+    headers: Mapping[str, str]
+    proxy: str | None
+    server_name: str | None
+
+
+async def log_in() -> Login:
+    """Read the configuration anew: $KUBECONFIG or ~/.kube/config where one exists, else the pod's service account.
+
+    Raises:
+        ApiError: neither is there, or it cannot be used.
+    """
+    configuration = await _read_configuration()
+    headers = {"User-Agent": f"ddpjob-operator/{VERSION}", "Accept": "application/json"}
+    if token := await configuration.get_api_key_with_prefix("BearerToken"):
+        headers["Authorization"] = token
+    return Login(
+        server=configuration.host.rstrip("/"),
+        tls=_tls(configuration) if configuration.host.startswith("https") else None,
+        headers=headers,
+        proxy=configuration.proxy or None,
+        server_name=configuration.tls_server_name or None,
+    )
+
+
+def open_session(current: Login, trace: aiohttp.TraceConfig | None = None) -> aiohttp.ClientSession:
+    """An HTTP session with these credentials; whoever opens it closes it."""
+    # a TLS handshake costs more than a call, and jobs come in bursts with minutes between them
+    connector = aiohttp.TCPConnector(
+        limit=0, keepalive_timeout=KEEPALIVE_SECONDS, ssl=current.tls if current.tls is not None else True
+    )
+    return aiohttp.ClientSession(
+        connector=connector,
+        headers=current.headers,
+        proxy=current.proxy,
+        trace_configs=[trace] if trace is not None else None,
+    )
+
+
+async def _read_configuration() -> Configuration:
+    configuration = Configuration()
+    files = _kubeconfig()
+    try:
+        if files:
+            await load_kube_config(files, client_configuration=configuration, persist_config=False)  # type: ignore[no-untyped-call]
+        else:
+            load_incluster_config(configuration)  # type: ignore[no-untyped-call]
+    except (ConfigException, OSError, ValueError, TypeError, AttributeError) as error:
+        # the loader trips over an empty or half-written file in all these ways
+        what = f"the kubeconfig {files}" if files else "the pod's service account (and there is no kubeconfig)"
+        raise ApiError(0, "NoConfiguration", f"cannot use {what}: {error}") from error
+    return configuration
+
+
+def _kubeconfig() -> str:
+    """The kubeconfig to use, which may be a list of paths as in $PATH; empty if there is none."""
+    default = Path.home() / ".kube" / "config"
+    return os.environ.get("KUBECONFIG") or (str(default) if default.is_file() else "")
+
+
+def _tls(configuration: Configuration) -> ssl.SSLContext:
+    context = ssl.create_default_context(cafile=configuration.ssl_ca_cert)
+    if configuration.cert_file:
+        context.load_cert_chain(configuration.cert_file, keyfile=configuration.key_file)
+    # a cluster's own authority often lacks extensions that Python 3.13 began to insist on, and Go's clients do not
+    context.verify_flags &= ~ssl.VERIFY_X509_STRICT
+    if not configuration.verify_ssl:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    return context

@@ -1,0 +1,86 @@
+"""kopf's settings, each with the limit that it answers, and what tells whether its watches live."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import aiohttp
+import kopf
+
+from ddpjob_operator import metrics
+from ddpjob_operator.api import GROUP, PLURAL, VERSION
+from ddpjob_operator.cluster.resync import OUR_PODS
+from ddpjob_operator.runtime.client import REQUEST_SECONDS
+from ddpjob_operator.runtime.login import log_in, open_session
+
+STOP_SECONDS = 20
+WATCH_SECONDS = 300
+"""How long one watch request lasts before the server ends it and kopf goes on with another."""
+
+
+class EndlessBackoffs:
+    """Waits between retries of a watch: growing to half a minute, and never running out, since kopf's watcher dies
+    when they do."""
+
+    def __iter__(self) -> Iterator[float]:
+        yield from (0.5, 1.0, 2.0, 4.0, 8.0, 15.0)
+        while True:
+            yield 30.0
+
+
+def settings() -> kopf.OperatorSettings:
+    """kopf as this operator needs it."""
+    chosen = kopf.OperatorSettings()
+    # Ours replace them: a Lease with monotonic time instead of peering by wall clock, and an event poster that
+    # aggregates.
+    chosen.peering.standalone = True
+    chosen.posting.enabled = False
+    # No watching of CRDs and namespaces: it needs rights over the whole cluster, and we wait for the CRD ourselves.
+    chosen.scanning.disabled = True
+    chosen.networking.request_timeout = REQUEST_SECONDS
+    chosen.networking.error_backoffs = EndlessBackoffs()
+    # A stream that is lost without a word is noticed: bookmarks come every minute, and the server ends each request
+    # in time.
+    chosen.watching.inactivity_timeout = 70.0
+    chosen.watching.server_timeout = WATCH_SECONDS
+    chosen.watching.client_timeout = WATCH_SECONDS + 30.0
+    chosen.watching.connect_timeout = REQUEST_SECONDS
+    chosen.watching.label_selectors["", "v1", "pods"] = OUR_PODS
+    # A handler that gets stuck in kopf at the end must not outlive the pod's grace period.
+    chosen.process.ultimate_exiting_timeout = STOP_SECONDS
+    return chosen
+
+
+def register_login(registry: kopf.OperatorRegistry) -> None:
+    """Let kopf log in with the configuration that our own client reads; kopf asks again after each 401."""
+
+    @kopf.on.login(registry=registry, retries=None, backoff=5.0)
+    async def kopf_logs_in(**_: Any) -> kopf.AiohttpSession:
+        current = await log_in()
+        return kopf.AiohttpSession(server=current.server, aiohttp_session=open_session(current, _counting()))
+
+
+def _counting() -> aiohttp.TraceConfig:
+    """Counts the watch requests that kopf begins, which it does not tell by itself."""
+
+    async def begun(session: Any, context: Any, request: aiohttp.TraceRequestStartParams) -> None:
+        if request.url.query.get("watch") == "true":
+            metrics.WATCH_STARTS.labels(resource=request.url.name).inc()
+
+    trace = aiohttp.TraceConfig()
+    trace.on_request_start.append(begun)
+    return trace
+
+
+def expected_watches(namespaces: tuple[str, ...]) -> frozenset[str]:
+    """Names of the tasks in which kopf 1.45 keeps one watch each, for every kind and namespace."""
+    kinds = (f"{PLURAL}.{VERSION}.{GROUP}", "pods.v1")
+    return frozenset(f"watcher for {kind}@{namespace}" for kind in kinds for namespace in (namespaces or (None,)))
+
+
+def dead_watches(namespaces: tuple[str, ...]) -> list[str]:
+    """Watches that have ended or never begun. kopf logs the end of a watch and lives on (nolar/kopf#787, #1145)."""
+    alive = {task.get_name() for task in asyncio.all_tasks() if not task.done()}
+    return sorted(expected_watches(namespaces) - alive)

@@ -1,0 +1,160 @@
+"""DDPJobs as the API server sends them or as a file has them, parsed into `Job`, with a message for each mistake."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from ddpjob_operator.api import API_VERSION, KIND
+from ddpjob_operator.api.spec import CONTROLLER_NAME, DDPJobSpec
+from ddpjob_operator.api.status import DDPJobStatus
+from ddpjob_operator.api.validation import problems as rule_problems
+from ddpjob_operator.core.values.job import Job
+from ddpjob_operator.wire.objects import Object, parse_time
+
+_QUANTITY_KINDS = ("constrained-str", "constrained-int")
+"""How pydantic tells the two forms of a quantity apart in an error's location."""
+
+
+_QUANTITY = "such as 2, 500m, 16Gi"
+
+
+_FORMS = {
+    "every": "a number and its unit, such as 100steps, 1epochs or 60seconds",
+    "module": "a module's dotted name, such as my_package.train",
+    "script": "an absolute path, such as /workspace/train.py",
+    "size": _QUANTITY,
+    "name": "letters, digits, _, - and ., not beginning with a digit",
+    "claimName": "the name of a claim: lower-case letters, digits, - and .",
+    "storageClassName": "the name of a class: lower-case letters, digits, - and .",
+}
+"""What a field with a pattern should look like, for people."""
+
+
+class InvalidJob(ValueError):
+    """A DDPJob that cannot be run as written. `problems` has one message each: field, value, fix."""
+
+    def __init__(self, problems: tuple[str, ...]) -> None:
+        super().__init__("; ".join(problems))
+        self.problems = problems
+
+
+def parse_job(obj: Object, *, strict: bool = False) -> Job:
+    """A DDPJob object as a `Job`.
+
+    With `strict` (a person's file) unknown fields are refused too; from an API server they are ignored, since a newer
+    CRD may have fields that this operator does not know.
+
+    Raises:
+        InvalidJob: if the spec breaks the schema or a rule between fields.
+    """
+    if strict:
+        _refuse_other_kinds(obj)
+    try:
+        spec = DDPJobSpec.model_validate(obj.get("spec") or {}, extra="forbid" if strict else "ignore")
+    except ValidationError as error:
+        raise InvalidJob(tuple(dict.fromkeys(_explain(item) for item in error.errors()))) from error
+    if broken := rule_problems(spec):
+        raise InvalidJob(broken)
+    return job_of(obj, spec)
+
+
+def job_of(obj: Object, spec: DDPJobSpec) -> Job:
+    """A DDPJob object as a `Job`, with this spec."""
+    metadata = obj.get("metadata") or {}
+    return Job(
+        name=metadata.get("name", ""),
+        namespace=metadata.get("namespace", "default"),
+        uid=metadata.get("uid", ""),
+        generation=metadata.get("generation", 1),
+        created=parse_time(metadata.get("creationTimestamp")) or datetime.fromtimestamp(0, UTC),
+        spec=spec,
+        status=DDPJobStatus.model_validate(obj.get("status") or {}),
+        deleting="deletionTimestamp" in metadata,
+    )
+
+
+def _refuse_other_kinds(obj: Object) -> None:
+    found = (obj.get("apiVersion"), obj.get("kind"))
+    if found != (API_VERSION, KIND):
+        raise InvalidJob((f"apiVersion {found[0]!r}, kind {found[1]!r}: write {API_VERSION}, {KIND}",))
+    if not (obj.get("metadata") or {}).get("name"):
+        raise InvalidJob(("metadata.name: is missing; give the job a name",))
+    unknown = set(obj) - {"apiVersion", "kind", "metadata", "spec", "status"}
+    if unknown:
+        raise InvalidJob(tuple(f"{key}: is not a field of a {KIND}; move it under spec" for key in sorted(unknown)))
+
+
+def _explain(error: Any) -> str:
+    """One pydantic error as one sentence: field, value, what is allowed."""
+    location = error["loc"]
+    path = "spec" + "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location)
+    value, context = error["input"], error.get("ctx") or {}
+    shown = json.dumps(value, default=str)
+    shown = shown if len(shown) <= 80 else f"{shown[:77]}..."
+    if location and location[-1] in _QUANTITY_KINDS:
+        return f"{path.rpartition('.')[0]}: {shown} is not a quantity; write one {_QUANTITY}"
+    match error["type"]:
+        case "extra_forbidden":
+            return f"{path}: is not a field of a {KIND}{_nearest(location)}"
+        case "string_type" if isinstance(value, bool | int | float):
+            return f'{path}: {shown} is not text; write it in quotes: "{shown}"'
+        case "string_type":
+            return f"{path}: {shown} is not text; write a text"
+        case "int_type" | "int_parsing" | "int_from_float":
+            return f"{path}: {shown} is not a whole number; write one, without quotes"
+        case "bool_type" | "bool_parsing":
+            return f"{path}: {shown} is neither true nor false; write one of them, without quotes"
+        case "tuple_type":
+            return f"{path}: {shown} is not a list; write one item a line, each after a dash"
+        case "dict_type" | "model_type" | "model_attributes_type":
+            return f"{path}: {shown} is not an object; write its fields below it, indented"
+        case "literal_error":
+            return f"{path}: {shown} is not allowed; use {context['expected']}"
+        case "string_too_short" | "string_too_long" | "too_long" | "too_short":
+            bounds = {"min_length": "at least", "max_length": "at most"}
+            allowed = ", ".join(f"{bounds[key]} {context[key]}" for key in bounds if key in context)
+            return f"{path}: {shown} has not the right length; {allowed} is allowed"
+        case "greater_than_equal":
+            return f"{path}: {shown} is too small; use {context['ge']} or more"
+        case "less_than_equal":
+            return f"{path}: {shown} is too large; use {context['le']} or less"
+        case "string_pattern_mismatch":
+            return f"{path}: {shown} has not the right form; write {_FORMS.get(location[-1], context['pattern'])}"
+        case "missing":
+            return f"{path}: is missing; set it"
+        case _:
+            return f"{path}: {shown}: {error['msg']}"
+
+
+def _nearest(location: tuple[Any, ...]) -> str:
+    model: type[BaseModel] | None = DDPJobSpec
+    for part in location[:-1]:
+        if isinstance(part, int) or model is None:
+            continue
+        field = next((item for item in model.model_fields.values() if item.alias == part), None)
+        model = _model_of(field.annotation) if field else None
+    known = [item.alias or "" for item in model.model_fields.values()] if model else []
+    close = difflib.get_close_matches(str(location[-1]), known, n=1, cutoff=0.5)
+    return f"; did you mean {close[0]}?" if close else f"; known here: {', '.join(known)}" if known else ""
+
+
+def _model_of(annotation: Any) -> type[BaseModel] | None:
+    for candidate in (annotation, *getattr(annotation, "__args__", ())):
+        if isinstance(candidate, type) and issubclass(candidate, BaseModel):
+            return candidate
+    return None
+
+
+def is_left_to_another(obj: Mapping[str, Any]) -> bool:
+    """Whether `managedBy` names another controller.
+
+    Asked of the object as it stands: one that this operator could not even read is none of its business either.
+    """
+    spec = obj.get("spec")
+    return isinstance(spec, Mapping) and spec.get("managedBy") not in (None, CONTROLLER_NAME)

@@ -1,0 +1,144 @@
+"""Pods as the API server sends them, parsed into `PodView` and `InitializerView`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+
+from ddpjob_operator.core.values.names import (
+    INITIALIZER,
+    LABEL_ATTEMPT,
+    LABEL_NODE_RANK,
+    LABEL_NODES,
+    LABEL_ROLE,
+    SPARE,
+    TRAINER_CONTAINER,
+)
+from ddpjob_operator.core.values.observed import InitializerView, PodPhase, PodView, Termination
+from ddpjob_operator.wire.objects import Object, parse_time
+
+_QUIET_WAITING = ("ContainerCreating", "PodInitializing", "")
+
+
+def parse_pod(obj: Object) -> PodView | None:
+    """A pod of a gang as a `PodView`; None if it does not carry a gang's labels."""
+    metadata, spec, status = obj.get("metadata") or {}, obj.get("spec") or {}, obj.get("status") or {}
+    labels = metadata.get("labels") or {}
+    try:
+        attempt, told = int(labels[LABEL_ATTEMPT]), labels[LABEL_NODE_RANK]
+        node_rank = None if told == SPARE else int(told)
+    except (KeyError, ValueError):
+        return None
+    nodes = labels.get(LABEL_NODES, "")
+    conditions = {item.get("type"): item for item in status.get("conditions") or ()}
+    ready = conditions.get("Ready", {})
+    reason, message = _trouble(status, conditions)
+    return PodView(
+        name=metadata.get("name", ""),
+        uid=metadata.get("uid", ""),
+        attempt=attempt,
+        node_rank=node_rank,
+        phase=PodPhase(status.get("phase") or PodPhase.PENDING),
+        ready=ready.get("status") == "True",
+        ready_since=parse_time(ready.get("lastTransitionTime")) if ready.get("status") == "True" else None,
+        nodes=int(nodes) if nodes.isdecimal() else None,
+        scheduled=conditions.get("PodScheduled", {}).get("status") == "True" or bool(spec.get("nodeName")),
+        not_ready_since=_not_ready_since(status, conditions),
+        disruption=_disruption(conditions),
+        deleting="deletionTimestamp" in metadata,
+        gone_by=parse_time(metadata.get("deletionTimestamp")),
+        node_name=spec.get("nodeName"),
+        pod_ip=status.get("podIP"),
+        reason=reason,
+        message=message,
+        termination=_termination(status),
+        exited=_all_exited(status),
+    )
+
+
+def parse_initializer(obj: Object) -> InitializerView | None:
+    """The pod that runs a job's initializers; None if it is another."""
+    metadata, status = obj.get("metadata") or {}, obj.get("status") or {}
+    labels = metadata.get("labels") or {}
+    number = labels.get(LABEL_ATTEMPT, "")
+    if labels.get(LABEL_ROLE) != INITIALIZER or not number.isdecimal():
+        return None
+    conditions = {item.get("type"): item for item in status.get("conditions") or ()}
+    reason, message = _trouble(status, conditions)
+    # one container each, run one after the other: the first that failed ended the pod
+    containers = (*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ()))
+    ended = [(str(item.get("name", "")), found) for item in containers if (found := _ended(item)) is not None]
+    telling = next((pair for pair in ended if pair[1].exit_code), ended[-1] if ended else None)
+    return InitializerView(
+        name=metadata.get("name", ""),
+        uid=metadata.get("uid", ""),
+        phase=PodPhase(status.get("phase") or PodPhase.PENDING),
+        number=int(number),
+        step=telling[0] if telling else "",
+        scheduled=conditions.get("PodScheduled", {}).get("status") == "True",
+        node_name=(obj.get("spec") or {}).get("nodeName"),
+        not_ready_since=_not_ready_since(status, conditions),
+        deleting="deletionTimestamp" in metadata,
+        gone_by=parse_time(metadata.get("deletionTimestamp")),
+        reason=reason,
+        message=message,
+        termination=telling[1] if telling else None,
+        exited=_all_exited(status),
+    )
+
+
+def _trouble(status: Object, conditions: Mapping[str, Object]) -> tuple[str, str]:
+    """Why a pod does not run, in the words of the kubelet or the scheduler."""
+    if status.get("reason"):
+        return str(status["reason"]), str(status.get("message", ""))
+    for container in (*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())):
+        waiting = (container.get("state") or {}).get("waiting") or {}
+        if waiting.get("reason", "") not in _QUIET_WAITING:
+            return str(waiting["reason"]), str(waiting.get("message", ""))
+    scheduled = conditions.get("PodScheduled", {})
+    if scheduled.get("status") == "False":
+        return str(scheduled.get("reason", "Unschedulable")), str(scheduled.get("message", ""))
+    return "", ""
+
+
+def _not_ready_since(status: Object, conditions: Mapping[str, Object]) -> datetime | None:
+    """When the node lifecycle controller marked a running pod not ready because its node had fallen silent.
+
+    That controller changes the condition Ready alone. A kubelet that sees a container fail its probe changes
+    ContainersReady with it, and gives a reason where a readiness gate is what is missing.
+    """
+    ready = conditions.get("Ready", {})
+    silent = ready.get("status") == "False" and not ready.get("reason")
+    whole = conditions.get("ContainersReady", {}).get("status") == "True"
+    running = status.get("phase") == PodPhase.RUNNING
+    return parse_time(ready.get("lastTransitionTime")) if running and silent and whole else None
+
+
+def _disruption(conditions: Mapping[str, Object]) -> str:
+    """Why the control plane ends the pod (condition DisruptionTarget, KEP-3329), or Kueue (TerminationTarget)."""
+    targets = (conditions.get(name, {}) for name in ("DisruptionTarget", "TerminationTarget"))
+    return next((str(target.get("reason", "")) for target in targets if target.get("status") == "True"), "")
+
+
+def _termination(status: Object) -> Termination | None:
+    trainers = (item for item in status.get("containerStatuses") or () if item.get("name") == TRAINER_CONTAINER)
+    return next((found for item in trainers if (found := _ended(item)) is not None), None)
+
+
+def _all_exited(status: Object) -> bool:
+    """Whether every main container has exited. None is started again: restartPolicy is Never."""
+    containers = status.get("containerStatuses") or ()
+    return bool(containers) and all((item.get("state") or {}).get("terminated") for item in containers)
+
+
+def _ended(container: Object) -> Termination | None:
+    ended = (container.get("state") or {}).get("terminated")
+    if not ended:
+        return None
+    return Termination(
+        exit_code=ended.get("exitCode", 1),
+        signal=ended.get("signal"),
+        reason=ended.get("reason", ""),
+        message=ended.get("message", ""),
+        finished_at=parse_time(ended.get("finishedAt")),
+    )

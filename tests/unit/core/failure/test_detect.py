@@ -1,0 +1,318 @@
+"""From how pods ended to what went wrong."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+import pytest
+from builders import NOW, ended, failed, later, make_pod, make_report, succeeded
+
+from ddpjob_operator.core.failure.detect import (
+    SETTLE_SECONDS,
+    Failure,
+    Retry,
+    find_failures,
+    first_cause,
+    has_succeeded,
+    is_stopping,
+    with_last_words,
+)
+from ddpjob_operator.core.values.observed import PodView
+
+EVICTED = {"reason": "Evicted", "message": "The node was low on resource: memory."}
+GONE = {"deleting": True, "gone_by": later(-SETTLE_SECONDS)}
+GOING = {"deleting": True, "gone_by": later(30)}
+
+
+def case(sentence: str, pod: PodView, reason: str | None, retry: Retry = Retry.YES) -> object:
+    return pytest.param(pod, reason, retry, id=sentence)
+
+
+@pytest.mark.parametrize(
+    ("pod", "reason", "retry"),
+    [
+        case("a pod that runs has not failed", make_pod(), None),
+        case("a pod that waits has not failed", make_pod(phase="Pending", reason="ErrImagePull"), None),
+        case("a pod whose node is silent has not failed", make_pod(phase="Unknown"), None),
+        case("exit code 0 is no failure", succeeded(0), None),
+        case("exit code 0 is no failure although a sidecar failed", make_pod(0, "Failed", termination=ended(0)), None),
+        case("a message gives the reason", failed(0, 1, "WorkerException"), "WorkerException"),
+        case("a stall is restarted", failed(0, 1, "Stalled"), "Stalled"),
+        case("exit 64 is never retried", failed(0, 64, "ImportError"), "ImportError", Retry.NEVER),
+        case("exit 64 without a message is a user error", failed(0, 64), "UserError", Retry.NEVER),
+        case("exit 77 is never retried", failed(0, 77, "Fenced"), "Fenced", Retry.NEVER),
+        case("exit 77 without a message is a fence", failed(0, 77), "Fenced", Retry.NEVER),
+        case("exit 143 is a preemption", failed(0, 143, "Preempted"), "Preempted"),
+        case("exit 143 without a message is a preemption", failed(0, 143), "Preempted"),
+        case("exit 137 without a message is a signal", failed(0, 137), "WorkerKilled"),
+        case(
+            "a signal that the runtime reports is a signal",
+            make_pod(0, "Failed", termination=ended(1, signal=9)),
+            "WorkerKilled",
+        ),
+        case("exit 255 is no signal", failed(0, 255), "Failed"),
+        case("exit 1 without a message has no better name than Failed", failed(0, 1), "Failed"),
+        case(
+            "a container that never started says so",
+            make_pod(0, "Failed", termination=ended(128, "exec: python: not found", reason="StartError")),
+            "StartError",
+        ),
+        case(
+            "the kernel's kill wins over the launcher's message",
+            make_pod(0, "Failed", termination=ended(137, make_report("WorkerKilled"), reason="OOMKilled")),
+            "OOMKilled",
+        ),
+        case(
+            "a reason of several words is not taken over",
+            make_pod(0, "Failed", termination=ended(1, make_report("I am not a reason!"))),
+            "Failed",
+        ),
+        case(
+            "a reason that is no text is not taken over",
+            make_pod(0, "Failed", termination=ended(1, make_report(reason=["x"]))),
+            "Failed",
+        ),
+        case("an eviction without any ending is an eviction", make_pod(0, "Failed", **EVICTED), "Evicted"),
+        case("an eviction explains exit 137", failed(0, 137, **EVICTED), "Evicted"),
+        case("an eviction explains a preemption", failed(0, 143, "Preempted", **EVICTED), "Evicted"),
+        case(
+            "an eviction does not explain an exception", failed(0, 1, "WorkerException", **EVICTED), "WorkerException"
+        ),
+        case(
+            "a pod that the scheduler removes for a more important one is preempted",
+            failed(0, 137, disruption="PreemptionByScheduler", **GOING),
+            "Preempted",
+        ),
+        case(
+            "a pod that Kueue removes for a more important workload is preempted",
+            failed(0, 143, disruption="WorkloadEvictedDueToPreempted", **GOING),
+            "Preempted",
+        ),
+        case("a pod that a drain removes is evicted", failed(0, 143, disruption="EvictionByEvictionAPI"), "Evicted"),
+        case("a pod that a taint removes is evicted", make_pod(disruption="DeletionByTaintManager", **GONE), "Evicted"),
+        case("a pod of a node that is gone is lost", make_pod(disruption="DeletionByPodGC", **GONE), "NodeLost"),
+        case("a disruption that nobody knows is an eviction", make_pod(disruption="SomethingNew", **GONE), "Evicted"),
+        case(
+            "the kubelet knows best why it ended a pod",
+            failed(0, 137, disruption="TerminationByKubelet", reason="Terminated"),
+            "Terminated",
+        ),
+        case(
+            "a disruption does not explain an exception",
+            failed(0, 1, "WorkerException", disruption="EvictionByEvictionAPI", **GOING),
+            "WorkerException",
+        ),
+        case(
+            "a pod that is to be disrupted and runs has not failed", make_pod(disruption="PreemptionByScheduler"), None
+        ),
+        case("a pod that failed for no known reason still failed", make_pod(0, "Failed"), "PodFailed"),
+        case("a deleted pod that saved its snapshot was deleted", failed(0, 143, "Preempted", **GOING), "PodDeleted"),
+        case("a deleted pod that was killed was deleted", failed(0, 137, **GOING), "PodDeleted"),
+        case("a deleted pod that ended with 1 and no word was deleted", failed(0, 1, **GOING), "PodDeleted"),
+        case("a deleted pod whose peers had gone was deleted", failed(0, 1, "PeerLost", **GOING), "PodDeleted"),
+        case("a deleted pod that raised, raised", failed(0, 1, "WorkerException", **GOING), "WorkerException"),
+        case("a deleted pod that stalled, stalled", failed(0, 1, "Stalled", **GOING), "Stalled"),
+        case(
+            "a deleted pod with a user error has a user error",
+            failed(0, 64, "ImportError", **GOING),
+            "ImportError",
+            Retry.NEVER,
+        ),
+        case(
+            "what is never retried keeps its reason, whatever that is",
+            failed(0, 64, "WorkerKilled", **GOING),
+            "WorkerKilled",
+            Retry.NEVER,
+        ),
+        case("a deleted pod within its grace has not failed yet", make_pod(**GOING), None),
+        case("a deleted pod past its grace counts as gone", make_pod(**GONE), "PodDeleted"),
+    ],
+)
+def test_each_ending_has_one_reason(pod: PodView, reason: str | None, retry: Retry) -> None:
+    failures = find_failures([pod], [], NOW)
+    assert [failure.reason for failure in failures] == ([reason] if reason else [])
+    assert all(failure.retry is retry for failure in failures)
+
+
+def test_a_pod_that_is_missing_was_deleted() -> None:
+    (failure,) = find_failures([], [("digits-0-1", 1)], NOW)
+    assert (failure.reason, failure.pod_name, failure.node_rank) == ("PodDeleted", "digits-0-1", 1)
+
+
+@pytest.mark.parametrize(
+    ("pod", "stopping"),
+    [
+        pytest.param(make_pod(), False, id="a pod that nobody deletes is not stopping"),
+        pytest.param(make_pod(**GOING), True, id="within its grace a pod is stopping"),
+        pytest.param(make_pod(deleting=True), True, id="without a known grace a pod is stopping"),
+        pytest.param(make_pod(deleting=True, gone_by=later(-2.9)), True, id="the kubelet has a moment to report"),
+        pytest.param(make_pod(**GONE), False, id="after that nobody waits for it"),
+        pytest.param(failed(0, 143, "Preempted", **GOING), False, id="a pod that has ended is not stopping"),
+    ],
+)
+def test_an_ending_is_waited_for_until_three_seconds_after_the_grace(pod: PodView, stopping: bool) -> None:
+    assert is_stopping(pod, NOW) is stopping
+
+
+def reasons(*pods: PodView, now: datetime = NOW, stopping: bool = False) -> str | None:
+    cause = first_cause(find_failures(pods, [], now), now, stopping=stopping)
+    return cause.reason if cause else None
+
+
+@pytest.mark.parametrize(
+    ("pods", "stopping", "reason"),
+    [
+        pytest.param([], False, None, id="no failure has no cause"),
+        pytest.param(
+            [failed(0, 1, "WorkerException", ago=0)], False, "WorkerException", id="a cause is acted on at once"
+        ),
+        pytest.param([failed(0, 1, "PeerLost", ago=1)], False, None, id="a consequence waits for its cause"),
+        pytest.param(
+            [failed(0, 1, "RendezvousFailed", ago=1)], False, None, id="a failed rendezvous waits for its cause"
+        ),
+        pytest.param([failed(0, 1, "PeerLost", ago=3)], False, "PeerLost", id="after three seconds it is the cause"),
+        pytest.param(
+            [failed(0, 1, "PeerLost", ago=-3600)], False, "PeerLost", id="a clock ahead of ours delays nothing"
+        ),
+        pytest.param([failed(0, 1, "PeerLost", ago=3600)], False, "PeerLost", id="a clock behind ours delays nothing"),
+        pytest.param(
+            [failed(0, 1, "PeerLost", ago=None)], False, "PeerLost", id="an end without a time delays nothing"
+        ),
+        pytest.param(
+            [failed(0, 1, "PeerLost", ago=9), failed(1, 137, ago=1)],
+            False,
+            "WorkerKilled",
+            id="a late cause wins over an early consequence",
+        ),
+        pytest.param(
+            [failed(0, 1, "PeerLost", ago=9), failed(1, 1, "PeerLost", ago=1)],
+            False,
+            None,
+            id="the youngest consequence is waited for",
+        ),
+        pytest.param(
+            [failed(0, 1, "WorkerException", ago=5), failed(1, 137, ago=8)],
+            False,
+            "WorkerKilled",
+            id="of two causes the first in time is told",
+        ),
+        pytest.param(
+            [failed(0, 137, ago=8), failed(1, 64, "ImportError", ago=2)],
+            False,
+            "ImportError",
+            id="what cannot be retried wins, whenever it happened",
+        ),
+        pytest.param([failed(0, 143, "Preempted", ago=1)], False, None, id="a preemption waits for its cause"),
+        pytest.param(
+            [failed(0, 143, "Preempted", ago=5), failed(1, 1, "PeerLost", ago=8)],
+            False,
+            "Preempted",
+            id="a preemption explains a lost peer",
+        ),
+        pytest.param(
+            [failed(0, 143, "Preempted", ago=5)],
+            True,
+            None,
+            id="while a pod of the gang is stopping its peers' preemptions wait",
+        ),
+        pytest.param(
+            [failed(0, 143, "Preempted", ago=5), failed(1, 143, "Preempted", ago=4, **GOING)],
+            False,
+            "PodDeleted",
+            id="the pod that was deleted is why the whole gang was preempted",
+        ),
+        pytest.param(
+            [failed(0, 143, "Preempted", ago=1), failed(1, 143, disruption="PreemptionByScheduler", ago=0, **GOING)],
+            False,
+            "Preempted",
+            id="a pod that the scheduler preempted is a cause, and not waited for",
+        ),
+        pytest.param(
+            [failed(0, 1, "WorkerException", ago=5)],
+            True,
+            "WorkerException",
+            id="a cause does not wait for a pod that is stopping",
+        ),
+    ],
+)
+def test_a_cause_is_told_from_its_consequences(pods: list[PodView], stopping: bool, reason: str | None) -> None:
+    assert reasons(*pods, stopping=stopping) == reason
+
+
+@pytest.mark.parametrize("told", ["soon", None, True, [1], float("nan"), 10**400], ids=repr)
+def test_a_time_that_is_no_time_does_not_stop_the_choice_of_a_cause(told: object) -> None:
+    report = make_report("WorkerException", time=told)
+    assert reasons(make_pod(0, "Failed", termination=ended(1, report)), failed(1, 137)) in (
+        "WorkerException",
+        "WorkerKilled",
+    )
+
+
+def test_the_message_ends_with_the_last_lines_of_the_traceback() -> None:
+    lines = "\n".join(f"line {number}" for number in range(40))
+    pod = make_pod(0, "Failed", termination=ended(1, make_report("WorkerException", traceback=lines)))
+    (failure,) = find_failures([pod], [], NOW)
+    assert failure.message.splitlines()[0] == "it was WorkerException"
+    assert failure.message.endswith("line 39")
+    assert "line 27" not in failure.message
+
+
+def test_a_failure_carries_what_the_post_mortem_needs() -> None:
+    report = make_report("WorkerKilled", rank=3, step=120)
+    (failure,) = find_failures([make_pod(1, "Failed", termination=ended(1, report, ago=5))], [], NOW)
+    assert (failure.pod_name, failure.node_name, failure.node_rank) == ("digits-0-1", "node-1", 1)
+    assert (failure.rank, failure.step, failure.exit_code, failure.time) == (3, 120, 1, later(-5))
+
+
+@pytest.mark.parametrize(
+    ("pod", "signal"),
+    [
+        pytest.param(failed(0, 137), "SIGKILL", id="of a container that was killed"),
+        pytest.param(failed(0, 139), "SIGSEGV", id="of a container that crashed"),
+        pytest.param(make_pod(0, "Failed", termination=ended(1, signal=7)), "SIGBUS", id="as the runtime reports it"),
+        pytest.param(
+            make_pod(0, "Failed", termination=ended(1, make_report("WorkerKilled", signal="SIGABRT"))),
+            "SIGABRT",
+            id="of a rank, as the launcher reports it",
+        ),
+        pytest.param(
+            make_pod(0, "Failed", termination=ended(150, make_report("WorkerException"))),
+            None,
+            id="an exit code that a script has chosen is no signal",
+        ),
+        pytest.param(
+            make_pod(0, "Failed", termination=ended(1, make_report("WorkerKilled", signal="it hurt"))),
+            None,
+            id="what is no signal's name is none",
+        ),
+        pytest.param(failed(0, 191), None, id="a number that no signal has is none"),
+        pytest.param(failed(0, 1), None, id="an exit code is none"),
+    ],
+)
+def test_the_signal_is_known_by_its_name(pod: PodView, signal: str | None) -> None:
+    (failure,) = find_failures([pod], [], NOW)
+    assert failure.signal == signal
+
+
+def test_a_sidecar_that_goes_on_does_not_keep_a_node_from_having_succeeded() -> None:
+    assert has_succeeded(make_pod(0, "Running", termination=ended(0)))
+    assert not has_succeeded(make_pod(0, "Running"))
+
+
+@pytest.mark.parametrize(
+    ("pod", "said"),
+    [
+        pytest.param(failed(0, 1), True, id="of a pod that left no message"),
+        pytest.param(failed(0, 1, "WorkerException"), False, id="not of one that left a report"),
+        pytest.param(make_pod(0, "Failed", **EVICTED), False, id="not of one that was ended from outside"),
+    ],
+)
+def test_the_last_line_of_a_log_tells_what_the_trainer_could_not(pod: PodView, said: bool) -> None:
+    (failure,) = find_failures([pod], [], NOW)
+    told = with_last_words(failure, "begin\npython: No module named 'ddp_trainer'\n\n")
+    assert told.message.endswith("; the log of the pod ends with: python: No module named 'ddp_trainer'") is said
+    assert with_last_words(failure, " \n") == failure
+
+
+def test_failures_are_values() -> None:
+    assert Failure("A", "b", Retry.YES) == Failure("A", "b", Retry.YES)

@@ -1,0 +1,78 @@
+"""What is saved of a pod before it is deleted."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from builders import failed, make_job, make_pod, seen
+
+from ddpjob_operator.core.failure.detect import Failure, Retry
+from ddpjob_operator.core.failure.log_tail import TAIL_CHARACTERS, log_tail, log_to_read
+from ddpjob_operator.core.values.actions import ReadLog
+
+POD = failed(1, 1, "WorkerException")
+
+
+def failure(reason: str = "WorkerException", pod: str | None = POD.name) -> Failure:
+    return Failure(reason, "it was", Retry.YES, pod_name=pod)
+
+
+@pytest.mark.parametrize(
+    ("cause", "logs", "read"),
+    [
+        (failure(), {}, ReadLog(POD.name, POD.uid)),
+        (failure(), {POD.uid: ""}, None),
+        (failure("NodeLost"), {}, None),
+        (failure("PodDeleted"), {}, None),
+        (replace(failure("Evicted"), outside=True), {}, None),
+        (failure(pod="digits-0-7"), {}, None),
+        (failure(pod=None), {}, None),
+    ],
+    ids=[
+        "not yet",
+        "once",
+        "no kubelet to ask",
+        "no pod to ask",
+        "no word about it",
+        "a pod that nobody sees",
+        "nobody's failure",
+    ],
+)
+def test_the_log_of_the_pod_that_failed_is_read_once_and_where_it_can_be(
+    cause: Failure, logs: dict[str, str], read: ReadLog | None
+) -> None:
+    assert log_to_read(seen(POD, make_pod(0), logs=logs), cause) == read
+
+
+def test_the_tail_is_whole_lines_from_the_end() -> None:
+    text = "\n".join(f"line {number}" for number in range(2000))
+    tail = log_tail(make_job(), seen(POD, logs={POD.uid: text}), failure())
+    assert len(tail) <= TAIL_CHARACTERS
+    assert tail.startswith("line ")
+    assert tail.endswith("line 1999")
+
+
+def test_what_the_jobs_variables_keep_secret_is_masked() -> None:
+    env = [{"name": "HF_TOKEN", "value": "hf_abcdef"}, {"name": "LEVEL", "value": "verbose"}]
+    env += [{"name": "DB_PASSWORD", "valueFrom": {"secretKeyRef": {"name": "db", "key": "password"}}}]
+    logs = {POD.uid: "token hf_abcdef, verbose"}
+    assert log_tail(make_job(env=env), seen(POD, logs=logs), failure()) == "token ***, verbose"
+
+
+@pytest.mark.parametrize(
+    ("said", "kept"),
+    [
+        ("GET https://me:hunter2@example.com/d.tar", "GET https://***@example.com/d.tar"),
+        ("https://example.com/d?X-Amz-Signature=0123abcd&b=1", "https://example.com/d?X-Amz-Signature=***&b=1"),
+        ("https://example.com/d?access_token=abcdef1", "https://example.com/d?access_token=***"),
+        ("{'Authorization': 'Bearer abc.def-123'}", "{'Authorization': 'Bearer ***'}"),
+        ("HF_TOKEN=hf_abcdefghijklmnop", "HF_TOKEN=***"),
+        ('{"api_key": "0123456789"}', '{"api_key": "***"}'),
+        ("logged in with hf_abcdefghijklmnop.", "logged in with ***."),
+        ("ssh://git@example.com:22/repo and 3 tokens: 12", "ssh://***@example.com:22/repo and 3 tokens: 12"),
+        ("step 12, loss 0.25, https://example.com/a@b", "step 12, loss 0.25, https://example.com/a@b"),
+    ],
+)
+def test_what_looks_like_a_secret_is_masked_wherever_it_comes_from(said: str, kept: str) -> None:
+    assert log_tail(make_job(), seen(POD, logs={POD.uid: said}), failure()) == kept

@@ -1,0 +1,199 @@
+"""Which nodes a job keeps away from."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from builders import DEFAULTS, NOW, failed, in_phase, make_job, make_pod, make_report, seen
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddpjob_operator.api.policies import Restart
+from ddpjob_operator.api.status import DDPJobStatus, Phase
+from ddpjob_operator.core.failure.detect import Failure, Retry
+from ddpjob_operator.core.failure.node_exclusion import (
+    NODES_KEPT,
+    blame_node,
+    kept_away_from,
+    newly_excluded,
+    preferring_others,
+    unwelcome,
+)
+from ddpjob_operator.core.gang.spec_changes import digests
+from ddpjob_operator.core.plan import plan
+from ddpjob_operator.core.values.actions import CreatePod, Plan
+from ddpjob_operator.core.values.observed import PodView, Termination
+
+
+def killed(node: str | None = "a", reason: str = "WorkerKilled", message: str = "") -> Failure:
+    return Failure(reason, message, Retry.YES, node_name=node)
+
+
+def after(
+    *nodes: str | None, ran_on: tuple[str, ...] = ("a", "b"), limit: int = 3, status: DDPJobStatus | None = None
+) -> DDPJobStatus:
+    """The status after failures on these nodes."""
+    found = status or DDPJobStatus()
+    for node in nodes:
+        found = blame_node(Restart(exclude_node_after=limit), found, killed(node), ran_on)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("nodes", "ran_on", "limit", "excluded", "disliked"),
+    [
+        pytest.param("aa", ("a", "b"), 3, (), (), id="less than three failures are forgiven"),
+        pytest.param("aaa", ("a", "b"), 3, ("a",), (), id="the third rules the node out"),
+        pytest.param("aba", ("a", "b"), 2, ("a",), (), id="each node is counted by itself"),
+        pytest.param("abab", ("a", "b"), 2, ("a",), ("b",), id="the last node that is known is kept"),
+        pytest.param("aaa", ("a",), 3, (), ("a",), id="so is the only one, but any other is preferred"),
+        pytest.param("aaab", ("a",), 3, ("a",), (), id="it is ruled out when another one is known"),
+        pytest.param("aaaaa", ("a", "b"), 0, (), (), id="0 means never"),
+        pytest.param("a", ("a", "b"), 1, ("a",), (), id="1 means at once"),
+        pytest.param((None, None, None), ("a", "b"), 1, (), (), id="a failure without a node is nobody's"),
+    ],
+)
+def test_a_node_that_failed_too_often_is_avoided(
+    nodes: Any, ran_on: tuple[str, ...], limit: int, excluded: tuple[str, ...], disliked: tuple[str, ...]
+) -> None:
+    found = after(*nodes, ran_on=ran_on, limit=limit)
+    assert found.excluded_nodes == excluded
+    assert unwelcome(Restart(exclude_node_after=limit), found) == disliked
+
+
+@pytest.mark.parametrize(
+    ("failure", "counts"),
+    [
+        pytest.param(killed(), True, id="a kill"),
+        pytest.param(killed(reason="NodeLost"), True, id="a node that fell silent"),
+        pytest.param(killed(reason="Evicted"), True, id="a node that ran short of something"),
+        pytest.param(killed(reason="WorkerException", message="CUDA error: uncorrectable ECC error"), True, id="a GPU"),
+        pytest.param(killed(reason="Failed"), True, id="an end without a word"),
+        pytest.param(killed(reason="WorkerException", message="ValueError: bad"), False, id="the script's exception"),
+        pytest.param(killed(reason="OOMKilled"), False, id="the container's own limit"),
+        pytest.param(killed(reason="PeerLost"), False, id="another pod's end"),
+        pytest.param(killed(reason="Preempted"), False, id="a more important pod"),
+    ],
+)
+def test_only_what_may_be_the_nodes_doing_is_held_against_it(failure: Failure, counts: bool) -> None:
+    found = blame_node(Restart(), DDPJobStatus(), failure, ("a", "b"))
+    assert found.node_failures == ({"a": 1} if counts else {})
+
+
+@pytest.mark.parametrize("ran_on", [("a", "b"), ("a",)], ids=["one of two", "the only one"])
+def test_what_a_rule_excludes_is_ruled_out_at_once(ran_on: tuple[str, ...]) -> None:
+    failure = killed(reason="WorkerException", message="ValueError: bad")
+    found = blame_node(Restart(), DDPJobStatus(), failure, ran_on, exclude=True)
+    assert found.excluded_nodes == ("a",)
+    assert blame_node(Restart(), found, failure, ran_on, exclude=True).excluded_nodes == ("a",)
+
+
+def test_a_failure_on_an_unknown_node_excludes_nothing_whatever_a_rule_says() -> None:
+    assert blame_node(Restart(), DDPJobStatus(), killed(None), ("a",), exclude=True) == DDPJobStatus()
+
+
+def test_people_are_told_which_nodes_and_why() -> None:
+    found = after("a", "a", "a")
+    assert newly_excluded(after("a", "a"), found) == "new pods keep away from a, which failed this job 3 times"
+    assert newly_excluded(found, after("b", status=found)) == ""
+    assert "a (status.excludedNodes)" in kept_away_from(found)
+    assert kept_away_from(DDPJobStatus()) == ""
+
+
+@given(st.lists(st.sampled_from([f"node-{number}" for number in range(90)]), max_size=200), st.integers(0, 3))
+def test_a_status_remembers_so_many_nodes_and_one_is_always_left(nodes: list[str], limit: int) -> None:
+    found = after(*nodes, ran_on=tuple(nodes[:1]), limit=limit)
+    assert len(found.node_failures) <= NODES_KEPT
+    assert len(found.excluded_nodes) <= NODES_KEPT
+    assert len(set(found.excluded_nodes)) == len(found.excluded_nodes)
+    assert not nodes or set(nodes) - set(found.excluded_nodes), "every node that is known was ruled out"
+
+
+def not_on(*nodes: str) -> dict[str, Any]:
+    return {"matchFields": [{"key": "metadata.name", "operator": "NotIn", "values": [node]} for node in nodes]}
+
+
+def test_a_preference_is_added_to_what_the_template_prefers() -> None:
+    theirs = {"weight": 7, "preference": {"matchExpressions": [{"key": "disk", "operator": "Exists"}]}}
+    preferred = {"preferredDuringSchedulingIgnoredDuringExecution": [theirs]}
+    manifest = {"kind": "Pod", "spec": {"affinity": {"nodeAffinity": preferred, "podAffinity": {"x": 1}}, "y": 2}}
+    found = preferring_others(manifest, ("b", "a"))
+    ours = {"weight": 100, "preference": not_on("a", "b")}
+    of_nodes = {"preferredDuringSchedulingIgnoredDuringExecution": [theirs, ours]}
+    assert found["spec"] == {"affinity": {"nodeAffinity": of_nodes, "podAffinity": {"x": 1}}, "y": 2}
+    assert preferring_others(manifest, ()) is manifest
+
+
+# In the plan
+
+
+def on(node: str, pod: PodView) -> PodView:
+    return replace(pod, node_name=node)
+
+
+def look(status: DDPJobStatus, *pods: Any, **restart: Any) -> Plan:
+    policy = {"backoff": {"initialSeconds": 0, "maxSeconds": 0}} | restart
+    return plan(make_job(status, restart=policy), seen(*pods), NOW, DEFAULTS)
+
+
+def affinities(decided: Plan) -> list[Any]:
+    made = [action.manifest["spec"] for action in decided.actions if isinstance(action, CreatePod)]
+    return [spec.get("affinity", {}).get("nodeAffinity") for spec in made]
+
+
+def test_the_pods_of_the_next_attempt_keep_away_from_a_node_that_is_excluded() -> None:
+    running = in_phase(Phase.RUNNING, node_failures={"node-1": 2})
+    decided = look(running, make_pod(0), failed(1, 137))
+    required = {"nodeSelectorTerms": [not_on("node-1")]}
+    assert affinities(decided) == [{"requiredDuringSchedulingIgnoredDuringExecution": required}] * 2
+    assert decided.status.node_failures == {"node-1": 3}
+    assert decided.status.excluded_nodes == ("node-1",)
+    assert "new pods keep away from node-1, which failed this job 3 times" in decided.events[0].message
+
+
+def test_a_job_on_one_node_prefers_others_and_may_go_on_there() -> None:
+    running = in_phase(Phase.RUNNING, node_failures={"only": 2})
+    decided = look(running, on("only", make_pod(0)), on("only", failed(1, 137)))
+    (first, _) = affinities(decided)
+    assert list(first) == ["preferredDuringSchedulingIgnoredDuringExecution"]
+    assert decided.status.excluded_nodes == ()
+
+
+def test_a_rule_excludes_the_node_of_the_pod_that_it_matched() -> None:
+    message = make_report("WorkerException", message="rank 1 raised: CUDA error: uncorrectable ECC error encountered")
+    broken = make_pod(1, "Failed", termination=Termination(1, message=message))
+    rule = {"reasons": ["GPUFault"], "action": "ExcludeNode"}
+    decided = look(in_phase(Phase.RUNNING), make_pod(0), broken, rules=[rule])
+    assert decided.status.excluded_nodes == ("node-1",)
+    assert decided.status.restarts == 1
+    assert "restart.rules[0] (reason GPUFault) says ExcludeNode" in decided.events[0].message
+
+
+def test_a_pod_that_could_live_on_does_not_do_so_on_a_node_that_is_excluded() -> None:
+    spec = {"nodes": 3, "restart": {"scope": "InPlace"}}
+    started_with = digests(make_job(**spec), DEFAULTS)
+    running = in_phase(Phase.RUNNING, nodes=3, spec_digests=started_with, node_failures={"bad": 2})
+    pods = (make_pod(0), on("bad", make_pod(1)), on("bad", failed(2, 137)))
+    assert set(plan(make_job(running, **spec), seen(*pods), NOW, DEFAULTS).status.kept_pods) == {"digits-0-0"}
+
+
+def test_a_spare_does_not_take_a_place_on_a_node_that_is_excluded() -> None:
+    spec = {"nodes": 2, "spares": 2, "restart": {"scope": "InPlace"}}
+    started_with = digests(make_job(**spec), DEFAULTS)
+    running = in_phase(Phase.RUNNING, spec_digests=started_with, node_failures={"bad": 2})
+    spares = [
+        replace(make_pod(0, ready=True), node_rank=None, name=f"digits-0-s{index}", uid=f"s{index}", node_name=node)
+        for index, node in enumerate(("bad", "good"))
+    ]
+    pods = (make_pod(0), on("bad", failed(1, 137)), *spares)
+    kept = plan(make_job(running, **spec), seen(*pods), NOW, DEFAULTS).status.kept_pods
+    assert set(kept) == {"digits-0-0", "digits-0-s1"}
+
+
+def test_a_pod_that_finds_no_node_says_which_ones_it_keeps_away_from() -> None:
+    starting = in_phase(Phase.STARTING, excluded_nodes=("node-1",))
+    waiting = make_pod(0, "Pending", reason="Unschedulable", message="0/2 nodes are available")
+    degraded = next(one for one in look(starting, waiting, make_pod(1)).status.conditions if one.type == "Degraded")
+    assert "keeps away from node-1 (status.excludedNodes)" in degraded.message

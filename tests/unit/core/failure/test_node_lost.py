@@ -1,0 +1,142 @@
+"""A node that falls silent: when it counts as lost, what follows, and what is never done without being asked for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from builders import DEFAULTS, NOW, failed, heard, in_phase, later, make_job, make_pod, seen
+
+from ddpjob_operator.api.policies import Restart
+from ddpjob_operator.api.status import DDPJobStatus, Phase, SnapshotStatus
+from ddpjob_operator.core.failure.node_lost import is_lost, lost_nodes, removed, stranded, until_lost
+from ddpjob_operator.core.gang.spec_changes import digests
+from ddpjob_operator.core.plan import plan
+from ddpjob_operator.core.values.actions import CreatePod, DeletePod, Plan
+from ddpjob_operator.core.values.observed import Observed, PodView
+
+POLICY = Restart(node_lost_seconds=30)
+
+
+def silent(node_rank: int, since: float, **fields: Any) -> PodView:
+    """A pod whose node fell silent so many seconds after NOW."""
+    return make_pod(node_rank, not_ready_since=later(since), **fields)
+
+
+@pytest.mark.parametrize(
+    ("pod", "seconds", "lost", "left"),
+    [
+        pytest.param(make_pod(), 30, False, None, id="its node answers"),
+        pytest.param(silent(0, -29), 30, False, 1.0, id="silent for a second too few"),
+        pytest.param(silent(0, -30), 30, True, None, id="silent for long enough"),
+        pytest.param(silent(0, 0), 0, True, None, id="no patience at all"),
+        pytest.param(silent(0, 60), 30, False, 90.0, id="another clock is ahead"),
+    ],
+)
+def test_a_node_is_lost_once_it_was_silent_for_the_time_that_the_policy_gives_it(
+    pod: PodView, seconds: int, lost: bool, left: float | None
+) -> None:
+    policy = Restart(node_lost_seconds=seconds)
+    assert is_lost(pod, policy, NOW) is lost
+    assert until_lost([make_pod(1), pod], policy, NOW) == left
+
+
+def test_the_failure_names_node_and_pod_and_that_what_still_runs_there_is_harmless() -> None:
+    (failure,) = lost_nodes([make_pod(0), silent(1, -31)], POLICY, NOW)
+    assert (failure.reason, failure.node_name, failure.pod_name) == ("NodeLost", "node-1", "digits-0-1")
+    assert "silent since 03:03:34 UTC" in failure.message
+    assert "its writes are refused" in failure.message
+
+
+@pytest.mark.parametrize("deleting", [False, True])
+def test_a_pod_is_taken_off_by_force_only_where_the_policy_says_so(deleting: bool) -> None:
+    pods = [make_pod(0), silent(1, -31, deleting=deleting), silent(2, -1)]
+    assert removed(pods, POLICY, NOW) == ()
+    forced = removed(pods, Restart(node_lost_seconds=30, force_delete_lost=True), NOW)
+    assert forced == (DeletePod("digits-0-1", "pod-0-1", 0),)
+
+
+WAITING = {"phase": "waiting", "phaseSeconds": 61.0}
+
+
+@pytest.mark.parametrize(
+    ("told", "pods", "found"),
+    [
+        pytest.param(WAITING, [make_pod(0), make_pod(1)], True, id="nobody ended, and nobody trains"),
+        pytest.param(WAITING | {"phaseSeconds": 59.0}, [make_pod(0), make_pod(1)], False, id="its cause may yet show"),
+        pytest.param(WAITING | {"attempt": 1}, [make_pod(0), make_pod(1)], False, id="the report of another attempt"),
+        pytest.param(WAITING | {"phase": "train"}, [make_pod(0), make_pod(1)], False, id="it trains"),
+        pytest.param(WAITING | {"phaseSeconds": None}, [make_pod(0)], False, id="it does not say for how long"),
+        pytest.param(None, [make_pod(0), make_pod(1)], False, id="no report"),
+        pytest.param(WAITING, [make_pod(0), silent(1, -5)], False, id="a node that fell silent is the better reason"),
+        pytest.param(WAITING, [make_pod(0), failed(1, 137)], False, id="a pod that ended is the better reason"),
+        pytest.param(WAITING, [make_pod(0), make_pod(1, deleting=True)], False, id="a pod that goes is, too"),
+    ],
+)
+def test_a_gang_that_waits_without_a_cause_is_given_another_attempt(
+    told: dict[str, Any] | None, pods: list[PodView], found: bool
+) -> None:
+    assert [failure.reason for failure in stranded(pods, 0, told and heard(**told))] == (["PeerLost"] if found else [])
+
+
+# What the plan makes of it
+
+
+def look(status: DDPJobStatus, observed: Observed, seconds: float = 0.0, **restart: Any) -> Plan:
+    return plan(make_job(status, restart=restart), observed, later(seconds), DEFAULTS)
+
+
+def running(**restart: Any) -> DDPJobStatus:
+    snapshot = SnapshotStatus(step=100, time=NOW, verified=True)
+    return in_phase(Phase.RUNNING, snapshot=snapshot, spec_digests=digests(make_job(restart=restart), DEFAULTS))
+
+
+def deletions(decided: Plan) -> list[tuple[str, int | None]]:
+    return [(action.name, action.grace_seconds) for action in decided.actions if isinstance(action, DeletePod)]
+
+
+def test_a_silent_node_is_looked_at_again_when_its_time_is_over() -> None:
+    decided = look(running(), seen(make_pod(0), silent(1, 0)), 10)
+    assert (decided.actions, decided.requeue_after, decided.status.phase) == ((), 20.0, Phase.RUNNING)
+
+
+def test_the_next_attempt_does_not_wait_for_the_pod_of_a_lost_node() -> None:
+    decided = look(running(), seen(make_pod(0), silent(1, 0)), 30)
+    assert (decided.status.phase, decided.status.attempt) == (Phase.RESTARTING, 1)
+    assert decided.status.last_failure is not None
+    assert (decided.status.last_failure.reason, decided.status.last_failure.node_name) == ("NodeLost", "node-1")
+    made = [action.name for action in decided.actions if isinstance(action, CreatePod)]
+    assert made == ["digits-1-0", "digits-1-1"]
+    assert deletions(decided) == [("digits-0-0", 2), ("digits-0-1", 2)]
+    stuck = silent(1, 0, deleting=True, gone_by=later(32))
+    again = look(decided.status, seen(stuck, make_pod(0, attempt=1), make_pod(1, attempt=1), attempt=1), 31)
+    assert (again.actions, again.status.phase) == ((), Phase.RUNNING)
+
+
+def test_with_force_delete_the_pod_of_a_lost_node_goes_at_once_and_one_that_was_going_too() -> None:
+    decided = look(running(), seen(make_pod(0), silent(1, 0)), 30, forceDeleteLost=True)
+    assert deletions(decided) == [("digits-0-1", 0), ("digits-0-0", 2)]
+    stuck = silent(1, 0, deleting=True, gone_by=later(32))
+    again = look(decided.status, seen(stuck, make_pod(0, attempt=1), attempt=1), 31, forceDeleteLost=True)
+    assert deletions(again) == [("digits-0-1", 0)]
+
+
+def test_in_place_the_others_live_on() -> None:
+    scope = {"scope": "InPlace"}
+    decided = look(running(**scope), seen(make_pod(0), silent(1, 0)), 30, **scope)
+    assert decided.status.kept_pods == {"digits-0-0": 0}
+    assert deletions(decided) == [("digits-0-1", 2)]
+
+
+def test_a_rank_that_lost_its_peer_is_no_cause_beside_a_lost_node() -> None:
+    pods = (failed(0, 1, "PeerLost", ago=40), silent(1, -31))
+    after = look(running(), seen(*pods)).status
+    assert after.last_failure is not None
+    assert after.last_failure.reason == "NodeLost"
+
+
+def test_a_gang_that_waits_for_nothing_starts_anew() -> None:
+    after = look(running(), seen(make_pod(0), make_pod(1), report=heard(**WAITING))).status
+    assert after.attempt == 1
+    assert after.last_failure is not None
+    assert "every pod of the gang is still there" in after.last_failure.message

@@ -1,0 +1,265 @@
+"""What failures say of themselves, in the words that a machine without a GPU cannot be made to say.
+
+Each case names where the words stand. Those that can be provoked are in tests/unit/contracts/test_real_errors.py.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+import re2
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddpjob_operator.core.failure.detect import Failure, Retry
+from ddpjob_operator.core.failure.diagnosis import ADVICE, COMES_AGAIN, OF_THE_NODE, diagnose
+from ddpjob_operator.core.failure.symptoms import SYMPTOMS, Symptom, recognise
+from ddpjob_operator.core.values.trainer_report import TerminationReport
+
+NCCL_FILE = "NCCL error in: /pytorch/torch/csrc/distributed/c10d/NCCLUtils.cpp:77"
+
+
+def case(source: str, reason: str, text: str, raw: str = "WorkerException") -> Any:
+    return pytest.param(raw, text, reason, id=f"{reason}: {source}")
+
+
+CASES = [
+    case(
+        "ddp_trainer/root_cause.py",
+        "OOMKilled",
+        "rank 1 was killed by SIGKILL after step 7: the kernel ended it because the container's memory was used up",
+        "OutOfMemory",
+    ),
+    case(
+        "c10/cuda/CUDACachingAllocator.cpp",
+        "OutOfMemory",
+        "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.15 GiB of which 1.06 GiB "
+        "is free. Including non-PyTorch memory, this process has 78.08 GiB memory in use.",
+    ),
+    case("cublas_api.h", "OutOfMemory", "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+    case("cudaErrorECCUncorrectable", "GPUFault", "CUDA error: uncorrectable ECC error encountered"),
+    case(
+        "cudaErrorNvlinkUncorrectable",
+        "GPUFault",
+        "CUDA error: uncorrectable NVLink error detected during the execution",
+    ),
+    case("cudaErrorHardwareStackError", "GPUFault", "CUDA error: hardware stack error"),
+    case("the NVIDIA driver's kernel log", "GPUFault", "NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus."),
+    case(
+        "c10/cuda/CUDAFunctions.cpp",
+        "DriverMismatch",
+        "The NVIDIA driver on your system is too old (found version 11040). Please update your GPU driver",
+    ),
+    case(
+        "cudaErrorInsufficientDriver",
+        "DriverMismatch",
+        "CUDA error: CUDA driver version is insufficient for CUDA runtime version",
+    ),
+    case(
+        "c10/cuda/CUDAFunctions.cpp",
+        "DriverMismatch",
+        "Unexpected error from cudaGetDeviceCount(). Did you run some cuda functions before calling "
+        "NumCudaDevices() that might have already set an error? Error 804: forward compatibility was attempted on "
+        "non supported HW",
+    ),
+    case(
+        "cudaErrorSystemDriverMismatch",
+        "DriverMismatch",
+        "Error 803: system has unsupported display driver / cuda driver combination",
+    ),
+    case("nvidia-smi", "DriverMismatch", "Failed to initialize NVML: Driver/library version mismatch"),
+    case("c10/cuda/CUDAFunctions.cpp", "GPUMissing", "No CUDA GPUs are available"),
+    case(
+        "c10/cuda/CUDAFunctions.cpp",
+        "GPUMissing",
+        "Found no NVIDIA driver on your system. Please check that you have an NVIDIA GPU and installed a driver "
+        "from http://www.nvidia.com/Download/index.aspx",
+    ),
+    case("cudaErrorNoDevice", "GPUMissing", "CUDA error: no CUDA-capable device is detected"),
+    case("cudaErrorDevicesUnavailable", "GPUMissing", "CUDA error: CUDA-capable device(s) is/are busy or unavailable"),
+    case("c10d/ProcessGroupNCCL.cpp", "GPUMissing", "ProcessGroupNCCL is only supported with GPUs, no GPUs found!"),
+    case("distributed_c10d.py", "CUDANotInImage", "Distributed package doesn't have NCCL built in"),
+    case("cudaErrorInvalidDevice", "TooFewGPUs", "CUDA error: invalid device ordinal"),
+    case(
+        "nccl/src/init.cc",
+        "TooFewGPUs",
+        f"{NCCL_FILE}, invalid usage, NCCL version 2.26.2\nncclInvalidUsage: This usually reflects invalid usage "
+        "of NCCL library.\nLast error:\nDuplicate GPU detected : rank 1 and rank 0 both on CUDA device 1000",
+    ),
+    case("cudaErrorAssert", "CUDAError", "CUDA error: device-side assert triggered"),
+    case("cudaErrorIllegalAddress", "CUDAError", "CUDA error: an illegal memory access was encountered"),
+    case("cudaErrorLaunchFailure", "CUDAError", "CUDA error: unspecified launch failure"),
+    case(
+        "c10d/ProcessGroupNCCL.cpp",
+        "CollectiveTimeout",
+        "rank 0 was killed by SIGABRT; its last lines on stderr: [Rank 0] Watchdog caught collective operation "
+        "timeout: WorkNCCL(SeqNum=1, OpType=BROADCAST, NumelIn=131072000, NumelOut=131072000, Timeout(ms)=600000) "
+        "ran for 600081 milliseconds before timing out.",
+        "PeerLost",
+    ),
+    case(
+        "gloo/transport/tcp/unbound_buffer.cc",
+        "CollectiveTimeout",
+        "[../third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 1800000ms for recv "
+        "operation to complete",
+        "PeerLost",
+    ),
+    case(
+        "c10d/NCCLUtils.cpp",
+        "PeerLost",
+        f"{NCCL_FILE}, remote process exited or there was a network error, NCCL version 2.26.2\nncclRemoteError: A "
+        "call failed possibly due to a network error or a remote process exiting prematurely.\nLast error:\n"
+        "socketPollConnect: connect returned Connection refused, exceeded error retry count (35)",
+        "PeerLost",
+    ),
+    case(
+        "c10d/NCCLUtils.cpp",
+        "NCCLError",
+        f"{NCCL_FILE}, unhandled system error (run with NCCL_DEBUG=INFO for details), NCCL version 2.26.2\n"
+        "ncclSystemError: System call (e.g. socket, malloc) or external library call failed or device error.",
+    ),
+    case(
+        "gloo/transport/tcp/pair.cc",
+        "PeerLost",
+        "[../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:10895",
+        "PeerLost",
+    ),
+    case(
+        "c10d/TCPStore.cpp",
+        "RendezvousFailed",
+        "The client socket has failed to connect to [10.96.0.7]:29500 (errno: 111 - Connection refused).",
+        "RendezvousFailed",
+    ),
+    case(
+        "c10d/socket.cpp",
+        "AddressInUse",
+        "The server socket has failed to listen on any local network address. port: 29500, useIpv6: false, code: "
+        "-98, name: EADDRINUSE, message: address already in use",
+        "RendezvousFailed",
+    ),
+    case(
+        "torch/csrc/DataLoader.cpp",
+        "SharedMemoryFull",
+        "ERROR: Unexpected bus error encountered in worker. This might be caused by insufficient shared memory (shm).",
+    ),
+    case(
+        "aten/src/ATen/MapAllocator.cpp",
+        "SharedMemoryFull",
+        "unable to mmap 1024 bytes from file <filename not specified>: Cannot allocate memory (12)",
+    ),
+    case(
+        "aten/src/ATen/MapAllocator.cpp",
+        "SharedMemoryFull",
+        "unable to write to file </torch_12_34_0>: No space left on device (28)",
+        "DiskFull",
+    ),
+    case("torch/multiprocessing", "TooManyOpenFiles", "received 0 items of ancdata"),
+    case(
+        "torch/cuda/__init__.py",
+        "WorkerException",
+        "Cannot re-initialize CUDA in forked subprocess. To use CUDA "
+        "with multiprocessing, you must use the 'spawn' start method",
+    ),
+    case(
+        "ddp_trainer/memory.py",
+        "OutOfMemory",
+        "rank 1 ran out of memory in step 9 with micro-batches of 8 "
+        "samples; the next attempt starts with micro-batches of 4 (CUDA out of memory.)",
+        "OutOfMemory",
+    ),
+    case(
+        "runpy",
+        "TrainerMissing",
+        "/usr/bin/python: Error while finding module specification for "
+        "'ddp_trainer.launch' (ModuleNotFoundError: No module named 'ddp_trainer')",
+        "Failed",
+    ),
+    case(
+        "dlopen",
+        "ImportError",
+        "libcudart.so.12: cannot open shared object file: No such file or directory",
+        "ImportError",
+    ),
+    case(
+        "runc",
+        "StartError",
+        'failed to create containerd task: exec: "python": executable file not found in $PATH: unknown',
+        "StartError",
+    ),
+    case("requests", "AccessDenied", "401 Client Error: Unauthorized for url: https://models.example/gated"),
+    case("requests", "NetworkError", "503 Server Error: Service Unavailable for url: https://data.example/x.tar"),
+    case("a script of one's own", "LossNotFinite", "loss is nan at step 7, stopping"),
+    case("nobody", "WorkerException", "rank 0 raised ValueError after step 3: the colour is wrong"),
+    case("torch/csrc/DataLoader.cpp", "DataWorkerDied", "DataLoader worker (pid 71) is killed by signal: Killed. "),
+    case("torch/utils/data/dataloader.py", "DataWorkerDied", "DataLoader worker (pid(s) 71) exited unexpectedly"),
+    case("threading.py", "TooManyThreads", "can't start new thread"),
+    case("EMFILE", "TooManyOpenFiles", "[Errno 24] Too many open files: '/mnt/shared/datasets/7.tar'"),
+    case(
+        "torch/distributed/rendezvous.py",
+        "ProcessGroupInit",
+        "Error initializing torch.distributed using env:// rendezvous: environment variable RANK expected, but not set",
+    ),
+    case(
+        "c10d/reducer.cpp",
+        "UnusedParameters",
+        "Expected to have finished reduction in the prior iteration before starting a new one.",
+    ),
+    case("EDQUOT", "DiskFull", "[Errno 122] Disk quota exceeded: '/mnt/shared/logs/x'"),
+    case("EROFS", "ReadOnlyFileSystem", "[Errno 30] Read-only file system: '/opt/cache'"),
+    case("EACCES", "PermissionDenied", "[Errno 13] Permission denied: '/mnt/shared/datasets'"),
+    case("EACCES", "PermissionDenied", "[Errno 13] Permission denied: '/etc/models'"),
+    case("ESTALE", "VolumeError", "[Errno 116] Stale file handle: '/mnt/shared/datasets/7.tar'"),
+    case("zlib", "DataCorrupted", "Error -3 while decompressing data: incorrect data check"),
+    case("torch/serialization.py", "UnsafeFile", "Weights only load failed. Unsupported global: GLOBAL posix.system"),
+    case("importlib", "ImportError", "ModuleNotFoundError: No module named 'transformers'", "Failed"),
+]
+
+
+@pytest.mark.parametrize(("raw", "text", "reason"), CASES)
+def test_a_failure_is_known_by_its_words(raw: str, text: str, reason: str) -> None:
+    found = diagnose(Failure(raw, text, Retry.YES))
+    assert found.reason == reason
+    assert found.advice
+
+
+def test_the_exception_of_a_report_is_read_where_the_message_was_cut() -> None:
+    report = TerminationReport(exception="RuntimeError: CUDA error: uncorrectable ECC error encountered")
+    assert diagnose(Failure("WorkerException", "rank 0 raised …", Retry.YES, report=report)).reason == "GPUFault"
+
+
+@pytest.mark.parametrize("raw", ["UserError", "Fenced", "Preempted", "Evicted", "PodDeleted", "OOMKilled", "NodeLost"])
+def test_a_reason_that_says_why_is_kept_whatever_the_words(raw: str) -> None:
+    text = "CUDA out of memory; No module named x; Permission denied; Watchdog caught collective operation timeout"
+    assert diagnose(Failure(raw, text, Retry.YES)).reason == raw
+
+
+def test_a_shortage_that_the_next_attempt_avoids_is_no_repetition() -> None:
+    lowered = "rank 1 ran out of memory in step 9; the next attempt starts with micro-batches of 4"
+    smallest = "rank 1 ran out of memory in step 9; there is no smaller one"
+    assert not diagnose(Failure("OutOfMemory", lowered, Retry.YES)).comes_again
+    assert diagnose(Failure("OutOfMemory", smallest, Retry.YES)).comes_again
+
+
+def test_every_entry_is_the_first_to_match_some_text() -> None:
+    shown = {recognise(*one.values[:2]) for one in CASES}
+    assert [one.words for one in SYMPTOMS if one not in shown] == []
+
+
+@pytest.mark.parametrize("symptom", SYMPTOMS, ids=lambda symptom: f"{symptom.reason} {symptom.words[:30]}")
+def test_every_entry_is_a_pattern_and_gives_one_sentence(symptom: Symptom) -> None:
+    assert re2.compile(symptom.words)
+    sentence = symptom.advice or ADVICE[symptom.reason]
+    assert sentence.endswith(".")
+    assert "\n" not in sentence
+
+
+def test_reasons_that_are_judged_are_reasons_that_are_given() -> None:
+    given = {one.reason for one in SYMPTOMS} | set(ADVICE) | {"Failed", "PodFailed", "ContainerCannotRun"}
+    assert (COMES_AGAIN | OF_THE_NODE) - given == {"UnexpectedAdmissionError"}
+
+
+@given(st.text(max_size=200), st.sampled_from(sorted(set(itertools.chain(*(one.of for one in SYMPTOMS))))))
+def test_whatever_a_container_says_something_is_made_of_it(text: str, reason: str) -> None:
+    assert diagnose(Failure(reason, text, Retry.YES)).reason

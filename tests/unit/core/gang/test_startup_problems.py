@@ -1,0 +1,234 @@
+"""Why a gang that should be starting does not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from builders import DEFAULTS, NOW, in_phase, later, make_job, make_pod, seen
+
+from ddpjob_operator.api.status import DDPJobStatus, Phase
+from ddpjob_operator.core.gang.startup_problems import find_trouble, scheduled_condition, seconds_to_trouble
+from ddpjob_operator.core.plan import plan
+from ddpjob_operator.core.values import conditions as cond
+from ddpjob_operator.core.values.job import Problem
+from ddpjob_operator.core.values.observed import PodView
+
+FRESH = in_phase(Phase.STARTING, start_time=later(-2.9))
+LASTING = in_phase(Phase.STARTING, start_time=later(-3))
+NO_IMAGE = make_pod(1, "Pending", reason="ErrImagePull", message="not found")
+
+
+def restarting(seconds_ago: float) -> DDPJobStatus:
+    return in_phase(Phase.RESTARTING, attempt_time=later(-seconds_ago))
+
+
+def backed_off(seconds_ago: float) -> DDPJobStatus:
+    return in_phase(Phase.RESTARTING, attempt_time=later(-60), restart_at=later(-seconds_ago))
+
+
+def waiting(reason: str, message: str, node_rank: int = 0) -> PodView:
+    return make_pod(node_rank, "Pending", reason=reason, message=message)
+
+
+def nowhere(node_rank: int = 0, **fields: Any) -> PodView:
+    return replace(make_pod(node_rank, "Pending", **fields), node_name=None)
+
+
+def degraded(found: Problem, status: DDPJobStatus = LASTING) -> DDPJobStatus:
+    """The status once `found` has been written."""
+    said = cond.set_condition(
+        status.conditions, cond.DEGRADED, True, found.reason, found.message, now=NOW, generation=1
+    )
+    return status.model_copy(update={"conditions": said})
+
+
+@pytest.mark.parametrize(
+    ("status", "pods", "reason"),
+    [
+        pytest.param(LASTING, [make_pod(0)], None, id="a pod that runs is no trouble"),
+        pytest.param(LASTING, [make_pod(0, "Pending")], None, id="a pod that waits for nothing in particular is none"),
+        pytest.param(LASTING, [make_pod(0), NO_IMAGE], "ErrImagePull", id="a pod without an image is trouble"),
+        pytest.param(LASTING, [make_pod(0, "Pending", reason="ImagePullBackOff")], "ErrImagePull",
+                     id="the kubelet's two words for one trouble are one"),
+        pytest.param(FRESH, [NO_IMAGE], None, id="trouble of less than three seconds is not worth a write"),
+        pytest.param(restarting(2.9), [NO_IMAGE], None, id="the grace begins anew with each restart"),
+        pytest.param(restarting(3), [NO_IMAGE], "ErrImagePull", id="the grace after a restart ends"),
+        pytest.param(backed_off(2.9), [NO_IMAGE], None, id="and begins when the wait before it is over"),
+        pytest.param(backed_off(3), [NO_IMAGE], "ErrImagePull", id="and ends then too"),
+        pytest.param(restarting(29.9), [nowhere()], None, id="a scheduler may take its time"),
+        pytest.param(restarting(30), [nowhere()], "NotScheduled", id="but one that says nothing at all is not there"),
+        pytest.param(restarting(30), [make_pod(0, "Pending")], None, id="a pod with a node has met its scheduler"),
+        pytest.param(restarting(30), [nowhere(scheduled=True)], None, id="or with the condition that says so"),
+        pytest.param(DDPJobStatus(), [NO_IMAGE], None, id="before the job was begun there is no trouble"),
+    ],
+)  # fmt: skip
+def test_trouble_is_a_reason_that_lasts(status: DDPJobStatus, pods: list[PodView], reason: str | None) -> None:
+    found = find_trouble(status, tuple(pods), None, NOW)
+    assert (found.reason if found else None) == reason
+
+
+def test_what_the_api_server_refused_is_said_at_once() -> None:
+    found = find_trouble(FRESH, (), Problem("QuotaExceeded", "exceeded quota"), NOW)
+    assert found is not None
+    assert found.reason == "QuotaExceeded"
+    assert found.message.startswith("exceeded quota. Raise the namespace's quota")
+
+
+@pytest.mark.parametrize(
+    ("reason", "said", "hint"),
+    [
+        ("Unschedulable", 'persistentvolumeclaim "mine" not found', "spec.shared.claimName"),
+        ("Unschedulable", "pod has unbound immediate PersistentVolumeClaims", "storage class"),
+        ("Unschedulable", "0/2 nodes are available: 2 Insufficient nvidia.com/gpu.", "elastic"),
+        ("Unschedulable", "0/2 nodes are available: 2 node(s) had untolerated taint {a: b}.", "toleration"),
+        ("Unschedulable", "0/2 nodes are available: 2 node(s) didn't match Pod's node affinity/selector.", "No node"),
+        ("CreateContainerConfigError", 'secret "token" not found', "Create it in the job's namespace"),
+        ("CreateContainerConfigError", 'configmap "code" not found', "Create it in the job's namespace"),
+        ("CreateContainerConfigError", "couldn't find key a in Secret b/c", "Add that key"),
+        ("CreateContainerConfigError", "container has runAsNonRoot and image will run as root", "not root"),
+        ("InvalidImageName", "couldn't parse image reference", "Correct the image's name"),
+        ("ErrImageNeverPull", "Container image is not present with pull policy of Never", "load it there"),
+        ("AdmissionDenied", 'admission webhook "a" denied the request: no', "policy"),
+        ("AdmissionFailed", 'failed calling webhook "a": connection refused', "webhook does not answer"),
+        ("Forbidden", 'pods "x" is forbidden: violates PodSecurity "restricted:latest"', "securityContext"),
+        ("Forbidden", "pods is forbidden: no PriorityClass with name high was found", "priorityClassName"),
+        ("Forbidden", 'error looking up service account a/b: serviceaccount "b" not found', "serviceAccountName"),
+    ],
+)
+def test_trouble_says_what_to_do_about_it(reason: str, said: str, hint: str) -> None:
+    of_pod = find_trouble(LASTING, (waiting(reason, said),), None, NOW)
+    of_server = find_trouble(LASTING, (), Problem(reason, said), NOW)
+    for found in (of_pod, of_server):
+        assert found is not None
+        assert found.reason == reason
+        assert said.rstrip(".") in found.message
+        assert hint in found.message.partition(said.rstrip("."))[2]
+
+
+def test_a_pod_that_nobody_schedules_is_named() -> None:
+    found = find_trouble(restarting(30), (nowhere(1),), None, NOW)
+    assert found is not None
+    assert found.message.startswith("pod digits-0-1: no scheduler has picked it up. Check")
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "same"),
+    [
+        pytest.param("0/7 nodes are available: 7 busy", "0/8 nodes are available: 8 busy", True, id="only numbers"),
+        pytest.param("0/7 nodes are available: 7 busy", "0/7 nodes are available: 7 tainted", False, id="other words"),
+    ],
+)
+def test_words_that_only_count_differently_are_said_once(first: str, second: str, same: bool) -> None:
+    known = find_trouble(LASTING, (waiting("Unschedulable", first),), None, NOW)
+    assert known is not None
+    after = find_trouble(degraded(known), (waiting("Unschedulable", second),), None, NOW)
+    assert (after == known) is same
+
+
+def test_the_same_trouble_of_another_pod_is_news() -> None:
+    known = find_trouble(LASTING, (waiting("Unschedulable", "full", 0),), None, NOW)
+    assert known is not None
+    after = find_trouble(degraded(known), (waiting("Unschedulable", "full", 1),), None, NOW)
+    assert after is not None
+    assert after.message.startswith("pod digits-0-1: ")
+
+
+@pytest.mark.parametrize(
+    ("status", "seconds"),
+    [
+        (restarting(0), 3.0),
+        (restarting(2), 1.0),
+        (restarting(3), 27.0),
+        (restarting(30), None),
+        (backed_off(-10), 13.0),
+        (DDPJobStatus(), 3.0),
+    ],
+)
+def test_a_gang_that_waits_is_looked_at_when_its_wait_becomes_trouble(
+    status: DDPJobStatus, seconds: float | None
+) -> None:
+    assert seconds_to_trouble(status, NOW) == seconds
+
+
+# The condition Scheduled
+
+UNSCHEDULABLE = Problem("Unschedulable", "pod digits-0-0: full")
+HELD = Problem("SchedulingGated", "pod digits-0-0: Scheduling is blocked due to non-empty scheduling gates")
+
+
+def scheduled(status: DDPJobStatus, pods: tuple[PodView, ...], trouble: Problem | None) -> tuple[str, str] | None:
+    conditions = scheduled_condition(make_job(), status, pods, 2, trouble, NOW)
+    found = cond.find(conditions, cond.SCHEDULED)
+    return (found.status, found.reason) if found else None
+
+
+def held(status: DDPJobStatus = LASTING) -> DDPJobStatus:
+    conditions = scheduled_condition(make_job(), status, (nowhere(0), nowhere(1)), 2, HELD, NOW)
+    return status.model_copy(update={"conditions": conditions})
+
+
+@pytest.mark.parametrize(
+    ("status", "pods", "trouble", "expected"),
+    [
+        pytest.param(LASTING, (make_pod(0), make_pod(1)), None, None, id="a happy gang costs no word"),
+        pytest.param(LASTING, (nowhere(0), nowhere(1)), None, None, id="nor does one that waits in peace"),
+        pytest.param(LASTING, (nowhere(0), make_pod(1)), UNSCHEDULABLE, ("False", "Unschedulable"), id="no node"),
+        pytest.param(LASTING, (make_pod(0),), Problem("QuotaExceeded", ""), ("False", "QuotaExceeded"), id="no pod"),
+        pytest.param(LASTING, (make_pod(0), NO_IMAGE), Problem("ErrImagePull", ""), ("True", "AllScheduled"),
+                     id="trouble that comes after"),
+        pytest.param(LASTING, (nowhere(0), nowhere(1)), HELD, ("False", "SchedulingGated"), id="held by a queue"),
+        pytest.param(held(), (make_pod(0), make_pod(1)), None, ("True", "AllScheduled"), id="let go and placed"),
+        pytest.param(held(), (nowhere(0), nowhere(1)), None, ("False", "Scheduling"), id="let go"),
+        pytest.param(held(degraded(UNSCHEDULABLE)), (make_pod(0), make_pod(1)), None, ("True", "AllScheduled"),
+                     id="trouble that is over"),
+    ],
+)  # fmt: skip
+def test_whether_the_gang_has_its_nodes(
+    status: DDPJobStatus, pods: tuple[PodView, ...], trouble: Problem | None, expected: tuple[str, str] | None
+) -> None:
+    assert scheduled(status, pods, trouble) == expected
+
+
+def test_a_gang_that_a_queue_holds_is_not_degraded_but_says_what_it_waits_for() -> None:
+    gated = tuple(nowhere(rank, reason=HELD.reason, message="gates") for rank in (0, 1))
+    after = plan(make_job(LASTING), seen(*gated), NOW, DEFAULTS).status
+    assert not cond.holds(after.conditions, cond.DEGRADED)
+    found = cond.find(after.conditions, cond.SCHEDULED)
+    assert found is not None
+    assert (found.status, found.reason) == ("False", "SchedulingGated")
+
+
+def test_a_gang_that_runs_has_its_nodes_and_the_next_attempt_has_not_yet() -> None:
+    running = plan(make_job(LASTING), seen(make_pod(0), make_pod(1)), NOW, DEFAULTS).status
+    assert cond.holds(running.conditions, cond.SCHEDULED)
+    again = plan(make_job(running), seen(make_pod(0)), NOW, DEFAULTS).status
+    assert again.attempt == 1
+    assert not cond.holds(again.conditions, cond.SCHEDULED)
+
+
+def test_trouble_names_the_pod_the_words_of_the_kubelet_and_what_to_do() -> None:
+    found = find_trouble(LASTING, (NO_IMAGE,), None, NOW)
+    assert found is not None
+    assert found.message.startswith("pod digits-0-1: not found. The image cannot be pulled: check")
+
+
+def test_an_image_that_cannot_be_pulled_is_one_write_however_often_the_kubelet_tries() -> None:
+    back_off = make_pod(1, "Pending", reason="ImagePullBackOff", message="Back-off pulling image")
+    status, written = LASTING, set()
+    for pod in (NO_IMAGE, back_off) * 5:
+        found = find_trouble(status, (pod,), None, NOW)
+        assert found is not None
+        said = cond.set_condition(
+            status.conditions, cond.DEGRADED, True, found.reason, found.message, now=NOW, generation=1
+        )
+        status = status.model_copy(update={"conditions": said})
+        written.add(found.message)
+    assert len(written) == 1
+
+
+def test_trouble_that_was_said_is_not_taken_back_by_a_clock_that_is_set_back() -> None:
+    said = cond.set_condition((), cond.DEGRADED, True, "ErrImagePull", "x", now=NOW, generation=1)
+    status = LASTING.model_copy(update={"conditions": said})
+    assert find_trouble(status, (NO_IMAGE,), None, later(-3600)) is not None

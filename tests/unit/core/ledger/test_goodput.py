@@ -1,0 +1,175 @@
+"""Where a job's time goes: every cause by itself, and what a failure takes back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from builders import NOW, ended, heard, in_phase, later, make_pod, make_report, seen
+
+from ddpjob_operator.api.status import DDPJobStatus, FailureStatus, Goodput, Phase, Progress, SnapshotStatus
+from ddpjob_operator.core.ledger.goodput import CAUSES, seconds_of, with_goodput
+from ddpjob_operator.core.values.observed import InitializerView, Observed, PodPhase
+from ddpjob_operator.core.values.trainer_report import TrainerReport
+
+WAITS, PULLS = make_pod(0, "Pending"), make_pod(0, "Pending", scheduled=True)
+RUNS = make_pod(0), make_pod(1)
+
+
+def told(phase: str = "train", **fields: Any) -> TrainerReport:
+    return heard(phase=phase, **fields)
+
+
+def ledger(cause: str, **fields: Any) -> Goodput:
+    return Goodput(cause=cause, counted_until=NOW, **fields)
+
+
+def spent(status: DDPJobStatus) -> dict[str, float]:
+    assert status.goodput is not None
+    return {name: seconds for name, seconds in seconds_of(status.goodput).items() if seconds}
+
+
+@pytest.mark.parametrize(
+    ("phase", "observed", "cause"),
+    [
+        (None, Observed(), "queued"),
+        (Phase.PENDING, Observed(), "queued"),
+        (Phase.PENDING, Observed(initializer=InitializerView("i", "u", PodPhase.RUNNING)), "initializing"),
+        (Phase.STARTING, seen(), "queued"),
+        (Phase.STARTING, seen(WAITS, make_pod(1, "Pending", scheduled=True)), "queued"),
+        (Phase.STARTING, seen(PULLS), "queued"),
+        (Phase.STARTING, seen(PULLS, make_pod(1)), "pulling"),
+        (Phase.RUNNING, seen(*RUNS), "rendezvous"),
+        (Phase.RUNNING, seen(*RUNS, report=told("load")), "rendezvous"),
+        (Phase.RUNNING, seen(*RUNS, report=told("first_step")), "first_step"),
+        (Phase.RUNNING, seen(*RUNS, report=told("train")), "training"),
+        (Phase.RUNNING, seen(*RUNS, report=told("validate")), "validating"),
+        (Phase.RUNNING, seen(*RUNS, report=told("save")), "saving"),
+        (Phase.RUNNING, seen(*RUNS, report=told("from the future")), "rendezvous"),
+        (Phase.RUNNING, seen(*RUNS, report=told("train", attempt=7)), "rendezvous"),
+        (Phase.RESTARTING, seen(*RUNS), "recovering"),
+        (Phase.RESTARTING, seen(WAITS), "queued"),
+        (Phase.RESTARTING, seen(PULLS), "recovering"),
+        (Phase.SUSPENDED, seen(), "suspended"),
+    ],
+)  # fmt: skip
+def test_what_the_time_goes_into_follows_from_the_phase_the_pods_and_the_trainer(
+    phase: Phase | None, observed: Observed, cause: str
+) -> None:
+    before = in_phase(Phase.PENDING, goodput=ledger("something else"))
+    after = with_goodput(before, before.model_copy(update={"phase": phase}), observed, later(5))
+    assert after.goodput is not None
+    assert after.goodput.cause == cause
+
+
+def test_the_clock_alone_moves_nothing() -> None:
+    """A job at rest is not written to."""
+    status = in_phase(Phase.RUNNING, goodput=ledger("training"))
+    assert with_goodput(status, status, seen(*RUNS, report=told()), later(3600)) is status
+
+
+def test_time_goes_to_the_cause_that_held() -> None:
+    before = in_phase(Phase.STARTING, goodput=ledger("pulling", queued=2.0))
+    after = with_goodput(before, before.model_copy(update={"phase": Phase.RUNNING}), seen(*RUNS), later(7.25))
+    assert spent(after) == {"queued": 2.0, "pulling": 7.25}
+
+
+def test_a_job_begins_with_the_time_since_it_was_first_acted_on() -> None:
+    before = DDPJobStatus()
+    after = with_goodput(before, DDPJobStatus(phase=Phase.STARTING, start_time=later(-3)), seen(), NOW)
+    assert spent(after) == {"queued": 3.0}
+
+
+def test_what_the_trainer_tells_is_split_by_phase_and_the_rest_goes_to_the_cause_that_held() -> None:
+    seconds = {"load": 1.0, "first_step": 2.0, "train": 5.0, "save": 0.5}
+    before = in_phase(Phase.RUNNING, goodput=ledger("rendezvous"))
+    after = before.model_copy(update={"progress": Progress(step=10)})
+    once = with_goodput(before, after, seen(*RUNS, report=told(seconds=seconds)), later(12))
+    assert spent(once) == {"rendezvous": 4.5, "first_step": 2.0, "training": 5.0, "saving": 0.5}
+    seconds = seconds | {"train": 14.0, "validate": 1.0}
+    after = once.model_copy(update={"progress": Progress(step=20)})
+    twice = with_goodput(once, after, seen(*RUNS, report=told(seconds=seconds)), later(22))
+    assert spent(twice) == spent(once) | {"training": 14.0, "validating": 1.0}
+    assert twice.goodput is not None
+    assert twice.goodput.ratio == round(14 / 22, 4)
+
+
+def test_a_trainer_that_tells_of_more_time_than_there_was_gets_no_more() -> None:
+    before = in_phase(Phase.RUNNING, goodput=ledger("training"))
+    after = before.model_copy(update={"progress": Progress(step=10)})
+    report = told(seconds={"train": 1e9, "validate": float("nan"), "save": -5, "load": "x", "other": 3})
+    assert spent(with_goodput(before, after, seen(*RUNS, report=report), later(4))) == {"training": 4.0}
+
+
+def test_what_a_trainer_is_ahead_of_the_clock_is_counted_the_next_time() -> None:
+    before = in_phase(Phase.RUNNING, goodput=ledger("rendezvous"))
+    observed = seen(*RUNS, report=told("load", seconds={"train": 5.0}))
+    after = before.model_copy(update={"progress": Progress(step=1)})
+    once = with_goodput(before, after, observed, later(3))
+    assert spent(once) == {"training": 3.0}
+    after = once.model_copy(update={"progress": Progress(step=2)})
+    assert spent(with_goodput(once, after, observed, later(9))) == {"training": 5.0, "rendezvous": 4.0}
+
+
+def failed_at(step: int, kept: int | None, *, reason: str = "WorkerKilled", began: int = 0) -> DDPJobStatus:
+    """A job of 100 s of training whose attempt ends at `step`, with a snapshot of step `kept`."""
+    before = in_phase(
+        Phase.RUNNING,
+        goodput=ledger("training", training=100.0, told={"training": 100.0}),
+        progress=Progress(step=step),
+    )
+    after = before.model_copy(
+        update={
+            "phase": Phase.RESTARTING,
+            "attempt": 1,
+            "last_failure": FailureStatus(attempt=0, time=NOW, reason=reason),
+            "snapshot": None if kept is None else SnapshotStatus(step=kept, time=NOW),
+        }
+    )
+    message = make_report(reason, step=step, resumedFromStep=began, seconds={"train": 100.0})
+    observed = seen(make_pod(0, "Failed", termination=ended(1, message)), make_pod(1))
+    return with_goodput(before, after, observed, later(10))
+
+
+@pytest.mark.parametrize(
+    ("step", "kept", "began", "training", "lost"),
+    [
+        (100, 80, 0, 90.0, 20),
+        (100, 100, 0, 110.0, 0),
+        (100, None, 0, 10.0, 100),
+        (100, 80, 60, 60.0, 20),
+        (100, 100, 100, 110.0, 0),
+    ],
+    ids=["a fifth", "nothing", "everything", "half of what this attempt did", "an attempt that took no step"],
+)
+def test_training_that_no_snapshot_kept_was_recovering(
+    step: int, kept: int | None, began: int, training: float, lost: int
+) -> None:
+    after = failed_at(step, kept, began=began)
+    assert spent(after) == {"training": training} | ({"recovering": 110 - training} if training < 110 else {})
+    assert after.goodput is not None
+    assert (after.goodput.recomputed_steps, after.goodput.told) == (lost, {})
+
+
+def test_the_silence_before_a_stall_was_found_counts_as_stalled() -> None:
+    assert spent(failed_at(100, 100, reason="Stalled")) == {"training": 100.0, "stalled": 10.0}
+
+
+def test_a_suspension_has_no_part_in_the_ratio() -> None:
+    before = in_phase(Phase.SUSPENDED, goodput=ledger("suspended", training=30.0, queued=10.0))
+    after = with_goodput(before, before.model_copy(update={"phase": Phase.RESTARTING}), seen(), later(1000))
+    assert after.goodput is not None
+    assert (after.goodput.suspended, after.goodput.ratio) == (1000.0, 0.75)
+
+
+def test_a_clock_that_is_set_back_takes_nothing_away() -> None:
+    before = in_phase(Phase.STARTING, goodput=ledger("pulling", queued=2.0))
+    after = with_goodput(before, before.model_copy(update={"phase": Phase.RUNNING}), seen(*RUNS), later(-3600))
+    assert spent(after) == {"queued": 2.0}
+    assert after.goodput is not None
+    assert after.goodput.counted_until == NOW
+
+
+def test_every_cause_is_a_field_of_the_status_with_words_for_people() -> None:
+    assert set(CAUSES) == {name for name, field in Goodput.model_fields.items() if field.annotation is float}
+    assert all(Goodput.model_fields[name].description for name in CAUSES)

@@ -1,0 +1,118 @@
+"""What a trainer reports, as a status says it."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from builders import NOW, UID, heard, later
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddpjob_operator.api.status import DDPJobStatus, SnapshotStatus
+from ddpjob_operator.core.failure.detect import Failure, Retry
+from ddpjob_operator.core.ledger.progress import MESSAGE_LIMIT, failure_status, with_final_report, with_report
+from ddpjob_operator.core.values.trainer_report import read_status
+
+TIME = NOW.timestamp()
+REPORT = {
+    "version": 1, "uid": UID, "attempt": 0, "time": TIME, "epoch": 3, "step": 120, "totalSteps": 400, "loss": 0.25,
+    "samplesPerSecond": 900.5, "etaSeconds": 20.0, "metrics": {"eval_accuracy": 0.96},
+    "snapshot": {"step": 100, "time": TIME - 5, "verified": True},
+}  # fmt: skip
+
+
+def after(told: Any, status: DDPJobStatus | None = None, now: datetime = NOW) -> DDPJobStatus:
+    return with_report(status or DDPJobStatus(), told and heard(**told), UID, now)
+
+
+def test_a_report_becomes_progress_and_snapshot() -> None:
+    status = after(REPORT)
+    assert status.progress is not None
+    assert status.snapshot is not None
+    assert status.progress.model_dump() == {
+        "epoch": 3, "step": 120, "total_steps": 400, "loss": 0.25, "samples_per_second": 900.5, "eta": later(20),
+        "remaining_seconds": 20, "metrics": {"eval_accuracy": 0.96},
+    }  # fmt: skip
+    assert status.snapshot.model_dump() == {"step": 100, "time": later(-5), "verified": True}
+
+
+@pytest.mark.parametrize(
+    "report",
+    [
+        pytest.param(None, id="no report"),
+        pytest.param(REPORT | {"uid": "another"}, id="another life of the same name"),
+        pytest.param(REPORT | {"attempt": 1}, id="another attempt"),
+    ],
+)
+def test_what_is_not_about_this_attempt_of_this_job_changes_nothing(report: Any) -> None:
+    assert after(report) == DDPJobStatus()
+
+
+def test_the_same_report_looked_at_later_says_the_same() -> None:
+    first = after(REPORT)
+    assert after(REPORT, first, now=later(3600)) == first
+
+
+def test_what_a_report_does_not_know_stays_as_it_was() -> None:
+    status = after({"step": 130, "loss": None}, after(REPORT))
+    assert status.progress is not None
+    assert (status.progress.step, status.progress.loss, status.progress.metrics) == (130, 0.25, {"eval_accuracy": 0.96})
+
+
+@pytest.mark.parametrize(
+    ("known", "found", "kept"),
+    [
+        pytest.param((100, True), (120, False), (120, False), id="a newer snapshot is taken"),
+        pytest.param((100, True), (80, True), (100, True), id="an older one is not"),
+        pytest.param((100, False), (100, True), (100, True), id="the same one, verified, is taken"),
+        pytest.param((100, True), (100, False), (100, True), id="what was verified stays verified"),
+    ],
+)
+def test_the_newest_snapshot_is_kept(known: tuple[int, bool], found: tuple[int, bool], kept: tuple[int, bool]) -> None:
+    status = DDPJobStatus(snapshot=SnapshotStatus(step=known[0], time=NOW, verified=known[1]))
+    report = heard(snapshot={"step": found[0], "time": TIME, "verified": found[1]})
+    snapshot = with_final_report(status, report, NOW).snapshot
+    assert snapshot is not None
+    assert (snapshot.step, snapshot.verified) == kept
+
+
+anything = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.just("\ud800") | st.just(10**400),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text() | st.just("\ud800"), inner, max_size=3),
+    max_leaves=5,
+)
+
+
+@given(
+    st.dictionaries(st.sampled_from(sorted(REPORT)), anything),
+    st.dictionaries(st.sampled_from(("step", "time")), anything),
+)
+def test_whatever_a_container_reports_the_status_can_be_written(
+    fields: dict[str, Any], snapshot: dict[str, Any]
+) -> None:
+    report = REPORT | fields
+    if "snapshot" not in fields:
+        report["snapshot"] = {"step": 100, "time": TIME} | snapshot
+    status = with_final_report(DDPJobStatus(), read_status(json.dumps(report)), NOW)
+    wire = json.loads(json.dumps(status.model_dump(mode="json", by_alias=True, exclude_none=True), allow_nan=False))
+    assert DDPJobStatus.model_validate(wire) == status
+
+
+def test_the_post_mortem_keeps_what_the_pods_take_with_them() -> None:
+    failure = Failure("WorkerKilled", "killed", Retry.YES, "digits-0-1", "node-1", 1, 3, 137, None)
+    found = failure_status(after(REPORT), failure, NOW)
+    assert (found.pod_name, found.node_name, found.node_rank, found.rank) == ("digits-0-1", "node-1", 1, 3)
+    assert (found.exit_code, found.reason, found.step, found.snapshot_step) == (137, "WorkerKilled", 120, 100)
+    assert found.time == NOW.astimezone(UTC)
+    assert found.advice
+
+
+def test_the_step_that_the_failing_rank_told_wins_over_the_last_report() -> None:
+    assert failure_status(after(REPORT), Failure("X", "", Retry.YES, step=125), NOW).step == 125
+
+
+def test_a_long_message_is_cut() -> None:
+    assert len(failure_status(DDPJobStatus(), Failure("X", "m" * 9000, Retry.YES), NOW).message) == MESSAGE_LIMIT

@@ -1,0 +1,73 @@
+"""What the status says of snapshots that fail and of those that were set aside."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from builders import NOW, heard, in_phase, make_job
+
+from ddpjob_operator.api.status import DDPJobStatus, Phase
+from ddpjob_operator.core.ledger.progress import MOST_REMEMBERED, snapshot_events, with_snapshot_news
+from ddpjob_operator.core.values import conditions as cond
+
+HEALTHY = in_phase(Phase.RUNNING)
+DISK_FULL = {"step": 110, "result": "failed", "message": "no snapshot of step 110: no space left", "failures": 3}
+
+
+def after(status: DDPJobStatus, **told: Any) -> DDPJobStatus:
+    report = heard(**{"snapshotProblem": None, "snapshotsSetAside": []} | told)
+    return with_snapshot_news(make_job(), status, report, NOW)
+
+
+FAILING = after(HEALTHY, snapshotProblem=DISK_FULL)
+
+
+def test_three_saves_that_fail_in_a_row_are_a_condition_and_an_event() -> None:
+    condition = cond.find(FAILING.conditions, cond.SNAPSHOTS_FAILING)
+    assert condition is not None
+    assert (condition.status, condition.reason) == ("True", "SavesFail")
+    assert condition.message == "3 snapshots in a row could not be saved. no snapshot of step 110: no space left"
+    (event,) = snapshot_events(HEALTHY, FAILING)
+    assert (event.type, event.reason, event.message) == ("Warning", "SnapshotsFailing", condition.message)
+
+
+@pytest.mark.parametrize(
+    "problem",
+    [None, DISK_FULL | {"failures": 2}, DISK_FULL | {"failures": "3"}, {}, [], "text"],
+    ids=["none", "two in a row", "no number", "nothing", "a list", "text"],
+)
+def test_less_than_that_is_none(problem: Any) -> None:
+    assert after(HEALTHY, snapshotProblem=problem) == HEALTHY
+
+
+def test_a_fourth_failure_is_no_news() -> None:
+    assert after(FAILING, snapshotProblem=DISK_FULL | {"failures": 4}) == FAILING
+    assert snapshot_events(FAILING, FAILING) == ()
+
+
+def test_a_snapshot_that_is_saved_ends_it_and_one_that_is_skipped_does_not() -> None:
+    skipped = after(FAILING, snapshotProblem=DISK_FULL | {"result": "skipped", "failures": 0})
+    assert cond.holds(skipped.conditions, cond.SNAPSHOTS_FAILING)
+    assert not cond.holds(after(FAILING).conditions, cond.SNAPSHOTS_FAILING)
+
+
+@pytest.mark.parametrize("other", [{"uid": "another"}, {"attempt": 1}])
+def test_what_another_life_says_counts_for_nothing(other: dict[str, Any]) -> None:
+    assert after(HEALTHY, snapshotProblem=DISK_FULL, **other) == HEALTHY
+
+
+def test_snapshots_that_were_set_aside_are_listed_once_the_newest_last() -> None:
+    one = [{"step": 80, "message": "snapshot of step 80 is not used: SHA-256 differs"}]
+    listed = after(after(HEALTHY, snapshotsSetAside=one), snapshotsSetAside=one)
+    assert listed.corrupt_snapshots == (one[0]["message"],)
+    assert [event.reason for event in snapshot_events(HEALTHY, listed)] == ["SnapshotCorrupt"]
+    many = [{"step": step, "message": f"step {step}"} for step in range(20)]
+    assert after(listed, snapshotsSetAside=many).corrupt_snapshots == tuple(
+        f"step {step}" for step in range(20 - MOST_REMEMBERED, 20)
+    )
+
+
+def test_a_list_that_is_none_is_ignored() -> None:
+    for found in (None, "x", [1, {}, {"message": ""}]):
+        assert after(HEALTHY, snapshotsSetAside=found) == HEALTHY

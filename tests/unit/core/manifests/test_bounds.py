@@ -1,0 +1,265 @@
+"""What an administrator allows: every bound with the field, the value and the way out, and no way around it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from decimal import Decimal
+from typing import Any
+
+import pytest
+from builders import DEFAULTS, NOW, failed, in_phase, later, make_job, make_pod, seen
+
+from ddpjob_operator.api.status import Phase, SnapshotStatus
+from ddpjob_operator.core.manifests.bounds import amount, clamp_to_bounds, with_default_resources
+from ddpjob_operator.core.manifests.initializer import build_initializer
+from ddpjob_operator.core.manifests.pods import build_pod
+from ddpjob_operator.core.plan import plan
+from ddpjob_operator.core.stages.prerequisites import not_allowed
+from ddpjob_operator.core.values import conditions as cond
+from ddpjob_operator.core.values.job import Bounds, Defaults, HostAccess
+from ddpjob_operator.core.values.observed import Observed, ServiceView
+
+GPUS = {"limits": {"nvidia.com/gpu": 8}}
+
+
+def refusals(bounds: Bounds, **spec: Any) -> list[str]:
+    return list(not_allowed(make_job(**spec), replace(DEFAULTS, bounds=bounds)))
+
+
+def container(name: str = "trainer", **resources: Any) -> dict[str, Any]:
+    return {"name": name, "image": "i", "resources": resources}
+
+
+def template(*containers: dict[str, Any], **spec: Any) -> dict[str, Any]:
+    return {"podTemplate": {"spec": {"containers": list(containers), **spec}}}
+
+
+@pytest.mark.parametrize(
+    ("bounds", "spec", "told"),
+    [
+        pytest.param(Bounds(), {"nodes": 1024, "resources": GPUS}, None, id="no bound"),
+        pytest.param(Bounds(max_nodes=4), {"nodes": 4}, None, id="as many nodes as allowed"),
+        pytest.param(Bounds(max_nodes=4), {"nodes": 5}, "spec.nodes: 5 is more than the 4", id="more nodes"),
+        pytest.param(Bounds(max_nodes=4), {"nodes": 4, "spares": 1, "restart": {"scope": "InPlace"}},
+                     "spec.nodes: 4 and spares 1 is more than the 4", id="spares are nodes too"),
+        pytest.param(Bounds(max_procs_per_node=4), {"procsPerNode": 5},
+                     "spec.procsPerNode: 5 is more than the 4", id="more ranks"),
+        pytest.param(Bounds(max_procs_per_node=4), {"resources": GPUS},
+                     "spec.procsPerNode: 8 is more than the 4", id="more ranks, one for each GPU"),
+        pytest.param(Bounds(resources={"nvidia.com/gpu": "8"}), {"resources": GPUS}, None, id="as many GPUs"),
+        pytest.param(Bounds(resources={"nvidia.com/gpu": "8"}), {}, None, id="none at all"),
+        pytest.param(Bounds(resources={"nvidia.com/gpu": "4"}), {"resources": GPUS},
+                     "spec.resources.limits[nvidia.com/gpu]: a pod uses 8, more than the 4", id="more GPUs"),
+        pytest.param(Bounds(resources={"memory": "16Gi"}), {"resources": {"limits": {"memory": "16384Mi"}}}, None,
+                     id="the same in another unit"),
+        pytest.param(Bounds(resources={"memory": "16Gi"}), {"resources": {"limits": {"memory": "17Gi"}}},
+                     "spec.resources.limits[memory]: a pod uses 17Gi, more than the 16Gi", id="more memory"),
+        pytest.param(Bounds(resources={"memory": "16Gi"}), {"resources": {"requests": {"memory": "1Gi"}}},
+                     "spec.resources.limits[memory]: is not set for container trainer", id="memory without a limit"),
+        pytest.param(Bounds(resources={"cpu": "4"}), template(container(limits={"cpu": "5"})),
+                     "limits[cpu]: a pod uses 5, more than the 4", id="by way of the template"),
+        pytest.param(Bounds(resources={"cpu": "4"}),
+                     template(container(limits={"cpu": "3"}), container("b", limits={"cpu": "1500m"})),
+                     "limits[cpu]: a pod uses 4.5, more than the 4", id="by way of a sidecar"),
+        pytest.param(Bounds(resources={"cpu": "4"}), template(container(limits={"cpu": "3"}), container("b")),
+                     "limits[cpu]: is not set for container b", id="a sidecar without a limit"),
+        pytest.param(Bounds(resources={"example.com/fpga": "1"}),
+                     template(initContainers=[container("i", requests={"example.com/fpga": 2})]),
+                     "limits[example.com/fpga]: a pod uses 2, more than the 1", id="by way of an init container"),
+        pytest.param(Bounds(resources={"cpu": "4"}),
+                     template(container(limits={"cpu": "3"}), initContainers=[container("i", limits={"cpu": "4"})]),
+                     None, id="an init container has ended when the others run"),
+        pytest.param(Bounds(resources={"example.com/fpga": "1"}),
+                     template(initContainers=[container("i", requests={"example.com/fpga": 1})
+                                              | {"restartPolicy": "Always"},
+                                              container("j", requests={"example.com/fpga": 1})]),
+                     "limits[example.com/fpga]: a pod uses 2, more than the 1", id="by way of a native sidecar"),
+        pytest.param(Bounds(resources={"cpu": "4"}), template(container(), resources={"limits": {"cpu": "5"}}),
+                     "limits[cpu]: a pod uses 5, more than the 4", id="by way of the pod as a whole"),
+        pytest.param(Bounds(resources={"cpu": "4"}), template(container(), resources={"limits": {"cpu": "4"}}),
+                     None, id="containers that share what the pod has"),
+        pytest.param(Bounds(resources={"cpu": "4"}), template(container(limits={"cpu": "9000000000n"})),
+                     "a pod uses 9, more than the 4", id="in a unit that hides it"),
+        pytest.param(Bounds(resources={"cpu": "4"}), template(container(limits={"cpu": "many"})),
+                     "limits[cpu]: 'many' is not a quantity", id="no quantity"),
+    ],
+)  # fmt: skip
+def test_a_new_job_beyond_a_bound_is_refused(bounds: Bounds, spec: dict[str, Any], told: str | None) -> None:
+    said = refusals(bounds, **spec)
+    assert bool(said) == (told is not None)
+    if told is not None:
+        assert told in said[0]
+        assert "namespace research" in said[0] or "is not a quantity" in said[0]
+
+
+HOST_PATH = template(container(), volumes=[{"name": "root", "hostPath": {"path": "/"}}])
+PRIVILEGED = template(container() | {"securityContext": {"privileged": True}})
+ON_ITS_NETWORK = "hostNetwork in spec.placement or spec.podTemplate.spec"
+INIT = template(initContainers=[container("i") | {"securityContext": {"privileged": True}}])
+
+
+@pytest.mark.parametrize(
+    ("allowed", "spec", "field"),
+    [
+        (HostAccess.NETWORK, HOST_PATH, "spec.podTemplate.spec.volumes[root].hostPath"),
+        (HostAccess.NETWORK, template(hostPID=True), "spec.podTemplate.spec.hostPID"),
+        (HostAccess.NETWORK, template(hostIPC=True), "spec.podTemplate.spec.hostIPC"),
+        (HostAccess.NETWORK, PRIVILEGED, "spec.podTemplate.spec.containers[trainer].securityContext.privileged"),
+        (HostAccess.NETWORK, INIT, "spec.podTemplate.spec.initContainers[i].securityContext.privileged"),
+        (HostAccess.NETWORK, {"placement": {"hostNetwork": True}}, None),
+        (HostAccess.NONE, {"placement": {"hostNetwork": True}}, ON_ITS_NETWORK),
+        (HostAccess.NONE, template(hostNetwork=True), ON_ITS_NETWORK),
+        (HostAccess.NONE, template(container() | {"ports": [{"containerPort": 1, "hostPort": 22}]}),
+         "spec.podTemplate.spec.containers[trainer].ports.hostPort"),
+        (HostAccess.NONE, {}, None),
+        (HostAccess.ALL, HOST_PATH, None),
+        (HostAccess.ALL, PRIVILEGED, None),
+    ],
+)  # fmt: skip
+def test_a_job_has_no_more_of_its_nodes_than_is_allowed(
+    allowed: HostAccess, spec: dict[str, Any], field: str | None
+) -> None:
+    said = refusals(Bounds(host_access=allowed), **spec)
+    assert [message.partition(":")[0] for message in said] == ([] if field is None else [field])
+    assert not said or f"(bounds.hostAccess: {allowed}); remove it" in said[0]
+
+
+def test_what_fetches_the_data_is_held_to_the_bounds_too() -> None:
+    initializers = [{"name": "data", "source": "https://example.com/digits.tar", "path": "datasets/digits"}]
+    bounds = Bounds(resources={"memory": "16Gi"})
+    given = {"initializers": initializers, "resources": {"limits": {"memory": "1Gi"}}}
+    assert refusals(bounds, **given) == []
+    pod = build_initializer(make_job(**given), 0, replace(DEFAULTS, bounds=bounds))
+    assert [item["resources"] for item in pod["spec"]["containers"]] == [
+        {"limits": {"memory": "16Gi"}, "requests": {"memory": "0"}}
+    ]
+    mounted = {"podTemplate": {"spec": {"volumes": [{"name": "root", "hostPath": {"path": "/"}}]}}}
+    assert len(refusals(Bounds(), **given, **mounted)) == 1
+
+
+@pytest.mark.parametrize(
+    ("nodes", "spares", "held_to"), [(2, 2, (2, 2)), (2, 64, (2, 2)), (4, 1, (4, 0)), (5, 1, (5, 0)), (5, 0, (5, 0))]
+)
+def test_spares_that_an_edit_adds_are_held_to_the_bound_on_nodes(
+    nodes: int, spares: int, held_to: tuple[int, int]
+) -> None:
+    job = make_job(in_phase(Phase.RUNNING, nodes=nodes), nodes=nodes, spares=spares, restart={"scope": "InPlace"})
+    held = clamp_to_bounds(job, Bounds(max_nodes=4))
+    assert (held.spec.nodes, held.spec.spares) == held_to
+    assert bool(held.refused) == (spares != held_to[1])
+
+
+def test_an_edit_beyond_a_bound_that_no_server_refused_ends_with_the_attempt() -> None:
+    status = in_phase(Phase.RUNNING, nodes=2, spec={"nodes": 2})
+    defaults = replace(DEFAULTS, bounds=Bounds(max_nodes=2))
+    observed = seen(make_pod(0), failed(1, 137))
+    restarted = plan(make_job(status, nodes=2), observed, NOW, defaults)
+    assert restarted.status.phase is Phase.RESTARTING
+    refused = plan(make_job(status, nodes=3), observed, NOW, defaults)
+    condition = cond.find(refused.status.conditions, cond.FAILED)
+    assert condition is not None
+    assert (refused.status.phase, condition.reason) == (Phase.FAILED, "BeyondBounds")
+
+
+def test_a_change_of_size_takes_no_job_beyond_a_bound_either() -> None:
+    made_from = {"nodes": 3, "elastic": {"minNodes": 1}, "procsPerNode": 1}
+    waits = {"snapshot": SnapshotStatus(step=9, time=later(5), verified=True)}
+    status = in_phase(Phase.RUNNING, nodes=2, spec=made_from, **waits)
+    ready = make_pod(0, ready=True, ready_since=NOW)
+    spare = replace(ready, name="digits-0-s0", uid="spare-0", node_rank=None)
+    observed, defaults = seen(make_pod(0), make_pod(1), spare), replace(DEFAULTS, bounds=Bounds(max_procs_per_node=4))
+    grown = plan(make_job(status, **made_from), observed, later(10), defaults)
+    assert (grown.status.phase, grown.status.nodes.total) == (Phase.RESTARTING, 3)
+    refused = plan(make_job(status, **made_from | {"procsPerNode": 8}), observed, later(10), defaults)
+    assert refused.status.phase is Phase.FAILED
+    assert [event.reason for event in refused.events] == ["Failed"]
+
+
+def test_every_bound_that_is_broken_is_named_at_once() -> None:
+    bounds = Bounds(max_nodes=1, max_procs_per_node=1, resources={"nvidia.com/gpu": "1"})
+    assert len(refusals(bounds, nodes=2, resources=GPUS)) == 3
+
+
+def test_a_refused_job_is_failed_and_nothing_is_made_for_it() -> None:
+    decided = plan(make_job(nodes=3), Observed(), NOW, replace(DEFAULTS, bounds=Bounds(max_nodes=2)))
+    assert (decided.status.phase, decided.actions) == (Phase.FAILED, ())
+    failed = cond.find(decided.status.conditions, cond.FAILED)
+    assert failed is not None
+    assert failed.reason == "BeyondBounds"
+    assert failed.message == (
+        "spec.nodes: 3 is more than the 2 that this cluster's administrator allows in namespace research; use fewer"
+    )
+
+
+@pytest.mark.parametrize("phase", [Phase.STARTING, Phase.RUNNING, Phase.RESTARTING, Phase.SUSPENDED])
+def test_a_bound_that_comes_later_stops_no_job(phase: Phase) -> None:
+    job = make_job(in_phase(phase, nodes=3), nodes=3)
+    assert clamp_to_bounds(job, Bounds(max_nodes=2)) == job
+
+
+@pytest.mark.parametrize(
+    ("nodes", "held_to"), [(4, 4), (5, 4), (1024, 4)], ids=["within", "one too many", "far too many"]
+)
+def test_an_elastic_job_does_not_grow_beyond_a_bound(nodes: int, held_to: int) -> None:
+    job = make_job(in_phase(Phase.RUNNING, nodes=3), nodes=nodes, elastic={"minNodes": 2})
+    held = clamp_to_bounds(job, Bounds(max_nodes=4))
+    assert held.spec.nodes == held_to
+    assert bool(held.refused) == (nodes != held_to)
+
+
+def test_that_an_elastic_job_is_held_back_is_said_for_as_long_as_it_is() -> None:
+    spec = {"nodes": 9, "elastic": {"minNodes": 2}}
+    status = in_phase(Phase.RUNNING, nodes=2, spec=spec)
+    defaults = replace(DEFAULTS, bounds=Bounds(max_nodes=2))
+    observed = seen(make_pod(0), make_pod(1))
+    first = plan(make_job(status, **spec), observed, NOW, defaults)
+    degraded = cond.find(first.status.conditions, cond.DEGRADED)
+    assert degraded is not None
+    assert (degraded.status, degraded.reason) == ("True", "BeyondBounds")
+    assert degraded.message.startswith("spec.nodes: 9 is more than the 2")
+    again = plan(make_job(first.status, **spec), observed, NOW, defaults)
+    assert again.status.conditions == first.status.conditions
+
+
+@pytest.mark.parametrize(
+    ("quantity", "number"),
+    [("2", 2), (2, 2), ("500m", "0.5"), ("1.5Gi", 1610612736), ("1k", 1000), ("1e3", 1000), ("2E", "2e18"),
+     ("3Ei", 3 * 1024**6), (".5", "0.5"), ("100n", "1e-7"), ("250u", "0.00025")],
+)  # fmt: skip
+def test_a_quantity_is_a_number(quantity: str | int, number: Any) -> None:
+    assert amount(quantity) == Decimal(number)
+
+
+@pytest.mark.parametrize("text", ["", "Gi", "1 Gi", "1Gb", "one", "1GiB", "NaN", "1_0", "1e999"])
+def test_what_is_no_quantity_is_said_to_be_none(text: str) -> None:
+    with pytest.raises(ValueError, match="is not a quantity"):
+        amount(text)
+
+
+DEFAULT = {"requests": {"cpu": "1", "memory": "1Gi"}, "limits": {"memory": "2Gi"}}
+
+
+@pytest.mark.parametrize(
+    ("given", "filled"),
+    [
+        (None, DEFAULT),
+        ({"requests": {"cpu": "2"}}, {"requests": {"cpu": "2", "memory": "1Gi"}, "limits": {"memory": "2Gi"}}),
+        ({"requests": {"memory": "8Gi"}}, {"requests": {"cpu": "1", "memory": "8Gi"}}),
+        (GPUS, {"requests": DEFAULT["requests"], "limits": {"memory": "2Gi", "nvidia.com/gpu": 8}}),
+    ],
+    ids=["nothing", "another resource", "a request alone, which a default limit could be below", "GPUs"],
+)
+def test_a_resource_that_a_job_does_not_mention_has_its_default(given: Any, filled: Any) -> None:
+    assert with_default_resources({"name": "trainer", "resources": given}, DEFAULT)["resources"] == filled
+
+
+@pytest.mark.parametrize("spec", [{}, template(container(limits={"memory": "9Gi"})), {"resources": GPUS}], ids=str)
+def test_defaults_reach_the_trainer_alone(spec: dict[str, Any]) -> None:
+    defaults = Defaults(resources={"limits": {"memory": "2Gi"}})
+    job = make_job(**spec)
+    pod = build_pod(job, 0, 0, ServiceView("10.96.0.7", 0), defaults)
+    (trainer,) = pod["spec"]["containers"]
+    assert trainer["resources"]["limits"]["memory"] == ("9Gi" if "podTemplate" in spec else "2Gi")
+    assert (
+        "resources" not in build_pod(make_job(), 0, 0, ServiceView("10.96.0.7", 0), DEFAULTS)["spec"]["containers"][0]
+    )

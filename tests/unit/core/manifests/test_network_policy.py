@@ -1,0 +1,123 @@
+"""Who may reach a job's pods: the manifest, read as a cluster that enforces it would."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import kubernetes_validate
+import pytest
+from builders import DEFAULTS, UID, make_job
+
+from ddpjob_operator.core.manifests.network_policy import build_policy
+from ddpjob_operator.core.manifests.pods import build_pod, owner_reference
+from ddpjob_operator.core.values.job import Manifest, NetworkAccess
+from ddpjob_operator.core.values.observed import ServiceView
+
+OPEN = NetworkAccess("ddpjob-system", {"kubernetes.io/metadata.name": "monitoring"})
+JOB = make_job()
+OPERATOR = ("ddpjob-system", {"app.kubernetes.io/name": "ddpjob-operator"})
+NEIGHBOUR = ("research", {"training.ddpjob.io/uid": "another", "training.ddpjob.io/node-rank": "0"})
+ANY_PORT = (22, 9400, 29500, 41234)
+
+
+def policy(access: NetworkAccess = OPEN, **spec: Any) -> Manifest:
+    job = make_job(**spec)
+    found = build_policy(job, replace(DEFAULTS, network=access), owner_reference(job))
+    assert found is not None
+    return found
+
+
+def gang_labels() -> dict[str, str]:
+    labels: dict[str, str] = build_pod(JOB, 0, 1, ServiceView("10.96.0.7", 0), DEFAULTS)["metadata"]["labels"]
+    return labels
+
+
+def selects(selector: Manifest | None, labels: dict[str, str]) -> bool:
+    """A label selector (metav1.LabelSelector), as far as these use it; None selects everything."""
+    selector = selector or {}
+    exist = all(item["operator"] == "Exists" and item["key"] in labels for item in selector.get("matchExpressions", ()))
+    return exist and selector.get("matchLabels", {}).items() <= labels.items()
+
+
+def lets_in(found: Manifest, namespace: str, labels: dict[str, str], port: int) -> bool:
+    """Whether a pod with these labels in that namespace may connect to `port` (networking.k8s.io/v1)."""
+    for rule in found["spec"]["ingress"]:
+        if not any(entry["port"] == port for entry in rule.get("ports", [{"port": port}])):
+            continue
+        for peer in rule["from"]:
+            there = {"kubernetes.io/metadata.name": namespace}
+            near = "namespaceSelector" in peer or namespace == found["metadata"]["namespace"]
+            if near and selects(peer.get("namespaceSelector"), there) and selects(peer.get("podSelector"), labels):
+                return True
+    return False
+
+
+@pytest.mark.parametrize("version", ["1.25", kubernetes_validate.latest_version()])
+@pytest.mark.parametrize("isolated", [False, True])
+def test_a_policy_is_valid_for_the_api_server(isolated: bool, version: str) -> None:
+    kubernetes_validate.validate(policy(replace(OPEN, isolated=isolated)), version, strict=True)
+
+
+def test_it_covers_the_gang_and_spares_and_not_the_pod_that_fetches_data() -> None:
+    found = policy()
+    assert selects(found["spec"]["podSelector"], gang_labels())
+    assert selects(found["spec"]["podSelector"], gang_labels() | {"training.ddpjob.io/node-rank": "none"})
+    initializer = {"training.ddpjob.io/uid": UID, "training.ddpjob.io/role": "initializer"}
+    assert not selects(found["spec"]["podSelector"], initializer)
+    assert not selects(found["spec"]["podSelector"], NEIGHBOUR[1])
+
+
+@pytest.mark.parametrize("port", ANY_PORT)
+def test_pods_of_one_job_reach_each_other_on_every_port(port: int) -> None:
+    assert lets_in(policy(), "research", gang_labels(), port)
+
+
+@pytest.mark.parametrize(
+    ("who", "ports"),
+    [
+        (NEIGHBOUR, ()),
+        (("elsewhere", gang_labels()), ()),
+        (("research", {}), ()),
+        (("ddpjob-system", {"app": "other"}), ()),
+        (("elsewhere", OPERATOR[1]), ()),
+        (OPERATOR, (9400,)),
+        (("monitoring", {"app": "prometheus"}), (9400,)),
+    ],
+    ids=["another job", "forged labels in another namespace", "any pod beside it", "a neighbour of the operator",
+         "somebody who calls himself the operator", "the operator", "the scraper"],
+)  # fmt: skip
+def test_nobody_else_reaches_more_than_the_status_port(who: tuple[str, dict[str, str]], ports: tuple[int, ...]) -> None:
+    assert tuple(port for port in ANY_PORT if lets_in(policy(), *who, port)) == ports
+
+
+def test_without_scrapers_only_the_operator_reads_the_status() -> None:
+    closed = policy(NetworkAccess("ddpjob-system"))
+    assert lets_in(closed, *OPERATOR, 9400)
+    assert not lets_in(closed, "monitoring", {"app": "prometheus"}, 9400)
+
+
+def test_what_pods_reach_themselves_is_left_to_the_cluster() -> None:
+    assert policy()["spec"]["policyTypes"] == ["Ingress"]
+
+
+def test_isolated_pods_reach_each_other_and_names_and_nothing_else() -> None:
+    spec = policy(replace(OPEN, isolated=True))["spec"]
+    assert spec["policyTypes"] == ["Ingress", "Egress"]
+    peers, names = spec["egress"]
+    assert selects(peers["to"][0]["podSelector"], gang_labels())
+    assert not selects(peers["to"][0]["podSelector"], NEIGHBOUR[1])
+    assert {(port["protocol"], port["port"]) for port in names["ports"]} == {("UDP", 53), ("TCP", 53)}
+
+
+@pytest.mark.parametrize(
+    "spec", [{"placement": {"hostNetwork": True}}, {"podTemplate": {"spec": {"hostNetwork": True}}}]
+)
+def test_a_job_has_no_policy_where_it_would_not_be_true(spec: dict[str, Any]) -> None:
+    assert build_policy(JOB, DEFAULTS, owner_reference(JOB)) is None, "the operator is told to make none"
+    job = make_job(**spec)
+    assert build_policy(job, replace(DEFAULTS, network=OPEN), owner_reference(job)) is None
+
+
+def test_it_goes_with_its_job() -> None:
+    assert [owner["uid"] for owner in policy()["metadata"]["ownerReferences"]] == [UID]

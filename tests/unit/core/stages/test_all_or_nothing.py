@@ -1,0 +1,150 @@
+"""A gang that cannot be completed holds nothing: when it gives back what it has, and when it tries again."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from builders import DEFAULTS, NOW, in_phase, later, make_job, make_pod, seen
+
+from ddpjob_operator.api.status import DDPJobStatus, Phase
+from ddpjob_operator.core.gang.members import gang_of
+from ddpjob_operator.core.plan import plan
+from ddpjob_operator.core.stages.all_or_nothing import plan_release
+from ddpjob_operator.core.values import conditions as cond
+from ddpjob_operator.core.values.actions import DeletePod, Plan
+from ddpjob_operator.core.values.job import NAME_TAKEN, Problem
+from ddpjob_operator.core.values.observed import Observed, PodView
+
+QUOTA = Problem("QuotaExceeded", "the API server refused Pod digits-0-2: exceeded quota: few")
+LIMIT = {"scheduling": {"timeoutSeconds": 60}}
+ELASTIC = {"elastic": {"minNodes": 2}}
+
+
+def waiting(node_rank: int, **fields: Any) -> PodView:
+    return replace(make_pod(node_rank, "Pending", **fields), node_name=None, message="0/3 nodes are available")
+
+
+def placed(node_rank: int, **fields: Any) -> PodView:
+    return make_pod(node_rank, "Pending", scheduled=True, **fields)
+
+
+def decide(*pods: PodView, nodes: int = 4, problem: Problem | None = None, status: DDPJobStatus | None = None,
+           **spec: Any) -> Plan | None:  # fmt: skip
+    status = status or in_phase(Phase.STARTING, nodes=nodes, attempt_time=later(-100))
+    job = make_job(status, nodes=nodes, **spec)
+    observed = seen(*pods, problem=problem)
+    return plan_release(job, observed, status, gang_of(observed, status), NOW, DEFAULTS)
+
+
+@pytest.mark.parametrize(
+    ("pods", "problem", "spec"),
+    [
+        pytest.param((waiting(0), waiting(1)), QUOTA, {}, id="a pod is refused and others were made"),
+        pytest.param((placed(0), waiting(1)), QUOTA, {}, id="one of them has a node already"),
+        pytest.param((waiting(0),), QUOTA, ELASTIC, id="fewer were made than an elastic gang can do with"),
+        pytest.param((placed(0), *map(waiting, (1, 2, 3))), None, LIMIT, id="some have had a node for too long"),
+        pytest.param((placed(0), waiting(1), waiting(2)), None, LIMIT, id="and the others are not even all there"),
+        pytest.param((placed(0), *map(waiting, (1, 2, 3))), None, LIMIT | ELASTIC, id="too few for an elastic gang"),
+    ],
+)
+def test_a_gang_is_given_back_when(pods: tuple[PodView, ...], problem: Problem | None, spec: dict[str, Any]) -> None:
+    decided = decide(*pods, problem=problem, **spec)
+    assert decided is not None
+    assert [(action.name, action.uid) for action in decided.actions if isinstance(action, DeletePod)] == [
+        (pod.name, pod.uid) for pod in pods
+    ]
+    assert len(decided.actions) == len(pods)
+    assert decided.status_first
+
+
+@pytest.mark.parametrize(
+    ("pods", "problem", "spec"),
+    [
+        pytest.param((), QUOTA, {}, id="there is nothing to give back"),
+        pytest.param(tuple(map(waiting, range(4))), QUOTA, {}, id="the gang is complete"),
+        pytest.param((waiting(0), waiting(1)), None, {}, id="nothing was refused, and there is no limit"),
+        pytest.param((waiting(0), waiting(1)), QUOTA, ELASTIC, id="an elastic gang can go on with what there is"),
+        pytest.param((waiting(0), make_pod(1, attempt=-1, deleting=True)), QUOTA, {}, id="the last attempt still goes"),
+        pytest.param(
+            (waiting(0),), Problem(NAME_TAKEN, "digits-0-1 exists already"), {}, id="its former life still goes"
+        ),
+        pytest.param((waiting(0), replace(waiting(1), deleting=True)), QUOTA, {}, id="somebody deletes a pod of it"),
+        pytest.param(tuple(map(waiting, range(4))), None, LIMIT, id="no pod holds a node, but a place in a queue"),
+        pytest.param(tuple(map(placed, range(4))), None, LIMIT, id="all have nodes and pull images"),
+        pytest.param((placed(0), placed(1), waiting(2)), None, LIMIT | ELASTIC, id="an elastic gang has enough nodes"),
+        pytest.param((placed(0), waiting(1)), None, {"scheduling": {"timeoutSeconds": 101}}, id="it is not late yet"),
+    ],
+)
+def test_a_gang_is_left_alone_when(pods: tuple[PodView, ...], problem: Problem | None, spec: dict[str, Any]) -> None:
+    assert decide(*pods, problem=problem, **spec) is None
+
+
+@pytest.mark.parametrize("phase", [None, Phase.PENDING, Phase.RUNNING])
+def test_only_a_gang_that_starts_is_given_back(phase: Phase | None) -> None:
+    status = in_phase(Phase.STARTING, nodes=4, attempt_time=later(-100)).model_copy(update={"phase": phase})
+    assert decide(placed(0), waiting(1), problem=QUOTA, status=status, **LIMIT) is None
+
+
+def test_the_next_try_is_a_new_attempt_that_costs_nothing_and_says_what_it_waits_for() -> None:
+    before = in_phase(Phase.RESTARTING, nodes=4, attempt=3, restarts=2, restarts_since_progress=1, kept_pods={"a": 0},
+                      attempt_time=later(-100))  # fmt: skip
+    decided = decide(placed(0, attempt=3), problem=QUOTA, status=before)
+    assert decided is not None
+    after = decided.status
+    assert (after.phase, after.attempt, after.restarts, after.disruptions) == (Phase.RESTARTING, 4, 2, 1)
+    assert (after.restarts_since_progress, after.kept_pods) == (1, {})
+    assert after.attempt_time == before.attempt_time, "the job has waited for its nodes since then"
+    degraded = cond.find(after.conditions, cond.DEGRADED)
+    assert degraded is not None
+    assert (degraded.status, degraded.reason) == ("True", "QuotaExceeded")
+    assert degraded.message == (
+        "1 of 4 pods were released: the API server refused Pod digits-0-2: exceeded quota: few; trying again in 1 s"
+    )
+    assert [(event.type, event.reason) for event in decided.events] == [("Warning", "GangReleased")]
+
+
+def test_a_late_gang_says_why_in_the_words_of_the_scheduler() -> None:
+    decided = decide(placed(0), waiting(1), **LIMIT)
+    assert decided is not None
+    degraded = cond.find(decided.status.conditions, cond.DEGRADED)
+    assert degraded is not None
+    assert degraded.reason == "GangTimeout"
+    assert "after 60 s 1 of 4 pods had a node: pod digits-0-1: 0/3 nodes are available; trying" in degraded.message
+
+
+def test_each_wait_is_longer_than_the_one_before_up_to_the_longest() -> None:
+    waits = []
+    status = in_phase(Phase.STARTING, nodes=4)
+    for attempt in range(12):
+        decided = decide(waiting(0, attempt=attempt), problem=QUOTA, status=status)
+        assert decided is not None
+        assert decided.requeue_after is not None
+        assert decided.status.retry_at == later(decided.requeue_after)
+        waits.append(decided.requeue_after)
+        status = decided.status
+    assert waits == sorted(waits)
+    assert 240 <= waits[-1] <= 300
+
+
+def test_a_job_without_backoff_still_waits_a_moment() -> None:
+    decided = decide(waiting(0), problem=QUOTA, restart={"backoff": {"initialSeconds": 0, "maxSeconds": 0}})
+    assert decided is not None
+    assert decided.requeue_after == 1
+
+
+@pytest.mark.parametrize(("seconds", "asks"), [(-1, True), (20, False), (99999, True)])
+def test_it_asks_again_when_the_wait_is_over_or_the_clock_was_set_back(seconds: float, asks: bool) -> None:
+    status = in_phase(Phase.STARTING, nodes=4, attempt=1, retry_at=later(seconds))
+    decided = plan(
+        make_job(status, nodes=4), Observed(service=seen(attempt=1).service, claim_exists=True), NOW, DEFAULTS
+    )
+    assert bool(decided.actions) is asks
+    assert asks or decided.requeue_after == pytest.approx(seconds)
+
+
+def test_the_time_of_one_try_begins_when_it_asks() -> None:
+    status = in_phase(Phase.STARTING, nodes=4, attempt_time=later(-1000), retry_at=later(-59))
+    assert decide(placed(0), waiting(1), status=status, **LIMIT) is None
+    assert decide(placed(0), waiting(1), status=status.model_copy(update={"retry_at": later(-60)}), **LIMIT) is not None

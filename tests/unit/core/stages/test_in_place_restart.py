@@ -1,0 +1,206 @@
+"""restart.scope InPlace, one look at a time: what died is replaced, and the others are told of the next attempt."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from builders import DEFAULTS, NOW, failed, in_phase, later, make_job, make_pod, make_report, seen, succeeded
+
+from ddpjob_operator.api.status import DDPJobStatus, Phase, SnapshotStatus
+from ddpjob_operator.core.gang.spec_changes import digests
+from ddpjob_operator.core.plan import plan
+from ddpjob_operator.core.values import conditions as cond
+from ddpjob_operator.core.values.actions import AssignPod, CreatePod, DeletePod, Plan, PointService
+from ddpjob_operator.core.values.job import Defaults, Job
+from ddpjob_operator.core.values.observed import Observed, PodView
+
+SPEC: dict[str, Any] = {"nodes": 3, "restart": {"scope": "InPlace"}}
+
+
+def running(**fields: Any) -> DDPJobStatus:
+    """A job of three nodes that has made progress, so that a restart is immediate."""
+    snapshot = SnapshotStatus(step=100, time=NOW, verified=True)
+    started_with = digests(make_job(**SPEC), DEFAULTS)
+    return in_phase(Phase.RUNNING, nodes=3, **{"snapshot": snapshot, "spec_digests": started_with} | fields)
+
+
+def in_place(status: DDPJobStatus, **spec: Any) -> Job:
+    return make_job(status, **SPEC | spec)
+
+
+def look(job: Job, observed: Observed, seconds: float = 0.0, defaults: Defaults = DEFAULTS) -> Plan:
+    return plan(job, observed, later(seconds), defaults)
+
+
+def done(decided: Plan) -> set[str]:
+    """The actions in one word each."""
+    words = set()
+    for action in decided.actions:
+        match action:
+            case AssignPod(name, _, attempt, node_rank, nodes):
+                words.add(f"{name} is {attempt}/{node_rank} of {nodes}")
+            case CreatePod(name):
+                words.add(f"create {name}")
+            case DeletePod(name):
+                words.add(f"delete {name}")
+            case PointService(attempt=attempt):
+                words.add(f"point at {attempt}")
+            case _:
+                words.add(repr(action))
+    return words
+
+
+def told(node_rank: int, attempt: int = 1, **fields: Any) -> PodView:
+    """A pod of attempt 0 that was told of a later one."""
+    return replace(make_pod(node_rank, attempt=attempt, **fields), name=f"digits-0-{node_rank}")
+
+
+@pytest.mark.parametrize("dead", [0, 1])
+def test_only_what_died_is_replaced(dead: int) -> None:
+    pods = [failed(rank, 137) if rank == dead else make_pod(rank) for rank in range(3)]
+    decided = look(in_place(running()), seen(*pods))
+    assert decided.status_first
+    assert (decided.status.attempt, decided.status.restarts, decided.status.attempt_time) == (1, 1, NOW)
+    assert decided.status.kept_pods == {f"digits-0-{rank}": rank for rank in range(3) if rank != dead}
+    survivors = {f"digits-0-{rank} is 1/{rank} of 3" for rank in range(3) if rank != dead}
+    assert done(decided) == survivors | {f"delete digits-0-{dead}", f"create digits-1-{dead}", "point at 1"}
+
+
+def test_a_pod_that_is_gone_is_replaced_and_the_others_live_on() -> None:
+    decided = look(in_place(running()), seen(make_pod(1), make_pod(2)))
+    assert done(decided) == {"digits-0-1 is 1/1 of 3", "digits-0-2 is 1/2 of 3", "create digits-1-0", "point at 1"}
+
+
+def test_an_operator_that_died_after_the_status_was_written_does_the_same_once_more() -> None:
+    pods = (make_pod(0), failed(1, 137), make_pod(2))
+    first = look(in_place(running()), seen(*pods))
+    again = look(in_place(first.status), seen(*pods))
+    assert done(again) == done(first)
+    assert again.status == first.status
+
+
+def test_whoever_has_been_told_is_not_told_again() -> None:
+    status = look(in_place(running()), seen(make_pod(0), failed(1, 137), make_pod(2))).status
+    decided = look(in_place(status), seen(told(0), make_pod(2), make_pod(1, "Pending", attempt=1), attempt=1))
+    assert done(decided) == {"digits-0-2 is 1/2 of 3"}
+    assert decided.status.phase is Phase.RESTARTING
+
+
+def test_the_gang_runs_again_once_the_new_pod_does() -> None:
+    status = look(in_place(running()), seen(make_pod(0), failed(1, 137), make_pod(2))).status
+    decided = look(in_place(status), seen(told(0), make_pod(1, attempt=1), told(2), attempt=1))
+    assert (decided.actions, decided.status.phase, decided.status.nodes.ready) == ((), Phase.RUNNING, 3)
+    again = look(in_place(decided.status), seen(failed(0, 137, attempt=1), make_pod(1, attempt=1), told(2), attempt=1))
+    assert again.status.kept_pods == {"digits-1-1": 1, "digits-0-2": 2}, "pods of any age live on"
+
+
+def test_survivors_are_left_in_peace_during_a_backoff() -> None:
+    status = running(snapshot=None)
+    pods = (make_pod(0), failed(1, 137), make_pod(2))
+    decided = look(in_place(status), seen(*pods))
+    assert done(decided) == {"delete digits-0-1"}
+    assert decided.status.restart_at is not None
+    waiting = in_place(decided.status)
+    assert done(look(waiting, seen(make_pod(0), make_pod(2)), 0.1)) == set()
+    due = look(waiting, seen(make_pod(0), make_pod(2)), 10)
+    assert done(due) == {"digits-0-0 is 1/0 of 3", "digits-0-2 is 1/2 of 3", "create digits-1-1", "point at 1"}
+
+
+@pytest.mark.parametrize(
+    "late",
+    [
+        pytest.param(failed(2, 1, "PeerLost"), id="it ended"),
+        pytest.param(make_pod(2, deleting=True, gone_by=later(60)), id="somebody deletes it"),
+        pytest.param(None, id="it is gone"),
+    ],
+)
+def test_a_survivor_that_is_lost_before_it_was_told_is_replaced_as_well(late: PodView | None) -> None:
+    status = look(in_place(running()), seen(make_pod(0), failed(1, 137), make_pod(2))).status
+    pods = (told(0), make_pod(1, attempt=1), *([late] if late else []))
+    decided = look(in_place(status), seen(*pods, attempt=1))
+    removed = {"delete digits-0-2"} if late and not late.deleting else set()
+    assert done(decided) == {"create digits-1-2"} | removed
+    assert decided.status.restarts == 1
+
+
+@pytest.mark.parametrize("phase", [Phase.RESTARTING, Phase.RUNNING])
+@pytest.mark.parametrize("exit_code", [0, 1, 64, 143])
+def test_a_kept_pod_that_ended_before_it_heard_is_replaced_and_not_counted(phase: Phase, exit_code: int) -> None:
+    status = look(in_place(running()), seen(make_pod(0), failed(1, 137), make_pod(2))).status
+    status = status.model_copy(update={"phase": phase})
+    message = make_report("PeerLost", attempt=0)
+    end = replace(failed(2, exit_code, "PeerLost").termination, message=message)  # type: ignore[type-var]
+    dead = told(2, phase="Failed", termination=end)
+    decided = look(in_place(status), seen(told(0), make_pod(1, attempt=1), dead, attempt=1))
+    assert done(decided) == {"create digits-1-2", "delete digits-0-2"}
+    after = decided.status
+    assert (after.phase, after.attempt, after.restarts) == (Phase.RESTARTING, 1, 1)
+    assert decided.status_first or phase is Phase.RESTARTING
+    new = make_pod(2, "Pending", attempt=1)
+    pods = (told(0), make_pod(1, attempt=1), dead, new)
+    assert done(look(in_place(after), seen(*pods, attempt=1))) == {"delete digits-0-2"}
+    pods = (told(0), make_pod(1, attempt=1), make_pod(2, attempt=1))
+    assert look(in_place(after), seen(*pods, attempt=1)).status.phase is Phase.RUNNING
+
+
+def test_the_end_of_a_kept_pod_in_its_new_life_is_a_failure() -> None:
+    status = look(in_place(running()), seen(make_pod(0), failed(1, 137), make_pod(2))).status
+    status = status.model_copy(update={"phase": Phase.RUNNING})
+    message = make_report("WorkerException", attempt=1)
+    end = replace(failed(2, 1, "x", ago=-5).termination, message=message)  # type: ignore[type-var]
+    pods = (told(0), make_pod(1, attempt=1), told(2, phase="Failed", termination=end))
+    after = look(in_place(status), seen(*pods, attempt=1), 10).status
+    assert (after.attempt, after.restarts) == (2, 2)
+
+
+@pytest.mark.parametrize(
+    ("spec", "defaults"),
+    [
+        pytest.param({"args": ["--lr", "1"]}, DEFAULTS, id="a frozen field, on a server that lets it change"),
+        pytest.param({"snapshots": {"every": "5steps"}}, DEFAULTS, id="what takes effect with the next attempt"),
+        pytest.param({"nodes": 2}, DEFAULTS, id="another size of a gang that is not elastic"),
+        pytest.param({}, Defaults(trainer_image="registry.example/trainer:2"), id="an operator with another image"),
+    ],
+)
+def test_pods_made_from_another_spec_are_never_kept(spec: dict[str, Any], defaults: Defaults) -> None:
+    decided = look(in_place(running(), **spec), seen(make_pod(0), failed(1, 137), make_pod(2)), defaults=defaults)
+    assert decided.status.kept_pods == {}
+    assert not any(isinstance(action, AssignPod) for action in decided.actions)
+    assert {"delete digits-0-0", "delete digits-0-2"} <= done(decided)
+
+
+def test_pods_that_cannot_be_told_are_not_kept_when_the_scope_is_edited() -> None:
+    started_with = digests(make_job(nodes=3), DEFAULTS)
+    decided = look(in_place(running(spec_digests=started_with)), seen(make_pod(0), failed(1, 137), make_pod(2)))
+    assert decided.status.kept_pods == {}
+    kept_from_then_on = look(
+        in_place(decided.status.model_copy(update={"phase": Phase.RUNNING})),
+        seen(make_pod(0, attempt=1), failed(1, 137, attempt=1), make_pod(2, attempt=1), attempt=1),
+    )
+    assert kept_from_then_on.status.kept_pods == {"digits-1-0": 0, "digits-1-2": 2}
+
+
+def test_a_whole_gang_that_ended_is_replaced_as_a_whole() -> None:
+    pods = [failed(rank, 143, "Preempted", ago=20) for rank in range(3)]
+    decided = look(in_place(running()), seen(*pods))
+    assert decided.status.kept_pods == {}
+    assert {"create digits-1-0", "create digits-1-1", "create digits-1-2"} <= done(decided)
+
+
+def test_scope_gang_keeps_nobody() -> None:
+    decided = look(make_job(in_phase(Phase.RUNNING), nodes=2), seen(make_pod(0), failed(1, 137)))
+    assert decided.status.kept_pods == {}
+
+
+def test_a_job_in_place_ends_like_any_other() -> None:
+    status = running(attempt=1, kept_pods={"digits-0-0": 0, "digits-0-2": 2})
+    pods = [replace(succeeded(rank), attempt=1, name=f"digits-0-{rank}") for rank in range(3)]
+    finished = [replace(pod, termination=replace(pod.termination, message=_of_attempt(1))) for pod in pods]  # type: ignore[type-var]
+    after = look(in_place(status), seen(*finished, attempt=1)).status
+    assert (after.phase, cond.holds(after.conditions, cond.COMPLETE)) == (Phase.SUCCEEDED, True)
+
+
+def _of_attempt(attempt: int) -> str:
+    return make_report("Completed", outcome="Succeeded", step=400, attempt=attempt)

@@ -1,0 +1,166 @@
+"""The API client against a server that answers what the test says."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+from tests.unit.answers import Server, ok, status
+
+from ddpjob_operator.runtime import client as api
+from ddpjob_operator.runtime.client import Client, connect, retry_after_seconds
+from ddpjob_operator.runtime.errors import ApiError
+
+NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+
+
+async def test_an_error_carries_the_servers_own_reason(server: Server, client: Client) -> None:
+    server.answers = [status(403, "Forbidden", "exceeded quota: few")]
+    with pytest.raises(ApiError) as raised:
+        await client.create("/api/v1/pods", "pods", {})
+    assert (raised.value.status, raised.value.reason, raised.value.message) == (403, "Forbidden", "exceeded quota: few")
+
+
+async def test_an_answer_that_is_not_json_is_an_error_in_few_words(server: Server, client: Client) -> None:
+    server.answers = [web.Response(status=502, text="<html>" + "x" * 10_000)]
+    with pytest.raises(ApiError) as raised:
+        await client.get("/api/v1/pods", "pods")
+    assert raised.value.status == 502
+    assert len(str(raised.value)) < 300
+
+
+async def test_half_an_answer_is_an_error_and_not_a_value(server: Server, client: Client) -> None:
+    server.answers = [web.Response(text='{"kind": "Po', content_type="application/json")]
+    with pytest.raises(ApiError, match="not JSON"):
+        await client.get("/api/v1/pods", "pods")
+
+
+async def test_a_server_that_is_not_there_is_an_error_without_a_status(server: Server, client: Client) -> None:
+    async def cut(request: web.Request) -> web.Response:
+        assert request.transport is not None
+        request.transport.abort()
+        return web.Response()
+
+    server.answers = [cut]
+    with pytest.raises(ApiError) as raised:
+        await client.create("/api/v1/pods", "pods", {})
+    assert (raised.value.status, raised.value.reason) == (0, "ConnectionFailed")
+
+
+async def test_a_server_that_hangs_is_given_up(server: Server, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    never = asyncio.Event()
+
+    async def hang(request: web.Request) -> web.Response:
+        await never.wait()
+        return web.Response()
+
+    monkeypatch.setattr(api, "REQUEST_SECONDS", 0.2)
+    server.answers = [hang]
+    with pytest.raises(ApiError, match="no answer within"):
+        await client.get("/api/v1/pods", "pods")
+    never.set()
+
+
+async def test_a_busy_server_is_asked_again_when_it_said(server: Server, client: Client) -> None:
+    server.answers = [status(429, "TooManyRequests", **{"Retry-After": "0"}), ok({"kind": "Pod"})]
+    assert await client.get("/api/v1/pods", "pods") == {"kind": "Pod"}
+    assert len(server.asked) == 2
+
+
+async def test_a_wait_that_is_too_long_is_left_to_the_caller(server: Server, client: Client) -> None:
+    server.answers = [status(429, "TooManyRequests", **{"Retry-After": "3600"})]
+    with pytest.raises(ApiError) as raised:
+        await client.get("/api/v1/pods", "pods")
+    assert raised.value.status == 429
+
+
+@pytest.mark.parametrize(
+    ("value", "seconds"),
+    [
+        ("0", 0),
+        ("17", 17),
+        ("-5", 0),
+        ("Fri, 02 Jan 2026 03:05:05 GMT", 60),
+        ("Fri, 02 Jan 2026 03:00:00 GMT", 0),
+        ("soon", 1),
+        ("", 1),
+    ],
+)
+def test_retry_after_is_a_number_or_a_date(value: str, seconds: float) -> None:
+    assert retry_after_seconds(value, NOW) == seconds
+
+
+async def test_after_a_401_the_token_is_read_again_once_for_all(server: Server, client: Client, tmp_path: Path) -> None:
+    async def only_second(request: web.Request) -> web.Response:
+        right = request.headers["Authorization"] == "Bearer second"
+        return ok({"kind": "Pod"}) if right else status(401, "Unauthorized")
+
+    server.answers = [only_second]
+    (tmp_path / "token").write_text("second")
+    answers = await asyncio.gather(*(client.get("/api/v1/pods", "pods") for _ in range(5)))
+    assert answers == [{"kind": "Pod"}] * 5
+
+
+async def test_a_401_that_stays_is_an_error(server: Server, client: Client) -> None:
+    server.answers = [status(401, "Unauthorized")]
+    with pytest.raises(ApiError) as raised:
+        await client.get("/api/v1/pods", "pods")
+    assert raised.value.status == 401
+    assert len(server.asked) == 2
+
+
+async def test_no_more_calls_are_in_flight_than_allowed(server: Server, client: Client) -> None:
+    now = most = 0
+
+    async def count(request: web.Request) -> web.Response:
+        nonlocal now, most
+        now += 1
+        most = max(most, now)
+        await asyncio.sleep(0.01)
+        now -= 1
+        return ok({})
+
+    server.answers = [count]
+    await asyncio.gather(*(client.get("/api/v1/pods", "pods") for _ in range(8)))
+    assert most == 2
+
+
+async def test_a_list_is_read_to_its_last_page(server: Server, client: Client) -> None:
+    server.answers = [
+        ok({"metadata": {"resourceVersion": "7", "continue": "more"}, "items": [{"n": 1}]}),
+        ok({"metadata": {"resourceVersion": "7"}, "items": [{"n": 2}]}),
+    ]
+    assert await client.list("/api/v1/pods", "pods", labelSelector="a=b") == ([{"n": 1}, {"n": 2}], 7)
+    assert [request.query.get("continue") for request in server.asked] == [None, "more"]
+    assert all(request.query["labelSelector"] == "a=b" for request in server.asked)
+
+
+async def test_a_list_that_expires_midway_starts_over(server: Server, client: Client) -> None:
+    server.answers = [
+        ok({"metadata": {"resourceVersion": "7", "continue": "more"}, "items": [{"n": 1}]}),
+        status(410, "Expired"),
+        ok({"metadata": {"resourceVersion": "9"}, "items": [{"n": 3}]}),
+    ]
+    assert await client.list("/api/v1/pods", "pods") == ([{"n": 3}], 9)
+
+
+async def test_a_fence_stops_changes_and_lets_reads_pass(server: Server, client: Client) -> None:
+    def fence() -> None:
+        raise ApiError(0, "NotLeading", "somebody else leads")
+
+    client.fence = fence
+    server.answers = [ok({})]
+    await client.get("/api/v1/pods", "pods")
+    for change in (client.create("/a", "a", {}), client.merge_patch("/a", "a", {}), client.delete("/a", "a")):
+        with pytest.raises(ApiError, match="somebody else leads"):
+            await change
+    assert len(server.asked) == 1
+
+
+async def test_a_configuration_that_is_not_there_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "missing"))
+    with pytest.raises(ApiError, match="missing"):
+        await connect()

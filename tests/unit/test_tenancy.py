@@ -1,0 +1,97 @@
+"""The administrator's file: what it grants to which namespace, and what is wrong with it in one line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from ddpjob_operator.core.values.job import Bounds, Defaults, HostAccess, NetworkAccess
+from ddpjob_operator.settings import BadSetting, Settings
+from ddpjob_operator.tenancy import load_defaults, read
+
+FILE = """
+defaults:
+  image: registry.example/trainer:2
+  resources: {requests: {cpu: 500m}, limits: {memory: 16Gi}}
+bounds:
+  maxNodes: 16
+  maxProcsPerNode: 8
+  resources: {nvidia.com/gpu: 8, memory: 512Gi}
+namespaces:
+  students:
+    defaults: {resources: {limits: {memory: 2Gi}}}
+    bounds: {maxNodes: 2, resources: {nvidia.com/gpu: 1}, hostAccess: None}
+"""
+
+
+@pytest.fixture
+def granted(tmp_path: Path) -> Callable[[str], Defaults]:
+    (tmp_path / "config.yaml").write_text(FILE)
+    return load_defaults(Settings(config=str(tmp_path / "config.yaml"), trainer_image="registry.example/trainer:1"))
+
+
+def test_a_namespace_that_is_not_named_gets_what_all_get(granted: Callable[[str], Defaults]) -> None:
+    assert granted("research") == Defaults(
+        trainer_image="registry.example/trainer:2",
+        resources={"requests": {"cpu": "500m"}, "limits": {"memory": "16Gi"}},
+        bounds=Bounds(16, 8, {"nvidia.com/gpu": "8", "memory": "512Gi"}),
+    )
+
+
+def test_a_namespace_overrides_single_values(granted: Callable[[str], Defaults]) -> None:
+    assert granted("students") == Defaults(
+        trainer_image="registry.example/trainer:2",
+        resources={"requests": {"cpu": "500m"}, "limits": {"memory": "2Gi"}},
+        bounds=Bounds(2, 8, {"nvidia.com/gpu": "1", "memory": "512Gi"}, HostAccess.NONE),
+    )
+
+
+def test_without_a_file_the_environment_alone_counts() -> None:
+    assert load_defaults(Settings(trainer_image="a"))("any") == Defaults(trainer_image="a")
+
+
+@pytest.mark.parametrize(("text", "isolated"), [("ingress", False), ("isolated", True)])
+def test_the_network_is_closed_where_the_operator_is_told_so(text: str, isolated: bool) -> None:
+    found = load_defaults(Settings(network_policy=text, scrapers={"team": "metrics"}))("any").network
+    assert found == NetworkAccess("default", {"team": "metrics"}, isolated)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("bounds: {maxNodes: many}", "bounds.maxNodes: is 'many', but: "),
+        ("bounds: {maxNodes: 0}", "bounds.maxNodes: is 0, but: "),
+        ("bounds: {maxNodes: 1.5}", "bounds.maxNodes: is 1.5, but: "),
+        ("bounds: {hostAccess: Some}", "bounds.hostAccess: is 'Some', but: "),
+        ("bounds: {maxNods: 1}", "bounds.maxNods: is not known here; correct its name or remove it"),
+        ("bounds: {resources: {memory: plenty}}", "bounds.resources.memory: is 'plenty', but: "),
+        ("namespaces: {a: {bounds: {nodes: 1}}}", "namespaces.a.bounds.nodes: is not known here"),
+        ("namespaces: [a]", "namespaces: is ['a'], but: "),
+        ("defaults: {resources: {limits: {nvidia.com/gpu: 1}}}",
+         "defaults.resources.limits[nvidia.com/gpu]: a job asks for its GPUs itself"),
+        ("namespaces: {a: {defaults: {resources: {requests: {amd.com/gpu: 1}}}}}",
+         "namespaces.a.defaults.resources.requests[amd.com/gpu]: a job asks"),
+        ("- a", "the document: is ['a'], but: "),
+        ("a: [", "is no YAML: "),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_said_in_one_line_that_names_the_place(tmp_path: Path, text: str, told: str) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text(text)
+    with pytest.raises(BadSetting) as refused:
+        read(file)
+    message = str(refused.value)
+    assert message.startswith(f"DDPJOB_OPERATOR_CONFIG {file}: {told}")
+    assert "\n" not in message
+
+
+def test_a_file_that_is_not_there_is_said_so(tmp_path: Path) -> None:
+    with pytest.raises(BadSetting, match="cannot be read: No such file or directory"):
+        read(tmp_path / "missing.yaml")
+
+
+def test_an_empty_file_grants_everything(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("# nothing yet\n")
+    assert read(tmp_path / "config.yaml").bounds.max_nodes is None

@@ -1,0 +1,292 @@
+"""Objects from the wire and from people's files, parsed once."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+import yaml
+
+from ddpjob_operator.api.status import DDPJobStatus
+from ddpjob_operator.core.values.observed import PodPhase, Termination
+from ddpjob_operator.wire.jobs import InvalidJob, parse_job
+from ddpjob_operator.wire.objects import parse_time
+from ddpjob_operator.wire.pods import parse_pod
+
+MINIMAL = """
+apiVersion: training.ddpjob.io/v1alpha1
+kind: DDPJob
+metadata:
+  name: digits
+spec:
+  nodes: 2
+  args: ["--task", "digits"]
+"""
+
+
+def obj(spec: Any = None, **fields: Any) -> dict[str, Any]:
+    base = {"apiVersion": "training.ddpjob.io/v1alpha1", "kind": "DDPJob", "metadata": {"name": "digits"}}
+    return base | ({} if spec is None else {"spec": spec}) | fields
+
+
+def problems(spec: Any, *, strict: bool = True) -> tuple[str, ...]:
+    with pytest.raises(InvalidJob) as refused:
+        parse_job(obj(spec), strict=strict)
+    return refused.value.problems
+
+
+def test_a_minimal_job_has_at_most_ten_lines_and_every_default() -> None:
+    assert len(MINIMAL.strip().splitlines()) <= 10
+    job = parse_job(yaml.safe_load(MINIMAL), strict=True)
+    assert (job.name, job.namespace, job.spec.nodes, job.spec.ranks_per_node) == ("digits", "default", 2, 1)
+    assert (job.spec.restart.max_restarts, job.spec.snapshots.every, job.spec.shared.retain) == (10, "60seconds", True)
+    assert job.status == DDPJobStatus()
+
+
+def test_a_job_with_an_empty_spec_is_a_job() -> None:
+    assert parse_job(obj({}), strict=True).spec.nodes == 1
+    assert parse_job(obj(), strict=True).spec.nodes == 1
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ({"nodes": 0}, "spec.nodes: 0 is too small; use 1 or more"),
+        ({"nodes": -3}, "spec.nodes: -3 is too small; use 1 or more"),
+        ({"nodes": 5000}, "spec.nodes: 5000 is too large; use 1024 or less"),
+        ({"nodes": "2"}, 'spec.nodes: "2" is not a whole number; write one, without quotes'),
+        ({"nodes": True}, "spec.nodes: true is not a whole number; write one, without quotes"),
+        ({"nodes": 1.5}, "spec.nodes: 1.5 is not a whole number; write one, without quotes"),
+        ({"node": 2}, "spec.node: is not a field of a DDPJob; did you mean nodes?"),
+        ({"argz": []}, "spec.argz: is not a field of a DDPJob; did you mean args?"),
+        ({"restart": {"maxRestart": 1}},
+         "spec.restart.maxRestart: is not a field of a DDPJob; did you mean maxRestarts?"),
+        ({"restart": {"backoff": {"seconds": 1}}},
+         "spec.restart.backoff.seconds: is not a field of a DDPJob; did you mean maxSeconds?"),
+        ({"podTemplate": {"metadata": {"label": {}}}},
+         "spec.podTemplate.metadata.label: is not a field of a DDPJob; did you mean labels?"),
+        ({"snapshots": {"zzz": 1}}, "spec.snapshots.zzz: is not a field of a DDPJob; known here: every, keep"),
+        ({"args": [3]}, 'spec.args[0]: 3 is not text; write it in quotes: "3"'),
+        ({"args": ["a", 0.1]}, 'spec.args[1]: 0.1 is not text; write it in quotes: "0.1"'),
+        ({"args": "--lr 1"}, 'spec.args: "--lr 1" is not a list; write one item a line, each after a dash'),
+        ({"env": [{"name": "A", "value": 1}]}, 'spec.env[0].value: 1 is not text; write it in quotes: "1"'),
+        ({"env": [{"value": "1"}]}, "spec.env[0].name: is missing; set it"),
+        ({"env": [{"name": "1A"}]},
+         'spec.env[0].name: "1A" has not the right form; '
+         "write letters, digits, _, - and ., not beginning with a digit"),
+        ({"snapshots": {"every": "100 steps"}}, 'spec.snapshots.every: "100 steps" has not the right form; '
+         "write a number and its unit, such as 100steps, 1epochs or 60seconds"),
+        ({"entrypoint": {"script": "train.py"}}, 'spec.entrypoint.script: "train.py" has not the right form; '
+         "write an absolute path, such as /workspace/train.py"),
+        ({"entrypoint": "train.py"},
+         'spec.entrypoint: "train.py" is not an object; write its fields below it, indented'),
+        ({"resources": {"limits": {"cpu": "many"}}},
+         'spec.resources.limits.cpu: "many" is not a quantity; write one such as 2, 500m, 16Gi'),
+        ({"resources": {"limits": {"cpu": 1.5}}},
+         "spec.resources.limits.cpu: 1.5 is not a quantity; write one such as 2, 500m, 16Gi"),
+        ({"shared": {"accessMode": "Both"}},
+         "spec.shared.accessMode: \"Both\" is not allowed; use 'ReadWriteMany' or 'ReadWriteOnce'"),
+        ({"shared": {"retain": "yes"}},
+         'spec.shared.retain: "yes" is neither true nor false; write one of them, without quotes'),
+        ({"image": ""}, 'spec.image: "" has not the right length; at least 1 is allowed'),
+        ({"env": [{"name": "RANK", "value": "0"}]}, "spec.env[0].name: RANK is reserved for the operator; remove it"),
+        ({"entrypoint": {"module": "a", "script": "/b"}},
+         "spec.entrypoint: both module 'a' and script '/b' are set; keep one of them"),
+        ({"podTemplate": {"spec": {"containers": ["trainer"]}}},
+         "spec.podTemplate.spec.containers[0]: must have a name; `trainer` is the operator's container"),
+    ],
+    ids=lambda value: None if isinstance(value, dict) else value[:60],
+)  # fmt: skip
+def test_each_mistake_is_told_with_its_field_its_value_and_the_fix(spec: dict[str, Any], message: str) -> None:
+    assert problems(spec) == (message,)
+
+
+def test_every_mistake_of_a_file_is_told_at_once() -> None:
+    assert len(problems({"nodes": 0, "args": [1, 2], "zzz": 1})) == 4
+
+
+def test_a_long_value_is_not_repeated_in_full() -> None:
+    (message,) = problems({"image": "x" * 5000})
+    assert len(message) < 200
+
+
+def test_what_a_newer_crd_allows_is_ignored_when_it_comes_from_a_server() -> None:
+    assert parse_job(obj({"nodes": 2, "fromTheFuture": {"min": 1}})).spec.nodes == 2
+
+
+def test_a_server_without_a_schema_is_not_trusted_either() -> None:
+    assert problems({"nodes": 0}, strict=False) == ("spec.nodes: 0 is too small; use 1 or more",)
+
+
+@pytest.mark.parametrize(
+    ("document", "message"),
+    [
+        (obj({}, kind="Job"), "kind 'Job'"),
+        (obj({}, apiVersion="v1"), "apiVersion 'v1'"),
+        (obj({}, metadata={}), "metadata.name: is missing"),
+        (obj({}, nodes=2), "nodes: is not a field of a DDPJob; move it under spec"),
+    ],
+    ids=["another kind", "another group", "no name", "a field at the wrong place"],
+)
+def test_a_file_that_is_no_job_is_told_so(document: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidJob, match=re.escape(message)):
+        parse_job(document, strict=True)
+
+
+def test_the_metadata_of_a_server_is_taken_over() -> None:
+    metadata = {"name": "a", "namespace": "b", "uid": "u", "generation": 7, "creationTimestamp": "2026-01-02T03:04:05Z"}
+    job = parse_job(obj({}, metadata=metadata))
+    assert (job.namespace, job.uid, job.generation, job.deleting) == ("b", "u", 7, False)
+    assert job.created == datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+    assert parse_job(obj({}, metadata=metadata | {"deletionTimestamp": "2026-01-02T03:04:05Z"})).deleting
+
+
+@pytest.mark.parametrize(
+    "text", ["2026-01-02T03:04:05Z", "2026-01-02T03:04:05.000000000Z", "2026-01-02T04:04:05+01:00"]
+)
+def test_times_of_the_api_are_aware(text: str) -> None:
+    assert parse_time(text) == datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+
+
+LABELS = {"training.ddpjob.io/attempt": "2", "training.ddpjob.io/node-rank": "1"}
+
+
+def pod(status: dict[str, Any] | None = None, **metadata: Any) -> dict[str, Any]:
+    meta = {"name": "digits-2-1", "uid": "p", "labels": LABELS} | metadata
+    return {"metadata": meta, "spec": {"nodeName": "n1"}, "status": status or {}}
+
+
+def container(state: dict[str, Any], name: str = "trainer") -> dict[str, Any]:
+    return {"name": name, "state": state}
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [None, {}, {"training.ddpjob.io/attempt": "2"}, LABELS | {"training.ddpjob.io/attempt": "x"}],
+    ids=["no labels", "empty labels", "no node rank", "an attempt that is no number"],
+)
+def test_a_pod_without_the_labels_of_a_gang_is_none_of_ours(labels: dict[str, str] | None) -> None:
+    assert parse_pod(pod(labels=labels)) is None
+
+
+def test_a_fresh_pod_is_pending() -> None:
+    view = parse_pod(pod())
+    assert view is not None
+    assert (view.phase, view.attempt, view.node_rank, view.node_name) == (PodPhase.PENDING, 2, 1, "n1")
+    assert (view.deleting, view.ready, view.termination) == (False, False, None)
+
+
+def test_a_pod_that_is_being_deleted_says_until_when() -> None:
+    view = parse_pod(pod(deletionTimestamp="2026-01-02T03:04:05Z"))
+    assert view is not None
+    assert (view.deleting, view.gone_by) == (True, datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC))
+
+
+UNSCHEDULABLE = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/2 nodes"}
+
+
+@pytest.mark.parametrize(
+    ("status", "reason", "message"),
+    [
+        pytest.param({}, "", "", id="nothing is wrong"),
+        pytest.param({"reason": "Evicted", "message": "low on memory"}, "Evicted", "low on memory", id="the pod's own"),
+        pytest.param({"conditions": [UNSCHEDULABLE]}, "Unschedulable", "0/2 nodes", id="the scheduler's"),
+        pytest.param({"containerStatuses": [container({"waiting": {"reason": "ErrImagePull", "message": "no"}})]},
+                     "ErrImagePull", "no", id="the kubelet's"),
+        pytest.param({"containerStatuses": [container({"waiting": {"reason": "ContainerCreating"}})]}, "", "",
+                     id="creating a container is no trouble"),
+        pytest.param({"containerStatuses": [container({"waiting": {"reason": "PodInitializing"}})],
+                      "initContainerStatuses": [container({"waiting": {"reason": "ErrImagePull"}}, "fetch")]},
+                     "ErrImagePull", "", id="an init container's"),
+        pytest.param({"containerStatuses": [container({"running": {}})]}, "", "", id="a container that runs"),
+    ],
+)  # fmt: skip
+def test_the_reason_for_waiting_is_found_where_it_is_told(status: dict[str, Any], reason: str, message: str) -> None:
+    view = parse_pod(pod(status))
+    assert view is not None
+    assert (view.reason, view.message) == (reason, message)
+
+
+def test_only_the_trainers_end_is_the_end_of_the_node() -> None:
+    over = {"terminated": {"exitCode": 3, "reason": "Error", "message": "m", "finishedAt": "2026-01-02T03:04:05Z"}}
+    sidecar = container({"terminated": {"exitCode": 9}}, "logs")
+    view = parse_pod(pod({"phase": "Failed", "containerStatuses": [sidecar, container(over)]}))
+    assert view is not None
+    assert view.termination == Termination(3, None, "Error", "m", datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC))
+    other = parse_pod(pod({"phase": "Running", "containerStatuses": [sidecar, container({"running": {}})]}))
+    assert other is not None
+    assert other.termination is None
+
+
+@pytest.mark.parametrize(
+    ("phase", "sidecar", "has_ended"),
+    [
+        pytest.param("Running", "terminated", True, id="every container has exited, the phase is about to follow"),
+        pytest.param("Running", "running", False, id="a sidecar goes on"),
+        pytest.param("Succeeded", "terminated", True, id="the phase says so"),
+    ],
+)
+def test_a_pod_has_ended_when_all_its_containers_have(phase: str, sidecar: str, has_ended: bool) -> None:
+    """Since Kubernetes 1.27 a kubelet reports the exit before the phase."""
+    containers = [container({"terminated": {"exitCode": 0}}), container({sidecar: {"exitCode": 0}}, "logs")]
+    view = parse_pod(pod({"phase": phase, "containerStatuses": containers}))
+    assert view is not None
+    assert (view.ended, view.running) == (has_ended, False)
+
+
+@pytest.mark.parametrize(
+    ("labels", "attempt", "node_rank", "nodes"),
+    [
+        pytest.param({"attempt": "2", "node-rank": "1"}, 2, 1, None, id="its place is for life"),
+        pytest.param({"attempt": "3", "node-rank": "0", "nodes": "4"}, 3, 0, 4, id="its place may change"),
+        pytest.param({"attempt": "0", "node-rank": "none", "nodes": "2"}, 0, None, 2, id="a spare has no place yet"),
+        pytest.param({"attempt": "0", "node-rank": "1", "nodes": "many"}, 0, 1, None, id="a size that is no number"),
+    ],
+)
+def test_a_pods_place_in_the_gang_is_what_its_labels_say(
+    labels: dict[str, str], attempt: int, node_rank: int | None, nodes: int | None
+) -> None:
+    view = parse_pod(pod(labels={f"training.ddpjob.io/{name}": value for name, value in labels.items()}))
+    assert view is not None
+    assert (view.attempt, view.node_rank, view.nodes) == (attempt, node_rank, nodes)
+
+
+WHOLE = {"type": "ContainersReady", "status": "True"}
+SILENT = {"type": "Ready", "status": "False", "lastTransitionTime": "2026-01-02T03:04:05Z"}
+
+
+@pytest.mark.parametrize(
+    ("phase", "conditions", "silent"),
+    [
+        pytest.param("Running", [WHOLE, SILENT], True, id="the node controller changes Ready alone"),
+        pytest.param("Running", [WHOLE, SILENT | {"status": "True"}], False, id="a node that answers"),
+        pytest.param("Running", [WHOLE | {"status": "False"}, SILENT], False, id="a container that fails its probe"),
+        pytest.param("Running", [WHOLE, SILENT | {"reason": "ReadinessGatesNotReady"}], False, id="a readiness gate"),
+        pytest.param("Running", [], False, id="nothing is known"),
+        pytest.param("Failed", [WHOLE, SILENT], False, id="a pod that has ended"),
+    ],
+)
+def test_a_silent_node_shows_in_a_pod_that_is_not_ready_though_its_containers_are(
+    phase: str, conditions: list[dict[str, str]], silent: bool
+) -> None:
+    view = parse_pod(pod({"phase": phase, "conditions": conditions}))
+    assert view is not None
+    assert view.not_ready_since == (datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC) if silent else None)
+
+
+@pytest.mark.parametrize("status", ["True", "False"])
+@pytest.mark.parametrize("kind", ["DisruptionTarget", "TerminationTarget"])
+def test_a_disruption_of_the_control_plane_or_of_a_queue_is_named(kind: str, status: str) -> None:
+    target = {"type": kind, "status": status, "reason": "PreemptionByScheduler"}
+    view = parse_pod(pod({"conditions": [target]}))
+    assert view is not None
+    assert view.disruption == ("PreemptionByScheduler" if status == "True" else "")
+
+
+def test_a_pod_has_been_scheduled_once_it_has_a_node() -> None:
+    waits, placed = parse_pod(pod({"conditions": [UNSCHEDULABLE]}) | {"spec": {}}), parse_pod(pod())
+    assert waits is not None
+    assert placed is not None
+    assert (waits.scheduled, placed.scheduled) == (False, True)
