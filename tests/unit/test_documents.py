@@ -11,7 +11,7 @@ import yaml
 
 from ddpjob_operator import settings, tenancy
 from ddpjob_operator.api import KIND
-from ddpjob_operator.core.parse import parse_job
+from ddpjob_operator.wire.jobs import parse_job
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted(
