@@ -1,11 +1,11 @@
-"""Agreement: however a step is shared among ranks, its loss is that of the plain loop.
+"""Agreement: every strategy gives the same loss at every step as the plain loop on one rank.
 
-TinyTransformerLM in fp32 from one seed, always the same global batch, and every step's loss beside that of
-`single`. The last batch of an epoch has 9 samples, which no two ranks share evenly, and each strategy cuts its
-share into micro-batches, so a mean of means or a tail left out would show.
+TinyTransformerLM in fp32, from one seed and always with the same global batch. The loss of every step is compared
+with that of `single`. The last batch of an epoch has 9 samples, which two ranks cannot share evenly, and each rank
+cuts its share into micro-batches, so averaging averages or dropping the remainder would show.
 
-Twice, because no optimizer shows all. AdamW divides a gradient by its own size: it magnifies rounding, and does not
-see a gradient that is twice too large. SGD with momentum and no clipping does see it.
+Two optimizers, because neither shows every error. AdamW normalises the gradient: it magnifies rounding errors, but
+does not notice a gradient that is twice too large. SGD with momentum and without clipping does.
 """
 
 from __future__ import annotations
@@ -144,6 +144,4 @@ def tables(runs: Sequence[Run]) -> list[Table]:
         *(f"loss of step {step}" if step == 1 else f"{step}" for step in SHOWN),
         *(f"max abs Δ, {STEPS} steps", "limit", ""),
     )
-    return [
-        Table("TinyTransformerLM, fp32, global batch 16: the loss of every step beside that of single", columns, rows)
-    ]
+    return [Table("TinyTransformerLM, fp32, global batch 16: losses compared with single", columns, rows)]

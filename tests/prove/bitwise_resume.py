@@ -1,14 +1,13 @@
-"""Bitwise resume: a run whose ranks are all killed at any moment ends as the one that was left alone, bit for bit.
+"""Bitwise resume: a run that was killed at any moment and resumed is bit for bit equal to one that was not.
 
-20 moments, drawn with a seed: for each strategy one in the middle of an epoch, around the optimizer's update; one
-between two micro-batches of a step; one during a validation; and one during a save, at a file operation that is
-then left half done. At that very point a rank sends SIGKILL to all ranks. The next attempt resumes from what it
-finds on the volume and trains to the end; then every file of its last snapshot (weights, optimizer, scheduler,
-position in the data, random number generators of all ranks) and the loss of every step must be those of the
-unbroken run.
+20 moments, drawn with a seed. For each strategy: one in the middle of an epoch, next to the optimizer step; one
+between two micro-batches; one during a validation; and one during a save, in the middle of a file operation. At
+that point a rank sends SIGKILL to all ranks. The next attempt resumes from what is on the volume and trains to the
+end. Every file of its last snapshot (weights, optimizer, scheduler, data cursor, RNG state of all ranks) and the loss
+of every step must be equal to those of the uninterrupted run.
 
-A snapshot is due every 5 steps and is written while training goes on, so the newest may not be there yet when the ranks
-die. Everything that is state is in play: dropout, shuffled data, AdamW, warm-up and cosine, clipping, accumulation.
+A snapshot is due every 5 steps and is written in the background, so the newest may not be complete when the ranks are
+killed. All kinds of state are used: dropout, shuffling, AdamW, warm-up and cosine decay, clipping, accumulation.
 """
 
 from __future__ import annotations
@@ -175,7 +174,7 @@ def tables(resumes: Sequence[Resume]) -> list[Table]:
     columns = ("strategy", "phase", "step", "killed from rank, and where it stood", "resumed after", "compared", "")
     return [
         Table(
-            f"All ranks killed with SIGKILL at {len(rows)} moments of {STEPS} steps, and resumed: bitwise equal",
+            f"All ranks killed with SIGKILL at {len(rows)} moments of {STEPS} steps, then resumed: bitwise equal",
             columns,
             rows,
         )

@@ -55,17 +55,16 @@ def render(figures: Figures) -> str:
     """The document."""
     parts = [
         "# Correctness\n",
-        "What the trainer promises about its arithmetic, measured. `make prove` repeats every run below with real "
-        "ranks under real torchrun and fails where a figure is beyond its limit; `python -m tests.prove --write` "
-        "writes this page as well. `make test` compares the page with its figures in "
-        "[correctness.json](correctness.json), each figure with its limit, and a short form of each run with the "
-        "figures.\n",
-        f"PyTorch {figures.torch}, gloo on a CPU, one thread a rank.\n",
+        "Numerical guarantees of the trainer, with the measurements. `make prove` repeats every run below with real "
+        "ranks under torchrun and fails if a value exceeds its limit; `python -m tests.prove --write` also writes "
+        "this page. `make test` checks that the page agrees with [correctness.json](correctness.json), that every "
+        "value is within its limit, and repeats a short form of each run.\n",
+        f"PyTorch {figures.torch}, gloo on CPU, one thread per rank.\n",
     ]
     for name, proof in PROOFS.items():
         title, text = heading(proof)
         parts += [f"## {title}\n", f"{text}\n", *map(markdown, proof.tables(figures.of(name)))]
-        parts.append(f"Made by [tests/prove/{name}.py](../tests/prove/{name}.py).\n")
+        parts.append(f"Source: [tests/prove/{name}.py](../tests/prove/{name}.py).\n")
     return "\n".join(parts)
 
 

@@ -1,10 +1,9 @@
-"""Elastic: a run that goes on with another number of ranks is the same run.
+"""Elastic: a run that continues with another number of ranks gives the same losses.
 
-2 ranks, all killed in the middle of an epoch; 1 rank goes on, and is killed in the middle of another; 2 ranks go on
-to the end. The global batch stays, so each rank's share and its micro-batches are cut anew. Every rank notes the
-samples that each of its steps counts and the learning rate they are trained with, so that it is seen and not
-believed that an epoch takes every sample exactly once. Sums are rounded in another order with another number of
-ranks, hence a limit for the losses; the learning rates must be the same bits.
+2 ranks are killed in the middle of an epoch; 1 rank resumes and is killed in the middle of a later one; 2 ranks resume
+and finish. The global batch does not change, so the share of each rank and its micro-batches do. Every rank records the
+samples and the learning rate of each of its steps, which shows that each epoch used each sample exactly once. The order
+of summation depends on the number of ranks, so losses have a tolerance; learning rates must be bitwise equal.
 """
 
 from __future__ import annotations
@@ -185,7 +184,7 @@ def violations(rows: Sequence[Row]) -> list[str]:
 
 def tables(rows: Sequence[Row]) -> list[Table]:
     changed = Table(
-        f"The ranks change, the global batch of {GLOBAL_BATCH} stays: {EPOCHS} epochs beside the unbroken run",
+        f"Changing ranks, constant global batch of {GLOBAL_BATCH}: {EPOCHS} epochs compared with the uninterrupted run",
         (
             *("strategy", "ranks", "resumed after steps", f"epochs with each of {SAMPLES} samples once"),
             *("max abs Δ loss", "limit", "learning rates changed", ""),
@@ -193,7 +192,7 @@ def tables(rows: Sequence[Row]) -> list[Table]:
         tuple(_cells(row) for row in rows if isinstance(row, Resized)),
     )
     refused = Table(
-        "A number of ranks that does not divide it is refused before anything is written",
+        "A number of ranks that does not divide the global batch is refused before anything is written",
         ("ranks", "message", ""),
         tuple((str(row.ranks), row.message, verdict(row.problem)) for row in rows if isinstance(row, Refusal)),
     )

@@ -1,16 +1,16 @@
-"""The published run: the trainer repeats, digit for digit, the losses that were printed by the notebook it grew from.
+"""The published run: the trainer reproduces the losses of a published notebook, digit for digit.
 
 "Implementing Data Parallel Training in PyTorch" trains TinyTransformerLM with the defaults of its TrainCfg on 4
-GPUs and prints six losses. Here the same 50 steps are trained by 4 ranks on gloo, once from the notebook's own
-initial weights and in its order of samples, where the figures must be the same, and once as the trainer does it by
-itself, where only the curve must be.
+GPUs and prints six losses. Here 4 ranks on gloo train the same 50 steps twice: from the notebook's initial weights
+and in its order of samples, where the losses must be equal; and with the trainer's own initialisation and order,
+where only the curve must agree.
 
-The tokens are random, so nothing can be learnt, and there is a floor. Within the first epoch the model has seen
-none of the tokens that it is asked for, so the expected loss of any predictor is ln 512 plus the divergence of its
-guess from the uniform distribution. A loss is a mean of N = 128 · 63 terms, which are independent of each other
-given the weights; near the uniform distribution a term's standard deviation is √(2 · excess), where the excess is
-the mean loss less ln 512. No loss may be further below the floor than four standard deviations of that mean: a
-lower one has looked at its targets.
+The tokens are random, so there is nothing to learn, and the loss has a lower bound. In the first epoch the model has
+not seen the tokens that it predicts, so the expected loss of any predictor is ln 512 plus the divergence of its
+prediction from the uniform distribution. A loss is the mean of N = 128 · 63 terms, which are independent of each
+other given the weights. Near the uniform distribution the standard deviation of a term is √(2 · excess), where the
+excess is the mean loss minus ln 512. No loss may be more than four standard deviations of that mean below ln 512: a
+lower one would mean that the model has seen its targets.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def violations(runs: Sequence[Run]) -> list[str]:
 
 def tables(runs: Sequence[Run]) -> list[Table]:
     beside = Table(
-        f"TrainCfg defaults, {RANKS} ranks, {STEPS} steps on random tokens, beside the published losses",
+        f"TrainCfg defaults, {RANKS} ranks, {STEPS} steps on random tokens, compared with the published losses",
         ("weights and order", *(f"step {step}" for step in PUBLISHED), "max abs Δ", "limit", ""),
         (
             ("published", *(f"{loss:.4f}" for loss in PUBLISHED.values()), "–", "–", "reference"),
@@ -130,8 +130,8 @@ def tables(runs: Sequence[Run]) -> list[Table]:
         ),
     )
     floor = Table(
-        f"No loss below the floor, ln 512 = {FLOOR:.4f}",
-        ("weights and order", "lowest of 50 losses", "less the floor", f"noise, {SIGMAS:.0f} σ", ""),
+        f"No loss below the lower bound, ln 512 = {FLOOR:.4f}",
+        ("weights and order", "lowest of 50 losses", "minus the bound", f"noise, {SIGMAS:.0f} σ", ""),
         tuple(
             (
                 run.variant,
