@@ -21,7 +21,7 @@ settings.load_profile("any-machine")
 
 HERE = Path(__file__).parent
 ON_KUBERNETES = ("cluster", "api_server")
-TOGETHER = (*ON_KUBERNETES, "local", "trainer/loop")
+TOGETHER = (*ON_KUBERNETES, "local", "trainer/train")
 """Folders whose tests share a cluster, an API server or a run that others compare with, the longest first."""
 
 

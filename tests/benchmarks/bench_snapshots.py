@@ -18,8 +18,8 @@ from pathlib import Path
 import torch
 from tests.benchmarks.table import Cost, Finding, Ratio, measured, report
 
-from ddp_trainer.snapshots.names import step_directory
-from ddp_trainer.snapshots.session import Every, Identity, Progress, Snapshots
+from ddp_trainer.snapshots.session import Identity, Progress, SaveInterval, Snapshots
+from ddp_trainer.snapshots.trust.names import step_directory
 
 MAX_STALL = 1.3
 """The most that training may stop, as a multiple of one memcpy of the state into a reused buffer."""
@@ -39,7 +39,7 @@ class Training:
         self.snapshots = Snapshots(
             directory,
             {"model": self.model, "optimizer": self.optimizer},
-            every=Every.parse("1000000steps"),
+            every=SaveInterval.parse("1000000steps"),
             keep=1,
             identity=Identity("bench", "uid", 1, attempt, 0, 1),
             strategy="single",

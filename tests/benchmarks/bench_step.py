@@ -25,7 +25,7 @@ from tests.benchmarks.job import ROOT, RunningJob, running
 from tests.benchmarks.table import Cost, Ratio, report
 from tests.benchmarks.turns import Player, referee
 
-from ddp_trainer import processes
+from ddp_trainer.contract import processes
 
 MAX_RATIO = 1.02
 SNAPSHOT_EVERY = 50

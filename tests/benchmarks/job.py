@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import yaml
 
-from ddp_trainer import processes
+from ddp_trainer.contract import processes
 
 ROOT = Path(__file__).parents[2]
 NAME = "measured"

@@ -17,7 +17,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from ddp_trainer import processes
+from ddp_trainer.contract import processes
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from typing import IO, Any
 import torch
 from tests.benchmarks.table import Cost, processor_seconds
 
-from ddp_trainer import processes
+from ddp_trainer.contract import processes
 
 SOCKET = "BENCHMARK_TURNS"
 """The variable that names the referee's Unix socket."""

@@ -17,7 +17,7 @@ from typing import Final
 
 from tests.prove.tables import Table, small, verdict
 from tests.prove.training import losses, trained_in_one_start
-from tests.trainer.loop.volume import Volume
+from tests.trainer.train.volume import Volume
 
 STEPS: Final = 50
 SHOWN: Final = (1, 10, 20, 30, 40, 50)

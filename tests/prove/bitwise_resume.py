@@ -20,7 +20,7 @@ from typing import Final
 
 from tests.prove.tables import Table, verdict
 from tests.prove.training import killed, losses, trained, trained_in_one_start
-from tests.trainer.loop.volume import Volume
+from tests.trainer.train.volume import Volume
 
 STEPS: Final = 33
 EPOCH: Final = 7
@@ -50,7 +50,7 @@ PHASES: Final = ("mid-epoch", "mid-accumulation", "validation", "save")
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
+class PodState:
     """Where all ranks are killed; `point` to `rank` are what `watched.py` is told."""
 
     strategy: str
@@ -65,28 +65,28 @@ class Moment:
         return {name: value for name, value in asdict(self).items() if name not in ("strategy", "phase")}
 
 
-def moments() -> list[Moment]:
+def moments() -> list[PodState]:
     """One of each phase for each strategy: the same ones in every run of the proof."""
     draw = random.Random(SEED)
     return [_moment(strategy, phase, draw) for strategy in STRATEGIES for phase in PHASES]
 
 
-def _moment(strategy: str, phase: str, draw: random.Random) -> Moment:
+def _moment(strategy: str, phase: str, draw: random.Random) -> PodState:
     rank = draw.randrange(max(1, STRATEGIES[strategy]))
     inside = [step for step in range(FIRST, STEPS) if 0 < (step - 1) % EPOCH < EPOCH - 1]
     if phase == "mid-epoch":
-        return Moment(strategy, phase, draw.choice(["before update", "after update"]), draw.choice(inside), 0, rank)
+        return PodState(strategy, phase, draw.choice(["before update", "after update"]), draw.choice(inside), 0, rank)
     if phase == "mid-accumulation":
         # a share of 6 or more in micro-batches of 2: not before the first of them
-        return Moment(strategy, phase, "micro-batch", draw.choice(inside), draw.choice([1, 2]), rank)
+        return PodState(strategy, phase, "micro-batch", draw.choice(inside), draw.choice([1, 2]), rank)
     if phase == "validation":
-        return Moment(
+        return PodState(
             strategy, phase, "validation", draw.choice(range(2 * EPOCH, STEPS, EPOCH)), draw.choice([0, 1]), rank
         )
     # of an ordinary snapshot rank 0 writes all, of a sharded one each rank its own files
     rank = rank if strategy == "fsdp" else 0
     step = draw.choice(range(3 * EVERY, STEPS, EVERY))
-    return Moment(
+    return PodState(
         strategy, phase, "save", step, draw.randrange(OPERATIONS if rank == 0 else OPERATIONS_OF_OTHERS), rank
     )
 
@@ -95,7 +95,7 @@ def _moment(strategy: str, phase: str, draw: random.Random) -> Moment:
 class Resume:
     """What became of a run that was killed at `moment`: where that was in words, and what of its end was compared."""
 
-    moment: Moment
+    moment: PodState
     where: str
     resumed_from: int
     losses: int
@@ -113,7 +113,7 @@ class Resume:
         return None
 
 
-def measure(folder: Path, chosen: Sequence[Moment] | None = None) -> Iterator[Resume]:
+def measure(folder: Path, chosen: Sequence[PodState] | None = None) -> Iterator[Resume]:
     """Train the unbroken runs, then kill and resume one at each moment."""
     chosen = moments() if chosen is None else chosen
     unbroken = folder / "unbroken"
@@ -126,7 +126,7 @@ def measure(folder: Path, chosen: Sequence[Moment] | None = None) -> Iterator[Re
         yield _resumed(broken, Volume(unbroken, broken.job), moment)
 
 
-def _resumed(broken: Volume, unbroken: Volume, moment: Moment) -> Resume:
+def _resumed(broken: Volume, unbroken: Volume, moment: PodState) -> Resume:
     ranks, arguments = STRATEGIES[moment.strategy], (*TASK, "--strategy", moment.strategy)
     every = f"{EVERY}steps"
     place = killed(broken, ranks, moment.kill, *arguments, DDPJOB_SNAPSHOT_EVERY=every)

@@ -16,7 +16,7 @@ from typing import Any, Final
 from pydantic import TypeAdapter
 from tests.prove import agreement, bitwise_resume, elastic, published_run
 from tests.prove.tables import markdown
-from tests.trainer.loop.volume import ROOT
+from tests.trainer.train.volume import ROOT
 
 DOCUMENT: Final = ROOT / "docs" / "correctness.md"
 FIGURES: Final = DOCUMENT.with_suffix(".json")

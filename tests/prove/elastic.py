@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from tests.prove.tables import Table, small, verdict
 from tests.prove.training import WATCHED, Untrained, killed, losses, started, trained
-from tests.trainer.loop.volume import Volume
+from tests.trainer.train.volume import Volume
 
 SAMPLES: Final = 77
 GLOBAL_BATCH: Final = 10

@@ -23,7 +23,7 @@ from typing import Final
 
 from tests.prove.tables import Table, small, verdict
 from tests.prove.training import losses, trained
-from tests.trainer.loop.volume import Volume
+from tests.trainer.train.volume import Volume
 
 STEPS: Final = 50
 RANKS: Final = 4

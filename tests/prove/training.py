@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from tests.trainer.loop.volume import HERE, ROOT, Volume, finish
+from tests.trainer.train.volume import HERE, ROOT, Volume, finish
 
 DEADLINE: Final = 1800
 """Seconds that any start may take: minutes on a machine that does nothing else, and no run may hang for ever."""

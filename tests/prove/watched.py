@@ -17,12 +17,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
-import ddp_trainer.build
-from ddp_trainer import train
-from ddp_trainer.data import StepBatch
-from ddp_trainer.loop import TrainingLoop
-from ddp_trainer.processes import children, send
-from ddp_trainer.snapshots.disk import Disk
+import ddp_trainer.train.build
+from ddp_trainer.contract.processes import children, send
+from ddp_trainer.snapshots.trust.disk import Disk
+from ddp_trainer.train import __main__ as train
+from ddp_trainer.train.data import StepBatch
+from ddp_trainer.train.loop import TrainingLoop
 
 RANK = int(os.environ.get("RANK", "0"))
 ATTEMPT = int(os.environ["DDPJOB_ATTEMPT"])
@@ -144,7 +144,7 @@ class Kill:
 def main() -> int:
     watch = json.loads(os.environ["WATCH"])
     folder = Path(watch["notes"])
-    build = ddp_trainer.build.build
+    build = ddp_trainer.train.build.build
 
     def watched(*arguments: Any) -> TrainingLoop:
         loop = build(*arguments)
@@ -154,7 +154,7 @@ def main() -> int:
             Kill(folder, loop, **watch["kill"])
         return loop
 
-    ddp_trainer.build.build = watched  # type: ignore[assignment]
+    ddp_trainer.train.build.build = watched  # type: ignore[assignment]
     return train.exit_code(sys.argv[1:])
 
 

@@ -1,12 +1,14 @@
-"""A volume, and a web server to fetch data from."""
+"""Volumes, runs of the trainer on them, and a web server to fetch data from."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.trainer.data_server import Web
+from tests.trainer.train.volume import Volume
 
 
 @pytest.fixture
@@ -20,3 +22,22 @@ def web() -> Iterator[Web]:
 def shared(tmp_path: Path) -> Path:
     (tmp_path / "shared").mkdir()
     return tmp_path / "shared"
+
+
+@pytest.fixture
+def volume(tmp_path: Path) -> Volume:
+    return Volume(tmp_path)
+
+
+@pytest.fixture(scope="session")
+def trained_once(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Volume]:
+    """Runs that several tests compare with, trained the first time one of them asks."""
+    done: dict[Any, Volume] = {}
+
+    def trained(ranks: int, *arguments: str) -> Volume:
+        key = (ranks, arguments)
+        if key not in done:
+            done[key] = Volume(tmp_path_factory.mktemp("reference")).trained(ranks, *arguments)
+        return done[key]
+
+    return trained

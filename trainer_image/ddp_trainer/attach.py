@@ -23,15 +23,15 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from ddp_trainer.agreement import StepVote
-from ddp_trainer.distributed import World
-from ddp_trainer.errors import Preempted
-from ddp_trainer.failures import on_failure
-from ddp_trainer.heartbeat import Heartbeat
-from ddp_trainer.identity import identity, log_directory
-from ddp_trainer.runlog import RunLog, SnapshotReporter
+from ddp_trainer.contract.exit_codes import Preempted
+from ddp_trainer.contract.heartbeat import Heartbeat
+from ddp_trainer.contract.identity import identity, log_directory
+from ddp_trainer.logs.runlog import RunLog, SnapshotReporter
+from ddp_trainer.rank.failures import on_failure
+from ddp_trainer.rank.step_reduce import StepReduce
+from ddp_trainer.rank.stop_request import StopRequest, leave_as_preempted
+from ddp_trainer.rank.world import World
 from ddp_trainer.snapshots.session import Progress, Snapshots, Stateful
-from ddp_trainer.stop_request import StopRequest, leave_as_preempted
 
 
 def attach(
@@ -40,15 +40,15 @@ def attach(
     *,
     global_batch: int = 0,
     total_steps: int | None = None,
-    stepwise: Collection[str] = (),
+    changes_with_optimizer: Collection[str] = (),
     environ: Mapping[str, str] = os.environ,
     **states: Stateful,
 ) -> Attached:
     """Attach to a training loop. Call it after the process group is up and the model is where it will train.
 
     `global_batch` is the number of samples of one step on all ranks together, `total_steps` how many steps
-    there are to be; both only for what is reported. Whatever else must go on where it was, such as a
-    scheduler, is passed by name: `scheduler=scheduler`. `stepwise` names those of them, besides modules,
+    there are to be; both only for what is reported. Other states that must be restored, such as a
+    scheduler, is passed by name: `scheduler=scheduler`. `changes_with_optimizer` names those of them, besides modules,
     optimizers and schedulers, that change only between `optimizer.step()` and `step_end`; with any other there is
     no emergency snapshot, since it might be of the middle of a step. Raises UserError for a name that is taken.
 
@@ -56,7 +56,7 @@ def attach(
     """
     device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
     if device.type == "cuda":
-        # whose stream the votes wait for, and whose random numbers are saved; a script that gives DDP its
+        # the step's all-reduce waits for its stream, and a snapshot holds its generator; a script that gives DDP its
         # device_ids trains without setting it
         torch.cuda.set_device(device)
     return Attached(
@@ -69,13 +69,13 @@ def attach(
         ),
         global_batch=global_batch,
         total_steps=total_steps,
-        stepwise=stepwise,
+        changes_with_optimizer=changes_with_optimizer,
         environ=environ,
     )
 
 
 class Attached:
-    """What `attach` gives: `step` and `samples` finished in the whole run, whichever life they were in."""
+    """What `attach` gives: `step` and `samples` finished in the whole run, over all attempts."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class Attached:
         *,
         global_batch: int,
         total_steps: int | None,
-        stepwise: Collection[str],
+        changes_with_optimizer: Collection[str],
         environ: Mapping[str, str],
     ) -> None:
         own = identity(environ, name="training")
@@ -97,7 +97,7 @@ class Attached:
         self._heartbeat = Heartbeat.from_env(environ)
         self._log = RunLog(log_directory(own), world, int(own["DDPJOB_ATTEMPT"]))
         self._log.losses.before_save = self._record_loss
-        self._votes = StepVote(world)
+        self._step_reduce = StepReduce(world)
         self._stop = StopRequest()
         self._stopping = False
         self._snapshots = Snapshots.from_env(
@@ -106,7 +106,7 @@ class Attached:
             global_batch=global_batch,
             on_event=SnapshotReporter(self._heartbeat, self._log),
             environ=own,
-            stepwise=("losses", *stepwise),
+            changes_with_optimizer=("losses", *changes_with_optimizer),
         )
 
     def resume(self) -> int:
@@ -139,7 +139,7 @@ class Attached:
         part = loss.detach() if isinstance(loss, Tensor) else torch.tensor(loss)
         self.step += 1
         self.samples += self._global_batch
-        self._votes.cast(part / self._world.size, step=self.step, epoch=self.epoch, stop=self._stop.raised)
+        self._step_reduce.start(part / self._world.size, step=self.step, epoch=self.epoch, stop=self._stop.raised)
         self.epoch += epoch_end
         self._heartbeat.enter("train")
         self._heartbeat.step(
@@ -178,13 +178,13 @@ class Attached:
 
     def _agreed_to_stop(self) -> bool:
         self._record_loss()
-        verdict = self._votes.verdict()
-        return verdict is not None and verdict.stop
+        result = self._step_reduce.result()
+        return result is not None and result.stop
 
     def _record_loss(self) -> None:
-        verdict = self._votes.verdict()
-        if verdict is not None and verdict.step > self._log.losses.last_step:
-            self._log.losses.append(step=verdict.step, epoch=verdict.epoch, loss=verdict.loss)
+        result = self._step_reduce.result()
+        if result is not None and result.step > self._log.losses.last_step:
+            self._log.losses.append(step=result.step, epoch=result.epoch, loss=result.loss)
 
     def _emergency(self, error: Exception) -> None:
         """Save the last finished step, if the states are still those of it."""

@@ -28,8 +28,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ddp_trainer.distributed import World, describe_world, process_group
-from ddp_trainer.errors import UserError
+from ddp_trainer.contract.exit_codes import UserError
+from ddp_trainer.rank.world import World, describe_world, process_group
 
 SHM: Final = Path("/dev/shm")  # noqa: S108 - looked at, never written to
 SHM_BYTES: Final = 256 << 20
@@ -178,7 +178,7 @@ def clocks(world: World) -> Finding:
     dist.all_gather_object(times, time.time())
     known = [moment for moment in times if moment is not None]
     apart = max(known) - min(known)
-    advice = None if apart < CLOCK_SECONDS else "synchronise them (NTP), or times in logs and claims will mislead"
+    advice = None if apart < CLOCK_SECONDS else "synchronise them (NTP), or times in logs will mislead"
     return Finding("clocks", f"{apart:.3f} s apart", advice)
 
 

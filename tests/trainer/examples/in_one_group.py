@@ -16,12 +16,12 @@ from pathlib import Path
 
 import torch
 
-from ddp_trainer.build import build
-from ddp_trainer.command_line import parse
-from ddp_trainer.distributed import World, describe_world, process_group
-from ddp_trainer.errors import EXIT_OK, UserError
-from ddp_trainer.heartbeat import Heartbeat
-from ddp_trainer.refusals import check_world
+from ddp_trainer.contract.exit_codes import EXIT_OK, UserError
+from ddp_trainer.contract.heartbeat import Heartbeat
+from ddp_trainer.rank.world import World, describe_world, process_group
+from ddp_trainer.train.build import build
+from ddp_trainer.train.command_line import parse
+from ddp_trainer.train.config import check_world
 
 
 def train(world: World, arguments: list[str]) -> int:

@@ -17,8 +17,7 @@ BEGIN, END = "<!-- settings: written by python -m tests.trainer.examples.setting
 
 def table() -> str:
     """The settings by heading, one row each."""
-    from ddp_trainer.config import TrainConfig
-    from ddp_trainer.options import flag
+    from ddp_trainer.train.config import TrainConfig, flag
 
     hints = typing.get_type_hints(TrainConfig)
     rows = ["| Setting | Default | What it is |", "|---|---|---|"]

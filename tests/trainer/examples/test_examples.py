@@ -71,7 +71,7 @@ def test_each_row_of_the_table_leads_to_examples_and_to_tests(row: tuple[str, ..
 
 def test_the_table_has_a_row_for_every_flag_that_is_a_technique() -> None:
     text = "".join(row[1] for row in TABLE)
-    from ddp_trainer.strategies import STRATEGIES
+    from ddp_trainer.train.strategies import STRATEGIES
 
     assert [name for name in STRATEGIES if name not in text] == []
     assert len(TABLE) == 21

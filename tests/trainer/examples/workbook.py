@@ -88,8 +88,8 @@ def _split(block: Block) -> tuple[list[Run], str]:
     """The commands at the block's beginning that only train, and what is left for bash."""
     commands = block.text.replace("\\\n", " ").splitlines()
     runs = []
-    alone = block.attributes.get("exits") == "1" or block.attributes.get("needs") == "gpus"
-    while commands and not alone:
+    local_module = block.attributes.get("exits") == "1" or block.attributes.get("needs") == "gpus"
+    while commands and not local_module:
         match = _RUN.fullmatch(" ".join(commands[0].split()))
         if match is None:
             break

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from tests.trainer.launch.conftest import start_pod
-from tests.trainer.loop.volume import Volume
+from tests.trainer.train.volume import Volume
 
 __all__ = ["start_pod"]
 

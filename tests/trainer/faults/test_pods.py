@@ -15,7 +15,7 @@ from tests.trainer.documented import message
 from tests.trainer.faults.conftest import HERE
 from tests.trainer.launch.conftest import ROOT, Pod, StartPod, eventually
 
-from ddp_trainer import processes
+from ddp_trainer.contract import processes
 
 pytestmark = [pytest.mark.trainer, pytest.mark.timeout(300)]
 

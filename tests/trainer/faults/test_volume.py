@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 from tests.trainer.documented import message
-from tests.trainer.loop.volume import Volume
 from tests.trainer.snapshots.one_rank import Run
+from tests.trainer.train.volume import Volume
 
-from ddp_trainer.snapshots.disk import Disk
+from ddp_trainer.snapshots.trust.disk import Disk
 
 pytestmark = [pytest.mark.trainer, pytest.mark.timeout(300)]
 

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from ddp_trainer import processes, run_dir
+from ddp_trainer.contract import processes, run_dir
 
 ROOT = Path(__file__).parents[3]
 T = TypeVar("T")

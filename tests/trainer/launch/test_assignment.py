@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ddp_trainer.assignment import Assignment, AssignmentError, AssignmentWatch, read_assignment
+from ddp_trainer.launch.assignment import Assignment, AssignmentError, AssignmentWatch, read_assignment
 
 GOOD = {"attempt": "3", "node-rank": "1", "nodes": "2"}
 

@@ -8,7 +8,7 @@ pytestmark = pytest.mark.trainer
 
 TRAIN = """
     import os, sys, time
-    from ddp_trainer.heartbeat import Heartbeat
+    from ddp_trainer.contract.heartbeat import Heartbeat
     heartbeat = Heartbeat.from_env()
     heartbeat.resumed(0)
     heartbeat.enter("train")
@@ -105,7 +105,7 @@ def test_the_first_cause_wins_over_the_ranks_that_only_lost_it(start_pod):
         ),
         ("import faulthandler; faulthandler._sigsegv()", 1, "WorkerKilled", "Segmentation fault"),
         (
-            "from ddp_trainer.errors import FencedError; raise FencedError('attempt 3 owns it')",
+            "from ddp_trainer.contract.exit_codes import FencedError; raise FencedError('attempt 3 owns it')",
             77,
             "Fenced",
             "attempt 3",

@@ -15,7 +15,7 @@ def test_a_stopped_rank_is_found_by_its_silence_and_every_stack_is_saved(start_p
     pod = start_pod(
         """
         import os, time, torch, torch.distributed as dist
-        from ddp_trainer.heartbeat import Heartbeat
+        from ddp_trainer.contract.heartbeat import Heartbeat
         heartbeat = Heartbeat.from_env()
         dist.init_process_group("gloo")
         heartbeat.enter("train")

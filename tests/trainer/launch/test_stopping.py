@@ -7,14 +7,14 @@ import signal
 
 import pytest
 
-from ddp_trainer import processes
+from ddp_trainer.contract import processes
 
 pytestmark = pytest.mark.trainer
 
 SAVES_ON_SIGTERM = """
     import os, signal, subprocess, sys, time
-    from ddp_trainer.errors import Preempted
-    from ddp_trainer.heartbeat import Heartbeat
+    from ddp_trainer.contract.exit_codes import Preempted
+    from ddp_trainer.contract.heartbeat import Heartbeat
     asked = []
     signal.signal(signal.SIGTERM, lambda *_: asked.append(1))
     heartbeat = Heartbeat.from_env()

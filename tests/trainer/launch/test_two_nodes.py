@@ -8,7 +8,7 @@ pytestmark = pytest.mark.trainer
 
 ALL_REDUCE = """
     import os, sys, torch, torch.distributed as dist
-    from ddp_trainer.heartbeat import Heartbeat
+    from ddp_trainer.contract.heartbeat import Heartbeat
     heartbeat = Heartbeat.from_env()
     heartbeat.enter("rendezvous")
     dist.init_process_group("gloo")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ddp_trainer.stacks import innermost_frame
-from ddp_trainer.watchdog import Limits, Rank, stalled
+from ddp_trainer.launch.stacks import innermost_frame
+from ddp_trainer.launch.watchdog import Limits, Rank, stalled
 
 LIMITS = Limits(min_seconds=30, max_seconds=1800)
 NOW = 10_000.0

@@ -1,7 +1,7 @@
 """The proofs of `make prove` in short, so that every change meets them; what other tests show already is left to those.
 
-Agreement of the strategies: tests/trainer/loop/test_steps.py, all of them with smaller models. Bitwise resume after
-one rank was killed, of every strategy and kind of state: tests/trainer/loop/test_resume.py.
+Agreement of the strategies: tests/trainer/train/test_steps.py, all of them with smaller models. Bitwise resume after
+one rank was killed, of every strategy and kind of state: tests/trainer/train/test_resume.py.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from tests.prove import agreement, bitwise_resume, document, elastic, published_run
 from tests.prove.training import losses, trained_in_one_start
-from tests.trainer.loop.volume import Volume
+from tests.trainer.train.volume import Volume
 
 pytestmark = [pytest.mark.trainer, pytest.mark.timeout(600)]
 

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from ddp_trainer.snapshots.disk import Disk
-from ddp_trainer.snapshots.fence import Fence
-from ddp_trainer.snapshots.manifest import Manifest
-from ddp_trainer.snapshots.store import SnapshotStore
+from ddp_trainer.snapshots.trust.disk import Disk
+from ddp_trainer.snapshots.trust.fence import Fence
+from ddp_trainer.snapshots.trust.manifest import Manifest
+from ddp_trainer.snapshots.trust.store import SnapshotStore
 
 HERE = Path(__file__).parent
 
@@ -34,7 +34,7 @@ class Volume:
     directory: Path
 
     def writer(self, attempt: int = 0, *, keep: int = 3, disk: Disk | None = None) -> SnapshotStore:
-        fence = Fence.claim(self.directory, created=1, attempt=attempt, uid="uid-1")
+        fence = Fence.acquire(self.directory, created=1, attempt=attempt, uid="uid-1")
         return SnapshotStore(self.directory, keep=keep, fence=fence, disk=disk)
 
     def reader(self) -> SnapshotStore:

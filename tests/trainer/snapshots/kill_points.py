@@ -17,11 +17,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ddp_trainer.snapshots.disk import Disk
-from ddp_trainer.snapshots.errors import SnapshotError
-from ddp_trainer.snapshots.fence import Fence
-from ddp_trainer.snapshots.manifest import Manifest
-from ddp_trainer.snapshots.store import SnapshotStore
+from ddp_trainer.snapshots.trust.disk import Disk
+from ddp_trainer.snapshots.trust.errors import SnapshotError
+from ddp_trainer.snapshots.trust.fence import Fence
+from ddp_trainer.snapshots.trust.manifest import Manifest
+from ddp_trainer.snapshots.trust.store import SnapshotStore
 
 assert "torch" not in sys.modules
 
@@ -87,7 +87,7 @@ def write(disk: Disk, step: int) -> Callable[[Path], None]:
 
 def live(directory: Path, attempt: int, disk: Disk, report: Callable[[int], object]) -> None:
     """One life: claim, resume, save two more steps; `report` is told each step that save() has promised."""
-    fence = Fence.claim(directory, created=1, attempt=attempt, uid="u", disk=disk)
+    fence = Fence.acquire(directory, created=1, attempt=attempt, uid="u", disk=disk)
     store = SnapshotStore(directory, keep=2, fence=fence, disk=disk)
     newest = store.newest_valid()
     start = newest.step if newest else 0
@@ -121,7 +121,7 @@ def prepare(directory: Path) -> None:
 
 def inspect(directory: Path, attempt: int) -> dict[str, Any]:
     """What the next attempt finds."""
-    store = SnapshotStore(directory, keep=2, fence=Fence.claim(directory, created=1, attempt=attempt, uid="u"))
+    store = SnapshotStore(directory, keep=2, fence=Fence.acquire(directory, created=1, attempt=attempt, uid="u"))
     newest = store.newest_valid()
     step = newest.step if newest else 0
     intact = all((directory / f"step-{step:012d}" / name).read_bytes() == data for name, data in content(step).items())

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from ddp_trainer.snapshots.session import Every, Identity, Progress, SnapshotEvent, Snapshots
-from ddp_trainer.snapshots.state import Stateful
+from ddp_trainer.snapshots.codec.state import Stateful
+from ddp_trainer.snapshots.session import Identity, Progress, SaveInterval, SnapshotEvent, Snapshots
 
 
 class Cursor:
@@ -45,7 +45,7 @@ class Run:
         self.snapshots = Snapshots(
             directory,
             stateful,
-            every=Every.parse(every),
+            every=SaveInterval.parse(every),
             identity=Identity("digits", "uid-1", 1, attempt, 0, 1),
             on_event=self.events.append,
             **settings,

@@ -23,9 +23,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 from ddp_trainer.snapshots import sharded
-from ddp_trainer.snapshots.disk import Disk
-from ddp_trainer.snapshots.session import Every, Identity, Progress, SnapshotEvent, Snapshots
+from ddp_trainer.snapshots.session import Identity, Progress, SaveInterval, SnapshotEvent, Snapshots
 from ddp_trainer.snapshots.sharded import ShardedOptimizer
+from ddp_trainer.snapshots.trust.disk import Disk
 
 RANK = int(os.environ["RANK"])
 WORLD_SIZE = int(os.environ["WORLD_SIZE"])
@@ -56,7 +56,7 @@ class Run:
                 "scheduler": torch.optim.lr_scheduler.StepLR(self.optimizer, 3),
             },
             sharded=("model", "optimizer"),
-            every=Every.parse("2steps"),
+            every=SaveInterval.parse("2steps"),
             keep=9,
             identity=Identity("digits", "uid-1", 1, attempt, RANK, WORLD_SIZE),
             strategy="fsdp",
@@ -204,7 +204,7 @@ def stages(out: Path, attempt: int, fill: float) -> tuple[Stage, Snapshots]:
         out / "pipeline",
         {"model": stage},
         sharded=("model",),
-        every=Every.parse("1steps"),
+        every=SaveInterval.parse("1steps"),
         keep=9,
         identity=Identity("digits", "uid-1", 1, attempt, RANK, WORLD_SIZE),
         strategy="pipeline",

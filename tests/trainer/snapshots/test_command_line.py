@@ -12,8 +12,8 @@ import safetensors.torch
 import torch
 
 from ddp_trainer.snapshots.__main__ import main
-from ddp_trainer.snapshots.manifest import Manifest
-from ddp_trainer.snapshots.state import write_state
+from ddp_trainer.snapshots.codec.state import write_state
+from ddp_trainer.snapshots.trust.manifest import Manifest
 
 
 @pytest.fixture

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from ddp_trainer.snapshots.errors import SnapshotError
-from ddp_trainer.snapshots.manifest import Manifest
+from ddp_trainer.snapshots.trust.errors import SnapshotError
+from ddp_trainer.snapshots.trust.manifest import Manifest
 
 MIB = 1 << 20
 

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 import torch
 
-from ddp_trainer.errors import FencedError
+from ddp_trainer.contract.exit_codes import FencedError
 from ddp_trainer.snapshots import boundary
-from ddp_trainer.snapshots.disk import Disk
-from ddp_trainer.snapshots.fence import Fence
-from ddp_trainer.snapshots.session import Every, Identity, Progress, SnapshotEvent, Snapshots
-from ddp_trainer.snapshots.state import Stateful
+from ddp_trainer.snapshots.codec.state import Stateful
+from ddp_trainer.snapshots.session import Identity, Progress, SaveInterval, SnapshotEvent, Snapshots
+from ddp_trainer.snapshots.trust.disk import Disk
+from ddp_trainer.snapshots.trust.fence import Fence
 
 
 class Cursor:
@@ -47,11 +47,11 @@ class Run:
         self.cursor = Cursor()
         self.events: list[SnapshotEvent] = []
         states: dict[str, Stateful] = {"model": self.model, "optimizer": self.optimizer, "scheduler": self.scheduler}
-        settings = {"keep": 9, "stepwise": ("cursor",)} | settings
+        settings = {"keep": 9, "changes_with_optimizer": ("cursor",)} | settings
         self.snapshots = Snapshots(
             directory,
             {**states, "cursor": self.cursor, **settings.pop("states", {})},
-            every=Every.parse(every),
+            every=SaveInterval.parse(every),
             identity=Identity("digits", "uid-1", 1, attempt, 0, 1),
             strategy="single",
             global_batch=16,
@@ -153,7 +153,7 @@ def test_a_fenced_run_leaves_nothing(tmp_path: Path) -> None:
     run = Run(tmp_path)
     run.train(5)
     assert run.snapshots.emergency(FencedError("a newer attempt")) is False
-    Fence.claim(tmp_path, created=1, attempt=1, uid="uid-1")
+    Fence.acquire(tmp_path, created=1, attempt=1, uid="uid-1")
     assert run.snapshots.emergency(Broken()) is False
     assert not (tmp_path / "step-000000000005").exists()
     assert "is fenced: attempt 1" in run.events[-1].message
@@ -193,7 +193,7 @@ class WithExtraState(torch.nn.Linear):
 @pytest.mark.parametrize(
     ("settings", "named"),
     [
-        ({"stepwise": ()}, r"cursor may have changed since; stepwise=… names states"),
+        ({"changes_with_optimizer": ()}, r"cursor may have changed since; name it in changes_with_optimizer=…"),
         ({"states": {"extra": WithExtraState(1, 1)}}, "extra has state of its own"),
     ],
 )

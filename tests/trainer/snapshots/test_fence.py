@@ -8,39 +8,39 @@ from pathlib import Path
 
 import pytest
 
-from ddp_trainer.errors import FencedError, UserError
-from ddp_trainer.snapshots.fence import Fence, history
+from ddp_trainer.contract.exit_codes import FencedError, UserError
+from ddp_trainer.snapshots.trust.fence import Fence, history
 
 
-def claim(directory: Path, attempt: int, *, created: int = 1, uid: str = "uid-1") -> Fence:
-    return Fence.claim(directory, created=created, attempt=attempt, uid=uid)
+def acquire(directory: Path, attempt: int, *, created: int = 1, uid: str = "uid-1") -> Fence:
+    return Fence.acquire(directory, created=created, attempt=attempt, uid=uid)
 
 
 def test_a_later_attempt_fences_the_one_before(tmp_path: Path) -> None:
-    older = claim(tmp_path, 0)
+    older = acquire(tmp_path, 0)
     older.check()
-    claim(tmp_path, 1)
-    with pytest.raises(FencedError, match=r"attempt 0 \(uid uid-1\) is fenced: attempt 1 \(uid uid-1\) has claimed"):
+    acquire(tmp_path, 1)
+    with pytest.raises(FencedError, match=r"attempt 0 \(uid uid-1\) is fenced: attempt 1 \(uid uid-1\) owns"):
         older.check()
 
 
 def test_an_attempt_that_comes_late_cannot_claim(tmp_path: Path) -> None:
-    claim(tmp_path, 10)
+    acquire(tmp_path, 10)
     with pytest.raises(FencedError, match="attempt 10"):
-        claim(tmp_path, 9)
+        acquire(tmp_path, 9)
     assert len(history(tmp_path)) == 1
 
 
 def test_a_job_created_later_under_the_same_name_owns_whatever_its_attempt(tmp_path: Path) -> None:
-    old = claim(tmp_path, 7, created=100, uid="old")
-    claim(tmp_path, 0, created=200, uid="new").check()
+    old = acquire(tmp_path, 7, created=100, uid="old")
+    acquire(tmp_path, 0, created=200, uid="new").check()
     with pytest.raises(FencedError, match="uid new"):
         old.check()
 
 
 def test_a_restarted_container_claims_its_own_attempt_again(tmp_path: Path) -> None:
-    first = claim(tmp_path, 3)
-    claim(tmp_path, 3).check()
+    first = acquire(tmp_path, 3)
+    acquire(tmp_path, 3).check()
     first.check()
     assert len(history(tmp_path)) == 1
 
@@ -52,7 +52,7 @@ def test_of_many_that_claim_at_once_exactly_the_newest_is_left(tmp_path: Path) -
     def race(attempt: int) -> None:
         start.wait()
         try:
-            fences.append(claim(tmp_path, attempt))
+            fences.append(acquire(tmp_path, attempt))
         except FencedError:
             return
 
@@ -72,8 +72,8 @@ def test_of_many_that_claim_at_once_exactly_the_newest_is_left(tmp_path: Path) -
 
 
 def test_the_claims_are_the_history_of_the_job(tmp_path: Path) -> None:
-    Fence.claim(tmp_path, created=1, attempt=0, uid="uid-1", world_size=4, nodes=2)
-    Fence.claim(tmp_path, created=1, attempt=1, uid="uid-1", world_size=2, nodes=1)
+    Fence.acquire(tmp_path, created=1, attempt=0, uid="uid-1", world_size=4, nodes=2)
+    Fence.acquire(tmp_path, created=1, attempt=1, uid="uid-1", world_size=2, nodes=1)
     first, second = history(tmp_path)
     assert (first.attempt, first.world_size, first.nodes) == (0, 4, 2)
     assert second.time is not None
@@ -81,7 +81,7 @@ def test_the_claims_are_the_history_of_the_job(tmp_path: Path) -> None:
 
 
 def test_a_claim_cut_short_by_a_crash_still_counts(tmp_path: Path) -> None:
-    older = claim(tmp_path, 0)
+    older = acquire(tmp_path, 0)
     (tmp_path / "attempts" / "000000000001-000001-uid-1").touch()
     (tmp_path / "attempts" / "not-a-claim").write_text("zzz")
     with pytest.raises(FencedError):
@@ -90,7 +90,7 @@ def test_a_claim_cut_short_by_a_crash_still_counts(tmp_path: Path) -> None:
 
 
 def test_the_contract_names_and_fills_the_claim(tmp_path: Path) -> None:
-    Fence.claim(tmp_path, created=1763704000, attempt=2, uid="0b0c-1f", world_size=4, nodes=2)
+    Fence.acquire(tmp_path, created=1763704000, attempt=2, uid="0b0c-1f", world_size=4, nodes=2)
     (path,) = (tmp_path / "attempts").iterdir()
     assert path.name == "001763704000-000002-0b0c-1f"
     details = json.loads(path.read_text())
@@ -101,12 +101,12 @@ def test_the_contract_names_and_fills_the_claim(tmp_path: Path) -> None:
 @pytest.mark.parametrize("uid", ["../x", "a/b", "", ".hidden", "a\nb", "x" * 200])
 def test_a_uid_that_is_no_file_name_is_refused(tmp_path: Path, uid: str) -> None:
     with pytest.raises(UserError, match="cannot name an attempt"):
-        claim(tmp_path, 0, uid=uid)
+        acquire(tmp_path, 0, uid=uid)
 
 
 def test_claims_are_not_written_through_a_symbolic_link(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "attempts").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(UserError, match="symbolic link"):
-        claim(tmp_path, 0)
+        acquire(tmp_path, 0)
     assert list((tmp_path / "elsewhere").iterdir()) == []

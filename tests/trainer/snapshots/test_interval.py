@@ -8,12 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from ddp_trainer.errors import UserError
-from ddp_trainer.snapshots.due import Due
-from ddp_trainer.snapshots.every import Every, Timetable, steps_to_next_look
-from ddp_trainer.snapshots.fence import Fence
-from ddp_trainer.snapshots.interval import choose
+from ddp_trainer.contract.exit_codes import UserError
+from ddp_trainer.snapshots.interval import SaveInterval, TimedInterval, choose, steps_to_next_check
 from ddp_trainer.snapshots.ranks import Ranks
+from ddp_trainer.snapshots.schedule import SaveSchedule
+from ddp_trainer.snapshots.trust.fence import Fence
 from ddp_trainer.snapshots.values import SnapshotEvent
 
 DAY = 24 * 3600.0
@@ -65,7 +64,7 @@ def test_stalls_never_cost_more_than_the_cap() -> None:
     ],
 )
 def test_an_interval_is_a_number_and_its_unit(text: str, count: int, unit: str) -> None:
-    assert Every.parse(text) == Every(count, unit)  # type: ignore[arg-type]
+    assert SaveInterval.parse(text) == SaveInterval(count, unit)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -73,7 +72,7 @@ def test_an_interval_is_a_number_and_its_unit(text: str, count: int, unit: str) 
 )
 def test_anything_else_is_refused_with_examples(text: str) -> None:
     with pytest.raises(UserError, match="such as 100steps"):
-        Every.parse(text)
+        SaveInterval.parse(text)
 
 
 @pytest.mark.parametrize(
@@ -90,12 +89,12 @@ def test_anything_else_is_refused_with_examples(text: str) -> None:
     ],
 )
 def test_ranks_look_again_halfway(remaining: float, pace: float, steps: int) -> None:
-    assert steps_to_next_look(remaining, pace) == steps
+    assert steps_to_next_check(remaining, pace) == steps
 
 
 @pytest.mark.parametrize("pace", [0.001, 0.05, 0.7, 90.0])
 def test_a_timed_interval_is_kept_within_a_step_or_two_and_costs_few_looks(pace: float) -> None:
-    timetable = Timetable(60.0, step=0, now=0.0)
+    timetable = TimedInterval(60.0, step=0, now=0.0)
     saved, looks, next_look = [], 0, 1
     for step in range(1, 1 + int(max(600.0, 10 * pace) / pace)):
         if step < next_look:
@@ -112,8 +111,8 @@ def test_a_timed_interval_is_kept_within_a_step_or_two_and_costs_few_looks(pace:
 def test_auto_chooses_after_a_save_without_reading_the_volume(tmp_path: Path) -> None:
     for attempt in (0, 1, 2):
         (tmp_path / "job").mkdir(exist_ok=True)
-        Fence.claim(tmp_path / "job", created=1, attempt=attempt, uid="uid-1")
-    due = Due(Every.parse("auto"), Ranks(0, 1), tmp_path / "job", nodes=1)
+        Fence.acquire(tmp_path / "job", created=1, attempt=attempt, uid="uid-1")
+    due = SaveSchedule(SaveInterval.parse("auto"), Ranks(0, 1), tmp_path / "job", nodes=1)
     due.start(0)
     shutil.rmtree(tmp_path / "job")
     chosen = due.saved(SnapshotEvent("saved", 1, "", stall_seconds=0.1, save_seconds=1.0)).interval

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from ddp_trainer.snapshots.errors import CorruptSnapshotError, IncompatibleSnapshotError
-from ddp_trainer.snapshots.manifest import FileEntry, Manifest, _checksum
+from ddp_trainer.snapshots.trust.errors import CorruptSnapshotError, IncompatibleSnapshotError
+from ddp_trainer.snapshots.trust.manifest import FileEntry, Manifest, _checksum
 
 MANIFEST = Manifest(
     job="digits",

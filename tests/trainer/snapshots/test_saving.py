@@ -15,8 +15,8 @@ from tests.trainer.snapshots.one_rank import Run
 
 from ddp_trainer.snapshots import saving
 from ddp_trainer.snapshots.background import BackgroundWriter
-from ddp_trainer.snapshots.disk import Disk
 from ddp_trainer.snapshots.session import Progress
+from ddp_trainer.snapshots.trust.disk import Disk
 
 
 class SlowDisk(Disk):

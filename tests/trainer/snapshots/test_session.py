@@ -11,11 +11,11 @@ import pytest
 import torch
 from tests.trainer.snapshots.one_rank import Cursor, Run
 
-from ddp_trainer.errors import FencedError
+from ddp_trainer.contract.exit_codes import FencedError
 from ddp_trainer.snapshots import resuming
-from ddp_trainer.snapshots.errors import IncompatibleSnapshotError
-from ddp_trainer.snapshots.fence import Fence
-from ddp_trainer.snapshots.session import Every, Identity, Progress, Snapshots
+from ddp_trainer.snapshots.session import Identity, Progress, SaveInterval, Snapshots
+from ddp_trainer.snapshots.trust.errors import IncompatibleSnapshotError
+from ddp_trainer.snapshots.trust.fence import Fence
 
 
 def test_a_resumed_run_ends_bitwise_as_the_unbroken_one(tmp_path: Path) -> None:
@@ -96,7 +96,7 @@ def test_a_fenced_run_stops_at_its_next_step(tmp_path: Path) -> None:
     run = Run(tmp_path, every="1steps")
     run.snapshots.resume()
     run.train(1)
-    Fence.claim(tmp_path, created=1, attempt=1, uid="uid-1")
+    Fence.acquire(tmp_path, created=1, attempt=1, uid="uid-1")
     with pytest.raises(FencedError, match=r"attempt 0 .* is fenced: attempt 1"):
         run.train(200)
     run.snapshots.close()
@@ -119,7 +119,7 @@ def test_a_run_that_was_replaced_while_it_read_its_snapshot_changes_nothing(
 
     def read_slowly(*arguments: Any) -> Any:
         files = read(*arguments)
-        Fence.claim(tmp_path, created=1, attempt=2, uid="uid-2")
+        Fence.acquire(tmp_path, created=1, attempt=2, uid="uid-2")
         return files
 
     monkeypatch.setattr(resuming, "read_files", read_slowly)
@@ -160,7 +160,7 @@ def test_a_snapshot_of_another_program_stops_the_job_for_good(
 
 def test_a_volume_that_cannot_be_written_is_the_users_error(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(Exception, match=r"could not be claimed for attempt 0: .*Check that the volume is mounted"):
+    with pytest.raises(Exception, match=r"got no fencing token for attempt 0: .*Check that the volume is mounted"):
         Run(tmp_path / "file" / "digits").snapshots.resume()
 
 
@@ -169,7 +169,7 @@ def test_the_compiled_and_the_wrapped_model_are_saved_as_the_model_inside(tmp_pa
     snapshots = Snapshots(
         tmp_path,
         {"a": torch.nn.DataParallel(model), "b": torch.compile(model)},  # type: ignore[dict-item]
-        every=Every.parse("1steps"),
+        every=SaveInterval.parse("1steps"),
         keep=1,
         identity=Identity("digits", "uid-1", 1, 0, 0, 1),
         strategy="single",

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ddp_trainer.errors import UserError
+from ddp_trainer.contract.exit_codes import UserError
 from ddp_trainer.snapshots.settings import Settings
 from ddp_trainer.snapshots.values import Identity
 

@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file
 
 from ddp_trainer.snapshots.__main__ import main
-from ddp_trainer.snapshots.store import SnapshotStore
+from ddp_trainer.snapshots.trust.store import SnapshotStore
 
 pytestmark = pytest.mark.trainer
 

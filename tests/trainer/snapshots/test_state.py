@@ -15,11 +15,11 @@ import pytest
 import safetensors.torch
 import torch
 
-from ddp_trainer.snapshots import rng
-from ddp_trainer.snapshots.errors import CorruptSnapshotError, IncompatibleSnapshotError, SnapshotError
-from ddp_trainer.snapshots.manifest import Manifest
-from ddp_trainer.snapshots.state import File, Staging, file_in_memory, parse_files, read_state, write_state
-from ddp_trainer.snapshots.tensorfile import TensorFile, lay_out
+from ddp_trainer.snapshots.codec import rng
+from ddp_trainer.snapshots.codec.state import File, Staging, file_in_memory, parse_files, read_state, write_state
+from ddp_trainer.snapshots.codec.tensorfile import TensorFile, lay_out
+from ddp_trainer.snapshots.trust.errors import CorruptSnapshotError, IncompatibleSnapshotError, SnapshotError
+from ddp_trainer.snapshots.trust.manifest import Manifest
 
 
 def in_memory(name: str, data: bytes) -> File:

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from ddp_trainer.errors import FencedError
-from ddp_trainer.snapshots.disk import Disk
-from ddp_trainer.snapshots.errors import CorruptSnapshotError, IncompatibleSnapshotError, SnapshotError
-from ddp_trainer.snapshots.manifest import Manifest, _checksum
+from ddp_trainer.contract.exit_codes import FencedError
+from ddp_trainer.snapshots.trust.disk import Disk
+from ddp_trainer.snapshots.trust.errors import CorruptSnapshotError, IncompatibleSnapshotError, SnapshotError
+from ddp_trainer.snapshots.trust.manifest import Manifest, _checksum
 
 
 def flip_a_bit(step: Path) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from ddp_trainer.snapshots.session import Every, Identity, Progress, SnapshotEvent, Snapshots
+from ddp_trainer.snapshots.session import Identity, Progress, SaveInterval, SnapshotEvent, Snapshots
 
 pytestmark = pytest.mark.trainer
 
@@ -99,7 +99,7 @@ def one_rank(directory: Path, *, attempt: int) -> tuple[torch.nn.Module, Snapsho
     snapshots = Snapshots(
         directory,
         {"model": model, "optimizer": torch.optim.AdamW(model.parameters(), lr=0.05)},
-        every=Every.parse("2steps"),
+        every=SaveInterval.parse("2steps"),
         keep=9,
         identity=Identity("digits", "uid-1", 1, attempt, 0, 1),
         strategy="single",

@@ -23,10 +23,10 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from ddp_trainer.errors import FencedError
-from ddp_trainer.snapshots.disk import Disk
-from ddp_trainer.snapshots.fence import Fence
-from ddp_trainer.snapshots.session import Every, Identity, Progress, SnapshotEvent, Snapshots
+from ddp_trainer.contract.exit_codes import FencedError
+from ddp_trainer.snapshots.session import Identity, Progress, SaveInterval, SnapshotEvent, Snapshots
+from ddp_trainer.snapshots.trust.disk import Disk
+from ddp_trainer.snapshots.trust.fence import Fence
 
 RANK = int(os.environ["RANK"])
 
@@ -38,7 +38,9 @@ class BrokenBatch(Exception):
 class Run:
     """DistributedDataParallel with dropout: each rank draws its own random numbers."""
 
-    def __init__(self, directory: Path, *, attempt: int = 0, every: str | Every = "2steps", seed: int = 0) -> None:
+    def __init__(
+        self, directory: Path, *, attempt: int = 0, every: str | SaveInterval = "2steps", seed: int = 0
+    ) -> None:
         torch.manual_seed(seed)
         self.model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Dropout(0.3), torch.nn.Linear(8, 1))
         torch.manual_seed(seed + 1 + RANK)
@@ -51,7 +53,7 @@ class Run:
         self.snapshots = Snapshots(
             directory,
             {"model": self.ddp, "optimizer": self.optimizer},
-            every=Every.parse(every) if isinstance(every, str) else every,
+            every=SaveInterval.parse(every) if isinstance(every, str) else every,
             keep=9,
             identity=Identity("digits", "uid-1", 1, attempt, RANK, 2),
             strategy="ddp",
@@ -139,7 +141,7 @@ def rank_1_reads_other_bytes(volume: Path) -> Any:
 def rank_0_is_fenced(volume: Path) -> Any:
     if RANK == 0:
         volume.mkdir()
-        Fence.claim(volume, created=1, attempt=5, uid="uid-1")
+        Fence.acquire(volume, created=1, attempt=5, uid="uid-1")
     in_turn()
     try:
         Run(volume, attempt=4).resume()
@@ -180,7 +182,7 @@ def every_rank_learns_whether_a_waited_for_save_succeeded(volume: Path) -> Any:
     bad = run.snapshots.save(Progress(2, 0, 32), kind="preempted", wait=True)
     run.train(3)
     if RANK == 0:
-        Fence.claim(volume, created=1, attempt=1, uid="uid-1")
+        Fence.acquire(volume, created=1, attempt=1, uid="uid-1")
     in_turn()
     try:
         run.snapshots.save(Progress(3, 0, 48), kind="preempted", wait=True)
@@ -218,11 +220,11 @@ def auto_chooses_its_interval_from_stall_and_history(volume: Path) -> Any:
     if RANK == 0:
         volume.mkdir()
         for attempt in (0, 1):
-            Fence.claim(volume, created=1, attempt=attempt, uid="uid-1")
+            Fence.acquire(volume, created=1, attempt=attempt, uid="uid-1")
     in_turn()
-    assert Every.parse("auto") == Every(60, "auto")
+    assert SaveInterval.parse("auto") == SaveInterval(60, "auto")
     # A first interval that a test can wait for; the rest is auto's own choice.
-    run = Run(volume, attempt=2, every=Every(1, "auto"))
+    run = Run(volume, attempt=2, every=SaveInterval(1, "auto"))
     run.resume()
     saved: list[int] = []
     save = run.snapshots.save

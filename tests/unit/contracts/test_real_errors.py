@@ -23,9 +23,9 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader, Dataset
 
-from ddp_trainer.outcomes import outcome_of
-from ddp_trainer.root_cause import Ending, find_cause
-from ddp_trainer.termination import encode, message_of
+from ddp_trainer.contract.outcomes import outcome_of
+from ddp_trainer.launch.exit.root_cause import ExitEvidence, find_cause
+from ddp_trainer.launch.exit.termination import encode, message_of
 from ddpjob_operator.core.failure.detect import find_failures
 from ddpjob_operator.core.failure.diagnosis import Diagnosis, diagnose
 from ddpjob_operator.core.values.observed import PodPhase, PodView, Termination
@@ -37,9 +37,9 @@ NOW = parse_time("2026-01-01T00:00:00Z")
 def explained(error: BaseException) -> Diagnosis:
     """What the operator makes of a pod whose only rank ended by `error`."""
     outcome = outcome_of(error, rank=0, local_rank=0, pid=71)
-    ending = Ending(wall=0.0, procs=1, outcomes=[outcome], started=1, agent_code=1)
-    cause = find_cause(ending)
-    message = encode(message_of(cause, None, ending)).decode()
+    evidence = ExitEvidence(wall=0.0, procs=1, outcomes=[outcome], started=1, agent_code=1)
+    cause = find_cause(evidence)
+    message = encode(message_of(cause, None, evidence)).decode()
     ended = Termination(cause.exit_code, reason="Error", message=message)
     pod = PodView("digits-0-0", "pod", 0, 0, PodPhase.FAILED, termination=ended)
     assert NOW is not None

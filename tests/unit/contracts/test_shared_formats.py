@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from ddp_trainer import errors as trainer_exits
-from ddp_trainer.assignment import Assignment, read_assignment
-from ddp_trainer.environment import Target, parse_environment, parse_target
-from ddp_trainer.snapshots.manifest import FileEntry, Manifest
-from ddp_trainer.status import Moment, status
-from ddp_trainer.termination import Cause, Ending, encode, message_of
+from ddp_trainer.contract import exit_codes as trainer_exits
+from ddp_trainer.contract.environment import Target, parse_environment, parse_target
+from ddp_trainer.launch.assignment import Assignment, read_assignment
+from ddp_trainer.launch.exit.termination import ExitCause, ExitEvidence, encode, message_of
+from ddp_trainer.launch.status.pod_state import PodState, status
+from ddp_trainer.snapshots.trust.manifest import FileEntry, Manifest
 from ddpjob_operator.api.status import DDPJobStatus
 from ddpjob_operator.api.template_rules import is_reserved
 from ddpjob_operator.core.failure import detect as operator_exits
@@ -101,7 +101,7 @@ def test_both_sides_mean_the_same_by_an_exit_code() -> None:
 
 def test_the_launcher_answers_status_with_exactly_the_documented_fields() -> None:
     pod = parse_environment(pod_environment())
-    answer = status(pod, 0.0, Moment(now=1.0, wall=2.0, ranks=(), beats=()))
+    answer = status(pod, 0.0, PodState(now=1.0, wall=2.0, ranks=(), heartbeats=()))
     assert set(answer) == set(STATUS)
 
 
@@ -126,8 +126,8 @@ def test_the_operator_ignores_the_status_of_another_life_of_the_job() -> None:
 
 def test_the_operator_reads_the_termination_message_that_the_launcher_writes() -> None:
     pod = parse_environment(pod_environment())
-    cause = Cause(1, "WorkerKilled", "rank 1 was killed by SIGKILL after step 120", rank=1, signal="SIGKILL")
-    written = encode(message_of(cause, pod, Ending(wall=5.0, procs=1)))
+    cause = ExitCause(1, "WorkerKilled", "rank 1 was killed by SIGKILL after step 120", rank=1, signal="SIGKILL")
+    written = encode(message_of(cause, pod, ExitEvidence(wall=5.0, procs=1)))
     assert set(json.loads(written)) == set(TERMINATION)
     report = read_termination(written.decode())
     assert report is not None

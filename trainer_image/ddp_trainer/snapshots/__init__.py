@@ -1,8 +1,6 @@
-"""Snapshots that can be trusted: atomic, verified on load, fenced between attempts, written behind training's back.
+"""Snapshots that can be trusted: atomic, verified on load, fenced between attempts, written in the background.
 
-From the outside in: `session.Snapshots` is what a training loop uses. `state` and `buffers` turn live objects into
-bytes, `background` writes them while training goes on, `store` makes a directory of files appear at once or not at
-all, `fence` keeps an older attempt from writing, `manifest` and `disk` are the format and the file operations
-below. Everything up to `store` is free of torch, so that people can list and verify snapshots anywhere and tests
-can kill a writer at every single file operation.
+`session.Snapshots` is what a training loop uses. Below it: `schedule` (when to save), `saving` and `resuming` (rank 0's
+part), `sharded` (states that no rank holds whole), `codec` (live objects to bytes and back) and `trust` (files on the
+volume: fence, manifest, checksums; without torch). Nothing here knows the training loop, its logs or its heartbeat.
 """

@@ -16,10 +16,10 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from ddp_trainer.snapshots.errors import SnapshotError
-from ddp_trainer.snapshots.manifest import SnapshotInfo
-from ddp_trainer.snapshots.names import step_directory
-from ddp_trainer.snapshots.store import SnapshotStore
+from ddp_trainer.snapshots.trust.errors import SnapshotError
+from ddp_trainer.snapshots.trust.manifest import SnapshotInfo
+from ddp_trainer.snapshots.trust.names import step_directory
+from ddp_trainer.snapshots.trust.store import SnapshotStore
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -68,7 +68,7 @@ def _export(store: SnapshotStore, step: int | None, state: str, to: Path) -> int
     import torch
     from safetensors.torch import save_file
 
-    from ddp_trainer.snapshots.state import SHARDS, parse_files, read_files
+    from ddp_trainer.snapshots.codec.state import SHARDS, parse_files, read_files
 
     if step is None:
         newest = store.load_newest(read_files)

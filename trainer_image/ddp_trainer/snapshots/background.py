@@ -1,8 +1,7 @@
 """One thread, one save at a time, behind training's back.
 
-Hashing, writing and fsync all release the interpreter's lock, so training goes on beside them. Whatever happens in
-there is kept as an outcome for the training thread to collect when it comes by; nothing is ever raised into training
-from here.
+Hashing, writing and fsync all release the interpreter's lock, so training goes on beside them. The
+outcome, errors included, is kept for the training thread to collect; nothing is ever raised into training from here.
 """
 
 from __future__ import annotations
@@ -12,7 +11,10 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ddp_trainer.snapshots.manifest import Manifest
+from ddp_trainer.snapshots.trust.manifest import Manifest
+
+PATIENCE_SECONDS = 1.0
+"""A save in flight for less than this is waited for when the next is due; a slower one makes the next be skipped."""
 
 
 @dataclass(frozen=True, slots=True)

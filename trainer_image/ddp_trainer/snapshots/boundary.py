@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from ddp_trainer.snapshots import rng
+from ddp_trainer.snapshots.codec import rng
+from ddp_trainer.snapshots.codec.state import Stateful
 from ddp_trainer.snapshots.ranks import Gathering, Ranks
-from ddp_trainer.snapshots.state import Stateful
 from ddp_trainer.snapshots.values import Progress
 
 MAX_BUFFER_BYTES = 16 << 20
@@ -38,12 +38,14 @@ class Boundary:
 class Boundaries:
     """Keeps the newest boundary and knows whether the states are still those of it."""
 
-    def __init__(self, stateful: Mapping[str, Stateful], ranks: Ranks, *, stepwise: Collection[str] = ()) -> None:
-        """`stepwise` names states, besides modules, optimizers and schedulers, that change only between
+    def __init__(
+        self, stateful: Mapping[str, Stateful], ranks: Ranks, *, changes_with_optimizer: Collection[str] = ()
+    ) -> None:
+        """`changes_with_optimizer` names states, besides modules, optimizers and schedulers, that change only between
         `begin_update` and `reached`.
         """
         self.newest: Boundary | None = None
-        self.obstacle = _obstacle(stateful, stepwise)
+        self.obstacle = _obstacle(stateful, changes_with_optimizer)
         """Why no state of this program can be shown to be that of a boundary; None if it can."""
         self._ranks = ranks
         self._buffers = {name: list(_buffers(value)) for name, value in stateful.items()} if ranks.rank == 0 else {}
@@ -77,7 +79,7 @@ class Boundaries:
         return self.obstacle
 
 
-def _obstacle(stateful: Mapping[str, Stateful], stepwise: Collection[str]) -> str | None:
+def _obstacle(stateful: Mapping[str, Stateful], changes_with_optimizer: Collection[str]) -> str | None:
     if not any(isinstance(value, Optimizer) for value in stateful.values()):
         return "no torch.optim.Optimizer is among the states, to tell when it begins to change the weights"
     for name, value in stateful.items():
@@ -86,8 +88,10 @@ def _obstacle(stateful: Mapping[str, Stateful], stepwise: Collection[str]) -> st
                 return f"{name} has state of its own (get_extra_state) that a forward pass may have changed"
             if sum(buffer.nbytes for buffer in value.buffers()) > MAX_BUFFER_BYTES:
                 return f"{name} has more than {MAX_BUFFER_BYTES >> 20} MiB of buffers, too many to keep in every step"
-        elif not isinstance(value, Optimizer | LRScheduler) and name not in stepwise:
-            return f"{name} may have changed since; stepwise=… names states that change with the optimizer only"
+        elif not isinstance(value, Optimizer | LRScheduler) and name not in changes_with_optimizer:
+            return (
+                f"{name} may have changed since; name it in changes_with_optimizer=… if only the optimizer changes it"
+            )
     return None
 
 

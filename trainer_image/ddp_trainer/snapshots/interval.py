@@ -1,9 +1,92 @@
-"""How often to save: often enough to lose little in a failure, seldom enough not to cost more than it saves."""
+"""When a snapshot is due, said by the user as `100steps`, `2epochs`, `60seconds` or `auto`.
+
+Steps and epochs are the same on every rank. Time is not: rank 0 decides and the others must follow, without a
+collective in every step. So the ranks look together only at agreed steps, and each look also agrees on the next one,
+half of the remaining time away at the pace just seen: a handful of looks an interval, however many steps it has.
+"""
 
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
+from typing import Literal
+
+from ddp_trainer.contract.exit_codes import UserError
+
+_PATTERN = re.compile(r"([1-9][0-9]{0,8})\s*(step|epoch|second)s?")
+AUTO_BEGINS_WITH = 60
+"""Seconds until the first save of `auto`, which then knows what one costs."""
+Unit = Literal["steps", "epochs", "seconds", "auto"]
+
+
+@dataclass(frozen=True, slots=True)
+class SaveInterval:
+    """A snapshot every `count` of `unit`; for `auto` the count is what the interval starts with, in seconds."""
+
+    count: int
+    unit: Unit
+
+    @classmethod
+    def parse(cls, text: str) -> SaveInterval:
+        """From `100steps`, `2epochs`, `60seconds` or `auto`. Raises UserError."""
+        if text.strip() == "auto":
+            return cls(AUTO_BEGINS_WITH, "auto")
+        match = _PATTERN.fullmatch(text.strip())
+        if match is None:
+            raise UserError(
+                f"snapshots every {text!r} is not an interval: write a whole number and its unit, "
+                "such as 100steps, 2epochs or 60seconds, or auto"
+            )
+        unit: Unit = {"step": "steps", "epoch": "epochs", "second": "seconds"}[match[2]]  # type: ignore[assignment]
+        return cls(int(match[1]), unit)
+
+    @property
+    def is_timed(self) -> bool:
+        """Whether only a clock can tell, so that ranks have to agree."""
+        return self.unit in ("seconds", "auto")
+
+    def is_due(self, *, step: int, epoch: int, epoch_end: bool) -> bool:
+        """For steps and epochs: whether to save after this step. `epoch` counts whole epochs, this one included at
+        its end.
+        """
+        if self.unit == "steps":
+            return step % self.count == 0
+        return self.unit == "epochs" and epoch_end and epoch % self.count == 0
+
+    def __str__(self) -> str:
+        return "auto" if self.unit == "auto" else f"{self.count}{self.unit}"
+
+
+class TimedInterval:
+    """Rank 0's side of a timed interval: whether to save now, and at which step to look again. Times are monotonic
+    seconds.
+    """
+
+    def __init__(self, seconds: float, *, step: int, now: float) -> None:
+        self.seconds = seconds
+        self._saved_at = now
+        self._looked_at = now
+        self._looked_step = step
+
+    def look(self, *, step: int, now: float) -> tuple[bool, int]:
+        """(save now?, step of the next look)."""
+        pace = (now - self._looked_at) / max(1, step - self._looked_step)
+        self._looked_at, self._looked_step = now, step
+        due = now - self._saved_at >= self.seconds
+        if due:
+            self._saved_at = now
+        remaining = self._saved_at + self.seconds - now
+        return due, step + steps_to_next_check(remaining, pace)
+
+
+def steps_to_next_check(remaining: float, pace: float) -> int:
+    """Half the remaining time at `pace` seconds a step; near the end all of it, and always at least one step."""
+    if pace <= 0:
+        return 1
+    steps = remaining / pace
+    return max(1, math.floor(steps if steps < 4 else steps / 2))
+
 
 PRIOR_NODE_MTTF_SECONDS = 24 * 3600.0
 """What is assumed of a node before it has shown anything else: one failure a day."""

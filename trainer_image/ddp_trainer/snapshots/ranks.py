@@ -1,4 +1,4 @@
-"""What the ranks tell each other about snapshots: small tensors over gloo, never pickled objects.
+"""What the ranks exchange about snapshots: small tensors over gloo, never pickled objects.
 
 Every method is a collective of all ranks in the same order; with one rank each is a plain function.
 """
@@ -47,7 +47,7 @@ class Ranks:
                 raise RuntimeError("several ranks share a snapshot: call torch.distributed.init_process_group() first")
             if dist.get_world_size() != world_size or dist.get_rank() != rank:
                 raise RuntimeError(
-                    f"told to be rank {rank} of {world_size}, "
+                    f"configured as rank {rank} of {world_size}, "
                     f"but torch.distributed says {dist.get_rank()} of {dist.get_world_size()}"
                 )
             if own_group is not None:

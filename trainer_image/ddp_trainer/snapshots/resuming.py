@@ -1,4 +1,4 @@
-"""Resuming: rank 0 claims the volume and decides, and every rank acts on that decision with the same bytes.
+"""Resuming: rank 0 acquires the fence and decides, and every rank acts on that decision with the same bytes.
 
 A snapshot that only one node sees, or sees differently, would otherwise send ranks on from different steps, and the
 next collective would hang. So the decision, the errors and if need be the files themselves come from rank 0.
@@ -14,15 +14,15 @@ from typing import Any
 
 from torch import Tensor
 
-from ddp_trainer.errors import FencedError, UserError
-from ddp_trainer.snapshots import rng
-from ddp_trainer.snapshots.errors import CorruptSnapshotError, IncompatibleSnapshotError, SnapshotError
-from ddp_trainer.snapshots.fence import Fence
-from ddp_trainer.snapshots.manifest import Manifest
-from ddp_trainer.snapshots.names import step_directory
+from ddp_trainer.contract.exit_codes import FencedError, UserError
+from ddp_trainer.snapshots.codec import rng
+from ddp_trainer.snapshots.codec.state import RNG, SHARDS, File, Stateful, file_in_memory, parse_files, read_files
 from ddp_trainer.snapshots.ranks import Ranks
-from ddp_trainer.snapshots.state import RNG, SHARDS, File, Stateful, file_in_memory, parse_files, read_files
-from ddp_trainer.snapshots.store import SnapshotStore
+from ddp_trainer.snapshots.trust.errors import CorruptSnapshotError, IncompatibleSnapshotError, SnapshotError
+from ddp_trainer.snapshots.trust.fence import Fence
+from ddp_trainer.snapshots.trust.manifest import Manifest
+from ddp_trainer.snapshots.trust.names import step_directory
+from ddp_trainer.snapshots.trust.store import SnapshotStore
 from ddp_trainer.snapshots.values import Identity
 
 log = logging.getLogger(__name__)
@@ -30,14 +30,14 @@ log = logging.getLogger(__name__)
 Files = dict[str, File]
 
 
-def claim(directory: Path, identity: Identity, *, keep: int) -> SnapshotStore:
+def acquire(directory: Path, identity: Identity, *, keep: int) -> SnapshotStore:
     """Rank 0's store, owned by this attempt.
 
     Raises FencedError, UserError for a volume that cannot be written at all, SnapshotError for one that may be later.
     """
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        fence = Fence.claim(
+        fence = Fence.acquire(
             directory,
             created=identity.created,
             attempt=identity.attempt,
@@ -46,7 +46,7 @@ def claim(directory: Path, identity: Identity, *, keep: int) -> SnapshotStore:
             nodes=identity.nodes,
         )
     except OSError as error:
-        what = f"{directory} could not be claimed for attempt {identity.attempt}: {error}"
+        what = f"{directory} got no fencing token for attempt {identity.attempt}: {error}"
         if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
             raise UserError(f"{what}. Mount the volume writable for this user") from error
         raise SnapshotError(f"{what}. Check that the volume is mounted and not full") from error
@@ -59,7 +59,7 @@ def find_newest(
     """Rank 0's store, None on the others, and the newest valid snapshot, the same on all ranks: None if there is none,
     its files verified and in memory on rank 0.
 
-    Raises rank 0's error everywhere: as `claim` and SnapshotStore.load_newest do.
+    Raises rank 0's error everywhere: as `acquire` and SnapshotStore.load_newest do.
     """
     store: SnapshotStore | None = None
     manifest: Manifest | None = None
@@ -67,7 +67,7 @@ def find_newest(
     error: Exception | None = None
     if ranks.rank == 0:
         try:
-            store = claim(directory, identity, keep=keep)
+            store = acquire(directory, identity, keep=keep)
             newest = store.load_newest(read_files)
             if newest is not None:
                 manifest, files = newest
@@ -81,7 +81,7 @@ def find_newest(
 
 
 def check_owner(store: SnapshotStore | None, ranks: Ranks) -> None:
-    """Raise FencedError on all ranks if a newer attempt has claimed the volume since rank 0 did.
+    """Raise FencedError on all ranks if a newer attempt has acquired the fence since rank 0 did.
 
     Reading a large snapshot takes long enough for that, and what comes next changes files of the job.
     """
@@ -155,7 +155,7 @@ def load(
     return notice
 
 
-def told(manifest: Manifest) -> str:
+def describe(manifest: Manifest) -> str:
     """What was resumed from, for people."""
     return (
         f"resumed from step {manifest.step} (epoch {manifest.epoch}, {manifest.samples} samples), "

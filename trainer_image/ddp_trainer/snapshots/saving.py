@@ -1,4 +1,4 @@
-"""Saving, as rank 0 does it: copy, hand over to the background, and tell how the save before ended.
+"""Saving on rank 0: stage the states, write them in the background, and report how the save before ended.
 
 A save that fails or takes long is an event, never an exception: training is worth more than any one snapshot. The one
 exception is being fenced, after which training here is worth nothing.
@@ -9,17 +9,19 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal, get_args
 
 from torch import Tensor
 
-from ddp_trainer.errors import FencedError
-from ddp_trainer.snapshots.background import BackgroundWriter, Outcome
-from ddp_trainer.snapshots.boundary import Boundary, as_of
-from ddp_trainer.snapshots.manifest import Manifest
-from ddp_trainer.snapshots.state import RNG, Staged, Staging, Stateful
-from ddp_trainer.snapshots.store import SnapshotStore
+from ddp_trainer.contract.exit_codes import FencedError
+from ddp_trainer.snapshots.background import PATIENCE_SECONDS, BackgroundWriter, Outcome
+from ddp_trainer.snapshots.boundary import Boundaries, Boundary, as_of
+from ddp_trainer.snapshots.codec.state import RNG, Staged, Staging, Stateful
+from ddp_trainer.snapshots.trust.errors import SnapshotError
+from ddp_trainer.snapshots.trust.manifest import Manifest
+from ddp_trainer.snapshots.trust.store import SnapshotStore
 from ddp_trainer.snapshots.values import FAILING_AFTER, SnapshotEvent
 
 if TYPE_CHECKING:
@@ -30,21 +32,18 @@ log = logging.getLogger(__name__)
 Ready = Literal["begin", "saved", "skipped"]
 READY: Final[tuple[Ready, ...]] = get_args(Ready)
 
-PATIENCE_SECONDS = 1.0
-"""A save in flight for less than this is waited for when the next is due; a slower one makes the next be skipped."""
-
 EMERGENCY_SECONDS = 20.0
 """How long an emergency snapshot may take: torchrun kills what is left of a failed job 30 seconds after the failure."""
 
 
 class Saver:
-    """Saves `stateful` into `store`, one save in flight. `tell` gets events, always on the calling thread."""
+    """Saves `stateful` into `store`, one save in flight. `on_event` gets events, always on the calling thread."""
 
     def __init__(
         self,
         store: SnapshotStore,
         stateful: Mapping[str, Stateful],
-        tell: Callable[[SnapshotEvent], None],
+        on_event: Callable[[SnapshotEvent], None],
         *,
         last_saved: Manifest | None,
         timeout: float,
@@ -53,7 +52,7 @@ class Saver:
         self.last_saved = last_saved
         self._store = store
         self._stateful = stateful
-        self._tell = tell
+        self._emit = on_event
         self._timeout = timeout
         self._shards = shards
         self._staging = Staging()
@@ -116,7 +115,7 @@ class Saver:
         return self._saved_step() == step
 
     def collect(self) -> None:
-        """Tell how a save that is over has ended. Raises FencedError."""
+        """Report how a save that is over has ended. Raises FencedError."""
         outcome = self._writer.take()
         if outcome is None:
             return
@@ -133,12 +132,12 @@ class Saver:
             f"{kind} of step {outcome.step} saved in {outcome.seconds:.2f} s, "
             f"training stopped for {outcome.stall_seconds:.3f} s"
         )
-        self._tell(
+        self._emit(
             SnapshotEvent("saved", outcome.step, message, outcome.manifest, outcome.stall_seconds, outcome.seconds)
         )
 
     def close(self) -> None:
-        """Wait for the save in flight and tell how it ended; raises nothing."""
+        """Wait for the save in flight and report how it ended; raises nothing."""
         if not self._writer.wait(self._timeout):
             hung = TimeoutError(
                 f"snapshot of step {self._step_in_flight} not written within {self._timeout:.0f} s: the volume hangs"
@@ -151,7 +150,7 @@ class Saver:
             log.warning("%s", error)
 
     def failed(self, step: int, error: Exception, started: float) -> None:
-        """Tell that the states of `step` could not even be copied."""
+        """Report that the states of `step` could not be staged."""
         self._failed(Outcome(step, 0.0, time.monotonic() - started, error=error))
 
     def _write(self, manifest: Manifest, staged: Staged, shard: StagedShard | None) -> Manifest:
@@ -175,7 +174,7 @@ class Saver:
         message = str(outcome.error) or type(outcome.error).__name__
         if self._failures >= FAILING_AFTER:
             message = f"SnapshotsFailing: {self._failures} saves in a row have failed, the last with: {message}"
-        self._tell(
+        self._emit(
             SnapshotEvent(
                 "failed",
                 outcome.step,
@@ -187,11 +186,11 @@ class Saver:
         )
 
     def give_up(self, step: int, problem: str) -> None:
-        """Tell that there will be no emergency snapshot."""
+        """Report that there will be no emergency snapshot."""
         saved = self._saved_step()
         goes_on = "starts over" if saved is None else f"goes on from step {saved}"
         message = f"no emergency snapshot: {problem}. The next attempt {goes_on}"
-        self._tell(SnapshotEvent("skipped", step, message))
+        self._emit(SnapshotEvent("skipped", step, message))
 
     def _skipped(self, step: int) -> None:
         busy = self._writer.busy_seconds
@@ -207,7 +206,48 @@ class Saver:
             f"no snapshot of step {step}: that of step {self._step_in_flight} is still being written after "
             f"{busy:.1f} s; save less often or give the volume more speed"
         )
-        self._tell(SnapshotEvent("skipped", step, message))
+        self._emit(SnapshotEvent("skipped", step, message))
 
     def _saved_step(self) -> int | None:
         return self.last_saved.step if self.last_saved is not None else None
+
+
+GENERATORS_TIMEOUT = timedelta(seconds=5)
+"""How long rank 0 waits, after a failure, for what the other ranks sent at the end of the last step."""
+
+
+def save_last_step(boundaries: Boundaries, saver: Saver, manifest: Manifest | None) -> bool:
+    """Save the newest boundary, if the states are still those of it; `manifest` is what it will have, None if there is
+    no boundary yet.
+
+    True if the last finished step is saved; where it cannot be, an event says why. Raises nothing, and takes up to a
+    minute if the volume hangs.
+    """
+    boundary = boundaries.newest
+    step = manifest.step if manifest is not None else 0
+    try:
+        if boundaries.obstacle is not None:
+            saver.finish(step, timeout=EMERGENCY_SECONDS)
+            raise SnapshotError(boundaries.obstacle)
+        return boundary is not None and manifest is not None and _save(boundary, boundaries, saver, manifest)
+    except Exception as problem:
+        saver.give_up(step, str(problem) or type(problem).__name__)
+        return False
+
+
+def _save(boundary: Boundary, boundaries: Boundaries, saver: Saver, manifest: Manifest) -> bool:
+    started = time.monotonic()
+    ready = saver.ready(manifest, wait=True)
+    if ready != "begin":
+        return ready == "saved"
+    problem = boundaries.problem()
+    if problem is not None:
+        raise SnapshotError(problem)
+    try:
+        generators = boundary.generators.wait(GENERATORS_TIMEOUT)
+    except RuntimeError as lost:
+        raise SnapshotError(f"the random number state of another rank did not arrive ({lost})") from lost
+    assert generators is not None
+    if not saver.begin(manifest, generators, started=started, boundary=boundary):
+        return False
+    return saver.finish(manifest.step, timeout=EMERGENCY_SECONDS)

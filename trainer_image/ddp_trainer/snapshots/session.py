@@ -11,7 +11,7 @@
     snapshots.save(Progress(step, epoch, samples), kind="final", wait=True)
     snapshots.close()
 
-Every rank makes the same calls. Rank 0 owns the volume: it claims it, chooses what to resume from, writes, and
+Every rank makes the same calls. Rank 0 owns the volume: it acquires the fence, chooses what to resume from, writes, and
 tells the others. Training stops only while states are copied into buffers.
 """
 
@@ -24,19 +24,18 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ddp_trainer.errors import FencedError, UserError
+from ddp_trainer.contract.exit_codes import FencedError, UserError
 from ddp_trainer.snapshots import resuming
 from ddp_trainer.snapshots.boundary import Boundaries
-from ddp_trainer.snapshots.due import Due
-from ddp_trainer.snapshots.emergency import save_last_step
-from ddp_trainer.snapshots.errors import SnapshotError
-from ddp_trainer.snapshots.every import Every
-from ddp_trainer.snapshots.manifest import Kind, Manifest
-from ddp_trainer.snapshots.names import step_directory
+from ddp_trainer.snapshots.codec.state import RNG, Stateful, unwrapped
+from ddp_trainer.snapshots.interval import SaveInterval
 from ddp_trainer.snapshots.ranks import Ranks
-from ddp_trainer.snapshots.saving import READY, Ready, Saver
+from ddp_trainer.snapshots.saving import READY, Ready, Saver, save_last_step
+from ddp_trainer.snapshots.schedule import SaveSchedule
 from ddp_trainer.snapshots.settings import Settings
-from ddp_trainer.snapshots.state import RNG, Stateful, unwrapped
+from ddp_trainer.snapshots.trust.errors import SnapshotError
+from ddp_trainer.snapshots.trust.manifest import Kind, Manifest
+from ddp_trainer.snapshots.trust.names import step_directory
 from ddp_trainer.snapshots.values import Identity, Progress, SnapshotEvent
 
 if TYPE_CHECKING:
@@ -44,7 +43,7 @@ if TYPE_CHECKING:
 
     from ddp_trainer.snapshots.sharded import Shards, StagedShard
 
-__all__ = ["Every", "Identity", "Manifest", "Progress", "SnapshotEvent", "Snapshots", "Stateful"]
+__all__ = ["Identity", "Manifest", "Progress", "SaveInterval", "SnapshotEvent", "Snapshots", "Stateful"]
 
 log = logging.getLogger(__name__)
 
@@ -57,8 +56,8 @@ class Snapshots:
 
     A model wrapped by DistributedDataParallel, DataParallel or torch.compile is saved as the model inside, so that
     it can be resumed under another strategy and exported. `sharded` names the states that no rank holds whole,
-    `stepwise` those, besides modules, optimizers and schedulers, that change only between `begin_update` and
-    `step_end`, as a data cursor does that moves on at the end of a step.
+    `changes_with_optimizer` those, besides modules, optimizers and schedulers, that change only between
+    `begin_update` and `step_end`, as a data cursor does that moves on at the end of a step.
     """
 
     def __init__(
@@ -66,7 +65,7 @@ class Snapshots:
         directory: Path,
         stateful: Mapping[str, Stateful],
         *,
-        every: Every,
+        every: SaveInterval,
         keep: int,
         identity: Identity,
         strategy: str,
@@ -74,7 +73,7 @@ class Snapshots:
         on_event: Callable[[SnapshotEvent], None] | None = None,
         save_timeout: float = SAVE_TIMEOUT_SECONDS,
         sharded: Collection[str] = (),
-        stepwise: Collection[str] = (),
+        changes_with_optimizer: Collection[str] = (),
     ) -> None:
         if RNG in stateful:
             raise UserError(
@@ -96,13 +95,13 @@ class Snapshots:
             from ddp_trainer.snapshots.sharded import Shards
 
             self._shards = Shards({name: inner[name] for name in sharded}, self._ranks, timeout=save_timeout)
-        self._boundaries = Boundaries(self._stateful, self._ranks, stepwise=stepwise)
+        self._boundaries = Boundaries(self._stateful, self._ranks, changes_with_optimizer=changes_with_optimizer)
         if sharded:
             self._boundaries.obstacle = "each rank holds a part of the model, and they cannot meet any more to save it"
         self._resumed: Manifest | None = None
         self._is_resumed = False
         self._saver: Saver | None = None
-        self._due = Due(every, self._ranks, directory, nodes=identity.nodes)
+        self._due = SaveSchedule(every, self._ranks, directory, nodes=identity.nodes)
 
     @classmethod
     def from_env(
@@ -114,7 +113,7 @@ class Snapshots:
         on_event: Callable[[SnapshotEvent], None] | None = None,
         environ: Mapping[str, str] = os.environ,
         sharded: Collection[str] = (),
-        stepwise: Collection[str] = (),
+        changes_with_optimizer: Collection[str] = (),
     ) -> Snapshots:
         """As the operator and torchrun set it up (docs/contracts.md section 2). Raises UserError for what is not."""
         settings = Settings.from_env(environ)
@@ -128,7 +127,7 @@ class Snapshots:
             global_batch=global_batch,
             on_event=on_event,
             sharded=sharded,
-            stepwise=stepwise,
+            changes_with_optimizer=changes_with_optimizer,
         )
 
     @property
@@ -137,7 +136,7 @@ class Snapshots:
         return self._saver.last_saved if self._saver is not None else self._resumed
 
     def resume(self) -> Manifest | None:
-        """Claim the volume and load the newest valid snapshot on all ranks; None if there is none. Call it once,
+        """Acquire the fence and load the newest valid snapshot on all ranks; None if there is none. Call it once,
         first.
 
         Rank 0 decides; all ranks go on or all stop. Raises, the same on every rank: FencedError,
@@ -146,7 +145,7 @@ class Snapshots:
         """
         store, found = resuming.find_newest(self.directory, self.identity, self._ranks, keep=self._keep)
         for info in store.set_aside if store is not None else ():
-            self._tell(
+            self._emit(
                 SnapshotEvent("set_aside", info.step, f"snapshot of step {info.step} is not used: {info.problem}")
             )
         if found is not None:
@@ -158,14 +157,14 @@ class Snapshots:
             resuming.check_owner(store, self._ranks)
             notice = resuming.load(self.directory, manifest, files, self._stateful, self._ranks)
             if notice is not None:
-                self._tell(SnapshotEvent("reseeded", manifest.step, notice, manifest))
-            self._tell(SnapshotEvent("resumed", manifest.step, resuming.told(manifest), manifest))
+                self._emit(SnapshotEvent("reseeded", manifest.step, notice, manifest))
+            self._emit(SnapshotEvent("resumed", manifest.step, resuming.describe(manifest), manifest))
             self._resumed = manifest
         if store is not None:
             self._saver = Saver(
                 store,
                 self._stateful,
-                self._tell,
+                self._emit,
                 last_saved=self._resumed,
                 timeout=self._save_timeout,
                 shards=self._shards,
@@ -210,13 +209,13 @@ class Snapshots:
         raises nothing, except FencedError.
         """
         if not self._is_resumed:
-            raise RuntimeError("call resume() before the first save: it claims the volume")
+            raise RuntimeError("call resume() before the first save: it acquires the fence")
         started = time.monotonic()
         manifest = self._manifest(progress, kind)
         generators = self._boundaries.reached(progress).generators.wait()
-        verdict, fenced = self._ready(manifest, wait=wait)
-        saving = verdict != "skipped"
-        if verdict == "begin":
+        ready, fenced = self._ready(manifest, wait=wait)
+        saving = ready != "skipped"
+        if ready == "begin":
             saving = self._begin(manifest, generators, started)
         if wait:
             return self._finished(progress.step, saving, fenced)
@@ -225,18 +224,18 @@ class Snapshots:
         return saving
 
     def _ready(self, manifest: Manifest, *, wait: bool) -> tuple[Ready, FencedError | None]:
-        """What rank 0 says to this save. The others are told where they have a part in it, and else go along."""
-        verdict: Ready = "begin"
+        """Rank 0's answer to this save. It is broadcast where the other ranks take part in it."""
+        ready: Ready = "begin"
         fenced = None
         if self._saver is not None:
             try:
-                verdict = self._saver.ready(manifest, wait=wait)
+                ready = self._saver.ready(manifest, wait=wait)
             except FencedError as error:
-                verdict, fenced = "skipped", error
+                ready, fenced = "skipped", error
         if self._shards is not None:
-            (told,) = self._ranks.numbers_from_first(READY.index(verdict))
-            verdict = READY[told]
-        return verdict, fenced
+            (describe,) = self._ranks.numbers_from_first(READY.index(ready))
+            ready = READY[describe]
+        return ready, fenced
 
     def _begin(self, manifest: Manifest, generators: Tensor | None, started: float) -> bool:
         """Copy the states and have them written; False if they cannot be, where they are sharded on all ranks alike."""
@@ -290,7 +289,7 @@ class Snapshots:
             kind=kind,
         )
 
-    def _tell(self, event: SnapshotEvent) -> None:
+    def _emit(self, event: SnapshotEvent) -> None:
         if event.result == "saved":
             event = self._due.saved(event)
         log.log(logging.INFO if event.result in ("saved", "resumed") else logging.WARNING, "%s", event.message)

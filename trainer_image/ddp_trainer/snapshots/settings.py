@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from ddp_trainer.errors import UserError
-from ddp_trainer.snapshots.every import Every
-from ddp_trainer.snapshots.names import job_directory
+from ddp_trainer.contract.exit_codes import UserError
+from ddp_trainer.snapshots.interval import SaveInterval
+from ddp_trainer.snapshots.trust.names import job_directory
 from ddp_trainer.snapshots.values import Identity
 
 
@@ -19,7 +19,7 @@ class Settings:
     """What `Snapshots` is built with."""
 
     directory: Path
-    every: Every
+    every: SaveInterval
     keep: int
     identity: Identity
 
@@ -37,7 +37,7 @@ class Settings:
         )
         return cls(
             directory=job_directory(Path(_setting(environ, "DDPJOB_SHARED")), identity.job),
-            every=Every.parse(_setting(environ, "DDPJOB_SNAPSHOT_EVERY", "100steps")),
+            every=SaveInterval.parse(_setting(environ, "DDPJOB_SNAPSHOT_EVERY", "100steps")),
             keep=_whole(environ, "DDPJOB_SNAPSHOT_KEEP", "3"),
             identity=identity,
         )

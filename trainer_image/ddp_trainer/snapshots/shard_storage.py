@@ -23,12 +23,11 @@ from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, SavePlan
 from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, WriteResult
 from torch.futures import Future
 
-from ddp_trainer.snapshots.buffers import Buffers
-from ddp_trainer.snapshots.errors import CorruptSnapshotError, IncompatibleSnapshotError
-from ddp_trainer.snapshots.manifest import FileEntry, Manifest
-from ddp_trainer.snapshots.state import SHARDS
-from ddp_trainer.snapshots.tensorfile import DTYPES, TensorFile, dtype_name
-from ddp_trainer.snapshots.verify import read_verified, read_verified_into
+from ddp_trainer.snapshots.codec.state import SHARDS
+from ddp_trainer.snapshots.codec.tensorfile import DTYPES, Buffers, TensorFile, dtype_name
+from ddp_trainer.snapshots.trust.errors import CorruptSnapshotError, IncompatibleSnapshotError
+from ddp_trainer.snapshots.trust.manifest import FileEntry, Manifest
+from ddp_trainer.snapshots.trust.verify import read_verified, read_verified_into
 
 INDEX = f"{SHARDS}/index.json"
 _VERSION = 1
@@ -161,7 +160,7 @@ class VerifyingReader(StorageReader):
 
 
 def read_whole(directory: Path, manifest: Manifest) -> dict[str, Tensor]:
-    """All tensors of all shards, each put together from its parts; for people who want the model, not for resuming."""
+    """All tensors of all shards, each assembled from its parts; for people who want the model, not for resuming."""
     index = _read_index(directory, manifest)
     whole = {name: torch.empty(entry["shape"], dtype=DTYPES[entry["dtype"]]) for name, entry in index.items()}
     for file in sorted({part["file"] for entry in index.values() for part in entry["parts"]}):

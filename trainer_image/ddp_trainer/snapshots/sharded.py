@@ -25,13 +25,11 @@ from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 from torch.optim import Optimizer
 
-from ddp_trainer.snapshots.background import BackgroundWriter
-from ddp_trainer.snapshots.buffers import Buffers, chunks
-from ddp_trainer.snapshots.disk import Disk
-from ddp_trainer.snapshots.errors import CorruptSnapshotError, IncompatibleSnapshotError, SnapshotError
-from ddp_trainer.snapshots.manifest import Manifest
+from ddp_trainer.snapshots.background import PATIENCE_SECONDS, BackgroundWriter
+from ddp_trainer.snapshots.codec.state import SHARDS, Stateful
+from ddp_trainer.snapshots.codec.structure import decode, encode
+from ddp_trainer.snapshots.codec.tensorfile import Buffers, chunks
 from ddp_trainer.snapshots.ranks import Ranks
-from ddp_trainer.snapshots.saving import PATIENCE_SECONDS
 from ddp_trainer.snapshots.shard_storage import (
     INDEX,
     StagingWriter,
@@ -40,8 +38,9 @@ from ddp_trainer.snapshots.shard_storage import (
     read_whole,
     tensor_file,
 )
-from ddp_trainer.snapshots.state import SHARDS, Stateful
-from ddp_trainer.snapshots.structure import put_together, take_apart
+from ddp_trainer.snapshots.trust.disk import Disk
+from ddp_trainer.snapshots.trust.errors import CorruptSnapshotError, IncompatibleSnapshotError, SnapshotError
+from ddp_trainer.snapshots.trust.manifest import Manifest
 
 _VERSION = 1
 
@@ -119,7 +118,7 @@ class Shards:
         error: Exception | None = None
         try:
             for name, value in self._stateful.items():
-                structure[name] = take_apart(value.state_dict(), name, tensors, sharded=True)
+                structure[name] = encode(value.state_dict(), name, tensors, sharded=True)
         except Exception as problem:
             error = problem
         self._agree(error, self._ranks)
@@ -138,13 +137,13 @@ class Shards:
     def lead(self, shard: StagedShard, directory: Path, disk: Disk) -> None:
         """Rank 0: have all ranks write into `directory`. Raises SnapshotError naming the rank that could not."""
         disk.make_directory(directory / SHARDS)
-        self._told(str(directory))
+        self._share_directory(str(directory))
         self._write(shard, directory, disk)
 
     def dismiss(self) -> None:
-        """Rank 0: tell the others that this save is over, however it went."""
+        """Rank 0: let the others know that this save is over, however it went."""
         if not self._are_lost:
-            self._told(None)
+            self._share_directory(None)
 
     def start_following(self, step: int, shard: StagedShard, started: float) -> None:
         """The other ranks: write in the background what rank 0 leads; training stopped at `started` (monotonic)."""
@@ -168,7 +167,7 @@ class Shards:
 
     def _follow(self, shard: StagedShard, disk: Disk) -> None:
         """Write when and where rank 0 says, until it says that the save is over."""
-        while (directory := self._told(None)) is not None:
+        while (directory := self._share_directory(None)) is not None:
             try:
                 self._write(shard, Path(directory), disk)
             except SnapshotError:
@@ -185,7 +184,7 @@ class Shards:
         error: Exception | None = None
         try:
             for name, value in self._stateful.items():
-                take_apart(value.state_dict(), name, current, sharded=True)
+                encode(value.state_dict(), name, current, sharded=True)
             structure = _read_structure(directory, manifest, self._ranks)
             lacking = sorted((structure.keys() ^ self._stateful.keys()) | (_references(structure) - current.keys()))
             if lacking:
@@ -201,7 +200,7 @@ class Shards:
         try:
             dcp_load(wanted, storage_reader=reader, planner=planner, process_group=group, no_dist=group is None)
             for name, value in self._stateful.items():
-                value.load_state_dict(put_together(structure[name], wanted))
+                value.load_state_dict(decode(structure[name], wanted))
         except CheckpointException as problem:
             rank, (cause, _) = min(problem.failures.items())
             kind = SnapshotError if isinstance(cause, OSError | CorruptSnapshotError) else IncompatibleSnapshotError
@@ -216,11 +215,11 @@ class Shards:
         with self._together() as writers:
             self._agree(error, writers)
 
-    def _told(self, directory: str | None) -> str | None:
-        """Where rank 0, whose `directory` it is, has the writing threads write; None when the save is over."""
+    def _share_directory(self, directory: str | None) -> str | None:
+        """Rank 0's `directory` on the writing threads of all ranks; None when the save is over."""
         with self._together() as writers:
-            told: str | None = writers.from_first({"directory": directory})["directory"]
-        return told
+            shared: str | None = writers.from_first({"directory": directory})["directory"]
+        return shared
 
     @contextmanager
     def _together(self) -> Iterator[Ranks]:
@@ -244,12 +243,12 @@ class Shards:
 
 
 def whole_state(directory: Path, manifest: Manifest, name: str) -> dict[str, Any]:
-    """State `name` put together from its parts, a pipeline's from all stages. Raises KeyError if there is none."""
+    """State `name` assembled from its parts, a pipeline's from all stages. Raises KeyError if there is none."""
     tensors = read_whole(directory, manifest)
     state: dict[str, Any] = {}
     for rank in range(manifest.world_size):
         structure = json.loads(read_file(directory, manifest, _structure(rank)))["states"]
-        state |= put_together(structure[name], tensors)
+        state |= decode(structure[name], tensors)
     return state
 
 

@@ -1,4 +1,4 @@
-"""What a training loop tells about itself and is told about its snapshots."""
+"""The values that a training loop and its snapshots exchange."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ddp_trainer.snapshots.interval import Interval
-from ddp_trainer.snapshots.manifest import Manifest
+from ddp_trainer.snapshots.trust.manifest import Manifest
 
 FAILING_AFTER = 3
 """So many saves failed in a row are no accident: SnapshotsFailing."""
@@ -14,7 +14,7 @@ FAILING_AFTER = 3
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Which life of which job this process is a rank of. `created` is the job's creation time in whole seconds."""
+    """The job, attempt and rank of this process. `created` is the job's creation time in whole seconds."""
 
     job: str
     uid: str

@@ -20,7 +20,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from ddp_trainer.errors import UserError
+from ddp_trainer.contract.exit_codes import UserError
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

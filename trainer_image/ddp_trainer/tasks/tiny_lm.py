@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import Dataset
 
-from ddp_trainer.errors import UserError
+from ddp_trainer.contract.exit_codes import UserError
 from ddp_trainer.tasks import Task
 
 HELD_OUT_EVERY = 10

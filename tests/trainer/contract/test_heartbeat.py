@@ -1,0 +1,177 @@
+"""What a rank leaves for the launcher, without torch."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from ddp_trainer.contract.heartbeat import Heartbeat, heartbeat_dir, read_heartbeats
+from ddp_trainer.launch.status.pod_state import phase_seconds
+
+CONTRACT = (Path(__file__).parents[3] / "docs" / "contracts.md").read_text()
+
+
+class Clock:
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Loss:
+    """A one-element tensor as far as the heartbeat is concerned; counts how often it is read."""
+
+    def __init__(self, value: float, device: str) -> None:
+        self.value, self.reads = value, 0
+        self.device = type("Device", (), {"type": device})
+
+    def detach(self) -> Loss:
+        return self
+
+    def __float__(self) -> float:
+        self.reads += 1
+        return self.value
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def beat(tmp_path, clock):
+    heartbeat = Heartbeat(heartbeat_dir(tmp_path), rank=3, local_rank=1, clock=clock)
+    heartbeat.read = lambda: read_heartbeats(tmp_path)[0]
+    return heartbeat
+
+
+def test_a_heartbeat_has_the_fields_of_the_contract(beat):
+    beat.enter("init")
+    section = CONTRACT.split("### Heartbeats")[1].split("## 5.")[0]
+    fields = re.findall(r'"(\w+)"', section.split("}`")[0])
+    assert set(beat.read()) == set(fields)
+    assert (beat.read()["rank"], beat.read()["localRank"], beat.read()["pid"]) == (3, 1, os.getpid())
+
+
+def test_steps_are_written_at_most_each_100_ms_and_a_change_of_phase_at_once(beat, clock):
+    beat.enter("train")
+    for step in (1, 2, 3, 4):
+        clock.now += 0.01
+        beat.step(step=step)
+    assert beat.read()["step"] == 2  # the first two tell the watchdog what a step is
+    clock.now += 0.1
+    beat.step(step=5)
+    assert beat.read()["step"] == 5
+    beat.step(step=6)
+    beat.enter("save")
+    assert (beat.read()["step"], beat.read()["phase"]) == (6, "save")
+
+
+def test_the_p99_of_step_times_leaves_out_saves_and_validation(beat, clock):
+    beat.enter("train")
+    for step in range(1, 100):
+        clock.now += 0.05
+        beat.step(step=step)
+    beat.enter("validate")
+    clock.now += 60
+    beat.enter("train")
+    clock.now += 0.05
+    beat.step(step=100)
+    beat.flush()
+    assert beat.read()["stepSecondsP99"] == pytest.approx(0.05)
+    assert beat.read()["counters"]["stepSeconds"]["sum"] == pytest.approx(98 * 0.05)
+
+
+def test_a_thread_that_saves_is_no_sign_of_life(beat, clock):
+    beat.enter("train")
+    clock.now += 50
+    beat.snapshot(100, 1763703999.0, True, stall_seconds=0.1, save_seconds=2.0, result="ok")
+    assert beat.read()["time"] == 1000.0
+    assert beat.read()["snapshot"] == {"step": 100, "time": 1763703999.0, "verified": True}
+    assert beat.read()["counters"]["saves"] == {"ok": 1}
+
+
+def test_a_loss_on_an_accelerator_is_read_at_most_once_a_second(beat, clock):
+    losses = [Loss(float(step), "cuda") for step in range(20)]
+    beat.enter("train")
+    for step, loss in enumerate(losses, start=1):
+        clock.now += 0.2
+        beat.step(step=step, loss=loss)
+    assert sum(loss.reads for loss in losses) == 4
+
+
+def test_a_loss_is_only_read_when_a_write_is_due(beat, clock):
+    losses = [Loss(float(step), "cpu") for step in range(1, 100)]
+    beat.enter("train")
+    for step, loss in enumerate(losses, start=1):
+        clock.now += 0.01
+        beat.step(step=step, loss=loss)
+    assert sum(loss.reads for loss in losses) <= 12
+
+
+def test_counters_count_this_life_only(beat, clock):
+    beat.resumed(100, samples=6400)
+    for step in (101, 102):
+        beat.step(step=step, samples=step * 64)
+    beat.flush()
+    assert beat.read()["counters"]["steps"] == 2
+    assert beat.read()["counters"]["samples"] == 128
+    assert beat.read()["resumedFromStep"] == 100
+
+
+def test_a_loss_that_is_not_finite_is_still_strict_json(beat, tmp_path):
+    beat.step(step=1, loss=float("nan"))
+    beat.metrics(eval_loss=float("inf"))
+    text = (heartbeat_dir(tmp_path) / "rank-3.json").read_text()
+    parsed = json.loads(text, parse_constant=lambda word: pytest.fail(f"{word} is no JSON"))
+    assert (parsed["loss"], parsed["metrics"]) == (None, {"eval_loss": None})
+
+
+def test_without_a_launcher_nothing_is_written_and_nothing_fails(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    heartbeat = Heartbeat.from_env({})
+    heartbeat.enter("train")
+    heartbeat.step(step=1, loss=0.5)
+    heartbeat.snapshot(1, 0.0, True, result="ok")
+    heartbeat.metrics(a=1)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_directory_that_cannot_be_written_does_not_stop_training(tmp_path):
+    (tmp_path / "heartbeats").write_text("a file is in the way")
+    heartbeat = Heartbeat.from_env({"DDPJOB_RUN_DIR": str(tmp_path), "RANK": "0", "LOCAL_RANK": "0"})
+    heartbeat.enter("train")
+    heartbeat.step(step=1)
+
+
+def test_an_unknown_phase_is_refused(beat):
+    with pytest.raises(ValueError, match="'traning' is not one of init"):
+        beat.enter("traning")
+
+
+def test_the_reader_skips_what_it_does_not_understand(beat, tmp_path):
+    beat.enter("init")
+    directory = heartbeat_dir(tmp_path)
+    (directory / "rank-0.json").write_text("{")
+    (directory / "rank-1.json").write_text('{"version": 2, "rank": 1}')
+    (directory / "rank-2.json").write_text("[]")
+    assert [found["rank"] for found in read_heartbeats(tmp_path)] == [3]
+
+
+def test_every_second_belongs_to_one_phase_and_what_a_snapshot_held_up_is_no_training(tmp_path):
+    now = [100.0]
+    heartbeat = Heartbeat(heartbeat_dir(tmp_path), clock=lambda: now[0])
+    for phase, seconds in (("load", 2.0), ("first_step", 1.0), ("train", 5.0), ("validate", 0.5), ("train", 4.0)):
+        heartbeat.enter(phase)
+        now[0] += seconds
+    heartbeat.beat()
+    heartbeat.snapshot(10, 1.0, True, stall_seconds=1.5)
+    (beat,) = read_heartbeats(tmp_path)
+    spent = {"init": 0.0, "load": 2.0, "first_step": 1.0, "train": 7.5, "validate": 0.5, "save": 1.5}
+    assert phase_seconds(beat, now[0]) == spent
+    assert phase_seconds(beat, now[0] + 60.0) == spent, "silence is told by nobody"
+    assert phase_seconds(None, now[0]) == {}

@@ -1,0 +1,22 @@
+"""The part of the contract's environment that reaches the snapshots (docs/contracts.md sections 2 and 6)."""
+
+from pathlib import Path
+
+from ddp_trainer.snapshots.interval import SaveInterval
+from ddp_trainer.snapshots.session import Snapshots
+from ddpjob_operator.core.manifests.pod_environment import environment
+from ddpjob_operator.core.values.observed import ServiceView
+from ddpjob_operator.wire.jobs import parse_job
+
+
+def test_the_snapshots_lie_where_the_operators_environment_says(tmp_path: Path) -> None:
+    metadata = {"name": "digits", "uid": "0b0c", "creationTimestamp": "2025-11-21T05:46:40Z"}
+    job = parse_job({"metadata": metadata, "spec": {"snapshots": {"every": "7epochs", "keep": 5}}})
+    listed = environment(job, 3, 0, ServiceView(host="10.96.0.7", attempt=3))
+    env = {entry["name"]: entry["value"] for entry in listed if "value" in entry} | {"DDPJOB_SHARED": str(tmp_path)}
+    snapshots = Snapshots.from_env({}, strategy="single", global_batch=1, environ=env)
+    assert snapshots.resume() is None
+    tokens = tmp_path / "checkpoints" / "digits" / "attempts"
+    assert [token.name for token in tokens.iterdir()] == ["001763704000-000003-0b0c"]
+    assert SaveInterval.parse(env["DDPJOB_SNAPSHOT_EVERY"]) == SaveInterval.parse("7epochs")
+    assert env["DDPJOB_SNAPSHOT_KEEP"] == "5"

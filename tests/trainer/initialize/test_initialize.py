@@ -1,0 +1,218 @@
+"""Data on the volume: whole or not at all, checked, once, and by nobody else's leave.
+
+Real sources: a web server on this machine, mounted folders, scripts; object stores and hubs are in test_sources.py.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.trainer.data_server import BODY, DIGEST, Web, cut_short, left_over, refusing, whole
+
+from ddp_trainer.contract.exit_codes import UserError
+from ddp_trainer.contract.json_files import read_json
+from ddp_trainer.initialize.__main__ import Initializer, run
+from ddp_trainer.initialize.sources import FetchError, shown
+
+
+def pvcs(shared: Path) -> Path:
+    """Where claims are mounted: one named `models`, with a folder of two files."""
+    folder = shared.parent / "source" / "models" / "tiny"
+    (folder / "weights").mkdir(parents=True)
+    (folder / "config.json").write_text("{}")
+    (folder / "weights" / "0.bin").write_bytes(BODY)
+    return shared.parent / "source"
+
+
+def ends(pid: int) -> bool:
+    """Whether a process that was killed is gone, or waits to be collected, within ten seconds."""
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        try:
+            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
+                return True
+        except OSError:
+            return True
+        time.sleep(0.01)
+    return False
+
+
+def test_a_file_is_there_after_it_was_fetched_and_is_not_fetched_again(web: Web, shared: Path) -> None:
+    task = Initializer("dataset", "datasets/digits.bin", source=web.url, sha256=DIGEST)
+    for _ in range(2):
+        run(task, shared, shared)
+        assert (shared / "datasets" / "digits.bin").read_bytes() == BODY
+    assert len(web.asked) == 1
+    assert left_over(shared) == []
+    (marker,) = (shared / ".ddpjob" / "initialized").glob("*.json")
+    assert marker.stem == task.digest
+    known = read_json(marker)
+    assert known is not None
+    assert (known["version"], known["path"], known["files"], known["bytes"]) == (1, task.path, 1, len(BODY))
+
+
+def test_another_job_that_asks_for_the_same_under_another_name_finds_it(web: Web, shared: Path) -> None:
+    for name in ("dataset", "training-data"):
+        run(Initializer(name, "datasets/digits.bin", source=web.url), shared, shared)
+    assert len(web.asked) == 1
+
+
+@pytest.mark.parametrize("change", ["sha256", "path", "source"])
+def test_another_task_is_done_although_one_like_it_was(web: Web, shared: Path, change: str) -> None:
+    first = {"name": "a", "path": "datasets/digits.bin", "source": web.url}
+    other = {"sha256": DIGEST, "path": "datasets/other.bin", "source": f"{web.url}?v=2"}
+    run(Initializer(**first), shared, shared)
+    run(Initializer(**first | {change: other[change]}), shared, shared)
+    assert len(web.asked) == 2
+
+
+@pytest.mark.parametrize("damage", [lambda path: path.unlink(), lambda path: path.write_bytes(BODY[1:])])
+def test_what_is_no_longer_what_was_put_there_is_fetched_again(
+    web: Web, shared: Path, damage: Callable[[Path], None]
+) -> None:
+    task = Initializer("dataset", "digits.bin", source=web.url)
+    run(task, shared, shared)
+    damage(shared / "digits.bin")
+    run(task, shared, shared)
+    assert (shared / "digits.bin").read_bytes() == BODY
+
+
+def test_a_file_with_another_checksum_never_gets_its_name(web: Web, shared: Path) -> None:
+    task = Initializer("dataset", "digits.bin", source=web.url, sha256="0" * 64)
+    with pytest.raises(FetchError, match=f"has the SHA-256 {DIGEST} and not 000"):
+        run(task, shared, shared)
+    assert not (shared / "digits.bin").exists()
+    assert left_over(shared) == []
+    assert list(shared.rglob("*.json")) == []
+
+
+def test_a_connection_that_breaks_is_not_taken_for_the_end(web: Web, shared: Path) -> None:
+    web.answer = cut_short
+    with pytest.raises(FetchError, match=f"{len(BODY)} bytes came of {2 * len(BODY)}"):
+        run(Initializer("dataset", "digits.bin", source=web.url), shared, shared)
+    assert not (shared / "digits.bin").exists()
+
+
+def test_what_was_there_stays_until_what_replaces_it_is_whole(web: Web, shared: Path) -> None:
+    (shared / "digits.bin").write_text("before")
+    web.answer = cut_short
+    task = Initializer("dataset", "digits.bin", source=web.url)
+    with pytest.raises(FetchError):
+        run(task, shared, shared)
+    assert (shared / "digits.bin").read_text() == "before"
+    web.answer = whole
+    run(task, shared, shared)
+    assert (shared / "digits.bin").read_bytes() == BODY
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"), [(404, UserError), (403, UserError), (500, FetchError), (503, FetchError), (429, FetchError)]
+)
+def test_an_answer_tells_whether_to_ask_again(web: Web, shared: Path, code: int, kind: type[Exception]) -> None:
+    web.answer = refusing(code)
+    with pytest.raises(kind, match=f"answered {code}"):
+        run(Initializer("dataset", "digits.bin", source=web.url), shared, shared)
+
+
+def test_a_server_that_is_not_there_may_be_later(web: Web, shared: Path) -> None:
+    web.close()
+    with pytest.raises(FetchError, match="Connection refused"):
+        run(Initializer("dataset", "digits.bin", source=web.url), shared, shared)
+
+
+def test_a_folder_of_a_mounted_claim_is_copied_as_it_is(shared: Path) -> None:
+    mounted = pvcs(shared)
+    run(Initializer("model", "models/tiny", source="pvc://models/tiny"), shared, mounted)
+    assert (shared / "models" / "tiny" / "config.json").read_text() == "{}"
+    assert (shared / "models" / "tiny" / "weights" / "0.bin").read_bytes() == BODY
+    (mounted / "models" / "tiny" / "config.json").unlink()
+    run(Initializer("model", "models/tiny", source="pvc://models/tiny"), shared, mounted)
+    assert (shared / "models" / "tiny" / "config.json").exists(), "the second time there was nothing to do"
+
+
+def test_a_folder_that_cannot_be_read_in_part_is_not_taken_for_whole(
+    shared: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mounted, scan = pvcs(shared), os.scandir
+
+    def refuse(path: Any) -> Any:
+        if str(path).endswith("weights"):
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    with pytest.raises(UserError, match="may not be read"):
+        run(Initializer("model", "models/tiny", source="pvc://models/tiny"), shared, mounted)
+    assert not (shared / "models" / "tiny").exists()
+
+
+def test_a_folder_replaces_a_folder_whole(shared: Path) -> None:
+    mounted = pvcs(shared)
+    (shared / "models" / "tiny").mkdir(parents=True)
+    (shared / "models" / "tiny" / "stale.bin").write_text("x")
+    run(Initializer("model", "models/tiny", source="pvc://models/tiny"), shared, mounted)
+    assert sorted(path.name for path in (shared / "models" / "tiny").iterdir()) == ["config.json", "weights"]
+    assert left_over(shared) == []
+
+
+@pytest.mark.parametrize(
+    ("task", "told"),
+    [
+        ({"source": "pvc://models/none"}, "there is no pvc://models/none"),
+        ({"source": "pvc://models/tiny", "sha256": DIGEST}, "is a folder"),
+        ({"source": "http:///x"}, "names no host"),
+        ({"script": "true"}, "the script has ended, and there is no data"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_can_never_work_as_written_is_the_users_to_correct(shared: Path, task: dict[str, str], told: str) -> None:
+    with pytest.raises(UserError, match=told):
+        run(Initializer("x", "data", **task), shared, pvcs(shared))
+
+
+def test_a_script_runs_on_the_volume_once(shared: Path) -> None:
+    task = Initializer("unpack", "datasets/count", script="mkdir -p datasets && pwd >> datasets/count")
+    for _ in range(2):
+        run(task, shared, shared)
+    assert (shared / "datasets" / "count").read_text() == f"{shared}\n"
+
+
+def test_a_script_that_fails_is_tried_again_and_leaves_nothing_running(shared: Path) -> None:
+    task = Initializer("unpack", "done", script="sleep 600 & echo $! > pid; test -e ready && touch done")
+    with pytest.raises(FetchError, match="exit code 1"):
+        run(task, shared, shared)
+    assert ends(int((shared / "pid").read_text()))
+    (shared / "ready").touch()
+    run(task, shared, shared)
+
+
+@pytest.mark.parametrize(
+    ("text", "public"),
+    [
+        ("https://me:pass@host/a?X-Signature=abc failed", "https://***@host/a?*** failed"),
+        ("url='https://host/a?token=abc'", "url='https://host/a?***'"),
+        ("s3://bucket/a@b", "s3://bucket/a@b"),
+        ("no address here?", "no address here?"),
+    ],
+)
+def test_what_is_secret_in_an_address_is_not_shown(text: str, public: str) -> None:
+    assert shown(text) == public
+
+
+def test_a_driver_cannot_lead_out_of_the_folder(tmp_path: Path) -> None:
+    import fsspec
+
+    files = fsspec.filesystem("memory")
+    files.pipe({"/bucket/ok.bin": BODY, "/bucket/../evil": b"x"})
+    files.find = lambda root, detail: {"/bucket/../evil": {"size": 1}}
+    from ddp_trainer.initialize.sources import copy_tree
+
+    with pytest.raises(FetchError, match="is not inside"):
+        copy_tree(files, "/bucket", tmp_path / "data", "memory://bucket")
+    assert not (tmp_path / "evil").exists()

@@ -1,0 +1,105 @@
+"""Which exception means what, and which of several failures is the cause."""
+
+from __future__ import annotations
+
+import errno
+
+import pytest
+import torch
+
+from ddp_trainer.contract.exit_codes import FencedError, Preempted, UserError
+from ddp_trainer.contract.outcomes import classify, outcome_of
+from ddp_trainer.launch.exit.root_cause import ExitEvidence, find_cause
+
+
+def raised_from(error: BaseException, cause: BaseException) -> BaseException:
+    error.__cause__ = cause
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "verdict"),
+    [
+        (ValueError("x"), (1, "WorkerException")),
+        (UserError("x"), (64, "UserError")),
+        (SyntaxError("x"), (64, "UserError")),
+        (ModuleNotFoundError("x"), (64, "ImportError")),
+        (FencedError("x"), (77, "Fenced")),
+        (Preempted("x"), (143, "Preempted")),
+        (SystemExit(), (0, "Completed")),
+        (SystemExit(0), (0, "Completed")),
+        (SystemExit(2), (64, "UserError")),
+        (SystemExit(143), (143, "Preempted")),
+        (SystemExit(-1), (255, "WorkerException")),
+        (SystemExit("text"), (1, "WorkerException")),
+        (MemoryError(), (1, "OutOfMemory")),
+        (torch.OutOfMemoryError("CUDA out of memory."), (1, "OutOfMemory")),
+        (
+            RuntimeError("[enforce fail at alloc_cpu.cpp:121] DefaultCPUAllocator: can't allocate memory"),
+            (1, "OutOfMemory"),
+        ),
+        (OSError(errno.ENOSPC, "No space left on device"), (1, "DiskFull")),
+        (raised_from(RuntimeError("save failed"), OSError(errno.ENOSPC, "")), (1, "DiskFull")),
+        (RuntimeError("PytorchStreamWriter failed: No space left on device"), (1, "DiskFull")),
+        (RuntimeError("[gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:41"), (1, "PeerLost")),
+        (torch.distributed.DistBackendError("NCCL error: ncclRemoteError: remote process exited"), (1, "PeerLost")),
+        (torch.distributed.DistNetworkError("recvValue failed: Connection reset by peer"), (1, "PeerLost")),
+        (ConnectionResetError(errno.ECONNRESET, "Connection reset by peer"), (1, "WorkerException")),
+        (torch.distributed.DistNetworkError("The client socket has timed out after 60s"), (1, "RendezvousFailed")),
+        (torch.distributed.DistStoreError("wait timeout after 300000ms, keys: /worker/1"), (1, "RendezvousFailed")),
+    ],
+    ids=lambda value: None if isinstance(value, tuple) else f"{type(value).__name__}-{value}"[:40],
+)
+def test_an_exception_means_one_exit_code_and_one_reason(error, verdict):
+    assert classify(error) == verdict
+
+
+def record(rank, error, time):
+    return outcome_of(error, rank=rank, local_rank=rank, pid=100 + rank) | {"time": time}
+
+
+def failure(rank, code, time=50):
+    return {"rank": rank, "localRank": rank, "pid": 100 + rank, "exitCode": code, "time": time}
+
+
+PEER_LOST = RuntimeError("Connection closed by peer")
+
+
+@pytest.mark.parametrize(
+    ("known", "code", "reason", "rank"),
+    [
+        ({"outcomes": [record(0, None, 1), record(1, None, 2)]}, 0, "Completed", None),
+        ({"outcomes": [record(0, None, 1), record(1, Preempted(), 2)]}, 143, "Preempted", None),
+        ({"outcomes": [record(0, None, 1), record(1, None, 2)], "stop_requested": True}, 143, "Preempted", None),
+        ({"outcomes": [record(0, PEER_LOST, 1), record(1, ValueError("x"), 2)]}, 1, "WorkerException", 1),
+        ({"outcomes": [record(0, ValueError("x"), 2), record(1, UserError("x"), 1)]}, 64, "UserError", 1),
+        ({"outcomes": [record(0, PEER_LOST, 1)], "failures": [failure(0, 1), failure(1, -9)]}, 1, "WorkerKilled", 1),
+        ({"failures": [failure(0, -15), failure(1, -11)]}, 1, "WorkerKilled", 1),
+        ({"failures": [failure(0, -9), failure(1, -9)], "oom_killed": True}, 1, "OutOfMemory", 0),
+        ({"failures": [failure(0, -15)]}, 1, "WorkerKilled", 0),
+        ({"failures": [failure(0, -15)], "stop_requested": True}, 143, "Preempted", None),
+        ({"failures": [failure(0, -9)], "stop_requested": True, "killed": frozenset({100})}, 143, "Preempted", None),
+        ({"failures": [failure(0, -9)], "stop_requested": True}, 1, "WorkerKilled", 0),
+        ({"outcomes": [record(0, OSError(errno.ENOSPC, ""), 1)], "stop_requested": True}, 1, "DiskFull", 0),
+        ({"outcomes": [record(0, PEER_LOST, 1)], "stop_requested": True}, 143, "Preempted", None),
+        ({"failures": [failure(1, -6)], "stderr": {1: ["NCCL communicator was aborted"]}}, 1, "PeerLost", 1),
+        ({"failures": [failure(1, 77)]}, 77, "Fenced", 1),
+        ({"rendezvous_error": "timed out", "started": 0}, 1, "RendezvousFailed", None),
+        ({"rendezvous_error": "closed", "failures": [failure(0, -15)]}, 1, "PeerLost", None),
+        ({"agent_code": -9}, 1, "WorkerKilled", None),
+        ({"agent_code": 1}, 1, "WorkerException", None),
+        ({"stall": (1, "rank 1 …"), "outcomes": [record(0, PEER_LOST, 1)]}, 1, "Stalled", 1),
+    ],
+)  # fmt: skip
+def test_the_cause_is_the_earliest_failure_that_is_no_consequence_of_another(known, code, reason, rank):
+    evidence = ExitEvidence(**{"wall": 100.0, "procs": 2, "started": 2, "agent_code": 1} | known)
+    cause = find_cause(evidence)
+    assert (cause.exit_code, cause.reason, cause.rank) == (code, reason, rank)
+
+
+def test_a_rank_that_finished_before_sigterm_came_has_succeeded():
+    heartbeat = {"rank": 0, "localRank": 0, "phase": "done", "step": 400, "totalSteps": 400, "metrics": {}}
+    evidence = ExitEvidence(
+        wall=1.0, procs=1, started=1, outcomes=[record(0, None, 1)], heartbeats=[heartbeat], stop_requested=True
+    )
+    assert find_cause(evidence).exit_code == 0

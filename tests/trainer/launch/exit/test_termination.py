@@ -1,0 +1,71 @@
+"""The termination message: the contract's fields, in 4,096 bytes, whatever a script throws."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddp_trainer.launch.exit.root_cause import ExitCause, ExitEvidence
+from ddp_trainer.launch.exit.termination import encode, message_of, redacted
+
+CONTRACT = (Path(__file__).parents[4] / "docs" / "contracts.md").read_text()
+EXAMPLE = json.loads(re.search(r"```json\n(.*?)```", CONTRACT.split("## 5.")[1], re.DOTALL)[1])
+
+
+def test_the_message_has_exactly_the_fields_of_the_contract():
+    message = message_of(ExitCause(1, "WorkerKilled", "text"), None, ExitEvidence(wall=1.0, procs=1))
+    assert list(message) == list(EXAMPLE)
+
+
+def test_a_message_that_fits_is_not_cut():
+    assert json.loads(encode(EXAMPLE)) == EXAMPLE
+
+
+texts = (
+    st.none()
+    | st.text(max_size=6000)
+    | st.sampled_from(["\x00" * 5000, "é" * 5000, "😀" * 3000, '"\\' * 4000, "\ud800" * 9])
+)
+
+
+@given(traceback=texts, exception=texts, message=texts.map(lambda text: text or ""), metrics=st.integers(0, 300))
+def test_any_message_fits_and_stays_json(traceback, exception, message, metrics):
+    values = {f"metric_{number}": 0.123456789 for number in range(metrics)}
+    cut = EXAMPLE | {"traceback": traceback, "exception": exception, "message": message, "metrics": values}
+    encoded = encode(cut)
+    assert len(encoded) <= 4096
+    assert set(json.loads(encoded)) == set(EXAMPLE)
+
+
+@pytest.mark.parametrize(
+    ("long", "cut"),
+    [
+        (["traceback", "exception"], {"traceback"}),
+        (["exception", "message"], {"exception"}),
+        (["message"], {"message"}),
+    ],
+)
+def test_long_fields_are_cut_in_the_order_of_the_contract(long, cut):
+    size = 3900 // len(long)
+    original = EXAMPLE | dict.fromkeys(long, "x" * size)
+    short = json.loads(encode(original))
+    assert {name for name in EXAMPLE if short[name] != original[name]} == cut
+
+
+def test_of_a_traceback_the_end_is_kept_and_of_a_message_the_beginning():
+    long = EXAMPLE | {"traceback": "start" + "x" * 5000 + "ValueError", "message": "rank 1" + "y" * 5000}
+    short = json.loads(encode(EXAMPLE | {"traceback": long["traceback"]}))
+    assert short["traceback"].startswith("…")
+    assert short["traceback"].endswith("ValueError")
+    assert json.loads(encode(long))["message"].startswith("rank 1yyy")
+
+
+def test_values_of_secret_variables_are_masked_everywhere():
+    message = EXAMPLE | {"message": "login with hunter22 failed", "traceback": "token=hunter22"}
+    masked = redacted(message, {"DB_PASSWORD": "hunter22", "HF_TOKEN": "", "PATH": "failed"})
+    assert (masked["message"], masked["traceback"]) == ("login with *** failed", "token=***")

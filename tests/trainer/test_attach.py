@@ -1,0 +1,67 @@
+"""A loop of the user's own with three lines added has what the trainer's loop has."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from ddp_trainer.rank.world import World
+
+pytestmark = [pytest.mark.trainer, pytest.mark.timeout(600)]
+
+
+def test_an_own_loop_that_was_told_to_stop_exits_143_and_resumes_to_the_same_bits(volume, trained_once) -> None:
+    own = ("own_loop.py", "--steps", "20", "--sigterm-at", "9")
+    stopped = volume.train(2, *own)
+    assert re.search(r"exitcode *: 143", stopped.stderr), stopped.stderr
+    assert volume.snapshot_steps()[-1] == 10
+    volume.trained(2, *own, DDPJOB_ATTEMPT="1")
+    assert [event["step"] for event in volume.events("resumed")] == [10]
+
+    volume.assert_same_end(trained_once(2, "own_loop.py", "--steps", "20"))
+
+
+def test_an_exception_in_an_own_loop_leaves_an_emergency_snapshot_and_the_same_losses_in_the_end(
+    volume, trained_once
+) -> None:
+    own = ("own_loop.py", "--steps", "20", "--raise-at", "12")
+    failed = volume.train(2, *own)
+    assert "a sample that cannot be trained on" in failed.stderr
+    manifest = volume.newest_manifest()
+    assert (manifest["kind"], manifest["step"]) == ("emergency", 11), volume.events("snapshot_skipped")
+    volume.trained(2, *own, DDPJOB_ATTEMPT="1")
+    assert [event["step"] for event in volume.events("resumed")] == [11]
+    volume.assert_same_end(trained_once(2, "own_loop.py", "--steps", "20"))
+
+
+class OnTheThirdGPU(nn.Module):
+    """A model that was moved there by name."""
+
+    def parameters(self, recurse: bool = True) -> Iterator[Any]:
+        yield SimpleNamespace(device=torch.device("cuda:2"))
+
+
+def test_the_models_gpu_becomes_the_current_device(monkeypatch) -> None:
+    module = importlib.import_module("ddp_trainer.attach")
+    happened: list[Any] = []
+    monkeypatch.setattr(torch.cuda, "set_device", happened.append)
+    monkeypatch.setattr(module, "Attached", lambda states, world, **settings: happened.append(world))
+    module.attach(OnTheThirdGPU(), None, environ={})
+    assert happened == [torch.device("cuda:2"), World(device=torch.device("cuda:2"))]
+
+
+def test_the_package_imports_without_torch() -> None:
+    code = "import ddp_trainer as d, sys; print('torch' in sys.modules, callable(d.attach), d.Task.__name__)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env={"PYTHONPATH": "trainer_image"}
+    )
+    assert done.stdout == "False True Task\n"

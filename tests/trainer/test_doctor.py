@@ -1,0 +1,55 @@
+"""The doctor finds what is wrong with ranks and nodes before a training run does."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from ddp_trainer import doctor
+from ddp_trainer.rank.world import World
+
+pytestmark = pytest.mark.trainer
+
+
+def examine(volume, module: tuple[str, ...], **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", *module],
+        env=volume.environment(**environment),
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+
+
+def test_two_healthy_ranks_are_found_well(volume) -> None:
+    (volume.root / "shared").mkdir()
+    done = examine(volume, ("-m", "ddp_trainer.doctor", "--mebibytes", "1"))
+    lines = done.stdout.splitlines()
+    for what in ("ranks: all 2 are here", "all-reduce: 1 MiB", "broadcast: 1", "gather: 1", "scatter: 1", "clocks: 0."):
+        assert any(line.startswith(f"ok   {what}") for line in lines), done.stdout + done.stderr
+
+
+def test_a_rank_that_does_not_answer_is_named(volume) -> None:
+    done = examine(volume, (str(volume.here / "absent_rank.py"), "--timeout-seconds", "3"))
+    assert done.returncode != 0
+    assert "rank 1 did not answer within 3 s; look at that rank's node and log" in done.stderr
+
+
+def test_a_wrong_result_names_its_rank_and_a_missing_volume_says_what_to_do(monkeypatch, tmp_path) -> None:
+    world = World()
+    with doctor.process_group(world, timeout_seconds=10):
+        wrong = doctor.check(world, "all-reduce", lambda world, data: False, 1024)
+        assert str(wrong) == (
+            "FAIL all-reduce: wrong result on rank 0; do not train here: memory or network corrupts data"
+        )
+        assert doctor.check(world, "all-reduce", doctor.all_reduce, 1024).well
+    monkeypatch.setenv("DDPJOB_SHARED", str(tmp_path / "gone"))
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth99")
+    failed = [str(finding) for finding in doctor.node() if not finding.well]
+    assert any("cannot be written: No such file or directory; mount it writable" in line for line in failed)
+    assert any("GLOO_SOCKET_IFNAME is eth99; there is none such: choose of " in line for line in failed)
+    assert torch.distributed.is_initialized() is False

@@ -1,0 +1,71 @@
+"""Fixtures: a volume of one's own, and runs that several tests look at."""
+
+from __future__ import annotations
+
+import json
+import runpy
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import pytest
+from tests.trainer.train.volume import HERE, Volume
+
+from ddp_trainer.rank.world import World, process_group
+
+
+@pytest.fixture
+def group() -> Iterator[World]:
+    """A process group of this process alone."""
+    with process_group(World(), timeout_seconds=30):
+        yield World()
+
+
+@pytest.fixture(scope="session")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int, str], Volume]:
+    """One of the undisturbed runs in `runs.py`; the first of a number of ranks trains all of that number."""
+    roots: dict[int, Path] = {}
+    table = runpy.run_path(str(HERE / "runs.py"))["RUNS"]
+
+    def trained(ranks: int, name: str) -> Volume:
+        if ranks not in roots:
+            root = roots[ranks] = tmp_path_factory.mktemp("runs")
+            (root / "runs.json").write_text(json.dumps(table[ranks]))
+            done = Volume(root).train(ranks, "several.py", str(root / "runs.json"))
+            assert done.returncode == 0, done.stdout + done.stderr
+            (root / "output.txt").write_text(done.stdout)
+        return Volume(roots[ranks], name)
+
+    return trained
+
+
+@pytest.fixture(scope="session")
+def resumed(run: Callable[[int, str], Volume]) -> Callable[[str], tuple[Volume, Volume]]:
+    """One of RESUMED in `runs.py`: the run that was started twice, and the one that was not."""
+    table = runpy.run_path(str(HERE / "runs.py"))["RESUMED"]
+    done: list[str] = []
+
+    def pair(name: str) -> tuple[Volume, Volume]:
+        broken = run(2, f"{name}-broken")
+        if not done:
+            again = broken.root / "again.json"
+            rest = {
+                f"{job}-broken": (*arguments, "--max-steps", str(end)) for job, (arguments, _, end) in table.items()
+            }
+            again.write_text(json.dumps(rest))
+            broken.trained(2, "several.py", str(again), DDPJOB_ATTEMPT="1")
+            done.append(str(again))
+        assert [event["step"] for event in broken.events("resumed")] == [table[name][1]]
+        return broken, run(2, f"{name}-unbroken")
+
+    return pair
+
+
+def largest_difference(one: Mapping[int, float], other: Mapping[int, float]) -> float:
+    assert one.keys() == other.keys()
+    return max(abs(one[step] - other[step]) for step in one)
+
+
+@pytest.fixture(scope="session")
+def difference() -> Callable[[Mapping[int, float], Mapping[int, float]], float]:
+    """The largest difference between two runs' losses of one step; they must have the same steps."""
+    return largest_difference

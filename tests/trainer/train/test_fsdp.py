@@ -1,0 +1,61 @@
+"""What `fully_shard` is asked for: seen on the model itself, in a process group of one rank."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.data import TensorDataset
+
+from ddp_trainer.rank.world import World
+from ddp_trainer.tasks import Task
+from ddp_trainer.train.config import TrainConfig
+from ddp_trainer.train.data import BatchPlan, Loader
+from ddp_trainer.train.precision import Precision
+from ddp_trainer.train.strategies.fsdp import FSDP
+
+pytestmark = pytest.mark.trainer
+
+
+class Regression(Task):
+    """Sums of numbers, with targets in fp32."""
+
+    def model(self) -> nn.Module:
+        return nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 1))
+
+    def train_dataset(self) -> TensorDataset:
+        inputs = torch.arange(96.0).reshape(24, 4) / 96
+        return TensorDataset(inputs, inputs.sum(dim=1, keepdim=True))
+
+    def loss(self, output: Tensor, batch: tuple[Tensor, Tensor]) -> Tensor:
+        return F.mse_loss(output, batch[1])
+
+
+def wrapped(world: World, model: nn.Module, precision: str) -> FSDP:
+    config = TrainConfig(strategy="fsdp", precision=precision)
+    strategy = FSDP(config, world, Regression(), Precision(precision, world.device))
+    strategy.wrap(model)
+    return strategy
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_the_loss_and_its_gradient_are_in_fp32(group: World, precision: str) -> None:
+    task = Regression()
+    strategy = wrapped(group, task.model(), precision)
+    (batch,) = Loader(task.train_dataset(), BatchPlan(samples=24, global_batch=24), group).epoch(0)
+    strategy.forward_backward(batch)
+    assert strategy.predict(batch.micro_batches[0].batch).dtype is torch.float32
+    assert {parameter.grad.dtype for parameter in strategy.parameters()} == {torch.float32}
+
+
+class NeverWhole(nn.Sequential):
+    """A model too large to be moved as a whole."""
+
+    def _apply(self, fn, recurse=True):
+        raise AssertionError("it was moved as a whole")
+
+
+def test_a_model_that_fits_on_no_device_is_moved_layer_by_layer(group: World) -> None:
+    strategy = wrapped(group, NeverWhole(nn.Linear(4, 8), nn.Linear(8, 1)), "fp32")
+    assert len(list(strategy.parameters())) == 4

@@ -1,0 +1,178 @@
+"""Out of memory on one rank: no deadlock, the same training with smaller micro-batches."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.trainer.documented import message
+from torch.distributed import DistBackendError
+from torch.utils.data import TensorDataset
+
+from ddp_trainer.contract.outcomes import classify
+from ddp_trainer.rank.world import World
+from ddp_trainer.tasks import load_task
+from ddp_trainer.train.config import TrainConfig
+from ddp_trainer.train.data import BatchPlan, Loader, recut
+from ddp_trainer.train.memory import is_out_of_memory
+from ddp_trainer.train.optim import build_optimizer
+from ddp_trainer.train.precision import Precision
+from ddp_trainer.train.strategies import strategy_class
+
+pytestmark = [pytest.mark.trainer, pytest.mark.timeout(600)]
+
+HUNGRY = ("--task", "seeded_tasks:Hungry", "--max-steps", "12")
+
+
+@pytest.mark.parametrize("name", ["hungry-forward", "hungry-backward"])
+def test_all_ranks_halve_the_micro_batch_together_and_train_as_if_nothing_had_been(run, difference, name: str) -> None:
+    assert [event["microBatch"] for event in run(2, name).events("micro_batch_lowered")] == [16, 8]
+    assert message("A rank has too little memory", 0).search((run(2, name).root / "output.txt").read_text())
+    assert difference(run(2, name).losses(), run(0, "hungry").losses()) < 1e-5
+
+
+def test_memory_that_fails_later_ends_the_attempt_and_the_next_starts_with_half(volume) -> None:
+    late = (*HUNGRY, "--task-options", "first=11", "--task-options", "limit=16", "--task-options", "always=false")
+    failed = volume.train(2, *late)
+    assert failed.returncode != 0
+    told = message("A rank has too little memory", 1).search(failed.stderr)
+    assert told is not None, failed.stderr
+    assert told[0].startswith("rank 1 ran out of memory in step 10 with micro-batches of 32 samples")
+    volume.trained(2, *late, DDPJOB_ATTEMPT="1")
+    assert [event["microBatch"] for event in volume.events("micro_batch_lowered")] == [16]
+    assert [(beat["counters"]["outOfMemory"], beat["metrics"]["micro_batch"]) for beat in volume.beats()] == [
+        (1, 16)
+    ] * 2
+    assert sorted(volume.losses()) == list(range(1, 13))
+
+
+@pytest.mark.parametrize(
+    ("asked", "had", "lower"),
+    [pytest.param((), 8, 4, id="of its own choice"), pytest.param(("--micro-batch", "16"), 16, 4, id="as asked")],
+)
+def test_a_pipeline_without_memory_for_a_micro_batch_gets_there_by_halves(
+    volume, trained_once, difference, asked: tuple[str, ...], had: int, lower: int
+) -> None:
+    pipeline = ("--strategy", "pipeline", "--max-steps", "8", "--task-options")
+    hungry = ("--task", "seeded_tasks:HungryStage", *pipeline, f"limit={lower}", *asked)
+    attempt = 0
+    while had > lower:
+        failed = volume.train(2, *hungry, DDPJOB_ATTEMPT=str(attempt))
+        told = message("A rank has too little memory", 1).search(failed.stderr)
+        assert told is not None, failed.stderr
+        assert told[0].startswith(f"rank 1 ran out of memory in step 1 with micro-batches of {had} samples")
+        had, attempt = had // 2, attempt + 1
+    volume.trained(2, *hungry, DDPJOB_ATTEMPT=str(attempt))
+    enough = trained_once(2, "--task", "seeded_tasks:HungryStage", *pipeline, "limit=64")
+    assert difference(volume.losses(), enough.losses()) < 1e-5
+
+
+def test_memory_that_fails_in_validation_leaves_the_next_attempt_smaller_batches(volume) -> None:
+    options = ("--task-options", "where=validation", "--task-options", "limit=64")
+    arguments = (*HUNGRY, *options, "--eval-batch", "128", "--validate-every", "6steps")
+    failed = volume.train(2, *arguments)
+    told = message("A rank has too little memory", 2).search(failed.stderr)
+    assert told is not None, failed.stderr
+    assert told[0].startswith("rank 1 ran out of memory in the validation after step 6 with micro-batches of 128")
+    volume.trained(2, *arguments, DDPJOB_ATTEMPT="1")
+    assert [event["microBatch"] for event in volume.events("micro_batch_lowered")] == [64]
+    assert [event["step"] for event in volume.events("validated")] == [6, 12]
+
+
+def test_memory_that_fails_where_ddp_learns_its_graph_leaves_a_note_too(volume) -> None:
+    # the first loss is the rehearsal, the next ones meet the other ranks
+    late = ("--task-options", "first=2", "--task-options", "limit=16", "--static-graph")
+    failed = volume.train(2, *HUNGRY, *late)
+    assert message("A rank has too little memory", 1).search(failed.stderr), failed.stderr
+    volume.trained(2, *HUNGRY, *late, DDPJOB_ATTEMPT="1")
+    assert [event["microBatch"] for event in volume.events("micro_batch_lowered")] == [16]
+
+
+def caused(error: Exception, cause: Exception) -> Exception:
+    error.__cause__ = cause
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "is_it"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"), True),
+        (MemoryError(), True),
+        (RuntimeError("[enforce fail at alloc_cpu.cpp:121] . DefaultCPUAllocator: can't allocate memory"), True),
+        (RuntimeError("CUDA error: out of memory"), True),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), True),
+        (DistBackendError("ncclUnhandledCudaError: Last error:\nCuda failure 2 'out of memory'"), True),
+        (caused(RuntimeError("Stage 1 failed to run forward"), torch.OutOfMemoryError("CUDA out of memory")), True),
+        (caused(RuntimeError("Stage 1 failed to run forward"), ValueError("shapes")), False),
+        (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), False),
+    ],
+)
+def test_out_of_memory_is_what_the_launcher_calls_so(error: Exception, is_it: bool) -> None:
+    assert is_out_of_memory(error) == is_it
+    assert (classify(error)[1] == "OutOfMemory") == is_it
+
+
+def test_when_one_sample_is_too_many_every_rank_gives_up_with_advice(volume) -> None:
+    failed = volume.train(2, *HUNGRY, "--task-options", "limit=0", "--global-batch", "4")
+    assert failed.returncode != 0
+    assert message("A rank has too little memory", 3).search(failed.stderr), failed.stderr
+
+
+@pytest.mark.parametrize(
+    ("strategy", "settings", "is_resumed", "tensors"),
+    [
+        ("single", {"optimizer": "sgd"}, False, 0),
+        ("single", {"optimizer": "sgd", "momentum": 0.9}, False, 1),
+        ("single", {"optimizer": "adamw"}, False, 2),
+        ("single", {"optimizer": "adam", "micro_batch": 8}, False, 3),
+        ("single", {"optimizer": "adam", "micro_batch": 8}, True, 1),
+        ("ddp", {"optimizer": "adam", "micro_batch": 8}, False, 2),
+    ],
+)
+def test_a_rehearsal_leaves_room_for_what_the_first_step_leaves_for_the_later_ones(
+    group: World, strategy: str, settings: dict[str, Any], is_resumed: bool, tensors: int, monkeypatch
+) -> None:
+    task, config = load_task("toy_linear", {"samples": 24}), TrainConfig(strategy=strategy, **settings)
+    made: list[weakref.ref[torch.Tensor]] = []
+    held: list[int] = []
+
+    def empty_like(parameter: torch.Tensor) -> torch.Tensor:
+        tensor = torch.empty(parameter.shape)
+        made.append(weakref.ref(tensor))
+        return tensor
+
+    trained = strategy_class(strategy)(config, group, task, Precision("fp32", group.device))
+    trained.wrap(task.model())
+    optimizer = build_optimizer(config, trained.parameters(), group.device)
+    plan = BatchPlan(samples=24, global_batch=24)
+    (batch,) = Loader(task.train_dataset(), plan, group, micro_batch=config.micro_batch).epoch(0)
+    if is_resumed:
+        trained.forward_backward(batch)
+        optimizer.step()
+    trained.model.register_forward_hook(lambda *_: held.append(sum(place() is not None for place in made)))
+    monkeypatch.setattr(torch, "empty_like", empty_like)
+    assert trained.probe_memory(batch, optimizer)
+    weight_and_bias = 2
+    assert held == [tensors * weight_and_bias]
+    assert [place() for place in made] == [None] * len(made)
+
+
+@settings(deadline=None)
+@given(st.integers(1, 40), st.integers(1, 24), st.integers(1, 4), st.none() | st.integers(1, 12), st.integers(1, 8))
+def test_a_batch_cut_anew_is_cut_as_if_it_had_been_from_the_start(
+    samples: int, global_batch: int, ranks: int, before: int | None, after: int
+) -> None:
+    plan = BatchPlan(samples=samples, global_batch=global_batch)
+    dataset = TensorDataset(torch.arange(samples))
+    for rank in range(ranks):
+        world = World(rank=rank, size=ranks)
+        size = min(before, after) if before else after
+        wanted = Loader(dataset, plan, world, micro_batch=size).epoch(0)
+        for step, other in zip(Loader(dataset, plan, world, micro_batch=before).epoch(0), wanted, strict=True):
+            cut = recut(step, ranks, size)
+            counted = [(part.batch[0][: part.count].tolist(), part.count) for part in cut.micro_batches]
+            assert counted == [(part.batch[0][: part.count].tolist(), part.count) for part in other.micro_batches]

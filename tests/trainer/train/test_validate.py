@@ -1,0 +1,30 @@
+"""Validation in 16 bits: what is added up is as exact as the sum."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from ddp_trainer.rank.world import World
+from ddp_trainer.tasks import load_task
+from ddp_trainer.train.config import TrainConfig
+from ddp_trainer.train.precision import Precision
+from ddp_trainer.train.strategies.base import Single
+from ddp_trainer.train.validate import evaluate
+
+pytestmark = pytest.mark.trainer
+
+
+def test_the_losses_of_a_validation_in_bf16_are_not_rounded_to_bf16() -> None:
+    task, world = load_task("digits", {"width": 8}), World()
+    strategy = Single(TrainConfig(strategy="single", precision="bf16"), world, task, Precision("bf16", world.device))
+    strategy.wrap(task.model())
+    dataset = task.eval_dataset()
+    assert dataset is not None
+    found = evaluate(strategy, dataset, world, batch=len(dataset), on_batch=lambda: None)  # type: ignore[arg-type]
+    images, labels = (torch.stack(list(part)) for part in zip(*dataset, strict=True))
+    strategy.model.eval()
+    with torch.no_grad():
+        wanted = F.cross_entropy(strategy.predict((images, labels)).float(), labels)
+    assert found.loss == pytest.approx(wanted.item(), rel=1e-6)

@@ -1,0 +1,180 @@
+"""What the operator tells a trainer pod, parsed once into one frozen value (docs/contracts.md sections 1 and 2)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+from ddp_trainer.contract.exit_codes import UserError
+
+MAX_ATTEMPT: Final = 10**6 - 1
+MAX_NODES: Final = 100_000
+USAGE = (
+    "python -m ddp_trainer.launch --module PACKAGE.MODULE [-- ARG...]\n"
+    "       python -m ddp_trainer.launch --script PATH.py [-- ARG...]"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What every rank runs: `kind` is module or script, `name` its dotted name or its path."""
+
+    kind: str
+    name: str
+    args: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """Node rank `node_rank` of `nodes` in an attempt; None for a spare."""
+
+    attempt: int
+    node_rank: int | None
+    nodes: int
+
+    def __str__(self) -> str:
+        place = "a spare" if self.node_rank is None else f"node rank {self.node_rank} of {self.nodes}"
+        return f"attempt {self.attempt}, {place}"
+
+
+@dataclass(frozen=True, slots=True)
+class PodEnvironment:
+    """The variables of docs/contracts.md section 2 that process 1 itself acts on."""
+
+    job: str
+    namespace: str
+    uid: str
+    attempt: int
+    node_rank: int | None
+    """None for a spare, which runs nothing until it is given one."""
+
+    nodes: int
+    procs_per_node: int
+    pod_ip: str
+    rdzv_host: str
+    rdzv_port: int
+    status_port: int
+    shared: Path
+    run_dir: Path
+    termination_log: Path
+    shutdown_seconds: float = 45.0
+    """From SIGTERM to the moment when everything is killed; the pod's grace period must be longer."""
+
+    stall_min_seconds: float = 30.0
+    stall_max_seconds: float = 1800.0
+    """A rank that trains may be silent for ten times its own p99 step time, bounded by these two."""
+
+    assignment_dir: Path | None = None
+    """Where attempt, node rank and nodes stand if they may change while the pod lives."""
+
+    reassign_seconds: float = 300.0
+    """How long a pod whose ranks lost a peer waits for its place in the next attempt."""
+
+    @property
+    def world_size(self) -> int:
+        return self.nodes * self.procs_per_node
+
+    def placed(self, place: Assignment) -> PodEnvironment:
+        """The same pod in another place of the gang, or another gang."""
+        return replace(self, attempt=place.attempt, node_rank=place.node_rank, nodes=place.nodes)
+
+    @property
+    def log_dir(self) -> Path:
+        """On the volume, where people look after the pod is gone."""
+        return self.shared / "logs" / self.job
+
+
+def parse_target(argv: Sequence[str]) -> Target:
+    """`--module NAME -- ARG…` or `--script PATH -- ARG…`; raises UserError for anything else."""
+    if len(argv) < 2 or argv[0] not in ("--module", "--script") or not argv[1]:
+        raise UserError(f"the launcher was started with {list(argv)}; usage: {USAGE}")
+    rest = list(argv[2:])
+    if rest and rest[0] != "--":
+        raise UserError(f"the launcher does not know {rest[0]!r}; put -- before the script's own arguments")
+    return Target(kind=argv[0].removeprefix("--"), name=argv[1], args=tuple(rest[1:]))
+
+
+def parse_environment(env: Mapping[str, str], place: Assignment | None = None) -> PodEnvironment:
+    """Read and check every variable; raises UserError that names all of the bad ones, each with what it must be.
+
+    `place` takes the place of the variables that name one.
+    """
+    reader = _Reader(env)
+    attempt, node_rank, nodes = (place.attempt, place.node_rank, place.nodes) if place else reader.place()
+    parsed = PodEnvironment(
+        job=reader.text("DDPJOB_NAME"),
+        namespace=reader.text("DDPJOB_NAMESPACE"),
+        uid=reader.text("DDPJOB_UID"),
+        attempt=attempt,
+        node_rank=node_rank,
+        nodes=nodes,
+        procs_per_node=reader.integer("DDPJOB_PROCS_PER_NODE", 1, 1024),
+        pod_ip=reader.text("POD_IP"),
+        rdzv_host=reader.text("DDPJOB_RDZV_HOST"),
+        rdzv_port=reader.integer("DDPJOB_RDZV_PORT", 1, 65535),
+        status_port=reader.integer("DDPJOB_STATUS_PORT", 0, 65535),
+        shared=reader.path("DDPJOB_SHARED"),
+        run_dir=reader.path("DDPJOB_RUN_DIR"),
+        termination_log=reader.path("DDPJOB_TERMINATION_LOG"),
+        shutdown_seconds=reader.seconds("DDPJOB_SHUTDOWN_SECONDS", 45.0),
+        stall_min_seconds=reader.seconds("DDPJOB_STALL_MIN_SECONDS", 30.0),
+        stall_max_seconds=reader.seconds("DDPJOB_STALL_MAX_SECONDS", 1800.0),
+        assignment_dir=reader.path("DDPJOB_ASSIGNMENT_DIR") if env.get("DDPJOB_ASSIGNMENT_DIR") else None,
+        reassign_seconds=reader.seconds("DDPJOB_REASSIGN_SECONDS", 300.0),
+    )
+    if parsed.stall_min_seconds > parsed.stall_max_seconds:
+        reader.problems.append("DDPJOB_STALL_MIN_SECONDS is greater than DDPJOB_STALL_MAX_SECONDS")
+    if reader.problems:
+        raise UserError("; ".join(reader.problems))
+    return parsed
+
+
+class _Reader:
+    """Reads variables and collects what is wrong with them, so that one look at the message fixes all."""
+
+    def __init__(self, env: Mapping[str, str]) -> None:
+        self._env = env
+        self.problems: list[str] = []
+
+    def text(self, name: str) -> str:
+        value = self._env.get(name, "")
+        if not value:
+            self.problems.append(f"{name} is not set")
+        return value
+
+    def place(self) -> tuple[int, int, int]:
+        """Attempt, node rank and nodes."""
+        nodes = self.integer("DDPJOB_NODES", 1, MAX_NODES)
+        attempt = self.integer("DDPJOB_ATTEMPT", 0, MAX_ATTEMPT)
+        return attempt, self.integer("DDPJOB_NODE_RANK", 0, nodes - 1), nodes
+
+    def path(self, name: str) -> Path:
+        value = self.text(name)
+        if value and not value.startswith("/"):
+            self.problems.append(f"{name}={value!r} must be an absolute path")
+        return Path(value)
+
+    def integer(self, name: str, low: int, high: int) -> int:
+        text = self.text(name)
+        if not text:
+            return low
+        value = int(text) if text.isascii() and text.isdecimal() else None
+        if value is None or not low <= value <= high:
+            self.problems.append(f"{name}={text!r} must be a whole number from {low} to {high}")
+            return low
+        return value
+
+    def seconds(self, name: str, default: float) -> float:
+        text = self._env.get(name, "")
+        if not text:
+            return default
+        try:
+            value = float(text)
+        except ValueError:
+            value = -1.0
+        if not 0 < value < 1e9:
+            self.problems.append(f"{name}={text!r} must be a number of seconds above 0")
+            return default
+        return value

@@ -1,0 +1,310 @@
+"""The heartbeat: the state of each rank, in one small file a rank.
+
+A rank that hangs in a collective cannot answer a request, so it is never asked: it leaves its last known
+state in `$DDPJOB_RUN_DIR/heartbeats/rank-<RANK>.json` (docs/contracts.md section 4) and the launcher reads how
+old that is. Writing costs a rename on a memory-backed directory, at most once each 100 ms and once a change of
+phase; a disk that fails never fails training.
+
+    heartbeat = Heartbeat.from_env()
+    heartbeat.enter("train")
+    for step, batch in enumerate(loader, start=1):
+        loss = train(batch)
+        heartbeat.step(step=step, total_steps=len(loader), loss=loss)
+    heartbeat.enter("done")
+
+Under no launcher (DDPJOB_RUN_DIR unset) the same calls do nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import threading
+import time
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from ddp_trainer.contract.json_files import read_json, write_json
+
+VERSION: Final = 1
+PHASES: Final = ("init", "rendezvous", "load", "first_step", "train", "validate", "save", "done")
+WRITE_INTERVAL_SECONDS: Final = 0.1
+DEVICE_LOSS_INTERVAL_SECONDS: Final = 1.0
+"""Reading a loss off an accelerator waits for everything queued before it, so it happens less often."""
+STEP_WINDOW: Final = 512
+"""Intervals between steps that the p99 is taken over."""
+
+# fmt: off
+BUCKETS: Final = (
+    0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0,
+)
+# fmt: on
+"""Upper bounds, in seconds, of every duration histogram."""
+
+
+class Heartbeat:
+    """The writer of one rank's heartbeat file; a thread that saves snapshots may call it too.
+
+    `directory` is where the file goes, None for nowhere. `clock` is monotonic seconds of this host, the same
+    in every process of it.
+    """
+
+    def __init__(
+        self,
+        directory: Path | None,
+        *,
+        rank: int = 0,
+        local_rank: int = 0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._path = directory / f"rank-{rank}.json" if directory is not None else None
+        self._clock = clock
+        self._lock = threading.RLock()
+        self._written_at = -math.inf
+        self._loss: Any = None
+        self._loss_read_at = -math.inf
+        self._step_at: float | None = None
+        self._intervals: deque[float] = deque(maxlen=STEP_WINDOW)
+        self._state: dict[str, Any] = {
+            "version": VERSION,
+            "rank": rank,
+            "localRank": local_rank,
+            "pid": os.getpid(),
+            "time": clock(),
+            "phase": "init",
+            "phaseTime": clock(),
+            "phaseSeconds": {},
+            "epoch": None,
+            "step": None,
+            "totalSteps": None,
+            "samples": None,
+            "loss": None,
+            "samplesPerSecond": None,
+            "learningRate": None,
+            "stepSeconds": None,
+            "stepSecondsP99": None,
+            "snapshot": None,
+            "snapshotInterval": None,
+            "snapshotProblem": None,
+            "snapshotsSetAside": [],
+            "resumedFromStep": None,
+            "metrics": {},
+            "counters": {
+                "steps": 0,
+                "samples": 0,
+                "outOfMemory": 0,
+                "saves": {},
+                "stepSeconds": _histogram(),
+                "stallSeconds": _histogram(),
+                "saveSeconds": _histogram(),
+            },
+        }
+
+    @classmethod
+    def from_env(cls, environ: Mapping[str, str] | None = None) -> Heartbeat:
+        """The heartbeat of this rank, from DDPJOB_RUN_DIR (silent without it), RANK and LOCAL_RANK."""
+        env = os.environ if environ is None else environ
+        run_dir = env.get("DDPJOB_RUN_DIR")
+        return cls(
+            heartbeat_dir(Path(run_dir)) if run_dir else None,
+            rank=int(env.get("RANK", "0")),
+            local_rank=int(env.get("LOCAL_RANK", "0")),
+        )
+
+    def enter(self, phase: str) -> None:
+        """Say what begins now, one of PHASES; written at once when it differs from the phase before."""
+        if phase not in PHASES:
+            raise ValueError(f"heartbeat phase {phase!r} is not one of {', '.join(PHASES)}")
+        with self._lock:
+            now = self._progress()
+            if phase != self._state["phase"]:
+                left, seconds = self._state["phase"], self._state["phaseSeconds"]
+                seconds[left] = seconds.get(left, 0.0) + now - self._state["phaseTime"]
+                self._state.update(phase=phase, phaseTime=now)
+                # The time a save or a validation took is no step time.
+                self._step_at = None
+                self.flush()
+            else:
+                self._flush_if_due(now)
+
+    def beat(self) -> None:
+        """Still alive in the same phase, for instance once a validation batch."""
+        with self._lock:
+            self._flush_if_due(self._progress())
+
+    def step(
+        self,
+        *,
+        step: int,
+        epoch: int | None = None,
+        total_steps: int | None = None,
+        samples: int | None = None,
+        loss: Any = None,
+        samples_per_second: float | None = None,
+        learning_rate: float | None = None,
+        step_seconds: float | None = None,
+    ) -> None:
+        """One optimizer step is done: `step` in the whole run, on `samples` samples by all ranks together.
+
+        `loss` is a number or a one-element tensor of any device; it is only read when a write is due.
+        `step_seconds` is measured between calls where it is not given.
+        """
+        with self._lock:
+            now = self._progress()
+            interval = None if self._step_at is None else now - self._step_at
+            if interval is not None:
+                self._intervals.append(interval)
+            self._count(step, samples, interval if step_seconds is None else step_seconds)
+            if loss is not None:
+                # detached, or the last loss would keep its whole graph alive
+                self._loss = loss.detach() if hasattr(loss, "detach") else loss
+            for name, value in (
+                ("epoch", epoch),
+                ("totalSteps", total_steps),
+                ("samplesPerSecond", samples_per_second),
+                ("learningRate", learning_rate),
+            ):
+                if value is not None:
+                    self._state[name] = value
+            if self._step_at is None or len(self._intervals) == 1:
+                # the first step is news, and from the second on the watchdog can tell slow from hung
+                self.flush()
+            else:
+                self._flush_if_due(now)
+            self._step_at = now
+
+    def snapshot(
+        self,
+        step: int | None = None,
+        time: float | None = None,
+        verified: bool = False,
+        *,
+        stall_seconds: float | None = None,
+        save_seconds: float | None = None,
+        result: str | None = None,
+        interval: Mapping[str, Any] | None = None,
+        problem: Mapping[str, Any] | None = None,
+        set_aside: Mapping[str, Any] | None = None,
+    ) -> None:
+        """A snapshot of `step` exists since `time` (epoch seconds); `verified` once its checksums matched.
+
+        Call it on every rank: each node's launcher reports it. `result` counts a save, such as "ok", "failed"
+        or "skipped"; without a `step` only the count and the durations change. `stall_seconds` is how long
+        training stood still for it, `save_seconds` how long it took to be safe. `interval` is what `auto` has
+        chosen and from what, `problem` why there is no snapshot of some step; a later one that is saved ends
+        it; `set_aside` is one that did not verify. It does not count as progress: a thread that saves goes on when the
+        one that trains hangs.
+        """
+        with self._lock:
+            counters = self._state["counters"]
+            if step is not None:
+                self._state["snapshot"] = {"step": step, "time": time, "verified": verified}
+            if result is not None:
+                counters["saves"][result] = counters["saves"].get(result, 0) + 1
+                self._state["snapshotProblem"] = dict(problem) if problem else None
+            if interval is not None:
+                self._state["snapshotInterval"] = dict(interval)
+            if set_aside is not None:
+                self._state["snapshotsSetAside"].append(dict(set_aside))
+            if stall_seconds is not None:
+                _observe(counters["stallSeconds"], stall_seconds)
+            if save_seconds is not None:
+                _observe(counters["saveSeconds"], save_seconds)
+            self.flush()
+
+    def out_of_memory(self, micro_batch: int) -> None:
+        """Some rank had too little memory: from here on all take micro-batches of at most so many samples."""
+        with self._lock:
+            self._state["counters"]["outOfMemory"] += 1
+            self.metrics(micro_batch=micro_batch)
+
+    def metrics(self, **values: float) -> None:
+        """Merge measured values, such as eval_accuracy=0.96, into what is reported."""
+        with self._lock:
+            self._progress()
+            self._state["metrics"].update({name: float(value) for name, value in values.items()})
+            self.flush()
+
+    def resumed(self, step: int, samples: int | None = None) -> None:
+        """Training goes on after `step` steps and `samples` samples of earlier attempts; 0 is a new run."""
+        with self._lock:
+            self._progress()
+            self._state.update(resumedFromStep=step, step=step)
+            if samples is not None:
+                self._state["samples"] = samples
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what is known. A file system that refuses is ignored: the next write tries again."""
+        if self._path is None:
+            return
+        with self._lock:
+            self._written_at = self._clock()
+            self._read_loss(self._written_at)
+            if self._intervals:
+                ordered = sorted(self._intervals)
+                self._state["stepSecondsP99"] = ordered[math.ceil(0.99 * len(ordered)) - 1]
+            with contextlib.suppress(OSError):
+                write_json(self._path, self._state)
+
+    def _progress(self) -> float:
+        now = self._clock()
+        self._state["time"] = now
+        return now
+
+    def _flush_if_due(self, now: float) -> None:
+        if now - self._written_at >= WRITE_INTERVAL_SECONDS:
+            self.flush()
+
+    def _count(self, step: int, samples: int | None, seconds: float | None) -> None:
+        state, counters = self._state, self._state["counters"]
+        if seconds is not None:
+            _observe(counters["stepSeconds"], seconds)
+            state["stepSeconds"] = seconds
+        if samples is not None:
+            # the first step of a script that never said where it resumed counts as an average one
+            before = samples - samples // max(step, 1) if state["samples"] is None else state["samples"]
+            counters["samples"] += max(0, samples - before)
+            state["samples"] = samples
+        counters["steps"] += 1 if state["step"] is None else max(0, step - state["step"])
+        state["step"] = step
+
+    def _read_loss(self, now: float) -> None:
+        loss = self._loss
+        if loss is None:
+            return
+        device = getattr(loss, "device", None)
+        on_cpu = device is None or device.type == "cpu"
+        if not on_cpu and now - self._loss_read_at < DEVICE_LOSS_INTERVAL_SECONDS:
+            return
+        self._state["loss"] = float(loss)
+        self._loss, self._loss_read_at = None, now
+
+
+def heartbeat_dir(run_dir: Path) -> Path:
+    """Where the ranks of the pod with this DDPJOB_RUN_DIR leave their heartbeats."""
+    return run_dir / "heartbeats"
+
+
+def read_heartbeats(run_dir: Path) -> list[dict[str, Any]]:
+    """The newest heartbeat of every rank of this pod, by rank; files of another version are skipped."""
+    heartbeats = []
+    for path in heartbeat_dir(run_dir).glob("rank-*.json"):
+        found = read_json(path)
+        if found is not None and found.get("version") == VERSION and isinstance(found.get("rank"), int):
+            heartbeats.append(found)
+    return sorted(heartbeats, key=lambda heartbeat: heartbeat["rank"])
+
+
+def _histogram() -> dict[str, Any]:
+    """Counts below each of BUCKETS (not cumulative; the last is +Inf) and the sum of what was observed."""
+    return {"counts": [0] * (len(BUCKETS) + 1), "sum": 0.0}
+
+
+def _observe(histogram: dict[str, Any], value: float) -> None:
+    histogram["counts"][bisect_left(BUCKETS, value)] += 1
+    histogram["sum"] += value

@@ -1,0 +1,175 @@
+"""What an exception means: the exit code and reason of docs/contracts.md sections 3 and 5, and a rank's record of it.
+
+Classes of torch are known by name and messages by their text: the launcher reads the same tables without torch.
+"""
+
+from __future__ import annotations
+
+import errno
+import re
+import time
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+from ddp_trainer.contract.exit_codes import (
+    EXIT_FAILED,
+    EXIT_FENCED,
+    EXIT_OK,
+    EXIT_PREEMPTED,
+    EXIT_USER,
+    FencedError,
+    Preempted,
+    UserError,
+)
+from ddp_trainer.contract.json_files import read_json, write_json
+
+ExitClass = tuple[int, str]
+"""An exit code and a reason."""
+
+BY_EXIT_CODE: Final[dict[int, ExitClass]] = {
+    EXIT_OK: (EXIT_OK, "Completed"),
+    EXIT_USER: (EXIT_USER, "UserError"),
+    EXIT_FENCED: (EXIT_FENCED, "Fenced"),
+    EXIT_PREEMPTED: (EXIT_PREEMPTED, "Preempted"),
+    2: (EXIT_USER, "UserError"),  # argparse, and Python itself for a bad command line
+}
+
+_PEER_LOST = re.compile(
+    r"connection (was )?(likely )?(closed|reset)|remote server shutdown|broken pipe|pair closure|monitoredBarrier"
+    r"|ncclRemoteError|remote process exited|NCCL communicator was aborted"
+    r"|timed out waiting \d+ ?ms for (send|recv) operation"
+    r"|Watchdog caught collective operation timeout|gloo.*(timed out|connection refused)",
+    re.IGNORECASE | re.DOTALL,
+)
+_NO_RENDEZVOUS = re.compile(
+    r"client socket has (timed out|failed to connect)|wait timeout after"
+    r"|timed out after \d+ seconds waiting for clients|\d+/\d+ clients joined",
+    re.IGNORECASE,
+)
+_NO_MEMORY = re.compile(r"out of memory|can't allocate memory|CUBLAS_STATUS_ALLOC_FAILED", re.IGNORECASE)
+_NO_SPACE = re.compile(r"no space left on device|disk quota exceeded", re.IGNORECASE)
+
+
+def classify(error: BaseException) -> ExitClass:
+    """The exit code and the reason of the process that this exception ends."""
+    if isinstance(error, SystemExit):
+        return classify_exit(_exit_code(error))
+    for cause in _chain(error):
+        exit_class = _classify_one(cause)
+        if exit_class is not None:
+            return exit_class
+    return EXIT_FAILED, "WorkerException"
+
+
+def classify_exit(code: int) -> ExitClass:
+    """The same for a process that chose its own exit code."""
+    return BY_EXIT_CODE.get(code, (code, "WorkerException"))
+
+
+def says_peer_lost(text: str) -> bool:
+    """Whether a crash's last words only say that another rank went away, as NCCL's watchdog does before it aborts."""
+    return _PEER_LOST.search(text) is not None
+
+
+def _classify_one(error: BaseException) -> ExitClass | None:
+    if isinstance(error, UserError | SyntaxError):
+        return EXIT_USER, "UserError"
+    if isinstance(error, ImportError):
+        return EXIT_USER, "ImportError"
+    if isinstance(error, FencedError):
+        return EXIT_FENCED, "Fenced"
+    if isinstance(error, Preempted):
+        return EXIT_PREEMPTED, "Preempted"
+    text = str(error)
+    if isinstance(error, OSError):
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        return (EXIT_FAILED, "DiskFull") if full else None
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return EXIT_FAILED, "OutOfMemory"
+    if _NO_SPACE.search(text):
+        return EXIT_FAILED, "DiskFull"
+    if type(error).__name__.startswith("Rendezvous"):
+        return EXIT_FAILED, "RendezvousFailed"
+    # torch raises RuntimeError, or a Dist…Error derived from it, for all of these. An OSError with the same words
+    # comes from the script's own sockets and says nothing about ranks.
+    if isinstance(error, RuntimeError):
+        if _NO_RENDEZVOUS.search(text):
+            return EXIT_FAILED, "RendezvousFailed"
+        if _PEER_LOST.search(text):
+            return EXIT_FAILED, "PeerLost"
+        if _NO_MEMORY.search(text):
+            return EXIT_FAILED, "OutOfMemory"
+    return None
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """The exception and what it was raised `from`, at most ten deep."""
+    cause: BaseException | None = error
+    for _ in range(10):
+        if cause is None:
+            return
+        yield cause
+        cause = cause.__cause__
+
+
+def _exit_code(error: SystemExit) -> int:
+    if error.code is None:
+        return EXIT_OK
+    return error.code & 0xFF if isinstance(error.code, int) else EXIT_FAILED
+
+
+def outcome_of(error: BaseException | None, *, rank: int, local_rank: int, pid: int) -> dict[str, Any]:
+    """The record of a rank that ended by `error`, or in order (None)."""
+    code, reason = (EXIT_OK, "Completed") if error is None else classify(error)
+    outcome: dict[str, Any] = {
+        "version": 1,
+        "rank": rank,
+        "localRank": local_rank,
+        "pid": pid,
+        "time": time.time(),
+        "exitCode": code,
+        "reason": reason,
+        "exception": None,
+        "message": None,
+        "traceback": None,
+    }
+    if error is None or code in (EXIT_OK, EXIT_PREEMPTED):
+        return outcome
+    if isinstance(error, SystemExit):
+        outcome["message"] = error.code if isinstance(error.code, str) else f"exited with code {_exit_code(error)}"
+        return outcome
+    outcome["exception"] = _qualified_name(error)
+    outcome["message"] = str(error) or type(error).__name__
+    outcome["traceback"] = "".join(traceback.format_exception(_trimmed(error)))
+    return outcome
+
+
+def write_outcome(run_dir: Path, outcome: dict[str, Any]) -> None:
+    write_json(run_dir / "outcomes" / f"rank-{outcome['rank']}.json", outcome)
+
+
+def read_outcomes(run_dir: Path) -> list[dict[str, Any]]:
+    """Every record that the ranks of this pod left, by rank."""
+    read = (read_json(path) for path in (run_dir / "outcomes").glob("rank-*.json"))
+    return sorted((outcome for outcome in read if outcome is not None), key=lambda outcome: outcome["rank"])
+
+
+def _qualified_name(error: BaseException) -> str:
+    kind = type(error)
+    return (
+        kind.__qualname__ if kind.__module__ in ("builtins", "__main__") else f"{kind.__module__}.{kind.__qualname__}"
+    )
+
+
+def _trimmed(error: BaseException) -> BaseException:
+    """The same exception without the frames of what ran the script."""
+    frames = error.__traceback__
+    while frames is not None and frames.tb_next is not None and _is_runner(frames.tb_frame.f_code.co_filename):
+        frames = frames.tb_next
+    return error.with_traceback(frames)
+
+
+def _is_runner(filename: str) -> bool:
+    return "runpy" in filename or filename.endswith("ddp_trainer/rank/worker.py")

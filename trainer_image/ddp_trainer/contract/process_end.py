@@ -1,0 +1,84 @@
+"""How a process ends once its result is settled: exit handlers run, output is flushed, and the kernel does the rest.
+
+Python's own way goes on to take every library apart. Threads that torch (gloo) and obstore started in C++ still run
+then, and one that needs the interpreter for a last object is ended in the middle of C++, which calls `abort`
+(https://github.com/python/cpython/issues/87135): `terminate called without an active exception`, SIGABRT, after the
+work was done. The exit code must not depend on that race.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import os
+import sys
+import threading
+import time
+from typing import Final
+
+from ddp_trainer.contract.exit_codes import EXIT_OK
+
+LEAVE_SECONDS: Final = 5.0
+"""How long process groups may take to be destroyed at the end: with NCCL that waits for the device."""
+
+_code: int | None = None
+_destroying = threading.Event()
+
+
+def end_after_exit_handlers() -> None:
+    """From now on a process whose exit code is settled ends after its exit handlers, and before it is taken apart.
+
+    Call it before anything else registers an exit handler: the first that is registered is the last to run.
+    """
+    atexit.register(_end)
+
+
+def settle(code: int) -> int:
+    """The process ends with `code`, whatever happens while it ends; returns `code`, for `sys.exit`."""
+    global _code
+    _code = code
+    if code == EXIT_OK and _has_process_groups():
+        # now: Python 3.12 starts no thread any more once exit handlers run
+        threading.Thread(target=_end_late, name="end", daemon=True).start()
+    return code
+
+
+def _end() -> None:
+    if _code is None:
+        return
+    if _code == EXIT_OK and _has_process_groups():
+        _destroying.set()
+        _destroy_process_groups()
+    _flush()
+    os._exit(_code)
+
+
+def _end_late() -> None:
+    _destroying.wait()
+    time.sleep(LEAVE_SECONDS)
+    _flush()
+    os._exit(EXIT_OK)
+
+
+def _has_process_groups() -> bool:
+    """Whether the script left torch's process groups as they are; asked without importing torch."""
+    distributed = sys.modules.get("torch.distributed")
+    return distributed is not None and distributed.is_available() and distributed.is_initialized()
+
+
+def _destroy_process_groups() -> None:
+    """What is still queued reaches the other ranks. The script's result stands, whatever this says."""
+    try:
+        sys.modules["torch.distributed"].destroy_process_group()
+    except Exception as error:
+        print(f"ddp_trainer: process groups are left as they are: {error}", file=sys.stderr)
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            try:
+                stream.flush()
+            except (OSError, ValueError):
+                continue  # closed, or the reader is gone
+    ctypes.CDLL(None).fflush(None)

@@ -1,0 +1,257 @@
+"""Puts a data set or a model onto the volume before training starts: `python -m ddp_trainer.initialize`.
+
+One run does one initializer of a job (docs/contracts.md section 9). What is fetched goes to a temporary name on the
+volume, is checked, synced, and takes its place in one rename, so that no reader sees half of it. A marker then records
+that this source lies there; another attempt or job with the same initializer finds the marker and does nothing. Two
+that run at the same time take turns.
+
+A script writes where it likes below the volume, so for it the marker alone says that it was done.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ddp_trainer.contract.exit_codes import EXIT_FAILED, EXIT_OK, EXIT_PREEMPTED, EXIT_USER, UserError
+from ddp_trainer.contract.json_files import read_json, write_json
+from ddp_trainer.contract.process_end import end_after_exit_handlers, settle
+from ddp_trainer.initialize.sources import CHUNK_BYTES, FetchError, fetch, shown
+from ddp_trainer.launch.exit.report import log, report_start_failure
+
+MARKERS = ".ddpjob/initialized"
+VERSION = 1
+
+
+class Stopped(BaseException):
+    """SIGTERM came."""
+
+
+@dataclass(frozen=True, slots=True)
+class Initializer:
+    """One initializer: `source` or `script`, and the path of its result below the volume."""
+
+    name: str
+    path: str
+    source: str | None = None
+    script: str | None = None
+    sha256: str | None = None
+
+    @property
+    def digest(self) -> str:
+        """What it is by content: the same task under another name is the same."""
+        what = {"path": self.path, "script": self.script, "sha256": self.sha256, "source": self.source}
+        return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """Of a file, or of all files of a folder: what a marker remembers of a result."""
+
+    files: int
+    bytes: int
+
+
+def main(environ: Mapping[str, str] = os.environ) -> int:
+    """Do what the environment says.
+
+    Returns:
+        0 done, or done before; 64 it can never work as written; 143 stopped by SIGTERM; 1 it may work the next time.
+    """
+    signal.signal(signal.SIGTERM, _stop)  # the first process of a container has no default for it
+    place = environ.get("DDPJOB_TERMINATION_LOG")
+    termination_log = Path(place) if place else None
+    try:
+        task, shared = parse(environ)
+        with _turn(shared, task):
+            run(task, shared, Path(environ.get("DDPJOB_SOURCES", "/mnt/source")))
+    except Stopped:
+        return report_start_failure(EXIT_PREEMPTED, "Preempted", "stopped before it was done", None, termination_log)
+    except UserError as error:
+        return report_start_failure(EXIT_USER, "UserError", shown(str(error)), None, termination_log)
+    except FetchError as error:
+        return report_start_failure(EXIT_FAILED, "FetchFailed", shown(str(error)), None, termination_log)
+    except OSError as error:
+        where = f" ({error.filename})" if error.filename else ""
+        return report_start_failure(
+            EXIT_FAILED, "VolumeFailed", f"{error.strerror or error}{where}", None, termination_log
+        )
+    return EXIT_OK
+
+
+def parse(environ: Mapping[str, str]) -> tuple[Initializer, Path]:
+    """The task and the root of the volume.
+
+    Raises:
+        UserError: a variable is missing or says what cannot be.
+    """
+    try:
+        shared = Path(environ["DDPJOB_SHARED"])
+        task = Initializer(**json.loads(environ["DDPJOB_INITIALIZER"]))
+    except (KeyError, TypeError, ValueError) as error:
+        raise UserError(f"DDPJOB_SHARED and DDPJOB_INITIALIZER say no initializer: {error!r}") from None
+    target = shared / task.path
+    if not target.resolve().is_relative_to(shared.resolve()) or target.resolve() == shared.resolve():
+        raise UserError(f"path {task.path!r} leads out of the volume; correct it")
+    return task, shared
+
+
+def run(task: Initializer, shared: Path, pvcs: Path) -> None:
+    """Make it so that the result lies at `task.path`, unless it does already.
+
+    Raises:
+        UserError, FetchError, OSError: as `ddp_trainer.initialize.sources.fetch`.
+    """
+    target, marker = shared / task.path, shared / MARKERS / f"{task.digest}.json"
+    if _is_done(target, marker):
+        log(f"{task.name}: {task.path} is on the volume already")
+        return
+    began = time.monotonic()
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if task.source is not None:
+        _fetch(task, target, pvcs)
+    else:
+        _run_script(task, shared, target)
+    size = measure(target)
+    write_json(
+        marker,
+        {"version": VERSION, "name": task.name, "path": task.path, "files": size.files, "bytes": size.bytes,
+         "time": time.time()},
+    )  # fmt: skip
+    log(f"{task.name}: {task.path} has {size.files} files, {size.bytes} bytes, after {time.monotonic() - began:.1f} s")
+
+
+def measure(path: Path) -> Size:
+    """The files at `path` and their sizes together."""
+    if not path.is_dir():
+        return Size(1, path.stat().st_size)
+    sizes = [found.stat().st_size for found in path.rglob("*") if found.is_file()]
+    return Size(len(sizes), sum(sizes))
+
+
+def _is_done(target: Path, marker: Path) -> bool:
+    known = read_json(marker)
+    if known is None or not target.exists():
+        return False
+    size = measure(target)
+    if (known.get("files"), known.get("bytes")) == (size.files, size.bytes):
+        return True
+    log(f"{target.name} is not what was put there ({known.get('files')} files, {known.get('bytes')} bytes): once more")
+    return False
+
+
+def _fetch(task: Initializer, target: Path, pvcs: Path) -> None:
+    assert task.source is not None
+    log(f"{task.name}: fetching {shown(task.source)}")
+    part = target.with_name(f".{target.name}.{task.digest[:12]}.part")
+    _remove(part)  # of a try that was killed
+    try:
+        fetch(task.source, part, pvcs)
+        if task.sha256 is not None:
+            _verify(part, task)
+        _sync(part)
+        _put_in_place(part, target)
+    finally:
+        _remove(part)
+
+
+def _verify(part: Path, task: Initializer) -> None:
+    if part.is_dir():
+        raise UserError(f"sha256 is of a single file, and {shown(task.source or task.path)} is a folder; remove it")
+    digest = hashlib.sha256()
+    with part.open("rb") as file:
+        while chunk := file.read(CHUNK_BYTES):
+            digest.update(chunk)
+    if digest.hexdigest() != task.sha256:
+        what = shown(task.source or task.path)
+        raise FetchError(f"{what} has the SHA-256 {digest.hexdigest()} and not {task.sha256}: it is not used")
+
+
+def _run_script(task: Initializer, shared: Path, target: Path) -> None:
+    assert task.script is not None
+    log(f"{task.name}: running its script")
+    hidden = ("DDPJOB_INITIALIZER", "DDPJOB_TERMINATION_LOG")
+    environ = {name: value for name, value in os.environ.items() if name not in hidden}
+    process = subprocess.Popen(["sh", "-c", task.script], cwd=shared, env=environ, start_new_session=True)
+    try:
+        code = process.wait()
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # what it left in the background too
+    if code != 0:
+        raise FetchError(f"the script ended with exit code {code}; its output is in the log of this container")
+    if not target.exists():
+        raise UserError(f"the script has ended, and there is no {task.path}; correct the script or the path")
+    if task.sha256 is not None:
+        _verify(target, task)
+
+
+def _sync(path: Path) -> None:
+    """Everything at `path` is on the disk before its name is."""
+    found = [path, *(path.rglob("*") if path.is_dir() else ())]
+    for item in found:
+        handle = os.open(item, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+def _put_in_place(part: Path, target: Path) -> None:
+    """What was there, without a marker of ours, makes way: it was asked for to be replaced."""
+    old = target.with_name(f".{target.name}.old")
+    _remove(old)
+    if target.exists() and (target.is_dir() or part.is_dir()):
+        target.replace(old)
+    part.replace(target)
+    _sync_folder(target.parent)
+    _remove(old)
+
+
+def _sync_folder(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+@contextmanager
+def _turn(shared: Path, task: Initializer) -> Iterator[None]:
+    """One at a time for each task, over all jobs on the volume; on a volume without locks there is no waiting."""
+    folder = shared / MARKERS
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / f"{task.digest}.lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        except OSError as error:
+            log(f"the volume has no locks ({error.strerror}); two jobs that fetch the same must not start together")
+        yield
+
+
+def _stop(*_: Any) -> None:
+    raise Stopped
+
+
+if __name__ == "__main__":
+    end_after_exit_handlers()
+    sys.exit(settle(main()))

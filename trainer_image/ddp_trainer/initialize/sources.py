@@ -1,0 +1,188 @@
+"""Where data comes from: a web server, an object store, a hub of data sets, or a volume that is mounted here.
+
+Web servers are asked with the standard library. All else is a file system of fsspec's, which torch itself brings; the
+drivers for s3:// (obstore) and hf:// (huggingface_hub) are what ddpjob[data] adds, and in our trainer image.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import urllib.error
+import urllib.request
+from http.client import HTTPException, HTTPMessage
+from pathlib import Path, PurePosixPath
+from typing import IO, Any
+from urllib.parse import urlsplit
+
+from ddp_trainer.contract.exit_codes import UserError
+
+CHUNK_BYTES = 8 << 20
+SILENCE_SECONDS = 60.0
+"""How long a server may send nothing."""
+
+_PERMANENT = (400, 401, 403, 404, 405, 410, 451)
+"""Answers that stay the same however often one asks (RFC 9110 section 15.5)."""
+
+_SECRETS = re.compile(r"(?P<scheme>\w+://)(?P<user>[^/\s@]*@)?(?P<place>[^\s?'\"]*)(?P<query>\?[^\s'\"]*)?")
+
+
+class FetchError(Exception):
+    """Something did not arrive, or not whole; it may the next time. The message says what."""
+
+
+def fetch(source: str, into: Path, pvcs: Path) -> None:
+    """Copy what `source` names to `into`, which does not exist yet: a file, or a folder with all that is in it.
+
+    Args:
+        source: https://…, http://…, s3://bucket/key, hf://datasets/owner/name or pvc://claim/path.
+        into: where it goes; its parent exists.
+        pvcs: the folder in which PersistentVolumeClaims are mounted, each under its name.
+
+    Raises:
+        UserError: there is no such source, no right to read it, or no driver for it.
+        FetchError: it could not be read to its end.
+        OSError: it cannot be written.
+    """
+    scheme, _, rest = source.partition("://")
+    if scheme in ("http", "https"):
+        _download(source, into)
+        return
+    try:
+        files, root = _file_system(scheme, rest, pvcs)
+    except (ImportError, ValueError) as error:
+        raise UserError(
+            f"{scheme}:// needs a package that this image lacks ({error}); add ddpjob[data] to the image"
+        ) from None
+    copy_tree(files, root.rstrip("/"), into, shown(source))
+
+
+def _file_system(scheme: str, rest: str, pvcs: Path) -> tuple[Any, str]:
+    """One of fsspec's, and a path in it. Imports come late: a web server needs none of them."""
+    import fsspec
+
+    if scheme == "pvc":
+        return fsspec.filesystem("file"), str(pvcs / rest)
+    if scheme == "s3":
+        from obstore.fsspec import register
+
+        register("s3")  # fsspec itself would look for s3fs
+    files, root = fsspec.core.url_to_fs(f"{scheme}://{rest}")
+    return files, str(root)
+
+
+def shown(text: str) -> str:
+    """`text` without what is secret in the addresses that it holds: user names, passwords, signatures."""
+
+    def clean(match: re.Match[str]) -> str:
+        return match["scheme"] + ("***@" if match["user"] else "") + match["place"] + ("?***" if match["query"] else "")
+
+    return _SECRETS.sub(clean, text)
+
+
+def copy_tree(files: Any, root: str, into: Path, source: str) -> None:
+    """Copy a file, or a folder with all that is in it, from any of fsspec's file systems.
+
+    Raises as `fetch` does.
+    """
+    try:
+        if not files.isdir(root):
+            _copy_file(files, root, files.info(root).get("size"), into)
+            return
+        found = _files_below(files, root)
+        if not found:
+            raise UserError(f"{source} is empty; correct the source")
+        for path, size in sorted(found.items()):
+            _copy_file(files, path, size, into / _relative(path, root))
+    except FileNotFoundError:
+        token = ", or its token (HF_TOKEN)" if source.startswith("hf://") else ""  # the hub hides what is private
+        raise UserError(f"there is no {source}; correct the source{token}") from None
+    except (UserError, FetchError):
+        raise
+    except Exception as error:  # every client has errors of its own
+        name = error.filename if isinstance(error, OSError) else None
+        if name is not None and Path(str(name)).is_relative_to(into.parent):
+            raise  # ours: the volume is full, say
+        said = f"{type(error).__name__}: {error}".splitlines()[0]
+        if _not_allowed(error):
+            raise UserError(
+                f"{source} may not be read ({said}); check the credentials in the initializer's env"
+            ) from None
+        raise FetchError(f"{source}: {said}") from error
+
+
+def _files_below(files: Any, root: str) -> dict[str, int | None]:
+    """Sizes by path. A part that cannot be read is an error: half a data set must not pass for a whole one."""
+    if "file" in files.protocol:  # whose own search leaves out what it cannot read
+        walk = os.walk(root, onerror=_raise, followlinks=True)
+        paths = [Path(folder, name) for folder, _, names in walk for name in names]
+        return {str(path): path.stat().st_size for path in paths}
+    found = files.find(root, detail=True)
+    # consoles of object stores make an empty object in the place of each folder
+    folders = {root, *(str(parent) for path in found for parent in PurePosixPath(path).parents)}
+    return {path: info.get("size") for path, info in found.items() if info.get("size") or path not in folders}
+
+
+def _raise(error: OSError) -> None:
+    raise error
+
+
+def _not_allowed(error: Exception) -> bool:
+    """Whether a store denies access. Only the file system of this machine says so by PermissionError."""
+    code = getattr(getattr(error, "response", None), "status_code", None)
+    of_obstore = type(error).__name__ in ("PermissionDeniedError", "UnauthenticatedError")
+    return isinstance(error, PermissionError) or of_obstore or code in (401, 403)
+
+
+def _copy_file(files: Any, path: str, size: int | None, into: Path) -> None:
+    into.parent.mkdir(parents=True, exist_ok=True)
+    with files.open(path, "rb") as read:
+        _write(read, into)
+    got = into.stat().st_size
+    if size is not None and got != size:
+        raise FetchError(f"{shown(path)}: {got} bytes came of {size}")
+
+
+def _relative(path: str, root: str) -> Path:
+    relative = Path(path.removeprefix(root).lstrip("/"))
+    if not path.startswith(f"{root}/") or ".." in relative.parts:
+        raise FetchError(f"{shown(path)} is not inside {shown(root)}")
+    return relative
+
+
+def _download(url: str, into: Path) -> None:
+    request = urllib.request.Request(url, headers={"User-Agent": "ddpjob", "Accept-Encoding": "identity"})  # noqa: S310
+    parts = urlsplit(url)
+    if not parts.hostname:
+        raise UserError(f"{shown(url)} names no host; correct the source")
+    try:
+        with urllib.request.urlopen(request, timeout=SILENCE_SECONDS) as answer:  # noqa: S310 - http or https alone
+            _write(answer, into)
+            _check_length(answer.headers, into, shown(url))
+    except urllib.error.HTTPError as error:
+        said = f"{shown(url)} answered {error.code} {error.reason}"
+        if error.code in _PERMANENT:
+            raise UserError(f"{said}; correct the source or its access") from None
+        raise FetchError(said) from None
+    except urllib.error.URLError as error:
+        raise FetchError(f"{shown(url)}: {error.reason}") from None
+    except (HTTPException, ConnectionError, TimeoutError) as error:
+        raise FetchError(f"{shown(url)}: {type(error).__name__}: {error}") from error
+
+
+def _write(read: IO[bytes], into: Path) -> None:
+    with into.open("wb") as file:
+        while chunk := read.read(CHUNK_BYTES):
+            try:
+                file.write(chunk)
+                file.flush()
+            except OSError as error:
+                error.filename = str(into)  # tells a full volume from a source that broke off
+                raise
+
+
+def _check_length(headers: HTTPMessage, into: Path, source: str) -> None:
+    """A connection that breaks looks like the end: http.client reports it to no reader of pieces."""
+    promised, got = headers.get("Content-Length"), into.stat().st_size
+    if promised is not None and promised.isdecimal() and int(promised) != got:
+        raise FetchError(f"{source}: {got} bytes came of {promised}")

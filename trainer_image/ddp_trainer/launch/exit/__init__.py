@@ -1,0 +1,1 @@
+"""Why an attempt ended in this pod: the evidence, its root cause, and the termination message."""

@@ -1,0 +1,215 @@
+"""Why a pod ended: the one cause among all that its ranks report.
+
+When one rank dies the others die of it: they lose a connection, or torchrun signals them. So what a rank reports is
+checked first: the earliest failure that is not such a consequence is the cause.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ddp_trainer.contract.exit_codes import EXIT_FAILED, EXIT_OK, EXIT_PREEMPTED
+from ddp_trainer.contract.outcomes import classify_exit, says_peer_lost
+from ddp_trainer.launch.status.pod_state import progress
+
+
+@dataclass(frozen=True, slots=True)
+class ExitEvidence:
+    """All that is known once no rank of the pod runs any more. Local ranks index `stderr`."""
+
+    wall: float
+    procs: int
+    outcomes: Sequence[Mapping[str, Any]] = ()
+    failures: Sequence[Mapping[str, Any]] = ()
+    heartbeats: Sequence[Mapping[str, Any]] = ()
+    started: int = 0
+    """Ranks that ever ran."""
+    stderr: Mapping[int, Sequence[str]] = field(default_factory=dict)
+    agent_code: int = 0
+    rendezvous_error: str | None = None
+    stop_requested: bool = False
+    killed: frozenset[int] = frozenset()
+    """pids that the launcher killed itself: at the end of the grace period, or as survivors of a failure."""
+    stall: tuple[int, str] | None = None
+    """The rank that made no progress and the account of it."""
+    oom_killed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ExitCause:
+    """What the pod ended of; `exit_code` is the launcher's."""
+
+    exit_code: int
+    reason: str
+    message: str
+    rank: int | None = None
+    local_rank: int | None = None
+    signal: str | None = None
+    exception: str | None = None
+    traceback: str | None = None
+    time: float | None = None
+
+
+def find_cause(evidence: ExitEvidence) -> ExitCause:
+    """The one cause that is reported for this pod."""
+    if evidence.stall is not None:
+        rank, account = evidence.stall
+        return ExitCause(EXIT_FAILED, "Stalled", account, rank=rank, local_rank=_local_rank(evidence, rank))
+    good = [outcome for outcome in evidence.outcomes if outcome["exitCode"] in (EXIT_OK, EXIT_PREEMPTED)]
+    if len(good) == evidence.procs or (
+        evidence.agent_code == EXIT_OK and not evidence.failures and len(good) == len(evidence.outcomes)
+    ):
+        preempted = any(outcome["exitCode"] == EXIT_PREEMPTED for outcome in good)
+        return (
+            _preempted(evidence)
+            if preempted or (evidence.stop_requested and not _finished(evidence))
+            else _completed(evidence)
+        )
+    suspects = sorted(_suspects(evidence), key=lambda suspect: suspect.order)
+    cause = suspects[0] if suspects else None
+    if evidence.stop_requested and (cause is None or cause.is_consequence):
+        return _preempted(evidence)
+    if cause is not None and not (cause.is_consequence and evidence.rendezvous_error):
+        return cause.cause
+    return _without_a_rank(evidence)
+
+
+def _completed(evidence: ExitEvidence) -> ExitCause:
+    return ExitCause(EXIT_OK, "Completed", f"all ranks of this pod finished{_after(evidence.heartbeats, None)}")
+
+
+def _preempted(evidence: ExitEvidence) -> ExitCause:
+    snapshot = progress(evidence.heartbeats)["snapshot"]
+    saved = f"the snapshot of step {snapshot['step']} is saved" if snapshot else "there is no snapshot"
+    late = f"; {len(evidence.killed)} ranks did not stop in time and were killed" if evidence.killed else ""
+    if not evidence.started:
+        return ExitCause(EXIT_PREEMPTED, "Preempted", "stopped by SIGTERM before any rank had started")
+    return ExitCause(
+        EXIT_PREEMPTED, "Preempted", f"stopped by SIGTERM{_after(evidence.heartbeats, None)}; {saved}{late}"
+    )
+
+
+def _without_a_rank(evidence: ExitEvidence) -> ExitCause:
+    """torchrun itself failed."""
+    if evidence.rendezvous_error and evidence.started:
+        return ExitCause(EXIT_FAILED, "PeerLost", f"the rendezvous of the nodes broke: {evidence.rendezvous_error}")
+    if evidence.rendezvous_error:
+        return ExitCause(
+            EXIT_FAILED, "RendezvousFailed", f"the nodes did not find each other: {evidence.rendezvous_error}"
+        )
+    if evidence.agent_code < 0:
+        name = _signal_name(-evidence.agent_code)
+        reason = "OutOfMemory" if evidence.oom_killed else "WorkerKilled"
+        return ExitCause(
+            EXIT_FAILED, reason, f"torchrun was killed by {name}{_after(evidence.heartbeats, None)}", signal=name
+        )
+    return ExitCause(
+        EXIT_FAILED, "WorkerException", f"torchrun exited with code {evidence.agent_code}; the pod's log says why"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Suspect:
+    cause: ExitCause
+    is_consequence: bool
+    time: float
+    seen: int
+
+    @property
+    def order(self) -> tuple[bool, float, int]:
+        return self.is_consequence, self.time, self.seen
+
+
+def _suspects(evidence: ExitEvidence) -> list[_Suspect]:
+    recorded = {outcome["rank"]: outcome for outcome in evidence.outcomes}
+    suspects = [
+        _Suspect(_by_record(outcome, evidence), outcome["reason"] == "PeerLost", outcome["time"], 0)
+        for outcome in recorded.values()
+        if outcome["exitCode"] not in (EXIT_OK, EXIT_PREEMPTED)
+    ]
+    for seen, failure in enumerate(evidence.failures):
+        if failure["rank"] in recorded and recorded[failure["rank"]]["pid"] == failure["pid"]:
+            continue
+        cause = _by_exit_code(failure, evidence)
+        consequence = cause.reason == "PeerLost" or cause.signal == "SIGTERM" or failure["pid"] in evidence.killed
+        suspects.append(_Suspect(cause, consequence, failure["time"], seen))
+    return suspects
+
+
+def _by_record(outcome: Mapping[str, Any], evidence: ExitEvidence) -> ExitCause:
+    rank, name, text = outcome["rank"], outcome["exception"], outcome["message"]
+    after = _after(evidence.heartbeats, rank)
+    if outcome["reason"] in ("UserError", "Fenced") and name is not None:
+        message = f"rank {rank}: {text}"
+    elif name is not None:
+        message = f"rank {rank} raised {name}{after}: {text}"
+    else:
+        message = f"rank {rank} {text}{after}{_stderr_tail(evidence, outcome['localRank'])}"
+    return ExitCause(
+        exit_code=outcome["exitCode"],
+        reason=outcome["reason"],
+        message=message,
+        rank=rank,
+        local_rank=outcome["localRank"],
+        exception=f"{name}: {text}" if name is not None else None,
+        traceback=outcome["traceback"],
+        time=outcome["time"],
+    )
+
+
+def _by_exit_code(failure: Mapping[str, Any], evidence: ExitEvidence) -> ExitCause:
+    """A rank that left no record: a signal, `os._exit`, or a crash in C."""
+    rank, local_rank, code = failure["rank"], failure["localRank"], failure["exitCode"]
+    after, words = _after(evidence.heartbeats, rank), _stderr_tail(evidence, local_rank)
+    if code >= 0:
+        exit_code, reason = classify_exit(code)
+        message, name = f"rank {rank} exited with code {code}{after} without a Python exception{words}", None
+    else:
+        name, exit_code, reason = _signal_name(-code), EXIT_FAILED, "WorkerKilled"
+        message = f"rank {rank} was killed by {name}{after}"
+        if name == "SIGKILL" and evidence.oom_killed:
+            reason, message = (
+                "OutOfMemory",
+                f"{message}: the kernel ended it because the container's memory was used up",
+            )
+        elif name == "SIGABRT" and says_peer_lost("\n".join(evidence.stderr.get(local_rank, ()))):
+            reason = "PeerLost"
+        if name not in ("SIGKILL", "SIGTERM"):
+            message += words
+    return ExitCause(exit_code, reason, message, rank=rank, local_rank=local_rank, signal=name, time=failure["time"])
+
+
+def _local_rank(evidence: ExitEvidence, rank: int) -> int | None:
+    return next((heartbeat["localRank"] for heartbeat in evidence.heartbeats if heartbeat["rank"] == rank), None)
+
+
+def _after(heartbeats: Sequence[Mapping[str, Any]], rank: int | None) -> str:
+    """How far a rank was, or the pod (None), as the end of a sentence; nothing where no step is known."""
+    steps = [heartbeat["step"] for heartbeat in heartbeats if rank is None or heartbeat["rank"] == rank]
+    if not steps:
+        return ""
+    return " before its first step" if not steps[0] else f" after step {steps[0]}"
+
+
+def _finished(evidence: ExitEvidence) -> bool:
+    """Whether training had come to its end when it was asked to stop."""
+    return bool(evidence.heartbeats) and all(
+        heartbeat["phase"] == "done"
+        or (heartbeat["totalSteps"] is not None and (heartbeat["step"] or 0) >= heartbeat["totalSteps"])
+        for heartbeat in evidence.heartbeats
+    )
+
+
+def _stderr_tail(evidence: ExitEvidence, local_rank: int) -> str:
+    lines = evidence.stderr.get(local_rank, ())
+    return "; its last lines on stderr: " + " | ".join(lines) if lines else ""
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

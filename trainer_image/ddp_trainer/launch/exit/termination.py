@@ -1,0 +1,111 @@
+"""The termination message: the contract's JSON object in at most 4,096 bytes (docs/contracts.md section 5)."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Final
+
+from ddp_trainer.contract.environment import PodEnvironment
+from ddp_trainer.contract.exit_codes import EXIT_FENCED, EXIT_OK, EXIT_PREEMPTED, EXIT_USER
+from ddp_trainer.launch.exit.root_cause import ExitCause, ExitEvidence
+from ddp_trainer.launch.status.pod_state import phase_seconds, progress
+
+MESSAGE_BYTES: Final = 4096
+"""The kubelet cuts what is longer (Kubernetes, "Customizing the termination message")."""
+
+_OUTCOMES: Final = {
+    EXIT_OK: "Succeeded",
+    EXIT_PREEMPTED: "Preempted",
+    EXIT_USER: "UserError",
+    EXIT_FENCED: "Fenced",
+}
+_SECRET_NAME: Final = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|API_?KEY|ACCESS_?KEY|PRIVATE_?KEY", re.IGNORECASE)
+
+
+def message_of(cause: ExitCause, pod: PodEnvironment | None, evidence: ExitEvidence) -> dict[str, Any]:
+    """The JSON object of the contract; `pod` is None where the environment was too broken to be read."""
+    fields = asdict(cause)
+    return {
+        "version": 1,
+        "outcome": _OUTCOMES.get(cause.exit_code, "Failed"),
+        "exitCode": fields["exit_code"],
+        "reason": fields["reason"],
+        "message": fields["message"],
+        "nodeRank": pod.node_rank if pod else None,
+        "rank": fields["rank"],
+        "localRank": fields["local_rank"],
+        "attempt": pod.attempt if pod else None,
+        "signal": fields["signal"],
+        "exception": fields["exception"],
+        "traceback": fields["traceback"],
+        "time": evidence.wall if cause.time is None else cause.time,
+        **progress(evidence.heartbeats),
+        "seconds": phase_seconds(evidence.heartbeats[0] if evidence.heartbeats else None, math.inf),
+    }
+
+
+def redacted(message: Mapping[str, Any], environ: Mapping[str, str]) -> dict[str, Any]:
+    """The message without the values of variables whose names say that they are secret."""
+    secrets = [value for name, value in environ.items() if _SECRET_NAME.search(name) and len(value) >= 6]
+
+    def clean(value: Any) -> Any:
+        if isinstance(value, str):
+            for secret in secrets:
+                value = value.replace(secret, "***")
+        return value
+
+    return {name: clean(value) for name, value in message.items()}
+
+
+def encode(message: Mapping[str, Any], limit: int = MESSAGE_BYTES) -> bytes:
+    """The message in at most `limit` bytes of UTF-8, cut in the contract's order.
+
+    Of a traceback the end is kept, where the error is; of the others the beginning.
+    """
+    cut = dict(message)
+    for name in ("traceback", "exception", "message"):
+        excess = len(_json(cut)) - limit
+        text = cut[name]
+        if excess <= 0:
+            return _json(cut)
+        if text:
+            cut[name] = _shortened(text, len(_json_text(text)) - excess, keep_end=name == "traceback")
+    if len(_json(cut)) > limit:
+        cut["metrics"] = {}
+    return _json(cut)
+
+
+def write(path: Path, encoded: bytes) -> None:
+    """Write in place: /dev/termination-log is a mount of its own, which no rename can replace (EBUSY)."""
+    path.write_bytes(encoded)
+
+
+def _shortened(text: str, size: int, *, keep_end: bool) -> str | None:
+    """As much of `text` as `size` bytes of JSON hold, with an ellipsis where it was cut; None if that is too little."""
+    low, high = 0, len(text)
+    while low < high:
+        middle = (low + high + 1) // 2
+        if len(_json_text(_cut(text, middle, keep_end))) <= size:
+            low = middle
+        else:
+            high = middle - 1
+    return _cut(text, low, keep_end) if low > 0 else None
+
+
+def _cut(text: str, characters: int, keep_end: bool) -> str:
+    if characters >= len(text):
+        return text
+    return "…" + text[len(text) - characters :] if keep_end else text[:characters] + "…"
+
+
+def _json_text(value: Any) -> bytes:
+    return json.dumps(value, ensure_ascii=False).encode("utf-8", "replace")
+
+
+def _json(message: Mapping[str, Any]) -> bytes:
+    return _json_text(message)

@@ -1,0 +1,77 @@
+"""The ranks' stderr on its way to the pod's log, with the last lines of each kept.
+
+An untouched script that dies in C or by `os._exit` leaves no exception; what it said last is then the best account
+of why. torchrun can only copy logs through files that grow in the pod's memory, so each rank gets a named pipe.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections import deque
+from pathlib import Path
+from typing import Final
+
+from ddp_trainer.contract.run_dir import stderr_pipe
+
+KEPT_LINES: Final = 20
+_CHUNK: Final = 65536
+_LONGEST_LINE: Final = 8192
+
+
+class StderrRelay:
+    """The read end of one rank's pipe. `prefix` goes before each line of the pod's log."""
+
+    def __init__(self, run_dir: Path, local_rank: int, prefix: str = "") -> None:
+        path = stderr_pipe(run_dir, local_rank)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.unlink(missing_ok=True)
+        os.mkfifo(path, 0o600)
+        # Open for writing too: the pipe then exists before its first writer and has no end between two of them.
+        self._fd = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+        self._prefix = prefix.encode()
+        self._partial = b""
+        self._last: deque[str] = deque(maxlen=KEPT_LINES)
+
+    def fileno(self) -> int:
+        return self._fd
+
+    @property
+    def last_lines(self) -> list[str]:
+        """The newest lines that are not blank, oldest first."""
+        return list(self._last)
+
+    def relay(self) -> None:
+        """Pass on everything that is there; never blocks on the rank."""
+        while True:
+            try:
+                chunk = os.read(self._fd, _CHUNK)
+            except BlockingIOError:
+                return
+            self._pass_on(chunk)
+            if len(chunk) < _CHUNK:
+                return
+
+    def drain(self) -> None:
+        """The same once no rank writes any more: a last line without an end counts."""
+        self.relay()
+        if self._partial:
+            self._pass_on(b"\n")
+
+    def close(self) -> None:
+        """Let go of the pipe."""
+        os.close(self._fd)
+
+    def _pass_on(self, chunk: bytes) -> None:
+        # a progress bar ends its lines with a carriage return only
+        lines = (self._partial + chunk).replace(b"\r\n", b"\n").splitlines(keepends=True)
+        complete = lines and (lines[-1].endswith((b"\n", b"\r")) or len(lines[-1]) > _LONGEST_LINE)
+        self._partial = b"" if complete or not lines else lines.pop()
+        out = b"".join(self._prefix + line for line in lines)
+        if out:
+            # the reader of the log may be gone; the ranks must not stop for that
+            with contextlib.suppress(OSError):
+                sys.stderr.buffer.write(out)
+                sys.stderr.buffer.flush()
+        self._last.extend(text for line in lines if (text := line.decode(errors="replace").strip()))

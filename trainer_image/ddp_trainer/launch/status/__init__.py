@@ -1,0 +1,1 @@
+"""What the pod reports while it runs: /status and /metrics, computed from the heartbeats of its ranks."""

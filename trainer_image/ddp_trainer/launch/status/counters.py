@@ -1,0 +1,47 @@
+"""Counters that only grow while the pod runs, though each rank process, in each attempt, starts its own at zero."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+
+class CounterLedger:
+    """The counters of the lowest rank of a pod, on top of those of the processes that had its place before."""
+
+    def __init__(self) -> None:
+        self._process: tuple[int, int] | None = None
+        self._before: dict[str, Any] = {}
+        self._current: dict[str, Any] = {}
+        self._lock = threading.Lock()
+
+    def totals(self, attempt: int, heartbeats: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """What has been counted, with the newest heartbeats of `attempt` among it.
+
+        Call it with the last ones of an attempt as well: what was counted since the last scrape is lost otherwise.
+        """
+        with self._lock:
+            if heartbeats and (self._process is None or attempt >= self._process[0]):
+                process = (attempt, heartbeats[0]["pid"])  # a pid may be used again in a later attempt
+                if process != self._process:
+                    self._before = _add(self._before, self._current)
+                    self._process = process
+                self._current = heartbeats[0]["counters"]
+            return _add(self._before, self._current)
+
+
+def _add(left: Mapping[str, Any], right: Mapping[str, Any]) -> dict[str, Any]:
+    """Sum two sets of counters, key by key and bucket by bucket."""
+    result = dict(left)
+    for key, value in right.items():
+        present = result.get(key)
+        if present is None:
+            result[key] = value
+        elif isinstance(value, Mapping):
+            result[key] = _add(present, value)
+        elif isinstance(value, list):
+            result[key] = [a + b for a, b in zip(present, value, strict=True)]
+        else:
+            result[key] = present + value
+    return result

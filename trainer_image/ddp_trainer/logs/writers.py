@@ -1,0 +1,116 @@
+"""Metric writers: TensorBoard always, and Weights & Biases with `--wandb offline`.
+
+Both are written by rank 0 below logs/<job> on the volume, and neither may end training: a volume that is full raises
+OSError, which the caller reports, and the next point tries again. Nothing here talks to a network: what W&B has
+written offline is uploaded by a person, with `wandb sync`.
+"""
+
+from __future__ import annotations
+
+import errno
+import importlib
+import importlib.util
+import os
+import shutil
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+from ddp_trainer.contract.exit_codes import UserError
+
+ROOM_BYTES: Final = 1 << 20
+"""What must be free on a volume that was full before event files are tried again."""
+
+
+class MetricWriter(Protocol):
+    """Writes metrics below `directory`."""
+
+    directory: Path
+
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        """Write the values of one step. Raises OSError where the volume refuses."""
+        ...
+
+    def close(self) -> None:
+        """Write what is left; raises nothing."""
+        ...
+
+
+class TensorBoard:
+    """Event files in `directory`. Points of earlier attempts beyond `resumed_at` are dropped."""
+
+    def __init__(self, directory: Path, *, resumed_at: int = 0) -> None:
+        self.directory = directory
+        self._resumed_at = resumed_at
+        self._writer: Any = None
+        self._has_failed = False
+
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        try:
+            if self._writer is None:
+                if self._has_failed and shutil.disk_usage(self.directory).free < ROOM_BYTES:
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                # The import takes 0.2 s: after the first steps, not before them.
+                from torch.utils.tensorboard import SummaryWriter
+
+                purge = self._resumed_at + 1 if self._resumed_at else None
+                self._writer = SummaryWriter(str(self.directory), purge_step=purge)
+            for name, value in values.items():
+                self._writer.add_scalar(name, value, step)
+        except OSError:
+            # Its thread has ended, with a traceback; the next point makes another one, once there is room for it.
+            self._writer = None
+            self._has_failed = True
+            raise
+
+    def close(self) -> None:
+        if self._writer is not None:
+            with suppress(OSError):
+                self._writer.close()
+            self._writer = None
+
+
+class OfflineWandb:
+    """A W&B run of this attempt, in `directory`/wandb; the attempts of a job are one group."""
+
+    def __init__(self, directory: Path, *, job: str, attempt: int, settings: Mapping[str, Any]) -> None:
+        self.directory = directory
+        self._job = job
+        self._attempt = attempt
+        self._settings = dict(settings)
+        self._run: Any = None
+
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        if self._run is None:
+            wandb: Any = importlib.import_module("wandb")
+            self.directory.mkdir(parents=True, exist_ok=True)
+            self._run = wandb.init(
+                # by name, so that no WANDB_MODE of the environment sends anything anywhere
+                mode="offline",
+                dir=str(self.directory),
+                project=os.environ.get("WANDB_PROJECT", "ddpjob"),
+                group=self._job,
+                name=f"{self._job}-attempt-{self._attempt}",
+                config=self._settings,
+                # neither its banner, nor its own copy of stdout, nor what it would find out about this machine
+                settings=wandb.Settings(
+                    silent=True, console="off", disable_git=True, disable_code=True, x_disable_stats=True
+                ),
+            )
+        self._run.log(dict(values), step=step)
+
+    def close(self) -> None:
+        if self._run is not None:
+            with suppress(Exception):
+                self._run.finish()
+            self._run = None
+
+
+def check_wandb() -> None:
+    """Raises UserError where W&B is not installed: before training starts, and on every rank alike."""
+    if importlib.util.find_spec("wandb") is None:
+        raise UserError(
+            "--wandb offline needs the package wandb, which this Python does not have: pip install wandb (in the "
+            "image, on a cluster), or leave --wandb out; TensorBoard and losses.jsonl are written in any case"
+        )

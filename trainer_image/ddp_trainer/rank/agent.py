@@ -1,0 +1,116 @@
+"""torchrun with a report: `python -m ddp_trainer.rank.agent` takes torchrun's own arguments, or `--prepared`.
+
+torchrun exits 1 for everything, and writes its error file only where the rank wrote one, which a rank that was
+killed could not. Its exception does know the exit code or signal of each rank; this process leaves them in
+`$DDPJOB_RUN_DIR/torchrun/report.json` for the launcher.
+
+Prepared means that the arguments come later: torch, which takes seconds to import, is imported meanwhile. The end of
+standard input without a line ends this process.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from ddp_trainer.contract.processes import die_with
+from ddp_trainer.contract.run_dir import (
+    JOIN_TIMEOUT_SECONDS,
+    PREPARED,
+    read_agent_orders,
+    registrations,
+    write_agent_report,
+)
+
+TRY_SECONDS = 1.0
+PAUSE_SECONDS = 0.1
+
+
+def await_endpoint(endpoint: str, seconds: float) -> None:
+    """Return as soon as `endpoint` (`host:port`) accepts a connection; each try is a connection of its own.
+
+    Raises TimeoutError, with what went wrong last, after `seconds`.
+    """
+    host, _, port = endpoint.rpartition(":")
+    address = (host.strip("[]"), int(port))
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            socket.create_connection(address, timeout=TRY_SECONDS).close()
+            return
+        except OSError as error:
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"nothing answered at {endpoint} within {seconds:g} s: {error}") from error
+        time.sleep(PAUSE_SECONDS)
+
+
+def main(argv: Sequence[str]) -> int:
+    run_dir = Path(os.environ["DDPJOB_RUN_DIR"])
+    die_with(int(os.environ["DDPJOB_LAUNCHER_PID"]))
+    os.environ["DDPJOB_AGENT_PID"] = str(os.getpid())
+    # torch takes seconds to import; by now this process already ends with the launcher
+    from torch.distributed import DistNetworkError, DistStoreError
+    from torch.distributed import run as torchrun
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.elastic.rendezvous import RendezvousError
+
+    if list(argv) == [PREPARED]:
+        argv = _await_orders(run_dir)
+    arguments = torchrun.parse_args(list(argv))  # type: ignore[no-untyped-call]
+    deadline = time.monotonic() + JOIN_TIMEOUT_SECONDS
+    while True:
+        try:
+            if int(arguments.node_rank) > 0:
+                await_endpoint(arguments.rdzv_endpoint, deadline - time.monotonic())
+            torchrun.run(arguments)  # type: ignore[no-untyped-call]
+            return 0
+        except ChildFailedError as error:
+            failures = [
+                {
+                    "rank": rank,
+                    "localRank": failure.local_rank,
+                    "pid": failure.pid,
+                    "exitCode": failure.exitcode,
+                    "time": failure.timestamp,
+                }
+                for rank, failure in error.failures.items()
+            ]
+            write_agent_report(run_dir, {"failures": failures})
+        except (DistNetworkError, DistStoreError, RendezvousError, TimeoutError) as error:
+            # The Service has no endpoint until node rank 0 runs, which may take an image pull longer; and for a
+            # moment after a restart it may still lead to the store of the old attempt, which then goes away.
+            if not registrations(run_dir) and time.monotonic() < deadline:
+                print(f"rendezvous: {_cause(error)}; trying again", file=sys.stderr, flush=True)
+                time.sleep(1.0)
+                continue
+            write_agent_report(run_dir, {"rendezvous": _cause(error)})
+        return 1
+
+
+def _await_orders(run_dir: Path) -> Sequence[str]:
+    """Torchrun's arguments, once the launcher has them; the environment then names the place that they are for."""
+    if not sys.stdin.readline():
+        os._exit(0)  # no place, and no launcher any more
+    with open(os.devnull) as nothing:  # noqa: PTH123 - a descriptor, for the ranks
+        os.dup2(nothing.fileno(), sys.stdin.fileno())
+    orders = read_agent_orders(run_dir)
+    os.environ.update(orders["environment"])
+    arguments: Sequence[str] = orders["arguments"]
+    return arguments
+
+
+def _cause(error: BaseException) -> str:
+    inner = error.__cause__ or error
+    return f"{type(error).__name__}: {inner}".strip().splitlines()[0]
+
+
+if __name__ == "__main__":
+    code = main(sys.argv[1:])
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # The report is written; taking torch apart would only delay the restart.
+    os._exit(code)

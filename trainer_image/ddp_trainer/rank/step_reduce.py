@@ -1,0 +1,79 @@
+"""The small asynchronous all-reduce of each step: its mean loss, and whether any rank was asked to stop.
+
+A rank that was asked to stop (SIGTERM reaches one pod of many) must not stop alone: the others would wait for
+it. So each rank adds a stop flag to its part of the loss. The result is read one step later, when it
+has long arrived, so no rank waits for it, and all ranks read it at the same step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ddp_trainer.rank.world import World
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """The reduced values of one step, the same on every rank. `epoch` is the one that the step belonged to."""
+
+    step: int
+    epoch: int
+    loss: float
+    stop: bool
+
+
+class StepReduce:
+    """One asynchronous all-reduce at a time: `start` launches it, `result` waits for it."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._pending: tuple[int, int] | None = None
+        self._result: StepResult | None = None
+        self._buffer = torch.zeros(2, dtype=torch.float64, device=world.device)
+        cuda = world.device.type == "cuda"
+        self._host = torch.zeros(2, dtype=torch.float64, pin_memory=cuda)
+        self._copied = torch.Event("cuda") if cuda else None
+        self._work: dist.Work | None = None
+
+    def start(self, loss_part: Tensor, *, step: int, epoch: int, stop: bool) -> None:
+        """Reduce finished step number `step`: this rank's part of its mean loss, and whether it was asked to
+        stop.
+        """
+        assert self._pending is None, "the last result was not read"
+        self._pending = (step, epoch)
+        self._buffer[0] = loss_part
+        self._buffer[1] = float(stop)
+        if self._world.size > 1:
+            self._work = dist.all_reduce(self._buffer, async_op=True)
+        if self._copied is not None:
+            if self._work is not None:
+                # only makes the device's own queue wait, not this thread
+                self._work.wait()
+            self._host.copy_(self._buffer, non_blocking=True)
+            self._copied.record()
+
+    def result(self) -> StepResult | None:
+        """The newest result, however often it is asked for; None before the first."""
+        if self._pending is not None:
+            if self._copied is not None:
+                self._copied.synchronize()
+            else:
+                if self._work is not None:
+                    self._work.wait()
+                self._host.copy_(self._buffer)
+            loss, stop = self._host.tolist()
+            self._result = StepResult(*self._pending, loss, stop > 0)
+            self._pending = self._work = None
+        return self._result
+
+
+def on_any_rank(world: World, *flags: bool) -> tuple[bool, ...]:
+    """Each flag on every rank as soon as one rank has raised it. Waits for all ranks."""
+    raised = torch.tensor([float(flag) for flag in flags], device=world.device)
+    if world.size > 1:
+        dist.all_reduce(raised, op=dist.ReduceOp.MAX)
+    return tuple(value > 0 for value in raised.tolist())

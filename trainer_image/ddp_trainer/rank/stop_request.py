@@ -1,0 +1,54 @@
+"""SIGTERM in a rank: recorded here, agreed on by all ranks (`step_reduce`), and reported by the exit code."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import signal
+import sys
+from types import FrameType
+
+from ddp_trainer.contract.exit_codes import EXIT_PREEMPTED
+
+_preempted_after: int | None = None
+
+
+class StopRequest:
+    """Whether SIGTERM has come to this rank. A second one changes nothing: the save that is under way
+    finishes.
+    """
+
+    def __init__(self) -> None:
+        self.raised = False
+
+    def listen(self) -> None:
+        """From now on SIGTERM is noted instead of ending the process. Before training begins there is nothing
+        to save.
+        """
+        signal.signal(signal.SIGTERM, self._note)
+
+    def _note(self, signum: int, frame: FrameType | None) -> None:
+        self.raised = True
+
+
+def leave_as_preempted(step: int) -> None:
+    """The script is about to end by itself, but it was asked to after `step`: its exit code must not say that
+    it is done.
+    """
+    global _preempted_after
+    _preempted_after = step
+    if "ddp_trainer.rank.worker" not in sys.modules:
+        # under a launcher the worker asks preempted_after() instead
+        atexit.register(_exit_preempted)
+
+
+def preempted_after() -> int | None:
+    """The step after which this process was asked to leave, if it was."""
+    return _preempted_after
+
+
+def _exit_preempted() -> None:
+    # An exit handler cannot change the exit code in any other way.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(EXIT_PREEMPTED)

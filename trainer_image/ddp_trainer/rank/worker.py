@@ -1,0 +1,101 @@
+"""What torchrun starts for every rank: run the script as if by `python`, and leave a record of how it ended.
+
+    torchrun … -m ddp_trainer.rank.worker module ddp_trainer.train ARG…
+    torchrun … -m ddp_trainer.rank.worker script /path/train.py ARG…
+
+The script is not touched: it is `__main__`, `sys.argv` is its own, and its exit code is its own, with one exception.
+A preempted rank exits 0 towards torchrun, which would otherwise signal the ranks that are still saving.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import runpy
+import signal
+import sys
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+
+from ddp_trainer.contract.exit_codes import EXIT_OK, EXIT_PREEMPTED, Preempted, UserError
+from ddp_trainer.contract.outcomes import classify, outcome_of, write_outcome
+from ddp_trainer.contract.process_end import end_after_exit_handlers, settle
+from ddp_trainer.contract.processes import die_with
+from ddp_trainer.contract.run_dir import STACK_SIGNAL, register, stack_file, stderr_pipe
+from ddp_trainer.rank.failures import failed
+from ddp_trainer.rank.stop_request import preempted_after
+
+LEAVE_SECONDS = 5
+"""How long a rank that failed, and has said why, may take to end."""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run one rank; returns the exit code towards torchrun."""
+    if "DDPJOB_AGENT_PID" in os.environ:
+        die_with(int(os.environ["DDPJOB_AGENT_PID"]))
+    run_dir = Path(os.environ["DDPJOB_RUN_DIR"])
+    rank, local_rank = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
+    _tell_launcher(run_dir, rank, local_rank)
+    failure: BaseException | None = None
+    try:
+        run_target(argv[0], argv[1], argv[2:])
+    except BaseException as error:
+        failure = error
+        failed(error)
+    if preempted_after() is not None and (failure is None or classify(failure)[0] == EXIT_OK):
+        # a loop of the user's own that left in order, as it was asked to: it is not done
+        failure = Preempted(f"asked to stop after step {preempted_after()}")
+    outcome = outcome_of(failure, rank=rank, local_rank=local_rank, pid=os.getpid())
+    if isinstance(failure, SystemExit) and isinstance(failure.code, str):
+        print(failure.code, file=sys.stderr)
+    elif outcome["traceback"] is not None and failure is not None:
+        traceback.print_exception(failure)
+    sys.stderr.flush()
+    write_outcome(run_dir, outcome)
+    code = outcome["exitCode"]
+    if code not in (EXIT_OK, EXIT_PREEMPTED):
+        # Exit handlers run now, and one that waits for a lost peer may never return. The record is written; the kernel
+        # ends the process.
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(LEAVE_SECONDS)
+    return EXIT_OK if code == EXIT_PREEMPTED else code
+
+
+def run_target(kind: str, name: str, args: Sequence[str]) -> None:
+    """Run a module or a script as `__main__` with `args`. Raises what it raises, UserError if there is none."""
+    if kind == "module":
+        # `python -m` puts the working directory first; torchrun was started that way, so it is there already
+        sys.argv = [name, *args]
+        runpy.run_module(name, run_name="__main__", alter_sys=True)
+        return
+    script = Path(name)
+    if not script.is_file():
+        raise UserError(
+            f"the script {name} does not exist in this image or on its volumes; check spec.entrypoint.script"
+        )
+    sys.argv = [name, *args]
+    sys.path.insert(0, str(script.resolve().parent))
+    runpy.run_path(name, run_name="__main__")
+
+
+def _tell_launcher(run_dir: Path, rank: int, local_rank: int) -> None:
+    pipe = stderr_pipe(run_dir, local_rank)
+    if pipe.is_fifo():
+        reader = os.open(pipe, os.O_WRONLY)
+        os.dup2(reader, 2)
+        os.close(reader)
+    stacks = stack_file(run_dir, local_rank)
+    stacks.parent.mkdir(parents=True, exist_ok=True)
+    faulthandler.register(STACK_SIGNAL, file=stacks.open("w"), all_threads=True, chain=False)
+    # a crash in C, such as a segmentation fault, says where on stderr
+    faulthandler.enable()
+    register(run_dir, rank, local_rank, os.getpid())
+
+
+if __name__ == "__main__":
+    # Not the copy of this module that is __main__: its place in sys.modules is the script's.
+    from ddp_trainer.rank import worker
+
+    end_after_exit_handlers()
+    sys.exit(settle(worker.main(sys.argv[1:])))

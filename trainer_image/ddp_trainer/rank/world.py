@@ -1,0 +1,87 @@
+"""The ranks and how they meet: which one this is, on which device, in which process group.
+
+torchrun describes them in the environment; without it there is one rank. The process group is left in order
+only after success: after a failure some rank may never arrive, and a barrier in a `finally` would wait for it
+instead of letting the error out.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Final
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore
+
+from ddp_trainer.contract.exit_codes import UserError
+
+CPU: Final = torch.device("cpu")
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """This rank among all of them. `local_rank` counts within a node and picks its device."""
+
+    rank: int = 0
+    size: int = 1
+    local_rank: int = 0
+    device: torch.device = CPU
+
+    @property
+    def backend(self) -> str:
+        return "nccl" if self.device.type == "cuda" else "gloo"
+
+    @property
+    def leads(self) -> bool:
+        """Whether this is the one rank that writes logs. By global rank: each node has a local rank 0."""
+        return self.rank == 0
+
+
+def describe_world(environ: Mapping[str, str] | None = None, *, device: str = "auto") -> World:
+    """The world that torchrun's variables describe, with `device` one of auto, cpu and cuda.
+
+    Raises UserError when CUDA is asked for and there is none, or fewer devices than ranks on this node.
+    """
+    env = os.environ if environ is None else environ
+    local_rank = int(env.get("LOCAL_RANK", "0"))
+    devices = 0 if device == "cpu" else torch.cuda.device_count()
+    if device == "cuda" and not devices:
+        raise UserError(
+            "--device cuda, but torch sees no CUDA device here: use the CUDA image on a GPU node, or --device cpu"
+        )
+    if devices and local_rank >= devices:
+        raise UserError(
+            f"local rank {local_rank} has no device of its own: this node has {devices} for "
+            f"{env.get('LOCAL_WORLD_SIZE', '?')} ranks; start at most one rank a GPU"
+        )
+    return World(
+        rank=int(env.get("RANK", "0")),
+        size=int(env.get("WORLD_SIZE", "1")),
+        local_rank=local_rank,
+        device=torch.device("cuda", local_rank) if devices else torch.device("cpu"),
+    )
+
+
+@contextmanager
+def process_group(world: World, *, timeout_seconds: float) -> Iterator[None]:
+    """Join all ranks, and leave together once the block has succeeded."""
+    if world.device.type == "cuda":
+        torch.cuda.set_device(world.device)
+    under_torchrun = "RANK" in os.environ
+    dist.init_process_group(
+        world.backend,
+        timeout=timedelta(seconds=timeout_seconds),
+        store=None if under_torchrun else HashStore(),
+        rank=-1 if under_torchrun else 0,
+        world_size=-1 if under_torchrun else 1,
+        device_id=world.device if world.device.type == "cuda" else None,
+    )
+    yield
+    # Rank 0 hosts the store that the others still talk to: it must not leave first.
+    dist.barrier()
+    dist.destroy_process_group()

@@ -1,0 +1,118 @@
+"""Reading a snapshot's files and accepting none of them before its size and SHA-256 are those of the manifest."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from queue import SimpleQueue
+
+from ddp_trainer.snapshots.trust.errors import CorruptSnapshotError
+from ddp_trainer.snapshots.trust.manifest import FileEntry, Manifest
+
+_BLOCK = 4 << 20
+
+
+def verify_files(directory: Path, manifest: Manifest) -> None:
+    """Read every file of a snapshot. Raises CorruptSnapshotError naming the first file that is not as it should be.
+
+    Any other OSError (EIO, ESTALE) goes through: the disk, not the snapshot, may be what is ill.
+    """
+    block = memoryview(bytearray(_BLOCK))
+    for name, entry in manifest.files.items():
+        with _opened(directory, name, entry) as descriptor:
+            digest = hashlib.sha256()
+            while count := os.readv(descriptor, [block]):
+                digest.update(block[:count])
+        _compare(name, entry, digest.hexdigest())
+
+
+def read_verified(directory: Path, name: str, entry: FileEntry) -> bytearray:
+    """The bytes of one file. Raises as `verify_files` does."""
+    data = bytearray(entry.bytes)
+    read_verified_into(directory, name, entry, [memoryview(data)] if data else [])
+    return data
+
+
+def read_verified_into(directory: Path, name: str, entry: FileEntry, pieces: Iterable[memoryview]) -> None:
+    """Read one file once into `pieces`, which together have its size; what lies there is what was summed.
+
+    Each piece is asked for when the one before is filled. Another thread sums what is there already: both the system
+    call and the sum release the interpreter's lock. Raises as `verify_files` does.
+    """
+    filled: SimpleQueue[list[memoryview] | None] = SimpleQueue()
+    digest = hashlib.sha256()
+
+    def add_up() -> None:
+        while (blocks := filled.get()) is not None:
+            for block in blocks:
+                digest.update(block)
+
+    adding = threading.Thread(target=add_up, name=f"sum-{name}")
+    adding.start()
+    try:
+        with _opened(directory, name, entry) as descriptor:
+            _fill(descriptor, name, entry, pieces, filled)
+    finally:
+        filled.put(None)
+        adding.join()
+    _compare(name, entry, digest.hexdigest())
+
+
+def _fill(
+    descriptor: int,
+    name: str,
+    entry: FileEntry,
+    pieces: Iterable[memoryview],
+    filled: SimpleQueue[list[memoryview] | None],
+) -> None:
+    blocks: list[memoryview] = []
+    held = position = 0
+    for piece in pieces:
+        while piece:
+            count = os.readv(descriptor, [piece[:_BLOCK]])
+            if not count:
+                raise CorruptSnapshotError(f"{name} ended after {position} of {entry.bytes} bytes")
+            blocks.append(piece[:count])
+            piece = piece[count:]
+            position += count
+            held += count
+            # Small tensors are handed over together: waking the other thread costs more than summing one.
+            if held >= _BLOCK:
+                filled.put(blocks)
+                blocks, held = [], 0
+    filled.put(blocks)
+
+
+@contextmanager
+def _opened(directory: Path, name: str, entry: FileEntry) -> Iterator[int]:
+    path = directory / name
+    if not path.parent.resolve().is_relative_to(directory.resolve()):
+        raise CorruptSnapshotError(f"{name} leads out of the snapshot")
+    try:
+        # O_NONBLOCK: a named pipe in the file's place must not hang the reader.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError as error:
+        if isinstance(error, FileNotFoundError | NotADirectoryError):
+            raise CorruptSnapshotError(f"{name} is missing") from error
+        if path.is_symlink():
+            raise CorruptSnapshotError(f"{name} is a symbolic link") from error
+        raise
+    try:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode):
+            raise CorruptSnapshotError(f"{name} is not a regular file")
+        if found.st_size != entry.bytes:
+            raise CorruptSnapshotError(f"{name} has {found.st_size} bytes, its manifest says {entry.bytes}")
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _compare(name: str, entry: FileEntry, digest: str) -> None:
+    if digest != entry.sha256:
+        raise CorruptSnapshotError(f"{name} has SHA-256 {digest[:12]}…, its manifest says {entry.sha256[:12]}…")

@@ -1,0 +1,125 @@
+"""From a configuration to a training loop: everything a run is made of, in the order in which it depends on
+each other.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from typing import Any
+
+from torch.utils.data import Dataset
+
+from ddp_trainer.contract.exit_codes import UserError
+from ddp_trainer.contract.heartbeat import Heartbeat
+from ddp_trainer.contract.identity import identity, log_directory
+from ddp_trainer.logs.runlog import RunLog, SnapshotReporter
+from ddp_trainer.logs.writers import check_wandb
+from ddp_trainer.rank.world import World
+from ddp_trainer.snapshots.session import Snapshots
+from ddp_trainer.tasks import load_task
+from ddp_trainer.train.config import TrainConfig
+from ddp_trainer.train.data import BatchPlan, Cursor, Loader
+from ddp_trainer.train.loop import TrainingLoop
+from ddp_trainer.train.memory import MicroBatchNote, from_first_rank, starting_micro_batch
+from ddp_trainer.train.optim import WithOptimizerSettings, build_optimizer, build_scheduler
+from ddp_trainer.train.precision import Precision
+from ddp_trainer.train.profiling import Profiler
+from ddp_trainer.train.randomness import make_deterministic, seed_everything
+from ddp_trainer.train.strategies import strategy_class
+
+
+def build(config: TrainConfig, world: World, heartbeat: Heartbeat) -> TrainingLoop:
+    """The loop of one run. Raises UserError for a task, strategy or setting that cannot work."""
+    if config.deterministic:
+        make_deterministic()
+    environment = identity(os.environ, name=config.task)
+    logs = log_directory(environment)
+    note = MicroBatchNote(logs / "micro_batch.json", environment["DDPJOB_UID"])
+    limit = from_first_rank(world, note.read())
+    config = dataclasses.replace(config, micro_batch=starting_micro_batch(config, world, limit))
+    task = load_task(config.task, config.task_options)
+    dataset = task.train_dataset()
+    plan = BatchPlan(
+        samples=_length(dataset, config),
+        global_batch=config.global_batch,
+        seed=config.seed,
+        keep_last=config.last_batch == "keep",
+    )
+    total_steps = min(config.max_steps or plan.steps_per_epoch * config.epochs, plan.steps_per_epoch * config.epochs)
+
+    # The same initial weights on every rank, then another stream of dropout on each.
+    seed_everything(config.seed)
+    model = task.model()
+    seed_everything(config.seed, world.rank + 1)
+
+    precision = Precision(config.precision, world.device)
+    strategy = strategy_class(config.strategy)(config, world, task, precision)
+    strategy.wrap(model)
+    optimizer = build_optimizer(config, strategy.parameters(), world.device)
+    scheduler = build_scheduler(config, optimizer, total_steps)
+    cursor = Cursor(plan)
+    log = RunLog(logs, world, attempt=int(environment["DDPJOB_ATTEMPT"]), wandb=_wandb(config))
+    states, sharded = strategy.stateful(optimizer)
+    snapshots = Snapshots.from_env(
+        {
+            **states,
+            "scheduler": scheduler,
+            "precision": precision,
+            "data": WithOptimizerSettings(cursor, config),
+            "losses": log.losses,
+        },
+        sharded=sharded,
+        changes_with_optimizer=("precision", "data", "losses"),
+        strategy=config.strategy,
+        global_batch=config.global_batch,
+        on_event=SnapshotReporter(heartbeat, log),
+        environ=environment,
+    )
+    return TrainingLoop(
+        config=config,
+        world=world,
+        strategy=strategy,
+        optimizer=optimizer,
+        scheduler=scheduler,
+        precision=precision,
+        cursor=cursor,
+        loader=Loader(
+            dataset,
+            plan,
+            strategy.data_world,
+            micro_batch=config.micro_batch,
+            collate=task.collate,
+            workers=config.workers,
+            prefetch=config.prefetch,
+        ),
+        eval_dataset=task.eval_dataset(),
+        total_steps=total_steps,
+        snapshots=snapshots,
+        heartbeat=heartbeat,
+        log=log,
+        micro_batch_note=note,
+        micro_batch_limit=limit,
+        profiler=Profiler(config.profile_window, logs / "profile", world),
+    )
+
+
+def _wandb(config: TrainConfig) -> dict[str, Any] | None:
+    """What a W&B run is to note, if there is to be one."""
+    if config.wandb == "off":
+        return None
+    check_wandb()
+    return dataclasses.asdict(config)
+
+
+def _length(dataset: Dataset[Any], config: TrainConfig) -> int:
+    try:
+        samples = len(dataset)  # type: ignore[arg-type]
+    except TypeError as error:
+        raise UserError(
+            f"task {config.task!r}: its train_dataset has no len(), so a position in it means nothing; give "
+            "it __len__ and __getitem__"
+        ) from error
+    if not samples:
+        raise UserError(f"task {config.task!r}: its train_dataset is empty")
+    return samples

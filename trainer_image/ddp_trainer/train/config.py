@@ -1,0 +1,324 @@
+"""The settings of a run, in one frozen dataclass: each field is a flag, and a key of the YAML file of `--config`
+(`command_line`).
+
+Settings that cannot work raise UserError before training starts (`invalid_settings`, `check_world`): a TrainConfig that
+exists has no contradictions.
+Nothing here imports torch, so a bad flag fails in milliseconds.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+import shutil
+import typing
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from ddp_trainer.contract.exit_codes import UserError
+
+
+def option(default: Any, group: str, text: str) -> Any:
+    """A field of TrainConfig: its default, the heading it stands under in `--help`, and what it says there."""
+    kwargs = {"default_factory": dict} if default == {} else {"default": default}
+    return dataclasses.field(metadata={"group": group, "help": text}, **kwargs)
+
+
+def flag(field: str) -> str:
+    """`global_batch` as it is written on a command line."""
+    return "--" + field.replace("_", "-")
+
+
+@dataclass(frozen=True)
+class Interval:
+    """So many steps, so many epochs, or (0) never."""
+
+    count: int
+    unit: Literal["steps", "epochs"]
+
+    @classmethod
+    def parse(cls, field: str, text: str) -> Interval:
+        """`10steps`, `2epochs` or `never`; UserError otherwise."""
+        if text == "never":
+            return cls(0, "steps")
+        match = re.fullmatch(r"([1-9]\d*)(steps|epochs)", text)
+        if match is None:
+            raise UserError(f"{flag(field)} {text!r} is no interval: write such as 100steps, 1epochs, or never")
+        return cls(int(match[1]), typing.cast(Literal["steps", "epochs"], match[2]))
+
+    def due(self, *, step: int, finished_epochs: int, epoch_end: bool) -> bool:
+        """Whether it is time after `step` steps; `epoch_end` when the last of them ended an epoch."""
+        if self.count == 0:
+            return False
+        if self.unit == "steps":
+            return step % self.count == 0
+        return epoch_end and finished_epochs % self.count == 0
+
+
+@dataclass(frozen=True)
+class StepWindow:
+    """Steps `first` to `last`, both included, counted from 1 in the whole run."""
+
+    first: int
+    last: int
+
+    @classmethod
+    def parse(cls, field: str, text: str) -> StepWindow:
+        """`10:15`; UserError otherwise."""
+        match = re.fullmatch(r"([1-9]\d*):([1-9]\d*)", text)
+        if match is None or int(match[1]) > int(match[2]):
+            raise UserError(
+                f"{flag(field)} {text!r} is no window of steps: write the first and the last, such as 10:15"
+            )
+        return cls(int(match[1]), int(match[2]))
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """The settings of one run. See the metadata of each field, which is also what `--help` prints."""
+
+    task: str = option("digits", "what to train", "a task that ships here, an entry point, or package.module:build")
+    task_options: Mapping[str, Any] = option(
+        {}, "what to train", "KEY=VALUE for the task, such as dropout=0.1; may be repeated"
+    )
+    strategy: str = option("ddp", "what to train", "how the ranks share a step; `single` is the plain loop on one rank")
+    epochs: int = option(10, "how long", "passes over the training data")
+    max_steps: int | None = option(None, "how long", "stop after this many optimizer steps, even inside an epoch")
+
+    global_batch: int = option(
+        64, "batches", "samples of one optimizer step, all ranks together, whatever their number"
+    )
+    micro_batch: int | None = option(
+        None, "batches", "samples a rank takes at once at most; the rest of its share is accumulated"
+    )
+    last_batch: Literal["keep", "drop"] = option(
+        "keep", "batches", "a last batch of an epoch that is not full: train on it as it is, or leave it out"
+    )
+
+    optimizer: Literal["sgd", "adam", "adamw"] = option("adamw", "optimizer", "update rule, fused on CUDA")
+    lr: float = option(1e-3, "optimizer", "learning rate, after warm-up and before decay")
+    momentum: float = option(0.0, "optimizer", "momentum of sgd")
+    weight_decay: float = option(
+        0.0, "optimizer", "weight decay (decoupled in adamw, added to the gradient in the others)"
+    )
+    clip_norm: float | None = option(None, "optimizer", "maximum gradient norm")
+    scheduler: Literal["none", "cosine", "linear", "step"] = option(
+        "none", "optimizer", "how the learning rate falls: to 0 as a cosine or a line, or in steps of --decay-every"
+    )
+    warmup_steps: int = option(0, "optimizer", "steps over which the learning rate first rises in a line")
+    decay_every: int | None = option(None, "optimizer", "scheduler=step: steps from one decay to the next")
+    decay_factor: float = option(0.1, "optimizer", "scheduler=step: what the learning rate is multiplied with")
+
+    precision: Literal["fp32", "bf16", "fp16"] = option(
+        "fp32", "arithmetic", "of the forward pass: bf16 and fp16 under autocast, fp16 with a gradient scaler"
+    )
+    seed: int = option(0, "arithmetic", "of the initial weights, the order of the data, and dropout")
+    deterministic: bool = option(
+        True,
+        "arithmetic",
+        "take deterministic kernels where there are any, so that a run can be repeated bit for bit; on CUDA, attention "
+        "then takes memory for every pair of positions",
+    )
+    compile: bool = option(
+        False, "arithmetic", "compile the model with torch.compile; the first step then takes longer"
+    )
+
+    static_graph: bool = option(False, "ddp", "promise that every step uses the same parameters in the same order")
+    find_unused_parameters: bool = option(
+        False, "ddp", "look for parameters that a step does not use; costs a walk a step"
+    )
+    sync_batchnorm: bool = option(False, "ddp", "share batch statistics between the ranks (CUDA only)")
+
+    pipeline_schedule: Literal["1f1b", "gpipe"] = option(
+        "1f1b",
+        "pipeline",
+        "1f1b alternates forward and backward passes and needs less memory; gpipe runs all of one first",
+    )
+
+    workers: int = option(0, "data", "processes a rank that load samples; 0 loads in the rank itself")
+    prefetch: int = option(2, "data", "micro-batches that each worker loads ahead")
+
+    validate_every: str = option("1epochs", "validation", "how often: such as 1epochs, 500steps, or never")
+    eval_batch: int | None = option(
+        None, "validation", "samples a rank validates at once; the micro-batch unless given"
+    )
+
+    log_every: int = option(10, "output", "steps from one TensorBoard point and one line of output to the next")
+
+    wandb: Literal["off", "offline"] = option(
+        "off", "output", "offline: also log to Weights & Biases, in logs/<job>/wandb, without any network"
+    )
+
+    profile: str | None = option(
+        None, "output", "FIRST:LAST, such as 10:15: record these steps on every rank, in logs/<job>/profile"
+    )
+
+    device: Literal["auto", "cpu", "cuda"] = option(
+        "auto", "ranks", "where to train; auto takes CUDA where there is some"
+    )
+    timeout_seconds: float = option(300.0, "ranks", "how long a collective waits for the other ranks before it fails")
+
+    def __post_init__(self) -> None:
+        for problem in invalid_settings(self):
+            raise UserError(problem)
+
+    @property
+    def profile_window(self) -> StepWindow | None:
+        """`profile`, parsed."""
+        return None if self.profile is None else StepWindow.parse("profile", self.profile)
+
+    @property
+    def validation_interval(self) -> Interval:
+        """`validate_every`, parsed."""
+        return Interval.parse("validate_every", self.validate_every)
+
+
+def invalid_settings(config: TrainConfig) -> Iterator[str]:
+    """What is wrong with the settings in themselves, worst first."""
+    default = type(config)
+    yield from _out_of_range(config)
+    Interval.parse("validate_every", config.validate_every)
+    if config.profile is not None:
+        StepWindow.parse("profile", config.profile)
+    if config.micro_batch is not None and config.micro_batch > config.global_batch:
+        yield (
+            f"--micro-batch {config.micro_batch} is more than --global-batch {config.global_batch}, of which "
+            "it is a part: lower it, or raise --global-batch"
+        )
+    if config.momentum and config.optimizer != "sgd":
+        yield (
+            f"--momentum {config.momentum} has no meaning for --optimizer {config.optimizer}: leave it out, "
+            "or choose sgd"
+        )
+    if (config.decay_every is not None) != (config.scheduler == "step"):
+        yield (
+            "--scheduler step needs --decay-every, the steps from one decay to the next"
+            if config.decay_every is None
+            else f"--decay-every {config.decay_every} belongs to --scheduler step, not {config.scheduler}: choose one"
+        )
+    if config.max_steps is not None and config.warmup_steps >= config.max_steps:
+        yield (
+            f"--warmup-steps {config.warmup_steps} leaves nothing of --max-steps {config.max_steps}: the "
+            "learning rate would never be reached; lower it"
+        )
+    if config.strategy != "ddp":
+        for field in ("static_graph", "find_unused_parameters", "sync_batchnorm"):
+            if getattr(config, field):
+                yield f"{flag(field)} belongs to --strategy ddp, not {config.strategy}: leave it out"
+    if config.strategy == "fsdp" and config.precision == "fp16":
+        yield (
+            "--precision fp16 needs a gradient scaler that sees whole gradients, which --strategy fsdp never "
+            "has: choose bf16"
+        )
+    if config.strategy == "data_parallel" and config.compile:
+        yield "--compile compiles one model, which --strategy data_parallel copies in every step: choose --strategy ddp"
+    if config.strategy == "pipeline":
+        if config.precision == "fp16":
+            yield (
+                "--precision fp16 needs a gradient scaler that sees all gradients, which no stage of "
+                "--strategy pipeline does: choose bf16"
+            )
+        if config.compile:
+            yield "--compile compiles a whole model, which no stage of --strategy pipeline has: leave it out"
+    elif config.pipeline_schedule != default.pipeline_schedule:
+        yield f"--pipeline-schedule belongs to --strategy pipeline, not {config.strategy}: leave it out"
+    if config.static_graph and config.find_unused_parameters:
+        yield (
+            "--static-graph and --find-unused-parameters contradict each other: a static graph finds them "
+            "once by itself; leave --find-unused-parameters out"
+        )
+    if config.prefetch != default.prefetch and not config.workers:
+        yield f"--prefetch {config.prefetch} needs --workers: without workers nothing is loaded ahead"
+
+
+_LEAST: dict[str, tuple[float, bool]] = {
+    "epochs": (1, True),
+    "max_steps": (1, True),
+    "global_batch": (1, True),
+    "micro_batch": (1, True),
+    "lr": (0, False),
+    "momentum": (0, True),
+    "weight_decay": (0, True),
+    "clip_norm": (0, False),
+    "warmup_steps": (0, True),
+    "decay_every": (1, True),
+    "decay_factor": (0, False),
+    "seed": (0, True),
+    "workers": (0, True),
+    "prefetch": (1, True),
+    "eval_batch": (1, True),
+    "log_every": (1, True),
+    "timeout_seconds": (0, False),
+}
+"""The least value of each number, and whether it is allowed itself."""
+
+
+def _out_of_range(config: TrainConfig) -> Iterator[str]:
+    for field, (least, allowed) in _LEAST.items():
+        value = getattr(config, field)
+        if value is not None and not (value >= least if allowed else value > least):
+            bound = "at least" if allowed else "more than"
+            yield f"{flag(field)} {value} is out of range: it must be {bound} {least}"
+
+
+def check_world(
+    config: TrainConfig,
+    *,
+    world_size: int,
+    device: str,
+    devices: int = 0,
+    find: Callable[[str], str | None] = shutil.which,
+) -> None:
+    """Refuse what cannot work with this many ranks on this kind of device, of which this node has `devices`, with
+    the programs that `find` finds here.
+
+    Raises UserError.
+    """
+    if config.strategy in ("single", "data_parallel") and world_size > 1:
+        raise UserError(
+            f"--strategy {config.strategy} trains on one rank, but {world_size} were started: choose "
+            "--strategy ddp, or start one process"
+        )
+    if config.strategy == "data_parallel" and (device != "cuda" or devices < 2):
+        have = f"{devices} GPU" if device == "cuda" else "the CPU"
+        raise UserError(
+            "--strategy data_parallel splits each batch among the GPUs of one process; on "
+            f"{have} torch.nn.DataParallel does nothing: choose --strategy ddp, or single on one rank"
+        )
+    if config.strategy == "pipeline":
+        micro_batch = config.micro_batch or max(1, config.global_batch // (4 * world_size))
+        if -(-config.global_batch // micro_batch) < world_size:
+            raise UserError(
+                f"--micro-batch {micro_batch} cuts --global-batch {config.global_batch} into fewer "
+                f"micro-batches than the {world_size} stages of the pipeline, so some would never work: "
+                "lower it"
+            )
+    elif config.global_batch % world_size:
+        low = config.global_batch // world_size * world_size
+        near = " or ".join(str(size) for size in (low, low + world_size) if size)
+        raise UserError(
+            f"--global-batch {config.global_batch} cannot be divided among {world_size} ranks, and it stays "
+            f"the same whatever the number of ranks: choose {near}, or a number of ranks that divides "
+            f"{config.global_batch}"
+        )
+    if config.sync_batchnorm and device != "cuda":
+        raise UserError(
+            f"--sync-batchnorm needs CUDA: torch.nn.SyncBatchNorm has no kernel for {device}; leave it out, "
+            "or use GroupNorm or LayerNorm in the model"
+        )
+    if config.compile and not any(find(name) for name in _compilers(device)):
+        raise UserError(
+            f"--compile needs a compiler, and there is no {' or '.join(_compilers(device))} here: install g++ (in the "
+            "image, on a cluster), or leave --compile out"
+        )
+
+
+def _compilers(device: str) -> tuple[str, ...]:
+    """Those that torch.compile calls, one of which is enough: Triton for its launchers in C, inductor for the kernels
+    of a CPU in C++.
+    """
+    if device == "cuda":
+        return (os.environ["CC"],) if "CC" in os.environ else ("gcc", "clang")
+    return (os.environ.get("CXX", "g++"),)

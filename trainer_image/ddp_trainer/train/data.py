@@ -1,0 +1,293 @@
+"""Which samples each step trains on: a seeded order an epoch, cut into global batches, shared out to the
+ranks.
+
+The position in it is counted in samples of the whole run, never of a rank, so it means the same for any
+number of ranks: what was trained on stays trained on when the world grows, shrinks or dies in the middle of
+an epoch, and every sample comes once an epoch. Nothing is padded with repeats.
+
+    order (epoch)   one permutation of all samples, from the seed and the epoch
+    global batch    the next `global_batch` of them; the last of an epoch may be smaller, or is dropped
+    share           the contiguous part of it of one rank; shares differ by at most one sample
+    micro-batch     what a rank takes through the model at once; equally many on each, weighted with their count
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset, TensorDataset, default_collate
+
+from ddp_trainer.contract.exit_codes import UserError
+from ddp_trainer.rank.world import World
+from ddp_trainer.train.randomness import mixed_seed
+
+
+@dataclass(frozen=True, slots=True)
+class BatchPlan:
+    """How one epoch of `samples` is cut into global batches."""
+
+    samples: int
+    global_batch: int
+    seed: int = 0
+    keep_last: bool = True
+
+    def __post_init__(self) -> None:
+        if self.steps_per_epoch == 0:
+            raise UserError(
+                f"--global-batch {self.global_batch} is more than the {self.samples} samples there are, and "
+                "--last-batch drop leaves out what does not fill a batch: nothing would be trained on; lower "
+                "--global-batch or choose --last-batch keep"
+            )
+
+    @property
+    def steps_per_epoch(self) -> int:
+        if self.keep_last:
+            return -(-self.samples // self.global_batch)
+        return self.samples // self.global_batch
+
+    @property
+    def samples_per_epoch(self) -> int:
+        """How many samples an epoch trains on: all, unless its last batch is dropped."""
+        return min(self.samples, self.steps_per_epoch * self.global_batch)
+
+    def order(self, epoch: int) -> Tensor:
+        """The samples of an epoch in the order they are trained on, [samples_per_epoch] of int64."""
+        generator = torch.Generator().manual_seed(mixed_seed(self.seed, epoch))
+        return torch.randperm(self.samples, generator=generator)[: self.samples_per_epoch]
+
+    def batches(self, epoch: int, offset: int = 0) -> Iterator[Tensor]:
+        """The global batches of an epoch that come after its first `offset` samples."""
+        order = self.order(epoch)
+        for start in range(offset, len(order), self.global_batch):
+            yield order[start : start + self.global_batch]
+
+
+@dataclass(slots=True)
+class Cursor:
+    """Where a run stands in its data: `samples` trained on in all, of which `offset` in this epoch. A
+    Stateful of the snapshot.
+    """
+
+    plan: BatchPlan
+    epoch: int = 0
+    offset: int = 0
+
+    @property
+    def samples(self) -> int:
+        return self.epoch * self.plan.samples_per_epoch + self.offset
+
+    @property
+    def steps(self) -> int:
+        """Optimizer steps that led here."""
+        return self.epoch * self.plan.steps_per_epoch + -(-self.offset // self.plan.global_batch)
+
+    def advance(self, count: int) -> bool:
+        """Count one global batch; True when it ended an epoch."""
+        self.offset += count
+        if self.offset < self.plan.samples_per_epoch:
+            return False
+        self.epoch, self.offset = self.epoch + 1, 0
+        return True
+
+    def state_dict(self) -> dict[str, Any]:
+        plan = self.plan
+        return {
+            "epoch": self.epoch,
+            "offset": self.offset,
+            "samples": plan.samples,
+            "global_batch": plan.global_batch,
+            "seed": plan.seed,
+            "keep_last": plan.keep_last,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go to where the snapshot stood. Raises UserError when this run orders its data in another way."""
+        own = self.state_dict()
+        flags = {"samples": "--task", "global_batch": "--global-batch", "seed": "--seed", "keep_last": "--last-batch"}
+        for key, name in flags.items():
+            if state[key] != own[key]:
+                what = {"samples": "trained on a data set of", "keep_last": "kept the last batch:"}.get(
+                    key, f"had {name}"
+                )
+                raise UserError(
+                    f"the snapshot's run {what} {state[key]}, this one has {own[key]} ({name}), so its "
+                    "position in the data means nothing here: go on with the settings it had, or train under "
+                    "another job name to start anew"
+                )
+        self.epoch, self.offset = state["epoch"], state["offset"]
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatch:
+    """What one rank takes through the model at once. `count` of its samples count; 0 for a rank that has no
+    share left.
+    """
+
+    batch: Any
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepBatch:
+    """One rank's part of one optimizer step, of `total` samples on all ranks together."""
+
+    micro_batches: tuple[MicroBatch, ...]
+    total: int
+
+
+def share(batch: Tensor, rank: int, world_size: int) -> Tensor:
+    """The rank's contiguous part of a global batch. The parts cover it once; their sizes differ by at most
+    one.
+    """
+    return torch.tensor_split(batch, world_size)[rank]
+
+
+def micro_batches(batch: Tensor, rank: int, world_size: int, micro_batch: int | None) -> list[tuple[Tensor, int]]:
+    """The rank's share, cut into as many micro-batches as every other rank has, each with its count.
+
+    The number follows from the largest share, because sharded strategies meet in every forward pass. A rank
+    whose share is too small for that repeats the batch's first sample with a count of 0: it takes part, and
+    adds nothing.
+    """
+    largest = -(-len(batch) // world_size)
+    number = -(-largest // micro_batch) if micro_batch else 1
+    cuts = torch.tensor_split(share(batch, rank, world_size), number)
+    return [(cut, len(cut)) if len(cut) else (batch[:1], 0) for cut in cuts]
+
+
+def recut(batch: StepBatch, world_size: int, micro_batch: int) -> StepBatch:
+    """The same step in smaller micro-batches, exactly as `micro_batches` would have cut them."""
+    largest = -(-batch.total // world_size)
+    number = -(-largest // micro_batch)
+    if number <= len(batch.micro_batches):
+        return batch
+    taken = [part for part in batch.micro_batches if part.count]
+    if not taken:
+        return StepBatch(batch.micro_batches[:1] * number, batch.total)
+    whole = join([part.batch for part in taken])
+    cuts = torch.tensor_split(torch.arange(sum(part.count for part in taken)), number)
+    parts = [
+        MicroBatch(select(whole, slice(int(cut[0]), int(cut[-1]) + 1)), len(cut))
+        if len(cut)
+        else MicroBatch(select(whole, slice(0, 1)), 0)
+        for cut in cuts
+    ]
+    return StepBatch(tuple(parts), batch.total)
+
+
+def select(batch: Any, samples: slice) -> Any:
+    """Those samples of a batch."""
+    return by_part(lambda part: part[samples], batch)
+
+
+def join(batches: list[Any]) -> Any:
+    """One batch of several of the same form."""
+
+    def joined(*parts: Any) -> Any:
+        return torch.cat(parts) if isinstance(parts[0], Tensor) else [sample for part in parts for sample in part]
+
+    return by_part(joined, *batches)
+
+
+def by_part(make: Callable[..., Any], *batches: Any) -> Any:
+    """A batch of the same form as `batches`, each part of it made of that part of each of them."""
+    first = batches[0]
+    if isinstance(first, tuple | list):
+        parts = [by_part(make, *same) for same in zip(*batches, strict=True)]
+        # a named tuple is built from its fields, which default_collate keeps
+        return type(first)(*parts) if hasattr(first, "_fields") else type(first)(parts)
+    if isinstance(first, dict):
+        return {key: by_part(make, *(batch[key] for batch in batches)) for key in first}
+    return make(*batches)
+
+
+class Loader:
+    """Brings the samples of each step to the device, with or without processes that load ahead."""
+
+    def __init__(
+        self,
+        dataset: Dataset[Any],
+        plan: BatchPlan,
+        world: World,
+        *,
+        micro_batch: int | None = None,
+        collate: Any = None,
+        workers: int = 0,
+        prefetch: int = 2,
+    ) -> None:
+        self._dataset = dataset
+        self._plan = plan
+        self._world = world
+        self._micro_batch = micro_batch
+        self._collate = collate or default_collate
+        self._processes = None
+        if workers:
+            from ddp_trainer.train.data_workers import WorkerPool
+
+            self._processes = WorkerPool(
+                dataset, seed=plan.seed, collate=self._collate, workers=workers, prefetch=prefetch, world=world
+            )
+
+    def epoch(self, epoch: int, offset: int = 0) -> Iterator[StepBatch]:
+        """This rank's part of each step of an epoch, from its sample `offset` on."""
+        steps = self._steps(epoch, offset)
+        if self._processes is not None:
+            yield from self._loaded_ahead(steps, epoch)
+            return
+        for cuts, total in steps:
+            parts = (MicroBatch(self._to_device(self.fetch(indices)), count) for indices, count in cuts)
+            yield StepBatch(tuple(parts), total)
+
+    def fetch(self, indices: Tensor) -> Any:
+        """The batch of these samples, on the host."""
+        return fetch(self._dataset, indices, self._collate)
+
+    def _steps(self, epoch: int, offset: int) -> Iterator[tuple[list[tuple[Tensor, int]], int]]:
+        rank, size = self._world.rank, self._world.size
+        for batch in self._plan.batches(epoch, offset):
+            yield micro_batches(batch, rank, size, self._micro_batch), len(batch)
+
+    def _loaded_ahead(self, steps: Iterator[Any], epoch: int) -> Iterator[StepBatch]:
+        assert self._processes is not None
+        planned = list(steps)
+        loaded = self._processes.load([(epoch, indices) for cuts, _ in planned for indices, _ in cuts])
+        for cuts, total in planned:
+            parts = (MicroBatch(self._to_device(next(loaded)), count) for _, count in cuts)
+            yield StepBatch(tuple(parts), total)
+
+    def _to_device(self, batch: Any) -> Any:
+        return to_device(batch, self._world.device)
+
+
+def fetch(dataset: Dataset[Any], indices: Tensor, collate: Any = default_collate) -> Any:
+    """The batch of these samples. Data sets that are tensors are indexed at once, not sample by sample."""
+    if isinstance(dataset, TensorDataset):
+        return tuple(tensor[indices] for tensor in dataset.tensors)
+    many = getattr(dataset, "__getitems__", None)
+    samples = many(indices.tolist()) if many else [dataset[index] for index in indices.tolist()]
+    return collate(samples)
+
+
+def to_device(batch: Any, device: torch.device) -> Any:
+    """The batch with its tensors on `device`; pinned ones are copied while the device computes."""
+
+    def moved(part: Any) -> Any:
+        return part.to(device, non_blocking=part.is_pinned()) if isinstance(part, Tensor) else part
+
+    return batch if device.type == "cpu" else by_part(moved, batch)
+
+
+def every_nth(samples: int, rank: int, world_size: int, batch: int) -> Iterator[Tensor]:
+    """Batches that split 0..samples-1 among the ranks with no repeat: for validation, where a repeat would
+    count twice.
+
+    Every rank gets equally many batches, so that sharded models meet in each; some may be empty.
+    """
+    mine = torch.arange(samples)[rank::world_size]
+    largest = -(-samples // world_size)
+    number = -(-largest // batch)
+    yield from torch.tensor_split(mine, number)

@@ -1,0 +1,137 @@
+"""Running out of memory on one rank: all ranks take smaller micro-batches together, and the global batch
+stays.
+
+A rank that catches the error and goes on alone leaves the others in a collective for ever. So the size is
+found before the first step, by probes that need no other rank and whose results are reduced; only from then on do
+gradients travel while the backward pass still runs. A rank whose memory fails where others wait for it, in a
+strategy that cannot probe or later, can only end the attempt: it leaves a note on the volume, and the next
+attempt starts with half.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from ddp_trainer.contract.json_files import read_json, write_json
+from ddp_trainer.contract.outcomes import classify
+from ddp_trainer.rank.step_reduce import on_any_rank
+from ddp_trainer.rank.world import World
+from ddp_trainer.train.config import TrainConfig
+from ddp_trainer.train.data import StepBatch, recut
+
+
+class MicroBatches:
+    """How many samples a rank takes at once, the same on all ranks; `limit` is the most that it may try, None for any.
+
+    `ranks` is how many share a batch; `on_lowered` is called with each new limit.
+    """
+
+    def __init__(
+        self, world: World, ranks: int, note: MicroBatchNote, *, limit: int | None, on_lowered: Callable[[int], None]
+    ) -> None:
+        self.limit = limit
+        self._world = world
+        self._ranks = ranks
+        self._note = note
+        self._on_lowered = on_lowered
+
+    def size(self, batch: StepBatch) -> int:
+        """Samples of the largest micro-batch on any rank."""
+        return -(-batch.total // (self._ranks * len(batch.micro_batches)))
+
+    def cut(self, batch: StepBatch) -> StepBatch:
+        """The batch in micro-batches that are within the limit."""
+        return batch if self.limit is None else recut(batch, self._ranks, self.limit)
+
+    def fit(self, batch: StepBatch, probe_memory: Callable[[StepBatch], bool], *, step: int) -> StepBatch:
+        """Find a micro-batch that every rank has the memory for, as `probe_memory` tells of this one.
+
+        Raises OutOfMemoryError when one sample is too many.
+        """
+        while True:
+            fits = probe_memory(batch)
+            (lacking,) = on_any_rank(self._world, not fits)
+            if not lacking:
+                return batch
+            size = self.size(batch)
+            if size == 1:
+                cause = "this rank" if not fits else "another rank"
+                raise out_of_memory(self._world.rank, f"step {step}", size, f"it was {cause} that had too little")
+            self.limit = size // 2
+            self._on_lowered(self.limit)
+            batch = self.cut(batch)
+
+    @contextlib.contextmanager
+    def noted(self, where: str, size: int) -> Iterator[None]:
+        """Around what takes `size` samples at once and cannot be tried again: leaves the note if memory fails.
+
+        `where` is how a person would call it. Raises OutOfMemoryError with advice.
+        """
+        try:
+            yield
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            self._note.lower(size // 2)
+            raise out_of_memory(self._world.rank, where, size, error) from error
+
+
+def starting_micro_batch(config: TrainConfig, world: World, limit: int | None) -> int | None:
+    """Samples of a micro-batch at most, before any is tried: as asked, but within what an earlier attempt left memory
+    for. A pipeline, whose schedule is made for one number of them, gets four a stage, which keep it full for most of
+    the time.
+    """
+    asked = config.micro_batch
+    if asked is None and config.strategy == "pipeline":
+        asked = max(1, config.global_batch // (4 * world.size))
+    return asked if limit is None else min(asked or limit, limit)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether a device, or the host's allocator, had no memory left: what the launcher calls so, causes included."""
+    return classify(error)[1] == "OutOfMemory"
+
+
+def out_of_memory(rank: int, where: str, size: int, cause: object) -> torch.OutOfMemoryError:
+    """The error that says what to do about it; `size` is the samples of a micro-batch there."""
+    if size > 1:
+        then = f"the next attempt starts with micro-batches of {size // 2}"
+    else:
+        then = "there is no smaller one: use --precision bf16, a smaller model, or --strategy fsdp on more ranks"
+    return torch.OutOfMemoryError(
+        f"rank {rank} ran out of memory in {where} with micro-batches of {size} samples; {then} ({cause})"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatchNote:
+    """The largest micro-batch that an attempt of this job may still try, kept beside its logs."""
+
+    path: Path
+    uid: str
+
+    def lower(self, size: int) -> None:
+        """Leave it for the next attempt. A volume that refuses costs that attempt another failure, no more."""
+        with contextlib.suppress(OSError):
+            write_json(self.path, {"version": 1, "uid": self.uid, "microBatch": max(1, size)})
+
+    def read(self) -> int | None:
+        """What an earlier attempt of this very job left; None where there is nothing."""
+        note = read_json(self.path)
+        if note is None or note.get("uid") != self.uid or not isinstance(note.get("microBatch"), int):
+            return None
+        return int(note["microBatch"])
+
+
+def from_first_rank(world: World, size: int | None) -> int | None:
+    """Rank 0's value on every rank: a volume that ranks see differently must not make them cut differently."""
+    value = torch.tensor([size or 0], device=world.device)
+    if world.size > 1:
+        dist.broadcast(value, src=0)
+    return int(value.item()) or None

@@ -1,0 +1,62 @@
+"""Where a run's random numbers come from, and what makes it repeat bit for bit."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+
+from ddp_trainer.snapshots.codec import rng
+
+
+def mixed_seed(*parts: int) -> int:
+    """One 32-bit seed of several numbers, such as (seed, epoch), that meets no other's.
+
+    torch's generator on the CPU looks at the lower 32 bits of its seed only, so neither sums nor shifts would
+    do.
+    """
+    return int(np.random.SeedSequence(parts).generate_state(1)[0])
+
+
+def seed_everything(*parts: int) -> None:
+    """Seed torch on all devices, NumPy and Python with the mix of `parts`, for what is drawn from now on.
+
+    A task may draw from any of them; a snapshot holds the state of all (`snapshots.rng`).
+    """
+    seed = mixed_seed(*parts)
+    torch.manual_seed(seed)
+    np.random.seed(seed)
+    random.seed(seed)
+
+
+@contextmanager
+def random_numbers_kept() -> Iterator[None]:
+    """Leave all generators of this rank, its device's included, as they were found."""
+    kept = rng.capture()
+    try:
+        yield
+    finally:
+        rng.restore(kept)
+
+
+def make_deterministic() -> None:
+    """Take kernels that give the same bits each time; warn, once an operation, where there is none.
+
+    With CUDA, attention falls back on plain matrix products, with memory for the scores of every pair of positions:
+    with warn_only, the backward passes of its fused kernels still add up in any order.
+    """
+    # cuBLAS reads it when its handle is made: before the first matrix product
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    # Filling every new tensor is only of use against reads of memory that was never written.
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    torch.backends.cudnn.benchmark = False
+    if torch.cuda.is_available():
+        # the flag of flash attention is also that of a CPU, where it is repeatable
+        torch.backends.cuda.enable_flash_sdp(False)
+        torch.backends.cuda.enable_mem_efficient_sdp(False)
+        torch.backends.cuda.enable_cudnn_sdp(False)

@@ -1,0 +1,84 @@
+"""Fully sharded data parallel (FSDP2): each rank keeps one part of every weight, gradient and optimizer
+state.
+
+The whole of a layer is gathered just before it is needed and dropped after, so a model fits that no rank
+could hold. https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+
+from ddp_trainer.snapshots.sharded import ShardedOptimizer
+from ddp_trainer.train.data import StepBatch
+from ddp_trainer.train.strategies.base import Strategy
+
+MIXED: Final = {"fp32": MixedPrecisionPolicy(), "bf16": MixedPrecisionPolicy(torch.bfloat16, torch.float32)}
+"""bf16 weights and activations; gradients are reduced in fp32, where small ones are not lost in the sum."""
+
+WHOLE: Final = MIXED | {"bf16": dataclasses.replace(MIXED["bf16"], output_dtype=torch.float32)}
+"""Of the whole model: what it gives is fp32, so that its loss is computed in fp32, as autocast does it."""
+
+
+class FSDP(Strategy):
+    """`fully_shard` over all ranks: every element of a ModuleList or Sequential gathers for itself, the rest
+    together.
+    """
+
+    name = "fsdp"
+    forward_is_collective = True
+    module: FSDPModule  # type: ignore[assignment]
+
+    def wrap(self, model: nn.Module) -> None:
+        """Nothing is moved here: a whole model may fit on no device. `fully_shard` moves what it shards, with its
+        buffers, layer by layer, and with the model what is left.
+        """
+        self.model = model
+        self.compile_if_asked()
+        mesh = init_device_mesh(self.world.device.type, (self.world.size,))
+        policy = MIXED[self.precision.name]
+        for layer in _layers(self.model):
+            fully_shard(layer, mesh=mesh, mp_policy=policy)
+        self.module = fully_shard(self.model, mesh=mesh, mp_policy=WHOLE[self.precision.name])
+
+    def stateful(self, optimizer: torch.optim.Optimizer) -> tuple[Mapping[str, Any], tuple[str, ...]]:
+        states = {"model": self.model, "optimizer": ShardedOptimizer(self.model, optimizer)}
+        return states, tuple(states)
+
+    def probe_memory(self, batch: StepBatch, optimizer: torch.optim.Optimizer) -> bool:
+        """Not possible: its forward pass needs all ranks, and one without memory would leave them waiting."""
+        return True
+
+    @property
+    def gradient_scale(self) -> float:
+        # FSDP divides by the number of ranks, but the parts of a mean are to be summed.
+        return float(self.world.size)
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        # The policy casts; autocast would cast again.
+        return nullcontext()
+
+    def accumulation(self, *, final: bool) -> AbstractContextManager[Any]:
+        self.module.set_requires_gradient_sync(final)
+        return nullcontext()
+
+    def clip(self, max_norm: float) -> Tensor:
+        norm = super().clip(max_norm)
+        return norm.full_tensor() if isinstance(norm, DTensor) else norm
+
+
+def _layers(model: nn.Module) -> list[nn.Module]:
+    """What is repeated in a model, and big enough to be worth a message of its own: elements with parameters."""
+    lists = [module for module in model.modules() if isinstance(module, nn.ModuleList | nn.Sequential)]
+    elements = [element for whole in lists for element in whole if any(True for _ in element.parameters())]
+    inside = {id(part) for element in elements for part in element.modules() if part is not element}
+    return [element for element in elements if id(element) not in inside]
