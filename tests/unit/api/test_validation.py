@@ -334,3 +334,8 @@ def test_every_rule_stands_in_the_schema_where_it_says() -> None:
 def test_reserved_names_are_told_from_those_that_only_look_like_them() -> None:
     assert is_reserved("DDPJOB_ANYTHING")
     assert not is_reserved("NCCL_DEBUG")
+
+
+def test_a_pattern_that_takes_much_memory_to_compile_is_refused() -> None:
+    (problem,) = by_python({"restart": {"rules": [{"action": "Fail", "messagePattern": r"(\pL|\pN|\pS){300}"}]}})
+    assert problem.endswith("is not a valid regular expression (RE2 syntax): pattern too large - compile failed")

@@ -269,6 +269,6 @@ def found(pattern: str, text: str) -> bool:
     return _compiled(pattern).search(text.encode("utf-8", "replace").decode()) is not None
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=256)
 def _compiled(pattern: str) -> Any:
     return re2.compile(pattern, PATTERN_OPTIONS)

@@ -76,3 +76,9 @@ def test_what_the_jobs_variables_keep_secret_is_masked() -> None:
 )
 def test_what_looks_like_a_secret_is_masked_wherever_it_comes_from(said: str, kept: str) -> None:
     assert log_tail(make_job(), seen(POD, logs={POD.uid: said}), failure()) == kept
+
+
+def test_masking_takes_linear_time_in_a_log_that_a_tenant_writes() -> None:
+    # a backtracking engine tries every split of the words between two `\w*`, cubic in their length: years for this
+    hostile = "passw" * 20_000 + "\n"
+    assert log_tail(make_job(), seen(POD, logs={POD.uid: hostile + "the end"}), failure()) == "the end"
