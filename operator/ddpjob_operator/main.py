@@ -269,7 +269,7 @@ def main() -> int:
             finally:
                 _end_by_force_if_need_be()
     except (ApiError, OSError) as error:
-        logger.error("cannot go on: %s", error)
+        logger.error("the operator stops: %s", error)
         return 1
     except WatchEnded:
         return 1

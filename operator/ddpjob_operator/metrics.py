@@ -1,73 +1,55 @@
-"""What the operator tells Prometheus, on /metrics.
+"""`/metrics` of the operator. The rows of `metric_table` say what each metric means.
 
-Figures of the operator itself are ordinary counters and histograms. Figures of jobs are read from a table at the
-moment of a scrape, so that the series of a deleted job are gone with it.
+Metrics of the operator itself are counters, gauges and histograms in the process. Metrics of jobs are read from a table
+at each scrape, so that the series of a deleted job disappear with it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, disable_created_metrics
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.exposition import choose_encoder
 from prometheus_client.platform_collector import PlatformCollector
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
 from ddpjob_operator.api.status import Phase
+from ddpjob_operator.metric_table import TABLE
 from ddpjob_operator.settings import VERSION
+
+disable_created_metrics()  # type: ignore[no-untyped-call]
 
 REGISTRY = CollectorRegistry()
 ProcessCollector(registry=REGISTRY)
 PlatformCollector(registry=REGISTRY)
 
-RECONCILE_SECONDS = Histogram(
-    "ddpjob_operator_reconcile_seconds",
-    "Time of one look at one job, API calls included.",
-    buckets=(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 15),
-    registry=REGISTRY,
-)
-RECONCILE_ERRORS = Counter(
-    "ddpjob_operator_reconcile_errors_total", "Looks at a job that failed and are repeated.", registry=REGISTRY
-)
-API_REQUESTS = Counter(
-    "ddpjob_operator_api_requests_total",
-    "Calls to the API server; code 0 is a call without an answer.",
-    ["verb", "resource", "code"],
-    registry=REGISTRY,
-)
-WATCH_EVENTS = Counter(
-    "ddpjob_operator_watch_events_total", "Events that the watches delivered.", ["resource"], registry=REGISTRY
-)
-WATCH_STARTS = Counter(
-    "ddpjob_operator_watch_starts_total",
-    "Watch requests begun. Each lasts five minutes; more of them means that streams are lost.",
-    ["resource"],
-    registry=REGISTRY,
-)
-RESYNCS = Counter("ddpjob_operator_resyncs_total", "Complete lists of jobs and pods.", ["result"], registry=REGISTRY)
-STATUS_WRITES = Counter("ddpjob_operator_status_writes_total", "Writes of a job's status.", ["kind"], registry=REGISTRY)
-STATUS_POLLS = Counter(
-    "ddpjob_operator_status_polls_total", "Questions to trainers for their progress.", ["result"], registry=REGISTRY
-)
-EVENTS = Counter(
-    "ddpjob_operator_events_total",
-    "Kubernetes Events about jobs, by what became of them.",
-    ["result"],
-    registry=REGISTRY,
-)
-RESTARTS = Counter(
-    "ddpjob_operator_job_restarts_total",
-    "Attempts that failed and were followed by another.",
-    ["reason"],
-    registry=REGISTRY,
-)
-FAILURES = Counter("ddpjob_operator_job_failures_total", "Jobs that ended Failed.", ["reason"], registry=REGISTRY)
-LEADER = Gauge("ddpjob_operator_leader", "1 while this replica acts, 0 while it stands by.", registry=REGISTRY)
-QUEUE_DEPTH = Gauge("ddpjob_operator_queue_depth", "Jobs that wait for a worker.", registry=REGISTRY)
-BUILD_INFO = Gauge("ddpjob_operator_build_info", "Always 1; the version is a label.", ["version"], registry=REGISTRY)
-BUILD_INFO.labels(version=VERSION).set(1)
+_RECONCILE_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 15)
+
+
+def _row(name: str) -> dict[str, Any]:
+    """Arguments for the metric of a row."""
+    row = TABLE[name]
+    return {"name": name, "documentation": row.help, "labelnames": row.labels, "registry": REGISTRY}
+
+
+RECONCILE_SECONDS = Histogram(**_row("ddpjob_operator_reconcile_seconds"), buckets=_RECONCILE_BUCKETS)
+RECONCILE_ERRORS = Counter(**_row("ddpjob_operator_reconcile_errors_total"))
+API_REQUESTS = Counter(**_row("ddpjob_operator_api_requests_total"))
+WATCH_EVENTS = Counter(**_row("ddpjob_operator_watch_events_total"))
+WATCH_STARTS = Counter(**_row("ddpjob_operator_watch_starts_total"))
+RESYNCS = Counter(**_row("ddpjob_operator_resyncs_total"))
+STATUS_WRITES = Counter(**_row("ddpjob_operator_status_writes_total"))
+STATUS_POLLS = Counter(**_row("ddpjob_operator_status_polls_total"))
+EVENTS = Counter(**_row("ddpjob_operator_events_total"))
+RESTARTS = Counter(**_row("ddpjob_operator_restarts_total"))
+FAILED_JOBS = Counter(**_row("ddpjob_operator_failed_jobs_total"))
+LEADER = Gauge(**_row("ddpjob_operator_leader"))
+QUEUE_DEPTH = Gauge(**_row("ddpjob_operator_queue_depth"))
+Info("ddpjob_operator_build", TABLE["ddpjob_operator_build_info"].help, registry=REGISTRY).info({"version": VERSION})
 
 
 _REASONS: set[str] = set()
@@ -77,7 +59,7 @@ _MOST_REASONS = 64
 def bounded(reason: str) -> str:
     """`reason` as a label value.
 
-    It may come from a user's container, which must not be able to make series without end.
+    It may come from a user's container, which must not be able to create series without limit.
     """
     if reason in _REASONS or (len(_REASONS) < _MOST_REASONS and len(reason) <= 64 and reason.isalnum()):
         _REASONS.add(reason)
@@ -90,9 +72,15 @@ def watch_queue_depth(depth: Callable[[], int]) -> None:
     QUEUE_DEPTH.set_function(depth)
 
 
+def page(accept: str) -> tuple[bytes, str]:
+    """The body and the content type of `/metrics` for an Accept header: OpenMetrics, or Prometheus' text format."""
+    encode, content_type = choose_encoder(accept)
+    return encode(REGISTRY), content_type
+
+
 @dataclass(frozen=True, slots=True)
 class JobFigures:
-    """One job as it stands, for Prometheus; None where a figure is not known."""
+    """The metrics of one job; None where a value is unknown."""
 
     namespace: str
     name: str
@@ -110,27 +98,27 @@ class JobFigures:
     goodput: float | None = None
     recomputed_steps: int | None = None
     seconds: Mapping[str, float] = field(default_factory=dict)
-    """Where its time went, by cause."""
+    """Wall-clock seconds by activity."""
 
 
-_PER_JOB: tuple[tuple[str, str, Callable[[JobFigures], float | None]], ...] = (
-    ("attempt", "The current attempt, from 0.", lambda job: job.attempt),
-    ("restarts", "Restarts after failures.", lambda job: job.restarts),
-    ("disruptions", "Restarts that count against no budget.", lambda job: job.disruptions),
-    ("goodput_ratio", "Share of the time that went into steps that were kept.", lambda job: job.goodput),
-    ("recomputed_steps", "Steps that were lost and trained again.", lambda job: job.recomputed_steps),
-    ("nodes_ready", "Pods of the current attempt that are ready.", lambda job: job.nodes_ready),
-    ("nodes", "Pods that make up the gang.", lambda job: job.nodes),
-    ("step", "Optimizer steps finished, as last reported.", lambda job: job.step),
-    ("total_steps", "Optimizer steps that make up the run.", lambda job: job.total_steps),
-    ("loss", "Mean training loss of the last reported step.", lambda job: job.loss),
-    ("samples_per_second", "Throughput of the whole gang.", lambda job: job.samples_per_second),
-    ("snapshot_step", "The step of the newest snapshot.", lambda job: job.snapshot_step),
-)
+_PER_JOB: dict[str, Callable[[JobFigures], float | None]] = {
+    "ddpjob_status_attempt": lambda job: job.attempt,
+    "ddpjob_status_restarts_total": lambda job: job.restarts,
+    "ddpjob_status_disruptions_total": lambda job: job.disruptions,
+    "ddpjob_status_recomputed_steps_total": lambda job: job.recomputed_steps,
+    "ddpjob_status_nodes": lambda job: job.nodes,
+    "ddpjob_status_nodes_ready": lambda job: job.nodes_ready,
+    "ddpjob_status_step": lambda job: job.step,
+    "ddpjob_status_total_steps": lambda job: job.total_steps,
+    "ddpjob_status_loss": lambda job: job.loss,
+    "ddpjob_status_samples_per_second": lambda job: job.samples_per_second,
+    "ddpjob_status_snapshot_step": lambda job: job.snapshot_step,
+    "ddpjob_status_goodput_ratio": lambda job: job.goodput,
+}
 
 
 class JobTable(Collector):
-    """The jobs that exist now. A row is replaced by `put` and gone after `drop`."""
+    """The jobs that exist now. `put` replaces a row, `drop` removes it."""
 
     def __init__(self) -> None:
         self._rows: dict[Hashable, JobFigures] = {}
@@ -146,29 +134,28 @@ class JobTable(Collector):
 
     def collect(self) -> Iterator[Metric]:
         rows = list(self._rows.values())
-        for suffix, text, read in _PER_JOB:
-            family = GaugeMetricFamily(f"ddpjob_operator_job_{suffix}", text, labels=("namespace", "job"))
+        for name, read in _PER_JOB.items():
+            family = _family(name)
             for row in rows:
                 if (value := read(row)) is not None:
                     family.add_metric((row.namespace, row.name), value)
             yield family
-        phases = GaugeMetricFamily(
-            "ddpjob_operator_job_phase", "1 for the phase that the job is in.", labels=("namespace", "job", "phase")
-        )
+        phases = _family("ddpjob_status_phase")
+        seconds = _family("ddpjob_status_activity_seconds")
         for row in rows:
             phases.add_metric((row.namespace, row.name, row.phase.value), 1)
-        yield phases
-        seconds = GaugeMetricFamily(
-            "ddpjob_operator_job_seconds", "Where the job's time went.", labels=("namespace", "job", "cause")
-        )
-        for row in rows:
-            for cause, spent in row.seconds.items():
-                seconds.add_metric((row.namespace, row.name, cause), spent)
-        yield seconds
-        jobs = GaugeMetricFamily("ddpjob_operator_jobs", "Jobs by phase.", labels=("phase",))
+            for activity, spent in row.seconds.items():
+                seconds.add_metric((row.namespace, row.name, activity), spent)
+        jobs = _family("ddpjob_operator_jobs")
         for phase in Phase:
             jobs.add_metric((phase.value,), sum(row.phase is phase for row in rows))
-        yield jobs
+        yield from (phases, seconds, jobs)
+
+
+def _family(name: str) -> CounterMetricFamily | GaugeMetricFamily:
+    row = TABLE[name]
+    kind = CounterMetricFamily if row.type == "counter" else GaugeMetricFamily
+    return kind(name, row.help, labels=row.labels)
 
 
 JOBS = JobTable()

@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 
 from aiohttp import web
-from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
-from ddpjob_operator.metrics import REGISTRY
+from ddpjob_operator import metrics
 
 Probe = Callable[[], list[str]]
 """Returns what is wrong, in words; an empty list is good."""
@@ -38,7 +37,8 @@ async def serve(port: int, *, healthy: Probe, ready: Probe) -> tuple[web.AppRunn
 
 
 async def _metrics(request: web.Request) -> web.Response:
-    return web.Response(body=generate_latest(REGISTRY), headers={"Content-Type": CONTENT_TYPE_LATEST})
+    body, content_type = metrics.page(request.headers.get("Accept", ""))
+    return web.Response(body=body, headers={"Content-Type": content_type})
 
 
 def _probe(probe: Probe) -> Callable[[web.Request], Awaitable[web.Response]]:

@@ -12,6 +12,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 from aiohttp import web
+from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from tests.api_server.conftest import StartOperator
 from tests.api_server.harness import Cluster, Operator, eventually
 from tests.api_server.proxy import FaultProxy, refusal
@@ -203,7 +204,7 @@ async def test_progress_of_a_running_job_reaches_status_and_metrics(
 
     assert (await eventually(told, "the step is in the status"))["loss"] == 0.5
     _, page = await operator.probe("metrics")
-    assert f'ddpjob_operator_job_step{{job="digits",namespace="{cluster.namespace}"}} 120.0' in page
+    assert f'ddpjob_status_step{{ddpjob="digits",namespace="{cluster.namespace}"}} 120.0' in page
     answers.append(report(job["metadata"]["uid"], 121, loss="NaN"))
 
     async def diverged() -> bool:
@@ -255,7 +256,7 @@ async def test_progress_alone_is_written_no_more_often_than_asked_for(
 
     async def seen() -> bool:
         _, page = await operator.probe("metrics")
-        return f'ddpjob_operator_job_step{{job="digits",namespace="{cluster.namespace}"}} 7.0' in page
+        return f'ddpjob_status_step{{ddpjob="digits",namespace="{cluster.namespace}"}} 7.0' in page
 
     await eventually(seen, "the operator has heard of step 7")
     assert len(await cluster.cost()) == before
@@ -266,7 +267,7 @@ async def _job_on_the_page(cluster: Cluster, operator: Operator) -> str:
     await cluster.gang_exists()
 
     async def listed() -> bool:
-        return 'job="digits"' in (await operator.probe("metrics"))[1]
+        return 'ddpjob="digits"' in (await operator.probe("metrics"))[1]
 
     await eventually(listed, "the job is on the page")
     return (await operator.probe("metrics"))[1]
@@ -285,7 +286,7 @@ async def test_the_metrics_page_forgets_deleted_jobs(cluster: Cluster, operator:
     await cluster.delete_job()
 
     async def forgotten() -> bool:
-        return 'job="digits"' not in (await operator.probe("metrics"))[1]
+        return 'ddpjob="digits"' not in (await operator.probe("metrics"))[1]
 
     await eventually(forgotten, "no series of the job is left")
 
@@ -294,3 +295,13 @@ async def test_the_page_is_what_prometheus_reads(operator: Operator) -> None:
     async with aiohttp.ClientSession() as session, session.get(f"http://127.0.0.1:{operator.port}/metrics") as page:
         assert page.content_type == "text/plain"
         assert page.charset == "utf-8"
+
+
+async def test_the_page_of_a_running_operator_is_strict_openmetrics(cluster: Cluster, operator: Operator) -> None:
+    await _job_on_the_page(cluster, operator)
+    headers = {"Accept": "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5"}
+    url = f"http://127.0.0.1:{operator.port}/metrics"
+    async with aiohttp.ClientSession() as session, session.get(url, headers=headers) as page:
+        assert page.content_type == "application/openmetrics-text"
+        families = {family.name for family in text_string_to_metric_families(await page.text())}
+    assert {"ddpjob_operator_reconcile_seconds", "ddpjob_status_phase", "process_cpu_seconds"} <= families

@@ -102,7 +102,7 @@ async def test_a_leader_that_slept_past_its_lease_writes_nothing_when_it_wakes(
 
     async def stands_by() -> bool:
         _, page = await leader.probe("metrics")
-        return "ddpjob_operator_leader 0.0" in page and 'job="' not in page
+        return "ddpjob_operator_leader 0.0" in page and 'ddpjob="' not in page
 
     await eventually(stands_by, "the first one knows that it does not lead, and shows no job", seconds=FENCE_SECONDS)
     assert writes(first, cluster) == before

@@ -123,7 +123,7 @@ async def test_a_restarted_operator_takes_over_a_running_job_without_changing_an
     second = await start_operator()
 
     async def taken_over() -> bool:
-        return 'ddpjob_operator_job_phase{job="digits"' in (await second.probe("metrics"))[1]
+        return 'ddpjob_status_phase{ddpjob="digits"' in (await second.probe("metrics"))[1]
 
     await eventually(taken_over, "the second operator has looked at the job and has nothing left to do")
     assert await cluster.status() == running
@@ -162,7 +162,7 @@ async def test_a_job_deleted_while_the_operator_is_away_is_forgotten(
 
     async def forgotten() -> bool:
         _, page = await second.probe("metrics")
-        return 'ddpjob_operator_job_phase{job="digits"' not in page and not await cluster.pods()
+        return 'ddpjob_status_phase{ddpjob="digits"' not in page and not await cluster.pods()
 
     await eventually(forgotten, "nothing is left of it", seconds=60)
 

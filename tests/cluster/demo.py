@@ -152,12 +152,12 @@ def _questions(name: str) -> list[tuple[str, str]]:
             "which accuracy was reached on images never trained on?",
             f"max by (job) (max_over_time(ddpjob_train_eval_accuracy{trained}{window}))",
         ),
-        ("which restarts did the operator count?", "sum by (reason) (ddpjob_operator_job_restarts_total)"),
+        ("which restarts did the operator count?", "sum by (reason) (ddpjob_operator_restarts_total)"),
     ]
 
 
 def _restarts(watching: Prometheus) -> float:
-    return sum(sample.value for sample in watching.query("ddpjob_operator_job_restarts_total"))
+    return sum(sample.value for sample in watching.query("ddpjob_operator_restarts_total"))
 
 
 def _verdict(job: Object, watching: Prometheus, victim: str, seconds: float) -> int:

@@ -219,11 +219,13 @@ def test_the_chart_carries_the_generated_crd() -> None:
     assert (CHART / "files" / "crd.yaml").read_bytes() == generated.read_bytes()
 
 
-def test_monitors_are_off_by_default_and_keep_the_labels_of_the_job() -> None:
+def test_monitors_are_off_by_default_and_need_no_honor_labels() -> None:
     assert not [m for m in rendered({}) if m["kind"].endswith("Monitor")]
     manifests = rendered({"podMonitor": {"enabled": True}, "serviceMonitor": {"enabled": True}})
-    assert of_kind("PodMonitor", manifests)[0]["spec"]["podMetricsEndpoints"][0]["honorLabels"] is True
-    assert of_kind("ServiceMonitor", manifests)[0]["spec"]["endpoints"][0]["honorLabels"] is True
+    pods = of_kind("PodMonitor", manifests)[0]["spec"]["podMetricsEndpoints"][0]
+    operator = of_kind("ServiceMonitor", manifests)[0]["spec"]["endpoints"][0]
+    assert "honorLabels" not in pods | operator, "with it, a pod could write series of any namespace"
+    assert operator["relabelings"] == [{"action": "labeldrop", "regex": "namespace"}]
 
 
 ALL_OPTIONS: Manifest = {
@@ -297,9 +299,10 @@ def test_all_options_have_the_effect_that_they_name() -> None:
     for kind, endpoints in (("ServiceMonitor", "endpoints"), ("PodMonitor", "podMetricsEndpoints")):
         endpoint = of_kind(kind, manifests)[0]["spec"][endpoints][0]
         asked = ALL_OPTIONS[kind[0].lower() + kind[1:]]
-        relabelings = {key: value for key, value in asked.items() if "elabelings" in key}
-        assert relabelings
-        assert endpoint.items() >= relabelings.items()
+        fields = [field for field in asked if "elabelings" in field]
+        assert fields
+        for field in fields:
+            assert endpoint[field][-len(asked[field]) :] == asked[field], "they come after the chart's own"
 
 
 def test_common_labels_are_on_every_object_and_never_in_a_selector() -> None:

@@ -1,27 +1,92 @@
-"""Series of a job are there while it is, and gone with it."""
+"""The operator's /metrics: every row of the table, valid OpenMetrics, and no series of a deleted job."""
 
 from __future__ import annotations
 
-from prometheus_client import CollectorRegistry, generate_latest
+import re
 
+import pytest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families
+from prometheus_client.parser import text_string_to_metric_families as parse_text
+
+from ddpjob_operator import metrics
 from ddpjob_operator.api.status import Phase
-from ddpjob_operator.metrics import JobFigures, JobTable
+from ddpjob_operator.metric_table import JOBS, OPERATOR, TABLE
+from ddpjob_operator.metrics import JobFigures
+
+OPEN_METRICS = "application/openmetrics-text; version=1.0.0"
+KNOWN = JobFigures(
+    "team", "digits", Phase.RUNNING, 1, 1, 2, 2, step=7, total_steps=10, loss=0.5, samples_per_second=9.5,
+    snapshot_step=5, disruptions=3, goodput=0.8, recomputed_steps=2, seconds={"training": 8.0, "queued": 2.0},
+)  # fmt: skip
 
 
-def test_a_jobs_series_are_gone_when_it_is() -> None:
-    registry, table = CollectorRegistry(), JobTable()
-    registry.register(table)
-    spent = {"training": 8.0, "queued": 2.0}
-    table.put("key", JobFigures("team", "digits", Phase.RUNNING, 1, 1, 2, 2, goodput=0.8, disruptions=3, seconds=spent))
-    page = generate_latest(registry).decode()
-    labels = 'job="digits",namespace="team"'
+@pytest.fixture(autouse=True)
+def _no_jobs_left() -> None:
+    metrics.JOBS.clear()
+
+
+def page(accept: str = "") -> str:
+    return metrics.page(accept)[0].decode()
+
+
+def touch_every_metric() -> None:
+    """A metric with labels has no series before its first use."""
+    for row in OPERATOR:
+        for attribute in vars(metrics).values():
+            if getattr(attribute, "_name", None) == row.name.removesuffix("_total") and row.labels:
+                attribute.labels(*("x" for _ in row.labels))
+
+
+def test_the_page_is_strict_openmetrics_with_every_row_of_the_table_and_no_other() -> None:
+    touch_every_metric()
+    metrics.JOBS.put("key", KNOWN)
+    body, content_type = metrics.page(OPEN_METRICS)
+    families = list(text_string_to_metric_families(body.decode()))
+    metrics.JOBS.drop("key")
+    assert content_type.startswith("application/openmetrics-text")
+    found = {family.name: family for family in families if family.name.startswith("ddpjob")}
+    assert set(found) == {re.sub("_(total|info)$", "", name) for name in TABLE}
+    for name, row in TABLE.items():
+        family = found[re.sub("_(total|info)$", "", name)]
+        assert (family.type, family.documentation) == (row.type, row.help)
+        assert {frozenset(sample.labels) - {"le"} for sample in family.samples} == {frozenset(row.labels)}, name
+
+
+def test_no_metric_has_a_label_that_prometheus_sets_itself() -> None:
+    assert [row.name for row in TABLE.values() if {"job", "instance", "pod"} & set(row.labels)] == []
+
+
+def test_names_follow_the_conventions() -> None:
+    for row in TABLE.values():
+        assert row.name.endswith("_total") == (row.type == "counter"), row.name
+        assert row.unit in row.name, "the unit is part of the name"
+        assert row.help.endswith("."), row.name
+    assert len(TABLE) == len(OPERATOR) + len(JOBS), "every name is unique"
+
+
+def test_without_openmetrics_the_page_is_prometheus_text() -> None:
+    body, content_type = metrics.page("text/html")
+    assert content_type.startswith("text/plain; version=0.0.4")
+    assert "ddpjob_operator_jobs" in {family.name for family in parse_text(body.decode())}
+
+
+def test_the_series_of_a_job_disappear_with_it() -> None:
+    metrics.JOBS.put("key", KNOWN)
+    labels = 'ddpjob="digits",namespace="team"'
     for line in (
-        f"ddpjob_operator_job_goodput_ratio{{{labels}}} 0.8",
-        f"ddpjob_operator_job_disruptions{{{labels}}} 3.0",
-        f'ddpjob_operator_job_seconds{{cause="training",{labels}}} 8.0',
+        f"ddpjob_status_goodput_ratio{{{labels}}} 0.8",
+        f"ddpjob_status_disruptions_total{{{labels}}} 3.0",
+        f'ddpjob_status_activity_seconds{{activity="training",{labels}}} 8.0',
         'ddpjob_operator_jobs{phase="Running"} 1.0',
     ):
-        assert line in page
-    assert "ddpjob_operator_job_loss{" not in page, "what is not known has no series"
-    table.drop("key")
-    assert "digits" not in generate_latest(registry).decode()
+        assert line in page()
+    metrics.JOBS.drop("key")
+    assert "digits" not in page()
+
+
+def test_an_unknown_value_has_no_series() -> None:
+    metrics.JOBS.put("key", JobFigures("team", "digits", Phase.PENDING, 0, 0, 0, 2))
+    shown = page()
+    metrics.JOBS.drop("key")
+    assert "ddpjob_status_loss{" not in shown
+    assert 'ddpjob_status_nodes{ddpjob="digits",namespace="team"} 2.0' in shown

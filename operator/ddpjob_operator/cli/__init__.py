@@ -1,3 +1,1 @@
-"""The command `ddpjob`, also installed as `kubectl-ddpjob`: what kubectl cannot do for a DDPJob,
-and nothing that it can.
-"""
+"""The command `ddpjob`, also installed as `kubectl-ddpjob`. It does only what kubectl cannot do."""

@@ -1,4 +1,4 @@
-"""A person's YAML file, read into a `Job`, and what is wrong with it in terms of its own lines."""
+"""Read a `Job` from a YAML file. Problems are reported with their line numbers."""
 
 from __future__ import annotations
 
@@ -56,9 +56,9 @@ class _Document:
 
 
 def read_jobs(name: str) -> tuple[Job, ...]:
-    """Every DDPJob of a file, `-` meaning standard input; documents of other kinds are left alone.
+    """All DDPJobs in a file (`-`: standard input). Documents of other kinds are ignored.
 
-    Each is a job at the start of its life: a new uid, created now, no status.
+    Each is a new job: a new uid, created now, without a status.
 
     Raises:
         BadFile: with every problem of every job in the file.
@@ -74,7 +74,7 @@ def read_jobs(name: str) -> tuple[Job, ...]:
             problems += [f"{name}:{document.line(_path_of(problem))}: {problem}" for problem in error.problems]
         problems += [f"{name}:{line}: {problem}" for line, problem in _duplicates(document.node)]
     if not jobs and not problems:
-        problems.append(f"{name}: has no document of kind {KIND}; write one")
+        problems.append(f"{name}: contains no document of kind {KIND}; add one")
     if problems:
         raise BadFile(tuple(problems))
     return tuple(jobs)
@@ -89,7 +89,7 @@ def read_job(name: str) -> Job:
     jobs = read_jobs(name)
     if len(jobs) > 1:
         names = ", ".join(job.name for job in jobs)
-        raise BadFile((f"{name}: has {len(jobs)} jobs ({names}); keep one in a file to run it",))
+        raise BadFile((f"{name}: contains {len(jobs)} jobs ({names}); `ddpjob run` needs a file with one",))
     return jobs[0]
 
 
@@ -97,7 +97,7 @@ def _read(name: str) -> str:
     try:
         return sys.stdin.read() if name == _STDIN else Path(name).read_text()
     except (OSError, UnicodeDecodeError) as error:
-        cause = error.strerror if isinstance(error, OSError) else "is not UTF-8 text"
+        cause = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
         raise BadFile((f"{name}: {cause}; name a YAML file with a {KIND}",)) from error
 
 
@@ -111,7 +111,7 @@ def _parse_yaml(name: str, text: str) -> list[_Document]:
         mark = getattr(error, "problem_mark", None)
         line = f":{mark.line + 1}:{mark.column + 1}" if mark else ""
         cause = getattr(error, "problem", None) or error
-        raise BadFile((f"{name}{line}: is not YAML: {cause}; correct the indentation or the quotes there",)) from error
+        raise BadFile((f"{name}{line}: is not valid YAML: {cause}; check indentation and quotes",)) from error
     finally:
         loader.dispose()
     return [document for document in documents if document.content is not None]
@@ -120,10 +120,10 @@ def _parse_yaml(name: str, text: str) -> list[_Document]:
 def _job(document: _Document) -> Job:
     content = document.content
     if not isinstance(content, dict):
-        raise InvalidJob((f"{type(content).__name__}: is not an object; write apiVersion, kind, metadata and spec",))
+        raise InvalidJob((f"{type(content).__name__}: must be an object with apiVersion, kind, metadata and spec",))
     for key in ("metadata", "spec"):
         if not isinstance(content.get(key) or {}, dict):
-            raise InvalidJob((f"{key}: is not an object; write its fields below it, indented",))
+            raise InvalidJob((f"{key}: must be an object; indent its fields below it",))
     metadata = content.get("metadata") or {}
     problems = tuple(_bad_names(metadata))
     born = {"uid": str(uuid.uuid4()), "creationTimestamp": datetime.now(UTC).replace(microsecond=0).isoformat()}
@@ -139,14 +139,14 @@ def _job(document: _Document) -> Job:
 
 
 def _bad_names(metadata: dict[str, Any]) -> Iterator[str]:
-    """What an API server would refuse (RFC 1123): the names become paths and labels."""
+    """Names that an API server would reject (RFC 1123). They become paths and labels."""
     for key, limit in (("name", _NAME_LIMIT), ("namespace", _NAMESPACE_LIMIT)):
         value = metadata.get(key)
         if value is None:
             continue
         if not isinstance(value, str) or len(value) > limit or not _NAME.fullmatch(value):
             yield (
-                f"metadata.{key}: {value!r} is not a name; use lower-case letters, digits, - and ., "
+                f"metadata.{key}: {value!r} is not a valid name; use lower-case letters, digits, - and ., "
                 f"beginning and ending with a letter or digit, at most {limit} characters"
             )
 
@@ -168,7 +168,7 @@ def _child(node: yaml.Node, step: str) -> tuple[int, yaml.Node] | None:
 
 
 def _duplicates(node: yaml.Node) -> Iterator[tuple[int, str]]:
-    """Keys that stand twice in one mapping: YAML readers keep the last one silently."""
+    """Duplicate keys in a mapping. YAML parsers silently keep the last one."""
     if isinstance(node, yaml.SequenceNode):
         for item in node.value:
             yield from _duplicates(item)
@@ -176,6 +176,6 @@ def _duplicates(node: yaml.Node) -> Iterator[tuple[int, str]]:
         seen: set[str] = set()
         for key, value in node.value:
             if isinstance(key, yaml.ScalarNode) and key.value in seen and key.value != "<<":
-                yield key.start_mark.line + 1, f"{key.value}: stands twice here; remove one of them"
+                yield key.start_mark.line + 1, f"{key.value}: duplicate key; remove one of them"
             seen.add(str(key.value))
             yield from _duplicates(value)

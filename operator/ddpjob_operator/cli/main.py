@@ -1,4 +1,4 @@
-"""The commands of `ddpjob`. What they need is imported when they run, so that `--help` answers at once."""
+"""The commands of `ddpjob`. They import their modules when they run, so that `--help` is fast."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ _REFUSED = 2
 
 app = typer.Typer(
     name="ddpjob",
-    help="Fault-tolerant PyTorch DDP runs: try a DDPJob on this machine, check it before kubectl apply.",
+    help="Run a DDPJob on this machine, or validate it before kubectl apply.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
 
-JobFile = Annotated[str, typer.Argument(metavar="FILE", help="A YAML file with a DDPJob; - reads standard input.")]
+JobFile = Annotated[str, typer.Argument(metavar="FILE", help="YAML file with a DDPJob; - reads standard input.")]
 
 
 @app.command()
@@ -27,21 +27,21 @@ def run(
     file: JobFile,
     shared: Annotated[
         Path,
-        typer.Option(metavar="DIR", help="The folder that stands for /mnt/shared: data sets, snapshots, logs."),
+        typer.Option(metavar="DIR", help="Directory to use as /mnt/shared: data sets, snapshots, logs."),
     ] = Path("shared"),
     chaos: Annotated[
         str | None,
         typer.Option(
             metavar="FAULT",
-            help="Prove that the job survives a crash: kill-rank@50% kills the highest rank with SIGKILL halfway; "
-            "kill-rank=0@50% names one. Exit code 1 if the run ended before.",
+            help="Inject a fault: kill-rank@50% kills the highest rank with SIGKILL after half of the steps, "
+            "kill-rank=0@50% kills rank 0. The exit code is 1 if the run ends before the fault.",
         ),
     ] = None,
 ) -> None:
-    """Run a DDPJob on this machine: no cluster, no root, no Docker.
+    """Run a DDPJob on this machine, without a cluster, root or Docker.
 
-    Restarts, snapshots and messages are those of the cluster. Ctrl-C saves a snapshot and stops; the same command
-    resumes. Exit code: 0 Succeeded, 1 Failed, 2 the file or the machine cannot run it, 130 stopped by Ctrl-C.
+    Restarts, snapshots and messages are the same as on a cluster. Ctrl-C saves a snapshot and stops the run; the same
+    command resumes it. Exit codes: 0 succeeded, 1 failed, 2 invalid file or unsuitable machine, 130 stopped by Ctrl-C.
     """
     from ddpjob_operator.cli.job_file import BadFile, read_job
     from ddpjob_operator.cli.run import run as run_here
@@ -55,7 +55,7 @@ def run(
 
 @app.command()
 def validate(file: JobFile) -> None:
-    """Check every DDPJob of a file as the operator would, offline. Exit code: 0 all are fine, 2 one is not."""
+    """Validate all DDPJobs in a file like the operator does, offline. Exit codes: 0 all valid, 2 invalid."""
     from ddpjob_operator.cli.job_file import BadFile, read_jobs
 
     try:

@@ -1,4 +1,4 @@
-"""`ddpjob run`: one job on this machine, and what it ends with."""
+"""`ddpjob run`: run one job on this machine and report its result."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def run(job: Job, shared: Path, chaos: str | None) -> int:
     except VolumeError as error:
         return _refuse(str(error))
     except OSError as error:
-        print(f"error: {job.name} cannot go on: {error}; free what it names and run again", file=sys.stderr)
+        print(f"error: {job.name} stopped: {error}; fix this and run the command again", file=sys.stderr)
         return FAILED
 
 

@@ -170,7 +170,7 @@ class Controller:
             return True
         if not await self._writer.write(view.key, view.obj, change):
             return False
-        self._count(before, after)
+        self._count(view.key.namespace, before, after)
         for event in decided.events:
             self.events.say(Subject(API_VERSION, KIND, *view.key, view.owner.uid), event)
         return True
@@ -195,12 +195,12 @@ class Controller:
             return None
         raise error from None
 
-    def _count(self, before: DDPJobStatus, after: DDPJobStatus) -> None:
+    def _count(self, namespace: str, before: DDPJobStatus, after: DDPJobStatus) -> None:
         cause = after.last_failure.reason if after.last_failure else "Unknown"
         if after.restarts > before.restarts:
-            metrics.RESTARTS.labels(reason=metrics.bounded(cause)).inc(after.restarts - before.restarts)
+            metrics.RESTARTS.labels(namespace, metrics.bounded(cause)).inc(after.restarts - before.restarts)
         if after.phase is Phase.FAILED and before.phase is not Phase.FAILED:
-            metrics.FAILURES.labels(reason=metrics.bounded(cause)).inc()
+            metrics.FAILED_JOBS.labels(namespace, metrics.bounded(cause)).inc()
 
     def _show(self, key: Key, view: _View, status: DDPJobStatus) -> None:
         progress = status.progress

@@ -73,26 +73,26 @@ def test_a_problem_of_what_is_not_there_has_the_line_of_what_should_hold_it(tmp_
 @pytest.mark.parametrize("name", ["../../etc", "Digits", "a b", "-a", "a..b", "1" * 254, "a/b"])
 def test_a_name_that_cannot_be_one_is_refused(tmp_path: Path, name: str) -> None:
     (problem,) = problems(tmp_path, MINIMAL.replace("name: digits", f"name: '{name}'"))
-    assert problem.startswith(f"job.yaml:4: metadata.name: '{name}' is not a name; use lower-case letters")
+    assert problem.startswith(f"job.yaml:4: metadata.name: '{name}' is not a valid name; use lower-case letters")
 
 
 def test_a_key_that_stands_twice_is_refused(tmp_path: Path) -> None:
-    assert problems(tmp_path, MINIMAL + "  nodes: 3\n") == ["job.yaml:7: nodes: stands twice here; remove one of them"]
+    assert problems(tmp_path, MINIMAL + "  nodes: 3\n") == ["job.yaml:7: nodes: duplicate key; remove one of them"]
 
 
 def test_broken_yaml_is_told_with_line_and_column(tmp_path: Path) -> None:
     (problem,) = problems(tmp_path, MINIMAL + "  args: ['--lr'\n")
-    assert problem.startswith("job.yaml:8:1: is not YAML: ")
+    assert problem.startswith("job.yaml:8:1: is not valid YAML: ")
 
 
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("", "job.yaml: has no document of kind DDPJob; write one"),
-        ("just words", "job.yaml:1: str: is not an object; write apiVersion, kind, metadata and spec"),
-        (MINIMAL.replace("  nodes: 2\n", "- nodes\n"), "job.yaml:5: spec: is not an object; write its fields below it"),
+        ("", "job.yaml: contains no document of kind DDPJob; add one"),
+        ("just words", "job.yaml:1: str: must be an object with apiVersion, kind, metadata and spec"),
+        (MINIMAL.replace("  nodes: 2\n", "- nodes\n"), "job.yaml:5: spec: must be an object; indent its fields"),
         (MINIMAL.replace("kind: DDPJob", "kind: PyTorchJob"), "write training.ddpjob.io/v1alpha1, DDPJob"),
-        (f"{MINIMAL}---\n{MINIMAL}", "job.yaml: has 2 jobs (digits, digits); keep one in a file to run it"),
+        (f"{MINIMAL}---\n{MINIMAL}", "job.yaml: contains 2 jobs (digits, digits); `ddpjob run` needs a file with one"),
     ],
 )
 def test_what_is_no_job_is_refused_with_what_to_write(tmp_path: Path, text: str, problem: str) -> None:
@@ -106,7 +106,7 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 
 def test_a_file_that_is_no_text_is_named(tmp_path: Path) -> None:
     (tmp_path / "x.yaml").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(BadFile, match=r"x\.yaml: is not UTF-8 text"):
+    with pytest.raises(BadFile, match=r"x\.yaml: not UTF-8 text"):
         read_job(str(tmp_path / "x.yaml"))
 
 

@@ -1,0 +1,112 @@
+"""All metrics of the operator. `metrics` creates them from this table, and docs/metrics.md is generated from it.
+
+Names follow the conventions of Prometheus: base units, `_total` for counters. Metrics of jobs have the labels
+`namespace` and `ddpjob`. A label `job` would collide with the scrape job that Prometheus adds to every series.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+JOB_LABELS = ("namespace", "ddpjob")
+
+
+@dataclass(frozen=True, slots=True)
+class MetricRow:
+    """One metric.
+
+    `aggregate` names the function that combines its series over jobs or replicas; empty where none makes sense.
+    """
+
+    name: str
+    type: Literal["counter", "gauge", "histogram", "info"]
+    help: str
+    labels: tuple[str, ...] = ()
+    unit: str = ""
+    aggregate: Literal["sum", "max", ""] = "sum"
+
+
+OPERATOR = (
+    MetricRow("ddpjob_operator_build_info", "info", "Version of the operator.", ("version",)),
+    MetricRow("ddpjob_operator_leader", "gauge", "1 if this replica is the leader, otherwise 0."),
+    MetricRow("ddpjob_operator_queue_depth", "gauge", "Jobs that wait to be reconciled."),
+    MetricRow(
+        "ddpjob_operator_reconcile_seconds",
+        "histogram",
+        "Duration of the reconciliation of one job, including API requests.",
+        unit="seconds",
+    ),
+    MetricRow("ddpjob_operator_reconcile_errors_total", "counter", "Reconciliations that failed and are retried."),
+    MetricRow(
+        "ddpjob_operator_api_requests_total",
+        "counter",
+        "Requests to the API server. Code 0 is a request without a response.",
+        ("verb", "resource", "code"),
+    ),
+    MetricRow("ddpjob_operator_watch_events_total", "counter", "Events received from watches.", ("resource",)),
+    MetricRow(
+        "ddpjob_operator_watch_starts_total",
+        "counter",
+        "Watch requests. One per resource in five minutes is normal; more are broken connections.",
+        ("resource",),
+    ),
+    MetricRow("ddpjob_operator_resyncs_total", "counter", "Full lists of jobs and pods.", ("result",)),
+    MetricRow(
+        "ddpjob_operator_status_writes_total",
+        "counter",
+        "Writes of the status of a job. The kind is `progress` if nothing else has changed, otherwise `change`.",
+        ("kind",),
+    ),
+    MetricRow("ddpjob_operator_status_polls_total", "counter", "Requests to trainers for their status.", ("result",)),
+    MetricRow("ddpjob_operator_events_total", "counter", "Kubernetes Events about jobs.", ("result",)),
+    MetricRow(
+        "ddpjob_operator_restarts_total",
+        "counter",
+        "Restarts of all jobs after failures, including deleted jobs.",
+        ("namespace", "reason"),
+    ),
+    MetricRow(
+        "ddpjob_operator_failed_jobs_total",
+        "counter",
+        "Jobs that failed, including deleted jobs.",
+        ("namespace", "reason"),
+    ),
+    MetricRow("ddpjob_operator_jobs", "gauge", "Jobs by phase.", ("phase",)),
+)
+"""The operator itself. These counters outlive the jobs, and start from 0 with each new leader."""
+
+JOBS = (
+    MetricRow("ddpjob_status_phase", "gauge", "1 for the phase of the job.", (*JOB_LABELS, "phase")),
+    MetricRow("ddpjob_status_attempt", "gauge", "Number of the current attempt, from 0.", JOB_LABELS, aggregate="max"),
+    MetricRow("ddpjob_status_restarts_total", "counter", "Restarts after failures.", JOB_LABELS),
+    MetricRow(
+        "ddpjob_status_disruptions_total", "counter", "Restarts that do not count towards maxRestarts.", JOB_LABELS
+    ),
+    MetricRow("ddpjob_status_recomputed_steps_total", "counter", "Optimizer steps lost with failures.", JOB_LABELS),
+    MetricRow("ddpjob_status_nodes", "gauge", "Pods that the current attempt needs.", JOB_LABELS),
+    MetricRow("ddpjob_status_nodes_ready", "gauge", "Ready pods of the current attempt.", JOB_LABELS),
+    MetricRow("ddpjob_status_step", "gauge", "Completed optimizer steps.", JOB_LABELS, aggregate="max"),
+    MetricRow("ddpjob_status_total_steps", "gauge", "Optimizer steps of the whole run.", JOB_LABELS, aggregate="max"),
+    MetricRow("ddpjob_status_loss", "gauge", "Training loss of the last reported step.", JOB_LABELS, aggregate=""),
+    MetricRow("ddpjob_status_samples_per_second", "gauge", "Training throughput of all ranks.", JOB_LABELS),
+    MetricRow("ddpjob_status_snapshot_step", "gauge", "Step of the newest snapshot.", JOB_LABELS, aggregate="max"),
+    MetricRow(
+        "ddpjob_status_goodput_ratio",
+        "gauge",
+        "Training seconds divided by all seconds except suspended ones, 0 to 1.",
+        JOB_LABELS,
+        "ratio",
+        aggregate="",
+    ),
+    MetricRow(
+        "ddpjob_status_activity_seconds",
+        "gauge",
+        "Seconds by activity, as in status.goodput. A failure moves lost training seconds to `recovering`.",
+        (*JOB_LABELS, "activity"),
+        "seconds",
+    ),
+)
+"""The status of each job. The leader exports them while the job exists; unknown values have no series."""
+
+TABLE = {row.name: row for row in (*OPERATOR, *JOBS)}
