@@ -119,3 +119,10 @@ def test_the_documented_tenancy_file_can_be_read(tmp_path: Path) -> None:
     file = tmp_path / "tenancy.yaml"
     file.write_text(block)
     assert tenancy.read(file).namespaces["students"].bounds.max_nodes == 2
+
+
+def test_every_file_that_the_architecture_names_is_there() -> None:
+    named = re.findall(r"`([\w./]*(?:/|\.py))`", (ROOT / "docs/architecture.md").read_text())
+    roots = (ROOT, ROOT / "operator/ddpjob_operator", ROOT / "trainer_image/ddp_trainer")
+    assert [path for path in named if not any((root / path).exists() for root in roots)] == []
+    assert len(named) > 40
