@@ -23,9 +23,9 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from ddp_trainer.contract.environment import parse_job, parse_rank
 from ddp_trainer.contract.exit_codes import Preempted
 from ddp_trainer.contract.heartbeat import Heartbeat
-from ddp_trainer.contract.identity import identity, log_directory
 from ddp_trainer.logs.runlog import RunLog, SnapshotReporter
 from ddp_trainer.rank.failures import on_failure
 from ddp_trainer.rank.step_reduce import StepReduce
@@ -59,14 +59,10 @@ def attach(
         # the step's all-reduce waits for its stream, and a snapshot holds its generator; a script that gives DDP its
         # device_ids trains without setting it
         torch.cuda.set_device(device)
+    own = parse_rank(environ)
     return Attached(
         {"model": model, "optimizer": optimizer, **states},
-        World(
-            rank=int(environ.get("RANK", "0")),
-            size=int(environ.get("WORLD_SIZE", "1")),
-            local_rank=int(environ.get("LOCAL_RANK", "0")),
-            device=device,
-        ),
+        World(rank=own.rank, size=own.world_size, local_rank=own.local_rank, device=device),
         global_batch=global_batch,
         total_steps=total_steps,
         changes_with_optimizer=changes_with_optimizer,
@@ -87,7 +83,7 @@ class Attached:
         changes_with_optimizer: Collection[str],
         environ: Mapping[str, str],
     ) -> None:
-        own = identity(environ, name="training")
+        job = parse_job(environ, default_name="training")
         self.step = 0
         self.samples = 0
         self.epoch = 0
@@ -95,17 +91,18 @@ class Attached:
         self._total_steps = total_steps
         self._world = world
         self._heartbeat = Heartbeat.from_env(environ)
-        self._log = RunLog(log_directory(own), world, int(own["DDPJOB_ATTEMPT"]))
+        self._log = RunLog(job.log_dir, world, job.attempt)
         self._log.losses.before_save = self._record_loss
         self._step_reduce = StepReduce(world)
         self._stop = StopRequest()
         self._stopping = False
-        self._snapshots = Snapshots.from_env(
+        self._snapshots = Snapshots.of_job(
             {**states, "losses": self._log.losses},
+            job,
+            world,
             strategy="own",
             global_batch=global_batch,
             on_event=SnapshotReporter(self._heartbeat, self._log),
-            environ=own,
             changes_with_optimizer=("losses", *changes_with_optimizer),
         )
 

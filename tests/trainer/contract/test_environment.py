@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 import pytest
 
-from ddp_trainer.contract.environment import Assignment, Target, parse_environment, parse_target
+from ddp_trainer.contract.environment import (
+    Assignment,
+    JobEnvironment,
+    RankEnvironment,
+    Target,
+    parse_agent,
+    parse_job,
+    parse_pod,
+    parse_rank,
+    parse_target,
+)
 from ddp_trainer.contract.exit_codes import UserError
 from ddp_trainer.launch.torchrun import torchrun_arguments, torchrun_environment, usable_cpus
 
@@ -30,7 +41,7 @@ GOOD = {
 
 
 def test_a_complete_environment_is_parsed_into_values():
-    pod = parse_environment(GOOD)
+    pod = parse_pod(GOOD)
     assert (pod.attempt, pod.node_rank, pod.world_size) == (3, 1, 8)
     assert pod.log_dir == Path("/mnt/shared/logs/digits")
 
@@ -38,7 +49,7 @@ def test_a_complete_environment_is_parsed_into_values():
 @pytest.mark.parametrize("name", GOOD)
 def test_each_variable_that_is_missing_is_named(name):
     with pytest.raises(UserError, match=f"{name} is not set"):
-        parse_environment({key: value for key, value in GOOD.items() if key != name})
+        parse_pod({key: value for key, value in GOOD.items() if key != name})
 
 
 @pytest.mark.parametrize(
@@ -58,7 +69,7 @@ def test_each_variable_that_is_missing_is_named(name):
 )
 def test_a_bad_value_is_named_with_what_it_must_be(name, value, words):
     with pytest.raises(UserError, match=f"{name}.*{words}"):
-        parse_environment(GOOD | {name: value})
+        parse_pod(GOOD | {name: value})
 
 
 @pytest.mark.parametrize(
@@ -82,7 +93,7 @@ def test_any_other_command_line_is_refused(argv):
 @pytest.mark.parametrize(("node_rank", "endpoint"), [("0", "10.244.1.3:29500"), ("1", "10.96.0.7:29500")])
 def test_node_rank_0_hosts_the_rendezvous_and_the_others_go_through_the_service(node_rank, endpoint):
     arguments = torchrun_arguments(
-        parse_environment(GOOD | {"DDPJOB_NODE_RANK": node_rank}), Target("module", "m", ("--", "-m"))
+        parse_pod(GOOD | {"DDPJOB_NODE_RANK": node_rank}), Target("module", "m", ("--", "-m"))
     )
     assert f"--rdzv-endpoint={endpoint}" in arguments
     assert {"--rdzv-backend=static", f"--node-rank={node_rank}"} <= set(arguments)
@@ -91,7 +102,7 @@ def test_node_rank_0_hosts_the_rendezvous_and_the_others_go_through_the_service(
 
 
 def test_a_place_in_another_attempt_takes_the_place_of_the_variables_for_torchrun_and_for_the_ranks():
-    pod = parse_environment(GOOD | {"DDPJOB_NODE_RANK": "none"}, Assignment(attempt=4, node_rank=0, nodes=3))
+    pod = parse_pod(GOOD | {"DDPJOB_NODE_RANK": "none"}, Assignment(attempt=4, node_rank=0, nodes=3))
     arguments = torchrun_arguments(pod, Target("module", "m", ()))
     assert {"--rdzv-id=0b0c-4", "--node-rank=0", "--nnodes=3"} <= set(arguments)
     assert "--rdzv-endpoint=10.244.1.3:29500" in arguments
@@ -100,12 +111,12 @@ def test_a_place_in_another_attempt_takes_the_place_of_the_variables_for_torchru
 
 
 def test_ipv6_addresses_are_bracketed():
-    arguments = torchrun_arguments(parse_environment(GOOD | {"DDPJOB_RDZV_HOST": "fd00::7"}), Target("module", "m", ()))
+    arguments = torchrun_arguments(parse_pod(GOOD | {"DDPJOB_RDZV_HOST": "fd00::7"}), Target("module", "m", ()))
     assert "--rdzv-endpoint=[fd00::7]:29500" in arguments
 
 
 def test_ranks_share_the_cpus_unless_the_job_says_otherwise():
-    pod = parse_environment(GOOD)
+    pod = parse_pod(GOOD)
     assert torchrun_environment(pod, {}, cpus=8)["OMP_NUM_THREADS"] == "2"
     assert torchrun_environment(pod, {}, cpus=2)["OMP_NUM_THREADS"] == "1"
     assert torchrun_environment(pod, {"OMP_NUM_THREADS": "7"}, cpus=8)["OMP_NUM_THREADS"] == "7"
@@ -127,3 +138,63 @@ def test_the_cpus_of_a_container_are_its_quota(tmp_path, files, cpus):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
     assert usable_cpus(tmp_path) == cpus
+
+
+def test_a_rank_reads_what_torchrun_and_the_launcher_set():
+    torchrun = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
+    found = parse_rank({**torchrun, "DDPJOB_RUN_DIR": "/run/ddpjob", "DDPJOB_AGENT_PID": "17"})
+    assert found == RankEnvironment(5, 8, 1, 4, under_torchrun=True, run_dir=Path("/run/ddpjob"), agent_pid=17)
+
+
+def test_without_torchrun_there_is_one_rank():
+    assert parse_rank({}) == RankEnvironment()
+
+
+def test_a_rank_reads_its_job():
+    environ = GOOD | {"DDPJOB_CREATED": "17", "DDPJOB_SNAPSHOT_EVERY": "2epochs", "DDPJOB_SNAPSHOT_KEEP": "5"}
+    found = parse_job(environ, default_name="training")
+    assert found == JobEnvironment("digits", "0b0c", 17, 3, 2, Path("/mnt/shared"), "2epochs", 5)
+    assert found.log_dir == Path("/mnt/shared/logs/digits")
+
+
+def test_without_the_operator_each_start_is_a_new_run_of_a_job_named_after_its_task(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    first = parse_job({}, default_name="my_package.tasks:Mine")
+    assert (first.name, first.uid, first.attempt, first.nodes) == ("my-package-tasks-mine", "local", 0, 1)
+    assert (first.shared, first.snapshot_every, first.snapshot_keep) == (tmp_path / "shared", "100steps", 3)
+    assert first.created > 1_700_000_000
+
+
+@pytest.mark.parametrize(
+    ("environ", "words"),
+    [
+        ({"RANK": "eight", "WORLD_SIZE": "8"}, "RANK='eight' must be a whole number from 0 to 7"),
+        ({"RANK": "8", "WORLD_SIZE": "8"}, "RANK='8' must be a whole number from 0 to 7"),
+        ({"WORLD_SIZE": "0"}, "WORLD_SIZE='0' must be a whole number from 1"),
+        ({"LOCAL_RANK": "-1"}, "LOCAL_RANK='-1' must be a whole number from 0"),
+    ],
+)
+def test_a_bad_rank_is_named_with_what_it_must_be(environ, words):
+    with pytest.raises(UserError, match=words):
+        parse_rank(environ)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("DDPJOB_ATTEMPT", "-1"), ("DDPJOB_CREATED", "now"), ("DDPJOB_NODES", "0"), ("DDPJOB_SNAPSHOT_KEEP", "0")],
+)
+def test_a_bad_job_is_named_with_what_it_must_be(name, value):
+    with pytest.raises(UserError, match=f"{name}='{value}' must be a whole number from "):
+        parse_job({name: value}, default_name="training")
+
+
+def test_the_agent_names_all_that_it_lacks_at_once():
+    with pytest.raises(UserError, match=r"DDPJOB_RUN_DIR is not set.*; DDPJOB_LAUNCHER_PID is not set"):
+        parse_agent({})
+
+
+def test_no_other_module_reads_rank_or_attempt_from_the_environment():
+    package = Path(__file__).parents[3] / "trainer_image" / "ddp_trainer"
+    quoted = re.compile(r"""["'](RANK|WORLD_SIZE|LOCAL_RANK|LOCAL_WORLD_SIZE|DDPJOB_ATTEMPT)["']""")
+    readers = {path.name for path in package.rglob("*.py") if quoted.search(path.read_text())}
+    assert readers == {"environment.py"}

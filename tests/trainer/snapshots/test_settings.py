@@ -1,4 +1,4 @@
-"""What the operator tells a run about its snapshots, and what is refused."""
+"""Where a job's snapshots lie and how often there is one, as the environment says, and what is refused."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from ddp_trainer.contract.environment import parse_job
 from ddp_trainer.contract.exit_codes import UserError
-from ddp_trainer.snapshots.settings import Settings
+from ddp_trainer.rank.world import World
+from ddp_trainer.snapshots.session import Snapshots
 from ddp_trainer.snapshots.values import Identity
 
 ENVIRON = {
@@ -19,34 +21,30 @@ ENVIRON = {
 }
 
 
-def from_env(shared: Path, **changes: str) -> Settings:
-    environ = {**ENVIRON, "DDPJOB_SHARED": str(shared), **changes}
-    environ = {name: value for name, value in environ.items() if value}
-    return Settings.from_env(environ)
+def snapshots(shared: Path, **changes: str) -> Snapshots:
+    job = parse_job({**ENVIRON, "DDPJOB_SHARED": str(shared), **changes}, default_name="training")
+    return Snapshots.of_job({}, job, World(), strategy="single", global_batch=1)
 
 
-def test_the_environment_of_the_contract_is_read(tmp_path: Path) -> None:
-    settings = from_env(tmp_path, DDPJOB_SNAPSHOT_EVERY="2epochs", DDPJOB_SNAPSHOT_KEEP="5")
-    assert settings.directory == tmp_path / "checkpoints" / "digits"
-    assert settings.identity == Identity("digits", "u", 5, 1, 0, 1, nodes=2)
-    assert (str(settings.every), settings.keep) == ("2epochs", 5)
+def test_the_job_names_the_directory_and_the_identity(tmp_path: Path) -> None:
+    found = snapshots(tmp_path)
+    assert found.directory == tmp_path / "checkpoints" / "digits"
+    assert found.identity == Identity("digits", "u", 5, 1, 0, 1, nodes=2)
 
 
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
-        ({"DDPJOB_NAME": ""}, "DDPJOB_NAME is not set"),
-        ({"DDPJOB_ATTEMPT": "-1"}, "DDPJOB_ATTEMPT is '-1', not a whole number"),
-        ({"DDPJOB_SNAPSHOT_EVERY": "soon"}, "'soon' is not an interval"),
+        ({"DDPJOB_SNAPSHOT_EVERY": "soon"}, "DDPJOB_SNAPSHOT_EVERY='soon' is not an interval"),
         ({"DDPJOB_NAME": "../other"}, r"job name '\.\./other' cannot be a directory"),
         ({"DDPJOB_NAME": ".."}, "cannot be a directory"),
         ({"DDPJOB_NAME": "a/b"}, "cannot be a directory"),
         ({"DDPJOB_NAME": "a..b"}, "cannot be a directory"),
     ],
 )
-def test_a_wrong_environment_is_named(tmp_path: Path, changes: dict[str, str], named: str) -> None:
+def test_a_wrong_setting_is_named(tmp_path: Path, changes: dict[str, str], named: str) -> None:
     with pytest.raises(UserError, match=named):
-        from_env(tmp_path, **changes)
+        snapshots(tmp_path, **changes)
 
 
 def test_a_job_whose_directory_leads_elsewhere_is_refused(tmp_path: Path) -> None:
@@ -54,4 +52,4 @@ def test_a_job_whose_directory_leads_elsewhere_is_refused(tmp_path: Path) -> Non
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "checkpoints" / "digits").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(UserError, match="outside the job's own place"):
-        from_env(tmp_path)
+        snapshots(tmp_path)

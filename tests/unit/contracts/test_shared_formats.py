@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ddp_trainer.contract import exit_codes as trainer_exits
-from ddp_trainer.contract.environment import Target, parse_environment, parse_target
+from ddp_trainer.contract.environment import Target, parse_pod, parse_target
 from ddp_trainer.launch.assignment import Assignment, read_assignment
 from ddp_trainer.launch.exit.termination import ExitCause, ExitEvidence, encode, message_of
 from ddp_trainer.launch.status.pod_state import PodState, status
@@ -60,7 +60,7 @@ def pod_environment(node_rank: int = 1, **spec: Any) -> dict[str, str]:
 
 
 def test_the_trainer_understands_the_environment_that_the_operator_sets() -> None:
-    pod = parse_environment(pod_environment())
+    pod = parse_pod(pod_environment())
     assert (pod.job, pod.uid, pod.attempt, pod.node_rank, pod.nodes) == ("digits", "0b0c", 3, 1, 2)
     assert (pod.rdzv_host, pod.rdzv_port, pod.status_port, pod.pod_ip) == ("10.96.0.7", 29500, 9400, "10.0.0.7")
 
@@ -100,7 +100,7 @@ def test_both_sides_mean_the_same_by_an_exit_code() -> None:
 
 
 def test_the_launcher_answers_status_with_exactly_the_documented_fields() -> None:
-    pod = parse_environment(pod_environment())
+    pod = parse_pod(pod_environment())
     answer = status(pod, 0.0, PodState(now=1.0, wall=2.0, ranks=(), heartbeats=()))
     assert set(answer) == set(STATUS)
 
@@ -125,7 +125,7 @@ def test_the_operator_ignores_the_status_of_another_life_of_the_job() -> None:
 
 
 def test_the_operator_reads_the_termination_message_that_the_launcher_writes() -> None:
-    pod = parse_environment(pod_environment())
+    pod = parse_pod(pod_environment())
     cause = ExitCause(1, "WorkerKilled", "rank 1 was killed by SIGKILL after step 120", rank=1, signal="SIGKILL")
     written = encode(message_of(cause, pod, ExitEvidence(wall=5.0, procs=1)))
     assert set(json.loads(written)) == set(TERMINATION)
@@ -144,7 +144,7 @@ def test_the_trainer_reads_its_place_from_the_files_that_a_kubelet_makes_of_the_
         (tmp_path / item["path"]).write_text(pod["metadata"]["labels"][label[1]])
     assert read_assignment(tmp_path) == Assignment(attempt=3, node_rank=1, nodes=2)
     variables = pod_environment(restart={"scope": "InPlace"})
-    assert parse_environment(variables, read_assignment(tmp_path)).assignment_dir == Path("/etc/ddpjob/assignment")
+    assert parse_pod(variables, read_assignment(tmp_path)).assignment_dir == Path("/etc/ddpjob/assignment")
 
 
 def test_the_trainer_reads_the_place_that_a_run_on_this_machine_gives_it(tmp_path: Path) -> None:

@@ -1,7 +1,13 @@
-"""What the operator tells a trainer pod, parsed once into one frozen value (docs/contracts.md sections 1 and 2)."""
+"""The only parser of the environment: variables of the operator and of torchrun become frozen values.
+
+docs/contracts.md sections 1 and 2. Each process reads its part once: process 1 `parse_pod`, torchrun's agent
+`parse_agent`, a rank `parse_rank` and `parse_job`. A UserError names each bad variable, its value and what to write.
+"""
 
 from __future__ import annotations
 
+import re
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,6 +17,12 @@ from ddp_trainer.contract.exit_codes import UserError
 
 MAX_ATTEMPT: Final = 10**6 - 1
 MAX_NODES: Final = 100_000
+MAX_RANKS: Final = 1_000_000
+MAX_PID: Final = 2**22
+"""Of Linux (proc_sys_kernel(5), pid_max)."""
+
+MAX_CREATED: Final = 10**12 - 1
+MAX_KEEP: Final = 1_000_000
 USAGE = (
     "python -m ddp_trainer.launch --module PACKAGE.MODULE [-- ARG...]\n"
     "       python -m ddp_trainer.launch --script PATH.py [-- ARG...]"
@@ -86,6 +98,54 @@ class PodEnvironment:
         return self.shared / "logs" / self.job
 
 
+@dataclass(frozen=True, slots=True)
+class AgentEnvironment:
+    """Of torchrun's agent, which the launcher starts and must not outlive."""
+
+    run_dir: Path
+    launcher_pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class RankEnvironment:
+    """This rank among all, as torchrun numbers them; the only rank without torchrun."""
+
+    rank: int = 0
+    world_size: int = 1
+    local_rank: int = 0
+    local_world_size: int = 1
+    under_torchrun: bool = False
+    run_dir: Path | None = None
+    """None without a launcher."""
+
+    agent_pid: int | None = None
+    """torchrun's agent, where the launcher started it."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobEnvironment:
+    """The job and attempt that a rank belongs to, and where its files are.
+
+    Without the operator, under plain torchrun, each start is a new run of a job with files in ./shared.
+    """
+
+    name: str
+    uid: str
+    created: int
+    """The job's creation time in epoch seconds."""
+
+    attempt: int
+    nodes: int
+    shared: Path
+    snapshot_every: str
+    snapshot_keep: int
+
+    @property
+    def log_dir(self) -> Path:
+        """`logs/<job>` on the volume (docs/contracts.md section 6)."""
+        return self.shared / "logs" / self.name
+
+
 def parse_target(argv: Sequence[str]) -> Target:
     """`--module NAME -- ARG…` or `--script PATH -- ARG…`; raises UserError for anything else."""
     if len(argv) < 2 or argv[0] not in ("--module", "--script") or not argv[1]:
@@ -96,7 +156,7 @@ def parse_target(argv: Sequence[str]) -> Target:
     return Target(kind=argv[0].removeprefix("--"), name=argv[1], args=tuple(rest[1:]))
 
 
-def parse_environment(env: Mapping[str, str], place: Assignment | None = None) -> PodEnvironment:
+def parse_pod(env: Mapping[str, str], place: Assignment | None = None) -> PodEnvironment:
     """Read and check every variable; raises UserError that names all of the bad ones, each with what it must be.
 
     `place` takes the place of the variables that name one.
@@ -126,8 +186,50 @@ def parse_environment(env: Mapping[str, str], place: Assignment | None = None) -
     )
     if parsed.stall_min_seconds > parsed.stall_max_seconds:
         reader.problems.append("DDPJOB_STALL_MIN_SECONDS is greater than DDPJOB_STALL_MAX_SECONDS")
-    if reader.problems:
-        raise UserError("; ".join(reader.problems))
+    reader.check()
+    return parsed
+
+
+def parse_agent(env: Mapping[str, str]) -> AgentEnvironment:
+    """The environment of torchrun's agent. Raises UserError."""
+    reader = _Reader(env)
+    parsed = AgentEnvironment(reader.path("DDPJOB_RUN_DIR"), reader.integer("DDPJOB_LAUNCHER_PID", 1, MAX_PID))
+    reader.check()
+    return parsed
+
+
+def parse_rank(env: Mapping[str, str]) -> RankEnvironment:
+    """The variables that torchrun and the launcher set for each rank. Raises UserError."""
+    reader = _Reader(env)
+    world_size = reader.integer("WORLD_SIZE", 1, MAX_RANKS, default=1)
+    local_world_size = reader.integer("LOCAL_WORLD_SIZE", 1, MAX_RANKS, default=1)
+    parsed = RankEnvironment(
+        rank=reader.integer("RANK", 0, world_size - 1, default=0),
+        world_size=world_size,
+        local_rank=reader.integer("LOCAL_RANK", 0, MAX_RANKS - 1, default=0),
+        local_world_size=local_world_size,
+        under_torchrun="RANK" in env,
+        run_dir=Path(env["DDPJOB_RUN_DIR"]) if env.get("DDPJOB_RUN_DIR") else None,
+        agent_pid=reader.integer("DDPJOB_AGENT_PID", 1, MAX_PID) if env.get("DDPJOB_AGENT_PID") else None,
+    )
+    reader.check()
+    return parsed
+
+
+def parse_job(env: Mapping[str, str], *, default_name: str) -> JobEnvironment:
+    """The job of this rank; what the operator has not set gets the values of a run without it. Raises UserError."""
+    reader = _Reader(env)
+    parsed = JobEnvironment(
+        name=env.get("DDPJOB_NAME") or re.sub(r"[^a-z0-9]+", "-", default_name.lower()).strip("-") or "training",
+        uid=env.get("DDPJOB_UID") or "local",
+        created=reader.integer("DDPJOB_CREATED", 0, MAX_CREATED, default=int(time.time())),
+        attempt=reader.attempt(default=0),
+        nodes=reader.integer("DDPJOB_NODES", 1, MAX_NODES, default=1),
+        shared=Path(env.get("DDPJOB_SHARED") or "shared").absolute(),
+        snapshot_every=env.get("DDPJOB_SNAPSHOT_EVERY") or "100steps",
+        snapshot_keep=reader.integer("DDPJOB_SNAPSHOT_KEEP", 1, MAX_KEEP, default=3),
+    )
+    reader.check()
     return parsed
 
 
@@ -138,17 +240,24 @@ class _Reader:
         self._env = env
         self.problems: list[str] = []
 
+    def check(self) -> None:
+        """Raise UserError with all problems."""
+        if self.problems:
+            raise UserError("; ".join(self.problems))
+
     def text(self, name: str) -> str:
         value = self._env.get(name, "")
         if not value:
-            self.problems.append(f"{name} is not set")
+            self.problems.append(f"{name} is not set: start the pod by a DDPJob or `ddpjob run`, or set it")
         return value
 
     def place(self) -> tuple[int, int, int]:
         """Attempt, node rank and nodes."""
         nodes = self.integer("DDPJOB_NODES", 1, MAX_NODES)
-        attempt = self.integer("DDPJOB_ATTEMPT", 0, MAX_ATTEMPT)
-        return attempt, self.integer("DDPJOB_NODE_RANK", 0, nodes - 1), nodes
+        return self.attempt(), self.integer("DDPJOB_NODE_RANK", 0, nodes - 1), nodes
+
+    def attempt(self, default: int | None = None) -> int:
+        return self.integer("DDPJOB_ATTEMPT", 0, MAX_ATTEMPT, default=default)
 
     def path(self, name: str) -> Path:
         value = self.text(name)
@@ -156,7 +265,9 @@ class _Reader:
             self.problems.append(f"{name}={value!r} must be an absolute path")
         return Path(value)
 
-    def integer(self, name: str, low: int, high: int) -> int:
+    def integer(self, name: str, low: int, high: int, *, default: int | None = None) -> int:
+        if default is not None and not self._env.get(name):
+            return default
         text = self.text(name)
         if not text:
             return low

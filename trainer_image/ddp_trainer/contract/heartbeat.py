@@ -28,6 +28,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from ddp_trainer.contract.environment import parse_rank
 from ddp_trainer.contract.json_files import read_json, write_json
 
 VERSION: Final = 1
@@ -107,13 +108,9 @@ class Heartbeat:
     @classmethod
     def from_env(cls, environ: Mapping[str, str] | None = None) -> Heartbeat:
         """The heartbeat of this rank, from DDPJOB_RUN_DIR (silent without it), RANK and LOCAL_RANK."""
-        env = os.environ if environ is None else environ
-        run_dir = env.get("DDPJOB_RUN_DIR")
-        return cls(
-            heartbeat_dir(Path(run_dir)) if run_dir else None,
-            rank=int(env.get("RANK", "0")),
-            local_rank=int(env.get("LOCAL_RANK", "0")),
-        )
+        own = parse_rank(os.environ if environ is None else environ)
+        directory = heartbeat_dir(own.run_dir) if own.run_dir else None
+        return cls(directory, rank=own.rank, local_rank=own.local_rank)
 
     def enter(self, phase: str) -> None:
         """Say what begins now, one of PHASES; written at once when it differs from the phase before."""

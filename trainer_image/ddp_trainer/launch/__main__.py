@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ddp_trainer.contract import processes, run_dir
-from ddp_trainer.contract.environment import PodEnvironment, parse_environment, parse_target
+from ddp_trainer.contract.environment import PodEnvironment, parse_pod, parse_target
 from ddp_trainer.contract.exit_codes import EXIT_FAILED, EXIT_USER, UserError
 from ddp_trainer.launch.attempt import CannotStart, start_attempt
 from ddp_trainer.launch.signals import StopSignals
@@ -44,10 +44,10 @@ def _placed(env: Mapping[str, str]) -> PodEnvironment:
     """The environment, with the place in the gang that the assignment's files name where there are any."""
     folder = env.get("DDPJOB_ASSIGNMENT_DIR")
     if not folder:
-        return parse_environment(env)
+        return parse_pod(env)
     from ddp_trainer.launch.assignment import read_assignment
 
-    return parse_environment(env, read_assignment(Path(folder)))
+    return parse_pod(env, read_assignment(Path(folder)))
 
 
 def _report_start_failure(code: int, reason: str, text: str, pod: PodEnvironment | None, path: Path | None) -> int:

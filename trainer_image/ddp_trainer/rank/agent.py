@@ -17,6 +17,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from ddp_trainer.contract.environment import parse_agent
 from ddp_trainer.contract.processes import die_with
 from ddp_trainer.contract.run_dir import (
     JOIN_TIMEOUT_SECONDS,
@@ -49,8 +50,9 @@ def await_endpoint(endpoint: str, seconds: float) -> None:
 
 
 def main(argv: Sequence[str]) -> int:
-    run_dir = Path(os.environ["DDPJOB_RUN_DIR"])
-    die_with(int(os.environ["DDPJOB_LAUNCHER_PID"]))
+    own = parse_agent(os.environ)
+    run_dir = own.run_dir
+    die_with(own.launcher_pid)
     os.environ["DDPJOB_AGENT_PID"] = str(os.getpid())
     # torch takes seconds to import; by now this process already ends with the launcher
     from torch.distributed import DistNetworkError, DistStoreError

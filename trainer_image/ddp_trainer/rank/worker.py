@@ -18,6 +18,7 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
+from ddp_trainer.contract.environment import parse_rank
 from ddp_trainer.contract.exit_codes import EXIT_OK, EXIT_PREEMPTED, Preempted, UserError
 from ddp_trainer.contract.outcomes import classify, outcome_of, write_outcome
 from ddp_trainer.contract.process_end import end_after_exit_handlers, settle
@@ -32,11 +33,11 @@ LEAVE_SECONDS = 5
 
 def main(argv: Sequence[str]) -> int:
     """Run one rank; returns the exit code towards torchrun."""
-    if "DDPJOB_AGENT_PID" in os.environ:
-        die_with(int(os.environ["DDPJOB_AGENT_PID"]))
-    run_dir = Path(os.environ["DDPJOB_RUN_DIR"])
-    rank, local_rank = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
-    _tell_launcher(run_dir, rank, local_rank)
+    own = parse_rank(os.environ)
+    if own.agent_pid is not None:
+        die_with(own.agent_pid)
+    assert own.run_dir is not None, "DDPJOB_RUN_DIR is not set: the launcher starts this module"
+    _register(own.run_dir, own.rank, own.local_rank)
     failure: BaseException | None = None
     try:
         run_target(argv[0], argv[1], argv[2:])
@@ -46,13 +47,13 @@ def main(argv: Sequence[str]) -> int:
     if preempted_after() is not None and (failure is None or classify(failure)[0] == EXIT_OK):
         # a loop of the user's own that left in order, as it was asked to: it is not done
         failure = Preempted(f"asked to stop after step {preempted_after()}")
-    outcome = outcome_of(failure, rank=rank, local_rank=local_rank, pid=os.getpid())
+    outcome = outcome_of(failure, rank=own.rank, local_rank=own.local_rank, pid=os.getpid())
     if isinstance(failure, SystemExit) and isinstance(failure.code, str):
         print(failure.code, file=sys.stderr)
     elif outcome["traceback"] is not None and failure is not None:
         traceback.print_exception(failure)
     sys.stderr.flush()
-    write_outcome(run_dir, outcome)
+    write_outcome(own.run_dir, outcome)
     code = outcome["exitCode"]
     if code not in (EXIT_OK, EXIT_PREEMPTED):
         # Exit handlers run now, and one that waits for a lost peer may never return. The record is written; the kernel
@@ -79,7 +80,7 @@ def run_target(kind: str, name: str, args: Sequence[str]) -> None:
     runpy.run_path(name, run_name="__main__")
 
 
-def _tell_launcher(run_dir: Path, rank: int, local_rank: int) -> None:
+def _register(run_dir: Path, rank: int, local_rank: int) -> None:
     pipe = stderr_pipe(run_dir, local_rank)
     if pipe.is_fifo():
         reader = os.open(pipe, os.O_WRONLY)

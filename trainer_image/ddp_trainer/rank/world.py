@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 
+from ddp_trainer.contract.environment import parse_rank
 from ddp_trainer.contract.exit_codes import UserError
 
 CPU: Final = torch.device("cpu")
@@ -47,23 +48,22 @@ def describe_world(environ: Mapping[str, str] | None = None, *, device: str = "a
 
     Raises UserError when CUDA is asked for and there is none, or fewer devices than ranks on this node.
     """
-    env = os.environ if environ is None else environ
-    local_rank = int(env.get("LOCAL_RANK", "0"))
+    own = parse_rank(os.environ if environ is None else environ)
     devices = 0 if device == "cpu" else torch.cuda.device_count()
     if device == "cuda" and not devices:
         raise UserError(
             "--device cuda, but torch sees no CUDA device here: use the CUDA image on a GPU node, or --device cpu"
         )
-    if devices and local_rank >= devices:
+    if devices and own.local_rank >= devices:
         raise UserError(
-            f"local rank {local_rank} has no device of its own: this node has {devices} for "
-            f"{env.get('LOCAL_WORLD_SIZE', '?')} ranks; start at most one rank a GPU"
+            f"local rank {own.local_rank} has no device of its own: this node has {devices} for "
+            f"{own.local_world_size} ranks; start at most one rank a GPU"
         )
     return World(
-        rank=int(env.get("RANK", "0")),
-        size=int(env.get("WORLD_SIZE", "1")),
-        local_rank=local_rank,
-        device=torch.device("cuda", local_rank) if devices else torch.device("cpu"),
+        rank=own.rank,
+        size=own.world_size,
+        local_rank=own.local_rank,
+        device=torch.device("cuda", own.local_rank) if devices else torch.device("cpu"),
     )
 
 
@@ -72,7 +72,7 @@ def process_group(world: World, *, timeout_seconds: float) -> Iterator[None]:
     """Join all ranks, and leave together once the block has succeeded."""
     if world.device.type == "cuda":
         torch.cuda.set_device(world.device)
-    under_torchrun = "RANK" in os.environ
+    under_torchrun = parse_rank(os.environ).under_torchrun
     dist.init_process_group(
         world.backend,
         timeout=timedelta(seconds=timeout_seconds),

@@ -35,7 +35,7 @@ class SaveInterval:
         match = _PATTERN.fullmatch(text.strip())
         if match is None:
             raise UserError(
-                f"snapshots every {text!r} is not an interval: write a whole number and its unit, "
+                f"DDPJOB_SNAPSHOT_EVERY={text!r} is not an interval: write a whole number and its unit, "
                 "such as 100steps, 2epochs or 60seconds, or auto"
             )
         unit: Unit = {"step": "steps", "epoch": "epochs", "second": "seconds"}[match[2]]  # type: ignore[assignment]

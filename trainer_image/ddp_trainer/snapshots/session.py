@@ -1,7 +1,7 @@
 """Snapshots as a training loop uses them: resume once, say when a step is done, close at the end.
 
     states = {"model": model, "optimizer": optimizer, "cursor": cursor}
-    snapshots = Snapshots.from_env(states, strategy="ddp", global_batch=64)
+    snapshots = Snapshots.of_job(states, job, world, strategy="ddp", global_batch=64)
     resumed = snapshots.resume()
     ...                                                      # each step:
     snapshots.step_end(Progress(step, epoch, samples))
@@ -18,12 +18,12 @@ tells the others. Training stops only while states are copied into buffers.
 from __future__ import annotations
 
 import logging
-import os
 import time
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ddp_trainer.contract.environment import JobEnvironment
 from ddp_trainer.contract.exit_codes import FencedError, UserError
 from ddp_trainer.snapshots import resuming
 from ddp_trainer.snapshots.boundary import Boundaries
@@ -32,15 +32,15 @@ from ddp_trainer.snapshots.interval import SaveInterval
 from ddp_trainer.snapshots.ranks import Ranks
 from ddp_trainer.snapshots.saving import READY, Ready, Saver, save_last_step
 from ddp_trainer.snapshots.schedule import SaveSchedule
-from ddp_trainer.snapshots.settings import Settings
 from ddp_trainer.snapshots.trust.errors import SnapshotError
 from ddp_trainer.snapshots.trust.manifest import Kind, Manifest
-from ddp_trainer.snapshots.trust.names import step_directory
+from ddp_trainer.snapshots.trust.names import job_directory, step_directory
 from ddp_trainer.snapshots.values import Identity, Progress, SnapshotEvent
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from ddp_trainer.rank.world import World
     from ddp_trainer.snapshots.sharded import Shards, StagedShard
 
 __all__ = ["Identity", "Manifest", "Progress", "SaveInterval", "SnapshotEvent", "Snapshots", "Stateful"]
@@ -101,28 +101,28 @@ class Snapshots:
         self._resumed: Manifest | None = None
         self._is_resumed = False
         self._saver: Saver | None = None
-        self._due = SaveSchedule(every, self._ranks, directory, nodes=identity.nodes)
+        self._schedule = SaveSchedule(every, self._ranks, directory, nodes=identity.nodes)
 
     @classmethod
-    def from_env(
+    def of_job(
         cls,
         stateful: Mapping[str, Stateful],
+        job: JobEnvironment,
+        world: World,
         *,
         strategy: str,
         global_batch: int,
         on_event: Callable[[SnapshotEvent], None] | None = None,
-        environ: Mapping[str, str] = os.environ,
         sharded: Collection[str] = (),
         changes_with_optimizer: Collection[str] = (),
     ) -> Snapshots:
-        """As the operator and torchrun set it up (docs/contracts.md section 2). Raises UserError for what is not."""
-        settings = Settings.from_env(environ)
+        """Where and as often as `job` says. Raises UserError for a job name or an interval that is none."""
         return cls(
-            settings.directory,
+            job_directory(job.shared, job.name),
             stateful,
-            every=settings.every,
-            keep=settings.keep,
-            identity=settings.identity,
+            every=SaveInterval.parse(job.snapshot_every),
+            keep=job.snapshot_keep,
+            identity=Identity(job.name, job.uid, job.created, job.attempt, world.rank, world.size, job.nodes),
             strategy=strategy,
             global_batch=global_batch,
             on_event=on_event,
@@ -169,7 +169,7 @@ class Snapshots:
                 timeout=self._save_timeout,
                 shards=self._shards,
             )
-        self._due.start(self._resumed.step if self._resumed else 0)
+        self._schedule.start(self._resumed.step if self._resumed else 0)
         self._is_resumed = True
         return self._resumed
 
@@ -177,7 +177,7 @@ class Snapshots:
         """Say that an optimizer step is done; saves if it is time. Raises FencedError if fenced."""
         if self._saver is not None:
             self._saver.collect()
-        if self._due.after(progress, epoch_end=epoch_end):
+        if self._schedule.after(progress, epoch_end=epoch_end):
             self.save(progress)
         elif self._boundaries.obstacle is None:
             self._boundaries.reached(progress)
@@ -291,7 +291,7 @@ class Snapshots:
 
     def _emit(self, event: SnapshotEvent) -> None:
         if event.result == "saved":
-            event = self._due.saved(event)
+            event = self._schedule.saved(event)
         log.log(logging.INFO if event.result in ("saved", "resumed") else logging.WARNING, "%s", event.message)
         if self._on_event is not None:
             self._on_event(event)

@@ -10,9 +10,9 @@ from typing import Any
 
 from torch.utils.data import Dataset
 
+from ddp_trainer.contract.environment import parse_job
 from ddp_trainer.contract.exit_codes import UserError
 from ddp_trainer.contract.heartbeat import Heartbeat
-from ddp_trainer.contract.identity import identity, log_directory
 from ddp_trainer.logs.runlog import RunLog, SnapshotReporter
 from ddp_trainer.logs.writers import check_wandb
 from ddp_trainer.rank.world import World
@@ -33,9 +33,8 @@ def build(config: TrainConfig, world: World, heartbeat: Heartbeat) -> TrainingLo
     """The loop of one run. Raises UserError for a task, strategy or setting that cannot work."""
     if config.deterministic:
         make_deterministic()
-    environment = identity(os.environ, name=config.task)
-    logs = log_directory(environment)
-    note = MicroBatchNote(logs / "micro_batch.json", environment["DDPJOB_UID"])
+    job = parse_job(os.environ, default_name=config.task)
+    note = MicroBatchNote(job.log_dir / "micro_batch.json", job.uid)
     limit = from_first_rank(world, note.read())
     config = dataclasses.replace(config, micro_batch=starting_micro_batch(config, world, limit))
     task = load_task(config.task, config.task_options)
@@ -59,9 +58,9 @@ def build(config: TrainConfig, world: World, heartbeat: Heartbeat) -> TrainingLo
     optimizer = build_optimizer(config, strategy.parameters(), world.device)
     scheduler = build_scheduler(config, optimizer, total_steps)
     cursor = Cursor(plan)
-    log = RunLog(logs, world, attempt=int(environment["DDPJOB_ATTEMPT"]), wandb=_wandb(config))
+    log = RunLog(job.log_dir, world, attempt=job.attempt, wandb=_wandb(config))
     states, sharded = strategy.stateful(optimizer)
-    snapshots = Snapshots.from_env(
+    snapshots = Snapshots.of_job(
         {
             **states,
             "scheduler": scheduler,
@@ -69,12 +68,13 @@ def build(config: TrainConfig, world: World, heartbeat: Heartbeat) -> TrainingLo
             "data": WithOptimizerSettings(cursor, config),
             "losses": log.losses,
         },
+        job,
+        world,
         sharded=sharded,
         changes_with_optimizer=("precision", "data", "losses"),
         strategy=config.strategy,
         global_batch=config.global_batch,
         on_event=SnapshotReporter(heartbeat, log),
-        environ=environment,
     )
     return TrainingLoop(
         config=config,
@@ -100,7 +100,7 @@ def build(config: TrainConfig, world: World, heartbeat: Heartbeat) -> TrainingLo
         log=log,
         micro_batch_note=note,
         micro_batch_limit=limit,
-        profiler=Profiler(config.profile_window, logs / "profile", world),
+        profiler=Profiler(config.profile_window, job.log_dir / "profile", world),
     )
 
 
