@@ -26,6 +26,7 @@ from tests.benchmarks.table import Cost, Ratio, report
 from tests.benchmarks.turns import Player, referee
 
 from ddp_trainer.contract import processes
+from ddp_trainer.logs.losses import read_losses
 
 MAX_RATIO = 1.02
 SNAPSHOT_EVERY = 50
@@ -90,7 +91,7 @@ def _check(job: RunningJob, rounds: int) -> None:
     saved = [event["step"] for event in job.events("snapshot_saved")]
     wanted = [SNAPSHOT_EVERY * (number + 1) for number in range(rounds)]
     curves = list((job.logs / "tensorboard").iterdir())
-    losses = (job.logs / "losses.jsonl").read_text().count("\n")
+    losses = len(read_losses(job.logs))
     if code or saved[:rounds] != wanted or not curves or losses <= wanted[-1]:
         raise SystemExit(f"not everything was on: exit code {code}, saved {saved}, curves {curves}, {losses} losses")
 

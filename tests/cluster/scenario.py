@@ -22,6 +22,7 @@ SNAPSHOT_STEPS = 20
 
 READ_VOLUME = """
 import hashlib, json, pathlib, sys
+from ddp_trainer.logs.losses import read_losses
 from safetensors import deserialize
 shared, job = pathlib.Path("/mnt/shared"), sys.argv[1]
 def lines(name):
@@ -36,7 +37,8 @@ snapshots = [
     json.loads((folder / "manifest.json").read_text()) | {"weights": weights(folder)}
     for folder in sorted((shared / "checkpoints" / job).glob("step-*[0-9]"))
 ]
-print(json.dumps({"losses": lines("losses.jsonl"), "events": lines("events.jsonl"), "snapshots": snapshots}))
+losses = read_losses(shared / "logs" / job)
+print(json.dumps({"losses": losses, "events": lines("events.jsonl"), "snapshots": snapshots}))
 """
 
 KILL = "import os, sys, time; print(time.time()); os.kill(int(sys.argv[1]), int(sys.argv[2]))"

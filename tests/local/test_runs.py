@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from ddp_trainer.logs.losses import read_losses
 from ddpjob_operator.api.status import DDPJobStatus, Phase
 from ddpjob_operator.local.chaos import parse_chaos
 from ddpjob_operator.local.display import PlainDisplay
@@ -58,8 +59,7 @@ def unbroken(tmp_path_factory: pytest.TempPathFactory, environment: dict[str, st
 
 
 def losses(shared: Path) -> list[tuple[int, float]]:
-    lines = (shared / "logs" / "digits" / "losses.jsonl").read_text().splitlines()
-    return [(line["step"], line["loss"]) for line in map(json.loads, lines)]
+    return [(line["step"], line["loss"]) for line in read_losses(shared / "logs" / "digits")]
 
 
 def final_tensors(shared: Path) -> dict[str, bytes]:

@@ -91,7 +91,7 @@ class Attached:
         self._total_steps = total_steps
         self._world = world
         self._heartbeat = Heartbeat.from_env(environ)
-        self._log = RunLog(job.log_dir, world, job.attempt)
+        self._log = RunLog(job, world)
         self._log.losses.before_save = self._record_loss
         self._step_reduce = StepReduce(world)
         self._stop = StopRequest()
@@ -112,9 +112,7 @@ class Attached:
         """
         self._heartbeat.enter("load")
         manifest = self._snapshots.resume()
-        if manifest is None:
-            self._log.losses.rewind(0)
-        else:
+        if manifest is not None:
             self.step, self.epoch, self.samples = manifest.step, manifest.epoch, manifest.samples
         self._log.resumed(self.step)
         self._log.event("resumed" if self.step else "started", step=self.step, worldSize=self._world.size)

@@ -9,6 +9,8 @@ from tests.trainer.documented import PAGE, pattern
 from tests.trainer.examples import settings
 from tests.trainer.examples.workbook import Workbook, examples
 
+from ddp_trainer.logs.losses import read_losses
+
 pytestmark = [pytest.mark.trainer, pytest.mark.timeout(900)]
 
 NAMES = [example.name for example in examples()]
@@ -48,7 +50,7 @@ def test_tensorboard_and_the_loss_log_hold_the_curves_of_the_run(workbook: Workb
     events.Reload()
     assert [point.step for point in events.Scalars("train/loss")] == [5, 10, 15, 20]
     assert {"train/learning_rate", "train/samples_per_second"} <= set(events.Tags()["scalars"])
-    assert len((workbook.folder / "shared/logs/logged/losses.jsonl").read_text().splitlines()) == 20
+    assert len(read_losses(workbook.folder / "shared/logs/logged")) == 20
 
 
 def test_what_a_run_was_told_is_in_its_first_event(workbook: Workbook) -> None:

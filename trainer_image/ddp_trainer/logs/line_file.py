@@ -8,10 +8,9 @@ never waits for the volume, whichever thread is writing.
 from __future__ import annotations
 
 import os
-import shutil
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -29,6 +28,7 @@ class LineFile:
         self._waiting: deque[str] = deque(maxlen=KEEP_LINES)
         self._added = 0
         self._descriptor: int | None = None
+        self._is_named = False
         self._adding = threading.Lock()
         """Held for moments only."""
         self._writing = threading.Lock()
@@ -59,7 +59,8 @@ class LineFile:
         with self._writing:
             if self._descriptor is None:
                 self.path.parent.mkdir(parents=True, exist_ok=True)
-                self._descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+                self._descriptor = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+                self._is_named = False
             with self._adding:
                 data, added = "".join(self._waiting).encode(), self._added
             self._append(self._descriptor, data)
@@ -69,27 +70,10 @@ class LineFile:
                     self._waiting.popleft()
             if durable:
                 os.fsync(self._descriptor)
-
-    def rewind(self, belongs: Callable[[bytes], bool]) -> None:
-        """Keep the lines up to the first that does not belong or was cut short; forget those that wait.
-
-        What is kept goes into a new file of the same name: a fenced attempt whose node was taken for lost may still
-        have the old one open, and what it appends must not appear.
-        """
-        self.close()
-        if not self.path.exists():
-            return
-        keep = 0
-        with self.path.open("rb") as lines:
-            for line in lines:
-                if not line.endswith(b"\n") or not belongs(line):
-                    break
-                keep += len(line)
-        with self._writing:
-            try:
-                self._descriptor = self._replaced(keep)
-            except OSError:  # a full volume has no room for it; what it has can be cut all the same
-                os.truncate(self.path, keep)
+                if not self._is_named:
+                    # the name of a new file outlives a crash only once its folder does
+                    Disk().fsync(self.path.parent)
+                    self._is_named = True
 
     def close(self) -> None:
         """Let go of the file; lines that wait are lost, and a thread that is late has none left to write."""
@@ -105,34 +89,13 @@ class LineFile:
         if not data:
             return
         before, written = os.fstat(descriptor).st_size, 0
+        if before and os.pread(descriptor, 1, before - 1) != b"\n":
+            data = b"\n" + data  # ends the line that a crash cut short
         try:
             while written < len(data):
                 written += os.write(descriptor, data[written:])
         except OSError:
-            # unless another attempt has written behind it by now
+            # unless another process has written behind it by now
             if os.fstat(descriptor).st_size == before + written:
                 os.ftruncate(descriptor, before)
             raise
-
-    def _replaced(self, size: int) -> int:
-        """Put the first `size` bytes into a file of their own, in the old one's place; its descriptor, for appending.
-
-        It stays open from here on, so that nothing is lost if another attempt replaces the file.
-        """
-        new = self.path.with_name(f".{self.path.name}.{os.getpid()}")
-        try:
-            shutil.copyfile(self.path, new)
-            os.truncate(new, size)
-            descriptor = os.open(new, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
-        except OSError:
-            new.unlink(missing_ok=True)
-            raise
-        try:
-            os.fsync(descriptor)
-            new.replace(self.path)
-            Disk().fsync(self.path.parent)
-        except OSError:
-            os.close(descriptor)
-            new.unlink(missing_ok=True)
-            raise
-        return descriptor

@@ -1,12 +1,11 @@
 """What a run leaves to read in logs/<job> on the volume, written by rank 0 alone.
 
-    losses.jsonl    one line a step, the loss exact to the last bit; each step once, however often the run was killed
+    losses/         one file an attempt, one line a step, the loss exact to the last bit (`losses`)
     events.jsonl    started, resumed, validated, snapshots, preempted, finished; of every attempt
     tensorboard/    loss, learning rate, throughput and validation, for `tensorboard --logdir`
     wandb/          the same for W&B, with `--wandb offline`
 
-The loss log is part of what a snapshot saves: the thread that writes one makes the lines before it durable, and
-resuming from one cuts the log back to it. A volume that refuses or hangs neither ends training nor holds it up: lines
+A volume that refuses or hangs neither ends training nor holds it up: lines
 wait in memory, and an error is reported once.
 """
 
@@ -14,98 +13,24 @@ from __future__ import annotations
 
 import functools
 import json
-import math
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ddp_trainer.contract.environment import JobEnvironment
 from ddp_trainer.contract.heartbeat import Heartbeat
 from ddp_trainer.logs.log_thread import LogFile, LogThread, WriteErrors
+from ddp_trainer.logs.losses import FOLDER, LossLog
 from ddp_trainer.logs.writers import MetricWriter, OfflineWandb, TensorBoard
 from ddp_trainer.rank.world import World
-from ddp_trainer.snapshots.codec.structure import Deferred
 from ddp_trainer.snapshots.interval import Interval
+from ddp_trainer.snapshots.trust.fence import Attempt
 from ddp_trainer.snapshots.values import SnapshotEvent
 
-FLUSH_SECONDS = 1.0
 CLOSE_SECONDS = 10.0
 """How long the end of a run waits for its last lines."""
-
-
-class LossLog:
-    """losses.jsonl. A Stateful of the snapshot: its lines are safe with it, on the volume or in the snapshot itself,
-    and `load_state_dict` drops later ones.
-    """
-
-    def __init__(
-        self,
-        path: Path | None,
-        attempt: int,
-        write_errors: WriteErrors | None = None,
-        thread: LogThread | None = None,
-    ) -> None:
-        self._file = None if path is None else LogFile(path, thread or LogThread(), write_errors or WriteErrors())
-        self._attempt = attempt
-        self._asked_at = time.monotonic()
-        self.last_step = 0
-        self.last_loss: float | None = None
-        self.before_save: Callable[[], None] = lambda: None
-        """Called when a snapshot is taken, to append what is still on its way."""
-
-    def append(self, *, step: int, epoch: int, loss: float) -> None:
-        """Note the mean loss of one finished step; written out about once a second."""
-        self.last_step, self.last_loss = step, loss
-        if self._file is None:
-            return
-        # repr of a float reads back as the same bits; JSON has no word for NaN
-        value = loss if math.isfinite(loss) else None
-        self._file.lines.add(json.dumps({"step": step, "epoch": epoch, "loss": value, "attempt": self._attempt}))
-        if time.monotonic() - self._asked_at >= FLUSH_SECONDS:
-            self._asked_at = time.monotonic()
-            self._file.write_soon()
-
-    def flush(self) -> None:
-        """Write out what waits. Waits for the volume: not for the training thread."""
-        if self._file is not None:
-            self._file.write()
-
-    def rewind(self, step: int) -> None:
-        """Drop every line after `step`, and a last line that a crash cut short."""
-        self.last_step, self.last_loss = step, None
-        if self._file is not None:
-            self._file.lines.rewind(lambda line: _step_of(line) <= step)
-
-    def state_dict(self) -> dict[str, Any]:
-        """`waiting` are lines that the volume refuses: none, unless the thread that writes the snapshot finds some."""
-        self.before_save()
-        if self._file is None:
-            return {"step": self.last_step, "waiting": []}
-        so_far = functools.partial(_made_safe, self._file, self._file.lines.added)
-        return {"step": self.last_step, "waiting": Deferred(so_far)}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.rewind(state["step"])
-        self._add_missing(state.get("waiting", ()))
-
-    def close(self) -> None:
-        """Write out what waits and let go of the file. Waits for the volume."""
-        self.flush()
-        if self._file is not None:
-            self._file.lines.close()
-
-    def _add_missing(self, lines: Sequence[str]) -> None:
-        """Lines that the volume refused when the snapshot was taken, unless it has taken them since."""
-        if self._file is None or not lines:
-            return
-        path = self._file.lines.path
-        there = path.read_bytes().splitlines() if path.exists() else []
-        last = _step_of(there[-1]) if there else 0
-        for line in lines:
-            if _step_of(line.encode()) > last:
-                self._file.lines.add(line.removesuffix("\n"))
-        self.flush()
 
 
 class RunLog:
@@ -114,19 +39,18 @@ class RunLog:
     `wandb` holds the settings to note in a W&B run that is kept offline; None for no such run.
     """
 
-    def __init__(
-        self, directory: Path, world: World, attempt: int = 0, *, wandb: Mapping[str, Any] | None = None
-    ) -> None:
+    def __init__(self, job: JobEnvironment, world: World, *, wandb: Mapping[str, Any] | None = None) -> None:
+        directory = job.log_dir
         self._directory = directory if world.leads else None
-        self._attempt = attempt
+        self._attempt = job.attempt
         self._wandb = wandb
         self._write_errors = WriteErrors()
         self._thread = LogThread()
         self._events = LogFile(directory / "events.jsonl", self._thread, self._write_errors)
         self._writers: list[MetricWriter] | None = None
         self._resumed_at = 0
-        losses = directory / "losses.jsonl" if world.leads else None
-        self.losses = LossLog(losses, attempt, self._write_errors, self._thread)
+        losses = directory / FOLDER / f"{Attempt(job.created, job.attempt, job.uid).name}.jsonl"
+        self.losses = LossLog(losses if world.leads else None, job.attempt, self._write_errors, self._thread)
 
     def event(self, kind: str, **facts: Any) -> None:
         """Append a line to events.jsonl."""
@@ -137,7 +61,8 @@ class RunLog:
         self._events.write_soon()
 
     def resumed(self, step: int) -> None:
-        """Training goes on after `step`; TensorBoard drops the points of earlier attempts beyond it."""
+        """Training goes on after `step`: losses and TensorBoard drop what earlier attempts logged after it."""
+        self.losses.resumed(step)
         self._resumed_at = step
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
@@ -235,16 +160,3 @@ def _interval(chosen: Interval) -> dict[str, Any]:
         "failures": chosen.failures,
         "bound": chosen.bound,
     }
-
-
-def _made_safe(file: LogFile, first: int) -> Sequence[str]:
-    """Those of the `first` lines that the volume refuses; the others outlive a crash of the node from here on."""
-    file.write(durable=True)
-    return file.lines.waiting(first)
-
-
-def _step_of(line: bytes) -> float:
-    try:
-        return float(json.loads(line)["step"])
-    except (ValueError, KeyError, TypeError):
-        return math.inf

@@ -112,5 +112,5 @@ def check_wandb() -> None:
     if importlib.util.find_spec("wandb") is None:
         raise UserError(
             "--wandb offline needs the package wandb, which this Python does not have: pip install wandb (in the "
-            "image, on a cluster), or leave --wandb out; TensorBoard and losses.jsonl are written in any case"
+            "image, on a cluster), or leave --wandb out; TensorBoard and the losses are written in any case"
         )

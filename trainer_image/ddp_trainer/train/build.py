@@ -58,7 +58,7 @@ def build(config: TrainConfig, world: World, heartbeat: Heartbeat) -> TrainingLo
     optimizer = build_optimizer(config, strategy.parameters(), world.device)
     scheduler = build_scheduler(config, optimizer, total_steps)
     cursor = Cursor(plan)
-    log = RunLog(job.log_dir, world, attempt=job.attempt, wandb=_wandb(config))
+    log = RunLog(job, world, wandb=_wandb(config))
     states, sharded = strategy.stateful(optimizer)
     snapshots = Snapshots.of_job(
         {

@@ -111,9 +111,7 @@ class TrainingLoop:
             self.log.close()
 
     def _resume(self) -> None:
-        manifest = self.snapshots.resume()
-        if manifest is None:
-            self.log.losses.rewind(0)
+        self.snapshots.resume()
         step = self.step
         if self.micro_batch_limit is not None:
             self._micro_batch_lowered(self.micro_batch_limit)

@@ -1,0 +1,40 @@
+"""Print the losses of a run, one JSON object a line and step, merged from all attempts.
+
+python -m ddp_trainer.logs DIR
+
+DIR is the job's log directory, such as /mnt/shared/logs/digits.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from ddp_trainer.logs.losses import FOLDER, read_losses
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print them; returns the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="python -m ddp_trainer.logs", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("directory", type=Path, metavar="DIR")
+    directory = parser.parse_args(argv).directory
+    if not (directory / FOLDER).is_dir():
+        print(f"there is no {directory / FOLDER}: name the job's, such as /mnt/shared/logs/digits", file=sys.stderr)
+        return 2
+    try:
+        for line in read_losses(directory):
+            print(json.dumps(line))
+        sys.stdout.flush()
+    except BrokenPipeError:  # a reader such as `head` has enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

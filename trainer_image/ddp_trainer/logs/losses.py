@@ -1,0 +1,116 @@
+"""The loss of each step: a file for each attempt in logs/<job>/losses, merged when it is read.
+
+    losses/001763704000-000000-0b0c.jsonl     named like the attempt's fencing token, so names sort as attempts do
+    {"attempt": 0, "resumedAfter": 0}
+    {"step": 1, "epoch": 0, "loss": 2.302585, "attempt": 0}
+
+An attempt only appends to a file of its own, so a fenced attempt that still runs spoils nothing. `resumedAfter` N makes
+void what earlier lines say of steps after N. The log is a state of the snapshot: the thread that writes one makes the
+lines so far durable, and those that the volume refuses go into the snapshot itself.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ddp_trainer.logs.log_thread import LogFile, LogThread, WriteErrors
+
+FOLDER = "losses"
+FLUSH_SECONDS = 1.0
+
+
+def read_losses(log_dir: Path) -> list[dict[str, Any]]:
+    """The merged history of all attempts in `log_dir` (logs/<job>): each step once, in order."""
+    history: dict[int, dict[str, Any]] = {}
+    for path in sorted((log_dir / FOLDER).glob("*.jsonl")):
+        for entry in _entries(path):
+            if "resumedAfter" in entry:
+                history = {step: line for step, line in history.items() if step <= entry["resumedAfter"]}
+            elif isinstance(entry.get("step"), int):
+                history[entry["step"]] = entry
+    return [history[step] for step in sorted(history)]
+
+
+def _entries(path: Path) -> Iterator[dict[str, Any]]:
+    """The lines of one attempt; one that a crash cut short is left out."""
+    for line in path.read_bytes().splitlines():
+        try:
+            entry = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(entry, dict):
+            yield entry
+
+
+class LossLog:
+    """Writes the losses of one attempt; `path` is None on all ranks but rank 0. A Stateful of the snapshot."""
+
+    def __init__(
+        self,
+        path: Path | None,
+        attempt: int,
+        write_errors: WriteErrors | None = None,
+        thread: LogThread | None = None,
+    ) -> None:
+        self._file = None if path is None else LogFile(path, thread or LogThread(), write_errors or WriteErrors())
+        self._attempt = attempt
+        self._asked_at = time.monotonic()
+        self._restored: Sequence[str] = ()
+        self.last_step = 0
+        self.last_loss: float | None = None
+        self.before_save: Callable[[], None] = lambda: None
+        """Called when a snapshot is taken, to append what is still on its way."""
+
+    def resumed(self, step: int) -> None:
+        """Training goes on after `step`, 0 for a new run. Call it once, before the first `append`."""
+        self.last_step = step
+        if self._file is not None:
+            self._file.lines.add(json.dumps({"attempt": self._attempt, "resumedAfter": step}))
+            for line in self._restored:
+                self._file.lines.add(line.removesuffix("\n"))
+        self._restored = ()
+
+    def append(self, *, step: int, epoch: int, loss: float) -> None:
+        """Log the mean loss of one finished step; written out about once a second."""
+        self.last_step, self.last_loss = step, loss
+        if self._file is None:
+            return
+        # repr of a float reads back as the same bits; JSON has no word for NaN
+        value = loss if math.isfinite(loss) else None
+        self._file.lines.add(json.dumps({"step": step, "epoch": epoch, "loss": value, "attempt": self._attempt}))
+        if time.monotonic() - self._asked_at >= FLUSH_SECONDS:
+            self._asked_at = time.monotonic()
+            self._file.write_soon()
+
+    def state_dict(self) -> dict[str, Any]:
+        """`waiting` are lines that the volume refuses: none, unless the thread that writes the snapshot finds some."""
+        # imported here: it needs torch, and reading losses does not
+        from ddp_trainer.snapshots.codec.structure import Deferred
+
+        self.before_save()
+        if self._file is None:
+            return {"step": self.last_step, "waiting": []}
+        so_far = functools.partial(_made_durable, self._file, self._file.lines.added)
+        return {"step": self.last_step, "waiting": Deferred(so_far)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over lines that were only in the snapshot."""
+        self._restored = state.get("waiting", ())
+
+    def close(self) -> None:
+        """Write out what waits and let go of the file. Waits for the volume: not for the training thread."""
+        if self._file is not None:
+            self._file.write()
+            self._file.lines.close()
+
+
+def _made_durable(file: LogFile, first: int) -> Sequence[str]:
+    """Make the `first` lines outlive a crash of the node; those that the volume refuses."""
+    file.write(durable=True)
+    return file.lines.waiting(first)
