@@ -20,7 +20,7 @@ def table() -> str:
     from ddp_trainer.train.config import TrainConfig, flag
 
     hints = typing.get_type_hints(TrainConfig)
-    rows = ["| Setting | Default | What it is |", "|---|---|---|"]
+    rows = ["| Setting | Default | Meaning |", "|---|---|---|"]
     group = None
     for field in dataclasses.fields(TrainConfig):
         if field.metadata["group"] != group:

@@ -79,86 +79,84 @@ class StepWindow:
 class TrainConfig:
     """The settings of one run. See the metadata of each field, which is also what `--help` prints."""
 
-    task: str = option("digits", "what to train", "a task that ships here, an entry point, or package.module:build")
+    task: str = option("digits", "task and strategy", "built-in task, entry point, or package.module:build")
     task_options: Mapping[str, Any] = option(
-        {}, "what to train", "KEY=VALUE for the task, such as dropout=0.1; may be repeated"
+        {}, "task and strategy", "KEY=VALUE option of the task, such as dropout=0.1; can be repeated"
     )
-    strategy: str = option("ddp", "what to train", "how the ranks share a step; `single` is the plain loop on one rank")
-    epochs: int = option(10, "how long", "passes over the training data")
-    max_steps: int | None = option(None, "how long", "stop after this many optimizer steps, even inside an epoch")
+    strategy: str = option("ddp", "task and strategy", "how ranks train together; `single` is a plain loop on one rank")
+    epochs: int = option(10, "duration", "number of epochs")
+    max_steps: int | None = option(None, "duration", "stop after this many optimizer steps, also within an epoch")
 
-    global_batch: int = option(
-        64, "batches", "samples of one optimizer step, all ranks together, whatever their number"
-    )
+    global_batch: int = option(64, "batches", "samples per optimizer step, all ranks together")
     micro_batch: int | None = option(
-        None, "batches", "samples a rank takes at once at most; the rest of its share is accumulated"
+        None,
+        "batches",
+        "maximum samples per forward and backward pass of a rank; gradients are accumulated over the passes of a step",
     )
     last_batch: Literal["keep", "drop"] = option(
-        "keep", "batches", "a last batch of an epoch that is not full: train on it as it is, or leave it out"
+        "keep", "batches", "what to do with an incomplete last batch of an epoch"
     )
 
-    optimizer: Literal["sgd", "adam", "adamw"] = option("adamw", "optimizer", "update rule, fused on CUDA")
-    lr: float = option(1e-3, "optimizer", "learning rate, after warm-up and before decay")
-    momentum: float = option(0.0, "optimizer", "momentum of sgd")
-    weight_decay: float = option(
-        0.0, "optimizer", "weight decay (decoupled in adamw, added to the gradient in the others)"
-    )
+    optimizer: Literal["sgd", "adam", "adamw"] = option("adamw", "optimizer", "optimizer, fused on CUDA")
+    lr: float = option(1e-3, "optimizer", "learning rate after warm-up, before decay")
+    momentum: float = option(0.0, "optimizer", "momentum (sgd only)")
+    weight_decay: float = option(0.0, "optimizer", "weight decay (decoupled for adamw, L2 penalty for the others)")
     clip_norm: float | None = option(None, "optimizer", "maximum gradient norm")
     scheduler: Literal["none", "cosine", "linear", "step"] = option(
-        "none", "optimizer", "how the learning rate falls: to 0 as a cosine or a line, or in steps of --decay-every"
+        "none",
+        "optimizer",
+        "learning-rate schedule: cosine or linear decay to 0, or step decay every --decay-every steps",
     )
-    warmup_steps: int = option(0, "optimizer", "steps over which the learning rate first rises in a line")
-    decay_every: int | None = option(None, "optimizer", "scheduler=step: steps from one decay to the next")
-    decay_factor: float = option(0.1, "optimizer", "scheduler=step: what the learning rate is multiplied with")
+    warmup_steps: int = option(0, "optimizer", "steps of linear warm-up")
+    decay_every: int | None = option(None, "optimizer", "scheduler=step: steps between decays")
+    decay_factor: float = option(0.1, "optimizer", "scheduler=step: factor of each decay")
 
     precision: Literal["fp32", "bf16", "fp16"] = option(
-        "fp32", "arithmetic", "of the forward pass: bf16 and fp16 under autocast, fp16 with a gradient scaler"
+        "fp32", "numerics", "precision of the forward pass: bf16 and fp16 use autocast, fp16 also a gradient scaler"
     )
-    seed: int = option(0, "arithmetic", "of the initial weights, the order of the data, and dropout")
+    seed: int = option(0, "numerics", "random seed of initial weights, data order and dropout")
     deterministic: bool = option(
         True,
-        "arithmetic",
-        "take deterministic kernels where there are any, so that a run can be repeated bit for bit; on CUDA, attention "
-        "then takes memory for every pair of positions",
+        "numerics",
+        "use deterministic kernels, for bitwise reproducible runs; on CUDA, attention then needs memory "
+        "quadratic in the sequence length",
     )
-    compile: bool = option(
-        False, "arithmetic", "compile the model with torch.compile; the first step then takes longer"
-    )
+    compile: bool = option(False, "numerics", "use torch.compile; the first step takes longer")
 
-    static_graph: bool = option(False, "ddp", "promise that every step uses the same parameters in the same order")
+    static_graph: bool = option(False, "ddp", "every step uses the same parameters in the same order")
     find_unused_parameters: bool = option(
-        False, "ddp", "look for parameters that a step does not use; costs a walk a step"
+        False, "ddp", "find parameters that a step does not use; traverses the graph in every step"
     )
-    sync_batchnorm: bool = option(False, "ddp", "share batch statistics between the ranks (CUDA only)")
+    sync_batchnorm: bool = option(False, "ddp", "synchronise batch statistics between ranks (CUDA only)")
 
     pipeline_schedule: Literal["1f1b", "gpipe"] = option(
         "1f1b",
         "pipeline",
-        "1f1b alternates forward and backward passes and needs less memory; gpipe runs all of one first",
+        "1f1b alternates forward and backward passes and needs less memory; gpipe runs all forward passes first",
     )
 
-    workers: int = option(0, "data", "processes a rank that load samples; 0 loads in the rank itself")
-    prefetch: int = option(2, "data", "micro-batches that each worker loads ahead")
+    workers: int = option(0, "data", "DataLoader workers per rank; 0 loads in the rank")
+    prefetch: int = option(2, "data", "micro-batches that each worker prefetches")
 
-    validate_every: str = option("1epochs", "validation", "how often: such as 1epochs, 500steps, or never")
+    validate_every: str = option("1epochs", "validation", "validation interval, such as 1epochs or 500steps, or never")
     eval_batch: int | None = option(
-        None, "validation", "samples a rank validates at once; the micro-batch unless given"
+        None, "validation", "samples per validation pass of a rank; default: the micro-batch"
     )
 
-    log_every: int = option(10, "output", "steps from one TensorBoard point and one line of output to the next")
+    log_every: int = option(10, "output", "steps between TensorBoard points and log lines")
 
     wandb: Literal["off", "offline"] = option(
-        "off", "output", "offline: also log to Weights & Biases, in logs/<job>/wandb, without any network"
+        "off", "output", "offline: also log for Weights & Biases, in logs/<job>/wandb, without network access"
     )
 
     profile: str | None = option(
-        None, "output", "FIRST:LAST, such as 10:15: record these steps on every rank, in logs/<job>/profile"
+        None, "output", "FIRST:LAST: profile these steps on every rank, such as 10:15, in logs/<job>/profile"
     )
 
     device: Literal["auto", "cpu", "cuda"] = option(
-        "auto", "ranks", "where to train; auto takes CUDA where there is some"
+        "auto", "distributed", "device to train on; auto uses CUDA if available"
     )
-    timeout_seconds: float = option(300.0, "ranks", "how long a collective waits for the other ranks before it fails")
+    timeout_seconds: float = option(300.0, "distributed", "timeout of collectives in seconds")
 
     def __post_init__(self) -> None:
         for problem in invalid_settings(self):
