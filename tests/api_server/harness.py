@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 import socket
 import sys
@@ -103,6 +104,15 @@ class Cluster:
         await eventually(
             account_exists, "the namespace has its default service account, without which pods are refused"
         )
+
+    async def minor_version(self) -> int:
+        """The 36 of Kubernetes 1.36."""
+        version = await self.client.get("/version", "version")
+        return int(re.match(r"\d+", version["minor"])[0])  # "20+" on some distributions
+
+    async def enforces_cel(self) -> bool:
+        """Whether the API server checks the CRD's CEL rules, as each does by default since 1.25."""
+        return await self.minor_version() >= 25
 
     async def delete_namespace(self) -> None:
         with suppress(ApiError):

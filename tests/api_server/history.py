@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -22,6 +22,8 @@ from ddpjob_operator.runtime.login import log_in, open_session
 UID = "training.ddpjob.io/uid"
 ATTEMPT = "training.ddpjob.io/attempt"
 NODE_RANK = "training.ddpjob.io/node-rank"
+
+RETRY_SECONDS = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,22 +116,34 @@ async def recorded(cluster: Cluster) -> AsyncIterator[History]:
     finally:
         for watch in watches:
             watch.cancel()
-        await asyncio.gather(*watches, return_exceptions=True)
+        ended = await asyncio.gather(*watches, return_exceptions=True)
         await session.close()
+    missed = [error for error in ended if isinstance(error, Exception)]
+    assert missed == [], "there are changes that are not on record"
 
 
 async def _watch(
     session: aiohttp.ClientSession, url: str, kind: str, since: int, history: History, begun: asyncio.Event
 ) -> None:
-    query = {"watch": "true", "resourceVersion": str(since)}
-    async with session.get(url, params=query, timeout=aiohttp.ClientTimeout(total=None)) as stream:
-        begun.set()
-        buffer = b""
-        async for chunk in stream.content.iter_any():
-            *lines, buffer = (buffer + chunk).split(b"\n")
-            for line in lines:
-                event = json.loads(line)
-                history.changes.append(Change(kind, event["type"], event["object"]))
+    """Record all changes. The API server may end a watch at any time; the next one begins where it ended."""
+    while True:
+        query = {"watch": "true", "resourceVersion": str(since)}
+        with suppress(aiohttp.ClientError):
+            async with session.get(url, params=query, timeout=aiohttp.ClientTimeout(total=None)) as stream:
+                begun.set()
+                async for event in _events(stream):
+                    assert event["type"] != "ERROR", event
+                    since = int(event["object"]["metadata"]["resourceVersion"])
+                    history.changes.append(Change(kind, event["type"], event["object"]))
+        await asyncio.sleep(RETRY_SECONDS)
+
+
+async def _events(stream: aiohttp.ClientResponse) -> AsyncIterator[dict[str, Any]]:
+    buffer = b""
+    async for chunk in stream.content.iter_any():
+        *lines, buffer = (buffer + chunk).split(b"\n")
+        for line in lines:
+            yield json.loads(line)
 
 
 async def _caught_up(cluster: Cluster, history: History, since: dict[str, int]) -> None:

@@ -7,6 +7,9 @@ from tests.api_server.harness import Cluster, Operator, eventually
 
 from ddpjob_operator.runtime.errors import ApiError
 
+NO_EXPRESSION = {"rules": [{"messagePattern": "(", "action": "Fail"}]}
+"""What no API server refuses, with CEL or without, and the operator does."""
+
 
 @pytest.mark.parametrize(
     ("policy", "left"),
@@ -72,7 +75,7 @@ async def test_a_job_of_another_controller_is_left_alone_even_if_it_makes_no_sen
     cluster: Cluster, operator: Operator
 ) -> None:
     await cluster.apply_job(managedBy="kueue.x-k8s.io/multikueue", ttlSecondsAfterFinished=0)
-    await cluster.apply_job("broken", managedBy="kueue.x-k8s.io/multikueue", env=[{"name": "RANK", "value": "0"}])
+    await cluster.apply_job("broken", managedBy="kueue.x-k8s.io/multikueue", restart=NO_EXPRESSION)
     await cluster.apply_job("ours", managedBy="training.ddpjob.io/operator")
     await cluster.gang_exists(job="ours")
     await cluster.phase_is("Starting", "ours")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 
-import pytest
 from tests.api_server.conftest import StartOperator
 from tests.api_server.harness import Cluster, Operator, eventually
 
@@ -182,21 +181,3 @@ async def test_a_job_of_the_same_name_starts_over_with_the_claim_that_was_kept(
 
     await eventually(new_gang, "the new job has pods of its own", seconds=60)
     await finish(cluster)
-
-
-@pytest.mark.parametrize(
-    ("spec", "words"),
-    [
-        ({"env": [{"name": "RANK", "value": "0"}]}, "RANK"),
-        ({"entrypoint": {"module": "a", "script": "/b.py"}}, "script"),
-    ],
-)
-async def test_a_spec_that_the_schema_lets_through_is_refused_in_the_status(
-    cluster: Cluster, operator: Operator, spec: dict, words: str
-) -> None:
-    await cluster.apply_job(**spec)
-    status = await cluster.phase_is("Failed")
-    failed = next(item for item in status["conditions"] if item["type"] == "Failed")
-    assert failed["reason"] == "InvalidSpec"
-    assert words in failed["message"]
-    assert await cluster.pods() == []

@@ -7,8 +7,6 @@ over all of it.
 
 from __future__ import annotations
 
-import json
-import subprocess
 import threading
 import time
 from collections.abc import Callable
@@ -17,6 +15,7 @@ from itertools import pairwise
 from typing import Any, TypeVar
 
 from tests.cluster.kube import Kubectl, NeverHappened, Object, describe
+from tests.cluster.watch import Watch, WatchExpired
 
 T = TypeVar("T")
 
@@ -25,8 +24,8 @@ ATTEMPT = "training.ddpjob.io/attempt"
 NODE_RANK = "training.ddpjob.io/node-rank"
 
 PATHS = {
-    "ddpjobs": "/apis/training.ddpjob.io/v1alpha1/namespaces/{namespace}/ddpjobs?watch=true",
-    "pods": "/api/v1/namespaces/{namespace}/pods?watch=true",
+    "ddpjobs": "/apis/training.ddpjob.io/v1alpha1/namespaces/{namespace}/ddpjobs",
+    "pods": "/api/v1/namespaces/{namespace}/pods",
 }
 
 
@@ -55,44 +54,35 @@ class History:
     kubectl: Kubectl
     changes: list[Change] = field(default_factory=list)
     _news: threading.Condition = field(default_factory=threading.Condition)
-    _watches: list[subprocess.Popen[str]] = field(default_factory=list)
+    _watches: dict[str, Watch] = field(default_factory=dict)
     _readers: list[threading.Thread] = field(default_factory=list)
     _ended: str = ""
 
     def __enter__(self) -> History:
         for kind, path in PATHS.items():
-            command = self.kubectl.command("get", "--raw", path.format(namespace=self.kubectl.namespace))
-            watch = subprocess.Popen(
-                command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=self.kubectl.environment()
-            )
+            watch = Watch(self.kubectl, path.format(namespace=self.kubectl.namespace))
             reader = threading.Thread(target=self._read, args=(kind, watch), name=f"watch of {kind}", daemon=True)
             reader.start()
-            self._watches.append(watch)
+            self._watches[kind] = watch
             self._readers.append(reader)
         return self
 
     def __exit__(self, *_: object) -> None:
-        for watch, reader in zip(self._watches, self._readers, strict=True):
-            watch.terminate()
+        for watch in self._watches.values():
+            watch.stop()
+        for reader in self._readers:
             reader.join()
-            watch.wait()
-            for pipe in (watch.stdout, watch.stderr):
-                if pipe is not None:
-                    pipe.close()
 
-    def _read(self, kind: str, watch: subprocess.Popen[str]) -> None:
-        assert watch.stdout is not None
-        assert watch.stderr is not None
-        for line in watch.stdout:
-            event = json.loads(line)
+    def _read(self, kind: str, watch: Watch) -> None:
+        try:
+            for type_, obj in watch:
+                with self._news:
+                    self.changes.append(Change(time.time(), kind, type_, obj))
+                    self._news.notify_all()
+        except WatchExpired as missed:
             with self._news:
-                if event["type"] == "ERROR":
-                    break
-                self.changes.append(Change(time.time(), kind, event["type"], event["object"]))
+                self._ended = f"changes of {kind} are not on record: {missed}"
                 self._news.notify_all()
-        with self._news:
-            self._ended = f"the watch of {kind} ended: {watch.stderr.read().strip()}"
-            self._news.notify_all()
 
     def of(self, kind: str, name: str | None = None) -> list[Change]:
         """All changes of one kind, or of one object, oldest first."""
@@ -119,8 +109,13 @@ class History:
             while not (found := condition()):
                 left = deadline - time.monotonic()
                 if left <= 0 or self._ended:
+                    problems = [
+                        f"watch of {kind}: {watch.problem}" for kind, watch in self._watches.items() if watch.problem
+                    ]
                     raise NeverHappened(
-                        f"{self._ended or f'not within {seconds:g} s'}: {what}\n{describe(self.kubectl)}"
+                        "\n".join(
+                            [f"{self._ended or f'not within {seconds:g} s'}: {what}", *problems, describe(self.kubectl)]
+                        )
                     )
                 self._news.wait(left)
         return found

@@ -23,6 +23,7 @@ from typing import Any
 
 import yaml
 from tests.cluster.kube import Kubectl, Object, wait_for
+from tests.cluster.watch import Watch, WatchExpired
 
 GLOBAL = {"scrape_interval": "2s", "scrape_timeout": "2s"}
 
@@ -112,25 +113,30 @@ def prometheus(binary: Path, kubectl: Kubectl, folder: Path) -> Iterator[Prometh
 @contextmanager
 def _targets(kubectl: Kubectl, server: str, pods: Pods, file: Path) -> Iterator[None]:
     """Keep a target file in step with the pods that run, by a watch, until the end of the block."""
-    query = urllib.parse.urlencode({"labelSelector": pods.selector, "watch": "true", "timeoutSeconds": 3600})
-    command = kubectl.command("get", "--raw", f"/api/v1/pods?{query}")
-    with _process(command, env=kubectl.environment(), stdout=subprocess.PIPE, text=True) as watch:
-        thread = threading.Thread(target=_follow, args=(watch, server, pods, file), daemon=True)
-        thread.start()
+    watch = Watch(kubectl, "/api/v1/pods", labelSelector=pods.selector)
+    thread = threading.Thread(target=_follow, args=(watch, server, pods, file), daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        watch.stop()
+        thread.join(5)
+
+
+def _follow(watch: Watch, server: str, pods: Pods, file: Path) -> None:
+    """All of the watch; where it missed changes, all of it again from the pods that are there by then."""
+    while True:
         try:
-            yield
-        finally:
-            watch.terminate()
-            thread.join(5)
+            return _write_targets(watch, server, pods, file)
+        except WatchExpired:
+            continue
 
 
-def _follow(watch: subprocess.Popen[Any], server: str, pods: Pods, file: Path) -> None:
+def _write_targets(watch: Watch, server: str, pods: Pods, file: Path) -> None:
     running: dict[str, Object] = {}
-    for line in watch.stdout or ():
-        event = json.loads(line)
-        pod = event["object"]
+    for type_, pod in watch:
         metadata = pod["metadata"]
-        if event["type"] != "DELETED" and pod["status"].get("phase") == "Running":
+        if type_ != "DELETED" and pod["status"].get("phase") == "Running":
             path = f"/api/v1/namespaces/{metadata['namespace']}/pods/{metadata['name']}:{pods.port}/proxy/metrics"
             running[metadata["uid"]] = {
                 "targets": [server.removeprefix("https://")],

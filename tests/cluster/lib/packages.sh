@@ -19,7 +19,7 @@ remove_our_policy() {
 need() {
   installed "$@" && return
   [ "$(id -u)" = 0 ] || die "these Debian packages are needed, and only root can install them: $*" 3
-  # the other cluster of this host may be at it: apt waits for nobody, and both would put a policy there
+  # the other cluster of this host may be at it, and both would put a policy there
   mkdir -p "$CACHE"
   exec 7>"$CACHE/apt.lock"
   flock 7
@@ -29,7 +29,9 @@ need() {
     OUR_POLICY=$policy
     printf '#!/bin/sh\nexit 101\n' >"$policy" && chmod 755 "$policy"
   fi
-  if ! { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$@"; } >"$CACHE/apt.log" 2>&1; then
+  # apt by itself gives up at once while another apt is at work
+  local apt=(apt-get -qq -o DPkg::Lock::Timeout=600)
+  if ! { "${apt[@]}" update && DEBIAN_FRONTEND=noninteractive "${apt[@]}" install -y --no-install-recommends "$@"; } >"$CACHE/apt.log" 2>&1; then
     die "apt-get cannot install $*: see $CACHE/apt.log" 3
   fi
   remove_our_policy
