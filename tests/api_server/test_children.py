@@ -11,7 +11,9 @@ from ddpjob_operator.api import GROUP
 from ddpjob_operator.cluster import paths
 from ddpjob_operator.cluster.apply import Applier
 from ddpjob_operator.cluster.cache import Cache, Key, Owner
-from ddpjob_operator.core.manifests.pods import build_pod, owner_reference
+from ddpjob_operator.core.manifests.admitted import Admitted
+from ddpjob_operator.core.manifests.pod_environment import Place
+from ddpjob_operator.core.manifests.pods import build_pod
 from ddpjob_operator.core.values.actions import Action, AssignPod, CreateChild, CreatePod, DeleteJob, DeletePod, ReadLog
 from ddpjob_operator.core.values.job import Defaults, Job, Problem
 from ddpjob_operator.core.values.observed import PodView, ServiceView
@@ -35,7 +37,7 @@ class Actor:
         return refusal.problem if refusal else None
 
     async def make_pod(self, node_rank: int = 0) -> PodView:
-        manifest = build_pod(self.job, 0, node_rank, ServiceView("10.96.0.7", 0), Defaults())
+        manifest = build_pod(Admitted(self.job, Defaults()), Place(0, node_rank, ServiceView("10.96.0.7", 0)))
         assert await self.do(CreatePod(manifest["metadata"]["name"], 0, node_rank, manifest)) is None
         return next(pod for pod in self.pods if pod.name == manifest["metadata"]["name"])
 
@@ -81,15 +83,16 @@ async def test_another_pod_of_that_name_is_not_told_and_the_one_that_is_gone_is_
     assert actor.pods == ()
 
 
-def policy(job: Job, *owners: dict[str, Any]) -> CreateChild:
-    metadata = {"name": "digits", "namespace": job.namespace, "ownerReferences": list(owners)}
+def policy(job: Job, *, owned: bool = True) -> CreateChild:
+    owners = [Admitted(job, Defaults()).owner_reference()] if owned else []
+    metadata = {"name": "digits", "namespace": job.namespace, "ownerReferences": owners}
     manifest = {"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy", "metadata": metadata}
     return CreateChild(manifest | {"spec": {"podSelector": {}, "policyTypes": ["Ingress"]}})
 
 
 async def test_a_child_of_any_kind_is_made_once_by_whoever_comes_first(cluster: Cluster, job: dict[str, Any]) -> None:
     for actor in (Actor(cluster, job), Actor(cluster, job)):
-        assert await actor.do(policy(actor.job, owner_reference(actor.job))) is None
+        assert await actor.do(policy(actor.job)) is None
         assert actor.cache.observed(actor.owner).children == {("NetworkPolicy", "digits")}
 
 
@@ -97,7 +100,7 @@ async def test_a_child_of_somebody_else_is_left_alone(cluster: Cluster, job: dic
     actor = Actor(cluster, job)
     collection, resource = paths.children("networking.k8s.io/v1", "NetworkPolicy", cluster.namespace)
     await cluster.client.create(collection, resource, policy(actor.job).manifest)
-    problem = await actor.do(policy(actor.job, owner_reference(actor.job)))
+    problem = await actor.do(policy(actor.job))
     assert problem is not None
     assert (problem.reason, "NetworkPolicy digits exists already" in problem.message) == ("NameTaken", True)
     assert actor.cache.observed(actor.owner).children == frozenset()

@@ -12,6 +12,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import assert_never
 
 from ddpjob_operator.api import KIND
 from ddpjob_operator.cluster import paths, pod_warnings
@@ -101,6 +102,8 @@ class Applier:
                 await self._read_warnings(job, action)
             case DeleteJob():
                 await self._delete_job(job, action)
+            case _:
+                assert_never(action)
 
     async def _create_claim(self, job: Job, action: CreateClaim) -> None:
         """A claim that is kept outlives its job on purpose, so one of that name is taken over, whoever made it, unless

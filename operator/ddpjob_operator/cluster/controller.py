@@ -23,7 +23,7 @@ from ddpjob_operator.cluster.status_poll import StatusPoller, Target
 from ddpjob_operator.cluster.status_write import Change, StatusWriter, change_between
 from ddpjob_operator.core.ledger.goodput import seconds_of
 from ddpjob_operator.core.plan import plan
-from ddpjob_operator.core.stages.invalid_spec import broken, not_followed, refuse
+from ddpjob_operator.core.stages.invalid_spec import plan_internal_error, plan_invalid_spec, unparsable_edit
 from ddpjob_operator.core.values.actions import Plan
 from ddpjob_operator.core.values.job import Defaults, Job
 from ddpjob_operator.core.values.observed import Observed
@@ -57,6 +57,10 @@ class _View:
     @property
     def status(self) -> DDPJobStatus:
         return self.job.status if self.job else DDPJobStatus.model_validate(self.obj.get("status") or {})
+
+    @property
+    def generation(self) -> int:
+        return int(self.obj["metadata"].get("generation", 1))
 
 
 @dataclass(eq=False)
@@ -121,7 +125,7 @@ class Controller:
         except InvalidJob as error:
             if memory.spec is None:
                 return _View(key, obj, owner, None, error.problems)
-            job = replace(job_of(obj, memory.spec), refused=not_followed(error.problems))
+            job = replace(job_of(obj, memory.spec), refused=unparsable_edit(error.problems))
         memory.spec = job.spec
         return _View(key, obj, owner, job)
 
@@ -130,13 +134,12 @@ class Controller:
         try:
             return self._decide(view)
         except Exception as error:
-            generation = view.obj["metadata"].get("generation", 1)
-            await self._write(view, broken(view.status, error, generation, self.clock()))
+            await self._write(view, plan_internal_error(view.status, error, self.clock(), view.generation))
             raise
 
     def _decide(self, view: _View) -> Plan:
         if view.job is None:
-            return refuse(view.obj, view.problems, self.clock())
+            return plan_invalid_spec(view.status, view.problems, self.clock(), view.generation)
         return plan(view.job, self.cache.observed(view.owner), self.clock(), self.defaults(view.key.namespace))
 
     async def _settle(self, key: Key, view: _View, decided: Plan, memory: Memory) -> float | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from typing import assert_never
 
 from ddpjob_operator.core.manifests.pod_environment import is_assignable
 from ddpjob_operator.core.values.actions import (
@@ -21,6 +22,7 @@ from ddpjob_operator.core.values.actions import (
     DeletePod,
     PointService,
     ReadLog,
+    ReadWarnings,
 )
 from ddpjob_operator.core.values.job import Job, Manifest
 from ddpjob_operator.core.values.names import LABEL_ATTEMPT
@@ -108,8 +110,12 @@ class Children:
             case CreateChild(manifest):
                 # Nobody here enforces a network policy or admits a gang; that it is asked for once is enough.
                 self._others.add((manifest["kind"], manifest["metadata"]["name"]))
+            case ReadWarnings():
+                return False  # processes have no Kubernetes events
             case DeleteJob():
                 return False  # the job is a file of the person's, and this process, which ends when it has finished
+            case _:
+                assert_never(action)
         return True
 
     def _point_service(self, attempt: int) -> None:

@@ -12,9 +12,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from ddpjob_operator.api.spec import DDPJobSpec
+from ddpjob_operator.core.manifests.admission import admit
+from ddpjob_operator.core.manifests.admitted import Admitted
 from ddpjob_operator.core.manifests.initializer import build_initializer, source_claim
+from ddpjob_operator.core.manifests.pod_environment import Place
 from ddpjob_operator.core.manifests.pods import build_pod
-from ddpjob_operator.core.values.job import Defaults, Job, Manifest
+from ddpjob_operator.core.values.job import Bounds, Defaults, HostAccess, Job, Manifest
 from ddpjob_operator.core.values.observed import ServiceView
 from ddpjob_operator.local.environment import (
     Endpoints,
@@ -93,7 +96,7 @@ def _missing_data(job: Job, machine: Machine) -> Iterator[str]:
                 f"put a copy at {machine.shared / item.path} and remove the initializer"
             )
     if job.spec.initializers:
-        pod = build_initializer(job, 0, Defaults())
+        pod = build_initializer(_admitted(job), 0)
         for container in initializer_containers(pod):
             try:
                 build_command(pod, machine, Endpoints(0, 0, Path()), container=container)
@@ -112,7 +115,14 @@ def own_variables(job: Job) -> frozenset[str]:
 
 
 def _first_pod(job: Job) -> Manifest:
-    return build_pod(job, 0, 0, ServiceView(LOOPBACK, 0), Defaults())
+    return build_pod(_admitted(job), Place(0, 0, ServiceView(LOOPBACK, 0)))
+
+
+def _admitted(job: Job) -> Admitted:
+    """There is no administrator here, so nothing is beyond a bound."""
+    admitted = admit(job, Defaults(bounds=Bounds(host_access=HostAccess.ALL)))
+    assert isinstance(admitted, Admitted), admitted.problems
+    return admitted
 
 
 def _gpus() -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -18,10 +19,12 @@ from ddpjob_operator.api.status import DDPJobStatus
 from ddpjob_operator.api.template_rules import is_reserved
 from ddpjob_operator.core.failure import detect as operator_exits
 from ddpjob_operator.core.ledger.progress import with_report
-from ddpjob_operator.core.manifests.pod_environment import environment, launch_args
+from ddpjob_operator.core.manifests.admitted import Admitted
+from ddpjob_operator.core.manifests.pod_environment import Place, environment, launch_args
 from ddpjob_operator.core.manifests.pods import build_pod
 from ddpjob_operator.core.values.job import Defaults
-from ddpjob_operator.core.values.observed import ServiceView
+from ddpjob_operator.core.values.look import Look
+from ddpjob_operator.core.values.observed import Observed, ServiceView
 from ddpjob_operator.core.values.trainer_report import TrainerReport, read_status, read_termination
 from ddpjob_operator.local.assignment import write_assignment
 from ddpjob_operator.wire.jobs import parse_job
@@ -52,7 +55,7 @@ def job(**spec: Any) -> Any:
 def pod_environment(node_rank: int = 1, **spec: Any) -> dict[str, str]:
     """What a kubelet makes of the operator's environment."""
     downward = {"metadata.name": "digits-0-1", "spec.nodeName": "node-1", "status.podIP": "10.0.0.7"}
-    listed = environment(job(**spec), 3, node_rank, ServiceView(host="10.96.0.7", attempt=3))
+    listed = environment(job(**spec), Place(3, node_rank, ServiceView(host="10.96.0.7", attempt=3)))
     return {
         entry["name"]: entry["value"] if "value" in entry else downward[entry["valueFrom"]["fieldRef"]["fieldPath"]]
         for entry in listed
@@ -110,8 +113,14 @@ def test_the_operator_reads_every_field_of_its_report_from_the_documented_status
     assert [name for name in nothing.__slots__ if getattr(REPORT, name) == getattr(nothing, name)] == []
 
 
+def read(status: DDPJobStatus, uid: str = STATUS["uid"]) -> DDPJobStatus:
+    """What the operator makes of the documented status for a job of that uid."""
+    of_job = replace(job(), uid=uid, status=status)
+    return with_report(Look(of_job, Observed(report=REPORT), NOW, Defaults(), status)).status
+
+
 def test_the_operator_reads_progress_from_the_documented_status() -> None:
-    after = with_report(DDPJobStatus(), REPORT, STATUS["uid"], NOW)
+    after = read(DDPJobStatus())
     assert after.progress is not None
     assert after.snapshot is not None
     assert (after.progress.epoch, after.progress.step, after.progress.total_steps) == (3, 120, 400)
@@ -120,8 +129,8 @@ def test_the_operator_reads_progress_from_the_documented_status() -> None:
 
 
 def test_the_operator_ignores_the_status_of_another_life_of_the_job() -> None:
-    assert with_report(DDPJobStatus(), REPORT, "another-uid", NOW) == DDPJobStatus()
-    assert with_report(DDPJobStatus(attempt=1), REPORT, STATUS["uid"], NOW) == DDPJobStatus(attempt=1)
+    assert read(DDPJobStatus(), uid="another-uid") == DDPJobStatus()
+    assert read(DDPJobStatus(attempt=1)) == DDPJobStatus(attempt=1)
 
 
 def test_the_operator_reads_the_termination_message_that_the_launcher_writes() -> None:
@@ -136,7 +145,7 @@ def test_the_operator_reads_the_termination_message_that_the_launcher_writes() -
 
 def test_the_trainer_reads_its_place_from_the_files_that_a_kubelet_makes_of_the_pods_labels(tmp_path: Path) -> None:
     assignable = job(restart={"scope": "InPlace"})
-    pod = build_pod(assignable, 3, 1, ServiceView(host="10.96.0.7", attempt=3), Defaults())
+    pod = build_pod(Admitted(assignable, Defaults()), Place(3, 1, ServiceView(host="10.96.0.7", attempt=3)))
     (volume,) = (volume for volume in pod["spec"]["volumes"] if "downwardAPI" in volume)
     for item in volume["downwardAPI"]["items"]:
         label = re.fullmatch(r"metadata\.labels\['(.+)'\]", item["fieldRef"]["fieldPath"])

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from ddpjob_operator.core.manifests.admitted import Admitted
 from ddpjob_operator.core.manifests.pods import build_service
 from ddpjob_operator.core.values.actions import (
     AssignPod,
@@ -18,6 +19,7 @@ from ddpjob_operator.core.values.actions import (
     PointService,
     ReadLog,
 )
+from ddpjob_operator.core.values.job import Defaults
 from ddpjob_operator.local.children import Children
 from ddpjob_operator.local.environment import Machine
 from ddpjob_operator.local.machine import seats
@@ -40,7 +42,7 @@ async def test_pods_that_outlive_an_attempt_find_the_next_at_the_port_that_they_
 ) -> None:
     children = children_of(tmp_path, **spec)
     job = parse_job({"metadata": {"name": "digits", "uid": "u-1"}, "spec": {}})
-    assert await children.carry_out(CreateService(build_service(job, 0)))
+    assert await children.carry_out(CreateService(build_service(Admitted(job, Defaults()), 0)))
     before = children.observed(0).service
     assert await children.carry_out(PointService("digits-rdzv", 1, {}))
     after = children.observed(1).service

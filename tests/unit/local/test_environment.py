@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from ddpjob_operator.core.manifests.admitted import Admitted
+from ddpjob_operator.core.manifests.pod_environment import Place
 from ddpjob_operator.core.manifests.pods import build_pod
 from ddpjob_operator.core.values.job import Defaults
 from ddpjob_operator.core.values.observed import ServiceView
@@ -38,7 +40,7 @@ def command_of(spec: dict[str, Any], *, machine: Machine = MACHINE, node_rank: i
         },
         strict=True,
     )
-    manifest = build_pod(job, 3, node_rank, ServiceView("10.0.0.1", 3), Defaults())
+    manifest = build_pod(Admitted(job, Defaults()), Place(3, node_rank, ServiceView("10.0.0.1", 3)))
     own = frozenset(variable.name for variable in job.spec.env)
     return build_command(manifest, machine, ENDPOINTS, own=own)
 

@@ -11,6 +11,7 @@ from datetime import datetime, timedelta
 
 from ddpjob_operator.api.policies import Backoff, Restart
 from ddpjob_operator.api.status import DDPJobStatus
+from ddpjob_operator.core.values.changes import recorded
 
 JITTER = 0.2
 _LONGEST_DOUBLING = 32
@@ -27,9 +28,7 @@ def made_progress(status: DDPJobStatus) -> bool:
 
 def refilled(status: DDPJobStatus) -> DDPJobStatus:
     """`status` with the whole budget, and the shortest wait, ahead of it."""
-    return status.model_copy(
-        update={"restarts_since_progress": 0, "disruptions_since_progress": 0, "restart_times": ()}
-    )
+    return recorded(status, restarts_since_progress=0, disruptions_since_progress=0, restart_times=())
 
 
 def used_up(policy: Restart, status: DDPJobStatus, now: datetime) -> int:
@@ -39,22 +38,20 @@ def used_up(policy: Restart, status: DDPJobStatus, now: datetime) -> int:
 
 def spent(policy: Restart, status: DDPJobStatus, now: datetime) -> DDPJobStatus:
     """`status` after one more restart that counts."""
-    return status.model_copy(
-        update={
-            "restarts": status.restarts + 1,
-            "restarts_since_progress": status.restarts_since_progress + 1,
-            "restart_times": (*_window(policy, status, now), now) if policy.window_seconds else (),
-        }
+    return recorded(
+        status,
+        restarts=status.restarts + 1,
+        restarts_since_progress=status.restarts_since_progress + 1,
+        restart_times=(*_window(policy, status, now), now) if policy.window_seconds else (),
     )
 
 
 def disrupted(status: DDPJobStatus) -> DDPJobStatus:
     """`status` after one more restart that does not count."""
-    return status.model_copy(
-        update={
-            "disruptions": status.disruptions + 1,
-            "disruptions_since_progress": status.disruptions_since_progress + 1,
-        }
+    return recorded(
+        status,
+        disruptions=status.disruptions + 1,
+        disruptions_since_progress=status.disruptions_since_progress + 1,
     )
 
 

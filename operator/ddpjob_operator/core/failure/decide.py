@@ -8,9 +8,7 @@ budget if it counts: at once after progress, and after a growing wait without.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass
-from datetime import datetime
 
 from ddpjob_operator.api.status import DDPJobStatus, FailureStatus
 from ddpjob_operator.core.failure.budget import (
@@ -26,7 +24,9 @@ from ddpjob_operator.core.failure.detect import Failure
 from ddpjob_operator.core.failure.diagnosis import diagnose
 from ddpjob_operator.core.failure.node_exclusion import blame_node, newly_excluded
 from ddpjob_operator.core.failure.restart_rules import RuleAction, rule_on
+from ddpjob_operator.core.values.changes import shortened
 from ddpjob_operator.core.values.job import Job
+from ddpjob_operator.core.values.look import Look
 
 FAILURES_KEPT = 5
 KEPT_MESSAGE_LIMIT = 1024
@@ -37,12 +37,12 @@ _VARIABLE = re.compile(r"0x[0-9a-fA-F]+|\d+")
 @dataclass(frozen=True, slots=True)
 class RestartIn:
     """Start the next attempt after so many seconds. `status` has it counted, and knows which nodes to keep away from;
-    `said` says why, for people.
+    `explanation` says why, for people.
     """
 
     seconds: float
     status: DDPJobStatus
-    said: str
+    explanation: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,10 +53,9 @@ class GiveUp:
     message: str
 
 
-def decide(
-    job: Job, status: DDPJobStatus, failure: Failure, now: datetime, ran_on: Iterable[str | None] = ()
-) -> RestartIn | GiveUp:
-    """What to do after `failure`, given the status before it. `ran_on` names the nodes of the job's pods."""
+def decide(look: Look, failure: Failure) -> RestartIn | GiveUp:
+    """What to do after `failure`, given the status before it."""
+    job, status, now = look.job, look.status, look.now
     policy, diagnosis = job.spec.restart, diagnose(failure)
     ruling = rule_on(policy, failure, diagnosis.reason)
     if ruling.action is RuleAction.FAIL:
@@ -73,12 +72,12 @@ def decide(
     key = f"{job.uid}/{status.attempt}"
     exclude = ruling.action is RuleAction.EXCLUDE_NODE
     after = disrupted(status) if free else spent(policy, status, now)
-    after = blame_node(policy, after, failure, ran_on, exclude=exclude)
+    after = blame_node(look.having(after), failure, exclude=exclude)
     cost = "it does not count" if free else f"restart {used + 1} of {allowance(policy)}"
     return RestartIn(
         seconds=0.0 if progress else backoff_seconds(policy.backoff, in_a_row, key),
         status=after,
-        said="; ".join(clause for clause in (ruling.why, cost, newly_excluded(status, after)) if clause),
+        explanation="; ".join(clause for clause in (ruling.why, cost, newly_excluded(status, after)) if clause),
     )
 
 
@@ -90,8 +89,7 @@ def with_clause(message: str, clause: str) -> str:
 
 def remember(failures: tuple[FailureStatus, ...], failure: FailureStatus) -> tuple[FailureStatus, ...]:
     """The last few failures, short enough for a status to carry them all."""
-    short = failure.model_copy(update={"message": failure.message[:KEPT_MESSAGE_LIMIT], "log_tail": ""})
-    return (*failures, short)[-FAILURES_KEPT:]
+    return (*failures, shortened(failure, KEPT_MESSAGE_LIMIT))[-FAILURES_KEPT:]
 
 
 def signature(reason: str, message: str) -> str:

@@ -22,7 +22,7 @@ EXIT_USER = 64
 EXIT_FENCED = 77
 EXIT_PREEMPTED = 143
 
-LAST_WORDS = 500
+LOG_LINE_LIMIT = 500
 """Characters of what a container said that go into a message."""
 
 CONSEQUENCES = ("PeerLost", "RendezvousFailed")
@@ -82,12 +82,12 @@ def find_failures(pods: Iterable[PodView], missing: Iterable[tuple[str, int]], n
     return tuple(failures)
 
 
-def with_last_words(failure: Failure, log: str) -> Failure:
+def with_last_log_line(failure: Failure, log: str) -> Failure:
     """`failure` with the last line of its pod's log, where the trainer left no word: it may not be there."""
     lines = [line.strip() for line in log.splitlines() if line.strip()]
     if failure.report is not None or failure.outside or not lines:
         return failure
-    return replace(failure, message=f"{failure.message}; the log of the pod ends with: {lines[-1][-LAST_WORDS:]}")
+    return replace(failure, message=f"{failure.message}; the log of the pod ends with: {lines[-1][-LOG_LINE_LIMIT:]}")
 
 
 def has_succeeded(pod: PodView) -> bool:
@@ -215,7 +215,7 @@ def _message(report: TerminationReport) -> str:
 def _from_exit_code(pod: PodView, ended: Termination) -> tuple[str, str]:
     """A container that left no message: killed, or not ours."""
     number = _signal_number(ended)
-    tail = f": {ended.message.strip()[-LAST_WORDS:]}" if ended.message.strip() else ""
+    tail = f": {ended.message.strip()[-LOG_LINE_LIMIT:]}" if ended.message.strip() else ""
     if ended.exit_code == EXIT_PREEMPTED:
         return PREEMPTED, f"pod {pod.name} was stopped by SIGTERM{tail}"
     if number is not None:

@@ -8,14 +8,14 @@ nodes are merely preferred. What a rule excludes is ruled out at once.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from ddpjob_operator.api.policies import Restart
 from ddpjob_operator.api.status import DDPJobStatus
 from ddpjob_operator.core.failure.detect import Failure
 from ddpjob_operator.core.failure.diagnosis import diagnose
 from ddpjob_operator.core.manifests.placement import not_on
+from ddpjob_operator.core.values.changes import recorded
 from ddpjob_operator.core.values.job import Manifest
+from ddpjob_operator.core.values.look import Look
 
 NODES_KEPT = 64
 """Nodes that a status remembers; of more, those that failed the job least are forgotten."""
@@ -24,22 +24,20 @@ _PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
 _HEAVIEST = 100
 
 
-def blame_node(
-    policy: Restart, status: DDPJobStatus, failure: Failure, ran_on: Iterable[str | None], *, exclude: bool = False
-) -> DDPJobStatus:
-    """`status` after `failure`; `ran_on` names nodes of the job's pods, `exclude` is what a rule asks for."""
-    node = failure.node_name
+def blame_node(look: Look, failure: Failure, *, exclude: bool = False) -> DDPJobStatus:
+    """The status after `failure`; `exclude` is what a rule asks for."""
+    policy, status, node = look.job.spec.restart, look.status, failure.node_name
     if node is None or not (exclude or diagnose(failure).of_the_node):
         return status
     failures = status.node_failures | {node: status.node_failures.get(node, 0) + 1}
     excluded = status.excluded_nodes
     if exclude and node not in excluded:
         excluded = (*excluded, node)
-    known = {*failures, *(name for name in ran_on if name is not None)}
+    known = {*failures, *(pod.node_name for pod in look.observed.pods if pod.node_name is not None)}
     for name in sorted(_offenders(policy, failures), key=lambda name: (-failures[name], name)):
         if name not in excluded and known - {name, *excluded}:
             excluded = (*excluded, name)
-    return status.model_copy(update={"node_failures": _worst(failures, node), "excluded_nodes": excluded[-NODES_KEPT:]})
+    return recorded(status, node_failures=_worst(failures, node), excluded_nodes=excluded[-NODES_KEPT:])
 
 
 def unwelcome(policy: Restart, status: DDPJobStatus) -> tuple[str, ...]:

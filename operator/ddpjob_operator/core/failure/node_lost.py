@@ -52,7 +52,7 @@ def until_lost(pods: Iterable[PodView], policy: Restart, now: datetime) -> float
     return min((wait for wait in waits if wait > 0), default=None)
 
 
-def removed(pods: Iterable[PodView], policy: Restart, now: datetime) -> tuple[DeletePod, ...]:
+def force_deletions(pods: Iterable[PodView], policy: Restart, now: datetime) -> tuple[DeletePod, ...]:
     """Pods on lost nodes taken off the API server by force, where the policy allows it: even those that are going."""
     if not policy.force_delete_lost:
         return ()

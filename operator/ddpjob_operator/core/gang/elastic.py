@@ -8,17 +8,16 @@ save another. The trainer keeps the global batch whatever the size; which sizes 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import datetime
 
 from ddpjob_operator.api.policies import Elastic
 from ddpjob_operator.api.status import DDPJobStatus, Phase
 from ddpjob_operator.core.failure.detect import is_stopping
-from ddpjob_operator.core.gang.in_place import WAITS
-from ddpjob_operator.core.gang.members import RESTART_GRACE_SECONDS, asking_since, gang_size, left_over
-from ddpjob_operator.core.gang.spares import ready_waiting
+from ddpjob_operator.core.gang.in_place import STAYS_SPARE
+from ddpjob_operator.core.gang.members import RESTART_GRACE_SECONDS, asking_since, left_over, members
+from ddpjob_operator.core.gang.spares import ready_spares
 from ddpjob_operator.core.values import conditions as cond
-from ddpjob_operator.core.values.job import Job
-from ddpjob_operator.core.values.observed import Observed, PodView
+from ddpjob_operator.core.values.look import Look
+from ddpjob_operator.core.values.observed import PodView
 
 SCALED_UP = "ScaledUp"
 SCALED_DOWN = "ScaledDown"
@@ -37,29 +36,27 @@ class Resize:
     message: str
 
 
-def wanted_resize(
-    job: Job, observed: Observed, status: DDPJobStatus, pods: tuple[PodView, ...], now: datetime
-) -> Resize | None:
-    """The size that the gang should have instead, if it should have another. `pods` are those of this attempt."""
-    elastic, total = job.spec.elastic, gang_size(job, status)
-    if elastic is None or _waits(status, now):
+def wanted_resize(look: Look) -> Resize | None:
+    """The size that the gang should have instead, if it should have another."""
+    spec, status, total = look.job.spec, look.status, look.gang_size
+    if spec.elastic is None or _is_backing_off(look):
         return None
-    if status.phase in (Phase.STARTING, Phase.RESTARTING, Phase.RUNNING) and job.spec.nodes < total:
-        return Resize(job.spec.nodes, SCALED_DOWN, f"spec.nodes is {job.spec.nodes} now, and was {total}")
+    if status.phase in (Phase.STARTING, Phase.RESTARTING, Phase.RUNNING) and spec.nodes < total:
+        return Resize(spec.nodes, SCALED_DOWN, f"spec.nodes is {spec.nodes} now, and was {total}")
     if status.phase in (Phase.STARTING, Phase.RESTARTING):
-        return _shrunk(elastic, status, pods, total, now)
+        return _shrunk(look, spec.elastic)
     if status.phase is Phase.RUNNING:
-        return _grown(job, observed, status, total, now)
+        return _grown(look, spec.elastic)
     return None
 
 
-def next_size(job: Job, observed: Observed, status: DDPJobStatus) -> int:
-    """Nodes of an attempt that follows a failure: as many as there were, and those that have come to wait since."""
-    going_on = status.phase in (Phase.STARTING, Phase.RESTARTING, Phase.RUNNING) and status.nodes.total > 0
-    if job.spec.elastic is None or not going_on:
-        return job.spec.nodes
-    size = status.nodes.total + len(ready_waiting(observed))
-    return max(job.spec.elastic.min_nodes, min(job.spec.nodes, size))
+def next_size(look: Look) -> int:
+    """Nodes of an attempt that follows a failure: as many as there were, and the spares that are ready."""
+    spec, status = look.job.spec, look.status
+    active = status.phase in (Phase.STARTING, Phase.RESTARTING, Phase.RUNNING) and status.nodes.total > 0
+    if spec.elastic is None or not active:
+        return spec.nodes
+    return max(spec.elastic.min_nodes, min(spec.nodes, status.nodes.total + len(ready_spares(look))))
 
 
 def is_resizing(status: DDPJobStatus) -> bool:
@@ -73,60 +70,60 @@ def grace_of_old(status: DDPJobStatus) -> int | None:
     return None if is_resizing(status) else RESTART_GRACE_SECONDS
 
 
-def still_saving(observed: Observed, status: DDPJobStatus, now: datetime) -> float:
+def still_saving(look: Look) -> float:
     """Seconds after which to look again, while a gang that is replaced as a whole may save its last step; else 0.
 
-    Its successor would take the volume away from it. In place nothing is waited for: pods that live on save before
-    they take up their new place.
+    Its successor would take the volume away from it. In place nothing is waited for: kept pods save before they take
+    up their new place.
     """
-    if not is_resizing(status) or any(node_rank != WAITS for node_rank in status.kept_pods.values()):
+    status = look.status
+    if not is_resizing(status) or any(node_rank != STAYS_SPARE for node_rank in status.kept_pods.values()):
         return 0.0
-    old = (pod for pod in left_over(observed, status) if pod.node_rank is not None and pod.not_ready_since is None)
-    saving = any(is_stopping(pod, now) if pod.deleting else pod.running for pod in old)
+    old = (pod for pod in left_over(look) if pod.node_rank is not None and pod.not_ready_since is None)
+    saving = any(is_stopping(pod, look.now) if pod.deleting else pod.running for pod in old)
     return SAVING_LOOK_SECONDS if saving else 0.0
 
 
-def until_resized(job: Job, observed: Observed, status: DDPJobStatus, now: datetime) -> float | None:
+def until_resized(look: Look) -> float | None:
     """Seconds until a wait for nodes or for a snapshot is over, and the gang may have to change; None if none is on."""
-    elastic, waits = job.spec.elastic, []
+    elastic, status, waits = look.job.spec.elastic, look.status, []
     if elastic is None:
         return None
-    if status.phase is Phase.RUNNING and job.spec.nodes > gang_size(job, status):
-        waits = [elastic.wait_seconds - _waited(pod, now) for pod in ready_waiting(observed)]
+    if status.phase is Phase.RUNNING and look.job.spec.nodes > look.gang_size:
+        waits = [elastic.wait_seconds - _waited(look, pod) for pod in ready_spares(look)]
     elif status.phase in (Phase.STARTING, Phase.RESTARTING) and (since := asking_since(status)) is not None:
-        waits = [_patience(elastic) - (now - since).total_seconds()]
+        waits = [_patience(elastic) - look.seconds_since(since)]
     return min((wait for wait in waits if wait > 0), default=None)
 
 
-def _shrunk(
-    elastic: Elastic, status: DDPJobStatus, pods: tuple[PodView, ...], total: int, now: datetime
-) -> Resize | None:
-    since = asking_since(status)
-    if since is None or (now - since).total_seconds() < _patience(elastic):
+def _shrunk(look: Look, elastic: Elastic) -> Resize | None:
+    since, total = asking_since(look.status), look.gang_size
+    if since is None or look.seconds_since(since) < _patience(elastic):
         return None
-    placed = sum(_holds_node(pod) for pod in pods)
+    placed = sum(_holds_node(pod) for pod in members(look))
     if not elastic.min_nodes <= placed < total:
         return None
     return Resize(placed, SCALED_DOWN, f"only {placed} of {total} nodes were scheduled within {elastic.wait_seconds} s")
 
 
-def _grown(job: Job, observed: Observed, status: DDPJobStatus, total: int, now: datetime) -> Resize | None:
-    usable = sum(_at_boundary(job, pod, status, now) for pod in ready_waiting(observed))
-    size = min(job.spec.nodes, total + usable)
-    return (
-        Resize(size, SCALED_UP, f"{size - total} more are available than the {total} before") if size > total else None
-    )
+def _grown(look: Look, elastic: Elastic) -> Resize | None:
+    total = look.gang_size
+    usable = sum(_at_boundary(look, elastic, pod) for pod in ready_spares(look))
+    size = min(look.job.spec.nodes, total + usable)
+    if size <= total:
+        return None
+    return Resize(size, SCALED_UP, f"{size - total} more are available than the {total} before")
 
 
-def _at_boundary(job: Job, pod: PodView, status: DDPJobStatus, now: datetime) -> bool:
+def _at_boundary(look: Look, elastic: Elastic, pod: PodView) -> bool:
     """Whether a snapshot was saved since the pod became ready, or it has waited for one for long enough."""
-    elastic = job.spec.elastic
-    saved = status.snapshot is not None and pod.ready_since is not None and status.snapshot.time > pod.ready_since
-    return saved or (elastic is not None and _waited(pod, now) >= elastic.wait_seconds)
+    snapshot = look.status.snapshot
+    saved = snapshot is not None and pod.ready_since is not None and snapshot.time > pod.ready_since
+    return saved or _waited(look, pod) >= elastic.wait_seconds
 
 
-def _waited(pod: PodView, now: datetime) -> float:
-    return (now - pod.ready_since).total_seconds() if pod.ready_since is not None else 0.0
+def _waited(look: Look, pod: PodView) -> float:
+    return look.seconds_since(pod.ready_since) if pod.ready_since is not None else 0.0
 
 
 def _holds_node(pod: PodView) -> bool:
@@ -137,6 +134,6 @@ def _patience(elastic: Elastic) -> float:
     return max(elastic.wait_seconds, LEAST_WAIT_SECONDS)
 
 
-def _waits(status: DDPJobStatus, now: datetime) -> bool:
+def _is_backing_off(look: Look) -> bool:
     """Whether the attempt has not begun to ask for nodes."""
-    return any(time is not None and time > now for time in (status.restart_at, status.retry_at))
+    return any(time is not None and time > look.now for time in (look.status.restart_at, look.status.retry_at))

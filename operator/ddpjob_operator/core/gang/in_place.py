@@ -1,12 +1,12 @@
-"""Who of a gang lives on into the next attempt, and as which node rank (restart.scope InPlace).
+"""Pods kept for the next attempt, and their node ranks (restart.scope InPlace).
 
-A pod's place in the gang is written on its labels, and the kubelet shows them to the pod as files (docs/contracts.md
-section 2). So a pod that did nothing wrong need not be replaced: it is told of the next attempt, and starts its ranks
-anew where it is. Nothing is scheduled or pulled again.
+A pod's place in the gang is a matter of its labels, which the kubelet shows to the pod as files (docs/contracts.md
+section 2). So a healthy pod need not be replaced: its labels are patched, and its launcher restarts its ranks in
+place. Nothing is scheduled or pulled again.
 
-Who is kept is decided once, with the attempt, and written into the status (`keptPods`) before any pod is told. All
-other node ranks get new pods, whose names are unique. So whatever the operator sees later, late or not at all, no
-node rank of an attempt is ever given to two pods.
+Which pods are kept is decided once, with the attempt, and written into the status (`keptPods`) before any label is
+patched. All other node ranks get new pods, whose names are unique. So no node rank of an attempt is ever given to two
+pods, whatever the operator sees later, late or not at all.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from ddpjob_operator.api.status import DDPJobStatus
 from ddpjob_operator.core.values.observed import PodPhase, PodView
 from ddpjob_operator.core.values.trainer_report import read_termination
 
-WAITS = -1
-"""Stands for the node rank of a pod that is kept and has none: it goes on waiting."""
+STAYS_SPARE = -1
+"""In place of a node rank: the pod is kept and remains a spare."""
 
 
 def assign(survivors: Iterable[PodView], spares: Iterable[PodView], size: int) -> dict[str, int]:
@@ -40,13 +40,13 @@ def assign(survivors: Iterable[PodView], spares: Iterable[PodView], size: int) -
     return {name: rank for rank, name in kept.items()} | dict(zip(homeless, free, strict=False))
 
 
-def can_live_on(pod: PodView) -> bool:
-    """Whether a pod may take part in the next attempt: it runs, or is about to, and nobody wants it gone."""
+def can_be_kept(pod: PodView) -> bool:
+    """Whether a pod may take part in the next attempt: it runs or is about to, and is not being deleted."""
     return not pod.deleting and (pod.running or (pod.phase is PodPhase.PENDING and pod.scheduled))
 
 
 def ended_before(pod: PodView, status: DDPJobStatus) -> bool:
-    """Whether a pod that was kept for the current attempt had ended before it heard of it.
+    """Whether a pod that was kept for the current attempt had ended before it joined it.
 
     Its end belongs to the attempt before, which has been counted. Only a kept pod can be such a one, and what takes
     its place is a new pod: a termination message that lies cannot make restarts free for ever.

@@ -2,134 +2,122 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import datetime
 
 from ddpjob_operator.api.status import DDPJobStatus, NodeCount, Phase
 from ddpjob_operator.core.failure.detect import has_succeeded
 from ddpjob_operator.core.failure.node_exclusion import preferring_others, unwelcome
-from ddpjob_operator.core.failure.node_lost import removed
-from ddpjob_operator.core.gang.in_place import WAITS, can_live_on, ended_before
+from ddpjob_operator.core.failure.node_lost import force_deletions
+from ddpjob_operator.core.gang.in_place import STAYS_SPARE, can_be_kept, ended_before
+from ddpjob_operator.core.manifests.admitted import Admitted
+from ddpjob_operator.core.manifests.pod_environment import Place
 from ddpjob_operator.core.manifests.pods import build_pod, rendezvous_selector
 from ddpjob_operator.core.values import conditions as cond
 from ddpjob_operator.core.values.actions import Action, AssignPod, CreatePod, DeletePod, PointService
-from ddpjob_operator.core.values.job import Defaults, Job
-from ddpjob_operator.core.values.names import LABEL_UID, pod_name, service_name
-from ddpjob_operator.core.values.observed import Observed, PodView, ServiceView
+from ddpjob_operator.core.values.changes import recorded
+from ddpjob_operator.core.values.look import Look
+from ddpjob_operator.core.values.names import pod_name, service_name
+from ddpjob_operator.core.values.observed import PodView
 
 RESTART_GRACE_SECONDS = 2
 
 
-def gang_size(job: Job, status: DDPJobStatus) -> int:
-    """Nodes of the attempt in progress; a spec edited since its pods were first made does not change it."""
-    return (status.nodes.total if status.spec_digests is not None else 0) or job.spec.nodes
+def members(look: Look) -> tuple[PodView, ...]:
+    """The pods of the gang that have joined the current attempt: a kept pod that ended before it did not."""
+    return tuple(pod for pod in look.gang if not ended_before(pod, look.status))
 
 
-def awaits_data(job: Job, status: DDPJobStatus) -> bool:
-    """Whether initializers have to put data on the volume before anything of the gang is made."""
+def awaits_data(look: Look) -> bool:
+    """Whether initializers have to put data on the volume before any pod of the gang is created."""
+    status = look.status
     running = status.phase is Phase.RUNNING
-    return bool(job.spec.initializers) and not running and not cond.holds(status.conditions, cond.INITIALIZED)
+    return bool(look.job.spec.initializers) and not running and not cond.holds(status.conditions, cond.INITIALIZED)
 
 
-def gang_of(observed: Observed, status: DDPJobStatus) -> tuple[PodView, ...]:
-    """The pods that have a place in the current attempt."""
-    return tuple(pod for pod in observed.pods if pod.attempt == status.attempt and pod.node_rank is not None)
-
-
-def missing(job: Job, status: DDPJobStatus, pods: tuple[PodView, ...]) -> list[tuple[str, int]]:
-    """Pods that were all there once, since the job is Running, and are gone."""
+def missing(look: Look) -> list[tuple[str, int]]:
+    """Names and node ranks of pods that were all there once, since the job is Running, and are gone."""
+    status = look.status
     if status.phase is not Phase.RUNNING:
         return []
-    present = {pod.node_rank for pod in pods}
+    present = {pod.node_rank for pod in look.gang}
     kept = {node_rank: name for name, node_rank in status.kept_pods.items()}
     return [
-        (kept.get(node_rank) or pod_name(job.name, status.attempt, node_rank), node_rank)
-        for node_rank in range(gang_size(job, status))
+        (kept.get(node_rank) or pod_name(look.job.name, status.attempt, node_rank), node_rank)
+        for node_rank in range(look.gang_size)
         if node_rank not in present
     ]
 
 
-def counted(
-    job: Job, status: DDPJobStatus, pods: tuple[PodView, ...], waiting: tuple[PodView, ...] = ()
-) -> DDPJobStatus:
-    """How many nodes are ready, and how many more wait.
+def with_node_counts(look: Look, spares: int = 0) -> Look:
+    """How many nodes are ready, and how many spares.
 
     The edge writes it along with the next change: alone it is not worth a write.
     """
-    total = gang_size(job, status)
-    ready = sum(has_succeeded(pod) or (pod.running and not pod.deleting) for pod in pods)
-    count = NodeCount(ready=ready, total=total, spares=len(waiting))
-    return status.model_copy(update={"nodes": count})
+    ready = sum(has_succeeded(pod) or (pod.running and not pod.deleting) for pod in members(look))
+    count = NodeCount(ready=ready, total=look.gang_size, spares=spares)
+    return look.having(recorded(look.status, nodes=count))
 
 
-def complete(
-    job: Job, observed: Observed, status: DDPJobStatus, pods: tuple[PodView, ...], defaults: Defaults
-) -> tuple[Action, ...]:
-    """What the gang lacks, `pods` being there: pods that are kept are told their place, the others are made."""
-    service, present = observed.service, {pod.node_rank for pod in pods}
-    if service is None or awaits_data(job, status):
+def fill_gang(look: Look, admitted: Admitted) -> tuple[Action, ...]:
+    """Complete the gang: assign the pods that are kept, create the others."""
+    service, status = look.observed.service, look.status
+    if service is None or awaits_data(look):
         return ()
     actions: list[Action] = []
-    if service.attempt != status.attempt:
-        actions.append(_point_service(job, status.attempt))
-    attempt, size = status.attempt, gang_size(job, status)
-    kept = {status.kept_pods[pod.name]: pod for pod in observed.pods if is_called(pod, status)}
+    attempt, size = status.attempt, look.gang_size
+    if service.attempt != attempt:
+        actions.append(PointService(service_name(look.job.name), attempt, rendezvous_selector(look.job, attempt)))
+    present = {pod.node_rank for pod in members(look)}
+    kept = {status.kept_pods[pod.name]: pod for pod in look.observed.pods if needs_assignment(pod, status)}
     for node_rank in range(size):
         if node_rank in present:
             continue
         if (pod := kept.get(node_rank)) is not None:
             actions.append(AssignPod(pod.name, pod.uid, attempt, node_rank, size))
         else:
-            actions.append(creation(job, status, pod_name(job.name, attempt, node_rank), node_rank, service, defaults))
+            place = Place(attempt, node_rank, service, pod_name(look.job.name, attempt, node_rank))
+            actions.append(create_pod_action(look, admitted, place))
     return tuple(actions)
 
 
-def creation(
-    job: Job, status: DDPJobStatus, name: str, node_rank: int | None, service: ServiceView, defaults: Defaults
-) -> CreatePod:
-    """Make a pod for the current attempt, or (node rank None) one that waits."""
-    attempt, size = status.attempt, gang_size(job, status)
-    manifest = build_pod(job, attempt, node_rank, service, defaults, name=name, nodes=size, avoid=status.excluded_nodes)
-    return CreatePod(name, attempt, node_rank, preferring_others(manifest, unwelcome(job.spec.restart, status)))
+def create_pod_action(look: Look, admitted: Admitted, place: Place) -> CreatePod:
+    """Create a pod of the current attempt, which keeps away from the nodes that failed the job."""
+    status = look.status
+    name = place.name or pod_name(look.job.name, place.attempt, place.node_rank or 0)
+    manifest = build_pod(admitted, replace(place, name=name, nodes=look.gang_size, avoid=status.excluded_nodes))
+    manifest = preferring_others(manifest, unwelcome(look.job.spec.restart, status))
+    return CreatePod(name, place.attempt, place.node_rank, manifest)
 
 
 def is_kept(pod: PodView, status: DDPJobStatus) -> bool:
-    """Whether a pod of an older attempt lives on into the current one."""
-    return pod.name in status.kept_pods and pod.attempt < status.attempt and can_live_on(pod)
+    """Whether a pod of an older attempt takes part in the current one."""
+    return pod.name in status.kept_pods and pod.attempt < status.attempt and can_be_kept(pod)
 
 
-def is_called(pod: PodView, status: DDPJobStatus) -> bool:
-    """Whether a pod that is kept has a node rank in the current attempt, of which it has not been told yet."""
-    return is_kept(pod, status) and status.kept_pods[pod.name] != WAITS
+def needs_assignment(pod: PodView, status: DDPJobStatus) -> bool:
+    """Whether a kept pod has a node rank in the current attempt that its labels do not say yet."""
+    return is_kept(pod, status) and status.kept_pods[pod.name] != STAYS_SPARE
 
 
-def left_over(observed: Observed, status: DDPJobStatus) -> tuple[PodView, ...]:
+def left_over(look: Look) -> tuple[PodView, ...]:
     """Pods of older attempts that are not part of the current one."""
+    status = look.status
     return tuple(
         pod
-        for pod in observed.pods
+        for pod in look.observed.pods
         if ended_before(pod, status) or (pod.attempt < status.attempt and not is_kept(pod, status))
     )
 
 
 def discard(
-    job: Job, pods: tuple[PodView, ...], now: datetime, *, grace_seconds: int | None = RESTART_GRACE_SECONDS
+    look: Look, pods: tuple[PodView, ...], *, grace_seconds: int | None = RESTART_GRACE_SECONDS
 ) -> tuple[DeletePod, ...]:
     """Delete pods that the job is done with, whatever state they are in."""
-    forced = removed(pods, job.spec.restart, now)
+    forced = force_deletions(pods, look.job.spec.restart, look.now)
     names = {action.name for action in forced}
-    return (
-        *forced,
-        *stop(tuple(pod for pod in pods if pod.name not in names), everything=True, grace_seconds=grace_seconds),
-    )
-
-
-def selector(job: Job) -> str:
-    """The job's pods as a label selector, which the scale subresource shows to an autoscaler."""
-    return f"{LABEL_UID}={job.uid}"
-
-
-def _point_service(job: Job, attempt: int) -> PointService:
-    return PointService(service_name(job.name), attempt, rendezvous_selector(job, attempt))
+    rest = tuple(pod for pod in pods if pod.name not in names)
+    return (*forced, *stop(rest, everything=True, grace_seconds=grace_seconds))
 
 
 def stop(

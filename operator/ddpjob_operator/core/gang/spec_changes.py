@@ -10,37 +10,31 @@ import hashlib
 import json
 
 from ddpjob_operator.api.frozen import frozen_digests
-from ddpjob_operator.api.status import DDPJobStatus, Phase
+from ddpjob_operator.api.status import Phase
+from ddpjob_operator.core.gang.members import members
+from ddpjob_operator.core.manifests.admission import edited_fields
 from ddpjob_operator.core.manifests.pod_environment import is_assignable
 from ddpjob_operator.core.values.job import Defaults, Job
-from ddpjob_operator.core.values.observed import PodView
+from ddpjob_operator.core.values.look import Look
 
 PODS = "pods"
 """Key of the digest of what pods are made from besides the frozen fields."""
 
 
 def digests(job: Job, defaults: Defaults) -> dict[str, str]:
-    """What goes on record with each attempt, before any pod is made for it."""
+    """What goes on record with each attempt, before any pod is created for it."""
     return frozen_digests(job.spec) | {PODS: _of_pods(job, defaults)}
 
 
-def edited_fields(job: Job, status: DDPJobStatus) -> list[str]:
-    """Frozen fields that are not what the current attempt was started with."""
-    started_with = status.spec_digests
-    if started_with is None:
-        return []
-    return [name for name, digest in frozen_digests(job.spec).items() if started_with.get(name, digest) != digest]
-
-
-def edited_while_starting(job: Job, status: DDPJobStatus, pods: tuple[PodView, ...], size: int) -> bool:
+def edited_while_starting(look: Look) -> bool:
     """An incomplete gang must not be completed from another spec (a server with CEL refuses such an edit)."""
-    incomplete = status.phase in (Phase.STARTING, Phase.RESTARTING) and len(pods) < size
-    return incomplete and bool(edited_fields(job, status))
+    starting = look.status.phase in (Phase.STARTING, Phase.RESTARTING)
+    return starting and len(members(look)) < look.gang_size and bool(edited_fields(look.job, look.status))
 
 
-def are_as_made_now(job: Job, status: DDPJobStatus, defaults: Defaults) -> bool:
-    """Whether the pods that are there are what new ones would be, so that the two make one gang."""
-    return status.spec_digests == digests(job, defaults)
+def pods_are_up_to_date(look: Look) -> bool:
+    """Whether new pods would be like those that are there, so that the two make one gang."""
+    return look.status.spec_digests == digests(look.job, look.defaults)
 
 
 def _of_pods(job: Job, defaults: Defaults) -> str:

@@ -1,28 +1,34 @@
-"""Why a gang that should be starting does not: in the words of the scheduler, the kubelet or the API server.
+"""Why a gang that should be starting does not: with the scheduler's, kubelet's or API server's message, or, where a
+pod's status has none, with the warning among its events.
 
-Many a pod is Unschedulable for a moment while its claim binds, so trouble has to last before it is worth a write; and
-words that only count differently ("0/7 nodes are available") are the same trouble, said once.
+Many a pod is Unschedulable for a moment while its claim binds, so a problem has to last before it is worth a write; and
+messages that differ in their numbers alone ("0/7 nodes are available") are the same problem, written once.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from datetime import datetime, timedelta
 
 from ddpjob_operator.api.status import Condition, DDPJobStatus, Phase
 from ddpjob_operator.core.failure.diagnosis import advice_for
 from ddpjob_operator.core.failure.node_exclusion import kept_away_from
+from ddpjob_operator.core.transitions import mark_scheduled, mark_unscheduled
 from ddpjob_operator.core.values import conditions as cond
 from ddpjob_operator.core.values.actions import ReadWarnings
-from ddpjob_operator.core.values.job import Job, Problem
-from ddpjob_operator.core.values.observed import PodPhase, PodView, Warned
+from ddpjob_operator.core.values.job import Problem
+from ddpjob_operator.core.values.look import Look
+from ddpjob_operator.core.values.observed import PodPhase, PodView
 
-TROUBLE_GRACE_SECONDS = 3.0
+STARTUP_GRACE_SECONDS = 3.0
 
+
+SHORTEST_WAIT_SECONDS = 5.0
+LONGEST_WAIT_SECONDS = 60.0
+"""Between two looks into a pod's events."""
 
 NO_SCHEDULER_SECONDS = 30.0
-"""How long a pod may wait without a word from any scheduler."""
+"""How long a pod may wait before a scheduler has looked at it."""
 
 
 NOT_SCHEDULED = "NotScheduled"
@@ -33,9 +39,10 @@ GATED = "SchedulingGated"
 
 
 _SAME = {"ImagePullBackOff": "ErrImagePull"}
-"""The kubelet tells of one trouble under two names by turns; saying each would be a write each time."""
+"""The kubelet reports one problem under two names by turns; following it would be a write each time."""
 
 
+_WAITING = (Phase.PENDING, Phase.STARTING, Phase.RESTARTING)
 _NUMBER = re.compile(r"\d+")
 
 
@@ -108,72 +115,44 @@ _HINTS: tuple[tuple[str, str, str], ...] = (
 """What to do about a reason, where the words that come with it match."""
 
 
-def find_trouble(
-    status: DDPJobStatus,
-    pods: tuple[PodView, ...],
-    problem: Problem | None,
-    now: datetime,
-    warnings: Mapping[str, Warned] | None = None,
-) -> Problem | None:
-    """What keeps the gang from running, or None.
+def startup_problem(look: Look, pods: tuple[PodView, ...]) -> Problem | None:
+    """What keeps `pods` from running, or None.
 
-    At once where the API server refused, after a grace for pods that wait. `warnings` are what was found in the events
-    of pods whose status does not say why (see `ask`).
+    At once where the API server refused one, after a grace for pods that wait.
     """
-    if problem is not None:
-        return _advised(problem.reason, problem.message)
-    known, waited = _known(status), _seconds_waited(status, now)
-    if known is None and waited < TROUBLE_GRACE_SECONDS:
+    if look.observed.problem is not None:
+        return _advised(look.observed.problem.reason, look.observed.problem.message)
+    known, waited = _known(look.status), _seconds_waited(look)
+    if known is None and waited < STARTUP_GRACE_SECONDS:
         return None
-    told, away = warnings or {}, kept_away_from(status)
     for pod in pods:
-        if pod.phase is PodPhase.PENDING and (found := _of_pod(pod, waited, away, told.get(pod.uid))) is not None:
-            return Problem(known.reason, known.message) if known and _is_said(found, known) else found
+        if pod.phase is PodPhase.PENDING and (found := _of_pod(look, pod, waited)) is not None:
+            return Problem(known.reason, known.message) if known and _is_known(found, known) else found
     return None
 
 
-def seconds_to_trouble(status: DDPJobStatus, now: datetime) -> float | None:
-    """Seconds until a pod that waits without an end may count as trouble; None once it does."""
-    waited = _seconds_waited(status, now)
-    return next((limit - waited for limit in (TROUBLE_GRACE_SECONDS, NO_SCHEDULER_SECONDS) if waited < limit), None)
+def until_startup_problem(look: Look) -> float | None:
+    """Seconds until a pod that waits without an end may count as a problem; None once it does."""
+    waited = _seconds_waited(look)
+    return next((limit - waited for limit in (STARTUP_GRACE_SECONDS, NO_SCHEDULER_SECONDS) if waited < limit), None)
 
 
-def is_degraded(trouble: Problem) -> bool:
+def is_degraded(problem: Problem) -> bool:
     """Whether something is wrong: to wait in a queue is not."""
-    return trouble.reason != GATED
+    return problem.reason != GATED
 
 
-def scheduled_condition(
-    job: Job, status: DDPJobStatus, pods: tuple[PodView, ...], size: int, trouble: Problem | None, now: datetime
-) -> tuple[Condition, ...]:
-    """The conditions of `status` with Scheduled as it follows from the pods of a gang of `size` nodes.
+def with_scheduled(look: Look, pods: tuple[PodView, ...], problem: Problem | None) -> Look:
+    """The look with the condition Scheduled as it follows from `pods`, those of the gang.
 
-    It becomes True with the condition Running, at no cost. Before that it is said only along with trouble, or where
-    that is over.
+    It becomes True with the condition Running, at no cost. Before that it is written only along with a problem, or
+    where that is over.
     """
-    if trouble is None and _known(status) is None and not _is_held(status):
-        return status.conditions
-    placed = len(pods) >= size and all(pod.scheduled or pod.node_name for pod in pods)
-    if placed or trouble is None:
-        return cond.set_condition(
-            status.conditions,
-            cond.SCHEDULED,
-            placed,
-            "AllScheduled" if placed else "Scheduling",
-            "every pod has a node" if placed else "",
-            now=now,
-            generation=job.generation,
-        )
-    return cond.set_condition(
-        status.conditions,
-        cond.SCHEDULED,
-        False,
-        trouble.reason,
-        trouble.message,
-        now=now,
-        generation=job.generation,
-        say_false=True,
-    )
+    if problem is None and _known(look.status) is None and not _is_gated(look.status):
+        return look
+    if len(pods) >= look.gang_size and all(pod.scheduled or pod.node_name for pod in pods):
+        return mark_scheduled(look)
+    return mark_unscheduled(look, problem)
 
 
 def starting_since(status: DDPJobStatus) -> datetime | None:
@@ -182,12 +161,13 @@ def starting_since(status: DDPJobStatus) -> datetime | None:
     return begun if begun is None or status.restart_at is None else max(begun, status.restart_at)
 
 
-def _of_pod(pod: PodView, waited: float, away: str, warned: Warned | None) -> Problem | None:
+def _of_pod(look: Look, pod: PodView, waited: float) -> Problem | None:
     if pod.reason:
         words = pod.message or pod.reason
-        if pod.reason == "Unschedulable" and away:
+        if pod.reason == "Unschedulable" and (away := kept_away_from(look.status)):
             words = f"{words.rstrip('. ')}; {away}"
         return _advised(_SAME.get(pod.reason, pod.reason), f"pod {pod.name}: {words}")
+    warned = look.observed.warnings.get(pod.uid)
     if warned is not None and warned.reason:
         return _advised(warned.reason, f"pod {pod.name}: {warned.message or warned.reason}")
     if waited >= NO_SCHEDULER_SECONDS and not (pod.scheduled or pod.node_name):
@@ -201,7 +181,7 @@ def _advised(reason: str, said: str) -> Problem:
     return Problem(reason, f"{said.rstrip('. ')}. {hint}" if hint else said)
 
 
-def _is_said(found: Problem, known: Condition) -> bool:
+def _is_known(found: Problem, known: Condition) -> bool:
     """Whether the status says as much already: the same of the same pod, but for numbers or the kubelet's two names."""
     if found.reason != known.reason:
         return False
@@ -215,50 +195,40 @@ def _known(status: DDPJobStatus) -> Condition | None:
     return degraded if degraded is not None and degraded.status == "True" else None
 
 
-def _is_held(status: DDPJobStatus) -> bool:
+def _is_gated(status: DDPJobStatus) -> bool:
     scheduled = cond.find(status.conditions, cond.SCHEDULED)
     return scheduled is not None and scheduled.reason == GATED
 
 
-def _seconds_waited(status: DDPJobStatus, now: datetime) -> float:
-    since = starting_since(status)
-    return 0.0 if since is None else (now - since).total_seconds()
+def _seconds_waited(look: Look) -> float:
+    since = starting_since(look.status)
+    return 0.0 if since is None else look.seconds_since(since)
 
 
-SHORTEST_WAIT_SECONDS = 5.0
+# A volume that cannot be mounted (a Secret that is missing, a server that does not answer) and a network that cannot be
+# set up leave a pod ContainerCreating without a reason; only the kubelet's events have one. They are read for one pod
+# of the gang, after the time in which a pod usually starts, and again after ever longer waits.
 
 
-LONGEST_WAIT_SECONDS = 60.0
+def warnings_to_read(look: Look, pods: tuple[PodView, ...]) -> tuple[ReadWarnings, ...]:
+    """Read the events of the first pod that waits without a reason, if it is time to."""
+    pod, due = _next_reading(look, pods)
+    return (ReadWarnings(pod.name, pod.uid),) if pod is not None and due is not None and due <= look.now else ()
 
 
-_WAITING = (Phase.PENDING, Phase.STARTING, Phase.RESTARTING)
-
-
-def ask(
-    status: DDPJobStatus, pods: tuple[PodView, ...], warnings: Mapping[str, Warned], now: datetime
-) -> tuple[ReadWarnings, ...]:
-    """Look into the events of the first pod that waits without a reason, if it is time to."""
-    pod, due = _next(status, pods, warnings)
-    return (ReadWarnings(pod.name, pod.uid),) if pod is not None and due is not None and due <= now else ()
-
-
-def until_asked(
-    status: DDPJobStatus, pods: tuple[PodView, ...], warnings: Mapping[str, Warned], now: datetime
-) -> float | None:
+def until_warnings_are_read(look: Look, pods: tuple[PodView, ...]) -> float | None:
     """Seconds until it is time to."""
-    _, due = _next(status, pods, warnings)
-    return None if due is None or due <= now else (due - now).total_seconds()
+    _, due = _next_reading(look, pods)
+    return None if due is None or due <= look.now else look.seconds_until(due)
 
 
-def _next(
-    status: DDPJobStatus, pods: tuple[PodView, ...], warnings: Mapping[str, Warned]
-) -> tuple[PodView | None, datetime | None]:
-    since = starting_since(status)
+def _next_reading(look: Look, pods: tuple[PodView, ...]) -> tuple[PodView | None, datetime | None]:
+    since = starting_since(look.status)
     pod = next((pod for pod in pods if _is_unexplained(pod)), None)
-    if since is None or pod is None or status.phase not in _WAITING:
+    if since is None or pod is None or look.status.phase not in _WAITING:
         return None, None
-    if (known := warnings.get(pod.uid)) is None:
-        return pod, since + timedelta(seconds=TROUBLE_GRACE_SECONDS)
+    if (known := look.observed.warnings.get(pod.uid)) is None:
+        return pod, since + timedelta(seconds=STARTUP_GRACE_SECONDS)
     waited = (known.at - since).total_seconds()
     wait = min(LONGEST_WAIT_SECONDS, max(SHORTEST_WAIT_SECONDS, waited))
     return pod, known.at + timedelta(seconds=wait)

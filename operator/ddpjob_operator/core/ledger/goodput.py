@@ -1,7 +1,7 @@
 """Where a job's time goes: a ledger in seconds by cause that always adds up to the time since the job began.
 
 It moves on when the cause changes or when there is news of the training, never with the clock alone, so a job at rest
-stays at rest. Time between two entries goes, as far as the trainer has told, to the phases it spent it in, and the
+stays at rest. Time between two entries goes, as far as the trainer has reported, to the phases it spent it in, and the
 rest to the cause that held. When an attempt ends, the training that no snapshot has kept becomes recovering. The ratio
 is what others call goodput or effective training time (ETTR): kept steps over wall time.
 
@@ -15,6 +15,7 @@ from datetime import datetime, timedelta
 
 from ddpjob_operator.api.status import DDPJobStatus, Goodput, Phase
 from ddpjob_operator.core.failure.detect import last_report
+from ddpjob_operator.core.values.changes import recorded
 from ddpjob_operator.core.values.observed import Observed
 from ddpjob_operator.core.values.trainer_report import TrainerReport
 
@@ -57,24 +58,21 @@ def with_goodput(before: DDPJobStatus, after: DDPJobStatus, observed: Observed, 
         return after
     report = _report(before, observed)
     stalled = over and after.last_failure != before.last_failure and _reason(after) == "Stalled"
-    milliseconds, told = _advanced(ledger, report, now, "stalled" if stalled else ledger.cause)
+    milliseconds, reported = _advanced(ledger, report, now, "stalled" if stalled else ledger.cause)
     if over:
-        milliseconds, lost = _without_lost(milliseconds, told, after, report)
-        told, recomputed = {}, ledger.recomputed_steps + lost
+        milliseconds, lost = _without_lost(milliseconds, reported, after, report)
+        reported, recomputed = {}, ledger.recomputed_steps + lost
     else:
         recomputed = ledger.recomputed_steps
-    return after.model_copy(
-        update={
-            "goodput": Goodput(
-                **{name: count / 1000 for name, count in milliseconds.items()},
-                ratio=_ratio(milliseconds),
-                recomputed_steps=recomputed,
-                cause="" if after.is_final else cause,
-                counted_until=_later(ledger.counted_until, now),
-                told=told,
-            )
-        }
+    ledger = Goodput(
+        **{name: count / 1000 for name, count in milliseconds.items()},
+        ratio=_ratio(milliseconds),
+        recomputed_steps=recomputed,
+        cause="" if after.is_final else cause,
+        counted_until=_later(ledger.counted_until, now),
+        told=reported,
     )
+    return recorded(after, goodput=ledger)
 
 
 def seconds_of(ledger: Goodput) -> dict[str, float]:
@@ -110,7 +108,7 @@ def _report(before: DDPJobStatus, observed: Observed) -> TrainerReport | None:
     return report if report is not None and report.attempt == before.attempt else None
 
 
-def _reported(report: TrainerReport | None) -> dict[str, float]:
+def _seconds_reported(report: TrainerReport | None) -> dict[str, float]:
     """Seconds by cause that the trainer reports of this attempt."""
     found: dict[str, float] = {}
     for phase, spent in report.seconds.items() if report else ():
@@ -126,18 +124,18 @@ def _advanced(
     taken from the trainer. What the trainer is ahead of the clock is taken the next time.
     """
     counts = {name: round(seconds * 1000) for name, seconds in seconds_of(ledger).items()}
-    left, told = _milliseconds(ledger.counted_until, now), dict(ledger.told)
-    for cause, spent in _reported(report).items():
-        news = max(0, min(left, round((spent - told.get(cause, 0.0)) * 1000)))
+    left, reported = _milliseconds(ledger.counted_until, now), dict(ledger.told)
+    for cause, spent in _seconds_reported(report).items():
+        news = max(0, min(left, round((spent - reported.get(cause, 0.0)) * 1000)))
         counts[cause] += news
-        told[cause] = round(told.get(cause, 0.0) + news / 1000, 3)
+        reported[cause] = round(reported.get(cause, 0.0) + news / 1000, 3)
         left -= news
     counts[rest_to if rest_to in counts else "queued"] += left
-    return counts, told
+    return counts, reported
 
 
 def _without_lost(
-    counts: dict[str, int], told: Mapping[str, float], status: DDPJobStatus, report: TrainerReport | None
+    counts: dict[str, int], reported: Mapping[str, float], status: DDPJobStatus, report: TrainerReport | None
 ) -> tuple[dict[str, int], int]:
     """Training of an attempt that is over, less the steps that no snapshot has kept; and how many those are."""
     if status.phase is Phase.SUCCEEDED or status.progress is None or status.progress.step is None:
@@ -149,7 +147,7 @@ def _without_lost(
     if lost == 0 or trained <= 0:
         return counts, 0
     share = min(1.0, lost / trained)
-    moved = min(counts["training"], round(told.get("training", 0.0) * share * 1000))
+    moved = min(counts["training"], round(reported.get("training", 0.0) * share * 1000))
     return counts | {"training": counts["training"] - moved, "recovering": counts["recovering"] + moved}, lost
 
 

@@ -1,21 +1,23 @@
-"""From what the trainer reports to what the status says: progress, the newest snapshot, and the post-mortem of
-a failure.
-"""
+"""From what the trainer reports to what the status says: progress, snapshots, and the post-mortem of a failure."""
 
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Any
 
 from ddpjob_operator.api.status import DDPJobStatus, FailureStatus, Progress, SnapshotStatus
 from ddpjob_operator.core.failure.detect import Failure
 from ddpjob_operator.core.failure.diagnosis import diagnose
+from ddpjob_operator.core.transitions import mark_snapshots_failing, mark_snapshots_saved
 from ddpjob_operator.core.values import conditions as cond
 from ddpjob_operator.core.values.actions import Event
-from ddpjob_operator.core.values.job import Job
+from ddpjob_operator.core.values.changes import recorded
+from ddpjob_operator.core.values.look import Look
 from ddpjob_operator.core.values.trainer_report import TrainerReport, moment
 
 MESSAGE_LIMIT = 4096
+FAILURES_IN_A_ROW = 3
+MOST_REMEMBERED = 10
+_LONGEST = 512
 
 _ESTIMATES = {"eta", "remaining_seconds"}
 """Fields that are wrong, not only old, when a newer report lacks them."""
@@ -23,11 +25,14 @@ _ESTIMATES = {"eta", "remaining_seconds"}
 _LONGEST_ESTIMATE = 1e9
 
 
-def with_report(status: DDPJobStatus, report: TrainerReport | None, uid: str, now: datetime) -> DDPJobStatus:
-    """`status` with the progress of a `/status` answer, if it is the current attempt's of this very job."""
-    if report is None or not report.is_of(uid, status.attempt):
-        return status
-    return with_final_report(status, report, now)
+def with_report(look: Look) -> Look:
+    """The look with what the trainer reports, if the report is about the current attempt of this very job: progress,
+    the newest snapshot, whether snapshots fail, and which did not verify.
+    """
+    report = look.observed.report
+    if report is None or not report.is_of(look.job.uid, look.status.attempt):
+        return look
+    return _with_snapshot_status(look.having(with_final_report(look.status, report, look.now)), report)
 
 
 def with_final_report(status: DDPJobStatus, report: TrainerReport | None, now: datetime) -> DDPJobStatus:
@@ -37,14 +42,13 @@ def with_final_report(status: DDPJobStatus, report: TrainerReport | None, now: d
     """
     if report is None:
         return status
-    update: dict[str, Any] = {}
     reported = _progress(report, now)
     kept = status.progress.model_dump(exclude_none=True, exclude=_ESTIMATES) if status.progress else {}
     if merged := kept | (reported.model_dump(exclude_none=True) if reported else {}):
-        update["progress"] = Progress.model_validate(merged)
-    if report.snapshot is not None and _is_news(report.snapshot, status.snapshot):
-        update["snapshot"] = report.snapshot
-    return status.model_copy(update=update) if update else status
+        status = recorded(status, progress=Progress.model_validate(merged))
+    if report.snapshot is not None and _is_newer(report.snapshot, status.snapshot):
+        status = recorded(status, snapshot=report.snapshot)
+    return status
 
 
 def failure_status(status: DDPJobStatus, failure: Failure, now: datetime, log_tail: str = "") -> FailureStatus:
@@ -68,7 +72,7 @@ def failure_status(status: DDPJobStatus, failure: Failure, now: datetime, log_ta
     )
 
 
-def _is_news(found: SnapshotStatus, known: SnapshotStatus | None) -> bool:
+def _is_newer(found: SnapshotStatus, known: SnapshotStatus | None) -> bool:
     """Newer, or the same and now verified: another node may not know that yet."""
     if known is None or found.step != known.step:
         return known is None or found.step > known.step
@@ -101,32 +105,8 @@ def _eta(report: TrainerReport, now: datetime) -> datetime | None:
     return moment((report.time if report.time is not None else now.timestamp()) + report.eta_seconds)
 
 
-FAILURES_IN_A_ROW = 3
-
-
-MOST_REMEMBERED = 10
-
-
-_LONGEST = 512
-
-
-def with_snapshot_news(job: Job, status: DDPJobStatus, report: TrainerReport | None, now: datetime) -> DDPJobStatus:
-    """`status` with the condition SnapshotsFailing and the list of snapshots that were set aside."""
-    if report is None or not report.is_of(job.uid, status.attempt):
-        return status
-    problem, held = report.snapshot_problem, cond.holds(status.conditions, cond.SNAPSHOTS_FAILING)
-    failures = problem.failures if problem is not None else None
-    # more of the same is not worth a write each, and a save that was only skipped proves nothing
-    if problem is not None and failures is not None and failures >= FAILURES_IN_A_ROW and not held:
-        message = f"{failures} snapshots in a row could not be saved. {problem.message[:_LONGEST]}"
-        status = _said(job, status, True, "SavesFail", message, now)
-    elif held and problem is None:
-        status = _said(job, status, False, "Saved", "", now)
-    return _with_set_aside(status, report.snapshots_set_aside)
-
-
 def snapshot_events(before: DDPJobStatus, after: DDPJobStatus) -> tuple[Event, ...]:
-    """What a person should hear of: saves that began to fail, and snapshots that turned out to be corrupt."""
+    """Events about snapshots: saves that began to fail, and snapshots that turned out to be corrupt."""
     events = [
         Event("Warning", "SnapshotCorrupt", message)
         for message in after.corrupt_snapshots
@@ -138,16 +118,22 @@ def snapshot_events(before: DDPJobStatus, after: DDPJobStatus) -> tuple[Event, .
     return tuple(events)
 
 
-def _said(job: Job, status: DDPJobStatus, failing: bool, reason: str, message: str, now: datetime) -> DDPJobStatus:
-    conditions = cond.set_condition(
-        status.conditions, cond.SNAPSHOTS_FAILING, failing, reason, message, now=now, generation=job.generation
-    )
-    return status.model_copy(update={"conditions": conditions})
+def _with_snapshot_status(look: Look, report: TrainerReport) -> Look:
+    """The look with the condition SnapshotsFailing and the list of snapshots that were set aside."""
+    problem, failing = report.snapshot_problem, cond.holds(look.status.conditions, cond.SNAPSHOTS_FAILING)
+    failures = problem.failures if problem is not None else None
+    # more of the same is not worth a write each, and a save that was only skipped proves nothing
+    if problem is not None and failures is not None and failures >= FAILURES_IN_A_ROW and not failing:
+        message = f"{failures} snapshots in a row could not be saved. {problem.message[:_LONGEST]}"
+        look = mark_snapshots_failing(look, message)
+    elif failing and problem is None:
+        look = mark_snapshots_saved(look)
+    return look.having(_with_set_aside(look.status, report.snapshots_set_aside))
 
 
 def _with_set_aside(status: DDPJobStatus, found: tuple[str, ...]) -> DDPJobStatus:
     messages = dict.fromkeys(message[:_LONGEST] for message in found)
-    news = [message for message in messages if message not in status.corrupt_snapshots]
-    if not news:
+    new = [message for message in messages if message not in status.corrupt_snapshots]
+    if not new:
         return status
-    return status.model_copy(update={"corrupt_snapshots": (*status.corrupt_snapshots, *news)[-MOST_REMEMBERED:]})
+    return recorded(status, corrupt_snapshots=(*status.corrupt_snapshots, *new)[-MOST_REMEMBERED:])

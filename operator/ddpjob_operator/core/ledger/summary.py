@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from ddpjob_operator.api.status import DDPJobStatus, NodeCount, Phase, Progress, Summary
 from ddpjob_operator.core.values import conditions as cond
+from ddpjob_operator.core.values.changes import recorded
 
 _EXPLAINS: dict[Phase, tuple[tuple[str, str], ...]] = {
     Phase.PENDING: ((cond.DEGRADED, "True"), (cond.INITIALIZED, "False"), (cond.SCHEDULED, "False")),
@@ -29,7 +30,7 @@ def with_summary(status: DDPJobStatus) -> DDPJobStatus:
         eta=_eta(status.progress) if status.phase is Phase.RUNNING else None,
         reason=_reason(status),
     )
-    return status.model_copy(update={"summary": summary if summary != Summary() else None})
+    return recorded(status, summary=summary if summary != Summary() else None)
 
 
 def duration(seconds: float) -> str:

@@ -15,10 +15,10 @@ from decimal import Decimal
 from typing import Any
 
 from ddpjob_operator.api.status import Phase
+from ddpjob_operator.core.values.changes import resized
 from ddpjob_operator.core.values.job import Bounds, HostAccess, Job, Manifest, Problem
 
 BEYOND = "BeyondBounds"
-
 
 ALWAYS_USED = ("cpu", "memory", "ephemeral-storage")
 """Resources of which a container takes what it gets unless it is limited; of any other it has what it asks for."""
@@ -55,8 +55,7 @@ def clamp_to_bounds(job: Job, bounds: Bounds) -> Job:
         return job  # it was here before the bound
     and_spares = f" and {spares} spares" if spec.spares else ""
     said = f"spec.nodes: {_too_many_nodes(job, bounds)}; the job goes on with at most {nodes}{and_spares}"
-    held = spec.model_copy(update={"nodes": nodes, "spares": spares})
-    return replace(job, spec=held, refused=job.refused or Problem(BEYOND, said))
+    return replace(job, spec=resized(spec, nodes=nodes, spares=spares), refused=job.refused or Problem(BEYOND, said))
 
 
 def with_default_resources(container: Manifest, defaults: Mapping[str, Mapping[str, Any]]) -> Manifest:

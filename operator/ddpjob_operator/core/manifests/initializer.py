@@ -8,11 +8,11 @@ from __future__ import annotations
 import json
 
 from ddpjob_operator.api.pod import Initializer
+from ddpjob_operator.core.manifests.admitted import Admitted
 from ddpjob_operator.core.manifests.bounds import ALWAYS_USED, with_default_resources
 from ddpjob_operator.core.manifests.merge import merge
 from ddpjob_operator.core.manifests.pod_environment import SHARED_PATH, TERMINATION_LOG, env_var, literal
 from ddpjob_operator.core.manifests.pods import (
-    owner_reference,
     restricted_container,
     restricted_context,
     shared_volume,
@@ -29,8 +29,9 @@ _OF_THE_GANG = ("containers", "initContainers", "affinity", "topologySpreadConst
 """What the podTemplate says of the pods that train, and of no other."""
 
 
-def build_initializer(job: Job, number: int, defaults: Defaults) -> Manifest:
+def build_initializer(admitted: Admitted, number: int) -> Manifest:
     """The pod that runs the initializers for the nth time, from 0."""
+    job, defaults = admitted.job, admitted.defaults
     template = job.spec.pod_template
     metadata, user_spec = template.metadata if template else None, (template.spec if template else None) or {}
     claims = sorted({claim for item in job.spec.initializers if (claim := source_claim(item)) is not None})
@@ -60,7 +61,7 @@ def build_initializer(job: Job, number: int, defaults: Defaults) -> Manifest:
             "namespace": job.namespace,
             "labels": users_labels(template) | own,
             "annotations": (metadata.annotations if metadata else None) or {},
-            "ownerReferences": [owner_reference(job)],
+            "ownerReferences": [admitted.owner_reference()],
         },
         "spec": spec,
     }

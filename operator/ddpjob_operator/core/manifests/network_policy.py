@@ -12,8 +12,9 @@ that says what is not so.
 
 from __future__ import annotations
 
+from ddpjob_operator.core.manifests.admitted import Admitted
 from ddpjob_operator.core.manifests.pod_environment import STATUS_PORT
-from ddpjob_operator.core.values.job import Defaults, Job, Manifest, NetworkAccess
+from ddpjob_operator.core.values.job import Manifest, NetworkAccess
 from ddpjob_operator.core.values.names import LABEL_NODE_RANK, LABEL_UID, job_labels, policy_name
 
 OPERATOR_LABELS = {"app.kubernetes.io/name": "ddpjob-operator"}
@@ -23,9 +24,10 @@ NAMESPACE_LABEL = "kubernetes.io/metadata.name"
 DNS_PORT = 53
 
 
-def build_policy(job: Job, defaults: Defaults, owner: Manifest) -> Manifest | None:
-    """The NetworkPolicy of a job, or None where it is to have none; `owner` is its owner reference."""
-    access, template = defaults.network, job.spec.pod_template
+def build_policy(admitted: Admitted) -> Manifest | None:
+    """The NetworkPolicy of a job, or None where it is to have none."""
+    job = admitted.job
+    access, template = admitted.defaults.network, job.spec.pod_template
     of_the_node = template is not None and bool((template.spec or {}).get("hostNetwork"))
     if access is None or of_the_node or job.spec.placement.host_network:
         return None
@@ -51,7 +53,7 @@ def build_policy(job: Job, defaults: Defaults, owner: Manifest) -> Manifest | No
             "name": policy_name(job.name),
             "namespace": job.namespace,
             "labels": job_labels(job.name, job.uid),
-            "ownerReferences": [owner],
+            "ownerReferences": [admitted.owner_reference()],
         },
         "spec": spec,
     }

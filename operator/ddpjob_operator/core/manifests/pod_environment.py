@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from ddpjob_operator.api.pod import EnvVar
 from ddpjob_operator.core.values.job import Job, Manifest
 from ddpjob_operator.core.values.names import SPARE
@@ -16,6 +18,22 @@ ASSIGNMENT_DIR = "/etc/ddpjob/assignment"
 """Where a pod whose place in the gang may change reads it: files attempt, node-rank and nodes."""
 
 DEFAULT_MODULE = "ddp_trainer.train"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A pod's place in a gang."""
+
+    attempt: int
+    node_rank: int | None
+    """None for a spare."""
+    service: ServiceView
+    name: str | None = None
+    """Its own name, where that is not the one of its attempt and node rank."""
+    nodes: int | None = None
+    """Size of the gang in this attempt; None for the spec's."""
+    avoid: tuple[str, ...] = ()
+    """Nodes to keep away from."""
 
 
 def launch_args(job: Job) -> list[str]:
@@ -39,22 +57,19 @@ def is_assignable(job: Job) -> bool:
     return job.spec.restart.scope == "InPlace" or job.spec.spares > 0 or job.spec.elastic is not None
 
 
-def environment(
-    job: Job, attempt: int, node_rank: int | None, service: ServiceView, *, nodes: int | None = None
-) -> list[Manifest]:
+def environment(job: Job, place: Place) -> list[Manifest]:
     """The contract's variables first, so that a user's valueFrom cannot refer to something later, then the
     user's own.
-
-    `nodes` is the size of this attempt's gang, where it is not the spec's.
     """
+    node_rank, service = place.node_rank, place.service
     own = {
         "DDPJOB_NAME": job.name,
         "DDPJOB_NAMESPACE": job.namespace,
         "DDPJOB_UID": job.uid,
         "DDPJOB_CREATED": str(int(job.created.timestamp())),
-        "DDPJOB_ATTEMPT": str(attempt),
+        "DDPJOB_ATTEMPT": str(place.attempt),
         "DDPJOB_NODE_RANK": SPARE if node_rank is None else str(node_rank),
-        "DDPJOB_NODES": str(nodes or job.spec.nodes),
+        "DDPJOB_NODES": str(place.nodes or job.spec.nodes),
         "DDPJOB_PROCS_PER_NODE": str(job.spec.ranks_per_node),
         "DDPJOB_RDZV_HOST": service.host,
         "DDPJOB_RDZV_PORT": str(service.port),

@@ -14,6 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from decimal import Decimal
 
+from ddpjob_operator.core.manifests.admitted import Admitted
 from ddpjob_operator.core.values.job import Job, Manifest, Problem
 from ddpjob_operator.core.values.names import TRAINER_CONTAINER, group_name, job_labels, pod_name
 
@@ -69,9 +70,9 @@ def _kueue(job: Job, attempt: int, node_rank: int | None, nodes: int) -> Members
     return Membership(labels, annotations, gates=(KUEUE_GATE,))
 
 
-def build_pod_group(job: Job, owner: Manifest) -> Manifest | None:
-    """The PodGroup of a job whose scheduler reads one; `owner` is its owner reference."""
-    scheduling = job.spec.scheduling
+def build_pod_group(admitted: Admitted) -> Manifest | None:
+    """The PodGroup of a job whose scheduler reads one."""
+    job, scheduling = admitted.job, admitted.job.spec.scheduling
     if scheduling.gang not in ("Coscheduling", "Volcano"):
         return None
     members = job.spec.elastic.min_nodes if job.spec.elastic else job.spec.nodes
@@ -93,7 +94,7 @@ def build_pod_group(job: Job, owner: Manifest) -> Manifest | None:
             "name": group_name(job.name),
             "namespace": job.namespace,
             "labels": job_labels(job.name, job.uid),
-            "ownerReferences": [owner],
+            "ownerReferences": [admitted.owner_reference()],
         },
         "spec": spec,
     }

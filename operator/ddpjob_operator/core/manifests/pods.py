@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ddpjob_operator.api import API_VERSION, KIND
 from ddpjob_operator.api.pod import PodTemplate
+from ddpjob_operator.core.manifests.admitted import Admitted
 from ddpjob_operator.core.manifests.bounds import with_default_resources
 from ddpjob_operator.core.manifests.merge import merge
 from ddpjob_operator.core.manifests.placement import placed, placement_defaults
@@ -20,6 +20,7 @@ from ddpjob_operator.core.manifests.pod_environment import (
     SHARED_PATH,
     STATUS_PORT,
     TERMINATION_LOG,
+    Place,
     environment,
     is_assignable,
     launch_args,
@@ -39,23 +40,10 @@ from ddpjob_operator.core.values.names import (
     pod_name,
     service_name,
 )
-from ddpjob_operator.core.values.observed import ServiceView
 
 DEFAULT_SIZE = "10Gi"
 GRACE_SECONDS = 60
 NON_ROOT = 65532
-
-
-def owner_reference(job: Job) -> Manifest:
-    """Makes the garbage collector remove a child after its job. It does not block the job's deletion."""
-    return {
-        "apiVersion": API_VERSION,
-        "kind": KIND,
-        "name": job.name,
-        "uid": job.uid,
-        "controller": True,
-        "blockOwnerDeletion": False,
-    }
 
 
 def rendezvous_selector(job: Job, attempt: int) -> dict[str, str]:
@@ -63,8 +51,9 @@ def rendezvous_selector(job: Job, attempt: int) -> dict[str, str]:
     return {LABEL_UID: job.uid, LABEL_ATTEMPT: str(attempt), LABEL_NODE_RANK: "0"}
 
 
-def build_service(job: Job, attempt: int) -> Manifest:
+def build_service(admitted: Admitted, attempt: int) -> Manifest:
     """The Service whose address is known before any pod exists; endpoints are published before readiness."""
+    job = admitted.job
     return {
         "apiVersion": "v1",
         "kind": "Service",
@@ -72,7 +61,7 @@ def build_service(job: Job, attempt: int) -> Manifest:
             "name": service_name(job.name),
             "namespace": job.namespace,
             "labels": job_labels(job.name, job.uid),
-            "ownerReferences": [owner_reference(job)],
+            "ownerReferences": [admitted.owner_reference()],
         },
         "spec": {
             "type": "ClusterIP",
@@ -90,12 +79,12 @@ def build_service(job: Job, attempt: int) -> Manifest:
     }
 
 
-def build_claim(job: Job) -> Manifest | None:
+def build_claim(admitted: Admitted) -> Manifest | None:
     """The claim for /mnt/shared, or None if the job brings its own.
 
     A retained claim has no owner, so it outlives the job.
     """
-    shared = job.spec.shared
+    job, shared = admitted.job, admitted.job.spec.shared
     if shared.claim_name is not None:
         return None
     spec: dict[str, Any] = {
@@ -110,49 +99,37 @@ def build_claim(job: Job) -> Manifest | None:
         "labels": job_labels(job.name, job.uid),
     }
     if not shared.retain:
-        metadata["ownerReferences"] = [owner_reference(job)]
+        metadata["ownerReferences"] = [admitted.owner_reference()]
     return {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": metadata, "spec": spec}
 
 
-def build_pod(
-    job: Job,
-    attempt: int,
-    node_rank: int | None,
-    service: ServiceView,
-    defaults: Defaults,
-    *,
-    name: str | None = None,
-    nodes: int | None = None,
-    avoid: tuple[str, ...] = (),
-) -> Manifest:
-    """One node of the gang, or (node rank None) a spare, which needs a `name`.
-
-    `nodes` is the size of this attempt's gang (default: the spec's), `avoid` names the nodes to keep away from.
-    """
-    nodes = nodes or job.spec.nodes
+def build_pod(admitted: Admitted, place: Place) -> Manifest:
+    """One node of the gang, or a spare, which needs a name."""
+    job, defaults, attempt, node_rank = admitted.job, admitted.defaults, place.attempt, place.node_rank
+    nodes = place.nodes or job.spec.nodes
     member = membership(job, attempt, node_rank, nodes)
     template = job.spec.pod_template
     user_metadata = template.metadata if template else None
     spec = merge(_default_pod_spec(job, attempt), (template.spec if template else None) or {})
-    spec = merge(spec, _owned_pod_spec(job, defaults, environment(job, attempt, node_rank, service, nodes=nodes)))
+    spec = merge(spec, _owned_pod_spec(job, defaults, environment(job, place)))
     spec["containers"] = [
         with_default_resources(item, defaults.resources) if item["name"] == TRAINER_CONTAINER else item
         for item in spec["containers"]
     ]
     if member.gates:
         spec["schedulingGates"] = [*(spec.get("schedulingGates") or ()), *({"name": gate} for gate in member.gates)]
-    place = pod_labels(job.name, job.uid, attempt, node_rank, nodes if is_assignable(job) else None)
+    labels = job_labels(job.name, job.uid) | pod_labels(attempt, node_rank, nodes if is_assignable(job) else None)
     return {
         "apiVersion": "v1",
         "kind": "Pod",
         "metadata": {
-            "name": name or pod_name(job.name, attempt, node_rank or 0),
+            "name": place.name or pod_name(job.name, attempt, node_rank or 0),
             "namespace": job.namespace,
-            "labels": users_labels(template) | member.labels | place,
+            "labels": users_labels(template) | member.labels | labels,
             "annotations": ((user_metadata.annotations if user_metadata else None) or {}) | member.annotations,
-            "ownerReferences": [owner_reference(job)],
+            "ownerReferences": [admitted.owner_reference()],
         },
-        "spec": placed(job, attempt, spec, avoid),
+        "spec": placed(job, attempt, spec, place.avoid),
     }
 
 

@@ -12,95 +12,81 @@ what those hold is what is missing, and they let go of it by themselves.
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta
-
-from ddpjob_operator.api.status import DDPJobStatus, NodeCount, Phase
+from ddpjob_operator.api.status import Phase
+from ddpjob_operator.core import transitions
 from ddpjob_operator.core.failure.budget import backoff_seconds, disrupted
-from ddpjob_operator.core.gang.members import asking_since, gang_size, stop
+from ddpjob_operator.core.gang.members import asking_since, members, stop
 from ddpjob_operator.core.gang.spec_changes import digests
-from ddpjob_operator.core.stages.transitions import degraded
+from ddpjob_operator.core.manifests.admission import admission
+from ddpjob_operator.core.manifests.admitted import Refused
+from ddpjob_operator.core.stages.finished import plan_refused
+from ddpjob_operator.core.transitions import NextAttempt
 from ddpjob_operator.core.values.actions import Event, Plan
-from ddpjob_operator.core.values.job import NAME_TAKEN, Defaults, Job, Problem
-from ddpjob_operator.core.values.observed import Observed, PodView
+from ddpjob_operator.core.values.job import NAME_TAKEN, Problem
+from ddpjob_operator.core.values.look import Look
 
 LEAST_WAIT_SECONDS = 1.0
 
 
-def plan_release(
-    job: Job,
-    observed: Observed,
-    status: DDPJobStatus,
-    pods: tuple[PodView, ...],
-    now: datetime,
-    defaults: Defaults,
-) -> Plan | None:
-    """Give back the gang if it cannot be completed; None while there is hope, or nothing to give back.
-
-    `pods` are the members of the current attempt.
-    """
-    if status.phase not in (Phase.STARTING, Phase.RESTARTING):
+def plan_release(look: Look) -> Plan | None:
+    """Give back the gang if it cannot be completed; None while there is hope, or nothing to give back."""
+    if look.status.phase not in (Phase.STARTING, Phase.RESTARTING):
         return None
-    problem = _refused(job, observed, status, pods) or _not_in_time(job, status, pods, now)
+    problem = _refused(look) or _not_in_time(look)
     if problem is None:
         return None
-    size, waits = gang_size(job, status), status.disruptions_since_progress
-    delay = max(LEAST_WAIT_SECONDS, backoff_seconds(job.spec.restart.backoff, waits, f"{job.uid}/{status.attempt}"))
-    said = f"{len(pods)} of {size} pods were released: {problem.message}"
-    after = disrupted(degraded(job, status, problem.reason, f"{said}; trying again in {delay:.0f} s", now))
-    after = after.model_copy(
-        update={
-            "attempt": status.attempt + 1,
-            "retry_at": now + timedelta(seconds=delay),
-            "nodes": NodeCount(ready=0, total=size),
-            "kept_pods": {},
-            "observed_generation": job.generation,
-            "spec_digests": digests(job, defaults),
-        }
+    # the next attempt would be made from the spec as it is now
+    if isinstance(refused := admission(look), Refused):
+        return plan_refused(look, refused)
+    job, size, waits = look.job, look.gang_size, look.status.disruptions_since_progress
+    delay = max(
+        LEAST_WAIT_SECONDS, backoff_seconds(job.spec.restart.backoff, waits, f"{job.uid}/{look.status.attempt}")
     )
+    released = f"{len(members(look))} of {size} pods were released: {problem.message}"
+    message = f"{released}; trying again in {delay:.0f} s"
+    following = NextAttempt(size, problem.reason, message, digests(job, look.defaults), delay)
+    look = transitions.release_gang(look.having(disrupted(look.status)), following)
     return Plan(
-        after,
-        stop(observed.pods, everything=True),
+        look.status,
+        stop(look.observed.pods, everything=True),
         status_first=True,
         requeue_after=delay,
-        events=(Event("Warning", "GangReleased", said.splitlines()[0]),),
+        events=(Event("Warning", "GangReleased", released.splitlines()[0]),),
     )
 
 
-def until_given_back(job: Job, status: DDPJobStatus, now: datetime) -> float | None:
+def until_released(look: Look) -> float | None:
     """Seconds until an incomplete gang has waited for as long as it may."""
-    limit, since = job.spec.scheduling.timeout_seconds, asking_since(status)
-    if limit is None or since is None or status.phase not in (Phase.STARTING, Phase.RESTARTING):
+    limit, since = look.job.spec.scheduling.timeout_seconds, asking_since(look.status)
+    if limit is None or since is None or look.status.phase not in (Phase.STARTING, Phase.RESTARTING):
         return None
-    left = limit - (now - since).total_seconds()
+    left = limit - look.seconds_since(since)
     return left if left > 0 else None
 
 
-def _refused(job: Job, observed: Observed, status: DDPJobStatus, pods: tuple[PodView, ...]) -> Problem | None:
-    size = gang_size(job, status)
-    old = any(pod.attempt != status.attempt or pod.deleting for pod in observed.pods)
-    if (
-        observed.problem is None
-        or observed.problem.reason == NAME_TAKEN
-        or not pods
-        or len(pods) >= size
-        or old
-        or _is_enough(job, len(pods))
-    ):
+def _refused(look: Look) -> Problem | None:
+    problem, pods = look.observed.problem, members(look)
+    old = any(pod.attempt != look.status.attempt or pod.deleting for pod in look.observed.pods)
+    if problem is None or problem.reason == NAME_TAKEN or old:
         return None
-    return observed.problem
+    if not pods or len(pods) >= look.gang_size or _is_enough(look, len(pods)):
+        return None
+    return problem
 
 
-def _not_in_time(job: Job, status: DDPJobStatus, pods: tuple[PodView, ...], now: datetime) -> Problem | None:
-    limit, since = job.spec.scheduling.timeout_seconds, asking_since(status)
-    if limit is None or since is None or (now - since).total_seconds() < limit:
+def _not_in_time(look: Look) -> Problem | None:
+    limit, since = look.job.spec.scheduling.timeout_seconds, asking_since(look.status)
+    if limit is None or since is None or look.seconds_since(since) < limit:
         return None
-    placed, size = sum(pod.placed for pod in pods), gang_size(job, status)
-    if placed in (0, size) or _is_enough(job, placed):
+    pods = members(look)
+    placed, size = sum(pod.placed for pod in pods), look.gang_size
+    if placed in (0, size) or _is_enough(look, placed):
         return None
     waiting = next((pod for pod in pods if not pod.placed), None)
     why = f": pod {waiting.name}: {waiting.message}" if waiting is not None and waiting.message else ""
     return Problem("GangTimeout", f"after {limit} s {placed} of {size} pods had a node{why}")
 
 
-def _is_enough(job: Job, nodes: int) -> bool:
-    return job.spec.elastic is not None and nodes >= job.spec.elastic.min_nodes
+def _is_enough(look: Look, nodes: int) -> bool:
+    elastic = look.job.spec.elastic
+    return elastic is not None and nodes >= elastic.min_nodes

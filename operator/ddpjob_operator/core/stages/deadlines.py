@@ -11,18 +11,18 @@ from datetime import datetime, timedelta
 
 from ddpjob_operator.api.status import DDPJobStatus, Phase
 from ddpjob_operator.core.failure.detect import Failure, Retry
+from ddpjob_operator.core.gang.members import members
 from ddpjob_operator.core.gang.startup_problems import starting_since
 from ddpjob_operator.core.values import conditions as cond
-from ddpjob_operator.core.values.job import Job
-from ddpjob_operator.core.values.observed import Observed, PodPhase, PodView
-from ddpjob_operator.core.values.trainer_report import TrainerReport
+from ddpjob_operator.core.values.look import Look
+from ddpjob_operator.core.values.observed import PodPhase
 
 ACTIVE = "DeadlineExceeded"
 STARTUP = "StartupDeadlineExceeded"
 REASONS = (ACTIVE, STARTUP)
 
 REPORT_SECONDS = 30.0
-"""How old a trainer's word may be that its ranks have not met; an older one says nothing of now."""
+"""How old a report may be by which the ranks have not met; an older one says nothing of now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,37 +33,34 @@ class Deadline:
     reason: str
 
 
-def missed_deadline(
-    job: Job, observed: Observed, status: DDPJobStatus, pods: tuple[PodView, ...], now: datetime
-) -> Failure | None:
+def missed_deadline(look: Look) -> Failure | None:
     """The deadline that a job has missed, as the failure that ends it.
 
-    `pods` are those of the current attempt. A job that is suspended, or on its way there, misses none.
+    A job that is suspended, or on its way there, misses none.
     """
-    passed = [deadline for deadline in deadlines(job, observed, status, now) if deadline.at <= now]
+    passed = [deadline for deadline in deadlines(look) if deadline.at <= look.now]
     if not passed:
         return None
     first = min(passed, key=lambda deadline: deadline.at)
-    if first.reason == ACTIVE:
-        return Failure(ACTIVE, _too_long(job, status), Retry.NEVER)
-    return Failure(STARTUP, _never_started(job, observed, status, pods), Retry.NEVER)
+    message = _too_long(look) if first.reason == ACTIVE else _never_started(look)
+    return Failure(first.reason, message, Retry.NEVER)
 
 
-def seconds_to_next(job: Job, observed: Observed, status: DDPJobStatus, now: datetime) -> float | None:
+def seconds_to_next(look: Look) -> float | None:
     """Seconds until the next deadline that has not passed yet."""
-    left = [(deadline.at - now).total_seconds() for deadline in deadlines(job, observed, status, now)]
+    left = [look.seconds_until(deadline.at) for deadline in deadlines(look)]
     return min((seconds for seconds in left if seconds > 0), default=None)
 
 
-def deadlines(job: Job, observed: Observed, status: DDPJobStatus, now: datetime) -> tuple[Deadline, ...]:
+def deadlines(look: Look) -> tuple[Deadline, ...]:
     """Every deadline that the job is under, passed or not."""
-    spec, found = job.spec, []
+    spec, status, found = look.job.spec, look.status, []
     if _is_active(status) and spec.active_deadline_seconds is not None and status.start_time is not None:
         allowed = timedelta(seconds=spec.active_deadline_seconds + status.suspended_seconds)
         found.append(Deadline(status.start_time + allowed, ACTIVE))
     since = _could_start_since(status)
-    unmet = _ranks_have_not_met(observed.report, job.uid, status, now)
-    if spec.startup_deadline_seconds is not None and since is not None and (unmet or _is_starting(status, observed)):
+    waits = _ranks_have_not_met(look) or _is_starting(look)
+    if spec.startup_deadline_seconds is not None and since is not None and waits:
         found.append(Deadline(since + timedelta(seconds=spec.startup_deadline_seconds), STARTUP))
     return tuple(found)
 
@@ -80,46 +77,50 @@ def _could_start_since(status: DDPJobStatus) -> datetime | None:
     return max(since, fetched.last_transition_time)
 
 
-def _is_starting(status: DDPJobStatus, observed: Observed) -> bool:
+def _is_starting(look: Look) -> bool:
     """Pods have been waited for since; or what has to be there before them, such as the first pod that fetches data."""
-    if status.phase is Phase.PENDING and (fetching := observed.initializer) is not None:
+    phase, fetching = look.status.phase, look.observed.initializer
+    if phase is Phase.PENDING and fetching is not None:
         return fetching.phase is PodPhase.PENDING and fetching.number == 0
-    return status.phase in (Phase.PENDING, Phase.STARTING, Phase.RESTARTING)
+    return phase in (Phase.PENDING, Phase.STARTING, Phase.RESTARTING)
 
 
-def _ranks_have_not_met(report: TrainerReport | None, uid: str, status: DDPJobStatus, now: datetime) -> bool:
-    """Whether every pod runs, and the trainer has just said that its ranks still wait for each other.
+def _ranks_have_not_met(look: Look) -> bool:
+    """Whether every pod runs, and the trainer has just reported that its ranks still wait for each other.
 
     One that cannot be asked, or whose clock is another, is taken to have started.
     """
-    if status.phase is not Phase.RUNNING or report is None or report.phase != "rendezvous":
+    report = look.observed.report
+    if look.status.phase is not Phase.RUNNING or report is None or report.phase != "rendezvous":
         return False
-    recent = report.time is not None and abs(now.timestamp() - report.time) < REPORT_SECONDS
-    return recent and report.is_of(uid, status.attempt)
+    recent = report.time is not None and abs(look.now.timestamp() - report.time) < REPORT_SECONDS
+    return recent and report.is_of(look.job.uid, look.status.attempt)
 
 
-def _too_long(job: Job, status: DDPJobStatus) -> str:
+def _too_long(look: Look) -> str:
+    status, limit = look.status, look.job.spec.active_deadline_seconds
     step = status.progress.step if status.progress else None
     saved = status.snapshot.step if status.snapshot else None
     reached = "no step was trained" if step is None else f"training had reached step {step}"
     kept = "there is no snapshot" if saved is None else f"the snapshot of step {saved} is kept"
-    return f"the job was active for {job.spec.active_deadline_seconds} s (activeDeadlineSeconds); {reached}, {kept}"
+    return f"the job was active for {limit} s (activeDeadlineSeconds); {reached}, {kept}"
 
 
-def _never_started(job: Job, observed: Observed, status: DDPJobStatus, pods: tuple[PodView, ...]) -> str:
-    limit = f"attempt {status.attempt} did not start within {job.spec.startup_deadline_seconds} s"
-    return f"{limit} (startupDeadlineSeconds): {_last_trouble(job, observed, status, pods)}"
+def _never_started(look: Look) -> str:
+    limit = f"attempt {look.status.attempt} did not start within {look.job.spec.startup_deadline_seconds} s"
+    return f"{limit} (startupDeadlineSeconds): {_last_problem(look)}"
 
 
-def _last_trouble(job: Job, observed: Observed, status: DDPJobStatus, pods: tuple[PodView, ...]) -> str:
-    degraded = cond.find(status.conditions, cond.DEGRADED)
+def _last_problem(look: Look) -> str:
+    degraded = cond.find(look.status.conditions, cond.DEGRADED)
     if degraded is not None and degraded.status == "True":
         return f"{degraded.reason}: {degraded.message}"
-    if observed.problem is not None:
-        return f"{observed.problem.reason}: {observed.problem.message}"
-    if status.phase is Phase.RUNNING:
+    if look.observed.problem is not None:
+        return f"{look.observed.problem.reason}: {look.observed.problem.message}"
+    if look.status.phase is Phase.RUNNING:
         return "all pods run, but their ranks have not met"
+    pods = members(look)
     running = sum(pod.running for pod in pods)
     waiting = [f"{pod.name}: {pod.message or pod.reason}" for pod in pods if pod.reason]
-    total = status.nodes.total or job.spec.nodes
+    total = look.status.nodes.total or look.job.spec.nodes
     return "; ".join([f"{running} of {total} pods run", *waiting])

@@ -1,65 +1,100 @@
-"""What is left of a job that is over: its pods by `cleanPodPolicy`, the job itself until its time to live is up."""
+"""The end of a job: when it has succeeded, what its last look does, which pods stay by `cleanPodPolicy`, and when the
+job itself is deleted.
+"""
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta
+from datetime import timedelta
 
-from ddpjob_operator.api.status import DDPJobStatus
-from ddpjob_operator.core.failure.detect import has_succeeded
-from ddpjob_operator.core.gang.members import RESTART_GRACE_SECONDS, gang_size, stop
+from ddpjob_operator.core import transitions
+from ddpjob_operator.core.failure.detect import has_succeeded, last_report
+from ddpjob_operator.core.gang.members import RESTART_GRACE_SECONDS, members, stop, with_node_counts
+from ddpjob_operator.core.ledger.progress import with_final_report
+from ddpjob_operator.core.manifests.admitted import Refused
+from ddpjob_operator.core.manifests.bounds import BEYOND
 from ddpjob_operator.core.stages import deadlines
 from ddpjob_operator.core.values import conditions as cond
-from ddpjob_operator.core.values.actions import Action, DeleteJob, DeletePod, Plan
-from ddpjob_operator.core.values.job import Job
-from ddpjob_operator.core.values.observed import Observed, PodView
+from ddpjob_operator.core.values.actions import Action, DeleteJob, DeletePod, Event, Plan
+from ddpjob_operator.core.values.look import Look
+from ddpjob_operator.core.values.observed import PodView
 
 
-def plan_finished(job: Job, observed: Observed, now: datetime) -> Plan:
+def has_finished(look: Look) -> bool:
+    """Whether the gang has done what `successPolicy` asks of it."""
+    pods = members(look)
+    if look.job.spec.success_policy == "FirstNode":
+        return any(pod.node_rank == 0 and has_succeeded(pod) for pod in pods)
+    return len(pods) == look.gang_size and all(has_succeeded(pod) for pod in pods)
+
+
+def plan_succeeded(look: Look) -> Plan:
+    pods = members(look)
+    look = with_node_counts(look)
+    look = look.having(with_final_report(look.status, last_report(pods), look.now))
+    nodes = "node rank 0" if look.job.spec.success_policy == "FirstNode" else f"all {len(pods)} nodes"
+    message = f"{nodes} finished; restarts: {look.status.restarts}"
+    look = transitions.succeed(look, message)
+    attempt = look.status.attempt
+    old = tuple(pod for pod in look.observed.pods if pod.attempt != attempt)
+    current = tuple(pod for pod in look.observed.pods if pod.attempt == attempt)
+    deleted = clean_up(look, current)
+    return Plan(
+        look.status,
+        (*stop(old, everything=True), *deleted),
+        status_first=bool(deleted),  # those pods are the proof of it
+        events=(Event("Normal", "Succeeded", message),),
+    )
+
+
+def plan_failed(look: Look, reason: str, message: str) -> Plan:
+    look = transitions.fail(look, reason, message)
+    line = message.splitlines()[0] if message else reason
+    deleted = clean_up(look, look.observed.pods)
+    return Plan(look.status, deleted, status_first=True, events=(Event("Warning", "Failed", line),))
+
+
+def plan_refused(look: Look, refused: Refused) -> Plan:
+    """The job is beyond a bound of the administrator's."""
+    return plan_failed(look, BEYOND, "; ".join(refused.problems))
+
+
+def plan_finished(look: Look) -> Plan:
     """What to do about a job that has Succeeded or Failed. Its status never changes again."""
-    left = seconds_to_live(job, job.status, now)
+    left = seconds_to_live(look)
     if left is not None and left <= 0:
-        return Plan(job.status, (DeleteJob(job.uid),))
-    actions: list[Action] = [*clean_up(job, job.status, observed.pods), *_initializer(job, observed)]
-    return Plan(job.status, tuple(actions), requeue_after=left)
+        return Plan(look.status, (DeleteJob(look.job.uid),))
+    actions: list[Action] = [*clean_up(look, look.observed.pods), *_initializer(look)]
+    return Plan(look.status, tuple(actions), requeue_after=left)
 
 
-def clean_up(job: Job, status: DDPJobStatus, pods: tuple[PodView, ...]) -> tuple[DeletePod, ...]:
-    """The pods of a job with this final status that go.
+def clean_up(look: Look, pods: tuple[PodView, ...]) -> tuple[DeletePod, ...]:
+    """Those of `pods` that a job with this final status does not keep.
 
     A deadline stops what runs whatever the policy: that is what it is for. It leaves a pod the time to save a snapshot.
-    Spares are stopped too, which wait for nothing any more.
+    Spares are deleted in any case.
     """
-    late = _missed_a_deadline(status)
-    if job.spec.clean_pod_policy == "None" and not late:
+    policy, late = look.job.spec.clean_pod_policy, _missed_a_deadline(look)
+    if policy == "None" and not late:
         return stop(tuple(pod for pod in pods if pod.node_rank is None))
-    grace = None if late else RESTART_GRACE_SECONDS
-    return stop(pods, everything=job.spec.clean_pod_policy == "All", grace_seconds=grace)
+    return stop(pods, everything=policy == "All", grace_seconds=None if late else RESTART_GRACE_SECONDS)
 
 
-def seconds_to_live(job: Job, status: DDPJobStatus, now: datetime) -> float | None:
+def seconds_to_live(look: Look) -> float | None:
     """Seconds until a job that is over is to be deleted; None if it is to stay."""
-    ttl, ended = job.spec.ttl_seconds_after_finished, status.completion_time
-    if ttl is None or ended is None or not status.is_final:
+    ttl, ended = look.job.spec.ttl_seconds_after_finished, look.status.completion_time
+    if ttl is None or ended is None or not look.status.is_final:
         return None
-    return (ended + timedelta(seconds=ttl) - now).total_seconds()
+    return look.seconds_until(ended + timedelta(seconds=ttl))
 
 
-def _initializer(job: Job, observed: Observed) -> tuple[DeletePod, ...]:
-    """The pod that fetched data: stopped if it still runs, removed with all others."""
-    pod, policy = observed.initializer, job.spec.clean_pod_policy
+def _initializer(look: Look) -> tuple[DeletePod, ...]:
+    """The initializers' pod: stopped if it still runs, deleted with all others."""
+    pod, policy = look.observed.initializer, look.job.spec.clean_pod_policy
     if pod is None or pod.deleting or policy == "None":
         return ()
     return () if pod.ended and policy == "Running" else (DeletePod(pod.name, pod.uid, RESTART_GRACE_SECONDS),)
 
 
-def _missed_a_deadline(status: DDPJobStatus) -> bool:
-    failed = cond.find(status.conditions, cond.FAILED)
+def _missed_a_deadline(look: Look) -> bool:
+    failed = cond.find(look.status.conditions, cond.FAILED)
     return failed is not None and failed.reason in deadlines.REASONS
-
-
-def has_finished(job: Job, status: DDPJobStatus, pods: tuple[PodView, ...]) -> bool:
-    """Whether the gang has done what `successPolicy` asks of it."""
-    if job.spec.success_policy == "FirstNode":
-        return any(pod.node_rank == 0 and has_succeeded(pod) for pod in pods)
-    gang = [pod for pod in pods if pod.node_rank is not None]
-    return len(gang) == gang_size(job, status) and all(has_succeeded(pod) for pod in gang)

@@ -6,59 +6,36 @@ them to be scheduled one by one. All of it is made at once; the API server's ref
 
 from __future__ import annotations
 
-from datetime import datetime
-
-from ddpjob_operator.api.status import DDPJobStatus, Phase
-from ddpjob_operator.core.gang.startup_problems import find_trouble
-from ddpjob_operator.core.manifests.bounds import bound_violations
-from ddpjob_operator.core.manifests.initializer import build_initializer
+from ddpjob_operator.core import transitions
+from ddpjob_operator.core.gang.startup_problems import startup_problem
+from ddpjob_operator.core.manifests.admitted import Admitted
 from ddpjob_operator.core.manifests.network_policy import build_policy
 from ddpjob_operator.core.manifests.pod_group import build_pod_group
-from ddpjob_operator.core.manifests.pods import build_claim, build_pod, build_service, owner_reference
-from ddpjob_operator.core.stages.transitions import degraded
+from ddpjob_operator.core.manifests.pods import build_claim, build_service
 from ddpjob_operator.core.values.actions import Action, CreateChild, CreateClaim, CreateService, Plan
-from ddpjob_operator.core.values.job import Defaults, Job, Manifest
-from ddpjob_operator.core.values.observed import Observed, ServiceView
+from ddpjob_operator.core.values.look import Look
 
 
-def plan_preparation(
-    job: Job, observed: Observed, status: DDPJobStatus, now: datetime, defaults: Defaults
-) -> Plan | None:
-    """Make what is missing; None once everything is there."""
-    actions = _missing(job, observed, status, defaults)
+def plan_prerequisites(look: Look, admitted: Admitted) -> Plan | None:
+    """Create what is missing; None once everything is there."""
+    actions = _missing(look, admitted)
     if not actions:
         return None
-    if (trouble := find_trouble(status, (), observed.problem, now)) is None:
-        return Plan(status, actions)
-    status = status.model_copy(update={"phase": Phase.PENDING, "start_time": status.start_time or now})
-    return Plan(degraded(job, status, trouble.reason, trouble.message, now), actions)
+    if (problem := startup_problem(look, ())) is not None:
+        look = transitions.degrade(transitions.begin(look), problem)
+    return Plan(look.status, actions)
 
 
-def not_allowed(job: Job, defaults: Defaults) -> tuple[str, ...]:
-    """Every bound of the administrator's that the job breaks, in words for its author."""
-    pods = [build_pod(job, attempt=0, node_rank=0, service=ServiceView(host="", attempt=0), defaults=defaults)]
-    if job.spec.initializers:
-        pods.append(build_initializer(job, 0, defaults))
-    return bound_violations(job, tuple(pods), defaults.bounds)
-
-
-def _missing(job: Job, observed: Observed, status: DDPJobStatus, defaults: Defaults) -> tuple[Action, ...]:
+def _missing(look: Look, admitted: Admitted) -> tuple[Action, ...]:
+    observed = look.observed
     actions: list[Action] = []
     if observed.service is None:
-        actions.append(CreateService(build_service(job, status.attempt)))
-    claim = build_claim(job)
+        actions.append(CreateService(build_service(admitted, look.status.attempt)))
+    claim = build_claim(admitted)
     if claim is not None and not observed.claim_exists:
         actions.append(CreateClaim(claim))
-    known = observed.children
+    children = (child for child in (build_policy(admitted), build_pod_group(admitted)) if child is not None)
     actions += [
-        CreateChild(child)
-        for child in _children(job, defaults)
-        if (child["kind"], child["metadata"]["name"]) not in known
+        CreateChild(child) for child in children if (child["kind"], child["metadata"]["name"]) not in observed.children
     ]
     return tuple(actions)
-
-
-def _children(job: Job, defaults: Defaults) -> tuple[Manifest, ...]:
-    owner = owner_reference(job)
-    found = (build_policy(job, defaults, owner), build_pod_group(job, owner))
-    return tuple(child for child in found if child is not None)

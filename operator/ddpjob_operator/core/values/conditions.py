@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from datetime import datetime
 
 from ddpjob_operator.api.status import Condition
@@ -20,37 +21,41 @@ REASON_LIMIT = 1024
 MESSAGE_LIMIT = 32768
 
 
+@dataclass(frozen=True, slots=True)
+class Update:
+    """What a condition is to say from now on."""
+
+    type: str
+    holds: bool
+    reason: str
+    message: str = ""
+    say_false: bool = False
+    """Write the condition although it does not hold and never has."""
+
+
 def set_condition(
-    conditions: tuple[Condition, ...],
-    type_: str,
-    holds: bool,
-    reason: str,
-    message: str,
-    *,
-    now: datetime,
-    generation: int,
-    say_false: bool = False,
+    conditions: tuple[Condition, ...], update: Update, now: datetime, generation: int
 ) -> tuple[Condition, ...]:
     """`conditions` with one of them set; `lastTransitionTime` moves only when the status does.
 
-    One that never held is left out rather than said to be False, which costs no write; unless `say_false`.
+    One that never held is left out rather than set to False, which costs no write; unless `update.say_false`.
     """
-    status = "True" if holds else "False"
-    before = find(conditions, type_)
-    if before is None and not (holds or say_false):
+    status = "True" if update.holds else "False"
+    before = find(conditions, update.type)
+    if before is None and not (update.holds or update.say_false):
         return conditions
     since = before.last_transition_time if before and before.status == status else now
     after = Condition(
-        type=type_,
+        type=update.type,
         status=status,
-        reason=reason[:REASON_LIMIT],
-        message=message[:MESSAGE_LIMIT],
+        reason=update.reason[:REASON_LIMIT],
+        message=update.message[:MESSAGE_LIMIT],
         last_transition_time=since,
         observed_generation=generation,
     )
     if before is None:
         return (*conditions, after)
-    return tuple(after if condition.type == type_ else condition for condition in conditions)
+    return tuple(after if condition.type == update.type else condition for condition in conditions)
 
 
 def find(conditions: tuple[Condition, ...], type_: str) -> Condition | None:

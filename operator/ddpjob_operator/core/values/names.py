@@ -85,7 +85,7 @@ def job_labels(job: str, uid: str) -> dict[str, str]:
     return {LABEL_MANAGED_BY: MANAGED_BY, LABEL_JOB: dns_label(job), LABEL_UID: uid}
 
 
-def pod_labels(job: str, uid: str, attempt: int, node_rank: int | None, nodes: int | None = None) -> dict[str, str]:
-    """Labels of one node of the gang. With `nodes`, of one that reads its place in the gang from them."""
+def pod_labels(attempt: int, node_rank: int | None, nodes: int | None = None) -> dict[str, str]:
+    """Labels of one node of the gang besides its job's. With `nodes`, of one that reads its place from them."""
     labels = {LABEL_ATTEMPT: str(attempt), LABEL_NODE_RANK: SPARE if node_rank is None else str(node_rank)}
-    return job_labels(job, uid) | labels | ({} if nodes is None else {LABEL_NODES: str(nodes)})
+    return labels | ({} if nodes is None else {LABEL_NODES: str(nodes)})

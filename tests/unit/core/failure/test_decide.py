@@ -10,6 +10,7 @@ import pytest
 from builders import NOW, later, make_job
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from looks import at
 
 from ddpjob_operator.api.status import DDPJobStatus, SnapshotStatus
 from ddpjob_operator.core.failure.decide import (
@@ -30,7 +31,7 @@ EVICTED = Failure("Evicted", "The node was low on resource: memory.", Retry.YES)
 
 
 def verdict(failure: Failure, status: DDPJobStatus | None = None, **policy: Any) -> RestartIn | GiveUp:
-    return decide(make_job(restart=policy), status or DDPJobStatus(), failure, NOW)
+    return decide(at(make_job(status, restart=policy)), failure)
 
 
 def restarted(failure: Failure, status: DDPJobStatus | None = None, **policy: Any) -> RestartIn:
@@ -134,7 +135,7 @@ def test_a_rule_that_fails_the_job_is_named() -> None:
     ],
 )
 def test_what_decided_and_what_it_costs_is_said(policy: Any, failure: Failure, said: str) -> None:
-    assert restarted(failure, **policy).said == said
+    assert restarted(failure, **policy).explanation == said
 
 
 def test_excluding_the_node_is_a_restart_that_counts() -> None:
@@ -268,7 +269,10 @@ def test_the_counters_add_up_and_the_budget_is_never_exceeded(
             status = status.model_copy(update={"snapshot": SnapshotStatus(step=snapshot, time=NOW, verified=True)})
             counted = [] if all(mark is None or snapshot > mark for mark in marks) else counted
         status = status.model_copy(update={"attempt": attempt})
-        found, record = decide(job, status, failure, later(seconds)), failure_status(status, failure, later(seconds))
+        found, record = (
+            decide(at(replace(job, status=status), seconds=seconds), failure),
+            failure_status(status, failure, later(seconds)),
+        )
         before, kept = status, status.failures
         within = [time for time in counted if window is None or time > seconds - window]
         if isinstance(found, GiveUp):

@@ -15,7 +15,7 @@ from ddpjob_operator.core.failure.detect import (
     first_cause,
     has_succeeded,
     is_stopping,
-    with_last_words,
+    with_last_log_line,
 )
 from ddpjob_operator.core.values.observed import PodView
 
@@ -309,9 +309,9 @@ def test_a_sidecar_that_goes_on_does_not_keep_a_node_from_having_succeeded() -> 
 )
 def test_the_last_line_of_a_log_tells_what_the_trainer_could_not(pod: PodView, said: bool) -> None:
     (failure,) = find_failures([pod], [], NOW)
-    told = with_last_words(failure, "begin\npython: No module named 'ddp_trainer'\n\n")
+    told = with_last_log_line(failure, "begin\npython: No module named 'ddp_trainer'\n\n")
     assert told.message.endswith("; the log of the pod ends with: python: No module named 'ddp_trainer'") is said
-    assert with_last_words(failure, " \n") == failure
+    assert with_last_log_line(failure, " \n") == failure
 
 
 def test_failures_are_values() -> None:

@@ -9,6 +9,7 @@ import pytest
 from builders import DEFAULTS, NOW, failed, in_phase, make_job, make_pod, make_report, seen
 from hypothesis import given
 from hypothesis import strategies as st
+from looks import at
 
 from ddpjob_operator.api.policies import Restart
 from ddpjob_operator.api.status import DDPJobStatus, Phase
@@ -31,13 +32,22 @@ def killed(node: str | None = "a", reason: str = "WorkerKilled", message: str = 
     return Failure(reason, message, Retry.YES, node_name=node)
 
 
+def blamed(
+    status: DDPJobStatus, failure: Failure, ran_on: tuple[str, ...], limit: int = 3, *, exclude: bool = False
+) -> DDPJobStatus:
+    """The status after one failure of a job with pods on these nodes."""
+    pods = [replace(make_pod(rank), node_name=node) for rank, node in enumerate(ran_on)]
+    job = make_job(status, restart={"excludeNodeAfter": limit})
+    return blame_node(at(job, seen(*pods)), failure, exclude=exclude)
+
+
 def after(
     *nodes: str | None, ran_on: tuple[str, ...] = ("a", "b"), limit: int = 3, status: DDPJobStatus | None = None
 ) -> DDPJobStatus:
     """The status after failures on these nodes."""
     found = status or DDPJobStatus()
     for node in nodes:
-        found = blame_node(Restart(exclude_node_after=limit), found, killed(node), ran_on)
+        found = blamed(found, killed(node), ran_on, limit)
     return found
 
 
@@ -78,20 +88,20 @@ def test_a_node_that_failed_too_often_is_avoided(
     ],
 )
 def test_only_what_may_be_the_nodes_doing_is_held_against_it(failure: Failure, counts: bool) -> None:
-    found = blame_node(Restart(), DDPJobStatus(), failure, ("a", "b"))
+    found = blamed(DDPJobStatus(), failure, ("a", "b"))
     assert found.node_failures == ({"a": 1} if counts else {})
 
 
 @pytest.mark.parametrize("ran_on", [("a", "b"), ("a",)], ids=["one of two", "the only one"])
 def test_what_a_rule_excludes_is_ruled_out_at_once(ran_on: tuple[str, ...]) -> None:
     failure = killed(reason="WorkerException", message="ValueError: bad")
-    found = blame_node(Restart(), DDPJobStatus(), failure, ran_on, exclude=True)
+    found = blamed(DDPJobStatus(), failure, ran_on, exclude=True)
     assert found.excluded_nodes == ("a",)
-    assert blame_node(Restart(), found, failure, ran_on, exclude=True).excluded_nodes == ("a",)
+    assert blamed(found, failure, ran_on, exclude=True).excluded_nodes == ("a",)
 
 
 def test_a_failure_on_an_unknown_node_excludes_nothing_whatever_a_rule_says() -> None:
-    assert blame_node(Restart(), DDPJobStatus(), killed(None), ("a",), exclude=True) == DDPJobStatus()
+    assert blamed(DDPJobStatus(), killed(None), ("a",), exclude=True) == DDPJobStatus()
 
 
 def test_people_are_told_which_nodes_and_why() -> None:

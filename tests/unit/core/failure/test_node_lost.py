@@ -9,7 +9,7 @@ from builders import DEFAULTS, NOW, failed, heard, in_phase, later, make_job, ma
 
 from ddpjob_operator.api.policies import Restart
 from ddpjob_operator.api.status import DDPJobStatus, Phase, SnapshotStatus
-from ddpjob_operator.core.failure.node_lost import is_lost, lost_nodes, removed, stranded, until_lost
+from ddpjob_operator.core.failure.node_lost import force_deletions, is_lost, lost_nodes, stranded, until_lost
 from ddpjob_operator.core.gang.spec_changes import digests
 from ddpjob_operator.core.plan import plan
 from ddpjob_operator.core.values.actions import CreatePod, DeletePod, Plan
@@ -51,8 +51,8 @@ def test_the_failure_names_node_and_pod_and_that_what_still_runs_there_is_harmle
 @pytest.mark.parametrize("deleting", [False, True])
 def test_a_pod_is_taken_off_by_force_only_where_the_policy_says_so(deleting: bool) -> None:
     pods = [make_pod(0), silent(1, -31, deleting=deleting), silent(2, -1)]
-    assert removed(pods, POLICY, NOW) == ()
-    forced = removed(pods, Restart(node_lost_seconds=30, force_delete_lost=True), NOW)
+    assert force_deletions(pods, POLICY, NOW) == ()
+    forced = force_deletions(pods, Restart(node_lost_seconds=30, force_delete_lost=True), NOW)
     assert forced == (DeletePod("digits-0-1", "pod-0-1", 0),)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from builders import DEFAULTS, NOW, failed, in_phase, later, make_job, make_pod, seen
-from looks import condition
+from looks import at, condition
 
 from ddpjob_operator.api.status import DDPJobStatus, Phase, SnapshotStatus
 from ddpjob_operator.core.gang.elastic import SCALED_DOWN, SCALED_UP, Resize, next_size, until_resized, wanted_resize
@@ -67,7 +67,7 @@ def test_a_gang_that_starts_makes_do_with_what_there_is_after_the_wait(
     phase: Phase, pods: list[PodView], seconds: float, size: int | None
 ) -> None:
     status = started(phase)
-    change = wanted_resize(job(status), seen(*pods), status, tuple(pods), later(seconds))
+    change = wanted_resize(at(job(status), seen(*pods), seconds))
     assert (change and (change.size, change.reason)) == (size and (size, SCALED_DOWN))
 
 
@@ -75,27 +75,27 @@ def test_a_gang_that_starts_makes_do_with_what_there_is_after_the_wait(
 def test_the_wait_begins_when_nodes_are_asked_for(field: str) -> None:
     status = started(Phase.RESTARTING, **{field: later(60)})
     pods = tuple(placed(0))
-    assert wanted_resize(job(status), seen(*pods), status, pods, later(89)) is None
-    assert wanted_resize(job(status), seen(*pods), status, pods, later(90)) is not None
+    assert wanted_resize(at(job(status), seen(*pods), 89)) is None
+    assert wanted_resize(at(job(status), seen(*pods), 90)) is not None
 
 
 def test_a_gang_is_never_shrunk_while_the_scheduler_may_still_be_at_it() -> None:
     status = started(Phase.STARTING)
     at_once = job(status, elastic={"minNodes": 1, "waitSeconds": 0})
-    assert wanted_resize(at_once, seen(*placed(0)), status, tuple(placed(0)), later(1)) is None
-    assert wanted_resize(at_once, seen(*placed(0)), status, tuple(placed(0)), later(2)) is not None
+    assert wanted_resize(at(at_once, seen(*placed(0)), 1)) is None
+    assert wanted_resize(at(at_once, seen(*placed(0)), 2)) is not None
 
 
 def test_a_gang_that_is_not_elastic_never_changes_its_size() -> None:
     status = in_phase(Phase.STARTING, nodes=3, attempt_time=NOW)
-    assert wanted_resize(make_job(status, nodes=3), seen(*placed(0)), status, tuple(placed(0)), later(900)) is None
-    assert next_size(make_job(status, nodes=3), seen(), status) == 3
+    assert wanted_resize(at(make_job(status, nodes=3), seen(*placed(0)), 900)) is None
+    assert next_size(at(make_job(status, nodes=3))) == 3
 
 
 @pytest.mark.parametrize("phase", [Phase.STARTING, Phase.RUNNING])
 def test_a_size_that_is_lowered_in_the_spec_takes_effect_at_once(phase: Phase) -> None:
     status = started(phase)
-    change = wanted_resize(job(status, nodes=2), seen(), status, (), NOW)
+    change = wanted_resize(at(job(status, nodes=2)))
     assert change == Resize(2, SCALED_DOWN, "spec.nodes is 2 now, and was 3")
 
 
@@ -121,16 +121,16 @@ def test_a_running_gang_grows_where_a_snapshot_has_just_been_saved(
 ) -> None:
     pods = [replace(pod, ready=False) if pod.not_ready_since else pod for pod in pods]
     status = started(Phase.RUNNING, total=1, snapshot=None if saved is None else snapshot(saved))
-    change = wanted_resize(job(status), seen(make_pod(0), *pods), status, (make_pod(0),), later(seconds))
+    change = wanted_resize(at(job(status), seen(make_pod(0), *pods), seconds))
     assert (change and (change.size, change.reason)) == (size and (size, SCALED_UP))
 
 
 def test_the_plan_looks_again_when_a_wait_is_over() -> None:
     status = started(Phase.RUNNING, total=1)
-    assert until_resized(job(status), seen(waiting(), waiting(1, ready=5)), status, later(10)) == 20
-    assert until_resized(job(status), seen(waiting(ready=None)), status, later(10)) is None
-    assert until_resized(job(started(Phase.STARTING)), seen(), started(Phase.STARTING), later(10)) == 20
-    assert until_resized(job(started(Phase.RUNNING)), seen(waiting()), started(Phase.RUNNING), later(10)) is None
+    assert until_resized(at(job(status), seen(waiting(), waiting(1, ready=5)), 10)) == 20
+    assert until_resized(at(job(status), seen(waiting(ready=None)), 10)) is None
+    assert until_resized(at(job(started(Phase.STARTING)), seen(), 10)) == 20
+    assert until_resized(at(job(started(Phase.RUNNING)), seen(waiting()), 10)) is None
 
 
 @pytest.mark.parametrize(
@@ -147,7 +147,7 @@ def test_an_attempt_after_a_failure_has_the_nodes_that_can_be_had(
     phase: Phase, total: int, pods: list[PodView], size: int
 ) -> None:
     status = started(phase, total)
-    assert next_size(job(status), seen(*pods), status) == size
+    assert next_size(at(job(status), seen(*pods))) == size
 
 
 # What the plan makes of it

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddpjob_operator.api.status import DDPJobStatus, Phase
-from ddpjob_operator.core.gang.in_place import assign, can_live_on, ended_before
+from ddpjob_operator.core.gang.in_place import assign, can_be_kept, ended_before
 from ddpjob_operator.core.values.observed import PodPhase, PodView
 
 
@@ -65,7 +65,7 @@ def test_no_rank_is_given_twice_and_none_is_left_free_while_somebody_waits(
     ],
 )
 def test_only_a_pod_that_nobody_wants_gone_lives_on(pod: PodView, lives_on: bool) -> None:
-    assert can_live_on(pod) is lives_on
+    assert can_be_kept(pod) is lives_on
 
 
 KEPT: DDPJobStatus = in_phase(Phase.RUNNING, attempt=3, attempt_time=later(-30), kept_pods={"digits-3-0": 0})

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 from builders import DEFAULTS, NOW, in_phase, later, make_job, make_pod, seen
+from looks import at
 
 from ddpjob_operator.api.status import DDPJobStatus, Phase
-from ddpjob_operator.core.gang.startup_problems import ask, until_asked
+from ddpjob_operator.core.gang.startup_problems import until_warnings_are_read, warnings_to_read
 from ddpjob_operator.core.plan import plan
 from ddpjob_operator.core.values import conditions as cond
 from ddpjob_operator.core.values.actions import ReadWarnings
@@ -55,8 +56,9 @@ def test_when_the_events_of_a_pod_are_looked_into(
     asked: tuple[ReadWarnings, ...],
     wait: float | None,
 ) -> None:
-    assert ask(status, pods, warnings, NOW) == asked
-    assert until_asked(status, pods, warnings, NOW) == wait
+    seen_so_far = at(make_job(status), seen(*pods, warnings=warnings))
+    assert warnings_to_read(seen_so_far, pods) == asked
+    assert until_warnings_are_read(seen_so_far, pods) == wait
 
 
 def test_the_plan_looks_at_the_moment_and_says_what_was_found() -> None:

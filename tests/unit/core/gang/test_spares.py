@@ -6,11 +6,12 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from builders import DEFAULTS, NOW, ended, failed, in_phase, later, make_job, make_pod, seen
+from builders import DEFAULTS, NOW, ended, failed, in_phase, make_job, make_pod, seen
+from looks import at
 
 from ddpjob_operator.api.status import DDPJobStatus, Phase, SnapshotStatus
-from ddpjob_operator.core.gang.in_place import WAITS
-from ddpjob_operator.core.gang.spares import waiting_actions, wanted
+from ddpjob_operator.core.gang.in_place import STAYS_SPARE
+from ddpjob_operator.core.gang.spares import spare_actions, wanted
 from ddpjob_operator.core.gang.spec_changes import digests
 from ddpjob_operator.core.plan import plan
 from ddpjob_operator.core.values.actions import AssignPod, CreatePod, CreateService, DeletePod, Plan
@@ -49,7 +50,7 @@ def words(actions: tuple[object, ...]) -> list[str]:
 
 def tend(observed: Observed, known: DDPJobStatus | None = None, **spec: Any) -> list[str]:
     known = known or status()
-    return words(waiting_actions(make_job(known, **SPEC | spec), observed, known, later(60), DEFAULTS))
+    return words(spare_actions(at(make_job(known, **SPEC | spec), observed, 60)))
 
 
 @pytest.mark.parametrize(
@@ -112,7 +113,7 @@ def test_an_operator_that_does_not_know_the_service_asks_for_it_first() -> None:
 )
 def test_who_waits_is_a_spare_or_a_node_to_grow_into(spec: dict[str, Any], total: int, count: int) -> None:
     known = in_phase(Phase.RUNNING, nodes=total)
-    assert wanted(make_job(known, **SPEC | spec), known) == count
+    assert wanted(at(make_job(known, **SPEC | spec))) == count
 
 
 def look(known: DDPJobStatus, observed: Observed) -> Plan:
@@ -122,7 +123,7 @@ def look(known: DDPJobStatus, observed: Observed) -> Plan:
 def test_a_spare_takes_the_place_of_what_died_and_nothing_is_made_in_its_way() -> None:
     decided = look(status(), seen(make_pod(0), failed(1, 137), spare(0), spare(1)))
     assert words(decided.actions) == ["delete digits-0-1", "digits-0-0 is 1/0", "digits-0-s0 is 1/1"]
-    assert decided.status.kept_pods == {"digits-0-0": 0, "digits-0-s0": 1, "digits-0-s1": WAITS}
+    assert decided.status.kept_pods == {"digits-0-0": 0, "digits-0-s0": 1, "digits-0-s1": STAYS_SPARE}
     called = replace(spare(0), attempt=1, node_rank=1)
     gang = (replace(make_pod(0, attempt=1), name="digits-0-0"), called, spare(1))
     running = look(decided.status, seen(*gang, attempt=1))

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 from builders import DEFAULTS, NOW, in_phase, later, make_job, make_pod, seen
+from looks import at
 
 from ddpjob_operator.api.status import DDPJobStatus, Phase
-from ddpjob_operator.core.gang.startup_problems import find_trouble, scheduled_condition, seconds_to_trouble
+from ddpjob_operator.core.gang.startup_problems import startup_problem, until_startup_problem, with_scheduled
 from ddpjob_operator.core.plan import plan
 from ddpjob_operator.core.values import conditions as cond
 from ddpjob_operator.core.values.job import Problem
@@ -38,9 +39,7 @@ def nowhere(node_rank: int = 0, **fields: Any) -> PodView:
 
 def degraded(found: Problem, status: DDPJobStatus = LASTING) -> DDPJobStatus:
     """The status once `found` has been written."""
-    said = cond.set_condition(
-        status.conditions, cond.DEGRADED, True, found.reason, found.message, now=NOW, generation=1
-    )
+    said = cond.set_condition(status.conditions, cond.Update(cond.DEGRADED, True, found.reason, found.message), NOW, 1)
     return status.model_copy(update={"conditions": said})
 
 
@@ -65,12 +64,12 @@ def degraded(found: Problem, status: DDPJobStatus = LASTING) -> DDPJobStatus:
     ],
 )  # fmt: skip
 def test_trouble_is_a_reason_that_lasts(status: DDPJobStatus, pods: list[PodView], reason: str | None) -> None:
-    found = find_trouble(status, tuple(pods), None, NOW)
+    found = startup_problem(at(make_job(status)), tuple(pods))
     assert (found.reason if found else None) == reason
 
 
 def test_what_the_api_server_refused_is_said_at_once() -> None:
-    found = find_trouble(FRESH, (), Problem("QuotaExceeded", "exceeded quota"), NOW)
+    found = startup_problem(at(make_job(FRESH), seen(problem=Problem("QuotaExceeded", "exceeded quota"))), ())
     assert found is not None
     assert found.reason == "QuotaExceeded"
     assert found.message.startswith("exceeded quota. Raise the namespace's quota")
@@ -98,8 +97,8 @@ def test_what_the_api_server_refused_is_said_at_once() -> None:
     ],
 )
 def test_trouble_says_what_to_do_about_it(reason: str, said: str, hint: str) -> None:
-    of_pod = find_trouble(LASTING, (waiting(reason, said),), None, NOW)
-    of_server = find_trouble(LASTING, (), Problem(reason, said), NOW)
+    of_pod = startup_problem(at(make_job(LASTING)), (waiting(reason, said),))
+    of_server = startup_problem(at(make_job(LASTING), seen(problem=Problem(reason, said))), ())
     for found in (of_pod, of_server):
         assert found is not None
         assert found.reason == reason
@@ -108,7 +107,7 @@ def test_trouble_says_what_to_do_about_it(reason: str, said: str, hint: str) -> 
 
 
 def test_a_pod_that_nobody_schedules_is_named() -> None:
-    found = find_trouble(restarting(30), (nowhere(1),), None, NOW)
+    found = startup_problem(at(make_job(restarting(30))), (nowhere(1),))
     assert found is not None
     assert found.message.startswith("pod digits-0-1: no scheduler has picked it up. Check")
 
@@ -121,16 +120,16 @@ def test_a_pod_that_nobody_schedules_is_named() -> None:
     ],
 )
 def test_words_that_only_count_differently_are_said_once(first: str, second: str, same: bool) -> None:
-    known = find_trouble(LASTING, (waiting("Unschedulable", first),), None, NOW)
+    known = startup_problem(at(make_job(LASTING)), (waiting("Unschedulable", first),))
     assert known is not None
-    after = find_trouble(degraded(known), (waiting("Unschedulable", second),), None, NOW)
+    after = startup_problem(at(make_job(degraded(known))), (waiting("Unschedulable", second),))
     assert (after == known) is same
 
 
 def test_the_same_trouble_of_another_pod_is_news() -> None:
-    known = find_trouble(LASTING, (waiting("Unschedulable", "full", 0),), None, NOW)
+    known = startup_problem(at(make_job(LASTING)), (waiting("Unschedulable", "full", 0),))
     assert known is not None
-    after = find_trouble(degraded(known), (waiting("Unschedulable", "full", 1),), None, NOW)
+    after = startup_problem(at(make_job(degraded(known))), (waiting("Unschedulable", "full", 1),))
     assert after is not None
     assert after.message.startswith("pod digits-0-1: ")
 
@@ -149,7 +148,7 @@ def test_the_same_trouble_of_another_pod_is_news() -> None:
 def test_a_gang_that_waits_is_looked_at_when_its_wait_becomes_trouble(
     status: DDPJobStatus, seconds: float | None
 ) -> None:
-    assert seconds_to_trouble(status, NOW) == seconds
+    assert until_startup_problem(at(make_job(status))) == seconds
 
 
 # The condition Scheduled
@@ -159,14 +158,13 @@ HELD = Problem("SchedulingGated", "pod digits-0-0: Scheduling is blocked due to 
 
 
 def scheduled(status: DDPJobStatus, pods: tuple[PodView, ...], trouble: Problem | None) -> tuple[str, str] | None:
-    conditions = scheduled_condition(make_job(), status, pods, 2, trouble, NOW)
-    found = cond.find(conditions, cond.SCHEDULED)
+    after = with_scheduled(at(make_job(status)), pods, trouble).status
+    found = cond.find(after.conditions, cond.SCHEDULED)
     return (found.status, found.reason) if found else None
 
 
 def held(status: DDPJobStatus = LASTING) -> DDPJobStatus:
-    conditions = scheduled_condition(make_job(), status, (nowhere(0), nowhere(1)), 2, HELD, NOW)
-    return status.model_copy(update={"conditions": conditions})
+    return with_scheduled(at(make_job(status)), (nowhere(0), nowhere(1)), HELD).status
 
 
 @pytest.mark.parametrize(
@@ -209,7 +207,7 @@ def test_a_gang_that_runs_has_its_nodes_and_the_next_attempt_has_not_yet() -> No
 
 
 def test_trouble_names_the_pod_the_words_of_the_kubelet_and_what_to_do() -> None:
-    found = find_trouble(LASTING, (NO_IMAGE,), None, NOW)
+    found = startup_problem(at(make_job(LASTING)), (NO_IMAGE,))
     assert found is not None
     assert found.message.startswith("pod digits-0-1: not found. The image cannot be pulled: check")
 
@@ -218,17 +216,13 @@ def test_an_image_that_cannot_be_pulled_is_one_write_however_often_the_kubelet_t
     back_off = make_pod(1, "Pending", reason="ImagePullBackOff", message="Back-off pulling image")
     status, written = LASTING, set()
     for pod in (NO_IMAGE, back_off) * 5:
-        found = find_trouble(status, (pod,), None, NOW)
+        found = startup_problem(at(make_job(status)), (pod,))
         assert found is not None
-        said = cond.set_condition(
-            status.conditions, cond.DEGRADED, True, found.reason, found.message, now=NOW, generation=1
-        )
-        status = status.model_copy(update={"conditions": said})
+        status = degraded(found, status)
         written.add(found.message)
     assert len(written) == 1
 
 
 def test_trouble_that_was_said_is_not_taken_back_by_a_clock_that_is_set_back() -> None:
-    said = cond.set_condition((), cond.DEGRADED, True, "ErrImagePull", "x", now=NOW, generation=1)
-    status = LASTING.model_copy(update={"conditions": said})
-    assert find_trouble(status, (NO_IMAGE,), None, later(-3600)) is not None
+    status = degraded(Problem("ErrImagePull", "x"))
+    assert startup_problem(at(make_job(status), seconds=-3600), (NO_IMAGE,)) is not None

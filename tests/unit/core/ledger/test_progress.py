@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from builders import NOW, UID, heard, later
+from builders import NOW, UID, heard, later, make_job, seen
 from hypothesis import given
 from hypothesis import strategies as st
+from looks import at
 
 from ddpjob_operator.api.status import DDPJobStatus, SnapshotStatus
 from ddpjob_operator.core.failure.detect import Failure, Retry
@@ -25,7 +27,8 @@ REPORT = {
 
 
 def after(told: Any, status: DDPJobStatus | None = None, now: datetime = NOW) -> DDPJobStatus:
-    return with_report(status or DDPJobStatus(), told and heard(**told), UID, now)
+    report = told and heard(**told)
+    return with_report(replace(at(make_job(status), seen(report=report)), now=now)).status
 
 
 def test_a_report_becomes_progress_and_snapshot() -> None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from builders import NOW, heard, in_phase, make_job
+from builders import heard, in_phase, make_job, seen
+from looks import at
 
 from ddpjob_operator.api.status import DDPJobStatus, Phase
-from ddpjob_operator.core.ledger.progress import MOST_REMEMBERED, snapshot_events, with_snapshot_news
+from ddpjob_operator.core.ledger.progress import MOST_REMEMBERED, snapshot_events, with_report
 from ddpjob_operator.core.values import conditions as cond
 
 HEALTHY = in_phase(Phase.RUNNING)
@@ -17,7 +18,7 @@ DISK_FULL = {"step": 110, "result": "failed", "message": "no snapshot of step 11
 
 def after(status: DDPJobStatus, **told: Any) -> DDPJobStatus:
     report = heard(**{"snapshotProblem": None, "snapshotsSetAside": []} | told)
-    return with_snapshot_news(make_job(), status, report, NOW)
+    return with_report(at(make_job(status), seen(report=report))).status
 
 
 FAILING = after(HEALTHY, snapshotProblem=DISK_FULL)

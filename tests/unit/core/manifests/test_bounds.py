@@ -8,22 +8,27 @@ from typing import Any
 
 import pytest
 from builders import DEFAULTS, NOW, failed, in_phase, later, make_job, make_pod, seen
+from looks import admitted, created
 
 from ddpjob_operator.api.status import Phase, SnapshotStatus
+from ddpjob_operator.core.manifests.admission import admit
+from ddpjob_operator.core.manifests.admitted import Refused
 from ddpjob_operator.core.manifests.bounds import amount, clamp_to_bounds, with_default_resources
 from ddpjob_operator.core.manifests.initializer import build_initializer
+from ddpjob_operator.core.manifests.pod_environment import Place
 from ddpjob_operator.core.manifests.pods import build_pod
 from ddpjob_operator.core.plan import plan
-from ddpjob_operator.core.stages.prerequisites import not_allowed
 from ddpjob_operator.core.values import conditions as cond
 from ddpjob_operator.core.values.job import Bounds, Defaults, HostAccess
 from ddpjob_operator.core.values.observed import Observed, ServiceView
 
+PLACE = Place(0, 0, ServiceView("10.96.0.7", 0))
 GPUS = {"limits": {"nvidia.com/gpu": 8}}
 
 
 def refusals(bounds: Bounds, **spec: Any) -> list[str]:
-    return list(not_allowed(make_job(**spec), replace(DEFAULTS, bounds=bounds)))
+    found = admit(make_job(**spec), replace(DEFAULTS, bounds=bounds))
+    return list(found.problems) if isinstance(found, Refused) else []
 
 
 def container(name: str = "trainer", **resources: Any) -> dict[str, Any]:
@@ -129,7 +134,7 @@ def test_what_fetches_the_data_is_held_to_the_bounds_too() -> None:
     bounds = Bounds(resources={"memory": "16Gi"})
     given = {"initializers": initializers, "resources": {"limits": {"memory": "1Gi"}}}
     assert refusals(bounds, **given) == []
-    pod = build_initializer(make_job(**given), 0, replace(DEFAULTS, bounds=bounds))
+    pod = build_initializer(admitted(make_job(**given), replace(DEFAULTS, bounds=bounds)), 0)
     assert [item["resources"] for item in pod["spec"]["containers"]] == [
         {"limits": {"memory": "16Gi"}, "requests": {"memory": "0"}}
     ]
@@ -173,6 +178,30 @@ def test_a_change_of_size_takes_no_job_beyond_a_bound_either() -> None:
     refused = plan(make_job(status, **made_from | {"procsPerNode": 8}), observed, later(10), defaults)
     assert refused.status.phase is Phase.FAILED
     assert [event.reason for event in refused.events] == ["Failed"]
+
+
+def test_a_gang_that_was_given_up_for_want_of_nodes_takes_no_edited_job_beyond_a_bound() -> None:
+    allowed = {"scheduling": {"timeoutSeconds": 60}, "procsPerNode": 4}
+    status = in_phase(Phase.STARTING, nodes=2, spec=allowed, attempt_time=later(-100))
+    pods = make_pod(0), replace(make_pod(1, "Pending"), node_name=None)
+    defaults = replace(DEFAULTS, bounds=Bounds(max_procs_per_node=4))
+    released = plan(make_job(status, **allowed), seen(*pods), NOW, defaults)
+    assert (released.status.phase, released.status.attempt) == (Phase.STARTING, 1)
+    refused = plan(make_job(status, **allowed | {"procsPerNode": 8}), seen(*pods), NOW, defaults)
+    assert refused.status.phase is Phase.FAILED
+    condition = cond.find(refused.status.conditions, cond.FAILED)
+    assert condition is not None
+    assert condition.reason == "BeyondBounds"
+
+
+def test_no_spare_is_made_from_an_edit_that_is_beyond_a_bound() -> None:
+    allowed = {"spares": 1, "restart": {"scope": "InPlace"}, "procsPerNode": 4}
+    job = make_job(in_phase(Phase.RUNNING, spec=allowed), **allowed)
+    observed, defaults = seen(make_pod(0), make_pod(1)), replace(DEFAULTS, bounds=Bounds(max_procs_per_node=4))
+    assert created(plan(job, observed, NOW, defaults)) == ["digits-0-s0"]
+    edited = make_job(job.status, **allowed | {"procsPerNode": 8})
+    decided = plan(edited, observed, NOW, defaults)
+    assert (decided.status.phase, created(decided)) == (Phase.RUNNING, [])
 
 
 def test_every_bound_that_is_broken_is_named_at_once() -> None:
@@ -257,9 +286,7 @@ def test_a_resource_that_a_job_does_not_mention_has_its_default(given: Any, fill
 def test_defaults_reach_the_trainer_alone(spec: dict[str, Any]) -> None:
     defaults = Defaults(resources={"limits": {"memory": "2Gi"}})
     job = make_job(**spec)
-    pod = build_pod(job, 0, 0, ServiceView("10.96.0.7", 0), defaults)
+    pod = build_pod(admitted(job, defaults), PLACE)
     (trainer,) = pod["spec"]["containers"]
     assert trainer["resources"]["limits"]["memory"] == ("9Gi" if "podTemplate" in spec else "2Gi")
-    assert (
-        "resources" not in build_pod(make_job(), 0, 0, ServiceView("10.96.0.7", 0), DEFAULTS)["spec"]["containers"][0]
-    )
+    assert "resources" not in build_pod(admitted(make_job()), PLACE)["spec"]["containers"][0]

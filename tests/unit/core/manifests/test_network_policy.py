@@ -8,9 +8,11 @@ from typing import Any
 import kubernetes_validate
 import pytest
 from builders import DEFAULTS, UID, make_job
+from looks import admitted
 
 from ddpjob_operator.core.manifests.network_policy import build_policy
-from ddpjob_operator.core.manifests.pods import build_pod, owner_reference
+from ddpjob_operator.core.manifests.pod_environment import Place
+from ddpjob_operator.core.manifests.pods import build_pod
 from ddpjob_operator.core.values.job import Manifest, NetworkAccess
 from ddpjob_operator.core.values.observed import ServiceView
 
@@ -23,13 +25,13 @@ ANY_PORT = (22, 9400, 29500, 41234)
 
 def policy(access: NetworkAccess = OPEN, **spec: Any) -> Manifest:
     job = make_job(**spec)
-    found = build_policy(job, replace(DEFAULTS, network=access), owner_reference(job))
+    found = build_policy(admitted(job, replace(DEFAULTS, network=access)))
     assert found is not None
     return found
 
 
 def gang_labels() -> dict[str, str]:
-    labels: dict[str, str] = build_pod(JOB, 0, 1, ServiceView("10.96.0.7", 0), DEFAULTS)["metadata"]["labels"]
+    labels: dict[str, str] = build_pod(admitted(JOB), Place(0, 1, ServiceView("10.96.0.7", 0)))["metadata"]["labels"]
     return labels
 
 
@@ -114,9 +116,9 @@ def test_isolated_pods_reach_each_other_and_names_and_nothing_else() -> None:
     "spec", [{"placement": {"hostNetwork": True}}, {"podTemplate": {"spec": {"hostNetwork": True}}}]
 )
 def test_a_job_has_no_policy_where_it_would_not_be_true(spec: dict[str, Any]) -> None:
-    assert build_policy(JOB, DEFAULTS, owner_reference(JOB)) is None, "the operator is told to make none"
+    assert build_policy(admitted(JOB)) is None, "the operator is told to make none"
     job = make_job(**spec)
-    assert build_policy(job, replace(DEFAULTS, network=OPEN), owner_reference(job)) is None
+    assert build_policy(admitted(job, replace(DEFAULTS, network=OPEN))) is None
 
 
 def test_it_goes_with_its_job() -> None:

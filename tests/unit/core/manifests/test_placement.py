@@ -6,9 +6,11 @@ from typing import Any
 
 import kubernetes_validate
 import pytest
-from builders import DEFAULTS, UID, make_job
+from builders import UID, make_job
+from looks import admitted
 
 from ddpjob_operator.core.manifests.placement import REQUIRED
+from ddpjob_operator.core.manifests.pod_environment import Place
 from ddpjob_operator.core.manifests.pods import build_pod
 from ddpjob_operator.core.values.job import Manifest
 from ddpjob_operator.core.values.observed import ServiceView
@@ -30,7 +32,7 @@ def spec_of(
     if template is not None:
         spec["podTemplate"] = {"spec": template}
     job = make_job(placement=placement or {}, **spec)
-    manifest = build_pod(job, 2, 1, ServiceView("10.96.0.7", 2), DEFAULTS, avoid=avoid)
+    manifest = build_pod(admitted(job), Place(2, 1, ServiceView("10.96.0.7", 2), avoid=avoid))
     kubernetes_validate.validate(manifest, kubernetes_validate.latest_version(), strict=True)
     return manifest["spec"]
 

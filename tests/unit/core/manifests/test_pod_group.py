@@ -6,10 +6,12 @@ from typing import Any
 
 import kubernetes_validate
 import pytest
-from builders import DEFAULTS, UID, make_job
+from builders import UID, make_job
+from looks import admitted
 
+from ddpjob_operator.core.manifests.pod_environment import Place
 from ddpjob_operator.core.manifests.pod_group import COSCHEDULING, VOLCANO, build_pod_group, times, unknown_kind
-from ddpjob_operator.core.manifests.pods import build_pod, owner_reference
+from ddpjob_operator.core.manifests.pods import build_pod
 from ddpjob_operator.core.values.job import Manifest
 from ddpjob_operator.core.values.observed import ServiceView
 
@@ -20,14 +22,14 @@ GATES = [{"name": "kueue.x-k8s.io/admission"}]
 
 def pod(node_rank: int | None = 0, attempt: int = 2, size: int | None = None, **spec: Any) -> Manifest:
     service = ServiceView("10.96.0.7", attempt)
-    manifest = build_pod(make_job(**spec), attempt, node_rank, service, DEFAULTS, name="digits-x", nodes=size)
+    manifest = build_pod(admitted(make_job(**spec)), Place(attempt, node_rank, service, "digits-x", size))
     kubernetes_validate.validate(manifest, kubernetes_validate.latest_version(), strict=True)
     return manifest
 
 
 def group(**spec: Any) -> Manifest:
     job = make_job(**spec)
-    found = build_pod_group(job, owner_reference(job))
+    found = build_pod_group(admitted(job))
     assert found is not None
     return found
 
@@ -39,7 +41,7 @@ def theirs(found: dict[str, str]) -> dict[str, str]:
 @pytest.mark.parametrize("spec", [{}, KUEUE], ids=["no gang", "Kueue"])
 def test_who_reads_no_pod_group_gets_none(spec: dict[str, Any]) -> None:
     job = make_job(**spec)
-    assert build_pod_group(job, owner_reference(job)) is None
+    assert build_pod_group(admitted(job)) is None
 
 
 @pytest.mark.parametrize(

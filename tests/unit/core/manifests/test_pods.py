@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import kubernetes_validate
 import pytest
 from builders import DEFAULTS, UID, make_job
+from looks import admitted
 
 from ddpjob_operator.core.manifests.merge import merge
-from ddpjob_operator.core.manifests.pod_environment import launch_args
+from ddpjob_operator.core.manifests.pod_environment import Place, launch_args
 from ddpjob_operator.core.manifests.pods import build_claim, build_pod, build_service
-from ddpjob_operator.core.values.job import Manifest
+from ddpjob_operator.core.values.job import Bounds, HostAccess, Manifest
 from ddpjob_operator.core.values.observed import ServiceView
 from ddpjob_operator.local.expansion import expand
 
+ANY_HOST_ACCESS = replace(DEFAULTS, bounds=Bounds(host_access=HostAccess.ALL))
 SERVICE = ServiceView("10.96.0.7", 2)
 VARIABLES = {"RANK": "expanded", "X": "expanded", "": "expanded"}
 SCHEMAS = ("1.25", kubernetes_validate.latest_version())
@@ -42,7 +45,7 @@ TEMPLATES: dict[str, dict[str, Any]] = {
 def pod(template: dict[str, Any] | None = None, node_rank: int = 1, attempt: int = 2, **spec: Any) -> Manifest:
     if template is not None:
         spec["podTemplate"] = {"spec": template}
-    return build_pod(make_job(**spec), attempt, node_rank, SERVICE, DEFAULTS)
+    return build_pod(admitted(make_job(**spec), ANY_HOST_ACCESS), Place(attempt, node_rank, SERVICE))
 
 
 def trainer(manifest: Manifest) -> dict[str, Any]:
@@ -68,8 +71,8 @@ def test_a_pod_is_valid_for_the_api_server(template: dict[str, Any], version: st
 @pytest.mark.parametrize("version", SCHEMAS)
 @pytest.mark.parametrize("shared", [{}, {"size": "1Ti", "storageClassName": "nfs", "retain": False}], ids=str)
 def test_service_and_claim_are_valid_for_the_api_server(shared: dict[str, Any], version: str) -> None:
-    kubernetes_validate.validate(build_service(make_job(), 2), version, strict=True)
-    kubernetes_validate.validate(build_claim(make_job(shared=shared)), version, strict=True)
+    kubernetes_validate.validate(build_service(admitted(make_job()), 2), version, strict=True)
+    kubernetes_validate.validate(build_claim(admitted(make_job(shared=shared))), version, strict=True)
 
 
 def breaches(manifest: Manifest) -> list[str]:
@@ -146,7 +149,7 @@ def test_labels_of_the_gang_cannot_be_taken_over() -> None:
         "team": "vision",
     }
     job = make_job(podTemplate={"metadata": {"labels": labels, "annotations": {"a": "b"}}})
-    metadata = build_pod(job, 2, 1, SERVICE, DEFAULTS)["metadata"]
+    metadata = build_pod(admitted(job), Place(2, 1, SERVICE))["metadata"]
     assert metadata["labels"] == {
         "team": "vision",
         "app.kubernetes.io/managed-by": "ddpjob",
@@ -284,7 +287,7 @@ def test_a_pod_whose_place_is_for_good_mounts_nothing_for_it() -> None:
 
 def test_a_spare_is_told_that_it_has_no_rank_and_how_large_the_gang_is() -> None:
     job = make_job(restart={"scope": "InPlace"}, spares=1)
-    spare = build_pod(job, 2, None, SERVICE, DEFAULTS, name="digits-2-s0", nodes=3)
+    spare = build_pod(admitted(job), Place(2, None, SERVICE, "digits-2-s0", 3))
     assert spare["metadata"]["name"] == "digits-2-s0"
     assert spare["metadata"]["labels"]["training.ddpjob.io/node-rank"] == "none"
     assert (env(spare)["DDPJOB_NODE_RANK"], env(spare)["DDPJOB_NODES"]) == ("none", "3")
@@ -296,7 +299,7 @@ def test_the_image_is_the_jobs_or_the_operators() -> None:
 
 
 def test_the_service_selects_node_rank_0_of_one_attempt_and_answers_before_it_is_ready() -> None:
-    spec = build_service(make_job(), 2)["spec"]
+    spec = build_service(admitted(make_job()), 2)["spec"]
     assert spec["publishNotReadyAddresses"] is True
     labels = pod(node_rank=0)["metadata"]["labels"]
     assert spec["selector"].items() <= labels.items()
@@ -306,7 +309,7 @@ def test_the_service_selects_node_rank_0_of_one_attempt_and_answers_before_it_is
 
 @pytest.mark.parametrize(("retain", "owners"), [(True, 0), (False, 1)])
 def test_a_claim_that_is_retained_has_no_owner(retain: bool, owners: int) -> None:
-    claim = build_claim(make_job(shared={"retain": retain}))
+    claim = build_claim(admitted(make_job(shared={"retain": retain})))
     assert claim is not None
     assert len(claim["metadata"].get("ownerReferences", ())) == owners
     assert claim["spec"]["resources"] == {"requests": {"storage": "10Gi"}}
@@ -314,6 +317,6 @@ def test_a_claim_that_is_retained_has_no_owner(retain: bool, owners: int) -> Non
 
 
 def test_the_users_own_claim_is_mounted_and_not_made() -> None:
-    assert build_claim(make_job(shared={"claimName": "mine"})) is None
+    assert build_claim(admitted(make_job(shared={"claimName": "mine"}))) is None
     volumes = pod(shared={"claimName": "mine"})["spec"]["volumes"]
     assert {"name": "shared", "persistentVolumeClaim": {"claimName": "mine"}} in volumes

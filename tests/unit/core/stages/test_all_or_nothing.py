@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 from builders import DEFAULTS, NOW, in_phase, later, make_job, make_pod, seen
+from looks import at
 
 from ddpjob_operator.api.status import DDPJobStatus, Phase
-from ddpjob_operator.core.gang.members import gang_of
 from ddpjob_operator.core.plan import plan
 from ddpjob_operator.core.stages.all_or_nothing import plan_release
 from ddpjob_operator.core.values import conditions as cond
@@ -35,7 +35,7 @@ def decide(*pods: PodView, nodes: int = 4, problem: Problem | None = None, statu
     status = status or in_phase(Phase.STARTING, nodes=nodes, attempt_time=later(-100))
     job = make_job(status, nodes=nodes, **spec)
     observed = seen(*pods, problem=problem)
-    return plan_release(job, observed, status, gang_of(observed, status), NOW, DEFAULTS)
+    return plan_release(at(job, observed))
 
 
 @pytest.mark.parametrize(

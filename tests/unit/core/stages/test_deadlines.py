@@ -38,7 +38,7 @@ def conditions(*held: str, ago: float = 0.0) -> tuple[Any, ...]:
     return tuple(
         condition
         for type_ in held
-        for condition in cond.set_condition((), type_, True, "X", "", now=later(-ago), generation=1)
+        for condition in cond.set_condition((), cond.Update(type_, True, "X", ""), later(-ago), 1)
     )
 
 

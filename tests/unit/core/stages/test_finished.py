@@ -19,7 +19,7 @@ OVER = in_phase(Phase.FAILED, completion_time=NOW)
 
 
 def missed_a_deadline() -> DDPJobStatus:
-    said = cond.set_condition((), cond.FAILED, True, "DeadlineExceeded", "", now=NOW, generation=1)
+    said = cond.set_condition((), cond.Update(cond.FAILED, True, "DeadlineExceeded", ""), NOW, 1)
     return OVER.model_copy(update={"conditions": said})
 
 

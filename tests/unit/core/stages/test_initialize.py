@@ -8,6 +8,7 @@ from typing import Any
 import kubernetes_validate
 import pytest
 from builders import DEFAULTS, NOW, UID, in_phase, later, make_job, make_report, seen
+from looks import admitted
 
 from ddpjob_operator.api.status import DDPJobStatus, Phase
 from ddpjob_operator.core.manifests.initializer import build_initializer
@@ -224,7 +225,7 @@ def test_a_suspension_that_is_taken_back_is_over_on_record_before_there_is_a_pod
 
 
 def built(*initializers: dict[str, Any], number: int = 0, defaults: Defaults = DEFAULTS, **spec: Any) -> Manifest:
-    return build_initializer(make(*initializers, **spec), number, defaults)
+    return build_initializer(admitted(make(*initializers, **spec), defaults), number)
 
 
 def containers(pod: Manifest) -> list[Manifest]:

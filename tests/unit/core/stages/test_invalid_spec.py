@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 from builders import NOW, in_phase
 
-from ddpjob_operator.api.status import Phase
-from ddpjob_operator.core.stages.invalid_spec import broken, refuse
+from ddpjob_operator.api.status import DDPJobStatus, Phase
+from ddpjob_operator.core.stages.invalid_spec import plan_internal_error, plan_invalid_spec
 from ddpjob_operator.core.values import conditions as cond
+from ddpjob_operator.core.values.actions import Plan
 
 PROBLEMS = ("spec.nodes: 0 is too small; use 1 or more", "spec.args[0]: 7 is not text; write it in quotes")
 
 
-def stored(phase: Phase | None) -> dict[str, Any]:
-    status = in_phase(phase).model_dump(mode="json", by_alias=True, exclude_none=True) if phase else {}
-    return {"metadata": {"name": "digits", "generation": 4}, "spec": {"nodes": 0}, "status": status}
+def refused(phase: Phase | None, problems: tuple[str, ...] = PROBLEMS) -> Plan:
+    return plan_invalid_spec(in_phase(phase) if phase else DDPJobStatus(), problems, NOW, 4)
 
 
 @pytest.mark.parametrize("phase", [None, Phase.PENDING])
 def test_a_job_that_has_no_gang_fails_with_every_problem_in_its_status(phase: Phase | None) -> None:
-    decided = refuse(stored(phase), PROBLEMS, NOW)
+    decided = refused(phase)
     after = decided.status
     assert (after.phase, after.completion_time, after.observed_generation) == (Phase.FAILED, NOW, 4)
     failed = cond.find(after.conditions, cond.FAILED)
@@ -35,7 +33,7 @@ def test_a_job_that_has_no_gang_fails_with_every_problem_in_its_status(phase: Ph
 
 @pytest.mark.parametrize("phase", [Phase.STARTING, Phase.RUNNING, Phase.RESTARTING])
 def test_a_gang_that_is_there_goes_on(phase: Phase) -> None:
-    decided = refuse(stored(phase), PROBLEMS, NOW)
+    decided = refused(phase)
     assert decided.status.phase is phase
     assert cond.holds(decided.status.conditions, cond.DEGRADED)
     assert decided.actions == ()
@@ -43,16 +41,16 @@ def test_a_gang_that_is_there_goes_on(phase: Phase) -> None:
 
 @pytest.mark.parametrize("phase", [Phase.SUCCEEDED, Phase.FAILED])
 def test_a_job_that_is_over_is_not_touched(phase: Phase) -> None:
-    assert refuse(stored(phase), PROBLEMS, NOW).status == in_phase(phase)
+    assert refused(phase).status == in_phase(phase)
 
 
 def test_any_number_of_problems_fits_into_a_status() -> None:
-    assert refuse(stored(None), PROBLEMS * 5000, NOW).status.phase is Phase.FAILED
+    assert refused(None, PROBLEMS * 5000).status.phase is Phase.FAILED
 
 
 def test_a_mistake_of_the_operators_own_is_said_and_nothing_else_changes() -> None:
     status = in_phase(Phase.RUNNING)
-    decided = broken(status, KeyError("nodes"), 4, NOW)
+    decided = plan_internal_error(status, KeyError("nodes"), NOW, 4)
     degraded = cond.find(decided.status.conditions, cond.DEGRADED)
     assert degraded is not None
     assert (degraded.status, degraded.reason, degraded.observed_generation) == ("True", "InternalError", 4)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 from builders import DEFAULTS, NOW, ended, failed, in_phase, later, make_job, make_pod, make_report, seen, succeeded
-from looks import condition, look
+from looks import at, condition, look
 
 from ddpjob_operator.api.status import DDPJobStatus, Phase, SnapshotStatus
 from ddpjob_operator.core.plan import plan
@@ -169,7 +169,7 @@ def test_a_suspended_job_neither_runs_nor_restarts_nor_is_degraded() -> None:
         conditions=tuple(
             condition
             for type_ in (cond.RUNNING, cond.RESTARTING, cond.DEGRADED, cond.SCHEDULED)
-            for condition in cond.set_condition((), type_, True, "X", "", now=NOW, generation=1)
+            for condition in cond.set_condition((), cond.Update(type_, True, "X", ""), NOW, 1)
         ),
     )
     after = look(make_job(trouble, suspend=True), seen()).status
@@ -310,7 +310,7 @@ def test_a_job_is_left_alone_if_it_names_another_controller(spec: object, anothe
 )
 def test_when_a_gang_has_done_its_work(policy: str, pods: list[PodView], finished: bool) -> None:
     job = make_job(in_phase(Phase.RUNNING), successPolicy=policy)
-    assert has_finished(job, job.status, tuple(pods)) is finished
+    assert has_finished(at(job, seen(*pods))) is finished
     assert (look(job, seen(*pods)).status.phase is Phase.SUCCEEDED) is finished
 
 

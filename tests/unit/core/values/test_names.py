@@ -37,7 +37,7 @@ def test_a_name_that_is_no_label_is_shortened_and_marked(name: str) -> None:
 def test_every_name_and_label_is_valid(job: str, attempt: int, rank: int) -> None:
     for name in (pod_name(job, attempt, rank), service_name(job), claim_name(job)):
         assert LABEL.fullmatch(name), name
-    for value in pod_labels(job, "0b0c-uid", attempt, rank).values():
+    for value in (job_labels(job, "0b0c-uid") | pod_labels(attempt, rank)).values():
         assert VALUE.fullmatch(value), value
 
 

@@ -1,0 +1,320 @@
+"""Every change of a job's phase, attempt, conditions and recorded spec: one function a transition, and no other place.
+
+A transition says what the status becomes, and decides nothing: `core.stages` decides which one follows. Each takes the
+look at the job and gives it back with the new status.
+
+The phases: Pending → Starting → Running → Succeeded. A failure leads through Restarting to the next attempt, or to
+Failed. Suspended lies between two attempts. Succeeded and Failed are final.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+
+from ddpjob_operator.api.status import Condition, DDPJobStatus, FailureStatus, NodeCount, Phase
+from ddpjob_operator.core.values import conditions as cond
+from ddpjob_operator.core.values.changes import transitioned
+from ddpjob_operator.core.values.job import Problem
+from ddpjob_operator.core.values.look import Look
+from ddpjob_operator.core.values.names import LABEL_UID
+
+SUSPENDING = "Suspending"
+"""Reason of the condition Suspended while it is False and the pods end."""
+
+INVALID_SPEC = "InvalidSpec"
+
+_OF_PHASES = (cond.RUNNING, cond.RESTARTING, cond.SUSPENDED, cond.COMPLETE, cond.FAILED)
+"""Conditions of which exactly one holds; the others, where they were ever written, are False for the same reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class NextAttempt:
+    """What the next attempt is made of, and why it begins."""
+
+    size: int
+    reason: str
+    message: str
+    spec_digests: dict[str, str]
+    delay: float = 0.0
+    """Seconds until it may start."""
+    kept_pods: dict[str, int] = field(default_factory=dict)
+    """Pods of older attempts that take part, and their node ranks."""
+
+
+def adopt_attempt(look: Look) -> Look:
+    """A status that was lost (restored from a backup, say) takes its attempt from the pods that are there.
+
+    The attempts that it does not know of count as restarts: the budget is not refilled by a loss.
+    """
+    status = look.status
+    unknown = max((pod.attempt for pod in look.observed.pods), default=0) - status.attempt
+    if unknown <= 0:
+        return look
+    return look.having(
+        transitioned(
+            status,
+            attempt=status.attempt + unknown,
+            restarts=status.restarts + unknown,
+            restarts_since_progress=status.restarts_since_progress + unknown,
+        )
+    )
+
+
+def begin(look: Look) -> Look:
+    """The operator acts on the job for the first time."""
+    status = look.status
+    phase, start_time = status.phase or Phase.PENDING, status.start_time or look.now
+    return look.having(transitioned(status, phase=phase, start_time=start_time))
+
+
+def start_gang(look: Look, spec_digests: dict[str, str]) -> Look:
+    """Pending → Starting: the first attempt begins."""
+    status = look.status
+    return look.having(
+        transitioned(
+            status,
+            phase=Phase.STARTING,
+            start_time=status.start_time or look.now,
+            attempt_time=look.now,
+            selector=_selector(look),
+            observed_generation=look.job.generation,
+            spec_digests=spec_digests,
+        )
+    )
+
+
+def mark_running(look: Look, message: str) -> Look:
+    """Starting, Restarting → Running: every pod of the gang runs."""
+    conditions = _in_phase(look, cond.RUNNING, "GangRunning", message)
+    return look.having(
+        transitioned(look.status, phase=Phase.RUNNING, restart_at=None, retry_at=None, conditions=conditions)
+    )
+
+
+def reopen_gang(look: Look, message: str) -> Look:
+    """Running → Restarting, in the same attempt: a pod that was kept for it had ended before."""
+    conditions = _in_phase(look, cond.RESTARTING, "KeptPodEnded", message)
+    return look.having(transitioned(look.status, phase=Phase.RESTARTING, conditions=conditions))
+
+
+def begin_attempt(look: Look, following: NextAttempt) -> Look:
+    """→ Restarting: the attempt is over, the next one begins."""
+    delay, size = following.delay, following.size
+    return look.having(
+        transitioned(
+            look.status,
+            phase=Phase.RESTARTING,
+            attempt=look.status.attempt + 1,
+            attempt_time=look.now,
+            restart_at=look.now + timedelta(seconds=delay) if delay else None,
+            retry_at=None,
+            nodes=_none_of(size),
+            selector=_selector(look),
+            kept_pods=following.kept_pods,
+            observed_generation=look.job.generation,
+            spec_digests=following.spec_digests,
+            conditions=_in_phase(look, cond.RESTARTING, following.reason, following.message),
+        )
+    )
+
+
+def release_gang(look: Look, following: NextAttempt) -> Look:
+    """A gang that cannot be completed is given up: the next attempt begins, in the same phase, after a wait."""
+    degraded = degrade(look, Problem(following.reason, following.message)).status
+    return look.having(
+        transitioned(
+            degraded,
+            attempt=look.status.attempt + 1,
+            retry_at=look.now + timedelta(seconds=following.delay),
+            nodes=_none_of(following.size),
+            kept_pods=following.kept_pods,
+            observed_generation=look.job.generation,
+            spec_digests=following.spec_digests,
+        )
+    )
+
+
+def retry_initializers(look: Look, delay: float) -> Look:
+    """The initializers are tried again, `delay` seconds from now."""
+    return look.having(transitioned(look.status, retry_at=look.now + timedelta(seconds=delay)))
+
+
+def begin_suspension(look: Look) -> Look:
+    """The pods are asked to stop. On record before they are, so that their end is never taken for a failure."""
+    status = look.status
+    # a gang of which there is no record goes on with a new attempt
+    unknown: dict[str, str] | None = {} if look.observed.pods else None
+    update = cond.Update(cond.SUSPENDED, False, SUSPENDING, "the pods are saving a snapshot and ending", say_false=True)
+    return look.having(
+        transitioned(
+            status,
+            spec_digests=unknown if status.spec_digests is None else status.spec_digests,
+            conditions=_with(look, update),
+        )
+    )
+
+
+def suspend(look: Look, message: str) -> Look:
+    """→ Suspended: no pod is left, or none that confirms its end."""
+    return look.having(
+        transitioned(
+            look.status,
+            phase=Phase.SUSPENDED,
+            restart_at=None,
+            retry_at=None,
+            start_time=look.status.start_time or look.now,
+            observed_generation=look.job.generation,
+            nodes=_none_of(look.gang_size),
+            conditions=_in_phase(look, cond.SUSPENDED, "Suspended", message),
+        )
+    )
+
+
+def resume(look: Look) -> Look:
+    """A suspension is over. A job that never had a gang is Pending, as a new one is; another needs a new attempt."""
+    status = look.status
+    suspended = status.suspended_seconds + _suspended_for(look)
+    conditions = _with(look, cond.Update(cond.SUSPENDED, False, "Resumed"))
+    if status.spec_digests is not None:
+        return look.having(transitioned(status, conditions=conditions, suspended_seconds=suspended))
+    return look.having(
+        transitioned(
+            status,
+            phase=Phase.PENDING,
+            attempt_time=look.now,
+            nodes=NodeCount(),
+            conditions=conditions,
+            suspended_seconds=suspended,
+        )
+    )
+
+
+def succeed(look: Look, message: str) -> Look:
+    """→ Succeeded."""
+    return _end(look, Phase.SUCCEEDED, _in_phase(look, cond.COMPLETE, "Completed", message))
+
+
+def fail(look: Look, reason: str, message: str) -> Look:
+    """→ Failed."""
+    return _end(look, Phase.FAILED, _in_phase(look, cond.FAILED, reason, message))
+
+
+def refuse_spec(status: DDPJobStatus, message: str, now: datetime, generation: int) -> DDPJobStatus:
+    """A spec that cannot be parsed: Failed, unless there is a gang, which goes on (Degraded)."""
+    if status.phase not in (None, Phase.PENDING):
+        return _degraded_without_look(status, Problem(INVALID_SPEC, message), now, generation)
+    failed = cond.Update(cond.FAILED, True, INVALID_SPEC, message)
+    return transitioned(
+        status,
+        phase=Phase.FAILED,
+        completion_time=now,
+        observed_generation=generation,
+        conditions=cond.set_condition(status.conditions, failed, now, generation),
+        last_failure=FailureStatus(
+            attempt=status.attempt,
+            time=now,
+            reason=INVALID_SPEC,
+            message=message,
+            advice="Correct the spec and apply the job again.",
+        ),
+    )
+
+
+def report_internal_error(status: DDPJobStatus, message: str, now: datetime, generation: int) -> DDPJobStatus:
+    """The operator itself failed on this job."""
+    return _degraded_without_look(status, Problem("InternalError", message), now, generation)
+
+
+def degrade(look: Look, problem: Problem) -> Look:
+    """Something is wrong, and the job goes on."""
+    return _say(look, cond.Update(cond.DEGRADED, True, problem.reason, problem.message))
+
+
+def recover(look: Look) -> Look:
+    """Nothing is wrong any more."""
+    return _say(look, cond.Update(cond.DEGRADED, False, "AsExpected"))
+
+
+def mark_scheduled(look: Look) -> Look:
+    return _say(look, cond.Update(cond.SCHEDULED, True, "AllScheduled", "every pod has a node"))
+
+
+def mark_unscheduled(look: Look, problem: Problem | None) -> Look:
+    """Some pod has no node; `problem` is why, if it is known."""
+    if problem is None:
+        return _say(look, cond.Update(cond.SCHEDULED, False, "Scheduling"))
+    return _say(look, cond.Update(cond.SCHEDULED, False, problem.reason, problem.message, say_false=True))
+
+
+def mark_initialized(look: Look, message: str) -> Look:
+    return _say(look, cond.Update(cond.INITIALIZED, True, "DataReady", message))
+
+
+def mark_uninitialized(look: Look, reason: str, message: str) -> Look:
+    return _say(look, cond.Update(cond.INITIALIZED, False, reason, message, say_false=True))
+
+
+def mark_snapshots_failing(look: Look, message: str) -> Look:
+    return _say(look, cond.Update(cond.SNAPSHOTS_FAILING, True, "SavesFail", message))
+
+
+def mark_snapshots_saved(look: Look) -> Look:
+    return _say(look, cond.Update(cond.SNAPSHOTS_FAILING, False, "Saved"))
+
+
+def _end(look: Look, phase: Phase, conditions: tuple[Condition, ...]) -> Look:
+    return look.having(
+        transitioned(
+            look.status,
+            phase=phase,
+            completion_time=look.now,
+            restart_at=None,
+            retry_at=None,
+            conditions=conditions,
+        )
+    )
+
+
+def _say(look: Look, update: cond.Update) -> Look:
+    return look.having(transitioned(look.status, conditions=_with(look, update)))
+
+
+def _with(look: Look, *updates: cond.Update) -> tuple[Condition, ...]:
+    conditions = look.status.conditions
+    for update in updates:
+        conditions = cond.set_condition(conditions, update, look.now, look.job.generation)
+    return conditions
+
+
+def _in_phase(look: Look, type_: str, reason: str, message: str) -> tuple[Condition, ...]:
+    """The conditions of a phase that the condition `type_` stands for."""
+    updates = [cond.Update(other, other == type_, reason, message if other == type_ else "") for other in _OF_PHASES]
+    if type_ == cond.RUNNING:
+        updates.append(cond.Update(cond.SCHEDULED, True, "AllScheduled", "every pod has a node"))
+    elif type_ in (cond.RESTARTING, cond.SUSPENDED):
+        updates.append(cond.Update(cond.SCHEDULED, False, reason))
+    if type_ != cond.RUNNING:  # what kept this attempt from running is over; `stages.run` looks at one that runs
+        updates.append(cond.Update(cond.DEGRADED, False, "AsExpected"))
+    return _with(look, *updates)
+
+
+def _degraded_without_look(status: DDPJobStatus, problem: Problem, now: datetime, generation: int) -> DDPJobStatus:
+    update = cond.Update(cond.DEGRADED, True, problem.reason, problem.message)
+    return transitioned(status, conditions=cond.set_condition(status.conditions, update, now, generation))
+
+
+def _none_of(size: int) -> NodeCount:
+    return NodeCount(ready=0, total=size)
+
+
+def _selector(look: Look) -> str:
+    """The job's pods as a label selector, which the scale subresource shows to an autoscaler."""
+    return f"{LABEL_UID}={look.job.uid}"
+
+
+def _suspended_for(look: Look) -> float:
+    condition = cond.find(look.status.conditions, cond.SUSPENDED)
+    if condition is None or condition.status != "True":
+        return 0.0
+    return max(0.0, round(look.seconds_since(condition.last_transition_time), 3))

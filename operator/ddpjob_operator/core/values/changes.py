@@ -1,0 +1,81 @@
+"""Typed changes of the models of `api`, which are frozen: mypy knows the name and the type of every field.
+
+`recorded` cannot name the fields that `core.transitions` owns; `transitioned` is for that module alone.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import TypedDict, Unpack
+
+from ddpjob_operator.api.spec import DDPJobSpec
+from ddpjob_operator.api.status import (
+    Condition,
+    DDPJobStatus,
+    FailureStatus,
+    Goodput,
+    NodeCount,
+    Phase,
+    Progress,
+    SnapshotStatus,
+    Summary,
+)
+
+
+class Recorded(TypedDict, total=False):
+    """Fields of a status that any room of core may change."""
+
+    summary: Summary | None
+    restarts: int
+    restarts_since_progress: int
+    restart_times: tuple[datetime, ...]
+    disruptions: int
+    disruptions_since_progress: int
+    initializer_failures: int
+    nodes: NodeCount
+    progress: Progress | None
+    snapshot: SnapshotStatus | None
+    last_failure: FailureStatus | None
+    failures: tuple[FailureStatus, ...]
+    node_failures: dict[str, int]
+    excluded_nodes: tuple[str, ...]
+    corrupt_snapshots: tuple[str, ...]
+    goodput: Goodput | None
+    observed_generation: int | None
+
+
+class Owned(Recorded, total=False):
+    """All fields of a status."""
+
+    phase: Phase | None
+    conditions: tuple[Condition, ...]
+    attempt: int
+    attempt_time: datetime | None
+    restart_at: datetime | None
+    retry_at: datetime | None
+    kept_pods: dict[str, int]
+    spec_digests: dict[str, str] | None
+    selector: str | None
+    start_time: datetime | None
+    suspended_seconds: float
+    completion_time: datetime | None
+
+
+def recorded(status: DDPJobStatus, **fields: Unpack[Recorded]) -> DDPJobStatus:
+    """`status` with other values of some fields."""
+    return status.model_copy(update=dict(fields))
+
+
+def transitioned(status: DDPJobStatus, **fields: Unpack[Owned]) -> DDPJobStatus:
+    """`status` with other values of some fields. For `core.transitions` alone."""
+    return status.model_copy(update=dict(fields))
+
+
+def resized(spec: DDPJobSpec, *, nodes: int, spares: int) -> DDPJobSpec:
+    """`spec` with other numbers of pods."""
+    return spec.model_copy(update={"nodes": nodes, "spares": spares})
+
+
+def shortened(failure: FailureStatus, longest: int) -> FailureStatus:
+    """`failure` without its log, and with at most so many characters of its message."""
+    return failure.model_copy(update={"message": failure.message[:longest], "log_tail": ""})
