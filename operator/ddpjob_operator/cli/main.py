@@ -12,12 +12,30 @@ _REFUSED = 2
 
 app = typer.Typer(
     name="ddpjob",
-    help="Run a DDPJob on this machine, or validate it before kubectl apply.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
+
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        from ddpjob_operator.settings import VERSION
+
+        print(f"ddpjob {VERSION}")
+        raise typer.Exit
+
+
+@app.callback()
+def ddpjob(
+    _version: Annotated[
+        bool,
+        typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit."),
+    ] = False,
+) -> None:
+    """Run a DDPJob on this machine, or validate it before kubectl apply."""
+
 
 JobFile = Annotated[str, typer.Argument(metavar="FILE", help="YAML file with a DDPJob; - reads standard input.")]
 

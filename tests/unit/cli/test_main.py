@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -110,3 +111,8 @@ def test_as_a_plugin_of_kubectl_it_calls_itself_so(tmp_path: Path) -> None:
     env = os.environ | {"PYTHONPATH": str(ROOT / "operator")}
     done = subprocess.run([sys.executable, plugin, "run", "--help"], env=env, capture_output=True, text=True)
     assert done.stdout.startswith("Usage: kubectl ddpjob run")
+
+
+def test_the_version_is_that_of_the_package(tmp_path: Path) -> None:
+    done = ddpjob("--version", cwd=tmp_path)
+    assert (done.returncode, done.stderr, done.stdout) == (0, "", f"ddpjob {version('ddpjob')}\n")
