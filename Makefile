@@ -27,6 +27,8 @@ demo-cluster: $(VENV)/.dev  ## the same on a real Kubernetes cluster, installed 
 test: lint tools  ## everything: style, types, layers, and every test, two tiers at a time
 	$(PYTEST) -q -n $(WORKERS) --max-worker-restart=0 tests
 
+check: lint test-unit  ## lint, and everything that starts no process
+
 test-unit: $(VENV)/.dev  ## decisions alone, no process started: under 30 s
 	$(PYTEST) -q tests/unit
 
@@ -81,6 +83,9 @@ generate: $(VENV)/.dev  ## write the CRD, docs/api.md, the chart's README and th
 images:  ## build the operator's and the trainer's image with docker, podman or buildah
 	tests/cluster/images.sh
 
+run-operator: $(VENV)/.dev  ## the operator from this source tree, with the current kubeconfig; see CONTRIBUTING.md
+	DDPJOB_OPERATOR_LOG_FORMAT=plain $(BIN)/python -m ddpjob_operator.main
+
 cluster-up: $(VENV)/.dev  ## start the test cluster and leave it running
 	tests/cluster/cluster.sh up
 
@@ -89,6 +94,22 @@ cluster-down:  ## stop it and remove what it made
 
 clean:  ## remove what was built here (the cache stays)
 	rm -rf build dist $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+##@ Release it
+release-check: $(VENV)/.dev  ## that all files name the version of TAG=vX.Y.Z
+	$(BIN)/python release/release.py check $(TAG)
+
+release-notes: $(VENV)/.dev  ## dist/NOTES.md, from the changelog
+	$(BIN)/python release/release.py notes
+
+wheel: $(VENV)/.dev  ## dist/ddpjob-VERSION-py3-none-any.whl
+	$(BIN)/python -m pip wheel -qq --disable-pip-version-check --no-deps --wheel-dir dist .
+
+chart-package: $(VENV)/.dev  ## dist/ddpjob-operator-VERSION.tgz
+	$(BIN)/python release/release.py chart
+
+sbom: $(VENV)/.dev  ## dist/IMAGE-TAG.spdx.json for both images, with syft
+	release/sbom.sh $(BIN)
 
 # ---- environments -------------------------------------------------------------------------------------------------------
 $(BIN)/python:
@@ -128,5 +149,5 @@ $(VENV)/.dev: $(VENV)/.torch requirements/dev.txt pyproject.toml
 help:
 	@awk 'BEGIN {FS = ":.*##"} /^##@/ {printf "\n%s\n", substr($$0, 5)} /^[a-z-]+:.*##/ {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-.PHONY: demo demo-cluster test test-unit test-trainer test-local test-api test-cluster test-packaging lint prove bench-trainer bench format generate \
-	images cluster-up cluster-down clean python-venv tools help
+.PHONY: demo demo-cluster test test-unit test-trainer test-local test-api test-cluster test-packaging check lint prove bench-trainer bench format generate \
+	release-check release-notes wheel chart-package sbom images run-operator cluster-up cluster-down clean python-venv tools help

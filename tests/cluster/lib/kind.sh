@@ -2,7 +2,7 @@
 # kind: nodes are Docker containers. Sourced by cluster.sh.
 #
 # Volumes are folders of this host, mounted into both workers at the same path: kind's own provisioner has no ReadWriteMany.
-# --control-plane-only is the same cluster here.
+# --control-plane-only is the same cluster here. DDPJOB_KIND_IMAGE names the node image, and with it the version of Kubernetes.
 
 readonly KIND=ddpjob
 readonly KIND_VOLUMES=/var/local/ddpjob
@@ -10,7 +10,7 @@ readonly KIND_VOLUMES=/var/local/ddpjob
 kind_up() {
   say "cluster: kind, because Docker runs here"
   mkdir -p "$DIR/volumes"
-  kind get clusters 2>/dev/null | grep -x $KIND >/dev/null || kind_config | kind create cluster --name $KIND --config - --kubeconfig "$KUBECONFIG" --wait 180s >&2
+  kind get clusters 2>/dev/null | grep -x $KIND >/dev/null || kind_config | kind create cluster --name $KIND ${DDPJOB_KIND_IMAGE:+--image "$DDPJOB_KIND_IMAGE"} --config - --kubeconfig "$KUBECONFIG" --wait 180s >&2
   kind export kubeconfig --name $KIND --kubeconfig "$KUBECONFIG" 2>/dev/null
   local node
   for node in $(kind get nodes --name $KIND); do docker start "$node" >/dev/null && docker exec "$node" systemctl start containerd kubelet; done

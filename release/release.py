@@ -1,0 +1,86 @@
+"""What a release consists of, apart from images: its version, its notes and the packaged chart.
+
+python release/release.py check v0.1.0    every file that names the version names this one
+python release/release.py notes           dist/NOTES.md, from this version's section of CHANGELOG.md
+python release/release.py chart           dist/ddpjob-operator-VERSION.tgz
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import yaml
+
+ROOT = Path(__file__).parents[1]
+CHART = ROOT / "charts" / "ddpjob-operator"
+DIST = ROOT / "dist"
+
+
+def version(root: Path = ROOT) -> str:
+    """The version that pyproject.toml names; every other file follows it."""
+    found: str = tomllib.loads((root / "pyproject.toml").read_text())["project"]["version"]
+    return found
+
+
+def disagreements(tag: str, root: Path = ROOT) -> Iterator[str]:
+    """Each place that names another version than the tag, in words."""
+    wanted = tag.removeprefix("v")
+    if tag != f"v{wanted}":
+        yield f"the tag is {tag}, but must be v and a version"
+    chart = yaml.safe_load((root / "charts/ddpjob-operator/Chart.yaml").read_text())
+    named = {
+        "pyproject.toml": version(root),
+        "Chart.yaml: version": chart["version"],
+        "Chart.yaml: appVersion": chart["appVersion"],
+    }
+    deployment = (root / "manifests/base/deployment.yaml").read_text()
+    for image, found in re.findall(r"(ddpjob-[a-z]+):([0-9.]+)", deployment):
+        named[f"manifests/base/deployment.yaml: {image}"] = found
+    for place, found in named.items():
+        if found != wanted:
+            yield f"{place} says {found}, the tag {wanted}"
+    if not section(wanted, root):
+        yield f"CHANGELOG.md has no section [{wanted}] with a date"
+
+
+def section(wanted: str, root: Path = ROOT) -> str:
+    """The changelog's section of a version, without its heading; empty where there is none."""
+    text = (root / "CHANGELOG.md").read_text()
+    found = re.search(
+        rf"^## \[{re.escape(wanted)}\] - \d{{4}}-\d\d-\d\d\n(.*?)(?=^## |\Z)", text, re.DOTALL | re.MULTILINE
+    )
+    return found[1].strip() if found else ""
+
+
+def package_chart(into: Path) -> Path:
+    """The chart as `helm push` takes it."""
+    import helm_python as helm
+
+    return Path(helm.package(CHART, destination=into))
+
+
+def main(arguments: list[str]) -> int:
+    """Run one of the commands."""
+    match arguments:
+        case ["check", tag]:
+            wrong = list(disagreements(tag))
+            print("\n".join(wrong) or f"all files name {tag}", file=sys.stderr if wrong else sys.stdout)
+            return 1 if wrong else 0
+        case ["notes"]:
+            DIST.mkdir(exist_ok=True)
+            (DIST / "NOTES.md").write_text(section(version()) + "\n")
+        case ["chart"]:
+            DIST.mkdir(exist_ok=True)
+            print(package_chart(DIST))
+        case _:
+            print(__doc__, file=sys.stderr)
+            return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
