@@ -126,3 +126,12 @@ def test_every_file_that_the_architecture_names_is_there() -> None:
     roots = (ROOT, ROOT / "operator/ddpjob_operator", ROOT / "trainer_image/ddp_trainer")
     assert [path for path in named if not any((root / path).exists() for root in roots)] == []
     assert len(named) > 40
+
+
+@pytest.mark.parametrize("page", WRITTEN, ids=_name)
+def test_every_value_that_helm_is_given_in_a_document_is_one_of_the_chart(page: Path) -> None:
+    for key in re.findall(r"--set ([\w.]+)=", page.read_text()):
+        found = yaml.safe_load((ROOT / "charts/ddpjob-operator/values.yaml").read_text())
+        for part in key.split("."):
+            assert part in found, key
+            found = found[part]
