@@ -94,6 +94,12 @@ def test_every_make_target_in_a_document_exists(page: Path) -> None:
     assert {target for names in named for target in names.split()} <= targets
 
 
+def test_every_page_is_in_the_index() -> None:
+    index = (ROOT / "docs/README.md").read_text()
+    pages = {page.name for page in (ROOT / "docs").glob("*.md")} - {"README.md"}
+    assert {page for page in pages if f"]({page})" not in index} == set()
+
+
 def test_every_setting_of_the_operator_is_documented_with_its_default() -> None:
     documented = {name.strip("`").removeprefix(settings.PREFIX): default.strip("`") for name, default, *_ in _SETTINGS}
     assert documented.keys() == settings._READERS.keys()
