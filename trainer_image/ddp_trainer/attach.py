@@ -16,7 +16,9 @@ the same calls. `step_end` costs one small all-reduce and one small gather that 
 
 from __future__ import annotations
 
+import atexit
 import os
+import sys
 from collections.abc import Collection, Mapping
 from typing import Literal
 
@@ -26,6 +28,7 @@ from torch import Tensor, nn
 from ddp_trainer.contract.environment import parse_job, parse_rank
 from ddp_trainer.contract.exit_codes import Preempted
 from ddp_trainer.contract.heartbeat import Heartbeat
+from ddp_trainer.contract.process_end import await_gloo
 from ddp_trainer.logs.runlog import RunLog, SnapshotReporter
 from ddp_trainer.rank.failures import on_failure
 from ddp_trainer.rank.step_reduce import StepReduce
@@ -60,6 +63,8 @@ def attach(
         # device_ids trains without setting it
         torch.cuda.set_device(device)
     own = parse_rank(environ)
+    if "ddp_trainer.rank.worker" not in sys.modules:
+        atexit.register(await_gloo)  # under the launcher the worker ends the process
     return Attached(
         {"model": model, "optimizer": optimizer, **states},
         World(rank=own.rank, size=own.world_size, local_rank=own.local_rank, device=device),

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import ctypes
+import hashlib
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
+from ddp_trainer.contract import process_end
+from ddp_trainer.contract.process_end import GLOO_THREADS, await_gloo
+
 ROOT = Path(__file__).parents[3]
+PR_SET_NAME = 15
 ABORTS = """
 import ctypes
 
@@ -79,3 +86,28 @@ def test_a_group_that_cannot_be_destroyed_does_not_keep_a_rank_that_is_done(tmp_
     ended = run_rank(SCRIPT + "dist.destroy_process_group = lambda: time.sleep(600)", tmp_path)
     assert ended.returncode == 0, ended.stderr
     assert "exit handlers ran" in ended.stdout
+
+
+def test_an_exit_handler_waits_for_threads_of_gloo_that_still_work() -> None:
+    begun, done, over = threading.Event(), threading.Event(), threading.Event()
+
+    def work() -> None:
+        ctypes.CDLL(None).prctl(PR_SET_NAME, GLOO_THREADS.encode(), 0, 0, 0)
+        begun.set()
+        hashlib.pbkdf2_hmac("sha256", b"", b"", 500_000)  # in C, as a collective; some tenths of a second
+        done.set()
+        over.wait()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    begun.wait()
+    await_gloo()
+    assert done.is_set()
+    over.set()
+    thread.join()
+
+
+def test_a_thread_of_gloo_that_never_rests_does_not_keep_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process_end, "LEAVE_SECONDS", 0.05)
+    monkeypatch.setattr(process_end, "_thread_states", lambda name: iter("SR"))
+    await_gloo()

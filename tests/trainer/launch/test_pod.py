@@ -12,7 +12,16 @@ from tests.trainer.train.volume import Volume
 from ddp_trainer.contract import processes
 from ddp_trainer.launch.exit.root_cause import ExitCause, ExitEvidence
 from ddp_trainer.launch.pod import AfterAttempt, after_attempt
-from ddp_trainer.launch.supervisor import HANGING_SECONDS, SURVIVOR_SECONDS, AttemptResult, hanging
+from ddp_trainer.launch.supervisor import (
+    AGENT_SECONDS,
+    EXIT_BARRIER_SECONDS,
+    HANGING_SECONDS,
+    SUPERSEDED_AGENT_SECONDS,
+    SURVIVOR_SECONDS,
+    AttemptResult,
+    hanging,
+    torchrun_seconds,
+)
 
 HERE = Path(__file__).parent
 LOOP = HERE.parent / "train"
@@ -113,6 +122,24 @@ def test_a_rank_that_should_leave_hangs_if_it_neither_steps_nor_saves(phase, sil
     heartbeat = {"pid": 7, "phase": phase, "time": 100.0, "stepSecondsP99": slowest}
     assert bool(hanging([heartbeat], asked_at=50.0, now=100.0 + silent)) == hangs
     assert hanging([heartbeat], asked_at=100.0 + silent, now=100.0 + silent) == set()
+
+
+@pytest.mark.parametrize(
+    ("exit_codes", "hosts_store", "asked", "superseded", "seconds"),
+    [
+        pytest.param([0, 0], True, False, False, EXIT_BARRIER_SECONDS, id="ranks of other nodes may still train"),
+        pytest.param([0, 0], False, False, False, AGENT_SECONDS, id="another node has the store"),
+        pytest.param([0, 0], True, True, False, AGENT_SECONDS, id="asked to stop"),
+        pytest.param([143, 143], True, False, False, AGENT_SECONDS, id="all ranks agreed to leave"),
+        pytest.param([1, 0], True, False, False, AGENT_SECONDS, id="a rank failed"),
+        pytest.param([None, 0], True, False, False, AGENT_SECONDS, id="a rank without an outcome"),
+        pytest.param([0, 0], True, False, True, SUPERSEDED_AGENT_SECONDS, id="the next attempt waits"),
+    ],
+)
+def test_torchrun_waits_for_other_nodes_only_where_they_may_still_need_it(
+    exit_codes, hosts_store, asked, superseded, seconds
+):
+    assert torchrun_seconds(exit_codes, hosts_store=hosts_store, asked=asked, superseded=superseded) == seconds
 
 
 @pytest.mark.trainer

@@ -14,12 +14,17 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Final
 
 from ddp_trainer.contract.exit_codes import EXIT_OK
 
 LEAVE_SECONDS: Final = 5.0
 """How long process groups may take to be destroyed at the end: with NCCL that waits for the device."""
+
+GLOO_THREADS: Final = "pt_gloo_runloop"
+LOOK_SECONDS: Final = 0.01
 
 _code: int | None = None
 _destroying = threading.Event()
@@ -41,6 +46,31 @@ def settle(code: int) -> int:
         # now: Python 3.12 starts no thread any more once exit handlers run
         threading.Thread(target=_end_late, name="end", daemon=True).start()
     return code
+
+
+def await_gloo() -> None:
+    """Wait, LEAVE_SECONDS at most, until gloo's threads have let go of the tensors of their last collectives.
+
+    For a script that runs under plain torchrun, whose exit code is not known before the interpreter is gone: as an exit
+    handler. A thread that is idle sleeps; one that still has a tensor to let go of runs, or waits for a processor, as
+    soon as this thread has released the interpreter.
+    """
+    deadline = time.monotonic() + LEAVE_SECONDS
+    idle = 0
+    while idle < 2 and time.monotonic() < deadline:
+        time.sleep(LOOK_SECONDS)
+        idle = idle + 1 if all(state == "S" for state in _thread_states(GLOO_THREADS)) else 0
+
+
+def _thread_states(name: str) -> Iterator[str]:
+    """The kernel's letter (proc_pid_stat(5)) for each thread of this process with that name; none without /proc."""
+    for task in Path("/proc/self/task").glob("*"):
+        try:
+            found, _, rest = (task / "stat").read_text().partition("(")[2].rpartition(")")
+        except OSError:
+            continue  # it has ended
+        if found == name[:15]:
+            yield rest.split()[0]
 
 
 def _end() -> None:

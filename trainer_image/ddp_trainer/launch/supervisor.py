@@ -10,7 +10,7 @@ import os
 import selectors
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from ddp_trainer.contract import processes, run_dir
@@ -35,8 +35,6 @@ AGENT_SECONDS = 10.0
 """How long torchrun may outlive its ranks."""
 EXIT_BARRIER_SECONDS = 310.0
 """The same on node rank 0, whose torchrun hosts the store that the other nodes still need; its own limit is 300."""
-
-
 SUPERSEDED_AGENT_SECONDS = 2.0
 """The same where a new attempt waits: all outcomes are written, and the other nodes lose nothing with the store."""
 
@@ -208,9 +206,13 @@ class Supervisor:
         if living or len(ranks) < self._pod.procs_per_node:
             return
         self._ranks_gone_at = self._ranks_gone_at or now
-        hosts_store = self._pod.node_rank == 0 and good and self._asked_at is None
-        limit = EXIT_BARRIER_SECONDS if hosts_store else AGENT_SECONDS
-        if now - self._ranks_gone_at > (limit if self._superseded_at is None else SUPERSEDED_AGENT_SECONDS):
+        limit = torchrun_seconds(
+            [outcomes.get(entry["pid"]) for entry in ranks],
+            hosts_store=self._pod.node_rank == 0,
+            asked=self._asked_at is not None,
+            superseded=self._superseded_at is not None,
+        )
+        if now - self._ranks_gone_at > limit:
             self._kill_everything()
 
     def _kill_if_stalled(self, now: float) -> None:
@@ -248,6 +250,19 @@ class Supervisor:
         self._reap()
         if self._agent_code is None:
             self._agent_code = -signal.SIGKILL
+
+
+def torchrun_seconds(exit_codes: Collection[int | None], *, hosts_store: bool, asked: bool, superseded: bool) -> float:
+    """How long torchrun may outlive its ranks, whose exit codes are given; None for a rank without an outcome.
+
+    It waits for the torchrun of every other node (the exit barrier), and one of those may never come: torchrun passes
+    over the barrier where a rank failed. Only where all ranks are done may ranks of other nodes still need the store;
+    ranks that were preempted agreed with all others to leave after the same step.
+    """
+    if superseded:
+        return SUPERSEDED_AGENT_SECONDS
+    others_may_train = set(exit_codes) == {EXIT_OK} and not asked
+    return EXIT_BARRIER_SECONDS if hosts_store and others_may_train else AGENT_SECONDS
 
 
 def hanging(heartbeats: Sequence[RankHeartbeat], asked_at: float, now: float) -> set[int]:
