@@ -14,7 +14,7 @@ import torch
 from tests.trainer.snapshots.one_rank import Run
 
 from ddp_trainer.snapshots import saving
-from ddp_trainer.snapshots.background import BackgroundWriter
+from ddp_trainer.snapshots.saving import BackgroundWriter
 from ddp_trainer.snapshots.session import Progress
 from ddp_trainer.snapshots.trust.disk import Disk
 

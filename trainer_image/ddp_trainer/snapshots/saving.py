@@ -1,4 +1,8 @@
-"""Saving on rank 0: stage the states, write them in the background, and report how the save before ended.
+"""Saving: stage the states, write them in the background, and report how the save before ended.
+
+Every rank has a Saver and makes the same calls. Rank 0's owns the directory and writes the replicated states, which all
+ranks hold alike; where states are sharded, each rank stages and writes its own part, led by rank 0. Hashing, writing
+and fsync release the interpreter's lock, so training goes on beside them.
 
 A save that fails or takes long is an event, never an exception: training is worth more than any one snapshot. The one
 exception is being fenced, after which training here is worth nothing.
@@ -7,8 +11,10 @@ exception is being fenced, after which training here is worth nothing.
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal, get_args
@@ -16,9 +22,10 @@ from typing import TYPE_CHECKING, Final, Literal, get_args
 from torch import Tensor
 
 from ddp_trainer.contract.exit_codes import FencedError
-from ddp_trainer.snapshots.background import PATIENCE_SECONDS, BackgroundWriter, Outcome
 from ddp_trainer.snapshots.boundary import Boundaries, Boundary, as_of
 from ddp_trainer.snapshots.codec.state import RNG, Staged, Staging, Stateful
+from ddp_trainer.snapshots.ranks import Ranks
+from ddp_trainer.snapshots.trust.disk import Disk
 from ddp_trainer.snapshots.trust.errors import SnapshotError
 from ddp_trainer.snapshots.trust.manifest import Manifest
 from ddp_trainer.snapshots.trust.store import SnapshotStore
@@ -32,92 +39,96 @@ log = logging.getLogger(__name__)
 Ready = Literal["begin", "saved", "skipped"]
 READY: Final[tuple[Ready, ...]] = get_args(Ready)
 
+PATIENCE_SECONDS = 1.0
+"""A save in flight for less than this is waited for when the next is due; a slower one makes the next be skipped."""
+
 EMERGENCY_SECONDS = 20.0
 """How long an emergency snapshot may take: torchrun kills what is left of a failed job 30 seconds after the failure."""
 
+GENERATORS_TIMEOUT = timedelta(seconds=5)
+"""How long rank 0 waits, after a failure, for what the other ranks sent at the end of the last step."""
+
 
 class Saver:
-    """Saves `stateful` into `store`, one save in flight. `on_event` gets events, always on the calling thread."""
+    """Saves `stateful`, replicated, and `shards`; one save in flight.
+
+    `store` is None on all ranks but rank 0. `on_event` gets events, always on the calling thread.
+    """
 
     def __init__(
         self,
-        store: SnapshotStore,
         stateful: Mapping[str, Stateful],
+        shards: Shards | None,
+        ranks: Ranks,
+        store: SnapshotStore | None,
         on_event: Callable[[SnapshotEvent], None],
         *,
         last_saved: Manifest | None,
         timeout: float,
-        shards: Shards | None = None,
     ) -> None:
         self.last_saved = last_saved
-        self._store = store
+        """The newest snapshot known to be whole: the one resumed from, or on rank 0 the last one saved since."""
         self._stateful = stateful
+        self._shards = shards
+        self._ranks = ranks
+        self._store = store
         self._emit = on_event
         self._timeout = timeout
-        self._shards = shards
         self._staging = Staging()
         self._writer = BackgroundWriter()
         self._step_in_flight: int | None = None
         self._failures = 0
 
-    def ready(self, manifest: Manifest, *, wait: bool) -> Ready:
-        """Whether to begin this save, or whether it is done or under way already, or must be skipped.
+    def save(self, manifest: Manifest, generators: Tensor | None, *, started: float, wait: bool) -> bool:
+        """Stage the present states and have them written, on all ranks alike; True if a save is under way.
 
+        `generators` are those of all ranks, uint8 [world size, bytes], on rank 0; `started` is the monotonic time at
+        which training stopped. With `wait`, every rank returns when rank 0's files are on the disk, True if they are.
         Raises FencedError.
         """
-        self.collect()
-        if manifest.step == self._saved_step() or (manifest.step == self._step_in_flight and not wait):
-            return "saved"
-        patience = EMERGENCY_SECONDS if manifest.kind == "emergency" else self._timeout
-        if manifest.kind == "periodic" and not wait:
-            patience = PATIENCE_SECONDS - self._writer.busy_seconds
-        self._writer.wait(max(0.0, patience))
-        self.collect()
-        if self._writer.busy:
-            self._skipped(manifest.step)
-            return "skipped"
-        return "saved" if manifest.step == self._saved_step() else "begin"
-
-    def begin(
-        self,
-        manifest: Manifest,
-        generators: Tensor,
-        *,
-        started: float,
-        shard: StagedShard | None = None,
-        boundary: Boundary | None = None,
-    ) -> bool:
-        """Copy the present states and have them written; False if they cannot be copied.
-
-        `generators` holds those of all ranks, uint8 [world size, bytes]; `started` is the monotonic time at which
-        training stopped; `shard` is this rank's part of the sharded states; `boundary` is what the states are to be of
-        if training has gone on since.
-        """
+        fenced: FencedError | None = None
         try:
-            states = {name: value.state_dict() for name, value in self._stateful.items()}
-            if boundary is not None:
-                states = as_of(boundary, states)
-            staged = self._staging.stage({**states, RNG: {"ranks": generators}})
-        except Exception as error:
-            if self._shards is not None and shard is not None:
-                self._shards.dismiss()
-            self.failed(manifest.step, error, started)
-            return False
-        self._step_in_flight = manifest.step
-        stall = time.monotonic() - started
-        self._writer.start(manifest.step, stall, lambda: self._write(manifest, staged, shard))
-        return True
+            ready: Ready = "begin" if self._store is None else self._ready(manifest, wait=wait)
+        except FencedError as error:
+            ready, fenced = "skipped", error
+        if self._shards is not None:
+            (index,) = self._ranks.numbers_from_first(READY.index(ready))
+            ready = READY[index]
+        saving = ready != "skipped"
+        if ready == "begin":
+            saving = self._begin(manifest, generators, started)
+        if wait:
+            return self._finished(manifest.step, saving, fenced)
+        if fenced is not None:
+            raise fenced
+        return saving
 
-    def finish(self, step: int, *, timeout: float | None = None) -> bool:
-        """Wait for the save in flight; whether `step` is saved. Raises FencedError."""
-        self._writer.wait(self._timeout if timeout is None else timeout)
-        self.collect()
-        return self._saved_step() == step
+    def emergency(self, boundaries: Boundaries, manifest: Manifest | None) -> bool:
+        """On rank 0, after an exception that ends training: save the newest boundary, if the states are still of it.
+
+        `manifest` is what it will have, None if there is no boundary yet. Needs no other rank: they may be gone. True
+        if the last finished step is saved; where it cannot be, an event says why. Raises nothing, and takes up to a
+        minute if the volume hangs.
+        """
+        if self._store is None:
+            return False
+        step = manifest.step if manifest is not None else 0
+        try:
+            if boundaries.obstacle is not None:
+                self._wait_for(step, EMERGENCY_SECONDS)
+                raise SnapshotError(boundaries.obstacle)
+            boundary = boundaries.newest
+            if boundary is None or manifest is None:
+                return False
+            return self._save_boundary(boundary, boundaries, manifest)
+        except Exception as error:
+            self._give_up(step, str(error) or type(error).__name__)
+            return False
 
     def collect(self) -> None:
         """Report how a save that is over has ended. Raises FencedError."""
         outcome = self._writer.take()
-        if outcome is None:
+        if outcome is None or self._store is None:
             return
         self._step_in_flight = None
         if isinstance(outcome.error, FencedError):
@@ -138,7 +149,10 @@ class Saver:
 
     def close(self) -> None:
         """Wait for the save in flight and report how it ended; raises nothing."""
-        if not self._writer.wait(self._timeout):
+        is_over = self._writer.wait(self._timeout)
+        if self._store is None:
+            return
+        if not is_over:
             hung = TimeoutError(
                 f"snapshot of step {self._step_in_flight} not written within {self._timeout:.0f} s: the volume hangs"
             )
@@ -149,13 +163,59 @@ class Saver:
         except FencedError as error:
             log.warning("%s", error)
 
-    def failed(self, step: int, error: Exception, started: float) -> None:
-        """Report that the states of `step` could not be staged."""
-        self._failed(Outcome(step, 0.0, time.monotonic() - started, error=error))
+    # A save, step by step
+
+    def _ready(self, manifest: Manifest, *, wait: bool) -> Ready:
+        """On rank 0: whether to begin this save, or whether it is done or under way already, or must be skipped."""
+        self.collect()
+        if manifest.step == self._saved_step() or (manifest.step == self._step_in_flight and not wait):
+            return "saved"
+        patience = EMERGENCY_SECONDS if manifest.kind == "emergency" else self._timeout
+        if manifest.kind == "periodic" and not wait:
+            patience = PATIENCE_SECONDS - self._writer.busy_seconds
+        self._writer.wait(max(0.0, patience))
+        self.collect()
+        if self._writer.busy:
+            self._skipped(manifest.step)
+            return "skipped"
+        return "saved" if manifest.step == self._saved_step() else "begin"
+
+    def _begin(
+        self, manifest: Manifest, generators: Tensor | None, started: float, boundary: Boundary | None = None
+    ) -> bool:
+        """Stage this rank's part and start writing it; False if it cannot be staged, on all ranks alike if sharded."""
+        shard: StagedShard | None = None
+        if self._shards is not None:
+            try:
+                shard = self._shards.stage(self._unfinished())
+            except SnapshotError as error:
+                self._not_staged(manifest, error, started)
+                return False
+        staged: Staged | None = None
+        if self._store is not None:
+            try:
+                states = {name: value.state_dict() for name, value in self._stateful.items()}
+                if boundary is not None:
+                    states = as_of(boundary, states)
+                staged = self._staging.stage({**states, RNG: {"ranks": generators}})
+            except Exception as error:
+                if self._shards is not None:
+                    self._shards.dismiss()
+                self._not_staged(manifest, error, started)
+                return False
+        stall = time.monotonic() - started
+        if staged is not None:
+            self._step_in_flight = manifest.step
+            self._writer.start(manifest.step, stall, lambda: self._write(manifest, staged, shard))
+        elif self._shards is not None and shard is not None:
+            follow = self._shards.follow
+            self._writer.start(manifest.step, stall, lambda: follow(shard, Disk()))
+        return True
 
     def _write(self, manifest: Manifest, staged: Staged, shard: StagedShard | None) -> Manifest:
-        """In the background."""
+        """In the background of rank 0."""
         store, shards = self._store, self._shards
+        assert store is not None
 
         def write(directory: Path) -> None:
             staged.write(directory, store.disk)
@@ -168,6 +228,57 @@ class Saver:
         finally:
             if shards is not None and shard is not None:
                 shards.dismiss()
+
+    def _unfinished(self) -> SnapshotError | None:
+        """Why this rank cannot stage: its thread still writes from the buffers that it would copy into."""
+        busy = self._writer.busy_seconds
+        # Rank 0 is through, so this rank is about to be, unless its disk hangs.
+        if self._writer.wait(PATIENCE_SECONDS if busy < self._timeout else 0.0):
+            self._writer.take()
+            return None
+        return SnapshotError(
+            f"its part of the snapshot before is still not written after {busy:.0f} s: the volume hangs there. The "
+            "snapshots before it are intact and training goes on; check the volume's server and that node's network"
+        )
+
+    def _finished(self, step: int, saving: bool, fenced: FencedError | None) -> bool:
+        """Wait for rank 0's files; every rank returns or raises as rank 0 does."""
+        if self._store is not None and saving and fenced is None:
+            try:
+                saving = self._wait_for(step, self._timeout)
+            except FencedError as error:
+                fenced = error
+        is_fenced, is_saved = self._ranks.numbers_from_first(int(fenced is not None), int(saving))
+        if is_fenced:
+            raise fenced or FencedError(
+                "rank 0 found that a newer attempt owns the job's directory; its message names it"
+            )
+        return bool(is_saved)
+
+    def _save_boundary(self, boundary: Boundary, boundaries: Boundaries, manifest: Manifest) -> bool:
+        started = time.monotonic()
+        ready = self._ready(manifest, wait=True)
+        if ready != "begin":
+            return ready == "saved"
+        problem = boundaries.problem()
+        if problem is not None:
+            raise SnapshotError(problem)
+        try:
+            generators = boundary.generators.wait(GENERATORS_TIMEOUT)
+        except RuntimeError as lost:
+            raise SnapshotError(f"the random number state of another rank did not arrive ({lost})") from lost
+        return self._begin(manifest, generators, started, boundary) and self._wait_for(manifest.step, EMERGENCY_SECONDS)
+
+    def _wait_for(self, step: int, timeout: float) -> bool:
+        """Wait for the save in flight; whether `step` is saved. Raises FencedError."""
+        self._writer.wait(timeout)
+        self.collect()
+        return self._saved_step() == step
+
+    def _saved_step(self) -> int | None:
+        return self.last_saved.step if self.last_saved is not None else None
+
+    # What is reported
 
     def _failed(self, outcome: Outcome) -> None:
         self._failures += 1
@@ -185,7 +296,11 @@ class Saver:
             )
         )
 
-    def give_up(self, step: int, problem: str) -> None:
+    def _not_staged(self, manifest: Manifest, error: Exception, started: float) -> None:
+        if self._store is not None:
+            self._failed(Outcome(manifest.step, 0.0, time.monotonic() - started, error=error))
+
+    def _give_up(self, step: int, problem: str) -> None:
         """Report that there will be no emergency snapshot."""
         saved = self._saved_step()
         goes_on = "starts over" if saved is None else f"goes on from step {saved}"
@@ -208,46 +323,67 @@ class Saver:
         )
         self._emit(SnapshotEvent("skipped", step, message))
 
-    def _saved_step(self) -> int | None:
-        return self.last_saved.step if self.last_saved is not None else None
 
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a save ended. `error` is None if it went well, and on rank 0 `manifest` is then what was saved.
 
-GENERATORS_TIMEOUT = timedelta(seconds=5)
-"""How long rank 0 waits, after a failure, for what the other ranks sent at the end of the last step."""
-
-
-def save_last_step(boundaries: Boundaries, saver: Saver, manifest: Manifest | None) -> bool:
-    """Save the newest boundary, if the states are still those of it; `manifest` is what it will have, None if there is
-    no boundary yet.
-
-    True if the last finished step is saved; where it cannot be, an event says why. Raises nothing, and takes up to a
-    minute if the volume hangs.
+    `seconds` is the time the thread took.
     """
-    boundary = boundaries.newest
-    step = manifest.step if manifest is not None else 0
-    try:
-        if boundaries.obstacle is not None:
-            saver.finish(step, timeout=EMERGENCY_SECONDS)
-            raise SnapshotError(boundaries.obstacle)
-        return boundary is not None and manifest is not None and _save(boundary, boundaries, saver, manifest)
-    except Exception as problem:
-        saver.give_up(step, str(problem) or type(problem).__name__)
-        return False
+
+    step: int
+    seconds: float
+    stall_seconds: float
+    manifest: Manifest | None = None
+    error: Exception | None = None
 
 
-def _save(boundary: Boundary, boundaries: Boundaries, saver: Saver, manifest: Manifest) -> bool:
-    started = time.monotonic()
-    ready = saver.ready(manifest, wait=True)
-    if ready != "begin":
-        return ready == "saved"
-    problem = boundaries.problem()
-    if problem is not None:
-        raise SnapshotError(problem)
-    try:
-        generators = boundary.generators.wait(GENERATORS_TIMEOUT)
-    except RuntimeError as lost:
-        raise SnapshotError(f"the random number state of another rank did not arrive ({lost})") from lost
-    assert generators is not None
-    if not saver.begin(manifest, generators, started=started, boundary=boundary):
-        return False
-    return saver.finish(manifest.step, timeout=EMERGENCY_SECONDS)
+class BackgroundWriter:
+    """Runs one save at a time. All methods belong to the training thread."""
+
+    def __init__(self) -> None:
+        self._thread: threading.Thread | None = None
+        self._outcome: Outcome | None = None
+        self._started = 0.0
+
+    @property
+    def busy(self) -> bool:
+        """Whether a save is still being written."""
+        return self._thread is not None and self._thread.is_alive()
+
+    @property
+    def busy_seconds(self) -> float:
+        """How long the save in flight has taken so far; 0 when there is none."""
+        return time.monotonic() - self._started if self.busy else 0.0
+
+    def start(self, step: int, stall_seconds: float, save: Callable[[], Manifest | None]) -> None:
+        """Begin `save` in a thread. The one before must be over and its outcome taken."""
+        if self._thread is not None:
+            raise RuntimeError("a save is in flight or its outcome was not taken")
+        self._started = time.monotonic()
+        # A daemon: a disk that hangs must not keep the process from ending.
+        self._thread = threading.Thread(
+            target=self._run, args=(step, stall_seconds, save), name=f"snapshot-{step}", daemon=True
+        )
+        self._thread.start()
+
+    def wait(self, timeout: float) -> bool:
+        """Wait for the save in flight; False if it is still not over after `timeout` seconds."""
+        if self._thread is not None:
+            self._thread.join(timeout)
+        return not self.busy
+
+    def take(self) -> Outcome | None:
+        """The outcome of a save that is over, once; None while there is none."""
+        if self._thread is None or self.busy:
+            return None
+        outcome, self._outcome, self._thread = self._outcome, None, None
+        return outcome
+
+    def _run(self, step: int, stall_seconds: float, save: Callable[[], Manifest | None]) -> None:
+        manifest, problem = None, None
+        try:
+            manifest = save()
+        except Exception as error:
+            problem = error
+        self._outcome = Outcome(step, time.monotonic() - self._started, stall_seconds, manifest, problem)

@@ -30,18 +30,15 @@ from ddp_trainer.snapshots.boundary import Boundaries
 from ddp_trainer.snapshots.codec.state import RNG, Stateful, unwrapped
 from ddp_trainer.snapshots.interval import SaveInterval
 from ddp_trainer.snapshots.ranks import Ranks
-from ddp_trainer.snapshots.saving import READY, Ready, Saver, save_last_step
+from ddp_trainer.snapshots.saving import Saver
 from ddp_trainer.snapshots.schedule import SaveSchedule
-from ddp_trainer.snapshots.trust.errors import SnapshotError
 from ddp_trainer.snapshots.trust.manifest import Kind, Manifest
 from ddp_trainer.snapshots.trust.names import job_directory, step_directory
 from ddp_trainer.snapshots.values import Identity, Progress, SnapshotEvent
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from ddp_trainer.rank.world import World
-    from ddp_trainer.snapshots.sharded import Shards, StagedShard
+    from ddp_trainer.snapshots.sharded import Shards
 
 __all__ = ["Identity", "Manifest", "Progress", "SaveInterval", "SnapshotEvent", "Snapshots", "Stateful"]
 
@@ -98,8 +95,6 @@ class Snapshots:
         self._boundaries = Boundaries(self._stateful, self._ranks, changes_with_optimizer=changes_with_optimizer)
         if sharded:
             self._boundaries.obstacle = "each rank holds a part of the model, and they cannot meet any more to save it"
-        self._resumed: Manifest | None = None
-        self._is_resumed = False
         self._saver: Saver | None = None
         self._schedule = SaveSchedule(every, self._ranks, directory, nodes=identity.nodes)
 
@@ -133,7 +128,7 @@ class Snapshots:
     @property
     def last_saved(self) -> Manifest | None:
         """The newest snapshot known to be whole: the one resumed from, or on rank 0 the last one saved since."""
-        return self._saver.last_saved if self._saver is not None else self._resumed
+        return self._saver.last_saved if self._saver is not None else None
 
     def resume(self) -> Manifest | None:
         """Acquire the fence and load the newest valid snapshot on all ranks; None if there is none. Call it once,
@@ -159,19 +154,18 @@ class Snapshots:
             if notice is not None:
                 self._emit(SnapshotEvent("reseeded", manifest.step, notice, manifest))
             self._emit(SnapshotEvent("resumed", manifest.step, resuming.describe(manifest), manifest))
-            self._resumed = manifest
-        if store is not None:
-            self._saver = Saver(
-                store,
-                self._stateful,
-                self._emit,
-                last_saved=self._resumed,
-                timeout=self._save_timeout,
-                shards=self._shards,
-            )
-        self._schedule.start(self._resumed.step if self._resumed else 0)
-        self._is_resumed = True
-        return self._resumed
+        resumed = found[0] if found is not None else None
+        self._saver = Saver(
+            self._stateful,
+            self._shards,
+            self._ranks,
+            store,
+            self._emit,
+            last_saved=resumed,
+            timeout=self._save_timeout,
+        )
+        self._schedule.start(resumed.step if resumed else 0)
+        return resumed
 
     def step_end(self, progress: Progress, *, epoch_end: bool = False) -> None:
         """Say that an optimizer step is done; saves if it is time. Raises FencedError if fenced."""
@@ -198,7 +192,7 @@ class Snapshots:
             return False
         boundary = self._boundaries.newest
         manifest = None if boundary is None else self._manifest(boundary.progress, "emergency")
-        return save_last_step(self._boundaries, self._saver, manifest)
+        return self._saver.emergency(self._boundaries, manifest)
 
     def save(self, progress: Progress, *, kind: Kind = "periodic", wait: bool = False) -> bool:
         """Save now, on all ranks alike. Without `wait`, returns once states are copied, True if a save is under way.
@@ -208,70 +202,16 @@ class Snapshots:
         PATIENCE_SECONDS is skipped and says so; any other waits for it. A save that fails says so in an event and
         raises nothing, except FencedError.
         """
-        if not self._is_resumed:
+        if self._saver is None:
             raise RuntimeError("call resume() before the first save: it acquires the fence")
         started = time.monotonic()
-        manifest = self._manifest(progress, kind)
         generators = self._boundaries.reached(progress).generators.wait()
-        ready, fenced = self._ready(manifest, wait=wait)
-        saving = ready != "skipped"
-        if ready == "begin":
-            saving = self._begin(manifest, generators, started)
-        if wait:
-            return self._finished(progress.step, saving, fenced)
-        if fenced is not None:
-            raise fenced
-        return saving
-
-    def _ready(self, manifest: Manifest, *, wait: bool) -> tuple[Ready, FencedError | None]:
-        """Rank 0's answer to this save. It is broadcast where the other ranks take part in it."""
-        ready: Ready = "begin"
-        fenced = None
-        if self._saver is not None:
-            try:
-                ready = self._saver.ready(manifest, wait=wait)
-            except FencedError as error:
-                ready, fenced = "skipped", error
-        if self._shards is not None:
-            (describe,) = self._ranks.numbers_from_first(READY.index(ready))
-            ready = READY[describe]
-        return ready, fenced
-
-    def _begin(self, manifest: Manifest, generators: Tensor | None, started: float) -> bool:
-        """Copy the states and have them written; False if they cannot be, where they are sharded on all ranks alike."""
-        shard: StagedShard | None = None
-        if self._shards is not None:
-            try:
-                shard = self._shards.stage()
-            except SnapshotError as error:
-                if self._saver is not None:
-                    self._saver.failed(manifest.step, error, started)
-                return False
-        if self._saver is not None and generators is not None:
-            return self._saver.begin(manifest, generators, started=started, shard=shard)
-        if self._shards is not None and shard is not None:
-            self._shards.start_following(manifest.step, shard, started)
-        return True
-
-    def _finished(self, step: int, saving: bool, fenced: FencedError | None) -> bool:
-        """Wait for rank 0's files; every rank returns or raises as rank 0 does."""
-        if self._saver is not None and saving and fenced is None:
-            try:
-                saving = self._saver.finish(step)
-            except FencedError as error:
-                fenced = error
-        is_fenced, is_saved = self._ranks.numbers_from_first(int(fenced is not None), int(saving))
-        if is_fenced:
-            message = f"rank 0 found that a newer attempt owns {self.directory}; its message names it"
-            raise fenced or FencedError(message)
-        return bool(is_saved)
+        return self._saver.save(self._manifest(progress, kind), generators, started=started, wait=wait)
 
     def close(self) -> None:
         """Wait for the save in flight, if any. Raises nothing and needs no other rank; see its event."""
         if self._saver is not None:
             self._saver.close()
-        elif self._shards is not None:
-            self._shards.close()
 
     def _manifest(self, progress: Progress, kind: Kind) -> Manifest:
         who = self.identity

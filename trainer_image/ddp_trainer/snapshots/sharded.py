@@ -9,7 +9,6 @@ snapshot.
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,7 +24,6 @@ from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 from torch.optim import Optimizer
 
-from ddp_trainer.snapshots.background import PATIENCE_SECONDS, BackgroundWriter
 from ddp_trainer.snapshots.codec.state import SHARDS, Stateful
 from ddp_trainer.snapshots.codec.structure import decode, encode
 from ddp_trainer.snapshots.codec.tensorfile import Buffers, chunks
@@ -94,7 +92,6 @@ class Shards:
         self._stateful = stateful
         self._ranks = ranks
         self._buffers = Buffers()
-        self._follower = BackgroundWriter()
         self._timeout = timeout
         self._writers = self._new_writers()
         self._are_lost = False
@@ -104,12 +101,13 @@ class Shards:
         """The writing threads of all ranks, on a group of their own: they meet when training uses the other."""
         return Ranks(self._ranks.rank, self._ranks.world_size, own_group=timedelta(seconds=self._timeout))
 
-    def stage(self) -> StagedShard:
+    def stage(self, unfinished: SnapshotError | None) -> StagedShard:
         """Copy this rank's part of every state. Rank 0 is through with the save before.
 
-        Raises SnapshotError on all ranks alike, also where a rank still writes its part of that one.
+        Raises SnapshotError on all ranks alike, also where `unfinished` says that a rank still writes its part of that
+        one.
         """
-        self._agree(self._unfinished(), self._ranks)
+        self._agree(unfinished, self._ranks)
         if any(self._ranks.problems("lost" if self._are_lost else None)):
             # No thread of any rank uses the old group any more. It is not taken apart: that may wait for its peers.
             self._writers, self._are_lost = self._new_writers(), False
@@ -145,28 +143,8 @@ class Shards:
         if not self._are_lost:
             self._share_directory(None)
 
-    def start_following(self, step: int, shard: StagedShard, started: float) -> None:
-        """The other ranks: write in the background what rank 0 leads; training stopped at `started` (monotonic)."""
-        self._follower.start(step, time.monotonic() - started, lambda: self._follow(shard, Disk()))
-
-    def close(self) -> None:
-        """The other ranks: wait for the save in flight."""
-        self._follower.wait(self._timeout)
-
-    def _unfinished(self) -> SnapshotError | None:
-        """Why this rank cannot begin: a thread of its own still writes from the buffers that it would copy into."""
-        busy = self._follower.busy_seconds
-        # Rank 0 is through, so this rank is about to be, unless its disk hangs.
-        if self._follower.wait(PATIENCE_SECONDS if busy < self._timeout else 0.0):
-            self._follower.take()
-            return None
-        return SnapshotError(
-            f"its part of the snapshot before is still not written after {busy:.0f} s: the volume hangs there. The "
-            "snapshots before it are intact and training goes on; check the volume's server and that node's network"
-        )
-
-    def _follow(self, shard: StagedShard, disk: Disk) -> None:
-        """Write when and where rank 0 says, until it says that the save is over."""
+    def follow(self, shard: StagedShard, disk: Disk) -> None:
+        """The other ranks: write when and where rank 0 says, until it says that the save is over."""
         while (directory := self._share_directory(None)) is not None:
             try:
                 self._write(shard, Path(directory), disk)
