@@ -141,7 +141,7 @@ async def _assemble(settings: Settings, defaults: Callable[[str], Defaults], cle
         client.fence = leader.fence
     else:
         metrics.LEADER.set(1)
-    poller = StatusPoller(lambda key, target, report: controller.heard(key, target, report), settings.poll_seconds)
+    poller = StatusPoller(lambda key, target, report: controller.on_report(key, target, report), settings.poll_seconds)
     cleanup.push_async_callback(poller.close)
     events = EventPoster(client, settings.identity)
     controller = Controller(
@@ -150,7 +150,7 @@ async def _assemble(settings: Settings, defaults: Callable[[str], Defaults], cle
         events=events,
         defaults=defaults,
         progress_seconds=settings.progress_seconds,
-        enqueue=queue.nudge,
+        enqueue=queue.add_unless_backing_off,
         poller=poller,
         leading=lambda: leader is None or leader.leading,
     )

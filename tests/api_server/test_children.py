@@ -99,7 +99,7 @@ async def test_a_child_of_any_kind_is_made_once_by_whoever_comes_first(cluster: 
 async def test_a_child_of_somebody_else_is_left_alone(cluster: Cluster, job: dict[str, Any]) -> None:
     actor = Actor(cluster, job)
     collection, resource = paths.children("networking.k8s.io/v1", "NetworkPolicy", cluster.namespace)
-    await cluster.client.create(collection, resource, policy(actor.job).manifest)
+    await cluster.client.create(collection, resource, policy(actor.job, owned=False).manifest)
     problem = await actor.do(policy(actor.job))
     assert problem is not None
     assert (problem.reason, "NetworkPolicy digits exists already" in problem.message) == ("NameTaken", True)

@@ -75,7 +75,7 @@ async def test_the_next_attempt_does_not_wait_for_a_silent_node(cluster: Cluster
 
 async def test_in_place_only_the_pod_on_the_silent_node_is_replaced(cluster: Cluster, operator: Operator) -> None:
     status = await lost(cluster, {"nodeLostSeconds": 1, "scope": "InPlace"})
-    assert status["keptPods"] == {"digits-0-0": 0}
+    assert status["internal"]["keptPods"] == {"digits-0-0": 0}
 
 
 @pytest.mark.parametrize("force", [False, True])

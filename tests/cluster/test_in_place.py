@@ -49,7 +49,7 @@ def test_a_spare_takes_the_place_of_a_killed_rank_and_costs_no_bit(scenario: Sce
 
     status = scenario.wait_phase("Succeeded")
     assert (status["attempt"], status["restarts"]) == (1, 1)
-    assert status["keptPods"]["digits-0-s0"] == 1, "nothing was scheduled or started for it"
+    assert status["internal"]["keptPods"]["digits-0-s0"] == 1, "nothing was scheduled or started for it"
     assert nodes_with_two_pods(scenario.history.changes) == []
     records = scenario.records()
     resumed = records.event("resumed", attempt=1)

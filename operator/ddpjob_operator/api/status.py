@@ -201,8 +201,20 @@ class Goodput(APIModel):
     counted_until: datetime | None = None
     """When the seconds above were last updated."""
 
-    told: dict[str, float] = Field(default_factory=dict)
-    """Seconds reported by the trainer in this attempt, by activity. They are included in the fields above."""
+
+class Internal(APIModel):
+    """Notes of the operator to itself. They are no interface: any version may change them."""
+
+    spec_digests: dict[str, str] | None = None
+    """Digests of the immutable spec fields that the current attempt was started with."""
+
+    kept_pods: Annotated[dict[str, int], Field(max_length=2048)] = Field(default_factory=dict)
+    """With restart.scope InPlace: pods of earlier attempts that are reused, and their node ranks in the current attempt
+    (-1 for a spare).
+    """
+
+    reported_seconds: dict[str, float] = Field(default_factory=dict)
+    """Seconds reported by the trainer in this attempt, by activity. They are included in goodput."""
 
 
 class Summary(APIModel):
@@ -270,11 +282,6 @@ class DDPJobStatus(APIModel):
     nodes: NodeCount = NodeCount()
     """Numbers of pods of the current attempt."""
 
-    kept_pods: Annotated[dict[str, int], Field(max_length=2048)] = Field(default_factory=dict)
-    """With restart.scope InPlace: pods of earlier attempts that are reused, and their node ranks in the current attempt
-    (-1 for a spare).
-    """
-
     progress: Progress | None = None
     """Training progress."""
 
@@ -302,9 +309,6 @@ class DDPJobStatus(APIModel):
     selector: str | None = None
     """Label selector of the job's pods, for the scale subresource."""
 
-    spec_digests: dict[str, str] | None = None
-    """Digests of the immutable spec fields that the current attempt was started with."""
-
     observed_generation: int | None = None
     """metadata.generation that the operator last acted on."""
 
@@ -316,6 +320,9 @@ class DDPJobStatus(APIModel):
 
     completion_time: datetime | None = None
     """When the job succeeded or failed."""
+
+    internal: Internal = Internal()
+    """Notes of the operator to itself. They are no interface: any version may change them."""
 
     @property
     def is_final(self) -> bool:

@@ -17,14 +17,14 @@ from typing import assert_never
 from ddpjob_operator.api import KIND
 from ddpjob_operator.cluster import paths, pod_warnings
 from ddpjob_operator.cluster.cache import Cache, Key, Owner, controller_of, owner_of
-from ddpjob_operator.cluster.rejections import Refused, forbids, problem_of, problem_with, refuses, taken
+from ddpjob_operator.cluster.rejections import Rejected, forbids, problem_of, problem_with, refuses, taken
 from ddpjob_operator.core.manifests.pod_group import unknown_kind
 from ddpjob_operator.core.values.actions import (
     Action,
     AssignPod,
     CreateChild,
-    CreateClaim,
     CreatePod,
+    CreatePVC,
     CreateService,
     DeleteJob,
     DeletePod,
@@ -56,7 +56,7 @@ class Applier:
     client: Client
     cache: Cache
 
-    async def carry_out(self, job: Job, actions: Sequence[Action]) -> Refused | None:
+    async def carry_out(self, job: Job, actions: Sequence[Action]) -> Rejected | None:
         """All actions of one plan, at once.
 
         Returns:
@@ -68,9 +68,9 @@ class Applier:
         results = await asyncio.gather(*(self._one(job, action) for action in actions), return_exceptions=True)
         failures = [result for result in results if isinstance(result, BaseException)]
         for failure in failures:
-            if not isinstance(failure, Refused):
+            if not isinstance(failure, Rejected):
                 raise failure
-        return next((failure for failure in failures if isinstance(failure, Refused)), None)
+        return next((failure for failure in failures if isinstance(failure, Rejected)), None)
 
     async def _one(self, job: Job, action: Action) -> None:
         try:
@@ -78,11 +78,11 @@ class Applier:
         except ApiError as error:
             if not (isinstance(action, AssignPod | DeletePod | PointService) and forbids(error)):
                 raise
-            raise Refused(problem_with(action.name, error), status=error.status) from error
+            raise Rejected(problem_with(action.name, error), status=error.status) from error
 
     async def _act(self, job: Job, action: Action) -> None:
         match action:
-            case CreateClaim():
+            case CreatePVC():
                 await self._create_claim(job, action)
             case CreateService():
                 await self._create_service(job, action)
@@ -105,8 +105,8 @@ class Applier:
             case _:
                 assert_never(action)
 
-    async def _create_claim(self, job: Job, action: CreateClaim) -> None:
-        """A claim that is kept outlives its job on purpose, so one of that name is taken over, whoever made it, unless
+    async def _create_claim(self, job: Job, action: CreatePVC) -> None:
+        """A claim that is retained outlives its job on purpose, so an existing one of that name is used, unless
         it is about to go: its own job was not to keep it.
         """
         collection, name = paths.claims(job.namespace), action.manifest["metadata"]["name"]
@@ -117,8 +117,8 @@ class Applier:
                 raise
             claim = await self.client.get(f"{collection}/{name}", "persistentvolumeclaims")
             if claim["metadata"].get("deletionTimestamp") or controller_of(claim).get("uid", job.uid) != job.uid:
-                raise Refused(taken("PersistentVolumeClaim", claim)) from None
-        self.cache.memory(_owner(job)).claim_exists = True
+                raise Rejected(taken("PersistentVolumeClaim", claim)) from None
+        self.cache.memory(_owner(job)).pvc_exists = True
 
     async def _create_service(self, job: Job, action: CreateService) -> None:
         collection, name = paths.services(job.namespace), action.manifest["metadata"]["name"]
@@ -129,7 +129,7 @@ class Applier:
                 raise
             service = await self.client.get(f"{collection}/{name}", "services")
             if owner_of(service) != _owner(job):
-                raise Refused(taken("Service", service)) from None
+                raise Rejected(taken("Service", service)) from None
         self.cache.put_service(_owner(job), service)
 
     async def _point_service(self, job: Job, action: PointService) -> None:
@@ -153,7 +153,7 @@ class Applier:
                 raise
             pod = await self.client.get(f"{collection}/{action.name}", "pods")
             if owner_of(pod) != _owner(job):
-                raise Refused(taken("Pod", pod)) from None
+                raise Rejected(taken("Pod", pod)) from None
         self.cache.put_pod(pod)
 
     async def _delete_pod(self, job: Job, action: DeletePod) -> None:
@@ -210,16 +210,16 @@ class Applier:
         collection, resource = paths.children(version, kind, job.namespace)
         try:
             child = await self._create(collection, resource, action.manifest)
-        except Refused as refusal:
+        except Rejected as refusal:
             if refusal.status != 404 or refusal.final:
                 raise
-            raise Refused(unknown_kind(version, kind)) from None
+            raise Rejected(unknown_kind(version, kind)) from None
         except ApiError as error:
             if not error.already_exists:
                 raise
             child = await self.client.get(f"{collection}/{name}", resource)
             if owner_of(child) != _owner(job):
-                raise Refused(taken(kind, child)) from None
+                raise Rejected(taken(kind, child)) from None
         if kind == "Pod":
             self.cache.put_pod(child)
         else:
@@ -272,7 +272,7 @@ class Applier:
         except ApiError as error:
             if error.already_exists or not refuses(error):
                 raise
-            raise Refused(problem_of(manifest, error), status=error.status, final=_is_final(error)) from error
+            raise Rejected(problem_of(manifest, error), status=error.status, final=_is_final(error)) from error
 
 
 def _is_final(error: ApiError) -> bool:

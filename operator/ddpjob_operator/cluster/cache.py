@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from ddpjob_operator.api.spec import DDPJobSpec
 from ddpjob_operator.core.values import names
 from ddpjob_operator.core.values.job import Problem
-from ddpjob_operator.core.values.observed import InitializerView, Observed, PodView, ServiceView, Warned
+from ddpjob_operator.core.values.observed import InitializerView, Observed, PodView, PodWarning, ServiceView
 from ddpjob_operator.core.values.trainer_report import TrainerReport, read_termination
 from ddpjob_operator.wire.pods import parse_initializer, parse_pod
 
@@ -27,7 +27,7 @@ KIND = "DDPJob"
 
 
 class Key(NamedTuple):
-    """A DDPJob by name, which is what the queue holds: a new life of the same name is looked at in the same order."""
+    """A DDPJob by name, which is what the queue holds: a new job of the same name is looked at in the same order."""
 
     namespace: str
     name: str
@@ -37,7 +37,7 @@ class Key(NamedTuple):
 
 
 class Owner(NamedTuple):
-    """The job that a pod belongs to. The namespace is part of it: labels forged in another namespace reach nobody."""
+    """The job that a pod belongs to. The namespace is part of it: labels forged in another namespace have no effect."""
 
     namespace: str
     uid: str
@@ -55,14 +55,14 @@ class Memory:
     """What is known of one job besides watched objects. Lost with the process, and found again on the way."""
 
     service: ServiceView | None = None
-    claim_exists: bool = False
+    pvc_exists: bool = False
     report: TrainerReport | None = None
     problem: Problem | None = None
     children: set[tuple[str, str]] = field(default_factory=set)
     """Kind and name of each NetworkPolicy and PodGroup that is known to be there."""
     logs: dict[str, str] = field(default_factory=dict)
     """Tails of logs by the uid of their pod, for as long as that is there."""
-    warnings: dict[str, Warned] = field(default_factory=dict)
+    warnings: dict[str, PodWarning] = field(default_factory=dict)
     """What was found in events, likewise."""
     spec: DDPJobSpec | None = None
     """The last one that could be followed."""
@@ -105,7 +105,7 @@ class Cache:
         return Observed(
             pods=tuple(sorted(pods, key=_place)),
             service=known.service,
-            claim_exists=known.claim_exists,
+            pvc_exists=known.pvc_exists,
             report=known.report,
             problem=known.problem,
             children=frozenset(known.children),
@@ -241,7 +241,7 @@ def owner_of(pod: Json) -> Owner | None:
 
 
 def key_of_pod(pod: Json) -> Key | None:
-    """The key of the job that a pod belongs to, or belonged to in an earlier life of the same name."""
+    """The key of the job that a pod belongs to, or to an earlier job of the same name."""
     meta = pod["metadata"]
     name = controller_of(pod).get("name") or (meta.get("labels") or {}).get(names.LABEL_JOB)
     return Key(meta["namespace"], name) if name else None

@@ -18,7 +18,7 @@ from ddpjob_operator.api import API_VERSION, KIND
 from ddpjob_operator.api.status import DDPJobStatus, Phase
 from ddpjob_operator.cluster.apply import Applier
 from ddpjob_operator.cluster.cache import Cache, Json, Key, Memory, Owner
-from ddpjob_operator.cluster.rejections import Refused
+from ddpjob_operator.cluster.rejections import Rejected
 from ddpjob_operator.cluster.status_poll import StatusPoller, Target
 from ddpjob_operator.cluster.status_write import Change, StatusWriter, change_between
 from ddpjob_operator.core.ledger.goodput import seconds_of
@@ -65,7 +65,7 @@ class _View:
 
 @dataclass(eq=False)
 class Controller:
-    """`reconcile` is what the queue calls; `heard` is what the status poller calls."""
+    """`reconcile` is what the queue calls; `on_report` is what the status poller calls."""
 
     client: Client
     cache: Cache
@@ -107,7 +107,7 @@ class Controller:
             if view.job is not None and decided.actions:
                 refusal = await self._applier.carry_out(view.job, decided.actions)
                 if refusal is not None:
-                    return await self._surface(key, memory, refusal)
+                    return await self._report_rejection(key, memory, refusal)
             elif not blocked:
                 return await self._settle(key, view, decided, memory)
             # what was done, or is no longer in the way, may allow the next step
@@ -125,12 +125,12 @@ class Controller:
         except InvalidJob as error:
             if memory.spec is None:
                 return _View(key, obj, owner, None, error.problems)
-            job = replace(job_of(obj, memory.spec), refused=unparsable_edit(error.problems))
+            job = replace(job_of(obj, memory.spec), rejected_edit=unparsable_edit(error.problems))
         memory.spec = job.spec
         return _View(key, obj, owner, job)
 
     async def _decided(self, view: _View) -> Plan:
-        """What to do. A mistake of ours is said in the status as well: nobody should have to look for it in a log."""
+        """What to do. An internal error is written into the status as well."""
         try:
             return self._decide(view)
         except Exception as error:
@@ -150,7 +150,7 @@ class Controller:
             due = self._wait_of(change, memory)
             if due is None and not await self._write(view, decided):
                 return 0.0
-        self._show(key, view, decided.status)
+        self._update_metrics(key, view, decided.status)
         self._watch_trainer(key, view, decided.status)
         waits = [wait for wait in (due, decided.requeue_after) if wait is not None]
         return min(waits, default=None)
@@ -178,7 +178,7 @@ class Controller:
             self.events.say(Subject(API_VERSION, KIND, *view.key, view.owner.uid), event)
         return True
 
-    async def _surface(self, key: Key, memory: Memory, refusal: Refused) -> float | None:
+    async def _report_rejection(self, key: Key, memory: Memory, refusal: Rejected) -> float | None:
         """Say in the status what the API server will not have.
 
         Trying again is the queue's business, with its backoff.
@@ -190,7 +190,7 @@ class Controller:
             decided = self._decide(view)
             if self._wait_of(change_between(view.obj.get("status") or {}, decided.status), memory) is None:
                 await self._write(view, replace(decided, actions=()))
-            self._show(key, view, decided.status)
+            self._update_metrics(key, view, decided.status)
             self._watch_trainer(key, view, decided.status)  # a gang may well train while a spare is refused
             error.look_within = decided.requeue_after  # a deadline does not wait for a backoff
         if refusal.final:
@@ -205,7 +205,7 @@ class Controller:
         if after.phase is Phase.FAILED and before.phase is not Phase.FAILED:
             metrics.FAILED_JOBS.labels(namespace, metrics.bounded(cause)).inc()
 
-    def _show(self, key: Key, view: _View, status: DDPJobStatus) -> None:
+    def _update_metrics(self, key: Key, view: _View, status: DDPJobStatus) -> None:
         progress = status.progress
         metrics.JOBS.put(
             key,
@@ -236,7 +236,7 @@ class Controller:
         else:
             self.poller.watch(key, target)
 
-    def heard(self, key: Key, target: Target, report: TrainerReport) -> None:
+    def on_report(self, key: Key, target: Target, report: TrainerReport) -> None:
         """Take in a trainer's answer, and look at the job."""
         owner = Owner(key.namespace, target.uid)
         obj = self.cache.job(key)

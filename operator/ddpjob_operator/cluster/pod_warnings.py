@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from datetime import datetime, timedelta
 
-from ddpjob_operator.core.values.observed import Warned
+from ddpjob_operator.core.values.observed import PodWarning
 from ddpjob_operator.runtime.client import Json
 from ddpjob_operator.wire.objects import parse_time
 
@@ -21,7 +21,7 @@ def selector(uid: str) -> str:
     return f"involvedObject.uid={uid},type=Warning"
 
 
-def warned(events: Iterable[Json], now: datetime) -> Warned:
+def warned(events: Iterable[Json], now: datetime) -> PodWarning:
     """The warning that says most, and the same one however often and in which order they come."""
     fresh = sorted(
         (str(event.get("message") or ""), str(event.get("reason") or ""))
@@ -29,13 +29,13 @@ def warned(events: Iterable[Json], now: datetime) -> Warned:
         if _is_fresh(event, now) and event.get("reason") not in _BEFORE_THE_NODE
     )
     if not fresh:
-        return Warned(now)
+        return PodWarning(now)
     message, reason = min(fresh, key=lambda found: _ONLY_THAT_IT_WAITS in found[0])
-    return Warned(now, reason, message.strip())
+    return PodWarning(now, reason, message.strip())
 
 
 def _is_fresh(event: Json, now: datetime) -> bool:
     series = event.get("series") or {}
-    told = event.get("lastTimestamp") or series.get("lastObservedTime") or event.get("eventTime")
-    time = parse_time(told)
+    stamp = event.get("lastTimestamp") or series.get("lastObservedTime") or event.get("eventTime")
+    time = parse_time(stamp)
     return time is None or now - time < timedelta(seconds=FRESH_SECONDS)

@@ -10,7 +10,7 @@ _REFUSALS = frozenset({400, 403, 404, 422})
 """Answers to a create that say no to this object, rather than not now."""
 
 
-class Refused(Exception):
+class Rejected(Exception):
     """The API server will not have a child of the job, and answered with HTTP `status`.
 
     `final` when asking again is pointless.
@@ -38,7 +38,7 @@ def _reason(error: ApiError) -> str:
         return "AdmissionFailed"
     if "admission webhook" in error.message:
         return "AdmissionDenied"
-    return error.reason or "Refused"
+    return error.reason or "Rejected"
 
 
 def refuses(error: ApiError) -> bool:

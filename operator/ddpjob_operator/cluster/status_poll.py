@@ -35,10 +35,10 @@ class Target(NamedTuple):
 
 @dataclass(eq=False)
 class StatusPoller:
-    """Keeps one question going for each watched job; answers are handed to `heard` with the key they were watched
+    """Keeps one question going for each watched job; answers are handed to `on_report` with the key they were watched
     under."""
 
-    heard: Callable[[Any, Target, TrainerReport], None]
+    on_report: Callable[[Any, Target, TrainerReport], None]
     every: float = 2.0
     port: int = STATUS_PORT
     _asking: dict[Any, tuple[Target, asyncio.Task[None]]] = field(default_factory=dict)
@@ -54,12 +54,12 @@ class StatusPoller:
         self._asking[key] = (target, asyncio.create_task(self._keep_asking(key, target), name=f"status of {key}"))
 
     def drop(self, key: Any) -> None:
-        """Ask nobody under this key any more."""
+        """Stop asking under this key."""
         if (asking := self._asking.pop(key, None)) is not None:
             asking[1].cancel()
 
     def drop_all(self) -> None:
-        """Ask nobody any more."""
+        """Stop asking."""
         for key in list(self._asking):
             self.drop(key)
 
@@ -72,7 +72,7 @@ class StatusPoller:
         while True:
             report = await self._ask(target)
             if report is not None:
-                self.heard(key, target, report)
+                self.on_report(key, target, report)
             await asyncio.sleep(self.every)
 
     async def _ask(self, target: Target) -> TrainerReport | None:

@@ -23,7 +23,8 @@ from ddpjob_operator.runtime.errors import ApiError
 
 logger = logging.getLogger(__name__)
 
-_PROGRESS = frozenset({"progress", "nodes", "snapshot", "goodput", "summary"})
+_PROGRESS = frozenset({"progress", "nodes", "snapshot", "goodput", "summary", "internal"})
+_INTERNAL_PROGRESS = frozenset({"reportedSeconds"})
 """Fields that follow the training by the second. Alone they are not worth a write each time."""
 
 
@@ -39,7 +40,8 @@ class Change:
 
     @property
     def only_progress(self) -> bool:
-        return bool(self.patch) and self.patch.keys() <= _PROGRESS
+        internal = (self.patch.get("internal") or {}).keys() <= _INTERNAL_PROGRESS
+        return bool(self.patch) and self.patch.keys() <= _PROGRESS and internal
 
 
 def change_between(current: Mapping[str, Any], wanted: DDPJobStatus) -> Change:

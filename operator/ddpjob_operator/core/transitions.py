@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
-from ddpjob_operator.api.status import Condition, DDPJobStatus, FailureStatus, NodeCount, Phase
+from ddpjob_operator.api.status import Condition, DDPJobStatus, FailureStatus, Internal, NodeCount, Phase
 from ddpjob_operator.core.values import conditions as cond
 from ddpjob_operator.core.values.changes import transitioned
 from ddpjob_operator.core.values.job import Problem
@@ -79,7 +79,7 @@ def start_gang(look: Look, spec_digests: dict[str, str]) -> Look:
             attempt_time=look.now,
             selector=_selector(look),
             observed_generation=look.job.generation,
-            spec_digests=spec_digests,
+            internal=_made_from(look, spec_digests, status.internal.kept_pods),
         )
     )
 
@@ -111,9 +111,8 @@ def begin_attempt(look: Look, following: NextAttempt) -> Look:
             retry_at=None,
             nodes=_none_of(size),
             selector=_selector(look),
-            kept_pods=following.kept_pods,
             observed_generation=look.job.generation,
-            spec_digests=following.spec_digests,
+            internal=_made_from(look, following.spec_digests, following.kept_pods),
             conditions=_in_phase(look, cond.RESTARTING, following.reason, following.message),
         )
     )
@@ -128,9 +127,8 @@ def release_gang(look: Look, following: NextAttempt) -> Look:
             attempt=look.status.attempt + 1,
             retry_at=look.now + timedelta(seconds=following.delay),
             nodes=_none_of(following.size),
-            kept_pods=following.kept_pods,
             observed_generation=look.job.generation,
-            spec_digests=following.spec_digests,
+            internal=_made_from(look, following.spec_digests, following.kept_pods),
         )
     )
 
@@ -142,14 +140,15 @@ def retry_initializers(look: Look, delay: float) -> Look:
 
 def begin_suspension(look: Look) -> Look:
     """The pods are asked to stop. On record before they are, so that their end is never taken for a failure."""
-    status = look.status
+    status, internal = look.status, look.status.internal
     # a gang of which there is no record goes on with a new attempt
     unknown: dict[str, str] | None = {} if look.observed.pods else None
+    digests = unknown if internal.spec_digests is None else internal.spec_digests
     update = cond.Update(cond.SUSPENDED, False, SUSPENDING, "the pods are saving a snapshot and ending", say_false=True)
     return look.having(
         transitioned(
             status,
-            spec_digests=unknown if status.spec_digests is None else status.spec_digests,
+            internal=_made_from(look, digests, internal.kept_pods),
             conditions=_with(look, update),
         )
     )
@@ -176,7 +175,7 @@ def resume(look: Look) -> Look:
     status = look.status
     suspended = status.suspended_seconds + _suspended_for(look)
     conditions = _with(look, cond.Update(cond.SUSPENDED, False, "Resumed"))
-    if status.spec_digests is not None:
+    if status.internal.spec_digests is not None:
         return look.having(transitioned(status, conditions=conditions, suspended_seconds=suspended))
     return look.having(
         transitioned(
@@ -302,6 +301,12 @@ def _in_phase(look: Look, type_: str, reason: str, message: str) -> tuple[Condit
 def _degraded_without_look(status: DDPJobStatus, problem: Problem, now: datetime, generation: int) -> DDPJobStatus:
     update = cond.Update(cond.DEGRADED, True, problem.reason, problem.message)
     return transitioned(status, conditions=cond.set_condition(status.conditions, update, now, generation))
+
+
+def _made_from(look: Look, spec_digests: dict[str, str] | None, kept_pods: dict[str, int]) -> Internal:
+    """What is on record of the pods of an attempt."""
+    reported = look.status.internal.reported_seconds
+    return Internal(spec_digests=spec_digests, kept_pods=kept_pods, reported_seconds=reported)
 
 
 def _none_of(size: int) -> NodeCount:

@@ -15,8 +15,8 @@ from ddpjob_operator.core.values.actions import (
     Action,
     AssignPod,
     CreateChild,
-    CreateClaim,
     CreatePod,
+    CreatePVC,
     CreateService,
     DeleteJob,
     DeletePod,
@@ -68,7 +68,7 @@ class Children:
         return Observed(
             pods=tuple(pod.view() for pod in self.pods),
             service=self._service,
-            claim_exists=self._claim_exists,
+            pvc_exists=self._claim_exists,
             report=first.report if first else None,
             children=frozenset(self._others),
             logs=dict(self._logs),
@@ -91,7 +91,7 @@ class Children:
             OSError: if this machine has no port, no process or no space left for it.
         """
         match action:
-            case CreateClaim():
+            case CreatePVC():
                 self._claim_exists = True  # the folder is there: it was opened before the run began
             case CreateService(manifest):
                 self._point_service(int(manifest["spec"]["selector"][LABEL_ATTEMPT]))
@@ -108,7 +108,7 @@ class Children:
             case CreateChild(manifest) if manifest["kind"] == "Pod":
                 return self._initialize(manifest)
             case CreateChild(manifest):
-                # Nobody here enforces a network policy or admits a gang; that it is asked for once is enough.
+                # no network policy is enforced here and no gang is admitted; to record the request is enough
                 self._others.add((manifest["kind"], manifest["metadata"]["name"]))
             case ReadWarnings():
                 return False  # processes have no Kubernetes events
@@ -122,8 +122,8 @@ class Children:
         self._service = ServiceView(LOOPBACK, attempt, self._rendezvous_port(attempt))
 
     def _rendezvous_port(self, attempt: int) -> int:
-        """One for each attempt: the last one's store may not have let go of its port yet. Pods that outlive an attempt
-        cannot be told of another, so where they may, there is one for all.
+        """One for each attempt: the last one's store may not have let go of its port yet. Kept pods cannot
+        change theirs, so where pods may be kept, there is one for all.
         """
         key = 0 if is_assignable(self._job) else attempt
         if key not in self._rendezvous:

@@ -62,7 +62,7 @@ def different_here(job: Job, machine: Machine) -> tuple[str, ...]:
 
 
 def as_run_here(job: Job) -> Job:
-    """The job without what is for a cluster that keeps it: nobody suspends a run or deletes it after its end."""
+    """The job without suspend and ttlSecondsAfterFinished, which make no sense here."""
     return replace(job, spec=job.spec.model_copy(update={"suspend": False, "ttl_seconds_after_finished": None}))
 
 

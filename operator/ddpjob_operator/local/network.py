@@ -17,7 +17,7 @@ _TRIES = 1000
 
 
 def free_port(taken: set[int]) -> int:
-    """A port that nobody listens on and that is not in `taken`; it is added there.
+    """A free port that is not in `taken`; it is added there.
 
     It lies below the kernel's ephemeral range, so that no outgoing connection takes it before the launcher
     listens on it.

@@ -53,7 +53,7 @@ class LocalPod:
     """Whose share of this machine's GPUs it has."""
 
     nodes: int | None = None
-    """Size of the gang that it was last told of, if it can be told of another."""
+    """Size of the gang that it was last assigned to, if that can change."""
 
     report: TrainerReport | None = None
     """The last `/status` answer of this pod's launcher."""
@@ -116,8 +116,8 @@ class LocalPod:
         self.report = self.ready_since = None  # of another place
         self.changed()
 
-    def heard(self, report: TrainerReport) -> None:
-        """Its launcher said this."""
+    def on_report(self, report: TrainerReport) -> None:
+        """Take in an answer of its launcher."""
         self.report = report
         self.ready_since = self.ready_since or datetime.now(UTC)
 

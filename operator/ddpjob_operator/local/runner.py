@@ -1,7 +1,7 @@
 """One job on this machine, from its first process to its last: see, `plan`, act, and again at every change.
 
 The loop is the operator's, with processes where the cluster has pods, so what a job does here after a crash is
-what it does there. A run is a new life of the job (a new uid); the snapshots in the shared folder are what it
+what it does there. A run is a new job (a new uid); the snapshots in the shared folder are what it
 resumes from.
 """
 
@@ -121,7 +121,7 @@ class Runner:
     async def _ask(self, pod: LocalPod) -> None:
         report = await asyncio.to_thread(fetch_status, pod.endpoints.status_port)
         if report is not None and report.is_of(self._job.uid, pod.attempt):
-            pod.heard(report)
+            pod.on_report(report)
             self._changed.set()
 
     def _kill_if_due(self, reports: list[TrainerReport]) -> None:

@@ -1,4 +1,4 @@
-"""What a person is told about a run: one value, made anew whenever something changed, and its parts in words."""
+"""The view of a run that is displayed: one value, rebuilt whenever something changed, and its parts as text."""
 
 from __future__ import annotations
 

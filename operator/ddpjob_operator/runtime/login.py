@@ -54,7 +54,7 @@ async def log_in() -> Login:
 
 
 def open_session(current: Login, trace: aiohttp.TraceConfig | None = None) -> aiohttp.ClientSession:
-    """An HTTP session with these credentials; whoever opens it closes it."""
+    """An HTTP session with these credentials, which the caller closes."""
     # a TLS handshake costs more than a call, and jobs come in bursts with minutes between them
     connector = aiohttp.TCPConnector(
         limit=0, keepalive_timeout=KEEPALIVE_SECONDS, ssl=current.tls if current.tls is not None else True

@@ -93,7 +93,7 @@ class WorkQueue(Generic[K]):
             self._ready.append(key)
             self._news.set()
 
-    def nudge(self, key: K) -> None:
+    def add_unless_backing_off(self, key: K) -> None:
         """Look at `key` now, unless it failed last: what comes every other second must not undo a backoff."""
         if key not in self._failures or key not in self._delayed:
             self.add(key)

@@ -81,6 +81,6 @@ def expected_watches(namespaces: tuple[str, ...]) -> frozenset[str]:
 
 
 def dead_watches(namespaces: tuple[str, ...]) -> list[str]:
-    """Watches that have ended or never begun. kopf logs the end of a watch and lives on (nolar/kopf#787, #1145)."""
+    """Watches that have ended or never begun. kopf logs the end of a watch and continues (nolar/kopf#787, #1145)."""
     alive = {task.get_name() for task in asyncio.all_tasks() if not task.done()}
     return sorted(expected_watches(namespaces) - alive)

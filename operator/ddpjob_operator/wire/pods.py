@@ -25,14 +25,14 @@ def parse_pod(obj: Object) -> PodView | None:
     metadata, spec, status = obj.get("metadata") or {}, obj.get("spec") or {}, obj.get("status") or {}
     labels = metadata.get("labels") or {}
     try:
-        attempt, told = int(labels[LABEL_ATTEMPT]), labels[LABEL_NODE_RANK]
-        node_rank = None if told == SPARE else int(told)
+        attempt, rank = int(labels[LABEL_ATTEMPT]), labels[LABEL_NODE_RANK]
+        node_rank = None if rank == SPARE else int(rank)
     except (KeyError, ValueError):
         return None
     nodes = labels.get(LABEL_NODES, "")
     conditions = {item.get("type"): item for item in status.get("conditions") or ()}
     ready = conditions.get("Ready", {})
-    reason, message = _trouble(status, conditions)
+    reason, message = _problem(status, conditions)
     return PodView(
         name=metadata.get("name", ""),
         uid=metadata.get("uid", ""),
@@ -64,7 +64,7 @@ def parse_initializer(obj: Object) -> InitializerView | None:
     if labels.get(LABEL_ROLE) != INITIALIZER or not number.isdecimal():
         return None
     conditions = {item.get("type"): item for item in status.get("conditions") or ()}
-    reason, message = _trouble(status, conditions)
+    reason, message = _problem(status, conditions)
     # one container each, run one after the other: the first that failed ended the pod
     containers = (*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ()))
     ended = [(str(item.get("name", "")), found) for item in containers if (found := _ended(item)) is not None]
@@ -87,8 +87,8 @@ def parse_initializer(obj: Object) -> InitializerView | None:
     )
 
 
-def _trouble(status: Object, conditions: Mapping[str, Object]) -> tuple[str, str]:
-    """Why a pod does not run, in the words of the kubelet or the scheduler."""
+def _problem(status: Object, conditions: Mapping[str, Object]) -> tuple[str, str]:
+    """Why a pod does not run, as the kubelet or the scheduler says."""
     if status.get("reason"):
         return str(status["reason"]), str(status.get("message", ""))
     for container in (*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())):

@@ -114,10 +114,10 @@ def test_a_list_of_one_namespace_says_nothing_about_another() -> None:
 def test_a_new_job_of_the_same_name_replaces_the_old_one_and_its_memory() -> None:
     cache = Cache()
     cache.put_job(job(4))
-    cache.memory(OWNER).claim_exists = True
+    cache.memory(OWNER).pvc_exists = True
     cache.put_job(job(9, uid="job-2"))
     assert cache.job(KEY) == job(9, uid="job-2")
-    assert not cache.memory(Owner("ns", "job-2")).claim_exists
+    assert not cache.memory(Owner("ns", "job-2")).pvc_exists
 
 
 def test_the_late_deletion_of_an_old_job_leaves_the_new_one() -> None:

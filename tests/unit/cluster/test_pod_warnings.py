@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ddpjob_operator.cluster.pod_warnings import warned
-from ddpjob_operator.core.values.observed import Warned
+from ddpjob_operator.core.values.observed import PodWarning
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 SETUP = 'MountVolume.SetUp failed for volume "token" : secret "token" not found'
@@ -23,23 +23,23 @@ def event(message: str, reason: str = "FailedMount", ago: float = 5, **fields: A
 @pytest.mark.parametrize(
     ("events", "expected"),
     [
-        pytest.param([], Warned(NOW), id="none"),
-        pytest.param([event(SETUP)], Warned(NOW, "FailedMount", SETUP), id="one"),
+        pytest.param([], PodWarning(NOW), id="none"),
+        pytest.param([event(SETUP)], PodWarning(NOW, "FailedMount", SETUP), id="one"),
         pytest.param(
-            [event(WAITS, ago=1), event(SETUP)], Warned(NOW, "FailedMount", SETUP), id="the one that says why"
+            [event(WAITS, ago=1), event(SETUP)], PodWarning(NOW, "FailedMount", SETUP), id="the one that says why"
         ),
-        pytest.param([event(WAITS)], Warned(NOW, "FailedMount", WAITS), id="unless there is no other"),
-        pytest.param([event("b"), event("a")], Warned(NOW, "FailedMount", "a"), id="the same one in any order"),
-        pytest.param([event("0/2 nodes", "FailedScheduling")], Warned(NOW), id="what came before its node"),
-        pytest.param([event(SETUP, ago=181)], Warned(NOW), id="one that is over"),
+        pytest.param([event(WAITS)], PodWarning(NOW, "FailedMount", WAITS), id="unless there is no other"),
+        pytest.param([event("b"), event("a")], PodWarning(NOW, "FailedMount", "a"), id="the same one in any order"),
+        pytest.param([event("0/2 nodes", "FailedScheduling")], PodWarning(NOW), id="what came before its node"),
+        pytest.param([event(SETUP, ago=181)], PodWarning(NOW), id="one that is over"),
         pytest.param(
             [event(SETUP, lastTimestamp=None, series={"lastObservedTime": "2026-01-02T03:04:00.000000Z"})],
-            Warned(NOW, "FailedMount", SETUP),
+            PodWarning(NOW, "FailedMount", SETUP),
             id="one of a series",
         ),
-        pytest.param([event(SETUP, lastTimestamp=None)], Warned(NOW, "FailedMount", SETUP), id="one without a time"),
-        pytest.param([{"reason": "FailedMount"}], Warned(NOW, "FailedMount", ""), id="one without words"),
+        pytest.param([event(SETUP, lastTimestamp=None)], PodWarning(NOW, "FailedMount", SETUP), id="no time"),
+        pytest.param([{"reason": "FailedMount"}], PodWarning(NOW, "FailedMount", ""), id="one without words"),
     ],
 )
-def test_the_warning_that_says_most(events: list[dict[str, Any]], expected: Warned) -> None:
+def test_the_warning_that_says_most(events: list[dict[str, Any]], expected: PodWarning) -> None:
     assert warned(events, NOW) == expected

@@ -171,4 +171,4 @@ def test_cuda_on_an_image_for_the_cpu_is_explained() -> None:
 
 def test_an_error_of_the_users_own_is_left_as_it_is() -> None:
     found = explained(ValueError("the colour is wrong"))
-    assert (found.reason, found.comes_again, found.of_the_node) == ("WorkerException", True, False)
+    assert (found.reason, found.deterministic, found.node_suspect) == ("WorkerException", True, False)

@@ -8,7 +8,7 @@ from typing import Any
 
 from ddpjob_operator.api.frozen import frozen_digests
 from ddpjob_operator.api.spec import DDPJobSpec
-from ddpjob_operator.api.status import DDPJobStatus, NodeCount, Phase
+from ddpjob_operator.api.status import DDPJobStatus, Internal, NodeCount, Phase
 from ddpjob_operator.core.values.job import Defaults, Job
 from ddpjob_operator.core.values.observed import Observed, PodPhase, PodView, ServiceView, Termination
 from ddpjob_operator.core.values.trainer_report import TrainerReport, read_status
@@ -38,12 +38,15 @@ def make_job(status: DDPJobStatus | None = None, *, deleting: bool = False, gene
 
 def in_phase(phase: Phase, *, nodes: int = 2, spec: dict[str, Any] | None = None, **fields: Any) -> DDPJobStatus:
     """The status of the job of `make_job` in one phase of its life, as the operator would have written it."""
+    digests = frozen_digests(DDPJobSpec.model_validate({"nodes": nodes, **(spec or {})}))
+    notes = {name: fields.pop(name) for name in tuple(fields) if name in Internal.model_fields}
+    internal = Internal(**{"spec_digests": digests} | notes)
     return DDPJobStatus(
         phase=phase,
         start_time=NOW - timedelta(minutes=4),
         nodes=NodeCount(ready=0, total=nodes),
-        spec_digests=frozen_digests(DDPJobSpec.model_validate({"nodes": nodes, **(spec or {})})),
         observed_generation=1,
+        internal=internal,
     ).model_copy(update=fields)
 
 
@@ -91,4 +94,4 @@ def seen(*pods: PodView, attempt: int | None = 0, **fields: Any) -> Observed:
     """Pods whose logs were read, a claim, and a Service that selects `attempt` (None: no Service is known)."""
     service = None if attempt is None else ServiceView("10.96.0.7", attempt)
     logs = {pod.uid: "" for pod in pods}
-    return Observed(**{"pods": pods, "service": service, "claim_exists": True, "logs": logs} | fields)
+    return Observed(**{"pods": pods, "service": service, "pvc_exists": True, "logs": logs} | fields)

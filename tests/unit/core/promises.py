@@ -112,7 +112,9 @@ def check_attempt_on_record_first(cluster: Cluster) -> None:
             assert nodes["DDPJOB_NODES"] == str(recorded.nodes.total), f"{entry.name} belongs to another gang"
         elif isinstance(entry, AssignPod):
             assert entry.attempt == recorded.attempt, f"{entry.name} told of attempt {entry.attempt} too soon"
-            assert recorded.kept_pods[entry.name] == entry.node_rank, f"{entry.name} told of another's node rank"
+            assert recorded.internal.kept_pods[entry.name] == entry.node_rank, (
+                f"{entry.name} told of another's node rank"
+            )
             assert entry.nodes == recorded.nodes.total, f"{entry.name} told of another gang"
 
 
@@ -163,11 +165,13 @@ def check_sizes(cluster: Cluster) -> None:
     """Only an elastic gang is ever smaller than asked for, and never below its minimum."""
     elastic = cluster.job.spec.elastic
     for before, status in zip(cluster.statuses, cluster.statuses[1:], strict=False):
-        if elastic is not None and status.spec_digests is not None:
+        if elastic is not None and status.internal.spec_digests is not None:
             assert status.nodes.total >= elastic.min_nodes, f"{status.nodes.total} nodes are too few"
-        if before.spec_digests is not None and status.nodes.total != before.nodes.total:
+        if before.internal.spec_digests is not None and status.nodes.total != before.nodes.total:
             assert status.attempt == before.attempt + 1, f"attempt {status.attempt} changed its size"
-            assert elastic is not None or status.spec_digests != before.spec_digests, "the gang is not elastic"
+            assert elastic is not None or status.internal.spec_digests != before.internal.spec_digests, (
+                "the gang is not elastic"
+            )
 
 
 def check_force_is_asked_for(cluster: Cluster) -> None:

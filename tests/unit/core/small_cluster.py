@@ -19,8 +19,8 @@ from ddpjob_operator.core.values.actions import (
     Action,
     AssignPod,
     CreateChild,
-    CreateClaim,
     CreatePod,
+    CreatePVC,
     CreateService,
     DeleteJob,
     DeletePod,
@@ -80,7 +80,7 @@ class Cluster:
     def apply(self, action: Action) -> Problem | None:
         self.history.append(action)
         match action:
-            case CreateClaim():
+            case CreatePVC():
                 self.claim = True
             case CreateService(manifest):
                 attempt = int(manifest["spec"]["selector"]["training.ddpjob.io/attempt"])

@@ -20,33 +20,33 @@ from looks import GANG, RUNNING, STARTING, condition, created, deleted, kinds, l
 
 from ddpjob_operator.api.status import DDPJobStatus, NodeCount, Phase
 from ddpjob_operator.core.values import conditions as cond
-from ddpjob_operator.core.values.actions import CreateClaim, CreateService, Plan
+from ddpjob_operator.core.values.actions import CreatePVC, CreateService, Plan
 from ddpjob_operator.core.values.job import Problem
 
 # The start
 
 
 def test_the_service_and_the_claim_come_before_any_pod() -> None:
-    decided = look(make_job(), seen(attempt=None, claim_exists=False))
-    assert kinds(decided) == [CreateService, CreateClaim]
+    decided = look(make_job(), seen(attempt=None, pvc_exists=False))
+    assert kinds(decided) == [CreateService, CreatePVC]
     assert decided.status == DDPJobStatus(), "nothing to write yet"
 
 
 def test_a_claim_that_could_not_be_made_beside_the_service_is_tried_again() -> None:
-    assert kinds(look(make_job(), seen(claim_exists=False))) == [CreateClaim]
+    assert kinds(look(make_job(), seen(pvc_exists=False))) == [CreatePVC]
 
 
 def test_a_claim_of_the_users_own_is_never_created() -> None:
     job = make_job(shared={"claimName": "mine"})
-    assert kinds(look(job, seen(attempt=None, claim_exists=False))) == [CreateService]
-    assert created(look(job, seen(claim_exists=False))) == ["digits-0-0", "digits-0-1"]
+    assert kinds(look(job, seen(attempt=None, pvc_exists=False))) == [CreateService]
+    assert created(look(job, seen(pvc_exists=False))) == ["digits-0-0", "digits-0-1"]
 
 
 def test_the_spec_is_on_record_before_the_first_pod_is_made_from_it() -> None:
     decided = look(make_job(), seen())
     assert decided.status_first
     assert decided.status.phase is Phase.STARTING
-    assert decided.status.spec_digests
+    assert decided.status.internal.spec_digests
     assert decided.status.nodes == NodeCount(ready=0, total=2)
     assert created(decided) == ["digits-0-0", "digits-0-1"]
 

@@ -17,7 +17,7 @@ CORE = Path(ddpjob_operator.core.__file__).parent
 MODULES = {str(path.relative_to(CORE)): ast.parse(path.read_text()) for path in sorted(CORE.rglob("*.py"))}
 MOST_PARAMETERS = 4
 
-OWNED = ("phase", "attempt", "conditions", "spec_digests", "kept_pods")
+OWNED = ("phase", "attempt", "conditions", "internal")
 """Fields of the status that only transitions change."""
 
 

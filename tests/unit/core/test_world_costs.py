@@ -11,7 +11,7 @@ from world import World
 
 from ddpjob_operator.api.status import DDPJobStatus, Phase
 from ddpjob_operator.core import plan as policy
-from ddpjob_operator.core.values.actions import CreateClaim, CreatePod, CreateService, DeletePod, PointService, ReadLog
+from ddpjob_operator.core.values.actions import CreatePod, CreatePVC, CreateService, DeletePod, PointService, ReadLog
 from ddpjob_operator.core.values.observed import Observed
 
 
@@ -21,7 +21,7 @@ def test_a_job_that_succeeds_costs_one_create_a_pod_and_three_status_writes(node
     assert world.finish().phase is Phase.SUCCEEDED
     calls = [type(entry) for entry in world.cluster.history]
     assert calls.count(CreatePod) == nodes
-    assert calls.count(CreateService) == calls.count(CreateClaim) == 1
+    assert calls.count(CreateService) == calls.count(CreatePVC) == 1
     assert [status.phase for status in world.cluster.statuses] == [Phase.STARTING, Phase.RUNNING, Phase.SUCCEEDED]
     assert len(calls) == nodes + 2 + 3
 
@@ -96,7 +96,7 @@ def test_an_operator_that_knows_no_service_still_points_it_at_a_gang_that_is_com
 
 
 def _creation(world: World, name: str) -> CreatePod:
-    seen = Observed(tuple(world.cluster.pods.values()), world.cluster.service, claim_exists=True)
+    seen = Observed(tuple(world.cluster.pods.values()), world.cluster.service, pvc_exists=True)
     decided = policy.plan(world.cluster.job, seen, world.cluster.now, DEFAULTS)
     return next(action for action in decided.actions if isinstance(action, CreatePod) and action.name == name)
 

@@ -22,8 +22,8 @@ from ddpjob_operator.core.values.actions import (
     Action,
     AssignPod,
     CreateChild,
-    CreateClaim,
     CreatePod,
+    CreatePVC,
     CreateService,
     DeletePod,
     Plan,
@@ -32,7 +32,7 @@ from ddpjob_operator.core.values.actions import (
     ReadWarnings,
 )
 from ddpjob_operator.core.values.job import Job, Problem
-from ddpjob_operator.core.values.observed import Observed, PodView, ServiceView, Warned
+from ddpjob_operator.core.values.observed import Observed, PodView, PodWarning, ServiceView
 
 Decide = Callable[..., Plan]
 LONGEST_CHAIN = 16
@@ -57,7 +57,7 @@ class Operator:
     problem: Problem | None = None
     children: set[tuple[str, str]] = field(default_factory=set)
     logs: dict[str, str] = field(default_factory=dict)
-    warnings: dict[str, Warned] = field(default_factory=dict)
+    warnings: dict[str, PodWarning] = field(default_factory=dict)
     pods: tuple[PodView, ...] | None = None
     """An old picture of the pods, or None while the watch is up to date."""
     kill_after: int | None = None
@@ -124,7 +124,7 @@ class Operator:
         problem = self.cluster.apply(action)
         self._after_call()
         match action:
-            case CreateClaim():
+            case CreatePVC():
                 self.claim = True
             case CreateChild(manifest) if manifest["kind"] != "Pod":
                 self.children.add((manifest["kind"], manifest["metadata"]["name"]))
@@ -133,7 +133,7 @@ class Operator:
             case ReadLog(uid=uid):
                 self.logs[uid] = "the last line"
             case ReadWarnings(uid=uid):
-                self.warnings[uid] = Warned(self.cluster.now, "FailedMount", "a volume")
+                self.warnings[uid] = PodWarning(self.cluster.now, "FailedMount", "a volume")
             case CreatePod() | DeletePod() | AssignPod():
                 self.pods = None  # the answer carries what is true now
         return problem

@@ -12,7 +12,7 @@ from ddpjob_operator.core.manifests.pods import build_service
 from ddpjob_operator.core.values.actions import (
     AssignPod,
     CreateChild,
-    CreateClaim,
+    CreatePVC,
     CreateService,
     DeleteJob,
     DeletePod,
@@ -74,10 +74,10 @@ async def test_a_log_is_read_from_the_shared_folder(tmp_path: Path) -> None:
 
 async def test_a_pod_that_is_gone_is_neither_told_anything_nor_deleted_again(tmp_path: Path) -> None:
     children = children_of(tmp_path)
-    for action in (CreateClaim({}), AssignPod("digits-0-0", "u-9", 1, 0, 2), DeletePod("digits-0-0", "u-9", 2)):
+    for action in (CreatePVC({}), AssignPod("digits-0-0", "u-9", 1, 0, 2), DeletePod("digits-0-0", "u-9", 2)):
         await children.carry_out(action)
     assert children.observed(1).pods == ()
-    assert children.observed(1).claim_exists
+    assert children.observed(1).pvc_exists
 
 
 def test_a_spare_needs_gpus_of_its_own() -> None:

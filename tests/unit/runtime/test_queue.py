@@ -196,10 +196,10 @@ def test_what_comes_all_the_time_does_not_shorten_the_wait_after_a_failure_and_a
         queue.add("a")
         for _ in range(3):
             await asyncio.sleep(2.0)
-            queue.nudge("a")
+            queue.add_unless_backing_off("a")
         queue.add("a")
         await asyncio.sleep(2.0)
-        queue.nudge("a")
+        queue.add_unless_backing_off("a")
 
     run(within(looks, 600, feed, backoff=Backoff(first=100.0)))
     assert looks.times == [0.0, 6.0, 8.0]

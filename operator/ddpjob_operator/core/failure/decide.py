@@ -101,11 +101,11 @@ def signature(reason: str, message: str) -> str:
 def _same_before(status: DDPJobStatus, failure: Failure) -> FailureStatus | None:
     """The last failure, if it was the same error at the same step, and one that the program brings about itself.
 
-    A failure at a step that nobody told is not known to be the same.
+    A failure at an unknown step is not known to be the same.
     """
     diagnosis = diagnose(failure)
     before = status.failures[-1] if status.failures else None
-    if before is None or failure.step is None or not diagnosis.comes_again or before.step != failure.step:
+    if before is None or failure.step is None or not diagnosis.deterministic or before.step != failure.step:
         return None
     same = signature(before.reason, before.message) == signature(diagnosis.reason, failure.message)
     return before if same else None

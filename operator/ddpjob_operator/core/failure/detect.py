@@ -134,8 +134,8 @@ def _settling(failure: Failure, now: datetime) -> bool:
 
 
 def _when(failure: Failure) -> tuple[bool, float, int]:
-    told = failure.report.time if failure.report else None
-    moment = told if told is not None else failure.time.timestamp() if failure.time else None
+    reported = failure.report.time if failure.report else None
+    moment = reported if reported is not None else failure.time.timestamp() if failure.time else None
     return (moment is None, moment or 0.0, failure.node_rank or 0)
 
 
@@ -220,6 +220,6 @@ def _from_exit_code(pod: PodView, ended: Termination) -> tuple[str, str]:
         return PREEMPTED, f"pod {pod.name} was stopped by SIGTERM{tail}"
     if number is not None:
         return "WorkerKilled", f"pod {pod.name} was killed by signal {number}{tail}"
-    told = ended.reason if ended.reason not in ("", "Error", "Completed") else "Failed"
-    reason = {EXIT_USER: "UserError", EXIT_FENCED: "Fenced"}.get(ended.exit_code, told)
+    by_runtime = ended.reason if ended.reason not in ("", "Error", "Completed") else "Failed"
+    reason = {EXIT_USER: "UserError", EXIT_FENCED: "Fenced"}.get(ended.exit_code, by_runtime)
     return reason, f"pod {pod.name} ended with exit code {ended.exit_code}{tail}"

@@ -38,7 +38,7 @@ ADVICE: dict[str, str] = {
 }
 """One sentence a reason."""
 
-COMES_AGAIN = frozenset(
+DETERMINISTIC = frozenset(
     {
         "AccessDenied",
         "CUDAError",
@@ -65,7 +65,7 @@ COMES_AGAIN = frozenset(
 )
 """Reasons that the program, its data or its settings bring about: from the same state it gets there again."""
 
-OF_THE_NODE = frozenset(
+NODE_SUSPECT = frozenset(
     {
         "CUDAError",
         "ContainerCannotRun",
@@ -83,7 +83,7 @@ OF_THE_NODE = frozenset(
         "WorkerKilled",
     }
 )
-"""Reasons that may be the node's doing. Failed and PodFailed are: nobody knows why."""
+"""Reasons that may be the node's doing. Failed and PodFailed are included: their cause is unknown."""
 
 FROM_OUTSIDE = ("SIGKILL", "SIGTERM")
 """Signals that a program does not bring upon itself. The others are crashes of its own."""
@@ -91,12 +91,12 @@ FROM_OUTSIDE = ("SIGKILL", "SIGTERM")
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """What is known of a failure by its reason, and by the words in which it was told."""
+    """What is known of a failure by its reason and its message."""
 
     reason: str
     advice: str
-    comes_again: bool
-    of_the_node: bool
+    deterministic: bool
+    node_suspect: bool
 
 
 def advice_for(reason: str) -> str:
@@ -114,6 +114,6 @@ def diagnose(failure: Failure) -> Diagnosis:
     return Diagnosis(
         reason,
         (symptom.advice if symptom else "") or advice_for(reason),
-        comes_again=(crashed or reason in COMES_AGAIN) and moved and not (symptom and symptom.changes),
-        of_the_node=reason in OF_THE_NODE,
+        deterministic=(crashed or reason in DETERMINISTIC) and moved and not (symptom and symptom.changes),
+        node_suspect=reason in NODE_SUSPECT,
     )

@@ -27,7 +27,7 @@ _HEAVIEST = 100
 def blame_node(look: Look, failure: Failure, *, exclude: bool = False) -> DDPJobStatus:
     """The status after `failure`; `exclude` is what a rule asks for."""
     policy, status, node = look.job.spec.restart, look.status, failure.node_name
-    if node is None or not (exclude or diagnose(failure).of_the_node):
+    if node is None or not (exclude or diagnose(failure).node_suspect):
         return status
     failures = status.node_failures | {node: status.node_failures.get(node, 0) + 1}
     excluded = status.excluded_nodes

@@ -22,7 +22,7 @@ DISRUPTIONS = frozenset(
         "Preempting",  # by the kubelet for a critical pod
         "Terminated",  # the node shuts down
         "Shutdown",  # the same, of kubelets before 1.22
-        "NodeShutdown",  # the node shuts down and admits nobody
+        "NodeShutdown",  # the node shuts down and admits no pod
         "NodeAffinity",  # the node's labels changed
         "OutOfcpu",  # the kubelet found the node to be full: the scheduler saw an older picture
         "OutOfmemory",
@@ -61,7 +61,11 @@ def rule_on(policy: Restart, failure: Failure, *names: str) -> Ruling:
             what = ", ".join(matched) or "any failure"
             return Ruling(RuleAction(rule.action), f"restart.rules[{index}] ({what}) says {rule.action}", explicit=True)
     if failure.retry is Retry.NEVER:
-        why = "another life of the job owns the volume" if failure.exit_code == EXIT_FENCED else "a retry cannot help"
+        why = (
+            "another DDPJob of this name owns the checkpoint directory"
+            if failure.exit_code == EXIT_FENCED
+            else "a retry cannot help"
+        )
         return Ruling(RuleAction.FAIL, why)
     if failure.reason in DISRUPTIONS:
         return Ruling(RuleAction.RESTART_FREE, f"{failure.reason} is a disruption")

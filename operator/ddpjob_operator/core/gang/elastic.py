@@ -77,7 +77,7 @@ def still_saving(look: Look) -> float:
     up their new place.
     """
     status = look.status
-    if not is_resizing(status) or any(node_rank != STAYS_SPARE for node_rank in status.kept_pods.values()):
+    if not is_resizing(status) or any(node_rank != STAYS_SPARE for node_rank in status.internal.kept_pods.values()):
         return 0.0
     old = (pod for pod in left_over(look) if pod.node_rank is not None and pod.not_ready_since is None)
     saving = any(is_stopping(pod, look.now) if pod.deleting else pod.running for pod in old)

@@ -4,9 +4,9 @@ A pod's place in the gang is a matter of its labels, which the kubelet shows to 
 section 2). So a healthy pod need not be replaced: its labels are patched, and its launcher restarts its ranks in
 place. Nothing is scheduled or pulled again.
 
-Which pods are kept is decided once, with the attempt, and written into the status (`keptPods`) before any label is
-patched. All other node ranks get new pods, whose names are unique. So no node rank of an attempt is ever given to two
-pods, whatever the operator sees later, late or not at all.
+Which pods are kept is decided once, with the attempt, and written into the status (`internal.keptPods`) before any
+label is patched. All other node ranks get new pods, whose names are unique. So no node rank of an attempt is ever
+given to two pods, whatever the operator sees later, late or not at all.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def ended_before(pod: PodView, status: DDPJobStatus) -> bool:
     Its end belongs to the attempt before, which has been counted. Only a kept pod can be such a one, and what takes
     its place is a new pod: a termination message that lies cannot make restarts free for ever.
     """
-    if pod.termination is None or pod.name not in status.kept_pods:
+    if pod.termination is None or pod.name not in status.internal.kept_pods:
         return False
     said = read_termination(pod.termination.message)
     if said is not None and said.attempt is not None:

@@ -41,7 +41,7 @@ def missing(look: Look) -> list[tuple[str, int]]:
     if status.phase is not Phase.RUNNING:
         return []
     present = {pod.node_rank for pod in look.gang}
-    kept = {node_rank: name for name, node_rank in status.kept_pods.items()}
+    kept = {node_rank: name for name, node_rank in status.internal.kept_pods.items()}
     return [
         (kept.get(node_rank) or pod_name(look.job.name, status.attempt, node_rank), node_rank)
         for node_rank in range(look.gang_size)
@@ -69,7 +69,7 @@ def fill_gang(look: Look, admitted: Admitted) -> tuple[Action, ...]:
     if service.attempt != attempt:
         actions.append(PointService(service_name(look.job.name), attempt, rendezvous_selector(look.job, attempt)))
     present = {pod.node_rank for pod in members(look)}
-    kept = {status.kept_pods[pod.name]: pod for pod in look.observed.pods if needs_assignment(pod, status)}
+    kept = {status.internal.kept_pods[pod.name]: pod for pod in look.observed.pods if needs_assignment(pod, status)}
     for node_rank in range(size):
         if node_rank in present:
             continue
@@ -92,12 +92,12 @@ def create_pod_action(look: Look, admitted: Admitted, place: Place) -> CreatePod
 
 def is_kept(pod: PodView, status: DDPJobStatus) -> bool:
     """Whether a pod of an older attempt takes part in the current one."""
-    return pod.name in status.kept_pods and pod.attempt < status.attempt and can_be_kept(pod)
+    return pod.name in status.internal.kept_pods and pod.attempt < status.attempt and can_be_kept(pod)
 
 
 def needs_assignment(pod: PodView, status: DDPJobStatus) -> bool:
     """Whether a kept pod has a node rank in the current attempt that its labels do not say yet."""
-    return is_kept(pod, status) and status.kept_pods[pod.name] != STAYS_SPARE
+    return is_kept(pod, status) and status.internal.kept_pods[pod.name] != STAYS_SPARE
 
 
 def left_over(look: Look) -> tuple[PodView, ...]:

@@ -34,7 +34,7 @@ def edited_while_starting(look: Look) -> bool:
 
 def pods_are_up_to_date(look: Look) -> bool:
     """Whether new pods would be like those that are there, so that the two make one gang."""
-    return look.status.spec_digests == digests(look.job, look.defaults)
+    return look.status.internal.spec_digests == digests(look.job, look.defaults)
 
 
 def _of_pods(job: Job, defaults: Defaults) -> str:

@@ -11,11 +11,12 @@ Counted in whole milliseconds, so that sums are exact.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from ddpjob_operator.api.status import DDPJobStatus, Goodput, Phase
 from ddpjob_operator.core.failure.detect import last_report
-from ddpjob_operator.core.values.changes import recorded
+from ddpjob_operator.core.values.changes import with_ledger
 from ddpjob_operator.core.values.observed import Observed
 from ddpjob_operator.core.values.trainer_report import TrainerReport
 
@@ -58,21 +59,21 @@ def with_goodput(before: DDPJobStatus, after: DDPJobStatus, observed: Observed, 
         return after
     report = _report(before, observed)
     stalled = over and after.last_failure != before.last_failure and _reason(after) == "Stalled"
-    milliseconds, reported = _advanced(ledger, report, now, "stalled" if stalled else ledger.cause)
+    reported = _reported(report, before, _milliseconds(ledger.counted_until, now))
+    milliseconds = _advanced(ledger, reported.new, now, "stalled" if stalled else ledger.cause)
     if over:
-        milliseconds, lost = _without_lost(milliseconds, reported, after, report)
-        reported, recomputed = {}, ledger.recomputed_steps + lost
+        milliseconds, lost = _without_lost(milliseconds, reported.seconds, after, report)
+        seconds, recomputed = dict[str, float](), ledger.recomputed_steps + lost
     else:
-        recomputed = ledger.recomputed_steps
-    ledger = Goodput(
+        seconds, recomputed = reported.seconds, ledger.recomputed_steps
+    goodput = Goodput(
         **{name: count / 1000 for name, count in milliseconds.items()},
         ratio=_ratio(milliseconds),
         recomputed_steps=recomputed,
         cause="" if after.is_final else cause,
         counted_until=_later(ledger.counted_until, now),
-        told=reported,
     )
-    return recorded(after, goodput=ledger)
+    return with_ledger(after, goodput, seconds)
 
 
 def seconds_of(ledger: Goodput) -> dict[str, float]:
@@ -117,21 +118,34 @@ def _seconds_reported(report: TrainerReport | None) -> dict[str, float]:
     return found
 
 
-def _advanced(
-    ledger: Goodput, report: TrainerReport | None, now: datetime, rest_to: str
-) -> tuple[dict[str, int], dict[str, float]]:
-    """The ledger in milliseconds, with the time since it was last counted; and the seconds of this attempt that it has
-    taken from the trainer. What the trainer is ahead of the clock is taken the next time.
+@dataclass(frozen=True, slots=True)
+class _Reported:
+    """Seconds of this attempt that the ledger has taken from the trainer, and the milliseconds that are new."""
+
+    seconds: dict[str, float]
+    new: dict[str, int]
+
+
+def _reported(report: TrainerReport | None, before: DDPJobStatus, left: int) -> _Reported:
+    """What the trainer reports beyond what is known, `left` milliseconds at most. What the trainer is ahead of the
+    clock is taken the next time.
     """
-    counts = {name: round(seconds * 1000) for name, seconds in seconds_of(ledger).items()}
-    left, reported = _milliseconds(ledger.counted_until, now), dict(ledger.told)
+    seconds, new = dict(before.internal.reported_seconds), {}
     for cause, spent in _seconds_reported(report).items():
-        news = max(0, min(left, round((spent - reported.get(cause, 0.0)) * 1000)))
-        counts[cause] += news
-        reported[cause] = round(reported.get(cause, 0.0) + news / 1000, 3)
-        left -= news
-    counts[rest_to if rest_to in counts else "queued"] += left
-    return counts, reported
+        new[cause] = max(0, min(left, round((spent - seconds.get(cause, 0.0)) * 1000)))
+        seconds[cause] = round(seconds.get(cause, 0.0) + new[cause] / 1000, 3)
+        left -= new[cause]
+    return _Reported(seconds, new)
+
+
+def _advanced(ledger: Goodput, new: Mapping[str, int], now: datetime, rest_to: str) -> dict[str, int]:
+    """The ledger in milliseconds, with the time since it was last counted: what the trainer reported, and the rest."""
+    counts = {name: round(seconds * 1000) for name, seconds in seconds_of(ledger).items()}
+    for cause, milliseconds in new.items():
+        counts[cause] += milliseconds
+    rest = _milliseconds(ledger.counted_until, now) - sum(new.values())
+    counts[rest_to if rest_to in counts else "queued"] += rest
+    return counts
 
 
 def _without_lost(

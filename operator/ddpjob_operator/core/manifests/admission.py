@@ -31,7 +31,7 @@ def admit(job: Job, defaults: Defaults) -> Admitted | Refused:
 def admission(look: Look) -> Admitted | Refused:
     """Admit the job of a look: unchecked where it is what its attempt was made from."""
     job, status = look.job, look.status
-    on_record = status.phase not in (None, Phase.PENDING) and bool(status.spec_digests)
+    on_record = status.phase not in (None, Phase.PENDING) and bool(status.internal.spec_digests)
     if on_record and not edited_fields(job, status):
         return Admitted(job, look.defaults)
     return admit(job, look.defaults)
@@ -39,7 +39,7 @@ def admission(look: Look) -> Admitted | Refused:
 
 def edited_fields(job: Job, status: DDPJobStatus) -> list[str]:
     """Immutable fields that are not what the current attempt was started with."""
-    started_with = status.spec_digests
+    started_with = status.internal.spec_digests
     if started_with is None:
         return []
     return [name for name, digest in frozen_digests(job.spec).items() if started_with.get(name, digest) != digest]

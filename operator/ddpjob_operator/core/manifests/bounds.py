@@ -55,7 +55,8 @@ def clamp_to_bounds(job: Job, bounds: Bounds) -> Job:
         return job  # it was here before the bound
     and_spares = f" and {spares} spares" if spec.spares else ""
     said = f"spec.nodes: {_too_many_nodes(job, bounds)}; the job goes on with at most {nodes}{and_spares}"
-    return replace(job, spec=resized(spec, nodes=nodes, spares=spares), refused=job.refused or Problem(BEYOND, said))
+    clamped = resized(spec, nodes=nodes, spares=spares)
+    return replace(job, spec=clamped, rejected_edit=job.rejected_edit or Problem(BEYOND, said))
 
 
 def with_default_resources(container: Manifest, defaults: Mapping[str, Mapping[str, Any]]) -> Manifest:

@@ -104,6 +104,6 @@ def _container(job: Job, item: Initializer, defaults: Defaults, volumes: dict[st
 
 
 def _bounded(defaults: Defaults) -> dict[str, dict[str, str]]:
-    """What an initializer has where nobody says it: as much as a pod may use, and nothing reserved."""
+    """Default resources of an initializer: a limit of as much as a pod may use, and nothing reserved."""
     bounds = {name: most for name, most in defaults.bounds.resources.items() if name in ALWAYS_USED}
     return {"limits": bounds, "requests": dict.fromkeys(bounds, "0")} if bounds else {}

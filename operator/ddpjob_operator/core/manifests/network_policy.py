@@ -1,6 +1,6 @@
-"""Who may reach a job's pods over the network: each other, and whoever reads their metrics.
+"""Who may reach a job's pods over the network: each other, and those that read their metrics.
 
-torch.distributed neither encrypts nor asks who is there: whoever reaches a rank's ports can run code in it. So a job
+torch.distributed neither encrypts nor authenticates: access to a rank's ports is enough to run code in it. So a job
 gets a NetworkPolicy of its own, made before its pods, which lets in the pods of the same job on any port, and on the
 status port alone the operator, which asks for progress, and the namespaces that metrics are scraped from.
 

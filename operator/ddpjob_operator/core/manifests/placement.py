@@ -3,9 +3,8 @@
 All of it is added to what the podTemplate says and takes nothing from it: a field that the template sets stays as it
 is, and a list of terms gets ours as well.
 
-A pod whose place in the gang may change is told from the pods of other jobs only, since its attempt is a label that
-is patched later; otherwise pods of an older attempt, which may be long in going, are nobody to keep away from or
-close to.
+Affinity terms select the pods of the same attempt, since pods of an older one may take long to end. Where a pod's
+place in the gang may change, they select all pods of the job: its attempt is a label that is patched later.
 """
 
 from __future__ import annotations

@@ -49,10 +49,10 @@ def launch_args(job: Job) -> list[str]:
 
 
 def is_assignable(job: Job) -> bool:
-    """Whether a pod's place in the gang may change during its life.
+    """Whether a pod's place in the gang may change while it runs.
 
-    It is then told by the pod's labels, through a volume that the kubelet keeps up to date; the environment says only
-    what the place was when the pod was made.
+    The launcher then reads it from the pod's labels, through a volume that the kubelet keeps up to date; the
+    environment has only what the place was when the pod was made.
     """
     return job.spec.restart.scope == "InPlace" or job.spec.spares > 0 or job.spec.elastic is not None
 

@@ -34,10 +34,10 @@ from ddpjob_operator.core.values.names import (
     LABEL_NODES,
     LABEL_UID,
     TRAINER_CONTAINER,
-    claim_name,
     job_labels,
     pod_labels,
     pod_name,
+    pvc_name,
     service_name,
 )
 
@@ -79,7 +79,7 @@ def build_service(admitted: Admitted, attempt: int) -> Manifest:
     }
 
 
-def build_claim(admitted: Admitted) -> Manifest | None:
+def build_pvc(admitted: Admitted) -> Manifest | None:
     """The claim for /mnt/shared, or None if the job brings its own.
 
     A retained claim has no owner, so it outlives the job.
@@ -94,7 +94,7 @@ def build_claim(admitted: Admitted) -> Manifest | None:
     if shared.storage_class_name is not None:
         spec["storageClassName"] = shared.storage_class_name
     metadata: dict[str, Any] = {
-        "name": claim_name(job.name),
+        "name": pvc_name(job.name),
         "namespace": job.namespace,
         "labels": job_labels(job.name, job.uid),
     }
@@ -215,7 +215,7 @@ def _owned_pod_spec(job: Job, defaults: Defaults, env: list[Manifest]) -> Manife
 
 def shared_volume(job: Job) -> Manifest:
     """The volume at /mnt/shared: the user's claim or the operator's."""
-    claim = job.spec.shared.claim_name or claim_name(job.name)
+    claim = job.spec.shared.claim_name or pvc_name(job.name)
     return {"name": "shared", "persistentVolumeClaim": {"claimName": claim}}
 
 

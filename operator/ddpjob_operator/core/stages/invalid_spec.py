@@ -30,6 +30,6 @@ def unparsable_edit(problems: tuple[str, ...]) -> Problem:
 
 
 def plan_internal_error(status: DDPJobStatus, error: Exception, now: datetime, generation: int) -> Plan:
-    """The operator itself failed on this job: said in its status, so that nobody has to look for it in a log."""
+    """The operator itself failed on this job, which its status says too."""
     message = f"the operator failed on this job ({type(error).__name__}: {error}); its log has the rest"
     return Plan(report_internal_error(status, message, now, generation))

@@ -11,8 +11,8 @@ from ddpjob_operator.core.gang.startup_problems import startup_problem
 from ddpjob_operator.core.manifests.admitted import Admitted
 from ddpjob_operator.core.manifests.network_policy import build_policy
 from ddpjob_operator.core.manifests.pod_group import build_pod_group
-from ddpjob_operator.core.manifests.pods import build_claim, build_service
-from ddpjob_operator.core.values.actions import Action, CreateChild, CreateClaim, CreateService, Plan
+from ddpjob_operator.core.manifests.pods import build_pvc, build_service
+from ddpjob_operator.core.values.actions import Action, CreateChild, CreatePVC, CreateService, Plan
 from ddpjob_operator.core.values.look import Look
 
 
@@ -31,9 +31,9 @@ def _missing(look: Look, admitted: Admitted) -> tuple[Action, ...]:
     actions: list[Action] = []
     if observed.service is None:
         actions.append(CreateService(build_service(admitted, look.status.attempt)))
-    claim = build_claim(admitted)
-    if claim is not None and not observed.claim_exists:
-        actions.append(CreateClaim(claim))
+    claim = build_pvc(admitted)
+    if claim is not None and not observed.pvc_exists:
+        actions.append(CreatePVC(claim))
     children = (child for child in (build_policy(admitted), build_pod_group(admitted)) if child is not None)
     actions += [
         CreateChild(child) for child in children if (child["kind"], child["metadata"]["name"]) not in observed.children

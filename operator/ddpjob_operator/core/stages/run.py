@@ -100,8 +100,8 @@ def _with_problems(look: Look) -> Look:
             "attempt would use the new spec. Revert the edit, or delete the job and apply it again"
         )
         return transitions.degrade(look, Problem("SpecChanged", message))
-    if job.refused:
-        return transitions.degrade(look, job.refused)
+    if job.rejected_edit:
+        return transitions.degrade(look, job.rejected_edit)
     pods, running = members(look), look.status.phase is Phase.RUNNING
     problem = startup_problem(look, pods)
     if not running:

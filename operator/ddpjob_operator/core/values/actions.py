@@ -11,7 +11,7 @@ from ddpjob_operator.core.values.job import Manifest
 
 
 @dataclass(frozen=True, slots=True)
-class CreateClaim:
+class CreatePVC:
     """Create the PersistentVolumeClaim unless it exists."""
 
     manifest: Manifest
@@ -58,7 +58,7 @@ class DeletePod:
 
 @dataclass(frozen=True, slots=True)
 class AssignPod:
-    """Tell a pod that lives on which attempt, node rank and gang size are its own now (a patch of its labels)."""
+    """Give a kept pod its attempt, node rank and gang size, by a patch of its labels."""
 
     name: str
     uid: str
@@ -98,7 +98,7 @@ class DeleteJob:
 
 
 Action = (
-    CreateClaim
+    CreatePVC
     | CreateService
     | PointService
     | CreatePod

@@ -14,6 +14,7 @@ from ddpjob_operator.api.status import (
     DDPJobStatus,
     FailureStatus,
     Goodput,
+    Internal,
     NodeCount,
     Phase,
     Progress,
@@ -40,21 +41,20 @@ class Recorded(TypedDict, total=False):
     node_failures: dict[str, int]
     excluded_nodes: tuple[str, ...]
     corrupt_snapshots: tuple[str, ...]
-    goodput: Goodput | None
     observed_generation: int | None
 
 
 class Owned(Recorded, total=False):
     """All fields of a status."""
 
+    goodput: Goodput | None
     phase: Phase | None
     conditions: tuple[Condition, ...]
     attempt: int
     attempt_time: datetime | None
     restart_at: datetime | None
     retry_at: datetime | None
-    kept_pods: dict[str, int]
-    spec_digests: dict[str, str] | None
+    internal: Internal
     selector: str | None
     start_time: datetime | None
     suspended_seconds: float
@@ -69,6 +69,12 @@ def recorded(status: DDPJobStatus, **fields: Unpack[Recorded]) -> DDPJobStatus:
 def transitioned(status: DDPJobStatus, **fields: Unpack[Owned]) -> DDPJobStatus:
     """`status` with other values of some fields. For `core.transitions` alone."""
     return status.model_copy(update=dict(fields))
+
+
+def with_ledger(status: DDPJobStatus, goodput: Goodput, reported_seconds: dict[str, float]) -> DDPJobStatus:
+    """`status` with another ledger of its time, and what of it the trainer of this attempt has reported."""
+    internal = status.internal.model_copy(update={"reported_seconds": reported_seconds})
+    return status.model_copy(update={"goodput": goodput, "internal": internal})
 
 
 def resized(spec: DDPJobSpec, *, nodes: int, spares: int) -> DDPJobSpec:

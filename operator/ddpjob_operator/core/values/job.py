@@ -31,7 +31,7 @@ class Job:
     spec: DDPJobSpec
     status: DDPJobStatus
     deleting: bool = False
-    refused: Problem | None = None
+    rejected_edit: Problem | None = None
     """An edit that the operator does not follow."""
 
     @property
@@ -53,7 +53,7 @@ class NetworkAccess:
     operator_namespace: str
     """Where the operator's own pods are, which ask for progress."""
     scrapers: Mapping[str, str] = field(default_factory=dict)
-    """Labels of the namespaces that metrics are scraped from; none means that nobody else may."""
+    """Labels of the namespaces that metrics are scraped from; none means that no other namespace may."""
     isolated: bool = False
     """Let pods reach nothing but each other and DNS."""
 
@@ -104,5 +104,5 @@ class Problem:
 
 NAME_TAKEN = "NameTaken"
 """A problem's reason where another owner's object has the name. It passes by itself when that owner is being deleted:
-a job that is applied again finds the pods of its former life still saving.
+a job that is applied again finds the pods of the deleted one still saving.
 """

@@ -36,7 +36,7 @@ class Look:
     @property
     def gang_size(self) -> int:
         """Nodes of the attempt in progress; a spec edited since its pods were first made does not change it."""
-        recorded = self.status.spec_digests is not None
+        recorded = self.status.internal.spec_digests is not None
         return (self.status.nodes.total if recorded else 0) or self.job.spec.nodes
 
     def seconds_until(self, moment: datetime) -> float:

@@ -1,7 +1,7 @@
 """Names and labels of all that a job owns: deterministic, so that a repeated create is recognised; never colliding.
 
 A pod's name always ends in two numbers, the attempt and the node rank that it was made for, so that the names of two
-jobs' pods differ whenever the jobs' names do. Its labels say what it is now: a pod that lives on into a later attempt
+jobs' pods differ whenever the jobs' names do. Its labels say what it is now: a pod that is kept for a later attempt
 keeps its name. A job's name that is too long for a label, or that a DNS label does not allow, is shortened and
 gets a hash of the whole.
 """
@@ -75,7 +75,7 @@ def service_name(job: str) -> str:
     return f"{dns_label(job, 63 - len('-rdzv'))}-rdzv"
 
 
-def claim_name(job: str) -> str:
+def pvc_name(job: str) -> str:
     """Name of the PersistentVolumeClaim that the operator creates for a job."""
     return f"{dns_label(job, 63 - len('-shared'))}-shared"
 

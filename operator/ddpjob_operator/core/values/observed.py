@@ -54,7 +54,7 @@ class PodView:
     ready_since: datetime | None = None
     """When it became ready, while it is."""
     nodes: int | None = None
-    """Size of the gang that the pod was last told of."""
+    """Size of the gang by the pod's labels."""
     scheduled: bool = False
     """Whether it has been given a node (condition PodScheduled)."""
     not_ready_since: datetime | None = None
@@ -138,7 +138,7 @@ class InitializerView:
 
 
 @dataclass(frozen=True, slots=True)
-class Warned:
+class PodWarning:
     """What Kubernetes' events say of a pod: the last warning, if there was one, and when they were looked at."""
 
     at: datetime
@@ -150,19 +150,19 @@ class Warned:
 class Observed:
     """All that is known of one job's children at one moment.
 
-    `claim_exists` is True once the claim is known to be there. `report` is the last answer of node rank 0.
+    `pvc_exists` is True once the claim is known to be there. `report` is the last answer of node rank 0.
     """
 
     pods: tuple[PodView, ...] = ()
     service: ServiceView | None = None
-    claim_exists: bool = False
+    pvc_exists: bool = False
     report: TrainerReport | None = None
     problem: Problem | None = None
     children: frozenset[tuple[str, str]] = frozenset()
     """Kind and name of every other child that is known to exist: NetworkPolicy, PodGroup."""
     logs: Mapping[str, str] = field(default_factory=dict)
     """Tails of logs that were read, by the uid of the pod; an empty one could not be read."""
-    warnings: Mapping[str, Warned] = field(default_factory=dict)
+    warnings: Mapping[str, PodWarning] = field(default_factory=dict)
     """What was found in the events of pods that wait without saying why, by their uid."""
     initializer: InitializerView | None = None
     """The pod that runs the initializers."""

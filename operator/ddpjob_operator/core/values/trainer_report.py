@@ -97,81 +97,81 @@ class TerminationReport(TrainerReport):
 
 def read_status(text: str | bytes) -> TrainerReport | None:
     """An answer of `/status`, or None if it is none of version 1."""
-    told = _load(text)
-    return None if told is None else TrainerReport(**_progress(told))
+    given = _load(text)
+    return None if given is None else TrainerReport(**_progress(given))
 
 
 def read_termination(text: str) -> TerminationReport | None:
     """A termination message, or None if the text is something else."""
-    told = _load(text)
-    if told is None:
+    given = _load(text)
+    if given is None:
         return None
-    reason, signal = _text(told.get("reason")), _text(told.get("signal"))
+    reason, signal = _text(given.get("reason")), _text(given.get("signal"))
     return TerminationReport(
-        **_progress(told),
+        **_progress(given),
         reason=reason if _REASON.fullmatch(reason) else "Failed",
-        message=_text(told.get("message")),
-        rank=_integer(told.get("rank")),
+        message=_text(given.get("message")),
+        rank=_integer(given.get("rank")),
         signal=signal if _SIGNAL.fullmatch(signal) else "",
-        exception=_text(told.get("exception")),
-        traceback=_text(told.get("traceback")),
+        exception=_text(given.get("exception")),
+        traceback=_text(given.get("traceback")),
     )
 
 
 def _load(text: str | bytes) -> dict[str, Any] | None:
     try:
-        told = json.loads(text)
+        given = json.loads(text)
     except (ValueError, RecursionError):  # nothing is taken for granted, not even its depth
         return None
-    return told if isinstance(told, dict) and told.get("version") == VERSION else None
+    return given if isinstance(given, dict) and given.get("version") == VERSION else None
 
 
-def _progress(told: Mapping[str, Any]) -> dict[str, Any]:
+def _progress(given: Mapping[str, Any]) -> dict[str, Any]:
     """The fields that both forms share."""
     return {
-        "uid": _text(told.get("uid")),
-        "attempt": _integer(told.get("attempt")),
-        "time": _finite(told.get("time")),
-        "phase": _text(told.get("phase"), _LONGEST_NAME),
-        "phase_seconds": _finite(told.get("phaseSeconds")),
-        "seconds": {name: number for name, number in _numbers(told.get("seconds")) if number >= 0},
-        "epoch": _integer(told.get("epoch")),
-        "step": _integer(told.get("step")),
-        "total_steps": _integer(told.get("totalSteps")),
-        "loss": _finite(told.get("loss")),
-        "samples_per_second": _finite(told.get("samplesPerSecond")),
-        "eta_seconds": _finite(told.get("etaSeconds")),
-        "resumed_from_step": _integer(told.get("resumedFromStep")),
-        "metrics": dict(_numbers(told.get("metrics"))),
-        "snapshot": _snapshot(_object(told.get("snapshot"))),
-        "snapshot_problem": _snapshot_problem(told.get("snapshotProblem")),
-        "snapshots_set_aside": tuple(_set_aside(told.get("snapshotsSetAside"))),
-        "ranks": tuple(_ranks(told.get("ranks"))),
+        "uid": _text(given.get("uid")),
+        "attempt": _integer(given.get("attempt")),
+        "time": _finite(given.get("time")),
+        "phase": _text(given.get("phase"), _LONGEST_NAME),
+        "phase_seconds": _finite(given.get("phaseSeconds")),
+        "seconds": {name: number for name, number in _numbers(given.get("seconds")) if number >= 0},
+        "epoch": _integer(given.get("epoch")),
+        "step": _integer(given.get("step")),
+        "total_steps": _integer(given.get("totalSteps")),
+        "loss": _finite(given.get("loss")),
+        "samples_per_second": _finite(given.get("samplesPerSecond")),
+        "eta_seconds": _finite(given.get("etaSeconds")),
+        "resumed_from_step": _integer(given.get("resumedFromStep")),
+        "metrics": dict(_numbers(given.get("metrics"))),
+        "snapshot": _snapshot(_object(given.get("snapshot"))),
+        "snapshot_problem": _snapshot_problem(given.get("snapshotProblem")),
+        "snapshots_set_aside": tuple(_set_aside(given.get("snapshotsSetAside"))),
+        "ranks": tuple(_ranks(given.get("ranks"))),
     }
 
 
-def _snapshot(told: Mapping[str, Any]) -> SnapshotStatus | None:
-    step, seconds = _integer(told.get("step")), _finite(told.get("time"))
+def _snapshot(given: Mapping[str, Any]) -> SnapshotStatus | None:
+    step, seconds = _integer(given.get("step")), _finite(given.get("time"))
     time = moment(seconds) if seconds is not None else None
     if step is None or time is None:
         return None
-    return SnapshotStatus(step=step, time=time, verified=told.get("verified") is True)
+    return SnapshotStatus(step=step, time=time, verified=given.get("verified") is True)
 
 
-def _snapshot_problem(told: Any) -> SnapshotProblem | None:
-    if not isinstance(told, dict):
+def _snapshot_problem(given: Any) -> SnapshotProblem | None:
+    if not isinstance(given, dict):
         return None
-    return SnapshotProblem(_integer(told.get("failures")), _text(told.get("message")))
+    return SnapshotProblem(_integer(given.get("failures")), _text(given.get("message")))
 
 
-def _set_aside(told: Any) -> Iterator[str]:
-    for item in _items(told):
+def _set_aside(given: Any) -> Iterator[str]:
+    for item in _items(given):
         if message := _text(_object(item).get("message")):
             yield message
 
 
-def _ranks(told: Any) -> Iterator[RankReport]:
-    for item in map(_object, _items(told)):
+def _ranks(given: Any) -> Iterator[RankReport]:
+    for item in map(_object, _items(given)):
         if (rank := _integer(item.get("rank"))) is not None:
             yield RankReport(rank, _integer(item.get("pid")), _integer(item.get("step")))
 

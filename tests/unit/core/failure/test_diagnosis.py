@@ -35,13 +35,13 @@ def test_an_image_without_the_trainer_is_known_by_the_last_line_of_its_pods_log(
     assert "trainer image" in failure.advice
 
 
-@pytest.mark.parametrize(("step", "comes_again"), [(None, False), (0, False), (7, True)])
-def test_a_stall_before_the_first_step_may_be_the_surroundings(step: int | None, comes_again: bool) -> None:
-    assert diagnose(Failure("Stalled", "", Retry.YES, step=step)).comes_again is comes_again
+@pytest.mark.parametrize(("step", "deterministic"), [(None, False), (0, False), (7, True)])
+def test_a_stall_before_the_first_step_may_be_the_surroundings(step: int | None, deterministic: bool) -> None:
+    assert diagnose(Failure("Stalled", "", Retry.YES, step=step)).deterministic is deterministic
 
 
 @pytest.mark.parametrize(
-    ("reason", "signal", "comes_again", "of_the_node"),
+    ("reason", "signal", "deterministic", "node_suspect"),
     [
         pytest.param("WorkerException", None, True, False, id="an exception is the program's"),
         pytest.param("OOMKilled", "SIGKILL", True, False, id="so is memory above the container's limit"),
@@ -57,7 +57,7 @@ def test_a_stall_before_the_first_step_may_be_the_surroundings(step: int | None,
     ],
 )
 def test_a_reason_speaks_against_the_program_the_node_or_neither(
-    reason: str, signal: str | None, comes_again: bool, of_the_node: bool
+    reason: str, signal: str | None, deterministic: bool, node_suspect: bool
 ) -> None:
     found = diagnose(Failure(reason, "", Retry.YES, signal=signal))
-    assert (found.comes_again, found.of_the_node) == (comes_again, of_the_node)
+    assert (found.deterministic, found.node_suspect) == (deterministic, node_suspect)

@@ -186,7 +186,7 @@ def test_a_pod_that_could_live_on_does_not_do_so_on_a_node_that_is_excluded() ->
     started_with = digests(make_job(**spec), DEFAULTS)
     running = in_phase(Phase.RUNNING, nodes=3, spec_digests=started_with, node_failures={"bad": 2})
     pods = (make_pod(0), on("bad", make_pod(1)), on("bad", failed(2, 137)))
-    assert set(plan(make_job(running, **spec), seen(*pods), NOW, DEFAULTS).status.kept_pods) == {"digits-0-0"}
+    assert set(plan(make_job(running, **spec), seen(*pods), NOW, DEFAULTS).status.internal.kept_pods) == {"digits-0-0"}
 
 
 def test_a_spare_does_not_take_a_place_on_a_node_that_is_excluded() -> None:
@@ -198,7 +198,7 @@ def test_a_spare_does_not_take_a_place_on_a_node_that_is_excluded() -> None:
         for index, node in enumerate(("bad", "good"))
     ]
     pods = (make_pod(0), on("bad", failed(1, 137)), *spares)
-    kept = plan(make_job(running, **spec), seen(*pods), NOW, DEFAULTS).status.kept_pods
+    kept = plan(make_job(running, **spec), seen(*pods), NOW, DEFAULTS).status.internal.kept_pods
     assert set(kept) == {"digits-0-0", "digits-0-s1"}
 
 

@@ -124,7 +124,7 @@ def test_with_force_delete_the_pod_of_a_lost_node_goes_at_once_and_one_that_was_
 def test_in_place_the_others_live_on() -> None:
     scope = {"scope": "InPlace"}
     decided = look(running(**scope), seen(make_pod(0), silent(1, 0)), 30, **scope)
-    assert decided.status.kept_pods == {"digits-0-0": 0}
+    assert decided.status.internal.kept_pods == {"digits-0-0": 0}
     assert deletions(decided) == [("digits-0-1", 2)]
 
 

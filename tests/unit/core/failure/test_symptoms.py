@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddpjob_operator.core.failure.detect import Failure, Retry
-from ddpjob_operator.core.failure.diagnosis import ADVICE, COMES_AGAIN, OF_THE_NODE, diagnose
+from ddpjob_operator.core.failure.diagnosis import ADVICE, DETERMINISTIC, NODE_SUSPECT, diagnose
 from ddpjob_operator.core.failure.symptoms import SYMPTOMS, Symptom, recognise
 from ddpjob_operator.core.values.trainer_report import TerminationReport
 
@@ -238,8 +238,8 @@ def test_a_reason_that_says_why_is_kept_whatever_the_words(raw: str) -> None:
 def test_a_shortage_that_the_next_attempt_avoids_is_no_repetition() -> None:
     lowered = "rank 1 ran out of memory in step 9; the next attempt starts with micro-batches of 4"
     smallest = "rank 1 ran out of memory in step 9; there is no smaller one"
-    assert not diagnose(Failure("OutOfMemory", lowered, Retry.YES)).comes_again
-    assert diagnose(Failure("OutOfMemory", smallest, Retry.YES)).comes_again
+    assert not diagnose(Failure("OutOfMemory", lowered, Retry.YES)).deterministic
+    assert diagnose(Failure("OutOfMemory", smallest, Retry.YES)).deterministic
 
 
 def test_every_entry_is_the_first_to_match_some_text() -> None:
@@ -257,7 +257,7 @@ def test_every_entry_is_a_pattern_and_gives_one_sentence(symptom: Symptom) -> No
 
 def test_reasons_that_are_judged_are_reasons_that_are_given() -> None:
     given = {one.reason for one in SYMPTOMS} | set(ADVICE) | {"Failed", "PodFailed", "ContainerCannotRun"}
-    assert (COMES_AGAIN | OF_THE_NODE) - given == {"UnexpectedAdmissionError"}
+    assert (DETERMINISTIC | NODE_SUSPECT) - given == {"UnexpectedAdmissionError"}
 
 
 @given(st.text(max_size=200), st.sampled_from(sorted(set(itertools.chain(*(one.of for one in SYMPTOMS))))))

@@ -227,7 +227,7 @@ def test_in_place_nobody_is_replaced_to_grow() -> None:
     status = in_place(1, snapshot=snapshot(10))
     decided = look(status, seen(make_pod(0), waiting()), 11, **IN_PLACE)
     assert done(decided) == ["digits-0-0 is 1/0 of 2", "digits-0-s0 is 1/1 of 2", "point at 1"]
-    assert decided.status.kept_pods == {"digits-0-0": 0, "digits-0-s0": 1}
+    assert decided.status.internal.kept_pods == {"digits-0-0": 0, "digits-0-s0": 1}
 
 
 def test_in_place_the_pods_beyond_a_smaller_gang_go_after_a_snapshot() -> None:
@@ -238,10 +238,10 @@ def test_in_place_the_pods_beyond_a_smaller_gang_go_after_a_snapshot() -> None:
 def test_in_place_a_lost_node_is_waited_for_and_then_done_without() -> None:
     status = in_place(2, snapshot=snapshot(-1))
     decided = look(status, seen(make_pod(0), make_pod(1, not_ready_since=later(-30))), 0, **IN_PLACE)
-    assert (decided.status.nodes.total, decided.status.kept_pods) == (2, {"digits-0-0": 0})
+    assert (decided.status.nodes.total, decided.status.internal.kept_pods) == (2, {"digits-0-0": 0})
     survivor, new = replace(make_pod(0, attempt=1), name="digits-0-0"), make_pod(1, "Pending", attempt=1)
     again = look(decided.status, seen(survivor, new, attempt=1), 30, **IN_PLACE)
-    assert (again.status.nodes.total, again.status.kept_pods) == (1, {"digits-0-0": 0})
+    assert (again.status.nodes.total, again.status.internal.kept_pods) == (1, {"digits-0-0": 0})
     assert done(again) == ["delete digits-1-1 in None", "digits-0-0 is 2/0 of 1", "point at 2"]
 
 

@@ -14,19 +14,19 @@ from ddpjob_operator.core.gang.startup_problems import until_warnings_are_read, 
 from ddpjob_operator.core.plan import plan
 from ddpjob_operator.core.values import conditions as cond
 from ddpjob_operator.core.values.actions import ReadWarnings
-from ddpjob_operator.core.values.observed import PodView, Warned
+from ddpjob_operator.core.values.observed import PodView, PodWarning
 
 MUTE = make_pod(1, "Pending", scheduled=True)
 ASKED = (ReadWarnings("digits-0-1", "pod-0-1"),)
-FOUND = Warned(NOW, "FailedMount", 'MountVolume.SetUp failed for volume "token": secret "token" not found')
+FOUND = PodWarning(NOW, "FailedMount", 'MountVolume.SetUp failed for volume "token": secret "token" not found')
 
 
 def starting(ago: float, phase: Phase = Phase.STARTING, **fields: Any) -> DDPJobStatus:
     return in_phase(phase, attempt_time=later(-ago), **fields)
 
 
-def read(ago: float) -> dict[str, Warned]:
-    return {"pod-0-1": Warned(later(-ago))}
+def read(ago: float) -> dict[str, PodWarning]:
+    return {"pod-0-1": PodWarning(later(-ago))}
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def read(ago: float) -> dict[str, Warned]:
 def test_when_the_events_of_a_pod_are_looked_into(
     status: DDPJobStatus,
     pods: tuple[PodView, ...],
-    warnings: dict[str, Warned],
+    warnings: dict[str, PodWarning],
     asked: tuple[ReadWarnings, ...],
     wait: float | None,
 ) -> None:
@@ -85,5 +85,5 @@ def test_what_a_pod_says_itself_goes_before_its_events() -> None:
 def test_trouble_that_the_events_no_longer_tell_of_is_taken_back() -> None:
     job = make_job(starting(9))
     said = plan(job, seen(make_pod(0), MUTE, warnings={MUTE.uid: FOUND}), NOW, DEFAULTS).status
-    after = plan(make_job(said), seen(make_pod(0), MUTE, warnings={MUTE.uid: Warned(later(9))}), later(9), DEFAULTS)
+    after = plan(make_job(said), seen(make_pod(0), MUTE, warnings={MUTE.uid: PodWarning(later(9))}), later(9), DEFAULTS)
     assert not cond.holds(after.status.conditions, cond.DEGRADED)

@@ -123,7 +123,7 @@ def look(known: DDPJobStatus, observed: Observed) -> Plan:
 def test_a_spare_takes_the_place_of_what_died_and_nothing_is_made_in_its_way() -> None:
     decided = look(status(), seen(make_pod(0), failed(1, 137), spare(0), spare(1)))
     assert words(decided.actions) == ["delete digits-0-1", "digits-0-0 is 1/0", "digits-0-s0 is 1/1"]
-    assert decided.status.kept_pods == {"digits-0-0": 0, "digits-0-s0": 1, "digits-0-s1": STAYS_SPARE}
+    assert decided.status.internal.kept_pods == {"digits-0-0": 0, "digits-0-s0": 1, "digits-0-s1": STAYS_SPARE}
     called = replace(spare(0), attempt=1, node_rank=1)
     gang = (replace(make_pod(0, attempt=1), name="digits-0-0"), called, spare(1))
     running = look(decided.status, seen(*gang, attempt=1))

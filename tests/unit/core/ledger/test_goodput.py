@@ -115,7 +115,8 @@ def failed_at(step: int, kept: int | None, *, reason: str = "WorkerKilled", bega
     """A job of 100 s of training whose attempt ends at `step`, with a snapshot of step `kept`."""
     before = in_phase(
         Phase.RUNNING,
-        goodput=ledger("training", training=100.0, told={"training": 100.0}),
+        goodput=ledger("training", training=100.0),
+        reported_seconds={"training": 100.0},
         progress=Progress(step=step),
     )
     after = before.model_copy(
@@ -148,7 +149,7 @@ def test_training_that_no_snapshot_kept_was_recovering(
     after = failed_at(step, kept, began=began)
     assert spent(after) == {"training": training} | ({"recovering": 110 - training} if training < 110 else {})
     assert after.goodput is not None
-    assert (after.goodput.recomputed_steps, after.goodput.told) == (lost, {})
+    assert (after.goodput.recomputed_steps, after.internal.reported_seconds) == (lost, {})
 
 
 def test_the_silence_before_a_stall_was_found_counts_as_stalled() -> None:

@@ -151,7 +151,7 @@ def test_spares_that_an_edit_adds_are_held_to_the_bound_on_nodes(
     job = make_job(in_phase(Phase.RUNNING, nodes=nodes), nodes=nodes, spares=spares, restart={"scope": "InPlace"})
     held = clamp_to_bounds(job, Bounds(max_nodes=4))
     assert (held.spec.nodes, held.spec.spares) == held_to
-    assert bool(held.refused) == (spares != held_to[1])
+    assert bool(held.rejected_edit) == (spares != held_to[1])
 
 
 def test_an_edit_beyond_a_bound_that_no_server_refused_ends_with_the_attempt() -> None:
@@ -233,7 +233,7 @@ def test_an_elastic_job_does_not_grow_beyond_a_bound(nodes: int, held_to: int) -
     job = make_job(in_phase(Phase.RUNNING, nodes=3), nodes=nodes, elastic={"minNodes": 2})
     held = clamp_to_bounds(job, Bounds(max_nodes=4))
     assert held.spec.nodes == held_to
-    assert bool(held.refused) == (nodes != held_to)
+    assert bool(held.rejected_edit) == (nodes != held_to)
 
 
 def test_that_an_elastic_job_is_held_back_is_said_for_as_long_as_it_is() -> None:

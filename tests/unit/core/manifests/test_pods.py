@@ -12,7 +12,7 @@ from looks import admitted
 
 from ddpjob_operator.core.manifests.merge import merge
 from ddpjob_operator.core.manifests.pod_environment import Place, launch_args
-from ddpjob_operator.core.manifests.pods import build_claim, build_pod, build_service
+from ddpjob_operator.core.manifests.pods import build_pod, build_pvc, build_service
 from ddpjob_operator.core.values.job import Bounds, HostAccess, Manifest
 from ddpjob_operator.core.values.observed import ServiceView
 from ddpjob_operator.local.expansion import expand
@@ -72,7 +72,7 @@ def test_a_pod_is_valid_for_the_api_server(template: dict[str, Any], version: st
 @pytest.mark.parametrize("shared", [{}, {"size": "1Ti", "storageClassName": "nfs", "retain": False}], ids=str)
 def test_service_and_claim_are_valid_for_the_api_server(shared: dict[str, Any], version: str) -> None:
     kubernetes_validate.validate(build_service(admitted(make_job()), 2), version, strict=True)
-    kubernetes_validate.validate(build_claim(admitted(make_job(shared=shared))), version, strict=True)
+    kubernetes_validate.validate(build_pvc(admitted(make_job(shared=shared))), version, strict=True)
 
 
 def breaches(manifest: Manifest) -> list[str]:
@@ -309,7 +309,7 @@ def test_the_service_selects_node_rank_0_of_one_attempt_and_answers_before_it_is
 
 @pytest.mark.parametrize(("retain", "owners"), [(True, 0), (False, 1)])
 def test_a_claim_that_is_retained_has_no_owner(retain: bool, owners: int) -> None:
-    claim = build_claim(admitted(make_job(shared={"retain": retain})))
+    claim = build_pvc(admitted(make_job(shared={"retain": retain})))
     assert claim is not None
     assert len(claim["metadata"].get("ownerReferences", ())) == owners
     assert claim["spec"]["resources"] == {"requests": {"storage": "10Gi"}}
@@ -317,6 +317,6 @@ def test_a_claim_that_is_retained_has_no_owner(retain: bool, owners: int) -> Non
 
 
 def test_the_users_own_claim_is_mounted_and_not_made() -> None:
-    assert build_claim(admitted(make_job(shared={"claimName": "mine"}))) is None
+    assert build_pvc(admitted(make_job(shared={"claimName": "mine"}))) is None
     volumes = pod(shared={"claimName": "mine"})["spec"]["volumes"]
     assert {"name": "shared", "persistentVolumeClaim": {"claimName": "mine"}} in volumes

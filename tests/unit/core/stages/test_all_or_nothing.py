@@ -94,7 +94,7 @@ def test_the_next_try_is_a_new_attempt_that_costs_nothing_and_says_what_it_waits
     assert decided is not None
     after = decided.status
     assert (after.phase, after.attempt, after.restarts, after.disruptions) == (Phase.RESTARTING, 4, 2, 1)
-    assert (after.restarts_since_progress, after.kept_pods) == (1, {})
+    assert (after.restarts_since_progress, after.internal.kept_pods) == (1, {})
     assert after.attempt_time == before.attempt_time, "the job has waited for its nodes since then"
     degraded = cond.find(after.conditions, cond.DEGRADED)
     assert degraded is not None
@@ -137,9 +137,7 @@ def test_a_job_without_backoff_still_waits_a_moment() -> None:
 @pytest.mark.parametrize(("seconds", "asks"), [(-1, True), (20, False), (99999, True)])
 def test_it_asks_again_when_the_wait_is_over_or_the_clock_was_set_back(seconds: float, asks: bool) -> None:
     status = in_phase(Phase.STARTING, nodes=4, attempt=1, retry_at=later(seconds))
-    decided = plan(
-        make_job(status, nodes=4), Observed(service=seen(attempt=1).service, claim_exists=True), NOW, DEFAULTS
-    )
+    decided = plan(make_job(status, nodes=4), Observed(service=seen(attempt=1).service, pvc_exists=True), NOW, DEFAULTS)
     assert bool(decided.actions) is asks
     assert asks or decided.requeue_after == pytest.approx(seconds)
 

@@ -63,7 +63,7 @@ def test_only_what_died_is_replaced(dead: int) -> None:
     decided = look(in_place(running()), seen(*pods))
     assert decided.status_first
     assert (decided.status.attempt, decided.status.restarts, decided.status.attempt_time) == (1, 1, NOW)
-    assert decided.status.kept_pods == {f"digits-0-{rank}": rank for rank in range(3) if rank != dead}
+    assert decided.status.internal.kept_pods == {f"digits-0-{rank}": rank for rank in range(3) if rank != dead}
     survivors = {f"digits-0-{rank} is 1/{rank} of 3" for rank in range(3) if rank != dead}
     assert done(decided) == survivors | {f"delete digits-0-{dead}", f"create digits-1-{dead}", "point at 1"}
 
@@ -93,7 +93,7 @@ def test_the_gang_runs_again_once_the_new_pod_does() -> None:
     decided = look(in_place(status), seen(told(0), make_pod(1, attempt=1), told(2), attempt=1))
     assert (decided.actions, decided.status.phase, decided.status.nodes.ready) == ((), Phase.RUNNING, 3)
     again = look(in_place(decided.status), seen(failed(0, 137, attempt=1), make_pod(1, attempt=1), told(2), attempt=1))
-    assert again.status.kept_pods == {"digits-1-1": 1, "digits-0-2": 2}, "pods of any age live on"
+    assert again.status.internal.kept_pods == {"digits-1-1": 1, "digits-0-2": 2}, "pods of any age live on"
 
 
 def test_survivors_are_left_in_peace_during_a_backoff() -> None:
@@ -166,7 +166,7 @@ def test_the_end_of_a_kept_pod_in_its_new_life_is_a_failure() -> None:
 )
 def test_pods_made_from_another_spec_are_never_kept(spec: dict[str, Any], defaults: Defaults) -> None:
     decided = look(in_place(running(), **spec), seen(make_pod(0), failed(1, 137), make_pod(2)), defaults=defaults)
-    assert decided.status.kept_pods == {}
+    assert decided.status.internal.kept_pods == {}
     assert not any(isinstance(action, AssignPod) for action in decided.actions)
     assert {"delete digits-0-0", "delete digits-0-2"} <= done(decided)
 
@@ -174,24 +174,24 @@ def test_pods_made_from_another_spec_are_never_kept(spec: dict[str, Any], defaul
 def test_pods_that_cannot_be_told_are_not_kept_when_the_scope_is_edited() -> None:
     started_with = digests(make_job(nodes=3), DEFAULTS)
     decided = look(in_place(running(spec_digests=started_with)), seen(make_pod(0), failed(1, 137), make_pod(2)))
-    assert decided.status.kept_pods == {}
+    assert decided.status.internal.kept_pods == {}
     kept_from_then_on = look(
         in_place(decided.status.model_copy(update={"phase": Phase.RUNNING})),
         seen(make_pod(0, attempt=1), failed(1, 137, attempt=1), make_pod(2, attempt=1), attempt=1),
     )
-    assert kept_from_then_on.status.kept_pods == {"digits-1-0": 0, "digits-1-2": 2}
+    assert kept_from_then_on.status.internal.kept_pods == {"digits-1-0": 0, "digits-1-2": 2}
 
 
 def test_a_whole_gang_that_ended_is_replaced_as_a_whole() -> None:
     pods = [failed(rank, 143, "Preempted", ago=20) for rank in range(3)]
     decided = look(in_place(running()), seen(*pods))
-    assert decided.status.kept_pods == {}
+    assert decided.status.internal.kept_pods == {}
     assert {"create digits-1-0", "create digits-1-1", "create digits-1-2"} <= done(decided)
 
 
 def test_scope_gang_keeps_nobody() -> None:
     decided = look(make_job(in_phase(Phase.RUNNING), nodes=2), seen(make_pod(0), failed(1, 137)))
-    assert decided.status.kept_pods == {}
+    assert decided.status.internal.kept_pods == {}
 
 
 def test_a_job_in_place_ends_like_any_other() -> None:

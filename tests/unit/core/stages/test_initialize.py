@@ -16,7 +16,7 @@ from ddpjob_operator.core.plan import plan
 from ddpjob_operator.core.values import conditions as cond
 from ddpjob_operator.core.values.actions import CreateChild, CreatePod, DeletePod, Plan, ReadWarnings
 from ddpjob_operator.core.values.job import Defaults, Job, Manifest, Problem
-from ddpjob_operator.core.values.observed import InitializerView, PodPhase, Termination, Warned
+from ddpjob_operator.core.values.observed import InitializerView, PodPhase, PodWarning, Termination
 from ddpjob_operator.wire.pods import parse_initializer, parse_pod
 
 DATASET = {"name": "dataset", "source": "https://example.com/digits.tar", "path": "datasets/digits.tar"}
@@ -176,7 +176,7 @@ def test_a_pod_that_waits_without_a_word_is_explained_by_its_events() -> None:
     waits = fetcher("Pending", scheduled=True)
     asked = look(since, waits)
     assert asked.actions == (ReadWarnings("digits-init-0", "init-0"),)
-    warned = {"init-0": Warned(NOW, "FailedMount", 'secret "registry" not found')}
+    warned = {"init-0": PodWarning(NOW, "FailedMount", 'secret "registry" not found')}
     decided = look(since, waits, warnings=warned)
     assert condition(decided, cond.DEGRADED)[:2] == ("True", "FailedMount")
     assert 'secret "registry" not found' in condition(decided, cond.DEGRADED)[2]

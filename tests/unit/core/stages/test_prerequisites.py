@@ -10,7 +10,7 @@ from builders import DEFAULTS, NOW, make_job, seen
 from ddpjob_operator.api.status import Phase
 from ddpjob_operator.core.plan import plan
 from ddpjob_operator.core.values import conditions as cond
-from ddpjob_operator.core.values.actions import CreateChild, CreateClaim, CreatePod, CreateService
+from ddpjob_operator.core.values.actions import CreateChild, CreatePod, CreatePVC, CreateService
 from ddpjob_operator.core.values.job import Problem
 from ddpjob_operator.core.values.observed import Observed
 
@@ -21,8 +21,8 @@ GROUP = ("PodGroup", "digits")
 @pytest.mark.parametrize(
     ("spec", "observed", "made"),
     [
-        ({}, Observed(), [CreateService, CreateClaim]),
-        (VOLCANO, Observed(), [CreateService, CreateClaim, CreateChild]),
+        ({}, Observed(), [CreateService, CreatePVC]),
+        (VOLCANO, Observed(), [CreateService, CreatePVC, CreateChild]),
         (VOLCANO, seen(children=frozenset({GROUP}), attempt=None), [CreateService]),
         (VOLCANO, seen(), [CreateChild]),
         ({"shared": {"claimName": "mine"}}, Observed(), [CreateService]),

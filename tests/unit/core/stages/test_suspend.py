@@ -13,7 +13,7 @@ from ddpjob_operator.core.plan import plan
 from ddpjob_operator.core.stages.finished import has_finished
 from ddpjob_operator.core.stages.suspend import is_suspending
 from ddpjob_operator.core.values import conditions as cond
-from ddpjob_operator.core.values.actions import CreateChild, CreateClaim, CreatePod, CreateService, DeletePod, Plan
+from ddpjob_operator.core.values.actions import CreateChild, CreatePod, CreatePVC, CreateService, DeletePod, Plan
 from ddpjob_operator.core.values.observed import InitializerView, PodPhase, PodView
 from ddpjob_operator.wire.jobs import is_left_to_another
 
@@ -151,9 +151,9 @@ def test_a_job_without_pods_is_suspended_at_once(phase: Phase | None) -> None:
 
 
 def test_a_job_that_is_created_suspended_gets_nothing_at_all() -> None:
-    decided = look(make_job(suspend=True), seen(attempt=None, claim_exists=False))
+    decided = look(make_job(suspend=True), seen(attempt=None, pvc_exists=False))
     assert (decided.actions, decided.status.phase) == ((), Phase.SUSPENDED)
-    assert look(make_job(decided.status, suspend=True), seen(attempt=None, claim_exists=False)) == Plan(decided.status)
+    assert look(make_job(decided.status, suspend=True), seen(attempt=None, pvc_exists=False)) == Plan(decided.status)
 
 
 def test_a_suspended_job_says_what_it_will_resume_from() -> None:
@@ -223,9 +223,9 @@ def test_a_resumed_job_begins_a_new_attempt_that_costs_no_budget() -> None:
 
 
 def test_a_job_that_was_created_suspended_starts_as_any_other() -> None:
-    status = plan(make_job(suspend=True), seen(attempt=None, claim_exists=False), later(-60), DEFAULTS).status
-    first = look(make_job(status), seen(attempt=None, claim_exists=False))
-    assert [type(action) for action in first.actions] == [CreateService, CreateClaim]
+    status = plan(make_job(suspend=True), seen(attempt=None, pvc_exists=False), later(-60), DEFAULTS).status
+    first = look(make_job(status), seen(attempt=None, pvc_exists=False))
+    assert [type(action) for action in first.actions] == [CreateService, CreatePVC]
     decided = look(make_job(status), seen())
     assert (decided.status.phase, decided.status.attempt) == (Phase.STARTING, 0)
     assert decided.status_first

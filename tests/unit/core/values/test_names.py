@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddpjob_operator.core.values.names import claim_name, dns_label, job_labels, pod_labels, pod_name, service_name
+from ddpjob_operator.core.values.names import dns_label, job_labels, pod_labels, pod_name, pvc_name, service_name
 
 LABEL = re.compile(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?")  # RFC 1035
 VALUE = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
@@ -35,7 +35,7 @@ def test_a_name_that_is_no_label_is_shortened_and_marked(name: str) -> None:
 
 @given(subdomains, attempts, ranks)
 def test_every_name_and_label_is_valid(job: str, attempt: int, rank: int) -> None:
-    for name in (pod_name(job, attempt, rank), service_name(job), claim_name(job)):
+    for name in (pod_name(job, attempt, rank), service_name(job), pvc_name(job)):
         assert LABEL.fullmatch(name), name
     for value in (job_labels(job, "0b0c-uid") | pod_labels(attempt, rank)).values():
         assert VALUE.fullmatch(value), value
@@ -59,5 +59,5 @@ def test_names_that_look_alike_stay_apart(one: tuple[str, int, int], other: tupl
     assert pod_name(*one) != pod_name(*other)
     if one[0] != other[0]:
         assert service_name(one[0]) != service_name(other[0])
-        assert claim_name(one[0]) != claim_name(other[0])
+        assert pvc_name(one[0]) != pvc_name(other[0])
         assert job_labels(one[0], "u") != job_labels(other[0], "u")
