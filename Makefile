@@ -55,6 +55,7 @@ lint: $(VENV)/.dev  ## ruff, mypy, import layers, Dockerfiles, generated files
 	$(BIN)/hadolint Dockerfile trainer_image/Dockerfile
 	$(BIN)/python -m ddpjob_operator.api.crd --check
 	$(BIN)/python -m ddpjob_operator.api.docs --check
+	$(BIN)/python docs/metrics.py --check
 	$(BIN)/python charts/readme.py --check
 	$(BIN)/python charts/rbac.py --check
 
@@ -77,6 +78,7 @@ format: $(VENV)/.dev  ## let ruff lay out the code
 generate: $(VENV)/.dev  ## write the CRD, docs/api.md, the chart's README and the roles from their sources
 	$(BIN)/python -m ddpjob_operator.api.crd
 	$(BIN)/python -m ddpjob_operator.api.docs
+	$(BIN)/python docs/metrics.py
 	$(BIN)/python charts/readme.py
 	$(BIN)/python charts/rbac.py
 

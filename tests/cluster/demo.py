@@ -145,12 +145,16 @@ def _show(kubectl: Kubectl, watching: Prometheus, name: str) -> None:
 
 def _questions(name: str) -> list[tuple[str, str]]:
     window = f"[{JOB_SECONDS}s]"
-    trained = f'{{job="{name}", namespace="{NAMESPACE}"}}'
+    job = f'ddpjob="{name}", namespace="{NAMESPACE}"'
+    with_attempt = f"ddpjob_train_step{{{job}}} * on (namespace, pod) group_left (attempt) ddpjob_trainer_info{{{job}}}"
     return [
-        ("how far did each attempt get?", f"max by (attempt) (max_over_time(ddpjob_train_step{trained}{window}))"),
+        (
+            "how far did each attempt get?",
+            f"max by (attempt) (max_over_time(({with_attempt})[{JOB_SECONDS}s:2s]))",
+        ),
         (
             "which accuracy was reached on images never trained on?",
-            f"max by (job) (max_over_time(ddpjob_train_eval_accuracy{trained}{window}))",
+            f'max by (ddpjob) (max_over_time(ddpjob_train_metric{{{job}, metric="eval_accuracy"}}{window}))',
         ),
         ("which restarts did the operator count?", "sum by (reason) (ddpjob_operator_restarts_total)"),
     ]

@@ -30,15 +30,20 @@ GLOBAL = {"scrape_interval": "2s", "scrape_timeout": "2s"}
 
 @dataclass(frozen=True, slots=True)
 class Pods:
-    """What one scrape job asks: pods by label, and the port of their /metrics."""
+    """What one scrape job asks: pods by label, the port of their /metrics, and the labels of a target.
+
+    The operator's series have a namespace of their own, that of the job, so its targets have none: the chart's
+    ServiceMonitor drops it.
+    """
 
     selector: str
     port: int
+    labels: tuple[str, ...]
 
 
 SCRAPED = {
-    "operator": Pods("app.kubernetes.io/name=ddpjob-operator", 8080),
-    "trainer": Pods("app.kubernetes.io/managed-by=ddpjob", 9400),
+    "operator": Pods("app.kubernetes.io/name=ddpjob-operator", 8080, ("pod",)),
+    "trainer": Pods("app.kubernetes.io/managed-by=ddpjob", 9400, ("namespace", "pod")),
 }
 
 
@@ -68,6 +73,10 @@ class Prometheus:
         answer = self._get("query", query=promql)
         return [Sample(series["metric"], float(series["value"][1])) for series in answer["result"]]
 
+    def scrape_errors(self) -> list[str]:
+        """Why targets could not be scraped."""
+        return [target["lastError"] for target in self._get("targets")["activeTargets"] if target["lastError"]]
+
     def scraped(self, job: str) -> set[str]:
         """Pods of one scrape job that answered at least once in the last ten minutes."""
         return {sample.labels["pod"] for sample in self.query(f'max_over_time(up{{job="{job}"}}[10m]) == 1')}
@@ -83,15 +92,22 @@ def prometheus(binary: Path, kubectl: Kubectl, folder: Path) -> Iterator[Prometh
 
     It has two scrape jobs: `operator`, and `trainer` for the pods of all DDPJobs.
     """
-    port = _free_port()
     with ExitStack() as cleanup:
         secrets = Path(cleanup.enter_context(tempfile.TemporaryDirectory(prefix="ddpjob-prometheus-")))
         server, login = _login(kubectl.kubeconfig, secrets)
-        scrapes = [_scrape(folder, server, login, name) for name in SCRAPED]
-        config = folder / "prometheus.yml"
-        config.write_text(yaml.safe_dump({"global": GLOBAL, "scrape_configs": scrapes}, sort_keys=False))
         for name, pods in SCRAPED.items():
             cleanup.enter_context(_targets(kubectl, server, pods, folder / f"{name}.json"))
+        scrapes = [_scrape(folder, server, login, name) for name in SCRAPED]
+        yield cleanup.enter_context(started(binary, scrapes, folder))
+
+
+@contextmanager
+def started(binary: Path, scrapes: list[dict[str, Any]], folder: Path) -> Iterator[Prometheus]:
+    """Run Prometheus with these scrape configurations until the end of the block."""
+    port = _free_port()
+    config = folder / "prometheus.yml"
+    config.write_text(yaml.safe_dump({"global": GLOBAL, "scrape_configs": scrapes}, sort_keys=False))
+    with ExitStack() as cleanup:
         log = folder / "prometheus.log"
         process = cleanup.enter_context(
             _process(
@@ -140,7 +156,7 @@ def _write_targets(watch: Watch, server: str, pods: Pods, file: Path) -> None:
             path = f"/api/v1/namespaces/{metadata['namespace']}/pods/{metadata['name']}:{pods.port}/proxy/metrics"
             running[metadata["uid"]] = {
                 "targets": [server.removeprefix("https://")],
-                "labels": {"__metrics_path__": path, "pod": metadata["name"]},
+                "labels": {"__metrics_path__": path, **_labels(pods, metadata)},
             }
         else:
             running.pop(metadata["uid"], None)
@@ -149,12 +165,15 @@ def _write_targets(watch: Watch, server: str, pods: Pods, file: Path) -> None:
         new.replace(file)
 
 
+def _labels(pods: Pods, metadata: Object) -> dict[str, str]:
+    values = {"namespace": metadata["namespace"], "pod": metadata["name"]}
+    return {name: values[name] for name in pods.labels}
+
+
 def _scrape(folder: Path, server: str, login: dict[str, Any], name: str) -> dict[str, Any]:
     return {
         "job_name": name,
         "scheme": "https" if server.startswith("https:") else "http",
-        # job and namespace are the DDPJob's own in a trainer's metrics
-        "honor_labels": True,
         "file_sd_configs": [{"files": [str(folder / f"{name}.json")]}],
         **login,
     }

@@ -119,7 +119,8 @@ class Pod:
         supervisor = Supervisor(attempt, self._stop, None if self._watch is None else self._is_superseded)
         self._view = _View(attempt.pod, attempt.began, supervisor)
         result = supervisor.run()
-        self._ledger.totals(attempt.pod.attempt, result.evidence.heartbeats)
+        if attempt.pod.node_rank == 0:  # which alone exports the totals of the run
+            self._ledger.totals(attempt.pod.attempt, result.evidence.heartbeats)
         if (
             after_attempt(result, stopped=self._stop.requested_at is not None, stays=self._watch is not None)
             is AfterAttempt.EXIT

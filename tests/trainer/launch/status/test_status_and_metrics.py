@@ -13,15 +13,18 @@ import urllib.request
 from pathlib import Path
 
 import pytest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from ddp_trainer.contract.environment import PodEnvironment
 from ddp_trainer.contract.heartbeat import Heartbeat, heartbeat_dir, read_heartbeats
 from ddp_trainer.launch.assignment import Assignment
 from ddp_trainer.launch.status.counters import CounterLedger
-from ddp_trainer.launch.status.metrics import metrics_page
+from ddp_trainer.launch.status.metric_table import POD, RUN, TABLE
+from ddp_trainer.launch.status.metrics import MOST_METRICS, metrics_page
 from ddp_trainer.launch.status.pod_state import PodState, status
 from ddp_trainer.launch.status.server import StatusServer
 
+OPEN_METRICS = "application/openmetrics-text; version=1.0.0"
 CONTRACT = (Path(__file__).parents[4] / "docs" / "contracts.md").read_text()
 SECTION = CONTRACT.split("## 4.")[1].split("## 5.")[0]
 EXAMPLE = json.loads(re.search(r"```json\n(.*?)```", SECTION, re.DOTALL)[1])
@@ -110,46 +113,101 @@ def samples(page: str) -> dict[str, float]:
     return {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in lines}
 
 
-def test_every_metric_of_the_contract_is_there_and_no_other(pod, tmp_path):
+def shown(pod: PodEnvironment, state: PodState, ledger: CounterLedger | None = None) -> dict[str, float]:
+    """The samples of one scrape."""
+    return samples(metrics_page(lambda: (pod, state), ledger or CounterLedger())("")[0].decode())
+
+
+def family(name: str) -> str:
+    """The name that OpenMetrics has for the family of a series."""
+    return re.sub("_(total|info)$", "", name)
+
+
+def test_the_page_is_strict_openmetrics_with_every_row_of_the_table_and_no_other(pod, tmp_path):
     trained(tmp_path)
-    page = metrics_page(lambda: (pod, pod_state(tmp_path)), CounterLedger())().decode()
-    documented = set(re.findall(r"`(ddpjob_\w+)", SECTION))
-    families = {line.split()[2] for line in page.splitlines() if line.startswith("# TYPE")}
-    assert families == documented
-    labels = 'attempt="0",job="digits",namespace="default",node_rank="0"'
-    values = {re.sub(r"\{.*\}", "", name): value for name, value in samples(page).items()}
-    assert all(set(re.findall(r'\w+="[^"]*"', name)) >= set(labels.split(",")) for name in samples(page))
-    assert values["ddpjob_train_steps_total"] == 120
-    assert values["ddpjob_train_step_seconds_count"] == 120
-    assert values["ddpjob_snapshot_saves_total"] == 1
+    body, content_type = metrics_page(lambda: (pod, pod_state(tmp_path)), CounterLedger())(OPEN_METRICS)
+    families = {found.name: found for found in text_string_to_metric_families(body.decode())}
+    assert content_type.startswith("application/openmetrics-text")
+    assert set(families) == {family(name) for name in TABLE}
+    for name, row in TABLE.items():
+        found = families[family(name)]
+        assert (found.type, found.documentation) == (row.type, row.help)
+        assert {frozenset(sample.labels) - {"le"} for sample in found.samples} == {frozenset(row.labels)}, name
+
+
+def test_no_metric_has_a_label_that_prometheus_sets_itself_and_only_the_info_has_the_attempt():
+    assert [row.name for row in TABLE.values() if {"job", "namespace", "instance", "pod"} & set(row.labels)] == []
+    assert [row.name for row in TABLE.values() if "attempt" in row.labels] == ["ddpjob_trainer_info"]
+
+
+def test_names_follow_the_conventions():
+    assert [row.name for row in TABLE.values() if row.name.endswith("_total") != (row.type == "counter")] == []
+    assert [row.name for row in TABLE.values() if row.unit not in row.name or not row.help.endswith(".")] == []
+    assert len(TABLE) == len(POD) + len(RUN), "every name is unique"
+
+
+def test_the_values_are_those_of_the_heartbeats(pod, tmp_path):
+    trained(tmp_path)
+    values = shown(pod, pod_state(tmp_path))
+    assert values['ddpjob_train_steps_total{ddpjob="digits"}'] == 120
+    assert values['ddpjob_train_step_seconds_count{ddpjob="digits"}'] == 120
+    assert values['ddpjob_snapshot_saves_total{ddpjob="digits",result="ok"}'] == 1
+    assert values['ddpjob_snapshot_last_step{ddpjob="digits"}'] == 100
+    assert values['ddpjob_train_metric{ddpjob="digits",metric="eval_accuracy"}'] == 0.96
+    assert values['ddpjob_trainer_info{attempt="0",ddpjob="digits",node_rank="0",world_size="2"}'] == 1
+
+
+def test_what_a_program_reports_beyond_the_limit_has_no_series(pod, tmp_path):
+    trained(tmp_path).metrics(**{f"mine_{number}": 1.0 for number in range(200)})
+    names = [name for name in shown(pod, pod_state(tmp_path)) if name.startswith("ddpjob_train_metric{")]
+    assert len(names) == MOST_METRICS
+
+
+def test_only_node_rank_0_counts_the_run_so_that_a_sum_over_pods_is_right(pod, tmp_path):
+    """Both pods of a gang, whose ranks all report the steps of the run."""
+    pages = []
+    for node_rank in (0, 1):
+        trained(tmp_path / str(node_rank), rank=node_rank)
+        of_rank = dataclasses.replace(pod, node_rank=node_rank, run_dir=tmp_path / str(node_rank))
+        pages.append(shown(of_rank, pod_state(tmp_path / str(node_rank))))
+    assert sum(page.get('ddpjob_train_steps_total{ddpjob="digits"}', 0.0) for page in pages) == 120
+    assert [name for name in pages[1] if "_train_" in name or "_snapshot_" in name] == []
+    assert [f'ddpjob_rank_heartbeat_age_seconds{{ddpjob="digits",rank="{rank}"}}' in pages[rank] for rank in (0, 1)]
 
 
 def test_counters_go_on_when_another_process_takes_the_ranks_place(pod, tmp_path, monkeypatch):
-    page = metrics_page(lambda: (pod, pod_state(tmp_path)), CounterLedger())
-    totals = []
+    ledger, totals = CounterLedger(), []
     for pid, resumed, steps in ((11, 0, 120), (12, 100, 30)):
         monkeypatch.setattr("os.getpid", lambda pid=pid: pid)
         trained(tmp_path, resumed=resumed, steps=steps)
-        values = samples(page().decode())
+        values = shown(pod, pod_state(tmp_path), ledger)
         totals.append(
             [value for name, value in values.items() if re.match(r"ddpjob\w*(_total|_count|_bucket|_sum)", name)]
         )
     assert all(before <= after for before, after in zip(*totals, strict=True))
-    assert (
-        'ddpjob_train_steps_total{attempt="0",job="digits",namespace="default",node_rank="0"} 150.0' in page().decode()
-    )
+    assert values['ddpjob_train_steps_total{ddpjob="digits"}'] == 150
 
 
-def test_counters_go_on_in_the_next_attempt_of_the_same_pod_under_its_labels(pod, tmp_path):
+def test_counters_go_on_in_the_next_attempt_of_the_same_pod(pod, tmp_path):
     ledger = CounterLedger()
     trained(tmp_path, steps=120)
-    metrics_page(lambda: (pod, pod_state(tmp_path)), ledger)()
+    shown(pod, pod_state(tmp_path), ledger)
     trained(tmp_path, steps=125)
-    ledger.totals(pod.attempt, pod_state(tmp_path).heartbeats)  # the life's last words, which nobody scraped
-    later = pod.placed(Assignment(attempt=1, node_rank=1, nodes=3))
+    ledger.totals(pod.attempt, pod_state(tmp_path).heartbeats)  # the last heartbeats, which no scrape has seen
+    later = pod.placed(Assignment(attempt=1, node_rank=0, nodes=3))
     trained(tmp_path, resumed=100, steps=30)  # by a process that got the same pid
-    page = metrics_page(lambda: (later, pod_state(tmp_path)), ledger)().decode()
-    assert samples(page)['ddpjob_train_steps_total{attempt="1",job="digits",namespace="default",node_rank="1"}'] == 155
+    assert shown(later, pod_state(tmp_path), ledger)['ddpjob_train_steps_total{ddpjob="digits"}'] == 155
+
+
+def test_a_pod_that_becomes_node_rank_0_counts_from_then_on(pod, tmp_path):
+    """The pod that had node rank 0 before has counted the steps until then."""
+    ledger, second = CounterLedger(), dataclasses.replace(pod, node_rank=1)
+    trained(tmp_path, rank=1, steps=120)
+    shown(second, pod_state(tmp_path), ledger)
+    shutil.rmtree(heartbeat_dir(tmp_path))
+    first = second.placed(Assignment(attempt=1, node_rank=0, nodes=2))
+    trained(tmp_path, resumed=100, steps=30)
+    assert shown(first, pod_state(tmp_path), ledger)['ddpjob_train_steps_total{ddpjob="digits"}'] == 30
 
 
 def test_a_pod_that_waits_shows_what_ended_and_no_rank(pod, tmp_path):
@@ -158,9 +216,9 @@ def test_a_pod_that_waits_shows_what_ended_and_no_rank(pod, tmp_path):
     answer = status(pod, 1.0, waiting)
     assert (answer["phase"], answer["phaseSeconds"], answer["ranks"]) == ("waiting", 4.0, [])
     assert (answer["step"], answer["ended"]) == (120, {"reason": "PeerLost"})
-    page = metrics_page(lambda: (pod, waiting), CounterLedger())().decode()
-    assert "ddpjob_rank_heartbeat_age_seconds{" not in page
-    assert samples(page)['ddpjob_train_step{attempt="0",job="digits",namespace="default",node_rank="0"}'] == 120
+    values = shown(pod, waiting)
+    assert not any(name.startswith("ddpjob_rank_heartbeat_age_seconds") for name in values)
+    assert values['ddpjob_train_step{ddpjob="digits"}'] == 120
 
 
 def test_a_spare_has_no_node_rank(pod, tmp_path):
@@ -168,7 +226,9 @@ def test_a_spare_has_no_node_rank(pod, tmp_path):
     nothing = dataclasses.replace(pod_state(tmp_path), idle="spare")
     answer = status(spare, 1.0, nothing)
     assert (answer["phase"], answer["nodeRank"], answer["step"]) == ("spare", None, None)
-    assert 'node_rank="none"' in metrics_page(lambda: (spare, nothing), CounterLedger())().decode()
+    assert list(shown(spare, nothing)) == [
+        'ddpjob_trainer_info{attempt="0",ddpjob="digits",node_rank="none",world_size="2"}'
+    ]
 
 
 def test_promtool_finds_nothing_to_complain_about(pod, tmp_path):
@@ -177,14 +237,14 @@ def test_promtool_finds_nothing_to_complain_about(pod, tmp_path):
         pytest.skip("promtool is not installed (Debian: apt-get install prometheus)")
     trained(tmp_path)
     trained(tmp_path, rank=1)
-    page = metrics_page(lambda: (pod, pod_state(tmp_path)), CounterLedger())()
+    page, _ = metrics_page(lambda: (pod, pod_state(tmp_path)), CounterLedger())("")
     check = subprocess.run([promtool, "check", "metrics"], input=page, capture_output=True, check=False)
     assert (check.returncode, check.stdout, check.stderr) == (0, b"", b"")
 
 
 @pytest.fixture
 def server():
-    served = StatusServer(0, lambda: {"version": 1}, lambda: b"ddpjob_x 1\n")
+    served = StatusServer(0, lambda: {"version": 1}, lambda accept: (b"ddpjob_x 1\n", "text/plain"))
     threading.Thread(target=served.serve_forever, daemon=True).start()
     yield f"http://127.0.0.1:{served.server_address[1]}"
     served.shutdown()

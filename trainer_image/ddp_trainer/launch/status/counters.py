@@ -8,7 +8,7 @@ from typing import Any
 
 
 class CounterLedger:
-    """The counters of the lowest rank of a pod, on top of those of the processes that had its place before."""
+    """The counters of rank 0 for as long as the pod has node rank 0, those of earlier processes included."""
 
     def __init__(self) -> None:
         self._process: tuple[int, int] | None = None

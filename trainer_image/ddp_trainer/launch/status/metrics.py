@@ -1,62 +1,42 @@
-"""`/metrics` of a trainer pod, from the heartbeats of its ranks (docs/contracts.md section 4).
+"""`/metrics` of a trainer pod, from the heartbeats of its ranks. The rows of `metric_table` say what each metric means.
 
-Progress is that of the lowest rank on this node. Samples and steps are those of the whole run, the same on every
-node: aggregate them over nodes with max, not with sum.
+Values of the whole run are exported by node rank 0 alone. A sum over the pods of a job is then right, also after an
+in-place restart that gives node rank 0 to another pod.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from itertools import accumulate
+from itertools import accumulate, islice
 from typing import Any
 
-from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    InfoMetricFamily,
+    Metric,
+)
+from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 from ddp_trainer.contract.environment import PodEnvironment
 from ddp_trainer.contract.heartbeat import BUCKETS
 from ddp_trainer.launch.assignment import SPARE
+from ddp_trainer.launch.status import metric_table as table
 from ddp_trainer.launch.status.counters import CounterLedger
 from ddp_trainer.launch.status.pod_state import PodState, progress
 
 View = Callable[[], tuple[PodEnvironment, PodState]]
-"""The pod in its place of now, and what is known at this moment."""
+"""The pod with its current assignment, and its state."""
 
-_POD_LABELS = ("job", "namespace", "attempt", "node_rank")
-
-_GAUGES = {
-    "ddpjob_train_loss": ("loss", "Training loss of the last step that was reported."),
-    "ddpjob_train_step": ("step", "Optimizer steps finished in the whole run."),
-    "ddpjob_train_epoch": ("epoch", "Epoch that training is in."),
-    "ddpjob_train_total_steps": ("totalSteps", "Optimizer steps that the whole run will have."),
-    "ddpjob_train_samples_per_second": ("samplesPerSecond", "Samples that all ranks together train on in a second."),
-}
-_SNAPSHOT_GAUGES = {
-    "ddpjob_snapshot_last_step": ("step", "Step of the newest snapshot."),
-    "ddpjob_snapshot_last_timestamp_seconds": (
-        "time",
-        "When the newest snapshot was saved, in seconds since the epoch.",
-    ),
-}
-_MEASURED_GAUGES = {
-    "ddpjob_train_eval_accuracy": ("eval_accuracy", "Accuracy of the last validation, 0 to 1."),
-    "ddpjob_train_eval_loss": ("eval_loss", "Loss of the last validation."),
-}
-_COUNTERS = {
-    "ddpjob_train_samples": ("samples", "Samples trained on in this life of the run, by all ranks together."),
-    "ddpjob_train_steps": ("steps", "Optimizer steps finished in this life of the run."),
-    "ddpjob_train_out_of_memory": ("outOfMemory", "Times that the micro-batch was lowered for want of memory."),
-}
-_HISTOGRAMS = {
-    "ddpjob_train_step_seconds": ("stepSeconds", "Duration of an optimizer step."),
-    "ddpjob_snapshot_stall_seconds": ("stallSeconds", "How long training stood still for a snapshot."),
-    "ddpjob_snapshot_save_seconds": ("saveSeconds", "How long a snapshot took until it was safe on the volume."),
-}
+MOST_METRICS = 64
+"""Metrics of the training program that become series. It chooses their names, and must not exhaust Prometheus."""
 
 
 class TrainerCollector(Collector):
-    """Reads the heartbeats anew at every scrape."""
+    """Reads the heartbeats at every scrape."""
 
     def __init__(self, view: View, ledger: CounterLedger) -> None:
         self._view = view
@@ -64,66 +44,77 @@ class TrainerCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         pod, pod_state = self._view()
-        return _Page(pod).metrics(pod_state, self._ledger.totals(pod.attempt, pod_state.heartbeats))
+        yield _info(pod)
+        yield _heartbeat_ages(pod, pod_state)
+        if pod.node_rank == 0:
+            yield from _progress(pod, pod_state)
+            yield from _counters(pod, self._ledger.totals(pod.attempt, pod_state.heartbeats))
 
 
-class _Page:
-    """The samples of one scrape, all with the labels of the pod's place at that moment."""
+def _info(pod: PodEnvironment) -> Metric:
+    row = table.TABLE["ddpjob_trainer_info"]
+    node_rank = SPARE if pod.node_rank is None else str(pod.node_rank)
+    info = InfoMetricFamily(row.name.removesuffix("_info"), row.help, labels=row.labels)
+    values = {"attempt": str(pod.attempt), "node_rank": node_rank, "world_size": str(pod.world_size)}
+    info.add_metric((), {"ddpjob": pod.job, **values})
+    return info
 
-    def __init__(self, pod: PodEnvironment) -> None:
-        node_rank = SPARE if pod.node_rank is None else str(pod.node_rank)
-        self._labels = (pod.job, pod.namespace, str(pod.attempt), node_rank)
 
-    def metrics(self, pod_state: PodState, totals: Mapping[str, Any]) -> Iterator[Metric]:
-        known = progress(pod_state.heartbeats)
-        rate = pod_state.heartbeats[0].get("learningRate") if pod_state.heartbeats else None
-        yield from self._gauges(_GAUGES, known)
-        yield self._gauge("ddpjob_train_learning_rate", "Learning rate of the first parameter group.", rate)
-        yield from self._gauges(_MEASURED_GAUGES, known["metrics"])
-        yield from self._gauges(_SNAPSHOT_GAUGES, known["snapshot"] or {})
-        age = GaugeMetricFamily(
-            "ddpjob_rank_heartbeat_age_seconds",
-            "Seconds since the rank last made progress.",
-            labels=(*_POD_LABELS, "rank"),
+def _heartbeat_ages(pod: PodEnvironment, pod_state: PodState) -> Metric:
+    age = _gauge(table.TABLE["ddpjob_rank_heartbeat_age_seconds"])
+    running = {entry["rank"] for entry in pod_state.ranks}
+    for heartbeat in (heartbeat for heartbeat in pod_state.heartbeats if heartbeat["rank"] in running):
+        age.add_metric((pod.job, str(heartbeat["rank"])), max(0.0, pod_state.now - heartbeat["time"]))
+    return age
+
+
+def _progress(pod: PodEnvironment, pod_state: PodState) -> Iterator[Metric]:
+    known = progress(pod_state.heartbeats)
+    known["learningRate"] = pod_state.heartbeats[0].get("learningRate") if pod_state.heartbeats else None
+    for rows, values in ((table.PROGRESS, known), (table.SNAPSHOT, known["snapshot"] or {})):
+        for row in rows:
+            gauge = _gauge(row)
+            if (value := values.get(row.source)) is not None:
+                gauge.add_metric((pod.job,), value)
+            yield gauge
+    metrics = _gauge(table.METRIC)
+    for name, value in islice(known["metrics"].items(), MOST_METRICS):
+        metrics.add_metric((pod.job, name), value)
+    yield metrics
+
+
+def _counters(pod: PodEnvironment, totals: Mapping[str, Any]) -> Iterator[Metric]:
+    for row in table.COUNTERS:
+        counter = CounterMetricFamily(row.name, row.help, labels=row.labels)
+        counter.add_metric((pod.job,), totals.get(row.source, 0))
+        yield counter
+    saves = CounterMetricFamily(table.SAVES.name, table.SAVES.help, labels=table.SAVES.labels)
+    for result, count in totals.get(table.SAVES.source, {}).items():
+        saves.add_metric((pod.job, result), count)
+    yield saves
+    for row in table.HISTOGRAMS:
+        histogram = HistogramMetricFamily(row.name, row.help, labels=row.labels)
+        observed = totals.get(row.source, {"counts": [0] * (len(BUCKETS) + 1), "sum": 0.0})
+        bounds = [*(str(bound) for bound in BUCKETS), "+Inf"]
+        histogram.add_metric(
+            (pod.job,), list(zip(bounds, accumulate(observed["counts"]), strict=True)), observed["sum"]
         )
-        running = {entry["rank"] for entry in pod_state.ranks}
-        for heartbeat in (heartbeat for heartbeat in pod_state.heartbeats if heartbeat["rank"] in running):
-            age.add_metric((*self._labels, str(heartbeat["rank"])), max(0.0, pod_state.now - heartbeat["time"]))
-        yield age
-        yield from self._counted(totals)
-
-    def _counted(self, totals: Mapping[str, Any]) -> Iterator[Metric]:
-        for name, (key, text) in _COUNTERS.items():
-            counter = CounterMetricFamily(name, text, labels=_POD_LABELS)
-            counter.add_metric(self._labels, totals.get(key, 0))
-            yield counter
-        saves = CounterMetricFamily(
-            "ddpjob_snapshot_saves", "Snapshots that were begun, by how they ended.", labels=(*_POD_LABELS, "result")
-        )
-        for result, count in totals.get("saves", {}).items():
-            saves.add_metric((*self._labels, result), count)
-        yield saves
-        for name, (key, text) in _HISTOGRAMS.items():
-            histogram = HistogramMetricFamily(name, text, labels=_POD_LABELS)
-            counted = totals.get(key, {"counts": [0] * (len(BUCKETS) + 1), "sum": 0.0})
-            bounds = [*(str(bound) for bound in BUCKETS), "+Inf"]
-            cumulative = accumulate(counted["counts"])
-            histogram.add_metric(self._labels, list(zip(bounds, cumulative, strict=True)), counted["sum"])
-            yield histogram
-
-    def _gauges(self, table: Mapping[str, tuple[str, str]], values: Mapping[str, Any]) -> Iterator[Metric]:
-        for name, (key, text) in table.items():
-            yield self._gauge(name, text, values.get(key))
-
-    def _gauge(self, name: str, text: str, value: float | None) -> Metric:
-        gauge = GaugeMetricFamily(name, text, labels=_POD_LABELS)
-        if value is not None:
-            gauge.add_metric(self._labels, value)
-        return gauge
+        yield histogram
 
 
-def metrics_page(view: View, ledger: CounterLedger) -> Callable[[], bytes]:
-    """A function that gives the text of `/metrics`, in Prometheus' text format 0.0.4."""
+def _gauge(row: table.MetricRow) -> GaugeMetricFamily:
+    return GaugeMetricFamily(row.name, row.help, labels=row.labels)
+
+
+def metrics_page(view: View, ledger: CounterLedger) -> Callable[[str], tuple[bytes, str]]:
+    """A function that returns the body and the content type of `/metrics` for an Accept header: OpenMetrics, or
+    Prometheus' text format.
+    """
     registry = CollectorRegistry(auto_describe=False)
     registry.register(TrainerCollector(view, ledger))
-    return lambda: generate_latest(registry)
+
+    def page(accept: str) -> tuple[bytes, str]:
+        encode, content_type = choose_encoder(accept)
+        return encode(registry), content_type
+
+    return page

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 PAGE_SECONDS = 10
-"""A client that neither reads nor writes for this long is let go."""
+"""Timeout of a connection on which nothing is read or written."""
 
 
 class StatusServer(ThreadingHTTPServer):
@@ -18,7 +18,9 @@ class StatusServer(ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(self, port: int, status: Callable[[], dict[str, Any]], metrics: Callable[[], bytes]) -> None:
+    def __init__(
+        self, port: int, status: Callable[[], dict[str, Any]], metrics: Callable[[str], tuple[bytes, str]]
+    ) -> None:
         self.status = status
         self.metrics = metrics
         super().__init__(("0.0.0.0", port), _Handler)  # noqa: S104 - the scraper is another pod
@@ -39,7 +41,8 @@ class _Handler(BaseHTTPRequestHandler):
             body = json.dumps(self.server.status(), allow_nan=False).encode()
             self._answer(200, "application/json", body)
         elif path == "/metrics":
-            self._answer(200, "text/plain; version=0.0.4; charset=utf-8", self.server.metrics())
+            body, content_type = self.server.metrics(self.headers.get("Accept", ""))
+            self._answer(200, content_type, body)
         else:
             self._answer(404, "text/plain; charset=utf-8", b"not found; try /status, /metrics or /healthz\n")
 
@@ -52,7 +55,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """A scrape each few seconds is no news in a training log."""
+        """Scrapes every few seconds do not belong in a training log."""
 
 
 def write_port(run_dir: Path, port: int) -> None:

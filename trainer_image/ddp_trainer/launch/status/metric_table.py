@@ -1,0 +1,130 @@
+"""All metrics of a trainer pod. `metrics` creates them from this table, and docs/metrics.md is generated from it.
+
+Each series has the label `ddpjob`. The label `namespace` comes from the scrape target: a pod must not be able to write
+series of another namespace. A label `job` would collide with the scrape job that Prometheus adds to every series.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+LABELS = ("ddpjob",)
+
+
+@dataclass(frozen=True, slots=True)
+class MetricRow:
+    """One metric.
+
+    `source` is the key of its value in a heartbeat, in its counters, or in its snapshot. `aggregate` names the function
+    that combines its series over pods; empty where none makes sense.
+    """
+
+    name: str
+    type: Literal["counter", "gauge", "histogram", "info"]
+    help: str
+    labels: tuple[str, ...] = LABELS
+    unit: str = ""
+    aggregate: Literal["sum", "max", ""] = "sum"
+    source: str = ""
+
+
+POD = (
+    MetricRow(
+        "ddpjob_trainer_info",
+        "info",
+        "Attempt and node rank of the pod (`none` for a spare), and the world size.",
+        (*LABELS, "attempt", "node_rank", "world_size"),
+    ),
+    MetricRow(
+        "ddpjob_rank_heartbeat_age_seconds",
+        "gauge",
+        "Seconds since the last progress of the rank.",
+        (*LABELS, "rank"),
+        "seconds",
+        "max",
+    ),
+)
+"""Every pod exports these."""
+
+PROGRESS = (
+    MetricRow("ddpjob_train_step", "gauge", "Completed optimizer steps of the run.", aggregate="max", source="step"),
+    MetricRow(
+        "ddpjob_train_total_steps", "gauge", "Optimizer steps of the whole run.", aggregate="max", source="totalSteps"
+    ),
+    MetricRow("ddpjob_train_epoch", "gauge", "Current epoch, from 0.", aggregate="max", source="epoch"),
+    MetricRow("ddpjob_train_loss", "gauge", "Training loss of the last reported step.", aggregate="", source="loss"),
+    MetricRow(
+        "ddpjob_train_learning_rate",
+        "gauge",
+        "Learning rate of the first parameter group.",
+        aggregate="",
+        source="learningRate",
+    ),
+    MetricRow(
+        "ddpjob_train_samples_per_second",
+        "gauge",
+        "Training throughput of all ranks.",
+        source="samplesPerSecond",
+    ),
+)
+
+METRIC = MetricRow(
+    "ddpjob_train_metric",
+    "gauge",
+    "Last value of each metric that the training program reports, such as `eval_accuracy`.",
+    (*LABELS, "metric"),
+    aggregate="",
+)
+
+SNAPSHOT = (
+    MetricRow("ddpjob_snapshot_last_step", "gauge", "Step of the newest snapshot.", aggregate="max", source="step"),
+    MetricRow(
+        "ddpjob_snapshot_last_timestamp_seconds",
+        "gauge",
+        "Unix time of the newest snapshot.",
+        unit="seconds",
+        aggregate="max",
+        source="time",
+    ),
+)
+
+COUNTERS = (
+    MetricRow(
+        "ddpjob_train_steps_total", "counter", "Optimizer steps trained, recomputed ones included.", source="steps"
+    ),
+    MetricRow("ddpjob_train_samples_total", "counter", "Samples trained on by all ranks.", source="samples"),
+    MetricRow(
+        "ddpjob_train_micro_batch_reductions_total",
+        "counter",
+        "Micro-batch reductions after running out of memory.",
+        source="outOfMemory",
+    ),
+)
+
+SAVES = MetricRow("ddpjob_snapshot_saves_total", "counter", "Snapshots by result.", (*LABELS, "result"), source="saves")
+
+HISTOGRAMS = (
+    MetricRow(
+        "ddpjob_train_step_seconds", "histogram", "Duration of an optimizer step.", unit="seconds", source="stepSeconds"
+    ),
+    MetricRow(
+        "ddpjob_snapshot_stall_seconds",
+        "histogram",
+        "Time for which saving a snapshot blocked training.",
+        unit="seconds",
+        source="stallSeconds",
+    ),
+    MetricRow(
+        "ddpjob_snapshot_save_seconds",
+        "histogram",
+        "Time until a snapshot was complete on the volume.",
+        unit="seconds",
+        source="saveSeconds",
+    ),
+)
+
+RUN = (*PROGRESS, METRIC, *SNAPSHOT, *COUNTERS, SAVES, *HISTOGRAMS)
+"""Values of the whole run. Only the pod with node rank 0 exports them, so that each run is counted once."""
+
+TABLE = {row.name: row for row in (*POD, *RUN)}
