@@ -7,6 +7,7 @@ real thing.
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import json
 import os
 import re
@@ -310,6 +311,7 @@ class Operator:
                 | {"KUBECONFIG": str(self.kubeconfig), "PYTHONPATH": str(REPOSITORY / "operator")},
                 stdout=log,
                 stderr=log,
+                preexec_fn=_end_with_parent if sys.platform == "linux" else None,
             )
         return self
 
@@ -354,6 +356,12 @@ class Operator:
         except TimeoutError:
             self.process.kill()
             raise AssertionError(f"it did not stop:\n{self.log.read_text()[-4000:]}") from None
+
+
+def _end_with_parent() -> None:
+    """A test session that is killed, or ends by a timeout, leaves no operator behind."""
+    pr_set_pdeathsig = 1
+    ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
 
 
 def _condition(type_: str, status: str) -> Object:

@@ -3,7 +3,16 @@
 #
 # A process id alone names a stranger once it is reused, so the file keeps the start time beside it (proc(5), field 22).
 
-started_at() { sed 's/^.*) //' "/proc/$1/stat" 2>/dev/null | cut -d' ' -f20; }
+# Sets STATE and SINCE of a process; without a fork, because it is asked often and the machine may be busy.
+look_at() {
+  local stat fields
+  { read -r stat <"/proc/$1/stat"; } 2>/dev/null || return 1
+  # its name may hold blanks and brackets
+  read -ra fields <<<"${stat##*) }"
+  STATE=${fields[0]} SINCE=${fields[19]}
+}
+
+started_at() { look_at "$1" && echo "$SINCE"; }
 
 # Prints the process id of a daemon that lives.
 pid_of() {
@@ -14,7 +23,7 @@ pid_of() {
 
 # lives PID START_TIME: whether that very process runs.
 lives() {
-  [ -n "${2:-}" ] && [ "$(started_at "$1")" = "$2" ] && ! grep -qs '^State:.Z' "/proc/$1/status"
+  [ -n "${2:-}" ] && look_at "$1" && [ "$SINCE" = "$2" ] && [ "$STATE" != Z ]
 }
 
 STARTED=()
@@ -36,18 +45,18 @@ stop() {
   for name in "$@"; do
     pid=$(pid_of "$name") && pids+=("$pid") && { kill "$pid" 2>/dev/null || true; }
   done
-  gone 100 "${pids[@]}" || kill -KILL "${pids[@]}" 2>/dev/null || true
-  gone 50 "${pids[@]}" || die "process ${pids[*]} does not end, not even by SIGKILL"
+  gone 10 "${pids[@]}" || kill -KILL "${pids[@]}" 2>/dev/null || true
+  gone 10 "${pids[@]}" || die "process ${pids[*]} does not end, not even by SIGKILL"
   for name in "$@"; do rm -f "$DIR/run/$name.pid"; done
 }
 
-# gone TENTHS PID…: whether all of them end within so many tenths of a second.
+# gone SECONDS PID…: whether all of them end in time.
 gone() {
-  local left=$1 pid
+  local deadline=$((SECONDS + $1)) pid
   shift
   for pid in "$@"; do
-    while [ -e "/proc/$pid" ] && ! grep -q '^State:.Z' "/proc/$pid/status" 2>/dev/null; do
-      [ "$((left--))" -gt 0 ] || return 1
+    while look_at "$pid" && [ "$STATE" != Z ]; do
+      [ "$SECONDS" -lt "$deadline" ] || return 1
       sleep 0.1
     done
   done
