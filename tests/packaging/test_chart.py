@@ -391,7 +391,9 @@ def test_helm_test_passes_once_the_operator_is_ready(ready_after: int, seconds: 
     container = test["spec"]["containers"][0]
     program, url, _ = container["args"]
     service = of_kind("Service", rendered({}))[0]
-    assert url == f"http://{service['metadata']['name']}.ddpjob-system.svc:{service['spec']['ports'][0]['port']}/readyz"
+    assert service["metadata"]["name"] == "ddpjob-operator"
+    assert url == f"http://$(DDPJOB_OPERATOR_SERVICE_HOST):{service['spec']['ports'][0]['port']}/readyz"
+    assert test["spec"]["enableServiceLinks"]
     assert container["image"] == operator_of({})["image"]
     assert not test["metadata"]["labels"].items() >= service["spec"]["selector"].items()
     handler = type("Handler", (Answer,), {"asked": [], "ready_after": ready_after})

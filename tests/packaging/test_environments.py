@@ -5,6 +5,7 @@ Each extra is installed, from what pip builds of the repository, into an environ
 
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -66,6 +67,11 @@ def test_the_operator_runs_without_torch(install) -> None:
         "sklearn": False,
     }
     run(python, "-c", "import ddpjob_operator.main")
+
+
+def test_type_checkers_find_the_types_of_both_packages(wheel: Path) -> None:
+    names = zipfile.ZipFile(wheel).namelist()
+    assert {"ddpjob_operator/py.typed", "ddp_trainer/py.typed"} <= set(names)
 
 
 def test_the_command_line_checks_a_job_without_torch_or_a_cluster_client(install) -> None:
