@@ -4,7 +4,7 @@ from pathlib import Path
 
 from ddp_trainer.contract import environment as trainer_environment
 from ddp_trainer.rank.world import World
-from ddp_trainer.snapshots.interval import SaveInterval
+from ddp_trainer.snapshots.schedule import SaveInterval
 from ddp_trainer.snapshots.session import Snapshots
 from ddpjob_operator.core.manifests.pod_environment import Place, environment
 from ddpjob_operator.core.values.observed import ServiceView

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from ddp_trainer.snapshots import interval
+from ddp_trainer.snapshots import schedule
 from ddp_trainer.tasks.digits import Digits
 
 RANK = int(os.environ.get("RANK", "0"))
@@ -87,4 +87,4 @@ class Hasty(Digits):
 
     def __init__(self) -> None:
         super().__init__(width=8)
-        interval.AUTO_BEGINS_WITH = 1  # type: ignore[misc]
+        schedule.AUTO_BEGINS_WITH = 1  # type: ignore[misc]

@@ -17,7 +17,7 @@ from tests.trainer.logs.conftest import fill
 from ddp_trainer.contract.environment import JobEnvironment
 from ddp_trainer.contract.exit_codes import UserError
 from ddp_trainer.logs import losses, runlog, writers
-from ddp_trainer.logs.line_file import LineFile
+from ddp_trainer.logs.log_files import LineFile
 from ddp_trainer.logs.losses import read_losses
 from ddp_trainer.logs.runlog import RunLog
 from ddp_trainer.rank.world import World
@@ -83,8 +83,8 @@ def hung(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     def late(act: Callable[..., int | None]) -> Callable[..., int | None]:
         return lambda *arguments: act(*arguments) if released.wait(60) else None
 
-    monkeypatch.setattr("ddp_trainer.logs.line_file.os.write", late(write))
-    monkeypatch.setattr("ddp_trainer.logs.line_file.os.fsync", late(fsync))
+    monkeypatch.setattr("ddp_trainer.logs.log_files.os.write", late(write))
+    monkeypatch.setattr("ddp_trainer.logs.log_files.os.fsync", late(fsync))
     yield released
     released.set()
 

@@ -11,10 +11,6 @@ import time
 import pytest
 from tests.trainer.train.volume import Volume
 
-from ddp_trainer.train.config import TrainConfig
-from ddp_trainer.train.data import BatchPlan, Cursor
-from ddp_trainer.train.optim import WithOptimizerSettings
-
 pytestmark = [pytest.mark.trainer, pytest.mark.timeout(600)]
 
 DEADLINE = 120
@@ -173,10 +169,3 @@ def test_another_kind_of_adam_is_refused_where_the_optimizer_is_sharded_too(volu
     volume.trained(1, *fsdp, "2")
     refused = volume.train(1, *fsdp, "3", "--optimizer", "adam", DDPJOB_ATTEMPT="1")
     assert "the snapshot's run had --optimizer adamw, this one has adam" in refused.stderr
-
-
-def test_a_snapshot_that_does_not_know_its_optimizers_settings_is_loaded_as_before() -> None:
-    cursor = Cursor(BatchPlan(samples=8, global_batch=4))
-    state = Cursor(cursor.plan, epoch=2).state_dict()
-    WithOptimizerSettings(cursor, TrainConfig(lr=0.5)).load_state_dict(state)
-    assert cursor.epoch == 2

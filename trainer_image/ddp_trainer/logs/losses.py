@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ddp_trainer.logs.log_thread import LogFile, LogThread, WriteErrors
+from ddp_trainer.logs.log_files import LogFile, LogThread, WriteErrors
 
 FOLDER = "losses"
 FLUSH_SECONDS = 1.0

@@ -13,21 +13,23 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 import sys
 import time
+from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from ddp_trainer.contract.environment import JobEnvironment
 from ddp_trainer.contract.heartbeat import Heartbeat
-from ddp_trainer.logs.log_thread import LogFile, LogThread, WriteErrors
+from ddp_trainer.logs.log_files import LogFile, LogThread, WriteErrors
 from ddp_trainer.logs.losses import FOLDER, LossLog
 from ddp_trainer.logs.writers import MetricWriter, OfflineWandb, TensorBoard
+from ddp_trainer.rank.step_reduce import StepResult
 from ddp_trainer.rank.world import World
-from ddp_trainer.snapshots.interval import Interval
 from ddp_trainer.snapshots.trust.fence import Attempt
-from ddp_trainer.snapshots.values import SnapshotEvent
+from ddp_trainer.snapshots.values import ChosenInterval, SnapshotEvent
 
 CLOSE_SECONDS = 10.0
 """How long the end of a run waits for its last lines."""
@@ -149,7 +151,7 @@ class SnapshotReporter:
             self._log.say(event.message)
 
 
-def _interval(chosen: Interval) -> dict[str, Any]:
+def _interval(chosen: ChosenInterval) -> dict[str, Any]:
     """As /status and events.jsonl have it (docs/contracts.md section 4)."""
     return {
         "every": "auto",
@@ -160,3 +162,52 @@ def _interval(chosen: Interval) -> dict[str, Any]:
         "failures": chosen.failures,
         "bound": chosen.bound,
     }
+
+
+THROUGHPUT_WINDOW: Final = 50
+SAY_SECONDS: Final = 1.0
+
+
+class StepLog:
+    """Measures throughput, and writes the metrics of steps to `log`."""
+
+    def __init__(self, log: RunLog, total_steps: int) -> None:
+        self._log = log
+        self._total_steps = total_steps
+        self._recent: deque[tuple[float, int]] = deque(maxlen=THROUGHPUT_WINDOW)
+        self._said_at = -math.inf
+
+    @property
+    def samples_per_second(self) -> float | None:
+        """Over the last steps, of all ranks together; None after one step, which measures nothing."""
+        if len(self._recent) < 2:
+            return None
+        seconds = self._recent[-1][0] - self._recent[0][0]
+        trained = sum(samples for _, samples in self._recent) - self._recent[0][1]
+        return trained / seconds if seconds else None
+
+    def trained(self, samples: int) -> None:
+        """A step on so many samples, of all ranks together, has just ended."""
+        self._recent.append((time.monotonic(), samples))
+
+    def paused(self) -> None:
+        """The time since the last step is no step's."""
+        self._recent.clear()
+
+    def plot(self, result: StepResult, *, learning_rate: float, skipped_steps: int | None) -> None:
+        """Write the metrics of a step, and at most once a second a line for people. `skipped_steps` is None where no
+        step can be skipped.
+        """
+        rate = self.samples_per_second
+        values = {"train/loss": result.loss, "train/learning_rate": learning_rate}
+        if rate is not None:
+            values["train/samples_per_second"] = rate
+        if skipped_steps is not None:
+            values["train/skipped_steps"] = skipped_steps
+        self._log.scalars(result.step, values)
+        if time.monotonic() - self._said_at >= SAY_SECONDS:
+            self._said_at = time.monotonic()
+            speed = "" if rate is None else f", {rate:.0f} samples/s"
+            self._log.say(
+                f"step {result.step} of {self._total_steps}, epoch {result.epoch}, loss {result.loss:.4f}{speed}"
+            )

@@ -1,19 +1,129 @@
-"""Whether it is time for a snapshot: the same answer on every rank, and with `auto` an interval that follows from what
-saving and failing have cost so far.
+"""When a snapshot is saved: every so many steps, epochs or seconds, or as often as `auto` finds worth it.
+
+Steps and epochs are the same on every rank. Time is not: rank 0 decides and the others must follow, without a
+collective in every step. So the ranks check together only at agreed steps, and each check also agrees on the next one,
+half of the remaining time away at the pace just seen: a handful of checks an interval, however many steps it has.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
+import re
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
-from ddp_trainer.snapshots.interval import Interval, SaveInterval, TimedInterval, choose
+from ddp_trainer.contract.exit_codes import UserError
 from ddp_trainer.snapshots.ranks import Ranks
 from ddp_trainer.snapshots.trust.fence import Attempt, history
-from ddp_trainer.snapshots.values import Progress, SnapshotEvent
+from ddp_trainer.snapshots.values import ChosenInterval, Progress, SnapshotEvent
+
+_PATTERN = re.compile(r"([1-9][0-9]{0,8})\s*(step|epoch|second)s?")
+AUTO_BEGINS_WITH = 60
+"""Seconds until the first save of `auto`, which then knows what one costs."""
+Unit = Literal["steps", "epochs", "seconds", "auto"]
+
+
+@dataclass(frozen=True, slots=True)
+class SaveInterval:
+    """A snapshot every `count` of `unit`; for `auto` the count is what the interval starts with, in seconds."""
+
+    count: int
+    unit: Unit
+
+    @classmethod
+    def parse(cls, text: str) -> SaveInterval:
+        """From `100steps`, `2epochs`, `60seconds` or `auto`. Raises UserError."""
+        if text.strip() == "auto":
+            return cls(AUTO_BEGINS_WITH, "auto")
+        match = _PATTERN.fullmatch(text.strip())
+        if match is None:
+            raise UserError(
+                f"DDPJOB_SNAPSHOT_EVERY={text!r} is not an interval: write a whole number and its unit, "
+                "such as 100steps, 2epochs or 60seconds, or auto"
+            )
+        unit: Unit = {"step": "steps", "epoch": "epochs", "second": "seconds"}[match[2]]  # type: ignore[assignment]
+        return cls(int(match[1]), unit)
+
+    @property
+    def is_timed(self) -> bool:
+        """Whether only a clock can tell, so that ranks have to agree."""
+        return self.unit in ("seconds", "auto")
+
+    def is_due(self, *, step: int, epoch: int, epoch_end: bool) -> bool:
+        """For steps and epochs: whether to save after this step. `epoch` counts whole epochs, this one included at
+        its end.
+        """
+        if self.unit == "steps":
+            return step % self.count == 0
+        return self.unit == "epochs" and epoch_end and epoch % self.count == 0
+
+    def __str__(self) -> str:
+        return "auto" if self.unit == "auto" else f"{self.count}{self.unit}"
+
+
+class TimedInterval:
+    """Rank 0's side of a timed interval: whether to save now, and at which step to look again. Times are monotonic
+    seconds.
+    """
+
+    def __init__(self, seconds: float, *, step: int, now: float) -> None:
+        self.seconds = seconds
+        self._saved_at = now
+        self._looked_at = now
+        self._looked_step = step
+
+    def look(self, *, step: int, now: float) -> tuple[bool, int]:
+        """(save now?, step of the next look)."""
+        pace = (now - self._looked_at) / max(1, step - self._looked_step)
+        self._looked_at, self._looked_step = now, step
+        due = now - self._saved_at >= self.seconds
+        if due:
+            self._saved_at = now
+        remaining = self._saved_at + self.seconds - now
+        return due, step + steps_to_next_check(remaining, pace)
+
+
+def steps_to_next_check(remaining: float, pace: float) -> int:
+    """Half the remaining time at `pace` seconds a step; near the end all of it, and always at least one step."""
+    if pace <= 0:
+        return 1
+    steps = remaining / pace
+    return max(1, math.floor(steps if steps < 4 else steps / 2))
+
+
+PRIOR_NODE_MTTF_SECONDS = 24 * 3600.0
+"""What is assumed of a node before it has shown anything else: one failure a day."""
+MAX_OVERHEAD = 0.035
+"""Share of time that saving may stop training (CheckFreq, FAST '21, reports 3.5 % as the price users accept)."""
+SHORTEST_SECONDS = 10.0
+LONGEST_SECONDS = 3600.0
+
+
+def choose(
+    *, stall_seconds: float, save_seconds: float, nodes: int, observed_seconds: float, failures: int
+) -> ChosenInterval:
+    """Young's interval, T = sqrt(2 · MTTF · stall) (CACM 17(9), 1974), within bounds.
+
+    `stall_seconds` is what one save stops training for, `save_seconds` how long it then takes in the background: a
+    new one cannot start earlier. The MTTF of the job is its nodes' divided by their number, and a node's is
+    estimated from `failures` seen in `observed_seconds` of the job's life together with the prior, which counts as
+    one failure in 24 hours of one node: (24 h + nodes · observed) / (1 + failures).
+    """
+    node_mttf = (PRIOR_NODE_MTTF_SECONDS + nodes * observed_seconds) / (1 + failures)
+    mttf = node_mttf / nodes
+    young = math.sqrt(2 * mttf * stall_seconds)
+    floors = {"overhead": stall_seconds / MAX_OVERHEAD, "save": save_seconds, "shortest": SHORTEST_SECONDS}
+    floor = max(floors, key=lambda name: floors[name])
+    seconds, bound = young, None
+    if seconds > LONGEST_SECONDS:
+        seconds, bound = LONGEST_SECONDS, "longest"
+    if seconds < floors[floor]:
+        seconds, bound = floors[floor], floor
+    return ChosenInterval(seconds, mttf, stall_seconds, save_seconds, failures, bound)
 
 
 class SaveSchedule:
@@ -58,7 +168,7 @@ class SaveSchedule:
         self._timetable.seconds = interval.seconds
         return replace(event, interval=interval)
 
-    def _interval(self, saved: SnapshotEvent) -> Interval:
+    def _interval(self, saved: SnapshotEvent) -> ChosenInterval:
         """What `auto` chooses from the cost of the save just made and the attempts this job has needed so far."""
         times = [attempt.time for attempt in self._history if attempt.time is not None]
         return choose(

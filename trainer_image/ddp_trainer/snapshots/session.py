@@ -28,10 +28,9 @@ from ddp_trainer.contract.exit_codes import FencedError, UserError
 from ddp_trainer.snapshots import resuming
 from ddp_trainer.snapshots.boundary import Boundaries
 from ddp_trainer.snapshots.codec.state import RNG, Stateful, unwrapped
-from ddp_trainer.snapshots.interval import SaveInterval
 from ddp_trainer.snapshots.ranks import Ranks
 from ddp_trainer.snapshots.saving import Saver
-from ddp_trainer.snapshots.schedule import SaveSchedule
+from ddp_trainer.snapshots.schedule import SaveInterval, SaveSchedule
 from ddp_trainer.snapshots.trust.manifest import Kind, Manifest
 from ddp_trainer.snapshots.trust.names import job_directory, step_directory
 from ddp_trainer.snapshots.values import Identity, Progress, SnapshotEvent

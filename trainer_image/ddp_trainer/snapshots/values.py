@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from ddp_trainer.snapshots.interval import Interval
 from ddp_trainer.snapshots.trust.manifest import Manifest
 
 FAILING_AFTER = 3
@@ -35,6 +34,19 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True)
+class ChosenInterval:
+    """The chosen interval and what it was chosen from; all in seconds."""
+
+    seconds: float
+    mttf_seconds: float
+    stall_seconds: float
+    save_seconds: float
+    failures: int
+    bound: str | None
+    """Which limit decided instead of Young's formula: `overhead`, `save`, `shortest`, `longest`, or None."""
+
+
+@dataclass(frozen=True, slots=True)
 class SnapshotEvent:
     """Something a person or a metric should know, delivered on the training thread.
 
@@ -49,7 +61,7 @@ class SnapshotEvent:
     stall_seconds: float = 0.0
     save_seconds: float = 0.0
     failures: int = 0
-    interval: Interval | None = None
+    interval: ChosenInterval | None = None
 
     @property
     def is_failing(self) -> bool:

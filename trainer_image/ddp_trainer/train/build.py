@@ -21,8 +21,8 @@ from ddp_trainer.tasks import load_task
 from ddp_trainer.train.config import TrainConfig
 from ddp_trainer.train.data import BatchPlan, Cursor, Loader
 from ddp_trainer.train.loop import TrainingLoop
-from ddp_trainer.train.memory import MicroBatchNote, from_first_rank, starting_micro_batch
-from ddp_trainer.train.optim import WithOptimizerSettings, build_optimizer, build_scheduler
+from ddp_trainer.train.memory import MicroBatches, MicroBatchNote, from_first_rank, starting_micro_batch
+from ddp_trainer.train.optim import OptimizerSettings, build_optimizer, build_scheduler
 from ddp_trainer.train.precision import Precision
 from ddp_trainer.train.profiling import Profiler
 from ddp_trainer.train.randomness import make_deterministic, seed_everything
@@ -62,16 +62,17 @@ def build(config: TrainConfig, world: World, heartbeat: Heartbeat) -> TrainingLo
     states, sharded = strategy.stateful(optimizer)
     snapshots = Snapshots.of_job(
         {
+            "settings": OptimizerSettings(config),
             **states,
             "scheduler": scheduler,
             "precision": precision,
-            "data": WithOptimizerSettings(cursor, config),
+            "data": cursor,
             "losses": log.losses,
         },
         job,
         world,
         sharded=sharded,
-        changes_with_optimizer=("precision", "data", "losses"),
+        changes_with_optimizer=("settings", "precision", "data", "losses"),
         strategy=config.strategy,
         global_batch=config.global_batch,
         on_event=SnapshotReporter(heartbeat, log),
@@ -98,8 +99,7 @@ def build(config: TrainConfig, world: World, heartbeat: Heartbeat) -> TrainingLo
         snapshots=snapshots,
         heartbeat=heartbeat,
         log=log,
-        micro_batch_note=note,
-        micro_batch_limit=limit,
+        micro_batches=MicroBatches(world, strategy.data_world.size, note, limit=limit),
         profiler=Profiler(config.profile_window, job.log_dir / "profile", world),
     )
 

@@ -239,12 +239,9 @@ class Loader:
             yield from self._loaded_ahead(steps, epoch)
             return
         for cuts, total in steps:
-            parts = (MicroBatch(self._to_device(self.fetch(indices)), count) for indices, count in cuts)
+            loaded = ((fetch(self._dataset, indices, self._collate), count) for indices, count in cuts)
+            parts = (MicroBatch(to_device(batch, self._world.device), count) for batch, count in loaded)
             yield StepBatch(tuple(parts), total)
-
-    def fetch(self, indices: Tensor) -> Any:
-        """The batch of these samples, on the host."""
-        return fetch(self._dataset, indices, self._collate)
 
     def _steps(self, epoch: int, offset: int) -> Iterator[tuple[list[tuple[Tensor, int]], int]]:
         rank, size = self._world.rank, self._world.size
@@ -256,11 +253,8 @@ class Loader:
         planned = list(steps)
         loaded = self._processes.load([(epoch, indices) for cuts, _ in planned for indices, _ in cuts])
         for cuts, total in planned:
-            parts = (MicroBatch(self._to_device(next(loaded)), count) for _, count in cuts)
+            parts = (MicroBatch(to_device(next(loaded), self._world.device), count) for _, count in cuts)
             yield StepBatch(tuple(parts), total)
-
-    def _to_device(self, batch: Any) -> Any:
-        return to_device(batch, self._world.device)
 
 
 def fetch(dataset: Dataset[Any], indices: Tensor, collate: Any = default_collate) -> Any:

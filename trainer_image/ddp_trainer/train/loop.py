@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal, NoReturn
 
 import torch
@@ -20,15 +20,14 @@ from torch.utils.data import Dataset
 
 from ddp_trainer.contract.exit_codes import Preempted
 from ddp_trainer.contract.heartbeat import Heartbeat
-from ddp_trainer.logs.runlog import RunLog
-from ddp_trainer.logs.step_log import StepLog
+from ddp_trainer.logs.runlog import RunLog, StepLog
 from ddp_trainer.rank.step_reduce import StepReduce
 from ddp_trainer.rank.stop_request import StopRequest
 from ddp_trainer.rank.world import World
 from ddp_trainer.snapshots.session import Progress, Snapshots
 from ddp_trainer.train.config import TrainConfig
 from ddp_trainer.train.data import Cursor, Loader, StepBatch
-from ddp_trainer.train.memory import MicroBatches, MicroBatchNote
+from ddp_trainer.train.memory import MicroBatches
 from ddp_trainer.train.precision import Precision
 from ddp_trainer.train.profiling import Profiler
 from ddp_trainer.train.strategies.base import Strategy
@@ -56,23 +55,16 @@ class TrainingLoop:
     snapshots: Snapshots
     heartbeat: Heartbeat
     log: RunLog
-    micro_batch_note: MicroBatchNote
-    micro_batch_limit: int | None
+    micro_batches: MicroBatches
     profiler: Profiler
-    stop: StopRequest = field(default_factory=StopRequest)
 
     def __post_init__(self) -> None:
         self._step_reduce = StepReduce(self.world)
         self._interval = self.config.validation_interval
         self._evaluation: Evaluation | None = None
         self._steps_here = 0
-        self._micro_batches = MicroBatches(
-            self.world,
-            self.strategy.data_world.size,
-            self.micro_batch_note,
-            limit=self.micro_batch_limit,
-            on_lowered=self._micro_batch_lowered,
-        )
+        self._stop = StopRequest()
+        self.micro_batches.on_lowered = self._micro_batch_lowered
         self._step_log = StepLog(self.log, self.total_steps)
         # A snapshot must hold the loss of its own last step, which is still on its way when it is taken.
         self.log.losses.before_save = self._record_loss
@@ -91,7 +83,7 @@ class TrainingLoop:
         snapshot is saved.
         """
         self._resume()
-        self.stop.listen()
+        self._stop.listen()
         self.strategy.model.train()
         try:
             if self.step:
@@ -113,8 +105,8 @@ class TrainingLoop:
     def _resume(self) -> None:
         self.snapshots.resume()
         step = self.step
-        if self.micro_batch_limit is not None:
-            self._micro_batch_lowered(self.micro_batch_limit)
+        if self.micro_batches.limit is not None:
+            self._micro_batch_lowered(self.micro_batches.limit)
         self.log.resumed(step)
         self.heartbeat.resumed(step, self.cursor.samples)
         self.log.event(
@@ -137,9 +129,9 @@ class TrainingLoop:
 
     def _train_epoch(self) -> None:
         for loaded in self.loader.epoch(self.cursor.epoch, self.cursor.offset):
-            batch = self._micro_batches.cut(loaded)
+            batch = self.micro_batches.cut(loaded)
             if self._steps_here == 0:
-                batch = self._micro_batches.fit(batch, self._probe_memory, step=self.step + 1)
+                batch = self.micro_batches.fit(batch, self._probe_memory, step=self.step + 1)
                 with self._memory_noted(batch):
                     self.strategy.warm_up(batch)
             self._train_step(batch)
@@ -151,7 +143,7 @@ class TrainingLoop:
 
     def _memory_noted(self, batch: StepBatch) -> AbstractContextManager[None]:
         """Around what the next step does with the device."""
-        return self._micro_batches.noted(f"step {self.step + 1}", self._micro_batches.size(batch))
+        return self.micro_batches.noted(f"step {self.step + 1}", self.micro_batches.size(batch))
 
     def _micro_batch_lowered(self, size: int) -> None:
         self.heartbeat.out_of_memory(size)
@@ -177,7 +169,7 @@ class TrainingLoop:
             self.log.say(f"profiled up to step {self.step}: {traces}")
 
         stop = self._agreed_to_stop()
-        self._step_reduce.start(loss_part, step=self.step, epoch=epoch, stop=self.stop.raised)
+        self._step_reduce.start(loss_part, step=self.step, epoch=epoch, stop=self._stop.raised)
         self._report(batch.total)
         if self.step >= self.total_steps:
             return  # the end has a snapshot and a validation of its own
@@ -249,11 +241,11 @@ class TrainingLoop:
             result = step_reduce.result()
             if may_leave and result is not None and result.stop:
                 raise _Leave
-            step_reduce.start(nothing, step=self.step, epoch=self.cursor.epoch, stop=self.stop.raised)
+            step_reduce.start(nothing, step=self.step, epoch=self.cursor.epoch, stop=self._stop.raised)
 
         batch = self.config.eval_batch or self.config.micro_batch or self.config.global_batch // self.world.size
-        batch = min(batch, self._micro_batches.limit or batch)
-        with self._micro_batches.noted(f"the validation after step {self.step}", batch):
+        batch = min(batch, self.micro_batches.limit or batch)
+        with self.micro_batches.noted(f"the validation after step {self.step}", batch):
             self._evaluation = evaluate(self.strategy, self.eval_dataset, self.world, batch=batch, on_batch=after_batch)
         step_reduce.result()
         metrics = self._evaluation.metrics

@@ -32,14 +32,12 @@ class MicroBatches:
     `ranks` is how many share a batch; `on_lowered` is called with each new limit.
     """
 
-    def __init__(
-        self, world: World, ranks: int, note: MicroBatchNote, *, limit: int | None, on_lowered: Callable[[int], None]
-    ) -> None:
+    def __init__(self, world: World, ranks: int, note: MicroBatchNote, *, limit: int | None) -> None:
         self.limit = limit
+        self.on_lowered: Callable[[int], None] = lambda limit: None
         self._world = world
         self._ranks = ranks
         self._note = note
-        self._on_lowered = on_lowered
 
     def size(self, batch: StepBatch) -> int:
         """Samples of the largest micro-batch on any rank."""
@@ -64,7 +62,7 @@ class MicroBatches:
                 cause = "this rank" if not fits else "another rank"
                 raise out_of_memory(self._world.rank, f"step {step}", size, f"it was {cause} that had too little")
             self.limit = size // 2
-            self._on_lowered(self.limit)
+            self.on_lowered(self.limit)
             batch = self.cut(batch)
 
     @contextlib.contextmanager

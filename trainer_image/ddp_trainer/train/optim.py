@@ -11,7 +11,6 @@ from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
 from ddp_trainer.contract.exit_codes import UserError
-from ddp_trainer.snapshots.codec.state import Stateful
 from ddp_trainer.train.config import TrainConfig, flag
 
 SETTINGS: Final = ("optimizer", "lr", "momentum", "weight_decay")
@@ -48,30 +47,28 @@ def state_to_come(optimizer: torch.optim.Optimizer) -> int:
     return int(bool(optimizer.defaults["momentum"])) if isinstance(optimizer, torch.optim.SGD) else 2
 
 
-class WithOptimizerSettings:
-    """A state of the snapshot, and with it what the run's optimizer was built with.
+class OptimizerSettings:
+    """What the run's optimizer was built with, as a state of the snapshot.
 
     An optimizer that loads its state takes over the saved settings whole: without this, another learning rate would
     be ignored in silence, and another kind of optimizer would fail at its first step, or not at all.
     """
 
-    def __init__(self, state: Stateful, config: TrainConfig) -> None:
-        self._state = state
+    def __init__(self, config: TrainConfig) -> None:
         self._settings = {name: getattr(config, name) for name in SETTINGS}
 
     def state_dict(self) -> dict[str, Any]:
-        return {**self._state.state_dict(), "optimizer": self._settings}
+        return self._settings
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Raises UserError when this run was given other settings. Snapshots of older images hold none."""
-        for name, saved in state.get("optimizer", {}).items():
+        """Raises UserError when this run was given other settings."""
+        for name, saved in state.items():
             own = self._settings.get(name)
             if own != saved:
                 raise UserError(
                     f"the snapshot's run had {flag(name)} {saved}, this one has {own}, and an optimizer goes on as it "
                     "was saved: go on with the settings it had, or train under another job name to start anew"
                 )
-        self._state.load_state_dict(state)
 
 
 def build_scheduler(config: TrainConfig, optimizer: torch.optim.Optimizer, total_steps: int) -> LambdaLR:

@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from ddp_trainer.contract.exit_codes import UserError
-from ddp_trainer.snapshots.interval import SaveInterval, TimedInterval, choose, steps_to_next_check
 from ddp_trainer.snapshots.ranks import Ranks
-from ddp_trainer.snapshots.schedule import SaveSchedule
+from ddp_trainer.snapshots.schedule import SaveInterval, SaveSchedule, TimedInterval, choose, steps_to_next_check
 from ddp_trainer.snapshots.trust.fence import Fence
 from ddp_trainer.snapshots.values import SnapshotEvent
 
