@@ -1,0 +1,96 @@
+"""A watch that its server ends, at any time and for any reason, misses no change or says that it did."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+import yaml
+from tests.cluster.kube import Kubectl, Object
+from tests.cluster.watch import Watch, WatchExpired
+
+
+def pod(name: str, version: int) -> Object:
+    return {"metadata": {"name": name, "resourceVersion": str(version)}}
+
+
+EXPIRED = {"type": "ERROR", "object": {"code": 410, "message": "too old resource version"}}
+BROKEN = {"type": "ERROR", "object": {"code": 500, "message": "etcd has no leader"}}
+
+
+class Server(ThreadingHTTPServer):
+    """Answers a list, and each watch with the next of `watches`; then it ends the watch."""
+
+    def __init__(self, watches: list[list[Object]]) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.watches = watches
+        self.asked_from: list[str] = []
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Server
+
+    def do_GET(self) -> None:
+        query = parse_qs(urlsplit(self.path).query)
+        if "watch" in query:
+            self.server.asked_from += query["resourceVersion"]
+            events = self.server.watches.pop(0) if self.server.watches else []
+            body = "".join(json.dumps(event) + "\n" for event in events)
+        else:
+            body = json.dumps({"metadata": {"resourceVersion": "10"}, "items": [pod("first", 4)]})
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body.encode())
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Nothing."""
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    with Server([]) as running:
+        thread = threading.Thread(target=running.serve_forever)
+        thread.start()
+        yield running
+        running.shutdown()
+        thread.join()
+
+
+@pytest.fixture
+def watch(server: Server, tmp_path: Path) -> Iterator[Watch]:
+    config = {
+        "clusters": [{"name": "c", "cluster": {"server": f"http://127.0.0.1:{server.server_port}"}}],
+        "contexts": [{"name": "c", "context": {"cluster": "c"}}],
+        "current-context": "c",
+    }
+    kubeconfig = tmp_path / "kubeconfig"
+    kubeconfig.write_text(yaml.safe_dump({"apiVersion": "v1", "kind": "Config"} | config))
+    watch = Watch(Kubectl(kubeconfig), "/api/v1/pods")
+    yield watch
+    watch.stop()
+
+
+def test_a_watch_that_ends_goes_on_from_the_version_that_was_seen_last(server: Server, watch: Watch) -> None:
+    server.watches += [
+        [{"type": "ADDED", "object": pod("second", 11)}],
+        [{"type": "BOOKMARK", "object": pod("", 15)}],
+        [BROKEN],
+        [{"type": "DELETED", "object": pod("first", 16)}],
+    ]
+    events = iter(watch)
+    seen = [(type_, obj["metadata"]["name"]) for type_, obj in (next(events) for _ in range(3))]
+    assert seen == [("ADDED", "first"), ("ADDED", "second"), ("DELETED", "first")]
+    assert server.asked_from == ["10", "11", "15", "15"]
+
+
+def test_a_watch_that_missed_changes_says_so(server: Server, watch: Watch) -> None:
+    server.watches += [[{"type": "ADDED", "object": pod("second", 11)}], [EXPIRED]]
+    with pytest.raises(WatchExpired, match="too old resource version"):
+        list(watch)
