@@ -51,7 +51,7 @@ def attach(
 
     `global_batch` is the number of samples of one step on all ranks together, `total_steps` how many steps
     there are to be; both only for what is reported. Other states that must be restored, such as a
-    scheduler, is passed by name: `scheduler=scheduler`. `changes_with_optimizer` names those of them, besides modules,
+    scheduler, are passed by name: `scheduler=scheduler`. `changes_with_optimizer` names those of them, besides modules,
     optimizers and schedulers, that change only between `optimizer.step()` and `step_end`; with any other there is
     no emergency snapshot, since it might be of the middle of a step. Raises UserError for a name that is taken.
 

@@ -79,7 +79,7 @@ class PodEnvironment:
     """A rank that trains may be silent for ten times its own p99 step time, bounded by these two."""
 
     assignment_dir: Path | None = None
-    """Where attempt, node rank and nodes stand if they may change while the pod lives."""
+    """The folder with attempt, node rank and nodes, if they may change while the pod runs."""
 
     reassign_seconds: float = 300.0
     """How long a pod whose ranks lost a peer waits for its place in the next attempt."""
