@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp import web
 from tests.api_server.harness import Cluster, Operator
 from tests.api_server.server import START_SECONDS, ApiServer, api_server_running
 from tests.kubernetes import Impossible, cannot_run
@@ -101,3 +102,21 @@ async def start_operator(cluster: Cluster, tmp_path: Path) -> AsyncIterator[Star
 async def operator(start_operator: StartOperator) -> Operator:
     """One operator that is ready."""
     return await start_operator()
+
+
+@pytest.fixture
+async def trainer() -> object:
+    """Node rank 0's port 9400, on an address of its own."""
+    answers: list[str] = []
+
+    async def status(request: web.Request) -> web.Response:
+        return web.Response(text=answers[-1], content_type="application/json")
+
+    app = web.Application()
+    app.router.add_get("/status", status)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    ip = "127.94.0.1"
+    await web.TCPSite(runner, ip, 9400).start()
+    yield ip, answers
+    await runner.cleanup()

@@ -164,24 +164,6 @@ async def test_a_setting_that_cannot_be_used_is_named(cluster: Cluster, start_op
     assert "DDPJOB_OPERATOR_WORKERS is 'many', but must be a whole number" in operator.log.read_text()
 
 
-@pytest.fixture
-async def trainer() -> object:
-    """Node rank 0's port 9400, on an address of its own."""
-    answers: list[str] = []
-
-    async def status(request: web.Request) -> web.Response:
-        return web.Response(text=answers[-1], content_type="application/json")
-
-    app = web.Application()
-    app.router.add_get("/status", status)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    ip = "127.94.0.1"
-    await web.TCPSite(runner, ip, 9400).start()
-    yield ip, answers
-    await runner.cleanup()
-
-
 def report(uid: str, step: int, loss: str = "0.5") -> str:
     known = {"version": 1, "uid": uid, "attempt": 0, "nodeRank": 0, "phase": "train", "step": step, "totalSteps": 400}
     return json.dumps(known)[:-1] + f', "loss": {loss}, "samplesPerSecond": 900.5}}'
