@@ -71,7 +71,7 @@ class Settings:
     """POLL_SECONDS: how often a running job's trainer is asked for its progress."""
 
     network_policy: str = "off"
-    """NETWORK_POLICY: ingress (a job's pods let in each other and whoever reads their metrics), isolated (and reach
+    """NETWORK_POLICY: ingress (a job's pods let in each other and the scrapers of their metrics), isolated (and reach
     nothing but each other and DNS themselves) or off."""
 
     scrapers: Mapping[str, str] = field(default_factory=dict)

@@ -68,7 +68,7 @@ async def test_restarts_that_are_older_than_the_window_do_not_count(cluster: Clu
     status = await cluster.phase_is("Failed")
     failed = next(one for one in status["conditions"] if one["type"] == "Failed")
     assert (status["restarts"], failed["reason"]) == (2, "BackoffLimitExceeded")
-    assert failed["message"].startswith("all 1 restarts of the last 600 s are used up")
+    assert failed["message"].startswith("all 1 restarts of the last 600 s are used")
 
 
 async def test_the_same_error_at_the_same_step_twice_ends_the_job_with_both_in_its_status(
@@ -81,7 +81,7 @@ async def test_the_same_error_at_the_same_step_twice_ends_the_job_with_both_in_i
     status = await cluster.phase_is("Failed")
     failed = next(one for one in status["conditions"] if one["type"] == "Failed")
     assert (failed["reason"], status["restarts"]) == ("RepeatedFailure", 1)
-    assert "attempt 0 ended in the same error at the same step 120" in failed["message"]
+    assert "attempt 0 failed with the same error at the same step 120" in failed["message"]
     assert [(one["attempt"], one["step"], one["reason"]) for one in status["failures"]] == [
         (0, 120, "WorkerException"),
         (1, 120, "WorkerException"),

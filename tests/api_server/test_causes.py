@@ -22,7 +22,7 @@ UNSCHEDULABLE = {
 
 ADVICE = {
     "ErrImagePull": "imagePullSecrets",
-    "InvalidImageName": "Correct the image's name",
+    "InvalidImageName": "Correct the image name",
     "CreateContainerConfigError": "Create it in the job's namespace",
     "missing-claim": "spec.shared.claimName",
     "too-large": "free or add some",

@@ -107,7 +107,7 @@ async def test_pods_that_the_restricted_profile_forbids_are_refused_with_its_wor
     degraded = await cluster.condition("Degraded", "Forbidden")
     assert "violates PodSecurity" in degraded["message"]
     assert "hostNetwork=true" in degraded["message"]
-    assert "Change podTemplate's securityContext, or the namespace's profile." in degraded["message"]
+    assert "Change podTemplate's securityContext, or the Pod Security level of the namespace." in degraded["message"]
     assert await cluster.pods() == []
 
 

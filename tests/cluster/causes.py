@@ -74,7 +74,7 @@ CAUSES = (
         {"resources": {"limits": {GPU: 1}}},
         "QuotaExceeded",
         "exceeded quota: no-gpus",
-        "Raise the namespace's quota",
+        "Raise the namespace's ResourceQuota",
         (
             {
                 "apiVersion": "v1",

@@ -217,7 +217,7 @@ def test_restarts_end_with_the_budget_and_the_last_failure_is_told(run_job: Any,
     }
     run = run_job(spec)
     assert run.end() == 1
-    assert "BackoffLimitExceeded: all 1 restarts are used up" in run.text()
+    assert "BackoffLimitExceeded: all 1 restarts are used" in run.text()
     logs = run.shared / "logs" / "digits" / "pods"
     assert sorted(entry.name for entry in logs.iterdir()) == ["digits-0-0.log", "digits-1-0.log"]
 

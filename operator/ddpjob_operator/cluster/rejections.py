@@ -26,7 +26,7 @@ class Rejected(Exception):
 def problem_of(manifest: Json, error: ApiError) -> Problem:
     """A refusal in words for people: which object, why, in the API server's own terms."""
     what = f"{manifest['kind']} {manifest['metadata']['name']}"
-    return Problem(_reason(error), f"the API server refused {what}: {error.message}")
+    return Problem(_reason(error), f"the API server rejected {what}: {error.message}")
 
 
 def _reason(error: ApiError) -> str:
@@ -47,7 +47,7 @@ def refuses(error: ApiError) -> bool:
 
 def problem_with(name: str, error: ApiError) -> Problem:
     """The same for a change of an object that is there, by its name."""
-    return Problem(_reason(error), f"the API server refused to change {name}: {error.message}")
+    return Problem(_reason(error), f"the API server rejected a change of {name}: {error.message}")
 
 
 def forbids(error: ApiError) -> bool:
@@ -63,6 +63,6 @@ def taken(kind: str, obj: Json) -> Problem:
     meta = obj["metadata"]
     return Problem(
         NAME_TAKEN,
-        f"{kind} {meta['name']} exists already and is not of this job, or is being deleted; "
-        "delete it, or wait until the deletion of its own job removes it",
+        f"{kind} {meta['name']} already exists and does not belong to this job, or is being deleted; "
+        "delete it, or wait for its deletion",
     )

@@ -144,7 +144,9 @@ def begin_suspension(look: Look) -> Look:
     # a gang of which there is no record goes on with a new attempt
     unknown: dict[str, str] | None = {} if look.observed.pods else None
     digests = unknown if internal.spec_digests is None else internal.spec_digests
-    update = cond.Update(cond.SUSPENDED, False, SUSPENDING, "the pods are saving a snapshot and ending", say_false=True)
+    update = cond.Update(
+        cond.SUSPENDED, False, SUSPENDING, "pods are saving a snapshot and terminating", say_false=True
+    )
     return look.having(
         transitioned(
             status,

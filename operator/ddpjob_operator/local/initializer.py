@@ -22,7 +22,7 @@ def initializer_containers(manifest: Manifest) -> tuple[Manifest, ...]:
 
 
 class LocalInitializer:
-    """The pod that puts data on the volume: each container is run to its end, the first that fails ends the pod.
+    """The pod that prepares the volume: each container is run to its end, the first that fails ends the pod.
 
     `changed` is called whenever what `view()` says may have changed.
     """

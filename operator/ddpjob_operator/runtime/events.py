@@ -31,7 +31,7 @@ _LONGEST_MESSAGE = 1024
 
 
 class Event(Protocol):
-    """What happened, in the words of core/v1 Event; a hashable value."""
+    """A core/v1 Event about a job; a hashable value."""
 
     @property
     def type(self) -> str: ...

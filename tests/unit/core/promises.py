@@ -119,7 +119,7 @@ def check_attempt_on_record_first(cluster: Cluster) -> None:
 
 
 def check_data_comes_first(cluster: Cluster) -> None:
-    """No pod of the gang is made before the initializers have put their data on the volume, nor the data again.
+    """No pod of the gang is made before the initializers have prepared the volume, nor the data again.
 
     A try that was given up, since its node was gone, may come to a good end after all: nobody waits for it.
     """
@@ -200,4 +200,4 @@ def check_nothing_is_created_while_suspended(cluster: Cluster) -> None:
             recorded = entry
         elif isinstance(entry, CreatePod):
             halted = recorded.phase is Phase.SUSPENDED or is_suspending(recorded)
-            assert not halted, f"{entry.name} was created while the job was suspended"
+            assert not halted, f"{entry.name} was created while resumed after a suspension"

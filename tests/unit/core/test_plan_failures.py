@@ -108,7 +108,7 @@ def test_a_budget_that_is_used_up_fails_the_job_and_names_the_last_failure() -> 
     failure = cond.find(after.conditions, cond.FAILED)
     assert failure is not None
     assert failure.reason == "BackoffLimitExceeded"
-    assert "all 3 restarts are used up" in failure.message
+    assert "all 3 restarts are used" in failure.message
     assert "killed by signal 9" in failure.message
 
 

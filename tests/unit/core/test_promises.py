@@ -161,5 +161,5 @@ def test_a_pod_that_is_created_during_a_suspension_is_seen() -> None:
     world = World.start(starts_while_suspended, suspend=True)
     for _ in range(3):
         world.look()
-    with pytest.raises(AssertionError, match="was created while the job was suspended"):
+    with pytest.raises(AssertionError, match="was created while resumed after a suspension"):
         check_nothing_is_created_while_suspended(world.cluster)

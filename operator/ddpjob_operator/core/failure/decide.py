@@ -113,8 +113,8 @@ def _same_before(status: DDPJobStatus, failure: Failure) -> FailureStatus | None
 
 def _repeated(failure: Failure, before: FailureStatus) -> str:
     return (
-        f"attempt {before.attempt} ended in the same error at the same step {failure.step}, so another one would too; "
-        "correct the cause and apply the job again, or let a rule in restart.rules retry it"
+        f"attempt {before.attempt} failed with the same error at the same step {failure.step}; "
+        "fix the cause and apply the job again, or retry this failure with a rule in restart.rules"
     )
 
 
@@ -123,4 +123,4 @@ def _nothing_left(job: Job) -> str:
     if not policy.max_restarts:
         return "restart.maxRestarts is 0"
     within = f" of the last {policy.window_seconds} s" if policy.window_seconds is not None else ""
-    return f"all {policy.max_restarts} restarts{within} are used up"
+    return f"all {policy.max_restarts} restarts{within} are used"

@@ -164,7 +164,7 @@ def _of_termination(pod: PodView, ended: Termination) -> Failure:
     report = read_termination(ended.message)
     retry = Retry.NEVER if ended.exit_code in (EXIT_USER, EXIT_FENCED) else Retry.YES
     if ended.reason == "OOMKilled":
-        reason, message = "OOMKilled", f"pod {pod.name} was killed by the kernel: out of memory"
+        reason, message = "OOMKilled", f"pod {pod.name} was killed by the kernel's OOM killer"
     elif report is not None:
         reason, message = report.reason, _message(report)
     else:
@@ -217,9 +217,9 @@ def _from_exit_code(pod: PodView, ended: Termination) -> tuple[str, str]:
     number = _signal_number(ended)
     tail = f": {ended.message.strip()[-LOG_LINE_LIMIT:]}" if ended.message.strip() else ""
     if ended.exit_code == EXIT_PREEMPTED:
-        return PREEMPTED, f"pod {pod.name} was stopped by SIGTERM{tail}"
+        return PREEMPTED, f"pod {pod.name} was terminated by SIGTERM{tail}"
     if number is not None:
         return "WorkerKilled", f"pod {pod.name} was killed by signal {number}{tail}"
     by_runtime = ended.reason if ended.reason not in ("", "Error", "Completed") else "Failed"
     reason = {EXIT_USER: "UserError", EXIT_FENCED: "Fenced"}.get(ended.exit_code, by_runtime)
-    return reason, f"pod {pod.name} ended with exit code {ended.exit_code}{tail}"
+    return reason, f"pod {pod.name} exited with code {ended.exit_code}{tail}"

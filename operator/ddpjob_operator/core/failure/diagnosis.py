@@ -1,8 +1,7 @@
-"""What a failure's cause means, as data: what to do about it, and whom it speaks against.
+"""The diagnosis of a failure by its reason: advice, whether it is deterministic, and whether the node is suspect.
 
-Two questions hang on whom. A failure that the program brings about itself comes again at the same step, so that a
-second one is the last. A failure that a node may have brought about is remembered against that node. The rest - the
-network, the volume, a person - speaks against neither.
+A deterministic failure repeats at the same step, so the second one fails the job. A failure that the node may have
+caused counts towards restart.excludeNodeAfter. Failures of the network or the volume, and deletions, are neither.
 """
 
 from __future__ import annotations
@@ -13,30 +12,30 @@ from ddpjob_operator.core.failure.detect import Failure
 from ddpjob_operator.core.failure.symptoms import recognise
 
 ADVICE: dict[str, str] = {
-    "OOMKilled": "The container used more memory than its limit: raise it, or lower the batch size.",
-    "OutOfMemory": "The device ran out of memory: lower the micro-batch, use bf16, or shard the model.",
-    "ImportError": "A module is missing from the image: install it there, or correct the import.",
-    "UserError": "Correct the job's arguments and apply it again; it would fail the same way on a retry.",
-    "Fenced": "Another job writes to the same checkpoints folder: give this job another name or another volume.",
-    "DiskFull": "The volume at /mnt/shared is full: remove old files, lower snapshots.keep, or enlarge the claim.",
-    "Stalled": "A rank stood still; its stack is below /mnt/shared/logs. Look for a collective that some ranks skip.",
-    "WorkerKilled": "A signal ended the process. If nobody sent it, look at the memory of the pod and of its node.",
-    "WorkerException": "The training script raised; its last lines are in the message, all of them in the pod's log.",
-    "PeerLost": "The connection to another rank broke: look at the network, and at the other pods of this attempt.",
-    "RendezvousFailed": "Not all nodes met in time: check that pods can reach each other on port 29500.",
-    "StartError": "The container did not start: check that the image has python and the package ddp_trainer.",
-    "PodDeleted": "Somebody or something deleted the pod; training goes on from the last snapshot.",
-    "Evicted": "The node ran short of a resource: set resources.requests to what the job really uses.",
-    "Preempted": "The pod was asked to stop and saved a snapshot; training goes on from it.",
-    "NodeLost": "The node fell silent: look at its kubelet, its network and its power.",
-    "Terminated": "The node is being shut down; training goes on elsewhere from the last snapshot.",
-    "ErrImagePull": "The image cannot be pulled: check its name and tag, and imagePullSecrets.",
-    "CreateContainerConfigError": "The container cannot be made: check the Secrets and ConfigMaps that env refers to.",
-    "Unschedulable": "No node fits the pod: check its resources, node selector, tolerations and volume claim.",
-    "DeadlineExceeded": "Apply it again with a longer activeDeadlineSeconds; it resumes from its last snapshot.",
-    "StartupDeadlineExceeded": "Fix what kept it from starting, or raise startupDeadlineSeconds; then apply it again.",
+    "OOMKilled": "The container exceeded its memory limit: raise resources.limits.memory, or reduce the batch size.",
+    "OutOfMemory": "The device ran out of memory: reduce the micro-batch, use bf16, or shard the model.",
+    "ImportError": "A module is missing from the image: install it, or correct the import.",
+    "UserError": "Correct the arguments or the script and apply the job again. A retry would fail in the same way.",
+    "Fenced": "Another job uses the same checkpoint directory: use another job name or another volume.",
+    "DiskFull": "The volume at /mnt/shared is full: delete files, lower snapshots.keep, or expand the claim.",
+    "Stalled": "A rank made no progress. Stacks are in /mnt/shared/logs. Look for a collective that some ranks skip.",
+    "WorkerKilled": "A signal terminated the process. If no one sent it, check the memory of the pod and of its node.",
+    "WorkerException": "The training program failed. The message has its last lines, the pod's log has all of them.",
+    "PeerLost": "The connection to another rank was lost: check the network and the other pods of this attempt.",
+    "RendezvousFailed": "Not all ranks joined in time: check that pods can reach each other on port 29500.",
+    "StartError": "The container did not start: check that the image contains python and the package ddp_trainer.",
+    "PodDeleted": "The pod was deleted. Training resumes from the last snapshot.",
+    "Evicted": "The node ran out of a resource: set resources.requests to the actual usage of the job.",
+    "Preempted": "The pod was stopped and saved a snapshot. Training resumes from it.",
+    "NodeLost": "The node does not respond: check its kubelet, network and power.",
+    "Terminated": "The node is shutting down. Training resumes on other nodes from the last snapshot.",
+    "ErrImagePull": "The image cannot be pulled: check its name, its tag and imagePullSecrets.",
+    "CreateContainerConfigError": "The container cannot be created: check the Secrets and ConfigMaps in env.",
+    "Unschedulable": "No node fits the pod: check its resources, node selector, tolerations and claims.",
+    "DeadlineExceeded": "Apply the job again with a longer activeDeadlineSeconds. It resumes from its snapshot.",
+    "StartupDeadlineExceeded": "Fix the cause, or raise startupDeadlineSeconds. Then apply the job again.",
 }
-"""One sentence a reason."""
+"""Advice by reason, one or two sentences each."""
 
 DETERMINISTIC = frozenset(
     {
@@ -63,7 +62,7 @@ DETERMINISTIC = frozenset(
         "WorkerException",
     }
 )
-"""Reasons that the program, its data or its settings bring about: from the same state it gets there again."""
+"""Reasons that are caused by the program, its data or its settings: a retry from the same snapshot fails again."""
 
 NODE_SUSPECT = frozenset(
     {
@@ -83,15 +82,15 @@ NODE_SUSPECT = frozenset(
         "WorkerKilled",
     }
 )
-"""Reasons that may be the node's doing. Failed and PodFailed are included: their cause is unknown."""
+"""Reasons that the node may have caused. Failed and PodFailed are included: their cause is unknown."""
 
 FROM_OUTSIDE = ("SIGKILL", "SIGTERM")
-"""Signals that a program does not bring upon itself. The others are crashes of its own."""
+"""Signals that come from outside the program. The others are crashes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """What is known of a failure by its reason and its message."""
+    """What the reason and the message of a failure imply."""
 
     reason: str
     advice: str
@@ -100,16 +99,16 @@ class Diagnosis:
 
 
 def advice_for(reason: str) -> str:
-    """One sentence of what to do about `reason`; empty if there is nothing useful to say."""
+    """The suggested action for `reason`; empty if there is none."""
     return ADVICE.get(reason, "")
 
 
 def diagnose(failure: Failure) -> Diagnosis:
-    """What `failure` means."""
+    """The diagnosis of `failure`."""
     exception = failure.report.exception if failure.report else ""
     symptom = recognise(failure.reason, f"{failure.message}\n{exception}" if exception else failure.message)
     reason = (symptom.reason if symptom else "") or failure.reason
-    moved = reason != "Stalled" or bool(failure.step)  # before the first step, what is slow may be the surroundings
+    moved = reason != "Stalled" or bool(failure.step)  # before the first step, a slow environment is as likely
     crashed = reason == "WorkerKilled" and failure.signal is not None and failure.signal not in FROM_OUTSIDE
     return Diagnosis(
         reason,

@@ -33,8 +33,8 @@ def lost_nodes(pods: Iterable[PodView], policy: Restart, now: datetime) -> tuple
     return tuple(
         Failure(
             "NodeLost",
-            f"node {pod.node_name} has been silent since {pod.not_ready_since:%H:%M:%S} UTC; pod {pod.name} may still "
-            "be running; its writes are refused once the next attempt starts",
+            f"node {pod.node_name} is NotReady since {pod.not_ready_since:%H:%M:%S} UTC; pod {pod.name} may still "
+            "be running, but cannot write snapshots once the next attempt starts",
             Retry.YES,
             pod_name=pod.name,
             node_name=pod.node_name,
@@ -73,7 +73,7 @@ def stranded(pods: Iterable[PodView], attempt: int, report: TrainerReport | None
     if any(pod.termination is not None or pod.deleting or pod.not_ready_since is not None for pod in gang):
         return ()
     first = next((pod for pod in gang if pod.node_rank == 0), None)
-    message = f"node rank 0 lost its peers {waited:.0f} s ago, and every pod of the gang is still there"
+    message = f"node rank 0 lost its peers {waited:.0f} s ago, but all pods of the gang still exist"
     name, node = (first.name, first.node_name) if first else (None, None)
     return (Failure("PeerLost", message, Retry.YES, pod_name=name, node_name=node, node_rank=0),)
 

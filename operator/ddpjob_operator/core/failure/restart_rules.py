@@ -17,7 +17,7 @@ from ddpjob_operator.core.failure.symptoms import found
 DISRUPTIONS = frozenset(
     {
         PREEMPTED,  # by the scheduler for a pod of higher priority, or asked to stop and stopped in order (exit 143)
-        "Evicted",  # by the kubelet for want of a resource, by the eviction API (drain), or for a taint
+        "Evicted",  # by the kubelet when a resource runs out, by the eviction API (drain), or for a taint
         "NodeLost",  # the node is silent, or gone
         "Preempting",  # by the kubelet for a critical pod
         "Terminated",  # the node shuts down
@@ -64,7 +64,7 @@ def rule_on(policy: Restart, failure: Failure, *names: str) -> Ruling:
         why = (
             "another DDPJob of this name owns the checkpoint directory"
             if failure.exit_code == EXIT_FENCED
-            else "a retry cannot help"
+            else "a retry would fail in the same way"
         )
         return Ruling(RuleAction.FAIL, why)
     if failure.reason in DISRUPTIONS:

@@ -1,8 +1,7 @@
-"""What failures say of themselves: words that PyTorch, CUDA, NCCL, gloo and Linux use, and what they mean.
+"""Known error messages of PyTorch, CUDA, NCCL, gloo and Linux, with a more specific reason and advice.
 
-A trainer's reason says how a rank ended. Its words say more, and most people meet them for the first time; so each
-entry has a reason of its own where that is worth a restart rule, and one sentence of what to do. The first entry
-that matches is taken: what is particular stands before what is general.
+The reason of a trainer says how a rank ended; its message often says why. An entry has a reason of its own if a restart
+rule could use it. The first entry that matches applies, so specific entries come before general ones.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import re2
 from ddpjob_operator.api.validation import PATTERN_OPTIONS
 
 GENERAL = frozenset({"WorkerException", "WorkerKilled", "Failed", "PodFailed", "OutOfMemory"})
-"""Reasons that say how, not why; words may refine them."""
+"""Reasons that say how a rank ended, not why. A symptom may refine them."""
 
 
 LOST = frozenset({"PeerLost", "RendezvousFailed"})
@@ -24,7 +23,7 @@ LOST = frozenset({"PeerLost", "RendezvousFailed"})
 
 @dataclass(frozen=True, slots=True)
 class Symptom:
-    """Words to find in a failure's text, and what they mean where the failure has one of the reasons `of`."""
+    """An error message, and what it means if the failure has one of the reasons `of`."""
 
     words: str
     """A regular expression; case does not matter."""
@@ -42,19 +41,19 @@ _GPU = (
     Symptom(
         r"uncorrectable (ecc|nvlink) error|hardware stack error|fallen off the bus|\bxid\b.{0,40}\d",
         "GPUFault",
-        "A GPU of this node is broken: drain the node, read `nvidia-smi -q` and the Xid lines of its kernel log.",
+        "A GPU of this node is defective: drain the node, check `nvidia-smi -q` and the Xid lines in its kernel log.",
     ),
     Symptom(
         r"driver on your system is too old|driver version is insufficient|forward compatibility was attempted"
         r"|unsupported display driver|driver/library version mismatch",
         "DriverMismatch",
-        "The node's NVIDIA driver does not fit the image's CUDA: update it, or use an image with an older CUDA.",
+        "The node's NVIDIA driver is too old for the image's CUDA: update it, or use an image with an older CUDA.",
     ),
     Symptom(
         r"no cuda gpus are available|found no nvidia driver|no cuda-capable device|no gpus found"
         r"|device\(s\) is/are busy or unavailable",
         "GPUMissing",
-        "The pod sees no GPU: set nvidia.com/gpu in resources.limits, and look at the node's device plugin.",
+        "The pod sees no GPU: set nvidia.com/gpu in resources.limits, and check the node's device plugin.",
     ),
     Symptom(
         r"not compiled with cuda|doesn't have nccl built in",
@@ -64,18 +63,18 @@ _GPU = (
     Symptom(
         r"invalid device ordinal|duplicate gpu detected",
         "TooFewGPUs",
-        "There are more ranks on the node than GPUs: make procsPerNode equal to the limit of nvidia.com/gpu.",
+        "There are more ranks on the node than GPUs: set procsPerNode to the limit of nvidia.com/gpu.",
         of=GENERAL | LOST,
     ),
     Symptom(
         r"device-side assert triggered",
         "CUDAError",
-        "A CUDA kernel refused its input, mostly an index out of range: set CUDA_LAUNCH_BLOCKING=1 to see where.",
+        "A CUDA kernel rejected its input, usually an index out of range: set CUDA_LAUNCH_BLOCKING=1 to find it.",
     ),
     Symptom(
         r"illegal memory access|unspecified launch failure|misaligned address|illegal instruction was encountered",
         "CUDAError",
-        "A CUDA kernel crashed: set CUDA_LAUNCH_BLOCKING=1 to see where; if only on one node, suspect its GPU.",
+        "A CUDA kernel crashed: set CUDA_LAUNCH_BLOCKING=1 to find it. If only one node is affected, suspect its GPU.",
     ),
 )
 
@@ -84,14 +83,14 @@ _MEMORY = (
     Symptom(
         r"the next attempt starts with micro-batches of",
         "OutOfMemory",
-        "The next attempt halves the micro-batch and keeps the global batch; to start there, lower --micro-batch.",
+        "The next attempt halves the micro-batch and keeps the global batch. To start there, lower --micro-batch.",
         changes=True,
     ),
     Symptom(
         r"out of shared memory|insufficient shared memory|bus error|\bSIGBUS\b|unable to (mmap|write to file </torch)"
         r"|unable to open shared memory object|no space left on device.{0,80}(/dev/shm|torch_)",
         "SharedMemoryFull",
-        "The folder /dev/shm is full: raise placement.shmSize, or use fewer data loader workers.",
+        "The shared memory /dev/shm is full: raise placement.shmSize, or use fewer data loader workers.",
         of=GENERAL | {"DiskFull"},
     ),
     Symptom(
@@ -112,7 +111,7 @@ _MEMORY = (
     Symptom(
         r"can't start new thread|resource temporarily unavailable|pthread_create failed",
         "TooManyThreads",
-        "The pod may start no more threads: use fewer data loader workers, or raise the kubelet's podPidsLimit.",
+        "The pod cannot start more threads: use fewer data loader workers, or raise the kubelet's podPidsLimit.",
     ),
     Symptom(
         r"too many open files|received 0 items of ancdata",
@@ -126,38 +125,38 @@ _RANKS = (
     Symptom(
         r"watchdog caught collective operation timeout|timed out waiting \d+ ?ms for (send|recv)|monitoredbarrier",
         "CollectiveTimeout",
-        "A rank did not come to a collective in time: look for a rank that skips it, is stuck in its data, or is slow.",
+        "A rank did not join a collective in time: look for a rank that skips it, waits for data, or is slow.",
         of=GENERAL | LOST,
     ),
     Symptom(
         r"ncclremoteerror|remote process exited or there was a network error",
         "",
-        "NCCL lost another rank: look at the other pods; if none failed, check NCCL_SOCKET_IFNAME and the network.",
+        "NCCL lost another rank: check the other pods; if none failed, NCCL_SOCKET_IFNAME and the network.",
         of=GENERAL | LOST,
     ),
     Symptom(
         r"ncclsystemerror|ncclinternalerror|ncclunhandledcudaerror|ncclinvalidusage",
         "NCCLError",
-        "NCCL failed on this node: set NCCL_DEBUG=INFO and read the pod's log; suspect /dev/shm, network and GPUs.",
+        "NCCL failed on this node: set NCCL_DEBUG=INFO and read the pod's log; check /dev/shm, network and GPUs.",
         of=GENERAL | LOST,
     ),
     Symptom(
         r"address already in use|EADDRINUSE",
         "AddressInUse",
-        "Another process holds the port: a sidecar, or with placement.hostNetwork a second pod of the node.",
+        "Another process uses the port: a sidecar container, or with placement.hostNetwork another pod on the node.",
         of=GENERAL | LOST,
     ),
     Symptom(
         r"gloo.{0,200}(connection (closed|reset)|broken pipe)",
         "",
-        "gloo lost another rank: look at the other pods; if none failed, check the network between the nodes.",
+        "gloo lost another rank: check the other pods; if none failed, the network between the nodes.",
         of=GENERAL | LOST,
     ),
     Symptom(
         r"environment variable \w+ expected, but not set|process group has not been initialized"
         r"|default process group twice|destroy_process_group.{0,40}before",
         "ProcessGroupInit",
-        "Call init_process_group once, with env:// and nothing else, and leave RANK and its kin to torchrun.",
+        "Call init_process_group once, with env://, and do not set RANK, WORLD_SIZE and similar variables yourself.",
     ),
     Symptom(
         r"expected to have finished reduction in the prior iteration",
@@ -186,29 +185,29 @@ _FILES = (
     Symptom(
         r"permission denied: '/mnt/shared",
         "PermissionDenied",
-        "The volume belongs to another user: set fsGroup or runAsUser in podTemplate's securityContext.",
+        "The volume is owned by another user: set fsGroup or runAsUser in podTemplate's securityContext.",
     ),
     Symptom(
         r"permission denied",
         "PermissionDenied",
-        "The container runs without that right: write below /mnt/shared or /tmp, or set podTemplate's securityContext.",
+        "The container has no permission: write below /mnt/shared or /tmp, or set podTemplate's securityContext.",
     ),
     Symptom(
         r"stale file handle|input/output error|transport endpoint is not connected|\[errno (5|107|116)\]",
         "VolumeError",
-        "The volume's server, or its mount on this node, is in trouble: look at the storage and the node's kernel log.",
+        "The storage server, or the mount on this node, failed: check the storage and the node's kernel log.",
     ),
     Symptom(
         r"cannot identify image file|image file is truncated|truncated file read|badzipfile|not a zip file"
         r"|pytorchstreamreader failed|error while deserializing|safetensorerror|invalid load key|ran out of input"
         r"|unsupported operand \d|crc check failed|crc-?32 error|incorrect data check|corruptsnapshoterror",
         "DataCorrupted",
-        "A file is damaged: find it in the traceback, fetch it again, and verify /mnt/shared/datasets.",
+        "A file is corrupt: find it in the traceback, download it again, and verify /mnt/shared/datasets.",
     ),
     Symptom(
         r"unpicklingerror|weights only load failed",
         "UnsafeFile",
-        "The file holds more than tensors and is not loaded: convert it to safetensors, or save a plain state_dict.",
+        "The file contains pickled objects and is not loaded: convert it to safetensors, or save a plain state_dict.",
     ),
 )
 
@@ -217,7 +216,7 @@ _PROGRAM = (
     Symptom(
         r"no module named 'ddp_trainer'",
         "TrainerMissing",
-        "The image has no ddp_trainer: build it FROM the trainer image, or install the package into it.",
+        "The image does not contain ddp_trainer: build it FROM the trainer image, or install the package.",
         of=GENERAL | {"ImportError", "StartError"},
     ),
     Symptom(
@@ -234,7 +233,7 @@ _PROGRAM = (
     Symptom(
         r"executable file not found|no such file or directory: unknown|exec format error",
         "StartError",
-        "The image cannot run the trainer: it needs python in PATH, and to be built for the node's processor.",
+        "The image cannot run the trainer: it needs python in PATH, and must be built for the node's CPU architecture.",
         of=GENERAL | {"StartError", "ContainerCannotRun", "RunContainerError"},
     ),
     Symptom(
@@ -245,13 +244,13 @@ _PROGRAM = (
     Symptom(
         r"\b(401|403) client error|gatedrepoerror|invalid (user )?token|repositorynotfounderror",
         "AccessDenied",
-        "A download was refused: accept the model's terms, and give the job a token through a Secret in env.",
+        "Access to a download was denied: accept the model's terms, and pass a token from a Secret in env.",
     ),
     Symptom(
         r"name resolution|name or service not known|max retries exceeded with url|failed to resolve|urlopen error"
         r"|connection refused|\b(429|50\d) (client|server) error",
         "NetworkError",
-        "A server could not be reached: fetch data with initializers, and look at DNS and network policies.",
+        "A server could not be reached: download data with initializers, and check DNS and NetworkPolicies.",
     ),
 )
 

@@ -42,7 +42,7 @@ def wanted_resize(look: Look) -> Resize | None:
     if spec.elastic is None or _is_backing_off(look):
         return None
     if status.phase in (Phase.STARTING, Phase.RESTARTING, Phase.RUNNING) and spec.nodes < total:
-        return Resize(spec.nodes, SCALED_DOWN, f"spec.nodes is {spec.nodes} now, and was {total}")
+        return Resize(spec.nodes, SCALED_DOWN, f"spec.nodes was changed from {total} to {spec.nodes}")
     if status.phase in (Phase.STARTING, Phase.RESTARTING):
         return _shrunk(look, spec.elastic)
     if status.phase is Phase.RUNNING:
@@ -112,7 +112,7 @@ def _grown(look: Look, elastic: Elastic) -> Resize | None:
     size = min(look.job.spec.nodes, total + usable)
     if size <= total:
         return None
-    return Resize(size, SCALED_UP, f"{size - total} more are available than the {total} before")
+    return Resize(size, SCALED_UP, f"{size - total} more nodes are available")
 
 
 def _at_boundary(look: Look, elastic: Elastic, pod: PodView) -> bool:

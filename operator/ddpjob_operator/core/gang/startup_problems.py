@@ -50,17 +50,17 @@ _HINTS: tuple[tuple[str, str, str], ...] = (
     (
         "Unschedulable",
         r"persistentvolumeclaim \S+ not found",
-        "Create that claim, or correct spec.shared.claimName.",
+        "Create the PersistentVolumeClaim, or correct spec.shared.claimName.",
     ),
     (
         "Unschedulable",
         r"unbound immediate PersistentVolumeClaims",
-        "No volume was bound to the claim: check that its storage class exists and can give its access mode and size.",
+        "The claim is not bound: check that its StorageClass exists and supports the access mode and size.",
     ),
     (
         "Unschedulable",
         r"Insufficient \S+|Too many pods",
-        "The nodes are full or too small: free or add some, ask for less, or let the job be elastic.",
+        "The nodes are full or too small: add nodes, lower resources.requests, or make the job elastic.",
     ),
     (
         "Unschedulable",
@@ -70,47 +70,59 @@ _HINTS: tuple[tuple[str, str, str], ...] = (
     (
         "CreateContainerConfigError",
         r"(secret|configmap) \S+ not found",
-        "Create it in the job's namespace, or correct the name in env or podTemplate; the pod then starts by itself.",
+        "Create it in the job's namespace, or correct the name in env or podTemplate. The pod then starts.",
     ),
     (
         "CreateContainerConfigError",
         r"couldn't find key",
-        "Add that key to it, or correct the key in env or podTemplate; the pod then starts by itself.",
+        "Add the key, or correct it in env or podTemplate. The pod then starts.",
     ),
     (
         "CreateContainerConfigError",
         r"runAsNonRoot",
-        "Use an image with a user that is not root, or set securityContext in podTemplate.",
+        "Use an image with a non-root user, or set securityContext in podTemplate.",
     ),
     (
         "FailedMount",
         r"(secret|configmap) \S+ not found",
-        "Create it in the job's namespace, or correct the name in podTemplate; the pod then starts by itself.",
+        "Create it in the job's namespace, or correct the name in podTemplate. The pod then starts.",
     ),
     (
         "FailedMount",
         r"",
-        "Look at the volume and at the node: whether its server answers, and whether the node can mount that kind.",
+        "Check whether the storage server responds, and whether the node can mount this type of volume.",
     ),
-    ("FailedAttachVolume", r"", "Look at whether another node still holds the volume, and at its storage driver."),
-    ("FailedCreatePodSandBox", r"", "Look at the node's network plugin and container runtime."),
-    ("InvalidImageName", r"", "Correct the image's name."),
+    ("FailedAttachVolume", r"", "Check whether another node still has the volume attached, and the CSI driver."),
+    ("FailedCreatePodSandBox", r"", "Check the node's network plugin (CNI) and container runtime."),
+    ("InvalidImageName", r"", "Correct the image name."),
     (
         "ErrImageNeverPull",
         r"",
-        "The image is not on that node: load it there, or set another imagePullPolicy in podTemplate.",
+        "The image is not present on the node: load it, or set another imagePullPolicy in podTemplate.",
     ),
     (
         "QuotaExceeded",
         r"",
-        "Raise the namespace's quota, free what uses it up, or ask for less; it is tried again by itself.",
+        "Raise the namespace's ResourceQuota, free resources, or lower resources.requests. The operator retries.",
     ),
-    ("AdmissionDenied", r"", "Change the spec so that this policy admits it, or ask who runs it."),
-    ("AdmissionFailed", r"", "The webhook does not answer: its owner has to mend it; it is tried again by itself."),
-    ("Forbidden", r"violates PodSecurity", "Change podTemplate's securityContext, or the namespace's profile."),
-    ("Forbidden", r"no PriorityClass with name", "Create it, or correct scheduling.priorityClassName."),
-    ("Forbidden", r"serviceaccount \S+ not found", "Create it, or correct podTemplate.spec.serviceAccountName."),
-    (NOT_SCHEDULED, r"", "Check that the scheduler which the pod names (spec.schedulerName) is installed and running."),
+    (
+        "AdmissionDenied",
+        r"",
+        "Change the spec so that the admission policy accepts it, or ask the policy's administrator.",
+    ),
+    ("AdmissionFailed", r"", "The admission webhook does not respond: ask its administrator. The operator retries."),
+    (
+        "Forbidden",
+        r"violates PodSecurity",
+        "Change podTemplate's securityContext, or the Pod Security level of the namespace.",
+    ),
+    ("Forbidden", r"no PriorityClass with name", "Create the PriorityClass, or correct scheduling.priorityClassName."),
+    (
+        "Forbidden",
+        r"serviceaccount \S+ not found",
+        "Create the ServiceAccount, or correct podTemplate.spec.serviceAccountName.",
+    ),
+    (NOT_SCHEDULED, r"", "Check that the scheduler of the pod (schedulerName) is installed and running."),
 )
 """What to do about a reason, where the words that come with it match."""
 
@@ -171,7 +183,7 @@ def _of_pod(look: Look, pod: PodView, waited: float) -> Problem | None:
     if warned is not None and warned.reason:
         return _advised(warned.reason, f"pod {pod.name}: {warned.message or warned.reason}")
     if waited >= NO_SCHEDULER_SECONDS and not (pod.scheduled or pod.node_name):
-        return _advised(NOT_SCHEDULED, f"pod {pod.name}: no scheduler has picked it up")
+        return _advised(NOT_SCHEDULED, f"pod {pod.name}: no scheduler has processed it")
     return None
 
 

@@ -43,7 +43,7 @@ def plan_release(look: Look) -> Plan | None:
         LEAST_WAIT_SECONDS, backoff_seconds(job.spec.restart.backoff, waits, f"{job.uid}/{look.status.attempt}")
     )
     released = f"{len(members(look))} of {size} pods were released: {problem.message}"
-    message = f"{released}; trying again in {delay:.0f} s"
+    message = f"{released}; retrying in {delay:.0f} s"
     following = NextAttempt(size, problem.reason, message, digests(job, look.defaults), delay)
     look = transitions.release_gang(look.having(disrupted(look.status)), following)
     return Plan(

@@ -101,7 +101,7 @@ def _too_long(look: Look) -> str:
     status, limit = look.status, look.job.spec.active_deadline_seconds
     step = status.progress.step if status.progress else None
     saved = status.snapshot.step if status.snapshot else None
-    reached = "no step was trained" if step is None else f"training had reached step {step}"
+    reached = "no step was completed" if step is None else f"training had reached step {step}"
     kept = "there is no snapshot" if saved is None else f"the snapshot of step {saved} is kept"
     return f"the job was active for {limit} s (activeDeadlineSeconds); {reached}, {kept}"
 

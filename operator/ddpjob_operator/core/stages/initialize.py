@@ -50,7 +50,7 @@ def plan_initializers(look: Look) -> tuple[Look, Plan | None]:
     if pod.succeeded:
         count = len(look.job.spec.initializers)
         which = f"{count} initializers have" if count > 1 else "it has"
-        return transitions.mark_initialized(look, f"{which} put their data on the volume"), None
+        return transitions.mark_initialized(look, f"{which} prepared the volume"), None
     if pod.deleting and (left := _grace_left(look, pod)) > 0:
         return look, Plan(look.status, requeue_after=left)  # its end comes as an event, unless its node is gone
     if pod.ended or pod.deleting or is_lost(_as_pod(look, pod), look.job.spec.restart, look.now):
@@ -81,8 +81,8 @@ def _waiting(look: Look, pod: InitializerView) -> Plan:
     names = ", ".join(item.name for item in look.job.spec.initializers)
     events: tuple[Event, ...] = ()
     if cond.find(look.status.conditions, cond.INITIALIZED) is None:
-        events = (Event("Normal", "Initializing", f"fetching data before training: {names}"),)
-    look = transitions.mark_uninitialized(look, "Initializing", f"pod {pod.name} puts data on the volume: {names}")
+        events = (Event("Normal", "Initializing", f"running initializers: {names}"),)
+    look = transitions.mark_uninitialized(look, "Initializing", f"pod {pod.name} prepares the volume: {names}")
     pods = (_as_pod(look, pod),)
     problem = startup_problem(look, pods)
     wrong = problem is not None and is_degraded(problem)
@@ -101,7 +101,7 @@ def _after_failure(look: Look, pod: InitializerView) -> Plan:
     if final or pod.number >= RETRIES:
         return _give_up(look, pod, cause if final else f"{cause}; it was tried {pod.number + 1} times")
     delay = backoff_seconds(look.job.spec.restart.backoff, pod.number, f"{look.job.uid}/init-{pod.number}")
-    message = f"{cause}; trying again in {delay:.0f} s ({pod.number + 1} of {RETRIES} times)"
+    message = f"{cause}; retrying in {delay:.0f} s ({pod.number + 1} of {RETRIES} times)"
     look = transitions.retry_initializers(transitions.mark_uninitialized(look, FAILED, message), delay)
     return Plan(
         look.status,
@@ -125,9 +125,9 @@ def _cause(pod: InitializerView) -> tuple[str, bool]:
     ended = pod.termination
     name = f"initializer {pod.step}" if pod.step else f"pod {pod.name}"
     if ended is None:
-        return f"{name}: {pod.message or pod.reason or f'its node {pod.node_name} went away'}", False
+        return f"{name}: {pod.message or pod.reason or f'node {pod.node_name} is gone'}", False
     report = read_termination(ended.message)
-    exit_ = f"ended with exit code {ended.exit_code}" + (f" ({ended.reason})" if ended.reason else "")
+    exit_ = f"exited with code {ended.exit_code}" + (f" ({ended.reason})" if ended.reason else "")
     return f"{name}: {(report.message if report else '') or exit_}", ended.exit_code == EXIT_USER
 
 

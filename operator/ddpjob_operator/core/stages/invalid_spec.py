@@ -26,10 +26,10 @@ def plan_invalid_spec(status: DDPJobStatus, problems: tuple[str, ...], now: date
 
 def unparsable_edit(problems: tuple[str, ...]) -> Problem:
     """An edit that cannot be parsed, while the job goes on by the spec that it had before."""
-    return Problem(INVALID_SPEC, f"{'; '.join(problems)}; until this is corrected the job goes on as before the edit")
+    return Problem(INVALID_SPEC, f"{'; '.join(problems)}; the job keeps running with the previous spec")
 
 
 def plan_internal_error(status: DDPJobStatus, error: Exception, now: datetime, generation: int) -> Plan:
     """The operator itself failed on this job, which its status says too."""
-    message = f"the operator failed on this job ({type(error).__name__}: {error}); its log has the rest"
+    message = f"internal error of the operator ({type(error).__name__}: {error}); see its log"
     return Plan(report_internal_error(status, message, now, generation))

@@ -74,7 +74,7 @@ def resize(look: Look, change: Resize) -> Plan:
 
 def resume_attempt(look: Look) -> Plan:
     """Begin an attempt after a suspension, which costs no budget."""
-    decided = next_attempt(look, Cause("Resumed", "the job was suspended"))
+    decided = next_attempt(look, Cause("Resumed", "resumed after a suspension"))
     if decided.status.is_final:
         return decided
     resumed = Event("Normal", "Resumed", f"resumed after a suspension with attempt {decided.status.attempt}")

@@ -96,8 +96,8 @@ def _with_problems(look: Look) -> Look:
     if edited := edited_fields(job, look.status):
         names = ", ".join(f"spec.{name}" for name in edited)
         message = (
-            f"{names} changed while the job runs; attempt {look.status.attempt} goes on as it was started, and a later "
-            "attempt would use the new spec. Revert the edit, or delete the job and apply it again"
+            f"{names} changed while the job runs; attempt {look.status.attempt} keeps the old spec, and a later "
+            "attempt would use the new one. Revert the edit, or delete the job and apply it again"
         )
         return transitions.degrade(look, Problem("SpecChanged", message))
     if job.rejected_edit:
@@ -110,6 +110,6 @@ def _with_problems(look: Look) -> Look:
         return transitions.degrade(look, problem)
     total = look.status.nodes.total
     if running and job.spec.elastic is not None and total < job.spec.nodes:
-        message = f"training goes on with {total} of {job.spec.nodes} nodes until more are available"
+        message = f"training with {total} of {job.spec.nodes} nodes until more are available"
         return transitions.degrade(look, Problem("FewerNodes", message))
     return transitions.recover(look)

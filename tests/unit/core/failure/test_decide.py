@@ -96,12 +96,12 @@ def test_with_a_window_old_restarts_do_not_count() -> None:
     assert restarted(KILLED, before, maxRestarts=3, windowSeconds=600).status.restart_times == (*times[1:], NOW)
     found = verdict(KILLED, before, maxRestarts=2, windowSeconds=600)
     assert isinstance(found, GiveUp)
-    assert found.message.startswith("all 2 restarts of the last 600 s are used up; last failure: rank 1 was killed")
+    assert found.message.startswith("all 2 restarts of the last 600 s are used; last failure: rank 1 was killed")
 
 
 def test_what_makes_no_sense_to_retry_is_given_up_with_budget_left() -> None:
     found = verdict(Failure("ImportError", "no module named foo", Retry.NEVER, exit_code=64))
-    assert found == GiveUp("ImportError", "no module named foo; a retry cannot help")
+    assert found == GiveUp("ImportError", "no module named foo; a retry would fail in the same way")
 
 
 def test_a_rule_that_fails_the_job_is_named() -> None:
@@ -193,7 +193,7 @@ def test_a_repeated_failure_names_the_attempt_before_and_a_way_out() -> None:
     found = verdict(RAISED, after(RAISED))
     assert isinstance(found, GiveUp)
     first = found.message.splitlines()[0]
-    assert first.startswith("rank 0 raised ValueError after step 120: bad; attempt 0 ended in the same error")
+    assert first.startswith("rank 0 raised ValueError after step 120: bad; attempt 0 failed with the same error")
     assert "step 120" in first
     assert "restart.rules" in first
 

@@ -31,7 +31,7 @@ def test_an_image_without_the_trainer_is_known_by_the_last_line_of_its_pods_log(
     failure = decided.status.last_failure
     assert failure is not None
     assert failure.reason == "TrainerMissing"
-    assert failure.message.startswith("pod digits-0-0 ended with exit code 1; the log of the pod ends with: /usr/bin")
+    assert failure.message.startswith("pod digits-0-0 exited with code 1; the log of the pod ends with: /usr/bin")
     assert "trainer image" in failure.advice
 
 

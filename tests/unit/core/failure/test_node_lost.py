@@ -44,8 +44,8 @@ def test_a_node_is_lost_once_it_was_silent_for_the_time_that_the_policy_gives_it
 def test_the_failure_names_node_and_pod_and_that_what_still_runs_there_is_harmless() -> None:
     (failure,) = lost_nodes([make_pod(0), silent(1, -31)], POLICY, NOW)
     assert (failure.reason, failure.node_name, failure.pod_name) == ("NodeLost", "node-1", "digits-0-1")
-    assert "silent since 03:03:34 UTC" in failure.message
-    assert "its writes are refused" in failure.message
+    assert "NotReady since 03:03:34 UTC" in failure.message
+    assert "cannot write snapshots" in failure.message
 
 
 @pytest.mark.parametrize("deleting", [False, True])
@@ -139,4 +139,4 @@ def test_a_gang_that_waits_for_nothing_starts_anew() -> None:
     after = look(running(), seen(make_pod(0), make_pod(1), report=heard(**WAITING))).status
     assert after.attempt == 1
     assert after.last_failure is not None
-    assert "every pod of the gang is still there" in after.last_failure.message
+    assert "all pods of the gang still exist" in after.last_failure.message

@@ -96,7 +96,7 @@ def test_a_gang_that_is_not_elastic_never_changes_its_size() -> None:
 def test_a_size_that_is_lowered_in_the_spec_takes_effect_at_once(phase: Phase) -> None:
     status = started(phase)
     change = wanted_resize(at(job(status, nodes=2)))
-    assert change == Resize(2, SCALED_DOWN, "spec.nodes is 2 now, and was 3")
+    assert change == Resize(2, SCALED_DOWN, "spec.nodes was changed from 3 to 2")
 
 
 # More

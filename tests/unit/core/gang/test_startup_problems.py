@@ -72,25 +72,25 @@ def test_what_the_api_server_refused_is_said_at_once() -> None:
     found = startup_problem(at(make_job(FRESH), seen(problem=Problem("QuotaExceeded", "exceeded quota"))), ())
     assert found is not None
     assert found.reason == "QuotaExceeded"
-    assert found.message.startswith("exceeded quota. Raise the namespace's quota")
+    assert found.message.startswith("exceeded quota. Raise the namespace's ResourceQuota")
 
 
 @pytest.mark.parametrize(
     ("reason", "said", "hint"),
     [
         ("Unschedulable", 'persistentvolumeclaim "mine" not found', "spec.shared.claimName"),
-        ("Unschedulable", "pod has unbound immediate PersistentVolumeClaims", "storage class"),
+        ("Unschedulable", "pod has unbound immediate PersistentVolumeClaims", "StorageClass"),
         ("Unschedulable", "0/2 nodes are available: 2 Insufficient nvidia.com/gpu.", "elastic"),
         ("Unschedulable", "0/2 nodes are available: 2 node(s) had untolerated taint {a: b}.", "toleration"),
         ("Unschedulable", "0/2 nodes are available: 2 node(s) didn't match Pod's node affinity/selector.", "No node"),
         ("CreateContainerConfigError", 'secret "token" not found', "Create it in the job's namespace"),
         ("CreateContainerConfigError", 'configmap "code" not found', "Create it in the job's namespace"),
-        ("CreateContainerConfigError", "couldn't find key a in Secret b/c", "Add that key"),
-        ("CreateContainerConfigError", "container has runAsNonRoot and image will run as root", "not root"),
-        ("InvalidImageName", "couldn't parse image reference", "Correct the image's name"),
-        ("ErrImageNeverPull", "Container image is not present with pull policy of Never", "load it there"),
+        ("CreateContainerConfigError", "couldn't find key a in Secret b/c", "Add the key"),
+        ("CreateContainerConfigError", "container has runAsNonRoot and image will run as root", "non-root"),
+        ("InvalidImageName", "couldn't parse image reference", "Correct the image name"),
+        ("ErrImageNeverPull", "Container image is not present with pull policy of Never", "load it"),
         ("AdmissionDenied", 'admission webhook "a" denied the request: no', "policy"),
-        ("AdmissionFailed", 'failed calling webhook "a": connection refused', "webhook does not answer"),
+        ("AdmissionFailed", 'failed calling webhook "a": connection refused', "webhook does not respond"),
         ("Forbidden", 'pods "x" is forbidden: violates PodSecurity "restricted:latest"', "securityContext"),
         ("Forbidden", "pods is forbidden: no PriorityClass with name high was found", "priorityClassName"),
         ("Forbidden", 'error looking up service account a/b: serviceaccount "b" not found', "serviceAccountName"),
@@ -109,7 +109,7 @@ def test_trouble_says_what_to_do_about_it(reason: str, said: str, hint: str) -> 
 def test_a_pod_that_nobody_schedules_is_named() -> None:
     found = startup_problem(at(make_job(restarting(30))), (nowhere(1),))
     assert found is not None
-    assert found.message.startswith("pod digits-0-1: no scheduler has picked it up. Check")
+    assert found.message.startswith("pod digits-0-1: no scheduler has processed it. Check")
 
 
 @pytest.mark.parametrize(

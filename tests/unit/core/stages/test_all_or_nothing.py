@@ -100,7 +100,7 @@ def test_the_next_try_is_a_new_attempt_that_costs_nothing_and_says_what_it_waits
     assert degraded is not None
     assert (degraded.status, degraded.reason) == ("True", "QuotaExceeded")
     assert degraded.message == (
-        "1 of 4 pods were released: the API server refused Pod digits-0-2: exceeded quota: few; trying again in 1 s"
+        "1 of 4 pods were released: the API server refused Pod digits-0-2: exceeded quota: few; retrying in 1 s"
     )
     assert [(event.type, event.reason) for event in decided.events] == [("Warning", "GangReleased")]
 
@@ -111,7 +111,7 @@ def test_a_late_gang_says_why_in_the_words_of_the_scheduler() -> None:
     degraded = cond.find(decided.status.conditions, cond.DEGRADED)
     assert degraded is not None
     assert degraded.reason == "GangTimeout"
-    assert "after 60 s 1 of 4 pods had a node: pod digits-0-1: 0/3 nodes are available; trying" in degraded.message
+    assert "after 60 s 1 of 4 pods had a node: pod digits-0-1: 0/3 nodes are available; retrying" in degraded.message
 
 
 def test_each_wait_is_longer_than_the_one_before_up_to_the_longest() -> None:

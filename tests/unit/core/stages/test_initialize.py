@@ -65,7 +65,7 @@ def test_the_data_comes_before_any_pod_of_the_gang() -> None:
 def test_while_it_is_fetched_the_job_waits_and_says_so_once() -> None:
     first = look(look().status, fetcher("Pending"))
     assert (first.actions, first.status.phase) == ((), Phase.PENDING)
-    assert condition(first) == ("False", "Initializing", "pod digits-init-0 puts data on the volume: dataset")
+    assert condition(first) == ("False", "Initializing", "pod digits-init-0 prepares the volume: dataset")
     assert [event.reason for event in first.events] == ["Initializing"]
     again = look(first.status, fetcher())
     assert again.status.conditions == first.status.conditions
@@ -101,7 +101,7 @@ def test_a_try_that_fails_is_counted_before_its_pod_goes_and_repeated_after_a_wa
     assert [action.name for action in decided.actions if isinstance(action, DeletePod)] == ["digits-init-0"]
     assert condition(decided)[:2] == ("False", "InitializerFailed")
     assert condition(decided)[2].startswith(
-        "initializer dataset: https://example.com/digits.tar answered 503; trying again in 1 s (1 of 3 times)"
+        "initializer dataset: https://example.com/digits.tar answered 503; retrying in 1 s (1 of 3 times)"
     )
     wait = decided.requeue_after
     assert wait is not None
@@ -124,7 +124,7 @@ def test_it_is_tried_four_times_in_all() -> None:
     assert condition(decided, cond.FAILED) == (
         "True",
         "InitializerFailed",
-        "initializer dataset: ended with exit code 1; it was tried 4 times",
+        "initializer dataset: exited with code 1; it was tried 4 times",
     )
     failure = decided.status.last_failure
     assert failure is not None
@@ -140,7 +140,7 @@ def test_what_would_only_fail_again_is_not_tried_again() -> None:
 
 def test_a_pod_without_a_word_of_its_own_is_explained_by_the_clusters() -> None:
     decided = look(look().status, fetcher("Failed", reason="Evicted", message="The node was low on resource: memory"))
-    assert "pod digits-init-0: The node was low on resource: memory; trying again" in condition(decided)[2]
+    assert "pod digits-init-0: The node was low on resource: memory; retrying" in condition(decided)[2]
 
 
 @pytest.mark.parametrize(
@@ -188,7 +188,7 @@ def test_a_pod_on_a_lost_node_is_a_try_that_failed(silent_for: float, counted: b
     decided = look(look().status, pod)
     assert decided.status.initializer_failures == int(counted)
     assert counted or decided.requeue_after == 1.0
-    assert not counted or "pod digits-init-0: its node node-1 went away" in condition(decided)[2]
+    assert not counted or "pod digits-init-0: node node-1 is gone" in condition(decided)[2]
 
 
 def test_a_pod_that_is_refused_is_trouble_and_asked_for_again() -> None:
