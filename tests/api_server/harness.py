@@ -12,23 +12,22 @@ import json
 import os
 import re
 import signal
-import socket
 import sys
-from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import aiohttp
+from tests.support.ports import free_port
+from tests.support.waiting import PATIENCE_SECONDS, eventually_async
 
 from ddpjob_operator.cluster import paths
 from ddpjob_operator.runtime.client import Client
 from ddpjob_operator.runtime.errors import ApiError
 from ddpjob_operator.runtime.login import log_in
 
-T = TypeVar("T")
 Object = dict[str, Any]
 
 REPOSITORY = Path(__file__).parents[2]
@@ -36,25 +35,6 @@ OPERATOR_AGENT = "ddpjob-operator/"
 TEST_AGENT = "ddpjob-tests"
 OUTSIDE = ("leases", "events", "configmaps")
 """Resources whose calls are no part of what a job costs."""
-
-
-async def eventually(
-    condition: Callable[[], Awaitable[T | None]],
-    what: str,
-    seconds: float = 20.0,
-    instead: Callable[[], Any] = lambda: "",
-) -> T:
-    """What `condition` returns as soon as that is true.
-
-    Raises AssertionError after `seconds`, with what `instead` has to say.
-    """
-    deadline = asyncio.get_running_loop().time() + seconds
-    while True:
-        if found := await condition():
-            return found
-        if asyncio.get_running_loop().time() > deadline:
-            raise AssertionError(f"not within {seconds:g} s: {what}\n{instead()}")
-        await asyncio.sleep(0.02)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +82,7 @@ class Cluster:
                 return True
             return False
 
-        await eventually(
+        await eventually_async(
             account_exists, "the namespace has its default service account, without which pods are refused"
         )
 
@@ -141,7 +121,9 @@ class Cluster:
         """Change fields of the spec; None takes one away."""
         return await self.client.merge_patch(f"{paths.jobs(self.namespace)}/{name}", "ddpjobs", {"spec": spec})
 
-    async def condition(self, type_: str, reason: str, name: str = "digits", seconds: float = 20.0) -> Object:
+    async def condition(
+        self, type_: str, reason: str, name: str = "digits", seconds: float = PATIENCE_SECONDS
+    ) -> Object:
         """Wait until a condition of the job has this reason, and return it."""
         seen: list[Object] = []
 
@@ -149,7 +131,9 @@ class Cluster:
             seen[:] = (await self.status(name)).get("conditions") or []
             return next((item for item in seen if (item["type"], item["reason"]) == (type_, reason)), None)
 
-        return await eventually(said, f"{name} says {type_}: {reason}", seconds, lambda: json.dumps(seen, indent=1))
+        return await eventually_async(
+            said, f"{name} says {type_}: {reason}", seconds, lambda: json.dumps(seen, indent=1)
+        )
 
     async def delete_job(self, name: str = "digits") -> None:
         await self.client.delete(f"{paths.jobs(self.namespace)}/{name}", "ddpjobs")
@@ -162,7 +146,7 @@ class Cluster:
     async def service(self, name: str = "digits-rdzv") -> Object:
         return await self.client.get(f"{paths.services(self.namespace)}/{name}", "services")
 
-    async def phase_is(self, phase: str, name: str = "digits", seconds: float = 20.0) -> Object:
+    async def phase_is(self, phase: str, name: str = "digits", seconds: float = PATIENCE_SECONDS) -> Object:
         """Wait for a phase and return the status."""
         seen: list[Object] = []
 
@@ -170,10 +154,10 @@ class Cluster:
             seen[:] = [await self.status(name)]
             return seen[0] if seen[0].get("phase") == phase else None
 
-        return await eventually(reached, f"{name} is {phase}", seconds, lambda: json.dumps(seen, indent=1))
+        return await eventually_async(reached, f"{name} is {phase}", seconds, lambda: json.dumps(seen, indent=1))
 
     async def gang_exists(
-        self, attempt: int = 0, nodes: int = 2, job: str = "digits", seconds: float = 20.0
+        self, attempt: int = 0, nodes: int = 2, job: str = "digits", seconds: float = PATIENCE_SECONDS
     ) -> list[Object]:
         """Wait until all pods of an attempt are there, and return them by node rank."""
         names = {f"{job}-{attempt}-{rank}" for rank in range(nodes)}
@@ -182,7 +166,7 @@ class Cluster:
             found = [pod for pod in await self.pods() if pod["metadata"]["name"] in names]
             return found if len(found) == nodes else None
 
-        return await eventually(complete, f"the {nodes} pods of attempt {attempt} exist", seconds)
+        return await eventually_async(complete, f"the {nodes} pods of attempt {attempt} exist", seconds)
 
     async def reap(self, *pods: str) -> None:
         """The end of a deletion: the pods' node says that nothing of them is left."""
@@ -249,7 +233,7 @@ class Cluster:
             asking = [event for event in events if event["auditID"] not in ended and event["verb"] != "watch"]
             return None if asking else [event for event in events if event["stage"] == "ResponseComplete"]
 
-        return [self._entry(event) for event in await eventually(logged, "the audit log has caught up")]
+        return [self._entry(event) for event in await eventually_async(logged, "the audit log has caught up")]
 
     def _event(self, line: bytes) -> Object | None:
         """A line of the audit log, if it is about what the operator asked of this namespace."""
@@ -289,7 +273,7 @@ class Operator:
 
     async def start(self) -> Operator:
         """Start it; `ready` waits until it acts."""
-        self.port = _free_port()
+        self.port = free_port()
         given = {
             "NAMESPACES": self.namespace,
             "LEASE_NAMESPACE": self.namespace,
@@ -315,13 +299,13 @@ class Operator:
             )
         return self
 
-    async def ready(self, seconds: float = 30.0) -> Operator:
+    async def ready(self, seconds: float = PATIENCE_SECONDS) -> Operator:
         async def answers() -> bool:
             assert self.process is not None
             assert self.process.returncode is None, f"the operator has ended:\n{self.log.read_text()[-4000:]}"
             return (await self.probe("readyz"))[0] == 200
 
-        await eventually(answers, "the operator is ready", seconds, lambda: self.log.read_text()[-4000:])
+        await eventually_async(answers, "the operator is ready", seconds, lambda: self.log.read_text()[-4000:])
         return self
 
     async def probe(self, name: str) -> tuple[int, str]:
@@ -346,7 +330,7 @@ class Operator:
             self.process.kill()
             await self.process.wait()
 
-    async def stop(self, seconds: float = 25.0) -> int:
+    async def stop(self, seconds: float = PATIENCE_SECONDS) -> int:
         """SIGTERM, and wait for the end."""
         assert self.process is not None
         self.signal(signal.SIGTERM)
@@ -378,9 +362,3 @@ def _read_from(log: Path, inode: int, offset: int) -> bytes:
     with parts[0].open("rb") as first:
         first.seek(offset if parts[0].stat().st_ino == inode else 0)
         return first.read() + text
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -14,7 +14,8 @@ from itertools import pairwise
 from typing import Any
 
 import aiohttp
-from tests.api_server.harness import Cluster, eventually
+from tests.api_server.harness import Cluster
+from tests.support.waiting import eventually_async
 
 from ddpjob_operator.cluster import paths
 from ddpjob_operator.runtime.login import log_in, open_session
@@ -158,4 +159,4 @@ async def _caught_up(cluster: Cluster, history: History, since: dict[str, int]) 
                 return False
         return True
 
-    await eventually(complete, "the record has caught up")
+    await eventually_async(complete, "the record has caught up")

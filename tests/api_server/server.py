@@ -12,8 +12,9 @@ from typing import Any
 from unittest.mock import patch
 
 import yaml
-from tests.api_server.harness import REPOSITORY, eventually
+from tests.api_server.harness import REPOSITORY
 from tests.kubernetes import cluster_running
+from tests.support.waiting import eventually_async
 
 from ddpjob_operator.runtime.client import Client, connect
 from ddpjob_operator.runtime.errors import ApiError
@@ -60,7 +61,7 @@ async def install_crd(kubeconfig: Path, manifest: dict[str, Any]) -> None:
             conditions = (found.get("status") or {}).get("conditions") or []
             return any(item["type"] == "Established" and item["status"] == "True" for item in conditions)
 
-        await eventually(established, f"{name} is established")
+        await eventually_async(established, f"{name} is established")
 
 
 async def remove_crd(kubeconfig: Path, manifest: dict[str, Any]) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
-from tests.api_server.harness import Cluster, Operator, eventually
+from tests.api_server.harness import Cluster, Operator
+from tests.support.waiting import eventually_async
 
 WAITING = {
     "ErrImagePull": "rpc error: not found",
@@ -154,7 +155,7 @@ async def test_a_gang_that_a_queue_holds_back_waits_without_being_degraded(
         await cluster.runs(*pods)
         return (await cluster.status())["phase"] == "Running"
 
-    await eventually(let_go, "it runs")
+    await eventually_async(let_go, "it runs")
     types = {item["type"]: item["status"] for item in (await cluster.status())["conditions"]}
     assert types.get("Degraded", "False") == "False"
     assert types["Scheduled"] == "True"

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.api_server.harness import Cluster, eventually
+from tests.api_server.harness import Cluster
+from tests.support.waiting import eventually_async
 
 from ddpjob_operator.api import GROUP
 from ddpjob_operator.cluster import paths
@@ -169,4 +170,4 @@ async def test_a_job_that_a_finalizer_holds_is_known_to_be_deleted(cluster: Clus
             return error.not_found
         return False
 
-    await eventually(gone, "the job is gone")
+    await eventually_async(gone, "the job is gone")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from tests.api_server.harness import Cluster, Operator, eventually
+from tests.api_server.harness import Cluster, Operator
+from tests.support.waiting import eventually_async
 
 from ddpjob_operator.runtime.errors import ApiError
 
@@ -29,7 +30,7 @@ async def test_a_job_whose_first_node_is_enough_leaves_the_pods_that_its_policy_
     async def cleaned() -> bool:
         return [pod["metadata"]["name"] for pod in await cluster.pods()] == left
 
-    await eventually(cleaned, f"{left} are left")
+    await eventually_async(cleaned, f"{left} are left")
 
 
 async def test_pods_that_have_exited_stay_although_their_phase_still_says_running(
@@ -61,12 +62,12 @@ async def test_a_job_is_deleted_when_its_time_to_live_is_up(cluster: Cluster, op
             return error.not_found
         return False
 
-    await eventually(gone, "the job is gone")
+    await eventually_async(gone, "the job is gone")
 
     async def collected() -> bool:
         return await cluster.pods() == []
 
-    await eventually(collected, "its pods are gone with it", seconds=60)
+    await eventually_async(collected, "its pods are gone with it")
     deleted = [str(asked) for asked in await cluster.cost() if asked.verb == "delete"]
     assert deleted == ["delete ddpjobs digits -> 200"]
 

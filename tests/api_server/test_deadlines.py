@@ -5,7 +5,8 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 from typing import Any
 
-from tests.api_server.harness import Cluster, Operator, eventually
+from tests.api_server.harness import Cluster, Operator
+from tests.support.waiting import eventually_async
 
 
 def lived(status: dict[str, Any]) -> timedelta:
@@ -29,7 +30,7 @@ async def test_a_job_that_is_active_for_too_long_fails_and_its_pods_may_save(
     async def may_save() -> bool:
         return [pod["metadata"].get("deletionGracePeriodSeconds") for pod in await cluster.pods()] == [60, 60]
 
-    await eventually(may_save, "both pods are deleted with all the grace that they have")
+    await eventually_async(may_save, "both pods are deleted with all the grace that they have")
 
 
 async def test_a_gang_that_does_not_start_fails_the_job_with_the_last_known_trouble(

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.api_server.harness import Cluster, Operator, eventually
+from tests.api_server.harness import Cluster, Operator
+from tests.support.waiting import eventually_async
 
 
 def environment(pod: dict[str, Any]) -> dict[str, str]:
@@ -31,7 +32,7 @@ async def test_snapshots_and_stall_limits_change_with_the_next_attempt_and_nothi
     async def seen() -> bool:
         return (await cluster.status())["observedGeneration"] == edited["metadata"]["generation"]
 
-    await eventually(seen, "the edit is seen")
+    await eventually_async(seen, "the edit is seen")
     assert [pod["metadata"]["name"] for pod in await cluster.pods()] == pods
     await cluster.ends(pods[0], code=1)
     (first, _) = await cluster.gang_exists(attempt=1)
@@ -74,4 +75,4 @@ async def test_a_deadline_and_the_clean_up_may_change_while_the_job_runs(cluster
     async def clean() -> bool:
         return await cluster.pods() == []
 
-    await eventually(clean, "its pods are gone")
+    await eventually_async(clean, "its pods are gone")

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.api_server.harness import Cluster, Operator, eventually
+from tests.api_server.harness import Cluster, Operator
 from tests.api_server.history import recorded
 from tests.api_server.test_in_place import pods_are
+from tests.support.waiting import eventually_async
 
 from ddpjob_operator.cluster import paths
 
@@ -94,7 +95,7 @@ async def test_a_pod_on_a_silent_node_is_removed_by_force_only_where_the_policy_
         left = {pod["metadata"]["name"]: pod for pod in await cluster.pods()}
         return "digits-0-1" not in left if force else "deletionTimestamp" in left["digits-0-1"]["metadata"]
 
-    await eventually(removed, "it is gone, or waits for its kubelet's word")
+    await eventually_async(removed, "it is gone, or waits for its kubelet's word")
 
 
 async def lost(cluster: Cluster, restart: dict[str, Any]) -> dict[str, Any]:
@@ -109,10 +110,10 @@ async def lost(cluster: Cluster, restart: dict[str, Any]) -> dict[str, Any]:
         status = await cluster.status()
         return status if status.get("attempt") == 1 else None
 
-    status = await eventually(given_up, "the node is given up")
+    status = await eventually_async(given_up, "the node is given up")
 
     async def replaced() -> bool:
         return any(pod["metadata"]["name"] == "digits-1-1" for pod in await cluster.pods())
 
-    await eventually(replaced, "another pod has the place of the lost one")
+    await eventually_async(replaced, "another pod has the place of the lost one")
     return status

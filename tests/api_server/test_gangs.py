@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from tests.api_server.harness import Cluster, Operator, eventually
+from tests.api_server.harness import Cluster, Operator
 from tests.api_server.server import ApiServer, install_crd, remove_crd
 from tests.api_server.test_refusals import degraded
+from tests.support.waiting import eventually_async
 
 from ddpjob_operator.cluster import paths
 from ddpjob_operator.core.manifests.pod_group import COSCHEDULING, VOLCANO
@@ -97,5 +98,5 @@ async def test_a_gang_that_gets_only_some_of_its_nodes_in_time_gives_them_back(
     async def given_back() -> bool:
         return {pod["metadata"]["labels"]["training.ddpjob.io/attempt"] for pod in await cluster.pods()} == {"1"}
 
-    await eventually(given_back, "only pods of attempt 1 are left")
+    await eventually_async(given_back, "only pods of attempt 1 are left")
     assert (await cluster.status()).get("restarts", 0) == 0

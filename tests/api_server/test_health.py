@@ -14,8 +14,9 @@ import pytest
 from aiohttp import web
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from tests.api_server.conftest import StartOperator
-from tests.api_server.harness import Cluster, Operator, eventually
+from tests.api_server.harness import Cluster, Operator
 from tests.api_server.proxy import FaultProxy, refusal
+from tests.support.waiting import PATIENCE_SECONDS, eventually_async
 
 from ddpjob_operator.runtime.login import log_in
 
@@ -53,7 +54,7 @@ async def test_an_operator_whose_watch_has_ended_for_good_ends_with_an_error(
         proxy.read_fault = fault
         proxy.hang_up()
         assert operator.process is not None
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             assert await operator.process.wait() == 1
 
 
@@ -147,7 +148,7 @@ async def test_it_is_ready_only_after_the_first_lists(
         async def answers() -> bool:
             return (await operator.probe("healthz"))[0] == 200
 
-        await eventually(answers, "it is healthy")
+        await eventually_async(answers, "it is healthy")
         code, text = await operator.probe("readyz")
         assert code == 503
         assert "have not been listed" in text
@@ -184,7 +185,7 @@ async def test_progress_of_a_running_job_reaches_status_and_metrics(
         progress = (await cluster.status()).get("progress") or {}
         return progress if progress.get("step") == 120 else None
 
-    assert (await eventually(told, "the step is in the status"))["loss"] == 0.5
+    assert (await eventually_async(told, "the step is in the status"))["loss"] == 0.5
     _, page = await operator.probe("metrics")
     assert f'ddpjob_status_step{{ddpjob="digits",namespace="{cluster.namespace}"}} 120.0' in page
     answers.append(report(job["metadata"]["uid"], 121, loss="NaN"))
@@ -192,7 +193,7 @@ async def test_progress_of_a_running_job_reaches_status_and_metrics(
     async def diverged() -> bool:
         return (await cluster.status())["progress"]["step"] == 121
 
-    await eventually(diverged, "a loss that is no number does not stop the news")
+    await eventually_async(diverged, "a loss that is no number does not stop the news")
 
 
 async def test_what_a_trainer_says_of_its_snapshots_and_its_time_reaches_the_status(
@@ -219,7 +220,7 @@ async def test_what_a_trainer_says_of_its_snapshots_and_its_time_reaches_the_sta
     async def counted() -> bool:
         return (await cluster.status())["goodput"].get("training") == 0.001
 
-    await eventually(counted, "the seconds of training are in the ledger")
+    await eventually_async(counted, "the seconds of training are in the ledger")
 
 
 async def test_progress_alone_is_written_no_more_often_than_asked_for(
@@ -240,7 +241,7 @@ async def test_progress_alone_is_written_no_more_often_than_asked_for(
         _, page = await operator.probe("metrics")
         return f'ddpjob_status_step{{ddpjob="digits",namespace="{cluster.namespace}"}} 7.0' in page
 
-    await eventually(seen, "the operator has heard of step 7")
+    await eventually_async(seen, "the operator has heard of step 7")
     assert len(await cluster.cost()) == before
 
 
@@ -251,7 +252,7 @@ async def _job_on_the_page(cluster: Cluster, operator: Operator) -> str:
     async def listed() -> bool:
         return 'ddpjob="digits"' in (await operator.probe("metrics"))[1]
 
-    await eventually(listed, "the job is on the page")
+    await eventually_async(listed, "the job is on the page")
     return (await operator.probe("metrics"))[1]
 
 
@@ -270,7 +271,7 @@ async def test_the_metrics_page_forgets_deleted_jobs(cluster: Cluster, operator:
     async def forgotten() -> bool:
         return 'ddpjob="digits"' not in (await operator.probe("metrics"))[1]
 
-    await eventually(forgotten, "no series of the job is left")
+    await eventually_async(forgotten, "no series of the job is left")
 
 
 async def test_the_page_is_what_prometheus_reads(operator: Operator) -> None:

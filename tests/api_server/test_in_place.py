@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 from tests.api_server.conftest import StartOperator
-from tests.api_server.harness import Cluster, Object, Operator, eventually
+from tests.api_server.harness import Cluster, Object, Operator
 from tests.api_server.history import recorded
 from tests.api_server.proxy import Call, Fault, FaultProxy
 from tests.api_server.test_restarts import KILLED, finish_attempt
+from tests.support.waiting import PATIENCE_SECONDS, eventually_async
 
 from ddpjob_operator.runtime.login import log_in
 
@@ -40,7 +41,7 @@ async def pods_are(cluster: Cluster, expected: dict[str, tuple[str, str, str]]) 
         return str({pod["metadata"]["name"]: place_of(pod) for pod in await cluster.pods()})
 
     try:
-        return await eventually(reached, f"the pods are {expected}")
+        return await eventually_async(reached, f"the pods are {expected}")
     except AssertionError as error:
         raise AssertionError(f"{error}instead: {await instead()}") from None
 
@@ -142,7 +143,7 @@ async def test_an_operator_that_dies_between_the_calls_leaves_nothing_half_done(
         await running_in_place(cluster)
         broken.set()
         await cluster.ends("digits-0-0", code=1, message=KILLED)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             await killed.wait()
         await operator.kill()
         assert (await cluster.status())["attempt"] == 1

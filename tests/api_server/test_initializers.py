@@ -6,8 +6,9 @@ from collections import Counter
 from typing import Any
 
 from tests.api_server.conftest import StartOperator
-from tests.api_server.harness import Cluster, Operator, eventually
+from tests.api_server.harness import Cluster, Operator
 from tests.api_server.history import recorded
+from tests.support.waiting import eventually_async
 
 from ddpjob_operator.cluster import paths
 
@@ -23,7 +24,7 @@ async def fetcher(cluster: Cluster, number: int = 0) -> dict[str, Any]:
     async def exists() -> dict[str, Any] | None:
         return next((pod for pod in await cluster.pods() if pod["metadata"]["name"] == name), None)
 
-    return await eventually(exists, f"{name} exists")
+    return await eventually_async(exists, f"{name} exists")
 
 
 async def ends(cluster: Cluster, number: int, *codes: int, message: str = "") -> None:
@@ -48,7 +49,7 @@ async def initialized(cluster: Cluster, reason: str) -> dict[str, Any]:
         conditions = (await cluster.status()).get("conditions") or []
         return next((item for item in conditions if (item["type"], item["reason"]) == ("Initialized", reason)), None)
 
-    return await eventually(said, f"Initialized: {reason}")
+    return await eventually_async(said, f"Initialized: {reason}")
 
 
 async def test_the_gang_comes_after_its_data_and_a_restart_does_not_fetch_it_again(
@@ -103,7 +104,7 @@ async def test_a_try_that_fails_is_repeated_and_counted_once_whoever_looks(
         fetchers = [pod for pod in await cluster.pods() if "-init-" in pod["metadata"]["name"]]
         return [pod["metadata"]["name"] for pod in fetchers] == ["digits-init-1"]
 
-    await eventually(only_the_last_is_left, "the pod of the try that failed is gone")
+    await eventually_async(only_the_last_is_left, "the pod of the try that failed is gone")
 
 
 async def test_what_can_never_work_fails_the_job_by_name(cluster: Cluster, operator: Operator) -> None:
@@ -127,5 +128,5 @@ async def test_a_pod_that_somebody_deletes_is_made_again_and_no_failure(cluster:
     async def another() -> bool:
         return (await fetcher(cluster))["metadata"]["uid"] != before["metadata"]["uid"]
 
-    await eventually(another, "it has been made again")
+    await eventually_async(another, "it has been made again")
     assert (await cluster.status()).get("initializerFailures", 0) == 0

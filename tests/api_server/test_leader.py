@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 from tests.api_server.conftest import StartOperator
-from tests.api_server.harness import Cluster, Operator, eventually
+from tests.api_server.harness import Cluster, Operator
 from tests.api_server.proxy import FaultProxy
+from tests.support.waiting import eventually_async
 
 from ddpjob_operator.runtime.leader import FENCE_SECONDS, LEASE_SECONDS, STANDBY_POLL_SECONDS
 from ddpjob_operator.runtime.login import log_in
@@ -90,7 +91,7 @@ async def test_a_leader_that_slept_past_its_lease_writes_nothing_when_it_wakes(
     async def shows_it() -> bool:
         return 'job="early"' in (await leader.probe("metrics"))[1]
 
-    await eventually(shows_it, "the leader shows the job that it acts for")
+    await eventually_async(shows_it, "the leader shows the job that it acts for")
     leader.signal(signal.SIGSTOP)
     await cluster.apply_job()
     names = [pod["metadata"]["name"] for pod in await cluster.gang_exists(seconds=TAKEOVER_SECONDS + SLACK_SECONDS)]
@@ -104,6 +105,8 @@ async def test_a_leader_that_slept_past_its_lease_writes_nothing_when_it_wakes(
         _, page = await leader.probe("metrics")
         return "ddpjob_operator_leader 0.0" in page and 'ddpjob="' not in page
 
-    await eventually(stands_by, "the first one knows that it does not lead, and shows no job", seconds=FENCE_SECONDS)
+    await eventually_async(
+        stands_by, "the first one knows that it does not lead, and shows no job", seconds=FENCE_SECONDS
+    )
     assert writes(first, cluster) == before
     assert writes(second, cluster) > 0

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import Counter
 
 from tests.api_server.conftest import StartOperator
-from tests.api_server.harness import Cluster, Operator, eventually
+from tests.api_server.harness import Cluster, Operator
+from tests.support.waiting import eventually_async
 
 from ddpjob_operator.runtime.errors import ApiError
 
@@ -105,7 +106,7 @@ async def test_a_resync_of_a_job_at_rest_writes_nothing(cluster: Cluster, start_
 
     _, page = await operator.probe("metrics")
     before_resyncs = float(page.split('ddpjob_operator_resyncs_total{result="done"} ')[1].split()[0])
-    await eventually(resynced, "three more resyncs are done")
+    await eventually_async(resynced, "three more resyncs are done")
     assert await cluster.cost() == before
 
 
@@ -124,7 +125,7 @@ async def test_a_restarted_operator_takes_over_a_running_job_without_changing_an
     async def taken_over() -> bool:
         return 'ddpjob_status_phase{ddpjob="digits"' in (await second.probe("metrics"))[1]
 
-    await eventually(taken_over, "the second operator has looked at the job and has nothing left to do")
+    await eventually_async(taken_over, "the second operator has looked at the job and has nothing left to do")
     assert await cluster.status() == running
     new = (await cluster.cost())[before:]
     assert [entry for entry in new if entry.code < 300 and entry.verb != "get"] == []
@@ -142,7 +143,7 @@ async def test_deleting_a_job_leaves_nothing_but_the_claim_that_is_kept(cluster:
             return error.not_found and not await cluster.pods()
         return False
 
-    await eventually(gone, "pods and service are collected", seconds=60)
+    await eventually_async(gone, "pods and service are collected")
     claims, _ = await cluster.client.list(
         f"/api/v1/namespaces/{cluster.namespace}/persistentvolumeclaims", "persistentvolumeclaims"
     )
@@ -163,7 +164,7 @@ async def test_a_job_deleted_while_the_operator_is_away_is_forgotten(
         _, page = await second.probe("metrics")
         return 'ddpjob_status_phase{ddpjob="digits"' not in page and not await cluster.pods()
 
-    await eventually(forgotten, "nothing is left of it", seconds=60)
+    await eventually_async(forgotten, "nothing is left of it")
 
 
 async def test_a_job_of_the_same_name_starts_over_with_the_claim_that_was_kept(
@@ -179,5 +180,5 @@ async def test_a_job_of_the_same_name_starts_over_with_the_claim_that_was_kept(
         fresh = [pod for pod in pods if pod["metadata"]["uid"] not in old]
         return len(fresh) == 2 and all(owners(pod) == [("DDPJob", job["metadata"]["uid"], True)] for pod in fresh)
 
-    await eventually(new_gang, "the new job has pods of its own", seconds=60)
+    await eventually_async(new_gang, "the new job has pods of its own")
     await finish(cluster)

@@ -6,7 +6,8 @@ from collections import Counter
 from typing import Any
 
 from tests.api_server.conftest import StartOperator
-from tests.api_server.harness import Cluster, Operator, eventually
+from tests.api_server.harness import Cluster, Operator
+from tests.support.waiting import eventually_async
 
 from ddpjob_operator.cluster import paths
 from ddpjob_operator.runtime.errors import ApiError
@@ -56,7 +57,7 @@ async def test_the_policy_goes_with_its_job(cluster: Cluster, start_operator: St
     async def gone() -> bool:
         return await policy(cluster) is None
 
-    await eventually(gone, "the garbage collector has removed the policy", seconds=60)
+    await eventually_async(gone, "the garbage collector has removed the policy")
 
 
 async def test_an_operator_that_starts_anew_finds_the_policy_that_is_there(
@@ -69,7 +70,7 @@ async def test_an_operator_that_starts_anew_finds_the_policy_that_is_there(
     async def made() -> bool:
         return await policy(cluster) is not None
 
-    await eventually(made, "the policy exists")
+    await eventually_async(made, "the policy exists")
     await first.kill()
     before = await policy(cluster)
     await start_operator(NETWORK_POLICY="ingress")
@@ -77,5 +78,5 @@ async def test_an_operator_that_starts_anew_finds_the_policy_that_is_there(
     async def looked_again() -> bool:
         return any(entry.verb == "get" and entry.resource == "networkpolicies" for entry in await cluster.asked())
 
-    await eventually(looked_again, "the new operator has seen whose policy it is", seconds=60)
+    await eventually_async(looked_again, "the new operator has seen whose policy it is")
     assert await policy(cluster) == before

@@ -5,7 +5,8 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
-from tests.api_server.harness import Cluster, Operator, eventually
+from tests.api_server.harness import Cluster, Operator
+from tests.support.waiting import eventually_async
 
 MESSAGE = {
     "version": 1,
@@ -38,7 +39,7 @@ async def none_left(cluster: Cluster) -> bool:
 
 async def test_the_first_failure_is_told_in_full_when_every_pod_is_gone(cluster: Cluster, operator: Operator) -> None:
     await fail_on_node_rank_1(cluster, cleanPodPolicy="All")
-    await eventually(lambda: none_left(cluster), "all pods are deleted")
+    await eventually_async(lambda: none_left(cluster), "all pods are deleted")
     told = (await cluster.status())["lastFailure"]
     assert (told["podName"], told["nodeRank"], told["rank"], told["exitCode"]) == ("digits-0-1", 1, 1, 1)
     assert (told["step"], told["snapshotStep"]) == (120, 100)
@@ -50,7 +51,7 @@ async def test_the_log_of_a_failed_pod_is_asked_for_before_any_pod_is_deleted(
     cluster: Cluster, operator: Operator
 ) -> None:
     await fail_on_node_rank_1(cluster, cleanPodPolicy="All")
-    await eventually(lambda: none_left(cluster), "all pods are deleted")
+    await eventually_async(lambda: none_left(cluster), "all pods are deleted")
     asked = [(entry.verb, entry.resource, entry.name) for entry in await cluster.asked()]
     read = asked.index(("get", "pods/log", "digits-0-1"))
     deleted = [number for number, (verb, resource, _) in enumerate(asked) if (verb, resource) == ("delete", "pods")]

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.api_server.harness import Cluster, Operator, eventually
+from tests.api_server.harness import Cluster, Operator
+from tests.support.waiting import eventually_async
 
 from ddpjob_operator.runtime.errors import ApiError
 
@@ -19,7 +20,7 @@ async def degraded(cluster: Cluster, reason: str) -> dict[str, Any]:
                 return condition
         return None
 
-    return await eventually(said, f"the job is Degraded: {reason}")
+    return await eventually_async(said, f"the job is Degraded: {reason}")
 
 
 async def test_a_gang_that_a_quota_cuts_short_is_given_back_whole_and_tried_again(
@@ -32,7 +33,7 @@ async def test_a_gang_that_a_quota_cuts_short_is_given_back_whole_and_tried_agai
     async def counted() -> bool:
         return "hard" in ((await cluster.client.get(f"{path}/few", "resourcequotas")).get("status") or {})
 
-    await eventually(counted, "the quota is in force")
+    await eventually_async(counted, "the quota is in force")
     await cluster.apply_job(nodes=3)
     condition = await degraded(cluster, "QuotaExceeded")
     assert condition["message"].startswith("2 of 3 pods were released: the API server refused Pod digits-0-")
@@ -41,14 +42,14 @@ async def test_a_gang_that_a_quota_cuts_short_is_given_back_whole_and_tried_agai
     async def nothing_is_held() -> bool:
         return not await cluster.pods()
 
-    await eventually(nothing_is_held, "the pods that were made are gone")
+    await eventually_async(nothing_is_held, "the pods that were made are gone")
     await cluster.client.merge_patch(f"{path}/few", "resourcequotas", {"spec": {"hard": {"pods": "9"}}})
 
     async def complete() -> list[str] | None:
         names = [pod["metadata"]["name"] for pod in await cluster.pods()]
         return names if len(names) == 3 else None
 
-    await cluster.runs(*await eventually(complete, "the gang is complete", seconds=60))
+    await cluster.runs(*await eventually_async(complete, "the gang is complete"))
     status = await cluster.phase_is("Running")
     assert status.get("restarts", 0) == 0
     assert {item["type"]: item["status"] for item in status["conditions"]}["Degraded"] == "False"
@@ -80,7 +81,7 @@ async def test_a_pod_of_that_name_that_is_somebody_elses_is_not_touched(cluster:
         pods = await cluster.pods()
         return len(pods) == 2 and all(pod["metadata"].get("ownerReferences") for pod in pods)
 
-    await eventually(replaced, "the gang is complete", seconds=60)
+    await eventually_async(replaced, "the gang is complete")
 
 
 async def test_pods_that_only_claim_to_belong_to_a_job_of_another_namespace_change_nothing(
@@ -136,7 +137,7 @@ async def test_a_volume_that_goes_with_the_job_before_is_waited_for(cluster: Clu
         claim = await cluster.client.get(path, "persistentvolumeclaims")
         return "deletionTimestamp" in claim["metadata"]
 
-    await eventually(is_going, "the garbage collector has come to the claim", seconds=60)
+    await eventually_async(is_going, "the garbage collector has come to the claim")
     again = await cluster.apply_job(shared={"retain": False})
     assert "PersistentVolumeClaim digits-shared" in (await degraded(cluster, "NameTaken"))["message"]
     await cluster.client.merge_patch(path, "persistentvolumeclaims", {"metadata": {"finalizers": None}})

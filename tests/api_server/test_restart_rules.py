@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.api_server.harness import Cluster, Operator, eventually
+from tests.api_server.harness import Cluster, Operator
+from tests.support.waiting import eventually_async
 
 from ddpjob_operator.cluster import paths
 
@@ -40,7 +41,7 @@ async def events(cluster: Cluster, reason: str) -> list[str]:
         found, _ = await cluster.client.list(f"/api/v1/namespaces/{cluster.namespace}/events", "events")
         return [event["message"] for event in found if event["reason"] == reason]
 
-    return await eventually(told, f"an event {reason} is posted")
+    return await eventually_async(told, f"an event {reason} is posted")
 
 
 async def bind(cluster: Cluster, pod: str, node: str) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 
-from tests.api_server.harness import Cluster, Operator, eventually
+from tests.api_server.harness import Cluster, Operator
 from tests.api_server.history import recorded
+from tests.support.waiting import eventually_async
 
 KILLED = {
     "version": 1,
@@ -47,7 +48,7 @@ async def test_a_failed_pod_costs_one_restart_of_two_n_plus_two_writes(cluster: 
     async def settled() -> bool:
         return {pod["metadata"]["name"] for pod in await cluster.pods()} == {f"digits-1-{rank}" for rank in range(3)}
 
-    await eventually(settled, "only the new gang is there")
+    await eventually_async(settled, "only the new gang is there")
     asked = (await cluster.cost())[before:]
     assert {(entry.resource, entry.name) for entry in asked if entry.verb == "get"} <= {("pods/log", pods[1])}
     assert Counter((entry.verb, entry.resource) for entry in asked if entry.verb != "get") == {
@@ -88,7 +89,7 @@ async def test_the_service_selects_node_rank_0_of_the_new_attempt(cluster: Clust
     async def points() -> bool:
         return (await cluster.service())["spec"]["selector"]["training.ddpjob.io/attempt"] == "1"
 
-    await eventually(points, "the Service selects attempt 1")
+    await eventually_async(points, "the Service selects attempt 1")
 
 
 async def test_all_pods_failing_at_once_is_one_restart(cluster: Cluster, operator: Operator) -> None:
@@ -147,5 +148,5 @@ async def test_events_tell_the_story_of_the_job(cluster: Cluster, operator: Oper
         reasons = [event["reason"] for event in sorted(ours, key=lambda event: event["metadata"]["name"])]
         return reasons if "Succeeded" in reasons else None
 
-    story = await eventually(told, "the last event is posted")
+    story = await eventually_async(told, "the last event is posted")
     assert story == ["Starting", "Running", "Restarting", "Running", "Succeeded"]

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 import yaml
-from tests.api_server.harness import Cluster, Operator, eventually
+from tests.api_server.harness import Cluster, Operator
+from tests.support.waiting import eventually_async
 
 from ddpjob_operator.cluster import paths
 from ddpjob_operator.wire.jobs import parse_job
@@ -49,7 +50,7 @@ async def test_every_sample_leads_to_its_pods_or_to_a_condition_that_says_why_no
         return found == {name: PODS.get(name, 2) for name in SAMPLES}
 
     try:
-        await eventually(settled, "every sample has its pods")
+        await eventually_async(settled, "every sample has its pods")
     except AssertionError:
         pytest.fail(f"pods by sample: {await pods()}")
     for name in SAMPLES:

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 from tests.api_server.conftest import StartOperator
-from tests.api_server.harness import Cluster, Operator, eventually
+from tests.api_server.harness import Cluster, Operator
 from tests.api_server.history import recorded
+from tests.support.waiting import eventually_async
 
 ON_A_NODE = {"podTemplate": {"spec": {"nodeName": "nowhere"}}}
 """A pod that has a node is not gone before its node says so."""
@@ -31,7 +32,7 @@ async def stopping(cluster: Cluster, pods: list[str]) -> list[dict[str, Any]]:
         found = [pod for pod in await cluster.pods() if "deletionTimestamp" in pod["metadata"]]
         return found if [pod["metadata"]["name"] for pod in found] == pods else None
 
-    return await eventually(told, f"{pods} are being stopped")
+    return await eventually_async(told, f"{pods} are being stopped")
 
 
 async def test_a_running_job_saves_stops_and_resumes_without_a_restart(cluster: Cluster, operator: Operator) -> None:
@@ -52,7 +53,7 @@ async def test_a_running_job_saves_stops_and_resumes_without_a_restart(cluster: 
         async def known() -> bool:
             return (await cluster.status()).get("snapshot", {}).get("step") == 120
 
-        await eventually(known, "what the first node saved is known")
+        await eventually_async(known, "what the first node saved is known")
         assert (await cluster.status())["phase"] == "Running"
         await cluster.reap(pods[0])
         suspended = await cluster.phase_is("Suspended")

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 from tests.api_server.conftest import StartOperator
-from tests.api_server.harness import Cluster, eventually
+from tests.api_server.harness import Cluster
 from tests.api_server.history import recorded
+from tests.support.waiting import eventually_async
 
 from ddpjob_operator.cluster import paths
 from ddpjob_operator.wire.jobs import parse_job
@@ -41,7 +42,7 @@ async def test_nothing_restarts_when_crd_and_operator_are_upgraded_under_a_runni
             lists = [entry for entry in await cluster.asked() if (entry.verb, entry.resource) == ("list", "pods")]
             return len(lists) >= 3
 
-        await eventually(looked_at_twice, "the new operator has looked at the job again and again")
+        await eventually_async(looked_at_twice, "the new operator has looked at the job again and again")
         status = await cluster.status()
         assert (status["phase"], status["attempt"], status.get("restarts", 0)) == ("Running", 0, 0)
         assert not [item for item in status["conditions"] if item["type"] == "Degraded" and item["status"] == "True"]

@@ -21,7 +21,8 @@ from rich.table import Table
 from tests.cluster.causes import CAUSES, Cause, apply, prepare, quota_is_in_force, wait_degraded
 from tests.cluster.history import History
 from tests.cluster.installation import cluster_started, load_images, operator_installed
-from tests.cluster.kube import Kubectl, wait_for
+from tests.cluster.kube import Kubectl
+from tests.support.waiting import eventually
 
 TARGET_SECONDS = 5.0
 
@@ -47,7 +48,7 @@ def main() -> int:
         kubectl.run("create", "namespace", own.namespace)
         try:
             prepare(own)
-            wait_for(lambda: quota_is_in_force(own), 60, "the quota is in force")
+            eventually(lambda: quota_is_in_force(own), "the quota is in force")
             with History(own) as history:
                 # an operator that was just installed acts once it holds the Lease, which is not what is measured
                 seconds_to_condition(own, history, replace(CAUSES[0], name="first"))

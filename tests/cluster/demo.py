@@ -27,9 +27,10 @@ from tests.cluster.installation import (
     operator_installed,
     wait_operator,
 )
-from tests.cluster.kube import Kubectl, KubectlFailed, NeverHappened, Object, describe, wait_for
+from tests.cluster.kube import Kubectl, KubectlFailed, Object, describe
 from tests.cluster.prometheus import Prometheus, prometheus
 from tests.kubernetes import Impossible, script
+from tests.support.waiting import NeverHappened, eventually
 
 SAMPLE = ROOT / "manifests" / "samples" / "ddpjob.yaml"
 NAMESPACE = "ddpjob-demo"
@@ -81,18 +82,18 @@ def _demo(cleanup: ExitStack) -> int:
     demo.run("apply", "-f", str(SAMPLE))
     victim = _kill_halfway(demo, watching, name)
     job = _finish(demo, name, began + JOB_SECONDS)
-    wait_for(lambda: _restarts(watching), 15, "Prometheus has seen the restart")
+    eventually(lambda: _restarts(watching), "Prometheus has seen the restart")
     _show(demo, watching, name)
     return _verdict(job, watching, victim, time.monotonic() - began)
 
 
 def _kill_halfway(kubectl: Kubectl, watching: Prometheus, name: str) -> str:
     """Wait until half the steps are done and both pods have been scraped, then take the last pod away by force."""
-    pods = wait_for(lambda: _pods(kubectl, name), 60, f"{name} has its pods", lambda: describe(kubectl))
-    wait_for(
+    pods = eventually(lambda: _pods(kubectl, name), f"{name} has its pods", instead=lambda: describe(kubectl))
+    eventually(
         lambda: _halfway(kubectl, pods[0]) and watching.scraped("trainer") >= set(pods),
-        JOB_SECONDS / 2,
         f"{name} has done half of its steps, and Prometheus has scraped both pods",
+        JOB_SECONDS / 2,
         lambda: describe(kubectl),
     )
     _say(f"half of the steps are done: kubectl delete pod {pods[-1]} --force --grace-period=0")
@@ -126,7 +127,7 @@ def _finish(kubectl: Kubectl, name: str, deadline: float) -> Object:
         job = kubectl.get("ddpjob", name)
         return job if job and job.get("status", {}).get("phase") in ("Succeeded", "Failed") else None
 
-    return wait_for(final, deadline - time.monotonic(), f"{name} ends", lambda: describe(kubectl))
+    return eventually(final, f"{name} ends", deadline - time.monotonic(), lambda: describe(kubectl))
 
 
 def _show(kubectl: Kubectl, watching: Prometheus, name: str) -> None:
@@ -188,7 +189,7 @@ def _fresh_namespace(kubectl: Kubectl) -> Kubectl:
     labels = {"pod-security.kubernetes.io/enforce": "restricted"}
     kubectl.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE, "labels": labels}})
     demo = kubectl.within(NAMESPACE)
-    wait_for(lambda: demo.get("serviceaccount", "default"), 30, f"{NAMESPACE} has its service account")
+    eventually(lambda: demo.get("serviceaccount", "default"), f"{NAMESPACE} has its service account")
     return demo
 
 

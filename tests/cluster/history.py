@@ -14,8 +14,9 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, TypeVar
 
-from tests.cluster.kube import Kubectl, NeverHappened, Object, describe
+from tests.cluster.kube import Kubectl, Object, describe
 from tests.cluster.watch import Watch, WatchExpired
+from tests.support.waiting import NeverHappened
 
 T = TypeVar("T")
 

@@ -17,8 +17,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from tests.cluster.kube import Kubectl, wait_for
+from tests.cluster.kube import Kubectl
 from tests.kubernetes import Impossible, cluster_running, script
+from tests.support.waiting import eventually
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
@@ -123,10 +124,10 @@ def operator_pod(kubectl: Kubectl) -> str | None:
 def wait_operator(kubectl: Kubectl, seconds: float = 60) -> str:
     """Name of the operator's pod once it is ready."""
     system = kubectl.within(NAMESPACE)
-    return wait_for(
+    return eventually(
         lambda: operator_pod(kubectl),
-        seconds,
         "the operator's pod is ready",
+        seconds,
         lambda: system.run("describe", "pods", check=False).stdout + system.logs(f"deployment/{RELEASE}"),
     )
 

@@ -8,8 +8,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -25,10 +24,6 @@ T = TypeVar("T")
 
 class KubectlFailed(AssertionError):
     """kubectl ended with an error; its own words are the message."""
-
-
-class NeverHappened(AssertionError):
-    """A condition did not come true in time; the message says which, and what there was to see instead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,26 +90,6 @@ class Kubectl:
         """The last lines of a pod's log, or why there is none."""
         done = self.run("logs", pod, "--all-containers", "--tail", str(tail), check=False)
         return done.stdout or done.stderr
-
-
-def wait_for(
-    condition: Callable[[], T | None],
-    seconds: float,
-    what: str,
-    instead: Callable[[], str] = lambda: "",
-) -> T:
-    """Ask `condition` until it returns something true, and return that.
-
-    Raises NeverHappened after `seconds`, with what `instead` has to say.
-    """
-    deadline = time.monotonic() + seconds
-    while True:
-        found = condition()
-        if found:
-            return found
-        if time.monotonic() > deadline:
-            raise NeverHappened(f"not within {seconds:g} s: {what}\n{instead()}")
-        time.sleep(POLL_SECONDS)
 
 
 def describe(kubectl: Kubectl, tail: int = 40) -> str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import base64
 import json
-import socket
 import subprocess
 import tempfile
 import threading
@@ -22,8 +21,10 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from tests.cluster.kube import Kubectl, Object, wait_for
+from tests.cluster.kube import Kubectl, Object
 from tests.cluster.watch import Watch, WatchExpired
+from tests.support.ports import free_port
+from tests.support.waiting import eventually
 
 GLOBAL = {"scrape_interval": "2s", "scrape_timeout": "2s"}
 
@@ -104,7 +105,7 @@ def prometheus(binary: Path, kubectl: Kubectl, folder: Path) -> Iterator[Prometh
 @contextmanager
 def started(binary: Path, scrapes: list[dict[str, Any]], folder: Path) -> Iterator[Prometheus]:
     """Run Prometheus with these scrape configurations until the end of the block."""
-    port = _free_port()
+    port = free_port()
     config = folder / "prometheus.yml"
     config.write_text(yaml.safe_dump({"global": GLOBAL, "scrape_configs": scrapes}, sort_keys=False))
     with ExitStack() as cleanup:
@@ -122,7 +123,7 @@ def started(binary: Path, scrapes: list[dict[str, Any]], folder: Path) -> Iterat
             )
         )
         url = f"http://127.0.0.1:{port}"
-        wait_for(lambda: _ready(url, process, log), 30, "Prometheus is ready")
+        eventually(lambda: _ready(url, process, log), "Prometheus is ready")
         yield Prometheus(url)
 
 
@@ -232,9 +233,3 @@ def _ready(url: str, process: subprocess.Popen[bytes], log: Path) -> bool:
             return bool(answer.status == 200)
     except OSError:
         return False
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

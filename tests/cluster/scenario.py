@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from tests.cluster.history import ATTEMPT, NODE_RANK, History
-from tests.cluster.kube import Kubectl, KubectlFailed, Object, describe, wait_for
+from tests.cluster.kube import Kubectl, KubectlFailed, Object, describe
+from tests.support.waiting import eventually
 
 NODES = 2
 EPOCHS = 24
@@ -160,7 +161,7 @@ class Scenario:
             report = self.report(0, attempt)
             return report if report and (report["step"] or 0) >= step and report["snapshot"] else None
 
-        return wait_for(past, seconds, f"attempt {attempt} is past step {step}", lambda: describe(self.kubectl))
+        return eventually(past, f"attempt {attempt} is past step {step}", seconds, lambda: describe(self.kubectl))
 
     def kill_rank(self, rank: int, signal: int = 9, attempt: int = 0) -> float:
         """Send a signal to the process of one rank, from inside its container; when, in seconds since the epoch."""

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from tests.cluster.causes import CAUSES, apply, condition, prepare, quota_is_in_force, wait_degraded
-from tests.cluster.kube import wait_for
 from tests.cluster.scenario import Scenario
+from tests.support.waiting import eventually
 
 
 def test_a_job_that_cannot_start_says_why_and_starts_by_itself_once_it_can(scenario: Scenario) -> None:
     kubectl, history = scenario.kubectl, scenario.history
     prepare(kubectl)
-    wait_for(lambda: quota_is_in_force(kubectl), 60, "the quota is in force")
+    eventually(lambda: quota_is_in_force(kubectl), "the quota is in force")
     for cause in CAUSES:
         apply(kubectl, cause)
     for cause in CAUSES:

@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from tests.cluster.conftest import Unbroken
-from tests.cluster.kube import Kubectl, describe, wait_for
+from tests.cluster.kube import Kubectl, describe
 from tests.cluster.scenario import STEPS, Scenario
+from tests.support.waiting import eventually
 
 TOKEN = "secret/default-token-"
 """Before Kubernetes 1.24 each namespace has one, under a name of its own."""
@@ -28,10 +29,10 @@ def test_a_deleted_job_leaves_nothing_but_a_volume_that_it_was_to_retain(
     scenario.apply(shared={"retain": retain})
     scenario.wait_phase("Running")
     scenario.kubectl.delete("ddpjob", "digits")
-    wait_for(
+    eventually(
         lambda: everything(scenario.kubectl) - everything(empty) == left,
-        90,
         f"nothing is left but {left or 'nothing'}",
+        90,
         lambda: f"left: {everything(scenario.kubectl) - everything(empty)}\n{describe(scenario.kubectl)}",
     )
 

@@ -15,9 +15,10 @@ import pytest
 from tests.cluster.conftest import Operator
 from tests.cluster.history import nodes_with_two_pods, untrue_steps
 from tests.cluster.installation import node_lost, wait_operator
-from tests.cluster.kube import Object, describe, wait_for
+from tests.cluster.kube import Object, describe
 from tests.cluster.scenario import SNAPSHOT_STEPS, Scenario
 from tests.kubernetes import Impossible
+from tests.support.waiting import eventually
 
 LONG = ["--task=digits", "--epochs=100000"]
 """Longer than any test waits: these jobs are deleted, and never finish."""
@@ -117,7 +118,7 @@ def wait_steps(scenario: Scenario, nodes: int, beyond: int) -> dict[str, Any]:
         return report if fits and report["phase"] == "train" and (report["step"] or 0) > beyond else None
 
     what = f"{nodes} nodes train beyond step {beyond}"
-    return wait_for(trains, 120, what, lambda: f"last report: {seen[0]}\n{describe(scenario.kubectl)}")
+    return eventually(trains, what, 120, lambda: f"last report: {seen[0]}\n{describe(scenario.kubectl)}")
 
 
 def gang(scenario: Scenario) -> list[Object]:

@@ -6,8 +6,9 @@ import hashlib
 import json
 from dataclasses import replace
 
-from tests.cluster.kube import Object, wait_for
+from tests.cluster.kube import Object
 from tests.cluster.scenario import Scenario, reader_pod
+from tests.support.waiting import eventually
 
 BODY = "0123456789" * 1000
 DIGEST = hashlib.sha256(BODY.encode()).hexdigest()
@@ -87,6 +88,6 @@ def look(scenario: Scenario) -> Object:
         pod = scenario.kubectl.get("pod", "look") or {}
         return bool(((pod.get("status") or {}).get("containerStatuses") or [{}])[0].get("ready"))
 
-    wait_for(runs, 60, "the pod that reads the volume runs")
+    eventually(runs, "the pod that reads the volume runs")
     found: Object = json.loads(scenario.kubectl.python("look", LOOK))
     return found

@@ -5,8 +5,9 @@ from __future__ import annotations
 from tests.cluster.conftest import Operator, Unbroken
 from tests.cluster.history import nodes_with_two_pods, untrue_steps
 from tests.cluster.installation import operator_pod, wait_operator
-from tests.cluster.kube import Kubectl, wait_for
+from tests.cluster.kube import Kubectl
 from tests.cluster.scenario import NODES, STEPS, Scenario
+from tests.support.waiting import eventually
 
 FORCE = ("--grace-period=0", "--force")
 
@@ -25,10 +26,10 @@ def wait_another(kubectl: Kubectl, pod: str) -> str:
         name = operator_pod(kubectl)
         return name if name != pod else None
 
-    return wait_for(
+    return eventually(
         other,
-        60,
         f"another operator follows {pod}",
+        60,
         lambda: kubectl.run("get", "pods", "-o", "wide", check=False).stdout,
     )
 
@@ -75,7 +76,7 @@ def test_a_gang_that_breaks_while_there_is_no_operator_restarts_when_it_is_back(
     operator.kubectl.run("scale", "deployment", "--all", "--replicas=0")
     operator.kubectl.delete("pod", leader, *FORCE)
     try:
-        wait_for(lambda: not operator.kubectl.list("pods"), 60, "the operator is gone")
+        eventually(lambda: not operator.kubectl.list("pods"), "the operator is gone")
         scenario.kill_rank(0)
         failed = ("Failed", "Succeeded")
         scenario.history.wait(

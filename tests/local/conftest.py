@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 
 import pytest
 import yaml
+from tests.support.waiting import eventually
 
 ROOT = Path(__file__).parents[2]
 SECONDS = 120.0
@@ -35,12 +35,13 @@ class Started:
         return self.output.read_text()
 
     def wait_for(self, text: str) -> None:
-        """Until the output has `text`; fails with all of the output if that does not happen."""
-        deadline = time.monotonic() + SECONDS
-        while text not in self.text():
-            assert self.process.poll() is None, f"it ended ({self.process.returncode}) without {text!r}:\n{self.text()}"
-            assert time.monotonic() < deadline, f"no {text!r} after {SECONDS} s:\n{self.text()}"
-            time.sleep(0.02)
+        """Until the output has `text`."""
+        self.until(lambda: text in self.text(), f"{text!r} in the output")
+
+    def until(self, look: Callable[[], object], what: str) -> None:
+        """Until `look` is true; fails with all of the output if the run ends or hangs before that."""
+        eventually(lambda: self.process.poll() is not None or look(), what, SECONDS, instead=self.text)
+        assert look(), f"it ended ({self.process.returncode}): no {what}\n{self.text()}"
 
     def end(self) -> int:
         """The exit code."""

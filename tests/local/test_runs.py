@@ -6,12 +6,12 @@ import asyncio
 import json
 import re
 import signal
-import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.processes import all_end
 
 from ddp_trainer.logs.losses import read_losses
 from ddpjob_operator.api.status import DDPJobStatus, Phase
@@ -179,11 +179,7 @@ while True:
 
 def wait_for_log(run: Any, text: str) -> None:
     log = run.shared / "logs" / "digits" / "pods" / "digits-0-0.log"
-    deadline = time.monotonic() + 60
-    while not (log.exists() and text in log.read_text()):
-        assert time.monotonic() < deadline, run.text()
-        assert run.process.poll() is None, run.text()
-        time.sleep(0.02)
+    run.until(lambda: log.exists() and text in log.read_text(), f"{text!r} in {log}")
 
 
 def test_a_second_ctrl_c_kills_what_does_not_stop(run_job: Any, tmp_path: Path) -> None:
@@ -204,10 +200,7 @@ def test_nothing_survives_a_killed_run(run_job: Any, tmp_path: Path) -> None:
     processes = run.descendants()
     assert len(processes) >= 4
     run.process.send_signal(signal.SIGKILL)
-    deadline = time.monotonic() + 10
-    while left := [pid for pid in processes if Path(f"/proc/{pid}").exists()]:
-        assert time.monotonic() < deadline, left
-        time.sleep(0.02)
+    all_end(processes)
     assert not list(Path("/dev/shm").glob("ddpjob-digits-*"))
 
 

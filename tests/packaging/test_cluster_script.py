@@ -10,11 +10,14 @@ import socket
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from tests.kubernetes import cannot_run, required_tiers
+from tests.support.ports import free_ports
+from tests.support.processes import all_end
+from tests.support.waiting import eventually
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "tests" / "cluster" / "cluster.sh"
@@ -210,7 +213,7 @@ def control_plane(environment: dict[str, str], tmp_path: Path) -> Iterator[dict[
             environment[name] = os.environ[name]
     if missing := _missing(environment):
         cannot_run("api", missing)
-    environment["DDPJOB_CLUSTER_PORT"] = str(_free_ports(3))
+    environment["DDPJOB_CLUSTER_PORT"] = str(free_ports(3))
     yield environment
     assert run(environment, "down", "--control-plane-only").returncode == 0
     assert not Path(environment["DDPJOB_CLUSTER_DIR"] + "-api").exists()
@@ -222,7 +225,7 @@ def test_up_after_a_crash_starts_what_is_missing_and_nothing_else(control_plane:
     assert up(control_plane).returncode == 0
     before = _daemons(control_plane)
     os.kill(before["apiserver"], signal.SIGKILL)
-    _ended(before["apiserver"])
+    all_end([before["apiserver"]])
     assert run(control_plane, "status", "--control-plane-only").returncode == 1
     assert up(control_plane).returncode == 0
     after = _daemons(control_plane)
@@ -240,14 +243,12 @@ def test_up_after_a_ctrl_c_goes_on_where_it_was(control_plane: dict[str, str]) -
         # a shell cannot catch what was ignored when it began, as it is in workers that run tests side by side
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
-    deadline = time.monotonic() + 60
-    while "etcd" not in _daemons(control_plane):
-        assert first.poll() is None, "it ended before it could be interrupted"
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    etcd = _daemons(control_plane)["etcd"]
+    etcd = eventually(
+        lambda: _daemons(control_plane).get("etcd") or (first.poll() is not None and -1), "etcd or the end of it"
+    )
+    assert etcd > 0, "it ended before it could be interrupted"
     os.killpg(first.pid, signal.SIGINT)
-    assert first.wait(10) != 0
+    assert first.wait(60) != 0
     assert up(control_plane).returncode == 0
     assert _daemons(control_plane)["etcd"] == etcd
 
@@ -261,9 +262,9 @@ def test_a_cluster_ends_with_the_process_that_it_was_started_for(control_plane: 
     assert daemons.keys() == {"end-with", "etcd", "apiserver", "controller-manager"}
     session.kill()
     session.wait()
-    for pid in daemons.values():
-        _ended(pid, seconds=60)
-    eventually_gone(Path(control_plane["DDPJOB_CLUSTER_DIR"] + "-api"))
+    all_end(daemons.values())
+    folder = Path(control_plane["DDPJOB_CLUSTER_DIR"] + "-api")
+    eventually(lambda: not folder.exists(), "the folder is removed", instead=lambda: sorted(folder.iterdir()))
 
 
 @pytest.mark.api_server
@@ -291,13 +292,6 @@ def up(environment: dict[str, str], *options: str) -> subprocess.CompletedProces
     return run(environment, "up", "--control-plane-only", *options, seconds=300)
 
 
-def eventually_gone(folder: Path) -> None:
-    deadline = time.monotonic() + 60
-    while folder.exists():
-        assert time.monotonic() < deadline, sorted(folder.iterdir())
-        time.sleep(0.05)
-
-
 def _daemons(environment: dict[str, str]) -> dict[str, int]:
     files = Path(environment["DDPJOB_CLUSTER_DIR"] + "-api", "run").glob("*.pid")
     return {file.stem: int(text.split()[0]) for file in files if len((text := file.read_text()).split()) == 2}
@@ -310,32 +304,6 @@ def _processes_of(folder: Path) -> set[str]:
         with suppress(OSError):
             found.add(file.read_bytes().replace(b"\0", b" ").decode(errors="replace"))
     return {line for line in found if str(folder) in line}
-
-
-def _ended(pid: int, seconds: float = 10) -> None:
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        try:
-            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-        except OSError:
-            return
-        if state == "Z":
-            return
-        time.sleep(0.01)
-    raise AssertionError(f"process {pid} does not end")
-
-
-def _free_ports(count: int) -> int:
-    """The first of so many ports in a row that nobody listens on."""
-    for first in range(27000, 32000, count):
-        with ExitStack() as probes:
-            try:
-                for port in range(first, first + count):
-                    probes.enter_context(socket.socket()).bind(("127.0.0.1", port))
-            except OSError:
-                continue
-            return first
-    raise AssertionError("no ports are free")
 
 
 def test_a_tier_that_must_run_fails_where_it_cannot_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,6 @@ import json
 import os
 import re
 import shlex
-import socket
 import subprocess
 import sys
 import tomllib
@@ -23,6 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
+from tests.support.ports import free_port
 from tests.trainer.documented import ROOT, Block, blocks
 
 HERE = Path(__file__).parent
@@ -158,7 +158,7 @@ class Workbook:
         }
 
     def _run_in_bash(self, example: Example) -> None:
-        text = example.rest.replace("29511", str(_free_port()))
+        text = example.rest.replace("29511", str(free_port()))
         # two ranks of an example that asks for none may not both have a GPU here
         visible = {} if example.block.attributes.get("needs") == "gpus" else {"CUDA_VISIBLE_DEVICES": ""}
         done = subprocess.run(
@@ -196,9 +196,3 @@ class Workbook:
             else:
                 example.output += f"did not come to its end:\n{done.stdout}{done.stderr}"
                 example.code = -1
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

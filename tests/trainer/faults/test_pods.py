@@ -11,9 +11,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from tests.support.waiting import eventually
 from tests.trainer.documented import message
 from tests.trainer.faults.conftest import HERE
-from tests.trainer.launch.conftest import ROOT, Pod, StartPod, eventually
+from tests.trainer.launch.conftest import ROOT, Pod, StartPod
 
 from ddp_trainer.contract import processes
 
@@ -30,7 +31,7 @@ def train(start_pod: StartPod, *arguments: str, **environment: str) -> Pod:
 
 def told(pod: Pod, look: Callable[[dict[str, Any]], Any], what: str) -> Any:
     """The first true value of `look` at the pod's status."""
-    return eventually(lambda: look(pod.status()), f"{what}; log:\n{pod.log}", 120)
+    return eventually(lambda: look(pod.status()), f"{what}; log:\n{pod.log}")
 
 
 def events(pod: Pod, kind: str) -> list[dict[str, Any]]:
@@ -54,7 +55,7 @@ def test_auto_shows_what_it_has_chosen_and_from_what_and_a_dead_data_worker_is_n
     rank = pod.pids(2)[1]
     (worker,) = processes.children(rank)
     os.kill(worker, signal.SIGKILL)
-    assert pod.wait(120) == 1
+    assert pod.wait() == 1
     words = message("A data worker dies").search(pod.message["message"])
     assert words, pod.log
     # torch has two ways to say how, depending on which of its checks sees the process gone first
@@ -67,7 +68,7 @@ def test_an_older_attempt_that_lives_on_leaves_every_file_to_the_newer(start_pod
     older = train(start_pod, **settings, DDPJOB_ATTEMPT="0")
     told(older, lambda status: status["snapshot"], "a snapshot")
     newer = train(start_pod, **settings, DDPJOB_ATTEMPT="1")
-    assert older.wait(120) == 77
+    assert older.wait() == 77
     assert (older.message["outcome"], older.message["reason"]) == ("Fenced", "Fenced")
     assert message("Two attempts at once").search(older.message["message"]), older.message["message"]
     resumed = told(newer, lambda status: status["resumedFromStep"], "the newer attempt's resume")

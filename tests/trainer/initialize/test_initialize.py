@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import errno
 import os
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.processes import all_end
 from tests.trainer.data_server import BODY, DIGEST, Web, cut_short, left_over, refusing, whole
 
 from ddp_trainer.contract.exit_codes import UserError
@@ -28,19 +28,6 @@ def pvcs(shared: Path) -> Path:
     (folder / "config.json").write_text("{}")
     (folder / "weights" / "0.bin").write_bytes(BODY)
     return shared.parent / "source"
-
-
-def ends(pid: int) -> bool:
-    """Whether a process that was killed is gone, or waits to be collected, within ten seconds."""
-    deadline = time.monotonic() + 10
-    while time.monotonic() < deadline:
-        try:
-            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
-                return True
-        except OSError:
-            return True
-        time.sleep(0.01)
-    return False
 
 
 def test_a_file_is_there_after_it_was_fetched_and_is_not_fetched_again(web: Web, shared: Path) -> None:
@@ -187,7 +174,7 @@ def test_a_script_that_fails_is_tried_again_and_leaves_nothing_running(shared: P
     task = Initializer("unpack", "done", script="sleep 600 & echo $! > pid; test -e ready && touch done")
     with pytest.raises(FetchError, match="exit code 1"):
         run(task, shared, shared)
-    assert ends(int((shared / "pid").read_text()))
+    all_end([int((shared / "pid").read_text())])
     (shared / "ready").touch()
     run(task, shared, shared)
 

@@ -10,11 +10,11 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.waiting import eventually
 from tests.trainer.data_server import BODY, Web, left_over, refusing, whole
 
 from ddp_trainer.initialize.__main__ import Initializer, run
@@ -126,8 +126,6 @@ def test_two_that_ask_for_the_same_at_once_fetch_it_once(web: Web, shared: Path)
 
 def until_it_waits_for_a_lock(process: subprocess.Popen[bytes]) -> None:
     """Linux lists those who wait below the one who holds the lock: `7: -> FLOCK  ADVISORY  WRITE 4711 ...`."""
-    deadline = time.monotonic() + 60
-    while not re.search(rf"-> FLOCK +ADVISORY +WRITE {process.pid} ", Path("/proc/locks").read_text()):
-        assert process.poll() is None, "it has ended without waiting"
-        assert time.monotonic() < deadline, "it does not wait"
-        time.sleep(0.02)
+    waits = rf"-> FLOCK +ADVISORY +WRITE {process.pid} "
+    eventually(lambda: process.poll() is not None or re.search(waits, Path("/proc/locks").read_text()), "it waits")
+    assert process.poll() is None, "it has ended without waiting"

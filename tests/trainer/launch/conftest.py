@@ -6,34 +6,22 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
 import textwrap
-import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
+from tests.support.ports import free_port
+from tests.support.waiting import PATIENCE_SECONDS, eventually
 
 from ddp_trainer.contract import processes, run_dir
 
 ROOT = Path(__file__).parents[3]
-T = TypeVar("T")
-
-
-def eventually(look: Callable[[], T | None], what: str, seconds: float = 30.0) -> T:
-    """The first true value of `look`; fails with `what` when there is none in time."""
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        value = look()
-        if value:
-            return value
-        time.sleep(0.02)
-    pytest.fail(f"{what}: not within {seconds} s")
 
 
 class Pod:
@@ -74,7 +62,7 @@ class Pod:
                 stderr=log,
             )
 
-    def wait(self, seconds: float = 60.0) -> int:
+    def wait(self, seconds: float = PATIENCE_SECONDS) -> int:
         """The launcher's exit code."""
         try:
             return self.process.wait(seconds)
@@ -105,7 +93,7 @@ class Pod:
 
     def get(self, path: str) -> bytes:
         port = eventually((self.run_dir / "port").exists, "the status page") and (self.run_dir / "port").read_text()
-        with urllib.request.urlopen(f"http://127.0.0.1:{int(port)}{path}", timeout=5) as response:
+        with urllib.request.urlopen(f"http://127.0.0.1:{int(port)}{path}", timeout=60) as response:
             return response.read()
 
     def status(self) -> dict[str, Any]:
@@ -161,19 +149,3 @@ def place(folder: Path, *, attempt: int, node_rank: int | str, nodes: int) -> Pa
 @pytest.fixture(name="place", scope="session")
 def place_fixture() -> Callable[..., Path]:
     return place
-
-
-@pytest.fixture(name="eventually")
-def eventually_fixture() -> Callable[..., Any]:
-    return eventually
-
-
-@pytest.fixture(name="free_port")
-def free_port_fixture() -> Callable[[], int]:
-    return free_port
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]

@@ -7,6 +7,8 @@ import signal
 from pathlib import Path
 
 import pytest
+from tests.support.ports import free_port
+from tests.support.waiting import eventually
 from tests.trainer.train.volume import Volume
 
 from ddp_trainer.contract import processes
@@ -31,9 +33,6 @@ STRUCK = (
     *("--task", "seeded_tasks:Struck", "--max-steps", "40", "--micro-batch", "20", "--warmup-steps", "5"),
     *("--task-options", "signal_name=SIGKILL", "--task-options", "rank=1", "--task-options", "call=34"),
 )
-PATIENCE = 120.0
-"""Seconds for a whole life of torchrun, on a machine that has much else to do."""
-
 LOSES_ITS_PEER = """
     import os
     print("life", *(os.environ[f"DDPJOB_{name}"] for name in ("ATTEMPT", "NODE_RANK", "NODES")), flush=True)
@@ -144,7 +143,7 @@ def test_torchrun_waits_for_other_nodes_only_where_they_may_still_need_it(
 
 @pytest.mark.trainer
 @pytest.mark.timeout(600)
-def test_a_survivor_and_a_spare_go_on_in_their_pods_to_the_same_bits(start_pod, free_port, place, tmp_path, eventually):
+def test_a_survivor_and_a_spare_go_on_in_their_pods_to_the_same_bits(start_pod, place, tmp_path):
     unbroken = Volume(tmp_path / "unbroken").trained(2, *STRUCK, DDPJOB_ATTEMPT="1")
     gang = {"DDPJOB_UID": "gang", "DDPJOB_RDZV_PORT": str(free_port()), "PYTHONPATH": f"{TRAINER}:{LOOP}"}
     gang |= {"DDPJOB_SNAPSHOT_EVERY": "7steps"}
@@ -154,9 +153,9 @@ def test_a_survivor_and_a_spare_go_on_in_their_pods_to_the_same_bits(start_pod, 
         start_pod("", argv=argv, DDPJOB_ASSIGNMENT_DIR=str(folder), **gang) for folder in folders
     )
 
-    assert victim.wait(PATIENCE) == 1, victim.log
+    assert victim.wait() == 1, victim.log
     assert (victim.message["reason"], victim.message["attempt"]) == ("WorkerKilled", 0)
-    eventually(lambda: survivor.status()["phase"] == "waiting", "the survivor waits", PATIENCE)
+    eventually(lambda: survivor.status()["phase"] == "waiting", "the survivor waits")
     seen = survivor.status()
     assert (seen["attempt"], seen["ranks"], seen["ended"]["reason"]) == (0, [], "PeerLost")
     assert seen["step"] >= 14
@@ -165,9 +164,9 @@ def test_a_survivor_and_a_spare_go_on_in_their_pods_to_the_same_bits(start_pod, 
 
     place(folders[0], attempt=1, node_rank=0, nodes=2)
     place(folders[2], attempt=1, node_rank=1, nodes=2)
-    eventually(lambda: survivor.status()["ranks"], "ranks of the next attempt", PATIENCE)
+    eventually(lambda: survivor.status()["ranks"], "ranks of the next attempt")
     assert processes.children(survivor.process.pid) == ready
-    assert [survivor.wait(PATIENCE), spare.wait(PATIENCE)] == [0, 0], survivor.log + spare.log
+    assert [survivor.wait(), spare.wait()] == [0, 0], survivor.log + spare.log
     assert [(pod.message["attempt"], pod.message["nodeRank"]) for pod in (survivor, spare)] == [(1, 0), (1, 1)]
     resumed = Volume(tmp_path, "digits")
     assert [event["step"] for event in resumed.events("resumed")] >= [14]
@@ -182,32 +181,30 @@ def trained_steps(page: bytes) -> float | None:
 
 @pytest.mark.trainer
 @pytest.mark.timeout(600)
-def test_a_gang_grows_and_shrinks_without_losing_a_step_at_a_constant_global_batch(
-    start_pod, free_port, place, tmp_path, eventually
-):
+def test_a_gang_grows_and_shrinks_without_losing_a_step_at_a_constant_global_batch(start_pod, place, tmp_path):
     gang = {"DDPJOB_UID": "gang", "DDPJOB_RDZV_PORT": str(free_port()), "PYTHONPATH": f"{TRAINER}:{HERE}"}
     gang |= {"DDPJOB_SNAPSHOT_EVERY": "1000steps"}
     argv = ["--module", "ddp_trainer.train", "--", "--task", "paced_tasks:Paced", "--epochs", "3"]
     first = place(tmp_path / "first", attempt=0, node_rank=0, nodes=1)
     second = place(tmp_path / "second", attempt=0, node_rank="none", nodes=1)
     stays, comes = (start_pod("", argv=argv, DDPJOB_ASSIGNMENT_DIR=str(folder), **gang) for folder in (first, second))
-    eventually(lambda: (stays.status()["step"] or 0) >= 3, "three steps alone", PATIENCE)
+    eventually(lambda: (stays.status()["step"] or 0) >= 3, "three steps alone")
 
     for rank, folder in enumerate((first, second)):
         place(folder, attempt=1, node_rank=rank, nodes=2)
-    eventually(lambda: stays.status()["attempt"] == 1, "the next attempt", PATIENCE)
-    eventually(lambda: comes.status()["ranks"] and (comes.status()["step"] or 0) >= 6, "some steps of two", PATIENCE)
+    eventually(lambda: stays.status()["attempt"] == 1, "the next attempt")
+    eventually(lambda: comes.status()["ranks"] and (comes.status()["step"] or 0) >= 6, "some steps of two")
     together = stays.status()
     assert (together["worldSize"], together["ended"]) == (2, None)
     assert (trained_steps(stays.get("/metrics")) or 0) >= 6
     assert trained_steps(comes.get("/metrics")) is None, "node rank 0 alone counts the steps of the run"
 
     comes.process.send_signal(signal.SIGTERM)
-    assert comes.wait(PATIENCE) == 143, comes.log
-    eventually(lambda: stays.status()["phase"] == "waiting", "the ranks of the one that stays leave with it", PATIENCE)
+    assert comes.wait() == 143, comes.log
+    eventually(lambda: stays.status()["phase"] == "waiting", "the ranks of the one that stays leave with it")
     assert stays.status()["ended"]["reason"] == "Preempted"
     place(first, attempt=2, node_rank=0, nodes=1)
-    assert stays.wait(PATIENCE) == 0, stays.log
+    assert stays.wait() == 0, stays.log
     volume = Volume(tmp_path, "digits")
     assert (comes.message["reason"], comes.message["step"]) == ("Preempted", volume.events("preempted")[1]["step"])
     begun = sorted([*volume.events("started"), *volume.events("resumed")], key=lambda event: event["attempt"])
@@ -219,26 +216,24 @@ def test_a_gang_grows_and_shrinks_without_losing_a_step_at_a_constant_global_bat
 
 @pytest.mark.trainer
 @pytest.mark.timeout(600)
-def test_a_node_that_fell_silent_does_not_hold_up_the_one_that_goes_on_without_it(
-    start_pod, free_port, place, tmp_path, eventually
-):
+def test_a_node_that_fell_silent_does_not_hold_up_the_one_that_goes_on_without_it(start_pod, place, tmp_path):
     gang = {"DDPJOB_UID": "gang", "DDPJOB_RDZV_PORT": str(free_port()), "DDPJOB_SHUTDOWN_SECONDS": "600"}
     folders = [place(tmp_path / f"place-{rank}", attempt=0, node_rank=rank, nodes=2) for rank in (0, 1)]
     goes_on, silent = (start_pod(STEPS, DDPJOB_ASSIGNMENT_DIR=str(folder), **gang) for folder in folders)
-    eventually(lambda: (goes_on.status()["step"] or 0) >= 5, "some steps of two", PATIENCE)
+    eventually(lambda: (goes_on.status()["step"] or 0) >= 5, "some steps of two")
     processes.send([silent.process.pid, *processes.descendants(silent.process.pid)], signal.SIGSTOP)
     place(folders[0], attempt=1, node_rank=0, nodes=1)
-    assert goes_on.wait(PATIENCE) == 0, goes_on.log
+    assert goes_on.wait() == 0, goes_on.log
     assert (goes_on.message["attempt"], goes_on.message["step"]) == (1, 20)
     assert "1 ranks did not stop in time and were killed" in goes_on.log
 
 
 @pytest.mark.trainer
-def test_a_pod_that_lost_its_peer_waits_for_a_later_attempt_and_for_nothing_else(
-    start_pod, place, tmp_path, eventually
-):
+def test_a_pod_that_lost_its_peer_waits_for_a_later_attempt_and_for_nothing_else(start_pod, place, tmp_path):
     folder = place(tmp_path / "place", attempt=2, node_rank=0, nodes=1)
-    pod = start_pod(LOSES_ITS_PEER, DDPJOB_ASSIGNMENT_DIR=str(folder), DDPJOB_NODE_RANK="none")
+    pod = start_pod(
+        LOSES_ITS_PEER, DDPJOB_ASSIGNMENT_DIR=str(folder), DDPJOB_NODE_RANK="none", DDPJOB_SHUTDOWN_SECONDS="600"
+    )
     eventually(lambda: pod.status()["phase"] == "waiting", "the pod waits")
     place(folder, attempt=5, node_rank=7, nodes=2)
     pod.wait_for(f"the assignment changes nothing: {folder}/node-rank is '7': it must be a whole number from 0 to 1")
@@ -249,7 +244,7 @@ def test_a_pod_that_lost_its_peer_waits_for_a_later_attempt_and_for_nothing_else
     assert re.findall("^life .*", pod.log, re.MULTILINE) == ["life 2 0 1", "life 4 0 1"]
 
     pod.process.send_signal(signal.SIGTERM)
-    assert pod.wait(5) == 143
+    assert pod.wait() == 143
     message = pod.message
     assert (message["outcome"], message["reason"], message["attempt"]) == ("Preempted", "Preempted", 4)
     assert message["message"].startswith("stopped by SIGTERM while it waited for a later attempt; rank 0 raised")
@@ -265,7 +260,7 @@ def test_a_pod_that_nobody_gives_a_place_ends_of_what_it_would_have_ended_of(sta
 
 
 @pytest.mark.trainer
-def test_a_pod_that_waits_for_its_peers_makes_way_for_a_later_attempt_at_once(start_pod, place, tmp_path, eventually):
+def test_a_pod_that_waits_for_its_peers_makes_way_for_a_later_attempt_at_once(start_pod, place, tmp_path):
     folder = place(tmp_path / "place", attempt=0, node_rank=1, nodes=2)
     pod = start_pod("print('alone')", DDPJOB_ASSIGNMENT_DIR=str(folder), DDPJOB_SHUTDOWN_SECONDS="600")
     eventually(lambda: processes.children(pod.process.pid), "torchrun started")
@@ -276,15 +271,15 @@ def test_a_pod_that_waits_for_its_peers_makes_way_for_a_later_attempt_at_once(st
 
 
 @pytest.mark.trainer
-def test_a_spare_ends_at_once_when_it_is_asked_to(start_pod, place, tmp_path, eventually):
+def test_a_spare_ends_at_once_when_it_is_asked_to(start_pod, place, tmp_path):
     folder = place(tmp_path / "place", attempt=3, node_rank="none", nodes=2)
-    pod = start_pod("", DDPJOB_ASSIGNMENT_DIR=str(folder))
+    pod = start_pod("", DDPJOB_ASSIGNMENT_DIR=str(folder), DDPJOB_SHUTDOWN_SECONDS="600")
     eventually(lambda: pod.status()["phase"] == "spare", "the spare waits")
     below = eventually(lambda: processes.children(pod.process.pid), "a torchrun is prepared")
     pod.process.send_signal(signal.SIGTERM)
-    assert pod.wait(5) == 143
+    assert pod.wait() == 143
     assert (pod.message["reason"], pod.message["nodeRank"], pod.message["attempt"]) == ("Preempted", None, 3)
-    eventually(lambda: not any(processes.alive(pid) for pid in below), "nothing is left", 5)
+    eventually(lambda: not any(processes.alive(pid) for pid in below), "nothing is left")
 
 
 @pytest.mark.trainer

@@ -6,6 +6,7 @@ import os
 import signal
 
 import pytest
+from tests.support.waiting import eventually
 
 from ddp_trainer.contract import processes
 
@@ -77,19 +78,19 @@ def test_ranks_that_do_not_leave_are_killed_when_the_time_is_up(start_pod):
     )
     pod.wait_for("ready")
     pod.process.send_signal(signal.SIGTERM)
-    assert pod.wait(15) == 143
+    assert pod.wait() == 143
     assert "1 ranks did not stop in time and were killed" in pod.message["message"]
 
 
-def test_a_pod_that_waits_for_its_peers_stops_at_once(start_pod, eventually):
-    pod = start_pod("", DDPJOB_NODES="2", DDPJOB_SHUTDOWN_SECONDS="30")
+def test_a_pod_that_waits_for_its_peers_stops_at_once(start_pod):
+    pod = start_pod("", DDPJOB_NODES="2", DDPJOB_SHUTDOWN_SECONDS="600")
     eventually(lambda: processes.children(pod.process.pid), "torchrun started")
     pod.process.send_signal(signal.SIGTERM)
-    assert pod.wait(10) == 143
+    assert pod.wait() == 143
     assert pod.message["message"] == "stopped by SIGTERM before any rank had started"
 
 
-def test_no_process_outlives_a_launcher_that_is_killed(start_pod, eventually):
+def test_no_process_outlives_a_launcher_that_is_killed(start_pod):
     pod = start_pod(
         "import signal, time; signal.signal(15, signal.SIG_IGN); print('ready', flush=True); time.sleep(600)",
         DDPJOB_PROCS_PER_NODE="2",
@@ -99,7 +100,7 @@ def test_no_process_outlives_a_launcher_that_is_killed(start_pod, eventually):
     below = processes.descendants(pod.process.pid)
     assert len(below) == 3  # torchrun and two ranks
     pod.process.kill()
-    eventually(lambda: not any(processes.alive(pid) for pid in below), "all processes gone", 5)
+    eventually(lambda: not any(processes.alive(pid) for pid in below), "all processes gone")
 
 
 def test_a_process_that_a_rank_left_behind_ends_with_the_pod(start_pod):
@@ -115,7 +116,7 @@ def test_a_process_that_a_rank_left_behind_ends_with_the_pod(start_pod):
     assert not processes.alive(child)
 
 
-def test_zombies_are_reaped_while_the_pod_runs(start_pod, eventually):
+def test_zombies_are_reaped_while_the_pod_runs(start_pod):
     pod = start_pod(
         """
         import os, subprocess, time
@@ -129,6 +130,6 @@ def test_zombies_are_reaped_while_the_pod_runs(start_pod, eventually):
     )
     pod.wait_for("orphan ")
     orphan = int(pod.log.split("orphan ")[1].split()[0])
-    eventually(lambda: processes.state(orphan) is None, "the orphan reaped", 10)
+    eventually(lambda: processes.state(orphan) is None, "the orphan reaped")
     assert pod.process.poll() is None
     assert os.getpid() != orphan

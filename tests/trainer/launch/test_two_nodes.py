@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from tests.support.ports import free_port
 
 pytestmark = pytest.mark.trainer
 
@@ -20,21 +21,19 @@ ALL_REDUCE = """
 """
 
 
-def start_gang(start_pod, free_port, script, **env):
+def start_gang(start_pod, script, **env):
     gang = {"DDPJOB_NODES": "2", "DDPJOB_UID": "gang", "DDPJOB_RDZV_PORT": str(free_port())} | env
     return [start_pod(script, **gang, DDPJOB_NODE_RANK=str(node)) for node in (0, 1)]
 
 
-def test_two_nodes_find_each_other_and_both_succeed(start_pod, free_port):
-    pods = start_gang(
-        start_pod, free_port, ALL_REDUCE + "    dist.destroy_process_group()\n    heartbeat.enter('done')\n"
-    )
+def test_two_nodes_find_each_other_and_both_succeed(start_pod):
+    pods = start_gang(start_pod, ALL_REDUCE + "    dist.destroy_process_group()\n    heartbeat.enter('done')\n")
     assert [pod.wait() for pod in pods] == [0, 0], [pod.log for pod in pods]
     assert [pod.message["nodeRank"] for pod in pods] == [0, 1]
     assert {pod.message["loss"] for pod in pods} == {2.0}
 
 
-def test_ranks_follow_node_ranks_whichever_node_comes_first(start_pod, free_port):
+def test_ranks_follow_node_ranks_whichever_node_comes_first(start_pod):
     gang = {"DDPJOB_NODES": "2", "DDPJOB_UID": "gang", "DDPJOB_RDZV_PORT": str(free_port())}
     script = "import os; assert os.environ['RANK'] == os.environ['DDPJOB_NODE_RANK'], os.environ['RANK']"
     # the later a node comes, the greater its process id, by which c10d would number nodes of one address
@@ -42,10 +41,9 @@ def test_ranks_follow_node_ranks_whichever_node_comes_first(start_pod, free_port
     assert [pod.wait() for pod in pods] == [0, 0], [pod.log for pod in pods]
 
 
-def test_the_node_whose_rank_lives_reports_only_a_lost_peer(start_pod, free_port):
+def test_the_node_whose_rank_lives_reports_only_a_lost_peer(start_pod):
     pods = start_gang(
         start_pod,
-        free_port,
         ALL_REDUCE
         + """
     if os.environ["DDPJOB_NODE_RANK"] == "1":
@@ -58,7 +56,7 @@ def test_the_node_whose_rank_lives_reports_only_a_lost_peer(start_pod, free_port
     assert "after step 1" in pods[1].message["message"]
 
 
-def test_a_node_of_another_attempt_is_not_let_in(start_pod, free_port):
+def test_a_node_of_another_attempt_is_not_let_in(start_pod):
     gang = {"DDPJOB_NODES": "2", "DDPJOB_UID": "gang", "DDPJOB_RDZV_PORT": str(free_port())}
     current = start_pod("", **gang, DDPJOB_ATTEMPT="1")
     stale = start_pod("", **gang, DDPJOB_ATTEMPT="0", DDPJOB_NODE_RANK="1")

@@ -2,30 +2,19 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from tests.support.tmpfs import small_tmpfs
 
 
 @pytest.fixture
 def small(tmp_path: Path) -> Iterator[Path]:
     """A folder on a tmpfs of one page, so that the second line is more than it holds."""
-    if os.geteuid() != 0:
-        pytest.skip("needs root to mount a small tmpfs")
-    folder = tmp_path / "small"
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "ddpjob-test", str(folder)]
-    mounted = subprocess.run(mount, capture_output=True, text=True, check=False)
-    if mounted.returncode:
-        pytest.skip(f"cannot mount a tmpfs here: {mounted.stderr.strip()}")
-    try:
+    with small_tmpfs(tmp_path / "small", "64k") as folder:
         yield folder
-    finally:
-        subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
 def fill(folder: Path) -> Path:

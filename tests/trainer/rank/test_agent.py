@@ -7,13 +7,9 @@ import threading
 import time
 
 import pytest
+from tests.support.ports import free_port
 
 from ddp_trainer.rank.agent import await_endpoint
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1])
 
 
 def test_an_endpoint_that_begins_to_listen_is_found() -> None:
@@ -21,13 +17,13 @@ def test_an_endpoint_that_begins_to_listen_is_found() -> None:
     found = threading.Event()
 
     def wait() -> None:
-        await_endpoint(f"127.0.0.1:{port}", 30)
+        await_endpoint(f"127.0.0.1:{port}", 60)
         found.set()
 
     threading.Thread(target=wait, daemon=True).start()
     assert not found.wait(0.5)
     with socket.create_server(("127.0.0.1", port)):
-        assert found.wait(10)
+        assert found.wait(60)
 
 
 def test_a_connection_that_times_out_is_tried_again() -> None:
@@ -38,7 +34,7 @@ def test_a_connection_that_times_out_is_tried_again() -> None:
             accepted: list[socket.socket] = []
             later = threading.Timer(1.5, lambda: accepted.append(listener.accept()[0]))
             later.start()
-            await_endpoint(endpoint, 30)
+            await_endpoint(endpoint, 60)
             later.join()
             accepted[0].close()
 

@@ -259,7 +259,7 @@ SCENARIOS: dict[str, Callable[[Path], Any]] = {
 
 def main(out: Path, names: list[str]) -> None:
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", timeout=timedelta(seconds=30))
+    dist.init_process_group("gloo", timeout=timedelta(seconds=120))
     for name in names:
         seen = SCENARIOS[name](out)
         (out / f"{name}-{WORLD_SIZE}-{RANK}.json").write_text(json.dumps(seen))

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.tmpfs import small_tmpfs
 
 from ddp_trainer.snapshots.trust.errors import SnapshotError
 from ddp_trainer.snapshots.trust.manifest import Manifest
@@ -19,20 +19,8 @@ MIB = 1 << 20
 @pytest.fixture
 def small(volume: Any, tmp_path: Path) -> Iterator[Any]:
     """The volume on a tmpfs of 16 MiB."""
-    if os.geteuid() != 0:
-        pytest.skip("needs root to mount a small tmpfs")
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=16m", "ddpjob-test", str(volume.directory)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if mounted.returncode:
-        pytest.skip(f"cannot mount a tmpfs here: {mounted.stderr.strip()}")
-    try:
+    with small_tmpfs(volume.directory):
         yield volume
-    finally:
-        subprocess.run(["umount", "-l", str(volume.directory)], check=True)
 
 
 def test_a_snapshot_that_cannot_fit_is_refused_before_anything_is_written(small: Any) -> None:

@@ -232,7 +232,7 @@ def auto_chooses_its_interval_from_stall_and_history(volume: Path) -> Any:
     while not saved:
         run.train(run.step + 1, pause=0.02)
     if run.snapshots._saver is not None:
-        run.snapshots._saver._writer.wait(30)  # from the next step on it is known what it cost
+        run.snapshots._saver._writer.wait(60)  # from the next step on it is known what it cost
     # longer than the interval was, and much shorter than it can be now, also on a machine that is busy
     run.train(run.step + 20, pause=0.1)
     run.snapshots.close()
@@ -245,7 +245,7 @@ def meet_again(store: Path) -> None:
     dist.group.WORLD._get_backend(torch.device("cpu")).abort()  # type: ignore[union-attr]
     dist.destroy_process_group()
     dist.init_process_group(
-        "gloo", init_method=f"file://{store}", rank=RANK, world_size=2, timeout=timedelta(seconds=30)
+        "gloo", init_method=f"file://{store}", rank=RANK, world_size=2, timeout=timedelta(seconds=120)
     )
 
 
@@ -298,7 +298,7 @@ SCENARIOS: tuple[Callable[[Path], Any], ...] = (
 def main(out: Path) -> None:
     torch.set_num_threads(1)
     # A deadlock must fail the scenario, not the machine's patience.
-    dist.init_process_group("gloo", timeout=timedelta(seconds=30))
+    dist.init_process_group("gloo", timeout=timedelta(seconds=120))
     seen = {}
     for scenario in SCENARIOS:
         volume = out / scenario.__name__

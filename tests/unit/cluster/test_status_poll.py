@@ -29,7 +29,7 @@ class Heard:
     reports: asyncio.Queue[TrainerReport]
 
     async def next(self) -> TrainerReport:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             return await self.reports.get()
 
     def listen(self) -> None:
@@ -64,7 +64,7 @@ async def ends(heard: Heard, result: str) -> None:
     """Ask, until a question has ended like that."""
     before = polls(result)
     heard.listen()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while polls(result) == before:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
 

@@ -25,7 +25,7 @@ from aiohttp import web
 from ddpjob_operator.api import GROUP, PLURAL, VERSION
 from ddpjob_operator.watching import framework
 
-DEADLINE = 30.0
+DEADLINE = 120.0
 JOBS = f"watcher for {PLURAL}.{VERSION}.{GROUP}@None"
 PODS = "watcher for pods.v1@None"
 

@@ -62,7 +62,7 @@ def test_the_lock_of_a_killed_process_is_free_at_once(tmp_path: Path) -> None:
         with pytest.raises(VolumeError, match=f"process {holder.pid} on "), lock_job(tmp_path, "digits"):
             pass
         holder.send_signal(signal.SIGKILL)
-        holder.wait(10)
+        holder.wait(60)
         with lock_job(tmp_path, "digits"):
             pass
 

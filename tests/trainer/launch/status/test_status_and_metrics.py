@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
+from tests.support.waiting import eventually
 
 from ddp_trainer.contract.environment import PodEnvironment
 from ddp_trainer.contract.heartbeat import Heartbeat, heartbeat_dir, read_heartbeats
@@ -255,7 +256,7 @@ def server():
     ("path", "body"), [("/healthz", b"ok\n"), ("/status", b'{"version": 1}'), ("/metrics?x=1", b"ddpjob_x 1\n")]
 )
 def test_each_page_answers(server, path, body):
-    with urllib.request.urlopen(server + path, timeout=5) as response:
+    with urllib.request.urlopen(server + path, timeout=60) as response:
         assert response.read() == body
 
 
@@ -264,12 +265,12 @@ def test_each_page_answers(server, path, body):
 )
 def test_anything_else_is_refused(server, path, method, code):
     with pytest.raises(urllib.error.HTTPError) as refused:
-        urllib.request.urlopen(urllib.request.Request(server + path, method=method), timeout=5)
+        urllib.request.urlopen(urllib.request.Request(server + path, method=method), timeout=60)
     assert refused.value.code == code
 
 
 @pytest.mark.trainer
-def test_the_launcher_serves_what_its_ranks_report_while_they_train(start_pod, eventually):
+def test_the_launcher_serves_what_its_ranks_report_while_they_train(start_pod):
     pod = start_pod(
         """
         import time

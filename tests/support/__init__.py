@@ -1,0 +1,1 @@
+"""What tests of several tiers share: waiting for a condition, free ports, small volumes."""
