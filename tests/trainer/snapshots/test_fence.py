@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import threading
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 
 from ddp_trainer.contract.exit_codes import FencedError, UserError
+from ddp_trainer.snapshots.trust.disk import Chunk, Disk
 from ddp_trainer.snapshots.trust.fence import Fence, history
 
 
@@ -43,6 +45,18 @@ def test_a_restarted_container_claims_its_own_attempt_again(tmp_path: Path) -> N
     acquire(tmp_path, 3).check()
     first.check()
     assert len(history(tmp_path)) == 1
+
+
+def test_a_newer_attempt_that_comes_between_the_check_and_the_token_fences_the_older(tmp_path: Path) -> None:
+    class Overtaken(Disk):
+        """Another pod creates the token of attempt 1 just before this one creates that of attempt 0."""
+
+        def create(self, path: Path, chunks: Iterable[Chunk]) -> None:
+            acquire(tmp_path, 1)
+            super().create(path, chunks)
+
+    with pytest.raises(FencedError, match="attempt 1"):
+        Fence.acquire(tmp_path, created=1, attempt=0, uid="uid-1", disk=Overtaken())
 
 
 def test_of_many_that_claim_at_once_exactly_the_newest_is_left(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from ddp_trainer.contract.environment import Target, parse_pod, parse_target
 from ddp_trainer.launch.assignment import Assignment, read_assignment
 from ddp_trainer.launch.exit.termination import ExitCause, ExitEvidence, encode, message_of
 from ddp_trainer.launch.status.pod_state import PodState, status
+from ddp_trainer.launch.supervisor import AGENT_SECONDS
 from ddp_trainer.snapshots.trust.manifest import FileEntry, Manifest
 from ddpjob_operator.api.status import DDPJobStatus
 from ddpjob_operator.api.template_rules import is_reserved
@@ -168,3 +169,11 @@ def test_the_trainer_reads_the_place_that_a_run_on_this_machine_gives_it(tmp_pat
 def test_a_manifest_has_exactly_the_documented_fields() -> None:
     made = Manifest("digits", "u", 0, 100, 2, 6400, 2, "ddp", 64, 1.0, files={"a": FileEntry(1, "0" * 64)})
     assert set(json.loads(made.to_json())) == set(MANIFEST)
+
+
+def test_a_pods_grace_period_covers_the_launchers_shutdown_and_its_report() -> None:
+    """Less, and the kubelet kills the launcher before it has killed hanging ranks and written why."""
+    built = build_pod(Admitted(job(), Defaults()), Place(0, 0, ServiceView(host="10.96.0.7", attempt=0)))
+    variables = {item["name"]: item.get("value", "x") for item in built["spec"]["containers"][0]["env"]}
+    shutdown = parse_pod(variables).shutdown_seconds
+    assert built["spec"]["terminationGracePeriodSeconds"] >= shutdown + AGENT_SECONDS

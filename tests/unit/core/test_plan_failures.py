@@ -159,6 +159,10 @@ def test_a_status_that_was_lost_learns_its_attempt_from_the_pods_and_keeps_the_b
     decided = look(make_job(), seen(*pods, attempt=3))
     after = decided.status
     assert (after.attempt, after.restarts, after.phase) == (3, 3, Phase.STARTING)
+    assert after.restarts_since_progress == 3, "these attempts have used up the budget, by all that is known"
+    failing = seen(failed(0, 137, attempt=3), make_pod(1, attempt=3), attempt=3)
+    assert look(make_job(restart={"maxRestarts": 3}), failing).status.phase is Phase.FAILED
+    assert look(make_job(restart={"maxRestarts": 4}), failing).status.phase is Phase.RESTARTING
     assert decided.actions == ()
     assert look(make_job(after), seen(*pods, attempt=3)).status.phase is Phase.RUNNING
 

@@ -316,3 +316,18 @@ def test_the_last_line_of_a_log_tells_what_the_trainer_could_not(pod: PodView, s
 
 def test_failures_are_values() -> None:
     assert Failure("A", "b", Retry.YES) == Failure("A", "b", Retry.YES)
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_of_two_causes_the_first_is_the_one_that_the_trainers_clocks_say_not_the_kubelets(first: int) -> None:
+    """A kubelet gives whole seconds: two ends within one second, or on both sides of one, are in no order there."""
+    pods = []
+    for rank in (0, 1):
+        at = later(-20).timestamp() + (0.9 if rank == first else 1.1)
+        message = make_report("WorkerException", time=at, message=f"rank {rank}")
+        # the other kubelet has rounded differently
+        ago = 19.0 if rank == first else 20.0
+        pods.append(make_pod(rank, "Failed", termination=ended(1, message, ago=ago)))
+    cause = first_cause(find_failures(pods, [], NOW), NOW)
+    assert cause is not None
+    assert cause.node_rank == first

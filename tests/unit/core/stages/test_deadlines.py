@@ -120,6 +120,27 @@ def test_the_time_of_a_suspension_does_not_count() -> None:
 
 
 @pytest.mark.parametrize(
+    ("attempt_ago", "data_ago", "missed"),
+    [
+        pytest.param(99.9, 5000, False, id="the data were ready long before this attempt"),
+        pytest.param(100, 5000, True, id="which is over in its own time"),
+        pytest.param(5000, 99.9, False, id="the data have just come"),
+        pytest.param(5000, 100, True, id="and a gang has its time from then on"),
+    ],
+)
+@pytest.mark.parametrize("phase", [Phase.STARTING, Phase.RESTARTING])
+def test_a_gang_has_its_startup_time_from_its_attempt_or_from_its_data_whichever_is_later(
+    phase: Phase, attempt_ago: float, data_ago: float, missed: bool
+) -> None:
+    ready = conditions(cond.INITIALIZED, ago=data_ago)
+    status = begun(phase, 9000, attempt=1, attempt_time=later(-attempt_ago), conditions=ready)
+    initializers = [{"name": "data", "script": "true", "path": "data"}]
+    job = make_job(status, startupDeadlineSeconds=100, initializers=initializers)
+    decided = look(job, seen(make_pod(0, attempt=1), make_pod(1, "Pending", attempt=1), attempt=1))
+    assert (reason(decided) == "StartupDeadlineExceeded") is missed
+
+
+@pytest.mark.parametrize(
     ("status", "missed"),
     [
         pytest.param(begun(Phase.STARTING, 99.9), False, id="not yet"),
