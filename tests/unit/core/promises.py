@@ -27,6 +27,7 @@ def check_history(cluster: Cluster) -> None:
     check_data_comes_first(cluster)
     check_tries_of_data(cluster)
     check_group_comes_first(cluster)
+    check_logs_are_kept(cluster)
 
 
 def check_one_live_pod_each(cluster: Cluster) -> None:
@@ -159,6 +160,11 @@ def check_group_comes_first(cluster: Cluster) -> None:
     for entry in cluster.history:
         there = there or (isinstance(entry, CreateChild) and entry.manifest["kind"] == "PodGroup")
         assert there or not isinstance(entry, CreatePod), "a pod was created before its group"
+
+
+def check_logs_are_kept(cluster: Cluster) -> None:
+    """Where `cleanPodPolicy` is Running, a pod that has ended stays, whatever its kubelet says of its phase."""
+    assert cluster.logs_lost == [], "pods were deleted, and their logs with them"
 
 
 def check_sizes(cluster: Cluster) -> None:

@@ -62,6 +62,12 @@ class Cluster:
     fetchers: dict[str, InitializerView] = field(default_factory=dict)
     """The pods that put data on the volume."""
     children: set[tuple[str, str]] = field(default_factory=set)
+    kubelet_lags: bool = False
+    """Whether kubelets report a pod's exit before its phase, as they do since Kubernetes 1.27."""
+    logs_lost: list[str] = field(default_factory=list)
+    """Pods of the last attempt that had ended, and were deleted although cleanPodPolicy keeps them for their log."""
+    lost: int = 0
+    """How often the job's status was lost."""
     live: list[tuple[str, ...]] = field(default_factory=list)
     """After each change, which pods were alive."""
     _uids: count[int] = field(default_factory=lambda: count(1))
@@ -96,6 +102,7 @@ class Cluster:
             case DeletePod(name, uid) if name in self.fetchers:
                 self.delete_fetcher(name, uid=uid)
             case DeletePod(name, uid, grace):
+                self._note_lost_log(name)
                 self.delete(name, grace, uid=uid)
             case CreateChild(manifest) if manifest["kind"] == "Pod":
                 metadata = manifest["metadata"]
@@ -203,13 +210,14 @@ class Cluster:
 
     def end(self, name: str, exit_code: int, reason: str = "", *, skew: float = 0.0) -> None:
         """The trainer of a pod that runs comes to its end."""
-        if self.pods[name].phase is not PodPhase.RUNNING or not self.answers(name):
+        if not self.pods[name].running or not self.answers(name):
             return
         told = {"time": self.now.timestamp(), "step": 10, "attempt": self.heard[self.pods[name].uid]}
         message = make_report(reason, **told) if reason else ""
         at = (self.now + timedelta(seconds=skew)).replace(microsecond=0)
         phase = PodPhase.SUCCEEDED if exit_code == 0 else PodPhase.FAILED
-        self._set(name, phase=phase, termination=Termination(exit_code, message=message, finished_at=at))
+        phase = PodPhase.RUNNING if self.kubelet_lags else phase
+        self._set(name, phase=phase, exited=True, termination=Termination(exit_code, message=message, finished_at=at))
 
     def evict(self, name: str) -> None:
         """The kubelet ends a pod because its node ran short of something."""
@@ -232,6 +240,25 @@ class Cluster:
             del self.pods[name]
             self._changed()
 
+    def _note_lost_log(self, name: str) -> None:
+        status, pod = self.job.status, self.pods.get(name)
+        kept = self.job.spec.clean_pod_policy == "Running" and status.is_final
+        if kept and pod is not None and pod.ended and pod.attempt == status.attempt and pod.node_rank is not None:
+            self.logs_lost.append(name)
+
+    def phases_follow(self) -> None:
+        """The phases of pods that have exited are reported too."""
+        for name, pod in list(self.pods.items()):
+            if pod.exited and not pod.phase.final and self.answers(name) and pod.termination is not None:
+                self._set(name, phase=PodPhase.FAILED if pod.termination.exit_code else PodPhase.SUCCEEDED)
+
+    def lose_status(self) -> None:
+        """Somebody restored the job from a backup that has no status."""
+        self.job, self.version = replace(self.job, status=DDPJobStatus()), self.version + 1
+        self.lost += 1
+        self.history.append(DDPJobStatus())
+        self.statuses.append(DDPJobStatus())
+
     def edit(self, **spec: object) -> None:
         """The spec is changed, on a server that does not know the rules in CEL."""
         fields = self.job.spec.model_dump(by_alias=True, exclude_none=True) | spec
@@ -247,5 +274,5 @@ class Cluster:
         self._changed()
 
     def _changed(self) -> None:
-        alive = (pod for pod in self.pods.values() if pod.phase not in ENDED and pod.node_rank is not None)
+        alive = (pod for pod in self.pods.values() if not pod.ended and pod.node_rank is not None)
         self.live.append(tuple(sorted(f"{pod.attempt}/{pod.node_rank}" for pod in alive)))

@@ -6,6 +6,8 @@ from hypothesis import strategies as st
 from small_cluster import NODES
 from world import World
 
+from ddpjob_operator.api.status import Phase
+
 ENDINGS = (
     (0, "Completed"),
     (1, "WorkerException"),
@@ -43,7 +45,10 @@ events = st.one_of(
     st.tuples(st.just("quota"), st.sampled_from((0, 1, None))),
     st.tuples(st.just("fetch"), st.sampled_from((0, 1, 64))),
     st.tuples(st.just("delete fetcher")),
+    st.tuples(st.just("kubelet lags"), st.booleans()),
+    st.tuples(st.just("phases follow")),
 )
+losses = st.tuples(st.just("lose the status"))
 
 restarts = {"maxRestarts": st.just(4), "nodeLostSeconds": st.sampled_from((0, 4))}
 force = {"forceDeleteLost": st.just(True)}
@@ -60,6 +65,23 @@ specs = st.one_of(
         optional=elastic | data | gang | {"spares": st.integers(1, 2)},
     ),
 )
+
+
+policies = {
+    "activeDeadlineSeconds": st.sampled_from((30, 300, 3600)),
+    "startupDeadlineSeconds": st.sampled_from((30, 300)),
+    "cleanPodPolicy": st.sampled_from(("None", "Running", "All")),
+    "suspend": st.booleans(),
+    "successPolicy": st.sampled_from(("AllNodes", "FirstNode")),
+}
+pairs = st.fixed_dictionaries(
+    sizes
+    | {
+        "restart": st.fixed_dictionaries(restarts, optional={"scope": st.just("InPlace"), "windowSeconds": st.just(60)})
+    },
+    optional=policies | elastic | data,
+)
+"""Specs in which any of these policies may meet any other."""
 
 
 def happen(world: World, event: tuple[object, ...]) -> None:
@@ -115,6 +137,12 @@ def happen(world: World, event: tuple[object, ...]) -> None:
             cluster.fetch(code)
         case ("delete fetcher",) if cluster.fetchers:
             cluster.delete_fetcher(max(cluster.fetchers))
+        case ("kubelet lags", bool(lags)):
+            cluster.kubelet_lags = lags
+        case ("phases follow",):
+            cluster.phases_follow()
+        case ("lose the status",) if cluster.job.status.phase not in (Phase.SUCCEEDED, Phase.FAILED):
+            cluster.lose_status()
         case ("quota", pods):
             cluster.quota = pods  # type: ignore[assignment]
     world.look()

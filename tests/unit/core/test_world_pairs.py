@@ -1,0 +1,69 @@
+"""Pairs of policies: deadlines, initializers, suspension, elastic size, restarts in place, a lost status."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from promises import (
+    check_attempt_on_record_first,
+    check_data_comes_first,
+    check_final_is_final,
+    check_force_is_asked_for,
+    check_history,
+    check_nothing_is_created_while_suspended,
+    check_one_live_pod_each,
+)
+from stories import events, happen, losses, pairs
+from world import World
+
+from ddpjob_operator.api.status import DDPJobStatus, Phase
+from ddpjob_operator.core.values import conditions as cond
+
+DEADLINES = {"DeadlineExceeded": "active_deadline_seconds", "StartupDeadlineExceeded": "startup_deadline_seconds"}
+
+
+@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(pairs, st.lists(events, max_size=30))
+def test_every_promise_holds_for_every_pair_of_policies(spec: dict[str, Any], story: list[tuple[object, ...]]) -> None:
+    world = World.start(**spec)
+    for event in story:
+        happen(world, event)
+    world.finish()
+    check_history(world.cluster)
+    check_deadlines(world)
+
+
+@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(pairs, st.lists(events | losses, max_size=30))
+def test_a_job_whose_status_is_lost_comes_to_its_end_and_never_has_two_pods_for_one_rank(
+    spec: dict[str, Any], story: list[tuple[object, ...]]
+) -> None:
+    world = World.start(**spec)
+    for event in story:
+        happen(world, event)
+    ended = world.finish()
+    assert ended.phase in (Phase.SUCCEEDED, Phase.FAILED)
+    for check in (check_one_live_pod_each, check_final_is_final, check_force_is_asked_for,
+                  check_nothing_is_created_while_suspended, check_attempt_on_record_first):  # fmt: skip
+        check(world.cluster)
+    if world.cluster.lost == 0:
+        check_data_comes_first(world.cluster)
+
+
+def check_deadlines(world: World) -> None:
+    """A job fails by a deadline that it has, and when that has passed; never while it is suspended."""
+    before = DDPJobStatus()
+    for status in world.cluster.statuses:
+        failed = cond.find(status.conditions, cond.FAILED)
+        if failed is not None and failed.status == "True" and (field := DEADLINES.get(failed.reason)):
+            limit = getattr(world.cluster.job.spec, field)
+            assert limit is not None, f"{failed.reason} without a limit"
+            started = status.attempt_time or status.start_time
+            begun = started if failed.reason == "StartupDeadlineExceeded" else status.start_time
+            assert begun is not None
+            assert status.completion_time is not None
+            assert (status.completion_time - begun).total_seconds() >= limit, "it failed before its time"
+            assert before.phase is not Phase.SUSPENDED, "a suspended job misses no deadline"
+        before = status
