@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from promises import (
     check_final_is_final,
@@ -19,6 +19,10 @@ from ddpjob_operator.api.status import Phase
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(specs, st.lists(events, max_size=40))
+@example(
+    {"nodes": 1, "restart": {"maxRestarts": 4}, "initializers": [{"name": "data", "script": "true", "path": "data"}]},
+    [("look",), ("suspend", True), ("fetch", 0), ("delete fetcher",)],
+)
 def test_every_promise_holds_whatever_happens_and_in_whatever_order(
     spec: dict[str, Any], story: list[tuple[object, ...]]
 ) -> None:

@@ -48,14 +48,21 @@ def plan_initializers(look: Look) -> tuple[Look, Plan | None]:
     if pod is None or pod.number < look.status.initializer_failures:
         return look, _begin(look, pod)
     if pod.succeeded:
-        count = len(look.job.spec.initializers)
-        which = f"{count} initializers have" if count > 1 else "it has"
-        return transitions.mark_initialized(look, f"{which} prepared the volume"), None
+        return with_data(look), None
     if pod.deleting and (left := _grace_left(look, pod)) > 0:
         return look, Plan(look.status, requeue_after=left)  # its end comes as an event, unless its node is gone
     if pod.ended or pod.deleting or is_lost(_as_pod(look, pod), look.job.spec.restart, look.now):
         return look, _after_failure(look, pod)
     return look, _waiting(look, pod)
+
+
+def with_data(look: Look) -> Look:
+    """The look with the success of the initializers on record, if their pod has succeeded."""
+    pod, count = look.observed.initializer, len(look.job.spec.initializers)
+    if pod is None or not pod.succeeded or not awaits_data(look) or pod.number < look.status.initializer_failures:
+        return look
+    which = f"{count} initializers have" if count > 1 else "it has"
+    return transitions.mark_initialized(look, f"{which} prepared the volume")
 
 
 def _begin(look: Look, old: InitializerView | None) -> Plan:

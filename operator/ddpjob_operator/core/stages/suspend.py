@@ -13,6 +13,7 @@ from ddpjob_operator.core import transitions
 from ddpjob_operator.core.failure.detect import SETTLE_SECONDS, last_report
 from ddpjob_operator.core.gang.members import stop
 from ddpjob_operator.core.ledger.progress import with_final_report
+from ddpjob_operator.core.stages.initialize import with_data
 from ddpjob_operator.core.transitions import SUSPENDING
 from ddpjob_operator.core.values import conditions as cond
 from ddpjob_operator.core.values.actions import DeletePod, Event, Plan
@@ -27,6 +28,7 @@ def plan_suspension(look: Look) -> Plan | None:
     """
     if not look.job.spec.suspend and not is_suspending(look.status):
         return None
+    look = with_data(look)  # their pod may be gone when the job is resumed
     left = tuple(pod for pod in look.observed.pods if not _given_up(look, pod))
     if left or _fetching(look):
         return _suspending(look, left)
