@@ -10,7 +10,6 @@ import asyncio
 import ctypes
 import json
 import os
-import re
 import signal
 import sys
 from contextlib import suppress
@@ -89,7 +88,7 @@ class Cluster:
     async def minor_version(self) -> int:
         """The 36 of Kubernetes 1.36."""
         version = await self.client.get("/version", "version")
-        return int(re.match(r"\d+", version["minor"])[0])  # "20+" on some distributions
+        return int("".join(filter(str.isdigit, version["minor"])))  # "20+" on some distributions
 
     async def enforces_cel(self) -> bool:
         """Whether the API server checks the CRD's CEL rules, as each does by default since 1.25."""

@@ -73,6 +73,10 @@ class Kubectl:
         """The JSON that the API server answers to a GET of `path`."""
         return json.loads(self.run("get", "--raw", path).stdout)
 
+    def minor_version(self) -> int:
+        """The 36 of an API server of Kubernetes 1.36."""
+        return int("".join(filter(str.isdigit, self.raw("/version")["minor"])))  # "20+" on some distributions
+
     def apply(self, *objects: Object, check: bool = True) -> subprocess.CompletedProcess[str]:
         """`kubectl apply` of these objects, as if they stood in one file."""
         return self.run("apply", "-f", "-", given="\n---\n".join(json.dumps(obj) for obj in objects), check=check)
