@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from tests.api_server.conftest import StartOperator
-from tests.api_server.harness import Cluster, eventually
+from tests.api_server.harness import Cluster
+from tests.support.waiting import eventually_async
 
 COLUMNS = ["NAME", "PHASE", "NODES", "PROGRESS", "ETA", "ATTEMPT", "RESTARTS", "REASON", "AGE"]
 WIDE = [*COLUMNS, "LOSS", "ACCURACY", "GOODPUT"]
@@ -54,11 +55,11 @@ async def test_the_columns_show_what_is_known_and_nothing_else(
         found = await shown(cluster)
         return found if found.get("PROGRESS") == expected else None
 
-    running = await eventually(lambda: progress("7"), "a step, of a total that is unknown")
+    running = await eventually_async(lambda: progress("7"), "a step, of a total that is unknown")
     assert running == starting | {"PHASE": "Running", "NODES": "2/2", "PROGRESS": "7"}
 
     answers.append(report(uid, 412, totalSteps=1000, etaSeconds=200.4, loss=0.25, metrics={"eval_accuracy": 0.96}))
-    running = await eventually(lambda: progress("412/1000"), "a step of a known total")
+    running = await eventually_async(lambda: progress("412/1000"), "a step of a known total")
     assert running == starting | {"PHASE": "Running", "NODES": "2/2", "PROGRESS": "412/1000", "ETA": "3m20s"}
     wide = await shown(cluster, "-o", "wide")
     assert running.items() <= wide.items()

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.cluster.kube import wait_for
 from tests.cluster.prometheus import Prometheus, started
 from tests.packaging.test_chart import of_kind, rendered
+from tests.support.waiting import eventually
 
 from ddp_trainer.contract.environment import PodEnvironment
 from ddp_trainer.contract.heartbeat import Heartbeat, heartbeat_dir, read_heartbeats
@@ -105,7 +105,9 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]
             {"job_name": "stock", "static_configs": [{"targets": [operator]}]},
         ]
         with started(Path(binary), scrapes, folder) as server:
-            wait_for(lambda: len(server.query("up == 1")) == 4, 60, "all targets are scraped", server.scrape_errors)
+            eventually(
+                lambda: len(server.query("up == 1")) == 4, "all targets are scraped", instead=server.scrape_errors
+            )
             yield server
     metrics.JOBS.drop("monitors")
 
