@@ -31,6 +31,7 @@ from ddp_trainer.contract.heartbeat import Heartbeat
 from ddp_trainer.contract.process_end import await_gloo
 from ddp_trainer.logs.runlog import RunLog, SnapshotReporter
 from ddp_trainer.rank.failures import on_failure
+from ddp_trainer.rank.observe import close_observer
 from ddp_trainer.rank.step_reduce import StepReduce
 from ddp_trainer.rank.stop_request import StopRequest, leave_as_preempted
 from ddp_trainer.rank.world import World
@@ -88,6 +89,7 @@ class Attached:
         changes_with_optimizer: Collection[str],
         environ: Mapping[str, str],
     ) -> None:
+        close_observer()  # from here on this object reports
         job = parse_job(environ, default_name="training")
         self.step = 0
         self.samples = 0

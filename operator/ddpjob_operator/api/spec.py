@@ -69,6 +69,12 @@ class DDPJobSpec(APIModel):
     stall: Stall = Stall()
     """When a rank counts as stalled. Can be changed while the job runs, with effect from the next attempt."""
 
+    observe_script: Annotated[bool, Field(strict=True)] = True
+    """Report steps, loss, learning rate and samples of a training script that does not report them itself, through
+    hooks in torch. Has no effect on the built-in trainer or on scripts that call ddp_trainer.attach. Can be changed
+    while the job runs, with effect from the next attempt.
+    """
+
     spares: Annotated[int, Field(strict=True, ge=0, le=64)] = 0
     """Number of running standby pods that replace failed pods. Requires restart.scope InPlace."""
 

@@ -189,8 +189,13 @@ class Goodput(APIModel):
     suspended: float = 0.0
     """Suspended."""
 
+    unknown: float = 0.0
+    """A script that does not report itself ran, and no training step of it was seen yet."""
+
     ratio: float | None = None
-    """Goodput: training seconds divided by all seconds except suspended ones, from 0 to 1."""
+    """Goodput: training seconds divided by all seconds except suspended ones, from 0 to 1. Unset if no training step
+    can be seen.
+    """
 
     recomputed_steps: int = 0
     """Steps that were lost with failures and had to be trained again."""

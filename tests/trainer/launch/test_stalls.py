@@ -46,14 +46,34 @@ def test_a_stopped_rank_is_found_by_its_silence_and_every_stack_is_saved(start_p
     assert stacks.count("most recent call first") >= 2, "the stopped rank must answer too, once it is continued"
 
 
-def test_an_untouched_script_is_never_called_stalled(start_pod):
+WORK = {
+    "computes": "while time.monotonic() < end: pass",
+    "computes in a process of its own": "subprocess.run([sys.executable, '-c', 'sum(range(10**9 // 4))'])",
+    "prints": "while time.monotonic() < end: print('.', flush=True); time.sleep(0.3)",
+    "writes": "f = tempfile.TemporaryFile()\nwhile time.monotonic() < end: f.write(bytes(1 << 20)); time.sleep(0.3)",
+}
+
+
+@pytest.mark.parametrize("work", WORK.values(), ids=WORK)
+def test_a_script_that_does_not_report_itself_is_not_stalled_while_it_works(start_pod, work):
     pod = start_pod(
-        "import time; print('silent', flush=True); time.sleep(3); print('done', flush=True)",
-        DDPJOB_STALL_MIN_SECONDS="0.2",
-        DDPJOB_STALL_MAX_SECONDS="0.5",
+        f"import subprocess, sys, tempfile, time; end = time.monotonic() + 8\n{work}",
+        DDPJOB_STALL_MIN_SECONDS="1",
+        DDPJOB_STALL_MAX_SECONDS="4",
     )
-    assert pod.wait() == 0, pod.log
+    assert pod.wait(120) == 0, pod.log
     assert pod.message["reason"] == "Completed"
+
+
+def test_a_script_that_does_not_report_itself_is_stalled_once_it_does_nothing(start_pod):
+    pod = start_pod(
+        "import time\ndef waits():\n    time.sleep(600)\nwaits()",
+        DDPJOB_STALL_MIN_SECONDS="1",
+        DDPJOB_STALL_MAX_SECONDS="2",
+    )
+    assert pod.wait(120) == 1
+    assert (pod.message["reason"], pod.message["rank"]) == ("Stalled", 0)
+    assert "rank 0 stood in waits (train.py:3)" in pod.message["message"]
 
 
 def test_survivors_that_nobody_wakes_are_killed_after_a_failure(start_pod):

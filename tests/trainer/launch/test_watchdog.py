@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from ddp_trainer.launch.stacks import innermost_frame
@@ -36,6 +38,10 @@ def rank(number=0, phase="train", step=10, silent=0.0, p99=0.1, state="S"):
         (rank(silent=901, phase="rendezvous", p99=None), True),
         (rank(silent=301, phase="done"), True),
         (rank(silent=-5), False),
+        (replace(rank(silent=1799), observed=True), False),
+        (replace(rank(silent=1801), observed=True), True),
+        (replace(rank(silent=1799, phase="script", step=None, p99=None), observed=True), False),
+        (replace(rank(silent=1801, phase="script", step=None, p99=None), observed=True), True),
     ],
 )
 def test_a_rank_may_be_silent_for_ten_p99_within_bounds_and_longer_where_nothing_has_a_rhythm(case, is_stalled):

@@ -121,6 +121,9 @@ class RankEnvironment:
     agent_pid: int | None = None
     """torchrun's agent, where the launcher started it."""
 
+    observe_script: bool = True
+    """Report the progress of a script that does not report itself (`spec.observeScript`)."""
+
 
 @dataclass(frozen=True, slots=True)
 class JobEnvironment:
@@ -211,6 +214,7 @@ def parse_rank(env: Mapping[str, str]) -> RankEnvironment:
         under_torchrun="RANK" in env,
         run_dir=Path(env["DDPJOB_RUN_DIR"]) if env.get("DDPJOB_RUN_DIR") else None,
         agent_pid=reader.integer("DDPJOB_AGENT_PID", 1, MAX_PID) if env.get("DDPJOB_AGENT_PID") else None,
+        observe_script=env.get("DDPJOB_OBSERVE_SCRIPT") != "false",
     )
     reader.check()
     return parsed

@@ -32,7 +32,7 @@ from ddp_trainer.contract.environment import parse_rank
 from ddp_trainer.contract.json_files import read_json, write_json
 
 VERSION: Final = 1
-PHASES: Final = ("init", "rendezvous", "load", "first_step", "train", "validate", "save", "done")
+PHASES: Final = ("init", "script", "rendezvous", "load", "first_step", "train", "validate", "save", "done")
 WRITE_INTERVAL_SECONDS: Final = 0.1
 DEVICE_LOSS_INTERVAL_SECONDS: Final = 1.0
 """Reading a loss off an accelerator waits for everything queued before it, so it happens less often."""
@@ -51,7 +51,7 @@ class Heartbeat:
     """The writer of one rank's heartbeat file; a thread that saves snapshots may call it too.
 
     `directory` is where the file goes, None for nowhere. `clock` is monotonic seconds of this host, the same
-    in every process of it.
+    in every process of it. `observed` says that the script does not report itself (`rank.observe`).
     """
 
     def __init__(
@@ -60,6 +60,7 @@ class Heartbeat:
         *,
         rank: int = 0,
         local_rank: int = 0,
+        observed: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._path = directory / f"rank-{rank}.json" if directory is not None else None
@@ -75,6 +76,7 @@ class Heartbeat:
             "rank": rank,
             "localRank": local_rank,
             "pid": os.getpid(),
+            "observed": observed,
             "time": clock(),
             "phase": "init",
             "phaseTime": clock(),
@@ -106,11 +108,11 @@ class Heartbeat:
         }
 
     @classmethod
-    def from_env(cls, environ: Mapping[str, str] | None = None) -> Heartbeat:
+    def from_env(cls, environ: Mapping[str, str] | None = None, *, observed: bool = False) -> Heartbeat:
         """The heartbeat of this rank, from DDPJOB_RUN_DIR (silent without it), RANK and LOCAL_RANK."""
         own = parse_rank(os.environ if environ is None else environ)
         directory = heartbeat_dir(own.run_dir) if own.run_dir else None
-        return cls(directory, rank=own.rank, local_rank=own.local_rank)
+        return cls(directory, rank=own.rank, local_rank=own.local_rank, observed=observed)
 
     def enter(self, phase: str) -> None:
         """Say what begins now, one of PHASES; written at once when it differs from the phase before."""

@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
@@ -77,6 +78,28 @@ def send(pids: Iterable[int], signum: int) -> None:
             continue
 
 
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What a process and its descendants have used so far."""
+
+    cpu_seconds: float
+    """Of all of them, in user and kernel mode, children that have ended included."""
+    io_bytes: int
+    """Read and written by all of them, sockets left out (proc_pid_io(5), rchar and wchar)."""
+    written: int
+    """Written by the process itself, its output included."""
+
+
+def usage(pid: int) -> Usage:
+    """What `pid` and its descendants have used; zeros once they are gone."""
+    counted = [(_cpu_seconds(each), *_io_bytes(each)) for each in (pid, *descendants(pid))]
+    return Usage(
+        cpu_seconds=sum(cpu for cpu, _, _ in counted),
+        io_bytes=sum(read + written for _, read, written in counted),
+        written=counted[0][2],
+    )
+
+
 def oom_kills(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
     """Processes of this container that the kernel has killed for lack of memory (memory.events, cgroup v2 or v1)."""
     for path in (cgroup / "memory.events", cgroup / "memory" / "memory.oom_control"):
@@ -88,11 +111,31 @@ def oom_kills(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
     return 0
 
 
+def _cpu_seconds(pid: int) -> float:
+    fields = _stat_fields(pid)
+    # utime, stime, cutime, cstime of proc_pid_stat(5), counted from the state, its third field
+    return sum(int(ticks) for ticks in fields[11:15]) / os.sysconf("SC_CLK_TCK") if fields else 0.0
+
+
+def _io_bytes(pid: int) -> tuple[int, int]:
+    try:
+        lines = Path(f"/proc/{pid}/io").read_text().splitlines()
+    except OSError:
+        return 0, 0
+    counts = dict(line.split(": ") for line in lines)
+    return int(counts.get("rchar", 0)), int(counts.get("wchar", 0))
+
+
 def _stat(pid: int) -> tuple[str, int] | None:
+    fields = _stat_fields(pid)
+    return (fields[0], int(fields[1])) if fields else None
+
+
+def _stat_fields(pid: int) -> list[str]:
+    """The fields of proc_pid_stat(5) from the state on; empty once the process is gone."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
     except OSError:
-        return None
+        return []
     # the name in parentheses may hold anything, spaces and parentheses included
-    fields = text[text.rindex(")") + 2 :].split()
-    return fields[0], int(fields[1])
+    return text[text.rindex(")") + 2 :].split()

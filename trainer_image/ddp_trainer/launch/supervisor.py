@@ -17,6 +17,7 @@ from ddp_trainer.contract import processes, run_dir
 from ddp_trainer.contract.exit_codes import EXIT_OK, EXIT_PREEMPTED
 from ddp_trainer.contract.heartbeat import read_heartbeats
 from ddp_trainer.contract.outcomes import read_outcomes
+from ddp_trainer.launch.activity import Activity
 from ddp_trainer.launch.assignment import LOOK_SECONDS
 from ddp_trainer.launch.attempt import Attempt
 from ddp_trainer.launch.exit.report import log
@@ -66,6 +67,7 @@ class Supervisor:
         self._oom_kills = processes.oom_kills()
         self._limits = Limits(self._pod.stall_min_seconds, self._pod.stall_max_seconds)
         self._watch_from = 0.0
+        self._activity = Activity(self._limits.max_seconds)
         self._forwarded = False
         self._killed: set[int] = set()
         self._stall: tuple[int, str] | None = None
@@ -220,7 +222,8 @@ class Supervisor:
             return
         living = {entry["pid"]: entry for entry in self._living()}
         heartbeats = [heartbeat for heartbeat in self.pod_state().heartbeats if heartbeat["pid"] in living]
-        stall = stalled(ranks_of(heartbeats, {pid: processes.state(pid) for pid in living}), now, self._limits)
+        states = {pid: processes.state(pid) for pid in living}
+        stall = stalled(ranks_of(heartbeats, states, self._activity.by_pid(living, now)), now, self._limits)
         if stall is None:
             return
         log(f"stalled: {stall.message}; taking the stacks of all ranks of this pod")

@@ -2,8 +2,9 @@
 
 A rank that trains is stalled once it has been silent for ten times the 99th percentile of its own step times: a
 step of 50 ms and one of 5 s need no setting. What has no rhythm (compiling, loading, validating, saving) gets a
-fixed allowance. Only ranks that ever wrote a heartbeat are checked; of an untouched script nothing is known but
-whether its process runs. The whole state is in the heartbeats: a new attempt starts without any.
+fixed allowance. A script that does not report itself may validate or save between any two steps, so its rank is
+stalled only after the longest allowance without a step, without CPU time and without output (`activity`). The whole
+state is in the heartbeats: a new attempt starts without any.
 """
 
 from __future__ import annotations
@@ -36,6 +37,8 @@ class Rank:
     step_seconds_p99: float | None = None
     process_state: str | None = None
     """The kernel's letter (proc_pid_stat(5)): T is stopped by a signal, D waits for a device."""
+    observed: bool = False
+    """Its script does not report itself: steps are seen, other phases may not be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,19 +73,26 @@ def stalled(ranks: Sequence[Rank], now: float, limits: Limits) -> StallReport | 
 
 def allowance(rank: Rank, limits: Limits) -> float:
     """How many seconds this rank may be silent where it stands."""
+    if rank.observed:
+        return limits.max_seconds
     if rank.phase == "train" and rank.step_seconds_p99 is not None:
         return min(max(STALL_FACTOR * rank.step_seconds_p99, limits.min_seconds), limits.max_seconds)
     return min(_QUIET_PHASE_SECONDS.get(rank.phase, limits.max_seconds), limits.max_seconds)
 
 
-def ranks_of(heartbeats: Iterable[Mapping[str, Any]], states: Mapping[int, str | None]) -> list[Rank]:
-    """The ranks to judge, from heartbeats and the state of each process by pid."""
+def ranks_of(
+    heartbeats: Iterable[Mapping[str, Any]], states: Mapping[int, str | None], active_at: Mapping[int, float]
+) -> list[Rank]:
+    """The ranks to judge, from heartbeats and, by pid, the state of each process and when it was last active."""
     return [
         Rank(
             rank=heartbeat["rank"],
             phase=heartbeat["phase"],
             step=heartbeat["step"],
-            progress_at=heartbeat["time"],
+            progress_at=max(heartbeat["time"], active_at.get(heartbeat["pid"], 0.0))
+            if heartbeat.get("observed")
+            else heartbeat["time"],
+            observed=bool(heartbeat.get("observed")),
             step_seconds_p99=heartbeat.get("stepSecondsP99"),
             process_state=states.get(heartbeat["pid"]),
         )
@@ -97,6 +107,8 @@ def _suspicion(rank: Rank) -> tuple[bool, int, float]:
 
 def _place(rank: Rank, now: float) -> str:
     step = "before its first step" if rank.step is None else f"after step {rank.step}"
+    if rank.phase == "script":
+        step = "without a step that was seen"
     extra = {"T": ", stopped by a signal", "t": ", stopped by a debugger", "D": ", stuck in the kernel"}
     where = extra.get(rank.process_state or "", "")
     return f"rank {rank.rank} in {rank.phase} {step}, silent for {now - rank.progress_at:.0f} s{where}"

@@ -18,13 +18,15 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
-from ddp_trainer.contract.environment import parse_rank
+from ddp_trainer.contract.environment import RankEnvironment, parse_rank
 from ddp_trainer.contract.exit_codes import EXIT_OK, EXIT_PREEMPTED, Preempted, UserError
+from ddp_trainer.contract.heartbeat import Heartbeat
 from ddp_trainer.contract.outcomes import classify, outcome_of, write_outcome
 from ddp_trainer.contract.process_end import end_after_exit_handlers, settle
 from ddp_trainer.contract.processes import die_with
 from ddp_trainer.contract.run_dir import STACK_SIGNAL, register, stack_file, stderr_pipe
 from ddp_trainer.rank.failures import failed
+from ddp_trainer.rank.observe import ScriptObserver, observe
 from ddp_trainer.rank.stop_request import preempted_after
 
 LEAVE_SECONDS = 5
@@ -39,6 +41,7 @@ def main(argv: Sequence[str]) -> int:
     assert own.run_dir is not None, "DDPJOB_RUN_DIR is not set: the launcher starts this module"
     _register(own.run_dir, own.rank, own.local_rank)
     failure: BaseException | None = None
+    observer = _observer(argv[0], argv[1], own)
     try:
         run_target(argv[0], argv[1], argv[2:])
     except BaseException as error:
@@ -55,6 +58,8 @@ def main(argv: Sequence[str]) -> int:
     sys.stderr.flush()
     write_outcome(own.run_dir, outcome)
     code = outcome["exitCode"]
+    if observer is not None and code == EXIT_OK:
+        observer.done()
     if code not in (EXIT_OK, EXIT_PREEMPTED):
         # Exit handlers run now, and one that waits for a lost peer may never return. The record is written; the kernel
         # ends the process.
@@ -78,6 +83,14 @@ def run_target(kind: str, name: str, args: Sequence[str]) -> None:
     sys.argv = [name, *args]
     sys.path.insert(0, str(script.resolve().parent))
     runpy.run_path(name, run_name="__main__")
+
+
+def _observer(kind: str, name: str, own: RankEnvironment) -> ScriptObserver | None:
+    """What reports for a script that does not report itself; None for the built-in trainer and where it is off."""
+    built_in = kind == "module" and name.partition(".")[0] == "ddp_trainer"
+    if built_in or not own.observe_script:
+        return None
+    return observe(Heartbeat.from_env(observed=True), own.world_size)
 
 
 def _register(run_dir: Path, rank: int, local_rank: int) -> None:

@@ -39,7 +39,11 @@ def pods_are_up_to_date(look: Look) -> bool:
 
 def _of_pods(job: Job, defaults: Defaults) -> str:
     wire = job.spec.model_dump(
-        mode="json", by_alias=True, exclude_none=True, exclude_defaults=True, include={"snapshots", "stall"}
+        mode="json",
+        by_alias=True,
+        exclude_none=True,
+        exclude_defaults=True,
+        include={"snapshots", "stall", "observe_script"},
     )
     parts: list[object] = [job.spec.image or defaults.trainer_image, is_assignable(job), wire]
     if defaults.resources:

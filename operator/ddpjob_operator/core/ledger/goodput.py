@@ -32,10 +32,12 @@ CAUSES = (
     "stalled",
     "recovering",
     "suspended",
+    "unknown",
 )
 
 _OF_PHASE = {
     "init": "rendezvous",
+    "script": "unknown",
     "rendezvous": "rendezvous",
     "load": "rendezvous",
     "first_step": "first_step",
@@ -167,7 +169,9 @@ def _without_lost(
 
 def _ratio(counts: Mapping[str, int]) -> float | None:
     active = sum(counts.values()) - counts["suspended"]
-    return round(counts["training"] / active, 4) if active > 0 else None
+    if active <= 0 or (counts["unknown"] and not counts["training"]):
+        return None  # a script whose steps cannot be seen may have trained all the time
+    return round(counts["training"] / active, 4)
 
 
 def _milliseconds(since: datetime | None, now: datetime) -> int:

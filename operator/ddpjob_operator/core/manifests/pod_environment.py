@@ -82,6 +82,8 @@ def environment(job: Job, place: Place) -> list[Manifest]:
         "DDPJOB_STALL_MIN_SECONDS": str(job.spec.stall.min_seconds),
         "DDPJOB_STALL_MAX_SECONDS": str(job.spec.stall.max_seconds),
     }
+    if not job.spec.observe_script:
+        own["DDPJOB_OBSERVE_SCRIPT"] = "false"
     if is_assignable(job):
         own["DDPJOB_ASSIGNMENT_DIR"] = ASSIGNMENT_DIR
     downward = {

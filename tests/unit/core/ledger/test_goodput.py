@@ -174,3 +174,17 @@ def test_a_clock_that_is_set_back_takes_nothing_away() -> None:
 def test_every_cause_is_a_field_of_the_status_with_words_for_people() -> None:
     assert set(CAUSES) == {name for name, field in Goodput.model_fields.items() if field.annotation is float}
     assert all(Goodput.model_fields[name].description for name in CAUSES)
+
+
+def test_the_ratio_is_unknown_while_no_step_of_a_script_can_be_seen() -> None:
+    before = in_phase(Phase.RUNNING, goodput=ledger("unknown", queued=10.0))
+    after = with_goodput(before, before.model_copy(update={"phase": Phase.SUCCEEDED}), seen(), later(100))
+    assert after.goodput is not None
+    assert (after.goodput.unknown, after.goodput.ratio) == (100.0, None)
+
+
+def test_the_ratio_of_a_script_whose_steps_were_seen_counts_the_time_before_the_first() -> None:
+    before = in_phase(Phase.RUNNING, goodput=ledger("training", unknown=50.0))
+    after = with_goodput(before, before.model_copy(update={"phase": Phase.SUCCEEDED}), seen(), later(50))
+    assert after.goodput is not None
+    assert after.goodput.ratio == 0.5

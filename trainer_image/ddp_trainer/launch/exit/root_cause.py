@@ -188,7 +188,8 @@ def _local_rank(evidence: ExitEvidence, rank: int) -> int | None:
 
 def _after(heartbeats: Sequence[Mapping[str, Any]], rank: int | None) -> str:
     """How far a rank was, or the pod (None), as the end of a sentence; nothing where no step is known."""
-    steps = [heartbeat["step"] for heartbeat in heartbeats if rank is None or heartbeat["rank"] == rank]
+    known = [heartbeat for heartbeat in heartbeats if rank is None or heartbeat["rank"] == rank]
+    steps = [heartbeat["step"] for heartbeat in known if heartbeat["phase"] != "script"]
     if not steps:
         return ""
     return " before its first step" if not steps[0] else f" after step {steps[0]}"

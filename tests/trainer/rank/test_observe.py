@@ -1,0 +1,192 @@
+"""What is seen of a script that knows nothing of DDPJob: real torch, real optimizers, in this process."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+from ddp_trainer.contract.heartbeat import Heartbeat, heartbeat_dir, read_heartbeats
+from ddp_trainer.rank.observe import batch_size, close_observer, observe
+
+Train = Callable[[], Any]
+
+
+@pytest.fixture
+def seen(tmp_path: Path) -> Iterator[Callable[[Train], dict[str, Any]]]:
+    """Observe a function on two ranks' behalf; what the heartbeat says after it."""
+    heartbeat_dir(tmp_path).mkdir()
+
+    def run(train: Train) -> dict[str, Any]:
+        heartbeat = Heartbeat(heartbeat_dir(tmp_path))
+        observe(heartbeat, world_size=2)
+        train()
+        heartbeat.flush()
+        (beat,) = read_heartbeats(tmp_path)
+        return beat
+
+    yield run
+    close_observer()
+
+
+def _loader(samples: int = 24, batch: int = 4) -> DataLoader[Any]:
+    return DataLoader(TensorDataset(torch.ones(samples, 3), torch.zeros(samples)), batch_size=batch)
+
+
+def _loss(model: torch.nn.Module, batch: Any) -> torch.Tensor:
+    inputs, targets = batch
+    return (model(inputs).squeeze(-1) - targets).pow(2).mean()
+
+
+def _train(model: torch.nn.Module, optimizer: torch.optim.Optimizer, loader: DataLoader[Any]) -> float:
+    for batch in loader:
+        optimizer.zero_grad()
+        loss = _loss(model, batch)
+        loss.backward()
+        optimizer.step()
+    return loss.item()
+
+
+def test_a_plain_loop_shows_steps_samples_of_all_ranks_loss_and_learning_rate(seen: Any) -> None:
+    model = torch.nn.Linear(3, 1)
+    last: list[float] = []
+    beat = seen(lambda: last.append(_train(model, torch.optim.SGD(model.parameters(), lr=0.01), _loader())))
+    assert (beat["phase"], beat["step"], beat["samples"], beat["learningRate"]) == ("train", 6, 2 * 24, 0.01)
+    assert beat["loss"] == pytest.approx(last[0])
+    assert beat["counters"]["steps"] == 6
+    assert beat["totalSteps"] is None  # nothing says how many there will be
+
+
+def test_backward_passes_between_two_steps_are_gradient_accumulation(seen: Any) -> None:
+    model = torch.nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+
+    def train() -> None:
+        for number, batch in enumerate(_loader(), start=1):
+            _loss(model, batch).backward()
+            if number % 3 == 0:
+                optimizer.step()
+
+    beat = seen(train)
+    assert (beat["step"], beat["samples"]) == (2, 2 * 24)
+
+
+def test_two_optimizers_of_one_step_are_one_step(seen: Any) -> None:
+    one, two = torch.nn.Linear(3, 3), torch.nn.Linear(3, 1)
+    optimizers = [torch.optim.SGD(one.parameters(), lr=0.1), torch.optim.Adam(two.parameters(), lr=0.2)]
+
+    def train() -> None:
+        for batch in _loader():
+            _loss(torch.nn.Sequential(one, two), batch).backward()
+            for optimizer in optimizers:
+                optimizer.step()
+
+    assert seen(train)["step"] == 6
+
+
+def test_the_loss_is_shown_without_the_scale_of_a_grad_scaler(seen: Any) -> None:
+    model = torch.nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
+    scaler = torch.amp.GradScaler("cpu")
+    losses: list[float] = []
+
+    def train() -> None:
+        for batch in _loader():
+            loss = _loss(model, batch)
+            losses.append(loss.item())
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+
+    assert seen(train)["loss"] == pytest.approx(losses[-1])
+
+
+def test_batches_in_a_row_without_a_backward_pass_are_validation_and_no_samples(seen: Any) -> None:
+    model = torch.nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+
+    def train_and_validate() -> None:
+        _train(model, optimizer, _loader())
+        with torch.no_grad():
+            for batch in _loader(48):
+                _loss(model, batch)
+
+    beat = seen(train_and_validate)
+    assert (beat["phase"], beat["samples"]) == ("validate", 2 * 24)
+
+
+def test_training_that_goes_on_after_a_validation_is_training_again(seen: Any) -> None:
+    model = torch.nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+
+    def train_twice() -> None:
+        _train(model, optimizer, _loader())
+        list(_loader(48))
+        _train(model, optimizer, _loader())
+
+    beat = seen(train_twice)
+    assert (beat["phase"], beat["step"], beat["samples"]) == ("train", 12, 2 * 48)
+    assert beat["phaseSeconds"]["validate"] > 0
+
+
+def test_samples_are_unknown_where_no_data_loader_is_read(seen: Any) -> None:
+    weight = torch.nn.Parameter(torch.zeros(3))
+    optimizer = torch.optim.SGD([weight], lr=0.01)
+
+    def train() -> None:
+        for _ in range(3):
+            weight.sum().backward()
+            optimizer.step()
+
+    beat = seen(train)
+    assert (beat["step"], beat["samples"], beat["samplesPerSecond"]) == (3, None, None)
+
+
+def test_after_the_observer_is_closed_torch_is_as_it_was(seen: Any) -> None:
+    before = torch.autograd.backward, torch.amp.GradScaler.scale
+    seen(lambda: None)
+    assert torch.autograd.backward is not before[0]
+    close_observer()
+    assert (torch.autograd.backward, torch.amp.GradScaler.scale) == before
+
+
+def test_a_script_is_observed_from_its_own_import_of_torch_on(tmp_path: Path) -> None:
+    heartbeat_dir(tmp_path).mkdir()
+    code = f"""
+from pathlib import Path
+import sys
+from ddp_trainer.contract.heartbeat import Heartbeat
+from ddp_trainer.rank.observe import observe
+observe(Heartbeat(Path({str(heartbeat_dir(tmp_path))!r})), world_size=1)
+assert "torch" not in sys.modules
+import torch
+weight = torch.nn.Parameter(torch.zeros(3))
+optimizer = torch.optim.SGD([weight], lr=0.01)
+weight.sum().backward()
+optimizer.step()
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+    (beat,) = read_heartbeats(tmp_path)
+    assert beat["step"] == 1
+
+
+@pytest.mark.parametrize(
+    ("batch", "size"),
+    [
+        (torch.ones(5, 2), 5),
+        ([torch.ones(4, 2), torch.ones(4)], 4),
+        ({"input_ids": torch.ones(3, 7), "labels": torch.ones(3)}, 3),
+        ({"names": ["a", "b"], "x": torch.ones(2, 2)}, 2),
+        (torch.tensor(1.0), None),
+        ("text", None),
+        (object(), None),
+    ],
+)
+def test_the_size_of_a_batch_is_the_first_dimension_of_its_first_tensor(batch: object, size: int | None) -> None:
+    assert batch_size(batch) == size

@@ -1,0 +1,61 @@
+"""Whether a rank whose steps say nothing does anything: the CPU time and the input and output of its processes.
+
+A long validation, a compilation, a download or a save computes, reads or writes. A rank that waits for a peer in gloo
+does none of these; one that waits in NCCL polls, and is ended by NCCL's own timeout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from ddp_trainer.contract import processes
+
+LONGEST_LOOK_SECONDS: Final = 5.0
+LOOKS_PER_ALLOWANCE: Final = 4
+ACTIVE_CPU_SHARE: Final = 0.02
+"""Of one core, over the time between two looks: the threads of an idle Python need less."""
+ACTIVE_IO_BYTES: Final = 64 << 10
+"""Read and written by all processes of a rank between two looks."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    at: float
+    usage: processes.Usage
+    active_at: float
+
+
+class Activity:
+    """When each rank was last active, by the pid of its first process; times are monotonic seconds.
+
+    `allowance` is for how long a rank may be inactive, in seconds.
+    """
+
+    def __init__(self, allowance: float) -> None:
+        self._look_seconds = min(LONGEST_LOOK_SECONDS, allowance / LOOKS_PER_ALLOWANCE)
+        self._looks: dict[int, _Look] = {}
+
+    def by_pid(self, pids: Iterable[int], now: float) -> dict[int, float]:
+        """When each of `pids` was last active. What nobody has looked at counts as active: all since the last look."""
+        self._looks = {pid: self._look(pid, now) for pid in pids}
+        return {pid: now - (look.at - look.active_at) for pid, look in self._looks.items()}
+
+    def _look(self, pid: int, now: float) -> _Look:
+        before = self._looks.get(pid)
+        if before is not None and now - before.at < self._look_seconds:
+            return before
+        usage = processes.usage(pid)
+        if before is None or is_active(before.usage, usage, now - before.at):
+            return _Look(now, usage, active_at=now)
+        return _Look(now, usage, before.active_at)
+
+
+def is_active(before: processes.Usage, after: processes.Usage, seconds: float) -> bool:
+    """Whether a rank did anything in the `seconds` between two looks at its processes."""
+    return (
+        after.cpu_seconds - before.cpu_seconds >= ACTIVE_CPU_SHARE * seconds
+        or after.written > before.written
+        or abs(after.io_bytes - before.io_bytes) >= ACTIVE_IO_BYTES
+    )

@@ -1,0 +1,306 @@
+"""The progress of a script that knows nothing of DDPJob, through torch's global hooks.
+
+    observer = observe(Heartbeat.from_env(), world_size)   # before the script starts
+    ...                                                    # the script imports torch and trains
+    observer.close()                                       # after it has returned
+
+What is seen, and how:
+
+- a step: a call of an optimizer's `step()` (torch.optim.optimizer.register_optimizer_step_post_hook). With several
+  optimizers, steps are those of the one that has made most. Backward passes without a step are gradient accumulation.
+- the loss: the sum of the scalars that `backward()` was called on for this step, which is what the step descends,
+  without the scale of a GradScaler. It is this rank's own.
+- samples: the batches that a `torch.utils.data.DataLoader` yielded for those backward passes, times the world size.
+- validation: a DataLoader that yields batch after batch without a backward pass.
+
+What cannot be seen stays unknown (null in `/status`): a script without an optimizer of torch's has no steps, one
+without a DataLoader no samples, and the total is never known. `close` also takes every hook away; a script that
+attaches (`ddp_trainer.attach`) does so first, since it reports for itself.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.machinery
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from importlib.abc import MetaPathFinder
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Final
+from weakref import WeakKeyDictionary, ref
+
+from ddp_trainer.contract.heartbeat import Heartbeat
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.optim import Optimizer
+
+FETCHES_OF_VALIDATION: Final = 3
+"""Batches in a row without a backward pass that tell validation from a loader that is read ahead of training."""
+
+SMOOTHING: Final = 0.9
+"""Weight of the past in the moving average of samples per second."""
+
+_current: ScriptObserver | None = None
+
+
+def observe(heartbeat: Heartbeat, world_size: int) -> ScriptObserver:
+    """Observe the script that this process is about to run, from the moment it imports torch."""
+    global _current
+    close_observer()
+    heartbeat.enter("script")
+    _current = ScriptObserver(heartbeat, world_size)
+    _after_import("torch", _current.hook_into_torch)
+    _after_import("transformers.trainer", _current.hook_into_transformers)
+    return _current
+
+
+def close_observer() -> None:
+    """Stop observing this process, if it is observed: somebody else reports its progress now."""
+    global _current
+    if _current is not None:
+        _current.close()
+        _current = None
+
+
+class ScriptObserver:
+    """Turns what the hooks see into heartbeats. `world_size` is the number of ranks that train on samples."""
+
+    def __init__(self, heartbeat: Heartbeat, world_size: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._heartbeat = heartbeat
+        self._world_size = world_size
+        self._clock = clock
+        self._pid = os.getpid()
+        self._undo: list[Callable[[], None]] = []
+        self._steps: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()
+        self._step = 0
+        self._before = 0
+        """Steps of the run before this process began."""
+        self._total_steps: int | None = None
+        self.epoch: int | None = None
+        self._phase = "script"
+        self._loss: Tensor | None = None
+        self._scaled: tuple[ref[Tensor], Tensor] | None = None
+        self._fetched: int | None = None
+        """Samples of the batch that was fetched last."""
+        self._fetches = 0
+        """Batches since the last backward pass."""
+        self._step_samples: int | None = 0
+        self._samples: int | None = 0
+        self._rate: float | None = None
+        self._stepped_at: float | None = None
+
+    @property
+    def step(self) -> int:
+        """Optimizer steps seen so far."""
+        return self._step
+
+    def begins(self, *, step: int, total_steps: int | None) -> None:
+        """Training goes on after `step` steps of an earlier run, towards `total_steps`."""
+        self._before, self._total_steps = step, total_steps
+        self._heartbeat.resumed(step)
+
+    def validates(self) -> None:
+        """A batch of a validation is done."""
+        self._enter("validate")
+        self._heartbeat.beat()
+
+    def measured(self, metrics: Mapping[str, float]) -> None:
+        """Values that the script has measured, such as eval_loss."""
+        self._heartbeat.metrics(**metrics)
+
+    def fetched(self, batch: object) -> None:
+        """A DataLoader has yielded a batch."""
+        if os.getpid() != self._pid:
+            return
+        self._fetches += 1
+        self._fetched = batch_size(batch)
+        if self._step and self._fetches >= FETCHES_OF_VALIDATION:
+            self.validates()
+
+    def scaled(self, loss: Tensor, scaled: Tensor) -> None:
+        """A GradScaler has made `scaled` of a loss, on which `backward()` will be called."""
+        self._scaled = (ref(scaled), loss.detach())
+
+    def backward_begins(self, root: Tensor) -> None:
+        """`backward()` is called on `root`."""
+        if os.getpid() != self._pid or root.numel() != 1:
+            return
+        scaled = self._scaled
+        loss = scaled[1] if scaled is not None and scaled[0]() is root else root.detach()
+        self._loss = loss if self._loss is None else self._loss + loss.to(self._loss.device)
+        self._fetches, fetched = 0, self._fetched
+        if fetched is None or self._step_samples is None:
+            self._step_samples = None
+        else:
+            self._step_samples += fetched
+        self._enter("train" if self._step else "first_step")
+
+    def stepped(self, optimizer: Optimizer) -> None:
+        """An optimizer has made a step."""
+        if os.getpid() != self._pid:
+            return
+        steps = self._steps[optimizer] = self._steps.get(optimizer, 0) + 1
+        if steps <= self._step:
+            return  # another optimizer of the same step
+        now, self._step = self._clock(), steps
+        samples, self._step_samples = self._step_samples, 0
+        self._samples = None if not samples or self._samples is None else self._samples + samples * self._world_size
+        self._enter("train")
+        self._heartbeat.step(
+            step=self._before + steps,
+            epoch=self.epoch,
+            total_steps=self._total_steps,
+            samples=self._samples,
+            loss=self._loss,
+            samples_per_second=self._samples_per_second(samples, now),
+            learning_rate=_learning_rate(optimizer),
+        )
+        self._loss = None
+        self._stepped_at = now
+
+    def hook_into_torch(self) -> None:
+        """Put the hooks in place; torch has been imported."""
+        import torch
+        from torch.optim.optimizer import register_optimizer_step_post_hook
+        from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+        def backward_seen(function: Callable[..., Any]) -> Callable[..., Any]:
+            def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
+                if isinstance(tensors, torch.Tensor):
+                    self.backward_begins(tensors)
+                return function(tensors, *args, **kwargs)
+
+            return backward
+
+        def fetch_seen(function: Callable[..., Any]) -> Callable[..., Any]:
+            def fetch(iterator: Any) -> Any:
+                batch = function(iterator)
+                self.fetched(batch)
+                return batch
+
+            return fetch
+
+        def scale_seen(function: Callable[..., Any]) -> Callable[..., Any]:
+            def scale(scaler: Any, outputs: Any) -> Any:
+                scaled = function(scaler, outputs)
+                if isinstance(outputs, torch.Tensor):
+                    self.scaled(outputs, scaled)
+                return scaled
+
+            return scale
+
+        handle = register_optimizer_step_post_hook(lambda optimizer, args, kwargs: self.stepped(optimizer))
+        self._undo.append(handle.remove)
+        # Tensor.backward looks it up there at each call
+        self._wrap(torch.autograd, "backward", backward_seen)
+        self._wrap(_BaseDataLoaderIter, "__next__", fetch_seen)
+        self._wrap(torch.amp.grad_scaler.GradScaler, "scale", scale_seen)
+
+    def hook_into_transformers(self) -> None:
+        """Let Hugging Face's Trainer say what torch does not show."""
+        from ddp_trainer.rank.observe_transformers import report_to
+
+        report_to(self)
+
+    def close(self) -> None:
+        """Take the hooks away."""
+        while self._undo:
+            self._undo.pop()()
+        self._loss = self._scaled = None
+
+    def done(self) -> None:
+        """The script has returned, and whatever it trained is trained."""
+        if self._step:
+            self._enter("done")
+        self.close()
+
+    def _enter(self, phase: str) -> None:
+        if phase != self._phase:
+            self._phase = phase
+            self._stepped_at = None
+            self._heartbeat.enter(phase)
+
+    def _samples_per_second(self, samples: int | None, now: float) -> float | None:
+        """The moving average; the time of a validation is in none of its intervals."""
+        if samples and self._stepped_at is not None and now > self._stepped_at:
+            rate = samples * self._world_size / (now - self._stepped_at)
+            self._rate = rate if self._rate is None else SMOOTHING * self._rate + (1 - SMOOTHING) * rate
+        return self._rate
+
+    def _wrap(self, owner: Any, name: str, wrapper: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+        original = getattr(owner, name)
+        wrapped = functools.wraps(original)(wrapper(original))
+        setattr(owner, name, wrapped)
+
+        def undo() -> None:
+            # whoever wrapped it after us keeps our wrapper, which passes everything on
+            if getattr(owner, name) is wrapped:
+                setattr(owner, name, original)
+
+        self._undo.append(undo)
+
+
+def batch_size(batch: object, depth: int = 3) -> int | None:
+    """Length of the first dimension of the first tensor in a batch; None where there is none."""
+    shape = getattr(batch, "shape", None)
+    if shape is not None:
+        return int(shape[0]) if len(shape) else None
+    if depth:
+        values = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, Sequence) else ()
+        for value in values if not isinstance(values, str | bytes) else ():
+            if (size := batch_size(value, depth - 1)) is not None:
+                return size
+    return None
+
+
+def _learning_rate(optimizer: Optimizer) -> float | None:
+    rate = optimizer.param_groups[0].get("lr")
+    # a tensor may lie on a GPU, and reading it would wait for all that is queued there
+    return float(rate) if isinstance(rate, int | float) else None
+
+
+def _after_import(name: str, action: Callable[[], None]) -> None:
+    """Call `action` once the module `name` has been imported. What goes wrong in it is said, and stops nothing."""
+
+    def try_it() -> None:
+        try:
+            action()
+        except Exception as error:  # a release of torch without one of these hooks still trains
+            print(f"ddp_trainer: this script's progress cannot be observed: {error!r}", file=sys.stderr, flush=True)
+
+    if name in sys.modules:
+        try_it()
+    else:
+        sys.meta_path.insert(0, _ImportedOnce(name, try_it))
+
+
+class _ImportedOnce(MetaPathFinder):
+    """Finds one module as the other finders do, and calls `action` when it has been executed."""
+
+    def __init__(self, name: str, action: Callable[[], None]) -> None:
+        self._name = name
+        self._action = action
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if fullname != self._name:
+            return None
+        sys.meta_path.remove(self)
+        finders = (finder.find_spec(fullname, path, target) for finder in list(sys.meta_path))
+        spec = next((found for found in finders if found is not None), None)
+        if spec is None or spec.loader is None:
+            return spec
+        loader, execute = spec.loader, spec.loader.exec_module
+
+        def exec_module(module: ModuleType) -> None:
+            # the loader belongs to the module from now on, and answers for itself
+            del loader.exec_module
+            execute(module)
+            self._action()
+
+        loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec

@@ -1,0 +1,44 @@
+"""Hugging Face `Trainer`: step, total steps, epoch and evaluation metrics of an untouched script.
+
+Every Trainer gets the callbacks in `transformers.trainer.DEFAULT_CALLBACKS`; ours is added to them. What it knows comes
+from the TrainerState (transformers, trainer_callback.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from numbers import Real
+from typing import Any, Protocol
+
+
+class Observer(Protocol):
+    """What the callback reports to (`observe.ScriptObserver`)."""
+
+    epoch: int | None
+
+    def begins(self, *, step: int, total_steps: int | None) -> None: ...
+    def validates(self) -> None: ...
+    def measured(self, metrics: Mapping[str, float]) -> None: ...
+
+
+def report_to(observer: Observer) -> None:
+    """Let every Trainer that is made from now on report to `observer`. `transformers.trainer` has been imported."""
+    from transformers import TrainerCallback
+    from transformers.trainer import DEFAULT_CALLBACKS
+
+    class Report(TrainerCallback):
+        def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            observer.begins(step=state.global_step, total_steps=state.max_steps)
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            observer.epoch = int(state.epoch or 0)
+
+        def on_prediction_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            observer.validates()
+
+        def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            metrics = kwargs.get("metrics") or {}
+            observer.measured({name: float(value) for name, value in metrics.items() if isinstance(value, Real)})
+
+    callbacks: list[Any] = DEFAULT_CALLBACKS
+    callbacks.append(Report)
