@@ -31,6 +31,9 @@ from ddpjob_operator.core.values.look import Look
 FAILURES_KEPT = 5
 KEPT_MESSAGE_LIMIT = 1024
 
+STARTUP_SECONDS = 600
+"""How long a script may run without a step that is seen, and still count as not having trained."""
+
 _VARIABLE = re.compile(r"0x[0-9a-fA-F]+|\d+")
 
 
@@ -101,19 +104,28 @@ def signature(reason: str, message: str) -> str:
 def _same_before(status: DDPJobStatus, failure: Failure) -> FailureStatus | None:
     """The last failure, if it was the same error at the same step, and one that the program brings about itself.
 
-    A failure at an unknown step is not known to be the same.
+    No step is the same step if the trainer soon ended without one. After a longer time, steps may have gone unseen.
     """
     diagnosis = diagnose(failure)
     before = status.failures[-1] if status.failures else None
-    if before is None or failure.step is None or not diagnosis.deterministic or before.step != failure.step:
+    if before is None or not diagnosis.deterministic or before.step != failure.step:
+        return None
+    if failure.step is None and not _ended_soon(failure):
         return None
     same = signature(before.reason, before.message) == signature(diagnosis.reason, failure.message)
     return before if same else None
 
 
+def _ended_soon(failure: Failure) -> bool:
+    """Whether the trainer is known to have ended within STARTUP_SECONDS."""
+    seconds = failure.report.seconds if failure.report else {}
+    return bool(seconds) and sum(seconds.values()) <= STARTUP_SECONDS
+
+
 def _repeated(failure: Failure, before: FailureStatus) -> str:
+    where = "before its first step" if failure.step is None else f"at the same step {failure.step}"
     return (
-        f"attempt {before.attempt} failed with the same error at the same step {failure.step}; "
+        f"attempt {before.attempt} failed with the same error {where}; "
         "fix the cause and apply the job again, or retry this failure with a rule in restart.rules"
     )
 

@@ -24,10 +24,16 @@ from ddpjob_operator.core.failure.decide import (
 )
 from ddpjob_operator.core.failure.detect import Failure, Retry
 from ddpjob_operator.core.ledger.progress import failure_status
+from ddpjob_operator.core.values.trainer_report import TerminationReport
 
 KILLED = Failure("WorkerKilled", "rank 1 was killed by SIGKILL", Retry.YES, signal="SIGKILL", step=120)
 RAISED = Failure("WorkerException", "rank 0 raised ValueError after step 120: bad", Retry.YES, exit_code=1, step=120)
 EVICTED = Failure("Evicted", "The node was low on resource: memory.", Retry.YES)
+
+
+def unseen(seconds: float) -> Failure:
+    """The same error after so many seconds in which no step was seen."""
+    return replace(RAISED, step=None, report=TerminationReport(seconds={"script": seconds}))
 
 
 def verdict(failure: Failure, status: DDPJobStatus | None = None, **policy: Any) -> RestartIn | GiveUp:
@@ -154,6 +160,9 @@ def test_excluding_the_node_is_a_restart_that_counts() -> None:
         pytest.param(RAISED, replace(RAISED, step=121), False, id="at another step"),
         pytest.param(RAISED, replace(RAISED, step=None), False, id="at a step that nobody knows"),
         pytest.param(replace(RAISED, step=None), replace(RAISED, step=None), False, id="twice at an unknown step"),
+        pytest.param(unseen(5.0), unseen(5.0), True, id="twice before the first step"),
+        pytest.param(unseen(5.0), unseen(601.0), False, id="twice without a step, after minutes"),
+        pytest.param(RAISED, unseen(5.0), False, id="before the first step, after one that trained"),
         pytest.param(RAISED, replace(RAISED, message="rank 0 raised KeyError: bad"), False, id="another error"),
         pytest.param(RAISED, replace(RAISED, reason="OutOfMemory"), False, id="another reason"),
         pytest.param(
