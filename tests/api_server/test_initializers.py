@@ -96,9 +96,7 @@ async def test_a_try_that_fails_is_repeated_and_counted_once_whoever_looks(
     # the next try follows so soon that a look at the status may miss it
     conditions = [item for seen in history.statuses for item in seen.get("conditions", ())]
     said = {item["message"] for item in conditions if item["reason"] == "InitializerFailed"}
-    assert [text.partition(" in ")[0] for text in said] == [
-        "initializer dataset: example.com answered 503; trying again"
-    ]
+    assert [text.partition(" in ")[0] for text in said] == ["initializer dataset: example.com answered 503; retrying"]
 
     async def only_the_last_is_left() -> bool:
         fetchers = [pod for pod in await cluster.pods() if "-init-" in pod["metadata"]["name"]]
