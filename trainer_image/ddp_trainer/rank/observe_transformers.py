@@ -26,7 +26,7 @@ def report_to(observer: Observer) -> None:
     from transformers import TrainerCallback
     from transformers.trainer import DEFAULT_CALLBACKS
 
-    class Report(TrainerCallback):
+    class Report(TrainerCallback):  # type: ignore[misc,unused-ignore]
         def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             observer.begins(step=state.global_step, total_steps=state.max_steps)
 
