@@ -135,7 +135,7 @@ async def test_what_the_api_server_refuses_is_a_condition_too(cluster: Cluster, 
     }
     for name, (said, advice) in words.items():
         degraded = await cluster.condition("Degraded", "Forbidden", name)
-        assert "the API server refused Pod" in degraded["message"]
+        assert "the API server rejected Pod" in degraded["message"]
         assert said in degraded["message"]
         assert advice in degraded["message"]
     assert await cluster.pods() == []

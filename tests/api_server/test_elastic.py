@@ -83,7 +83,7 @@ async def test_in_place_only_the_pod_on_the_silent_node_is_replaced(cluster: Clu
 async def test_a_pod_on_a_silent_node_is_removed_by_force_only_where_the_policy_says_so(
     cluster: Cluster, operator: Operator, force: bool
 ) -> None:
-    await cluster.apply_job(restart={"nodeLostSeconds": 1, "forceDeleteLost": force})
+    await cluster.apply_job(restart={"nodeLostSeconds": 1, "forceDeleteLostPods": force})
     await cluster.gang_exists()
     await cluster.bound("digits-0-1", node="silent")
     await cluster.runs("digits-0-0", "digits-0-1")

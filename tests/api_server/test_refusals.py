@@ -36,7 +36,7 @@ async def test_a_gang_that_a_quota_cuts_short_is_given_back_whole_and_tried_agai
     await eventually_async(counted, "the quota is in force")
     await cluster.apply_job(nodes=3)
     condition = await degraded(cluster, "QuotaExceeded")
-    assert condition["message"].startswith("2 of 3 pods were released: the API server refused Pod digits-0-")
+    assert condition["message"].startswith("2 of 3 pods were released: the API server rejected Pod digits-0-")
     assert "exceeded quota: few" in condition["message"]
 
     async def nothing_is_held() -> bool:

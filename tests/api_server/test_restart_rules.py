@@ -67,11 +67,13 @@ async def test_a_rule_fails_a_job_that_would_be_restarted_and_is_named(cluster: 
 
 
 async def test_a_rule_restarts_a_job_that_would_fail_without_any_budget(cluster: Cluster, operator: Operator) -> None:
-    pods = await running_gang(cluster, maxRestarts=0, rules=[{"exitCodes": [64], "action": "RestartFree"}])
+    pods = await running_gang(
+        cluster, maxRestarts=0, rules=[{"exitCodes": [64], "action": "RestartAndIgnoreMaxRestarts"}]
+    )
     await cluster.ends(pods[0], code=64, message=raised("--data is not there yet", reason="UserError"))
     status = await attempt_is(cluster, 1)
     assert (status["restarts"], status["disruptions"]) == (0, 1)
-    assert "says RestartFree; it does not count" in condition(status, "Restarting")["message"]
+    assert "says RestartAndIgnoreMaxRestarts; it does not count" in condition(status, "Restarting")["message"]
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import yaml
 from pydantic import BaseModel
 
 from ddpjob_operator.api import API_VERSION, GROUP, KIND, PLURAL, SHORT_NAME, SINGULAR, VERSION
-from ddpjob_operator.api.frozen import FROZEN, FROZEN_MESSAGE
+from ddpjob_operator.api.immutable import IMMUTABLE_FIELDS, IMMUTABLE_MESSAGE
 from ddpjob_operator.api.spec import DDPJobSpec
 from ddpjob_operator.api.status import DDPJobStatus
 from ddpjob_operator.api.validation import BETWEEN_FIELDS
@@ -107,19 +107,19 @@ def _root() -> Schema:
     spec.setdefault("x-kubernetes-validations", []).append(
         {
             "rule": "has(self.elastic) || self.nodes == oldSelf.nodes",
-            "message": f"spec.nodes {FROZEN_MESSAGE}; only elastic jobs can be scaled",
+            "message": f"spec.nodes {IMMUTABLE_MESSAGE}; only elastic jobs can be scaled",
         }
     )
-    for name in (name for name in FROZEN if name != "nodes"):
+    for name in (name for name in IMMUTABLE_FIELDS if name != "nodes"):
         spec["properties"][name].setdefault("x-kubernetes-validations", []).append(
-            {"rule": "self == oldSelf", "message": f"spec.{name} {FROZEN_MESSAGE}"}
+            {"rule": "self == oldSelf", "message": f"spec.{name} {IMMUTABLE_MESSAGE}"}
         )
         if "default" not in spec["properties"][name]:
             # a transition rule of a field is not evaluated when the field is added or removed
             spec.setdefault("x-kubernetes-validations", []).append(
                 {
                     "rule": f"has(self.{name}) == has(oldSelf.{name})",
-                    "message": f"spec.{name} {FROZEN_MESSAGE}",
+                    "message": f"spec.{name} {IMMUTABLE_MESSAGE}",
                 }
             )
     return {

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ddpjob_operator.api import API_VERSION, KIND
 from ddpjob_operator.api.crd import Schema, crd
-from ddpjob_operator.api.frozen import FROZEN, IMMUTABLE_ADVICE
+from ddpjob_operator.api.immutable import IMMUTABLE_ADVICE, IMMUTABLE_FIELDS
 from ddpjob_operator.api.template_rules import RESERVED_ENV, RESERVED_ENV_PREFIXES
 from ddpjob_operator.api.validation import BETWEEN_FIELDS
 
@@ -46,7 +46,7 @@ def rendered() -> str:
         "\n".join(f"- `{_path(rule.path)}`: “{rule.message}”" for rule in BETWEEN_FIELDS if rule.cel),
         f"Reserved environment variables: {reserved}.",
         "## Immutable fields",
-        f"{', '.join(f'`{name}`' for name in FROZEN)} are immutable: {IMMUTABLE_ADVICE}. "
+        f"{', '.join(f'`{name}`' for name in IMMUTABLE_FIELDS)} are immutable: {IMMUTABLE_ADVICE}. "
         "`nodes` can be changed if the job is elastic. "
         "Changes of other fields take effect at once, or with the next attempt if the description says so.",
         "## status",

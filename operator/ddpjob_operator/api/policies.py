@@ -68,9 +68,9 @@ class RestartRule(APIModel):
     message_pattern: Annotated[str, Field(min_length=1, max_length=512)] | None = None
     """Match a regular expression (RE2 syntax) anywhere in the failure message, such as `CUDA error|ECC`."""
 
-    action: Literal["Restart", "RestartFree", "Fail", "ExcludeNode"]
-    """What to do. Restart counts towards maxRestarts, RestartFree does not. Fail fails the job. ExcludeNode restarts
-    like Restart and excludes the failed node.
+    action: Literal["Restart", "RestartAndIgnoreMaxRestarts", "Fail", "ExcludeNode"]
+    """What to do. Restart counts towards maxRestarts, RestartAndIgnoreMaxRestarts does not. Fail fails the job.
+    ExcludeNode restarts like Restart and excludes the failed node.
     """
 
 
@@ -79,7 +79,7 @@ class Restart(APIModel):
 
     max_restarts: Annotated[int, Field(strict=True, ge=0, le=10000)] = 10
     """Maximum number of restarts without progress before the job fails. A new verified snapshot resets the count. With
-    0, only disruptions and failures that match a RestartFree rule are restarted.
+    0, only disruptions and failures that match a RestartAndIgnoreMaxRestarts rule are restarted.
     """
 
     window_seconds: PositiveSeconds | None = None
@@ -101,7 +101,7 @@ class Restart(APIModel):
     node_lost_seconds: Seconds = 30
     """Seconds that a node may be NotReady before the job is restarted without it."""
 
-    force_delete_lost: Annotated[bool, Field(strict=True)] = False
+    force_delete_lost_pods: Annotated[bool, Field(strict=True)] = False
     """Force-delete the pods of a lost node without waiting for its kubelet. They may still be running; the fencing
     token prevents them from writing snapshots.
     """

@@ -200,10 +200,10 @@ class Goodput(APIModel):
     recomputed_steps: int = 0
     """Steps that were lost with failures and had to be trained again."""
 
-    cause: str = ""
+    activity: str = ""
     """Current activity: the name of one of the fields above."""
 
-    counted_until: datetime | None = None
+    last_update_time: datetime | None = None
     """When the seconds above were last updated."""
 
 
@@ -266,7 +266,7 @@ class DDPJobStatus(APIModel):
 
     disruptions: int = 0
     """Number of restarts that do not count towards maxRestarts: evictions, preemptions, changes of the number of
-    nodes, gangs that were not scheduled in time, and failures that match a RestartFree rule.
+    nodes, gangs that were not scheduled in time, and failures that match a RestartAndIgnoreMaxRestarts rule.
     """
 
     disruptions_since_progress: int = 0
@@ -281,7 +281,7 @@ class DDPJobStatus(APIModel):
     initializer_failures: int = 0
     """Number of failed initializer pods."""
 
-    attempt_time: datetime | None = None
+    attempt_start_time: datetime | None = None
     """When the current attempt began."""
 
     nodes: NodeCount = NodeCount()

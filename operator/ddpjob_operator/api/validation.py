@@ -1,6 +1,6 @@
 """Validation rules between fields of `spec`, each in CEL (API servers from 1.25) and in Python (for older servers).
 
-`BETWEEN_FIELDS` apply to every spec. Immutable fields are in `frozen.py`.
+`BETWEEN_FIELDS` apply to every spec. Immutable fields are in `immutable.py`.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ddpjob_operator.api.crd import crd
-from ddpjob_operator.api.frozen import FROZEN, frozen_digests
+from ddpjob_operator.api.immutable import IMMUTABLE_FIELDS, immutable_digests
 from ddpjob_operator.api.spec import DDPJobSpec
 from ddpjob_operator.api.template_rules import RESERVED_ENV, is_reserved
 from ddpjob_operator.api.validation import BETWEEN_FIELDS, problems
@@ -196,8 +196,8 @@ def test_an_edit_that_cel_lets_through_leaves_every_digest_as_it_was(
     before: dict[str, Any], after: dict[str, Any]
 ) -> None:
     refused = {message.partition(" ")[0] for message in by_cel(after, before) if IMMUTABLE in message}
-    old, new = (frozen_digests(DDPJobSpec.model_validate(spec)) for spec in (before, after))
-    changed = {f"spec.{name}" for name in FROZEN if old[name] != new[name]}
+    old, new = (immutable_digests(DDPJobSpec.model_validate(spec)) for spec in (before, after))
+    changed = {f"spec.{name}" for name in IMMUTABLE_FIELDS if old[name] != new[name]}
     if "spec.elastic" in changed:
         refused.add("spec.nodes")  # which is frozen or not by what elastic says
         changed.add("spec.nodes")
@@ -206,7 +206,7 @@ def test_an_edit_that_cel_lets_through_leaves_every_digest_as_it_was(
     assert refused - changed <= {"spec.resources", "spec.podTemplate", "spec.procsPerNode"}
 
 
-@pytest.mark.parametrize("field", FROZEN)
+@pytest.mark.parametrize("field", IMMUTABLE_FIELDS)
 def test_each_frozen_field_has_a_digest_of_its_own(field: str) -> None:
     edits = {
         "image": "b", "entrypoint": {"module": "m"}, "args": ["a"], "nodes": 2, "procsPerNode": 2,
@@ -215,24 +215,24 @@ def test_each_frozen_field_has_a_digest_of_its_own(field: str) -> None:
         "initializers": [{"name": "data", "script": "true", "path": "datasets/data"}], "managedBy": "another.io/one",
         "scheduling": {"gang": "Coscheduling"}, "placement": {"onePodPerNode": True},
     }  # fmt: skip
-    before = frozen_digests(DDPJobSpec())
-    after = frozen_digests(DDPJobSpec.model_validate({field: edits[field]}))
-    assert [name for name in FROZEN if before[name] != after[name]] == [field]
+    before = immutable_digests(DDPJobSpec())
+    after = immutable_digests(DDPJobSpec.model_validate({field: edits[field]}))
+    assert [name for name in IMMUTABLE_FIELDS if before[name] != after[name]] == [field]
 
 
 def test_what_may_change_while_running_has_no_digest() -> None:
     after = DDPJobSpec.model_validate({"restart": {"maxRestarts": 1}, "snapshots": {"keep": 9}})
-    assert frozen_digests(after) == frozen_digests(DDPJobSpec())
+    assert immutable_digests(after) == immutable_digests(DDPJobSpec())
 
 
 def test_a_default_that_is_written_out_is_no_edit() -> None:
     """Servers write defaults into the object."""
     written = {"nodes": 1, "shared": {"retain": True, "accessMode": "ReadWriteMany"}, "args": [], "entrypoint": {}}
-    assert frozen_digests(DDPJobSpec.model_validate(written)) == frozen_digests(DDPJobSpec())
+    assert immutable_digests(DDPJobSpec.model_validate(written)) == immutable_digests(DDPJobSpec())
 
 
 def test_a_default_has_no_part_in_a_digest_so_that_an_operator_may_know_more_of_them_than_the_one_before() -> None:
-    assert len(set(frozen_digests(DDPJobSpec()).values())) == 1, "the digest of nothing"
+    assert len(set(immutable_digests(DDPJobSpec()).values())) == 1, "the digest of nothing"
 
 
 REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
@@ -303,7 +303,7 @@ def test_an_elastic_gang_may_be_scaled_and_another_may_not() -> None:
     elastic = {"elastic": {"minNodes": 1}}
     assert by_cel({"nodes": 3} | elastic, {"nodes": 2} | elastic) == []
     assert by_cel({"nodes": 3}, {"nodes": 2})[0].startswith("spec.nodes is immutable")
-    same = [frozen_digests(DDPJobSpec.model_validate({"nodes": nodes} | elastic)) for nodes in (2, 3)]
+    same = [immutable_digests(DDPJobSpec.model_validate({"nodes": nodes} | elastic)) for nodes in (2, 3)]
     assert same[0] == same[1]
 
 

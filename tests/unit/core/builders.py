@@ -6,7 +6,7 @@ import json
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from ddpjob_operator.api.frozen import frozen_digests
+from ddpjob_operator.api.immutable import immutable_digests
 from ddpjob_operator.api.spec import DDPJobSpec
 from ddpjob_operator.api.status import DDPJobStatus, Internal, NodeCount, Phase
 from ddpjob_operator.core.values.job import Defaults, Job
@@ -38,7 +38,7 @@ def make_job(status: DDPJobStatus | None = None, *, deleting: bool = False, gene
 
 def in_phase(phase: Phase, *, nodes: int = 2, spec: dict[str, Any] | None = None, **fields: Any) -> DDPJobStatus:
     """The status of the job of `make_job` in one phase of its life, as the operator would have written it."""
-    digests = frozen_digests(DDPJobSpec.model_validate({"nodes": nodes, **(spec or {})}))
+    digests = immutable_digests(DDPJobSpec.model_validate({"nodes": nodes, **(spec or {})}))
     notes = {name: fields.pop(name) for name in tuple(fields) if name in Internal.model_fields}
     internal = Internal(**{"spec_digests": digests} | notes)
     return DDPJobStatus(

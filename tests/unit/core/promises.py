@@ -81,18 +81,18 @@ def check_time_adds_up(cluster: Cluster) -> None:
             assert status.start_time is None, "a job that has begun has a ledger"
             continue
         assert status.start_time is not None
-        assert ledger.counted_until is not None
+        assert ledger.last_update_time is not None
         seconds = sum(seconds_of(ledger).values())
-        assert round(seconds, 3) == round((ledger.counted_until - status.start_time).total_seconds(), 3)
+        assert round(seconds, 3) == round((ledger.last_update_time - status.start_time).total_seconds(), 3)
         assert seconds >= whole
-        assert until is None or ledger.counted_until >= until
-        whole, until = seconds, ledger.counted_until
+        assert until is None or ledger.last_update_time >= until
+        whole, until = seconds, ledger.last_update_time
     last = cluster.statuses[-1] if cluster.statuses else DDPJobStatus()
     if last.phase is not None and last.phase.final and last.goodput is not None:
-        assert last.goodput.counted_until is not None
+        assert last.goodput.last_update_time is not None
         assert last.completion_time is not None
         # a clock that was set back takes nothing away
-        assert last.goodput.counted_until >= last.completion_time, "a job that is over has all its time counted"
+        assert last.goodput.last_update_time >= last.completion_time, "a job that is over has all its time counted"
 
 
 def check_attempt_on_record_first(cluster: Cluster) -> None:
@@ -183,7 +183,7 @@ def check_sizes(cluster: Cluster) -> None:
 def check_force_is_asked_for(cluster: Cluster) -> None:
     """A pod that may still run is never taken off the API server against the user's will."""
     forced = [entry.name for entry in cluster.history if isinstance(entry, DeletePod) and entry.grace_seconds == 0]
-    allowed = cluster.job.spec.restart.force_delete_lost
+    allowed = cluster.job.spec.restart.force_delete_lost_pods
     assert allowed or not forced, f"{forced} deleted by force, which the spec does not ask for"
 
 

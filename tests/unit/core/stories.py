@@ -51,7 +51,7 @@ events = st.one_of(
 losses = st.tuples(st.just("lose the status"))
 
 restarts = {"maxRestarts": st.just(4), "nodeLostSeconds": st.sampled_from((0, 4))}
-force = {"forceDeleteLost": st.just(True)}
+force = {"forceDeleteLostPods": st.just(True)}
 sizes = {"nodes": st.integers(1, 3)}
 data = {"initializers": st.just([{"name": "data", "script": "true", "path": "data"}])}
 gang = {"scheduling": st.fixed_dictionaries({"gang": st.just("Volcano")}, optional={"timeoutSeconds": st.just(20)})}

@@ -172,7 +172,7 @@ def test_a_running_gang_does_not_need_the_service_to_be_known() -> None:
 
 
 def test_a_gang_that_starts_has_the_service_looked_at_even_if_every_pod_is_there() -> None:
-    status = in_phase(Phase.RESTARTING, attempt=1, attempt_time=NOW)
+    status = in_phase(Phase.RESTARTING, attempt=1, attempt_start_time=NOW)
     pods = (make_pod(0, "Pending", attempt=1), make_pod(1, "Pending", attempt=1))
     assert kinds(look(make_job(status), seen(*pods, attempt=None))) == [CreateService]
     assert kinds(look(make_job(status), seen(*pods, attempt=0))) == [PointService]

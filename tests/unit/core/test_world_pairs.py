@@ -60,7 +60,7 @@ def check_deadlines(world: World) -> None:
         if failed is not None and failed.status == "True" and (field := DEADLINES.get(failed.reason)):
             limit = getattr(world.cluster.job.spec, field)
             assert limit is not None, f"{failed.reason} without a limit"
-            started = status.attempt_time or status.start_time
+            started = status.attempt_start_time or status.start_time
             begun = started if failed.reason == "StartupDeadlineExceeded" else status.start_time
             assert begun is not None
             assert status.completion_time is not None

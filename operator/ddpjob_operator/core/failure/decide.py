@@ -67,7 +67,7 @@ def decide(look: Look, failure: Failure) -> RestartIn | GiveUp:
         return GiveUp("RepeatedFailure", with_clause(failure.message, _repeated(failure, before)))
     progress = made_progress(status)
     status = refilled(status) if progress else status
-    free = ruling.action is RuleAction.RESTART_FREE
+    free = ruling.action is RuleAction.RESTART_AND_IGNORE_MAX_RESTARTS
     used = used_up(policy, status, now)
     if not free and used >= policy.max_restarts:
         return GiveUp("BackoffLimitExceeded", f"{_nothing_left(job)}; last failure: {failure.message}")

@@ -3,7 +3,7 @@
 Stock Kubernetes gives a silent node 40 s, then 300 s more until it deletes its pods, and those stay Terminating until
 somebody confirms that they are gone. A job need not wait for that: its next attempt has new names, the scheduler
 keeps it away from a node that is not ready (KEP-382), and a pod that still runs there is refused by the volume. Only
-`forceDeleteLost` removes such a pod from the API server without its kubelet's word.
+`forceDeleteLostPods` removes such a pod from the API server without its kubelet's word.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def until_lost(pods: Iterable[PodView], policy: Restart, now: datetime) -> float
 
 def force_deletions(pods: Iterable[PodView], policy: Restart, now: datetime) -> tuple[DeletePod, ...]:
     """Pods on lost nodes taken off the API server by force, where the policy allows it: even those that are going."""
-    if not policy.force_delete_lost:
+    if not policy.force_delete_lost_pods:
         return ()
     return tuple(DeletePod(pod.name, pod.uid, 0) for pod in pods if is_lost(pod, policy, now))
 

@@ -36,7 +36,7 @@ class RuleAction(StrEnum):
     """`action` of a restart rule."""
 
     RESTART = "Restart"
-    RESTART_FREE = "RestartFree"
+    RESTART_AND_IGNORE_MAX_RESTARTS = "RestartAndIgnoreMaxRestarts"
     FAIL = "Fail"
     EXCLUDE_NODE = "ExcludeNode"
 
@@ -68,7 +68,7 @@ def rule_on(policy: Restart, failure: Failure, *names: str) -> Ruling:
         )
         return Ruling(RuleAction.FAIL, why)
     if failure.reason in DISRUPTIONS:
-        return Ruling(RuleAction.RESTART_FREE, f"{failure.reason} is a disruption")
+        return Ruling(RuleAction.RESTART_AND_IGNORE_MAX_RESTARTS, f"{failure.reason} is a disruption")
     return Ruling(RuleAction.RESTART, "")
 
 

@@ -56,7 +56,7 @@ def ended_before(pod: PodView, status: DDPJobStatus) -> bool:
     said = read_termination(pod.termination.message)
     if said is not None and said.attempt is not None:
         return said.attempt < status.attempt
-    return _before(pod.termination.finished_at, status.attempt_time)
+    return _before(pod.termination.finished_at, status.attempt_start_time)
 
 
 def _before(moment: datetime | None, other: datetime | None) -> bool:

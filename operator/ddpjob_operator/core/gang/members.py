@@ -133,5 +133,5 @@ def stop(
 
 def asking_since(status: DDPJobStatus) -> datetime | None:
     """When the attempt began to ask for nodes, or will."""
-    times = (status.attempt_time, status.restart_at, status.retry_at)
+    times = (status.attempt_start_time, status.restart_at, status.retry_at)
     return max((time for time in times if time is not None), default=None)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 
-from ddpjob_operator.api.frozen import frozen_digests
+from ddpjob_operator.api.immutable import immutable_digests
 from ddpjob_operator.api.status import Phase
 from ddpjob_operator.core.gang.members import members
 from ddpjob_operator.core.manifests.admission import edited_fields
@@ -23,7 +23,7 @@ PODS = "pods"
 
 def digests(job: Job, defaults: Defaults) -> dict[str, str]:
     """What goes on record with each attempt, before any pod is created for it."""
-    return frozen_digests(job.spec) | {PODS: _of_pods(job, defaults)}
+    return immutable_digests(job.spec) | {PODS: _of_pods(job, defaults)}
 
 
 def edited_while_starting(look: Look) -> bool:

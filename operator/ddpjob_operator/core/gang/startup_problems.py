@@ -169,7 +169,7 @@ def with_scheduled(look: Look, pods: tuple[PodView, ...], problem: Problem | Non
 
 def starting_since(status: DDPJobStatus) -> datetime | None:
     """From when on the current attempt could have started: the wait before a restart is left out."""
-    begun = status.attempt_time or status.start_time
+    begun = status.attempt_start_time or status.start_time
     return begun if begun is None or status.restart_at is None else max(begun, status.restart_at)
 
 

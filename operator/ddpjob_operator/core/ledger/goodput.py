@@ -1,9 +1,9 @@
-"""Where a job's time goes: a ledger in seconds by cause that always adds up to the time since the job began.
+"""Where a job's time goes: a ledger in seconds by activity that always adds up to the time since the job began.
 
-It moves on when the cause changes or when there is news of the training, never with the clock alone, so a job at rest
-stays at rest. Time between two entries goes, as far as the trainer has reported, to the phases it spent it in, and the
-rest to the cause that held. When an attempt ends, the training that no snapshot has kept becomes recovering. The ratio
-is what others call goodput or effective training time (ETTR): kept steps over wall time.
+It is updated when the activity or the progress changes, never by the clock alone, so that an idle job needs no status
+write. The time since the last update goes to the phases that the trainer has reported, and the rest to the last
+activity. When an attempt ends, training seconds that no snapshot has kept become recovering. The ratio is the goodput,
+also called effective training time ratio (ETTR): seconds of kept steps divided by wall-clock seconds.
 
 Counted in whole milliseconds, so that sums are exact.
 """
@@ -20,7 +20,7 @@ from ddpjob_operator.core.values.changes import with_ledger
 from ddpjob_operator.core.values.observed import Observed
 from ddpjob_operator.core.values.trainer_report import TrainerReport
 
-CAUSES = (
+ACTIVITIES = (
     "queued",
     "pulling",
     "initializing",
@@ -54,15 +54,15 @@ def with_goodput(before: DDPJobStatus, after: DDPJobStatus, observed: Observed, 
     """`after` with its ledger brought up to `now`, if anything has happened since the ledger of `before`."""
     if after.start_time is None or before.is_final:
         return after
-    ledger = before.goodput or Goodput(counted_until=after.start_time, cause="queued")
-    cause = _cause(after, observed)
+    ledger = before.goodput or Goodput(last_update_time=after.start_time, activity="queued")
+    activity = _activity(after, observed)
     over = after.attempt != before.attempt or after.is_final
-    if before.goodput is not None and cause == ledger.cause and before.progress == after.progress and not over:
+    if before.goodput is not None and activity == ledger.activity and before.progress == after.progress and not over:
         return after
     report = _report(before, observed)
     stalled = over and after.last_failure != before.last_failure and _reason(after) == "Stalled"
-    reported = _reported(report, before, _milliseconds(ledger.counted_until, now))
-    milliseconds = _advanced(ledger, reported.new, now, "stalled" if stalled else ledger.cause)
+    reported = _reported(report, before, _milliseconds(ledger.last_update_time, now))
+    milliseconds = _advanced(ledger, reported.new, now, "stalled" if stalled else ledger.activity)
     if over:
         milliseconds, lost = _without_lost(milliseconds, reported.seconds, after, report)
         seconds, recomputed = dict[str, float](), ledger.recomputed_steps + lost
@@ -72,18 +72,18 @@ def with_goodput(before: DDPJobStatus, after: DDPJobStatus, observed: Observed, 
         **{name: count / 1000 for name, count in milliseconds.items()},
         ratio=_ratio(milliseconds),
         recomputed_steps=recomputed,
-        cause="" if after.is_final else cause,
-        counted_until=_later(ledger.counted_until, now),
+        activity="" if after.is_final else activity,
+        last_update_time=_later(ledger.last_update_time, now),
     )
     return with_ledger(after, goodput, seconds)
 
 
 def seconds_of(ledger: Goodput) -> dict[str, float]:
-    """The ledger's seconds by cause."""
-    return {name: getattr(ledger, name) for name in CAUSES}
+    """The ledger's seconds by activity."""
+    return {name: getattr(ledger, name) for name in ACTIVITIES}
 
 
-def _cause(status: DDPJobStatus, observed: Observed) -> str:
+def _activity(status: DDPJobStatus, observed: Observed) -> str:
     """What the job's time goes into at this moment."""
     pods = [pod for pod in observed.pods if pod.attempt == status.attempt and not pod.deleting]
     match status.phase:
@@ -112,11 +112,11 @@ def _report(before: DDPJobStatus, observed: Observed) -> TrainerReport | None:
 
 
 def _seconds_reported(report: TrainerReport | None) -> dict[str, float]:
-    """Seconds by cause that the trainer reports of this attempt."""
+    """Seconds by activity that the trainer reports of this attempt."""
     found: dict[str, float] = {}
     for phase, spent in report.seconds.items() if report else ():
-        if (cause := _OF_PHASE.get(phase)) is not None:
-            found[cause] = round(found.get(cause, 0.0) + spent, 3)
+        if (activity := _OF_PHASE.get(phase)) is not None:
+            found[activity] = round(found.get(activity, 0.0) + spent, 3)
     return found
 
 
@@ -133,19 +133,19 @@ def _reported(report: TrainerReport | None, before: DDPJobStatus, left: int) -> 
     clock is taken the next time.
     """
     seconds, new = dict(before.internal.reported_seconds), {}
-    for cause, spent in _seconds_reported(report).items():
-        new[cause] = max(0, min(left, round((spent - seconds.get(cause, 0.0)) * 1000)))
-        seconds[cause] = round(seconds.get(cause, 0.0) + new[cause] / 1000, 3)
-        left -= new[cause]
+    for activity, spent in _seconds_reported(report).items():
+        new[activity] = max(0, min(left, round((spent - seconds.get(activity, 0.0)) * 1000)))
+        seconds[activity] = round(seconds.get(activity, 0.0) + new[activity] / 1000, 3)
+        left -= new[activity]
     return _Reported(seconds, new)
 
 
 def _advanced(ledger: Goodput, new: Mapping[str, int], now: datetime, rest_to: str) -> dict[str, int]:
     """The ledger in milliseconds, with the time since it was last counted: what the trainer reported, and the rest."""
     counts = {name: round(seconds * 1000) for name, seconds in seconds_of(ledger).items()}
-    for cause, milliseconds in new.items():
-        counts[cause] += milliseconds
-    rest = _milliseconds(ledger.counted_until, now) - sum(new.values())
+    for activity, milliseconds in new.items():
+        counts[activity] += milliseconds
+    rest = _milliseconds(ledger.last_update_time, now) - sum(new.values())
     counts[rest_to if rest_to in counts else "queued"] += rest
     return counts
 

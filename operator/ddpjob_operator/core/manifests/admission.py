@@ -6,7 +6,7 @@ takes no job beyond one. So a job is admitted unchecked as long as its spec is t
 
 from __future__ import annotations
 
-from ddpjob_operator.api.frozen import frozen_digests
+from ddpjob_operator.api.immutable import immutable_digests
 from ddpjob_operator.api.status import DDPJobStatus, Phase
 from ddpjob_operator.core.manifests.admitted import Admitted, Refused
 from ddpjob_operator.core.manifests.bounds import bound_violations
@@ -42,4 +42,4 @@ def edited_fields(job: Job, status: DDPJobStatus) -> list[str]:
     started_with = status.internal.spec_digests
     if started_with is None:
         return []
-    return [name for name, digest in frozen_digests(job.spec).items() if started_with.get(name, digest) != digest]
+    return [name for name, digest in immutable_digests(job.spec).items() if started_with.get(name, digest) != digest]

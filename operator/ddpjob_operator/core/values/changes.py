@@ -51,7 +51,7 @@ class Owned(Recorded, total=False):
     phase: Phase | None
     conditions: tuple[Condition, ...]
     attempt: int
-    attempt_time: datetime | None
+    attempt_start_time: datetime | None
     restart_at: datetime | None
     retry_at: datetime | None
     internal: Internal

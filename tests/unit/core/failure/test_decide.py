@@ -84,7 +84,7 @@ def test_the_budget_is_exactly_max_restarts(most: int, used: int, again: bool) -
 
 @pytest.mark.parametrize("failure", [EVICTED, KILLED], ids=["a disruption", "what a rule calls free"])
 def test_what_is_free_needs_no_budget(failure: Failure) -> None:
-    policy = {"maxRestarts": 0, "rules": [{"reasons": ["WorkerKilled"], "action": "RestartFree"}]}
+    policy = {"maxRestarts": 0, "rules": [{"reasons": ["WorkerKilled"], "action": "RestartAndIgnoreMaxRestarts"}]}
     assert restarted(failure, DDPJobStatus(restarts=99, restarts_since_progress=99), **policy).status.disruptions == 1
 
 
@@ -127,9 +127,9 @@ def test_a_rule_that_fails_the_job_is_named() -> None:
         ),
         pytest.param({}, EVICTED, "Evicted is a disruption; it does not count", id="a disruption"),
         pytest.param(
-            {"rules": [{"action": "RestartFree"}]},
+            {"rules": [{"action": "RestartAndIgnoreMaxRestarts"}]},
             KILLED,
-            "restart.rules[0] (any failure) says RestartFree; it does not count",
+            "restart.rules[0] (any failure) says RestartAndIgnoreMaxRestarts; it does not count",
             id="a rule",
         ),
         pytest.param(
@@ -212,7 +212,7 @@ def test_another_failure_between_the_two_makes_them_no_repetition() -> None:
     assert restarted(RAISED, DDPJobStatus(failures=record)).status.restarts == 1
 
 
-@pytest.mark.parametrize("action", ["Restart", "RestartFree", "ExcludeNode"])
+@pytest.mark.parametrize("action", ["Restart", "RestartAndIgnoreMaxRestarts", "ExcludeNode"])
 def test_a_rule_of_the_jobs_own_may_retry_it_nevertheless(action: str) -> None:
     assert isinstance(verdict(RAISED, after(RAISED), rules=[{"action": action}]), RestartIn)
 
@@ -251,7 +251,10 @@ failures = st.builds(
 )
 rules = st.lists(
     st.fixed_dictionaries(
-        {"action": st.sampled_from(("Restart", "RestartFree", "Fail", "ExcludeNode")), "exitCodes": st.just([3])},
+        {
+            "action": st.sampled_from(("Restart", "RestartAndIgnoreMaxRestarts", "Fail", "ExcludeNode")),
+            "exitCodes": st.just([3]),
+        },
         optional={"reasons": st.just(["Evicted"]), "signals": st.just(["SIGKILL"])},
     ),
     max_size=2,

@@ -52,7 +52,7 @@ def test_the_failure_names_node_and_pod_and_that_what_still_runs_there_is_harmle
 def test_a_pod_is_taken_off_by_force_only_where_the_policy_says_so(deleting: bool) -> None:
     pods = [make_pod(0), silent(1, -31, deleting=deleting), silent(2, -1)]
     assert force_deletions(pods, POLICY, NOW) == ()
-    forced = force_deletions(pods, Restart(node_lost_seconds=30, force_delete_lost=True), NOW)
+    forced = force_deletions(pods, Restart(node_lost_seconds=30, force_delete_lost_pods=True), NOW)
     assert forced == (DeletePod("digits-0-1", "pod-0-1", 0),)
 
 
@@ -114,10 +114,10 @@ def test_the_next_attempt_does_not_wait_for_the_pod_of_a_lost_node() -> None:
 
 
 def test_with_force_delete_the_pod_of_a_lost_node_goes_at_once_and_one_that_was_going_too() -> None:
-    decided = look(running(), seen(make_pod(0), silent(1, 0)), 30, forceDeleteLost=True)
+    decided = look(running(), seen(make_pod(0), silent(1, 0)), 30, forceDeleteLostPods=True)
     assert deletions(decided) == [("digits-0-1", 0), ("digits-0-0", 2)]
     stuck = silent(1, 0, deleting=True, gone_by=later(32))
-    again = look(decided.status, seen(stuck, make_pod(0, attempt=1), attempt=1), 31, forceDeleteLost=True)
+    again = look(decided.status, seen(stuck, make_pod(0, attempt=1), attempt=1), 31, forceDeleteLostPods=True)
     assert deletions(again) == [("digits-0-1", 0)]
 
 

@@ -63,7 +63,7 @@ def test_a_rule_matches_if_all_that_it_says_holds(conditions: Any, failure: Fail
         pytest.param(Failure("OutOfMemory", "", Retry.YES), RuleAction.RESTART, id="not to be taken for OutOfmemory"),
         pytest.param(Failure("NobodyKnows", "", Retry.YES), RuleAction.RESTART, id="what nobody knows counts"),
         *(
-            pytest.param(Failure(r, "", Retry.YES), RuleAction.RESTART_FREE, id=f"{r} is free")
+            pytest.param(Failure(r, "", Retry.YES), RuleAction.RESTART_AND_IGNORE_MAX_RESTARTS, id=f"{r} is free")
             for r in sorted(DISRUPTIONS)
         ),
     ],
@@ -76,15 +76,15 @@ def test_the_defaults(failure: Failure, action: RuleAction) -> None:
 def test_the_first_rule_that_matches_decides() -> None:
     policy = rules(
         rule("Restart", exitCodes=[3]),
-        rule("RestartFree", reasons=["WorkerException"]),
+        rule("RestartAndIgnoreMaxRestarts", reasons=["WorkerException"]),
         rule("Fail", messagePattern="ECC"),
     )
-    assert rule_on(policy, ECC).action is RuleAction.RESTART_FREE
+    assert rule_on(policy, ECC).action is RuleAction.RESTART_AND_IGNORE_MAX_RESTARTS
 
 
 @pytest.mark.parametrize(
     ("failure", "action"),
-    [(ARGUMENT, "Restart"), (FENCED, "Restart"), (EVICTED, "Fail"), (SEGFAULT, "RestartFree")],
+    [(ARGUMENT, "Restart"), (FENCED, "Restart"), (EVICTED, "Fail"), (SEGFAULT, "RestartAndIgnoreMaxRestarts")],
     ids=["64 can be retried", "77 can be retried", "an eviction can fail the job", "a crash can be free"],
 )
 def test_rules_come_before_the_defaults(failure: Failure, action: str) -> None:

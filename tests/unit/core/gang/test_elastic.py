@@ -29,7 +29,7 @@ def job(status: DDPJobStatus, nodes: int = 3, **spec: Any) -> Job:
 def started(phase: Phase, total: int = 3, **fields: Any) -> DDPJobStatus:
     """A gang of `total` nodes that was decided on at NOW; spec.nodes is 3."""
     made_from = digests(make_job(nodes=3, elastic=ELASTIC), DEFAULTS)
-    return in_phase(phase, nodes=total, **{"spec_digests": made_from, "attempt_time": NOW} | fields)
+    return in_phase(phase, nodes=total, **{"spec_digests": made_from, "attempt_start_time": NOW} | fields)
 
 
 def waiting(index: int = 0, ready: float | None = 0.0, attempt: int = 0, **fields: Any) -> PodView:
@@ -87,7 +87,7 @@ def test_a_gang_is_never_shrunk_while_the_scheduler_may_still_be_at_it() -> None
 
 
 def test_a_gang_that_is_not_elastic_never_changes_its_size() -> None:
-    status = in_phase(Phase.STARTING, nodes=3, attempt_time=NOW)
+    status = in_phase(Phase.STARTING, nodes=3, attempt_start_time=NOW)
     assert wanted_resize(at(make_job(status, nodes=3), seen(*placed(0)), 900)) is None
     assert next_size(at(make_job(status, nodes=3))) == 3
 

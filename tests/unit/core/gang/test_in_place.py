@@ -68,7 +68,7 @@ def test_only_a_pod_that_nobody_wants_gone_lives_on(pod: PodView, lives_on: bool
     assert can_be_kept(pod) is lives_on
 
 
-KEPT: DDPJobStatus = in_phase(Phase.RUNNING, attempt=3, attempt_time=later(-30), kept_pods={"digits-3-0": 0})
+KEPT: DDPJobStatus = in_phase(Phase.RUNNING, attempt=3, attempt_start_time=later(-30), kept_pods={"digits-3-0": 0})
 
 
 @pytest.mark.parametrize(

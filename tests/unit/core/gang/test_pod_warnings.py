@@ -22,7 +22,7 @@ FOUND = PodWarning(NOW, "FailedMount", 'MountVolume.SetUp failed for volume "tok
 
 
 def starting(ago: float, phase: Phase = Phase.STARTING, **fields: Any) -> DDPJobStatus:
-    return in_phase(phase, attempt_time=later(-ago), **fields)
+    return in_phase(phase, attempt_start_time=later(-ago), **fields)
 
 
 def read(ago: float) -> dict[str, PodWarning]:

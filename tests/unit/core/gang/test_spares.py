@@ -24,7 +24,7 @@ SPEC: dict[str, Any] = {"nodes": 2, "spares": 2, "restart": {"scope": "InPlace"}
 def status(phase: Phase = Phase.RUNNING, **fields: Any) -> DDPJobStatus:
     made_from = digests(make_job(**SPEC), DEFAULTS)
     snapshot = SnapshotStatus(step=100, time=NOW, verified=True)
-    return in_phase(phase, **{"spec_digests": made_from, "snapshot": snapshot, "attempt_time": NOW} | fields)
+    return in_phase(phase, **{"spec_digests": made_from, "snapshot": snapshot, "attempt_start_time": NOW} | fields)
 
 
 def spare(index: int, phase: str = "Running", attempt: int = 0, **fields: Any) -> PodView:

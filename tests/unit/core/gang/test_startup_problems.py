@@ -22,11 +22,11 @@ NO_IMAGE = make_pod(1, "Pending", reason="ErrImagePull", message="not found")
 
 
 def restarting(seconds_ago: float) -> DDPJobStatus:
-    return in_phase(Phase.RESTARTING, attempt_time=later(-seconds_ago))
+    return in_phase(Phase.RESTARTING, attempt_start_time=later(-seconds_ago))
 
 
 def backed_off(seconds_ago: float) -> DDPJobStatus:
-    return in_phase(Phase.RESTARTING, attempt_time=later(-60), restart_at=later(-seconds_ago))
+    return in_phase(Phase.RESTARTING, attempt_start_time=later(-60), restart_at=later(-seconds_ago))
 
 
 def waiting(reason: str, message: str, node_rank: int = 0) -> PodView:

@@ -1,4 +1,4 @@
-"""Where a job's time goes: every cause by itself, and what a failure takes back."""
+"""Where a job's time goes: each activity, and what a failure takes back."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from builders import NOW, ended, heard, in_phase, later, make_pod, make_report, seen
 
 from ddpjob_operator.api.status import DDPJobStatus, FailureStatus, Goodput, Phase, Progress, SnapshotStatus
-from ddpjob_operator.core.ledger.goodput import CAUSES, seconds_of, with_goodput
+from ddpjob_operator.core.ledger.goodput import ACTIVITIES, seconds_of, with_goodput
 from ddpjob_operator.core.values.observed import InitializerView, Observed, PodPhase
 from ddpjob_operator.core.values.trainer_report import TrainerReport
 
@@ -20,8 +20,8 @@ def told(phase: str = "train", **fields: Any) -> TrainerReport:
     return heard(phase=phase, **fields)
 
 
-def ledger(cause: str, **fields: Any) -> Goodput:
-    return Goodput(cause=cause, counted_until=NOW, **fields)
+def ledger(activity: str, **fields: Any) -> Goodput:
+    return Goodput(activity=activity, last_update_time=NOW, **fields)
 
 
 def spent(status: DDPJobStatus) -> dict[str, float]:
@@ -30,7 +30,7 @@ def spent(status: DDPJobStatus) -> dict[str, float]:
 
 
 @pytest.mark.parametrize(
-    ("phase", "observed", "cause"),
+    ("phase", "observed", "activity"),
     [
         (None, Observed(), "queued"),
         (Phase.PENDING, Observed(), "queued"),
@@ -54,12 +54,12 @@ def spent(status: DDPJobStatus) -> dict[str, float]:
     ],
 )  # fmt: skip
 def test_what_the_time_goes_into_follows_from_the_phase_the_pods_and_the_trainer(
-    phase: Phase | None, observed: Observed, cause: str
+    phase: Phase | None, observed: Observed, activity: str
 ) -> None:
     before = in_phase(Phase.PENDING, goodput=ledger("something else"))
     after = with_goodput(before, before.model_copy(update={"phase": phase}), observed, later(5))
     assert after.goodput is not None
-    assert after.goodput.cause == cause
+    assert after.goodput.activity == activity
 
 
 def test_the_clock_alone_moves_nothing() -> None:
@@ -68,7 +68,7 @@ def test_the_clock_alone_moves_nothing() -> None:
     assert with_goodput(status, status, seen(*RUNS, report=told()), later(3600)) is status
 
 
-def test_time_goes_to_the_cause_that_held() -> None:
+def test_time_goes_to_the_activity_that_held() -> None:
     before = in_phase(Phase.STARTING, goodput=ledger("pulling", queued=2.0))
     after = with_goodput(before, before.model_copy(update={"phase": Phase.RUNNING}), seen(*RUNS), later(7.25))
     assert spent(after) == {"queued": 2.0, "pulling": 7.25}
@@ -80,7 +80,7 @@ def test_a_job_begins_with_the_time_since_it_was_first_acted_on() -> None:
     assert spent(after) == {"queued": 3.0}
 
 
-def test_what_the_trainer_tells_is_split_by_phase_and_the_rest_goes_to_the_cause_that_held() -> None:
+def test_what_the_trainer_tells_is_split_by_phase_and_the_rest_goes_to_the_activity_that_held() -> None:
     seconds = {"load": 1.0, "first_step": 2.0, "train": 5.0, "save": 0.5}
     before = in_phase(Phase.RUNNING, goodput=ledger("rendezvous"))
     after = before.model_copy(update={"progress": Progress(step=10)})
@@ -168,12 +168,12 @@ def test_a_clock_that_is_set_back_takes_nothing_away() -> None:
     after = with_goodput(before, before.model_copy(update={"phase": Phase.RUNNING}), seen(*RUNS), later(-3600))
     assert spent(after) == {"queued": 2.0}
     assert after.goodput is not None
-    assert after.goodput.counted_until == NOW
+    assert after.goodput.last_update_time == NOW
 
 
-def test_every_cause_is_a_field_of_the_status_with_words_for_people() -> None:
-    assert set(CAUSES) == {name for name, field in Goodput.model_fields.items() if field.annotation is float}
-    assert all(Goodput.model_fields[name].description for name in CAUSES)
+def test_every_activity_is_a_field_of_the_status_with_words_for_people() -> None:
+    assert set(ACTIVITIES) == {name for name, field in Goodput.model_fields.items() if field.annotation is float}
+    assert all(Goodput.model_fields[name].description for name in ACTIVITIES)
 
 
 def test_the_ratio_is_unknown_while_no_step_of_a_script_can_be_seen() -> None:

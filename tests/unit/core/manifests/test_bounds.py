@@ -182,7 +182,7 @@ def test_a_change_of_size_takes_no_job_beyond_a_bound_either() -> None:
 
 def test_a_gang_that_was_given_up_for_want_of_nodes_takes_no_edited_job_beyond_a_bound() -> None:
     allowed = {"scheduling": {"timeoutSeconds": 60}, "procsPerNode": 4}
-    status = in_phase(Phase.STARTING, nodes=2, spec=allowed, attempt_time=later(-100))
+    status = in_phase(Phase.STARTING, nodes=2, spec=allowed, attempt_start_time=later(-100))
     pods = make_pod(0), replace(make_pod(1, "Pending"), node_name=None)
     defaults = replace(DEFAULTS, bounds=Bounds(max_procs_per_node=4))
     released = plan(make_job(status, **allowed), seen(*pods), NOW, defaults)

@@ -17,7 +17,7 @@ from ddpjob_operator.core.values.actions import DeletePod, Plan
 from ddpjob_operator.core.values.job import NAME_TAKEN, Problem
 from ddpjob_operator.core.values.observed import Observed, PodView
 
-QUOTA = Problem("QuotaExceeded", "the API server refused Pod digits-0-2: exceeded quota: few")
+QUOTA = Problem("QuotaExceeded", "the API server rejected Pod digits-0-2: exceeded quota: few")
 LIMIT = {"scheduling": {"timeoutSeconds": 60}}
 ELASTIC = {"elastic": {"minNodes": 2}}
 
@@ -32,7 +32,7 @@ def placed(node_rank: int, **fields: Any) -> PodView:
 
 def decide(*pods: PodView, nodes: int = 4, problem: Problem | None = None, status: DDPJobStatus | None = None,
            **spec: Any) -> Plan | None:  # fmt: skip
-    status = status or in_phase(Phase.STARTING, nodes=nodes, attempt_time=later(-100))
+    status = status or in_phase(Phase.STARTING, nodes=nodes, attempt_start_time=later(-100))
     job = make_job(status, nodes=nodes, **spec)
     observed = seen(*pods, problem=problem)
     return plan_release(at(job, observed))
@@ -83,24 +83,24 @@ def test_a_gang_is_left_alone_when(pods: tuple[PodView, ...], problem: Problem |
 
 @pytest.mark.parametrize("phase", [None, Phase.PENDING, Phase.RUNNING])
 def test_only_a_gang_that_starts_is_given_back(phase: Phase | None) -> None:
-    status = in_phase(Phase.STARTING, nodes=4, attempt_time=later(-100)).model_copy(update={"phase": phase})
+    status = in_phase(Phase.STARTING, nodes=4, attempt_start_time=later(-100)).model_copy(update={"phase": phase})
     assert decide(placed(0), waiting(1), problem=QUOTA, status=status, **LIMIT) is None
 
 
 def test_the_next_try_is_a_new_attempt_that_costs_nothing_and_says_what_it_waits_for() -> None:
     before = in_phase(Phase.RESTARTING, nodes=4, attempt=3, restarts=2, restarts_since_progress=1, kept_pods={"a": 0},
-                      attempt_time=later(-100))  # fmt: skip
+                      attempt_start_time=later(-100))  # fmt: skip
     decided = decide(placed(0, attempt=3), problem=QUOTA, status=before)
     assert decided is not None
     after = decided.status
     assert (after.phase, after.attempt, after.restarts, after.disruptions) == (Phase.RESTARTING, 4, 2, 1)
     assert (after.restarts_since_progress, after.internal.kept_pods) == (1, {})
-    assert after.attempt_time == before.attempt_time, "the job has waited for its nodes since then"
+    assert after.attempt_start_time == before.attempt_start_time, "the job has waited for its nodes since then"
     degraded = cond.find(after.conditions, cond.DEGRADED)
     assert degraded is not None
     assert (degraded.status, degraded.reason) == ("True", "QuotaExceeded")
     assert degraded.message == (
-        "1 of 4 pods were released: the API server refused Pod digits-0-2: exceeded quota: few; retrying in 1 s"
+        "1 of 4 pods were released: the API server rejected Pod digits-0-2: exceeded quota: few; retrying in 1 s"
     )
     assert [(event.type, event.reason) for event in decided.events] == [("Warning", "GangReleased")]
 
@@ -143,6 +143,6 @@ def test_it_asks_again_when_the_wait_is_over_or_the_clock_was_set_back(seconds: 
 
 
 def test_the_time_of_one_try_begins_when_it_asks() -> None:
-    status = in_phase(Phase.STARTING, nodes=4, attempt_time=later(-1000), retry_at=later(-59))
+    status = in_phase(Phase.STARTING, nodes=4, attempt_start_time=later(-1000), retry_at=later(-59))
     assert decide(placed(0), waiting(1), status=status, **LIMIT) is None
     assert decide(placed(0), waiting(1), status=status.model_copy(update={"retry_at": later(-60)}), **LIMIT) is not None

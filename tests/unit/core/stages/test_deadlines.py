@@ -133,7 +133,7 @@ def test_a_gang_has_its_startup_time_from_its_attempt_or_from_its_data_whichever
     phase: Phase, attempt_ago: float, data_ago: float, missed: bool
 ) -> None:
     ready = conditions(cond.INITIALIZED, ago=data_ago)
-    status = begun(phase, 9000, attempt=1, attempt_time=later(-attempt_ago), conditions=ready)
+    status = begun(phase, 9000, attempt=1, attempt_start_time=later(-attempt_ago), conditions=ready)
     initializers = [{"name": "data", "script": "true", "path": "data"}]
     job = make_job(status, startupDeadlineSeconds=100, initializers=initializers)
     decided = look(job, seen(make_pod(0, attempt=1), make_pod(1, "Pending", attempt=1), attempt=1))
@@ -147,18 +147,24 @@ def test_a_gang_has_its_startup_time_from_its_attempt_or_from_its_data_whichever
         pytest.param(begun(Phase.STARTING, 100), True, id="to the second"),
         pytest.param(begun(Phase.PENDING, 100), True, id="a Service or claim that is refused"),
         pytest.param(begun(Phase.RUNNING, 100), False, id="a gang that runs has started"),
-        pytest.param(begun(Phase.RESTARTING, 1000, attempt_time=later(-99.9)), False, id="each attempt has its own"),
-        pytest.param(begun(Phase.RESTARTING, 1000, attempt_time=later(-100)), True, id="which ends too"),
         pytest.param(
-            begun(Phase.RESTARTING, 1000, attempt_time=later(-300), restart_at=later(-99.9)),
+            begun(Phase.RESTARTING, 1000, attempt_start_time=later(-99.9)), False, id="each attempt has its own"
+        ),
+        pytest.param(begun(Phase.RESTARTING, 1000, attempt_start_time=later(-100)), True, id="which ends too"),
+        pytest.param(
+            begun(Phase.RESTARTING, 1000, attempt_start_time=later(-300), restart_at=later(-99.9)),
             False,
             id="the backoff before an attempt is left out",
         ),
         pytest.param(
-            begun(Phase.RESTARTING, 1000, attempt_time=later(-300), restart_at=later(-100)), True, id="but no more"
+            begun(Phase.RESTARTING, 1000, attempt_start_time=later(-300), restart_at=later(-100)),
+            True,
+            id="but no more",
         ),
         pytest.param(
-            begun(Phase.RESTARTING, 1000, attempt_time=later(-300), restart_at=later(10)), False, id="during a backoff"
+            begun(Phase.RESTARTING, 1000, attempt_start_time=later(-300), restart_at=later(10)),
+            False,
+            id="during a backoff",
         ),
     ],
 )
@@ -244,7 +250,7 @@ def test_a_job_that_was_created_suspended_starts_its_startup_deadline_when_it_is
         pytest.param({"startupDeadlineSeconds": 100}, begun(Phase.RUNNING, 30), None, id="a gang that runs has none"),
         pytest.param({}, begun(Phase.RUNNING, 30), None, id="no deadline"),
         pytest.param(
-            {"startupDeadlineSeconds": 32}, begun(Phase.STARTING, 30, attempt_time=later(-30)), 2.0,
+            {"startupDeadlineSeconds": 32}, begun(Phase.STARTING, 30, attempt_start_time=later(-30)), 2.0,
             id="at the startup deadline",
         ),
         pytest.param(

@@ -62,7 +62,7 @@ def test_only_what_died_is_replaced(dead: int) -> None:
     pods = [failed(rank, 137) if rank == dead else make_pod(rank) for rank in range(3)]
     decided = look(in_place(running()), seen(*pods))
     assert decided.status_first
-    assert (decided.status.attempt, decided.status.restarts, decided.status.attempt_time) == (1, 1, NOW)
+    assert (decided.status.attempt, decided.status.restarts, decided.status.attempt_start_time) == (1, 1, NOW)
     assert decided.status.internal.kept_pods == {f"digits-0-{rank}": rank for rank in range(3) if rank != dead}
     survivors = {f"digits-0-{rank} is 1/{rank} of 3" for rank in range(3) if rank != dead}
     assert done(decided) == survivors | {f"delete digits-0-{dead}", f"create digits-1-{dead}", "point at 1"}

@@ -10,7 +10,7 @@ import json
 
 from ddpjob_operator.api.spec import DDPJobSpec
 
-FROZEN = (
+IMMUTABLE_FIELDS = (
     "image",
     "entrypoint",
     "args",
@@ -28,10 +28,10 @@ FROZEN = (
     "podTemplate",
 )
 IMMUTABLE_ADVICE = "delete the job and apply it again; with shared.retain it resumes from its last snapshot"
-FROZEN_MESSAGE = f"is immutable: {IMMUTABLE_ADVICE}"
+IMMUTABLE_MESSAGE = f"is immutable: {IMMUTABLE_ADVICE}"
 
 
-def frozen_digests(spec: DDPJobSpec) -> dict[str, str]:
+def immutable_digests(spec: DDPJobSpec) -> dict[str, str]:
     """A short digest of each immutable field, to detect an edit on a server without CEL.
 
     Fields with their default value are left out, so that a newer operator with more fields computes the same digests.
@@ -42,5 +42,6 @@ def frozen_digests(spec: DDPJobSpec) -> dict[str, str]:
     if spec.procs_per_node == 1:
         wire.pop("procsPerNode")  # it was the field's default once, and is written into stored objects
     return {
-        field: hashlib.sha256(json.dumps(wire.get(field), sort_keys=True).encode()).hexdigest()[:12] for field in FROZEN
+        field: hashlib.sha256(json.dumps(wire.get(field), sort_keys=True).encode()).hexdigest()[:12]
+        for field in IMMUTABLE_FIELDS
     }
