@@ -95,12 +95,12 @@ debian_down() {
   [ -d "$DIR" ] || { say "nothing runs in $DIR" && return; }
   local node mount folder
   if [ -z "$CONTROL_PLANE_ONLY" ]; then
-    stop volumes proxy
+    discard volumes proxy
     for node in "$DIR"/node-*/; do
       [ -d "$node" ] && node=${node%/} && node_down "${node##*-}"
     done
   fi
-  stop dns scheduler controller-manager apiserver etcd
+  discard dns scheduler controller-manager apiserver etcd
   if [ -z "$CONTROL_PLANE_ONLY" ]; then
     awk -v dir="$DIR/" 'index($2, dir) == 1 {print $2}' /proc/mounts | sort -r | while read -r mount; do umount -l "$mount" || true; done
     network_down

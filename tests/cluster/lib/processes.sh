@@ -50,6 +50,18 @@ stop() {
   for name in "$@"; do rm -f "$DIR/run/$name.pid"; done
 }
 
+# discard NAME…: SIGKILL, for daemons whose state is deleted next, and for their children. After SIGTERM an API server waits for
+# its watches to end.
+discard() {
+  local name pid pids=()
+  for name in "$@"; do
+    # `start` made it the leader of a process group
+    pid=$(pid_of "$name") && pids+=("$pid") && { kill -KILL -- "-$pid" 2>/dev/null || true; }
+  done
+  gone 10 "${pids[@]}" || die "process ${pids[*]} does not end, not even by SIGKILL"
+  for name in "$@"; do rm -f "$DIR/run/$name.pid"; done
+}
+
 # gone SECONDS PID…: whether all of them end in time.
 gone() {
   local deadline=$((SECONDS + $1)) pid
