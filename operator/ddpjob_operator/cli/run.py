@@ -13,8 +13,8 @@ from ddpjob_operator.local.chaos import KillRank, parse_chaos
 from ddpjob_operator.local.display import display_for
 from ddpjob_operator.local.environment import Machine
 from ddpjob_operator.local.machine import different_here, missing_here, this_machine
+from ddpjob_operator.local.observed import short, success_in_words
 from ddpjob_operator.local.runner import Outcome, Runner
-from ddpjob_operator.local.view import short, success_in_words
 from ddpjob_operator.local.volume import VolumeError, lock_job, newest_snapshot, open_shared
 
 SUCCEEDED, FAILED, REFUSED = 0, 1, 2

@@ -18,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ddpjob_operator.core.values.actions import Event
-from ddpjob_operator.local.view import (
+from ddpjob_operator.local.observed import (
     NodeView,
     RunView,
     failure_in_words,

@@ -25,8 +25,8 @@ from ddpjob_operator.local.display import Display
 from ddpjob_operator.local.environment import Machine
 from ddpjob_operator.local.machine import as_run_here
 from ddpjob_operator.local.network import fetch_status
+from ddpjob_operator.local.observed import NodeView, RunView
 from ddpjob_operator.local.processes import LocalPod
-from ddpjob_operator.local.view import NodeView, RunView
 from ddpjob_operator.local.volume import pod_log
 
 _POLL_SECONDS = 0.5

@@ -25,7 +25,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from ddp_trainer.contract.outcomes import outcome_of
 from ddp_trainer.launch.exit.root_cause import ExitEvidence, find_cause
-from ddp_trainer.launch.exit.termination import encode, message_of
+from ddp_trainer.launch.exit.termination_message import encode, message_of
 from ddpjob_operator.core.failure.detect import find_failures
 from ddpjob_operator.core.failure.diagnosis import Diagnosis, diagnose
 from ddpjob_operator.core.values.observed import PodPhase, PodView, Termination

@@ -12,7 +12,7 @@ import pytest
 from ddp_trainer.contract import exit_codes as trainer_exits
 from ddp_trainer.contract.environment import Target, parse_pod, parse_target
 from ddp_trainer.launch.assignment import Assignment, read_assignment
-from ddp_trainer.launch.exit.termination import ExitCause, ExitEvidence, encode, message_of
+from ddp_trainer.launch.exit.termination_message import ExitCause, ExitEvidence, encode, message_of
 from ddp_trainer.launch.status.pod_state import PodState, status
 from ddp_trainer.launch.supervisor import AGENT_SECONDS
 from ddp_trainer.snapshots.trust.manifest import FileEntry, Manifest

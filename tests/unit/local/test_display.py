@@ -13,7 +13,7 @@ from rich.console import Console
 from ddpjob_operator.api.status import DDPJobStatus, FailureStatus, Phase, Progress, SnapshotStatus
 from ddpjob_operator.core.values.actions import Event
 from ddpjob_operator.local.display import LiveDisplay, PlainDisplay, display_for, picture
-from ddpjob_operator.local.view import NodeView, RunView, progress_in_words, seconds_in_words, success_in_words
+from ddpjob_operator.local.observed import NodeView, RunView, progress_in_words, seconds_in_words, success_in_words
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ddp_trainer.contract.environment import PodEnvironment
-from ddp_trainer.launch.exit import termination
+from ddp_trainer.launch.exit import termination_message as termination
 from ddp_trainer.launch.exit.root_cause import ExitCause, ExitEvidence
 
 

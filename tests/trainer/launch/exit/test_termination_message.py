@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddp_trainer.launch.exit.root_cause import ExitCause, ExitEvidence
-from ddp_trainer.launch.exit.termination import encode, message_of, redacted
+from ddp_trainer.launch.exit.termination_message import encode, message_of, redacted
 
 CONTRACT = (Path(__file__).parents[4] / "docs" / "contracts.md").read_text()
 EXAMPLE = json.loads(re.search(r"```json\n(.*?)```", CONTRACT.split("## 5.")[1], re.DOTALL)[1])
