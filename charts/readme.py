@@ -83,7 +83,7 @@ def values(text: str) -> Iterator[Value]:
 
 
 def _comments(text: str) -> Iterator[tuple[str, str]]:
-    """Keys that have a `# --` comment right above them; nesting is told by indentation of two spaces."""
+    """Keys that have a `# --` comment right above them; nesting follows from indentation of two spaces."""
     path: list[str] = []
     comment: list[str] = []
     for line in text.splitlines():

@@ -236,7 +236,7 @@ class ScriptObserver:
         setattr(owner, name, wrapped)
 
         def undo() -> None:
-            # whoever wrapped it after us keeps our wrapper, which passes everything on
+            # a library that wrapped it later keeps our wrapper, which passes every call on
             if getattr(owner, name) is wrapped:
                 setattr(owner, name, original)
 
