@@ -56,6 +56,7 @@ lint: $(VENV)/.dev  ## ruff, mypy, import layers, Dockerfiles, generated files
 	$(BIN)/python -m ddpjob_operator.api.crd --check
 	$(BIN)/python -m ddpjob_operator.api.docs --check
 	$(BIN)/python docs/metrics.py --check
+	$(BIN)/python docs/conditions.py --check
 	$(BIN)/python charts/readme.py --check
 	$(BIN)/python charts/rbac.py --check
 
@@ -75,10 +76,11 @@ format: $(VENV)/.dev  ## let ruff lay out the code
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-generate: $(VENV)/.dev  ## write the CRD, docs/api.md, the chart's README and the roles from their sources
+generate: $(VENV)/.dev  ## write the CRD, three pages of docs/, the chart's README and the roles from their sources
 	$(BIN)/python -m ddpjob_operator.api.crd
 	$(BIN)/python -m ddpjob_operator.api.docs
 	$(BIN)/python docs/metrics.py
+	$(BIN)/python docs/conditions.py
 	$(BIN)/python charts/readme.py
 	$(BIN)/python charts/rbac.py
 

@@ -26,7 +26,7 @@ ADVICE = {
     "InvalidImageName": "Correct the image name",
     "CreateContainerConfigError": "Create it in the job's namespace",
     "missing-claim": "spec.shared.claimName",
-    "too-large": "free or add some",
+    "too-large": "add nodes",
 }
 
 

@@ -46,7 +46,7 @@ _WAITING = (Phase.PENDING, Phase.STARTING, Phase.RESTARTING)
 _NUMBER = re.compile(r"\d+")
 
 
-_HINTS: tuple[tuple[str, str, str], ...] = (
+HINTS: tuple[tuple[str, str, str], ...] = (
     (
         "Unschedulable",
         r"persistentvolumeclaim \S+ not found",
@@ -188,7 +188,7 @@ def _of_pod(look: Look, pod: PodView, waited: float) -> Problem | None:
 
 
 def _advised(reason: str, said: str) -> Problem:
-    hints = (hint for of, pattern, hint in _HINTS if of == reason and re.search(pattern, said, re.IGNORECASE))
+    hints = (hint for of, pattern, hint in HINTS if of == reason and re.search(pattern, said, re.IGNORECASE))
     hint = next(hints, advice_for(reason))
     return Problem(reason, f"{said.rstrip('. ')}. {hint}" if hint else said)
 

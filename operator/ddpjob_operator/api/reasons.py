@@ -1,0 +1,245 @@
+"""Every phase, condition, reason and event of a DDPJob, with its meaning.
+
+docs/conditions.md is generated from these tables. A test compares them with the literals in the code, so that a new
+reason needs a row here. Actions for failures come from `core.failure`, as in `status.lastFailure.advice`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ddpjob_operator.api.status import Phase
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """One reason. `of` names its conditions with their status; `action` is empty if nothing has to be done."""
+
+    name: str
+    of: str
+    meaning: str
+    action: str = ""
+
+
+PHASES: dict[Phase, str] = {
+    Phase.PENDING: "The job is accepted. The operator creates its objects and runs its initializers.",
+    Phase.STARTING: "The pods of the first attempt are created, and not all of them are ready.",
+    Phase.RUNNING: "All pods of the current attempt are ready.",
+    Phase.RESTARTING: "An attempt has ended. The next one waits for its backoff, or its pods are not all ready.",
+    Phase.SUSPENDED: "The job is suspended. It has no pods.",
+    Phase.SUCCEEDED: "The job has succeeded. Final.",
+    Phase.FAILED: "The job has failed. Final.",
+}
+
+CONDITIONS: dict[str, tuple[str, str]] = {
+    "Initialized": ("All initializers have succeeded.", "Initializers are running or have failed."),
+    "Scheduled": ("Every pod has a node.", "At least one pod has no node."),
+    "Running": ("All pods of the current attempt are ready.", "They are not, or the job has finished."),
+    "Restarting": ("A new attempt is starting.", "No attempt is starting."),
+    "Suspended": ("The job is suspended and has no pods.", "It is not suspended, or its pods are terminating."),
+    "Degraded": ("Something needs attention; the job continues or waits.", "Nothing needs attention."),
+    "SnapshotsFailing": ("Three saves in a row have failed; training continues.", "A snapshot was saved again."),
+    "Complete": ("The job has succeeded.", "It has not."),
+    "Failed": ("The job has failed.", "It has not."),
+}
+"""Type → meaning of True, meaning of False."""
+
+STATES = (
+    Reason("AllScheduled", "Scheduled=True", "Every pod has a node."),
+    Reason("Scheduling", "Scheduled=False", "The scheduler has not assigned all pods to nodes yet."),
+    Reason("DataReady", "Initialized=True", "All initializers have succeeded."),
+    Reason("Initializing", "Initialized=False", "The initializer pod is running."),
+    Reason(
+        "InitializerFailed",
+        "Initialized=False, Failed=True",
+        "An initializer has failed. It is retried three times, unless a retry cannot help.",
+        "Read the message. Correct the source, the credentials or the script, and apply the job again.",
+    ),
+    Reason("GangRunning", "Running=True", "All pods of the attempt are ready."),
+    Reason("KeptPodEnded", "Restarting=True", "With scope InPlace: a reused pod had already ended. It is replaced."),
+    Reason("ScaledUp", "Restarting=True", "The next attempt has more nodes."),
+    Reason("ScaledDown", "Restarting=True", "The next attempt has fewer nodes."),
+    Reason("Resumed", "Restarting=True, Suspended=False", "The suspension is over."),
+    Reason("Suspending", "Suspended=False", "Pods are saving a snapshot and terminating."),
+    Reason("Suspended", "Suspended=True", "The job is suspended.", "Set spec.suspend to false to resume it."),
+    Reason("AsExpected", "Degraded=False", "Nothing needs attention."),
+    Reason(
+        "FewerNodes",
+        "Degraded=True",
+        "An elastic job runs with fewer nodes than spec.nodes.",
+        "It grows automatically when more nodes are available.",
+    ),
+    Reason(
+        "SpecChanged",
+        "Degraded=True, Restarting=True",
+        "An immutable field was changed on a server without CEL. A job that has not started yet is restarted with it.",
+        "Revert the edit, or delete the job and apply it again.",
+    ),
+    Reason(
+        "InvalidSpec",
+        "Failed=True, Degraded=True",
+        "The spec is invalid. A running job continues with the previous spec.",
+        "Correct the fields that the message names.",
+    ),
+    Reason(
+        "BeyondBounds",
+        "Failed=True, Degraded=True",
+        "The job exceeds a bound of the administrator.",
+        "Lower the value that the message names, or ask the administrator.",
+    ),
+    Reason(
+        "InternalError",
+        "Degraded=True",
+        "The operator failed on this job and retries.",
+        "Report the error in the operator's log.",
+    ),
+    Reason(
+        "GangTimeout",
+        "Degraded=True",
+        "Not all pods had a node within scheduling.timeoutSeconds. The gang has released its nodes and is retried.",
+        "Wait, lower nodes, or make the job elastic.",
+    ),
+    Reason(
+        "SavesFail",
+        "SnapshotsFailing=True",
+        "Three saves in a row have failed.",
+        "Read the message. Check free space, permissions and the storage server.",
+    ),
+    Reason("Saved", "SnapshotsFailing=False", "A snapshot was saved again."),
+    Reason("Completed", "Complete=True", "All nodes have succeeded, or node rank 0 with successPolicy FirstNode."),
+    Reason(
+        "RepeatedFailure",
+        "Failed=True",
+        "The same error has occurred at the same step twice in a row.",
+        "Fix the cause in status.lastFailure and apply the job again, or retry it with a rule in restart.rules.",
+    ),
+    Reason(
+        "BackoffLimitExceeded",
+        "Failed=True",
+        "restart.maxRestarts restarts without progress have been used.",
+        "Fix the cause in status.lastFailure. Apply the job again; it resumes from its last snapshot.",
+    ),
+    Reason("DeadlineExceeded", "Failed=True", "The job was active for activeDeadlineSeconds."),
+    Reason("StartupDeadlineExceeded", "Failed=True", "An attempt did not start within startupDeadlineSeconds."),
+)
+"""Reasons of conditions that the operator sets by itself."""
+
+_STARTUP = "Degraded=True, Scheduled=False"
+STARTUP = (
+    Reason("Unschedulable", _STARTUP, "The scheduler finds no node for a pod."),
+    Reason("SchedulingGated", "Scheduled=False", "A queue holds the pods back.", "Wait for the queue."),
+    Reason("NotScheduled", _STARTUP, "No scheduler has processed a pod for 30 s."),
+    Reason("ErrImagePull", _STARTUP, "An image cannot be pulled. Includes ImagePullBackOff."),
+    Reason("ErrImageNeverPull", _STARTUP, "The image is not on the node, and imagePullPolicy is Never."),
+    Reason("InvalidImageName", _STARTUP, "The image name is invalid."),
+    Reason("CreateContainerConfigError", _STARTUP, "A Secret or ConfigMap is missing, or the user is not allowed."),
+    Reason("FailedMount", _STARTUP, "A volume cannot be mounted."),
+    Reason("FailedAttachVolume", _STARTUP, "A volume cannot be attached to the node."),
+    Reason("FailedCreatePodSandBox", _STARTUP, "The network of a pod cannot be set up."),
+    Reason("QuotaExceeded", _STARTUP, "A ResourceQuota does not allow an object."),
+    Reason("AdmissionDenied", _STARTUP, "An admission webhook or policy has rejected an object."),
+    Reason("AdmissionFailed", _STARTUP, "An admission webhook does not respond."),
+    Reason("Forbidden", _STARTUP, "The API server has rejected an object: Pod Security, RBAC, or a missing object."),
+    Reason(
+        "NameTaken",
+        _STARTUP,
+        "An object of this name exists and does not belong to the job.",
+        "Delete it, wait for its deletion, or rename the job.",
+    ),
+    Reason("NamespaceTerminating", _STARTUP, "The namespace is being deleted."),
+    Reason("Rejected", _STARTUP, "The API server has rejected an object for another reason.", "Read the message."),
+)
+"""Reasons why pods do not start. Reasons of the scheduler, the kubelet and the API server are passed on unchanged, so
+there may be others.
+"""
+
+FAILURES = (
+    Reason("WorkerException", "", "The training program ended with an exception or an exit code."),
+    Reason("WorkerKilled", "", "A signal terminated a rank."),
+    Reason("OOMKilled", "", "The container exceeded its memory limit."),
+    Reason("OutOfMemory", "", "The device, or the host, ran out of memory."),
+    Reason("UserError", "", "Invalid arguments or settings (exit code 64). Not retried."),
+    Reason("ImportError", "", "A Python module cannot be imported. Not retried."),
+    Reason("Stalled", "", "A rank made no progress within its limit (see spec.stall)."),
+    Reason("PeerLost", "", "A rank lost the connection to another rank, without another failure in the gang."),
+    Reason("RendezvousFailed", "", "Not all ranks joined the process group in time."),
+    Reason("CollectiveTimeout", "", "A collective timed out."),
+    Reason("Fenced", "", "A newer attempt or another job owns the checkpoint directory (exit code 77)."),
+    Reason("Preempted", "", "A pod was preempted, or stopped by SIGTERM after a snapshot. A disruption."),
+    Reason("Evicted", "", "A pod was evicted: node pressure, drain or taint. A disruption."),
+    Reason("NodeLost", "", "A node was NotReady for restart.nodeLostSeconds, or is gone. A disruption."),
+    Reason("Terminated", "", "The node is shutting down. A disruption."),
+    Reason("Shutdown", "", "The node is shutting down (kubelets before 1.22). A disruption.", "Training resumes."),
+    Reason("NodeShutdown", "", "The node is shutting down and admits no pods. A disruption.", "Training resumes."),
+    Reason("NodeAffinity", "", "The labels of the node have changed. A disruption.", "Training resumes."),
+    Reason("Preempting", "", "The kubelet preempted the pod for a critical pod. A disruption.", "Training resumes."),
+    Reason("OutOfcpu", "", "The kubelet did not admit the pod: no free CPU. A disruption.", "Training resumes."),
+    Reason("OutOfmemory", "", "The kubelet did not admit the pod: no free memory. A disruption.", "Training resumes."),
+    Reason("OutOfpods", "", "The kubelet did not admit the pod: too many pods. A disruption.", "Training resumes."),
+    Reason("PodDeleted", "", "A pod was deleted. Counts towards maxRestarts."),
+    Reason("PodFailed", "", "A pod failed without a container status.", "Check the events of the pod and of its node."),
+    Reason(
+        "Failed", "", "A container failed for an unknown reason.", "Read the pod's log, in status.lastFailure.logTail."
+    ),
+    Reason("Error", "", "The kubelet's reason for an exit code other than 0; replaced by Failed.", "See Failed."),
+    Reason("StartError", "", "The container runtime could not start the container."),
+    Reason("ContainerCannotRun", "", "The container runtime could not start the container.", "See StartError."),
+    Reason("RunContainerError", "", "The container runtime could not start the container.", "See StartError."),
+    Reason(
+        "UnexpectedAdmissionError", "", "The kubelet did not admit the pod.", "Check the device plugins of the node."
+    ),
+    Reason("TrainerMissing", "", "The image does not contain the package ddp_trainer."),
+    Reason("DiskFull", "", "The volume is full."),
+    Reason("SharedMemoryFull", "", "The shared memory at /dev/shm is full."),
+    Reason("ReadOnlyFileSystem", "", "A file was written to a read-only file system."),
+    Reason("PermissionDenied", "", "A file is not accessible for the user of the container."),
+    Reason("VolumeError", "", "I/O error of the volume."),
+    Reason("DataCorrupted", "", "A file is corrupt."),
+    Reason("UnsafeFile", "", "A file contains pickled objects and is not loaded."),
+    Reason("DataWorkerDied", "", "A data loader worker died."),
+    Reason("TooManyThreads", "", "The limit of threads or processes is reached."),
+    Reason("TooManyOpenFiles", "", "The limit of open files is reached."),
+    Reason("GPUFault", "", "A hardware fault of a GPU: ECC, NVLink or Xid."),
+    Reason("GPUMissing", "", "No GPU is visible in the pod."),
+    Reason("TooFewGPUs", "", "There are more ranks than GPUs."),
+    Reason("DriverMismatch", "", "The NVIDIA driver does not match the CUDA version."),
+    Reason("CUDANotInImage", "", "PyTorch was built without CUDA."),
+    Reason("CUDAError", "", "A CUDA kernel failed."),
+    Reason("NCCLError", "", "NCCL failed on this node."),
+    Reason("AddressInUse", "", "A port is already in use."),
+    Reason("NetworkError", "", "A server outside the job cannot be reached."),
+    Reason("AccessDenied", "", "A download was denied."),
+    Reason("ProcessGroupInit", "", "init_process_group was used incorrectly."),
+    Reason("UnusedParameters", "", "DDP found parameters without a gradient."),
+    Reason("LossNotFinite", "", "The loss is NaN or infinite."),
+    Reason("FetchFailed", "", "An initializer could not download its source.", "Check the URL and the credentials."),
+    Reason("VolumeFailed", "", "An initializer could not write to the volume.", "Check the volume."),
+    Reason("Unknown", "", "In metrics: a restart without a recorded failure."),
+)
+"""Reasons of status.lastFailure, and of the conditions Restarting and Failed that follow from it."""
+
+EVENTS = (
+    Reason("Initializing", "Normal", "The initializer pod was created."),
+    Reason("InitializerFailed", "Warning", "The initializer pod failed; it is retried or the job fails."),
+    Reason("Starting", "Normal", "The pods of the first attempt are being created."),
+    Reason("Running", "Normal", "All pods of an attempt are ready."),
+    Reason("Restarting", "Warning", "An attempt has ended; the next one starts."),
+    Reason("ScaledUp", "Normal", "The next attempt has more nodes."),
+    Reason("ScaledDown", "Normal", "The next attempt has fewer nodes."),
+    Reason("GangReleased", "Warning", "An incomplete gang has released its nodes."),
+    Reason("Suspending", "Normal", "All pods are being stopped after a snapshot."),
+    Reason("Suspended", "Normal", "The job is suspended."),
+    Reason("Resumed", "Normal", "A suspension is over; a new attempt starts."),
+    Reason("SnapshotsFailing", "Warning", "Three saves in a row have failed."),
+    Reason("SnapshotCorrupt", "Warning", "A snapshot failed verification and was set aside."),
+    Reason("InvalidSpec", "Warning", "The spec is invalid."),
+    Reason("Succeeded", "Normal", "The job has succeeded."),
+    Reason("Failed", "Warning", "The job has failed; the message has the reason."),
+)
+"""Kubernetes Events of a DDPJob; `of` is their type."""
+
+
+def documented() -> frozenset[str]:
+    """Every phase, condition type and reason of the tables."""
+    rows = (*STATES, *STARTUP, *FAILURES, *EVENTS)
+    return frozenset({phase.value for phase in PHASES} | CONDITIONS.keys() | {row.name for row in rows})
