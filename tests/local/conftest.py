@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -57,6 +58,18 @@ class Started:
         for pid in found:
             found += children.get(pid, [])
         return set(found[1:])
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """It and every process under it stand still until the end of the block."""
+        pids = [self.process.pid, *self.descendants()]
+        try:
+            for pid in pids:
+                os.kill(pid, signal.SIGSTOP)
+            yield
+        finally:
+            for pid in pids:
+                os.kill(pid, signal.SIGCONT)
 
 
 Run = Callable[..., Started]
