@@ -1,10 +1,9 @@
-"""Is this machine, and are these ranks, fit to train? Checks what training needs and says what to do about
-what is not.
+"""Check whether this machine and these ranks can train, and report what to fix.
 
     torchrun --nproc-per-node 2 -m ddp_trainer.doctor
     torchrun --nproc-per-node 2 -m ddp_trainer.doctor --mebibytes 64 --timeout-seconds 30
 
-Each collective is checked for its result and timed; a rank that does not come is named. Then, on every node:
+Each collective is checked for its result and timed; a rank that does not join is named. Then, on every node:
 shared memory for data workers, the volume, the network interface, and how far the clocks are apart. The exit
 code is 0 if all is well, 1 if not.
 """

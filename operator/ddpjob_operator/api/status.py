@@ -208,7 +208,7 @@ class Goodput(APIModel):
 
 
 class Internal(APIModel):
-    """Notes of the operator to itself. They are no interface: any version may change them."""
+    """Internal state of the operator. Not part of the API: any version may change it."""
 
     spec_digests: dict[str, str] | None = None
     """Digests of the immutable spec fields that the current attempt was started with."""
@@ -327,7 +327,7 @@ class DDPJobStatus(APIModel):
     """When the job succeeded or failed."""
 
     internal: Internal = Internal()
-    """Notes of the operator to itself. They are no interface: any version may change them."""
+    """Internal state of the operator. Not part of the API: any version may change it."""
 
     @property
     def is_final(self) -> bool:

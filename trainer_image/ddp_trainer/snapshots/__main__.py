@@ -1,10 +1,10 @@
-"""Snapshots for people.
+"""List, verify and export snapshots.
 
-python -m ddp_trainer.snapshots ls DIR          what is there, newest first
-python -m ddp_trainer.snapshots verify DIR      read every byte; exit code 1 if any snapshot is not as its manifest says
-python -m ddp_trainer.snapshots export DIR      the newest valid model as model.pt and model.safetensors
+python -m ddp_trainer.snapshots ls DIR          list snapshots, newest first
+python -m ddp_trainer.snapshots verify DIR      verify checksums; exit code 1 if a snapshot does not match its manifest
+python -m ddp_trainer.snapshots export DIR      write the newest valid model as model.pt and model.safetensors
 
-DIR is the job's directory, such as /mnt/shared/checkpoints/digits. Nothing in it is changed; only export needs torch.
+DIR is a checkpoint directory, such as /mnt/shared/checkpoints/digits. It is not changed. Only export needs torch.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for name, text in (("ls", "list"), ("verify", "read every byte"), ("export", "write a model for other programs")):
+    for name, text in (("ls", "list"), ("verify", "verify checksums"), ("export", "export the model")):
         command = commands.add_parser(name, help=text)
         command.add_argument("directory", type=Path, metavar="DIR")
         if name != "ls":
