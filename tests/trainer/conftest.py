@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.starting import mark, no_process, starts_processes
 from tests.trainer.data_server import Web
 from tests.trainer.train.volume import Volume
 
@@ -25,11 +26,13 @@ def shared(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
+@starts_processes
 def volume(tmp_path: Path) -> Volume:
     return Volume(tmp_path)
 
 
 @pytest.fixture(scope="session")
+@starts_processes
 def trained_once(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Volume]:
     """Runs that several tests compare with, trained the first time one of them asks."""
     done: dict[Any, Volume] = {}
@@ -41,3 +44,14 @@ def trained_once(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Volu
         return done[key]
 
     return trained
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        mark(item)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    with no_process(item):
+        return (yield)

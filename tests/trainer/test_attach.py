@@ -16,7 +16,7 @@ from torch import nn
 
 from ddp_trainer.rank.world import World
 
-pytestmark = [pytest.mark.trainer, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.timeout(600)
 
 
 def test_an_own_loop_that_was_told_to_stop_exits_143_and_resumes_to_the_same_bits(volume, trained_once) -> None:
@@ -59,6 +59,7 @@ def test_the_models_gpu_becomes_the_current_device(monkeypatch) -> None:
     assert happened == [torch.device("cuda:2"), World(device=torch.device("cuda:2"))]
 
 
+@pytest.mark.processes
 def test_the_package_imports_without_torch() -> None:
     code = "import ddp_trainer as d, sys; print('torch' in sys.modules, callable(d.attach), d.Task.__name__)"
     done = subprocess.run(

@@ -5,13 +5,10 @@ from __future__ import annotations
 import subprocess
 import sys
 
-import pytest
 import torch
 
 from ddp_trainer import doctor
 from ddp_trainer.rank.world import World
-
-pytestmark = pytest.mark.trainer
 
 
 def examine(volume, module: tuple[str, ...], **environment: str) -> subprocess.CompletedProcess[str]:

@@ -43,6 +43,7 @@ threading.Thread(target=late).start()
     ("module", "arguments"),
     [("ddp_trainer.initialize", []), ("ddp_trainer.train", ["--no-such-flag"])],
 )
+@pytest.mark.processes
 def test_a_refusal_keeps_its_exit_code(module: str, arguments: list[str], tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(ABORTS)
     own = {name: value for name, value in os.environ.items() if not name.startswith("DDPJOB_")}
@@ -69,6 +70,7 @@ def run_rank(script: str, folder: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=own, capture_output=True, text=True, timeout=120)
 
 
+@pytest.mark.processes
 def test_a_rank_that_is_done_runs_its_exit_handlers_and_leaves_its_groups(tmp_path: Path) -> None:
     ended = run_rank(SCRIPT, tmp_path)
     assert ended.returncode == 0, ended.stderr
@@ -76,12 +78,14 @@ def test_a_rank_that_is_done_runs_its_exit_handlers_and_leaves_its_groups(tmp_pa
 
 
 @pytest.mark.parametrize(("last_line", "code"), [("sys.exit(3)", 3), ("raise ValueError('loss is NaN')", 1)])
+@pytest.mark.processes
 def test_a_rank_that_failed_keeps_its_exit_code(last_line: str, code: int, tmp_path: Path) -> None:
     ended = run_rank(SCRIPT + last_line, tmp_path)
     assert ended.returncode == code, ended.stderr
     assert "exit handlers ran" in ended.stdout
 
 
+@pytest.mark.processes
 def test_a_group_that_cannot_be_destroyed_does_not_keep_a_rank_that_is_done(tmp_path: Path) -> None:
     ended = run_rank(SCRIPT + "dist.destroy_process_group = lambda: time.sleep(600)", tmp_path)
     assert ended.returncode == 0, ended.stderr

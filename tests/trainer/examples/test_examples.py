@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 
 import pytest
+from tests.support.starting import starts_processes
 from tests.trainer.documented import PAGE, pattern
 from tests.trainer.examples import settings
 from tests.trainer.examples.workbook import Workbook, examples
 
 from ddp_trainer.logs.losses import read_losses
 
-pytestmark = [pytest.mark.trainer, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.timeout(900)
 
 NAMES = [example.name for example in examples()]
 TABLE = re.findall(
@@ -20,6 +21,7 @@ TABLE = re.findall(
 
 
 @pytest.fixture(scope="module")
+@starts_processes
 def workbook(tmp_path_factory: pytest.TempPathFactory) -> Workbook:
     """The page, worked through."""
     workbook = Workbook(tmp_path_factory.mktemp("try"))

@@ -12,7 +12,7 @@ from tests.trainer.train.volume import Volume
 
 from ddp_trainer.snapshots.trust.disk import Disk
 
-pytestmark = [pytest.mark.trainer, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.timeout(300)
 
 
 def test_a_full_volume_costs_snapshots_and_never_training(small_volume: Volume) -> None:

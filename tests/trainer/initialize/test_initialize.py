@@ -158,11 +158,13 @@ def test_a_folder_replaces_a_folder_whole(shared: Path) -> None:
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
+@pytest.mark.processes
 def test_what_can_never_work_as_written_is_the_users_to_correct(shared: Path, task: dict[str, str], told: str) -> None:
     with pytest.raises(UserError, match=told):
         run(Initializer("x", "data", **task), shared, pvcs(shared))
 
 
+@pytest.mark.processes
 def test_a_script_runs_on_the_volume_once(shared: Path) -> None:
     task = Initializer("unpack", "datasets/count", script="mkdir -p datasets && pwd >> datasets/count")
     for _ in range(2):
@@ -170,6 +172,7 @@ def test_a_script_runs_on_the_volume_once(shared: Path) -> None:
     assert (shared / "datasets" / "count").read_text() == f"{shared}\n"
 
 
+@pytest.mark.processes
 def test_a_script_that_fails_is_tried_again_and_leaves_nothing_running(shared: Path) -> None:
     task = Initializer("unpack", "done", script="sleep 600 & echo $! > pid; test -e ready && touch done")
     with pytest.raises(FetchError, match="exit code 1"):

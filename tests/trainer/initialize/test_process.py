@@ -19,6 +19,8 @@ from tests.trainer.data_server import BODY, Web, left_over, refusing, whole
 
 from ddp_trainer.initialize.__main__ import Initializer, run
 
+pytestmark = pytest.mark.processes
+
 
 def process(shared: Path, task: dict[str, Any] | str, **environ: str) -> subprocess.Popen[bytes]:
     given = {

@@ -135,6 +135,7 @@ def initialize(source: str, server: str, folder: Path, **environment: str) -> tu
 
 
 @pytest.mark.parametrize("source", ["s3://bucket/train", "hf://datasets/owner/digits/train"])
+@pytest.mark.processes
 def test_a_folder_arrives_whole(source: str, server: str, tmp_path: Path) -> None:
     assert initialize(source, server, tmp_path)[0] == 0
     found = {str(path.relative_to(tmp_path / "data")) for path in (tmp_path / "data").rglob("*") if path.is_file()}
@@ -144,12 +145,14 @@ def test_a_folder_arrives_whole(source: str, server: str, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("source", ["s3://bucket/train/a.bin", "hf://datasets/owner/digits/train/a.bin"])
+@pytest.mark.processes
 def test_a_file_arrives_whole(source: str, server: str, tmp_path: Path) -> None:
     assert initialize(source, server, tmp_path)[0] == 0
     assert (tmp_path / "data").read_bytes() == FILES["train/a.bin"]
 
 
 @pytest.mark.parametrize("source", ["s3://bucket/none", "hf://datasets/owner/none", "hf://datasets/owner/digits/none"])
+@pytest.mark.processes
 def test_what_is_not_there_is_the_users_to_correct(source: str, server: str, tmp_path: Path) -> None:
     code, message = initialize(source, server, tmp_path)
     assert code == 64
@@ -157,6 +160,7 @@ def test_what_is_not_there_is_the_users_to_correct(source: str, server: str, tmp
     assert f"there is no {source}; correct the source" in message["message"]
 
 
+@pytest.mark.processes
 def test_wrong_credentials_are_named_as_what_they_are(server: str, tmp_path: Path) -> None:
     code, message = initialize("s3://bucket/train", server, tmp_path, AWS_ACCESS_KEY_ID="wrong")
     assert code == 64

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 from tests.support.ports import free_port
+from tests.support.starting import starts_processes
 from tests.support.waiting import PATIENCE_SECONDS, eventually
 
 from ddp_trainer.contract import processes, run_dir
@@ -110,6 +111,7 @@ StartPod = Callable[..., Pod]
 
 
 @pytest.fixture
+@starts_processes
 def start_pod(tmp_path: Path) -> Iterator[StartPod]:
     """`start_pod(script, *args, **environment)` starts a launcher whose ranks run the text `script`."""
     pods: list[Pod] = []

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 
 import pytest
+from tests.support.starting import starts_processes
 
 from ddp_trainer.contract.processes import Usage, usage
 from ddp_trainer.launch.activity import Activity, is_active
@@ -32,6 +33,7 @@ def test_a_rank_is_active_if_it_computes_reads_or_writes(after: Usage, active: b
 
 
 @pytest.fixture
+@starts_processes
 def process() -> Iterator[subprocess.Popen[str]]:
     with subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True) as cat:
         yield cat
@@ -55,6 +57,7 @@ def test_an_idle_process_is_inactive_since_the_first_look_and_active_again_when_
     assert activity.by_pid([process.pid], 1020.0) == {process.pid: 1020.0}
 
 
+@pytest.mark.processes
 def test_the_usage_of_a_process_includes_its_children() -> None:
     code = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'sum(range(10**7))']); input()"
     with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-pytestmark = pytest.mark.trainer
-
 TRAIN = """
     import os, sys, time
     from ddp_trainer.contract.heartbeat import Heartbeat

@@ -141,7 +141,6 @@ def test_torchrun_waits_for_other_nodes_only_where_they_may_still_need_it(
     assert torchrun_seconds(exit_codes, hosts_store=hosts_store, asked=asked, superseded=superseded) == seconds
 
 
-@pytest.mark.trainer
 @pytest.mark.timeout(600)
 def test_a_survivor_and_a_spare_go_on_in_their_pods_to_the_same_bits(start_pod, place, tmp_path):
     unbroken = Volume(tmp_path / "unbroken").trained(2, *STRUCK, DDPJOB_ATTEMPT="1")
@@ -179,7 +178,6 @@ def trained_steps(page: bytes) -> float | None:
     return float(found[1]) if found else None
 
 
-@pytest.mark.trainer
 @pytest.mark.timeout(600)
 def test_a_gang_grows_and_shrinks_without_losing_a_step_at_a_constant_global_batch(start_pod, place, tmp_path):
     gang = {"DDPJOB_UID": "gang", "DDPJOB_RDZV_PORT": str(free_port()), "PYTHONPATH": f"{TRAINER}:{HERE}"}
@@ -214,7 +212,6 @@ def test_a_gang_grows_and_shrinks_without_losing_a_step_at_a_constant_global_bat
     assert (volume.newest_manifest()["samples"], volume.newest_manifest()["globalBatch"]) == (3 * 1437, 64)
 
 
-@pytest.mark.trainer
 @pytest.mark.timeout(600)
 def test_a_node_that_fell_silent_does_not_hold_up_the_one_that_goes_on_without_it(start_pod, place, tmp_path):
     gang = {"DDPJOB_UID": "gang", "DDPJOB_RDZV_PORT": str(free_port()), "DDPJOB_SHUTDOWN_SECONDS": "600"}
@@ -228,7 +225,6 @@ def test_a_node_that_fell_silent_does_not_hold_up_the_one_that_goes_on_without_i
     assert "1 ranks did not stop in time and were killed" in goes_on.log
 
 
-@pytest.mark.trainer
 def test_a_pod_that_lost_its_peer_waits_for_a_later_attempt_and_for_nothing_else(start_pod, place, tmp_path):
     folder = place(tmp_path / "place", attempt=2, node_rank=0, nodes=1)
     pod = start_pod(
@@ -250,7 +246,6 @@ def test_a_pod_that_lost_its_peer_waits_for_a_later_attempt_and_for_nothing_else
     assert message["message"].startswith("stopped by SIGTERM while it waited for a later attempt; rank 0 raised")
 
 
-@pytest.mark.trainer
 def test_a_pod_that_nobody_gives_a_place_ends_of_what_it_would_have_ended_of(start_pod, place, tmp_path):
     folder = place(tmp_path / "place", attempt=0, node_rank=0, nodes=1)
     pod = start_pod(LOSES_ITS_PEER, DDPJOB_ASSIGNMENT_DIR=str(folder), DDPJOB_REASSIGN_SECONDS="0.3")
@@ -259,7 +254,6 @@ def test_a_pod_that_nobody_gives_a_place_ends_of_what_it_would_have_ended_of(sta
     assert pod.message["message"].endswith("this pod was given no place in a later attempt within 0.3 s")
 
 
-@pytest.mark.trainer
 def test_a_pod_that_waits_for_its_peers_makes_way_for_a_later_attempt_at_once(start_pod, place, tmp_path):
     folder = place(tmp_path / "place", attempt=0, node_rank=1, nodes=2)
     pod = start_pod("print('alone')", DDPJOB_ASSIGNMENT_DIR=str(folder), DDPJOB_SHUTDOWN_SECONDS="600")
@@ -270,7 +264,6 @@ def test_a_pod_that_waits_for_its_peers_makes_way_for_a_later_attempt_at_once(st
     assert "alone" in pod.log
 
 
-@pytest.mark.trainer
 def test_a_spare_ends_at_once_when_it_is_asked_to(start_pod, place, tmp_path):
     folder = place(tmp_path / "place", attempt=3, node_rank="none", nodes=2)
     pod = start_pod("", DDPJOB_ASSIGNMENT_DIR=str(folder), DDPJOB_SHUTDOWN_SECONDS="600")
@@ -282,7 +275,6 @@ def test_a_spare_ends_at_once_when_it_is_asked_to(start_pod, place, tmp_path):
     eventually(lambda: not any(processes.alive(pid) for pid in below), "nothing is left")
 
 
-@pytest.mark.trainer
 def test_a_pod_that_starts_with_no_place_at_all_is_the_configurations_error(start_pod, tmp_path):
     pod = start_pod("", DDPJOB_ASSIGNMENT_DIR=str(tmp_path / "nowhere"))
     assert pod.wait() == 64

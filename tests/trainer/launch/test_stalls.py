@@ -8,8 +8,6 @@ import signal
 import pytest
 from tests.trainer.documented import message as documented
 
-pytestmark = pytest.mark.trainer
-
 
 def test_a_stopped_rank_is_found_by_its_silence_and_every_stack_is_saved(start_pod):
     pod = start_pod(

@@ -10,8 +10,6 @@ from tests.support.waiting import eventually
 
 from ddp_trainer.contract import processes
 
-pytestmark = pytest.mark.trainer
-
 SAVES_ON_SIGTERM = """
     import os, signal, subprocess, sys, time
     from ddp_trainer.contract.exit_codes import Preempted

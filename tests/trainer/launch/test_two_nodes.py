@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import pytest
 from tests.support.ports import free_port
-
-pytestmark = pytest.mark.trainer
 
 ALL_REDUCE = """
     import os, sys, torch, torch.distributed as dist

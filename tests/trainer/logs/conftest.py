@@ -7,10 +7,12 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from tests.support.starting import starts_processes
 from tests.support.tmpfs import small_tmpfs
 
 
 @pytest.fixture
+@starts_processes
 def small(tmp_path: Path) -> Iterator[Path]:
     """A folder on a tmpfs of one page, so that the second line is more than it holds."""
     with small_tmpfs(tmp_path / "small", "64k") as folder:

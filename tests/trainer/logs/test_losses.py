@@ -166,6 +166,7 @@ def test_killed_anywhere_the_merged_history_is_that_of_an_unbroken_run(
     assert [(line["step"], line["loss"]) for line in found] == [(step, 1 / step) for step in range(1, last + 1)]
 
 
+@pytest.mark.processes
 def test_the_command_prints_the_merged_losses_without_torch(tmp_path: Path) -> None:
     log = begun(tmp_path, 0)
     trained(log, 1, 2)

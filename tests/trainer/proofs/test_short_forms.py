@@ -12,15 +12,17 @@ from pathlib import Path
 import pytest
 from tests.prove import agreement, bitwise_resume, document, elastic, published_run
 from tests.prove.training import losses, trained_in_one_start
+from tests.support.starting import starts_processes
 from tests.trainer.train.volume import Volume
 
-pytestmark = [pytest.mark.trainer, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.timeout(600)
 
 SAME_ON_ANY_MACHINE = 1e-4
 """What instruction sets and versions of torch may change of a first loss; a wrong seed or order changes 0.01."""
 
 
 @pytest.fixture(scope="module")
+@starts_processes
 def first_steps(tmp_path_factory: pytest.TempPathFactory) -> Volume:
     """The first steps of kept runs, trained by one rank: the number of ranks changes no loss."""
     volume = Volume(tmp_path_factory.mktemp("first-steps"))
@@ -56,6 +58,7 @@ def test_the_first_losses_of_the_reference_are_those_of_the_document(first_steps
     assert found == pytest.approx(kept[: len(found)], abs=SAME_ON_ANY_MACHINE)
 
 
+@pytest.mark.processes
 def test_a_run_killed_with_half_of_a_snapshot_written_resumes_to_the_same_bits(tmp_path: Path) -> None:
     (moment,) = [m for m in bitwise_resume.moments() if (m.strategy, m.phase) == ("single", "save")]
     (resume,) = bitwise_resume.measure(tmp_path, [replace(moment, step=15, part=6)])
@@ -64,10 +67,12 @@ def test_a_run_killed_with_half_of_a_snapshot_written_resumes_to_the_same_bits(t
     assert resume.where.startswith("half of the write of ")
 
 
+@pytest.mark.processes
 def test_ranks_that_come_and_go_take_every_sample_once_an_epoch_at_the_same_rates(tmp_path: Path) -> None:
     resized = elastic.resized(tmp_path, "ddp")
     assert resized.problem is None
 
 
+@pytest.mark.processes
 def test_a_number_of_ranks_that_does_not_divide_the_batch_is_refused_before_anything_is_written(tmp_path: Path) -> None:
     assert elastic.refusal(tmp_path).problem is None

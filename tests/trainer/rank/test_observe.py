@@ -156,6 +156,7 @@ def test_after_the_observer_is_closed_torch_is_as_it_was(seen: Any) -> None:
     assert (torch.autograd.backward, torch.amp.GradScaler.scale) == before
 
 
+@pytest.mark.processes
 def test_a_script_is_observed_from_its_own_import_of_torch_on(tmp_path: Path) -> None:
     heartbeat_dir(tmp_path).mkdir()
     code = f"""

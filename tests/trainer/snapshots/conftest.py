@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from tests.support.starting import starts_processes
 
 from ddp_trainer.snapshots.trust.disk import Disk
 from ddp_trainer.snapshots.trust.fence import Fence
@@ -64,6 +65,7 @@ def volume(tmp_path: Path) -> Volume:
 
 
 @pytest.fixture
+@starts_processes
 def run_script() -> Callable[..., subprocess.CompletedProcess[str]]:
     """Run a script of this folder, or `-m module`, with the trainer importable and one thread of arithmetic."""
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.starting import starts_processes
 from tests.support.tmpfs import small_tmpfs
 
 from ddp_trainer.snapshots.trust.errors import SnapshotError
@@ -17,6 +18,7 @@ MIB = 1 << 20
 
 
 @pytest.fixture
+@starts_processes
 def small(volume: Any, tmp_path: Path) -> Iterator[Any]:
     """The volume on a tmpfs of 16 MiB."""
     with small_tmpfs(volume.directory):

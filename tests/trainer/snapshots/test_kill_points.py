@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.starting import starts_processes
 
 
 @pytest.fixture(scope="module")
+@starts_processes
 def lives(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     import os
     import subprocess

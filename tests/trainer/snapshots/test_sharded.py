@@ -13,11 +13,10 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from tests.support.starting import starts_processes
 
 from ddp_trainer.snapshots.__main__ import main
 from ddp_trainer.snapshots.trust.store import SnapshotStore
-
-pytestmark = pytest.mark.trainer
 
 HERE = Path(__file__).parent
 
@@ -35,6 +34,7 @@ def seen(out: Path, scenario: str, world_size: int, rank: int = 0) -> Any:
 
 
 @pytest.fixture(scope="module")
+@starts_processes
 def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What two ranks saved, and what two and then one made of it."""
     out = tmp_path_factory.mktemp("sharded")

@@ -12,15 +12,15 @@ from typing import Any
 
 import pytest
 import torch
+from tests.support.starting import starts_processes
 
 from ddp_trainer.snapshots.session import Identity, Progress, SaveInterval, SnapshotEvent, Snapshots
-
-pytestmark = pytest.mark.trainer
 
 HERE = Path(__file__).parent
 
 
 @pytest.fixture(scope="module")
+@starts_processes
 def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where the two ranks left their volumes and what they saw."""
     out = tmp_path_factory.mktemp("two-ranks")
@@ -40,6 +40,7 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
+@starts_processes
 def seen(out: Path) -> list[dict[str, Any]]:
     """By rank: scenario -> what it returned there."""
     return [json.loads((out / f"rank-{rank}.json").read_text()) for rank in (0, 1)]

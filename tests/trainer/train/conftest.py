@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
+from tests.support.starting import starts_processes
 from tests.trainer.train.volume import HERE, Volume
 
 from ddp_trainer.rank.world import World, process_group
@@ -21,6 +22,7 @@ def group() -> Iterator[World]:
 
 
 @pytest.fixture(scope="session")
+@starts_processes
 def run(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int, str], Volume]:
     """One of the undisturbed runs in `runs.py`; the first of a number of ranks trains all of that number."""
     roots: dict[int, Path] = {}
@@ -39,6 +41,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int, str], Volume
 
 
 @pytest.fixture(scope="session")
+@starts_processes
 def resumed(run: Callable[[int, str], Volume]) -> Callable[[str], tuple[Volume, Volume]]:
     """One of RESUMED in `runs.py`: the run that was started twice, and the one that was not."""
     table = runpy.run_path(str(HERE / "runs.py"))["RESUMED"]

@@ -134,6 +134,7 @@ def test_a_file_may_write_a_learning_rate_as_people_do(tmp_path: Path) -> None:
     assert parse(["--config", str(file)]).lr == 0.001
 
 
+@pytest.mark.processes
 def test_every_field_is_a_flag_with_a_description() -> None:
     shown = subprocess.run(
         [sys.executable, "-m", "ddp_trainer.train", "--help"],
@@ -147,6 +148,7 @@ def test_every_field_is_a_flag_with_a_description() -> None:
         assert field.metadata["help"].split()[0] in shown
 
 
+@pytest.mark.processes
 def test_a_bad_flag_is_told_before_torch_is_imported() -> None:
     code = (
         "import sys; from ddp_trainer import train\n"

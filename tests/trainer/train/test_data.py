@@ -157,6 +157,7 @@ def loaded(ranks: int, workers: int, offset: int = 0, micro: int | None = None) 
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+@pytest.mark.processes
 def test_workers_draw_the_same_augmentation_for_a_sample_whatever_their_number_and_the_ranks() -> None:
     reference = loaded(ranks=1, workers=1)
     assert sorted(reference) == [float(index) for index in range(23)]
@@ -167,6 +168,7 @@ def test_workers_draw_the_same_augmentation_for_a_sample_whatever_their_number_a
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+@pytest.mark.processes
 def test_loading_with_workers_leaves_the_random_numbers_of_training_alone() -> None:
     torch.manual_seed(1)
     loaded(ranks=1, workers=1)
@@ -176,6 +178,7 @@ def test_loading_with_workers_leaves_the_random_numbers_of_training_alone() -> N
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+@pytest.mark.processes
 def test_the_same_workers_load_every_epoch() -> None:
     loader = Loader(Augmented(), BatchPlan(samples=23, global_batch=8), World(), workers=2)
     before = set(multiprocessing.active_children())
@@ -198,6 +201,7 @@ def test_workers_are_told_to_leave_as_soon_as_nobody_needs_them() -> None:
         gc.enable()
 
 
+@pytest.mark.processes
 def test_workers_of_a_forkserver_outlive_the_sigterm_of_the_process_group() -> None:
     script = [sys.executable, str(Path(__file__).with_name("signalled_workers.py"))]
     done = subprocess.run(script, capture_output=True, text=True, timeout=120, start_new_session=True)
@@ -212,6 +216,7 @@ class Broken(Augmented):
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+@pytest.mark.processes
 def test_an_exception_of_the_data_set_is_not_taken_for_the_death_of_its_worker() -> None:
     loader = Loader(Broken(), BatchPlan(samples=23, global_batch=8), World(), workers=1)
     with pytest.raises(RuntimeError, match=r"sample \d+ cannot be read") as raised:

@@ -15,8 +15,6 @@ from ddp_trainer.train.data import BatchPlan, Loader
 from ddp_trainer.train.precision import Precision
 from ddp_trainer.train.strategies.data_parallel import DataParallel
 
-pytestmark = pytest.mark.trainer
-
 TASK = load_task("toy_linear", {"samples": 24})
 
 

@@ -15,8 +15,6 @@ from ddp_trainer.train.data import BatchPlan, Loader
 from ddp_trainer.train.precision import Precision
 from ddp_trainer.train.strategies.fsdp import FSDP
 
-pytestmark = pytest.mark.trainer
-
 
 class Regression(Task):
     """Sums of numbers, with targets in fp32."""

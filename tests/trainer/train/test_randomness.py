@@ -10,8 +10,6 @@ from torch.backends import cuda
 
 from ddp_trainer.train.randomness import make_deterministic
 
-pytestmark = pytest.mark.trainer
-
 
 @pytest.fixture
 def attention() -> Iterator[None]:

@@ -9,9 +9,10 @@ import re
 import time
 
 import pytest
+from tests.support.starting import starts_processes
 from tests.trainer.train.volume import Volume
 
-pytestmark = [pytest.mark.trainer, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.timeout(600)
 
 DEADLINE = 120
 
@@ -159,6 +160,7 @@ def test_other_settings_of_the_optimizer_are_refused_by_name(saved_small, change
 
 
 @pytest.fixture(scope="module")
+@starts_processes
 def saved_small(tmp_path_factory: pytest.TempPathFactory) -> Volume:
     """Three steps with plain SGD."""
     return Volume(tmp_path_factory.mktemp("small")).trained(0, *SMALL)

@@ -11,7 +11,7 @@ from ddp_trainer.tasks import load_task
 from ddp_trainer.train.randomness import mixed_seed
 
 HERE = Path(__file__).parent
-pytestmark = [pytest.mark.trainer, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.timeout(600)
 
 
 @pytest.mark.parametrize("name", ["ddp", "accumulated", "manual-allreduce", "manual-rs-ag"])

@@ -13,8 +13,6 @@ from ddp_trainer.train.precision import Precision
 from ddp_trainer.train.strategies.base import Single
 from ddp_trainer.train.validate import evaluate
 
-pytestmark = pytest.mark.trainer
-
 
 def test_the_losses_of_a_validation_in_bf16_are_not_rounded_to_bf16() -> None:
     task, world = load_task("digits", {"width": 8}), World()

@@ -232,6 +232,7 @@ def test_a_spare_has_no_node_rank(pod, tmp_path):
     ]
 
 
+@pytest.mark.processes
 def test_promtool_finds_nothing_to_complain_about(pod, tmp_path):
     promtool = shutil.which("promtool")
     if promtool is None:
@@ -269,7 +270,6 @@ def test_anything_else_is_refused(server, path, method, code):
     assert refused.value.code == code
 
 
-@pytest.mark.trainer
 def test_the_launcher_serves_what_its_ranks_report_while_they_train(start_pod):
     pod = start_pod(
         """
