@@ -24,12 +24,19 @@ demo-cluster: $(VENV)/.dev  ## the same on a real Kubernetes cluster, installed 
 	$(BIN)/python -m tests.cluster.demo
 
 ##@ Check it
-test: lint tools  ## everything: style, types, layers, and every test, two tiers at a time
+test: lint tools  ## everything: style, types, layers, and every test, two tiers at a time; prints how long each took
 	$(PYTEST) -q -n $(WORKERS) --max-worker-restart=0 tests
 
-check: lint test-unit  ## lint, and everything that starts no process
+check: $(VENV)/.dev  ## lint, and every test that starts no process of the trainer, on all cores: under a minute
+	@$(MAKE) --no-print-directory -j --output-sync=target lint test-in-process
 
-test-unit: $(VENV)/.dev  ## decisions alone, no process started: under 30 s
+busy-test: $(VENV)/.dev  ## `make test` five times beside four busy processes; prints time and counts of each run
+	$(BIN)/python -m tests.support.busy
+
+test-in-process: $(VENV)/.dev
+	$(PYTEST) -q -n auto -m "not processes" tests/unit tests/trainer
+
+test-unit: $(VENV)/.dev  ## decisions alone, no process of the trainer: under 30 s
 	$(PYTEST) -q tests/unit
 
 test-trainer: $(VENV)/.dev  ## the trainer under real torchrun
@@ -47,11 +54,19 @@ test-cluster: $(VENV)/.dev  ## real pods on real nodes
 test-packaging: $(VENV)/.dev  ## chart, manifests, images, installed environments
 	$(PYTEST) tests/packaging
 
-lint: $(VENV)/.dev  ## ruff, mypy, import layers, Dockerfiles, generated files
+lint: lint-style lint-types lint-layers lint-files  ## ruff, mypy, import layers, Dockerfiles, generated files
+
+lint-style: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+
+lint-types: $(VENV)/.dev
 	$(BIN)/mypy
+
+lint-layers: $(VENV)/.dev
 	$(BIN)/lint-imports --no-logo
+
+lint-files: $(VENV)/.dev
 	$(BIN)/hadolint Dockerfile trainer_image/Dockerfile
 	$(BIN)/python -m ddpjob_operator.api.crd --check
 	$(BIN)/python -m ddpjob_operator.api.docs --check
@@ -153,5 +168,5 @@ $(VENV)/.dev: $(VENV)/.torch requirements/dev.txt pyproject.toml
 help:
 	@awk 'BEGIN {FS = ":.*##"} /^##@/ {printf "\n%s\n", substr($$0, 5)} /^[a-z-]+:.*##/ {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-.PHONY: demo demo-cluster test test-unit test-trainer test-local test-api test-cluster test-packaging check lint prove bench-trainer bench format generate \
+.PHONY: busy-test test-in-process lint-style lint-types lint-layers lint-files demo demo-cluster test test-unit test-trainer test-local test-api test-cluster test-packaging check lint prove bench-trainer bench format generate \
 	release-check release-notes wheel chart-package sbom images run-operator cluster-up cluster-down clean python-venv tools help

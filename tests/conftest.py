@@ -5,12 +5,16 @@ tiers may run side by side.
 from __future__ import annotations
 
 import subprocess
+from collections.abc import Iterator
+from functools import cache
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, settings
 from tests.kubernetes import required_tiers
+from tests.support.durations import Durations
+from tests.support.leftovers import leftovers, name_this_run
 
 if TYPE_CHECKING:
     from xdist.remote import Producer
@@ -23,11 +27,34 @@ HERE = Path(__file__).parent
 ON_KUBERNETES = ("cluster", "api_server")
 TOGETHER = (*ON_KUBERNETES, "local", "trainer/train")
 """Folders whose tests share a cluster, an API server or a run that others compare with, the longest first."""
+DURATIONS = pytest.StashKey[Durations]()
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     """A wrong DDPJOB_REQUIRE is said before any test, and not by the tests that happen to skip."""
     required_tiers()
+    name_this_run()
+    config.stash[DURATIONS] = durations = Durations()
+    config.pluginmanager.register(durations)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_sessionfinish(session: pytest.Session) -> Iterator[None]:
+    """After the last fixture, and the last worker, has ended: nothing that this run started is left."""
+    yield
+    if hasattr(session.config, "workerinput"):
+        return
+    if left := leftovers():
+        reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+        reporter.section("still running: what a test starts ends with it", red=True)
+        reporter.write("\n".join(left) + "\n")
+        session.exitstatus = session.exitstatus or pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    if lines := config.stash[DURATIONS].lines():
+        terminalreporter.section("durations of the tiers")
+        terminalreporter.write("\n".join(lines) + "\n")
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -35,13 +62,11 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Schedul
     """With `-n`, a worker gets what must not be torn apart: one of those folders, or a file."""
     from xdist.scheduler import LoadScopeScheduling
 
-    one_cluster = _one_cluster()
-
     class Tiers(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
             path = PurePosixPath(nodeid.partition("::")[0]).relative_to("tests")
             folder = _folder(path)
-            return "Kubernetes" if one_cluster and folder in ON_KUBERNETES else folder or str(path)
+            return "Kubernetes" if folder in ON_KUBERNETES and _one_cluster() else folder or str(path)
 
     config.option.loadscopereorder = False
     return Tiers(config, log)
@@ -51,7 +76,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Side by side, the longest come first; the decisions' own tests, which take seconds, fill the gaps at the end."""
     if not hasattr(config, "workerinput"):
         return
-    first = ("api_server", "cluster") if _one_cluster() else ON_KUBERNETES
+    needed = any(item.path.is_relative_to(HERE / folder) for item in items for folder in ON_KUBERNETES)
+    first = ("api_server", "cluster") if needed and _one_cluster() else ON_KUBERNETES
     turns = {folder: turn for turn, folder in enumerate((*first, *TOGETHER[2:]))}
 
     def turn(item: pytest.Item) -> int:
@@ -61,6 +87,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items.sort(key=turn)
 
 
+@cache
 def _one_cluster() -> bool:
     """Is there one for both tiers? Then the API's tests come first: the operator of the others would serve them too."""
     choice = subprocess.run([HERE / "cluster" / "cluster.sh", "choose"], capture_output=True, text=True)
