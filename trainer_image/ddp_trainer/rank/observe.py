@@ -52,8 +52,8 @@ def observe(heartbeat: Heartbeat, world_size: int) -> ScriptObserver:
     close_observer()
     heartbeat.enter("script")
     _current = ScriptObserver(heartbeat, world_size)
-    _after_import("torch", _current.hook_into_torch)
-    _after_import("transformers.trainer", _current.hook_into_transformers)
+    _current.after_import("torch", _current.hook_into_torch)
+    _current.after_import("transformers.trainer", _current.hook_into_transformers)
     return _current
 
 
@@ -80,6 +80,8 @@ class ScriptObserver:
         """Steps of the run before this process began."""
         self._total_steps: int | None = None
         self.epoch: int | None = None
+        self.loss: float | None = None
+        """The loss that the script itself logs, instead of the one that `backward()` gets."""
         self._phase = "script"
         self._loss: Tensor | None = None
         self._scaled: tuple[ref[Tensor], Tensor] | None = None
@@ -154,7 +156,7 @@ class ScriptObserver:
             epoch=self.epoch,
             total_steps=self._total_steps,
             samples=self._samples,
-            loss=self._loss,
+            loss=self._loss if self.loss is None else self.loss,
             samples_per_second=self._samples_per_second(samples, now),
             learning_rate=_learning_rate(optimizer),
         )
@@ -204,6 +206,22 @@ class ScriptObserver:
         from ddp_trainer.rank.observe_transformers import report_to
 
         report_to(self)
+
+    def after_import(self, name: str, action: Callable[[], None]) -> None:
+        """Call `action` once the module `name` has been imported. An error in it is printed, and stops nothing."""
+
+        def try_it() -> None:
+            try:
+                action()
+            except Exception as error:  # a release of torch without one of these hooks still trains
+                print(f"ddp_trainer: this script's progress cannot be observed: {error!r}", file=sys.stderr, flush=True)
+
+        if name in sys.modules:
+            try_it()
+            return
+        finder = _ImportedOnce(name, try_it)
+        sys.meta_path.insert(0, finder)
+        self._undo.append(finder.remove)
 
     def close(self) -> None:
         """Take the hooks away."""
@@ -262,21 +280,6 @@ def _learning_rate(optimizer: Optimizer) -> float | None:
     return float(rate) if isinstance(rate, int | float) else None
 
 
-def _after_import(name: str, action: Callable[[], None]) -> None:
-    """Call `action` once the module `name` has been imported. What goes wrong in it is said, and stops nothing."""
-
-    def try_it() -> None:
-        try:
-            action()
-        except Exception as error:  # a release of torch without one of these hooks still trains
-            print(f"ddp_trainer: this script's progress cannot be observed: {error!r}", file=sys.stderr, flush=True)
-
-    if name in sys.modules:
-        try_it()
-    else:
-        sys.meta_path.insert(0, _ImportedOnce(name, try_it))
-
-
 class _ImportedOnce(MetaPathFinder):
     """Finds one module as the other finders do, and calls `action` when it has been executed."""
 
@@ -289,7 +292,7 @@ class _ImportedOnce(MetaPathFinder):
     ) -> importlib.machinery.ModuleSpec | None:
         if fullname != self._name:
             return None
-        sys.meta_path.remove(self)
+        self.remove()
         finders = (finder.find_spec(fullname, path, target) for finder in list(sys.meta_path))
         spec = next((found for found in finders if found is not None), None)
         if spec is None or spec.loader is None:
@@ -304,3 +307,8 @@ class _ImportedOnce(MetaPathFinder):
 
         loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec
+
+    def remove(self) -> None:
+        """Leave imports alone from now on."""
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)

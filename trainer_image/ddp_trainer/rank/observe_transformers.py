@@ -15,6 +15,7 @@ class Observer(Protocol):
     """What the callback reports to (`observe.ScriptObserver`)."""
 
     epoch: int | None
+    loss: float | None
 
     def begins(self, *, step: int, total_steps: int | None) -> None: ...
     def validates(self) -> None: ...
@@ -32,6 +33,11 @@ def report_to(observer: Observer) -> None:
 
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             observer.epoch = int(state.epoch or 0)
+
+        def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            loss = (kwargs.get("logs") or {}).get("loss")
+            if loss is not None:
+                observer.loss = float(loss)
 
         def on_prediction_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             observer.validates()
