@@ -103,7 +103,7 @@ async def test_a_child_of_somebody_else_is_left_alone(cluster: Cluster, job: dic
     await cluster.client.create(collection, resource, policy(actor.job, owned=False).manifest)
     problem = await actor.do(policy(actor.job))
     assert problem is not None
-    assert (problem.reason, "NetworkPolicy digits exists already" in problem.message) == ("NameTaken", True)
+    assert (problem.reason, "NetworkPolicy digits already exists" in problem.message) == ("NameTaken", True)
     assert actor.cache.observed(actor.owner).children == frozenset()
 
 

@@ -44,7 +44,7 @@ async def test_the_first_failure_is_told_in_full_when_every_pod_is_gone(cluster:
     assert (told["podName"], told["nodeRank"], told["rank"], told["exitCode"]) == ("digits-0-1", 1, 1, 1)
     assert (told["step"], told["snapshotStep"]) == (120, 100)
     assert "CUDA out of memory" in told["message"]
-    assert "lower the micro-batch" in told["advice"]
+    assert "reduce the micro-batch" in told["advice"]
 
 
 async def test_the_log_of_a_failed_pod_is_asked_for_before_any_pod_is_deleted(

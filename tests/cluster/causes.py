@@ -39,7 +39,7 @@ CAUSES = (
         {"image": "localhost:1/nowhere:1"},
         "ErrImagePull",
         "localhost:1/nowhere:1",
-        "check its name and tag, and imagePullSecrets",
+        "check its name, its tag and imagePullSecrets",
     ),
     Cause(
         "secret",
@@ -89,7 +89,7 @@ CAUSES = (
         {"resources": {"requests": {"memory": "64Ti"}}},
         "Unschedulable",
         "Insufficient memory",
-        "free or add some",
+        "add nodes, lower resources.requests",
     ),
 )
 

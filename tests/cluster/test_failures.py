@@ -101,7 +101,7 @@ def test_a_rank_above_the_memory_limit_is_counted_and_explained(scenario: Scenar
     status = scenario.wait_phase("Failed", seconds=180)
     assert (status["attempt"], status["restarts"]) == (1, 1)
     assert [failure["reason"] for failure in status["failures"]] == ["OOMKilled", "OOMKilled"]
-    assert "more memory than its limit" in status["lastFailure"]["advice"]
+    assert "raise resources.limits.memory" in status["lastFailure"]["advice"]
     failed = next(condition for condition in status["conditions"] if condition["type"] == "Failed")
     assert failed["reason"] == "BackoffLimitExceeded"
 
