@@ -110,7 +110,7 @@ STATES = (
     Reason(
         "RepeatedFailure",
         "Failed=True",
-        "The same error has occurred at the same step twice in a row.",
+        "The same error has occurred twice in a row at the same step, or before the first step.",
         "Fix the cause in status.lastFailure and apply the job again, or retry it with a rule in restart.rules.",
     ),
     Reason(
