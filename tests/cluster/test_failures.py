@@ -103,7 +103,8 @@ def test_a_rank_above_the_memory_limit_is_counted_and_explained(scenario: Scenar
     assert [failure["reason"] for failure in status["failures"]] == ["OOMKilled", "OOMKilled"]
     assert "raise resources.limits.memory" in status["lastFailure"]["advice"]
     failed = next(condition for condition in status["conditions"] if condition["type"] == "Failed")
-    assert failed["reason"] == "BackoffLimitExceeded"
+    # with cgroup v2 the kernel ends the launcher too, which then cannot say that no step was made
+    assert failed["reason"] in ("RepeatedFailure", "BackoffLimitExceeded")
 
 
 def assert_same_as(unbroken: Unbroken, scenario: Scenario) -> Records:

@@ -206,14 +206,20 @@ def test_nothing_survives_a_killed_run(run_job: Any, tmp_path: Path) -> None:
 
 
 def test_restarts_end_with_the_budget_and_the_last_failure_is_told(run_job: Any, tmp_path: Path) -> None:
-    spec = script(tmp_path, "import os\nos._exit(3)\n") | {
-        "restart": {"maxRestarts": 1, "backoff": {"initialSeconds": 0}}
-    }
+    differs = "import os\nraise [KeyError, ValueError][int(os.environ['DDPJOB_ATTEMPT'])]('of this attempt')\n"
+    spec = script(tmp_path, differs) | {"restart": {"maxRestarts": 1, "backoff": {"initialSeconds": 0}}}
     run = run_job(spec)
     assert run.end() == 1
     assert "BackoffLimitExceeded: all 1 restarts are used" in run.text()
     logs = run.shared / "logs" / "digits" / "pods"
     assert sorted(entry.name for entry in logs.iterdir()) == ["digits-0-0.log", "digits-1-0.log"]
+
+
+def test_a_script_that_fails_twice_before_its_first_step_is_not_tried_again(run_job: Any, tmp_path: Path) -> None:
+    run = run_job(script(tmp_path, "open('absent.csv')\n") | {"restart": {"backoff": {"initialSeconds": 0}}})
+    assert run.end() == 1
+    assert "RepeatedFailure: rank 0 raised FileNotFoundError" in run.text()
+    assert "attempt 0 failed with the same error before its first step" in run.text()
 
 
 WITH_A_SPARE = """
