@@ -75,6 +75,9 @@ lint-files: $(VENV)/.dev
 	$(BIN)/python charts/readme.py --check
 	$(BIN)/python charts/rbac.py --check
 
+mutate: $(VENV)/.dev  ## mutation testing of core: MODULES="failure.budget stages.run", or all of it, which takes hours
+	$(BIN)/python -m tests.mutation $(MODULES)
+
 prove: $(VENV)/.dev  ## what docs/correctness.md says, from real runs: strategies agree, killed runs resume bit for bit
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.prove
 
@@ -168,5 +171,5 @@ $(VENV)/.dev: $(VENV)/.torch requirements/dev.txt pyproject.toml
 help:
 	@awk 'BEGIN {FS = ":.*##"} /^##@/ {printf "\n%s\n", substr($$0, 5)} /^[a-z-]+:.*##/ {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-.PHONY: busy-test test-in-process lint-style lint-types lint-layers lint-files demo demo-cluster test test-unit test-trainer test-local test-api test-cluster test-packaging check lint prove bench-trainer bench format generate \
+.PHONY: mutate busy-test test-in-process lint-style lint-types lint-layers lint-files demo demo-cluster test test-unit test-trainer test-local test-api test-cluster test-packaging check lint prove bench-trainer bench format generate \
 	release-check release-notes wheel chart-package sbom images run-operator cluster-up cluster-down clean python-venv tools help
