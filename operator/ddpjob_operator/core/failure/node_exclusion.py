@@ -24,7 +24,7 @@ _PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
 _HEAVIEST = 100
 
 
-def blame_node(look: Look, failure: Failure, *, exclude: bool = False) -> DDPJobStatus:
+def blame_node(look: Look, failure: Failure, *, exclude: bool) -> DDPJobStatus:
     """The status after `failure`; `exclude` is what a rule asks for."""
     policy, status, node = look.job.spec.restart, look.status, failure.node_name
     if node is None or not (exclude or diagnose(failure).node_suspect):

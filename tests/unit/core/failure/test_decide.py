@@ -16,6 +16,7 @@ from ddpjob_operator.api.status import DDPJobStatus, SnapshotStatus
 from ddpjob_operator.core.failure.decide import (
     FAILURES_KEPT,
     KEPT_MESSAGE_LIMIT,
+    STARTUP_SECONDS,
     GiveUp,
     RestartIn,
     decide,
@@ -205,6 +206,32 @@ def test_a_repeated_failure_names_the_attempt_before_and_a_way_out() -> None:
     assert first.startswith("rank 0 raised ValueError after step 120: bad; attempt 0 failed with the same error")
     assert "step 120" in first
     assert "restart.rules" in first
+
+
+@pytest.mark.parametrize(
+    ("failure", "where"),
+    [(RAISED, "at the same step 120"), (unseen(5.0), "before its first step")],
+    ids=["at a step", "before any"],
+)
+def test_a_repeated_failure_says_where_and_what_to_do(failure: Failure, where: str) -> None:
+    found = verdict(failure, after(failure))
+    assert isinstance(found, GiveUp)
+    assert found.message.endswith(
+        f"attempt 0 failed with the same error {where}; fix the cause and apply the job again, or retry this failure "
+        "with a rule in restart.rules"
+    )
+
+
+@pytest.mark.parametrize(("seconds", "repeated"), [(STARTUP_SECONDS, True), (STARTUP_SECONDS + 0.1, False)])
+def test_steps_may_have_gone_unseen_after_the_time_that_a_start_takes(seconds: float, repeated: bool) -> None:
+    found = verdict(unseen(seconds), after(unseen(seconds)))
+    assert (isinstance(found, GiveUp) and found.reason == "RepeatedFailure") is repeated
+
+
+def test_without_any_restarts_the_setting_is_named() -> None:
+    found = verdict(KILLED, maxRestarts=0)
+    assert isinstance(found, GiveUp)
+    assert found.message == "restart.maxRestarts is 0; last failure: rank 1 was killed by SIGKILL"
 
 
 def test_another_failure_between_the_two_makes_them_no_repetition() -> None:

@@ -121,6 +121,32 @@ def test_a_status_remembers_so_many_nodes_and_one_is_always_left(nodes: list[str
     assert not nodes or set(nodes) - set(found.excluded_nodes), "every node that is known was ruled out"
 
 
+def test_of_more_nodes_than_are_remembered_the_newest_and_the_worst_stay() -> None:
+    twice = {f"node-{number:02}": 2 for number in range(NODES_KEPT - 1)}
+    found = after("newest", status=DDPJobStatus(node_failures={"a-once": 1, **twice}), limit=0).node_failures
+    assert found == twice | {"newest": 1}
+
+
+def test_as_many_nodes_as_are_remembered_all_stay() -> None:
+    once = {f"node-{number:02}": 1 for number in range(NODES_KEPT - 1)}
+    assert after("newest", status=DDPJobStatus(node_failures=once), limit=0).node_failures == once | {"newest": 1}
+
+
+def test_where_one_has_to_be_left_it_is_the_one_that_failed_least() -> None:
+    failed_more = DDPJobStatus(node_failures={"a": 1, "b": 3})
+    assert after("a", ran_on=("a", "b"), limit=2, status=failed_more).excluded_nodes == ("b",)
+
+
+def test_people_are_told_of_each_node_by_itself() -> None:
+    before = DDPJobStatus()
+    found = DDPJobStatus(excluded_nodes=("a", "b", "c"), node_failures={"a": 1, "b": 2})
+    assert newly_excluded(before, found) == (
+        "new pods keep away from a, which failed this job once; from b, which failed this job 2 times; "
+        "from c, which failed this job once"
+    )
+    assert kept_away_from(found).startswith("it keeps away from a, b, c (status.excludedNodes)")
+
+
 def not_on(*nodes: str) -> dict[str, Any]:
     return {"matchFields": [{"key": "metadata.name", "operator": "NotIn", "values": [node]} for node in nodes]}
 

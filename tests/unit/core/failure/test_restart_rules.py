@@ -101,6 +101,12 @@ def test_which_rule_decided_and_by_what_is_said() -> None:
     assert rule_on(policy, ECC).why == "restart.rules[1] (exit code 1, message matches 'ECC') says ExcludeNode"
     assert rule_on(rules(rule("Fail")), ECC).why == "restart.rules[0] (any failure) says Fail"
     assert rule_on(rules(), EVICTED).why == "Evicted is a disruption"
+    assert rule_on(rules(), FENCED).why == "another DDPJob of this name owns the checkpoint directory"
+    assert rule_on(rules(), ARGUMENT).why == "a retry would fail in the same way"
+    known_as = rules(rule("Fail", reasons=["CUDAError", "GPUFault"]))
+    assert (
+        rule_on(known_as, ECC, "CUDAError", "GPUFault").why == "restart.rules[0] (reason CUDAError, GPUFault) says Fail"
+    )
 
 
 def test_a_message_that_is_no_valid_text_can_be_searched() -> None:

@@ -196,6 +196,12 @@ def test_a_gang_that_does_not_start_fails_the_job(status: DDPJobStatus, missed: 
             id="what a pod waits for",
         ),
         pytest.param(begun(Phase.STARTING, 100), seen(make_pod(0)), "1 of 2 pods run", id="nothing in particular"),
+        pytest.param(
+            begun(Phase.STARTING, 100, nodes=3),
+            seen(make_pod(0)),
+            "1 of 3 pods run",
+            id="of as many as this attempt has",
+        ),
     ],
 )
 def test_it_says_what_was_in_the_way(status: DDPJobStatus, observed: Observed, words: str) -> None:
@@ -221,7 +227,7 @@ def test_rendezvous_is_a_part_of_starting(report: dict[str, Any] | None, missed:
     told = report and heard(**{"time": NOW.timestamp()} | report)
     decided = look(make_job(begun(Phase.RUNNING, 100), startupDeadlineSeconds=100), seen(*GANG, report=told))
     assert (reason(decided) == "StartupDeadlineExceeded") is missed
-    assert not missed or "their ranks have not met" in str(failure(decided))
+    assert not missed or str(failure(decided)).endswith(": all pods run, but their ranks have not met')")
 
 
 def test_of_two_deadlines_the_one_that_passed_first_is_the_reason() -> None:
@@ -270,3 +276,20 @@ def test_an_edit_of_a_deadline_takes_effect_at_once() -> None:
     status = begun(Phase.RUNNING, 100)
     assert look(make_job(status, activeDeadlineSeconds=200), seen(*GANG)).requeue_after == 100
     assert reason(look(make_job(status, activeDeadlineSeconds=100), seen(*GANG))) == "DeadlineExceeded"
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({}, "no step was completed, there is no snapshot"),
+        ({"progress": Progress(step=7)}, "training had reached step 7, there is no snapshot"),
+        (
+            {"progress": Progress(step=7), "snapshot": SnapshotStatus(step=5, time=NOW, verified=True)},
+            "training had reached step 7, the snapshot of step 5 is kept",
+        ),
+    ],
+    ids=["nothing", "steps", "steps and a snapshot"],
+)
+def test_the_active_deadline_says_what_there_is(fields: dict[str, Any], said: str) -> None:
+    decided = look(make_job(begun(Phase.RUNNING, 100, **fields), activeDeadlineSeconds=100), seen(*GANG))
+    assert failure(decided) == ("DeadlineExceeded", f"the job was active for 100 s (activeDeadlineSeconds); {said}")

@@ -1,0 +1,60 @@
+"""The next attempt: what people are told about it, and when it begins."""
+
+from __future__ import annotations
+
+import pytest
+from builders import in_phase, make_job, make_pod, seen
+from looks import at
+
+from ddpjob_operator.api.status import Phase
+from ddpjob_operator.core.gang.elastic import Resize
+from ddpjob_operator.core.stages.next_attempt import Cause, next_attempt, resize, resume_attempt
+from ddpjob_operator.core.values import conditions as cond
+from ddpjob_operator.core.values.actions import Event, Plan
+from ddpjob_operator.core.values.look import Look
+
+
+def a_look(attempt: int | None = 0) -> Look:
+    """At a gang that runs; `attempt` is what the Service selects, None where there is no Service."""
+    return at(make_job(in_phase(Phase.RUNNING)), seen(make_pod(0), make_pod(1), attempt=attempt))
+
+
+def restarting(decided: Plan) -> str:
+    found = cond.find(decided.status.conditions, cond.RESTARTING)
+    assert found is not None
+    return found.message
+
+
+def test_a_restart_is_a_warning_with_the_first_line_of_its_cause() -> None:
+    decided = next_attempt(a_look(), Cause("WorkerKilled", "rank 1 was killed\nits last words"))
+    assert decided.events == (Event("Warning", "Restarting", "attempt 0 ended: rank 1 was killed; starting attempt 1"),)
+
+
+def test_a_cause_without_words_is_named_by_its_reason() -> None:
+    decided = next_attempt(a_look(), Cause("WorkerKilled"))
+    assert decided.events[0].message == "attempt 0 ended: WorkerKilled; starting attempt 1"
+
+
+def test_a_change_of_size_is_no_warning_and_says_the_new_size() -> None:
+    decided = resize(a_look(), Resize(1, "ScaledDown", "node b is gone"))
+    assert decided.events == (Event("Normal", "ScaledDown", "node b is gone; attempt 1 has 1"),)
+    assert restarting(decided) == "attempt 0 ended: node b is gone"
+
+
+def test_a_suspension_that_ends_is_no_warning() -> None:
+    decided = resume_attempt(a_look())
+    assert decided.events == (Event("Normal", "Resumed", "resumed after a suspension with attempt 1"),)
+    assert restarting(decided) == "attempt 0 ended: resumed after a suspension"
+
+
+@pytest.mark.parametrize(
+    ("attempt", "delay", "again"),
+    [
+        pytest.param(0, 0.0, None, id="the events of what was made wake the plan"),
+        pytest.param(None, 0.0, 0.0, id="without a Service there is more to make, at once"),
+        pytest.param(0, 7.5, 7.5, id="after the wait"),
+        pytest.param(None, 7.5, 7.5, id="not before it"),
+    ],
+)
+def test_when_the_plan_looks_again(attempt: int | None, delay: float, again: float | None) -> None:
+    assert next_attempt(a_look(attempt), Cause("WorkerKilled", delay=delay)).requeue_after == again
