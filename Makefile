@@ -28,12 +28,12 @@ test: lint tools  ## everything: style, types, layers, and every test, two tiers
 	$(PYTEST) -q -n $(WORKERS) --max-worker-restart=0 tests
 
 check: $(VENV)/.dev  ## lint, and every test that starts no process of the trainer, on all cores: under a minute
-	@$(MAKE) --no-print-directory -j --output-sync=target lint test-in-process
+	@$(MAKE) --no-print-directory -j --output-sync=target lint check-in-process
 
 busy-test: $(VENV)/.dev  ## `make test` five times beside four busy processes; prints time and counts of each run
 	$(BIN)/python -m tests.support.busy
 
-test-in-process: $(VENV)/.dev
+check-in-process: $(VENV)/.dev
 	$(PYTEST) -q -n auto -m "not processes" tests/unit tests/trainer
 
 test-unit: $(VENV)/.dev  ## decisions alone, no process of the trainer: under 30 s
@@ -171,5 +171,5 @@ $(VENV)/.dev: $(VENV)/.torch requirements/dev.txt pyproject.toml
 help:
 	@awk 'BEGIN {FS = ":.*##"} /^##@/ {printf "\n%s\n", substr($$0, 5)} /^[a-z-]+:.*##/ {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-.PHONY: mutate busy-test test-in-process lint-style lint-types lint-layers lint-files demo demo-cluster test test-unit test-trainer test-local test-api test-cluster test-packaging check lint prove bench-trainer bench format generate \
+.PHONY: mutate busy-test check-in-process lint-style lint-types lint-layers lint-files demo demo-cluster test test-unit test-trainer test-local test-api test-cluster test-packaging check lint prove bench-trainer bench format generate \
 	release-check release-notes wheel chart-package sbom images run-operator cluster-up cluster-down clean python-venv tools help
