@@ -127,6 +127,13 @@ def test_of_more_nodes_than_are_remembered_the_newest_and_the_worst_stay() -> No
     assert found == twice | {"newest": 1}
 
 
+def test_the_newest_is_remembered_though_all_others_failed_more_often() -> None:
+    twice = {f"node-{number:02}": 2 for number in range(NODES_KEPT)}
+    found = after("a-newest", status=DDPJobStatus(node_failures=twice), limit=0).node_failures
+    assert found["a-newest"] == 1
+    assert len(found) == NODES_KEPT
+
+
 def test_as_many_nodes_as_are_remembered_all_stay() -> None:
     once = {f"node-{number:02}": 1 for number in range(NODES_KEPT - 1)}
     assert after("newest", status=DDPJobStatus(node_failures=once), limit=0).node_failures == once | {"newest": 1}

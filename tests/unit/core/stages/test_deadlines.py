@@ -6,14 +6,16 @@ from typing import Any
 
 import pytest
 from builders import DEFAULTS, NOW, heard, in_phase, later, make_job, make_pod, seen, succeeded
-from looks import look
+from looks import at, look
 
 from ddpjob_operator.api.status import DDPJobStatus, Phase, Progress, SnapshotStatus
+from ddpjob_operator.core.failure.detect import Retry
 from ddpjob_operator.core.plan import plan
+from ddpjob_operator.core.stages.deadlines import ACTIVE, STARTUP, deadlines, missed_deadline, seconds_to_next
 from ddpjob_operator.core.values import conditions as cond
 from ddpjob_operator.core.values.actions import CreatePod, DeletePod, Plan
 from ddpjob_operator.core.values.job import Problem
-from ddpjob_operator.core.values.observed import Observed
+from ddpjob_operator.core.values.observed import InitializerView, Observed, PodPhase
 
 GANG = (make_pod(0), make_pod(1))
 NO_IMAGE = make_pod(1, "Pending", reason="ErrImagePull", message="not found")
@@ -217,6 +219,7 @@ def test_it_says_what_was_in_the_way(status: DDPJobStatus, observed: Observed, w
         pytest.param({"phase": "rendezvous"}, True, id="the ranks have not met"),
         pytest.param({"phase": "init"}, False, id="they have"),
         pytest.param({"phase": "rendezvous", "time": later(-31).timestamp()}, False, id="said long ago"),
+        pytest.param({"phase": "rendezvous", "time": later(-30).timestamp()}, False, id="said 30 s ago"),
         pytest.param({"phase": "rendezvous", "time": None}, False, id="said nobody knows when"),
         pytest.param({"phase": "rendezvous", "attempt": 1}, False, id="said of another attempt"),
         pytest.param({"phase": "rendezvous", "uid": "other"}, False, id="said of another job"),
@@ -293,3 +296,43 @@ def test_an_edit_of_a_deadline_takes_effect_at_once() -> None:
 def test_the_active_deadline_says_what_there_is(fields: dict[str, Any], said: str) -> None:
     decided = look(make_job(begun(Phase.RUNNING, 100, **fields), activeDeadlineSeconds=100), seen(*GANG))
     assert failure(decided) == ("DeadlineExceeded", f"the job was active for 100 s (activeDeadlineSeconds); {said}")
+
+
+# One at a time
+
+
+BOTH = {"activeDeadlineSeconds": 100, "startupDeadlineSeconds": 50}
+
+
+def under(status: DDPJobStatus, **fields: Any) -> set[str]:
+    return {deadline.reason for deadline in deadlines(at(make_job(status, **BOTH), seen(**fields)))}
+
+
+@pytest.mark.parametrize(
+    ("phase", "pod", "starts"),
+    [
+        pytest.param(Phase.PENDING, None, True, id="before any pod"),
+        pytest.param(Phase.PENDING, ("Pending", 0), True, id="the first pod that fetches data waits for a node"),
+        pytest.param(Phase.PENDING, ("Running", 0), False, id="it fetches"),
+        pytest.param(Phase.PENDING, ("Pending", 1), False, id="its second try waits"),
+        pytest.param(Phase.PENDING, ("Running", 1), False, id="its second try fetches"),
+        pytest.param(Phase.STARTING, ("Running", 0), True, id="the gang starts while it is still there"),
+        pytest.param(Phase.RUNNING, None, False, id="the gang runs"),
+    ],
+)
+def test_what_has_to_start_within_the_startup_deadline(phase: Phase, pod: tuple[str, int] | None, starts: bool) -> None:
+    fetching = InitializerView("digits-init", "init", PodPhase(pod[0]), pod[1]) if pod else None
+    assert under(begun(phase, 10), initializer=fetching) == ({ACTIVE, STARTUP} if starts else {ACTIVE})
+
+
+@pytest.mark.parametrize("phase", [Phase.SUCCEEDED, Phase.FAILED, Phase.SUSPENDED])
+def test_a_job_that_is_over_or_suspended_is_under_no_deadline(phase: Phase) -> None:
+    assert under(begun(phase, 10)) == set()
+
+
+def test_a_deadline_is_missed_at_its_very_moment_and_waited_for_no_more() -> None:
+    now = at(make_job(begun(Phase.RUNNING, 100), **BOTH), seen(*GANG))
+    missed = missed_deadline(now)
+    assert missed is not None
+    assert (missed.reason, missed.retry) == (ACTIVE, Retry.NEVER)
+    assert seconds_to_next(now) is None
