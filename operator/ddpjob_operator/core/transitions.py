@@ -45,20 +45,32 @@ class NextAttempt:
 def adopt_attempt(look: Look) -> Look:
     """A status that was lost (restored from a backup, say) takes its attempt from the pods that are there.
 
-    The attempts that it does not know of count as restarts: the budget is not refilled by a loss.
+    The attempts that it does not know of count as restarts: the budget is not refilled by a loss. Pods of a larger gang
+    than the spec now asks for cannot be completed to one of that size, so the attempt after theirs begins.
     """
     status = look.status
-    unknown = max((pod.attempt for pod in look.observed.pods), default=0) - status.attempt
+    newest = max((pod.attempt for pod in look.observed.pods), default=0)
+    if newest >= status.attempt and _has_surplus(look, newest):
+        newest += 1
+    unknown = newest - status.attempt
     if unknown <= 0:
         return look
     return look.having(
         transitioned(
             status,
-            attempt=status.attempt + unknown,
+            attempt=newest,
             restarts=status.restarts + unknown,
             restarts_since_progress=status.restarts_since_progress + unknown,
         )
     )
+
+
+def _has_surplus(look: Look, attempt: int) -> bool:
+    """Whether no size is on record, and a pod of `attempt` has a node rank beyond that of the spec."""
+    if look.status.internal.spec_digests is not None:
+        return False
+    ranks = (pod.node_rank for pod in look.observed.pods if pod.attempt == attempt)
+    return any(rank is not None and rank >= look.job.spec.nodes for rank in ranks)
 
 
 def begin(look: Look) -> Look:

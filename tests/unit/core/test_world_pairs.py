@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from promises import (
@@ -50,6 +51,20 @@ def test_a_job_whose_status_is_lost_comes_to_its_end_and_never_has_two_pods_for_
         check(world.cluster)
     if world.cluster.lost == 0:
         check_data_comes_first(world.cluster)
+
+
+@pytest.mark.parametrize("elastic", [{}, {"elastic": {"minNodes": 1, "waitSeconds": 0}}], ids=["fixed", "elastic"])
+@pytest.mark.parametrize("begun", [("look",), ("run all",)], ids=["its pods made", "its pods running"])
+@pytest.mark.parametrize("nodes", [1, 3])
+def test_a_job_that_is_scaled_and_loses_its_status_comes_to_its_end(
+    nodes: int, begun: tuple[object, ...], elastic: dict[str, Any]
+) -> None:
+    world = World.start(nodes=2, **elastic)
+    for event in (("look",), begun, ("scale", nodes), ("lose the status",)):
+        happen(world, event)
+    assert world.finish().phase is Phase.SUCCEEDED
+    check_one_live_pod_each(world.cluster)
+    check_attempt_on_record_first(world.cluster)
 
 
 def check_deadlines(world: World) -> None:
