@@ -17,7 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from tests.cluster.kube import Kubectl
+from tests.cluster.kube import Kubectl, describe
 from tests.kubernetes import Impossible, cluster_running, script
 from tests.support.waiting import eventually
 
@@ -94,11 +94,16 @@ def operator_installed(kubectl: Kubectl, images: Images, **values: Any) -> Itera
 
     with helm.Config(kubeconfig_path=kubectl.kubeconfig, namespace=NAMESPACE) as config:
         config.uninstall(RELEASE, ignore_not_found=True, wait="watcher", timeout=60)
-        config.install(
-            CHART, RELEASE, chart_values(images) | values, create_namespace=True, wait="watcher", timeout=120
-        )
+        system = kubectl.within(NAMESPACE)
         try:
-            yield kubectl.within(NAMESPACE)
+            config.install(
+                CHART, RELEASE, chart_values(images) | values, create_namespace=True, wait="watcher", timeout=300
+            )
+        except helm.HelmError as error:
+            # Helm says that a Deployment is not ready, never why
+            raise RuntimeError(f"{error}\n{describe(system)}") from error
+        try:
+            yield system
         finally:
             config.uninstall(RELEASE, wait="watcher", timeout=60)
 

@@ -90,9 +90,10 @@ class Kubectl:
         where = ["--container", container] if container else []
         return self.run("exec", pod, *where, "--", "python", "-c", program, *args).stdout
 
-    def logs(self, pod: str, tail: int = 40) -> str:
-        """The last lines of a pod's log, or why there is none."""
-        done = self.run("logs", pod, "--all-containers", "--tail", str(tail), check=False)
+    def logs(self, pod: str, tail: int = 40, *, previous: bool = False) -> str:
+        """The last lines of a pod's log, or why there is none. `previous`: from before the last restart."""
+        options = ["--previous"] if previous else []
+        done = self.run("logs", pod, "--all-containers", "--tail", str(tail), *options, check=False)
         return done.stdout or done.stderr
 
 
@@ -114,7 +115,10 @@ def describe(kubectl: Kubectl, tail: int = 40) -> str:
     ]
     for pod in _listed(kubectl, "pods"):
         name = pod["metadata"]["name"]
-        parts += [f"== log of {name} ({pod['status'].get('phase')})", kubectl.logs(name, tail)]
+        status = pod["status"]
+        parts += [f"== log of {name} ({status.get('phase')})", kubectl.logs(name, tail)]
+        if any(container["restartCount"] for container in status.get("containerStatuses", ())):
+            parts += [f"== log of {name} before its container restarted", kubectl.logs(name, tail, previous=True)]
     return "\n".join(parts)
 
 
