@@ -1,4 +1,4 @@
-"""What the API-server tests have in common: a namespace, the operator as a process, pods' lives, the audit log.
+"""What the API-server tests have in common: a namespace, the operator as a process, the pods' phases, the audit log.
 
 No kubelet runs here. A test says what a pod's node would have reported, by patching the pod's status; all else is the
 real thing.

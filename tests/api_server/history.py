@@ -80,7 +80,7 @@ class History:
         return wrong
 
     def _pods_before_their_attempt(self) -> list[str]:
-        """A pod of an attempt above 0 whose attempt was not on record when it was made for it, or told of it."""
+        """A pod of an attempt above 0 whose attempt was not on record when it was made for it, or assigned to it."""
         recorded = {int(status.get("attempt", 0)): int(change.object["metadata"]["resourceVersion"])
                     for change in reversed(self.changes) if change.kind == "ddpjobs"
                     for status in [change.object.get("status") or {}]}  # fmt: skip

@@ -10,7 +10,7 @@ from tests.api_server.harness import Cluster, Operator
 from ddpjob_operator.cluster import paths
 
 
-def told(step: int, *, snapshot: int | None = None, verified: bool = True, **fields: Any) -> dict[str, Any]:
+def report(step: int, *, snapshot: int | None = None, verified: bool = True, **fields: Any) -> dict[str, Any]:
     """The termination message of a rank that raised at `step`."""
     message = {
         "version": 1,
@@ -49,22 +49,22 @@ async def test_the_budget_is_refilled_by_verified_progress(
     cluster: Cluster, operator: Operator, verified: bool, phase: str, restarts: int
 ) -> None:
     await apply(cluster, maxRestarts=1)
-    await fails(cluster, 0, told(120, snapshot=100))
-    await fails(cluster, 1, told(250, snapshot=200, verified=verified))
+    await fails(cluster, 0, report(120, snapshot=100))
+    await fails(cluster, 1, report(250, snapshot=200, verified=verified))
     status = await cluster.phase_is(phase)
     assert (status["restarts"], status["restartsSinceProgress"]) == (restarts, 1)
 
 
 async def test_restarts_that_are_older_than_the_window_do_not_count(cluster: Cluster, operator: Operator) -> None:
     await apply(cluster, maxRestarts=1, windowSeconds=600)
-    await fails(cluster, 0, told(10))
+    await fails(cluster, 0, report(10))
     await cluster.gang_exists(1)
     path = f"{paths.jobs(cluster.namespace)}/digits/status"
     assert len((await cluster.status())["restartTimes"]) == 1
     past = {"status": {"restartTimes": ["2026-01-01T00:00:00Z"]}}
     await cluster.client.merge_patch(path, "ddpjobs/status", past)
-    await fails(cluster, 1, told(11))
-    await fails(cluster, 2, told(12))
+    await fails(cluster, 1, report(11))
+    await fails(cluster, 2, report(12))
     status = await cluster.phase_is("Failed")
     failed = next(one for one in status["conditions"] if one["type"] == "Failed")
     assert (status["restarts"], failed["reason"]) == (2, "BackoffLimitExceeded")
@@ -76,8 +76,10 @@ async def test_the_same_error_at_the_same_step_twice_ends_the_job_with_both_in_i
 ) -> None:
     await apply(cluster, maxRestarts=10)
     long = "\n".join(f"  line {number}" for number in range(400))
-    await fails(cluster, 0, told(120, snapshot=100, traceback=long))
-    await fails(cluster, 1, told(120, snapshot=100) | {"rank": 0, "message": told(120)["message"].replace("1", "0", 1)})
+    await fails(cluster, 0, report(120, snapshot=100, traceback=long))
+    await fails(
+        cluster, 1, report(120, snapshot=100) | {"rank": 0, "message": report(120)["message"].replace("1", "0", 1)}
+    )
     status = await cluster.phase_is("Failed")
     failed = next(one for one in status["conditions"] if one["type"] == "Failed")
     assert (failed["reason"], status["restarts"]) == ("RepeatedFailure", 1)
@@ -91,7 +93,7 @@ async def test_the_same_error_at_the_same_step_twice_ends_the_job_with_both_in_i
 
 async def test_a_wait_before_a_restart_is_on_record_and_kept(cluster: Cluster, operator: Operator) -> None:
     await apply(cluster, backoff={"initialSeconds": 3600, "maxSeconds": 3600})
-    await fails(cluster, 0, told(10))
+    await fails(cluster, 0, report(10))
     status = await cluster.phase_is("Restarting")
     assert status["attempt"] == 1
     assert status["restartAt"] > status["lastFailure"]["time"]

@@ -57,7 +57,7 @@ async def job(cluster: Cluster) -> dict[str, Any]:
     return await cluster.apply_job(restart={"scope": "InPlace"})
 
 
-async def test_a_pod_is_told_its_new_place_by_its_labels(cluster: Cluster, job: dict[str, Any]) -> None:
+async def test_a_pod_gets_its_new_place_by_its_labels(cluster: Cluster, job: dict[str, Any]) -> None:
     actor = Actor(cluster, job)
     pod = await actor.make_pod(node_rank=1)
     for _ in range(2):  # the second time there is nothing to change
@@ -70,7 +70,7 @@ async def test_a_pod_is_told_its_new_place_by_its_labels(cluster: Cluster, job: 
     }.items()  # fmt: skip
 
 
-async def test_another_pod_of_that_name_is_not_told_and_the_one_that_is_gone_is_forgotten(
+async def test_another_pod_of_that_name_is_not_relabelled_and_the_one_that_is_gone_is_forgotten(
     cluster: Cluster, job: dict[str, Any]
 ) -> None:
     actor = Actor(cluster, job)

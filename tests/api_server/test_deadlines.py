@@ -9,7 +9,7 @@ from tests.api_server.harness import Cluster, Operator
 from tests.support.waiting import eventually_async
 
 
-def lived(status: dict[str, Any]) -> timedelta:
+def age(status: dict[str, Any]) -> timedelta:
     return datetime.fromisoformat(status["completionTime"]) - datetime.fromisoformat(status["startTime"])
 
 
@@ -25,7 +25,7 @@ async def test_a_job_that_is_active_for_too_long_fails_and_its_pods_may_save(
     failed = await cluster.condition("Failed", "DeadlineExceeded")
     assert "active for 4 s (activeDeadlineSeconds)" in failed["message"]
     assert status["lastFailure"]["reason"] == "DeadlineExceeded"
-    assert lived(status) >= timedelta(seconds=4)
+    assert age(status) >= timedelta(seconds=4)
 
     async def may_save() -> bool:
         return [pod["metadata"].get("deletionGracePeriodSeconds") for pod in await cluster.pods()] == [60, 60]
@@ -47,7 +47,7 @@ async def test_a_gang_that_does_not_start_fails_the_job_with_the_last_known_trou
     failed = await cluster.condition("Failed", "StartupDeadlineExceeded")
     assert "attempt 0 did not start within 5 s (startupDeadlineSeconds)" in failed["message"]
     assert "Unschedulable: pod digits-0-1: 0/2 nodes fit" in failed["message"]
-    assert lived(status) >= timedelta(seconds=5)
+    assert age(status) >= timedelta(seconds=5)
 
 
 async def test_a_gang_that_the_api_server_refuses_fails_the_job_at_its_deadline_too(

@@ -36,9 +36,9 @@ async def test_snapshots_and_stall_limits_change_with_the_next_attempt_and_nothi
     assert [pod["metadata"]["name"] for pod in await cluster.pods()] == pods
     await cluster.ends(pods[0], code=1)
     (first, _) = await cluster.gang_exists(attempt=1)
-    told = environment(first)
-    assert (told["DDPJOB_SNAPSHOT_EVERY"], told["DDPJOB_SNAPSHOT_KEEP"]) == ("7steps", "2")
-    assert (told["DDPJOB_STALL_MIN_SECONDS"], told["DDPJOB_STALL_MAX_SECONDS"]) == ("5", "60")
+    reported = environment(first)
+    assert (reported["DDPJOB_SNAPSHOT_EVERY"], reported["DDPJOB_SNAPSHOT_KEEP"]) == ("7steps", "2")
+    assert (reported["DDPJOB_STALL_MIN_SECONDS"], reported["DDPJOB_STALL_MAX_SECONDS"]) == ("5", "60")
 
 
 async def test_a_job_goes_on_as_before_an_edit_that_cannot_be_understood(cluster: Cluster, operator: Operator) -> None:

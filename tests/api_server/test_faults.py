@@ -1,7 +1,7 @@
 """Whatever goes wrong with any single call, the job ends as if nothing had.
 
-As Sieve does (OSDI 2022): take the calls of a fault-free life, repeat that life once for each call and each kind of
-fault, and compare the ends. The rules of `history` hold at every moment of every life.
+As Sieve does (OSDI 2022): take the calls of a fault-free job, repeat that job once for each call and each kind of
+fault, and compare the ends. The rules of `history` hold at every moment of every job.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from ddpjob_operator.cluster import paths
 from ddpjob_operator.runtime.login import log_in
 
 CALLS = 14
-"""What the life below takes: a claim, a Service, 2 x 2 pods made, 2 deleted, the Service pointed, 5 statuses."""
+"""What the job below takes: a claim, a Service, 2 x 2 pods made, 2 deleted, the Service pointed, 5 statuses."""
 
 LIFE_SECONDS = 90.0
 
 
 async def live(cluster: Cluster) -> None:
-    """A gang of two that fails once and then finishes, told by its nodes as soon as there is something to tell."""
+    """A gang of two that fails once and then finishes; each step follows as soon as the operator allows it."""
     await cluster.apply_job(restart={"backoff": {"initialSeconds": 0}})
     for attempt in range(2):
         pods = await cluster.gang_exists(attempt, seconds=LIFE_SECONDS)
@@ -71,7 +71,7 @@ EXPECTED = {
 }
 
 
-async def life_under(cluster: Cluster, proxy: FaultProxy) -> str:
+async def job_under(cluster: Cluster, proxy: FaultProxy) -> str:
     """Live it; what went wrong, or an empty string."""
     try:
         async with recorded(cluster) as history:
@@ -93,12 +93,12 @@ async def proxy_before(cluster: Cluster, folder: Path, **options: Any) -> AsyncI
         yield proxy
 
 
-async def test_the_fault_free_life_takes_the_calls_that_the_sweep_goes_through(
+async def test_the_fault_free_job_takes_the_calls_that_the_sweep_goes_through(
     new_cluster: NewCluster, start_operator: Any, tmp_path: Path, cluster: Cluster
 ) -> None:
     async with proxy_before(cluster, tmp_path) as proxy:
         await start_operator(proxy.kubeconfig)
-        assert await life_under(cluster, proxy) == ""
+        assert await job_under(cluster, proxy) == ""
         kinds = sorted(call.kind for call in proxy.calls[cluster.namespace])
     assert kinds == sorted(
         ["POST services", "POST persistentvolumeclaims", *["POST pods"] * 4, *["DELETE pods"] * 2, "PATCH services"]
@@ -123,7 +123,7 @@ async def test_a_call_that_goes_wrong_changes_nothing_in_the_end(
         ).start()
         try:
             await operator.ready()
-            results = await asyncio.gather(*(life_under(cluster, proxy) for cluster in clusters))
+            results = await asyncio.gather(*(job_under(cluster, proxy) for cluster in clusters))
         finally:
             await operator.kill()
         wrong = {proxy.calls[cluster.namespace][index].kind: result
@@ -148,7 +148,7 @@ async def test_a_status_that_was_decided_on_an_older_job_is_refused_and_decided_
 
     async with proxy_before(cluster, tmp_path, fault=every_other_status, overtake=annotate) as proxy:
         await start_operator(proxy.kubeconfig)
-        assert await life_under(cluster, proxy) == ""
+        assert await job_under(cluster, proxy) == ""
     codes = [entry.code for entry in await cluster.cost() if entry.resource == "ddpjobs/status"]
     assert codes == [409, 200] * 5
 
@@ -169,13 +169,13 @@ async def test_an_operator_that_ends_at_any_call_is_followed_by_one_that_does_th
 
     async def one(index: int) -> str:
         async with at_once:
-            return await life_of_two_operators(await new_cluster(), fault, index, tmp_path / str(index))
+            return await job_of_two_operators(await new_cluster(), fault, index, tmp_path / str(index))
 
     results = await asyncio.gather(*(one(index) for index in struck))
     assert {index: result for index, result in zip(struck, results, strict=True) if result} == {}
 
 
-async def life_of_two_operators(cluster: Cluster, fault: Fault, index: int, folder: Path) -> str:
+async def job_of_two_operators(cluster: Cluster, fault: Fault, index: int, folder: Path) -> str:
     folder.mkdir()  # noqa: ASYNC240
 
     def strike(call: Call) -> Fault:
@@ -196,7 +196,7 @@ async def life_of_two_operators(cluster: Cluster, fault: Fault, index: int, fold
         supervisor = asyncio.create_task(start_again())
         try:
             await operator.ready()
-            result = await life_under(cluster, proxy)
+            result = await job_under(cluster, proxy)
             if result:
                 return result
             async with asyncio.timeout(LIFE_SECONDS):

@@ -68,8 +68,8 @@ async def test_a_gang_has_its_group_before_its_pods_and_pays_one_call_for_it(
     oldest = min(int(pod["metadata"]["resourceVersion"]) for pod in pods)
     assert int(group["metadata"]["resourceVersion"]) < oldest
     for pod in pods:
-        told = (pod["metadata"]["labels"] | pod["metadata"].get("annotations", {})).items()
-        assert any(name.endswith(("/pod-group", "/group-name")) and value == "digits" for name, value in told)
+        reported = (pod["metadata"]["labels"] | pod["metadata"].get("annotations", {})).items()
+        assert any(name.endswith(("/pod-group", "/group-name")) and value == "digits" for name, value in reported)
     cost = [(entry.verb, entry.resource) for entry in await cluster.cost()]
     assert cost.count(("create", "podgroups")) == 1
     assert ("get", "podgroups") not in cost

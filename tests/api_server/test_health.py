@@ -181,11 +181,11 @@ async def test_progress_of_a_running_job_reaches_status_and_metrics(
     await cluster.runs(*names, ip=ip)
     await cluster.phase_is("Running")
 
-    async def told() -> dict | None:
+    async def reported() -> dict | None:
         progress = (await cluster.status()).get("progress") or {}
         return progress if progress.get("step") == 120 else None
 
-    assert (await eventually_async(told, "the step is in the status"))["loss"] == 0.5
+    assert (await eventually_async(reported, "the step is in the status"))["loss"] == 0.5
     _, page = await operator.probe("metrics")
     assert f'ddpjob_status_step{{ddpjob="digits",namespace="{cluster.namespace}"}} 120.0' in page
     answers.append(report(job["metadata"]["uid"], 121, loss="NaN"))
@@ -202,13 +202,13 @@ async def test_what_a_trainer_says_of_its_snapshots_and_its_time_reaches_the_sta
     ip, answers = trainer
     await start_operator(POLL_SECONDS=0.1, PROGRESS_SECONDS=0)
     job = await cluster.apply_job()
-    told = {
+    reported = {
         "snapshotProblem": {"step": 110, "result": "failed", "message": "no space left on device", "failures": 3},
         "snapshotsSetAside": [{"step": 80, "message": "snapshot of step 80 is not used: SHA-256 differs"}],
         # the ledger believes no more than the time that has passed, and here that is milliseconds
         "seconds": {"train": 0.001},
     }
-    answers.append(json.dumps(json.loads(report(job["metadata"]["uid"], 120)) | told))
+    answers.append(json.dumps(json.loads(report(job["metadata"]["uid"], 120)) | reported))
     names = [pod["metadata"]["name"] for pod in await cluster.gang_exists()]
     await cluster.runs(*names, ip=ip)
     await cluster.phase_is("Running")

@@ -1,4 +1,4 @@
-"""restart.scope InPlace on a real API server: who lives on is told by a patch of labels, and only what died is made."""
+"""restart.scope InPlace on a real API server: survivors are relabelled, and only dead pods are replaced."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def place_of(pod: Object) -> tuple[str, ...]:
     return tuple(pod["metadata"]["labels"].get(f"training.ddpjob.io/{label}", "") for label in LABELS)
 
 
-async def test_what_died_is_replaced_and_the_others_are_told_and_keep_their_pods(
+async def test_what_died_is_replaced_and_the_others_are_relabelled_and_keep_their_pods(
     cluster: Cluster, operator: Operator
 ) -> None:
     async with recorded(cluster) as history:
@@ -85,7 +85,7 @@ async def test_the_loss_of_node_rank_0_moves_the_service_and_nobody_else(cluster
     assert selector["training.ddpjob.io/node-rank"] == "0"
 
 
-async def test_a_survivor_that_had_ended_in_its_old_life_is_replaced_and_not_counted(
+async def test_a_survivor_that_had_ended_in_its_old_attempt_is_replaced_and_not_counted(
     cluster: Cluster, operator: Operator
 ) -> None:
     async with recorded(cluster) as history:

@@ -1,4 +1,4 @@
-"""Data before the gang on a real API server: the pod that fetches it, told by its node how it fares."""
+"""Data before the gang on a real API server: the initializer's pod, and how its end is read."""
 
 from __future__ import annotations
 
@@ -80,13 +80,13 @@ async def test_the_gang_comes_after_its_data_and_a_restart_does_not_fetch_it_aga
 async def test_a_try_that_fails_is_repeated_and_counted_once_whoever_looks(
     cluster: Cluster, start_operator: StartOperator
 ) -> None:
-    told = '{"version": 1, "outcome": "Failed", "reason": "FetchFailed", "message": "example.com answered 503"}'
+    reported = '{"version": 1, "outcome": "Failed", "reason": "FetchFailed", "message": "example.com answered 503"}'
     async with recorded(cluster) as history:
         first = await start_operator()
         await cluster.apply_job(initializers=[DATASET, MODEL], restart=AT_ONCE)
         await fetcher(cluster)
         await first.kill()
-        await ends(cluster, 0, 1, message=told)
+        await ends(cluster, 0, 1, message=reported)
         await start_operator()
         await fetcher(cluster, 1)
         await ends(cluster, 1, 0, 0)
@@ -107,8 +107,10 @@ async def test_a_try_that_fails_is_repeated_and_counted_once_whoever_looks(
 
 async def test_what_can_never_work_fails_the_job_by_name(cluster: Cluster, operator: Operator) -> None:
     await cluster.apply_job(initializers=[DATASET, MODEL])
-    told = '{"version": 1, "outcome": "UserError", "reason": "UserError", "message": "there is no pvc://models/tiny"}'
-    await ends(cluster, 0, 0, 64, message=told)
+    reported = (
+        '{"version": 1, "outcome": "UserError", "reason": "UserError", "message": "there is no pvc://models/tiny"}'
+    )
+    await ends(cluster, 0, 0, 64, message=reported)
     status = await cluster.phase_is("Failed")
     (failed,) = (item for item in status["conditions"] if item["type"] == "Failed")
     assert (failed["reason"], failed["message"]) == (

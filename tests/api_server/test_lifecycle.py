@@ -18,7 +18,7 @@ def owners(obj: dict) -> list[tuple[str, str, bool]]:
 
 
 async def finish(cluster: Cluster, nodes: int = 2) -> None:
-    """The life of a gang that succeeds, as its nodes would report it."""
+    """A gang that succeeds, as its kubelets would report it."""
     names = [pod["metadata"]["name"] for pod in await cluster.gang_exists(nodes=nodes)]
     await cluster.phase_is("Starting")
     await cluster.runs(*names)

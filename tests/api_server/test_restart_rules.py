@@ -1,4 +1,4 @@
-"""What a failure leads to, on a real API server: the job's own rules first, then the defaults; and who is told."""
+"""What a failure leads to, on a real API server: the job's own rules first, then the defaults; and the events."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ async def attempt_is(cluster: Cluster, attempt: int) -> dict[str, Any]:
 async def events(cluster: Cluster, reason: str) -> list[str]:
     """Messages of the job's events of one reason, once there are any."""
 
-    async def told() -> list[str]:
+    async def reported() -> list[str]:
         found, _ = await cluster.client.list(f"/api/v1/namespaces/{cluster.namespace}/events", "events")
         return [event["message"] for event in found if event["reason"] == reason]
 
-    return await eventually_async(told, f"an event {reason} is posted")
+    return await eventually_async(reported, f"an event {reason} is posted")
 
 
 async def bind(cluster: Cluster, pod: str, node: str) -> None:

@@ -142,11 +142,11 @@ async def test_events_tell_the_story_of_the_job(cluster: Cluster, operator: Oper
     await cluster.ends(pods[1], code=1, message=KILLED)
     await finish_attempt(cluster, 1)
 
-    async def told() -> list[str] | None:
+    async def reported() -> list[str] | None:
         events, _ = await cluster.client.list(f"/api/v1/namespaces/{cluster.namespace}/events", "events")
         ours = [event for event in events if event["involvedObject"]["kind"] == "DDPJob"]
         reasons = [event["reason"] for event in sorted(ours, key=lambda event: event["metadata"]["name"])]
         return reasons if "Succeeded" in reasons else None
 
-    story = await eventually_async(told, "the last event is posted")
+    story = await eventually_async(reported, "the last event is posted")
     assert story == ["Starting", "Running", "Restarting", "Running", "Succeeded"]

@@ -26,13 +26,13 @@ SAVED = {
 
 
 async def stopping(cluster: Cluster, pods: list[str]) -> list[dict[str, Any]]:
-    """Wait until all of these pods have been told to stop, and return them."""
+    """Wait until all of these pods are being deleted, and return them."""
 
-    async def told() -> list[dict[str, Any]] | None:
+    async def reported() -> list[dict[str, Any]] | None:
         found = [pod for pod in await cluster.pods() if "deletionTimestamp" in pod["metadata"]]
         return found if [pod["metadata"]["name"] for pod in found] == pods else None
 
-    return await eventually_async(told, f"{pods} are being stopped")
+    return await eventually_async(reported, f"{pods} are being stopped")
 
 
 async def test_a_running_job_saves_stops_and_resumes_without_a_restart(cluster: Cluster, operator: Operator) -> None:
@@ -43,8 +43,8 @@ async def test_a_running_job_saves_stops_and_resumes_without_a_restart(cluster: 
         await cluster.phase_is("Running")
 
         await cluster.edit_job(suspend=True)
-        told = await stopping(cluster, pods)
-        assert [pod["metadata"]["deletionGracePeriodSeconds"] for pod in told] == [60, 60]
+        reported = await stopping(cluster, pods)
+        assert [pod["metadata"]["deletionGracePeriodSeconds"] for pod in reported] == [60, 60]
         assert (await cluster.condition("Suspended", "Suspending"))["status"] == "False"
         await cluster.ends(pods[1], code=143)
         await cluster.reap(pods[1])

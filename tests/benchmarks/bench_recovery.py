@@ -103,10 +103,10 @@ def _after_stop(job: RunningJob) -> tuple[float, float]:
     victim = job.rank(1, attempt=1)
     stopped = time.time()
     os.kill(victim, signal.SIGSTOP)
-    told = job.wait(lambda: next((found for log in logs if (found := _stalled(log))), None), "the stall is noticed")
+    reported = job.wait(lambda: next((found for log in logs if (found := _stalled(log))), None), "the stall is noticed")
     noticed = time.time()
     job.wait(lambda: job.pod_log(2).exists() or None, "attempt 2")
-    return noticed - stopped - told, time.time() - noticed
+    return noticed - stopped - reported, time.time() - noticed
 
 
 def _stalled(log: Path) -> float | None:

@@ -18,7 +18,7 @@
 # $DDPJOB_KUBERNETES_BIN names: kube-apiserver, kube-controller-manager, kube-scheduler, kubelet and perhaps kube-proxy, of
 # 1.20 or newer. What is up has one version; `down` comes before another.
 #
-# --control-plane-only is etcd, API server and controller manager: no nodes, no root once built, and a life of its own beside the
+# --control-plane-only is etcd, API server and controller manager: no nodes, no root once built, and independent of the
 # full cluster, so that no kubelet and no scheduler touches what an API test creates. It listens on 127.0.0.1, on
 # $DDPJOB_CLUSTER_PORT (26443) and the two ports after it.
 #
@@ -63,7 +63,7 @@ given_lose() { die "this script only takes nodes away from clusters it started" 
 
 # Not even SIGKILL of a test session leaves a cluster behind that was not there before.
 end_with() {
-  lives "$1" "$(started_at "$1")" || die "there is no process $1"
+  is_running "$1" "$(started_at "$1")" || die "there is no process $1"
   mkdir -p "$DIR"/{logs,run}
   start end-with "$HERE/lib/end_with.sh" "$DIR" "$1" "$HERE/cluster.sh" ${CONTROL_PLANE_ONLY:+--control-plane-only}
 }

@@ -37,7 +37,7 @@ tool() {
   fi
 }
 
-# What pip is told here, for pip in the build. Paths of this host mean nothing there: the certificate and the wheels are mounted,
+# The pip settings of this host, for pip in the build. Paths of this host mean nothing there: the certificate and the wheels are mounted,
 # and an index that is a folder is left out.
 pip_settings() {
   local python=python3 key value

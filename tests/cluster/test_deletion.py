@@ -37,11 +37,11 @@ def test_a_deleted_job_leaves_nothing_but_a_volume_that_it_was_to_retain(
     )
 
 
-def test_a_job_applied_again_resumes_from_the_volume_of_its_former_life(scenario: Scenario, unbroken: Unbroken) -> None:
+def test_a_job_applied_again_resumes_from_the_volume_of_the_deleted_job(scenario: Scenario, unbroken: Unbroken) -> None:
     scenario.apply()
     before = scenario.wait_trained(STEPS // 3)
     former = scenario.job["metadata"]["uid"]
-    # its pods may still be saving when the next life begins under the same names
+    # its pods may still be saving when the next job begins under the same names
     scenario.kubectl.delete("ddpjob", "digits")
     scenario.history.wait(lambda: scenario.history.latest("ddpjobs", "digits") is None, 30, "the job is gone")
     scenario.apply()

@@ -1,6 +1,6 @@
 """Real nodes that die: training goes on without them and takes them back in, and nothing writes twice.
 
-A node counts as silent when it has not told of itself for the node controller's grace (`--node-monitor-grace-period`,
+A node is lost when its Lease was not renewed for the node controller's grace (`--node-monitor-grace-period`,
 12 s on the cluster that cluster.sh builds, 40 s by default); that is most of what the printed seconds are made of.
 """
 
@@ -95,7 +95,7 @@ def test_a_trainer_that_runs_on_unseen_on_a_silent_node_is_refused_by_the_volume
         after = scenario.wait_trained(before["snapshot"]["step"] + 60, attempt=1)
         assert after["resumedFromStep"] >= before["snapshot"]["step"]
     # its node is back, and tells how the trainer that it had lost sight of has ended
-    ended = scenario.history.wait(lambda: ending_of(scenario, "digits-0-0"), 90, "the old pod's end is told")
+    ended = scenario.history.wait(lambda: ending_of(scenario, "digits-0-0"), 90, "the old pod's end is reported")
     assert ended["exitCode"] == 77, ended
     assert "Fenced" in ended["message"], ended
     records, resumed = scenario.records(), after["resumedFromStep"]

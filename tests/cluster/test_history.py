@@ -33,7 +33,7 @@ def test_a_second_pod_of_one_node_is_noticed_though_the_first_is_gone(name: str)
         ({"phase": "Running"}, "from Succeeded to Running"),
     ],
 )
-def test_a_status_that_tells_two_stories_is_noticed(after: dict[str, Any], said: str) -> None:
+def test_a_status_that_contradicts_itself_is_noticed(after: dict[str, Any], said: str) -> None:
     (wrong,) = untrue_steps([{"phase": "Succeeded"}, {"phase": "Succeeded"} | after])
     assert wrong.endswith(said)
 

@@ -179,11 +179,11 @@ async def test_a_stopped_process_is_killed_all_the_same(start_pod: StartPod) -> 
     await ended(pod)
 
 
-async def test_logs_of_two_lives_follow_each_other(start_pod: StartPod) -> None:
-    await ended(await start_pod("print('first life')"))
-    pod = await ended(await start_pod("print('second life')"))
+async def test_logs_of_two_attempts_follow_each_other(start_pod: StartPod) -> None:
+    await ended(await start_pod("print('first attempt')"))
+    pod = await ended(await start_pod("print('second attempt')"))
     lines = pod.log.read_text().splitlines()
-    assert [line for line in lines if not line.startswith("----")] == ["first life", "second life"]
+    assert [line for line in lines if not line.startswith("----")] == ["first attempt", "second attempt"]
     assert len(lines) == 4
 
 

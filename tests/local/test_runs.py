@@ -205,7 +205,7 @@ def test_nothing_survives_a_killed_run(run_job: Any, tmp_path: Path) -> None:
     assert not list(Path("/dev/shm").glob("ddpjob-digits-*"))
 
 
-def test_restarts_end_with_the_budget_and_the_last_failure_is_told(run_job: Any, tmp_path: Path) -> None:
+def test_restarts_end_with_the_budget_and_the_last_failure_is_reported(run_job: Any, tmp_path: Path) -> None:
     differs = "import os\nraise [KeyError, ValueError][int(os.environ['DDPJOB_ATTEMPT'])]('of this attempt')\n"
     spec = script(tmp_path, differs) | {"restart": {"maxRestarts": 1, "backoff": {"initialSeconds": 0}}}
     run = run_job(spec)
@@ -226,7 +226,7 @@ WITH_A_SPARE = """
 import os, sys, time
 from pathlib import Path
 place = [os.environ[f"DDPJOB_{name}"] for name in ("ATTEMPT", "NODE_RANK", "POD_NAME")]
-print("life", *place, flush=True)
+print("at", *place, flush=True)
 if place[0] == "0":
     while not Path(os.environ["DDPJOB_SHARED"], "logs", "digits", "pods", "digits-0-s0.log").exists():
         time.sleep(0.02)
@@ -242,13 +242,16 @@ def test_a_spare_takes_the_place_of_a_pod_that_ended(run_job: Any, tmp_path: Pat
     assert run.end() == 0, run.text()
     assert "restarts 1" in run.text()
     logs = run.shared / "logs" / "digits" / "pods"
-    lives = [
-        line for log in sorted(logs.iterdir()) for line in log.read_text().splitlines() if line.startswith("life ")
+    runs = [line for log in sorted(logs.iterdir()) for line in log.read_text().splitlines() if line.startswith("at ")]
+    assert runs == [
+        "at 0 0 digits-0-0",
+        "at 1 0 digits-0-0",
+        "at 0 1 digits-0-1",
+        "at 1 1 digits-0-s0",
     ]
-    assert lives == ["life 0 0 digits-0-0", "life 1 0 digits-0-0", "life 0 1 digits-0-1", "life 1 1 digits-0-s0"]
 
 
-def test_data_is_fetched_before_the_gang_and_what_fails_is_told(run_job: Any, tmp_path: Path) -> None:
+def test_data_is_fetched_before_the_gang_and_what_fails_is_reported(run_job: Any, tmp_path: Path) -> None:
     reads = script(
         tmp_path, "import os\nassert open(os.environ['DDPJOB_SHARED'] + '/datasets/x/y').read() == 'data\\n'\n"
     )

@@ -51,7 +51,7 @@ PHASES: Final = ("mid-epoch", "mid-accumulation", "validation", "save")
 
 @dataclass(frozen=True, slots=True)
 class PodState:
-    """Where all ranks are killed; `point` to `rank` are what `watched.py` is told."""
+    """Where all ranks are killed; `point` to `rank` are arguments of `watched.py`."""
 
     strategy: str
     phase: str

@@ -25,7 +25,7 @@ EPOCH: Final = 8
 """Steps of an epoch; the last of them has 7 samples, which two ranks share unevenly."""
 EPOCHS: Final = 5
 WORLDS: Final = ((2, 18), (1, 32), (2, None))
-"""Ranks of each life, and the step in which it is killed."""
+"""Ranks of each attempt, and the step in which it is killed."""
 LIMIT: Final = 1e-4
 STRATEGIES: Final = ("ddp", "manual_rs_ag", "fsdp")
 REFUSED: Final = 3
@@ -40,7 +40,7 @@ EVERY: Final = "5steps"
 
 
 @dataclass(frozen=True, slots=True)
-class Life:
+class Run:
     """A run from its start to its end, from step 1 on: the loss, the learning rate and the samples that counted."""
 
     losses: tuple[float, ...]
@@ -67,24 +67,24 @@ class Resized:
 
     strategy: str
     resumed_after: tuple[int, ...]
-    life: Life
-    unbroken: Life
+    run: Run
+    unbroken: Run
 
     @property
     def worst(self) -> tuple[float, int]:
         """The largest difference between two losses of one step, and that step."""
-        pairs = zip(self.life.losses, self.unbroken.losses, strict=True)
+        pairs = zip(self.run.losses, self.unbroken.losses, strict=True)
         return max((abs(one - other), step) for step, (one, other) in enumerate(pairs, start=1))
 
     @property
     def changed_rates(self) -> int:
         """Steps with another learning rate than in the unbroken run."""
-        return sum(one != other for one, other in zip(self.life.rates, self.unbroken.rates, strict=True))
+        return sum(one != other for one, other in zip(self.run.rates, self.unbroken.rates, strict=True))
 
     @property
     def problem(self) -> str | None:
         difference, step = self.worst
-        found = [*self.life.wrong_epochs, *(f"unbroken: {text}" for text in self.unbroken.wrong_epochs)]
+        found = [*self.run.wrong_epochs, *(f"unbroken: {text}" for text in self.unbroken.wrong_epochs)]
         if not difference <= LIMIT:
             found.append(f"the loss of step {step} is {difference:.1e} from the unbroken run's, more than {LIMIT:.0e}")
         if self.changed_rates:
@@ -129,7 +129,7 @@ def resized(folder: Path, strategy: str) -> Resized:
         _live(changing, ranks, end, attempt, arguments)
     _live(unbroken, WORLDS[0][0], None, 0, arguments)
     resumed = tuple(event["step"] for event in changing.events("resumed"))
-    return Resized(strategy, resumed, _life(changing), _life(unbroken))
+    return Resized(strategy, resumed, _run(changing), _run(unbroken))
 
 
 def refusal(folder: Path) -> Refusal:
@@ -152,7 +152,7 @@ def _live(volume: Volume, ranks: int, end: int | None, attempt: int, arguments: 
     trained(volume, ranks, WATCHED, *arguments, WATCH=watch, **environment)
 
 
-def _life(volume: Volume) -> Life:
+def _run(volume: Volume) -> Run:
     """Of steps that were trained more than once, the last time counts: it is what the next ones built on."""
     steps: dict[int, dict[str, Any]] = {}
     for path in sorted((volume.root / "notes").glob("attempt-*.jsonl")):
@@ -169,13 +169,13 @@ def _life(volume: Volume) -> Life:
                 )
     ordered = [steps[step] for step in sorted(steps)]
     rates = tuple(note["lr"] for note in ordered)
-    return Life(losses(volume), rates, tuple(tuple(note["samples"]) for note in ordered))
+    return Run(losses(volume), rates, tuple(tuple(note["samples"]) for note in ordered))
 
 
 def violations(rows: Sequence[Row]) -> list[str]:
     """What is not as it must be, a strategy that is missing included."""
     steps = EPOCH * EPOCHS
-    found = {row.strategy for row in rows if isinstance(row, Resized) and len(row.life.losses) == steps}
+    found = {row.strategy for row in rows if isinstance(row, Resized) and len(row.run.losses) == steps}
     missing = [f"{strategy}: no run of {steps} steps" for strategy in STRATEGIES if strategy not in found]
     if not any(isinstance(row, Refusal) for row in rows):
         missing.append(f"a start with {REFUSED} ranks: not tried")
@@ -200,14 +200,14 @@ def tables(rows: Sequence[Row]) -> list[Table]:
 
 
 def _cells(row: Resized) -> tuple[str, ...]:
-    epochs = len(row.life.samples) // EPOCH
+    epochs = len(row.run.samples) // EPOCH
     return (
         row.strategy,
         " → ".join(str(ranks) for ranks, _ in WORLDS),
         ", ".join(map(str, row.resumed_after)),
-        f"{epochs - len(row.life.wrong_epochs)} of {epochs}",
+        f"{epochs - len(row.run.wrong_epochs)} of {epochs}",
         small(row.worst[0]),
         f"{LIMIT:.0e}",
-        f"{row.changed_rates} of {len(row.life.rates)}",
+        f"{row.changed_rates} of {len(row.run.rates)}",
         verdict(row.problem),
     )

@@ -59,7 +59,7 @@ def test_the_network_is_closed_where_the_operator_is_told_so(text: str, isolated
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "reported"),
     [
         ("bounds: {maxNodes: many}", "bounds.maxNodes: is 'many', but: "),
         ("bounds: {maxNodes: 0}", "bounds.maxNodes: is 0, but: "),
@@ -77,13 +77,13 @@ def test_the_network_is_closed_where_the_operator_is_told_so(text: str, isolated
         ("a: [", "is no YAML: "),
     ],
 )  # fmt: skip
-def test_what_is_wrong_is_said_in_one_line_that_names_the_place(tmp_path: Path, text: str, told: str) -> None:
+def test_what_is_wrong_is_said_in_one_line_that_names_the_place(tmp_path: Path, text: str, reported: str) -> None:
     file = tmp_path / "config.yaml"
     file.write_text(text)
     with pytest.raises(BadSetting) as refused:
         read(file)
     message = str(refused.value)
-    assert message.startswith(f"DDPJOB_OPERATOR_CONFIG {file}: {told}")
+    assert message.startswith(f"DDPJOB_OPERATOR_CONFIG {file}: {reported}")
     assert "\n" not in message
 
 

@@ -8,6 +8,6 @@ shift 3
 # shellcheck source=processes.sh
 . "$(dirname "${BASH_SOURCE[0]}")/processes.sh"
 since=$(started_at "$owner")
-while lives "$owner" "$since"; do sleep 1; done
+while is_running "$owner" "$since"; do sleep 1; done
 # keeps this process id, by which `down` knows that it need not stop this
 exec "$script" down "$@"

@@ -118,7 +118,7 @@ missing_blobs() {
   comm -23 <(cd "$layout/blobs/sha256" && printf '%s\n' * | sort) <("$@" content ls -q | sed 's/^sha256://' | sort) | sed 's,^,blobs/sha256/,'
 }
 
-# Every process of the node's pods, found by control group: all of them are ours, whether or not containerd lives.
+# Every process of the node's pods, found by control group: all of them are ours, whether or not containerd runs.
 kill_pods() {
   local pids
   # only one of the two is there, which depends on the version of cgroups

@@ -14,21 +14,21 @@ look_at() {
 
 started_at() { look_at "$1" && echo "$SINCE"; }
 
-# Prints the process id of a daemon that lives.
+# Prints the process id of a daemon that runs.
 pid_of() {
   local pid since
   read -r pid since 2>/dev/null <"$DIR/run/$1.pid" || return 1
-  lives "$pid" "$since" && echo "$pid"
+  is_running "$pid" "$since" && echo "$pid"
 }
 
-# lives PID START_TIME: whether that very process runs.
-lives() {
+# is_running PID START_TIME: whether that very process runs.
+is_running() {
   [ -n "${2:-}" ] && look_at "$1" && [ "$SINCE" = "$2" ] && [ "$STATE" != Z ]
 }
 
 STARTED=()
 
-# start NAME COMMAND…: nothing happens where it lives already.
+# start NAME COMMAND…: nothing happens where it runs already.
 start() {
   local name=$1 pid
   shift

@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# Where the cluster lives on this host: folders, addresses, ports. Sourced by cluster.sh.
+# Where the cluster is on this host: folders, addresses, ports. Sourced by cluster.sh.
 # shellcheck disable=SC2034  # read by the files that source this one
 
 # What one `up` made, gone after `down`; and what is expensive to make again.

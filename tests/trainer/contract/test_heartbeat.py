@@ -113,7 +113,7 @@ def test_a_loss_is_only_read_when_a_write_is_due(beat, clock):
     assert sum(loss.reads for loss in losses) <= 12
 
 
-def test_counters_count_this_life_only(beat, clock):
+def test_counters_count_this_process_only(beat, clock):
     beat.resumed(100, samples=6400)
     for step in (101, 102):
         beat.step(step=step, samples=step * 64)
@@ -173,5 +173,5 @@ def test_every_second_belongs_to_one_phase_and_what_a_snapshot_held_up_is_no_tra
     (beat,) = read_heartbeats(tmp_path)
     spent = {"init": 0.0, "load": 2.0, "first_step": 1.0, "train": 7.5, "validate": 0.5, "save": 1.5}
     assert phase_seconds(beat, now[0]) == spent
-    assert phase_seconds(beat, now[0] + 60.0) == spent, "silence is told by nobody"
+    assert phase_seconds(beat, now[0] + 60.0) == spent, "silence is not reported"
     assert phase_seconds(None, now[0]) == {}

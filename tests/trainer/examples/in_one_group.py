@@ -1,7 +1,7 @@
 """Several examples of docs/trainer.md, one after another in the same ranks: starting torchrun takes longer than any.
 
 `in_one_group.py EXAMPLES.json RESULTS.json`: a list of {"environment", "arguments"}. Each is run as `ddp_trainer.train`
-would, but in one process group. Nothing here is told to fail; a refusal before training ends only the example.
+would, but in one process group. Nothing here is made to fail; a refusal before training ends only the example.
 """
 
 from __future__ import annotations

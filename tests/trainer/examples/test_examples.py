@@ -55,7 +55,7 @@ def test_tensorboard_and_the_loss_log_hold_the_curves_of_the_run(workbook: Workb
     assert len(read_losses(workbook.folder / "shared/logs/logged")) == 20
 
 
-def test_what_a_run_was_told_is_in_its_first_event(workbook: Workbook) -> None:
+def test_the_settings_of_a_run_are_in_its_first_event(workbook: Workbook) -> None:
     first = (workbook.folder / "shared/logs/configured/events.jsonl").read_text().splitlines()[0]
     assert '"lr": 0.003' in first, "a flag wins over the file"
     assert '"warmup_steps": 5' in first, "the file wins over the default"

@@ -1,4 +1,4 @@
-"""What ends a pod, or one of two, told by the launcher where the operator reads it."""
+"""What ends a pod, or one of two, as the launcher reports it to the operator."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def train(start_pod: StartPod, *arguments: str, **environment: str) -> Pod:
     return start_pod("", argv=argv, PYTHONPATH=path, **environment)
 
 
-def told(pod: Pod, look: Callable[[dict[str, Any]], Any], what: str) -> Any:
+def reported(pod: Pod, look: Callable[[dict[str, Any]], Any], what: str) -> Any:
     """The first true value of `look` at the pod's status."""
     return eventually(lambda: look(pod.status()), f"{what}; log:\n{pod.log}")
 
@@ -42,7 +42,7 @@ def events(pod: Pod, kind: str) -> list[dict[str, Any]]:
 
 def test_auto_shows_what_it_has_chosen_and_from_what_and_a_dead_data_worker_is_named(start_pod: StartPod) -> None:
     pod = train(start_pod, "--workers", "1", DDPJOB_SNAPSHOT_EVERY="auto", DDPJOB_PROCS_PER_NODE="2")
-    chosen = told(pod, lambda status: status["snapshotInterval"], "an interval")
+    chosen = reported(pod, lambda status: status["snapshotInterval"], "an interval")
     assert (chosen["every"], chosen["failures"]) == ("auto", 0)
     assert chosen["stallSeconds"] > 0
     assert chosen["mttfSeconds"] == pytest.approx(24 * 3600, rel=0.01)
@@ -63,13 +63,13 @@ def test_auto_shows_what_it_has_chosen_and_from_what_and_a_dead_data_worker_is_n
     assert (pod.message["reason"], pod.message["rank"]) == ("WorkerException", 1)
 
 
-def test_an_older_attempt_that_lives_on_leaves_every_file_to_the_newer(start_pod: StartPod) -> None:
+def test_an_older_attempt_that_runs_on_leaves_every_file_to_the_newer(start_pod: StartPod) -> None:
     settings = {"DDPJOB_UID": "uid", "DDPJOB_SNAPSHOT_EVERY": "10steps"}
     older = train(start_pod, **settings, DDPJOB_ATTEMPT="0")
-    told(older, lambda status: status["snapshot"], "a snapshot")
+    reported(older, lambda status: status["snapshot"], "a snapshot")
     newer = train(start_pod, **settings, DDPJOB_ATTEMPT="1")
     assert older.wait() == 77
     assert (older.message["outcome"], older.message["reason"]) == ("Fenced", "Fenced")
     assert message("Two attempts at once").search(older.message["message"]), older.message["message"]
-    resumed = told(newer, lambda status: status["resumedFromStep"], "the newer attempt's resume")
-    told(newer, lambda status: status["snapshot"]["step"] > resumed, "a snapshot of the newer attempt")
+    resumed = reported(newer, lambda status: status["resumedFromStep"], "the newer attempt's resume")
+    reported(newer, lambda status: status["snapshot"]["step"] > resumed, "a snapshot of the newer attempt")

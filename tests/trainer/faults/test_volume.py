@@ -1,4 +1,4 @@
-"""A volume that is full, slow or forgetful under a real run: training goes on, and a person is told what to do."""
+"""A volume that is full, slow or forgetful under a real run: training goes on, and the message says what to do."""
 
 from __future__ import annotations
 

@@ -101,7 +101,7 @@ def test_what_was_there_stays_until_what_replaces_it_is_whole(web: Web, shared: 
 @pytest.mark.parametrize(
     ("code", "kind"), [(404, UserError), (403, UserError), (500, FetchError), (503, FetchError), (429, FetchError)]
 )
-def test_an_answer_tells_whether_to_ask_again(web: Web, shared: Path, code: int, kind: type[Exception]) -> None:
+def test_an_answer_decides_whether_to_ask_again(web: Web, shared: Path, code: int, kind: type[Exception]) -> None:
     web.answer = refusing(code)
     with pytest.raises(kind, match=f"answered {code}"):
         run(Initializer("dataset", "digits.bin", source=web.url), shared, shared)
@@ -149,7 +149,7 @@ def test_a_folder_replaces_a_folder_whole(shared: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("task", "told"),
+    ("task", "message"),
     [
         ({"source": "pvc://models/none"}, "there is no pvc://models/none"),
         ({"source": "pvc://models/tiny", "sha256": DIGEST}, "is a folder"),
@@ -159,8 +159,10 @@ def test_a_folder_replaces_a_folder_whole(shared: Path) -> None:
     ids=lambda value: value if isinstance(value, str) else "",
 )
 @pytest.mark.processes
-def test_what_can_never_work_as_written_is_the_users_to_correct(shared: Path, task: dict[str, str], told: str) -> None:
-    with pytest.raises(UserError, match=told):
+def test_what_can_never_work_as_written_is_the_users_to_correct(
+    shared: Path, task: dict[str, str], message: str
+) -> None:
+    with pytest.raises(UserError, match=message):
         run(Initializer("x", "data", **task), shared, pvcs(shared))
 
 

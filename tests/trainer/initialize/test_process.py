@@ -33,7 +33,7 @@ def process(shared: Path, task: dict[str, Any] | str, **environ: str) -> subproc
     return subprocess.Popen(command, env={**os.environ, **given, **environ}, stderr=subprocess.PIPE)
 
 
-def told(shared: Path) -> dict[str, Any]:
+def reported(shared: Path) -> dict[str, Any]:
     message: dict[str, Any] = json.loads((shared.parent / "termination-log").read_text())
     return message
 
@@ -62,7 +62,7 @@ def test_the_exit_code_says_what_to_do_and_the_message_why(
     if reason is None:
         assert not (shared.parent / "termination-log").exists()
     else:
-        message = told(shared)
+        message = reported(shared)
         assert (message["version"], message["exitCode"], message["reason"]) == (1, code, reason)
         assert message["message"]
 
@@ -72,7 +72,7 @@ def test_credentials_reach_neither_log_nor_message(web: Web, shared: Path) -> No
     source = f"{web.url}?X-Amz-Signature=c0ffee"
     with process(shared, {"path": "d", "source": source}, HUB_TOKEN="hf_topsecret") as found:
         _, log = found.communicate(timeout=60)
-    for text in (log.decode(), json.dumps(told(shared))):
+    for text in (log.decode(), json.dumps(reported(shared))):
         assert "c0ffee" not in text
         assert "topsecret" not in text
 
@@ -96,7 +96,7 @@ def test_one_that_is_killed_leaves_nothing_that_the_next_takes_for_data(web: Web
             found.send_signal(number)
             found.communicate(timeout=60)
         assert not (shared / "digits.bin").exists()
-    assert (found.returncode, told(shared)["outcome"]) == (143, "Preempted")
+    assert (found.returncode, reported(shared)["outcome"]) == (143, "Preempted")
     assert left_over(shared) == []
     web.answer = whole
     go_on.set()

@@ -65,15 +65,15 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
     def _hub_api(self, parts: list[str]) -> None:
         """What huggingface.co says about a data set and its files."""
-        told: Any = {"id": "owner/digits", "sha": "0" * 40}
+        reported: Any = {"id": "owner/digits", "sha": "0" * 40}
         if parts[:1] == ["tree"]:
-            told = [{"type": "directory", "oid": "2" * 40, "size": 0, "path": name} for name in FOLDERS]
-            told += [
+            reported = [{"type": "directory", "oid": "2" * 40, "size": 0, "path": name} for name in FOLDERS]
+            reported += [
                 {"type": "file", "oid": "1" * 40, "size": len(body), "path": name}
                 for name, body in FILES.items()
                 if body
             ]
-        self._answer(200, json.dumps(told).encode())
+        self._answer(200, json.dumps(reported).encode())
 
     def _file(self, name: str) -> None:
         body = FILES.get(name)
@@ -90,8 +90,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
     def _answer(self, code: int, body: bytes, **headers: str) -> None:
         self.send_response(code)
-        told = {"Content-Length": str(len(body)), "ETag": '"1"', "Last-Modified": "Thu, 01 Jan 2026 00:00:00 GMT"}
-        for name, value in (told | headers).items():
+        reported = {"Content-Length": str(len(body)), "ETag": '"1"', "Last-Modified": "Thu, 01 Jan 2026 00:00:00 GMT"}
+        for name, value in (reported | headers).items():
             self.send_header(name, value)
         self.end_headers()
         if self.command != "HEAD":
@@ -172,7 +172,7 @@ def test_wrong_credentials_are_named_as_what_they_are(server: str, tmp_path: Pat
 @pytest.mark.parametrize(
     ("source", "package"), [("s3://bucket/key", "obstore.fsspec"), ("hf://datasets/a/b", "huggingface_hub")]
 )
-def test_an_image_without_the_client_is_told_what_to_add(
+def test_an_image_without_the_client_names_what_to_add(
     source: str, package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, package, None)

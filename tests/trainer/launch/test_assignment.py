@@ -17,7 +17,7 @@ def write(folder: Path, files: dict[str, str]) -> None:
         (folder / name).write_text(text)
 
 
-def test_three_files_say_the_place(tmp_path):
+def test_three_files_name_the_place(tmp_path):
     write(tmp_path, GOOD)
     assert read_assignment(tmp_path) == Assignment(attempt=3, node_rank=1, nodes=2)
 

@@ -35,7 +35,7 @@ STRUCK = (
 )
 LOSES_ITS_PEER = """
     import os
-    print("life", *(os.environ[f"DDPJOB_{name}"] for name in ("ATTEMPT", "NODE_RANK", "NODES")), flush=True)
+    print("attempt", *(os.environ[f"DDPJOB_{name}"] for name in ("ATTEMPT", "NODE_RANK", "NODES")), flush=True)
     raise RuntimeError("Connection closed by peer [127.0.0.1]:1")
 """
 
@@ -100,7 +100,7 @@ def result(reason: str, code: int = 1, *, superseded: bool = False, stuck: bool 
         pytest.param(result("Preempted", 143), True, True, AfterAttempt.EXIT, id="was asked to leave"),
     ],
 )
-def test_what_follows_a_life(ended: AttemptResult, stopped: bool, stays: bool, then: AfterAttempt) -> None:
+def test_what_follows_an_attempt(ended: AttemptResult, stopped: bool, stays: bool, then: AfterAttempt) -> None:
     assert after_attempt(ended, stopped=stopped, stays=stays) is then
 
 
@@ -237,7 +237,7 @@ def test_a_pod_that_lost_its_peer_waits_for_a_later_attempt_and_for_nothing_else
     place(folder, attempt=2, node_rank=0, nodes=1)
     place(folder, attempt=4, node_rank=0, nodes=1)
     eventually(lambda: pod.status()["attempt"] == 4 and pod.status()["phase"] == "waiting", "it waits again")
-    assert re.findall("^life .*", pod.log, re.MULTILINE) == ["life 2 0 1", "life 4 0 1"]
+    assert re.findall("^attempt .*", pod.log, re.MULTILINE) == ["attempt 2 0 1", "attempt 4 0 1"]
 
     pod.process.send_signal(signal.SIGTERM)
     assert pod.wait() == 143

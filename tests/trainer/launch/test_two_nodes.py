@@ -38,7 +38,7 @@ def test_ranks_follow_node_ranks_whichever_node_comes_first(start_pod):
     assert [pod.wait() for pod in pods] == [0, 0], [pod.log for pod in pods]
 
 
-def test_the_node_whose_rank_lives_reports_only_a_lost_peer(start_pod):
+def test_the_node_whose_rank_survives_reports_only_a_lost_peer(start_pod):
     pods = start_gang(
         start_pod,
         ALL_REDUCE

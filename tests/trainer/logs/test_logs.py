@@ -159,7 +159,7 @@ def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str],
     return write
 
 
-def test_wandb_is_told_to_stay_offline_and_gets_the_points_of_rank_0_alone(
+def test_wandb_is_set_to_stay_offline_and_gets_the_points_of_rank_0_alone(
     tmp_path: Path, stand_in: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stand_in(RECORDING)

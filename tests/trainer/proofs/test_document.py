@@ -96,10 +96,10 @@ def test_the_moments_are_in_every_phase_of_every_strategy() -> None:
 def test_a_sample_lost_or_repeated_or_another_learning_rate_breaks_an_elastic_run(figures, fault: str) -> None:
     row = figures.elastic[0]
     assert isinstance(row, elastic.Resized)
-    life, samples = row.life, list(row.life.samples)
+    killed, samples = row.run, list(row.run.samples)
     if fault == "rate":
-        life = replace(life, rates=(*life.rates[:-1], math.nextafter(life.rates[-1], 1)))
+        killed = replace(killed, rates=(*killed.rates[:-1], math.nextafter(killed.rates[-1], 1)))
     else:
         samples[20] = samples[20][1:] if fault == "lost" else (*samples[20], samples[20][0])
-        life = replace(life, samples=tuple(samples))
-    assert replace(row, life=life).problem is not None
+        killed = replace(killed, samples=tuple(samples))
+    assert replace(row, run=killed).problem is not None

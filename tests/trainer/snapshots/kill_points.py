@@ -1,9 +1,9 @@
-"""Saves snapshots and dies by SIGKILL at every single file operation; prints what is left, one JSON line a life.
+"""Saves snapshots and dies by SIGKILL at every single file operation; prints what is left, one JSON line a run.
 
-Run as `python kill_points.py DIR`. A life is a forked process that sets out to claim a directory with two snapshots and
-a leftover in it, resume, and save twice with retention. The first life is not killed and only counts the operations;
+Run as `python kill_points.py DIR`. A run is a forked process that sets out to claim a directory with two snapshots and
+a leftover in it, resume, and save twice with retention. The first run is not killed and only counts the operations;
 then there is one for each of them, dying before it, and for each write one that dies with half the bytes written.
-Free of torch, so that hundreds of lives take seconds.
+Free of torch, so that hundreds of runs take seconds.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def write(disk: Disk, step: int) -> Callable[[Path], None]:
 
 
 def live(directory: Path, attempt: int, disk: Disk, report: Callable[[int], object]) -> None:
-    """One life: claim, resume, save two more steps; `report` is told each step that save() has promised."""
+    """One run: claim, resume, save two more steps; `report` gets each step that save() has promised."""
     fence = Fence.acquire(directory, created=1, attempt=attempt, uid="u", disk=disk)
     store = SnapshotStore(directory, keep=2, fence=fence, disk=disk)
     newest = store.newest_valid()
@@ -97,7 +97,7 @@ def live(directory: Path, attempt: int, disk: Disk, report: Callable[[int], obje
 
 
 def live_forked(directory: Path, disk: Disk) -> tuple[int, bytes]:
-    """One life in a process of its own: its wait status and the steps it was promised, a byte each."""
+    """One run in a process of its own: its wait status and the promised steps, a byte each."""
     reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -141,18 +141,18 @@ def main(directory: Path) -> None:
     prepare(directory)
     counting = MortalDisk(None)
     live(directory, 1, counting, lambda step: None)
-    lives = [(number, False) for number in range(1, len(counting.operations) + 1)]
-    lives += [(number, True) for number, torn in lives if counting.operations[number - 1].startswith("write")]
-    for number, torn in lives:
+    runs = [(number, False) for number in range(1, len(counting.operations) + 1)]
+    runs += [(number, True) for number, torn in runs if counting.operations[number - 1].startswith("write")]
+    for number, torn in runs:
         prepare(directory)
         status, promised = live_forked(directory, MortalDisk(number, torn))
-        life = {
+        run = {
             "operation": counting.operations[number - 1],
             "torn": torn,
             "signal": os.WTERMSIG(status) if os.WIFSIGNALED(status) else None,
             "promised": max(promised, default=2),
         }
-        print(json.dumps({**life, **inspect(directory, 2)}))
+        print(json.dumps({**run, **inspect(directory, 2)}))
 
 
 if __name__ == "__main__":

@@ -40,7 +40,7 @@ def test_ls_shows_newest_first_and_what_is_bad(models: Any, volume: Any, capsys:
     assert "manifest.json is missing" in bad
 
 
-def test_verify_reads_every_byte_and_its_exit_code_tells(
+def test_verify_reads_every_byte_and_its_exit_code_says(
     models: Any, volume: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["verify", str(volume.directory)]) == 0

@@ -130,7 +130,7 @@ def test_an_optimizer_that_raises_in_its_own_step_leaves_no_snapshot(tmp_path: P
     assert "had begun to change the weights" in run.events[-1].message
 
 
-def test_a_change_that_no_optimizer_makes_is_told_by_begin_update(tmp_path: Path) -> None:
+def test_a_change_that_no_optimizer_makes_is_announced_by_begin_update(tmp_path: Path) -> None:
     run = Run(tmp_path)
     run.train(5)
     run.snapshots.begin_update()

@@ -14,7 +14,7 @@ from tests.support.starting import starts_processes
 
 @pytest.fixture(scope="module")
 @starts_processes
-def lives(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+def runs(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     import os
     import subprocess
     import sys
@@ -27,36 +27,36 @@ def lives(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-def broken(lives: list[dict[str, Any]], holds: Callable[[dict[str, Any]], bool]) -> list[dict[str, Any]]:
-    return [life for life in lives if not holds(life)]
+def broken(runs: list[dict[str, Any]], holds: Callable[[dict[str, Any]], bool]) -> list[dict[str, Any]]:
+    return [killed for killed in runs if not holds(killed)]
 
 
-def test_every_kind_of_operation_was_a_kill_point(lives: list[dict[str, Any]]) -> None:
-    kinds = {(life["operation"].split()[0], life["torn"]) for life in lives}
+def test_every_kind_of_operation_was_a_kill_point(runs: list[dict[str, Any]]) -> None:
+    kinds = {(killed["operation"].split()[0], killed["torn"]) for killed in runs}
     assert kinds == {(name, False) for name in ("mkdir", "create", "write", "fsync", "rename", "remove")} | {
         ("write", True)
     }
 
 
-def test_every_life_was_really_killed(lives: list[dict[str, Any]]) -> None:
-    assert broken(lives, lambda life: life["signal"] == signal.SIGKILL) == []
+def test_every_run_was_really_killed(runs: list[dict[str, Any]]) -> None:
+    assert broken(runs, lambda killed: killed["signal"] == signal.SIGKILL) == []
 
 
-def test_no_snapshot_that_save_promised_is_ever_lost(lives: list[dict[str, Any]]) -> None:
-    assert broken(lives, lambda life: life["newest"] >= life["promised"]) == []
+def test_no_snapshot_that_save_promised_is_ever_lost(runs: list[dict[str, Any]]) -> None:
+    assert broken(runs, lambda killed: killed["newest"] >= killed["promised"]) == []
 
 
-def test_what_loads_is_what_was_saved_byte_for_byte(lives: list[dict[str, Any]]) -> None:
-    assert broken(lives, lambda life: life["intact"]) == []
+def test_what_loads_is_what_was_saved_byte_for_byte(runs: list[dict[str, Any]]) -> None:
+    assert broken(runs, lambda killed: killed["intact"]) == []
 
 
-def test_the_next_attempt_leaves_no_litter_and_accuses_no_snapshot(lives: list[dict[str, Any]]) -> None:
-    assert broken(lives, lambda life: life["odd"] == []) == []
+def test_the_next_attempt_leaves_no_litter_and_accuses_no_snapshot(runs: list[dict[str, Any]]) -> None:
+    assert broken(runs, lambda killed: killed["odd"] == []) == []
 
 
-def test_every_snapshot_that_has_a_name_verifies(lives: list[dict[str, Any]]) -> None:
-    assert broken(lives, lambda life: life["bad"] == []) == []
+def test_every_snapshot_that_has_a_name_verifies(runs: list[dict[str, Any]]) -> None:
+    assert broken(runs, lambda killed: killed["bad"] == []) == []
 
 
-def test_the_next_attempt_can_save_at_once(lives: list[dict[str, Any]]) -> None:
-    assert broken(lives, lambda life: life["next"] == life["newest"] + 1) == []
+def test_the_next_attempt_can_save_at_once(runs: list[dict[str, Any]]) -> None:
+    assert broken(runs, lambda killed: killed["next"] == killed["newest"] + 1) == []

@@ -78,7 +78,7 @@ def test_a_step_that_is_already_saved_is_not_written_twice(tmp_path: Path) -> No
     assert run.results() == ["saved"]
 
 
-def test_a_bad_snapshot_is_told_and_the_one_before_resumed(tmp_path: Path) -> None:
+def test_a_bad_snapshot_is_reported_and_the_one_before_resumed(tmp_path: Path) -> None:
     run = Run(tmp_path)
     run.snapshots.resume()
     run.train(4)

@@ -1,4 +1,4 @@
-"""A snapshot is there whole or not at all, and what is bad is refused, set aside and told."""
+"""A snapshot is there whole or not at all, and what is bad is refused, set aside and reported."""
 
 from __future__ import annotations
 
@@ -201,7 +201,7 @@ def test_the_owner_clears_what_unfinished_saves_left(volume: Any) -> None:
     assert volume.names() == {volume.step(1).name}
 
 
-def test_a_step_saved_by_an_earlier_life_is_not_written_again(volume: Any) -> None:
+def test_a_step_saved_by_an_earlier_attempt_is_not_written_again(volume: Any) -> None:
     first = volume.save(volume.writer(attempt=0), 1)
     later = volume.writer(attempt=1)
     assert volume.save(later, 1) == first
@@ -343,7 +343,7 @@ def test_verify_of_one_step_names_what_is_wrong(volume: Any) -> None:
         store.verify(2)
 
 
-def test_list_tells_good_from_set_aside(volume: Any) -> None:
+def test_list_separates_good_from_set_aside(volume: Any) -> None:
     store = volume.writer()
     for step in (1, 2, 3):
         volume.save(store, step)

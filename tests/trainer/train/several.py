@@ -1,7 +1,7 @@
 """Several whole runs of the trainer, one after another in the same ranks: starting torchrun takes longer than
 any of them.
 
-`several.py RUNS.json`, a mapping of job names to argument lists. Nothing here is told to fail. As in
+`several.py RUNS.json`, a mapping of job names to argument lists. Nothing here is made to fail. As in
 `train.main`, but in one process group: ranks that leave one and make another at the same address meet the
 store of the old one.
 """

@@ -44,7 +44,7 @@ def test_every_sample_comes_once_an_epoch_whatever_ranks_come_and_go_in_it(
     cursor = Cursor(plan, epoch=epoch)
     seen: list[int] = []
     while cursor.epoch == epoch:
-        # A life of the run: it starts from the last one's state, with another number of ranks, and ends after
+        # An attempt of the run: it starts from the last one's state, with another number of ranks, and ends after
         # some steps.
         resumed = Cursor(plan)
         resumed.load_state_dict(cursor.state_dict())
@@ -190,7 +190,7 @@ def test_the_same_workers_load_every_epoch() -> None:
 
 
 def test_workers_are_told_to_leave_as_soon_as_nobody_needs_them() -> None:
-    """In a cycle they would wait for the garbage collector, which closes their queues before they are told."""
+    """In a cycle they would wait for the garbage collector, which closes their queues before they are asked to stop."""
     loader = Loader(Augmented(), BatchPlan(samples=23, global_batch=8), World(), workers=1)
     pool = weakref.ref(loader._processes)
     gc.disable()

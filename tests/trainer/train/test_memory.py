@@ -39,9 +39,9 @@ def test_memory_that_fails_later_ends_the_attempt_and_the_next_starts_with_half(
     late = (*HUNGRY, "--task-options", "first=11", "--task-options", "limit=16", "--task-options", "always=false")
     failed = volume.train(2, *late)
     assert failed.returncode != 0
-    told = message("A rank has too little memory", 1).search(failed.stderr)
-    assert told is not None, failed.stderr
-    assert told[0].startswith("rank 1 ran out of memory in step 10 with micro-batches of 32 samples")
+    reported = message("A rank has too little memory", 1).search(failed.stderr)
+    assert reported is not None, failed.stderr
+    assert reported[0].startswith("rank 1 ran out of memory in step 10 with micro-batches of 32 samples")
     volume.trained(2, *late, DDPJOB_ATTEMPT="1")
     assert [event["microBatch"] for event in volume.events("micro_batch_lowered")] == [16]
     assert [(beat["counters"]["outOfMemory"], beat["metrics"]["micro_batch"]) for beat in volume.beats()] == [
@@ -62,9 +62,9 @@ def test_a_pipeline_without_memory_for_a_micro_batch_gets_there_by_halves(
     attempt = 0
     while had > lower:
         failed = volume.train(2, *hungry, DDPJOB_ATTEMPT=str(attempt))
-        told = message("A rank has too little memory", 1).search(failed.stderr)
-        assert told is not None, failed.stderr
-        assert told[0].startswith(f"rank 1 ran out of memory in step 1 with micro-batches of {had} samples")
+        reported = message("A rank has too little memory", 1).search(failed.stderr)
+        assert reported is not None, failed.stderr
+        assert reported[0].startswith(f"rank 1 ran out of memory in step 1 with micro-batches of {had} samples")
         had, attempt = had // 2, attempt + 1
     volume.trained(2, *hungry, DDPJOB_ATTEMPT=str(attempt))
     enough = trained_once(2, "--task", "seeded_tasks:HungryStage", *pipeline, "limit=64")
@@ -75,9 +75,9 @@ def test_memory_that_fails_in_validation_leaves_the_next_attempt_smaller_batches
     options = ("--task-options", "where=validation", "--task-options", "limit=64")
     arguments = (*HUNGRY, *options, "--eval-batch", "128", "--validate-every", "6steps")
     failed = volume.train(2, *arguments)
-    told = message("A rank has too little memory", 2).search(failed.stderr)
-    assert told is not None, failed.stderr
-    assert told[0].startswith("rank 1 ran out of memory in the validation after step 6 with micro-batches of 128")
+    reported = message("A rank has too little memory", 2).search(failed.stderr)
+    assert reported is not None, failed.stderr
+    assert reported[0].startswith("rank 1 ran out of memory in the validation after step 6 with micro-batches of 128")
     volume.trained(2, *arguments, DDPJOB_ATTEMPT="1")
     assert [event["microBatch"] for event in volume.events("micro_batch_lowered")] == [64]
     assert [event["step"] for event in volume.events("validated")] == [6, 12]

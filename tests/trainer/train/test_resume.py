@@ -1,4 +1,4 @@
-"""A run that is killed or told to stop anywhere ends with the same bits as one that was left alone.
+"""A run that is killed or stopped anywhere ends with the same bits as one that was left alone.
 
 One whose number of ranks changes on the way is in tests/trainer/proofs.
 """
@@ -144,7 +144,7 @@ SMALL = ("--strategy", "single", "--task-options", "width=8", "--max-steps", "3"
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         (("--optimizer", "adam"), "the snapshot's run had --optimizer sgd, this one has adam"),
         (("--lr", "0.01"), "the snapshot's run had --lr 0.1, this one has 0.01"),
@@ -153,10 +153,12 @@ SMALL = ("--strategy", "single", "--task-options", "width=8", "--max-steps", "3"
     ],
     ids=["optimizer", "lr", "momentum", "weight decay"],
 )
-def test_other_settings_of_the_optimizer_are_refused_by_name(saved_small, change: tuple[str, ...], told: str) -> None:
+def test_other_settings_of_the_optimizer_are_refused_by_name(
+    saved_small, change: tuple[str, ...], message: str
+) -> None:
     refused = saved_small.train(0, *SMALL, *change, "--max-steps", "4", DDPJOB_ATTEMPT="1")
     assert refused.returncode == 64
-    assert told in refused.stderr
+    assert message in refused.stderr
 
 
 @pytest.fixture(scope="module")

@@ -67,7 +67,7 @@ def initializer(name: str, **fields: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("spec", "told"),
+    ("spec", "reported"),
     [
         pytest.param({}, None, id="nothing said breaks no rule"),
         pytest.param({"entrypoint": {"module": "a"}}, None, id="a module alone is fine"),
@@ -120,10 +120,10 @@ def initializer(name: str, **fields: Any) -> dict[str, Any]:
         ),
     ],
 )
-def test_python_and_cel_give_the_same_verdict(spec: dict[str, Any], told: str | None) -> None:
+def test_python_and_cel_give_the_same_verdict(spec: dict[str, Any], reported: str | None) -> None:
     in_python, in_cel = by_python(spec), by_cel(spec)
-    assert bool(in_python) == bool(in_cel) == (told is not None)
-    assert told is None or told in in_python[0]
+    assert bool(in_python) == bool(in_cel) == (reported is not None)
+    assert reported is None or reported in in_python[0]
 
 
 names = st.sampled_from(
@@ -243,7 +243,7 @@ def template(**spec: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("spec", "told"),
+    ("spec", "reported"),
     [
         (template(containers=[{"name": "trainer", "env": [{"name": "RANK", "value": "0"}]}]),
          "spec.podTemplate.spec.containers[0].env: RANK is reserved for the operator; remove it"),
@@ -285,9 +285,9 @@ def template(**spec: Any) -> dict[str, Any]:
          "a variable that is no object", "a port without a number", "limits that are a list",
          "resources that are a number", "nothing said as null", "an empty template"],
 )  # fmt: skip
-def test_a_template_that_cannot_be_merged_is_refused_in_words(spec: dict[str, Any], told: str | None) -> None:
+def test_a_template_that_cannot_be_merged_is_refused_in_words(spec: dict[str, Any], reported: str | None) -> None:
     found = by_python(spec)
-    assert found[0].startswith(told) if told else found == ()
+    assert found[0].startswith(reported) if reported else found == ()
 
 
 def test_a_pattern_that_cannot_be_compiled_is_refused_by_the_operator() -> None:

@@ -1,4 +1,4 @@
-"""Errors that are really raised here, told by the trainer and explained by the operator: reason, and what to do.
+"""Errors that are really raised here, reported by the trainer and explained by the operator: reason, and what to do.
 
 What a machine without a GPU cannot be made to say is in tests/unit/core/failure/test_symptoms.py.
 """

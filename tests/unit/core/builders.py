@@ -37,7 +37,7 @@ def make_job(status: DDPJobStatus | None = None, *, deleting: bool = False, gene
 
 
 def in_phase(phase: Phase, *, nodes: int = 2, spec: dict[str, Any] | None = None, **fields: Any) -> DDPJobStatus:
-    """The status of the job of `make_job` in one phase of its life, as the operator would have written it."""
+    """The status of the job of `make_job` in one phase, as the operator would have written it."""
     digests = immutable_digests(DDPJobSpec.model_validate({"nodes": nodes, **(spec or {})}))
     notes = {name: fields.pop(name) for name in tuple(fields) if name in Internal.model_fields}
     internal = Internal(**{"spec_digests": digests} | notes)
@@ -79,9 +79,9 @@ def ended(exit_code: int, message: str = "", *, ago: float | None = 60.0, **fiel
     return Termination(exit_code, message=message, finished_at=None if ago is None else later(-ago), **fields)
 
 
-def failed(node_rank: int, exit_code: int, told: str = "", *, ago: float | None = 60.0, **fields: Any) -> PodView:
-    """A pod whose trainer failed; `told` is the reason in the message that it left, if it left one."""
-    message = make_report(told, time=None if ago is None else later(-ago).timestamp()) if told else ""
+def failed(node_rank: int, exit_code: int, reported: str = "", *, ago: float | None = 60.0, **fields: Any) -> PodView:
+    """A pod whose trainer failed; `reported` is the reason in its termination message, if there is one."""
+    message = make_report(reported, time=None if ago is None else later(-ago).timestamp()) if reported else ""
     return make_pod(node_rank, "Failed", termination=ended(exit_code, message, ago=ago), **fields)
 
 

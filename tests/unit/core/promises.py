@@ -112,11 +112,11 @@ def check_attempt_on_record_first(cluster: Cluster) -> None:
             nodes = {item["name"]: item.get("value") for item in entry.manifest["spec"]["containers"][0]["env"]}
             assert nodes["DDPJOB_NODES"] == str(recorded.nodes.total), f"{entry.name} belongs to another gang"
         elif isinstance(entry, AssignPod):
-            assert entry.attempt == recorded.attempt, f"{entry.name} told of attempt {entry.attempt} too soon"
+            assert entry.attempt == recorded.attempt, f"{entry.name} assigned to attempt {entry.attempt} too soon"
             assert recorded.internal.kept_pods[entry.name] == entry.node_rank, (
-                f"{entry.name} told of another's node rank"
+                f"{entry.name} assigned another's node rank"
             )
-            assert entry.nodes == recorded.nodes.total, f"{entry.name} told of another gang"
+            assert entry.nodes == recorded.nodes.total, f"{entry.name} assigned to another gang"
 
 
 def check_data_comes_first(cluster: Cluster) -> None:
@@ -199,7 +199,7 @@ def check_no_flip_flop(cluster: Cluster) -> None:
 
 
 def check_nothing_is_created_while_suspended(cluster: Cluster) -> None:
-    """Nor while the pods of a suspended job still stop, which is on record before the first of them is told."""
+    """Nor while the pods of a suspended job still stop, which is on record before the first of them is deleted."""
     recorded = DDPJobStatus()
     for entry in cluster.history:
         if isinstance(entry, DDPJobStatus):

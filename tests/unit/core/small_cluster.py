@@ -126,7 +126,7 @@ class Cluster:
                 self.history.append((name, exit_code))
 
     def delete_fetcher(self, name: str, *, uid: str | None = None) -> None:
-        """At once if it has ended; else it is told to, and its kubelet takes its time."""
+        """At once if it has ended; else it is asked to, and its kubelet takes its time."""
         pod = self.fetchers[name]
         if uid is not None and pod.uid != uid:
             return
@@ -212,8 +212,8 @@ class Cluster:
         """The trainer of a pod that runs comes to its end."""
         if not self.pods[name].running or not self.answers(name):
             return
-        told = {"time": self.now.timestamp(), "step": 10, "attempt": self.heard[self.pods[name].uid]}
-        message = make_report(reason, **told) if reason else ""
+        reported = {"time": self.now.timestamp(), "step": 10, "attempt": self.heard[self.pods[name].uid]}
+        message = make_report(reason, **reported) if reason else ""
         at = (self.now + timedelta(seconds=skew)).replace(microsecond=0)
         phase = PodPhase.SUCCEEDED if exit_code == 0 else PodPhase.FAILED
         phase = PodPhase.RUNNING if self.kubelet_lags else phase

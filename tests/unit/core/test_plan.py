@@ -1,4 +1,4 @@
-"""The decision itself, one look at a time. Whole lives are in test_world.py."""
+"""The decision itself, one look at a time. Whole jobs are in test_world.py."""
 
 from __future__ import annotations
 

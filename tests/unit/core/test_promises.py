@@ -84,10 +84,12 @@ def shrinks_a_gang_that_is_not_elastic(job: Job, *rest: Any) -> Plan:
 def makes_a_new_pod_beside_each_that_lives_on(job: Job, *rest: Any) -> Plan:
     decided = policy.plan(job, *rest)
     template = next((one for one in decided.actions if isinstance(one, CreatePod)), None)
-    told = [one for one in decided.actions if isinstance(one, AssignPod)]
+    assigned = [one for one in decided.actions if isinstance(one, AssignPod)]
     if template is None:
         return decided
-    extra = (replace(template, name=f"digits-{one.attempt}-{one.node_rank}", node_rank=one.node_rank) for one in told)
+    extra = (
+        replace(template, name=f"digits-{one.attempt}-{one.node_rank}", node_rank=one.node_rank) for one in assigned
+    )
     return replace(decided, actions=(*decided.actions, *extra))
 
 

@@ -1,4 +1,4 @@
-"""Whole lives of a job in a cluster in memory: what is promised holds for every order of events, crashes and clocks."""
+"""Whole jobs in a cluster in memory: what is promised holds for every order of events, crashes and clocks."""
 
 from __future__ import annotations
 

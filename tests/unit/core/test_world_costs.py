@@ -1,4 +1,4 @@
-"""What a life of a job costs in calls, and that each of these calls can be the last before a crash."""
+"""What a job costs in calls, and that each of these calls can be the last before a crash."""
 
 from __future__ import annotations
 

@@ -239,7 +239,7 @@ def test_a_pod_has_ended_when_all_its_containers_have(phase: str, sidecar: str, 
 @pytest.mark.parametrize(
     ("labels", "attempt", "node_rank", "nodes"),
     [
-        pytest.param({"attempt": "2", "node-rank": "1"}, 2, 1, None, id="its place is for life"),
+        pytest.param({"attempt": "2", "node-rank": "1"}, 2, 1, None, id="its place never changes"),
         pytest.param({"attempt": "3", "node-rank": "0", "nodes": "4"}, 3, 0, 4, id="its place may change"),
         pytest.param({"attempt": "0", "node-rank": "none", "nodes": "2"}, 0, None, 2, id="a spare has no place yet"),
         pytest.param({"attempt": "0", "node-rank": "1", "nodes": "many"}, 0, 1, None, id="a size that is no number"),

@@ -194,7 +194,7 @@ def reasons(*pods: PodView, now: datetime = NOW, stopping: bool = False) -> str 
             [failed(0, 1, "WorkerException", ago=5), failed(1, 137, ago=8)],
             False,
             "WorkerKilled",
-            id="of two causes the first in time is told",
+            id="of two causes the first in time is reported",
         ),
         pytest.param(
             [failed(0, 137, ago=8), failed(1, 64, "ImportError", ago=2)],
@@ -239,9 +239,9 @@ def test_a_cause_is_told_from_its_consequences(pods: list[PodView], stopping: bo
     assert reasons(*pods, stopping=stopping) == reason
 
 
-@pytest.mark.parametrize("told", ["soon", None, True, [1], float("nan"), 10**400], ids=repr)
-def test_a_time_that_is_no_time_does_not_stop_the_choice_of_a_cause(told: object) -> None:
-    report = make_report("WorkerException", time=told)
+@pytest.mark.parametrize("reported", ["soon", None, True, [1], float("nan"), 10**400], ids=repr)
+def test_a_time_that_is_no_time_does_not_stop_the_choice_of_a_cause(reported: object) -> None:
+    report = make_report("WorkerException", time=reported)
     assert reasons(make_pod(0, "Failed", termination=ended(1, report)), failed(1, 137)) in (
         "WorkerException",
         "WorkerKilled",
@@ -309,8 +309,8 @@ def test_a_sidecar_that_goes_on_does_not_keep_a_node_from_having_succeeded() -> 
 )
 def test_the_last_line_of_a_log_tells_what_the_trainer_could_not(pod: PodView, said: bool) -> None:
     (failure,) = find_failures([pod], [], NOW)
-    told = with_last_log_line(failure, "begin\npython: No module named 'ddp_trainer'\n\n")
-    assert told.message.endswith("; the log of the pod ends with: python: No module named 'ddp_trainer'") is said
+    reported = with_last_log_line(failure, "begin\npython: No module named 'ddp_trainer'\n\n")
+    assert reported.message.endswith("; the log of the pod ends with: python: No module named 'ddp_trainer'") is said
     assert with_last_log_line(failure, " \n") == failure
 
 

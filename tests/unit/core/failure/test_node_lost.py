@@ -60,7 +60,7 @@ WAITING = {"phase": "waiting", "phaseSeconds": 61.0}
 
 
 @pytest.mark.parametrize(
-    ("told", "pods", "found"),
+    ("report", "pods", "found"),
     [
         pytest.param(WAITING, [make_pod(0), make_pod(1)], True, id="nobody ended, and nobody trains"),
         pytest.param(WAITING | {"phaseSeconds": 59.0}, [make_pod(0), make_pod(1)], False, id="its cause may yet show"),
@@ -74,9 +74,11 @@ WAITING = {"phase": "waiting", "phaseSeconds": 61.0}
     ],
 )
 def test_a_gang_that_waits_without_a_cause_is_given_another_attempt(
-    told: dict[str, Any] | None, pods: list[PodView], found: bool
+    report: dict[str, Any] | None, pods: list[PodView], found: bool
 ) -> None:
-    assert [failure.reason for failure in stranded(pods, 0, told and heard(**told))] == (["PeerLost"] if found else [])
+    assert [failure.reason for failure in stranded(pods, 0, report and heard(**report))] == (
+        ["PeerLost"] if found else []
+    )
 
 
 # What the plan makes of it

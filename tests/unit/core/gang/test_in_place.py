@@ -1,4 +1,4 @@
-"""Who lives on into the next attempt, and as which node rank."""
+"""Which pods are kept for the next attempt, and as which node rank."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ KEPT: DDPJobStatus = in_phase(Phase.RUNNING, attempt=3, attempt_start_time=later
         pytest.param("digits-3-0", ended(137, ago=31), True, id="without a word, before the attempt was decided on"),
         pytest.param("digits-3-0", ended(137, ago=29), False, id="without a word, since then"),
         pytest.param("digits-3-0", ended(137, ago=None), False, id="nobody knows when"),
-        pytest.param("digits-3-0", None, False, id="it lives"),
+        pytest.param("digits-3-0", None, False, id="it runs"),
         pytest.param("digits-3-1", ended(1, make_report(attempt=2), ago=1), False, id="a new pod that lies"),
     ],
 )

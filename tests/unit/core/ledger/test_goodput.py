@@ -16,7 +16,7 @@ WAITS, PULLS = make_pod(0, "Pending"), make_pod(0, "Pending", scheduled=True)
 RUNS = make_pod(0), make_pod(1)
 
 
-def told(phase: str = "train", **fields: Any) -> TrainerReport:
+def reported(phase: str = "train", **fields: Any) -> TrainerReport:
     return heard(phase=phase, **fields)
 
 
@@ -40,13 +40,13 @@ def spent(status: DDPJobStatus) -> dict[str, float]:
         (Phase.STARTING, seen(PULLS), "queued"),
         (Phase.STARTING, seen(PULLS, make_pod(1)), "pulling"),
         (Phase.RUNNING, seen(*RUNS), "rendezvous"),
-        (Phase.RUNNING, seen(*RUNS, report=told("load")), "rendezvous"),
-        (Phase.RUNNING, seen(*RUNS, report=told("first_step")), "first_step"),
-        (Phase.RUNNING, seen(*RUNS, report=told("train")), "training"),
-        (Phase.RUNNING, seen(*RUNS, report=told("validate")), "validating"),
-        (Phase.RUNNING, seen(*RUNS, report=told("save")), "saving"),
-        (Phase.RUNNING, seen(*RUNS, report=told("from the future")), "rendezvous"),
-        (Phase.RUNNING, seen(*RUNS, report=told("train", attempt=7)), "rendezvous"),
+        (Phase.RUNNING, seen(*RUNS, report=reported("load")), "rendezvous"),
+        (Phase.RUNNING, seen(*RUNS, report=reported("first_step")), "first_step"),
+        (Phase.RUNNING, seen(*RUNS, report=reported("train")), "training"),
+        (Phase.RUNNING, seen(*RUNS, report=reported("validate")), "validating"),
+        (Phase.RUNNING, seen(*RUNS, report=reported("save")), "saving"),
+        (Phase.RUNNING, seen(*RUNS, report=reported("from the future")), "rendezvous"),
+        (Phase.RUNNING, seen(*RUNS, report=reported("train", attempt=7)), "rendezvous"),
         (Phase.RESTARTING, seen(*RUNS), "recovering"),
         (Phase.RESTARTING, seen(WAITS), "queued"),
         (Phase.RESTARTING, seen(PULLS), "recovering"),
@@ -65,7 +65,7 @@ def test_what_the_time_goes_into_follows_from_the_phase_the_pods_and_the_trainer
 def test_the_clock_alone_moves_nothing() -> None:
     """A job at rest is not written to."""
     status = in_phase(Phase.RUNNING, goodput=ledger("training"))
-    assert with_goodput(status, status, seen(*RUNS, report=told()), later(3600)) is status
+    assert with_goodput(status, status, seen(*RUNS, report=reported()), later(3600)) is status
 
 
 def test_time_goes_to_the_activity_that_held() -> None:
@@ -84,11 +84,11 @@ def test_what_the_trainer_tells_is_split_by_phase_and_the_rest_goes_to_the_activ
     seconds = {"load": 1.0, "first_step": 2.0, "train": 5.0, "save": 0.5}
     before = in_phase(Phase.RUNNING, goodput=ledger("rendezvous"))
     after = before.model_copy(update={"progress": Progress(step=10)})
-    once = with_goodput(before, after, seen(*RUNS, report=told(seconds=seconds)), later(12))
+    once = with_goodput(before, after, seen(*RUNS, report=reported(seconds=seconds)), later(12))
     assert spent(once) == {"rendezvous": 4.5, "first_step": 2.0, "training": 5.0, "saving": 0.5}
     seconds = seconds | {"train": 14.0, "validate": 1.0}
     after = once.model_copy(update={"progress": Progress(step=20)})
-    twice = with_goodput(once, after, seen(*RUNS, report=told(seconds=seconds)), later(22))
+    twice = with_goodput(once, after, seen(*RUNS, report=reported(seconds=seconds)), later(22))
     assert spent(twice) == spent(once) | {"training": 14.0, "validating": 1.0}
     assert twice.goodput is not None
     assert twice.goodput.ratio == round(14 / 22, 4)
@@ -97,13 +97,13 @@ def test_what_the_trainer_tells_is_split_by_phase_and_the_rest_goes_to_the_activ
 def test_a_trainer_that_tells_of_more_time_than_there_was_gets_no_more() -> None:
     before = in_phase(Phase.RUNNING, goodput=ledger("training"))
     after = before.model_copy(update={"progress": Progress(step=10)})
-    report = told(seconds={"train": 1e9, "validate": float("nan"), "save": -5, "load": "x", "other": 3})
+    report = reported(seconds={"train": 1e9, "validate": float("nan"), "save": -5, "load": "x", "other": 3})
     assert spent(with_goodput(before, after, seen(*RUNS, report=report), later(4))) == {"training": 4.0}
 
 
 def test_what_a_trainer_is_ahead_of_the_clock_is_counted_the_next_time() -> None:
     before = in_phase(Phase.RUNNING, goodput=ledger("rendezvous"))
-    observed = seen(*RUNS, report=told("load", seconds={"train": 5.0}))
+    observed = seen(*RUNS, report=reported("load", seconds={"train": 5.0}))
     after = before.model_copy(update={"progress": Progress(step=1)})
     once = with_goodput(before, after, observed, later(3))
     assert spent(once) == {"training": 3.0}

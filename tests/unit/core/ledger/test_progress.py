@@ -26,8 +26,8 @@ REPORT = {
 }  # fmt: skip
 
 
-def after(told: Any, status: DDPJobStatus | None = None, now: datetime = NOW) -> DDPJobStatus:
-    report = told and heard(**told)
+def after(reported: Any, status: DDPJobStatus | None = None, now: datetime = NOW) -> DDPJobStatus:
+    report = reported and heard(**reported)
     return with_report(replace(at(make_job(status), seen(report=report)), now=now)).status
 
 
@@ -46,7 +46,7 @@ def test_a_report_becomes_progress_and_snapshot() -> None:
     "report",
     [
         pytest.param(None, id="no report"),
-        pytest.param(REPORT | {"uid": "another"}, id="another life of the same name"),
+        pytest.param(REPORT | {"uid": "another"}, id="another pod of the same name"),
         pytest.param(REPORT | {"attempt": 1}, id="another attempt"),
     ],
 )

@@ -16,8 +16,8 @@ HEALTHY = in_phase(Phase.RUNNING)
 DISK_FULL = {"step": 110, "result": "failed", "message": "no snapshot of step 110: no space left", "failures": 3}
 
 
-def after(status: DDPJobStatus, **told: Any) -> DDPJobStatus:
-    report = heard(**{"snapshotProblem": None, "snapshotsSetAside": []} | told)
+def after(status: DDPJobStatus, **reported: Any) -> DDPJobStatus:
+    report = heard(**{"snapshotProblem": None, "snapshotsSetAside": []} | reported)
     return with_report(at(make_job(status), seen(report=report))).status
 
 

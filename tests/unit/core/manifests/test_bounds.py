@@ -40,7 +40,7 @@ def template(*containers: dict[str, Any], **spec: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("bounds", "spec", "told"),
+    ("bounds", "spec", "reported"),
     [
         pytest.param(Bounds(), {"nodes": 1024, "resources": GPUS}, None, id="no bound"),
         pytest.param(Bounds(max_nodes=4), {"nodes": 4}, None, id="as many nodes as allowed"),
@@ -89,11 +89,11 @@ def template(*containers: dict[str, Any], **spec: Any) -> dict[str, Any]:
                      "limits[cpu]: 'many' is not a quantity", id="no quantity"),
     ],
 )  # fmt: skip
-def test_a_new_job_beyond_a_bound_is_refused(bounds: Bounds, spec: dict[str, Any], told: str | None) -> None:
+def test_a_new_job_beyond_a_bound_is_refused(bounds: Bounds, spec: dict[str, Any], reported: str | None) -> None:
     said = refusals(bounds, **spec)
-    assert bool(said) == (told is not None)
-    if told is not None:
-        assert told in said[0]
+    assert bool(said) == (reported is not None)
+    if reported is not None:
+        assert reported in said[0]
         assert "namespace research" in said[0] or "is not a quantity" in said[0]
 
 

@@ -116,7 +116,7 @@ def test_isolated_pods_reach_each_other_and_names_and_nothing_else() -> None:
     "spec", [{"placement": {"hostNetwork": True}}, {"podTemplate": {"spec": {"hostNetwork": True}}}]
 )
 def test_a_job_has_no_policy_where_it_would_not_be_true(spec: dict[str, Any]) -> None:
-    assert build_policy(admitted(JOB)) is None, "the operator is told to make none"
+    assert build_policy(admitted(JOB)) is None, "the operator's setting makes none"
     job = make_job(**spec)
     assert build_policy(admitted(job, replace(DEFAULTS, network=OPEN))) is None
 

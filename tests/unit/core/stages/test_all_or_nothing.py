@@ -68,7 +68,10 @@ def test_a_gang_is_given_back_when(pods: tuple[PodView, ...], problem: Problem |
         pytest.param((waiting(0), waiting(1)), QUOTA, ELASTIC, id="an elastic gang can go on with what there is"),
         pytest.param((waiting(0), make_pod(1, attempt=-1, deleting=True)), QUOTA, {}, id="the last attempt still goes"),
         pytest.param(
-            (waiting(0),), Problem(NAME_TAKEN, "digits-0-1 exists already"), {}, id="its former life still goes"
+            (waiting(0),),
+            Problem(NAME_TAKEN, "digits-0-1 exists already"),
+            {},
+            id="the former pod is going",
         ),
         pytest.param((waiting(0), replace(waiting(1), deleting=True)), QUOTA, {}, id="somebody deletes a pod of it"),
         pytest.param(tuple(map(waiting, range(4))), None, LIMIT, id="no pod holds a node, but a place in a queue"),

@@ -227,8 +227,8 @@ def test_it_says_what_was_in_the_way(status: DDPJobStatus, observed: Observed, w
     ],
 )
 def test_rendezvous_is_a_part_of_starting(report: dict[str, Any] | None, missed: bool) -> None:
-    told = report and heard(**{"time": NOW.timestamp()} | report)
-    decided = look(make_job(begun(Phase.RUNNING, 100), startupDeadlineSeconds=100), seen(*GANG, report=told))
+    reported = report and heard(**{"time": NOW.timestamp()} | report)
+    decided = look(make_job(begun(Phase.RUNNING, 100), startupDeadlineSeconds=100), seen(*GANG, report=reported))
     assert (reason(decided) == "StartupDeadlineExceeded") is missed
     assert not missed or str(failure(decided)).endswith(": all pods run, but their ranks have not met')")
 

@@ -1,4 +1,4 @@
-"""restart.scope InPlace, one look at a time: what died is replaced, and the others are told of the next attempt."""
+"""restart.scope InPlace, one look at a time: dead pods are replaced, the others assigned to the next attempt."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ def done(decided: Plan) -> set[str]:
     return words
 
 
-def told(node_rank: int, attempt: int = 1, **fields: Any) -> PodView:
-    """A pod of attempt 0 that was told of a later one."""
+def assigned(node_rank: int, attempt: int = 1, **fields: Any) -> PodView:
+    """A pod of attempt 0 that was assigned to a later one."""
     return replace(make_pod(node_rank, attempt=attempt, **fields), name=f"digits-0-{node_rank}")
 
 
@@ -83,17 +83,19 @@ def test_an_operator_that_died_after_the_status_was_written_does_the_same_once_m
 
 def test_whoever_has_been_told_is_not_told_again() -> None:
     status = look(in_place(running()), seen(make_pod(0), failed(1, 137), make_pod(2))).status
-    decided = look(in_place(status), seen(told(0), make_pod(2), make_pod(1, "Pending", attempt=1), attempt=1))
+    decided = look(in_place(status), seen(assigned(0), make_pod(2), make_pod(1, "Pending", attempt=1), attempt=1))
     assert done(decided) == {"digits-0-2 is 1/2 of 3"}
     assert decided.status.phase is Phase.RESTARTING
 
 
 def test_the_gang_runs_again_once_the_new_pod_does() -> None:
     status = look(in_place(running()), seen(make_pod(0), failed(1, 137), make_pod(2))).status
-    decided = look(in_place(status), seen(told(0), make_pod(1, attempt=1), told(2), attempt=1))
+    decided = look(in_place(status), seen(assigned(0), make_pod(1, attempt=1), assigned(2), attempt=1))
     assert (decided.actions, decided.status.phase, decided.status.nodes.ready) == ((), Phase.RUNNING, 3)
-    again = look(in_place(decided.status), seen(failed(0, 137, attempt=1), make_pod(1, attempt=1), told(2), attempt=1))
-    assert again.status.internal.kept_pods == {"digits-1-1": 1, "digits-0-2": 2}, "pods of any age live on"
+    again = look(
+        in_place(decided.status), seen(failed(0, 137, attempt=1), make_pod(1, attempt=1), assigned(2), attempt=1)
+    )
+    assert again.status.internal.kept_pods == {"digits-1-1": 1, "digits-0-2": 2}, "pods of any age are kept"
 
 
 def test_survivors_are_left_in_peace_during_a_backoff() -> None:
@@ -118,7 +120,7 @@ def test_survivors_are_left_in_peace_during_a_backoff() -> None:
 )
 def test_a_survivor_that_is_lost_before_it_was_told_is_replaced_as_well(late: PodView | None) -> None:
     status = look(in_place(running()), seen(make_pod(0), failed(1, 137), make_pod(2))).status
-    pods = (told(0), make_pod(1, attempt=1), *([late] if late else []))
+    pods = (assigned(0), make_pod(1, attempt=1), *([late] if late else []))
     decided = look(in_place(status), seen(*pods, attempt=1))
     removed = {"delete digits-0-2"} if late and not late.deleting else set()
     assert done(decided) == {"create digits-1-2"} | removed
@@ -132,16 +134,16 @@ def test_a_kept_pod_that_ended_before_it_heard_is_replaced_and_not_counted(phase
     status = status.model_copy(update={"phase": phase})
     message = make_report("PeerLost", attempt=0)
     end = replace(failed(2, exit_code, "PeerLost").termination, message=message)  # type: ignore[type-var]
-    dead = told(2, phase="Failed", termination=end)
-    decided = look(in_place(status), seen(told(0), make_pod(1, attempt=1), dead, attempt=1))
+    dead = assigned(2, phase="Failed", termination=end)
+    decided = look(in_place(status), seen(assigned(0), make_pod(1, attempt=1), dead, attempt=1))
     assert done(decided) == {"create digits-1-2", "delete digits-0-2"}
     after = decided.status
     assert (after.phase, after.attempt, after.restarts) == (Phase.RESTARTING, 1, 1)
     assert decided.status_first or phase is Phase.RESTARTING
     new = make_pod(2, "Pending", attempt=1)
-    pods = (told(0), make_pod(1, attempt=1), dead, new)
+    pods = (assigned(0), make_pod(1, attempt=1), dead, new)
     assert done(look(in_place(after), seen(*pods, attempt=1))) == {"delete digits-0-2"}
-    pods = (told(0), make_pod(1, attempt=1), make_pod(2, attempt=1))
+    pods = (assigned(0), make_pod(1, attempt=1), make_pod(2, attempt=1))
     assert look(in_place(after), seen(*pods, attempt=1)).status.phase is Phase.RUNNING
 
 
@@ -150,7 +152,7 @@ def test_the_end_of_a_kept_pod_in_its_new_life_is_a_failure() -> None:
     status = status.model_copy(update={"phase": Phase.RUNNING})
     message = make_report("WorkerException", attempt=1)
     end = replace(failed(2, 1, "x", ago=-5).termination, message=message)  # type: ignore[type-var]
-    pods = (told(0), make_pod(1, attempt=1), told(2, phase="Failed", termination=end))
+    pods = (assigned(0), make_pod(1, attempt=1), assigned(2, phase="Failed", termination=end))
     after = look(in_place(status), seen(*pods, attempt=1), 10).status
     assert (after.attempt, after.restarts) == (2, 2)
 

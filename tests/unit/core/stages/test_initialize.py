@@ -94,8 +94,8 @@ def test_a_job_without_initializers_never_speaks_of_them() -> None:
 
 
 def test_a_try_that_fails_is_counted_before_its_pod_goes_and_repeated_after_a_wait() -> None:
-    told = make_report("FetchFailed", message="https://example.com/digits.tar answered 503")
-    decided = look(look().status, broken(message=told))
+    reported = make_report("FetchFailed", message="https://example.com/digits.tar answered 503")
+    decided = look(look().status, broken(message=reported))
     assert decided.status_first
     assert decided.status.initializer_failures == 1
     assert [action.name for action in decided.actions if isinstance(action, DeletePod)] == ["digits-init-0"]
@@ -132,8 +132,8 @@ def test_it_is_tried_four_times_in_all() -> None:
 
 
 def test_what_would_only_fail_again_is_not_tried_again() -> None:
-    told = make_report("UserError", message="the source is not a URL")
-    decided = look(look().status, broken(code=64, message=told))
+    reported = make_report("UserError", message="the source is not a URL")
+    decided = look(look().status, broken(code=64, message=reported))
     assert decided.status.phase is Phase.FAILED
     assert condition(decided, cond.FAILED)[2] == "initializer dataset: the source is not a URL"
 

@@ -1,4 +1,4 @@
-"""The next attempt: what people are told about it, and when it begins."""
+"""The next attempt: its events, and when it begins."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ def names(decided: Plan, kind: type[CreatePod] | type[DeletePod]) -> list[str]:
 
 
 def suspending(phase: Phase = Phase.RUNNING) -> DDPJobStatus:
-    """The status of a job whose pods have just been told to stop."""
+    """The status of a job whose pods are just being deleted."""
     return look(make_job(in_phase(phase, snapshot=SNAPSHOT), suspend=True), seen(*GANG)).status
 
 
@@ -60,7 +60,7 @@ def test_pods_are_stopped_with_the_grace_that_a_snapshot_takes() -> None:
 @pytest.mark.parametrize(
     "pods",
     [
-        pytest.param([make_pod(0, deleting=True, gone_by=later(60)), make_pod(1)], id="one pod still to be told"),
+        pytest.param([make_pod(0, deleting=True, gone_by=later(60)), make_pod(1)], id="one pod still to be deleted"),
         pytest.param([failed(0, 143, "Preempted"), failed(1, 143, "Preempted")], id="both saved and ended"),
         pytest.param([failed(0, 137), make_pod(1)], id="one was killed meanwhile"),
         pytest.param([failed(0, 1, "PeerLost", ago=0), failed(1, 1, "WorkerException")], id="both failed meanwhile"),
@@ -105,8 +105,8 @@ def test_a_job_that_was_suspended_while_it_fetched_data_fetches_it_when_it_is_re
     data = {"initializers": [{"name": "data", "source": "https://example.com/x", "path": "datasets/x"}]}
     fetching = InitializerView("digits-init-0", "uid", PodPhase.RUNNING)
     pending = make_job(DDPJobStatus(phase=Phase.PENDING, start_time=NOW), suspend=True, **data)
-    told = look(pending, seen(initializer=fetching)).status
-    gone = look(make_job(told, suspend=True, **data), seen()).status
+    reported = look(pending, seen(initializer=fetching)).status
+    gone = look(make_job(reported, suspend=True, **data), seen()).status
     decided = look(make_job(gone, **data), seen())
     assert (gone.phase, decided.status.phase, decided.status.attempt) == (Phase.SUSPENDED, Phase.PENDING, 0)
     assert names(decided, CreatePod) == []
