@@ -162,9 +162,10 @@ $(VENV)/.trainer: $(VENV)/.torch requirements/dev.txt pyproject.toml
 	$(PIP) -c requirements/torch.txt -e '.[cli,trainer]'
 	@touch $@
 
-$(VENV)/.dev: $(VENV)/.torch requirements/dev.txt pyproject.toml
+$(VENV)/.dev: $(VENV)/.torch requirements/dev.txt requirements/libraries.txt pyproject.toml
 	@echo "installing what the tests need into $(VENV) ..."
 	$(PIP) --require-hashes -r requirements/dev.txt
+	$(PIP) --require-hashes --no-deps -r requirements/libraries.txt
 	$(PIP) --no-deps -e .
 	@touch $@ $(VENV)/.trainer
 

@@ -11,7 +11,8 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[2]
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PROJECT = PYPROJECT["project"]
 EXTRAS = PROJECT["optional-dependencies"]
 TORCH = canonicalize_name("torch")
 
@@ -19,6 +20,7 @@ ASKED = {
     "operator.txt": [*PROJECT["dependencies"], *EXTRAS["operator"]],
     "trainer.txt": [*PROJECT["dependencies"], *EXTRAS["trainer"], *EXTRAS["data"]],
     "dev.txt": [*PROJECT["dependencies"], *(entry for extra in EXTRAS.values() for entry in extra)],
+    "libraries.txt": PYPROJECT["dependency-groups"]["libraries"],
 }
 
 
@@ -64,6 +66,10 @@ def test_all_locks_agree_on_a_version() -> None:
             if development.get(name) != version
         }
         assert differing == {}, file
+
+
+def test_what_is_installed_without_dependencies_adds_to_the_development_lock_and_brings_no_torch() -> None:
+    assert not locked("libraries.txt").keys() & (locked("dev.txt").keys() | locked("torch-cuda.txt").keys())
 
 
 @pytest.mark.parametrize("file", ["torch-cpu.txt", "torch-cuda.txt"])

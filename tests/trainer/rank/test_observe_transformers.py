@@ -4,14 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
 import torch
 
 from ddp_trainer.contract.heartbeat import Heartbeat, heartbeat_dir, read_heartbeats
 from ddp_trainer.rank.observe import close_observer, observe
-
-pytest.importorskip("accelerate", reason="needs the packages transformers and accelerate")
-transformers = pytest.importorskip("transformers", reason="needs the packages transformers and accelerate")
 
 
 class Batches(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
@@ -23,6 +19,8 @@ class Batches(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
 
 
 def test_a_trainer_reports_steps_total_epoch_samples_its_own_loss_and_metrics(tmp_path: Path) -> None:
+    import transformers  # takes seconds
+
     heartbeat_dir(tmp_path).mkdir()
     observer = observe(Heartbeat(heartbeat_dir(tmp_path), observed=True), world_size=1)
     try:
