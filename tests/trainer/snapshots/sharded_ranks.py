@@ -35,13 +35,21 @@ class Run:
     """FSDP2 over all ranks; the global batch of 12 does not depend on their number."""
 
     def __init__(
-        self, directory: Path, *, attempt: int, seed: int = 0, dropout: float = 0.0, save_timeout: float = 30
+        self,
+        directory: Path,
+        *,
+        attempt: int,
+        model: type[torch.nn.Module] | None = None,
+        seed: int = 0,
+        dropout: float = 0.0,
+        save_timeout: float = 30,
     ) -> None:
         torch.manual_seed(seed)
         # 7 rows do not divide by 2 ranks: parts of unequal size
-        self.model = torch.nn.Sequential(torch.nn.Linear(5, 7), torch.nn.Dropout(dropout), torch.nn.Linear(7, 3))
+        two_layers = torch.nn.Sequential(torch.nn.Linear(5, 7), torch.nn.Dropout(dropout), torch.nn.Linear(7, 3))
+        self.model = two_layers if model is None else model()
         mesh = init_device_mesh("cpu", (WORLD_SIZE,))
-        for layer in self.model:
+        for layer in self.model.children():
             fully_shard(layer, mesh=mesh)
         fully_shard(self.model, mesh=mesh)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.05)
@@ -122,6 +130,76 @@ def resume(out: Path) -> Any:
         "losses": run.losses,
         "events": [event.result for event in run.events],
     }
+
+
+class Branched(torch.nn.Module):
+    """Two heads: one has its first gradient when it is used, and no state in the optimizer before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.trunk = torch.nn.Linear(5, 7)
+        self.head = torch.nn.Linear(7, 3)
+        self.late = torch.nn.Linear(7, 3)
+        self.never = torch.nn.Linear(7, 3)
+        self.uses_late = False
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = self.trunk(x)
+        return self.head(hidden) + self.late(hidden) if self.uses_late else self.head(hidden)
+
+
+class BranchedRun(Run):
+    """The late head begins to train at step 6."""
+
+    def __init__(self, directory: Path, *, attempt: int, seed: int = 0) -> None:
+        super().__init__(directory, attempt=attempt, model=Branched, seed=seed)
+
+    def train(self, until: int) -> None:
+        for step in range(self.step, until):
+            self.model.uses_late = step >= 6
+            super().train(step + 1)
+
+    def states(self) -> dict[str, Any]:
+        """Every tensor whole, by parameter: its value and, where the optimizer has any, its state."""
+        whole = {name: value.full_tensor().flatten().tolist() for name, value in self.model.named_parameters()}
+        for name, parameter in self.model.named_parameters():
+            for key, value in self.optimizer.state.get(parameter, {}).items():
+                full = value.full_tensor() if hasattr(value, "full_tensor") else value
+                whole[f"{name}.{key}"] = full.flatten().tolist()
+        return whole
+
+
+def branched_unbroken(out: Path) -> Any:
+    """Ten steps without a break, of which nothing is resumed."""
+    run = BranchedRun(out / "unbroken", attempt=0)
+    run.resume()
+    run.train(10)
+    run.snapshots.close()
+    return run.states()
+
+
+def branched_part(out: Path, attempt: int, until: int) -> Any:
+    run = BranchedRun(out / "branched", attempt=attempt, seed=attempt)
+    at_resume = {"step": run.resume(), "states": run.states()}
+    run.train(until)
+    run.snapshots.save(Progress(until, 0, until * 12), kind="final", wait=True)
+    run.snapshots.close()
+    return {"at_resume": at_resume, "at_end": run.states()}
+
+
+def branched_first(out: Path) -> Any:
+    """Two of three heads have had no gradient."""
+    return branched_part(out, 0, 4)
+
+
+def branched_second(out: Path) -> Any:
+    """The late head gets its first gradient."""
+    return branched_part(out, 1, 8)
+
+
+def branched_third(out: Path) -> Any:
+    """One head has had no gradient to the end."""
+    return branched_part(out, 2, 10)
 
 
 class BrokenDisk(Disk):
@@ -248,6 +326,10 @@ SCENARIOS: dict[str, Callable[[Path], Any]] = {
     for scenario in (
         save,
         resume,
+        branched_unbroken,
+        branched_first,
+        branched_second,
+        branched_third,
         one_rank_cannot_write,
         the_disk_of_one_rank_hangs,
         pipeline,

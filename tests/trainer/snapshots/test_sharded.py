@@ -77,6 +77,40 @@ def test_resuming_at_another_size_says_that_random_numbers_start_anew(out: Path)
     assert seen(out, "resume", 2)["events"][0] == "resumed"
 
 
+@pytest.fixture(scope="module")
+@starts_processes
+def branched(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of which parts have had no gradient when it is saved, over two ranks, then one, then two."""
+    out = tmp_path_factory.mktemp("branched")
+    torchrun(2, out, "branched_unbroken", "branched_first")
+    torchrun(1, out, "branched_second")
+    torchrun(2, out, "branched_third")
+    return out
+
+
+@pytest.mark.parametrize(
+    ("before", "ranks_before", "after", "ranks"),
+    [("branched_first", 2, "branched_second", 1), ("branched_second", 1, "branched_third", 2)],
+)
+def test_states_come_back_exactly_where_a_parameter_has_had_no_gradient_yet(
+    branched: Path, before: str, ranks_before: int, after: str, ranks: int
+) -> None:
+    saved = seen(branched, before, ranks_before)["at_end"]
+    resumed = seen(branched, after, ranks)["at_resume"]
+    assert resumed["states"] == saved
+    assert "head.weight.exp_avg" in saved
+    assert "never.weight.exp_avg" not in saved
+    assert ("late.weight.exp_avg" in saved) == (before == "branched_second")
+
+
+def test_a_run_over_two_ranks_then_one_then_two_ends_as_the_unbroken_one(branched: Path) -> None:
+    unbroken, resumed = seen(branched, "branched_unbroken", 2), seen(branched, "branched_third", 2)["at_end"]
+    assert resumed.keys() == unbroken.keys()
+    for name, values in unbroken.items():
+        # one rank adds up the batch in another order than two
+        assert resumed[name] == pytest.approx(values, rel=1e-4, abs=1e-6), name
+
+
 def test_a_part_that_one_rank_could_not_write_fails_the_save_on_all_and_the_next_works(out: Path) -> None:
     first, second = (seen(out, "one_rank_cannot_write", 2, rank) for rank in (0, 1))
     assert first[:2] == second[:2] == [False, True]

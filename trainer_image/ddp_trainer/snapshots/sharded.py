@@ -19,7 +19,11 @@ from typing import Any
 from torch import Tensor, nn
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
-from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_optimizer_state_dict,
+    set_optimizer_state_dict,
+)
 from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 from torch.optim import Optimizer
@@ -44,19 +48,38 @@ _VERSION = 1
 
 
 class ShardedOptimizer:
-    """An optimizer over sharded parameters, its state by their names, so that any world size can load it."""
+    """An optimizer over sharded parameters, its state by their names, so that any world size can load it.
+
+    A parameter that has had no gradient yet (an unused head, an expert, a branch that starts later) has no state, here
+    as in the optimizer; it gets one at its first gradient.
+    """
 
     def __init__(self, model: nn.Module, optimizer: Optimizer) -> None:
         self._model = model
         self._optimizer = optimizer
 
     def state_dict(self) -> Mapping[str, Any]:
-        """With tensors also before the first step: they are what a resume loads into."""
+        """The state of each parameter that has one; leaves the optimizer as it is."""
+        is_new = not self._optimizer.state
+        state = get_optimizer_state_dict(self._model, self._optimizer)
+        if is_new:
+            # torch has made a state as of a first step for every parameter, which would count as one
+            self._optimizer.state.clear()
+            state["state"] = {}
+        return state
+
+    def load_target(self) -> Mapping[str, Any]:
+        """A state of every parameter, sharded as this world size shards it, for a snapshot to be read into.
+
+        The optimizer must be new: `load_state_dict` comes next.
+        """
         return get_optimizer_state_dict(self._model, self._optimizer)
 
     def load_state_dict(self, state_dict: Any, /) -> None:
-        """Take over what `state_dict` returned."""
-        set_optimizer_state_dict(self._model, self._optimizer, optim_state_dict=state_dict)
+        """Take over what `state_dict` returned; a parameter without a state in it has none afterwards."""
+        # strict refuses a parameter without a state, which is how a snapshot before its first gradient has it
+        options = StateDictOptions(strict=False)
+        set_optimizer_state_dict(self._model, self._optimizer, optim_state_dict=state_dict, options=options)
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +185,8 @@ class Shards:
         error: Exception | None = None
         try:
             for name, value in self._stateful.items():
-                encode(value.state_dict(), name, current, sharded=True)
+                target = value.load_target() if isinstance(value, ShardedOptimizer) else value.state_dict()
+                encode(target, name, current, sharded=True)
             structure = _read_structure(directory, manifest, self._ranks)
             lacking = sorted((structure.keys() ^ self._stateful.keys()) | (_references(structure) - current.keys()))
             if lacking:
