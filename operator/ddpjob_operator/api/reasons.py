@@ -39,6 +39,10 @@ CONDITIONS: dict[str, tuple[str, str]] = {
     "Suspended": ("The job is suspended and has no pods.", "It is not suspended, or its pods are terminating."),
     "Degraded": ("Something needs attention; the job continues or waits.", "Nothing needs attention."),
     "SnapshotsFailing": ("Three saves in a row have failed; training continues.", "A snapshot was saved again."),
+    "ShutdownTooShort": (
+        "Two steps and a snapshot take longer than a pod has to leave (spec.shutdownSeconds); training continues.",
+        "A snapshot fits again.",
+    ),
     "Complete": ("The job has succeeded.", "It has not."),
     "Failed": ("The job has failed.", "It has not."),
 }
@@ -105,6 +109,13 @@ STATES = (
         "Three saves in a row have failed.",
         "Read the message. Check free space, permissions and the storage server.",
     ),
+    Reason(
+        "SaveTakesLonger",
+        "ShutdownTooShort=True",
+        "A pod that is stopped would be killed before its snapshot is complete.",
+        "Set spec.shutdownSeconds to the value in the message. It applies from the next attempt.",
+    ),
+    Reason("SaveFits", "ShutdownTooShort=False", "A snapshot fits again."),
     Reason("Saved", "SnapshotsFailing=False", "A snapshot was saved again."),
     Reason("Completed", "Complete=True", "All nodes have succeeded, or node rank 0 with successPolicy FirstNode."),
     Reason(
@@ -231,6 +242,7 @@ EVENTS = (
     Reason("Suspended", "Normal", "The job is suspended."),
     Reason("Resumed", "Normal", "A suspension is over; a new attempt starts."),
     Reason("SnapshotsFailing", "Warning", "Three saves in a row have failed."),
+    Reason("ShutdownTooShort", "Warning", "Two steps and a snapshot take longer than a pod has to leave."),
     Reason("SnapshotCorrupt", "Warning", "A snapshot failed verification and was set aside."),
     Reason("InvalidSpec", "Warning", "The spec is invalid."),
     Reason("Succeeded", "Normal", "The job has succeeded."),

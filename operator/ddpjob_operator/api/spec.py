@@ -26,6 +26,10 @@ from ddpjob_operator.api.policies import Elastic, PositiveSeconds, Restart, Sche
 CONTROLLER_NAME = "training.ddpjob.io/operator"
 """Value of `managedBy` for this operator."""
 
+SHUTDOWN_SECONDS = 45
+LEAVE_SECONDS = 15
+"""Of a pod's grace period, what is left when its ranks have been killed: its launcher says how it ended."""
+
 
 class DDPJobSpec(APIModel):
     """Specification of a training job: `nodes` pods, each with `procsPerNode` ranks that torchrun starts."""
@@ -75,6 +79,12 @@ class DDPJobSpec(APIModel):
     while the job runs, with effect from the next attempt.
     """
 
+    shutdown_seconds: Annotated[int, Field(strict=True, ge=1, le=86400)] | None = None
+    """Seconds that the ranks of a pod have to save a snapshot and exit after SIGTERM, before they are killed. The
+    termination grace period of the pods is at least 15 seconds longer. Default: 45, or 15 less than
+    terminationGracePeriodSeconds in podTemplate. Can be changed while the job runs, with effect from the next attempt.
+    """
+
     spares: Annotated[int, Field(strict=True, ge=0, le=64)] = 0
     """Number of running standby pods that replace failed pods. Requires restart.scope InPlace."""
 
@@ -117,6 +127,22 @@ class DDPJobSpec(APIModel):
     """Pod template that is merged into every pod, for fields that the spec does not have."""
 
     @property
+    def shutdown_limit(self) -> int:
+        """`shutdownSeconds`, or what a grace period in podTemplate leaves for it, or the default."""
+        if self.shutdown_seconds is not None:
+            return self.shutdown_seconds
+        grace = _grace_of(self.pod_template)
+        return SHUTDOWN_SECONDS if grace is None else max(1, grace - LEAVE_SECONDS)
+
+    @property
+    def grace_seconds(self) -> int:
+        """The pods' termination grace period: the launcher needs a part of it after its ranks have gone."""
+        grace = _grace_of(self.pod_template)
+        if grace is not None and self.shutdown_seconds is None:
+            return grace
+        return max(grace or 0, self.shutdown_limit + LEAVE_SECONDS)
+
+    @property
     def ranks_per_node(self) -> int:
         """`procsPerNode`, or one rank per GPU in the limits, or one."""
         if self.procs_per_node is not None:
@@ -124,3 +150,8 @@ class DDPJobSpec(APIModel):
         limits = (self.resources.limits if self.resources else None) or {}
         gpus = [str(count) for name, count in limits.items() if name.endswith("/gpu")]
         return max(1, sum(int(count) for count in gpus if count.isdigit()))
+
+
+def _grace_of(template: PodTemplate | None) -> int | None:
+    given = ((template.spec if template else None) or {}).get("terminationGracePeriodSeconds")
+    return given if isinstance(given, int) and given >= 0 else None

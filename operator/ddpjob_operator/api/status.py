@@ -35,7 +35,9 @@ class Condition(APIModel):
     """A condition of the job (metav1.Condition)."""
 
     type: Annotated[str, Field(max_length=316)]
-    """Type: Suspended, Initialized, Scheduled, Running, Restarting, Degraded, SnapshotsFailing, Complete or Failed."""
+    """Type: Suspended, Initialized, Scheduled, Running, Restarting, Degraded, SnapshotsFailing,
+    ShutdownTooShort, Complete or Failed.
+    """
 
     status: Annotated[str, Field(json_schema_extra={"enum": ["True", "False", "Unknown"]})]
     """True, False or Unknown."""
@@ -249,7 +251,7 @@ class DDPJobStatus(APIModel):
 
     conditions: tuple[Condition, ...] = ()
     """Conditions of the types Suspended, Initialized, Scheduled, Running, Restarting, Degraded, SnapshotsFailing,
-    Complete and Failed. docs/conditions.md lists their reasons.
+    ShutdownTooShort, Complete and Failed. docs/conditions.md lists their reasons.
     """
 
     attempt: int = 0

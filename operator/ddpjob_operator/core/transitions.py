@@ -276,6 +276,14 @@ def mark_snapshots_saved(look: Look) -> Look:
     return _say(look, cond.Update(cond.SNAPSHOTS_FAILING, False, "Saved"))
 
 
+def mark_shutdown_too_short(look: Look, message: str) -> Look:
+    return _say(look, cond.Update(cond.SHUTDOWN_TOO_SHORT, True, "SaveTakesLonger", message))
+
+
+def mark_shutdown_long_enough(look: Look) -> Look:
+    return _say(look, cond.Update(cond.SHUTDOWN_TOO_SHORT, False, "SaveFits"))
+
+
 def _end(look: Look, phase: Phase, conditions: tuple[Condition, ...]) -> Look:
     return look.having(
         transitioned(

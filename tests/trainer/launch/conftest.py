@@ -92,13 +92,13 @@ class Pod:
         """Until the pod's log has `text`."""
         eventually(lambda: text in self.log, f"{text!r} in the log")
 
-    def get(self, path: str) -> bytes:
+    def get(self, path: str, host: str = "127.0.0.1") -> bytes:
         port = eventually((self.run_dir / "port").exists, "the status page") and (self.run_dir / "port").read_text()
-        with urllib.request.urlopen(f"http://127.0.0.1:{int(port)}{path}", timeout=60) as response:
+        with urllib.request.urlopen(f"http://{host}:{int(port)}{path}", timeout=60) as response:
             return response.read()
 
-    def status(self) -> dict[str, Any]:
-        return json.loads(self.get("/status"))
+    def status(self, host: str = "127.0.0.1") -> dict[str, Any]:
+        return json.loads(self.get("/status", host))
 
     def end(self) -> None:
         left = [self.process.pid, *processes.descendants(self.process.pid)]

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import socket
+
+import pytest
 from tests.support.ports import free_port
+from tests.support.waiting import eventually
 
 ALL_REDUCE = """
     import os, sys, torch, torch.distributed as dist
@@ -28,6 +32,25 @@ def test_two_nodes_find_each_other_and_both_succeed(start_pod):
     assert [pod.wait() for pod in pods] == [0, 0], [pod.log for pod in pods]
     assert [pod.message["nodeRank"] for pod in pods] == [0, 1]
     assert {pod.message["loss"] for pod in pods} == {2.0}
+
+
+def test_two_nodes_with_addresses_of_version_6_find_each_other_and_are_asked_there(start_pod, tmp_path):
+    with socket.socket(socket.AF_INET6) as probe:
+        try:
+            probe.bind(("::1", 0))
+        except OSError as error:
+            pytest.skip(f"this machine has no ::1: {error}")
+    go = tmp_path / "go"
+    go_on = "    while not os.path.exists(sys.argv[1]): time.sleep(0.05)\n    dist.destroy_process_group()\n"
+    gang = {"DDPJOB_NODES": "2", "DDPJOB_UID": "gang", "DDPJOB_RDZV_PORT": str(free_port())}
+    over_6 = {"POD_IP": "::1", "DDPJOB_RDZV_HOST": "::1"}
+    script = ALL_REDUCE.replace("import os,", "import time, os,") + go_on
+    pods = [start_pod(script, str(go), **gang, **over_6, DDPJOB_NODE_RANK=node) for node in ("0", "1")]
+    for pod in pods:
+        eventually(lambda pod=pod: pod.status(host="[::1]")["step"] == 1, "a step at [::1]")
+        assert pod.status(host="127.0.0.1")["step"] == 1, "of version 4 too, as a scraper may use"
+    go.touch()
+    assert [pod.wait() for pod in pods] == [0, 0], [pod.log for pod in pods]
 
 
 def test_ranks_follow_node_ranks_whichever_node_comes_first(start_pod):

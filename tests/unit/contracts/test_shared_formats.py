@@ -171,9 +171,24 @@ def test_a_manifest_has_exactly_the_documented_fields() -> None:
     assert set(json.loads(made.to_json())) == set(MANIFEST)
 
 
-def test_a_pods_grace_period_covers_the_launchers_shutdown_and_its_report() -> None:
+GRACE = "terminationGracePeriodSeconds"
+
+
+@pytest.mark.parametrize(
+    ("spec", "shutdown", "grace"),
+    [
+        pytest.param({}, 45, 60, id="the default"),
+        pytest.param({"shutdownSeconds": 300}, 300, 315, id="the spec"),
+        pytest.param({"podTemplate": {"spec": {GRACE: 120}}}, 105, 120, id="a grace period of the user's"),
+        pytest.param({"shutdownSeconds": 100, "podTemplate": {"spec": {GRACE: 30}}}, 100, 115, id="one too short"),
+        pytest.param({"shutdownSeconds": 30, "podTemplate": {"spec": {GRACE: 600}}}, 30, 600, id="one longer"),
+    ],
+)
+def test_a_pods_grace_period_covers_the_launchers_shutdown_and_its_report(
+    spec: dict[str, Any], shutdown: int, grace: int
+) -> None:
     """Less, and the kubelet kills the launcher before it has killed hanging ranks and written why."""
-    built = build_pod(Admitted(job(), Defaults()), Place(0, 0, ServiceView(host="10.96.0.7", attempt=0)))
+    built = build_pod(Admitted(job(**spec), Defaults()), Place(0, 0, ServiceView(host="10.96.0.7", attempt=0)))
     variables = {item["name"]: item.get("value", "x") for item in built["spec"]["containers"][0]["env"]}
-    shutdown = parse_pod(variables).shutdown_seconds
-    assert built["spec"]["terminationGracePeriodSeconds"] >= shutdown + AGENT_SECONDS
+    assert (parse_pod(variables).shutdown_seconds, built["spec"][GRACE]) == (shutdown, grace)
+    assert grace >= shutdown + AGENT_SECONDS

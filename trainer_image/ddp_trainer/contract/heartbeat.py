@@ -3,7 +3,7 @@
 A rank that hangs in a collective cannot answer a request, so it is never asked: it leaves its last known
 state in `$DDPJOB_RUN_DIR/heartbeats/rank-<RANK>.json` (docs/contracts.md section 4) and the launcher reads how
 old that is. Writing costs a rename on a memory-backed directory, at most once each 100 ms and once a change of
-phase; a disk that fails never fails training.
+phase; a disk that fails never fails training, and on a full one the file is overwritten in place.
 
     heartbeat = Heartbeat.from_env()
     heartbeat.enter("train")
@@ -36,6 +36,8 @@ PHASES: Final = ("init", "script", "rendezvous", "load", "first_step", "train", 
 WRITE_INTERVAL_SECONDS: Final = 0.1
 DEVICE_LOSS_INTERVAL_SECONDS: Final = 1.0
 """Reading a loss off an accelerator waits for everything queued before it, so it happens less often."""
+ROOM_BYTES: Final = 8192
+"""Size of the file: with metrics of the script's own it may grow after the memory-backed directory is full."""
 STEP_WINDOW: Final = 512
 """Intervals between steps that the p99 is taken over."""
 
@@ -91,6 +93,7 @@ class Heartbeat:
             "stepSeconds": None,
             "stepSecondsP99": None,
             "snapshot": None,
+            "saveSeconds": None,
             "snapshotInterval": None,
             "snapshotProblem": None,
             "snapshotsSetAside": [],
@@ -213,6 +216,7 @@ class Heartbeat:
                 _observe(counters["stallSeconds"], stall_seconds)
             if save_seconds is not None:
                 _observe(counters["saveSeconds"], save_seconds)
+                self._state["saveSeconds"] = save_seconds + (stall_seconds or 0.0)
             self.flush()
 
     def out_of_memory(self, micro_batch: int) -> None:
@@ -248,7 +252,7 @@ class Heartbeat:
                 ordered = sorted(self._intervals)
                 self._state["stepSecondsP99"] = ordered[math.ceil(0.99 * len(ordered)) - 1]
             with contextlib.suppress(OSError):
-                write_json(self._path, self._state)
+                write_json(self._path, self._state, room=ROOM_BYTES)
 
     def _progress(self) -> float:
         now = self._clock()

@@ -23,7 +23,11 @@ from ddp_trainer.contract.exit_codes import (
     Preempted,
     UserError,
 )
-from ddp_trainer.contract.json_files import read_json, write_json
+from ddp_trainer.contract.json_files import FULL, read_json, reserve, write_json
+
+RESERVED_BYTES: Final = 16 << 10
+MESSAGE_BYTES: Final = 2048
+"""Of an outcome's message, where there is no room for more."""
 
 ExitClass = tuple[int, str]
 """An exit code and a reason."""
@@ -147,7 +151,23 @@ def outcome_of(error: BaseException | None, *, rank: int, local_rank: int, pid: 
 
 
 def write_outcome(run_dir: Path, outcome: dict[str, Any]) -> None:
-    write_json(run_dir / "outcomes" / f"rank-{outcome['rank']}.json", outcome)
+    """Where the directory is full, without the traceback if need be; raises OSError where not even that fits."""
+    path = _outcome_file(run_dir, outcome["rank"])
+    try:
+        write_json(path, outcome)
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        write_json(path, outcome | {"traceback": None, "message": (outcome["message"] or "")[:MESSAGE_BYTES]})
+
+
+def reserve_outcome(run_dir: Path, rank: int) -> None:
+    """Have memory for the record before the script runs, which may use up what there is."""
+    reserve(_outcome_file(run_dir, rank), RESERVED_BYTES)
+
+
+def _outcome_file(run_dir: Path, rank: int) -> Path:
+    return run_dir / "outcomes" / f"rank-{rank}.json"
 
 
 def read_outcomes(run_dir: Path) -> list[dict[str, Any]]:

@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ddp_trainer.contract.json_files import read_json, write_json
+from ddp_trainer.contract.json_files import read_json, reserve, write_json
 
 STACK_SIGNAL = signal.SIGRTMIN + 5
 """Asks a rank for the Python stacks of its threads. A real-time signal: scripts and NCCL use SIGUSR1 and SIGUSR2."""
@@ -32,6 +32,7 @@ PREPARED = "--prepared"
 JOIN_TIMEOUT_SECONDS = 600
 """How long a node waits for the others: an image pull on a slow node, within the operator's own deadlines."""
 
+_REPORT_BYTES = 16 << 10
 _OURS = ("ranks", "heartbeats", "outcomes", "stacks", "stderr", "torchrun")
 
 
@@ -94,7 +95,14 @@ def agent_report(run_dir: Path) -> dict[str, Any]:
 
 
 def write_agent_report(run_dir: Path, report: Mapping[str, Any]) -> None:
-    write_json(_agent_report(run_dir), report)
+    with contextlib.suppress(OSError):  # the launcher then goes by torchrun's exit code
+        write_json(_agent_report(run_dir), report)
+
+
+def reserve_agent_report(run_dir: Path) -> None:
+    """Have memory for it before the ranks run, which may use up what there is."""
+    with contextlib.suppress(OSError):
+        reserve(_agent_report(run_dir), _REPORT_BYTES)
 
 
 def _agent_orders(run_dir: Path) -> Path:

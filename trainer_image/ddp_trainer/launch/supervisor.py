@@ -23,6 +23,7 @@ from ddp_trainer.launch.attempt import Attempt
 from ddp_trainer.launch.exit.report import log
 from ddp_trainer.launch.exit.root_cause import ExitCause, ExitEvidence, find_cause
 from ddp_trainer.launch.relay import StderrRelay
+from ddp_trainer.launch.run_memory import RunMemory
 from ddp_trainer.launch.signals import StopSignals
 from ddp_trainer.launch.status.pod_state import PodState, RankHeartbeat
 from ddp_trainer.launch.watchdog import Limits, ranks_of, stalled
@@ -68,6 +69,7 @@ class Supervisor:
         self._limits = Limits(self._pod.stall_min_seconds, self._pod.stall_max_seconds)
         self._watch_from = 0.0
         self._activity = Activity(self._limits.max_seconds)
+        self._memory = RunMemory(self._pod.run_dir)
         self._forwarded = False
         self._killed: set[int] = set()
         self._stall: tuple[int, str] | None = None
@@ -100,6 +102,8 @@ class Supervisor:
                 # The whole pod stood still, as on a paused node: silence up to now says nothing about the ranks.
                 self._watch_from = now + self._limits.min_seconds
             last = now
+            if self._memory.look(now):
+                log(f"{self._memory.problem(now)}; what the ranks report is written in the place of what was there")
             if self._agent_code is None:
                 self._look_for_a_later_attempt(now)
                 self._stop_if_asked(now)
@@ -128,6 +132,7 @@ class Supervisor:
             killed=frozenset(self._killed),
             stall=self._stall,
             oom_killed=processes.oom_kills() > self._oom_kills,
+            memory_problem=self._memory.problem(),
         )
         stuck = bool(processes.descendants(os.getpid()))
         return AttemptResult(find_cause(evidence), evidence, superseded=self._superseded_at is not None, stuck=stuck)

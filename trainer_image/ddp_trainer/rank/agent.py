@@ -24,6 +24,7 @@ from ddp_trainer.contract.run_dir import (
     PREPARED,
     read_agent_orders,
     registrations,
+    reserve_agent_report,
     write_agent_report,
 )
 
@@ -62,6 +63,7 @@ def main(argv: Sequence[str]) -> int:
 
     if list(argv) == [PREPARED]:
         argv = _await_orders(run_dir)
+    reserve_agent_report(run_dir)
     arguments = torchrun.parse_args(list(argv))  # type: ignore[no-untyped-call]
     deadline = time.monotonic() + JOIN_TIMEOUT_SECONDS
     while True:

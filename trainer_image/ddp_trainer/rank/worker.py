@@ -21,7 +21,7 @@ from pathlib import Path
 from ddp_trainer.contract.environment import RankEnvironment, parse_rank
 from ddp_trainer.contract.exit_codes import EXIT_OK, EXIT_PREEMPTED, Preempted, UserError
 from ddp_trainer.contract.heartbeat import Heartbeat
-from ddp_trainer.contract.outcomes import classify, outcome_of, write_outcome
+from ddp_trainer.contract.outcomes import classify, outcome_of, reserve_outcome, write_outcome
 from ddp_trainer.contract.process_end import end_after_exit_handlers, settle
 from ddp_trainer.contract.processes import die_with
 from ddp_trainer.contract.run_dir import STACK_SIGNAL, register, stack_file, stderr_pipe
@@ -56,7 +56,10 @@ def main(argv: Sequence[str]) -> int:
     elif outcome["traceback"] is not None and failure is not None:
         traceback.print_exception(failure)
     sys.stderr.flush()
-    write_outcome(own.run_dir, outcome)
+    try:
+        write_outcome(own.run_dir, outcome)
+    except OSError as error:  # the launcher then knows the exit code and what is on stderr
+        print(f"ddp_trainer: no record of how this rank ended: {error}", file=sys.stderr, flush=True)
     code = outcome["exitCode"]
     if observer is not None and code == EXIT_OK:
         observer.done()
@@ -104,6 +107,7 @@ def _register(run_dir: Path, rank: int, local_rank: int) -> None:
     faulthandler.register(STACK_SIGNAL, file=stacks.open("w"), all_threads=True, chain=False)
     # a crash in C, such as a segmentation fault, says where on stderr
     faulthandler.enable()
+    reserve_outcome(run_dir, rank)
     register(run_dir, rank, local_rank, os.getpid())
 
 

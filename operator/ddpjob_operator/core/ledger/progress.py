@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from datetime import datetime
 
 from ddpjob_operator.api.status import DDPJobStatus, FailureStatus, Progress, SnapshotStatus
 from ddpjob_operator.core.failure.detect import Failure
 from ddpjob_operator.core.failure.diagnosis import diagnose
-from ddpjob_operator.core.transitions import mark_snapshots_failing, mark_snapshots_saved
+from ddpjob_operator.core.transitions import (
+    mark_shutdown_long_enough,
+    mark_shutdown_too_short,
+    mark_snapshots_failing,
+    mark_snapshots_saved,
+)
 from ddpjob_operator.core.values import conditions as cond
 from ddpjob_operator.core.values.actions import Event
 from ddpjob_operator.core.values.changes import recorded
@@ -24,6 +30,11 @@ _ESTIMATES = {"eta", "remaining_seconds"}
 
 _LONGEST_ESTIMATE = 1e9
 
+FITS_SHARE = 0.8
+"""Of the shutdown time, what a save must stay below to end ShutdownTooShort: one that is at the limit would set and end
+it in turns.
+"""
+
 
 def with_report(look: Look) -> Look:
     """The look with what the trainer reports, if the report is about the current attempt of this very job: progress,
@@ -32,7 +43,8 @@ def with_report(look: Look) -> Look:
     report = look.observed.report
     if report is None or not report.is_of(look.job.uid, look.status.attempt):
         return look
-    return _with_snapshot_status(look.having(with_final_report(look.status, report, look.now)), report)
+    look = look.having(with_final_report(look.status, report, look.now))
+    return _with_shutdown_status(_with_snapshot_status(look, report), report)
 
 
 def with_final_report(status: DDPJobStatus, report: TrainerReport | None, now: datetime) -> DDPJobStatus:
@@ -106,7 +118,9 @@ def _eta(report: TrainerReport, now: datetime) -> datetime | None:
 
 
 def snapshot_events(before: DDPJobStatus, after: DDPJobStatus) -> tuple[Event, ...]:
-    """Events about snapshots: saves that began to fail, and snapshots that turned out to be corrupt."""
+    """Events about snapshots: saves that began to fail, snapshots that turned out to be corrupt, and a shutdown time
+    that turned out to be too short for a save.
+    """
     events = [
         Event("Warning", "SnapshotCorrupt", message)
         for message in after.corrupt_snapshots
@@ -115,6 +129,9 @@ def snapshot_events(before: DDPJobStatus, after: DDPJobStatus) -> tuple[Event, .
     failing = cond.find(after.conditions, cond.SNAPSHOTS_FAILING)
     if failing and failing.status == "True" and not cond.holds(before.conditions, cond.SNAPSHOTS_FAILING):
         events.append(Event("Warning", cond.SNAPSHOTS_FAILING, failing.message))
+    short = cond.find(after.conditions, cond.SHUTDOWN_TOO_SHORT)
+    if short and short.status == "True" and not cond.holds(before.conditions, cond.SHUTDOWN_TOO_SHORT):
+        events.append(Event("Warning", cond.SHUTDOWN_TOO_SHORT, short.message))
     return tuple(events)
 
 
@@ -129,6 +146,28 @@ def _with_snapshot_status(look: Look, report: TrainerReport) -> Look:
     elif failing and problem is None:
         look = mark_snapshots_saved(look)
     return look.having(_with_set_aside(look.status, report.snapshots_set_aside))
+
+
+def _with_shutdown_status(look: Look, report: TrainerReport) -> Look:
+    """The look with the condition ShutdownTooShort, from the save and the steps that the trainer has measured."""
+    limit, needed = report.shutdown_seconds, report.stop_seconds
+    if limit is None or needed is None:
+        return look
+    too_short = cond.holds(look.status.conditions, cond.SHUTDOWN_TOO_SHORT)
+    if needed > limit and not too_short:
+        return mark_shutdown_too_short(
+            look,
+            f"Two steps and a snapshot take {needed:.0f} s, but a pod that has to leave has {limit:.0f} s: it would be "
+            f"killed before its snapshot is complete. Set spec.shutdownSeconds to {suggested_shutdown(needed)} or more",
+        )
+    if too_short and needed < FITS_SHARE * limit:
+        return mark_shutdown_long_enough(look)
+    return look
+
+
+def suggested_shutdown(needed: float) -> int:
+    """Twice what was measured, in whole tens of seconds: other pods of the gang save and write at the same time."""
+    return math.ceil(2 * needed / 10) * 10
 
 
 def _with_set_aside(status: DDPJobStatus, found: tuple[str, ...]) -> DDPJobStatus:

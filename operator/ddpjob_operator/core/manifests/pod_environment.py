@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ddpjob_operator.api.pod import EnvVar
+from ddpjob_operator.api.spec import SHUTDOWN_SECONDS
 from ddpjob_operator.core.values.job import Job, Manifest
 from ddpjob_operator.core.values.names import SPARE
 from ddpjob_operator.core.values.observed import ServiceView
@@ -82,6 +83,8 @@ def environment(job: Job, place: Place) -> list[Manifest]:
         "DDPJOB_STALL_MIN_SECONDS": str(job.spec.stall.min_seconds),
         "DDPJOB_STALL_MAX_SECONDS": str(job.spec.stall.max_seconds),
     }
+    if job.spec.shutdown_limit != SHUTDOWN_SECONDS:
+        own["DDPJOB_SHUTDOWN_SECONDS"] = str(job.spec.shutdown_limit)
     if not job.spec.observe_script:
         own["DDPJOB_OBSERVE_SCRIPT"] = "false"
     if is_assignable(job):

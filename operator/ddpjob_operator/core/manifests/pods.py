@@ -42,7 +42,6 @@ from ddpjob_operator.core.values.names import (
 )
 
 DEFAULT_SIZE = "10Gi"
-GRACE_SECONDS = 60
 NON_ROOT = 65532
 
 
@@ -161,14 +160,13 @@ def restricted_container() -> Manifest:
 
 
 def _default_pod_spec(job: Job, attempt: int) -> Manifest:
-    """What a user may override: security context, spreading, grace, scratch volumes, placement."""
+    """What a user may override: security context, spreading, scratch volumes, placement."""
     shm: Manifest = {"medium": "Memory"}
     if job.spec.placement.shm_size is not None:
         shm["sizeLimit"] = job.spec.placement.shm_size
     return {
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
-        "terminationGracePeriodSeconds": GRACE_SECONDS,
         "securityContext": restricted_context(),
         "topologySpreadConstraints": [
             {
@@ -210,7 +208,12 @@ def _owned_pod_spec(job: Job, defaults: Defaults, env: list[Manifest]) -> Manife
     if is_assignable(job):
         volumes.append({"name": "assignment", "downwardAPI": {"items": _assignment_files()}})
         container["volumeMounts"].append({"name": "assignment", "mountPath": ASSIGNMENT_DIR, "readOnly": True})
-    return {"restartPolicy": "Never", "containers": [container], "volumes": volumes}
+    return {
+        "restartPolicy": "Never",
+        "terminationGracePeriodSeconds": job.spec.grace_seconds,
+        "containers": [container],
+        "volumes": volumes,
+    }
 
 
 def shared_volume(job: Job) -> Manifest:

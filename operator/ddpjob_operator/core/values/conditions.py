@@ -14,6 +14,7 @@ RUNNING = "Running"
 RESTARTING = "Restarting"
 DEGRADED = "Degraded"
 SNAPSHOTS_FAILING = "SnapshotsFailing"
+SHUTDOWN_TOO_SHORT = "ShutdownTooShort"
 COMPLETE = "Complete"
 FAILED = "Failed"
 

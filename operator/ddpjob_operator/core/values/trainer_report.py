@@ -62,6 +62,10 @@ class TrainerReport:
     loss: float | None = None
     samples_per_second: float | None = None
     eta_seconds: float | None = None
+    stop_seconds: float | None = None
+    """Measured: what the ranks need to leave with a snapshot."""
+    shutdown_seconds: float | None = None
+    """What they have for it after SIGTERM."""
     resumed_from_step: int | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
     snapshot: SnapshotStatus | None = None
@@ -141,6 +145,8 @@ def _progress(given: Mapping[str, Any]) -> dict[str, Any]:
         "loss": _finite(given.get("loss")),
         "samples_per_second": _finite(given.get("samplesPerSecond")),
         "eta_seconds": _finite(given.get("etaSeconds")),
+        "stop_seconds": _finite(given.get("stopSeconds")),
+        "shutdown_seconds": _finite(given.get("shutdownSeconds")),
         "resumed_from_step": _integer(given.get("resumedFromStep")),
         "metrics": dict(_numbers(given.get("metrics"))),
         "snapshot": _snapshot(_object(given.get("snapshot"))),

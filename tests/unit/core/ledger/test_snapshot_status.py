@@ -58,6 +58,38 @@ def test_what_another_life_says_counts_for_nothing(other: dict[str, Any]) -> Non
     assert after(HEALTHY, snapshotProblem=DISK_FULL, **other) == HEALTHY
 
 
+def shutdown(status: DDPJobStatus, needed: Any, limit: Any = 45.0) -> DDPJobStatus:
+    return after(status, stopSeconds=needed, shutdownSeconds=limit)
+
+
+def test_a_save_that_does_not_fit_into_the_shutdown_time_is_a_condition_and_an_event() -> None:
+    short = shutdown(HEALTHY, 52.4)
+    condition = cond.find(short.conditions, cond.SHUTDOWN_TOO_SHORT)
+    assert condition is not None
+    assert (condition.status, condition.reason) == ("True", "SaveTakesLonger")
+    assert condition.message == (
+        "Two steps and a snapshot take 52 s, but a pod that has to leave has 45 s: it would be killed before its "
+        "snapshot is complete. Set spec.shutdownSeconds to 110 or more"
+    )
+    (event,) = snapshot_events(HEALTHY, short)
+    assert (event.type, event.reason, event.message) == ("Warning", "ShutdownTooShort", condition.message)
+    assert shutdown(short, 60.0) == short, "more of the same is no news"
+
+
+@pytest.mark.parametrize(
+    ("needed", "limit", "still"),
+    [(44.0, 45.0, True), (36.1, 45.0, True), (35.9, 45.0, False), (52.4, 120.0, False), (None, 45.0, True)],
+)
+def test_it_ends_once_a_save_fits_well(needed: float | None, limit: float, still: bool) -> None:
+    status = shutdown(shutdown(HEALTHY, 52.4), needed, limit)
+    assert cond.holds(status.conditions, cond.SHUTDOWN_TOO_SHORT) == still
+
+
+@pytest.mark.parametrize(("needed", "limit"), [(45.0, 45.0), (None, 45.0), (50.0, None), ("60", 45.0)])
+def test_a_save_that_fits_or_was_not_measured_is_none(needed: Any, limit: Any) -> None:
+    assert shutdown(HEALTHY, needed, limit) == HEALTHY
+
+
 def test_snapshots_that_were_set_aside_are_listed_once_the_newest_last() -> None:
     one = [{"step": 80, "message": "snapshot of step 80 is not used: SHA-256 differs"}]
     listed = after(after(HEALTHY, snapshotsSetAside=one), snapshotsSetAside=one)

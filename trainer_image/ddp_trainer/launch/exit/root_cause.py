@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ddp_trainer.contract.exit_codes import EXIT_FAILED, EXIT_OK, EXIT_PREEMPTED
@@ -36,6 +36,8 @@ class ExitEvidence:
     stall: tuple[int, str] | None = None
     """The rank that made no progress and the account of it."""
     oom_killed: bool = False
+    memory_problem: str | None = None
+    """That the memory-backed run directory is full, in words (`run_memory`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +57,13 @@ class ExitCause:
 
 def find_cause(evidence: ExitEvidence) -> ExitCause:
     """The one cause that is reported for this pod."""
+    cause = _find_cause(evidence)
+    if evidence.memory_problem is not None and (cause.reason == "DiskFull" or cause.signal == "SIGBUS"):
+        return replace(cause, reason="DiskFull", message=f"{cause.message}; {evidence.memory_problem}")
+    return cause
+
+
+def _find_cause(evidence: ExitEvidence) -> ExitCause:
     if evidence.stall is not None:
         rank, account = evidence.stall
         return ExitCause(EXIT_FAILED, "Stalled", account, rank=rank, local_rank=_local_rank(evidence, rank))

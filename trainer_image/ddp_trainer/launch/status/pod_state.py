@@ -85,6 +85,8 @@ def status(pod: PodEnvironment, start_time: float, pod_state: PodState) -> dict[
         "snapshot": known["snapshot"],
         # of rank 0, which writes them; on other nodes nothing is known
         **{name: first.get(name) if first else None for name in _OF_SNAPSHOTS},
+        "stopSeconds": _stop(first),
+        "shutdownSeconds": pod.shutdown_seconds,
         "resumedFromStep": known["resumedFromStep"],
         "metrics": known["metrics"],
         "ended": pod_state.ended,
@@ -101,6 +103,13 @@ def _rank(entry: Mapping[str, Any], heartbeat: RankHeartbeat | None, now: float)
         "ageSeconds": round(max(0.0, now - heartbeat["time"]), 3) if heartbeat else None,
         "pid": entry["pid"],
     }
+
+
+def _stop(heartbeat: RankHeartbeat | None) -> float | None:
+    """What it takes to leave with a snapshot: two steps, in which all ranks agree on it, and a save. As measured."""
+    if heartbeat is None or heartbeat["saveSeconds"] is None:
+        return None
+    return round(2 * (heartbeat["stepSecondsP99"] or 0.0) + float(heartbeat["saveSeconds"]), 3)
 
 
 def _eta(heartbeat: RankHeartbeat | None) -> float | None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import socket
+import socketserver
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -23,7 +25,28 @@ class StatusServer(ThreadingHTTPServer):
     ) -> None:
         self.status = status
         self.metrics = metrics
-        super().__init__(("0.0.0.0", port), _Handler)  # noqa: S104 - the scraper is another pod
+        # the scraper is another pod, with an address of either kind
+        self.address_family = socket.AF_INET6 if _has_ipv6() else socket.AF_INET
+        super().__init__(("::" if self.address_family == socket.AF_INET6 else "0.0.0.0", port), _Handler)  # noqa: S104
+
+    def server_bind(self) -> None:
+        if self.address_family == socket.AF_INET6:
+            # IPv4 too, whatever net.ipv6.bindv6only says
+            self.socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        # HTTPServer would ask a name server who "::" is, and wait for it where there is none
+        socketserver.TCPServer.server_bind(self)
+        self.server_name, self.server_port = "", self.server_address[1]
+
+
+def _has_ipv6() -> bool:
+    """Whether this pod can listen on IPv6: kernels without it, and those where it is disabled, refuse one or both."""
+    try:
+        with socket.socket(socket.AF_INET6, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+            probe.bind(("::", 0))
+    except OSError:
+        return False
+    return True
 
 
 class _Handler(BaseHTTPRequestHandler):
