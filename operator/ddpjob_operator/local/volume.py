@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-_SNAPSHOT = re.compile(r"step-(\d+)")
+_SNAPSHOT = re.compile(r"(?:step|checkpoint)-(\d+)")
 _TAIL_LINES = 40
 _TAIL_BYTES = 4096
 _FOLDERS = ("datasets", "checkpoints", "logs")
@@ -63,8 +63,8 @@ def log_tail(log: Path, uid: str) -> str:
 
 
 def newest_snapshot(shared: Path, job: str) -> int | None:
-    """The step of the job's newest snapshot by name; whether it verifies is for the trainer to find out."""
-    steps = [_SNAPSHOT.fullmatch(path.name) for path in (shared / "checkpoints" / job).glob("step-*")]
+    """The step of the newest snapshot or checkpoint by name; whether it verifies is for the trainer to find out."""
+    steps = [_SNAPSHOT.fullmatch(path.name) for path in (shared / "checkpoints" / job).glob("*-*")]
     return max((int(match[1]) for match in steps if match), default=None)
 
 

@@ -15,15 +15,18 @@ import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from ddp_trainer.snapshots.trust.disk import Disk
 from ddp_trainer.snapshots.trust.errors import SnapshotError
 from ddp_trainer.snapshots.trust.fence import Fence
 from ddp_trainer.snapshots.trust.manifest import Manifest
-from ddp_trainer.snapshots.trust.store import SnapshotStore
+from ddp_trainer.snapshots.trust.names import Series
+from ddp_trainer.snapshots.trust.store import SnapshotStore, files_in, sums
 
 assert "torch" not in sys.modules
+
+SERIES = cast(Series, sys.argv[2])
 
 Result = TypeVar("Result")
 
@@ -85,14 +88,28 @@ def write(disk: Disk, step: int) -> Callable[[Path], None]:
     return fill
 
 
+def opened(directory: Path, attempt: int, disk: Disk) -> SnapshotStore:
+    fence = Fence.acquire(directory, created=1, attempt=attempt, uid="u", disk=disk)
+    return SnapshotStore(directory, keep=2, fence=fence, disk=disk, series=SERIES)
+
+
+def save(store: SnapshotStore, step: int, attempt: int) -> None:
+    """A snapshot in one call, a checkpoint as ranks write it."""
+    if SERIES == "step":
+        store.save(write(store.disk, step), manifest(step, attempt))
+        return
+    folder = store.begin(manifest(step, attempt))
+    write(store.disk, step)(folder)
+    store.commit(folder, manifest(step, attempt).with_files(sums(folder, files_in(folder), store.disk)))
+
+
 def live(directory: Path, attempt: int, disk: Disk, report: Callable[[int], object]) -> None:
     """One run: claim, resume, save two more steps; `report` gets each step that save() has promised."""
-    fence = Fence.acquire(directory, created=1, attempt=attempt, uid="u", disk=disk)
-    store = SnapshotStore(directory, keep=2, fence=fence, disk=disk)
+    store = opened(directory, attempt, disk)
     newest = store.newest_valid()
     start = newest.step if newest else 0
     for step in (start + 1, start + 2):
-        store.save(write(disk, step), manifest(step, attempt))
+        save(store, step, attempt)
         report(step)
 
 
@@ -114,17 +131,17 @@ def prepare(directory: Path) -> None:
     shutil.rmtree(directory, ignore_errors=True)
     directory.mkdir(parents=True)
     live(directory, 0, Disk(), lambda step: None)
-    leftover = directory / ".tmp-step-000000000009-0-1"
+    leftover = directory / f".tmp-{SERIES}-000000000009-0-1"
     leftover.mkdir()
     (leftover / "model.safetensors").write_bytes(b"half")
 
 
 def inspect(directory: Path, attempt: int) -> dict[str, Any]:
     """What the next attempt finds."""
-    store = SnapshotStore(directory, keep=2, fence=Fence.acquire(directory, created=1, attempt=attempt, uid="u"))
+    store = opened(directory, attempt, Disk())
     newest = store.newest_valid()
     step = newest.step if newest else 0
-    intact = all((directory / f"step-{step:012d}" / name).read_bytes() == data for name, data in content(step).items())
+    intact = all((store.path(step) / name).read_bytes() == data for name, data in content(step).items())
     bad = []
     for there in store.steps():
         try:
@@ -132,7 +149,7 @@ def inspect(directory: Path, attempt: int) -> dict[str, Any]:
         except SnapshotError as error:
             bad.append(f"{there}: {error}")
     odd = [path.name for path in directory.iterdir() if path.name.startswith(".tmp") or path.name.endswith(".corrupt")]
-    store.save(write(Disk(), step + 1), manifest(step + 1, attempt))
+    save(store, step + 1, attempt)
     again = store.newest_valid()
     return {"newest": step, "intact": intact, "odd": odd, "bad": bad, "next": again.step if again else None}
 

@@ -12,8 +12,10 @@ import safetensors.torch
 import torch
 
 from ddp_trainer.snapshots.__main__ import main
+from ddp_trainer.snapshots.checkpoints import Checkpoints
 from ddp_trainer.snapshots.codec.state import write_state
 from ddp_trainer.snapshots.trust.manifest import Manifest
+from ddp_trainer.snapshots.values import Identity, Progress
 
 
 @pytest.fixture
@@ -48,6 +50,19 @@ def test_verify_reads_every_byte_and_its_exit_code_says(
     assert main(["verify", str(volume.directory)]) == 1
     assert "step 2: BAD, state.json has 3 bytes" in capsys.readouterr().out
     assert main(["verify", str(volume.directory), "--step", "1"]) == 0
+
+
+def test_checkpoints_of_the_program_are_listed_and_verified_too(
+    models: Any, volume: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    checkpoints = Checkpoints(volume.directory, keep=2, identity=Identity("digits", "uid-1", 1, 1, 0, 1))
+    with checkpoints.writing(Progress(7, 0, 0)) as folder:
+        (folder / "model.pt").write_bytes(b"model")
+    assert main(["ls", str(volume.directory)]) == 0
+    assert capsys.readouterr().out.splitlines()[-1].split()[:2] == ["checkpoint", "7"]
+    os.truncate(checkpoints.path(7) / "model.pt", 3)
+    assert main(["verify", str(volume.directory)]) == 1
+    assert "checkpoint 7: BAD, model.pt has 3 bytes" in capsys.readouterr().out
 
 
 def test_export_writes_the_newest_valid_model_for_other_programs(models: Any, volume: Any, tmp_path: Path) -> None:

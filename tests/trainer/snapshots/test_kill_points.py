@@ -1,4 +1,6 @@
-"""SIGKILL at every write, fsync, rename and removal of a save: the newest valid snapshot loads, every time."""
+"""SIGKILL at every write, fsync, rename and removal of a save: the newest valid snapshot loads, every time. The same
+for a checkpoint that a training program writes.
+"""
 
 from __future__ import annotations
 
@@ -12,16 +14,17 @@ import pytest
 from tests.support.starting import starts_processes
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", params=["step", "checkpoint"])
 @starts_processes
-def runs(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     import os
     import subprocess
     import sys
 
     here = Path(__file__).parent
     environ = {**os.environ, "PYTHONPATH": str(here.parents[2] / "trainer_image")}
-    script = [sys.executable, str(here / "kill_points.py"), str(tmp_path_factory.mktemp("volume") / "digits")]
+    volume = tmp_path_factory.mktemp("volume") / "digits"
+    script = [sys.executable, str(here / "kill_points.py"), str(volume), request.param]
     done = subprocess.run(script, env=environ, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     return [json.loads(line) for line in done.stdout.splitlines()]

@@ -1,7 +1,7 @@
 """List, verify and export snapshots.
 
-python -m ddp_trainer.snapshots ls DIR          list snapshots, newest first
-python -m ddp_trainer.snapshots verify DIR      verify checksums; exit code 1 if a snapshot does not match its manifest
+python -m ddp_trainer.snapshots ls DIR          list snapshots, newest first, then checkpoints of the program's own
+python -m ddp_trainer.snapshots verify DIR      verify checksums; exit code 1 if any does not match its manifest
 python -m ddp_trainer.snapshots export DIR      write the newest valid model as model.pt and model.safetensors
 
 DIR is a checkpoint directory, such as /mnt/shared/checkpoints/digits. It is not changed. Only export needs torch.
@@ -15,10 +15,11 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import get_args
 
 from ddp_trainer.snapshots.trust.errors import SnapshotError
 from ddp_trainer.snapshots.trust.manifest import SnapshotInfo
-from ddp_trainer.snapshots.trust.names import step_directory
+from ddp_trainer.snapshots.trust.names import Series, step_directory
 from ddp_trainer.snapshots.trust.store import SnapshotStore
 
 
@@ -28,39 +29,41 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not options.directory.is_dir():
         print(f"{options.directory} is not a directory: name the job's, such as /mnt/shared/checkpoints/digits")
         return 2
-    store = SnapshotStore(options.directory, keep=1, fence=None)
+    stores = [SnapshotStore(options.directory, keep=1, fence=None, series=series) for series in get_args(Series)]
     try:
         if options.command == "ls":
-            return _ls(store)
+            return _ls(stores)
         if options.command == "verify":
-            return _verify(store, options.step)
-        return _export(store, options.step, options.state, options.to)
+            return _verify(stores, options.step)
+        return _export(stores[0], options.step, options.state, options.to)
     except (SnapshotError, OSError) as error:
         print(error, file=sys.stderr)
         return 1
 
 
-def _ls(store: SnapshotStore) -> int:
-    infos = store.list()
+def _ls(stores: Sequence[SnapshotStore]) -> int:
+    infos = [(store.series, info) for store in stores for info in store.list()]
     if not infos:
-        print(f"no snapshot in {store.directory}")
-    for info in infos:
-        print(_line(info))
+        print(f"no snapshot in {stores[0].directory}")
+    for series, info in infos:
+        print(_line(series, info))
     return 0
 
 
-def _verify(store: SnapshotStore, step: int | None) -> int:
+def _verify(stores: Sequence[SnapshotStore], step: int | None) -> int:
+    found = [(store, number) for store in stores for number in reversed(store.steps()) if step in (None, number)]
+    if step is not None and not found:
+        found = [(stores[0], step)]
     bad = 0
-    steps = list(reversed(store.steps())) if step is None else [step]
-    for number in steps:
+    for store, number in found:
         try:
             manifest = store.verify(number)
-            print(f"step {number}: ok, {len(manifest.files)} files, {manifest.total_bytes:,} bytes")
+            print(f"{store.series} {number}: ok, {len(manifest.files)} files, {manifest.total_bytes:,} bytes")
         except (SnapshotError, OSError) as error:
             bad += 1
-            print(f"step {number}: BAD, {error}")
-    if not steps:
-        print(f"no snapshot in {store.directory}")
+            print(f"{store.series} {number}: BAD, {error}")
+    if not found:
+        print(f"no snapshot in {stores[0].directory}")
     return 1 if bad else 0
 
 
@@ -95,11 +98,11 @@ def _export(store: SnapshotStore, step: int | None, state: str, to: Path) -> int
     return 0
 
 
-def _line(info: SnapshotInfo) -> str:
+def _line(series: Series, info: SnapshotInfo) -> str:
     if info.problem is not None:
-        return f"step {info.step:>10}  BAD  {info.path.name}: {info.problem}"
+        return f"{series} {info.step:>10}  BAD  {info.path.name}: {info.problem}"
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(info.time))
-    return f"step {info.step:>10}  {when}  {info.kind:<9}  {info.bytes:>15,} bytes"
+    return f"{series} {info.step:>10}  {when}  {info.kind:<9}  {info.bytes:>15,} bytes"
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -34,6 +34,23 @@ class Gathering:
         return self._gathered
 
 
+@dataclass(frozen=True, slots=True)
+class Problems:
+    """What all ranks have to complain of, on its way to every rank."""
+
+    _work: dist.Work | None
+    _everyone: Tensor
+
+    def wait(self, timeout: timedelta | None = None) -> list[str | None]:
+        """By rank; None where nothing. Raises RuntimeError after `timeout`, or if a rank was lost on the way."""
+        if self._work is not None:
+            self._work.wait() if timeout is None else self._work.wait(timeout)
+        return [
+            bytes(row[1:].numpy()).rstrip(b"\0").decode(errors="ignore") if bool(row[0]) else None
+            for row in self._everyone
+        ]
+
+
 class Ranks:
     """The job's ranks, by a gloo group even where training uses NCCL: what they exchange is in host memory."""
 
@@ -93,14 +110,29 @@ class Ranks:
 
     def problems(self, problem: str | None) -> list[str | None]:
         """What each rank has to complain of, by rank, on every rank; None where nothing."""
-        if self.group is None:
-            return [problem]
+        return self.begin_problems(problem).wait()
+
+    def begin_problems(self, problem: str | None) -> Problems:
+        """The same without waiting for the other ranks."""
         text = (problem or "").encode()[:_MESSAGE_BYTES]
         mine = torch.zeros(1 + _MESSAGE_BYTES, dtype=torch.uint8)
         mine[0] = problem is not None
         mine[1 : 1 + len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8) if text else mine[1:1]
         everyone = torch.empty(self.world_size, mine.numel(), dtype=torch.uint8)
-        dist.all_gather(list(everyone.unbind()), mine, group=self.group)
-        return [
-            bytes(row[1:].numpy()).rstrip(b"\0").decode(errors="ignore") if bool(row[0]) else None for row in everyone
-        ]
+        if self.group is None:
+            everyone[0] = mine
+            return Problems(None, everyone)
+        return Problems(dist.all_gather(list(everyone.unbind()), mine, group=self.group, async_op=True), everyone)
+
+    def values(self, value: Any) -> list[Any]:
+        """Each rank's `value`, JSON of any length, by rank, on every rank."""
+        if self.group is None:
+            return [value]
+        mine = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
+        sizes = torch.empty(self.world_size, dtype=torch.int64)
+        dist.all_gather(list(sizes.split(1)), torch.tensor([mine.numel()]), group=self.group)  # type: ignore[no-untyped-call]
+        everyone = torch.empty(self.world_size, int(sizes.max()), dtype=torch.uint8)
+        padded = torch.zeros(everyone.shape[1], dtype=torch.uint8)
+        padded[: mine.numel()] = mine
+        dist.all_gather(list(everyone.unbind()), padded, group=self.group)
+        return [json.loads(bytes(row[:size].numpy())) for row, size in zip(everyone, sizes.tolist(), strict=True)]

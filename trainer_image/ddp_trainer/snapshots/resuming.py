@@ -21,7 +21,7 @@ from ddp_trainer.snapshots.ranks import Ranks
 from ddp_trainer.snapshots.trust.errors import CorruptSnapshotError, IncompatibleSnapshotError, SnapshotError
 from ddp_trainer.snapshots.trust.fence import Fence
 from ddp_trainer.snapshots.trust.manifest import Manifest
-from ddp_trainer.snapshots.trust.names import step_directory
+from ddp_trainer.snapshots.trust.names import Series, step_directory
 from ddp_trainer.snapshots.trust.store import SnapshotStore
 from ddp_trainer.snapshots.values import Identity
 
@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 Files = dict[str, File]
 
 
-def acquire(directory: Path, identity: Identity, *, keep: int) -> SnapshotStore:
+def acquire(directory: Path, identity: Identity, *, keep: int, series: Series = "step") -> SnapshotStore:
     """Rank 0's store, owned by this attempt.
 
     Raises FencedError, UserError for a volume that cannot be written at all, SnapshotError for one that may be later.
@@ -50,7 +50,7 @@ def acquire(directory: Path, identity: Identity, *, keep: int) -> SnapshotStore:
         if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
             raise UserError(f"{what}. Mount the volume writable for this user") from error
         raise SnapshotError(f"{what}. Check that the volume is mounted and not full") from error
-    return SnapshotStore(directory, keep=keep, fence=fence)
+    return SnapshotStore(directory, keep=keep, fence=fence, series=series)
 
 
 def find_newest(
@@ -73,10 +73,7 @@ def find_newest(
                 manifest, files = newest
         except Exception as problem:
             error = problem
-    decision = ranks.from_first(_decision(manifest, error) if ranks.rank == 0 else None)
-    if error is not None:
-        raise error
-    manifest = _decided(decision)
+    manifest = decided_by_first(ranks, manifest, error)
     return store, None if manifest is None else (manifest, files)
 
 
@@ -91,10 +88,7 @@ def check_owner(store: SnapshotStore | None, ranks: Ranks) -> None:
             store.fence.check()
         except FencedError as fenced:
             error = fenced
-    decision = ranks.from_first(_decision(None, error) if ranks.rank == 0 else None)
-    if error is not None:
-        raise error
-    _decided(decision)
+    decided_by_first(ranks, None, error)
 
 
 def share(directory: Path, manifest: Manifest, files: Files, ranks: Ranks) -> None:
@@ -192,6 +186,14 @@ _ERRORS: Mapping[str, type[Exception]] = {
 }
 
 
+def decided_by_first(ranks: Ranks, manifest: Manifest | None, error: Exception | None) -> Manifest | None:
+    """Rank 0's `manifest` on every rank, or rank 0's `error` raised on every rank; the others' own do not matter."""
+    decision = ranks.from_first(_decision(manifest, error) if ranks.rank == 0 else None)
+    if ranks.rank == 0 and error is not None:
+        raise error
+    return decided(decision)
+
+
 def _decision(manifest: Manifest | None, error: Exception | None) -> dict[str, Any]:
     if error is not None:
         kind = next((name for name, type_ in _ERRORS.items() if isinstance(error, type_)), "snapshot")
@@ -199,7 +201,7 @@ def _decision(manifest: Manifest | None, error: Exception | None) -> dict[str, A
     return {"manifest": manifest.to_json().decode() if manifest else None}
 
 
-def _decided(decision: Mapping[str, Any]) -> Manifest | None:
+def decided(decision: Mapping[str, Any]) -> Manifest | None:
     if "error" in decision:
         raise _ERRORS[decision["error"]](decision["message"])
     text = decision["manifest"]

@@ -7,7 +7,9 @@ directory.
 
 from __future__ import annotations
 
+import ctypes
 import errno
+import mmap
 import os
 import shutil
 from collections.abc import Iterable
@@ -67,3 +69,33 @@ class Disk:
         """Bytes an ordinary process may still write to the file system of `path`."""
         usage = os.statvfs(path)
         return usage.f_bavail * usage.f_frsize
+
+
+_LOOK_BYTES = 1 << 20
+
+
+def is_cached(path: Path) -> bool:
+    """Whether the end of a file is in this node's memory (mincore(2)), as it is after this node has written it.
+
+    A hint: on a network file system such a node can sum the file without reading it back. False where it cannot be
+    found out.
+    """
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            begin = max(0, size - _LOOK_BYTES) // mmap.ALLOCATIONGRANULARITY * mmap.ALLOCATIONGRANULARITY
+            with mmap.mmap(file.fileno(), size - begin, access=mmap.ACCESS_COPY, offset=begin) as pages:
+                return _are_resident(pages)
+    except (OSError, ValueError):  # ValueError: an empty file
+        return False
+
+
+def _are_resident(pages: mmap.mmap) -> bool:
+    resident = (ctypes.c_ubyte * -(-len(pages) // mmap.PAGESIZE))()
+    first = ctypes.c_char.from_buffer(pages)
+    try:
+        mincore = ctypes.CDLL(None, use_errno=True).mincore
+        failed = mincore(ctypes.c_void_p(ctypes.addressof(first)), ctypes.c_size_t(len(pages)), resident)
+    finally:
+        del first  # or the mapping cannot be closed
+    return not failed and all(page & 1 for page in resident)

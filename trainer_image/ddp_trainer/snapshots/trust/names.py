@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path, PurePosixPath
+from typing import Literal
 
 from ddp_trainer.contract.exit_codes import UserError
 
@@ -12,27 +13,28 @@ ATTEMPTS = "attempts"
 TEMPORARY = ".tmp-"
 CORRUPT = ".corrupt"
 
-_STEP = re.compile(r"step-([0-9]{12})")
-_CORRUPT = re.compile(r"step-([0-9]{12})\.corrupt")
+Series = Literal["step", "checkpoint"]
+"""What a directory holds: our own snapshot of a step, or a checkpoint that the training program wrote."""
+
+_DIGITS = r"([0-9]{12})"
 # What Kubernetes allows as an object's name (RFC 1123 subdomain): no separator, no "..", no leading dot.
 _JOB = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 
 
-def step_directory(step: int) -> str:
+def step_directory(step: int, series: Series = "step") -> str:
     """`step-000000000100` for 100: names sort as their numbers do."""
-    return f"step-{step:012d}"
+    return f"{series}-{step:012d}"
 
 
-def parse_step(name: str) -> int | None:
+def parse_step(name: str, series: Series = "step") -> int | None:
     """The step of a snapshot's directory name, or None for any other name."""
-    match = _STEP.fullmatch(name)
+    match = re.fullmatch(f"{series}-{_DIGITS}", name)
     return int(match[1]) if match else None
 
 
-def parse_corrupt(name: str) -> int | None:
+def parse_corrupt(name: str, series: Series = "step") -> int | None:
     """The step of the directory name of a snapshot that was set aside, or None for any other name."""
-    match = _CORRUPT.fullmatch(name)
-    return int(match[1]) if match else None
+    return parse_step(name.removesuffix(CORRUPT), series) if name.endswith(CORRUPT) else None
 
 
 def is_plain_file_name(name: str) -> bool:

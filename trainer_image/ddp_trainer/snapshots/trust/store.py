@@ -8,21 +8,30 @@ fence a store only reads: it verifies and lists, and changes nothing.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import logging
 import os
 import time
-from collections.abc import Callable, MutableSequence, Sequence
+from collections.abc import Callable, Iterable, MutableSequence, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import TypeVar, get_args
 
 from ddp_trainer.contract.exit_codes import FencedError
 from ddp_trainer.snapshots.trust.disk import NO_SPACE, Disk
 from ddp_trainer.snapshots.trust.errors import CorruptSnapshotError, IncompatibleSnapshotError, SnapshotError
 from ddp_trainer.snapshots.trust.fence import Fence
 from ddp_trainer.snapshots.trust.manifest import FileEntry, Manifest, SnapshotInfo
-from ddp_trainer.snapshots.trust.names import CORRUPT, MANIFEST, TEMPORARY, parse_corrupt, parse_step, step_directory
+from ddp_trainer.snapshots.trust.names import (
+    CORRUPT,
+    MANIFEST,
+    TEMPORARY,
+    Series,
+    parse_corrupt,
+    parse_step,
+    step_directory,
+)
 from ddp_trainer.snapshots.trust.verify import verify_files
 
 log = logging.getLogger(__name__)
@@ -31,16 +40,29 @@ Loaded = TypeVar("Loaded")
 
 KEEP_CORRUPT = 2
 """How many set-aside snapshots stay for people to look at: enough to see a pattern, few enough to have room."""
+_GONE = f"{TEMPORARY}gone-"
 _SLACK = 1 << 20  # the manifest, directory blocks and what the file system rounds up
 
 
 class SnapshotStore:
-    """The snapshots of one job. `keep` newest ones are kept; `fence` None means read only."""
+    """The snapshots of one job. `keep` newest ones are kept; `fence` None means read only.
 
-    def __init__(self, directory: Path, *, keep: int, fence: Fence | None, disk: Disk | None = None) -> None:
+    Stores of two series share a directory and its fence; each keeps, clears and sets aside what is its own.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        keep: int,
+        fence: Fence | None,
+        disk: Disk | None = None,
+        series: Series = "step",
+    ) -> None:
         if keep < 1:
             raise ValueError(f"keep is {keep}; at least one snapshot must be kept")
         self.directory = directory
+        self.series = series
         self.keep = keep
         self.fence = fence
         self.disk = disk or Disk()
@@ -57,8 +79,8 @@ class SnapshotStore:
         FencedError if a newer attempt owns the directory (nothing was changed).
         """
         fence = self._writer()
-        target = self.directory / step_directory(manifest.step)
-        temporary = self.directory / f"{TEMPORARY}{target.name}-{manifest.attempt}-{os.getpid()}"
+        target = self.path(manifest.step)
+        temporary = self._temporary(manifest)
         try:
             fence.check()
             existing = self._existing(target)
@@ -83,6 +105,52 @@ class SnapshotStore:
         self._retain(self.keep, spare=manifest.step)
         return saved
 
+    def begin(self, manifest: Manifest) -> Path:
+        """An empty temporary directory for files that others write; `commit` or `abandon` it.
+
+        Raises FencedError, and SnapshotError if the volume refuses.
+        """
+        temporary = self._temporary(manifest)
+        try:
+            self._writer().check()
+            expected = self._last_bytes()
+            if self._free_bytes() < expected + _SLACK:
+                with contextlib.suppress(OSError):  # what is written may be smaller than the last one
+                    self._make_room(expected)
+            self.disk.remove_tree(temporary)
+            self.disk.make_directory(temporary)
+        except OSError as error:
+            raise self._explained(error, manifest.step, 0, self._writer()) from error
+        return temporary
+
+    def commit(self, temporary: Path, manifest: Manifest) -> Manifest:
+        """Make a temporary directory whose files are all in `manifest`, summed and synced, the snapshot of its step.
+
+        As with `save`, a valid snapshot of this step by an earlier attempt stays. Raises as `save` does.
+        """
+        target = self.path(manifest.step)
+        try:
+            existing = self._existing(target)
+            saved = existing or self._publish(temporary, manifest, target)
+        except FencedError:
+            self._discard(temporary)
+            raise
+        except Exception as error:
+            self._discard(temporary)
+            raise self._explained(error, manifest.step, 0, self._writer()) from error
+        if existing is not None:
+            self._discard(temporary)
+        self._retain(self.keep, spare=manifest.step)
+        return saved
+
+    def abandon(self, temporary: Path) -> None:
+        """Remove a temporary directory that will not be committed."""
+        self._discard(temporary)
+
+    def path(self, step: int) -> Path:
+        """Where the snapshot of a step is, if there is one."""
+        return self.directory / step_directory(step, self.series)
+
     def newest_valid(self) -> Manifest | None:
         """The manifest of the newest snapshot whose every byte verifies, or None. Raises as `load_newest` does."""
         newest = self.load_newest(lambda directory, manifest: verify_files(directory, manifest))
@@ -100,7 +168,7 @@ class SnapshotStore:
             self.fence.check()
             self._remove_temporaries()
         for step in reversed(self.steps()):
-            directory = self.directory / step_directory(step)
+            directory = self.path(step)
             try:
                 manifest = manifest_in(directory)
                 return manifest, read(directory, manifest)
@@ -114,18 +182,18 @@ class SnapshotStore:
 
     def verify(self, step: int) -> Manifest:
         """Read all of one snapshot. Raises CorruptSnapshotError with the first thing wrong, or OSError."""
-        directory = self.directory / step_directory(step)
+        directory = self.path(step)
         manifest = manifest_in(directory)
         verify_files(directory, manifest)
         return manifest
 
     def steps(self) -> Sequence[int]:
         """Steps that have a snapshot by name, ascending; whether it verifies is another question."""
-        return steps_in(self.directory)
+        return steps_in(self.directory, self.series)
 
     def list(self) -> Sequence[SnapshotInfo]:
         """What is there by its manifests, newest first, then what was set aside; no file is read through."""
-        return listing(self.directory)
+        return listing(self.directory, self.series)
 
     # Saving, step by step
 
@@ -134,31 +202,24 @@ class SnapshotStore:
         self.disk.remove_tree(temporary)
         self.disk.make_directory(temporary)
         write(temporary)
-        return self.publish(temporary, manifest, target)
+        names = files_in(temporary)
+        return self._publish(temporary, manifest.with_files(sums(temporary, names, self.disk)), target)
 
-    def publish(self, temporary: Path, manifest: Manifest, target: Path) -> Manifest:
-        """Sum and sync what is in `temporary`, add the manifest, and rename it to `target`. Raises OSError or
-        FencedError.
-        """
-        files = {}
-        directories = [temporary]
-        for path in sorted(temporary.rglob("*")):
-            if path.is_dir():
-                directories.append(path)
-                continue
-            with path.open("rb") as file:
-                digest = hashlib.file_digest(file, "sha256").hexdigest()
-            self.disk.fsync(path)
-            files[path.relative_to(temporary).as_posix()] = FileEntry(path.stat().st_size, digest)
-        saved = manifest.with_files(files)
-        self.disk.create(temporary / MANIFEST, [saved.to_json()])
+    def _publish(self, temporary: Path, manifest: Manifest, target: Path) -> Manifest:
+        """Add the manifest to summed and synced files, and rename the directory. Raises OSError or FencedError."""
+        self.disk.create(temporary / MANIFEST, [manifest.to_json()])
         self.disk.fsync(temporary / MANIFEST)
-        for directory in reversed(directories):
+        for directory in sorted((path for path in temporary.rglob("*") if path.is_dir()), reverse=True):
             self.disk.fsync(directory)
+        self.disk.fsync(temporary)
         self._writer().check()
         self.disk.rename(temporary, target)
         self.disk.fsync(self.directory)
-        return saved
+        return manifest
+
+    def _temporary(self, manifest: Manifest) -> Path:
+        name = step_directory(manifest.step, self.series)
+        return self.directory / f"{TEMPORARY}{name}-{manifest.attempt}-{os.getpid()}"
 
     def _existing(self, target: Path) -> Manifest | None:
         # After a resume the same steps are computed again, bitwise the same; a snapshot that survived needs no second
@@ -239,28 +300,30 @@ class SnapshotStore:
         try:
             for step in self.steps()[:-keep]:
                 if step != spare:
-                    self._remove(self.directory / step_directory(step))
+                    self._remove(self.path(step))
             self._remove_corrupt(KEEP_CORRUPT)
         except OSError as error:
             log.warning("an old snapshot in %s could not be removed: %s", self.directory, error)
 
     def _remove_corrupt(self, keep: int) -> None:
-        steps = set_aside_in(self.directory)
+        steps = set_aside_in(self.directory, self.series)
         for step in steps[: len(steps) - keep]:
-            self._remove(self.directory / (step_directory(step) + CORRUPT))
+            path = self.path(step)
+            self._remove(path.with_name(path.name + CORRUPT))
 
     def _remove(self, directory: Path) -> None:
         # Renamed first: a snapshot half deleted when the process dies must not look like one that went bad.
         self._writer().check()
-        gone = self.directory / f"{TEMPORARY}gone-{directory.name}-{os.getpid()}"
+        gone = self.directory / f"{_GONE}{directory.name}-{os.getpid()}"
         self.disk.remove_tree(gone)
         self.disk.rename(directory, gone)
         self.disk.remove_tree(gone)
 
     def _remove_temporaries(self) -> None:
         """The owner clears what unfinished saves and removals left, its own from before a restart included."""
-        for path in self.directory.glob(f"{TEMPORARY}*"):
-            self._discard(path)
+        for begins in (TEMPORARY, _GONE):
+            for path in self.directory.glob(f"{begins}{self.series}-*"):
+                self._discard(path)
 
     def _discard(self, path: Path) -> None:
         try:
@@ -274,7 +337,8 @@ class SnapshotStore:
             return
         self.fence.check()
         aside = directory.with_name(directory.name + CORRUPT)
-        self.set_aside.append(SnapshotInfo(parse_step(directory.name) or 0, aside, problem=reason))
+        step = parse_step(directory.name, self.series) or 0
+        self.set_aside.append(SnapshotInfo(step, aside, problem=reason))
         try:
             if os.path.lexists(aside):
                 self._remove(aside)
@@ -298,14 +362,38 @@ def _mib(count: int) -> str:
     return f"{count / 2**20:.1f} MiB"
 
 
-def steps_in(directory: Path) -> Sequence[int]:
+def files_in(directory: Path) -> Sequence[str]:
+    """Names of all files below `directory`, in order. Raises SnapshotError for a link or a special file."""
+    names = []
+    for path in sorted(directory.rglob("*")):
+        name = path.relative_to(directory).as_posix()
+        if path.is_symlink() or not (path.is_dir() or path.is_file()):
+            raise SnapshotError(f"{name} is a link or no plain file, which cannot be verified: write the file itself")
+        if path.is_file():
+            names.append(name)
+    return names
+
+
+def sums(directory: Path, names: Iterable[str], disk: Disk) -> dict[str, FileEntry]:
+    """Sum and sync the files of these names below `directory`. Raises OSError."""
+    entries = {}
+    for name in names:
+        path = directory / name
+        with path.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        disk.fsync(path)
+        entries[name] = FileEntry(path.stat().st_size, digest)
+    return entries
+
+
+def steps_in(directory: Path, series: Series = "step") -> Sequence[int]:
     """Steps that have a snapshot by name, ascending; whether it verifies is another question."""
-    return _numbers(directory, parse_step)
+    return _numbers(directory, lambda name: parse_step(name, series))
 
 
-def set_aside_in(directory: Path) -> Sequence[int]:
+def set_aside_in(directory: Path, series: Series = "step") -> Sequence[int]:
     """Steps whose snapshot was set aside, ascending."""
-    return _numbers(directory, parse_corrupt)
+    return _numbers(directory, lambda name: parse_corrupt(name, series))
 
 
 def manifest_in(snapshot: Path) -> Manifest:
@@ -316,23 +404,23 @@ def manifest_in(snapshot: Path) -> Manifest:
     if snapshot.is_symlink():
         raise CorruptSnapshotError("it is a symbolic link")
     manifest = Manifest.read(snapshot)
-    if step_directory(manifest.step) != snapshot.name:
+    if all(step_directory(manifest.step, series) != snapshot.name for series in get_args(Series)):
         raise CorruptSnapshotError(f"{MANIFEST} is of step {manifest.step}")
     return manifest
 
 
-def listing(directory: Path) -> Sequence[SnapshotInfo]:
+def listing(directory: Path, series: Series = "step") -> Sequence[SnapshotInfo]:
     """All snapshots by their manifests, newest first, then those that were set aside."""
     found = []
-    for step in reversed(steps_in(directory)):
-        path = directory / step_directory(step)
+    for step in reversed(steps_in(directory, series)):
+        path = directory / step_directory(step, series)
         try:
             manifest = manifest_in(path)
             found.append(SnapshotInfo(step, path, manifest.time, manifest.kind, manifest.total_bytes))
         except (SnapshotError, OSError) as error:
             found.append(SnapshotInfo(step, path, problem=str(error)))
-    for step in reversed(set_aside_in(directory)):
-        path = directory / (step_directory(step) + CORRUPT)
+    for step in reversed(set_aside_in(directory, series)):
+        path = directory / (step_directory(step, series) + CORRUPT)
         found.append(SnapshotInfo(step, path, problem=_reason(path)))
     return found
 
