@@ -175,6 +175,8 @@ FAILURES = (
     Reason("PeerLost", "", "A rank lost the connection to another rank, without another failure in the gang."),
     Reason("RendezvousFailed", "", "Not all ranks joined the process group in time."),
     Reason("CollectiveTimeout", "", "A collective timed out."),
+    Reason("CollectiveMismatch", "", "Ranks called different collectives, or with different shapes."),
+    Reason("RankFinishedEarly", "", "A rank had finished while another still waited for it in a collective."),
     Reason("Fenced", "", "A newer attempt or another job owns the checkpoint directory (exit code 77)."),
     Reason("Preempted", "", "A pod was preempted, or stopped by SIGTERM after a snapshot. A disruption."),
     Reason("Evicted", "", "A pod was evicted: node pressure, drain or taint. A disruption."),

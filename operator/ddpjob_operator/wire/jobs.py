@@ -102,6 +102,8 @@ def _explain(error: Any) -> str:
     match error["type"]:
         case "extra_forbidden":
             return f"{path}: is not a field of a {KIND}{_nearest(location)}"
+        case "string_type" if location[-1] in _FORMS:
+            return f"{path}: {shown} has not the right form; write {_FORMS[location[-1]]}"
         case "string_type" if isinstance(value, bool | int | float):
             return f'{path}: {shown} is not text; write it in quotes: "{shown}"'
         case "string_type":
@@ -132,7 +134,38 @@ def _explain(error: Any) -> str:
             return f"{path}: {shown}: {error['msg']}"
 
 
+_ELSEWHERE = {
+    "replicas": "nodes",
+    "workers": "nodes",
+    "numNodes": "nodes",
+    "worldSize": "nodes and procsPerNode",
+    "nprocPerNode": "procsPerNode",
+    "gpus": 'resources.limits["nvidia.com/gpu"]',
+    "command": "entrypoint.script or entrypoint.module, and args",
+    "script": "entrypoint.script",
+    "module": "entrypoint.module",
+    "maxRestarts": "restart.maxRestarts",
+    "backoffLimit": "restart.maxRestarts",
+    "restartPolicy": "restart",
+    "minNodes": "elastic.minNodes",
+    "template": "podTemplate",
+    "nodeSelector": "podTemplate.spec.nodeSelector",
+    "tolerations": "podTemplate.spec.tolerations",
+    "volumes": "podTemplate.spec.volumes",
+    "volumeMounts": "podTemplate.spec.containers, in the container trainer",
+    "serviceAccountName": "podTemplate.spec.serviceAccountName",
+    "imagePullSecrets": "podTemplate.spec.imagePullSecrets",
+    "limits": "resources.limits",
+    "requests": "resources.requests",
+    "queue": "scheduling.queue",
+    "priorityClassName": "scheduling.priorityClassName",
+}
+"""Names that other job kinds have for fields of the spec, and fields that are deeper in it."""
+
+
 def _nearest(location: tuple[Any, ...]) -> str:
+    if len(location) == 1 and location[0] in _ELSEWHERE:
+        return f"; did you mean {_ELSEWHERE[location[0]]}?"
     model: type[BaseModel] | None = DDPJobSpec
     for part in location[:-1]:
         if isinstance(part, int) or model is None:

@@ -61,14 +61,23 @@ def test_steps_are_written_at_most_each_100_ms_and_a_change_of_phase_at_once(bea
     beat.enter("train")
     for step in (1, 2, 3, 4):
         clock.now += 0.01
-        beat.step(step=step)
-    assert beat.read()["step"] == 2  # the first two tell the watchdog what a step is
+        beat.step(step=step, samples=10 * step)
+    assert beat.read()["samples"] == 20  # the first two tell the watchdog what a step is
     clock.now += 0.1
-    beat.step(step=5)
-    assert beat.read()["step"] == 5
-    beat.step(step=6)
+    beat.step(step=5, samples=50)
+    assert beat.read()["samples"] == 50
+    beat.step(step=6, samples=60)
     beat.enter("save")
-    assert (beat.read()["step"], beat.read()["phase"]) == (6, "save")
+    assert (beat.read()["samples"], beat.read()["phase"]) == (60, "save")
+
+
+def test_the_number_of_the_last_step_is_never_late(beat, tmp_path):
+    beat.enter("train")
+    for step in range(1, 8):
+        beat.step(step=step)
+        assert beat.read()["step"] == step
+    (heartbeat_dir(tmp_path) / "rank-3.step").write_bytes(b"cut")
+    assert beat.read()["step"] < 7  # a file that cannot be read leaves the heartbeat as it was written
 
 
 def test_the_p99_of_step_times_leaves_out_saves_and_validation(beat, clock):

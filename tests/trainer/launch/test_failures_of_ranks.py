@@ -119,6 +119,79 @@ def test_each_way_to_fail_has_its_exit_code_and_its_reason(start_pod, script, co
     assert words in message["message"]
 
 
+@pytest.mark.parametrize("leave", ["os._exit(137)", "sys.exit(137)"])
+def test_an_exit_code_that_stands_for_a_signal_is_read_as_one(start_pod, leave):
+    pod = start_pod(f"import os, sys; {leave}")
+    assert pod.wait() == 137
+    assert (pod.message["reason"], pod.message["signal"]) == ("WorkerKilled", "SIGKILL")
+    assert "exited with code 137 (128 + SIGKILL" in pod.message["message"]
+
+
+def test_an_end_without_a_word_is_said_to_be_one(start_pod):
+    pod = start_pod("import os; os._exit(9)")
+    assert pod.wait() == 9
+    assert pod.message["message"] == (
+        "rank 0 exited with code 9 without a Python exception; it printed nothing on stderr"
+    )
+
+
+def test_a_crash_right_after_a_step_is_reported_with_that_step(start_pod):
+    pod = start_pod(
+        """
+        import os, signal
+        from ddp_trainer.contract.heartbeat import Heartbeat
+        heartbeat = Heartbeat.from_env()
+        heartbeat.enter("train")
+        for step in range(1, 31):
+            heartbeat.step(step=step)
+        os.kill(os.getpid(), signal.SIGKILL)
+        """
+    )
+    assert pod.wait() == 1
+    assert pod.message["message"] == "rank 0 was killed by SIGKILL after step 30"
+    assert pod.message["step"] == 30
+
+
+def test_a_timeout_of_a_collective_is_the_cause_and_not_the_signal_that_followed(start_pod):
+    pod = start_pod(
+        """
+        import datetime, os, time, torch, torch.distributed as dist
+        dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=1))
+        if os.environ["RANK"] == "1":
+            time.sleep(600)
+        dist.all_reduce(torch.ones(1))
+        """,
+        DDPJOB_PROCS_PER_NODE="2",
+    )
+    assert pod.wait() == 1
+    assert (pod.message["rank"], pod.message["reason"]) == (0, "PeerLost")
+    assert "Timed out waiting 1000ms" in pod.message["message"]
+
+
+def test_a_rank_that_returns_early_is_named_by_the_one_that_waits_for_it(start_pod):
+    pod = start_pod(
+        """
+        import os, torch, torch.distributed as dist
+        dist.init_process_group("gloo")
+        dist.barrier()
+        if os.environ["RANK"] == "0":
+            dist.all_reduce(torch.ones(1))
+        """,
+        DDPJOB_PROCS_PER_NODE="2",
+    )
+    assert pod.wait() == 1
+    assert pod.message["reason"] == "PeerLost"
+    assert pod.message["message"].endswith("rank 1 had already finished its script")
+
+
+def test_a_wrong_flag_of_the_built_in_trainer_is_said_once_in_one_line(start_pod):
+    pod = start_pod("", argv=["--module", "ddp_trainer.train", "--", "--epoch", "3"])
+    assert pod.wait() == 64
+    assert "did you mean --epochs?" in pod.message["message"]
+    assert pod.message["traceback"] is None
+    assert "Traceback" not in pod.log
+
+
 def test_a_script_that_does_not_exist_is_the_users_error(start_pod, tmp_path):
     pod = start_pod(tmp_path / "nowhere.py")
     assert pod.wait() == 64

@@ -78,6 +78,11 @@ def test_a_job_with_an_empty_spec_is_a_job() -> None:
          "write letters, digits, _, - and ., not beginning with a digit"),
         ({"snapshots": {"every": "100 steps"}}, 'spec.snapshots.every: "100 steps" has not the right form; '
          "write a number and its unit, such as 100steps, 1epochs or 60seconds"),
+        ({"snapshots": {"every": 20}}, "spec.snapshots.every: 20 has not the right form; "
+         "write a number and its unit, such as 100steps, 1epochs or 60seconds"),
+        ({"replicas": 2}, "spec.replicas: is not a field of a DDPJob; did you mean nodes?"),
+        ({"nodeSelector": {}},
+         "spec.nodeSelector: is not a field of a DDPJob; did you mean podTemplate.spec.nodeSelector?"),
         ({"entrypoint": {"script": "train.py"}}, 'spec.entrypoint.script: "train.py" has not the right form; '
          "write an absolute path, such as /workspace/train.py"),
         ({"entrypoint": "train.py"},

@@ -3,7 +3,9 @@
 A rank that hangs in a collective cannot answer a request, so it is never asked: it leaves its last known
 state in `$DDPJOB_RUN_DIR/heartbeats/rank-<RANK>.json` (docs/contracts.md section 4) and the launcher reads how
 old that is. Writing costs a rename on a memory-backed directory, at most once each 100 ms and once a change of
-phase; a disk that fails never fails training, and on a full one the file is overwritten in place.
+phase; a disk that fails never fails training, and on a full one the file is overwritten in place. The number of the
+last step is in a file of its own, written in every step: a rank that crashes has reported where, and the same crash at
+the same step is known as the same.
 
     heartbeat = Heartbeat.from_env()
     heartbeat.enter("train")
@@ -18,8 +20,10 @@ Under no launcher (DDPJOB_RUN_DIR unset) the same calls do nothing.
 from __future__ import annotations
 
 import contextlib
+import io
 import math
 import os
+import struct
 import threading
 import time
 from bisect import bisect_left
@@ -40,6 +44,9 @@ ROOM_BYTES: Final = 8192
 """Size of the file: with metrics of the script's own it may grow after the memory-backed directory is full."""
 STEP_WINDOW: Final = 512
 """Intervals between steps that the p99 is taken over."""
+
+_STEP: Final = struct.Struct("<qq")
+"""A pid, and the number of its last step."""
 
 # fmt: off
 BUCKETS: Final = (
@@ -66,6 +73,7 @@ class Heartbeat:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._path = directory / f"rank-{rank}.json" if directory is not None else None
+        self._last_step: io.FileIO | None = None
         self._clock = clock
         self._lock = threading.RLock()
         self._written_at = -math.inf
@@ -237,6 +245,7 @@ class Heartbeat:
         with self._lock:
             self._progress()
             self._state.update(resumedFromStep=step, step=step)
+            self._write_step(step)
             if samples is not None:
                 self._state["samples"] = samples
             self.flush()
@@ -275,6 +284,16 @@ class Heartbeat:
             state["samples"] = samples
         counters["steps"] += 1 if state["step"] is None else max(0, step - state["step"])
         state["step"] = step
+        self._write_step(step)
+
+    def _write_step(self, step: int) -> None:
+        if self._path is None:
+            return
+        with contextlib.suppress(OSError):
+            if self._last_step is None:
+                self._path.parent.mkdir(parents=True, exist_ok=True)
+                self._last_step = io.FileIO(self._path.with_suffix(".step"), "w")
+            os.pwrite(self._last_step.fileno(), _STEP.pack(os.getpid(), step), 0)
 
     def _read_loss(self, now: float) -> None:
         loss = self._loss
@@ -299,8 +318,18 @@ def read_heartbeats(run_dir: Path) -> list[dict[str, Any]]:
     for path in heartbeat_dir(run_dir).glob("rank-*.json"):
         found = read_json(path)
         if found is not None and found.get("version") == VERSION and isinstance(found.get("rank"), int):
-            heartbeats.append(found)
+            step = _read_step(path.with_suffix(".step"), found["pid"])
+            heartbeats.append(found if step is None else found | {"step": max(step, found["step"] or 0)})
     return sorted(heartbeats, key=lambda heartbeat: heartbeat["rank"])
+
+
+def _read_step(path: Path, pid: int) -> int | None:
+    """The last step of the process `pid`; None where it has written none."""
+    try:
+        writer, step = _STEP.unpack(path.read_bytes())
+    except (OSError, struct.error):
+        return None
+    return step if writer == pid else None
 
 
 def _histogram() -> dict[str, Any]:

@@ -6,7 +6,7 @@ Classes of torch are known by name and messages by their text: the launcher read
 from __future__ import annotations
 
 import errno
-import re
+import signal
 import time
 import traceback
 from collections.abc import Iterator
@@ -24,6 +24,7 @@ from ddp_trainer.contract.exit_codes import (
     UserError,
 )
 from ddp_trainer.contract.json_files import FULL, read_json, reserve, write_json
+from ddp_trainer.contract.messages import no_memory, no_rendezvous, no_space, peer_lost
 
 RESERVED_BYTES: Final = 16 << 10
 MESSAGE_BYTES: Final = 2048
@@ -40,21 +41,6 @@ BY_EXIT_CODE: Final[dict[int, ExitClass]] = {
     2: (EXIT_USER, "UserError"),  # argparse, and Python itself for a bad command line
 }
 
-_PEER_LOST = re.compile(
-    r"connection (was )?(likely )?(closed|reset)|remote server shutdown|broken pipe|pair closure|monitoredBarrier"
-    r"|ncclRemoteError|remote process exited|NCCL communicator was aborted"
-    r"|timed out waiting \d+ ?ms for (send|recv) operation"
-    r"|Watchdog caught collective operation timeout|gloo.*(timed out|connection refused)",
-    re.IGNORECASE | re.DOTALL,
-)
-_NO_RENDEZVOUS = re.compile(
-    r"client socket has (timed out|failed to connect)|wait timeout after"
-    r"|timed out after \d+ seconds waiting for clients|\d+/\d+ clients joined",
-    re.IGNORECASE,
-)
-_NO_MEMORY = re.compile(r"out of memory|can't allocate memory|CUBLAS_STATUS_ALLOC_FAILED", re.IGNORECASE)
-_NO_SPACE = re.compile(r"no space left on device|disk quota exceeded", re.IGNORECASE)
-
 
 def classify(error: BaseException) -> ExitClass:
     """The exit code and the reason of the process that this exception ends."""
@@ -69,12 +55,15 @@ def classify(error: BaseException) -> ExitClass:
 
 def classify_exit(code: int) -> ExitClass:
     """The same for a process that chose its own exit code."""
-    return BY_EXIT_CODE.get(code, (code, "WorkerException"))
+    return BY_EXIT_CODE.get(code, (code, "WorkerException" if signal_of(code) is None else "WorkerKilled"))
 
 
-def says_peer_lost(text: str) -> bool:
-    """Whether a crash's last words only say that another rank went away, as NCCL's watchdog does before it aborts."""
-    return _PEER_LOST.search(text) is not None
+def signal_of(code: int) -> str | None:
+    """The signal that an exit code stands for where a shell, or a script, passes on how a program ended: 128 + N."""
+    try:
+        return signal.Signals(code - 128).name
+    except ValueError:
+        return None
 
 
 def _classify_one(error: BaseException) -> ExitClass | None:
@@ -92,18 +81,18 @@ def _classify_one(error: BaseException) -> ExitClass | None:
         return (EXIT_FAILED, "DiskFull") if full else None
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return EXIT_FAILED, "OutOfMemory"
-    if _NO_SPACE.search(text):
+    if no_space(text):
         return EXIT_FAILED, "DiskFull"
     if type(error).__name__.startswith("Rendezvous"):
         return EXIT_FAILED, "RendezvousFailed"
     # torch raises RuntimeError, or a Dist…Error derived from it, for all of these. An OSError with the same words
     # comes from the script's own sockets and says nothing about ranks.
     if isinstance(error, RuntimeError):
-        if _NO_RENDEZVOUS.search(text):
+        if no_rendezvous(text):
             return EXIT_FAILED, "RendezvousFailed"
-        if _PEER_LOST.search(text):
+        if peer_lost(text):
             return EXIT_FAILED, "PeerLost"
-        if _NO_MEMORY.search(text):
+        if no_memory(text):
             return EXIT_FAILED, "OutOfMemory"
     return None
 
@@ -146,7 +135,8 @@ def outcome_of(error: BaseException | None, *, rank: int, local_rank: int, pid: 
         return outcome
     outcome["exception"] = _qualified_name(error)
     outcome["message"] = str(error) or type(error).__name__
-    outcome["traceback"] = "".join(traceback.format_exception(_trimmed(error)))
+    if not isinstance(error, UserError):  # its message says what to do; where it was raised is of no use to a person
+        outcome["traceback"] = "".join(traceback.format_exception(_trimmed(error)))
     return outcome
 
 

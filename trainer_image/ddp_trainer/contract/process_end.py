@@ -14,11 +14,14 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from ddp_trainer.contract.exit_codes import EXIT_OK
+
+if TYPE_CHECKING:
+    from multiprocessing.process import BaseProcess
 
 LEAVE_SECONDS: Final = 5.0
 """How long process groups may take to be destroyed at the end: with NCCL that waits for the device."""
@@ -26,7 +29,12 @@ LEAVE_SECONDS: Final = 5.0
 GLOO_THREADS: Final = "pt_gloo_runloop"
 LOOK_SECONDS: Final = 0.01
 
+HELPER_SECONDS: Final = 30.0
+"""How long processes that the script started with multiprocessing, and that are no daemons, may outlive it."""
+
 _code: int | None = None
+_owner: int | None = None
+"""The pid of the process that this is about. One that it forks ends as under Python alone."""
 _destroying = threading.Event()
 
 
@@ -35,12 +43,27 @@ def end_after_exit_handlers() -> None:
 
     Call it before anything else registers an exit handler: the first that is registered is the last to run.
     """
+    global _owner
+    _owner = os.getpid()
     atexit.register(_end)
+
+
+def end_helpers_at_exit() -> None:
+    """From now on no process that the script starts with multiprocessing keeps a finished run alive.
+
+    Python ends daemons by SIGTERM, which they may ignore, and waits without a limit for the others, such as a server.
+    Call it next, before the script: its own exit handlers, which may still need their helpers, then run first.
+    """
+    import multiprocessing.util  # noqa: F401 - registers the exit handler that waits
+
+    atexit.register(_end_helpers)
 
 
 def settle(code: int) -> int:
     """The process ends with `code`, whatever happens while it ends; returns `code`, for `sys.exit`."""
     global _code
+    if os.getpid() != _owner:
+        return code
     _code = code
     if code == EXIT_OK and _has_process_groups():
         # now: Python 3.12 starts no thread any more once exit handlers run
@@ -73,8 +96,34 @@ def _thread_states(name: str) -> Iterator[str]:
             yield rest.split()[0]
 
 
+def _end_helpers() -> None:
+    if os.getpid() != _owner:
+        return
+    from multiprocessing import active_children
+
+    servers = [helper for helper in active_children() if not helper.daemon]
+    _join(servers, HELPER_SECONDS)
+    left = active_children()
+    for helper in left:
+        helper.terminate()
+    _join(left, LEAVE_SECONDS)
+    deaf = active_children()
+    for helper in deaf:
+        helper.kill()
+    ended = {helper.pid: helper.name for helper in left if helper in servers or helper in deaf}
+    if ended:
+        names = ", ".join(f"{name} ({pid})" for pid, name in ended.items())
+        print(f"ddp_trainer: the script is done; ended the processes that it left: {names}", file=sys.stderr)
+
+
+def _join(helpers: Iterable[BaseProcess], seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    for helper in helpers:
+        helper.join(max(0.0, deadline - time.monotonic()))
+
+
 def _end() -> None:
-    if _code is None:
+    if _code is None or os.getpid() != _owner:
         return
     if _code == EXIT_OK and _has_process_groups():
         _destroying.set()

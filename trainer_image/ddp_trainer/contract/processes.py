@@ -59,6 +59,15 @@ def children(pid: int) -> list[int]:
     return [child for child in descendants(pid) if (stat := _stat(child)) is not None and stat[1] == pid]
 
 
+def command(pid: int) -> str:
+    """The command line of a process, as far as it fits a line of a log; empty once it is gone."""
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0").replace(b"\0", b" ")
+    except OSError:
+        return ""
+    return words.decode(errors="replace")[:80]
+
+
 def state(pid: int) -> str | None:
     """The kernel's letter for what the process does (proc_pid_stat(5)): R, S, D, T, Z; None once it is gone."""
     stat = _stat(pid)

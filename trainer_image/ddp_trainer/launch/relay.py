@@ -1,7 +1,8 @@
-"""The ranks' stderr on its way to the pod's log, with the last lines of each kept.
+"""The ranks' stderr on its way to the pod's log, with the lines of each kept that say why it ended.
 
-An untouched script that dies in C or by `os._exit` leaves no exception; what it said last is then the best account
-of why. torchrun can only copy logs through files that grow in the pod's memory, so each rank gets a named pipe.
+An untouched script that dies in C or by `os._exit` leaves no exception; what it printed last is then the best account
+of why. Dumps of stacks, which follow the cause and fill a screen, are left out. torchrun can only copy logs through
+files that grow in the pod's memory, so each rank gets a named pipe.
 """
 
 from __future__ import annotations
@@ -9,15 +10,28 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import time
 from collections import deque
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
+from ddp_trainer.contract.messages import LineFilter, is_telling
 from ddp_trainer.contract.run_dir import stderr_pipe
 
 KEPT_LINES: Final = 20
+TELLING_LINES: Final = 8
+"""Lines that may say why the rank ended, kept however many others follow."""
+TELLING_SECONDS: Final = 600.0
+"""How long before the end they may be. NCCL's watchdog writes its own records for minutes before it aborts."""
 _CHUNK: Final = 65536
 _LONGEST_LINE: Final = 8192
+
+
+class _Line(NamedTuple):
+    number: int
+    time: float
+    """Monotonic seconds."""
+    text: str
 
 
 class StderrRelay:
@@ -32,15 +46,22 @@ class StderrRelay:
         self._fd = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
         self._prefix = prefix.encode()
         self._partial = b""
-        self._last: deque[str] = deque(maxlen=KEPT_LINES)
+        self._filter = LineFilter()
+        self._lines = 0
+        self._last: deque[_Line] = deque(maxlen=KEPT_LINES)
+        self._telling: deque[_Line] = deque(maxlen=TELLING_LINES)
 
     def fileno(self) -> int:
         return self._fd
 
     @property
     def last_lines(self) -> list[str]:
-        """The newest lines that are not blank, oldest first."""
-        return list(self._last)
+        """The newest lines and the newest telling ones, oldest first."""
+        if not self._last:
+            return []
+        first, newest = self._last[0].number, self._last[-1].time
+        telling = [line for line in self._telling if line.number < first and newest - line.time <= TELLING_SECONDS]
+        return [line.text for line in (*telling, *self._last)]
 
     def relay(self) -> None:
         """Pass on everything that is there; never blocks on the rank."""
@@ -74,4 +95,15 @@ class StderrRelay:
             with contextlib.suppress(OSError):
                 sys.stderr.buffer.write(out)
                 sys.stderr.buffer.flush()
-        self._last.extend(text for line in lines if (text := line.decode(errors="replace").strip()))
+        now = time.monotonic()
+        for line in lines:
+            self._keep(line.decode(errors="replace").rstrip(), now)
+
+    def _keep(self, text: str, now: float) -> None:
+        if not self._filter.keeps(text):
+            return
+        self._lines += 1
+        line = _Line(self._lines, now, text.strip())
+        self._last.append(line)
+        if is_telling(text):
+            self._telling.append(line)

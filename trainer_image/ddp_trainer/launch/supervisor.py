@@ -33,6 +33,8 @@ SURVIVOR_SECONDS = 10.0
 """How long ranks may outlive one that failed, unless they are saving: nothing wakes them from a NCCL collective."""
 HANGING_SECONDS = 3.0
 """How long a rank that steps may be silent once it was asked to leave for a later attempt, or three times its p99."""
+LEFT_SECONDS = 0.5
+"""How long processes of a script that is done may take to see that it is."""
 AGENT_SECONDS = 10.0
 """How long torchrun may outlive its ranks."""
 EXIT_BARRIER_SECONDS = 310.0
@@ -113,6 +115,8 @@ class Supervisor:
 
     def _finish(self) -> AttemptResult:
         """End what is left, and weigh what everyone left behind."""
+        if self._agent_code == EXIT_OK:
+            self._name_what_is_left()
         self._kill_everything()
         for relay in self._relays.values():
             relay.drain()
@@ -136,6 +140,16 @@ class Supervisor:
         )
         stuck = bool(processes.descendants(os.getpid()))
         return AttemptResult(find_cause(evidence), evidence, superseded=self._superseded_at is not None, stuck=stuck)
+
+    def _name_what_is_left(self) -> None:
+        """Log the processes that outlive a script that is done, such as a server that it started."""
+        deadline = time.monotonic() + LEFT_SECONDS
+        while (left := processes.descendants(os.getpid())) and time.monotonic() < deadline:
+            self._wait(0.02)
+            self._reap()
+        if left:
+            names = ", ".join(f"{pid} ({processes.command(pid)})" for pid in left)
+            log(f"the script is done; ending the processes that it left: {names}")
 
     @property
     def _asked_at(self) -> float | None:

@@ -26,9 +26,15 @@ class StopRequest:
         to save.
         """
         signal.signal(signal.SIGTERM, self._note)
+        os.register_at_fork(after_in_child=self._leave_to_child)
 
     def _note(self, signum: int, frame: FrameType | None) -> None:
         self.raised = True
+
+    def _leave_to_child(self) -> None:
+        """A process that the script forks, such as a daemon, is ended by SIGTERM, as it expects: it saves nothing."""
+        if signal.getsignal(signal.SIGTERM) == self._note:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def leave_as_preempted(step: int) -> None:

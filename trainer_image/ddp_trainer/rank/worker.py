@@ -22,7 +22,7 @@ from ddp_trainer.contract.environment import RankEnvironment, parse_rank
 from ddp_trainer.contract.exit_codes import EXIT_OK, EXIT_PREEMPTED, Preempted, UserError
 from ddp_trainer.contract.heartbeat import Heartbeat
 from ddp_trainer.contract.outcomes import classify, outcome_of, reserve_outcome, write_outcome
-from ddp_trainer.contract.process_end import end_after_exit_handlers, settle
+from ddp_trainer.contract.process_end import end_after_exit_handlers, end_helpers_at_exit, settle
 from ddp_trainer.contract.processes import die_with
 from ddp_trainer.contract.run_dir import STACK_SIGNAL, register, stack_file, stderr_pipe
 from ddp_trainer.rank.failures import failed
@@ -42,17 +42,24 @@ def main(argv: Sequence[str]) -> int:
     _register(own.run_dir, own.rank, own.local_rank)
     failure: BaseException | None = None
     observer = _observer(argv[0], argv[1], own)
+    pid = os.getpid()
     try:
         run_target(argv[0], argv[1], argv[2:])
     except BaseException as error:
+        if os.getpid() != pid:
+            raise
         failure = error
         failed(error)
+    if os.getpid() != pid:
+        return EXIT_OK  # a process that the script forked has come to its end: the record is the rank's
     if preempted_after() is not None and (failure is None or classify(failure)[0] == EXIT_OK):
         # a loop of the user's own that left in order, as it was asked to: it is not done
         failure = Preempted(f"asked to stop after step {preempted_after()}")
     outcome = outcome_of(failure, rank=own.rank, local_rank=own.local_rank, pid=os.getpid())
     if isinstance(failure, SystemExit) and isinstance(failure.code, str):
         print(failure.code, file=sys.stderr)
+    elif isinstance(failure, UserError):
+        print(f"ddp_trainer: {failure}", file=sys.stderr)
     elif outcome["traceback"] is not None and failure is not None:
         traceback.print_exception(failure)
     sys.stderr.flush()
@@ -116,4 +123,5 @@ if __name__ == "__main__":
     from ddp_trainer.rank import worker
 
     end_after_exit_handlers()
+    end_helpers_at_exit()
     sys.exit(settle(worker.main(sys.argv[1:])))

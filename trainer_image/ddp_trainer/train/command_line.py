@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import difflib
+import re
 import types
 import typing
 from collections.abc import Sequence
@@ -38,7 +39,14 @@ class _Parser(argparse.ArgumentParser):
     """argparse whose errors are ours: one message with a fix, and the exit code of a user's error."""
 
     def error(self, message: str) -> NoReturn:
-        raise UserError(f"{message.removeprefix('argument ')}; `{self.prog} --help` lists all flags")
+        message = message.removeprefix("argument ")
+        raise UserError(f"{message}{self._nearest(message)}; `{self.prog} --help` lists all flags")
+
+    def _nearest(self, message: str) -> str:
+        """What may have been meant by the first flag that is not known."""
+        unknown = re.search(r"unrecognized arguments: .*?(--[^\s=]+)", message)
+        close = difflib.get_close_matches(unknown[1], self._option_string_actions, n=1) if unknown else []
+        return f"; did you mean {close[0]}?" if close else ""
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -74,12 +74,23 @@ def find_failures(pods: Iterable[PodView], missing: Iterable[tuple[str, int]], n
 
     `missing` names pods that were there and are gone, with their node rank.
     """
-    failures = [failure for pod in pods if (failure := _of_pod(pod, now))]
+    pods = tuple(pods)
+    done = next((pod for pod in pods if has_succeeded(pod)), None)
+    failures = [_beside(done, failure) for pod in pods if (failure := _of_pod(pod, now))]
     failures += [
         Failure("PodDeleted", f"pod {name} was deleted", Retry.YES, pod_name=name, node_rank=node_rank, outside=True)
         for name, node_rank in missing
     ]
     return tuple(failures)
+
+
+def _beside(done: PodView | None, failure: Failure) -> Failure:
+    """`failure` with the pod that had succeeded by then: ranks that lost a peer may have lost one that was done."""
+    if done is None or failure.reason != "PeerLost":
+        return failure
+    first, newline, rest = failure.message.partition("\n")
+    finished = f"node rank {done.node_rank} had already finished its script"
+    return replace(failure, message=f"{first}; {finished}{newline}{rest}")
 
 
 def with_last_log_line(failure: Failure, log: str) -> Failure:

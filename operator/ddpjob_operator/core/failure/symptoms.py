@@ -123,6 +123,59 @@ _MEMORY = (
 
 _RANKS = (
     Symptom(
+        r"had already finished its script",
+        "RankFinishedEarly",
+        "A rank returned while another still called a collective: give all ranks the same number of steps "
+        "(drop_last=True, DistributedSampler), or train within DDP's join().",
+        of=GENERAL | LOST,
+    ),
+    Symptom(
+        r"expects same model across all ranks|appears not to match sizes of the same param",
+        "CollectiveMismatch",
+        "The ranks built different models: build the model from the same arguments and data on every rank.",
+        of=GENERAL | LOST,
+    ),
+    Symptom(
+        r"mismatch between collectives|collective mismatch|mismatched collective|op\.preamble\.length"
+        r"|message truncated",
+        "CollectiveMismatch",
+        "Ranks called different collectives, or with different sizes: look for a branch on the rank or on its data. "
+        "TORCH_DISTRIBUTED_DEBUG=DETAIL names both. All pods must have the same NCCL.",
+        of=GENERAL | LOST,
+    ),
+    Symptom(
+        r"gloo connectfullmesh failed",
+        "",
+        "gloo could not connect to another rank: check that pods reach each other on all ports (NetworkPolicies), and "
+        "GLOO_SOCKET_IFNAME.",
+        of=GENERAL | LOST,
+    ),
+    Symptom(
+        r"store->get\('[^']*'\) got (error|exception): (socket timeout|wait timeout)|watchdog got stuck for",
+        "CollectiveTimeout",
+        "A rank did not join a collective in time: look for a rank that skips it, waits for data, is slow, or hangs in "
+        "a CUDA call.",
+        of=GENERAL | LOST,
+    ),
+    Symptom(
+        r"store->get\('[^']*'\) got (error|exception)",
+        "",
+        "Rank 0, which hosts the store, went away before all ranks were connected: read the log of its pod.",
+        of=GENERAL | LOST,
+    ),
+    Symptom(
+        r"no socket interface found|neither AF_INET",
+        "NCCLError",
+        "NCCL found no network interface: correct or remove NCCL_SOCKET_IFNAME.",
+        of=GENERAL | LOST,
+    ),
+    Symptom(
+        r"ibv_\w+ failed|NET/IB ?: ?Got completion",
+        "NCCLError",
+        "InfiniBand or RoCE failed on this node: check the link and NCCL_IB_HCA, or set NCCL_IB_DISABLE=1 to compare.",
+        of=GENERAL | LOST,
+    ),
+    Symptom(
         r"watchdog caught collective operation timeout|timed out waiting \d+ ?ms for (send|recv)|monitoredbarrier",
         "CollectiveTimeout",
         "A rank did not join a collective in time: look for a rank that skips it, waits for data, or is slow.",
@@ -135,7 +188,7 @@ _RANKS = (
         of=GENERAL | LOST,
     ),
     Symptom(
-        r"ncclsystemerror|ncclinternalerror|ncclunhandledcudaerror|ncclinvalidusage",
+        r"ncclsystemerror|ncclinternalerror|ncclunhandledcudaerror|ncclinvalidusage|unhandled (cuda|system) error",
         "NCCLError",
         "NCCL failed on this node: set NCCL_DEBUG=INFO and read the pod's log; check /dev/shm, network and GPUs.",
         of=GENERAL | LOST,
@@ -154,6 +207,7 @@ _RANKS = (
     ),
     Symptom(
         r"environment variable \w+ expected, but not set|process group has not been initialized"
+        r"|keyerror: '(local_)?(rank|world_size)'"
         r"|default process group twice|destroy_process_group.{0,40}before",
         "ProcessGroupInit",
         "Call init_process_group once, with env://, and do not set RANK, WORLD_SIZE and similar variables yourself.",
@@ -162,6 +216,17 @@ _RANKS = (
         r"expected to have finished reduction in the prior iteration",
         "UnusedParameters",
         "Some parameters get no gradient: use all outputs in the loss, or pass find_unused_parameters=True to DDP.",
+    ),
+    Symptom(
+        r"mark a variable ready only once",
+        "",
+        "DDP saw a parameter twice in one step: checkpoint with use_reentrant=False, or set static_graph=True.",
+    ),
+    Symptom(
+        r"process(raised|exited)exception",
+        "",
+        "The script starts ranks itself (mp.spawn), and the job starts them too: call the worker function directly, "
+        "with the ranks in RANK, LOCAL_RANK and WORLD_SIZE.",
     ),
     Symptom(
         r"cannot re-initialize cuda in forked subprocess",
@@ -173,9 +238,11 @@ _RANKS = (
 
 _FILES = (
     Symptom(
-        r"no space left on device|disk quota exceeded",
+        r"no space left on device|disk quota exceeded|inline_container.{0,80}unexpected pos"
+        r"|pytorchstreamwriter failed writing",
         "DiskFull",
         "",
+        of=GENERAL | {"StartError"},
     ),
     Symptom(
         r"read-only file system",
@@ -214,6 +281,25 @@ _FILES = (
 
 _PROGRAM = (
     Symptom(
+        r"\b(syntaxerror|indentationerror|taberror)\b",
+        "",
+        "The script is not valid Python: correct the line that the message names and apply the job again.",
+        of=frozenset({"UserError"}),
+    ),
+    Symptom(
+        r"does not exist in this image or on its volumes",
+        "",
+        "Put the script into the image or on the volume, or correct spec.entrypoint.script, and apply the job again.",
+        of=frozenset({"UserError"}),
+    ),
+    Symptom(
+        r"unrecognized arguments|the following arguments are required|invalid (choice|\w+ value)|expected \w+ argument"
+        r"|--help` lists all flags",
+        "",
+        "Correct spec.args and apply the job again. A retry would fail in the same way.",
+        of=frozenset({"UserError"}),
+    ),
+    Symptom(
         r"no module named 'ddp_trainer'",
         "TrainerMissing",
         "The image does not contain ddp_trainer: build it FROM the trainer image, or install the package.",
@@ -247,6 +333,12 @@ _PROGRAM = (
         "Access to a download was denied: accept the model's terms, and pass a token from a Secret in env.",
     ),
     Symptom(
+        r"filenotfounderror|\[errno 2\]",
+        "",
+        "A file is missing: correct its path; files that pods need belong into the image or below /mnt/shared, which "
+        "initializers can fill.",
+    ),
+    Symptom(
         r"name resolution|name or service not known|max retries exceeded with url|failed to resolve|urlopen error"
         r"|connection refused|\b(429|50\d) (client|server) error",
         "NetworkError",
@@ -255,7 +347,28 @@ _PROGRAM = (
 )
 
 
-SYMPTOMS: tuple[Symptom, ...] = (*_GPU, *_MEMORY, *_RANKS, *_FILES, *_PROGRAM)
+_CRASH = (
+    Symptom(
+        r"\(128 \+ sigkill",
+        "",
+        "A program that the script started was killed, usually for lack of memory: raise resources.limits.memory, and "
+        "read the program's output.",
+    ),
+    Symptom(
+        r"(free|malloc)\(\): |double free|corrupted (size|double|unsorted)|stack smashing|segmentation fault"
+        r"|killed by sig(segv|bus|ill|fpe)",
+        "",
+        "A native library crashed: see the frames in the message, and check the versions of packages with C code. "
+        "If only one node is affected, suspect its hardware.",
+    ),
+    Symptom(
+        r"without a python exception; it printed nothing",
+        "",
+        "The script, or a library, ended the process without a message: look for os._exit and for exit() in C code.",
+    ),
+)
+
+SYMPTOMS: tuple[Symptom, ...] = (*_GPU, *_MEMORY, *_RANKS, *_FILES, *_PROGRAM, *_CRASH)
 
 
 def recognise(reason: str, text: str) -> Symptom | None:

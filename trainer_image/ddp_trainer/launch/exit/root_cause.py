@@ -1,7 +1,8 @@
 """Why a pod ended: the one cause among all that its ranks report.
 
 When one rank dies the others die of it: they lose a connection, or torchrun signals them. So what a rank reports is
-checked first: the earliest failure that is not such a consequence is the cause.
+checked first: the earliest failure that is not such a consequence is the cause. Among consequences a lost connection
+says more than the signal that torchrun sent.
 """
 
 from __future__ import annotations
@@ -9,10 +10,12 @@ from __future__ import annotations
 import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from enum import IntEnum
 from typing import Any
 
 from ddp_trainer.contract.exit_codes import EXIT_FAILED, EXIT_OK, EXIT_PREEMPTED
-from ddp_trainer.contract.outcomes import classify_exit, says_peer_lost
+from ddp_trainer.contract.messages import crash_lost_peer
+from ddp_trainer.contract.outcomes import classify_exit, signal_of
 from ddp_trainer.launch.status.pod_state import progress
 
 
@@ -120,49 +123,73 @@ def _without_a_rank(evidence: ExitEvidence) -> ExitCause:
     )
 
 
+class _Kind(IntEnum):
+    """How likely a failure is the cause: the lower, the likelier."""
+
+    OWN = 0
+    PEER_LOST = 1
+    STOPPED = 2
+    """By torchrun or by the launcher, after another rank had failed."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Suspect:
     cause: ExitCause
-    is_consequence: bool
+    kind: _Kind
     time: float
     seen: int
 
     @property
-    def order(self) -> tuple[bool, float, int]:
-        return self.is_consequence, self.time, self.seen
+    def is_consequence(self) -> bool:
+        return self.kind is not _Kind.OWN
+
+    @property
+    def order(self) -> tuple[int, float, int]:
+        """torchrun's times are whole seconds, a record's are not: they only order failures of one kind."""
+        return self.kind, self.time, self.seen
 
 
 def _suspects(evidence: ExitEvidence) -> list[_Suspect]:
     recorded = {outcome["rank"]: outcome for outcome in evidence.outcomes}
-    suspects = [
-        _Suspect(_by_record(outcome, evidence), outcome["reason"] == "PeerLost", outcome["time"], 0)
-        for outcome in recorded.values()
-        if outcome["exitCode"] not in (EXIT_OK, EXIT_PREEMPTED)
-    ]
+    suspects = []
+    for outcome in recorded.values():
+        if outcome["exitCode"] not in (EXIT_OK, EXIT_PREEMPTED):
+            cause = _by_record(outcome, evidence)
+            kind = _Kind.PEER_LOST if cause.reason == "PeerLost" else _Kind.OWN
+            suspects.append(_Suspect(cause, kind, outcome["time"], 0))
     for seen, failure in enumerate(evidence.failures):
         if failure["rank"] in recorded and recorded[failure["rank"]]["pid"] == failure["pid"]:
             continue
         cause = _by_exit_code(failure, evidence)
-        consequence = cause.reason == "PeerLost" or cause.signal == "SIGTERM" or failure["pid"] in evidence.killed
-        suspects.append(_Suspect(cause, consequence, failure["time"], seen))
+        kind = _Kind.PEER_LOST if cause.reason == "PeerLost" else _Kind.OWN
+        if failure["exitCode"] == -signal.SIGTERM or failure["pid"] in evidence.killed:
+            kind = _Kind.STOPPED
+        suspects.append(_Suspect(cause, kind, failure["time"], seen))
     return suspects
 
 
 def _by_record(outcome: Mapping[str, Any], evidence: ExitEvidence) -> ExitCause:
-    rank, name, text = outcome["rank"], outcome["exception"], outcome["message"]
+    rank, local_rank, reason = outcome["rank"], outcome["localRank"], outcome["reason"]
+    name, text = outcome["exception"], outcome["message"]
     after = _after(evidence.heartbeats, rank)
-    if outcome["reason"] in ("UserError", "Fenced") and name is not None:
+    if reason in ("UserError", "Fenced") and name is not None:
         message = f"rank {rank}: {text}"
     elif name is not None:
         message = f"rank {rank} raised {name}{after}: {text}"
     else:
-        message = f"rank {rank} {text}{after}{_stderr_tail(evidence, outcome['localRank'])}"
+        # the script caught what happened, and exited
+        message = f"rank {rank} {text}{_passed_on(outcome['exitCode'])}{after}{_stderr_tail(evidence, local_rank)}"
+        if reason == "WorkerException" and crash_lost_peer(evidence.stderr.get(local_rank, ())):
+            reason = "PeerLost"
+    if reason == "PeerLost":
+        message += _finished_before(evidence)
     return ExitCause(
         exit_code=outcome["exitCode"],
-        reason=outcome["reason"],
+        reason=reason,
         message=message,
         rank=rank,
-        local_rank=outcome["localRank"],
+        local_rank=local_rank,
+        signal=signal_of(outcome["exitCode"]) if name is None else None,
         exception=f"{name}: {text}" if name is not None else None,
         traceback=outcome["traceback"],
         time=outcome["time"],
@@ -172,10 +199,10 @@ def _by_record(outcome: Mapping[str, Any], evidence: ExitEvidence) -> ExitCause:
 def _by_exit_code(failure: Mapping[str, Any], evidence: ExitEvidence) -> ExitCause:
     """A rank that left no record: a signal, `os._exit`, or a crash in C."""
     rank, local_rank, code = failure["rank"], failure["localRank"], failure["exitCode"]
-    after, words = _after(evidence.heartbeats, rank), _stderr_tail(evidence, local_rank)
+    after, tail = _after(evidence.heartbeats, rank), _stderr_tail(evidence, local_rank)
     if code >= 0:
-        exit_code, reason = classify_exit(code)
-        message, name = f"rank {rank} exited with code {code}{after} without a Python exception{words}", None
+        (exit_code, reason), name = classify_exit(code), signal_of(code)
+        message = f"rank {rank} exited with code {code}{_passed_on(code)}{after} without a Python exception{tail}"
     else:
         name, exit_code, reason = _signal_name(-code), EXIT_FAILED, "WorkerKilled"
         message = f"rank {rank} was killed by {name}{after}"
@@ -184,11 +211,24 @@ def _by_exit_code(failure: Mapping[str, Any], evidence: ExitEvidence) -> ExitCau
                 "OutOfMemory",
                 f"{message}: the kernel ended it because the container's memory was used up",
             )
-        elif name == "SIGABRT" and says_peer_lost("\n".join(evidence.stderr.get(local_rank, ()))):
-            reason = "PeerLost"
         if name not in ("SIGKILL", "SIGTERM"):
-            message += words
+            message += tail
+    aborted = name == "SIGABRT" or reason == "WorkerException"
+    if aborted and crash_lost_peer(evidence.stderr.get(local_rank, ())):
+        reason = "PeerLost"
+        message += _finished_before(evidence)
     return ExitCause(exit_code, reason, message, rank=rank, local_rank=local_rank, signal=name, time=failure["time"])
+
+
+def _passed_on(code: int) -> str:
+    name = signal_of(code)
+    return "" if name is None else f" (128 + {name}, as for a program that the signal ended)"
+
+
+def _finished_before(evidence: ExitEvidence) -> str:
+    """Ranks of this pod whose script had returned, which others may have waited for."""
+    done = [outcome["rank"] for outcome in evidence.outcomes if outcome["exitCode"] == EXIT_OK]
+    return "".join(f"; rank {rank} had already finished its script" for rank in done[:1])
 
 
 def _local_rank(evidence: ExitEvidence, rank: int) -> int | None:
@@ -215,7 +255,7 @@ def _finished(evidence: ExitEvidence) -> bool:
 
 def _stderr_tail(evidence: ExitEvidence, local_rank: int) -> str:
     lines = evidence.stderr.get(local_rank, ())
-    return "; its last lines on stderr: " + " | ".join(lines) if lines else ""
+    return "; its last lines on stderr: " + " | ".join(lines) if lines else "; it printed nothing on stderr"
 
 
 def _signal_name(number: int) -> str:

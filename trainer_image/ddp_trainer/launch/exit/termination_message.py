@@ -45,8 +45,15 @@ def message_of(cause: ExitCause, pod: PodEnvironment | None, evidence: ExitEvide
         "traceback": fields["traceback"],
         "time": evidence.wall if cause.time is None else cause.time,
         **progress(evidence.heartbeats),
+        **_step_of(cause.rank, evidence),
         "seconds": phase_seconds(evidence.heartbeats[0] if evidence.heartbeats else None, math.inf),
     }
+
+
+def _step_of(rank: int | None, evidence: ExitEvidence) -> dict[str, Any]:
+    """The step of the rank that failed, which others may be ahead of or behind: the same error repeats at its step."""
+    steps = {heartbeat["rank"]: heartbeat["step"] for heartbeat in evidence.heartbeats}
+    return {"step": steps[rank]} if rank in steps else {}
 
 
 def redacted(message: Mapping[str, Any], environ: Mapping[str, str]) -> dict[str, Any]:

@@ -1,0 +1,145 @@
+"""What messages of torch, NCCL, gloo and CUDA mean for the rank that prints them: another rank is gone, no rendezvous,
+no memory, no space.
+
+Only what decides how this pod ends is told apart here. The operator's table (`core.failure.symptoms`) refines the
+reason and has the advice. tests/unit/contracts/messages.toml has real messages, and what both make of them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Final
+
+_PEER_LOST = re.compile(
+    r"connection (was )?(likely )?(closed|reset)|remote server shutdown|broken pipe|pair closure|monitoredBarrier"
+    r"|ncclRemoteError|remote process exited|NCCL communicator was aborted"
+    r"|timed out waiting \d+ ?ms for (send|recv) operation"
+    r"|Watchdog caught collective operation timeout|gloo.*(timed out|connection refused)"
+    r"|gloo connectFullMesh failed|watchdog got stuck for \d+|store->get\('[^']*'\) got (error|exception)"
+    r"|signal notifying that (a remote rank|the store)|NCCL timeout (in|when waiting)"
+    r"|failed to execute operation connect from rank",
+    re.IGNORECASE | re.DOTALL,
+)
+_NO_RENDEZVOUS = re.compile(
+    r"client socket has (timed out|failed to connect)|wait timeout after"
+    r"|timed out after \d+ seconds waiting for clients|\d+/\d+ clients joined",
+    re.IGNORECASE,
+)
+_NO_MEMORY = re.compile(r"out of memory|can't allocate memory|CUBLAS_STATUS_ALLOC_FAILED", re.IGNORECASE)
+_NO_SPACE = re.compile(
+    r"no space left on device|disk quota exceeded|inline_container\.cc.{0,80}unexpected pos"
+    r"|PytorchStreamWriter failed writing file",
+    re.IGNORECASE | re.DOTALL,
+)
+_DEVICE_FAULT = re.compile(
+    r"CUDA error|CUDA failure|illegal memory access|device-side assert|out of memory|uncorrectable", re.IGNORECASE
+)
+_OWN_FAULT = re.compile(
+    rf"{_DEVICE_FAULT.pattern}|EnforceNotMet|enforce fail|collective mismatch|mismatched collective|message truncated"
+    r"|unhandled (cuda|system) error|nccl(UnhandledCuda|System|Internal|InvalidUsage)"
+    r"|free\(\): |malloc\(\): |double free|corrupted (size|double|unsorted)|stack smashing|assertion .* failed",
+    re.IGNORECASE,
+)
+_FROM_RANKS = re.compile(r"nccl|c10d|gloo|tcpstore|process ?group|dist\w+error|\brank ?\d|what\(\)", re.IGNORECASE)
+_TELLING = re.compile(
+    r"what\(\):|terminate called|Fatal Python error|^\w*(Error|Exception): |last error:|killed", re.IGNORECASE
+)
+_WARNING = re.compile(r"^(\[rank\d+\]: ?|\[rank\d+\]:)?\[W[\d ]|\bwarning\b|NCCL INFO", re.IGNORECASE)
+_WORDS: Final = (
+    "error", "exception", "what()", "terminate", "abort", "fatal", "killed", "lost", "closed", "reset", "shutdown",
+    "pipe", "peer", "barrier", "exited", "timeout", "timed out", "refused", "stuck", "rank", "memory", "space",
+    "quota", "assert", "mismatch", "truncated", "enforce", "uncorrectable", "nccl", "corrupt", "free()", "malloc()",
+    "smashing", "unexpected",
+)  # fmt: skip
+"""Every line that the patterns match has one of these, in lower case: cheap, for a flood of lines that have none."""
+_NOISE = re.compile(
+    # frames of C++: c10's, and those that Python 3.14 prints
+    r"^(\[rank\d+\]: ?)?(frame #\d+: |Exception raised from |  Binary file \")"
+    # faulthandler (its frames, unlike a traceback's, have no comma after the line)
+    r"|^(Thread|Current thread) 0x[0-9a-f]+|^  File \".*\", line \d+ in |^  <no Python frame>|^Extension modules: "
+    r"|^Current thread's C stack trace|^  (\.\.\.|<cannot|<truncated)"
+    # NCCL_DEBUG=INFO
+    r"|NCCL INFO "
+)
+
+
+def peer_lost(text: str) -> bool:
+    """Whether an error only says that another rank went away, or did not come in time."""
+    return _PEER_LOST.search(text) is not None and _DEVICE_FAULT.search(text) is None
+
+
+def no_rendezvous(text: str) -> bool:
+    """Whether the ranks did not find each other."""
+    return _NO_RENDEZVOUS.search(text) is not None and "store->get(" not in text
+
+
+def no_memory(text: str) -> bool:
+    """Whether the device, or the host, had too little memory."""
+    return _NO_MEMORY.search(text) is not None
+
+
+def no_space(text: str) -> bool:
+    """Whether a volume is full."""
+    return _NO_SPACE.search(text) is not None
+
+
+def is_noise(line: str) -> bool:
+    """Whether a line of stderr is part of a dump that says where a process was and not why it ended."""
+    return _NOISE.search(line) is not None
+
+
+def is_telling(line: str) -> bool:
+    """Whether a line of stderr may say why the process is about to end. A warning does not."""
+    lower = line.lower()
+    if not any(word in lower for word in _WORDS) or _WARNING.search(line) or is_noise(line):
+        return False
+    return any(pattern.search(line) for pattern in (_TELLING, _PEER_LOST, _OWN_FAULT, _NO_MEMORY, _NO_SPACE))
+
+
+def crash_lost_peer(lines: Iterable[str]) -> bool:
+    """Whether the lines before a crash blame another rank.
+
+    The first that blames something decides: NCCL's watchdog repeats it in other words, and aborts the process. Words
+    such as "connection reset" count only if they come from torch's distributed package: a download says them too.
+    """
+    for line in lines:
+        if _WARNING.search(line) or is_noise(line):
+            continue
+        if _FROM_RANKS.search(line) and peer_lost(line):
+            return True
+        if _OWN_FAULT.search(line):
+            return False
+    return False
+
+
+DUMP_FRAMES: Final = 3
+"""Frames of the crashing thread that are worth keeping."""
+_FRAME = re.compile(r"^  File \"(?P<file>.*)\", line \d+ in ")
+
+
+class LineFilter:
+    """Picks the lines that are worth keeping from a stream: all but noise, and of a dump the innermost frames of the
+    thread that crashed.
+    """
+
+    def __init__(self) -> None:
+        self._frames_left = 0
+        self._in_current = False
+
+    def keeps(self, line: str) -> bool:
+        """Whether to keep `line`, the next of the stream, without its line break."""
+        if line.startswith("Current thread 0x"):
+            self._in_current, self._frames_left = True, DUMP_FRAMES
+            return False
+        if not is_noise(line):
+            self._in_current = False
+            return bool(line.strip())
+        frame = _FRAME.match(line)
+        if not self._in_current or frame is None or not self._frames_left:
+            return False
+        foreign = "site-packages" in frame["file"] or "/lib/python" in frame["file"]
+        if foreign and self._frames_left < DUMP_FRAMES:
+            return False
+        self._frames_left -= 1
+        return True
