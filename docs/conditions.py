@@ -13,7 +13,7 @@ from ddpjob_operator.api import reasons
 from ddpjob_operator.api.reasons import Reason
 from ddpjob_operator.core.failure.diagnosis import advice_for
 from ddpjob_operator.core.failure.symptoms import SYMPTOMS
-from ddpjob_operator.core.gang.startup_problems import HINTS
+from ddpjob_operator.core.gang.problems import HINTS
 
 PAGE = Path(__file__).parent / "conditions.md"
 

@@ -315,7 +315,7 @@ def _in_phase(look: Look, type_: str, reason: str, message: str) -> tuple[Condit
         updates.append(cond.Update(cond.SCHEDULED, True, "AllScheduled", "every pod has a node"))
     elif type_ in (cond.RESTARTING, cond.SUSPENDED):
         updates.append(cond.Update(cond.SCHEDULED, False, reason))
-    if type_ != cond.RUNNING:  # what kept this attempt from running is over; `stages.run` looks at one that runs
+    if type_ != cond.RUNNING:  # what kept this attempt from running is over; `gang.problems` looks at one that runs
         updates.append(cond.Update(cond.DEGRADED, False, "AsExpected"))
     return _with(look, *updates)
 

@@ -56,7 +56,7 @@ def test_only_transitions_change_the_phase_the_attempt_the_conditions_and_the_re
     assert places("transitioned", but=("transitions.py", "values/changes.py")) == []
     assert places("set_condition", but=("transitions.py", "values/conditions.py")) == []
     assert places("Condition", but=("transitions.py", "values/conditions.py", "values/changes.py")) == [
-        "gang/startup_problems.py"  # which reads one
+        "gang/problems.py"  # which reads one
     ]
 
 

@@ -43,6 +43,7 @@ class RestartIn:
     `explanation` says why, for people.
     """
 
+    reason: str
     seconds: float
     status: DDPJobStatus
     explanation: str
@@ -78,6 +79,7 @@ def decide(look: Look, failure: Failure) -> RestartIn | GiveUp:
     after = blame_node(look.having(after), failure, exclude=exclude)
     cost = "it does not count" if free else f"restart {used + 1} of {allowance(policy)}"
     return RestartIn(
+        reason=diagnosis.reason,
         seconds=0.0 if progress else backoff_seconds(policy.backoff, in_a_row, key),
         status=after,
         explanation="; ".join(clause for clause in (ruling.why, cost, newly_excluded(status, after)) if clause),

@@ -12,16 +12,11 @@ from ddpjob_operator.api.policies import Restart
 from ddpjob_operator.api.status import DDPJobStatus
 from ddpjob_operator.core.failure.detect import Failure
 from ddpjob_operator.core.failure.diagnosis import diagnose
-from ddpjob_operator.core.manifests.placement import not_on
 from ddpjob_operator.core.values.changes import recorded
-from ddpjob_operator.core.values.job import Manifest
 from ddpjob_operator.core.values.look import Look
 
 NODES_KEPT = 64
 """Nodes that a status remembers; of more, those that failed the job least are forgotten."""
-
-_PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
-_HEAVIEST = 100
 
 
 def blame_node(look: Look, failure: Failure, *, exclude: bool) -> DDPJobStatus:
@@ -43,19 +38,6 @@ def blame_node(look: Look, failure: Failure, *, exclude: bool) -> DDPJobStatus:
 def unwelcome(policy: Restart, status: DDPJobStatus) -> tuple[str, ...]:
     """Nodes that failed the job too often, and are the only ones it knows: others are preferred to them."""
     return tuple(sorted(_offenders(policy, status.node_failures) - set(status.excluded_nodes)))
-
-
-def preferring_others(manifest: Manifest, nodes: tuple[str, ...]) -> Manifest:
-    """The pod `manifest`, drawn to any node but these as strongly as a preference can; it may still run there."""
-    if not nodes:
-        return manifest
-    elsewhere = {"matchFields": not_on(nodes)}
-    spec = manifest["spec"]
-    affinity = spec.get("affinity") or {}
-    of_nodes = affinity.get("nodeAffinity") or {}
-    terms = [*(of_nodes.get(_PREFERRED) or ()), {"weight": _HEAVIEST, "preference": elsewhere}]
-    affinity = affinity | {"nodeAffinity": of_nodes | {_PREFERRED: terms}}
-    return manifest | {"spec": spec | {"affinity": affinity}}
 
 
 def newly_excluded(before: DDPJobStatus, after: DDPJobStatus) -> str:

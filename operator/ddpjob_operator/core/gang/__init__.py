@@ -1,4 +1,5 @@
-"""The pods of one attempt: which are there, which are missing, kept, spare or stuck, and of which size the gang is.
+"""The pods of one attempt: which are there and which are missing (`members`), kept for the next one (`in_place`) or
+spare (`spares`), of which size the gang is (`elastic`), and what is wrong with it (`problems`).
 
 Nothing here begins or ends an attempt.
 """

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from ddpjob_operator.api.policies import Elastic
 from ddpjob_operator.api.status import DDPJobStatus, Phase
 from ddpjob_operator.core.failure.detect import is_stopping
-from ddpjob_operator.core.gang.in_place import STAYS_SPARE
-from ddpjob_operator.core.gang.members import RESTART_GRACE_SECONDS, asking_since, left_over, members
+from ddpjob_operator.core.gang.members import RESTART_GRACE_SECONDS, STAYS_SPARE, asking_since, left_over, members
 from ddpjob_operator.core.gang.spares import ready_spares
 from ddpjob_operator.core.values import conditions as cond
 from ddpjob_operator.core.values.look import Look

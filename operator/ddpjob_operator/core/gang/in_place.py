@@ -6,20 +6,35 @@ place. Nothing is scheduled or pulled again.
 
 Which pods are kept is decided once, with the attempt, and written into the status (`internal.keptPods`) before any
 label is patched. All other node ranks get new pods, whose names are unique. So no node rank of an attempt is ever
-given to two pods, whatever the operator sees later, late or not at all.
+given to two pods, whatever the operator sees later, late or not at all. `gang.members` reads what was decided.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from datetime import datetime
 
-from ddpjob_operator.api.status import DDPJobStatus
-from ddpjob_operator.core.values.observed import PodPhase, PodView
-from ddpjob_operator.core.values.trainer_report import read_termination
+from ddpjob_operator.core.failure.node_lost import is_lost
+from ddpjob_operator.core.gang.members import STAYS_SPARE, can_be_kept
+from ddpjob_operator.core.gang.spares import ready_spares
+from ddpjob_operator.core.manifests.spec_changes import digests
+from ddpjob_operator.core.values.look import Look
+from ddpjob_operator.core.values.observed import PodView
 
-STAYS_SPARE = -1
-"""In place of a node rank: the pod is kept and remains a spare."""
+
+def kept_pods(look: Look, size: int) -> dict[str, int]:
+    """The pods that take part in the next attempt, of `size` nodes, and the node ranks that they have in it."""
+    if look.job.spec.restart.scope != "InPlace":
+        return {}
+    if look.status.internal.spec_digests != digests(look.job, look.defaults):
+        return {}  # those that are there are not like those that would be made now
+
+    def may_stay(pod: PodView) -> bool:
+        return not is_lost(pod, look.job.spec.restart, look.now) and pod.node_name not in look.status.excluded_nodes
+
+    survivors = [pod for pod in look.gang if can_be_kept(pod) and may_stay(pod)]
+    spares = [pod for pod in ready_spares(look) if may_stay(pod)]
+    ranked = assign(survivors, spares, size)
+    return ranked | {pod.name: STAYS_SPARE for pod in spares if pod.name not in ranked}
 
 
 def assign(survivors: Iterable[PodView], spares: Iterable[PodView], size: int) -> dict[str, int]:
@@ -38,26 +53,3 @@ def assign(survivors: Iterable[PodView], spares: Iterable[PodView], size: int) -
     homeless += sorted(pod.name for pod in spares)
     free = (rank for rank in range(size) if rank not in kept)
     return {name: rank for rank, name in kept.items()} | dict(zip(homeless, free, strict=False))
-
-
-def can_be_kept(pod: PodView) -> bool:
-    """Whether a pod may take part in the next attempt: it runs or is about to, and is not being deleted."""
-    return not pod.deleting and (pod.running or (pod.phase is PodPhase.PENDING and pod.scheduled))
-
-
-def ended_before(pod: PodView, status: DDPJobStatus) -> bool:
-    """Whether a pod that was kept for the current attempt had ended before it joined it.
-
-    Its end belongs to the attempt before, which has been counted. Only a kept pod can be such a one, and what takes
-    its place is a new pod: a termination message that lies cannot make restarts free for ever.
-    """
-    if pod.termination is None or pod.name not in status.internal.kept_pods:
-        return False
-    said = read_termination(pod.termination.message)
-    if said is not None and said.attempt is not None:
-        return said.attempt < status.attempt
-    return _before(pod.termination.finished_at, status.attempt_start_time)
-
-
-def _before(moment: datetime | None, other: datetime | None) -> bool:
-    return moment is not None and other is not None and moment < other

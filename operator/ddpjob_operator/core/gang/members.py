@@ -1,4 +1,6 @@
-"""The gang as it is: which pods make it up, which are missing, and the actions that complete, redirect or stop it."""
+"""The gang as it is: which pods make it up, which are kept, left over or missing, and the actions that complete,
+redirect or stop it.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +9,10 @@ from datetime import datetime
 
 from ddpjob_operator.api.status import DDPJobStatus, NodeCount, Phase
 from ddpjob_operator.core.failure.detect import has_succeeded
-from ddpjob_operator.core.failure.node_exclusion import preferring_others, unwelcome
+from ddpjob_operator.core.failure.node_exclusion import unwelcome
 from ddpjob_operator.core.failure.node_lost import force_deletions
-from ddpjob_operator.core.gang.in_place import STAYS_SPARE, can_be_kept, ended_before
 from ddpjob_operator.core.manifests.admitted import Admitted
+from ddpjob_operator.core.manifests.placement import preferring_others
 from ddpjob_operator.core.manifests.pod_environment import Place
 from ddpjob_operator.core.manifests.pods import build_pod, rendezvous_selector
 from ddpjob_operator.core.values import conditions as cond
@@ -18,9 +20,13 @@ from ddpjob_operator.core.values.actions import Action, AssignPod, CreatePod, De
 from ddpjob_operator.core.values.changes import recorded
 from ddpjob_operator.core.values.look import Look
 from ddpjob_operator.core.values.names import pod_name, service_name
-from ddpjob_operator.core.values.observed import PodView
+from ddpjob_operator.core.values.observed import PodPhase, PodView
+from ddpjob_operator.core.values.trainer_report import read_termination
 
 RESTART_GRACE_SECONDS = 2
+
+STAYS_SPARE = -1
+"""In place of a node rank in `internal.keptPods`: the pod is kept and remains a spare."""
 
 
 def members(look: Look) -> tuple[PodView, ...]:
@@ -90,6 +96,25 @@ def create_pod_action(look: Look, admitted: Admitted, place: Place) -> CreatePod
     return CreatePod(name, place.attempt, place.node_rank, manifest)
 
 
+def can_be_kept(pod: PodView) -> bool:
+    """Whether a pod may take part in the next attempt: it runs or is about to, and is not being deleted."""
+    return not pod.deleting and (pod.running or (pod.phase is PodPhase.PENDING and pod.scheduled))
+
+
+def ended_before(pod: PodView, status: DDPJobStatus) -> bool:
+    """Whether a pod that was kept for the current attempt had ended before it joined it.
+
+    Its end belongs to the attempt before, which has been counted. Only a kept pod can be such a one, and what takes
+    its place is a new pod: a termination message that lies cannot make restarts free for ever.
+    """
+    if pod.termination is None or pod.name not in status.internal.kept_pods:
+        return False
+    said = read_termination(pod.termination.message)
+    if said is not None and said.attempt is not None:
+        return said.attempt < status.attempt
+    return _before(pod.termination.finished_at, status.attempt_start_time)
+
+
 def is_kept(pod: PodView, status: DDPJobStatus) -> bool:
     """Whether a pod of an older attempt takes part in the current one."""
     return pod.name in status.internal.kept_pods and pod.attempt < status.attempt and can_be_kept(pod)
@@ -135,3 +160,7 @@ def asking_since(status: DDPJobStatus) -> datetime | None:
     """When the attempt began to ask for nodes, or will."""
     times = (status.attempt_start_time, status.restart_at, status.retry_at)
     return max((time for time in times if time is not None), default=None)
+
+
+def _before(moment: datetime | None, other: datetime | None) -> bool:
+    return moment is not None and other is not None and moment < other

@@ -10,8 +10,7 @@ import itertools
 
 from ddpjob_operator.api.status import DDPJobStatus, Phase
 from ddpjob_operator.core.failure.node_lost import is_lost
-from ddpjob_operator.core.gang.in_place import can_be_kept
-from ddpjob_operator.core.gang.members import create_pod_action, discard, is_kept, needs_assignment
+from ddpjob_operator.core.gang.members import can_be_kept, create_pod_action, discard, is_kept, needs_assignment
 from ddpjob_operator.core.manifests.admission import admission
 from ddpjob_operator.core.manifests.admitted import Admitted, Refused
 from ddpjob_operator.core.manifests.pod_environment import Place

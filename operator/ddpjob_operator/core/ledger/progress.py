@@ -6,6 +6,7 @@ import math
 from datetime import datetime
 
 from ddpjob_operator.api.status import DDPJobStatus, FailureStatus, Progress, SnapshotStatus
+from ddpjob_operator.core.failure.decide import remember
 from ddpjob_operator.core.failure.detect import Failure
 from ddpjob_operator.core.failure.diagnosis import diagnose
 from ddpjob_operator.core.transitions import (
@@ -61,6 +62,13 @@ def with_final_report(status: DDPJobStatus, report: TrainerReport | None, now: d
     if report.snapshot is not None and _is_newer(report.snapshot, status.snapshot):
         status = recorded(status, snapshot=report.snapshot)
     return status
+
+
+def with_failure(look: Look, failure: Failure, log_tail: str = "") -> Look:
+    """The look with the post-mortem of a failure, as the last one and in the list of those that are remembered."""
+    post_mortem = failure_status(look.status, failure, look.now, log_tail)
+    failures = remember(look.status.failures, post_mortem)
+    return look.having(recorded(look.status, last_failure=post_mortem, failures=failures))
 
 
 def failure_status(status: DDPJobStatus, failure: Failure, now: datetime, log_tail: str = "") -> FailureStatus:

@@ -6,13 +6,13 @@ takes no job beyond one. So a job is admitted unchecked as long as its spec is t
 
 from __future__ import annotations
 
-from ddpjob_operator.api.immutable import immutable_digests
-from ddpjob_operator.api.status import DDPJobStatus, Phase
+from ddpjob_operator.api.status import Phase
 from ddpjob_operator.core.manifests.admitted import Admitted, Refused
 from ddpjob_operator.core.manifests.bounds import bound_violations
 from ddpjob_operator.core.manifests.initializer import build_initializer
 from ddpjob_operator.core.manifests.pod_environment import Place
 from ddpjob_operator.core.manifests.pods import build_pod
+from ddpjob_operator.core.manifests.spec_changes import edited_fields
 from ddpjob_operator.core.values.job import Defaults, Job
 from ddpjob_operator.core.values.look import Look
 from ddpjob_operator.core.values.observed import ServiceView
@@ -35,11 +35,3 @@ def admission(look: Look) -> Admitted | Refused:
     if on_record and not edited_fields(job, status):
         return Admitted(job, look.defaults)
     return admit(job, look.defaults)
-
-
-def edited_fields(job: Job, status: DDPJobStatus) -> list[str]:
-    """Immutable fields that are not what the current attempt was started with."""
-    started_with = status.internal.spec_digests
-    if started_with is None:
-        return []
-    return [name for name, digest in immutable_digests(job.spec).items() if started_with.get(name, digest) != digest]

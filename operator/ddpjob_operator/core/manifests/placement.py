@@ -17,6 +17,10 @@ from ddpjob_operator.core.values.names import LABEL_ATTEMPT, LABEL_NODE_RANK, LA
 
 HOSTNAME = "kubernetes.io/hostname"
 REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
+PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
+HEAVIEST = 100
+"""The largest weight of a preference."""
+
 SCHEDULERS = {"Coscheduling": "scheduler-plugins-scheduler", "Volcano": "volcano"}
 """What their projects call them when they are installed beside the cluster's own."""
 
@@ -50,6 +54,19 @@ def placed(job: Job, attempt: int, spec: Manifest, avoid: tuple[str, ...] = ()) 
     return spec | {"affinity": affinity} if affinity else spec
 
 
+def preferring_others(manifest: Manifest, nodes: tuple[str, ...]) -> Manifest:
+    """The pod `manifest`, drawn to any node but these as strongly as a preference can; it may still run there."""
+    if not nodes:
+        return manifest
+    elsewhere = {"matchFields": _not_on(nodes)}
+    spec = manifest["spec"]
+    affinity = spec.get("affinity") or {}
+    of_nodes = affinity.get("nodeAffinity") or {}
+    terms = [*(of_nodes.get(PREFERRED) or ()), {"weight": HEAVIEST, "preference": elsewhere}]
+    affinity = affinity | {"nodeAffinity": of_nodes | {PREFERRED: terms}}
+    return manifest | {"spec": spec | {"affinity": affinity}}
+
+
 def _add_pod_term(affinity: Manifest, kind: str, selector: Manifest, topology_key: str) -> None:
     known: dict[str, Any] = affinity.get(kind) or {}
     term = {"labelSelector": selector, "topologyKey": topology_key}
@@ -58,7 +75,7 @@ def _add_pod_term(affinity: Manifest, kind: str, selector: Manifest, topology_ke
 
 def _away_from(nodes: tuple[str, ...], known: Manifest) -> Manifest:
     """Node selector terms are alternatives, so ours goes into each of them; an empty one matches no node and stays."""
-    elsewhere = not_on(nodes)
+    elsewhere = _not_on(nodes)
     required = known.get(REQUIRED) or {}
     terms = [
         term | {"matchFields": [*(term.get("matchFields") or ()), *elsewhere]} if any(term.values()) else term
@@ -67,7 +84,7 @@ def _away_from(nodes: tuple[str, ...], known: Manifest) -> Manifest:
     return known | {REQUIRED: required | {"nodeSelectorTerms": terms or [{"matchFields": elsewhere}]}}
 
 
-def not_on(nodes: tuple[str, ...]) -> list[Manifest]:
+def _not_on(nodes: tuple[str, ...]) -> list[Manifest]:
     """Requirements (`matchFields`) that keep a pod off these nodes.
 
     By their names: the label kubernetes.io/hostname may have another value. The API server takes one name in each.

@@ -16,9 +16,9 @@ from ddpjob_operator.api.status import Phase
 from ddpjob_operator.core import transitions
 from ddpjob_operator.core.failure.budget import backoff_seconds, disrupted
 from ddpjob_operator.core.gang.members import asking_since, members, stop
-from ddpjob_operator.core.gang.spec_changes import digests
 from ddpjob_operator.core.manifests.admission import admission
 from ddpjob_operator.core.manifests.admitted import Refused
+from ddpjob_operator.core.manifests.spec_changes import digests
 from ddpjob_operator.core.stages.finished import plan_refused
 from ddpjob_operator.core.transitions import NextAttempt
 from ddpjob_operator.core.values.actions import Event, Plan

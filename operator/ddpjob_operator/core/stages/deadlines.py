@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 from ddpjob_operator.api.status import DDPJobStatus, Phase
 from ddpjob_operator.core.failure.detect import Failure, Retry
 from ddpjob_operator.core.gang.members import members
-from ddpjob_operator.core.gang.startup_problems import starting_since
+from ddpjob_operator.core.gang.problems import starting_since
 from ddpjob_operator.core.values import conditions as cond
 from ddpjob_operator.core.values.look import Look
 from ddpjob_operator.core.values.observed import PodPhase

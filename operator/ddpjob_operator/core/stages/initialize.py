@@ -12,7 +12,7 @@ from ddpjob_operator.core.failure.budget import backoff_seconds
 from ddpjob_operator.core.failure.detect import EXIT_USER, SETTLE_SECONDS, Failure, Retry
 from ddpjob_operator.core.failure.node_lost import is_lost, until_lost
 from ddpjob_operator.core.gang.members import awaits_data
-from ddpjob_operator.core.gang.startup_problems import (
+from ddpjob_operator.core.gang.problems import (
     STARTUP_GRACE_SECONDS,
     is_degraded,
     startup_problem,

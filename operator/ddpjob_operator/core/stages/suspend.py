@@ -21,8 +21,14 @@ from ddpjob_operator.core.values.look import Look
 from ddpjob_operator.core.values.observed import InitializerView, PodView
 
 
+def is_suspended(look: Look) -> bool:
+    """Whether the job is suspended, is to be, or was until now."""
+    status = look.status
+    return look.job.spec.suspend or status.phase is Phase.SUSPENDED or is_suspending(status)
+
+
 def plan_suspension(look: Look) -> Plan | None:
-    """What to do about a job that is suspended, or on its way there; None if it may run.
+    """What to do about a job that is suspended, or on its way there; None if it may run again.
 
     A suspension that is taken back while pods still stop is carried through: they end anyway, and hold the nodes.
     """
@@ -33,17 +39,6 @@ def plan_suspension(look: Look) -> Plan | None:
     if left or _fetching(look):
         return _suspending(look, left)
     return _suspended(look) if look.job.spec.suspend else None
-
-
-def after_resume(look: Look) -> Look | None:
-    """The look at a job that may go on after a suspension; None if there was none.
-
-    What has run before needs a new attempt; what has not is Pending, as any new job.
-    """
-    status = look.status
-    if look.job.spec.suspend or not (status.phase is Phase.SUSPENDED or is_suspending(status)):
-        return None
-    return transitions.resume(look)
 
 
 def is_suspending(status: DDPJobStatus) -> bool:

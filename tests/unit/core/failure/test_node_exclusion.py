@@ -19,10 +19,10 @@ from ddpjob_operator.core.failure.node_exclusion import (
     blame_node,
     kept_away_from,
     newly_excluded,
-    preferring_others,
     unwelcome,
 )
-from ddpjob_operator.core.gang.spec_changes import digests
+from ddpjob_operator.core.manifests.placement import preferring_others
+from ddpjob_operator.core.manifests.spec_changes import digests
 from ddpjob_operator.core.plan import plan
 from ddpjob_operator.core.values.actions import CreatePod, Plan
 from ddpjob_operator.core.values.observed import PodView, Termination

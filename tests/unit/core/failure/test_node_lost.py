@@ -10,7 +10,7 @@ from builders import DEFAULTS, NOW, failed, heard, in_phase, later, make_job, ma
 from ddpjob_operator.api.policies import Restart
 from ddpjob_operator.api.status import DDPJobStatus, Phase, SnapshotStatus
 from ddpjob_operator.core.failure.node_lost import force_deletions, is_lost, lost_nodes, stranded, until_lost
-from ddpjob_operator.core.gang.spec_changes import digests
+from ddpjob_operator.core.manifests.spec_changes import digests
 from ddpjob_operator.core.plan import plan
 from ddpjob_operator.core.values.actions import CreatePod, DeletePod, Plan
 from ddpjob_operator.core.values.observed import Observed, PodView

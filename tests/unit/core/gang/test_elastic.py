@@ -12,7 +12,7 @@ from looks import at, condition
 
 from ddpjob_operator.api.status import DDPJobStatus, Phase, SnapshotStatus
 from ddpjob_operator.core.gang.elastic import SCALED_DOWN, SCALED_UP, Resize, next_size, until_resized, wanted_resize
-from ddpjob_operator.core.gang.spec_changes import digests
+from ddpjob_operator.core.manifests.spec_changes import digests
 from ddpjob_operator.core.plan import plan
 from ddpjob_operator.core.values import conditions as cond
 from ddpjob_operator.core.values.actions import AssignPod, CreatePod, DeletePod, Plan, PointService

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddpjob_operator.api.status import DDPJobStatus, Phase
-from ddpjob_operator.core.gang.in_place import assign, can_be_kept, ended_before
+from ddpjob_operator.core.gang.in_place import assign
+from ddpjob_operator.core.gang.members import can_be_kept, ended_before
 from ddpjob_operator.core.values.observed import PodPhase, PodView
 
 

@@ -10,9 +10,9 @@ from builders import DEFAULTS, NOW, ended, failed, in_phase, make_job, make_pod,
 from looks import at
 
 from ddpjob_operator.api.status import DDPJobStatus, Phase, SnapshotStatus
-from ddpjob_operator.core.gang.in_place import STAYS_SPARE
+from ddpjob_operator.core.gang.members import STAYS_SPARE
 from ddpjob_operator.core.gang.spares import spare_actions, wanted
-from ddpjob_operator.core.gang.spec_changes import digests
+from ddpjob_operator.core.manifests.spec_changes import digests
 from ddpjob_operator.core.plan import plan
 from ddpjob_operator.core.values.actions import AssignPod, CreatePod, CreateService, DeletePod, Plan
 from ddpjob_operator.core.values.job import Problem

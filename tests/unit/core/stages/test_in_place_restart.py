@@ -9,7 +9,7 @@ import pytest
 from builders import DEFAULTS, NOW, failed, in_phase, later, make_job, make_pod, make_report, seen, succeeded
 
 from ddpjob_operator.api.status import DDPJobStatus, Phase, SnapshotStatus
-from ddpjob_operator.core.gang.spec_changes import digests
+from ddpjob_operator.core.manifests.spec_changes import digests
 from ddpjob_operator.core.plan import plan
 from ddpjob_operator.core.values import conditions as cond
 from ddpjob_operator.core.values.actions import AssignPod, CreatePod, DeletePod, Plan, PointService

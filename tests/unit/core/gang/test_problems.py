@@ -10,7 +10,7 @@ from builders import DEFAULTS, NOW, in_phase, later, make_job, make_pod, seen
 from looks import at
 
 from ddpjob_operator.api.status import DDPJobStatus, Phase
-from ddpjob_operator.core.gang.startup_problems import startup_problem, until_startup_problem, with_scheduled
+from ddpjob_operator.core.gang.problems import startup_problem, until_startup_problem, with_scheduled
 from ddpjob_operator.core.plan import plan
 from ddpjob_operator.core.values import conditions as cond
 from ddpjob_operator.core.values.job import Problem

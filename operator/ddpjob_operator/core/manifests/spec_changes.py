@@ -10,12 +10,9 @@ import hashlib
 import json
 
 from ddpjob_operator.api.immutable import immutable_digests
-from ddpjob_operator.api.status import Phase
-from ddpjob_operator.core.gang.members import members
-from ddpjob_operator.core.manifests.admission import edited_fields
+from ddpjob_operator.api.status import DDPJobStatus
 from ddpjob_operator.core.manifests.pod_environment import is_assignable
 from ddpjob_operator.core.values.job import Defaults, Job
-from ddpjob_operator.core.values.look import Look
 
 PODS = "pods"
 """Key of the digest of what pods are made from besides the frozen fields."""
@@ -26,15 +23,12 @@ def digests(job: Job, defaults: Defaults) -> dict[str, str]:
     return immutable_digests(job.spec) | {PODS: _of_pods(job, defaults)}
 
 
-def edited_while_starting(look: Look) -> bool:
-    """An incomplete gang must not be completed from another spec (a server with CEL refuses such an edit)."""
-    starting = look.status.phase in (Phase.STARTING, Phase.RESTARTING)
-    return starting and len(members(look)) < look.gang_size and bool(edited_fields(look.job, look.status))
-
-
-def pods_are_up_to_date(look: Look) -> bool:
-    """Whether new pods would be like those that are there, so that the two make one gang."""
-    return look.status.internal.spec_digests == digests(look.job, look.defaults)
+def edited_fields(job: Job, status: DDPJobStatus) -> list[str]:
+    """Immutable fields that are not what the current attempt was started with."""
+    started_with = status.internal.spec_digests
+    if started_with is None:
+        return []
+    return [name for name, digest in immutable_digests(job.spec).items() if started_with.get(name, digest) != digest]
 
 
 def _of_pods(job: Job, defaults: Defaults) -> str:

@@ -1,5 +1,6 @@
-"""Why a gang that should be starting does not: with the scheduler's, kubelet's or API server's message, or, where a
-pod's status has none, with the warning among its events.
+"""What is wrong with a gang that has not failed, as the conditions Degraded and Scheduled report it: an edit that it
+cannot follow, fewer nodes than wanted, and why it does not start: with the scheduler's, kubelet's or API server's
+message, or, where a pod's status has none, with the warning among its events.
 
 Many a pod is Unschedulable for a moment while its claim binds, so a problem has to last before it is worth a write; and
 messages that differ in their numbers alone ("0/7 nodes are available") are the same problem, written once.
@@ -13,9 +14,12 @@ from datetime import datetime, timedelta
 from ddpjob_operator.api.status import Condition, DDPJobStatus, Phase
 from ddpjob_operator.core.failure.diagnosis import advice_for
 from ddpjob_operator.core.failure.node_exclusion import kept_away_from
-from ddpjob_operator.core.transitions import mark_scheduled, mark_unscheduled
+from ddpjob_operator.core.gang.members import members
+from ddpjob_operator.core.manifests.spec_changes import edited_fields
+from ddpjob_operator.core.transitions import degrade, mark_scheduled, mark_unscheduled, recover
 from ddpjob_operator.core.values import conditions as cond
 from ddpjob_operator.core.values.actions import ReadWarnings
+from ddpjob_operator.core.values.changes import recorded
 from ddpjob_operator.core.values.job import Problem
 from ddpjob_operator.core.values.look import Look
 from ddpjob_operator.core.values.observed import PodPhase, PodView
@@ -125,6 +129,32 @@ HINTS: tuple[tuple[str, str, str], ...] = (
     (NOT_SCHEDULED, r"", "Check that the scheduler of the pod (schedulerName) is installed and running."),
 )
 """What to do about a reason, where the words that come with it match."""
+
+
+def with_problems(look: Look) -> Look:
+    """The look with what is wrong, if anything is."""
+    job = look.job
+    look = look.having(recorded(look.status, observed_generation=job.generation))
+    if edited := edited_fields(job, look.status):
+        names = ", ".join(f"spec.{name}" for name in edited)
+        message = (
+            f"{names} changed while the job runs; attempt {look.status.attempt} keeps the old spec, and a later "
+            "attempt would use the new one. Revert the edit, or delete the job and apply it again"
+        )
+        return degrade(look, Problem("SpecChanged", message))
+    if job.rejected_edit:
+        return degrade(look, job.rejected_edit)
+    pods, running = members(look), look.status.phase is Phase.RUNNING
+    problem = startup_problem(look, pods)
+    if not running:
+        look = with_scheduled(look, pods, problem)
+    if problem is not None and is_degraded(problem):
+        return degrade(look, problem)
+    total = look.status.nodes.total
+    if running and job.spec.elastic is not None and total < job.spec.nodes:
+        message = f"training with {total} of {job.spec.nodes} nodes until more are available"
+        return degrade(look, Problem("FewerNodes", message))
+    return recover(look)
 
 
 def startup_problem(look: Look, pods: tuple[PodView, ...]) -> Problem | None:

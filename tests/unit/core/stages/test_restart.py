@@ -8,7 +8,7 @@ from looks import at
 
 from ddpjob_operator.api.status import Phase
 from ddpjob_operator.core.gang.elastic import Resize
-from ddpjob_operator.core.stages.next_attempt import Cause, next_attempt, resize, resume_attempt
+from ddpjob_operator.core.stages.restart import Cause, next_attempt, resize, resume_attempt
 from ddpjob_operator.core.values import conditions as cond
 from ddpjob_operator.core.values.actions import Event, Plan
 from ddpjob_operator.core.values.look import Look

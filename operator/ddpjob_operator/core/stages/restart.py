@@ -1,0 +1,111 @@
+"""Begin the next attempt: after a failure, a change of size or a suspension; with new pods or, in place, with those
+that can be kept.
+
+The status goes first. From then on the old attempt is fenced, whatever happens to this process, and what the attempt
+is made of is on record: its number, its size, the spec it was made from, and the pods that are kept for it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ddpjob_operator.core import transitions
+from ddpjob_operator.core.failure.decide import GiveUp, RestartIn, decide, with_clause
+from ddpjob_operator.core.failure.detect import Failure, find_failures, first_cause, is_stopping, with_last_log_line
+from ddpjob_operator.core.failure.log_tail import log_tail, log_to_read
+from ddpjob_operator.core.failure.node_lost import lost_nodes, stranded
+from ddpjob_operator.core.gang.elastic import Resize, grace_of_old, next_size, still_saving
+from ddpjob_operator.core.gang.in_place import kept_pods
+from ddpjob_operator.core.gang.members import discard, fill_gang, members, missing, with_node_counts
+from ddpjob_operator.core.ledger.progress import with_failure, with_final_report
+from ddpjob_operator.core.manifests.admission import admission
+from ddpjob_operator.core.manifests.admitted import Refused
+from ddpjob_operator.core.manifests.spec_changes import digests
+from ddpjob_operator.core.stages.finished import plan_failed, plan_refused
+from ddpjob_operator.core.transitions import NextAttempt
+from ddpjob_operator.core.values.actions import Action, Event, Plan
+from ddpjob_operator.core.values.changes import recorded
+from ddpjob_operator.core.values.look import Look
+
+SETTLE_LOOK_SECONDS = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """Why an attempt is over."""
+
+    reason: str
+    message: str = ""
+    delay: float = 0.0
+    """Seconds until the next one may start."""
+    size: int | None = None
+    """Of how many nodes it is; None where its size does not change for this cause."""
+    event: Event | None = None
+    """Reported in place of the warning that the gang restarts."""
+
+
+def plan_restart(look: Look) -> Plan | None:
+    """Restart the gang, or fail the job, if a pod of the gang has failed; None if none has."""
+    pods, policy = members(look), look.job.spec.restart
+    failures = find_failures(pods, missing(look), look.now) + lost_nodes(pods, policy, look.now)
+    failures = failures or stranded(pods, look.status.attempt, look.observed.report)
+    stopping = any(is_stopping(pod, look.now) for pod in pods)
+    if not (failures or stopping):
+        return None
+    cause = first_cause(failures, look.now, stopping=stopping)
+    if cause is None:
+        return Plan(look.status, requeue_after=SETTLE_LOOK_SECONDS)
+    if (read := log_to_read(look.observed, cause)) is not None:
+        return Plan(look.status, (read,))  # a log goes with its pod
+    return _after_failure(with_node_counts(look), cause)
+
+
+def _after_failure(look: Look, cause: Failure) -> Plan:
+    look = look.having(with_final_report(look.status, cause.report, look.now))
+    tail = log_tail(look.job, look.observed, cause)
+    cause = with_last_log_line(cause, tail)
+    match decide(look, cause):
+        case GiveUp(reason, message):
+            return plan_failed(with_failure(look, cause, tail), reason, message)
+        case RestartIn(reason, seconds, after, why):
+            look = with_failure(look.having(after), cause, tail)
+            return next_attempt(look, Cause(reason, with_clause(cause.message, why), seconds))
+
+
+def resize(look: Look, change: Resize) -> Plan:
+    """Begin an attempt of another size. Nothing failed, so it costs no budget."""
+    look = look.having(recorded(look.status, disruptions=look.status.disruptions + 1))
+    message = f"{change.message}; attempt {look.status.attempt + 1} has {change.size}"
+    event = Event("Normal", change.reason, message)
+    return next_attempt(look, Cause(change.reason, change.message, size=change.size, event=event))
+
+
+def resume_attempt(look: Look) -> Plan:
+    """Begin an attempt after a suspension, which costs no budget."""
+    message = f"resumed after a suspension with attempt {look.status.attempt + 1}"
+    return next_attempt(look, Cause("Resumed", "resumed after a suspension", event=Event("Normal", "Resumed", message)))
+
+
+def next_attempt(look: Look, cause: Cause) -> Plan:
+    """Begin the next attempt; or fail, if an edit that the API server could not refuse is beyond a bound."""
+    admitted = admission(look)
+    if isinstance(admitted, Refused):
+        return plan_refused(look, admitted)
+    message = f"attempt {look.status.attempt} ended: {cause.message or cause.reason}"
+    size = cause.size or next_size(look)
+    kept = kept_pods(look, size)
+    made_from = digests(look.job, look.defaults)
+    look = transitions.begin_attempt(look, NextAttempt(size, cause.reason, message, made_from, cause.delay, kept))
+    old = tuple(pod for pod in look.observed.pods if pod.name not in kept)
+    actions: list[Action] = [*discard(look, old, grace_seconds=grace_of_old(look.status))]
+    wait = cause.delay or still_saving(look)
+    if not wait:
+        actions += fill_gang(look, admitted)
+    restarting = f"{message.splitlines()[0]}; starting attempt {look.status.attempt}"
+    return Plan(
+        look.status,
+        tuple(actions),
+        status_first=True,
+        requeue_after=wait or (None if look.observed.service else 0.0),
+        events=(cause.event or Event("Warning", "Restarting", restarting),),
+    )

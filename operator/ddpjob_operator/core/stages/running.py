@@ -1,0 +1,34 @@
+"""Running: every pod of the gang runs. Restart it after a failure, let an elastic one grow, keep its spares."""
+
+from __future__ import annotations
+
+from ddpjob_operator.core import transitions
+from ddpjob_operator.core.failure.node_lost import until_lost
+from ddpjob_operator.core.gang.elastic import until_resized, wanted_resize
+from ddpjob_operator.core.gang.members import discard, ended_before, left_over, with_node_counts
+from ddpjob_operator.core.gang.problems import with_problems
+from ddpjob_operator.core.gang.spares import ready_spares, spare_actions
+from ddpjob_operator.core.stages.restart import plan_restart, resize
+from ddpjob_operator.core.stages.starting import complete_gang
+from ddpjob_operator.core.values.actions import Plan, soonest
+from ddpjob_operator.core.values.look import Look
+
+
+def plan_running(look: Look) -> Plan:
+    """What to do about a gang that runs."""
+    if (restart := plan_restart(look)) is not None:
+        return restart
+    if early := [pod.name for pod in look.gang if ended_before(pod, look.status)]:
+        message = f"{', '.join(early)} ended before attempt {look.status.attempt} began; it is replaced"
+        return complete_gang(transitions.reopen_gang(look, message))
+    if (change := wanted_resize(look)) is not None:
+        return resize(look, change)
+    return _tend(look)
+
+
+def _tend(look: Look) -> Plan:
+    """Delete what older attempts left, keep as many spares as wanted, and update the status."""
+    actions = (*discard(look, left_over(look)), *spare_actions(look))
+    look = with_problems(with_node_counts(look, len(ready_spares(look))))
+    wait = soonest(until_lost(look.observed.pods, look.job.spec.restart, look.now), until_resized(look))
+    return Plan(look.status, actions, requeue_after=wait)

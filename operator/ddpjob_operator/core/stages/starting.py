@@ -1,0 +1,110 @@
+"""Starting and Restarting: complete the gang of the current attempt, after the data is there.
+
+Pods that are missing are created or reassigned, those of older attempts deleted. The attempt that cannot be completed
+gets another size (`gang.elastic`), or gives back what it holds (`all_or_nothing`). Once all pods run the job does.
+"""
+
+from __future__ import annotations
+
+from ddpjob_operator.api.status import Phase
+from ddpjob_operator.core import transitions
+from ddpjob_operator.core.failure.node_lost import until_lost
+from ddpjob_operator.core.gang.elastic import grace_of_old, still_saving, until_resized, wanted_resize
+from ddpjob_operator.core.gang.members import discard, fill_gang, left_over, members, with_node_counts
+from ddpjob_operator.core.gang.problems import (
+    until_startup_problem,
+    until_warnings_are_read,
+    warnings_to_read,
+    with_problems,
+)
+from ddpjob_operator.core.gang.spares import ready_spares, spare_actions, wanted
+from ddpjob_operator.core.manifests.admission import admission
+from ddpjob_operator.core.manifests.admitted import Refused
+from ddpjob_operator.core.manifests.pods import build_service
+from ddpjob_operator.core.manifests.spec_changes import digests, edited_fields
+from ddpjob_operator.core.stages.all_or_nothing import LEAST_WAIT_SECONDS, plan_release, until_released
+from ddpjob_operator.core.stages.finished import plan_refused
+from ddpjob_operator.core.stages.initialize import plan_initializers
+from ddpjob_operator.core.stages.restart import Cause, next_attempt, plan_restart, resize
+from ddpjob_operator.core.values.actions import CreateService, Event, Plan, soonest
+from ddpjob_operator.core.values.look import Look
+
+
+def plan_starting(look: Look) -> Plan:
+    """Fetch the data, restart a gang that fails already, and complete one that does not."""
+    look, fetching = plan_initializers(look)
+    if fetching is not None:
+        return fetching
+    if _was_edited(look):
+        return next_attempt(look, Cause("SpecChanged"))
+    return plan_restart(look) or complete_gang(look)
+
+
+def complete_gang(look: Look) -> Plan:
+    """Complete a gang of which no pod has failed: with another size or another time if it cannot be completed now."""
+    if (change := wanted_resize(look)) is not None:
+        return resize(look, change)
+    return plan_release(look) or _fill(look)
+
+
+def _fill(look: Look) -> Plan:
+    """Delete what is left of older attempts, create what is missing, and update phase and conditions."""
+    pods, spares = members(look), len(ready_spares(look))
+    stale = discard(look, left_over(look), grace_seconds=grace_of_old(look.status))
+    wait = _backoff_left(look) or still_saving(look)
+    if wait > 0 and not pods:
+        return Plan(with_node_counts(look, spares).status, stale, requeue_after=wait)
+    admitted = admission(look)
+    if isinstance(admitted, Refused):
+        return plan_refused(look, admitted)
+    if look.observed.service is None:
+        # even if every pod is there: whether it selects this attempt has to be looked at
+        return Plan(look.status, (*stale, CreateService(build_service(admitted, look.status.attempt))))
+    create = (*fill_gang(look, admitted), *spare_actions(look))
+    before = with_node_counts(look, spares)
+    after, events = _advanced(before)
+    after = with_problems(after)
+    running = after.status.phase is Phase.RUNNING
+    return Plan(
+        after.status,
+        (*stale, *create, *warnings_to_read(after, pods)),
+        # the digests of the spec must be on record before any pod is made from it, and that a gang is incomplete again
+        # before what shows it is deleted
+        status_first=before.status.phase in (None, Phase.PENDING) or before.status.phase is not look.job.status.phase,
+        requeue_after=soonest(
+            None if running else until_startup_problem(after),
+            until_warnings_are_read(after, pods),
+            until_released(after),
+            until_lost(look.observed.pods, look.job.spec.restart, look.now),
+            until_resized(after),
+            # spares are created once it is on record that the gang runs
+            0.0 if running and wanted(after) else None,
+        ),
+        events=events,
+    )
+
+
+def _was_edited(look: Look) -> bool:
+    """An incomplete gang must not be completed from another spec (a server with CEL refuses such an edit)."""
+    starting = look.status.phase in (Phase.STARTING, Phase.RESTARTING)
+    return starting and len(members(look)) < look.gang_size and bool(edited_fields(look.job, look.status))
+
+
+def _backoff_left(look: Look) -> float:
+    """Seconds until the next attempt may start. More than any backoff means that the clock was set back."""
+    times = (look.status.restart_at, look.status.retry_at)
+    left = [look.seconds_until(time) for time in times if time is not None]
+    most = max(look.job.spec.restart.backoff.max_seconds, LEAST_WAIT_SECONDS)
+    return max((seconds for seconds in left if seconds <= most), default=0.0)
+
+
+def _advanced(look: Look) -> tuple[Look, tuple[Event, ...]]:
+    """The phase that follows from the pods that are there, by the node counts of the status."""
+    status = look.status
+    if status.phase in (None, Phase.PENDING):
+        event = Event("Normal", "Starting", f"creating {look.job.spec.nodes} nodes")
+        return transitions.start_gang(look, digests(look.job, look.defaults)), (event,)
+    if status.nodes.ready == status.nodes.total:
+        message = f"all {len(members(look))} nodes run, attempt {status.attempt}"
+        return transitions.mark_running(look, message), (Event("Normal", "Running", message),)
+    return look, ()
