@@ -52,6 +52,10 @@ class Cluster:
     """When the job was deleted."""
     history: list[object] = field(default_factory=list)
     statuses: list[DDPJobStatus] = field(default_factory=list)
+    events: int = 0
+    """Changes of pods that the operator did not make."""
+    events_before: list[int] = field(default_factory=list)
+    """For each of `statuses`, how many there had been."""
     heard: dict[str, int] = field(default_factory=dict)
     """By uid, the attempt that a pod itself knows of: the kubelet takes a moment to tell it of its labels."""
     silent: set[str] = field(default_factory=set)
@@ -79,12 +83,23 @@ class Cluster:
         # what comes back from an API server went through JSON
         status = DDPJobStatus.model_validate_json(status.model_dump_json(by_alias=True, exclude_none=True))
         self.job, self.version = replace(self.job, status=status), self.version + 1
+        self._record(status)
+        return True
+
+    def _record(self, status: DDPJobStatus) -> None:
         self.history.append(status)
         self.statuses.append(status)
-        return True
+        self.events_before.append(self.events)
 
     def apply(self, action: Action) -> Problem | None:
         self.history.append(action)
+        events = self.events
+        try:
+            return self._apply(action)
+        finally:
+            self.events = events
+
+    def _apply(self, action: Action) -> Problem | None:
         match action:
             case CreatePVC():
                 self.claim = True
@@ -256,8 +271,7 @@ class Cluster:
         """Somebody restored the job from a backup that has no status."""
         self.job, self.version = replace(self.job, status=DDPJobStatus()), self.version + 1
         self.lost += 1
-        self.history.append(DDPJobStatus())
-        self.statuses.append(DDPJobStatus())
+        self._record(DDPJobStatus())
 
     def edit(self, **spec: object) -> None:
         """The spec is changed, on a server that does not know the rules in CEL."""
@@ -274,5 +288,6 @@ class Cluster:
         self._changed()
 
     def _changed(self) -> None:
+        self.events += 1
         alive = (pod for pod in self.pods.values() if not pod.ended and pod.node_rank is not None)
         self.live.append(tuple(sorted(f"{pod.attempt}/{pod.node_rank}" for pod in alive)))

@@ -60,6 +60,10 @@ def test_a_job_that_is_suspended_gives_back_every_node_and_loses_no_budget(story
 
 @settings(max_examples=75, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(events, max_size=25), st.sampled_from(("activeDeadlineSeconds", "startupDeadlineSeconds")))
+@example(  # a problem that comes and goes twice with the pod that has it
+    [("look",), ("schedule", 1), ("clock", 5.0), ("delete", 1, 0), ("schedule", 1), ("run", 1)],
+    "activeDeadlineSeconds",
+)
 def test_no_job_outlives_its_deadline_and_none_fails_before_it(story: list[tuple[object, ...]], which: str) -> None:
     limit = 100
     world = World.start(nodes=2, restart={"maxRestarts": 4}, **{which: limit})
