@@ -255,6 +255,9 @@ def main() -> int:
     Returns:
         0 after a graceful stop, 64 for a bad setting, 1 for anything else.
     """
+    if sys.argv[1:] in (["-h"], ["--help"]):
+        print(configuration.usage())
+        return 0
     try:
         settings = configuration.load()
         defaults = load_defaults(settings)

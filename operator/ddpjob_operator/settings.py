@@ -92,6 +92,16 @@ class Settings:
     which a container that is restarted in its pod keeps, so that it need not wait for its own Lease."""
 
 
+def usage() -> str:
+    """What `--help` prints."""
+    names = "\n".join(f"  {PREFIX}{name}" for name in sorted(_READERS))
+    return (
+        "usage: python -m ddpjob_operator.main\n\n"
+        "Run the operator in the cluster of the pod's service account or of the kubeconfig. It takes no arguments;\n"
+        f"docs/settings.md describes its environment variables:\n{names}"
+    )
+
+
 def load(environ: Mapping[str, str] = os.environ) -> Settings:
     """Read the settings.
 

@@ -19,13 +19,10 @@ from ddpjob_operator.api.validation import BETWEEN_FIELDS
 PAGE = Path(__file__).parents[3] / "docs/api.md"
 
 _BOUNDS = (
-    ("minimum", "at least {}"),
-    ("maximum", "at most {}"),
-    ("minLength", "at least {} characters"),
-    ("maxLength", "at most {} characters"),
-    ("minItems", "at least {} items"),
-    ("maxItems", "at most {} items"),
-    ("maxProperties", "at most {} entries"),
+    ("minimum", "maximum", ""),
+    ("minLength", "maxLength", " characters"),
+    ("minItems", "maxItems", " items"),
+    ("minProperties", "maxProperties", " entries"),
 )
 
 
@@ -79,10 +76,18 @@ def _row(name: str, field: Schema, required: bool) -> str:
     if isinstance(default, dict):
         shown = ""
     words = [field.get("description", "")]
-    bounds = [text.format(field[key]) for key, text in _BOUNDS if key in field]
-    if bounds:
-        words.append(f"({', '.join(bounds)})")
+    words += [
+        f"({_range(field.get(low), field.get(high))}{unit})"
+        for low, high, unit in _BOUNDS
+        if {low, high} & field.keys()
+    ]
     return f"| `{name}` | {_type(field)} | {shown} | {' '.join(words)} |".replace("  ", " ")
+
+
+def _range(low: float | None, high: float | None) -> str:
+    if low is None or high is None:
+        return f"at most {high}" if low is None else f"at least {low}"
+    return f"{low} to {high}"
 
 
 def _type(field: Schema) -> str:

@@ -30,7 +30,7 @@ class Entrypoint(APIModel):
 
 
 class EnvVar(APIModel):
-    """An environment variable of the training processes, as in a pod."""
+    """An environment variable, as in a pod."""
 
     name: Annotated[str, Field(pattern=r"^[-._a-zA-Z][-._a-zA-Z0-9]*$", max_length=256)]
     """Name of the variable. RANK, WORLD_SIZE, MASTER_ADDR, LD_PRELOAD, TORCHELASTIC_* and DDPJOB_* are reserved for

@@ -116,10 +116,10 @@ class Stall(APIModel):
     """
 
     min_seconds: PositiveSeconds = 30
-    """Lower bound of the limit."""
+    """Minimum number of seconds without progress before a rank counts as stalled, however fast its steps are."""
 
     max_seconds: PositiveSeconds = 1800
-    """Upper bound of the limit, and the limit for the first step."""
+    """Maximum number of seconds without progress, however slow the steps are. Also the limit for the first step."""
 
 
 class Scheduling(APIModel):

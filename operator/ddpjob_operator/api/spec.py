@@ -71,7 +71,9 @@ class DDPJobSpec(APIModel):
     """What happens after a failure. Can be changed while the job runs."""
 
     stall: Stall = Stall()
-    """When a rank counts as stalled. Can be changed while the job runs, with effect from the next attempt."""
+    """Stall detection: a rank without progress for ten times its step time is killed, and the job is restarted. Can be
+    changed while the job runs, with effect from the next attempt.
+    """
 
     observe_script: Annotated[bool, Field(strict=True)] = True
     """Report steps, loss, learning rate and samples of a training script that does not report them itself, through

@@ -253,5 +253,10 @@ def _stop(*_: Any) -> None:
 
 
 if __name__ == "__main__":
+    if sys.argv[1:] in (["-h"], ["--help"]):
+        print(
+            "usage: python -m ddp_trainer.initialize\n\nRun one initializer of a DDPJob. The environment describes it."
+        )
+        sys.exit(EXIT_OK)
     end_after_exit_handlers()
     sys.exit(settle(main()))

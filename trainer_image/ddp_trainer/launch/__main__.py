@@ -14,8 +14,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ddp_trainer.contract import processes, run_dir
-from ddp_trainer.contract.environment import PodEnvironment, parse_pod, parse_target
-from ddp_trainer.contract.exit_codes import EXIT_FAILED, EXIT_USER, UserError
+from ddp_trainer.contract.environment import USAGE, PodEnvironment, parse_pod, parse_target
+from ddp_trainer.contract.exit_codes import EXIT_FAILED, EXIT_OK, EXIT_USER, UserError
 from ddp_trainer.launch.attempt import CannotStart, start_attempt
 from ddp_trainer.launch.signals import StopSignals
 
@@ -23,8 +23,12 @@ from ddp_trainer.launch.signals import StopSignals
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one pod to its end. Returns the exit code of docs/contracts.md section 3."""
     stop, start_time = StopSignals(), time.time()
+    argv = sys.argv[1:] if argv is None else argv
+    if argv in (["-h"], ["--help"]):
+        print(f"usage: {USAGE}\n\nRun one pod of a DDPJob. Its place and settings come from the environment.")
+        return EXIT_OK
     try:
-        target = parse_target(sys.argv[1:] if argv is None else argv)
+        target = parse_target(argv)
         pod = _placed(os.environ)
     except UserError as error:
         path = os.environ.get("DDPJOB_TERMINATION_LOG")

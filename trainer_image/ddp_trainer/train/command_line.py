@@ -79,7 +79,7 @@ def _argument(field: dataclasses.Field[Any], hint: Any) -> dict[str, Any]:
         return {"action": argparse.BooleanOptionalAction, "help": shown}
     if isinstance(kind, tuple):
         return {"choices": kind, "help": shown}
-    read, metavar = {int: (_whole_number, "N"), float: (_number, "X"), str: (str, "NAME")}[kind]
+    read, metavar = {int: (_whole_number, "N"), float: (_number, "X"), str: (str, field.metadata["metavar"])}[kind]
     return {"type": read, "metavar": metavar, "help": shown}
 
 

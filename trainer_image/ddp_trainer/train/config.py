@@ -20,10 +20,10 @@ from typing import Any, Literal
 from ddp_trainer.contract.exit_codes import UserError
 
 
-def option(default: Any, group: str, text: str) -> Any:
-    """A field of TrainConfig: its default, the heading it stands under in `--help`, and what it says there."""
+def option(default: Any, group: str, text: str, metavar: str = "NAME") -> Any:
+    """A field of TrainConfig: its default, and its heading, text and (of strings) metavar in `--help`."""
     kwargs = {"default_factory": dict} if default == {} else {"default": default}
-    return dataclasses.field(metadata={"group": group, "help": text}, **kwargs)
+    return dataclasses.field(metadata={"group": group, "help": text, "metavar": metavar}, **kwargs)
 
 
 def flag(field: str) -> str:
@@ -138,7 +138,9 @@ class TrainConfig:
     workers: int = option(0, "data", "DataLoader workers per rank; 0 loads in the rank")
     prefetch: int = option(2, "data", "micro-batches that each worker prefetches")
 
-    validate_every: str = option("1epochs", "validation", "validation interval, such as 1epochs or 500steps, or never")
+    validate_every: str = option(
+        "1epochs", "validation", "validation interval, such as 1epochs or 500steps, or never", "INTERVAL"
+    )
     eval_batch: int | None = option(
         None, "validation", "samples per validation pass of a rank; default: the micro-batch"
     )
@@ -150,7 +152,7 @@ class TrainConfig:
     )
 
     profile: str | None = option(
-        None, "output", "FIRST:LAST: profile these steps on every rank, such as 10:15, in logs/<job>/profile"
+        None, "output", "profile these steps on every rank, such as 10:15, in logs/<job>/profile", "FIRST:LAST"
     )
 
     device: Literal["auto", "cpu", "cuda"] = option(

@@ -106,12 +106,17 @@ def _progress(report: TrainerReport, now: datetime) -> Progress | None:
         epoch=report.epoch,
         step=report.step,
         total_steps=report.total_steps,
-        loss=None if report.loss is None else float(f"{report.loss:.6g}"),  # kubectl prints every digit that is there
+        loss=None if report.loss is None else _six_digits(report.loss),
         samples_per_second=report.samples_per_second,
         eta=_eta(report, now),
         remaining_seconds=_remaining(report.eta_seconds),
-        metrics=dict(report.metrics) or None,
+        metrics={name: _six_digits(value) for name, value in report.metrics.items()} or None,
     )
+
+
+def _six_digits(number: float) -> float:
+    """kubectl prints every digit that is there."""
+    return float(f"{number:.6g}")
 
 
 def _remaining(seconds: float | None) -> int | None:
