@@ -42,6 +42,9 @@ logger = logging.getLogger("ddpjob_operator")
 STUCK_SECONDS = 300.0
 """A look at a job takes milliseconds; its calls end within a minute each, whatever the API server does."""
 
+BEGIN_SECONDS = 30.0
+"""kopf starts its watches at once when it has read discovery: two requests, of 15 s at most."""
+
 PASS_SECONDS = 8.0
 EVENT_SECONDS = 2.0
 FRAMEWORK_SECONDS = 6.0
@@ -163,12 +166,12 @@ async def _run_parts(operator: Operator, stop: asyncio.Event) -> None:
     parts = {asyncio.create_task(operator.resync.run(), name="resync"),
              asyncio.create_task(operator.events.run(), name="event poster")}  # fmt: skip
     stopping = asyncio.create_task(stop.wait(), name="stop signal")
-    first_lists = asyncio.create_task(operator.resync.first_done.wait(), name="first lists")
+    watchable = asyncio.create_task(_until_watchable(operator), name="first lists")
     try:
         # Nothing may be decided before both lists are there: a pod that is not known yet would be taken for one that
         # is lost.
-        await asyncio.wait({stopping, first_lists, *parts}, return_when=asyncio.FIRST_COMPLETED)
-        if first_lists.done() and not stop.is_set():
+        await asyncio.wait({stopping, watchable, *parts}, return_when=asyncio.FIRST_COMPLETED)
+        if watchable.done() and not stop.is_set():
             if operator.leader is not None:  # one that could not act must not keep others from it
                 parts.add(asyncio.create_task(operator.leader.run(), name="leader election"))
             operator.queue.start()
@@ -176,11 +179,16 @@ async def _run_parts(operator: Operator, stop: asyncio.Event) -> None:
         _raise_from(parts)
     finally:
         await _wind_down(operator)
-        for task in (*parts, stopping, first_lists):
+        for task in (*parts, stopping, watchable):
             task.cancel()
-        await asyncio.gather(*parts, stopping, first_lists, return_exceptions=True)
+        await asyncio.gather(*parts, stopping, watchable, return_exceptions=True)
         if operator.leader is not None:
             await operator.leader.release()
+
+
+async def _until_watchable(operator: Operator) -> None:
+    await operator.resync.first_done.wait()
+    await framework.until_discoverable(operator.resync.client)
 
 
 async def _watch(operator: Operator, stopping: asyncio.Task[Any], parts: set[asyncio.Task[None]]) -> None:
@@ -235,9 +243,13 @@ async def _wind_down(operator: Operator) -> None:
 
 async def _until_a_watch_ends(operator: Operator) -> None:
     """kopf tells neither when a watch begins nor, in time, when one ends; its other watches may then never end
-    (1.45.2)."""
-    while framework.dead_watches(operator.settings.namespaces):  # noqa: ASYNC110
-        await asyncio.sleep(0.02)
+    (1.45.2). A watch that never begins counts as one that has ended: the next process reads discovery anew."""
+    try:
+        async with asyncio.timeout(BEGIN_SECONDS):
+            while framework.dead_watches(operator.settings.namespaces):  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+    except TimeoutError:
+        return
     operator.watching = True
     while not framework.dead_watches(operator.settings.namespaces):  # noqa: ASYNC110
         await asyncio.sleep(1.0)

@@ -158,6 +158,47 @@ async def test_it_is_ready_only_after_the_first_lists(
         await cluster.gang_exists()
 
 
+async def test_it_watches_although_discovery_lags_behind_a_new_crd(
+    cluster: Cluster, start_operator: StartOperator, tmp_path: Path
+) -> None:
+    """A server lists and serves a new CRD's objects before `/apis` names its group."""
+    asked = 0
+
+    async def no_group(request: web.Request) -> web.StreamResponse | None:
+        nonlocal asked
+        asked += request.path == "/apis"
+        if request.path != "/apis" or asked > 3:
+            return None
+        return web.json_response({"kind": "APIGroupList", "apiVersion": "v1", "groups": []})
+
+    async with FaultProxy(await log_in(), tmp_path, read_fault=no_group) as proxy:
+        await start_operator(proxy.kubeconfig)
+        assert asked > 3
+        await cluster.apply_job()
+        await cluster.gang_exists()
+
+
+async def test_an_operator_whose_watches_never_begin_ends_with_an_error(
+    cluster: Cluster, start_operator: StartOperator, tmp_path: Path
+) -> None:
+    """Of several API servers, the one that kopf asks may know the CRD later than the one that was asked before."""
+    asked = 0
+
+    async def no_group_for_kopf(request: web.Request) -> web.StreamResponse | None:
+        nonlocal asked
+        asked += request.path == "/apis"
+        if request.path != "/apis" or asked == 1:
+            return None
+        return web.json_response({"kind": "APIGroupList", "apiVersion": "v1", "groups": []})
+
+    async with FaultProxy(await log_in(), tmp_path, read_fault=no_group_for_kopf) as proxy:
+        operator = await start_operator(proxy.kubeconfig, ready=False)
+        assert operator.process is not None
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            assert await operator.process.wait() == 1
+        assert "watches have ended for good (watcher for ddpjobs" in operator.log.read_text()
+
+
 async def test_a_setting_that_cannot_be_used_is_named(cluster: Cluster, start_operator: StartOperator) -> None:
     operator = await start_operator(ready=False, WORKERS="many")
     assert operator.process is not None

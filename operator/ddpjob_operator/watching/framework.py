@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,10 +13,14 @@ import kopf
 from ddpjob_operator import metrics
 from ddpjob_operator.api import GROUP, PLURAL, VERSION
 from ddpjob_operator.cluster.resync import OUR_PODS
-from ddpjob_operator.runtime.client import REQUEST_SECONDS
+from ddpjob_operator.runtime.client import REQUEST_SECONDS, Client
+from ddpjob_operator.runtime.errors import ApiError
 from ddpjob_operator.runtime.login import log_in, open_session
 
+logger = logging.getLogger(__name__)
+
 STOP_SECONDS = 20
+DISCOVERY_POLL_SECONDS = 0.5
 WATCH_SECONDS = 300
 """How long one watch request lasts before the server ends it and kopf goes on with another."""
 
@@ -51,6 +56,31 @@ def settings() -> kopf.OperatorSettings:
     # A handler that gets stuck in kopf at the end must not outlive the pod's grace period.
     chosen.process.ultimate_exiting_timeout = STOP_SECONDS
     return chosen
+
+
+async def until_discoverable(client: Client) -> None:
+    """Wait until API discovery names the resource ddpjobs.
+
+    kopf reads discovery once, when it starts, and never watches a resource that is not there by then. An API server
+    lists and serves the objects of a new CRD before its discovery names them: a second later where it is busy, and each
+    of several API servers at a time of its own.
+    """
+    while True:
+        try:
+            if await _discoverable(client):
+                return
+            logger.info("API discovery does not name %s.%s yet", PLURAL, GROUP)
+        except ApiError as error:
+            logger.warning("cannot read API discovery: %s", error)
+        await asyncio.sleep(DISCOVERY_POLL_SECONDS)
+
+
+async def _discoverable(client: Client) -> bool:
+    groups = (await client.get("/apis", "apis"))["groups"]
+    if not any(group["name"] == GROUP for group in groups):
+        return False
+    resources = (await client.get(f"/apis/{GROUP}/{VERSION}", "apis"))["resources"]
+    return any(resource["name"] == PLURAL for resource in resources)
 
 
 def register_login(registry: kopf.OperatorRegistry) -> None:
