@@ -22,4 +22,4 @@ def test_every_field_has_a_row(model: type[DDPJobSpec | DDPJobStatus]) -> None:
 def test_a_row_gives_type_default_bounds_and_words() -> None:
     row = next(line for line in docs.rendered().splitlines() if line.startswith("| `keep` |"))
     assert row.startswith("| `keep` | integer | `3` | Number of verified snapshots to keep.")
-    assert row.endswith("(at least 1, at most 1000) |")
+    assert row.endswith("(1 to 1000) |")
