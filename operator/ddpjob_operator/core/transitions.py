@@ -157,13 +157,13 @@ def begin_suspension(look: Look) -> Look:
     unknown: dict[str, str] | None = {} if look.observed.pods else None
     digests = unknown if internal.spec_digests is None else internal.spec_digests
     update = cond.Update(
-        cond.SUSPENDED, False, SUSPENDING, "pods are saving a snapshot and terminating", say_false=True
+        cond.SUSPENDED, False, SUSPENDING, "pods are saving a snapshot and terminating", write_false=True
     )
     return look.having(
         transitioned(
             status,
             internal=_made_from(look, digests, internal.kept_pods),
-            conditions=_with(look, update),
+            conditions=_conditions(look, update),
         )
     )
 
@@ -188,7 +188,7 @@ def resume(look: Look) -> Look:
     """A suspension is over. A job that never had a gang is Pending, as a new one is; another needs a new attempt."""
     status = look.status
     suspended = status.suspended_seconds + _suspended_for(look)
-    conditions = _with(look, cond.Update(cond.SUSPENDED, False, "Resumed"))
+    conditions = _conditions(look, cond.Update(cond.SUSPENDED, False, "Resumed"))
     if status.internal.spec_digests is not None:
         return look.having(transitioned(status, conditions=conditions, suspended_seconds=suspended))
     return look.having(
@@ -241,47 +241,47 @@ def report_internal_error(status: DDPJobStatus, message: str, now: datetime, gen
 
 def degrade(look: Look, problem: Problem) -> Look:
     """Something is wrong, and the job goes on."""
-    return _say(look, cond.Update(cond.DEGRADED, True, problem.reason, problem.message))
+    return _with_condition(look, cond.Update(cond.DEGRADED, True, problem.reason, problem.message))
 
 
 def recover(look: Look) -> Look:
     """Nothing is wrong any more."""
-    return _say(look, cond.Update(cond.DEGRADED, False, "AsExpected"))
+    return _with_condition(look, cond.Update(cond.DEGRADED, False, "AsExpected"))
 
 
 def mark_scheduled(look: Look) -> Look:
-    return _say(look, cond.Update(cond.SCHEDULED, True, "AllScheduled", "every pod has a node"))
+    return _with_condition(look, cond.Update(cond.SCHEDULED, True, "AllScheduled", "every pod has a node"))
 
 
 def mark_unscheduled(look: Look, problem: Problem | None) -> Look:
     """Some pod has no node; `problem` is why, if it is known."""
     if problem is None:
-        return _say(look, cond.Update(cond.SCHEDULED, False, "Scheduling"))
-    return _say(look, cond.Update(cond.SCHEDULED, False, problem.reason, problem.message, say_false=True))
+        return _with_condition(look, cond.Update(cond.SCHEDULED, False, "Scheduling"))
+    return _with_condition(look, cond.Update(cond.SCHEDULED, False, problem.reason, problem.message, write_false=True))
 
 
 def mark_initialized(look: Look, message: str) -> Look:
-    return _say(look, cond.Update(cond.INITIALIZED, True, "DataReady", message))
+    return _with_condition(look, cond.Update(cond.INITIALIZED, True, "DataReady", message))
 
 
 def mark_uninitialized(look: Look, reason: str, message: str) -> Look:
-    return _say(look, cond.Update(cond.INITIALIZED, False, reason, message, say_false=True))
+    return _with_condition(look, cond.Update(cond.INITIALIZED, False, reason, message, write_false=True))
 
 
 def mark_snapshots_failing(look: Look, message: str) -> Look:
-    return _say(look, cond.Update(cond.SNAPSHOTS_FAILING, True, "SavesFail", message))
+    return _with_condition(look, cond.Update(cond.SNAPSHOTS_FAILING, True, "SavesFail", message))
 
 
 def mark_snapshots_saved(look: Look) -> Look:
-    return _say(look, cond.Update(cond.SNAPSHOTS_FAILING, False, "Saved"))
+    return _with_condition(look, cond.Update(cond.SNAPSHOTS_FAILING, False, "Saved"))
 
 
 def mark_shutdown_too_short(look: Look, message: str) -> Look:
-    return _say(look, cond.Update(cond.SHUTDOWN_TOO_SHORT, True, "SaveTakesLonger", message))
+    return _with_condition(look, cond.Update(cond.SHUTDOWN_TOO_SHORT, True, "SaveTakesLonger", message))
 
 
 def mark_shutdown_long_enough(look: Look) -> Look:
-    return _say(look, cond.Update(cond.SHUTDOWN_TOO_SHORT, False, "SaveFits"))
+    return _with_condition(look, cond.Update(cond.SHUTDOWN_TOO_SHORT, False, "SaveFits"))
 
 
 def _end(look: Look, phase: Phase, conditions: tuple[Condition, ...]) -> Look:
@@ -297,11 +297,11 @@ def _end(look: Look, phase: Phase, conditions: tuple[Condition, ...]) -> Look:
     )
 
 
-def _say(look: Look, update: cond.Update) -> Look:
-    return look.having(transitioned(look.status, conditions=_with(look, update)))
+def _with_condition(look: Look, update: cond.Update) -> Look:
+    return look.having(transitioned(look.status, conditions=_conditions(look, update)))
 
 
-def _with(look: Look, *updates: cond.Update) -> tuple[Condition, ...]:
+def _conditions(look: Look, *updates: cond.Update) -> tuple[Condition, ...]:
     conditions = look.status.conditions
     for update in updates:
         conditions = cond.set_condition(conditions, update, look.now, look.job.generation)
@@ -317,7 +317,7 @@ def _in_phase(look: Look, type_: str, reason: str, message: str) -> tuple[Condit
         updates.append(cond.Update(cond.SCHEDULED, False, reason))
     if type_ != cond.RUNNING:  # what kept this attempt from running is over; `gang.problems` looks at one that runs
         updates.append(cond.Update(cond.DEGRADED, False, "AsExpected"))
-    return _with(look, *updates)
+    return _conditions(look, *updates)
 
 
 def _degraded_without_look(status: DDPJobStatus, problem: Problem, now: datetime, generation: int) -> DDPJobStatus:

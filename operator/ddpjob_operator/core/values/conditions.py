@@ -24,13 +24,13 @@ MESSAGE_LIMIT = 32768
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """What a condition is to say from now on."""
+    """The new state of a condition."""
 
     type: str
     holds: bool
     reason: str
     message: str = ""
-    say_false: bool = False
+    write_false: bool = False
     """Write the condition although it does not hold and never has."""
 
 
@@ -39,11 +39,11 @@ def set_condition(
 ) -> tuple[Condition, ...]:
     """`conditions` with one of them set; `lastTransitionTime` moves only when the status does.
 
-    One that never held is left out rather than set to False, which costs no write; unless `update.say_false`.
+    One that never held is left out rather than set to False, which costs no write; unless `update.write_false`.
     """
     status = "True" if update.holds else "False"
     before = find(conditions, update.type)
-    if before is None and not (update.holds or update.say_false):
+    if before is None and not (update.holds or update.write_false):
         return conditions
     since = before.last_transition_time if before and before.status == status else now
     after = Condition(

@@ -15,7 +15,7 @@ def test_a_condition_that_never_held_is_not_written_as_false() -> None:
 
 
 def test_that_something_is_not_so_can_be_said_where_it_matters() -> None:
-    (said,) = cond.set_condition((), cond.Update(cond.SUSPENDED, False, "Suspending", "", say_false=True), NOW, 1)
+    (said,) = cond.set_condition((), cond.Update(cond.SUSPENDED, False, "Suspending", "", write_false=True), NOW, 1)
     assert (said.status, said.reason, said.last_transition_time) == ("False", "Suspending", NOW)
 
 
