@@ -29,7 +29,7 @@ from ddpjob_operator.cluster.status_poll import StatusPoller
 from ddpjob_operator.core.values.job import Defaults
 from ddpjob_operator.runtime.client import connect
 from ddpjob_operator.runtime.errors import ApiError
-from ddpjob_operator.runtime.events import EventPoster
+from ddpjob_operator.runtime.events import EventRecorder
 from ddpjob_operator.runtime.leader import Leader
 from ddpjob_operator.runtime.queue import WorkQueue
 from ddpjob_operator.settings import VERSION, BadSetting, Settings
@@ -65,9 +65,13 @@ class Operator:
     queue: WorkQueue[Key]
     controller: Controller
     resync: Resync
-    events: EventPoster
+    recorder: EventRecorder
     leader: Leader | None
     watching: bool = False
+
+    def look_at_all(self) -> None:
+        """Have every job looked at that is known."""
+        self.queue.add_all(self.cache.keys())
 
     def unhealthy(self) -> list[str]:
         """What only a new process can mend."""
@@ -117,54 +121,38 @@ async def _assemble(settings: Settings, defaults: Callable[[str], Defaults], cle
     client = await connect(settings.requests)
     cleanup.push_async_callback(client.close)
     cache = Cache()
-    leader = None
-
-    async def reconcile(key: Key) -> float | None:
-        return await controller.reconcile(key)
-
-    queue: WorkQueue[Key] = WorkQueue(reconcile, settings.workers)
+    queue: WorkQueue[Key] = WorkQueue(settings.workers)
     metrics.watch_queue_depth(lambda: queue.depth)
-
-    def enqueue_all(keys: Any = None) -> None:
-        for key in cache.keys() if keys is None else keys:
-            queue.add(key)
-
+    leader = None
     if settings.leader_election:
         # a connection of its own: renewing must not wait behind the work that it protects
         own = await connect(1)
         cleanup.push_async_callback(own.close)
-        leader = Leader(
-            own,
-            settings.lease_namespace,
-            settings.lease_name,
-            settings.identity,
-            elected=enqueue_all,
-            deposed=lambda: controller.stand_down(),
-        )
+        leader = Leader(own, settings.lease_namespace, settings.lease_name, settings.identity)
         client.fence = leader.fence
     else:
         metrics.LEADER.set(1)
-    poller = StatusPoller(lambda key, target, report: controller.on_report(key, target, report), settings.poll_seconds)
+    poller = StatusPoller(settings.poll_seconds)
     cleanup.push_async_callback(poller.close)
-    events = EventPoster(client, settings.identity)
+    recorder = EventRecorder(client, settings.identity)
     controller = Controller(
         client=client,
         cache=cache,
-        events=events,
+        recorder=recorder,
         defaults=defaults,
         progress_seconds=settings.progress_seconds,
         enqueue=queue.add_unless_backing_off,
         poller=poller,
-        leading=lambda: leader is None or leader.leading,
+        leader=leader,
     )
-    resync = Resync(client, cache, settings.namespaces, settings.resync_seconds, enqueue_all)
-    return Operator(settings, cache, queue, controller, resync, events, leader)
+    resync = Resync(client, cache, settings.namespaces, settings.resync_seconds, queue.add_all)
+    return Operator(settings, cache, queue, controller, resync, recorder, leader)
 
 
 async def _run_parts(operator: Operator, stop: asyncio.Event) -> None:
     """Start everything, wait for `stop` or for a part's end, stop everything."""
     parts = {asyncio.create_task(operator.resync.run(), name="resync"),
-             asyncio.create_task(operator.events.run(), name="event poster")}  # fmt: skip
+             asyncio.create_task(operator.recorder.run(), name="event recorder")}  # fmt: skip
     stopping = asyncio.create_task(stop.wait(), name="stop signal")
     watchable = asyncio.create_task(_until_watchable(operator), name="first lists")
     try:
@@ -173,8 +161,9 @@ async def _run_parts(operator: Operator, stop: asyncio.Event) -> None:
         await asyncio.wait({stopping, watchable, *parts}, return_when=asyncio.FIRST_COMPLETED)
         if watchable.done() and not stop.is_set():
             if operator.leader is not None:  # one that could not act must not keep others from it
-                parts.add(asyncio.create_task(operator.leader.run(), name="leader election"))
-            operator.queue.start()
+                election = operator.leader.run(elected=operator.look_at_all, deposed=operator.controller.stand_down)
+                parts.add(asyncio.create_task(election, name="leader election"))
+            operator.queue.start(operator.controller.reconcile)
             await _watch(operator, stopping, parts)
         _raise_from(parts)
     finally:
@@ -235,9 +224,9 @@ async def _watch(operator: Operator, stopping: asyncio.Task[Any], parts: set[asy
 
 
 async def _wind_down(operator: Operator) -> None:
-    """No new look at a job, and what was begun and said is finished. It may be called again."""
+    """No new look at a job, and what was begun is finished and what was recorded is posted. It may be called again."""
     await operator.queue.stop(within=PASS_SECONDS)
-    await operator.events.drain(within=EVENT_SECONDS)
+    await operator.recorder.drain(within=EVENT_SECONDS)
     await operator.controller.poller.close()  # kopf would wait 5 s for tasks of ours that began after it
 
 

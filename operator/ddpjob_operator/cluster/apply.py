@@ -118,7 +118,7 @@ class Applier:
             claim = await self.client.get(f"{collection}/{name}", "persistentvolumeclaims")
             if claim["metadata"].get("deletionTimestamp") or controller_of(claim).get("uid", job.uid) != job.uid:
                 raise Rejected(taken("PersistentVolumeClaim", claim)) from None
-        self.cache.memory(_owner(job)).pvc_exists = True
+        self.cache.put_claim(_owner(job))
 
     async def _create_service(self, job: Job, action: CreateService) -> None:
         collection, name = paths.services(job.namespace), action.manifest["metadata"]["name"]
@@ -140,7 +140,7 @@ class Applier:
             if not error.not_found:
                 raise
             # Somebody deleted it: the next look creates it anew, with the selector that it needs now.
-            self.cache.memory(_owner(job)).service = None
+            self.cache.drop_service(_owner(job))
         else:
             self.cache.put_service(_owner(job), service)
 
@@ -223,7 +223,7 @@ class Applier:
         if kind == "Pod":
             self.cache.put_pod(child)
         else:
-            self.cache.memory(_owner(job)).children.add((kind, name))
+            self.cache.put_child(_owner(job), kind, name)
 
     async def _read_log(self, job: Job, action: ReadLog) -> None:
         path = f"{paths.pods(job.namespace)}/{action.name}/log"
@@ -234,7 +234,7 @@ class Applier:
         except (ApiError, TimeoutError) as error:
             logger.info("no log of pod %s/%s: %s", job.namespace, action.name, error or "its node does not answer")
             text = b""
-        self.cache.memory(_owner(job)).logs[action.uid] = text[-LOG_BYTES:].decode(errors="replace")
+        self.cache.put_log(_owner(job), action.uid, text[-LOG_BYTES:].decode(errors="replace"))
 
     async def _read_warnings(self, job: Job, action: ReadWarnings) -> None:
         found: list[Json] = []
@@ -244,7 +244,7 @@ class Applier:
             )
         except ApiError as error:
             logger.info("no events of pod %s/%s: %s", job.namespace, action.name, error)
-        self.cache.memory(_owner(job)).warnings[action.uid] = pod_warnings.warned(found, datetime.now(UTC))
+        self.cache.put_warning(_owner(job), action.uid, pod_warnings.warned(found, datetime.now(UTC)))
 
     async def _delete_job(self, job: Job, action: DeleteJob) -> None:
         """What it owns goes with it: the garbage collector sees to that."""

@@ -15,9 +15,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from ddpjob_operator.api.spec import DDPJobSpec
 from ddpjob_operator.core.values import names
-from ddpjob_operator.core.values.job import Problem
 from ddpjob_operator.core.values.observed import InitializerView, Observed, PodView, PodWarning, ServiceView
 from ddpjob_operator.core.values.trainer_report import TrainerReport, read_termination
 from ddpjob_operator.wire.pods import parse_initializer, parse_pod
@@ -51,23 +49,23 @@ class _Pod:
 
 
 @dataclass(slots=True)
-class Memory:
-    """What is known of one job besides watched objects. Lost with the process, and found again on the way."""
+class _Unwatched:
+    """What is known of one job's children from answers, since no watch reports it. Lost with the process, and asked for
+    again by the next plan.
+
+    `cluster.apply` writes it with the answers to its calls, the controller with the trainer's reports; both through the
+    `put_` methods of the cache. `Cache.observed` reads it.
+    """
 
     service: ServiceView | None = None
     pvc_exists: bool = False
     report: TrainerReport | None = None
-    problem: Problem | None = None
     children: set[tuple[str, str]] = field(default_factory=set)
     """Kind and name of each NetworkPolicy and PodGroup that is known to be there."""
     logs: dict[str, str] = field(default_factory=dict)
     """Tails of logs by the uid of their pod, for as long as that is there."""
     warnings: dict[str, PodWarning] = field(default_factory=dict)
     """What was found in events, likewise."""
-    spec: DDPJobSpec | None = None
-    """The last one that could be followed."""
-    last_status_write: float | None = None
-    """When its status was last written, on the event loop's clock."""
 
 
 @dataclass(slots=True)
@@ -77,7 +75,7 @@ class Cache:
     _jobs: dict[Key, Json] = field(default_factory=dict)
     _pods: dict[str, _Pod] = field(default_factory=dict)
     _pods_of: dict[Owner, set[str]] = field(default_factory=dict)
-    _memory: dict[Owner, Memory] = field(default_factory=dict)
+    _unwatched: dict[Owner, _Unwatched] = field(default_factory=dict)
     _listed: set[str | None] = field(default_factory=set)
     _gone: dict[str, int] = field(default_factory=dict)
     _last_list: int = 0
@@ -93,21 +91,17 @@ class Cache:
     def keys(self) -> tuple[Key, ...]:
         return tuple(self._jobs)
 
-    def memory(self, owner: Owner) -> Memory:
-        return self._memory.setdefault(owner, Memory())
-
     def observed(self, owner: Owner) -> Observed:
         """All that is known of a job's children at this moment, in a stable order."""
         views = [self._pods[uid].view for uid in self._pods_of.get(owner, ())]
         pods = [view for view in views if isinstance(view, PodView)]
         initializers = [view for view in views if isinstance(view, InitializerView)]
-        known = self.memory(owner)
+        known = self._unwatched.get(owner) or _Unwatched()
         return Observed(
             pods=tuple(sorted(pods, key=_place)),
             service=known.service,
             pvc_exists=known.pvc_exists,
             report=known.report,
-            problem=known.problem,
             children=frozenset(known.children),
             logs=dict(known.logs),
             warnings=dict(known.warnings),
@@ -122,7 +116,7 @@ class Cache:
         if meta["uid"] in self._gone or (known is not None and _version(known) >= _version(obj)):
             return False
         if known is not None and known["metadata"]["uid"] != meta["uid"]:
-            self._memory.pop(Owner(key.namespace, known["metadata"]["uid"]), None)
+            self._unwatched.pop(Owner(key.namespace, known["metadata"]["uid"]), None)
         self._jobs[key] = obj
         return True
 
@@ -130,7 +124,7 @@ class Cache:
         """Take in that a DDPJob is gone; whether that was news. A newer job of the same name stays."""
         meta = obj["metadata"]
         self._gone.setdefault(meta["uid"], _version(obj))
-        self._memory.pop(Owner(meta["namespace"], meta["uid"]), None)
+        self._unwatched.pop(Owner(meta["namespace"], meta["uid"]), None)
         known = self._jobs.get(Key(meta["namespace"], meta["name"]))
         if known is None or known["metadata"]["uid"] != meta["uid"]:
             return False
@@ -165,9 +159,9 @@ class Cache:
         if view is None or owner is None or view.node_rank != 0 or view.termination is None:
             return
         said = read_termination(view.termination.message)
-        known = self.memory(owner).report or TrainerReport(uid=owner.uid, attempt=view.attempt)
+        known = self._of(owner).report or TrainerReport(uid=owner.uid, attempt=view.attempt)
         if said is not None and said.attempt == known.attempt:
-            self.memory(owner).report = known.updated_by(said)
+            self.put_report(owner, known.updated_by(said))
 
     def forget_pod(self, uid: str, version: int | None = None) -> bool:
         """Take in that the pod of that uid does not exist; whether that was news."""
@@ -175,23 +169,50 @@ class Cache:
         known = self._pods.pop(uid, None)
         if known is None:
             return False
-        if known.owner in self._memory:
-            self._memory[known.owner].logs.pop(uid, None)
-            self._memory[known.owner].warnings.pop(uid, None)
+        if known.owner in self._unwatched:
+            self._unwatched[known.owner].logs.pop(uid, None)
+            self._unwatched[known.owner].warnings.pop(uid, None)
         siblings = self._pods_of[known.owner]
         siblings.discard(uid)
         if not siblings:
             del self._pods_of[known.owner]
         return True
 
+    def _of(self, owner: Owner) -> _Unwatched:
+        return self._unwatched.setdefault(owner, _Unwatched())
+
     def put_service(self, owner: Owner, obj: Json) -> None:
         """Take in the rendezvous Service of a job."""
         attempt = (obj["spec"].get("selector") or {}).get(names.LABEL_ATTEMPT, "")
-        self.memory(owner).service = ServiceView(
+        self._of(owner).service = ServiceView(
             host=obj["spec"]["clusterIP"],
             attempt=int(attempt) if attempt.isdecimal() else -1,
             port=obj["spec"]["ports"][0]["port"],
         )
+
+    def drop_service(self, owner: Owner) -> None:
+        """Take in that a job has no Service."""
+        self._of(owner).service = None
+
+    def put_claim(self, owner: Owner) -> None:
+        """Take in that a job's PersistentVolumeClaim exists."""
+        self._of(owner).pvc_exists = True
+
+    def put_child(self, owner: Owner, kind: str, name: str) -> None:
+        """Take in that a job's NetworkPolicy or PodGroup exists."""
+        self._of(owner).children.add((kind, name))
+
+    def put_log(self, owner: Owner, pod_uid: str, tail: str) -> None:
+        """Take in the tail of a pod's log; empty if it cannot be read."""
+        self._of(owner).logs[pod_uid] = tail
+
+    def put_warning(self, owner: Owner, pod_uid: str, warning: PodWarning) -> None:
+        """Take in what the events of a pod say."""
+        self._of(owner).warnings[pod_uid] = warning
+
+    def put_report(self, owner: Owner, report: TrainerReport) -> None:
+        """Take in what a job's trainer reports."""
+        self._of(owner).report = report
 
     def take_lists(
         self, namespace: str | None, jobs: Iterable[Json], pods: Iterable[Json], jobs_version: int, pods_version: int
@@ -223,7 +244,7 @@ class Cache:
         """Forget the gone that were gone before the last round of lists; `version` is this round's."""
         self._gone = {uid: at for uid, at in self._gone.items() if at > self._last_list}
         live = {Owner(key.namespace, obj["metadata"]["uid"]) for key, obj in self._jobs.items()}
-        self._memory = {owner: memory for owner, memory in self._memory.items() if owner in live}
+        self._unwatched = {owner: known for owner, known in self._unwatched.items() if owner in live}
         self._last_list = version
 
 

@@ -15,9 +15,10 @@ from datetime import UTC, datetime
 
 from ddpjob_operator import metrics
 from ddpjob_operator.api import API_VERSION, KIND
+from ddpjob_operator.api.spec import DDPJobSpec
 from ddpjob_operator.api.status import DDPJobStatus, Phase
 from ddpjob_operator.cluster.apply import Applier
-from ddpjob_operator.cluster.cache import Cache, Json, Key, Memory, Owner
+from ddpjob_operator.cluster.cache import Cache, Json, Key, Owner
 from ddpjob_operator.cluster.rejections import Rejected
 from ddpjob_operator.cluster.status_poll import StatusPoller, Target
 from ddpjob_operator.cluster.status_write import Change, StatusWriter, change_between
@@ -25,12 +26,13 @@ from ddpjob_operator.core.ledger.goodput import seconds_of
 from ddpjob_operator.core.plan import plan
 from ddpjob_operator.core.stages.invalid_spec import plan_internal_error, plan_invalid_spec, unparsable_edit
 from ddpjob_operator.core.values.actions import Plan
-from ddpjob_operator.core.values.job import Defaults, Job
+from ddpjob_operator.core.values.job import Defaults, Job, Problem
 from ddpjob_operator.core.values.observed import Observed
 from ddpjob_operator.core.values.trainer_report import TrainerReport
 from ddpjob_operator.runtime.client import Client
 from ddpjob_operator.runtime.errors import ApiError
-from ddpjob_operator.runtime.events import EventPoster, Subject
+from ddpjob_operator.runtime.events import EventRecorder, Subject
+from ddpjob_operator.runtime.leader import Leader
 from ddpjob_operator.wire.jobs import InvalidJob, is_left_to_another, job_of, parse_job
 
 logger = logging.getLogger(__name__)
@@ -44,15 +46,32 @@ A job takes three at most; more means that they do not come to rest, and must no
 UNSETTLED_SECONDS = 5.0
 
 
+@dataclass(slots=True)
+class _LastPass:
+    """What a pass over a job leaves for the next one. Only the controller reads and writes it."""
+
+    uid: str
+    spec: DDPJobSpec | None = None
+    """The last one that could be parsed: a job with pods goes on by it after an edit that cannot."""
+    rejected: Problem | None = None
+    """What the API server rejected, until it is tried again: the plan then tries less, or gives the gang back."""
+    status_written: float | None = None
+    """When the status was last written, on the event loop's clock: mere progress is not written at once again."""
+
+
 @dataclass(frozen=True, slots=True)
 class _View:
     """A job as a pass works on it, in the form that survives even where the spec does not parse."""
 
     key: Key
     obj: Json
-    owner: Owner
+    last: _LastPass
     job: Job | None
     problems: tuple[str, ...] = ()
+
+    @property
+    def owner(self) -> Owner:
+        return Owner(self.key.namespace, self.last.uid)
 
     @property
     def status(self) -> DDPJobStatus:
@@ -65,20 +84,22 @@ class _View:
 
 @dataclass(eq=False)
 class Controller:
-    """`reconcile` is what the queue calls; `on_report` is what the status poller calls."""
+    """`reconcile` is called by the queue, `on_report` by the status poller."""
 
     client: Client
     cache: Cache
-    events: EventPoster
+    recorder: EventRecorder
     defaults: Callable[[str], Defaults]
     """What holds for the jobs of a namespace."""
     progress_seconds: float
     enqueue: Callable[[Key], None]
     poller: StatusPoller
-    leading: Callable[[], bool]
+    leader: Leader | None
+    """None where this replica is the only one."""
     clock: Callable[[], datetime] = lambda: datetime.now(UTC)
     _applier: Applier = field(init=False)
     _writer: StatusWriter = field(init=False)
+    _last: dict[Key, _LastPass] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._applier = Applier(self.client, self.cache)
@@ -93,23 +114,26 @@ class Controller:
         Raises:
             ApiError: something that may pass; the queue tries again.
         """
-        if not (self.leading() and self.cache.is_listed(key.namespace)):
+        leading = self.leader is None or self.leader.leading
+        if not (leading and self.cache.is_listed(key.namespace)):
+            if self.cache.job(key) is None:
+                self._forget(key)
             return None  # everything is queued anew when this replica's turn comes, and with every list
         for _ in range(LONGEST_CHAIN):
             view = self._view(key)
             if view is None or is_left_to_another(view.obj):
                 self._forget(key)
                 return None
-            decided, memory = await self._decided(view), self.cache.memory(view.owner)
+            decided = await self._decided(view)
             if decided.status_first and not await self._write(view, decided):
                 continue
-            blocked, memory.problem = memory.problem is not None, None
+            blocked, view.last.rejected = view.last.rejected is not None, None
             if view.job is not None and decided.actions:
                 refusal = await self._applier.carry_out(view.job, decided.actions)
                 if refusal is not None:
-                    return await self._report_rejection(key, memory, refusal)
+                    return await self._report_rejection(view, refusal)
             elif not blocked:
-                return await self._settle(key, view, decided, memory)
+                return await self._settle(view, decided)
             # what was done, or is no longer in the way, may allow the next step
         logger.error("%s: %d plans in a row did not come to rest", key, LONGEST_CHAIN)
         return UNSETTLED_SECONDS
@@ -118,16 +142,17 @@ class Controller:
         obj = self.cache.job(key)
         if obj is None:
             return None
-        owner = Owner(key.namespace, obj["metadata"]["uid"])
-        memory = self.cache.memory(owner)
+        last = self._last.get(key)
+        if last is None or last.uid != obj["metadata"]["uid"]:  # a new job of the same name
+            last = self._last[key] = _LastPass(obj["metadata"]["uid"])
         try:
             job = parse_job(obj)
         except InvalidJob as error:
-            if memory.spec is None:
-                return _View(key, obj, owner, None, error.problems)
-            job = replace(job_of(obj, memory.spec), rejected_edit=unparsable_edit(error.problems))
-        memory.spec = job.spec
-        return _View(key, obj, owner, job)
+            if last.spec is None:
+                return _View(key, obj, last, None, error.problems)
+            job = replace(job_of(obj, last.spec), rejected_edit=unparsable_edit(error.problems))
+        last.spec = job.spec
+        return _View(key, obj, last, job)
 
     async def _decided(self, view: _View) -> Plan:
         """What to do. An internal error is written into the status as well."""
@@ -140,26 +165,27 @@ class Controller:
     def _decide(self, view: _View) -> Plan:
         if view.job is None:
             return plan_invalid_spec(view.status, view.problems, self.clock(), view.generation)
-        return plan(view.job, self.cache.observed(view.owner), self.clock(), self.defaults(view.key.namespace))
+        observed = replace(self.cache.observed(view.owner), problem=view.last.rejected)
+        return plan(view.job, observed, self.clock(), self.defaults(view.key.namespace))
 
-    async def _settle(self, key: Key, view: _View, decided: Plan, memory: Memory) -> float | None:
+    async def _settle(self, view: _View, decided: Plan) -> float | None:
         """Nothing is left to do: write down what has changed, unless it can wait, and keep an eye on the trainer."""
         due: float | None = None
         if not decided.status_first:
             change = change_between(view.obj.get("status") or {}, decided.status)
-            due = self._wait_of(change, memory)
+            due = self._wait_of(change, view.last)
             if due is None and not await self._write(view, decided):
                 return 0.0
-        self._update_metrics(key, view, decided.status)
-        self._watch_trainer(key, view, decided.status)
+        self._update_metrics(view, decided.status)
+        self._watch_trainer(view, decided.status)
         waits = [wait for wait in (due, decided.requeue_after) if wait is not None]
         return min(waits, default=None)
 
-    def _wait_of(self, change: Change, memory: Memory) -> float | None:
+    def _wait_of(self, change: Change, last: _LastPass) -> float | None:
         """Seconds that a change of mere progress should wait, or None to write it (if there is any) now."""
-        if not change.only_progress or memory.last_status_write is None:
+        if not change.only_progress or last.status_written is None:
             return None
-        left = memory.last_status_write + self.progress_seconds - asyncio.get_running_loop().time()
+        left = last.status_written + self.progress_seconds - asyncio.get_running_loop().time()
         return left if left > 0 else None
 
     async def _write(self, view: _View, decided: Plan) -> bool:
@@ -173,25 +199,26 @@ class Controller:
             return True
         if not await self._writer.write(view.key, view.obj, change):
             return False
+        view.last.status_written = asyncio.get_running_loop().time()
         self._count(view.key.namespace, before, after)
         for event in decided.events:
-            self.events.say(Subject(API_VERSION, KIND, *view.key, view.owner.uid), event)
+            self.recorder.record(Subject(API_VERSION, KIND, *view.key, view.owner.uid), event)
         return True
 
-    async def _report_rejection(self, key: Key, memory: Memory, refusal: Rejected) -> float | None:
-        """Say in the status what the API server will not have.
+    async def _report_rejection(self, acted_on: _View, refusal: Rejected) -> float | None:
+        """Write into the status what the API server has rejected.
 
         Trying again is the queue's business, with its backoff.
         """
-        memory.problem = refusal.problem
+        key, acted_on.last.rejected = acted_on.key, refusal.problem
         error = ApiError(0, refusal.problem.reason, refusal.problem.message)
-        view = self._view(key)
+        view = self._view(key)  # as the calls have left it
         if view is not None:
             decided = self._decide(view)
-            if self._wait_of(change_between(view.obj.get("status") or {}, decided.status), memory) is None:
+            if self._wait_of(change_between(view.obj.get("status") or {}, decided.status), view.last) is None:
                 await self._write(view, replace(decided, actions=()))
-            self._update_metrics(key, view, decided.status)
-            self._watch_trainer(key, view, decided.status)  # a gang may well train while a spare is refused
+            self._update_metrics(view, decided.status)
+            self._watch_trainer(view, decided.status)  # a gang may well train while a spare is refused
             error.look_within = decided.requeue_after  # a deadline does not wait for a backoff
         if refusal.final:
             logger.info("%s: %s; not tried again", key, refusal.problem.message)
@@ -205,8 +232,8 @@ class Controller:
         if after.phase is Phase.FAILED and before.phase is not Phase.FAILED:
             metrics.FAILED_JOBS.labels(namespace, metrics.bounded(cause)).inc()
 
-    def _update_metrics(self, key: Key, view: _View, status: DDPJobStatus) -> None:
-        progress = status.progress
+    def _update_metrics(self, view: _View, status: DDPJobStatus) -> None:
+        key, progress = view.key, status.progress
         metrics.JOBS.put(
             key,
             metrics.JobFigures(
@@ -229,12 +256,12 @@ class Controller:
             ),
         )
 
-    def _watch_trainer(self, key: Key, view: _View, status: DDPJobStatus) -> None:
-        target = trainer_of(view.owner.uid, status, self.cache.observed(view.owner))
+    def _watch_trainer(self, view: _View, status: DDPJobStatus) -> None:
+        key, target = view.key, trainer_of(view.owner.uid, status, self.cache.observed(view.owner))
         if target is None or view.job is None or view.job.deleting:
             self.poller.drop(key)
         else:
-            self.poller.watch(key, target)
+            self.poller.watch(key, target, self.on_report)
 
     def on_report(self, key: Key, target: Target, report: TrainerReport) -> None:
         """Take in a trainer's answer, and look at the job."""
@@ -243,7 +270,7 @@ class Controller:
         if obj is None or obj["metadata"]["uid"] != target.uid:
             self.poller.drop(key)
             return
-        self.cache.memory(owner).report = report
+        self.cache.put_report(owner, report)
         self.enqueue(key)
 
     def stand_down(self) -> None:
@@ -252,6 +279,8 @@ class Controller:
         metrics.JOBS.clear()
 
     def _forget(self, key: Key) -> None:
+        """The job is gone, or another controller's."""
+        self._last.pop(key, None)
         self.poller.drop(key)
         metrics.JOBS.drop(key)
 

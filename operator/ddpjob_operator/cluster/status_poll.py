@@ -33,25 +33,28 @@ class Target(NamedTuple):
     attempt: int
 
 
+OnReport = Callable[[Any, Target, TrainerReport], None]
+"""Takes an answer, with the key that its trainer is watched under."""
+
+
 @dataclass(eq=False)
 class StatusPoller:
-    """Keeps one question going for each watched job; answers are handed to `on_report` with the key they were watched
-    under."""
+    """Requests the status of one trainer for each key, again and again."""
 
-    on_report: Callable[[Any, Target, TrainerReport], None]
     every: float = 2.0
     port: int = STATUS_PORT
     _asking: dict[Any, tuple[Target, asyncio.Task[None]]] = field(default_factory=dict)
     _session: aiohttp.ClientSession | None = None
     _at_once: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_AT_ONCE))
 
-    def watch(self, key: Any, target: Target) -> None:
-        """Ask `target` from now on, instead of any other that was asked under this key."""
+    def watch(self, key: Any, target: Target, on_report: OnReport) -> None:
+        """Ask `target` from now on, instead of any other that was asked under this key, and hand on its answers."""
         if (asking := self._asking.get(key)) is not None:
             if asking[0] == target:
                 return
             asking[1].cancel()
-        self._asking[key] = (target, asyncio.create_task(self._keep_asking(key, target), name=f"status of {key}"))
+        task = asyncio.create_task(self._keep_asking(key, target, on_report), name=f"status of {key}")
+        self._asking[key] = (target, task)
 
     def drop(self, key: Any) -> None:
         """Stop asking under this key."""
@@ -68,11 +71,11 @@ class StatusPoller:
         if self._session is not None:
             await self._session.close()
 
-    async def _keep_asking(self, key: Any, target: Target) -> None:
+    async def _keep_asking(self, key: Any, target: Target, on_report: OnReport) -> None:
         while True:
             report = await self._ask(target)
             if report is not None:
-                self.on_report(key, target, report)
+                on_report(key, target, report)
             await asyncio.sleep(self.every)
 
     async def _ask(self, target: Target) -> TrainerReport | None:

@@ -7,7 +7,6 @@ decided again.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -16,7 +15,7 @@ from typing import Any
 from ddpjob_operator import metrics
 from ddpjob_operator.api.status import DDPJobStatus
 from ddpjob_operator.cluster import paths
-from ddpjob_operator.cluster.cache import Cache, Key, Owner
+from ddpjob_operator.cluster.cache import Cache, Key
 from ddpjob_operator.core.ledger.summary import with_summary
 from ddpjob_operator.runtime.client import Client
 from ddpjob_operator.runtime.errors import ApiError
@@ -108,7 +107,6 @@ class StatusWriter:
             return False
         metrics.STATUS_WRITES.labels(kind="progress" if change.only_progress else "change").inc()
         self.cache.put_job(written)
-        self.cache.memory(Owner(key.namespace, metadata["uid"])).last_status_write = asyncio.get_running_loop().time()
         return True
 
     async def _read_again(self, key: Key, obj: Mapping[str, Any]) -> None:

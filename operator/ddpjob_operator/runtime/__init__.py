@@ -1,1 +1,1 @@
-"""What any operator needs: API client, login, leader election, work queue, event poster. Knows no DDPJob."""
+"""What any operator needs: API client, login, leader election, work queue, event recorder. Knows no DDPJob."""

@@ -1,6 +1,6 @@
 """Kubernetes Events about jobs: posted aside, so that nothing waits for them, aggregated and capped.
 
-The same thing said again within an hour raises the count of the first Event (one patch) rather than making another,
+A repetition of an event within an hour raises the count of the first Event (one patch) rather than making another,
 as client-go's correlator does. A job may make `CAP` new Events, refilled one every five minutes; what is beyond is
 dropped and counted.
 """
@@ -53,7 +53,7 @@ class Subject(NamedTuple):
     uid: str
 
 
-class _Said(NamedTuple):
+class _EventKey(NamedTuple):
     uid: str
     event: Event
 
@@ -72,17 +72,17 @@ class _Allowance:
 
 
 @dataclass(eq=False)
-class EventPoster:
-    """Takes events from passes without waiting, and posts them one after another from a task of its own."""
+class EventRecorder:
+    """Takes events without waiting, and posts them one after another from a task of its own."""
 
     client: Client
     instance: str = ""
     _waiting: asyncio.Queue[tuple[Subject, Event]] = field(default_factory=lambda: asyncio.Queue(_WAITING))
-    _posted: OrderedDict[_Said, _Posted] = field(default_factory=OrderedDict)
+    _posted: OrderedDict[_EventKey, _Posted] = field(default_factory=OrderedDict)
     _allowances: dict[str, _Allowance] = field(default_factory=dict)
     _serial: int = 0
 
-    def say(self, about: Subject, event: Event) -> None:
+    def record(self, about: Subject, event: Event) -> None:
         """Queue an event. Too many at once are dropped: they are news, not a record."""
         try:
             self._waiting.put_nowait((about, event))
@@ -105,7 +105,7 @@ class EventPoster:
             metrics.EVENTS.labels(result=result).inc()
 
     async def drain(self, within: float) -> None:
-        """Wait until all that was said is posted, for at most so many seconds."""
+        """Wait until all recorded events are posted, for at most so many seconds."""
         try:
             async with asyncio.timeout(within):
                 await self._waiting.join()
@@ -113,8 +113,8 @@ class EventPoster:
             logger.warning("%d events were not posted before the end", self._waiting.qsize())
 
     async def _post(self, about: Subject, event: Event) -> str:
-        loop_time, said = asyncio.get_running_loop().time(), _Said(about.uid, event)
-        before = self._posted.get(said)
+        loop_time, key = asyncio.get_running_loop().time(), _EventKey(about.uid, event)
+        before = self._posted.get(key)
         now = datetime.now(UTC)
         if before is not None and loop_time - before.at < SAME_WITHIN_SECONDS:
             before.count += 1
@@ -124,7 +124,7 @@ class EventPoster:
             except ApiError as error:
                 if not error.not_found:
                     raise
-                del self._posted[said]  # it has expired on the server (after an hour by default)
+                del self._posted[key]  # it has expired on the server (after an hour by default)
             else:
                 return "repeated"
         if not self._allowed(about.uid, loop_time):
@@ -134,7 +134,7 @@ class EventPoster:
         await self.client.create(
             paths.events(about.namespace), "events", manifest(about, event, name, now, self.instance)
         )
-        self._posted[said] = _Posted(name, loop_time)
+        self._posted[key] = _Posted(name, loop_time)
         if len(self._posted) > _REMEMBERED:
             self._posted.popitem(last=False)
         return "posted"

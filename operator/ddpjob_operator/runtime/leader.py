@@ -38,15 +38,13 @@ class NotLeading(ApiError):
 class Leader:
     """Runs for the Lease `namespace/name` as `identity`.
 
-    Calls `elected` each time it gets the Lease and `deposed` each time it loses it. Its client must not be fenced.
+    Its client must not be fenced.
     """
 
     client: Client
     namespace: str
     name: str
     identity: str
-    elected: Callable[[], None]
-    deposed: Callable[[], None]
     known: asyncio.Event = field(default_factory=asyncio.Event)
     """Set once it is known who leads."""
     _held_until: float | None = None
@@ -65,8 +63,8 @@ class Leader:
         if not self.leading:
             raise NotLeading(0, "NotLeading", f"{self.identity} does not hold the lease {self.namespace}/{self.name}")
 
-    async def run(self) -> None:
-        """Take part until cancelled."""
+    async def run(self, elected: Callable[[], None], deposed: Callable[[], None]) -> None:
+        """Take part until cancelled. Calls `elected` each time it gets the Lease, `deposed` each time it loses it."""
         led = False
         while True:
             try:
@@ -77,11 +75,11 @@ class Leader:
             leads = self.leading
             if leads and not led:
                 logger.info("leading as %s", self.identity)
-                self.elected()
+                elected()
             elif led and not leads:
                 logger.warning("no longer leading")
                 self._held_until = None
-                self.deposed()
+                deposed()
             led = leads
             metrics.LEADER.set(leads)
             await asyncio.sleep(RENEW_SECONDS if leads else STANDBY_POLL_SECONDS)

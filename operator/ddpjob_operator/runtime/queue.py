@@ -12,7 +12,7 @@ import asyncio
 import logging
 import random
 from collections import deque
-from collections.abc import Awaitable, Callable, Hashable
+from collections.abc import Awaitable, Callable, Hashable, Iterable
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -45,10 +45,8 @@ class _Delayed:
 
 @dataclass(eq=False)
 class WorkQueue(Generic[K]):
-    """`look` is awaited with a key; it returns seconds after which to look again, or None. Whatever it raises is
-    retried after a backoff, but no later than in `look_within` seconds if the error says so."""
+    """Keys wait here from the first `add`; they are looked at once `start` is called."""
 
-    look: Callable[[K], Awaitable[float | None]]
     workers: int = 16
     backoff: Backoff = field(default_factory=Backoff)
     _ready: deque[K] = field(default_factory=deque)
@@ -61,9 +59,13 @@ class WorkQueue(Generic[K]):
     _news: asyncio.Event = field(default_factory=asyncio.Event)
     _stopping: bool = False
 
-    def start(self) -> None:
-        """Start the workers in the running loop."""
-        self._tasks = [asyncio.create_task(self._work(), name=f"worker {n}") for n in range(self.workers)]
+    def start(self, look: Callable[[K], Awaitable[float | None]]) -> None:
+        """Start the workers in the running loop.
+
+        They await `look` with a key, which returns seconds after which to look again, or None. Whatever it raises is
+        retried after a backoff, but no later than in `look_within` seconds if the error says so.
+        """
+        self._tasks = [asyncio.create_task(self._work(look), name=f"worker {n}") for n in range(self.workers)]
 
     async def stop(self, within: float) -> None:
         """Let passes that have begun finish, for at most so many seconds, then cancel them. Nothing new begins."""
@@ -92,6 +94,11 @@ class WorkQueue(Generic[K]):
             self._queued.add(key)
             self._ready.append(key)
             self._news.set()
+
+    def add_all(self, keys: Iterable[K]) -> None:
+        """Look at each of `keys` now."""
+        for key in keys:
+            self.add(key)
 
     def add_unless_backing_off(self, key: K) -> None:
         """Look at `key` now, unless it failed last: what comes every other second must not undo a backoff."""
@@ -129,7 +136,7 @@ class WorkQueue(Generic[K]):
         """Workers that have ended although the queue was not stopped."""
         return 0 if self._stopping else sum(task.done() for task in self._tasks)
 
-    async def _work(self) -> None:
+    async def _work(self, look: Callable[[K], Awaitable[float | None]]) -> None:
         while not self._stopping:
             if not self._ready:
                 self._news.clear()
@@ -137,13 +144,13 @@ class WorkQueue(Generic[K]):
                 continue
             key = self._ready.popleft()
             self._queued.discard(key)
-            await self._pass(key)
+            await self._pass(key, look)
 
-    async def _pass(self, key: K) -> None:
+    async def _pass(self, key: K, look: Callable[[K], Awaitable[float | None]]) -> None:
         loop = asyncio.get_running_loop()
         began = self._running[key] = loop.time()
         try:
-            after = await self.look(key)
+            after = await look(key)
         except Exception as error:
             failures = self._failures[key] = self._failures.get(key, 0) + 1
             after = self.backoff.seconds(failures, random.random())  # noqa: S311 - jitter, not a secret

@@ -38,8 +38,8 @@ class EndlessBackoffs:
 def settings() -> kopf.OperatorSettings:
     """kopf as this operator needs it."""
     chosen = kopf.OperatorSettings()
-    # Ours replace them: a Lease with monotonic time instead of peering by wall clock, and an event poster that
-    # aggregates.
+    # Ours replace them: a Lease with monotonic time instead of peering by wall clock, and an event recorder
+    # that aggregates.
     chosen.peering.standalone = True
     chosen.posting.enabled = False
     # No watching of CRDs and namespaces: it needs rights over the whole cluster, and we wait for the CRD ourselves.

@@ -111,13 +111,13 @@ def test_a_list_of_one_namespace_says_nothing_about_another() -> None:
     assert phases(cache) == ["Pending"]
 
 
-def test_a_new_job_of_the_same_name_replaces_the_old_one_and_its_memory() -> None:
+def test_a_new_job_of_the_same_name_replaces_the_old_one_and_its_children() -> None:
     cache = Cache()
     cache.put_job(job(4))
-    cache.memory(OWNER).pvc_exists = True
+    cache.put_claim(OWNER)
     cache.put_job(job(9, uid="job-2"))
     assert cache.job(KEY) == job(9, uid="job-2")
-    assert not cache.memory(Owner("ns", "job-2")).pvc_exists
+    assert not cache.observed(Owner("ns", "job-2")).pvc_exists
 
 
 def test_the_late_deletion_of_an_old_job_leaves_the_new_one() -> None:
@@ -185,7 +185,7 @@ def test_the_log_of_a_pod_is_kept_no_longer_than_the_pod() -> None:
     cache = Cache()
     cache.put_job(job(4))
     cache.put_pod(pod(5))
-    cache.memory(OWNER).logs["pod-1"] = "the end"
+    cache.put_log(OWNER, "pod-1", "the end")
     assert cache.observed(OWNER).logs == {"pod-1": "the end"}
     cache.drop_pod(pod(8))
     assert cache.observed(OWNER).logs == {}
@@ -195,12 +195,12 @@ def test_what_is_gone_is_forgotten_after_two_rounds_of_lists() -> None:
     cache = Cache()
     for number in range(100):
         cache.put_job(job(number + 1, uid=f"job-{number}", name=f"j{number}"))
-        cache.memory(Owner("ns", f"job-{number}"))
+        cache.put_claim(Owner("ns", f"job-{number}"))
         cache.drop_job(job(number + 1, uid=f"job-{number}", name=f"j{number}"))
     cache.expire(200)
     assert len(cache._gone) == 100
     cache.expire(300)
-    assert (cache._gone, cache._memory) == ({}, {})
+    assert (cache._gone, cache._unwatched) == ({}, {})
 
 
 def test_nothing_is_decided_about_a_namespace_before_its_lists_are_there() -> None:
@@ -239,7 +239,7 @@ def ended(version: int, attempt: int = 0, *, message: str | None = None) -> dict
 def test_what_a_pod_says_at_its_end_is_kept_though_its_removal_comes_with_it() -> None:
     cache = Cache()
     cache.put_pod(pod(1, phase="Running"))
-    cache.memory(OWNER).report = TrainerReport(uid="job-1", attempt=0, step=310, phase="train")
+    cache.put_report(OWNER, TrainerReport(uid="job-1", attempt=0, step=310, phase="train"))
     cache.drop_pod(ended(2))
     report = cache.observed(OWNER).report
     assert report is not None
@@ -265,6 +265,6 @@ def test_other_last_words_take_nothing_away(last: dict[str, Any]) -> None:
     cache = Cache()
     cache.put_pod(pod(1, phase="Running"))
     known = TrainerReport(uid="job-1", attempt=0, step=310)
-    cache.memory(OWNER).report = known
+    cache.put_report(OWNER, known)
     cache.drop_pod(last)
     assert cache.observed(OWNER).report == known

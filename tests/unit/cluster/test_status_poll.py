@@ -33,7 +33,7 @@ class Heard:
             return await self.reports.get()
 
     def listen(self) -> None:
-        self.poller.watch("digits", TARGET)
+        self.poller.watch("digits", TARGET, lambda key, target, report: self.reports.put_nowait(report))
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ async def heard(server: Server) -> AsyncIterator[Heard]:
     reports: asyncio.Queue[TrainerReport] = asyncio.Queue()
     port = urlsplit(server.url).port
     assert port is not None
-    poller = StatusPoller(lambda key, target, report: reports.put_nowait(report), every=0.05, port=port)
+    poller = StatusPoller(every=0.05, port=port)
     yield Heard(poller, reports)
     await poller.close()
 

@@ -46,8 +46,8 @@ class Looks:
 async def within(
     looks: Looks, seconds: float, feed: Callable[[WorkQueue[str]], Awaitable[None]], **options: object
 ) -> None:
-    queue: WorkQueue[str] = WorkQueue(looks, **options)  # type: ignore[arg-type]
-    queue.start()
+    queue: WorkQueue[str] = WorkQueue(**options)  # type: ignore[arg-type]
+    queue.start(looks)
     await feed(queue)
     await asyncio.sleep(seconds)
     await queue.stop(within=0)
@@ -231,8 +231,8 @@ def test_stopping_lets_a_pass_finish_and_begins_no_other() -> None:
     looks = Looks(seconds=2.0)
 
     async def main() -> float:
-        queue: WorkQueue[str] = WorkQueue(looks, workers=1)
-        queue.start()
+        queue: WorkQueue[str] = WorkQueue(workers=1)
+        queue.start(looks)
         queue.add("a")
         queue.add("b")
         await asyncio.sleep(1)
@@ -250,8 +250,8 @@ def test_stopping_cancels_a_pass_that_takes_too_long() -> None:
     looks = Looks(seconds=100.0)
 
     async def main() -> float:
-        queue: WorkQueue[str] = WorkQueue(looks)
-        queue.start()
+        queue: WorkQueue[str] = WorkQueue()
+        queue.start(looks)
         queue.add("a")
         await asyncio.sleep(1)
         await queue.stop(within=5)
@@ -262,8 +262,8 @@ def test_stopping_cancels_a_pass_that_takes_too_long() -> None:
 
 def test_it_tells_how_long_the_longest_pass_takes() -> None:
     async def main() -> float:
-        queue: WorkQueue[str] = WorkQueue(Looks(seconds=100.0))
-        queue.start()
+        queue: WorkQueue[str] = WorkQueue()
+        queue.start(Looks(seconds=100.0))
         queue.add("a")
         await asyncio.sleep(40)
         queue.add("b")
