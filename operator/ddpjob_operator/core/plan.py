@@ -46,7 +46,7 @@ def plan(job: Job, observed: Observed, now: datetime, defaults: Defaults) -> Pla
     decided = _by_stage(with_report(transitions.adopt_attempt(look)))
     status = with_goodput(job.status, decided.status, observed, now)
     events = (*decided.events, *snapshot_events(job.status, status))
-    wait = soonest(decided.requeue_after, _next_moment(look.having(status)))
+    wait = soonest(decided.requeue_after, _next_moment(look.with_status(status)))
     return replace(decided, status=status, events=events, requeue_after=wait)
 
 

@@ -55,7 +55,7 @@ def adopt_attempt(look: Look) -> Look:
     unknown = newest - status.attempt
     if unknown <= 0:
         return look
-    return look.having(
+    return look.with_status(
         transitioned(
             status,
             attempt=newest,
@@ -77,13 +77,13 @@ def begin(look: Look) -> Look:
     """The operator acts on the job for the first time."""
     status = look.status
     phase, start_time = status.phase or Phase.PENDING, status.start_time or look.now
-    return look.having(transitioned(status, phase=phase, start_time=start_time))
+    return look.with_status(transitioned(status, phase=phase, start_time=start_time))
 
 
 def start_gang(look: Look, spec_digests: dict[str, str]) -> Look:
     """Pending → Starting: the first attempt begins."""
     status = look.status
-    return look.having(
+    return look.with_status(
         transitioned(
             status,
             phase=Phase.STARTING,
@@ -99,7 +99,7 @@ def start_gang(look: Look, spec_digests: dict[str, str]) -> Look:
 def mark_running(look: Look, message: str) -> Look:
     """Starting, Restarting → Running: every pod of the gang runs."""
     conditions = _in_phase(look, cond.RUNNING, "GangRunning", message)
-    return look.having(
+    return look.with_status(
         transitioned(look.status, phase=Phase.RUNNING, restart_at=None, retry_at=None, conditions=conditions)
     )
 
@@ -107,13 +107,13 @@ def mark_running(look: Look, message: str) -> Look:
 def reopen_gang(look: Look, message: str) -> Look:
     """Running → Restarting, in the same attempt: a pod that was kept for it had ended before."""
     conditions = _in_phase(look, cond.RESTARTING, "KeptPodEnded", message)
-    return look.having(transitioned(look.status, phase=Phase.RESTARTING, conditions=conditions))
+    return look.with_status(transitioned(look.status, phase=Phase.RESTARTING, conditions=conditions))
 
 
 def begin_attempt(look: Look, following: NextAttempt) -> Look:
     """→ Restarting: the attempt is over, the next one begins."""
     delay, size = following.delay, following.size
-    return look.having(
+    return look.with_status(
         transitioned(
             look.status,
             phase=Phase.RESTARTING,
@@ -133,7 +133,7 @@ def begin_attempt(look: Look, following: NextAttempt) -> Look:
 def release_gang(look: Look, following: NextAttempt) -> Look:
     """A gang that cannot be completed is given up: the next attempt begins, in the same phase, after a wait."""
     degraded = degrade(look, Problem(following.reason, following.message)).status
-    return look.having(
+    return look.with_status(
         transitioned(
             degraded,
             attempt=look.status.attempt + 1,
@@ -147,7 +147,7 @@ def release_gang(look: Look, following: NextAttempt) -> Look:
 
 def retry_initializers(look: Look, delay: float) -> Look:
     """The initializers are tried again, `delay` seconds from now."""
-    return look.having(transitioned(look.status, retry_at=look.now + timedelta(seconds=delay)))
+    return look.with_status(transitioned(look.status, retry_at=look.now + timedelta(seconds=delay)))
 
 
 def begin_suspension(look: Look) -> Look:
@@ -159,7 +159,7 @@ def begin_suspension(look: Look) -> Look:
     update = cond.Update(
         cond.SUSPENDED, False, SUSPENDING, "pods are saving a snapshot and terminating", write_false=True
     )
-    return look.having(
+    return look.with_status(
         transitioned(
             status,
             internal=_made_from(look, digests, internal.kept_pods),
@@ -170,7 +170,7 @@ def begin_suspension(look: Look) -> Look:
 
 def suspend(look: Look, message: str) -> Look:
     """→ Suspended: no pod is left, or none that confirms its end."""
-    return look.having(
+    return look.with_status(
         transitioned(
             look.status,
             phase=Phase.SUSPENDED,
@@ -190,8 +190,8 @@ def resume(look: Look) -> Look:
     suspended = status.suspended_seconds + _suspended_for(look)
     conditions = _conditions(look, cond.Update(cond.SUSPENDED, False, "Resumed"))
     if status.internal.spec_digests is not None:
-        return look.having(transitioned(status, conditions=conditions, suspended_seconds=suspended))
-    return look.having(
+        return look.with_status(transitioned(status, conditions=conditions, suspended_seconds=suspended))
+    return look.with_status(
         transitioned(
             status,
             phase=Phase.PENDING,
@@ -285,7 +285,7 @@ def mark_shutdown_long_enough(look: Look) -> Look:
 
 
 def _end(look: Look, phase: Phase, conditions: tuple[Condition, ...]) -> Look:
-    return look.having(
+    return look.with_status(
         transitioned(
             look.status,
             phase=phase,
@@ -298,7 +298,7 @@ def _end(look: Look, phase: Phase, conditions: tuple[Condition, ...]) -> Look:
 
 
 def _with_condition(look: Look, update: cond.Update) -> Look:
-    return look.having(transitioned(look.status, conditions=_conditions(look, update)))
+    return look.with_status(transitioned(look.status, conditions=_conditions(look, update)))
 
 
 def _conditions(look: Look, *updates: cond.Update) -> tuple[Condition, ...]:

@@ -76,7 +76,7 @@ def decide(look: Look, failure: Failure) -> RestartIn | GiveUp:
     key = f"{job.uid}/{status.attempt}"
     exclude = ruling.action is RuleAction.EXCLUDE_NODE
     after = disrupted(status) if free else spent(policy, status, now)
-    after = blame_node(look.having(after), failure, exclude=exclude)
+    after = blame_node(look.with_status(after), failure, exclude=exclude)
     cost = "it does not count" if free else f"restart {used + 1} of {allowance(policy)}"
     return RestartIn(
         reason=diagnosis.reason,

@@ -34,13 +34,6 @@ def members(look: Look) -> tuple[PodView, ...]:
     return tuple(pod for pod in look.gang if not ended_before(pod, look.status))
 
 
-def awaits_data(look: Look) -> bool:
-    """Whether initializers have to put data on the volume before any pod of the gang is created."""
-    status = look.status
-    running = status.phase is Phase.RUNNING
-    return bool(look.job.spec.initializers) and not running and not cond.holds(status.conditions, cond.INITIALIZED)
-
-
 def missing(look: Look) -> list[tuple[str, int]]:
     """Names and node ranks of pods that were all there once, since the job is Running, and are gone."""
     status = look.status
@@ -55,6 +48,46 @@ def missing(look: Look) -> list[tuple[str, int]]:
     ]
 
 
+def left_over(look: Look) -> tuple[PodView, ...]:
+    """Pods of older attempts that are not part of the current one."""
+    status = look.status
+    return tuple(
+        pod
+        for pod in look.observed.pods
+        if ended_before(pod, status) or (pod.attempt < status.attempt and not is_kept(pod, status))
+    )
+
+
+def ended_before(pod: PodView, status: DDPJobStatus) -> bool:
+    """Whether a pod that was kept for the current attempt had ended before it joined it.
+
+    Its end belongs to the attempt before, which has been counted. Only a kept pod can be such a one, and what takes
+    its place is a new pod: a termination message that lies cannot make restarts free for ever.
+    """
+    if pod.termination is None or pod.name not in status.internal.kept_pods:
+        return False
+    said = read_termination(pod.termination.message)
+    if said is not None and said.attempt is not None:
+        return said.attempt < status.attempt
+    ended, begun = pod.termination.finished_at, status.attempt_start_time
+    return ended is not None and begun is not None and ended < begun
+
+
+def can_be_kept(pod: PodView) -> bool:
+    """Whether a pod may take part in the next attempt: it runs or is about to, and is not being deleted."""
+    return not pod.deleting and (pod.running or (pod.phase is PodPhase.PENDING and pod.scheduled))
+
+
+def is_kept(pod: PodView, status: DDPJobStatus) -> bool:
+    """Whether a pod of an older attempt takes part in the current one."""
+    return pod.name in status.internal.kept_pods and pod.attempt < status.attempt and can_be_kept(pod)
+
+
+def needs_assignment(pod: PodView, status: DDPJobStatus) -> bool:
+    """Whether a kept pod has a node rank in the current attempt that its labels do not say yet."""
+    return is_kept(pod, status) and status.internal.kept_pods[pod.name] != STAYS_SPARE
+
+
 def with_node_counts(look: Look, spares: int = 0) -> Look:
     """How many nodes are ready, and how many spares.
 
@@ -62,7 +95,26 @@ def with_node_counts(look: Look, spares: int = 0) -> Look:
     """
     ready = sum(has_succeeded(pod) or (pod.running and not pod.deleting) for pod in members(look))
     count = NodeCount(ready=ready, total=look.gang_size, spares=spares)
-    return look.having(recorded(look.status, nodes=count))
+    return look.with_status(recorded(look.status, nodes=count))
+
+
+def starting_since(status: DDPJobStatus) -> datetime | None:
+    """From when on the current attempt could have started: the wait before a restart is left out."""
+    begun = status.attempt_start_time or status.start_time
+    return begun if begun is None or status.restart_at is None else max(begun, status.restart_at)
+
+
+def asking_since(status: DDPJobStatus) -> datetime | None:
+    """When the attempt began to ask for nodes, or will."""
+    times = (status.attempt_start_time, status.restart_at, status.retry_at)
+    return max((time for time in times if time is not None), default=None)
+
+
+def awaits_data(look: Look) -> bool:
+    """Whether initializers have to put data on the volume before any pod of the gang is created."""
+    status = look.status
+    running = status.phase is Phase.RUNNING
+    return bool(look.job.spec.initializers) and not running and not cond.holds(status.conditions, cond.INITIALIZED)
 
 
 def fill_gang(look: Look, admitted: Admitted) -> tuple[Action, ...]:
@@ -96,45 +148,6 @@ def create_pod_action(look: Look, admitted: Admitted, place: Place) -> CreatePod
     return CreatePod(name, place.attempt, place.node_rank, manifest)
 
 
-def can_be_kept(pod: PodView) -> bool:
-    """Whether a pod may take part in the next attempt: it runs or is about to, and is not being deleted."""
-    return not pod.deleting and (pod.running or (pod.phase is PodPhase.PENDING and pod.scheduled))
-
-
-def ended_before(pod: PodView, status: DDPJobStatus) -> bool:
-    """Whether a pod that was kept for the current attempt had ended before it joined it.
-
-    Its end belongs to the attempt before, which has been counted. Only a kept pod can be such a one, and what takes
-    its place is a new pod: a termination message that lies cannot make restarts free for ever.
-    """
-    if pod.termination is None or pod.name not in status.internal.kept_pods:
-        return False
-    said = read_termination(pod.termination.message)
-    if said is not None and said.attempt is not None:
-        return said.attempt < status.attempt
-    return _before(pod.termination.finished_at, status.attempt_start_time)
-
-
-def is_kept(pod: PodView, status: DDPJobStatus) -> bool:
-    """Whether a pod of an older attempt takes part in the current one."""
-    return pod.name in status.internal.kept_pods and pod.attempt < status.attempt and can_be_kept(pod)
-
-
-def needs_assignment(pod: PodView, status: DDPJobStatus) -> bool:
-    """Whether a kept pod has a node rank in the current attempt that its labels do not say yet."""
-    return is_kept(pod, status) and status.internal.kept_pods[pod.name] != STAYS_SPARE
-
-
-def left_over(look: Look) -> tuple[PodView, ...]:
-    """Pods of older attempts that are not part of the current one."""
-    status = look.status
-    return tuple(
-        pod
-        for pod in look.observed.pods
-        if ended_before(pod, status) or (pod.attempt < status.attempt and not is_kept(pod, status))
-    )
-
-
 def discard(
     look: Look, pods: tuple[PodView, ...], *, grace_seconds: int | None = RESTART_GRACE_SECONDS
 ) -> tuple[DeletePod, ...]:
@@ -154,13 +167,3 @@ def stop(
         for pod in pods
         if not pod.deleting and (everything or not pod.ended)
     )
-
-
-def asking_since(status: DDPJobStatus) -> datetime | None:
-    """When the attempt began to ask for nodes, or will."""
-    times = (status.attempt_start_time, status.restart_at, status.retry_at)
-    return max((time for time in times if time is not None), default=None)
-
-
-def _before(moment: datetime | None, other: datetime | None) -> bool:
-    return moment is not None and other is not None and moment < other

@@ -14,7 +14,7 @@ from datetime import datetime, timedelta
 from ddpjob_operator.api.status import Condition, DDPJobStatus, Phase
 from ddpjob_operator.core.failure.diagnosis import advice_for
 from ddpjob_operator.core.failure.node_exclusion import kept_away_from
-from ddpjob_operator.core.gang.members import members
+from ddpjob_operator.core.gang.members import members, starting_since
 from ddpjob_operator.core.manifests.spec_changes import edited_fields
 from ddpjob_operator.core.transitions import degrade, mark_scheduled, mark_unscheduled, recover
 from ddpjob_operator.core.values import conditions as cond
@@ -134,7 +134,7 @@ HINTS: tuple[tuple[str, str, str], ...] = (
 def with_problems(look: Look) -> Look:
     """The look with what is wrong, if anything is."""
     job = look.job
-    look = look.having(recorded(look.status, observed_generation=job.generation))
+    look = look.with_status(recorded(look.status, observed_generation=job.generation))
     if edited := edited_fields(job, look.status):
         names = ", ".join(f"spec.{name}" for name in edited)
         message = (
@@ -195,12 +195,6 @@ def with_scheduled(look: Look, pods: tuple[PodView, ...], problem: Problem | Non
     if len(pods) >= look.gang_size and all(pod.scheduled or pod.node_name for pod in pods):
         return mark_scheduled(look)
     return mark_unscheduled(look, problem)
-
-
-def starting_since(status: DDPJobStatus) -> datetime | None:
-    """From when on the current attempt could have started: the wait before a restart is left out."""
-    begun = status.attempt_start_time or status.start_time
-    return begun if begun is None or status.restart_at is None else max(begun, status.restart_at)
 
 
 def _of_pod(look: Look, pod: PodView, waited: float) -> Problem | None:

@@ -44,7 +44,7 @@ def with_report(look: Look) -> Look:
     report = look.observed.report
     if report is None or not report.is_of(look.job.uid, look.status.attempt):
         return look
-    look = look.having(with_final_report(look.status, report, look.now))
+    look = look.with_status(with_final_report(look.status, report, look.now))
     return _with_shutdown_status(_with_snapshot_status(look, report), report)
 
 
@@ -68,7 +68,7 @@ def with_failure(look: Look, failure: Failure, log_tail: str = "") -> Look:
     """The look with the post-mortem of a failure, as the last one and in the list of those that are remembered."""
     post_mortem = failure_status(look.status, failure, look.now, log_tail)
     failures = remember(look.status.failures, post_mortem)
-    return look.having(recorded(look.status, last_failure=post_mortem, failures=failures))
+    return look.with_status(recorded(look.status, last_failure=post_mortem, failures=failures))
 
 
 def failure_status(status: DDPJobStatus, failure: Failure, now: datetime, log_tail: str = "") -> FailureStatus:
@@ -158,7 +158,7 @@ def _with_snapshot_status(look: Look, report: TrainerReport) -> Look:
         look = mark_snapshots_failing(look, message)
     elif failing and problem is None:
         look = mark_snapshots_saved(look)
-    return look.having(_with_set_aside(look.status, report.snapshots_set_aside))
+    return look.with_status(_with_set_aside(look.status, report.snapshots_set_aside))
 
 
 def _with_shutdown_status(look: Look, report: TrainerReport) -> Look:

@@ -45,7 +45,7 @@ def plan_release(look: Look) -> Plan | None:
     released = f"{len(members(look))} of {size} pods were released: {problem.message}"
     message = f"{released}; retrying in {delay:.0f} s"
     following = NextAttempt(size, problem.reason, message, digests(job, look.defaults), delay)
-    look = transitions.release_gang(look.having(disrupted(look.status)), following)
+    look = transitions.release_gang(look.with_status(disrupted(look.status)), following)
     return Plan(
         look.status,
         stop(look.observed.pods, everything=True),

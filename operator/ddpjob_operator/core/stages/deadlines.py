@@ -11,8 +11,7 @@ from datetime import datetime, timedelta
 
 from ddpjob_operator.api.status import DDPJobStatus, Phase
 from ddpjob_operator.core.failure.detect import Failure, Retry
-from ddpjob_operator.core.gang.members import members
-from ddpjob_operator.core.gang.problems import starting_since
+from ddpjob_operator.core.gang.members import members, starting_since
 from ddpjob_operator.core.values import conditions as cond
 from ddpjob_operator.core.values.look import Look
 from ddpjob_operator.core.values.observed import PodPhase
@@ -54,19 +53,17 @@ def seconds_to_next(look: Look) -> float | None:
 
 def deadlines(look: Look) -> tuple[Deadline, ...]:
     """Every deadline that the job is under, passed or not."""
-    spec, status, found = look.job.spec, look.status, []
-    if _is_active(status) and spec.active_deadline_seconds is not None and status.start_time is not None:
+    spec, status, found = look.job.spec, look.status, list[Deadline]()
+    if status.is_final or status.phase is Phase.SUSPENDED:
+        return ()
+    if spec.active_deadline_seconds is not None and status.start_time is not None:
         allowed = timedelta(seconds=spec.active_deadline_seconds + status.suspended_seconds)
         found.append(Deadline(status.start_time + allowed, ACTIVE))
-    since = _could_start_since(status)
-    waits = _ranks_have_not_met(look) or _is_starting(look)
-    if spec.startup_deadline_seconds is not None and since is not None and waits:
-        found.append(Deadline(since + timedelta(seconds=spec.startup_deadline_seconds), STARTUP))
+    if spec.startup_deadline_seconds is not None and (_is_starting(look) or _ranks_have_not_met(look)):
+        since = _could_start_since(status)
+        if since is not None:
+            found.append(Deadline(since + timedelta(seconds=spec.startup_deadline_seconds), STARTUP))
     return tuple(found)
-
-
-def _is_active(status: DDPJobStatus) -> bool:
-    return not status.is_final and status.phase is not Phase.SUSPENDED
 
 
 def _could_start_since(status: DDPJobStatus) -> datetime | None:

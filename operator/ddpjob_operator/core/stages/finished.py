@@ -30,7 +30,7 @@ def has_finished(look: Look) -> bool:
 def plan_succeeded(look: Look) -> Plan:
     pods = members(look)
     look = with_node_counts(look)
-    look = look.having(with_final_report(look.status, last_report(pods), look.now))
+    look = look.with_status(with_final_report(look.status, last_report(pods), look.now))
     nodes = "node rank 0" if look.job.spec.success_policy == "FirstNode" else f"all {len(pods)} nodes"
     message = f"{nodes} finished; restarts: {look.status.restarts}"
     look = transitions.succeed(look, message)

@@ -44,7 +44,7 @@ def plan_initializers(look: Look) -> tuple[Look, Plan | None]:
         return look, None
     look, pod = transitions.begin(look), look.observed.initializer
     if pod is not None and pod.number > look.status.initializer_failures:
-        look = look.having(recorded(look.status, initializer_failures=pod.number))  # the status was lost
+        look = look.with_status(recorded(look.status, initializer_failures=pod.number))  # the status was lost
     if pod is None or pod.number < look.status.initializer_failures:
         return look, _begin(look, pod)
     if pod.succeeded:
@@ -104,7 +104,7 @@ def _waiting(look: Look, pod: InitializerView) -> Plan:
 
 def _after_failure(look: Look, pod: InitializerView) -> Plan:
     cause, final = _cause(pod)
-    look = look.having(recorded(look.status, initializer_failures=pod.number + 1))
+    look = look.with_status(recorded(look.status, initializer_failures=pod.number + 1))
     if final or pod.number >= RETRIES:
         return _give_up(look, pod, cause if final else f"{cause}; it was tried {pod.number + 1} times")
     delay = backoff_seconds(look.job.spec.restart.backoff, pod.number, f"{look.job.uid}/init-{pod.number}")
@@ -123,7 +123,7 @@ def _give_up(look: Look, pod: InitializerView, message: str) -> Plan:
     look = transitions.mark_uninitialized(look, FAILED, message)
     code = pod.termination.exit_code if pod.termination else None
     failure = Failure(FAILED, message, Retry.NEVER, pod_name=pod.name, exit_code=code)
-    look = look.having(recorded(look.status, last_failure=failure_status(look.status, failure, look.now)))
+    look = look.with_status(recorded(look.status, last_failure=failure_status(look.status, failure, look.now)))
     return plan_failed(look, FAILED, message)
 
 

@@ -61,20 +61,20 @@ def plan_restart(look: Look) -> Plan | None:
 
 
 def _after_failure(look: Look, cause: Failure) -> Plan:
-    look = look.having(with_final_report(look.status, cause.report, look.now))
+    look = look.with_status(with_final_report(look.status, cause.report, look.now))
     tail = log_tail(look.job, look.observed, cause)
     cause = with_last_log_line(cause, tail)
     match decide(look, cause):
         case GiveUp(reason, message):
             return plan_failed(with_failure(look, cause, tail), reason, message)
         case RestartIn(reason, seconds, after, why):
-            look = with_failure(look.having(after), cause, tail)
+            look = with_failure(look.with_status(after), cause, tail)
             return next_attempt(look, Cause(reason, with_clause(cause.message, why), seconds))
 
 
 def resize(look: Look, change: Resize) -> Plan:
     """Begin an attempt of another size. Nothing failed, so it costs no budget."""
-    look = look.having(recorded(look.status, disruptions=look.status.disruptions + 1))
+    look = look.with_status(recorded(look.status, disruptions=look.status.disruptions + 1))
     message = f"{change.message}; attempt {look.status.attempt + 1} has {change.size}"
     event = Event("Normal", change.reason, message)
     return next_attempt(look, Cause(change.reason, change.message, size=change.size, event=event))

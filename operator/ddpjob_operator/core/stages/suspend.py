@@ -53,7 +53,7 @@ def _suspending(look: Look, left: tuple[PodView, ...]) -> Plan:
     if status.phase is Phase.SUSPENDED:
         return Plan(status, actions)  # a pod that was not seen before, or that belongs to no attempt
     last = last_report(pod for pod in left if pod.attempt == status.attempt)
-    after = transitions.begin_suspension(look.having(with_final_report(status, last, look.now))).status
+    after = transitions.begin_suspension(look.with_status(with_final_report(status, last, look.now))).status
     event = Event("Normal", SUSPENDING, "stopping all pods after a snapshot")
     fetching = (observed.initializer,) if observed.initializer is not None else ()
     waits = [wait for pod in (*left, *fetching) if (wait := _seconds_to_give_up(look, pod)) is not None]

@@ -23,7 +23,7 @@ class Look:
     defaults: Defaults
     status: DDPJobStatus
 
-    def having(self, status: DDPJobStatus) -> Look:
+    def with_status(self, status: DDPJobStatus) -> Look:
         """The same look, with another status decided."""
         return replace(self, status=status)
 
