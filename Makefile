@@ -72,6 +72,7 @@ lint-files: $(VENV)/.dev
 	$(BIN)/python -m ddpjob_operator.api.docs --check
 	$(BIN)/python docs/metrics.py --check
 	$(BIN)/python docs/conditions.py --check
+	$(BIN)/python docs/validate_tables.py --check
 	$(BIN)/python charts/readme.py --check
 	$(BIN)/python charts/rbac.py --check
 
@@ -99,6 +100,7 @@ generate: $(VENV)/.dev  ## write the CRD, three pages of docs/, the chart's READ
 	$(BIN)/python -m ddpjob_operator.api.docs
 	$(BIN)/python docs/metrics.py
 	$(BIN)/python docs/conditions.py
+	$(BIN)/python docs/validate_tables.py
 	$(BIN)/python charts/readme.py
 	$(BIN)/python charts/rbac.py
 

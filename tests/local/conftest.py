@@ -86,7 +86,7 @@ def run_job(tmp_path: Path) -> Iterator[Run]:
     """Start `ddpjob run` on a spec, such as `run_job({"nodes": 2}, "--chaos", "…")`, in a folder of its own."""
     started: list[Started] = []
 
-    def start(spec: dict[str, Any], *options: str, name: str = "digits") -> Started:
+    def start(spec: dict[str, Any], *options: str, name: str = "digits", stdout: int | None = None) -> Started:
         file = tmp_path / f"{name}.yaml"
         file.write_text(yaml.safe_dump(job_object(name, spec)))
         output = tmp_path / f"output-{len(started)}.txt"
@@ -95,7 +95,7 @@ def run_job(tmp_path: Path) -> Iterator[Run]:
                 [sys.executable, "-m", "ddpjob_operator.cli.main", "run", str(file), *options],
                 cwd=tmp_path,
                 env=ENVIRONMENT,
-                stdout=out,
+                stdout=out if stdout is None else stdout,
                 stderr=subprocess.STDOUT,
                 stdin=subprocess.DEVNULL,
             )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
 import signal
 from dataclasses import dataclass, replace
@@ -266,6 +267,17 @@ def test_data_is_fetched_before_the_gang_and_what_fails_is_reported(run_job: Any
     refused = run_job(reads | {"initializers": [nothing]})
     assert refused.end() == 1
     assert "initializer empty: the script has ended, and there is no datasets/z; correct the script" in refused.text()
+
+
+def test_a_reader_that_goes_away_does_not_end_a_run(run_job: Any, tmp_path: Path) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    try:
+        run = run_job(script(tmp_path, "print('done')\n"), stdout=write)
+    finally:
+        os.close(write)
+    assert run.end() == 0
+    assert run.text() == ""
 
 
 def test_a_chaos_run_that_ends_too_soon_is_no_proof(run_job: Any, tmp_path: Path) -> None:

@@ -1,124 +1,117 @@
-"""Read a `Job` from a YAML file. Problems are reported with their line numbers."""
+"""Read `Job`s from YAML files. Problems are reported with their line numbers."""
 
 from __future__ import annotations
 
 import re
-import sys
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
-import yaml
-
 from ddpjob_operator.api import KIND
+from ddpjob_operator.cli.documents import BadFile, Document, read_documents
 from ddpjob_operator.core.values.job import Job
 from ddpjob_operator.wire.jobs import InvalidJob, parse_job
 
-_STDIN = "-"
 _PATH = re.compile(r"[A-Za-z_][\w.\[\]/-]*(?=: )")
-_STEP = re.compile(r"[^.\[\]]+")
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 _NAME_LIMIT = 253
 _NAMESPACE_LIMIT = 63
 
 
-class BadFile(Exception):
-    """A file that cannot be run as written. `problems` has one line each, such as `job.yaml:7: spec.nodes: 0 is …`."""
-
-    def __init__(self, problems: tuple[str, ...]) -> None:
-        super().__init__("\n".join(problems))
-        self.problems = problems
-
-
 @dataclass(frozen=True, slots=True)
-class _Document:
-    """One document of a file: what it says, and where."""
+class Checked:
+    """What `check_files` found: the valid jobs with their files, and one line for each problem of the others."""
 
-    content: Any
-    node: yaml.Node
-
-    @property
-    def is_job(self) -> bool:
-        return isinstance(self.content, dict) and self.content.get("kind") == KIND
-
-    def line(self, path: str) -> int:
-        """The line, from 1, of the field at `path`, or of the nearest that is there."""
-        node, line = self.node, self.node.start_mark.line
-        for step in _STEP.findall(path):
-            found = _child(node, step)
-            if found is None:
-                break
-            line, node = found
-        return line + 1
-
-
-def read_jobs(name: str) -> tuple[Job, ...]:
-    """All DDPJobs in a file (`-`: standard input). Documents of other kinds are ignored.
-
-    Each is a new job: a new uid, created now, without a status.
-
-    Raises:
-        BadFile: with every problem of every job in the file.
-    """
-    documents = _parse_yaml(name, _read(name))
-    jobs, problems = [], []
-    for document in documents:
-        if not document.is_job and len(documents) > 1:
-            continue
-        try:
-            jobs.append(_job(document))
-        except InvalidJob as error:
-            problems += [f"{name}:{document.line(_path_of(problem))}: {problem}" for problem in error.problems]
-        problems += [f"{name}:{line}: {problem}" for line, problem in _duplicates(document.node)]
-    if not jobs and not problems:
-        problems.append(f"{name}: contains no document of kind {KIND}; add one")
-    if problems:
-        raise BadFile(tuple(problems))
-    return tuple(jobs)
+    valid: tuple[tuple[str, Job], ...]
+    problems: tuple[str, ...]
 
 
 def read_job(name: str) -> Job:
-    """The only DDPJob of a file.
+    """The only DDPJob of a file (`-`: standard input). Documents of other kinds are ignored.
+
+    It is a new job: a new uid, created now, without a status.
 
     Raises:
-        BadFile: if it cannot be run as written, or is one of several.
+        BadFile: with every problem, if it cannot be run as written, or is one of several.
     """
-    jobs = read_jobs(name)
+    jobs, problems = _read_jobs(name)
+    if problems:
+        raise BadFile(tuple(problems))
     if len(jobs) > 1:
-        names = ", ".join(job.name for job in jobs)
+        names = ", ".join(job.name for _, job in jobs)
         raise BadFile((f"{name}: contains {len(jobs)} jobs ({names}); `ddpjob run` needs a file with one",))
-    return jobs[0]
+    return jobs[0][1]
 
 
-def _read(name: str) -> str:
-    try:
-        return sys.stdin.read() if name == _STDIN else Path(name).read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        cause = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
-        raise BadFile((f"{name}: {cause}; name a YAML file with a {KIND}",)) from error
+def check_files(names: Iterable[str]) -> Checked:
+    """Check all DDPJobs of files as the operator, the API server and the built-in trainer would."""
+    valid: list[tuple[str, Job]] = []
+    problems: list[str] = []
+    taken: dict[tuple[str, str], str] = {}
+    for name in names:
+        jobs: list[tuple[Document, Job]] = []
+        try:
+            jobs, found = _read_jobs(name, thorough=True)
+            problems += found
+        except BadFile as refusal:
+            problems += refusal.problems
+        for document, job in jobs:
+            place = document.place("metadata.name")
+            if other := taken.get((job.namespace, job.name)):
+                problems.append(
+                    f"{place}: metadata.name: {job.name} is the name of the job at {other}, too; rename one of them"
+                )
+            else:
+                taken[job.namespace, job.name] = place
+                valid.append((name, job))
+    return Checked(tuple(valid), tuple(problems))
 
 
-def _parse_yaml(name: str, text: str) -> list[_Document]:
-    loader = yaml.SafeLoader(text)
-    documents = []
-    try:
-        while loader.check_node() and (node := loader.get_node()) is not None:
-            documents.append(_Document(loader.construct_document(node), node))
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        line = f":{mark.line + 1}:{mark.column + 1}" if mark else ""
-        cause = getattr(error, "problem", None) or error
-        raise BadFile((f"{name}{line}: is not valid YAML: {cause}; check indentation and quotes",)) from error
-    finally:
-        loader.dispose()
-    return [document for document in documents if document.content is not None]
+def _read_jobs(name: str, *, thorough: bool = False) -> tuple[list[tuple[Document, Job]], list[str]]:
+    """The jobs of a file that are valid, and the problems of the others."""
+    documents = read_documents(name)
+    jobs: list[tuple[Document, Job]] = []
+    problems: list[str] = []
+    for document in documents:
+        if not document.is_job and len(documents) > 1:
+            continue
+        found: list[str] = []
+        try:
+            job = _job(document.content)
+        except InvalidJob as error:
+            found += error.problems
+        if thorough:
+            found += [problem for problem in _beyond_the_schema(document.content) if _is_new(problem, found)]
+        lines = [f"{document.place(_path_of(problem))}: {problem}" for problem in found]
+        lines += [
+            f"{document.at(line)}: {key}: duplicate key; remove one of them" for line, key in document.duplicate_keys()
+        ]
+        problems += lines
+        if not lines:
+            jobs.append((document, job))
+    if not jobs and not problems:
+        problems.append(f"{name}: contains no document of kind {KIND}; add one")
+    return jobs, problems
 
 
-def _job(document: _Document) -> Job:
-    content = document.content
+def _beyond_the_schema(content: Any) -> Iterator[str]:
+    from ddpjob_operator.cli.pod_check import pod_problems
+    from ddpjob_operator.cli.trainer_check import trainer_problems
+
+    if isinstance(content, dict) and isinstance(spec := content.get("spec") or {}, dict):
+        yield from pod_problems(content.get("metadata"), spec)
+        yield from trainer_problems(spec)
+
+
+def _is_new(problem: str, found: Iterable[str]) -> bool:
+    """Whether nothing was said of this field yet, nor of one that it is in."""
+    path = _path_of(problem)
+    return not any(path == (said := _path_of(other)) or path.startswith((f"{said}.", f"{said}[")) for other in found)
+
+
+def _job(content: Any) -> Job:
     if not isinstance(content, dict):
         raise InvalidJob((f"{type(content).__name__}: must be an object with apiVersion, kind, metadata and spec",))
     for key in ("metadata", "spec"):
@@ -154,28 +147,3 @@ def _bad_names(metadata: dict[str, Any]) -> Iterator[str]:
 def _path_of(problem: str) -> str:
     match = _PATH.match(problem)
     return match[0] if match else ""
-
-
-def _child(node: yaml.Node, step: str) -> tuple[int, yaml.Node] | None:
-    if isinstance(node, yaml.MappingNode):
-        for key, value in node.value:
-            if key.value == step:
-                return key.start_mark.line, value
-    if isinstance(node, yaml.SequenceNode) and step.isdigit() and int(step) < len(node.value):
-        item = node.value[int(step)]
-        return item.start_mark.line, item
-    return None
-
-
-def _duplicates(node: yaml.Node) -> Iterator[tuple[int, str]]:
-    """Duplicate keys in a mapping. YAML parsers silently keep the last one."""
-    if isinstance(node, yaml.SequenceNode):
-        for item in node.value:
-            yield from _duplicates(item)
-    if isinstance(node, yaml.MappingNode):
-        seen: set[str] = set()
-        for key, value in node.value:
-            if isinstance(key, yaml.ScalarNode) and key.value in seen and key.value != "<<":
-                yield key.start_mark.line + 1, f"{key.value}: duplicate key; remove one of them"
-            seen.add(str(key.value))
-            yield from _duplicates(value)

@@ -61,7 +61,8 @@ def run(
     Restarts, snapshots and messages are the same as on a cluster. Ctrl-C saves a snapshot and stops the run; the same
     command resumes it. Exit codes: 0 succeeded, 1 failed, 2 invalid file or unsuitable machine, 130 stopped by Ctrl-C.
     """
-    from ddpjob_operator.cli.job_file import BadFile, read_job
+    from ddpjob_operator.cli.documents import BadFile
+    from ddpjob_operator.cli.job_file import read_job
     from ddpjob_operator.cli.run import run as run_here
 
     try:
@@ -72,16 +73,22 @@ def run(
 
 
 @app.command()
-def validate(file: JobFile) -> None:
-    """Validate all DDPJobs in a file like the operator does, offline. Exit codes: 0 all valid, 2 invalid."""
-    from ddpjob_operator.cli.job_file import BadFile, read_jobs
+def validate(
+    files: Annotated[
+        list[str], typer.Argument(metavar="FILE...", help="YAML files with DDPJobs; - reads standard input.")
+    ],
+) -> None:
+    """Validate all DDPJobs in files, offline, as the operator, the API server and the built-in trainer would.
 
-    try:
-        jobs = read_jobs(file)
-    except BadFile as error:
-        raise _refused(error.problems) from None
-    for job in jobs:
+    Every problem is one line: file, line, field, value and fix. Exit codes: 0 all valid, 2 invalid.
+    """
+    from ddpjob_operator.cli.job_file import check_files
+
+    checked = check_files(dict.fromkeys(files))
+    for file, job in checked.valid:
         print(f"{file}: {job.name} is valid: {job.size_in_words}")
+    if checked.problems:
+        raise _refused(checked.problems)
 
 
 def _refused(problems: tuple[str, ...]) -> typer.Exit:
@@ -92,6 +99,9 @@ def _refused(problems: tuple[str, ...]) -> typer.Exit:
 
 def main() -> None:
     """Entry point of `ddpjob` and `kubectl-ddpjob`."""
+    from ddpjob_operator.cli.output import outlive_readers
+
+    outlive_readers()
     called_as = Path(sys.argv[0]).name
     app(prog_name="kubectl ddpjob" if called_as.startswith("kubectl") else "ddpjob")
 

@@ -39,7 +39,9 @@ def open_shared(folder: Path) -> Path:
             probe.write(b"\0")
             probe.flush()
     except OSError as error:
-        raise VolumeError(f"--shared {shared}: {error.strerror}; choose a folder that you may write to") from error
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        fix = "delete files there, or choose another folder" if full else "choose a folder that you may write to"
+        raise VolumeError(f"--shared {shared}: {error.strerror}; {fix}") from error
     return shared
 
 

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from ddpjob_operator.cli.job_file import BadFile, read_job, read_jobs
+from ddpjob_operator.cli.documents import BadFile
+from ddpjob_operator.cli.job_file import check_files, read_job
 
 MINIMAL = """\
 apiVersion: training.ddpjob.io/v1alpha1
@@ -113,10 +114,12 @@ def test_a_file_that_is_no_text_is_named(tmp_path: Path) -> None:
 def test_documents_of_other_kinds_are_left_alone(tmp_path: Path) -> None:
     namespace = "apiVersion: v1\nkind: Namespace\nmetadata: {name: team}\n"
     (tmp_path / "job.yaml").write_text(f"{namespace}---\n{MINIMAL}---\n")
-    assert [job.name for job in read_jobs(str(tmp_path / "job.yaml"))] == ["digits"]
+    assert read_job(str(tmp_path / "job.yaml")).name == "digits"
+    checked = check_files([str(tmp_path / "job.yaml")])
+    assert ([job.name for _, job in checked.valid], checked.problems) == (["digits"], ())
 
 
 def test_lines_count_from_the_top_of_the_file_in_every_document(tmp_path: Path) -> None:
     namespace = "apiVersion: v1\nkind: Namespace\nmetadata: {name: team}\n"
     text = f"{namespace}---\n{MINIMAL.replace('nodes: 2', 'nodes: 0')}"
-    assert problems(tmp_path, text) == ["job.yaml:10: spec.nodes: 0 is too small; use 1 or more"]
+    assert problems(tmp_path, text) == ["job.yaml:10 (document 2): spec.nodes: 0 is too small; use 1 or more"]

@@ -116,3 +116,25 @@ def test_as_a_plugin_of_kubectl_it_calls_itself_so(tmp_path: Path) -> None:
 def test_the_version_is_that_of_the_package(tmp_path: Path) -> None:
     done = ddpjob("--version", cwd=tmp_path)
     assert (done.returncode, done.stderr, done.stdout) == (0, "", f"ddpjob {version('ddpjob')}\n")
+
+
+def test_several_files_and_standard_input_are_validated_together(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text(JOB)
+    (tmp_path / "wrong.yaml").write_text(JOB.replace("digits", "other").replace("nodes: 2", "nodes: 0"))
+    done = ddpjob("validate", "job.yaml", "wrong.yaml", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "job.yaml: digits is valid: 2 nodes x 2 ranks = 4 ranks\n")
+    assert done.stderr == "error: wrong.yaml:6: spec.nodes: 0 is too small; use 1 or more\n"
+
+
+def test_a_reader_that_goes_away_changes_nothing(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text(JOB)
+    read, write = os.pipe()
+    os.close(read)
+    command = [sys.executable, "-m", "ddpjob_operator.cli.main", "validate", "job.yaml", "none.yaml"]
+    env = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT / "operator"), str(ROOT / "trainer_image")])}
+    try:
+        done = subprocess.run(command, cwd=tmp_path, env=env, stdout=write, stderr=subprocess.PIPE, timeout=60)
+    finally:
+        os.close(write)
+    assert done.returncode == 2
+    assert done.stderr == b"error: none.yaml: No such file or directory; name a YAML file with a DDPJob\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -38,4 +39,6 @@ def report_start_failure(code: int, reason: str, text: str, pod: PodEnvironment 
 
 
 def log(text: str) -> None:
-    print(f"ddpjob: {text}", file=sys.stderr, flush=True)
+    # the log may be on a full disk, and its reader may be gone; neither ends a run
+    with contextlib.suppress(OSError):
+        print(f"ddpjob: {text}", file=sys.stderr, flush=True)

@@ -1,0 +1,181 @@
+"""The YAML documents of a file, with the line of every field, in bounded time and memory.
+
+A file may come from anybody. Aliases that multiply, cycles and deep nesting are refused by a first pass over its
+events, which builds nothing.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from ddpjob_operator.api import KIND
+
+STDIN = "-"
+MAX_BYTES = 1 << 20
+MAX_NODES = 50_000
+"""Scalars, lists and mappings of a document, each as often as aliases repeat it: far more than an API server takes."""
+MAX_DEPTH = 64
+
+_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_STEP = re.compile(r"\[([^\]]+)\]|([^.\[\]]+)")
+
+
+class BadFile(Exception):
+    """A file that cannot be run as written. `problems` has one line each, such as `job.yaml:7: spec.nodes: 0 is …`."""
+
+    def __init__(self, problems: tuple[str, ...]) -> None:
+        super().__init__("\n".join(problems))
+        self.problems = problems
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """One document of a file: what it says, and where."""
+
+    file: str
+    number: int | None
+    """Its place in the file, from 1; None if it is the only one."""
+    content: Any
+    node: yaml.Node
+
+    @property
+    def is_job(self) -> bool:
+        return isinstance(self.content, dict) and self.content.get("kind") == KIND
+
+    def place(self, path: str) -> str:
+        """Where the field at `path` is, or the nearest that is there: `job.yaml:7`, with the document of several."""
+        return self.at(self.line(path))
+
+    def at(self, line: int) -> str:
+        return f"{self.file}:{line}" + (f" (document {self.number})" if self.number is not None else "")
+
+    def line(self, path: str) -> int:
+        """The line, from 1, of the field at `path`, or of the nearest that is there."""
+        node, line = self.node, self.node.start_mark.line
+        for bracketed, plain in _STEP.findall(path):
+            found = _child(node, bracketed or plain)
+            if found is None:
+                break
+            line, node = found
+        return int(line) + 1
+
+    def duplicate_keys(self) -> Iterator[tuple[int, str]]:
+        """Line and name of each key that stands twice in a mapping. YAML parsers silently keep the last one."""
+        yield from _duplicates(self.node, set())
+
+
+def read_documents(name: str) -> list[Document]:
+    """The documents of a file (`-`: standard input) that are not empty.
+
+    Raises:
+        BadFile: if it cannot be read, or is no YAML of a reasonable size.
+    """
+    text = _read(name)
+    _refuse_bombs(name, text)
+    found: list[tuple[Any, yaml.Node]] = []
+    loader = _LOADER(text)
+    try:
+        while loader.check_node() and (node := loader.get_node()) is not None:
+            found.append((loader.construct_document(node), node))
+    except yaml.YAMLError as error:
+        raise BadFile((_not_yaml(name, error),)) from error
+    except ValueError as error:  # a date or a number that is none
+        raise BadFile((f"{name}: is not valid YAML: {error}; write the value in quotes",)) from error
+    finally:
+        loader.dispose()
+    documents = [pair for pair in found if pair[0] is not None]
+    return [
+        Document(name, number if len(documents) > 1 else None, content, node)
+        for number, (content, node) in enumerate(documents, start=1)
+    ]
+
+
+def _read(name: str) -> str:
+    try:
+        data = sys.stdin.read(MAX_BYTES + 1) if name == STDIN else _read_file(Path(name))
+    except (OSError, UnicodeDecodeError) as error:
+        cause = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+        raise BadFile((f"{name}: {cause}; name a YAML file with a {KIND}",)) from error
+    if len(data) > MAX_BYTES:
+        raise BadFile((f"{name}: is larger than {MAX_BYTES >> 20} MiB; name a YAML file with a {KIND}",))
+    return data
+
+
+def _read_file(path: Path) -> str:
+    with path.open("rb") as file:
+        return file.read(MAX_BYTES + 1).decode("utf-8")
+
+
+def _not_yaml(name: str, error: yaml.YAMLError) -> str:
+    mark = getattr(error, "problem_mark", None)
+    line = f":{mark.line + 1}:{mark.column + 1}" if mark else ""
+    cause = getattr(error, "problem", None) or error
+    return f"{name}{line}: is not valid YAML: {cause}; check indentation and quotes"
+
+
+def _refuse_bombs(name: str, text: str) -> None:
+    sizes: dict[str, int] = {}
+    parents: list[tuple[str | None, int]] = []
+    nodes = 0
+    try:
+        for event in yaml.parse(text, Loader=_LOADER):
+            if isinstance(event, yaml.DocumentStartEvent):
+                sizes, parents, nodes = {}, [], 0
+            elif isinstance(event, yaml.AliasEvent):
+                if any(anchor == event.anchor for anchor, _ in parents):
+                    raise _refusal(name, event, f"*{event.anchor} contains itself; remove the alias")
+                nodes += sizes.get(event.anchor or "", 1)
+            elif isinstance(event, yaml.NodeEvent):
+                nodes += 1
+                if isinstance(event, yaml.ScalarEvent):
+                    sizes[event.anchor or ""] = 1
+                else:
+                    parents.append((event.anchor, nodes))
+            elif isinstance(event, yaml.CollectionEndEvent):
+                anchor, before = parents.pop()
+                sizes[anchor or ""] = nodes - before + 1
+            if len(parents) > MAX_DEPTH:
+                raise _refusal(name, event, f"is nested deeper than {MAX_DEPTH} levels; no {KIND} is")
+            if nodes > MAX_NODES:
+                raise _refusal(name, event, f"has more than {MAX_NODES:,} values with its aliases; no {KIND} has")
+    except yaml.YAMLError as error:
+        raise BadFile((_not_yaml(name, error),)) from error
+
+
+def _refusal(name: str, event: yaml.Event, why: str) -> BadFile:
+    line = f":{event.start_mark.line + 1}" if event.start_mark else ""
+    return BadFile((f"{name}{line}: {why}",))
+
+
+def _child(node: yaml.Node, step: str) -> tuple[int, yaml.Node] | None:
+    if isinstance(node, yaml.MappingNode):
+        for key, value in node.value:
+            if key.value == step:
+                return key.start_mark.line, value
+    if isinstance(node, yaml.SequenceNode) and step.isdigit() and int(step) < len(node.value):
+        item = node.value[int(step)]
+        return item.start_mark.line, item
+    return None
+
+
+def _duplicates(node: yaml.Node, visited: set[int]) -> Iterator[tuple[int, str]]:
+    if id(node) in visited:  # by another alias
+        return
+    visited.add(id(node))
+    if isinstance(node, yaml.SequenceNode):
+        for item in node.value:
+            yield from _duplicates(item, visited)
+    if isinstance(node, yaml.MappingNode):
+        seen: set[str] = set()
+        for key, value in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.value in seen and key.value != "<<":
+                yield key.start_mark.line + 1, key.value
+            seen.add(str(key.value))
+            yield from _duplicates(value, visited)
