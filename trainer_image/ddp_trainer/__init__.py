@@ -8,19 +8,22 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ddp_trainer.attach import attach as attach
+    from ddp_trainer.client.attach import attach as attach
+    from ddp_trainer.client.run import Run as Run
     from ddp_trainer.tasks import Task as Task
 
-__all__ = ["Task", "attach"]
+__all__ = ["Run", "Task", "attach"]
 
 
 def __getattr__(name: str) -> Any:
     if name == "attach":
-        from ddp_trainer.attach import attach
+        from ddp_trainer.client.attach import attach
 
-        # Importing the module has put it in the place of the function of the same name.
-        globals()["attach"] = attach
         return attach
+    if name == "Run":
+        from ddp_trainer.client.run import Run
+
+        return Run
     if name == "Task":
         from ddp_trainer.tasks import Task
 

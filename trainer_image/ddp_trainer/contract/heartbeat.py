@@ -125,6 +125,12 @@ class Heartbeat:
         directory = heartbeat_dir(own.run_dir) if own.run_dir else None
         return cls(directory, rank=own.rank, local_rank=own.local_rank, observed=observed)
 
+    @property
+    def phase(self) -> str:
+        """What it is in, one of PHASES."""
+        phase: str = self._state["phase"]
+        return phase
+
     def enter(self, phase: str) -> None:
         """Say what begins now, one of PHASES; written at once when it differs from the phase before."""
         if phase not in PHASES:
@@ -234,11 +240,17 @@ class Heartbeat:
             self.metrics(micro_batch=micro_batch)
 
     def metrics(self, **values: float) -> None:
-        """Merge measured values, such as eval_accuracy=0.96, into what is reported."""
+        """Merge measured values, such as eval_accuracy=0.96, into what is reported. A new name is written at once, a
+        new value of a known one when a write is due.
+        """
         with self._lock:
-            self._progress()
+            now = self._progress()
+            is_news = not values.keys() <= self._state["metrics"].keys()
             self._state["metrics"].update({name: float(value) for name, value in values.items()})
-            self.flush()
+            if is_news:
+                self.flush()
+            else:
+                self._flush_if_due(now)
 
     def resumed(self, step: int, samples: int | None = None) -> None:
         """Training goes on after `step` steps and `samples` samples of earlier attempts; 0 is a new run."""

@@ -169,9 +169,9 @@ SAY_SECONDS: Final = 1.0
 
 
 class StepLog:
-    """Measures throughput, and writes the metrics of steps to `log`."""
+    """Measures throughput, and writes the metrics of steps to `log`. `total_steps` is None where nobody says."""
 
-    def __init__(self, log: RunLog, total_steps: int) -> None:
+    def __init__(self, log: RunLog, total_steps: int | None) -> None:
         self._log = log
         self._total_steps = total_steps
         self._recent: deque[tuple[float, int]] = deque(maxlen=THROUGHPUT_WINDOW)
@@ -194,17 +194,21 @@ class StepLog:
         """The time since the last step is no step's."""
         self._recent.clear()
 
-    def plot(self, result: StepResult, *, learning_rate: float, skipped_steps: int | None) -> None:
-        """Write the metrics of a step, and at most once a second a line for people. `skipped_steps` is None where no
-        step can be skipped.
-        """
+    def plot(self, result: StepResult, *, learning_rate: float | None, skipped_steps: int | None = None) -> None:
+        """Write the metrics of a step. `skipped_steps` is None where no step can be skipped."""
         rate = self.samples_per_second
-        values = {"train/loss": result.loss, "train/learning_rate": learning_rate}
+        values = {"train/loss": result.loss}
+        if learning_rate is not None:
+            values["train/learning_rate"] = learning_rate
         if rate is not None:
             values["train/samples_per_second"] = rate
         if skipped_steps is not None:
             values["train/skipped_steps"] = skipped_steps
         self._log.scalars(result.step, values)
+
+    def say(self, result: StepResult) -> None:
+        """At most once a second a line for people."""
+        rate = self.samples_per_second
         if time.monotonic() - self._said_at >= SAY_SECONDS:
             self._said_at = time.monotonic()
             speed = "" if rate is None else f", {rate:.0f} samples/s"

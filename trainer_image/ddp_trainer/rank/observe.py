@@ -57,6 +57,11 @@ def observe(heartbeat: Heartbeat, world_size: int) -> ScriptObserver:
     return _current
 
 
+def observing() -> ScriptObserver | None:
+    """What observes this process, if anything does."""
+    return _current
+
+
 def close_observer() -> None:
     """Stop observing this process, if it is observed: somebody else reports its progress now."""
     global _current
@@ -93,6 +98,11 @@ class ScriptObserver:
         self._samples: int | None = 0
         self._rate: float | None = None
         self._stepped_at: float | None = None
+
+    @property
+    def heartbeat(self) -> Heartbeat:
+        """What it reports to."""
+        return self._heartbeat
 
     @property
     def step(self) -> int:
@@ -228,6 +238,8 @@ class ScriptObserver:
         while self._undo:
             self._undo.pop()()
         self._loss = self._scaled = None
+        # for what a library still calls: its callbacks stay where they are
+        self._heartbeat = Heartbeat(None)
 
     def done(self) -> None:
         """The script has returned, and whatever it trained is trained."""

@@ -9,11 +9,12 @@ says why; a snapshot of the middle of a step would be worse than none.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
+from torch.amp import GradScaler
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
@@ -41,8 +42,8 @@ class Boundaries:
     def __init__(
         self, stateful: Mapping[str, Stateful], ranks: Ranks, *, changes_with_optimizer: Collection[str] = ()
     ) -> None:
-        """`changes_with_optimizer` names states, besides modules, optimizers and schedulers, that change only between
-        `begin_update` and `reached`.
+        """`changes_with_optimizer` names states, besides modules, optimizers, schedulers and gradient scalers, that
+        change only between `begin_update` and `reached`.
         """
         self.newest: Boundary | None = None
         self.obstacle = _obstacle(stateful, changes_with_optimizer)
@@ -51,8 +52,7 @@ class Boundaries:
         self._buffers = {name: list(_buffers(value)) for name, value in stateful.items()} if ranks.rank == 0 else {}
         self._is_updating = False
         for value in stateful.values():
-            if isinstance(value, Optimizer):
-                value.register_step_pre_hook(lambda *_: self.begin_update())
+            before_update(value, self.begin_update)
 
     def begin_update(self) -> None:
         """From now on the states are no longer those of the last boundary. Every optimizer says so itself."""
@@ -79,6 +79,20 @@ class Boundaries:
         return self.obstacle
 
 
+def before_update(value: Stateful, action: Callable[[], None]) -> None:
+    """Call `action` before each update that `value` makes: an optimizer, or a gradient scaler, which may skip it."""
+    if isinstance(value, Optimizer):
+        value.register_step_pre_hook(lambda *_: action())
+    elif isinstance(value, GradScaler):
+        update = value.update
+
+        def announced(*args: Any, **kwargs: Any) -> None:
+            action()
+            update(*args, **kwargs)
+
+        value.update = announced  # type: ignore[method-assign]
+
+
 def _obstacle(stateful: Mapping[str, Stateful], changes_with_optimizer: Collection[str]) -> str | None:
     if not any(isinstance(value, Optimizer) for value in stateful.values()):
         return "no torch.optim.Optimizer is among the states, to tell when it begins to change the weights"
@@ -88,7 +102,7 @@ def _obstacle(stateful: Mapping[str, Stateful], changes_with_optimizer: Collecti
                 return f"{name} has state of its own (get_extra_state) that a forward pass may have changed"
             if sum(buffer.nbytes for buffer in value.buffers()) > MAX_BUFFER_BYTES:
                 return f"{name} has more than {MAX_BUFFER_BYTES >> 20} MiB of buffers, too many to keep in every step"
-        elif not isinstance(value, Optimizer | LRScheduler) and name not in changes_with_optimizer:
+        elif not isinstance(value, Optimizer | LRScheduler | GradScaler) and name not in changes_with_optimizer:
             return (
                 f"{name} may have changed since; name it in changes_with_optimizer=… if only the optimizer changes it"
             )

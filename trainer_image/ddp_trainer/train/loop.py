@@ -198,6 +198,7 @@ class TrainingLoop:
         if result.step % self.config.log_every == 0:
             skipped = self.precision.skipped_steps if self.precision.name == "fp16" else None
             self._step_log.plot(result, learning_rate=self._learning_rate, skipped_steps=skipped)
+            self._step_log.say(result)
 
     def _report(self, samples: int) -> None:
         """Tell the heartbeat. Its loss is that of the step before, which costs no wait."""

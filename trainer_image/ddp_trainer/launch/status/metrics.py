@@ -79,7 +79,8 @@ def _progress(pod: PodEnvironment, pod_state: PodState) -> Iterator[Metric]:
             yield gauge
     metrics = _gauge(table.METRIC)
     for name, value in islice(known["metrics"].items(), MOST_METRICS):
-        metrics.add_metric((pod.job, name), value)
+        if value is not None:  # one that is not finite, in JSON
+            metrics.add_metric((pod.job, name), value)
     yield metrics
 
 

@@ -30,6 +30,7 @@ SHARDS = "shards"
 """The folder that all ranks write into."""
 RNG = "rng"
 _VERSION = 1
+_ACCELERATED = {"AcceleratedOptimizer": "optimizer", "AcceleratedScheduler": "scheduler"}
 
 
 class PlainFile:
@@ -60,12 +61,18 @@ class Stateful(Protocol):
 
 
 def unwrapped(value: Stateful) -> Stateful:
-    """The model inside DistributedDataParallel, DataParallel or torch.compile; anything else as it is."""
+    """The model inside DistributedDataParallel, DataParallel or torch.compile, and the optimizer or scheduler inside
+    accelerate's; anything else as it is.
+    """
     while True:
         if isinstance(value, nn.parallel.DistributedDataParallel | nn.DataParallel):
             value = value.module
         elif isinstance(inner := getattr(value, "_orig_mod", None), nn.Module):
             value = inner
+        elif (attribute := _ACCELERATED.get(type(value).__qualname__)) and type(value).__module__.startswith(
+            "accelerate."
+        ):
+            value = getattr(value, attribute)
         else:
             return value
 

@@ -51,11 +51,13 @@ class OnTheThirdGPU(nn.Module):
 
 
 def test_the_models_gpu_becomes_the_current_device(monkeypatch) -> None:
-    module = importlib.import_module("ddp_trainer.attach")
+    module = importlib.import_module("ddp_trainer.client.attach")
     happened: list[Any] = []
     monkeypatch.setattr(torch.cuda, "set_device", happened.append)
-    monkeypatch.setattr(module, "Attached", lambda states, world, **settings: happened.append(world))
-    module.attach(OnTheThirdGPU(), None, environ={})
+    monkeypatch.setattr(module, "prepared", lambda given, names: None)
+    monkeypatch.setattr(module, "Run", lambda states, world, *others, **settings: happened.append(world))
+    model = OnTheThirdGPU()
+    module.attach(model, torch.optim.SGD([torch.zeros(1)]), environ={})
     assert happened == [torch.device("cuda:2"), World(device=torch.device("cuda:2"))]
 
 

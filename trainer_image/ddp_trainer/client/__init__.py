@@ -1,0 +1,1 @@
+"""What a training program uses: `attach`, and the `Run` that it returns."""

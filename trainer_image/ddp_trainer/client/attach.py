@@ -1,0 +1,132 @@
+"""Fault tolerance for a training loop of your own, in three lines:
+
+    run = ddp_trainer.attach(model, optimizer, global_batch=64)      # + line 1
+    for step in range(run.resume(), steps):
+        ...
+        optimizer.step()
+        scheduler.step()
+        run.step_end(loss)                                           # + line 2
+        if run.should_stop():                                        # + line 3
+            break
+    run.finish()
+
+The loop goes on after the newest snapshot, saves one as often as the job says, shows its progress in the job's status
+and in Prometheus, and when its pod has to go, all ranks leave after the same step with a snapshot. An exception that
+ends it leaves an emergency snapshot of its last finished step.
+
+A script that saves with a library of its own attaches without a model, and writes into a folder that is summed, fenced
+and renamed once it is whole:
+
+    run = ddp_trainer.attach()
+    folder = run.latest()                                            # the newest that verifies, or None
+    ...
+    with run.checkpoint(step) as folder:
+        accelerator.save_state(folder)
+
+Every rank makes the same calls (`run.Run` has them all, and their order). `step_end` costs one small all-reduce and one
+small gather that nothing waits for.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+from collections.abc import Collection, Mapping
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from ddp_trainer.client.run import Run
+from ddp_trainer.client.states import prepared
+from ddp_trainer.contract.environment import parse_job, parse_rank
+from ddp_trainer.contract.exit_codes import UserError
+from ddp_trainer.contract.heartbeat import Heartbeat, heartbeat_dir
+from ddp_trainer.contract.process_end import await_gloo
+from ddp_trainer.rank.observe import close_observer, observing
+from ddp_trainer.rank.world import World
+from ddp_trainer.snapshots.session import Stateful
+
+
+def attach(
+    model: nn.Module | None = None,
+    optimizer: Stateful | None = None,
+    *,
+    global_batch: int = 0,
+    total_steps: int | None = None,
+    changes_with_optimizer: Collection[str] = (),
+    environ: Mapping[str, str] | None = None,
+    **states: Stateful,
+) -> Run:
+    """Attach to a training loop. Call it after the process group is up and the model is where it will train.
+
+    With a model and its optimizer, the run saves and resumes them; other states that must be restored are passed by
+    name: `scheduler=scheduler`, `scaler=scaler`, `ema=averaged_model`, a second model and its optimizer. Without any,
+    the script saves with `Run.checkpoint`.
+
+    `global_batch` is the number of samples of one step on all ranks together, `total_steps` how many steps
+    there are to be; both only for what is reported. `changes_with_optimizer` names those states, besides modules,
+    optimizers, schedulers and gradient scalers, that change only between `optimizer.step()` and `step_end`; with any
+    other there is no emergency snapshot, since it might be of the middle of a step. `environ` is the process's own
+    environment unless it is given.
+
+    A model's GPU becomes the current device of this process. Raises UserError for what cannot be saved rightly, and
+    says what to do instead.
+    """
+    environ = os.environ if environ is None else environ
+    if (model is None) != (optimizer is None) or (model is None and states):
+        raise UserError(
+            "attach() takes a model with its optimizer, and other states by name; or none of them, for a script that "
+            "saves with run.checkpoint()"
+        )
+    device = torch.device("cpu")
+    if model is not None:
+        device = next((parameter.device for parameter in model.parameters()), device)
+    if device.type == "cuda":
+        # the step's all-reduce waits for its stream, and a snapshot holds its generator; a script that gives DDP its
+        # device_ids trains without setting it
+        torch.cuda.set_device(device)
+    elif model is None and dist.is_initialized() and "nccl" in dist.get_backend():
+        device = torch.device("cuda", torch.cuda.current_device())
+    world = _world(environ, device)
+    given = {} if model is None or optimizer is None else {"model": model, "optimizer": optimizer, **states}
+    saved = prepared(given, changes_with_optimizer)
+    if "ddp_trainer.rank.worker" not in sys.modules:
+        atexit.register(await_gloo)  # under the launcher the worker ends the process
+    observer = observing() if model is None else None
+    if observer is None:
+        close_observer()  # from here on the run reports
+    return Run(
+        saved,
+        world,
+        parse_job(environ, default_name="training"),
+        observer.heartbeat if observer is not None else _heartbeat(environ, world),
+        observer,
+        global_batch=global_batch,
+        total_steps=total_steps,
+    )
+
+
+def _world(environ: Mapping[str, str], device: torch.device) -> World:
+    """This rank, as the process group has it. Raises UserError where the environment says otherwise."""
+    own = parse_rank(environ)
+    rank, size = own.rank, own.world_size
+    if dist.is_available() and dist.is_initialized():
+        rank, size = dist.get_rank(), dist.get_world_size()
+        if own.under_torchrun and (rank, size) != (own.rank, own.world_size):
+            raise UserError(
+                f"torchrun has started this process as rank {own.rank} of {own.world_size}, and its process group says "
+                f"rank {rank} of {size}. A script that starts its own processes (torch.multiprocessing.spawn) runs "
+                "under plain python; under torchrun, leave that out and call init_process_group() without rank and size"
+            )
+    elif size > 1:
+        raise UserError(
+            f"there are {size} ranks and no process group: call torch.distributed.init_process_group() before attach()"
+        )
+    return World(rank=rank, size=size, local_rank=own.local_rank, device=device)
+
+
+def _heartbeat(environ: Mapping[str, str], world: World) -> Heartbeat:
+    run_dir = parse_rank(environ).run_dir
+    return Heartbeat(heartbeat_dir(run_dir) if run_dir else None, rank=world.rank, local_rank=world.local_rank)

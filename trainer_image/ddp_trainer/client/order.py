@@ -1,0 +1,72 @@
+"""The order of the calls of a step, and an error where a resumed run would otherwise differ from an unbroken one.
+
+    optimizer.step()            # each optimizer, once a step; or a gradient scaler that skips it
+    scheduler.step()            # and whatever else belongs to the step: an average of the weights
+    run.step_end(loss)          # the states are those of a finished step, and may be saved
+
+What changes after `step_end` and before the next optimizer step is in no snapshot that this `step_end` has saved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch.amp import GradScaler
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.swa_utils import AveragedModel
+
+from ddp_trainer.contract.exit_codes import UserError
+from ddp_trainer.snapshots.boundary import before_update
+from ddp_trainer.snapshots.codec.state import Stateful
+
+
+class CallOrder:
+    """Watches the states of a run between the end of a step and the next update."""
+
+    def __init__(self, states: Mapping[str, Stateful]) -> None:
+        self._marked = {name: value for name, value in states.items() if isinstance(value, LRScheduler | AveragedModel)}
+        self._can_tell = any(isinstance(value, Optimizer | GradScaler) for value in states.values())
+        self._has_updated = False
+        self._marks: Mapping[str, Any] | None = None
+        for value in states.values():
+            before_update(value, self._updating)
+
+    def begins(self) -> None:
+        """The states are those of a finished step; training goes on from them."""
+        self._has_updated = False
+        self._marks = {name: _mark(value) for name, value in self._marked.items()}
+
+    def step_ended(self) -> None:
+        """Raises UserError if no step was made since the last one, or what should have come before came after it."""
+        self.check()
+        if self._can_tell and not self._has_updated:
+            raise UserError(
+                "run.step_end() was called without an optimizer.step() since the last one: call it once a step, after "
+                "optimizer.step(), not for each micro-batch. With a gradient scaler, which may skip the step, pass it "
+                "as a state: attach(…, scaler=scaler)"
+            )
+        self.begins()
+
+    def check(self) -> None:
+        """Raises UserError if a state has changed between the end of the last step and now."""
+        for name, mark in (self._marks or {}).items():
+            if _mark(self._marked[name]) != mark:
+                call = "step" if isinstance(self._marked[name], LRScheduler) else "update_parameters"
+                raise UserError(
+                    f"{name}.{call}() was called after run.step_end(): a snapshot that it saved is without that, and a "
+                    f"resumed run would differ. Call {name}.{call}() after optimizer.step() and before run.step_end()"
+                )
+
+    def _updating(self) -> None:
+        self.check()
+        self._marks = None
+        self._has_updated = True
+
+
+def _mark(value: Stateful) -> Any:
+    """Something that differs after each change, read without waiting for a device."""
+    if isinstance(value, AveragedModel):
+        return value.n_averaged._version
+    return value.last_epoch, getattr(value, "_step_count", 0)  # type: ignore[attr-defined]

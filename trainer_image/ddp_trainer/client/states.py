@@ -1,0 +1,130 @@
+"""What a training program gives to be saved: refused where it cannot be saved rightly, and prepared where it can.
+
+A state that is refused when it is first saved, after an hour of training, is refused an hour too late.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+from torch.amp import GradScaler
+from torch.optim import Optimizer
+
+from ddp_trainer.contract.exit_codes import UserError
+from ddp_trainer.snapshots.codec.state import RNG, Stateful, unwrapped
+from ddp_trainer.snapshots.codec.structure import encode
+from ddp_trainer.snapshots.trust.errors import SnapshotError
+
+LOSSES = "losses"
+"""The state that a run adds."""
+
+_CHECKPOINT = (
+    "save with its own writer instead: attach() without a model, and run.checkpoint() (docs: Bring your script)"
+)
+_REFUSED = (
+    (
+        "torch.distributed.fsdp",
+        "FullyShardedDataParallel",
+        "FullyShardedDataParallel (FSDP1) changes what its state_dict is by a mode of its own; shard the model with "
+        f"torch.distributed.fsdp.fully_shard (FSDP2), or {_CHECKPOINT}",
+    ),
+    (
+        "torch.distributed.optim",
+        "ZeroRedundancyOptimizer",
+        "ZeroRedundancyOptimizer has its state only after every rank has sent its part to one; shard the model with "
+        f"torch.distributed.fsdp.fully_shard, or {_CHECKPOINT}",
+    ),
+    ("deepspeed", "DeepSpeedEngine", f"a DeepSpeed engine writes its own checkpoints; {_CHECKPOINT}"),
+    ("accelerate.utils.deepspeed", "DeepSpeedOptimizerWrapper", f"DeepSpeed writes its own checkpoints; {_CHECKPOINT}"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class States:
+    """What is saved, by name. `live` are the program's own objects, `saved` what a snapshot asks for its state, and
+    `sharded` names those of which each rank has a part.
+    """
+
+    live: Mapping[str, Stateful]
+    saved: Mapping[str, Stateful]
+    sharded: tuple[str, ...]
+    changes_with_optimizer: tuple[str, ...]
+
+
+def prepared(given: Mapping[str, Stateful], changes_with_optimizer: Collection[str]) -> States:
+    """The states by name, without the wrappers of DDP, torch.compile and accelerate. Raises UserError by name."""
+    for name in (RNG, LOSSES):
+        if name in given:
+            raise UserError(f"a state may not be called {name!r}: a snapshot has one of that name already")
+    if unknown := sorted(set(changes_with_optimizer) - given.keys()):
+        raise UserError(f"changes_with_optimizer names {unknown[0]!r}, which is no state; there are {sorted(given)}")
+    for name, value in given.items():
+        _refuse(name, value)
+    _check_scalers(given)
+    live = {name: unwrapped(value) for name, value in given.items()}
+    for name, value in live.items():
+        _refuse(name, value)
+    saved, sharded = _sharded(live)
+    for name, value in saved.items():
+        if name not in sharded:
+            _try(name, value)
+    return States(live, saved, sharded, tuple(changes_with_optimizer))
+
+
+def _refuse(name: str, value: Any) -> None:
+    parts = list(value.modules()) if isinstance(value, nn.Module) else [value]
+    for module, kind, text in _REFUSED:
+        # What nobody has imported nobody has given, and importing it takes seconds.
+        refused = getattr(sys.modules.get(module), kind, None)
+        if refused is not None and any(isinstance(part, refused) for part in parts):
+            raise UserError(f"{name} cannot be saved in a snapshot: {text}")
+    if not isinstance(value, Stateful):
+        raise UserError(f"{name} is a {type(value).__qualname__} without state_dict() and load_state_dict()")
+
+
+def _check_scalers(given: Mapping[str, Stateful]) -> None:
+    """An optimizer of accelerate's scales by a scaler whose state has to be restored with it."""
+    for name, value in given.items():
+        scaler = getattr(value, "scaler", None) if isinstance(value, Optimizer) else None
+        if isinstance(scaler, GradScaler) and scaler.is_enabled() and all(scaler is not v for v in given.values()):
+            raise UserError(
+                f"{name} scales its gradients: pass its scaler too, as in attach(…, scaler=accelerator.scaler)"
+            )
+
+
+def _sharded(live: Mapping[str, Stateful]) -> tuple[dict[str, Stateful], tuple[str, ...]]:
+    """States of which each rank has a part (FSDP2, tensor parallelism), saved by the names of their parameters."""
+    sharded = [name for name, value in live.items() if isinstance(value, nn.Module) and _is_sharded(value)]
+    saved = dict(live)
+    if not sharded:
+        return saved, ()
+    optimizers = [name for name, value in live.items() if isinstance(value, Optimizer)]
+    if sharded != ["model"] or optimizers != ["optimizer"]:
+        raise UserError(
+            f"{', '.join(sharded)}: of models that are sharded among ranks (FSDP2, DTensor) a snapshot takes one, "
+            f"`model`, with one optimizer; {_CHECKPOINT}"
+        )
+    from ddp_trainer.snapshots.sharded import ShardedOptimizer
+
+    model, optimizer = live["model"], live["optimizer"]
+    assert isinstance(model, nn.Module)
+    assert isinstance(optimizer, Optimizer)
+    saved["optimizer"] = ShardedOptimizer(model, optimizer)
+    return saved, ("model", "optimizer")
+
+
+def _is_sharded(module: nn.Module) -> bool:
+    dtensor = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", None)
+    return dtensor is not None and any(isinstance(parameter, dtensor) for parameter in module.parameters())
+
+
+def _try(name: str, value: Stateful) -> None:
+    """Look once at all that a snapshot would have to hold; copies nothing."""
+    try:
+        encode(value.state_dict(), name, {})
+    except SnapshotError as error:
+        raise UserError(f"{name} cannot be saved in a snapshot: {error}") from error
