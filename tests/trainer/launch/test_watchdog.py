@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from ddp_trainer.launch.stacks import innermost_frame
+from ddp_trainer.launch.stacks import collective, innermost_frame, script_stack
 from ddp_trainer.launch.watchdog import Limits, Rank, stalled
 
 LIMITS = Limits(min_seconds=30, max_seconds=1800)
@@ -38,8 +38,6 @@ def rank(number=0, phase="train", step=10, silent=0.0, p99=0.1, state="S"):
         (rank(silent=901, phase="rendezvous", p99=None), True),
         (rank(silent=301, phase="done"), True),
         (rank(silent=-5), False),
-        (replace(rank(silent=1799), observed=True), False),
-        (replace(rank(silent=1801), observed=True), True),
         (replace(rank(silent=1799, phase="script", step=None, p99=None), observed=True), False),
         (replace(rank(silent=1801, phase="script", step=None, p99=None), observed=True), True),
     ],
@@ -90,3 +88,118 @@ def test_the_scripts_own_frame_is_found_among_those_of_packages():
     )
     assert innermost_frame(text) == "step (train.py:12)"
     assert innermost_frame("") is None
+
+
+def at(number, place, collective=None, **given):
+    return replace(rank(number, **given), frame=place, collective=collective)
+
+
+def waits(number, place="step (train.py:9)", collective="all_reduce", **given):
+    return at(number, place, collective, **{"silent": 40, **given})
+
+
+@pytest.mark.parametrize(
+    ("ranks", "named"),
+    [
+        ([waits(0), waits(1), at(2, "load (train.py:5)", silent=40), waits(3)], 2),
+        ([waits(0, silent=50), waits(1), at(2, "load (train.py:5)", silent=31), waits(3)], 2),
+        ([waits(0), waits(1), waits(2, "validate (train.py:20)", "barrier", step=11), waits(3)], 2),
+        ([waits(0), waits(1), waits(2, "step (train.py:9)", "broadcast"), waits(3)], 2),
+        ([waits(0), waits(1), waits(2, phase="done", silent=5), waits(3)], 2),
+        ([waits(0), waits(1), rank(2, phase="ended", silent=0), waits(3)], 2),
+        ([waits(0), waits(1, state="T"), waits(2), waits(3)], 1),
+        ([at(0, "a (t.py:1)", silent=40), at(1, "a (t.py:1)", silent=40), at(2, "b (t.py:2)", silent=40)], 2),
+        ([waits(0, step=11), waits(1, "other (train.py:20)", "barrier", step=10)], 1),
+        ([waits(0), at(1, None, silent=40), waits(2)], 1),
+        ([rank(0, phase="done"), rank(1, phase="done"), at(2, "step (train.py:9)", silent=40)], 2),
+    ],
+    ids=[
+        "sleeps",
+        "sleeps-and-was-late-last",
+        "skipped-one",
+        "in-another-collective",
+        "fewer-batches",
+        "has-ended",
+        "stopped-in-a-collective",
+        "without-collectives-the-minority",
+        "two-ranks",
+        "gives-no-stack",
+        "late-at-the-end",
+    ],
+)
+def test_the_rank_that_is_not_in_the_collective_is_named(ranks, named):
+    verdict = stalled(ranks, NOW, LIMITS)
+    assert verdict is not None
+    assert verdict.rank == named
+
+
+@pytest.mark.parametrize(
+    "working",
+    [
+        at(2, "validate (train.py:20)", phase="validate", silent=600),
+        at(2, "validate (train.py:20)", silent=1),
+        replace(at(2, "save (train.py:20)", silent=200), observed=True),
+    ],
+    ids=["validates", "was-active", "observed"],
+)
+def test_ranks_that_wait_for_one_that_works_are_not_stalled(working):
+    assert stalled([waits(0), waits(1), working, waits(3)], NOW, LIMITS) is None
+
+
+@pytest.mark.parametrize(("silent", "is_stalled"), [(299, False), (301, True)])
+def test_a_script_that_is_only_observed_may_be_silent_ten_times_longer(silent, is_stalled):
+    assert (stalled([replace(rank(silent=silent), observed=True)], NOW, LIMITS) is not None) == is_stalled
+
+
+def test_the_message_of_a_large_gang_describes_sixteen_ranks_with_the_one_it_names():
+    verdict = stalled([waits(number) for number in range(63)] + [at(63, "load (t.py:5)", silent=40)], NOW, LIMITS)
+    assert verdict is not None
+    assert verdict.rank == 63
+    assert verdict.message.count("silent for") == 16
+    assert "rank 63 in train" in verdict.message
+    assert verdict.message.endswith("; and 48 more ranks")
+
+
+IN_COLLECTIVE = (
+    "Thread 0x1 (most recent call first):\n"
+    '  File "/opt/app/loader.py", line 1 in wait\n\n'
+    "Current thread 0x2 (most recent call first):\n"
+    '  File "/venv/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py", line 9 in all_reduce\n'
+    '  File "/venv/lib/python3.11/site-packages/torch/distributed/c10d_logger.py", line 83 in wrapper\n'
+    '  File "/opt/app/train.py", line 12 in step\n'
+    '  File "/opt/app/train.py", line 40 in <module>\n'
+    '  File "<frozen runpy>", line 88 in _run_code\n'
+)
+PACKAGES = "/venv/lib/python3.11/site-packages/torch"
+IN_BACKWARD = (
+    "Current thread 0x2 (most recent call first):\n"
+    f'  File "{PACKAGES}/autograd/graph.py", line 9 in _engine_run_backward\n'
+    f'  File "{PACKAGES}/autograd/__init__.py", line 9 in backward\n'
+    f'  File "{PACKAGES}/_tensor.py", line 9 in backward\n'
+    '  File "/opt/app/train.py", line 13 in step\n'
+)
+BELOW_DDP = (
+    "Current thread 0x2 (most recent call first):\n"
+    '  File "/opt/app/model.py", line 3 in forward\n'
+    f'  File "{PACKAGES}/nn/parallel/distributed.py", line 9 in forward\n'
+    '  File "/opt/app/train.py", line 11 in step\n'
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "function", "frame"),
+    [
+        (IN_COLLECTIVE, "all_reduce", "step (train.py:12)"),
+        (IN_BACKWARD, "backward", "step (train.py:13)"),
+        (BELOW_DDP, None, "forward (model.py:3)"),
+        ("", None, None),
+    ],
+    ids=["in a collective", "in a backward pass", "in a forward pass below DDP", "no stack"],
+)
+def test_the_stack_tells_whether_a_rank_waits_in_a_collective(text, function, frame):
+    assert (collective(text), innermost_frame(text)) == (function, frame)
+
+
+def test_the_stack_of_a_message_has_the_scripts_frames_only():
+    assert script_stack(IN_COLLECTIVE) == "step (train.py:12) < <module> (train.py:40)"
+    assert script_stack("") is None

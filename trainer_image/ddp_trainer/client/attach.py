@@ -129,4 +129,5 @@ def _world(environ: Mapping[str, str], device: torch.device) -> World:
 
 def _heartbeat(environ: Mapping[str, str], world: World) -> Heartbeat:
     run_dir = parse_rank(environ).run_dir
-    return Heartbeat(heartbeat_dir(run_dir) if run_dir else None, rank=world.rank, local_rank=world.local_rank)
+    directory = heartbeat_dir(run_dir) if run_dir else None
+    return Heartbeat(directory, rank=world.rank, local_rank=world.local_rank, own_loop=True)

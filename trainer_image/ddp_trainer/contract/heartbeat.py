@@ -60,7 +60,8 @@ class Heartbeat:
     """The writer of one rank's heartbeat file; a thread that saves snapshots may call it too.
 
     `directory` is where the file goes, None for nowhere. `clock` is monotonic seconds of this host, the same
-    in every process of it. `observed` says that the script does not report itself (`rank.observe`).
+    in every process of it. `observed` says that the script does not report itself (`rank.observe`), `own_loop`
+    that it reports its steps and maybe not what it does between them (`attach`).
     """
 
     def __init__(
@@ -70,6 +71,7 @@ class Heartbeat:
         rank: int = 0,
         local_rank: int = 0,
         observed: bool = False,
+        own_loop: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._path = directory / f"rank-{rank}.json" if directory is not None else None
@@ -87,6 +89,7 @@ class Heartbeat:
             "localRank": local_rank,
             "pid": os.getpid(),
             "observed": observed,
+            "ownLoop": own_loop,
             "time": clock(),
             "phase": "init",
             "phaseTime": clock(),
@@ -119,11 +122,13 @@ class Heartbeat:
         }
 
     @classmethod
-    def from_env(cls, environ: Mapping[str, str] | None = None, *, observed: bool = False) -> Heartbeat:
+    def from_env(
+        cls, environ: Mapping[str, str] | None = None, *, observed: bool = False, own_loop: bool = False
+    ) -> Heartbeat:
         """The heartbeat of this rank, from DDPJOB_RUN_DIR (silent without it), RANK and LOCAL_RANK."""
         own = parse_rank(os.environ if environ is None else environ)
         directory = heartbeat_dir(own.run_dir) if own.run_dir else None
-        return cls(directory, rank=own.rank, local_rank=own.local_rank, observed=observed)
+        return cls(directory, rank=own.rank, local_rank=own.local_rank, observed=observed, own_loop=own_loop)
 
     @property
     def phase(self) -> str:

@@ -6,7 +6,8 @@ does none of these; one that waits in NCCL polls, and is ended by NCCL's own tim
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
 
@@ -34,19 +35,39 @@ class Activity:
     """
 
     def __init__(self, allowance: float) -> None:
-        self._look_seconds = min(LONGEST_LOOK_SECONDS, allowance / LOOKS_PER_ALLOWANCE)
+        self.look_seconds = min(LONGEST_LOOK_SECONDS, allowance / LOOKS_PER_ALLOWANCE)
         self._looks: dict[int, _Look] = {}
+        self._disturbed = False
+        self._disturbing = 0
 
     def by_pid(self, pids: Iterable[int], now: float) -> dict[int, float]:
         """When each of `pids` was last active. What nobody has looked at counts as active: all since the last look."""
-        self._looks = {pid: self._look(pid, now) for pid in pids}
+        if not self._disturbing:
+            self._looks = {pid: self._look(pid, now) for pid in pids}
+            self._disturbed = False
         return {pid: now - (look.at - look.active_at) for pid, look in self._looks.items()}
+
+    @contextmanager
+    def disregarded(self) -> Iterator[None]:
+        """What the ranks do meanwhile is not their own: the launcher makes them write their stacks.
+
+        Another thread may call this.
+        """
+        self._disturbing += 1
+        self._disturbed = True
+        try:
+            yield
+        finally:
+            self._disturbed = True
+            self._disturbing -= 1
 
     def _look(self, pid: int, now: float) -> _Look:
         before = self._looks.get(pid)
-        if before is not None and now - before.at < self._look_seconds:
+        if before is not None and now - before.at < self.look_seconds and not self._disturbed:
             return before
         usage = processes.usage(pid)
+        if before is not None and self._disturbed:
+            return _Look(now, usage, before.active_at)
         if before is None or is_active(before.usage, usage, now - before.at):
             return _Look(now, usage, active_at=now)
         return _Look(now, usage, before.active_at)

@@ -7,6 +7,8 @@ They are taken in the pod's own memory and only then copied to the volume, which
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
 import signal
 import threading
@@ -20,13 +22,24 @@ from ddp_trainer.contract.run_dir import STACK_SIGNAL, stack_file
 ANSWER_SECONDS = 1.0
 """Only a rank that is stuck in the kernel takes longer, and it will not answer at all; training waits meanwhile."""
 COPY_SECONDS = 5.0
+LONGEST_STACK = 8
+_PACKAGES = re.compile(r"site-packages|/lib/python|<frozen |/ddp_trainer/rank/worker\.py$")
+_COLLECTIVE = re.compile(r"/torch/(distributed/(?!elastic|launcher|run)|nn/parallel/distributed)")
 _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)$', re.MULTILINE)
 
 
-def dump_stacks(run_dir: Path, pids: Mapping[int, int]) -> dict[int, str]:
-    """Ask the ranks (local rank → pid) for their stacks: local rank → text, empty for one that gave none."""
-    processes.send(pids.values(), STACK_SIGNAL)
+def dump_stacks(run_dir: Path, pids: Mapping[int, int], *, go_on: bool = True) -> dict[int, str]:
+    """Ask the ranks (local rank → pid) for their stacks: local rank → text, empty for one that gave none.
+
+    Without `go_on` a rank that was stopped stays so, and gives none.
+    """
+    for local in pids:
+        _empty(stack_file(run_dir, local))
     stopped = {local: pid for local, pid in pids.items() if processes.state(pid) in ("T", "t")}
+    if not go_on:
+        pids = {local: pid for local, pid in pids.items() if local not in stopped}
+        stopped = {}
+    processes.send(pids.values(), STACK_SIGNAL)
     # First those that can answer: a stopped rank that goes on lets the others leave the place where they waited for it.
     texts = _collect(run_dir, pids.keys() - stopped.keys(), ANSWER_SECONDS)
     processes.send(stopped.values(), signal.SIGCONT)
@@ -35,13 +48,52 @@ def dump_stacks(run_dir: Path, pids: Mapping[int, int]) -> dict[int, str]:
 
 def innermost_frame(text: str) -> str | None:
     """Where the script stood: `function (file:line)`, outside of installed packages where there is such a frame."""
+    frames = _frames(text)
+    own = [frame for frame in frames if _is_scripts(frame)]
+    return _in_words((own or frames)[0]) if frames else None
+
+
+def collective(text: str) -> str | None:
+    """The function of torch.distributed that the script called last and that has not returned, such as `all_reduce`.
+
+    `backward` for a backward pass, in which DistributedDataParallel waits for the other ranks. None for a script that
+    stands somewhere else.
+    """
+    found = None
+    for frame in _frames(text):
+        if _is_scripts(frame):
+            break
+        if _COLLECTIVE.search(frame["file"]) and frame["function"] != "wrapper":
+            found = frame["function"]
+        elif found is None and frame["function"] == "_engine_run_backward":
+            found = "backward"
+    return found
+
+
+def script_stack(text: str) -> str | None:
+    """The script's own frames, the innermost first, in one line; None without a stack."""
+    frames = _frames(text)
+    own = [frame for frame in frames if _is_scripts(frame)] or frames
+    return " < ".join(_in_words(frame) for frame in own[:LONGEST_STACK]) if own else None
+
+
+def _frames(text: str) -> list[re.Match[str]]:
+    """Of the thread that answered, which is the main one: the innermost first."""
     current = text[text.find("Current thread") :] if "Current thread" in text else text
-    frames = list(_FRAME.finditer(current.split("\n\n")[0]))
-    if not frames:
-        return None
-    own = [frame for frame in frames if "site-packages" not in frame["file"] and "/lib/python" not in frame["file"]]
-    frame = (own or frames)[0]
+    return list(_FRAME.finditer(current.split("\n\n")[0]))
+
+
+def _is_scripts(frame: re.Match[str]) -> bool:
+    return _PACKAGES.search(frame["file"]) is None
+
+
+def _in_words(frame: re.Match[str]) -> str:
     return f"{frame['function']} ({Path(frame['file']).name}:{frame['line']})"
+
+
+def _empty(path: Path) -> None:
+    with contextlib.suppress(OSError):
+        os.truncate(path, 0)
 
 
 def save_stacks(texts: Mapping[int, str], title: str, directories: list[Path], name: str) -> Path | None:

@@ -17,16 +17,15 @@ from ddp_trainer.contract import processes, run_dir
 from ddp_trainer.contract.exit_codes import EXIT_OK, EXIT_PREEMPTED
 from ddp_trainer.contract.heartbeat import read_heartbeats
 from ddp_trainer.contract.outcomes import read_outcomes
-from ddp_trainer.launch.activity import Activity
 from ddp_trainer.launch.assignment import LOOK_SECONDS
 from ddp_trainer.launch.attempt import Attempt
 from ddp_trainer.launch.exit.report import log
 from ddp_trainer.launch.exit.root_cause import ExitCause, ExitEvidence, find_cause
+from ddp_trainer.launch.gang_watch import GangWatch, Stall
 from ddp_trainer.launch.relay import StderrRelay
 from ddp_trainer.launch.run_memory import RunMemory
 from ddp_trainer.launch.signals import StopSignals
 from ddp_trainer.launch.status.pod_state import PodState, RankHeartbeat
-from ddp_trainer.launch.watchdog import Limits, ranks_of, stalled
 
 TICK_SECONDS = 0.5
 SURVIVOR_SECONDS = 10.0
@@ -35,6 +34,8 @@ HANGING_SECONDS = 3.0
 """How long a rank that steps may be silent once it was asked to leave for a later attempt, or three times its p99."""
 LEFT_SECONDS = 0.5
 """How long processes of a script that is done may take to see that it is."""
+STALLED_FIRST_SECONDS = 2.0
+"""How long the ranks of other nodes stay, for the pod of a stalled rank to take its stack and end."""
 AGENT_SECONDS = 10.0
 """How long torchrun may outlive its ranks."""
 EXIT_BARRIER_SECONDS = 310.0
@@ -68,13 +69,12 @@ class Supervisor:
         self._superseded_at: float | None = None
         self._next_look = 0.0
         self._oom_kills = processes.oom_kills()
-        self._limits = Limits(self._pod.stall_min_seconds, self._pod.stall_max_seconds)
+        self._gang = GangWatch(self._pod)
         self._watch_from = 0.0
-        self._activity = Activity(self._limits.max_seconds)
         self._memory = RunMemory(self._pod.run_dir)
         self._forwarded = False
         self._killed: set[int] = set()
-        self._stall: tuple[int, str] | None = None
+        self._stall: Stall | None = None
         self._failed_at: float | None = None
         self._ranks_gone_at: float | None = None
         self._agent_code: int | None = None
@@ -89,6 +89,7 @@ class Supervisor:
             self._watch()
             return self._finish()
         finally:
+            self._gang.close()
             self._selector.close()
             for relay in self._relays.values():
                 relay.close()
@@ -102,7 +103,7 @@ class Supervisor:
             now = time.monotonic()
             if now - last > 10 * TICK_SECONDS:
                 # The whole pod stood still, as on a paused node: silence up to now says nothing about the ranks.
-                self._watch_from = now + self._limits.min_seconds
+                self._watch_from = now + self._pod.stall_min_seconds
             last = now
             if self._memory.look(now):
                 log(f"{self._memory.problem(now)}; what the ranks report is written in the place of what was there")
@@ -122,6 +123,9 @@ class Supervisor:
             relay.drain()
         pod_state = self.pod_state()
         report = run_dir.agent_report(self._pod.run_dir)
+        if self._stall is None and self._asked_at is None and self._agent_code != EXIT_OK:
+            # ranks that other launchers have ended for a stall die of their absence, maybe before this one knew of it
+            self._stall = self._gang.final()
         evidence = ExitEvidence(
             wall=time.time(),
             procs=self._pod.procs_per_node,
@@ -134,7 +138,8 @@ class Supervisor:
             rendezvous_error=report.get("rendezvous"),
             stop_requested=self._asked_at is not None,
             killed=frozenset(self._killed),
-            stall=self._stall,
+            stall=None if self._stall is None or not self._stall.here else (self._stall.rank, self._stall.message),
+            peer_stall=None if self._stall is None or self._stall.here else self._stall.message,
             oom_killed=processes.oom_kills() > self._oom_kills,
             memory_problem=self._memory.problem(),
         )
@@ -237,27 +242,17 @@ class Supervisor:
             self._kill_everything()
 
     def _kill_if_stalled(self, now: float) -> None:
-        if self._asked_at is not None or self._failed_at is not None or now < self._watch_from:
+        if self._asked_at is not None or self._failed_at is not None:
             return
-        living = {entry["pid"]: entry for entry in self._living()}
-        heartbeats = [heartbeat for heartbeat in self.pod_state().heartbeats if heartbeat["pid"] in living]
-        states = {pid: processes.state(pid) for pid in living}
-        stall = stalled(ranks_of(heartbeats, states, self._activity.by_pid(living, now)), now, self._limits)
+        stall = self._gang.look(now, may_ask=now >= self._watch_from)
         if stall is None:
             return
         log(f"stalled: {stall.message}; taking the stacks of all ranks of this pod")
-        from ddp_trainer.launch.stacks import dump_stacks, innermost_frame, save_stacks
-
-        by_local = dump_stacks(self._pod.run_dir, {entry["localRank"]: pid for pid, entry in living.items()})
+        self._stall = self._gang.save_stacks(stall)
+        if not stall.here:
+            # the node of the stalled rank reports it first: its ranks end as soon as these are gone
+            self._wait(STALLED_FIRST_SECONDS)
         self._kill_everything()
-        texts = {entry["rank"]: by_local[entry["localRank"]] for entry in living.values()}
-        name = f"stacks-attempt-{self._pod.attempt}-node-{self._pod.node_rank}.txt"
-        path = save_stacks(texts, stall.message, [self._pod.log_dir, self._pod.run_dir], name)
-        frames = "; ".join(
-            f"rank {rank} stood in {innermost_frame(text) or 'an unknown place (no stack)'}"
-            for rank, text in sorted(texts.items())
-        )
-        self._stall = (stall.rank, f"{stall.message}. {frames}. Stacks: {path or 'could not be saved'}")
 
     def _living(self) -> list[dict[str, int]]:
         return [entry for entry in run_dir.registrations(self._pod.run_dir) if processes.alive(entry["pid"])]

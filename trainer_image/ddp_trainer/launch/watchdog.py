@@ -1,21 +1,32 @@
-"""When a silent rank is a hung rank.
+"""When a silent rank is a hung rank, and which one holds up the gang.
 
 A rank that trains is stalled once it has been silent for ten times the 99th percentile of its own step times: a
 step of 50 ms and one of 5 s need no setting. What has no rhythm (compiling, loading, validating, saving) gets a
-fixed allowance. A script that does not report itself may validate or save between any two steps, so its rank is
-stalled only after the longest allowance without a step, without CPU time and without output (`activity`). The whole
-state is in the heartbeats: a new attempt starts without any.
+fixed allowance. A script that does not report its phases may validate, save or download between any two steps, so what
+counts there is the time without a step, without CPU time, input and output (`activity`).
+
+In a collective everybody waits, so all ranks go silent at once, on all nodes. The stacks tell the one that is not in
+the collective, or not in the one that most are in. `accounts` brings the ranks of all nodes together.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 STALL_FACTOR: Final = 10.0
+OBSERVED_FACTOR: Final = 10.0
+"""How much longer than others a script may be silent that is only observed, once its steps are seen."""
+ENDED: Final = "ended"
+"""The phase of a rank whose script has returned while its pod waits for the others."""
+NAMED_RANKS: Final = 16
+"""How many ranks a message describes one by one."""
 _QUIET_PHASE_SECONDS: Final[dict[str, float]] = {"init": 600.0, "rendezvous": 900.0, "done": 300.0}
 """Imports; the peers' process groups (which time out by themselves after 600 s); leaving. Others: the maximum."""
+_WILL_NOT_JOIN: Final = ("done", ENDED)
+_FROZEN: Final = ("T", "t", "D")
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +39,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Rank:
-    """One living rank as its last heartbeat tells it. `progress_at` is on the clock of `stalled`'s `now`."""
+    """One rank as its last heartbeat and its stack show it. `progress_at` is on the clock of `stalled`'s `now`."""
 
     rank: int
     phase: str
@@ -39,6 +50,11 @@ class Rank:
     """The kernel's letter (proc_pid_stat(5)): T is stopped by a signal, D waits for a device."""
     observed: bool = False
     """Its script does not report itself: steps are seen, other phases may not be."""
+    frame: str | None = None
+    """Where the script stands: `function (file:line)`. None: there is no stack."""
+    collective: str | None = None
+    """The function of torch.distributed that it waits in, or `backward`, where DDP waits."""
+    node: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,39 +65,52 @@ class StallReport:
     silent_seconds: float
     allowed_seconds: float
     message: str
+    node: int | None = None
 
 
 def stalled(ranks: Sequence[Rank], now: float, limits: Limits) -> StallReport | None:
-    """The rank that holds up this pod, if one has been silent for longer than its phase allows.
+    """The rank that holds up the gang, if one has been silent for longer than its phase allows.
 
-    In a collective everybody waits, so several ranks go silent at once. The one to name is the one that is not
-    merely waiting: stopped or stuck in the kernel, else the one with the fewest steps, else the longest silent.
+    None also while every late rank waits in a collective for one that is not late: that one may be validating or
+    saving.
     """
-    if not any(now - rank.progress_at > allowance(rank, limits) for rank in ranks):
+    suspects = _suspects(ranks, now, limits)
+    if not suspects:
         return None
-    culprit = min(ranks, key=_suspicion)
-    silent = now - culprit.progress_at
-    allowed = allowance(culprit, limits)
-    if silent <= allowed:
-        # it is late, yet within what its own phase allows: name one that is not
-        culprit = min((r for r in ranks if now - r.progress_at > allowance(r, limits)), key=_suspicion)
-        silent, allowed = now - culprit.progress_at, allowance(culprit, limits)
-    where = "; ".join(_place(rank, now) for rank in sorted(ranks, key=lambda rank: rank.rank))
-    message = f"rank {culprit.rank} made no progress for {silent:.0f} s (allowed: {allowed:.0f} s): {where}"
-    return StallReport(culprit.rank, silent, allowed, message)
+    culprit = min(suspects, key=lambda rank: _suspicion(rank, ranks))
+    silent, allowed = now - culprit.progress_at, allowance(culprit, limits)
+    where = "; ".join(_place(rank, now) for rank in _described(ranks, culprit))
+    more = len(ranks) - NAMED_RANKS
+    what = f"made no progress for {silent:.0f} s (allowed: {allowed:.0f} s)"
+    if culprit.phase in _WILL_NOT_JOIN:
+        what = "is done, and other ranks wait for it in a collective"
+    message = f"rank {culprit.rank} {what}: {where}"
+    if more > 0:
+        message += f"; and {more} more ranks"
+    return StallReport(culprit.rank, silent, allowed, message, culprit.node)
+
+
+def is_late(rank: Rank, now: float, limits: Limits) -> bool:
+    """Whether it has been silent for longer than its phase allows."""
+    return now - rank.progress_at > allowance(rank, limits)
 
 
 def allowance(rank: Rank, limits: Limits) -> float:
     """How many seconds this rank may be silent where it stands."""
-    if rank.observed:
+    trains = rank.phase == "train" and rank.step_seconds_p99 is not None
+    if rank.observed and not trains:
         return limits.max_seconds
-    if rank.phase == "train" and rank.step_seconds_p99 is not None:
-        return min(max(STALL_FACTOR * rank.step_seconds_p99, limits.min_seconds), limits.max_seconds)
+    if trains and rank.step_seconds_p99 is not None:
+        least = limits.min_seconds * (OBSERVED_FACTOR if rank.observed else 1.0)
+        return min(max(STALL_FACTOR * rank.step_seconds_p99, least), limits.max_seconds)
     return min(_QUIET_PHASE_SECONDS.get(rank.phase, limits.max_seconds), limits.max_seconds)
 
 
 def ranks_of(
-    heartbeats: Iterable[Mapping[str, Any]], states: Mapping[int, str | None], active_at: Mapping[int, float]
+    heartbeats: Iterable[Mapping[str, Any]],
+    states: Mapping[int, str | None],
+    active_at: Mapping[int, float],
+    node: int | None = None,
 ) -> list[Rank]:
     """The ranks to judge, from heartbeats and, by pid, the state of each process and when it was last active."""
     return [
@@ -90,19 +119,42 @@ def ranks_of(
             phase=heartbeat["phase"],
             step=heartbeat["step"],
             progress_at=max(heartbeat["time"], active_at.get(heartbeat["pid"], 0.0))
-            if heartbeat.get("observed")
+            if heartbeat.get("observed") or heartbeat.get("ownLoop")
             else heartbeat["time"],
             observed=bool(heartbeat.get("observed")),
             step_seconds_p99=heartbeat.get("stepSecondsP99"),
             process_state=states.get(heartbeat["pid"]),
+            node=node,
         )
         for heartbeat in heartbeats
     ]
 
 
-def _suspicion(rank: Rank) -> tuple[bool, int, float]:
-    frozen = rank.process_state in ("T", "t", "D")
-    return not frozen, -1 if rank.step is None else rank.step, rank.progress_at
+def _suspects(ranks: Sequence[Rank], now: float, limits: Limits) -> list[Rank]:
+    """The late ranks that wait for no other; if all do, those that will never join them, and else all that are late."""
+    late = [rank for rank in ranks if is_late(rank, now, limits)]
+    if by_themselves := [rank for rank in late if not rank.collective or rank.process_state in _FROZEN]:
+        return by_themselves
+    if not late:
+        return []
+    if gone := [rank for rank in ranks if rank.phase in _WILL_NOT_JOIN]:
+        return gone
+    return [] if any(not rank.collective for rank in ranks) else late
+
+
+def _suspicion(rank: Rank, ranks: Collection[Rank]) -> tuple[bool, bool, int, float, int]:
+    """The least is the most suspicious: stopped, not where most are, with the fewest steps, the longest silent."""
+    places = Counter((other.collective, other.frame) for other in ranks if other.frame is not None)
+    place, count = max(places.items(), key=lambda item: item[1], default=(None, 0))
+    is_with_most = rank.frame is None or 2 * count <= len(ranks) or place == (rank.collective, rank.frame)
+    step = -1 if rank.step is None else rank.step
+    return rank.process_state not in _FROZEN, is_with_most, step, rank.progress_at, rank.rank
+
+
+def _described(ranks: Sequence[Rank], culprit: Rank) -> list[Rank]:
+    """The ranks that a message describes, the culprit always among them."""
+    ordered = sorted(ranks, key=lambda rank: (rank is not culprit, rank.rank))[:NAMED_RANKS]
+    return sorted(ordered, key=lambda rank: rank.rank)
 
 
 def _place(rank: Rank, now: float) -> str:
@@ -111,4 +163,5 @@ def _place(rank: Rank, now: float) -> str:
         step = "without a step that was seen"
     extra = {"T": ", stopped by a signal", "t": ", stopped by a debugger", "D": ", stuck in the kernel"}
     where = extra.get(rank.process_state or "", "")
-    return f"rank {rank.rank} in {rank.phase} {step}, silent for {now - rank.progress_at:.0f} s{where}"
+    waits = f", waiting in {rank.collective}" if rank.collective else ""
+    return f"rank {rank.rank} in {rank.phase} {step}, silent for {now - rank.progress_at:.0f} s{waits}{where}"

@@ -111,7 +111,7 @@ def _register(run_dir: Path, rank: int, local_rank: int) -> None:
         os.close(reader)
     stacks = stack_file(run_dir, local_rank)
     stacks.parent.mkdir(parents=True, exist_ok=True)
-    faulthandler.register(STACK_SIGNAL, file=stacks.open("w"), all_threads=True, chain=False)
+    faulthandler.register(STACK_SIGNAL, file=stacks.open("a"), all_threads=True, chain=False)
     # a crash in C, such as a segmentation fault, says where on stderr
     faulthandler.enable()
     reserve_outcome(run_dir, rank)

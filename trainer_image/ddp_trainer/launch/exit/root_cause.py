@@ -38,6 +38,8 @@ class ExitEvidence:
     """pids that the launcher killed itself: at the end of the grace period, or as survivors of a failure."""
     stall: tuple[int, str] | None = None
     """The rank that made no progress and the account of it."""
+    peer_stall: str | None = None
+    """The account of a rank of another node that made no progress, or of a node that does not answer."""
     oom_killed: bool = False
     memory_problem: str | None = None
     """That the memory-backed run directory is full, in words (`run_memory`)."""
@@ -70,6 +72,8 @@ def _find_cause(evidence: ExitEvidence) -> ExitCause:
     if evidence.stall is not None:
         rank, account = evidence.stall
         return ExitCause(EXIT_FAILED, "Stalled", account, rank=rank, local_rank=_local_rank(evidence, rank))
+    if evidence.peer_stall is not None:
+        return ExitCause(EXIT_FAILED, "PeerLost", evidence.peer_stall)
     good = [outcome for outcome in evidence.outcomes if outcome["exitCode"] in (EXIT_OK, EXIT_PREEMPTED)]
     if len(good) == evidence.procs or (
         evidence.agent_code == EXIT_OK and not evidence.failures and len(good) == len(evidence.outcomes)

@@ -1,0 +1,97 @@
+"""A gang of four nodes that hangs: the rank that holds it up is named, with its own stack, whichever pod reports it."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import textwrap
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ddpjob_operator.api.status import DDPJobStatus, Phase
+from ddpjob_operator.local.display import PlainDisplay
+from ddpjob_operator.local.machine import this_machine
+from ddpjob_operator.local.runner import Runner
+from ddpjob_operator.local.volume import open_shared
+from ddpjob_operator.wire.jobs import parse_job
+
+pytestmark = [pytest.mark.local, pytest.mark.timeout(240)]
+
+SCRIPT = """
+import os, sys, time
+import torch
+import torch.distributed as dist
+
+CASE, GUILTY = sys.argv[1], int(sys.argv[2])
+
+def average(loss):
+    dist.all_reduce(loss)
+    return loss / dist.get_world_size()
+
+def read_a_broken_file():
+    time.sleep(600)
+
+def train(batches):
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for batch in range(batches):
+        if CASE == "sleeps" and batch == 10 and dist.get_rank() == GUILTY:
+            read_a_broken_file()
+        loss = model(torch.ones(2, 4)).mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if not (CASE == "skips" and batch == 10 and dist.get_rank() == GUILTY):
+            average(loss.detach())
+        if batch % 5 == 0:
+            save_together()
+
+def save_together():
+    dist.barrier()
+
+dist.init_process_group("gloo")
+fewer = CASE == "has fewer batches" and dist.get_rank() == GUILTY
+train(12 if fewer else 40)
+values = torch.zeros(3)
+dist.broadcast(values, src=0)
+"""
+
+
+async def run(folder: Path, environment: dict[str, str], case: str, guilty: int) -> DDPJobStatus:
+    shared = open_shared(folder / "shared")
+    (shared / "train.py").write_text(textwrap.dedent(SCRIPT))
+    spec = {
+        "nodes": 4,
+        "entrypoint": {"script": "/mnt/shared/train.py"},
+        "args": [case, str(guilty)],
+        "stall": {"minSeconds": 1, "maxSeconds": 4},
+        "restart": {"maxRestarts": 0},
+    }
+    metadata = {"name": "hangs", "uid": f"uid-{folder.name}", "creationTimestamp": "2026-01-01T00:00:00Z"}
+    machine = replace(this_machine(shared), environ=environment)
+    return (await Runner(parse_job({"metadata": metadata, "spec": spec}), machine, PlainDisplay()).run()).status
+
+
+@pytest.mark.parametrize(
+    ("case", "guilty", "step", "place"),
+    [
+        ("sleeps", 2, 10, "read_a_broken_file (train.py) < train (train.py)"),
+        ("skips", 1, 11, "save_together (train.py) < train (train.py)"),
+        ("has fewer batches", 3, 12, "<module> (train.py)"),
+    ],
+)
+def test_the_rank_that_holds_up_four_nodes_is_named(
+    tmp_path: Path, environment: dict[str, str], case: str, guilty: int, step: int, place: str
+) -> None:
+    status = asyncio.run(run(tmp_path, environment, case, guilty))
+    failure = status.last_failure
+    assert status.phase is Phase.FAILED
+    assert failure is not None
+    assert (failure.reason, failure.rank, failure.node_rank) == ("Stalled", guilty, guilty), failure.message
+    assert failure.message.startswith(f"rank {guilty} made no progress for 4 s (allowed: 4 s): "), failure.message
+    assert f"rank {guilty} in train after step {step}, silent for" in failure.message, failure.message
+    assert f"Stack of rank {guilty}: {place}" in re.sub(r":\d+\)", ")", failure.message)
+    stacks = tmp_path / "shared" / "logs" / "hangs"
+    assert len(list(stacks.glob("stacks-attempt-0-node-*.txt"))) == 4, "the stacks of all nodes"

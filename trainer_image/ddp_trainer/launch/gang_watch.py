@@ -1,0 +1,241 @@
+"""Whether the gang is stalled, and by which rank: this node's ranks, and those of the other nodes where these are late.
+
+`look` is called a few times a second and never waits. The ranks of one node are judged at once, with their stacks;
+those of several once their launchers have answered (`accounts`). Where the volume that they answer over is gone, each
+node judges by its own ranks alone.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+from ddp_trainer.contract import processes, run_dir
+from ddp_trainer.contract.environment import PodEnvironment
+from ddp_trainer.contract.exit_codes import EXIT_OK
+from ddp_trainer.contract.heartbeat import read_heartbeats
+from ddp_trainer.contract.outcomes import read_outcomes
+from ddp_trainer.launch.accounts import Account, Accounts, Answers
+from ddp_trainer.launch.activity import Activity
+from ddp_trainer.launch.stacks import collective, dump_stacks, innermost_frame, save_stacks, script_stack
+from ddp_trainer.launch.watchdog import ENDED, NAMED_RANKS, Limits, Rank, StallReport, is_late, ranks_of, stalled
+
+FINAL_SECONDS: Final = 3.0
+"""How long the end of an attempt waits for a verdict that other launchers are about to act on."""
+STACK_BYTES: Final = 16 << 10
+"""Of a rank's stacks in an account; the innermost frames come first."""
+LONGEST_PAUSE_SECONDS: Final = 15.0
+"""Between two questions while a rank is within its allowance and others wait for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stall:
+    """The stall of the gang: `rank` is the one that is named, `here` whether it is of this node."""
+
+    rank: int
+    node: int
+    message: str
+    here: bool
+    stack: str = ""
+    """Of that rank, as its node has given it."""
+
+
+class GangWatch:
+    """Of one attempt. `close` it at the end."""
+
+    def __init__(self, pod: PodEnvironment) -> None:
+        self._pod = pod
+        self._limits = Limits(pod.stall_min_seconds, pod.stall_max_seconds)
+        self._activity = Activity(self._limits.max_seconds)
+        self._ranks: Sequence[Rank] = ()
+        self._ranks_at = 0.0
+        self._stacks: tuple[float, dict[int, str]] = (-1e9, {})
+        self._next_question = 0.0
+        self._found: StallReport | None = None
+        self._accounts = Accounts(pod, self._account) if pod.nodes > 1 else None
+
+    def look(self, now: float, *, may_ask: bool) -> Stall | None:
+        """The stall, if there is one; `now` is monotonic seconds. Without `may_ask` only one that others have found."""
+        self._ranks, self._ranks_at = self._own_ranks(now), now
+        if self._accounts is None:
+            return self._judged_alone(now) if may_ask and self._is_late(now) else None
+        if self._accounts.verdict is not None:
+            return self._agreed(self._accounts.verdict)
+        answers = self._accounts.answers()
+        if answers is not None and not answers.accounts and may_ask and self._is_late(now):
+            return self._judged_alone(now)  # the volume hangs
+        if answers is not None and may_ask:
+            self._judge(answers, now)
+        elif may_ask and not self._accounts.is_asking and now >= self._next_question and self._is_late(now):
+            self._accounts.ask()
+        return None
+
+    def final(self) -> Stall | None:
+        """At the end of an attempt that failed: the stall that other launchers have found meanwhile."""
+        if self._accounts is None:
+            return None
+        verdict = self._accounts.verdict or self._accounts.final(FINAL_SECONDS)
+        return None if verdict is None else self._agreed(verdict)
+
+    def save_stacks(self, stall: Stall) -> Stall:
+        """Take the stacks of this node's ranks before they are killed, those of stopped ones too; the stall with what
+        they show.
+        """
+        living = _living(self._pod.run_dir)
+        by_local = dump_stacks(self._pod.run_dir, {entry["localRank"]: entry["pid"] for entry in living})
+        texts = {entry["rank"]: by_local[entry["localRank"]] for entry in living}
+        name = f"stacks-attempt-{self._pod.attempt}-node-{self._pod.node_rank}.txt"
+        path = save_stacks(texts, stall.message, [self._pod.log_dir, self._pod.run_dir], name)
+        message = stall.message
+        if self._accounts is None:
+            message = f"{message}. {_frames({rank: innermost_frame(text) for rank, text in texts.items()}, stall.rank)}"
+        stack = script_stack(texts.get(stall.rank, "")) or stall.stack
+        if stack:
+            message += f". Stack of rank {stall.rank}: {stack}"
+        where = str(path or "could not be saved")
+        if self._accounts is not None and path is not None:
+            where = where.replace(f"-node-{self._pod.node_rank}.txt", "-node-*.txt")
+        return replace(stall, message=f"{message}. Stacks: {where}")
+
+    def close(self) -> None:
+        if self._accounts is not None:
+            self._accounts.close()
+
+    def _is_late(self, now: float) -> bool:
+        return any(is_late(rank, now, self._limits) for rank in self._ranks)
+
+    def _own_ranks(self, now: float) -> list[Rank]:
+        living = {entry["pid"]: entry for entry in _living(self._pod.run_dir)}
+        heartbeats = [beat for beat in read_heartbeats(self._pod.run_dir) if beat["pid"] in living]
+        states = {pid: processes.state(pid) for pid in living}
+        return ranks_of(heartbeats, states, self._activity.by_pid(living, now), self._pod.node_rank)
+
+    def _judged_alone(self, now: float) -> Stall | None:
+        if now < self._next_question:
+            return None
+        stacks = self._take_stacks()
+        found = stalled([_with_stack(rank, stacks.get(rank.rank, "")) for rank in self._ranks], now, self._limits)
+        if found is None:
+            self._next_question = now + self._pause
+            return None
+        return Stall(found.rank, self._pod.node_rank or 0, found.message, here=True)
+
+    def _judge(self, answers: Answers, now: float) -> None:
+        assert self._accounts is not None
+        ranks = [rank for account in answers.accounts for rank in ranks_in(account, now)]
+        found = stalled(ranks, now, self._limits)
+        waiting = found is None or all(rank.collective for rank in ranks if is_late(rank, now, self._limits))
+        if answers.missing and waiting and self._is_late(now):
+            self._accounts.publish(_absent(answers, ranks))
+        elif found is not None:
+            frames = _frames({rank.rank: rank.frame for rank in ranks}, found.rank)
+            stack = _stack_of(answers.accounts, found.rank)
+            verdict = {"version": 1, "rank": found.rank, "nodeRank": found.node}
+            words = {"message": f"{found.message}. {frames}", "stack": stack or ""}
+            self._accounts.publish({**verdict, **words})
+        self._next_question = now + self._pause
+
+    def _agreed(self, verdict: Mapping[str, Any]) -> Stall:
+        node = verdict["nodeRank"]
+        here = node == self._pod.node_rank and verdict["rank"] >= 0
+        return Stall(verdict["rank"], node, verdict["message"], here, verdict["stack"])
+
+    @property
+    def _pause(self) -> float:
+        """Between two questions: longer than what the stacks disturb of the ranks' activity."""
+        return min(LONGEST_PAUSE_SECONDS, 3 * self._activity.look_seconds)
+
+    def _account(self) -> Account:
+        """For the other launchers; on the thread of `accounts`."""
+        ranks, at = self._ranks, self._ranks_at
+        stacks = self._take_stacks()
+        own = [_described(rank, stacks.get(rank.rank, ""), at, self._limits) for rank in ranks]
+        pids = {entry["rank"]: entry["pid"] for entry in run_dir.registrations(self._pod.run_dir)}
+        ended = [
+            {"rank": outcome["rank"], "phase": ENDED, "step": _step(self._pod.run_dir, outcome["rank"])}
+            for outcome in read_outcomes(self._pod.run_dir)
+            if outcome["exitCode"] == EXIT_OK and pids.get(outcome["rank"]) == outcome["pid"]
+        ]
+        return {"ranks": own + [one for one in ended if one["rank"] not in {rank.rank for rank in ranks}]}
+
+    def _take_stacks(self) -> dict[int, str]:
+        """By rank. Taken anew only after a pause: writing them is activity of the rank."""
+        taken_at, stacks = self._stacks
+        if time.monotonic() - taken_at < self._pause / 2:
+            return stacks
+        living = _living(self._pod.run_dir)
+        with self._activity.disregarded():
+            by_local = dump_stacks(
+                self._pod.run_dir, {entry["localRank"]: entry["pid"] for entry in living}, go_on=False
+            )
+        stacks = {entry["rank"]: by_local.get(entry["localRank"], "") for entry in living}
+        self._stacks = time.monotonic(), stacks
+        return stacks
+
+
+def ranks_in(account: Account, now: float) -> list[Rank]:
+    """The ranks of an account, their silence counted back from `now`."""
+    return [
+        Rank(
+            rank=one["rank"],
+            phase=one["phase"],
+            step=one["step"],
+            progress_at=now - one.get("silentSeconds", 0.0),
+            step_seconds_p99=one.get("stepSecondsP99"),
+            process_state=one.get("state"),
+            observed=bool(one.get("observed")),
+            frame=innermost_frame(one.get("stack", "")),
+            collective=collective(one.get("stack", "")),
+            node=account["nodeRank"],
+        )
+        for one in account["ranks"]
+    ]
+
+
+def _described(rank: Rank, stack: str, at: float, limits: Limits) -> dict[str, Any]:
+    return {
+        "rank": rank.rank,
+        "phase": rank.phase,
+        "step": rank.step,
+        "silentSeconds": round(at - rank.progress_at, 3),
+        "stepSecondsP99": rank.step_seconds_p99,
+        "state": rank.process_state,
+        "observed": rank.observed,
+        "stack": stack[:STACK_BYTES],
+    }
+
+
+def _with_stack(rank: Rank, stack: str) -> Rank:
+    return replace(rank, frame=innermost_frame(stack), collective=collective(stack))
+
+
+def _absent(answers: Answers, ranks: Sequence[Rank]) -> dict[str, Any]:
+    """No rank that is known holds up the others: the cause is on a node that does not answer."""
+    nodes = ", ".join(map(str, answers.missing))
+    frames = _frames({rank.rank: rank.frame for rank in ranks}, -1)
+    text = (
+        f"all ranks that are known wait for others, and the launcher of node rank {nodes} gives no account: its node, "
+        f"its network or its volume is gone, or its ranks have ended. {frames}"
+    )
+    return {"version": 1, "rank": -1, "nodeRank": answers.missing[0], "message": text, "stack": ""}
+
+
+def _stack_of(accounts: Sequence[Account], rank: int) -> str | None:
+    texts = (one.get("stack", "") for account in accounts for one in account["ranks"] if one["rank"] == rank)
+    return script_stack(next(texts, ""))
+
+
+def _frames(frames: Mapping[int, str | None], named: int) -> str:
+    shown = sorted(sorted(frames, key=lambda rank: (rank != named, rank))[:NAMED_RANKS])
+    return "; ".join(f"rank {rank} stood in {frames[rank] or 'an unknown place (no stack)'}" for rank in shown)
+
+
+def _living(directory: Path) -> list[dict[str, int]]:
+    return [entry for entry in run_dir.registrations(directory) if processes.alive(entry["pid"])]
+
+
+def _step(directory: Path, rank: int) -> int | None:
+    return next((beat["step"] for beat in read_heartbeats(directory) if beat["rank"] == rank), None)
