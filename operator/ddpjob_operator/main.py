@@ -69,10 +69,6 @@ class Operator:
     leader: Leader | None
     watching: bool = False
 
-    def look_at_all(self) -> None:
-        """Have every job looked at that is known."""
-        self.queue.add_all(self.cache.keys())
-
     def unhealthy(self) -> list[str]:
         """What only a new process can mend."""
         wrong = []
@@ -161,7 +157,9 @@ async def _run_parts(operator: Operator, stop: asyncio.Event) -> None:
         await asyncio.wait({stopping, watchable, *parts}, return_when=asyncio.FIRST_COMPLETED)
         if watchable.done() and not stop.is_set():
             if operator.leader is not None:  # one that could not act must not keep others from it
-                election = operator.leader.run(elected=operator.look_at_all, deposed=operator.controller.stand_down)
+                election = operator.leader.run(
+                    elected=operator.resync.start_over, deposed=operator.controller.stand_down
+                )
                 parts.add(asyncio.create_task(election, name="leader election"))
             operator.queue.start(operator.controller.reconcile)
             await _watch(operator, stopping, parts)

@@ -10,6 +10,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
+from aiohttp import web
 from tests.api_server.conftest import StartOperator
 from tests.api_server.harness import Cluster, Operator
 from tests.api_server.proxy import FaultProxy
@@ -110,3 +111,30 @@ async def test_a_leader_that_slept_past_its_lease_writes_nothing_when_it_wakes(
     )
     assert writes(first, cluster) == before
     assert writes(second, cluster) > 0
+
+
+async def test_a_leader_whose_lease_could_not_be_renewed_for_a_while_misses_nothing_of_that_time(
+    cluster: Cluster, start_operator: StartOperator, tmp_path: Path
+) -> None:
+    """What it looks at while it may not act is looked at again as soon as it may; the next resync is minutes away."""
+    silent = asyncio.Event()
+
+    async def no_leases(request: web.Request) -> web.StreamResponse | None:
+        if "/leases" in request.path and silent.is_set():
+            await asyncio.sleep(60)
+        return None
+
+    async with FaultProxy(await log_in(), tmp_path, read_fault=no_leases) as proxy:
+        operator = await start_operator(proxy.kubeconfig)
+
+        async def leads(expected: str) -> bool:
+            return f"ddpjob_operator_leader {expected}" in (await operator.probe("metrics"))[1]
+
+        await eventually_async(lambda: leads("1.0"), "it leads", seconds=LEASE_SECONDS + SLACK_SECONDS)
+        silent.set()
+        await eventually_async(lambda: leads("0.0"), "it knows that it does not", seconds=2 * FENCE_SECONDS)
+        await cluster.apply_job()
+        await asyncio.sleep(1)
+        assert writes(proxy, cluster) == 0
+        silent.clear()
+        await cluster.gang_exists(seconds=LEASE_SECONDS + SLACK_SECONDS)

@@ -88,6 +88,10 @@ class Cache:
         """Whether all pods of a namespace are known; before, one that is not would be taken for one that is lost."""
         return None in self._listed or namespace in self._listed
 
+    def distrust(self) -> None:
+        """Somebody else may have acted: nothing is decided in a namespace until it has been listed anew."""
+        self._listed.clear()
+
     def keys(self) -> tuple[Key, ...]:
         return tuple(self._jobs)
 

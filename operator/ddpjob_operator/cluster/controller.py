@@ -114,11 +114,12 @@ class Controller:
         Raises:
             ApiError: something that may pass; the queue tries again.
         """
-        leading = self.leader is None or self.leader.leading
-        if not (leading and self.cache.is_listed(key.namespace)):
+        if self.leader is not None:
+            self.leader.begin_pass()
+        if not (self._leading and self.cache.is_listed(key.namespace)):
             if self.cache.job(key) is None:
                 self._forget(key)
-            return None  # everything is queued anew when this replica's turn comes, and with every list
+            return None  # everything is queued anew when this replica begins to lead, and with every list
         for _ in range(LONGEST_CHAIN):
             view = self._view(key)
             if view is None or is_left_to_another(view.obj):
@@ -137,6 +138,10 @@ class Controller:
             # what was done, or is no longer in the way, may allow the next step
         logger.error("%s: %d plans in a row did not come to rest", key, LONGEST_CHAIN)
         return UNSETTLED_SECONDS
+
+    @property
+    def _leading(self) -> bool:
+        return self.leader is None or self.leader.leading
 
     def _view(self, key: Key) -> _View | None:
         obj = self.cache.job(key)
@@ -233,6 +238,8 @@ class Controller:
             metrics.FAILED_JOBS.labels(namespace, metrics.bounded(cause)).inc()
 
     def _update_metrics(self, view: _View, status: DDPJobStatus) -> None:
+        if not self._leading:
+            return  # this pass began before `stand_down`
         key, progress = view.key, status.progress
         metrics.JOBS.put(
             key,
@@ -258,7 +265,7 @@ class Controller:
 
     def _watch_trainer(self, view: _View, status: DDPJobStatus) -> None:
         key, target = view.key, trainer_of(view.owner.uid, status, self.cache.observed(view.owner))
-        if target is None or view.job is None or view.job.deleting:
+        if not self._leading or target is None or view.job is None or view.job.deleting:
             self.poller.drop(key)
         else:
             self.poller.watch(key, target, self.on_report)

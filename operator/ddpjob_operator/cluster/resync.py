@@ -4,6 +4,8 @@ A watch that starts over lists again, but kopf passes on only what exists. A pod
 remembered for ever, and a restart never begin. So what our own lists lack is dropped, and every job is looked at
 again.
 
+A replica that begins to lead lists everything first: its watches may lag behind what the last leader wrote.
+
 A namespace whose lists fail keeps no other one waiting: it may be gone, and the operator's rights in it with it.
 """
 
@@ -13,6 +15,7 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from ddpjob_operator import metrics
@@ -40,13 +43,20 @@ class Resync:
     first_done: asyncio.Event = field(default_factory=asyncio.Event)
     healthy: bool = False
     """Whether the last round of lists succeeded, for one namespace at least."""
+    _started_over: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def start_over(self) -> None:
+        """List everything now. No job is looked at before its namespace has been listed; lists under way count not."""
+        self.cache.distrust()
+        self._started_over.set()
 
     async def run(self) -> None:
         """List until cancelled; what failed soon again, all the rest in its time."""
         failures, backoff, clock = 0, Backoff(first=0.5, longest=min(30.0, self.every)), asyncio.get_running_loop().time
         scopes, whole_round = self._scopes, clock()
         while True:
-            if clock() >= whole_round:
+            if clock() >= whole_round or self._started_over.is_set():
+                self._started_over.clear()
                 scopes, whole_round = self._scopes, clock() + self.every * random.uniform(0.9, 1.1)  # noqa: S311
             failed = await self.once(scopes)
             wait = max(0.0, whole_round - clock())
@@ -63,7 +73,8 @@ class Resync:
             self.healthy = len(failed) < len(self._scopes)
             if self.healthy:
                 self.first_done.set()
-            await asyncio.sleep(wait)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._started_over.wait(), wait)
 
     async def once(self, scopes: tuple[str | None, ...]) -> dict[str | None, ApiError]:
         """List these namespaces (None: all of them), and have every job looked at that was known or is there.
@@ -82,6 +93,8 @@ class Resync:
             except ApiError as error:
                 failed[namespace] = error
                 continue
+            if self._started_over.is_set():
+                return failed
             self.enqueue(self.cache.take_lists(namespace, jobs, pods, jobs_version, pods_version))
             oldest += (jobs_version, pods_version)
         if oldest and scopes == self._scopes:

@@ -5,6 +5,9 @@ whole of its duration *on its own monotonic clock*, so no two machines need agre
 renew stops writing well before that (`fence`), also when it was stopped and wakes up later. The Lease is given back
 at the end, so that a rolling update costs a second.
 
+Leadership is an epoch: it ends when the fence closes, even if the Lease is renewed a moment later, because another
+replica may have led in between. Each new epoch calls `elected`, and what was decided in an earlier one is not written.
+
 Takeover: at most LEASE + 2 x STANDBY_POLL = 14 s after a crash, STANDBY_POLL = 1 s after a graceful end, plus the
 calls themselves.
 """
@@ -14,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
@@ -25,9 +29,15 @@ from ddpjob_operator.runtime.errors import ApiError
 logger = logging.getLogger(__name__)
 
 LEASE_SECONDS = 12
-RENEW_SECONDS = 3.0
+RENEW_SECONDS = 2.0
+RETRY_SECONDS = 0.25
 FENCE_SECONDS = 8.0
 STANDBY_POLL_SECONDS = 1.0
+
+LEAST_TRY_SECONDS = 1.0
+"""A renewal may take half of the time that is left until the fence closes, but no less than this: three of them fit."""
+
+_epoch_of_pass: ContextVar[int | None] = ContextVar("epoch of the pass", default=None)
 
 
 class NotLeading(ApiError):
@@ -47,6 +57,8 @@ class Leader:
     identity: str
     known: asyncio.Event = field(default_factory=asyncio.Event)
     """Set once it is known who leads."""
+    epoch: int = 0
+    """How often leadership has begun."""
     _held_until: float | None = None
     _seen: Json | None = None
     _seen_at: float = 0.0
@@ -54,35 +66,50 @@ class Leader:
     @property
     def leading(self) -> bool:
         """Whether this replica holds the Lease and may write at this moment."""
-        return self._held_until is not None and asyncio.get_running_loop().time() < self._held_until
+        return self._held_until is not None and _now() < self._held_until
+
+    def begin_pass(self) -> None:
+        """What the running task, and those that it starts, write from now on was decided in this epoch."""
+        _epoch_of_pass.set(self.epoch)
 
     def fence(self) -> None:
         """Raises:
-        NotLeading: the Lease is not ours, or could not be renewed in time.
+        NotLeading: the Lease is not ours, or could not be renewed in time, or this was decided in an earlier epoch.
         """
+        lease = f"the lease {self.namespace}/{self.name}"
         if not self.leading:
-            raise NotLeading(0, "NotLeading", f"{self.identity} does not hold the lease {self.namespace}/{self.name}")
+            raise NotLeading(0, "NotLeading", f"{self.identity} does not hold {lease}")
+        if _epoch_of_pass.get() not in (None, self.epoch):
+            raise NotLeading(0, "NotLeading", f"{self.identity} lost {lease} since this was decided")
 
     async def run(self, elected: Callable[[], None], deposed: Callable[[], None]) -> None:
-        """Take part until cancelled. Calls `elected` each time it gets the Lease, `deposed` each time it loses it."""
-        led = False
+        """Take part until cancelled. Calls `elected` at the beginning of each epoch, `deposed` when the Lease is lost
+        or in doubt."""
+        led: int | None = None
         while True:
+            began, pause = _now(), RETRY_SECONDS
             try:
-                async with asyncio.timeout(FENCE_SECONDS / 2):
+                async with asyncio.timeout(self._longest_try()):
                     await self._try()
+                pause = max(RETRY_SECONDS, began + RENEW_SECONDS - _now())
             except (ApiError, TimeoutError) as error:
                 logger.warning("lease %s/%s: %s", self.namespace, self.name, error or "no answer")
             leads = self.leading
-            if leads and not led:
-                logger.info("leading as %s", self.identity)
+            if leads and led != self.epoch:
+                led = self.epoch
+                logger.info("leading as %s, epoch %d", self.identity, self.epoch)
                 elected()
-            elif led and not leads:
+            elif led is not None and not leads:
+                led = self._held_until = None
                 logger.warning("no longer leading")
-                self._held_until = None
                 deposed()
-            led = leads
             metrics.LEADER.set(leads)
-            await asyncio.sleep(RENEW_SECONDS if leads else STANDBY_POLL_SECONDS)
+            await asyncio.sleep(pause if leads else STANDBY_POLL_SECONDS)
+
+    def _longest_try(self) -> float:
+        if not self.leading or self._held_until is None:
+            return FENCE_SECONDS / 2
+        return max(LEAST_TRY_SECONDS, (self._held_until - _now()) / 2)
 
     async def release(self) -> None:
         """Give the Lease back, if it is ours, so that another replica need not wait until it expires."""
@@ -97,7 +124,7 @@ class Leader:
             logger.warning("could not give the lease back: %s", error)
 
     async def _try(self) -> None:
-        began = asyncio.get_running_loop().time()
+        began = _now()
         lease = self._seen if self._held_until is not None and self._seen is not None else await self._read()
         if lease is None:
             lease = await self._create()
@@ -107,9 +134,15 @@ class Leader:
             self._look(lease)
             self.known.set()
         if lease is not None and lease["spec"].get("holderIdentity") == self.identity:
-            self._held_until = began + FENCE_SECONDS
+            self._hold(began + FENCE_SECONDS)
         else:
             self._held_until = None
+
+    def _hold(self, until: float) -> None:
+        """The Lease is ours. Another epoch begins unless the fence has been open since the last renewal."""
+        led, self._held_until = self.leading, until
+        if self.leading and not led:
+            self.epoch += 1
 
     def _may_take(self, lease: Json, now: float) -> bool:
         self._look(lease)
@@ -120,7 +153,7 @@ class Leader:
     def _look(self, lease: Json) -> None:
         """Remember the Lease, and when it was first seen like this."""
         if self._seen is None or self._seen["metadata"]["resourceVersion"] != lease["metadata"]["resourceVersion"]:
-            self._seen_at = asyncio.get_running_loop().time()
+            self._seen_at = _now()
         self._seen = lease
 
     async def _read(self) -> Json | None:
@@ -147,13 +180,23 @@ class Leader:
             raise
 
     async def _take(self, lease: Json) -> Json | None:
-        """Renew our own Lease, or take one over. None if somebody else was quicker."""
+        """Renew our own Lease, or take one over.
+
+        Returns:
+            the Lease as it is then, which another replica may hold; None if it is gone.
+        """
         try:
             return await self._write(lease, self.identity, LEASE_SECONDS)
         except ApiError as error:
-            if error.conflict or error.not_found:
+            if error.not_found:
                 return None
-            raise
+            if not error.conflict:
+                raise
+        # an earlier renewal whose answer was lost may have taken effect
+        found = await self._read()
+        if found is None or found["spec"].get("holderIdentity") != self.identity:
+            return found
+        return await self._write(found, self.identity, LEASE_SECONDS)
 
     async def _write(self, lease: Json, holder: str, duration: int) -> Json:
         spec = self._spec(holder, duration)
@@ -165,6 +208,10 @@ class Leader:
     @staticmethod
     def _spec(holder: str, duration: int) -> Json:
         return {"holderIdentity": holder, "leaseDurationSeconds": duration, "renewTime": _stamp()}
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
 
 
 def _stamp() -> str:

@@ -56,3 +56,42 @@ def test_one_that_can_read_nothing_is_not_healthy_and_decides_nothing() -> None:
     found = run(listed(Lists(), "gone", seconds=1000))
     assert not found.healthy
     assert not found.first_done.is_set()
+
+
+def test_a_replica_that_begins_to_lead_decides_nothing_before_it_has_listed_anew() -> None:
+    async def scenario() -> list[object]:
+        lists, seen = Lists(), []
+        found = resync(lists, "research")
+        found.enqueue = lambda keys: seen.append(found.cache.is_listed("research"))  # type: ignore[assignment]
+        task = asyncio.create_task(found.run())
+        await asyncio.sleep(10)
+        found.start_over()
+        trusted = found.cache.is_listed("research")
+        await asyncio.sleep(1)
+        task.cancel()
+        return [trusted, lists.asked.count("research"), seen]
+
+    assert run(scenario()) == [False, 2, [True, True]]
+
+
+def test_a_list_that_began_before_this_replica_led_does_not_count() -> None:
+    """It may be older than what the last leader wrote."""
+
+    class Slow(Lists):
+        async def list(self, path: str, resource: str, **options: str) -> tuple[list[dict[str, Any]], int]:
+            answer = await super().list(path, resource, **options)
+            await asyncio.sleep(5)
+            return answer
+
+    async def scenario() -> list[bool]:
+        found = resync(Slow(), "research")
+        task = asyncio.create_task(found.run())
+        await asyncio.sleep(3)
+        found.start_over()
+        await asyncio.sleep(3)
+        listed = [found.cache.is_listed("research")]
+        await asyncio.sleep(5)
+        task.cancel()
+        return [*listed, found.cache.is_listed("research")]
+
+    assert run(scenario()) == [False, True]
