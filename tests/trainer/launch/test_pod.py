@@ -192,9 +192,9 @@ def test_a_gang_grows_and_shrinks_without_losing_a_step_at_a_constant_global_bat
         place(folder, attempt=1, node_rank=rank, nodes=2)
     eventually(lambda: stays.status()["attempt"] == 1, "the next attempt")
     eventually(lambda: comes.status()["ranks"] and (comes.status()["step"] or 0) >= 6, "some steps of two")
+    eventually(lambda: (trained_steps(stays.get("/metrics")) or 0) >= 6, "node rank 0 has reported these steps")
     together = stays.status()
     assert (together["worldSize"], together["ended"]) == (2, None)
-    assert (trained_steps(stays.get("/metrics")) or 0) >= 6
     assert trained_steps(comes.get("/metrics")) is None, "node rank 0 alone counts the steps of the run"
 
     comes.process.send_signal(signal.SIGTERM)
