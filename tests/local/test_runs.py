@@ -59,6 +59,38 @@ def unbroken(tmp_path_factory: pytest.TempPathFactory, environment: dict[str, st
     return asyncio.run(train(tmp_path_factory.mktemp("unbroken"), environment))
 
 
+PRINTS = """
+import os, time
+print("rank", os.environ["RANK"], "begins")
+while not os.path.exists(os.path.join(os.environ["DDPJOB_SHARED"], "go")):
+    time.sleep(0.05)
+"""
+
+
+@pytest.mark.parametrize(
+    ("options", "shown"),
+    [
+        ((), ["| rank 0 begins"]),
+        (("--logs", "all"), ["| [node 0] rank 0 begins", "| [node 1] rank 1 begins"]),
+        (("--logs", "none"), []),
+    ],
+    ids=["rank 0 by default", "all", "none"],
+)
+def test_what_ranks_print_is_shown_while_they_run(
+    run_job: Any, tmp_path: Path, options: tuple[str, ...], shown: list[str]
+) -> None:
+    (tmp_path / "prints.py").write_text(PRINTS)
+    spec = {"nodes": 2, "entrypoint": {"script": str(tmp_path / "prints.py")}}
+    run = run_job(spec, *options, name="prints")
+    run.wait_for("Running: ")
+    for line in shown:
+        run.wait_for(line)
+    (run.shared / "go").touch()
+    assert run.end() == 0, run.text()
+    assert sorted(line for line in run.text().splitlines() if "begins" in line) == shown
+    assert "shared/logs/prints/pods/" in run.text()
+
+
 def losses(shared: Path) -> list[tuple[int, float]]:
     return [(line["step"], line["loss"]) for line in read_losses(shared / "logs" / "digits")]
 

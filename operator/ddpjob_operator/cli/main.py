@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from ddpjob_operator.local.output import Logs
+
 _REFUSED = 2
 
 app = typer.Typer(
@@ -55,6 +57,10 @@ def run(
             "kill-rank=0@50% kills rank 0. The exit code is 1 if the run ends before the fault.",
         ),
     ] = None,
+    logs: Annotated[
+        Logs,
+        typer.Option(help="Whose output to show: of all ranks, of rank 0 (rank), or none. The log files have all."),
+    ] = Logs.RANK,
 ) -> None:
     """Run a DDPJob on this machine, without a cluster, root or Docker.
 
@@ -69,7 +75,7 @@ def run(
         job = read_job(file)
     except BadFile as error:
         raise _refused(error.problems) from None
-    raise typer.Exit(run_here(job, shared, chaos))
+    raise typer.Exit(run_here(job, shared, chaos, logs))
 
 
 @app.command()

@@ -14,14 +14,20 @@ from ddpjob_operator.local.display import display_for
 from ddpjob_operator.local.environment import Machine
 from ddpjob_operator.local.machine import different_here, missing_here, this_machine
 from ddpjob_operator.local.observed import short, success_in_words
+from ddpjob_operator.local.output import Logs
 from ddpjob_operator.local.runner import Outcome, Runner
-from ddpjob_operator.local.volume import VolumeError, lock_job, newest_snapshot, open_shared
+from ddpjob_operator.local.volume import VolumeError, lock_job, newest_snapshot, open_shared, pod_log
 
 SUCCEEDED, FAILED, REFUSED = 0, 1, 2
 _TAIL_LINES = 20
+_SHOWN = {
+    Logs.ALL: "showing the output of all ranks",
+    Logs.RANK: "showing the output of rank 0",
+    Logs.NONE: "showing no output of the ranks",
+}
 
 
-def run(job: Job, shared: Path, chaos: str | None) -> int:
+def run(job: Job, shared: Path, chaos: str | None, logs: Logs = Logs.RANK) -> int:
     """Run `job` to its end and say how it ended; the exit code of the command."""
     try:
         fault = parse_chaos(chaos, job.ranks) if chaos else None
@@ -33,7 +39,7 @@ def run(job: Job, shared: Path, chaos: str | None) -> int:
         if problems := missing_here(job, machine):
             return _refuse(*problems)
         with lock_job(folder, job.name):
-            outcome = _run(job, machine, fault)
+            outcome = _run(job, machine, fault, logs)
             return _conclude(outcome, fault, newest_snapshot(folder, job.name))
     except VolumeError as error:
         return _refuse(str(error))
@@ -42,10 +48,11 @@ def run(job: Job, shared: Path, chaos: str | None) -> int:
         return FAILED
 
 
-def _run(job: Job, machine: Machine, fault: KillRank | None) -> Outcome:
+def _run(job: Job, machine: Machine, fault: KillRank | None, logs: Logs) -> Outcome:
     resume_from = newest_snapshot(machine.shared, job.name)
     with display_for(sys.stdout) as display:
         display.say(f"{job.name}: {job.size_in_words} on this machine, files in {short(machine.shared)}")
+        display.say(f"{_SHOWN[logs]}; all output: {short(pod_log(machine.shared, job.name, '*'))}")
         if resume_from is not None:
             folder = short(machine.shared / "checkpoints" / job.name)
             display.say(f"resuming from step {resume_from}; remove {folder} to start over")
@@ -53,7 +60,7 @@ def _run(job: Job, machine: Machine, fault: KillRank | None) -> Outcome:
             display.say(f"note: {note}")
         if fault is not None:
             display.say(f"chaos: {fault.describe(job.ranks)}")
-        return asyncio.run(Runner(job, machine, display, fault).run())
+        return asyncio.run(Runner(job, machine, display, fault, logs).run())
 
 
 def _refuse(*problems: str) -> int:

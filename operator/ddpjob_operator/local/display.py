@@ -26,6 +26,7 @@ from ddpjob_operator.local.observed import (
     seconds_in_words,
     short,
     snapshot_in_words,
+    waiting_in_words,
 )
 
 _STYLES = {
@@ -56,6 +57,9 @@ class Display(Protocol):
     def say(self, line: str) -> None:
         """One line for the person who runs the job."""
 
+    def output(self, line: str) -> None:
+        """One line that a rank has printed."""
+
 
 def display_for(stream: TextIO) -> Display:
     """The live one if `stream` is a terminal that can move its cursor."""
@@ -70,6 +74,7 @@ class PlainDisplay:
         self._stream = stream
         self._snapshot: int | None = None
         self._failed_attempt: int | None = None
+        self._waits_until: datetime | None = None
         self._last_part = 0
         self._last_line: datetime | None = None
 
@@ -81,6 +86,10 @@ class PlainDisplay:
 
     def show(self, view: RunView) -> None:
         self._tell_progress(view)
+        waiting = waiting_in_words(view)
+        if waiting is not None and view.status.restart_at != self._waits_until:
+            self._waits_until = view.status.restart_at
+            self.say(waiting)
         snapshot = view.status.snapshot
         if snapshot is not None and snapshot.step != self._snapshot:
             self._snapshot = snapshot.step
@@ -97,6 +106,9 @@ class PlainDisplay:
     def say(self, line: str) -> None:
         with suppress(OSError):
             print(line, file=self._stream, flush=True)
+
+    def output(self, line: str) -> None:
+        self.say(f"| {line}")
 
     def _tell_progress(self, view: RunView) -> None:
         """Ten lines a run, and one each half minute where a run is long or its length unknown."""
@@ -136,6 +148,9 @@ class LiveDisplay:
     def say(self, line: str) -> None:
         self._print(Text(line))
 
+    def output(self, line: str) -> None:
+        self._print(Text(line, style="dim"))
+
     def _picture(self) -> RenderableType:
         """Drawn four times a second, so that the time goes on while nothing else happens."""
         return picture(replace(self._view, now=datetime.now(UTC))) if self._view else Text()
@@ -148,6 +163,8 @@ class LiveDisplay:
 def picture(view: RunView) -> RenderableType:
     """The whole run, in a few lines: header, progress, nodes, the last failure."""
     parts: list[RenderableType] = [_header(view)]
+    if (waiting := waiting_in_words(view)) is not None:
+        parts.append(Text(waiting, style="yellow"))
     progress = view.status.progress
     if progress is not None and progress.step is not None:
         row: list[RenderableType] = [Text(progress_in_words(progress, view.now))]

@@ -42,6 +42,15 @@ class RunView:
         return "Stopping" if self.stopping else str(self.status.phase or "Pending")
 
 
+def waiting_in_words(view: RunView) -> str | None:
+    """What the run waits for before its next attempt, and how long; None if it does not."""
+    until = view.status.restart_at
+    if view.stopping or until is None or until <= view.now:
+        return None
+    seconds = seconds_in_words((until - view.now).total_seconds())
+    return f"waiting {seconds} before attempt {view.status.attempt}, until {until:%H:%M:%S} UTC (restart.backoff)"
+
+
 def progress_in_words(progress: Progress, now: datetime) -> str:
     """Such as `step 345/690 (50%), epoch 14, loss 0.0312, 5,230 samples/s, 4s left`."""
     parts = [step_in_words(progress)]

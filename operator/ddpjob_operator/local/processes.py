@@ -49,6 +49,9 @@ class LocalPod:
     log: Path
     grace_seconds: float
     changed: Callable[[], None]
+    log_start: int = 0
+    """Where its output begins in the log, which pods of its name share."""
+
     seat: int = 0
     """Whose share of this machine's GPUs it has."""
 
@@ -88,6 +91,7 @@ class LocalPod:
             with self.log.open("ab") as log:
                 log.write(f"---- {datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ} {self.name} ({self.uid}) starts\n".encode())
                 log.flush()
+                self.log_start = log.tell()
                 self._process = await asyncio.create_subprocess_exec(
                     *(sys.executable, "-I", "-S", str(_CONTAINER), str(self.endpoints.scratch), *command.argv),
                     env=command.env,

@@ -26,11 +26,13 @@ from ddpjob_operator.local.environment import Machine
 from ddpjob_operator.local.machine import as_run_here
 from ddpjob_operator.local.network import fetch_status
 from ddpjob_operator.local.observed import NodeView, RunView
+from ddpjob_operator.local.output import Logs, OutputFollower
 from ddpjob_operator.local.processes import LocalPod
 from ddpjob_operator.local.volume import pod_log
 
 _POLL_SECONDS = 0.5
 _POLL_SECONDS_BEFORE_CHAOS = 0.05
+_FOLLOW_SECONDS = 0.2
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -47,7 +49,14 @@ class Outcome:
 class Runner:
     """Runs one job once. `await run()` returns when nothing of it is left on this machine."""
 
-    def __init__(self, job: Job, machine: Machine, display: Display, chaos: KillRank | None = None) -> None:
+    def __init__(
+        self,
+        job: Job,
+        machine: Machine,
+        display: Display,
+        chaos: KillRank | None = None,
+        logs: Logs = Logs.NONE,
+    ) -> None:
         self._job = as_run_here(job)
         self._machine = machine
         self._display = display
@@ -56,6 +65,7 @@ class Runner:
         self._changed = asyncio.Event()
         self._children = Children(self._job, machine, self._changed.set)
         self._stopped_by: signal.Signals | None = None
+        self._output = OutputFollower(logs, display.output)
 
     async def run(self) -> Outcome:
         """Until the job is Succeeded or Failed, or a signal stops it."""
@@ -64,11 +74,14 @@ class Runner:
             loop.add_signal_handler(number, self._on_signal, number)
         polling = asyncio.create_task(self._poll(), name="poll launchers")
         polling.add_done_callback(lambda _: self._changed.set())
+        following = asyncio.create_task(self._follow(), name="follow output")
         try:
             await self._until_over(polling)
         finally:
             polling.cancel()
+            following.cancel()
             await self._end_all()
+            self._output.close()
             for number in _STOP_SIGNALS:
                 loop.remove_signal_handler(number)
         return Outcome(self._job.status, self._stopped_by, self._failed_log())
@@ -117,6 +130,12 @@ class Runner:
             if self._chaos is not None:
                 self._kill_if_due([pod.report for pod in running if pod.report is not None and not pod.ended])
             await asyncio.sleep(_POLL_SECONDS if self._chaos is None else _POLL_SECONDS_BEFORE_CHAOS)
+
+    async def _follow(self) -> None:
+        """Show what the ranks print, for as long as the run lasts."""
+        while True:
+            self._output.look(self._children.pods)
+            await asyncio.sleep(_FOLLOW_SECONDS)
 
     async def _ask(self, pod: LocalPod) -> None:
         report = await asyncio.to_thread(fetch_status, pod.endpoints.status_port)

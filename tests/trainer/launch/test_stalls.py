@@ -44,7 +44,14 @@ def test_a_stopped_rank_is_found_by_its_silence_and_every_stack_is_saved(start_p
     assert stacks.count("most recent call first") >= 2, "the stopped rank must answer too, once it is continued"
 
 
+DOWNLOAD = """
+code = "import sys,time\\nwhile True: sys.stdout.buffer.write(bytes(1 << 15)); sys.stdout.flush(); time.sleep(0.2)"
+source = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+while time.monotonic() < end: source.stdout.read(1 << 15)
+source.kill()
+"""
 WORK = {
+    "downloads": DOWNLOAD.strip(),
     "computes": "while time.monotonic() < end: pass",
     "computes in a process of its own": "subprocess.run([sys.executable, '-c', 'sum(range(10**9 // 4))'])",
     "prints": "while time.monotonic() < end: print('.', flush=True); time.sleep(0.3)",
@@ -61,6 +68,54 @@ def test_a_script_that_does_not_report_itself_is_not_stalled_while_it_works(star
     )
     assert pod.wait(120) == 0, pod.log
     assert pod.message["reason"] == "Completed"
+
+
+ATTACHED = """
+import os, subprocess, sys, tempfile, time, torch, torch.distributed as dist, ddp_trainer
+dist.init_process_group("gloo")
+model = torch.nn.Linear(2, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+run = ddp_trainer.attach(model, optimizer)
+
+def work():
+    end = time.monotonic() + 8
+    {work}
+
+for step in range(run.resume(), 20):
+    if step == 10 and dist.get_rank() == 0:
+        work()
+    dist.barrier()
+    optimizer.zero_grad()
+    loss = model(torch.ones(1, 2)).sum()
+    loss.backward()
+    optimizer.step()
+    run.step_end(loss)
+run.finish()
+"""
+
+
+@pytest.mark.parametrize("work", WORK.values(), ids=WORK)
+def test_a_loop_that_attaches_is_not_stalled_while_a_rank_works_and_the_others_wait(start_pod, work):
+    pod = start_pod(
+        ATTACHED.format(work=work.replace("\n", "\n    ")),
+        DDPJOB_PROCS_PER_NODE="2",
+        DDPJOB_STALL_MIN_SECONDS="2",
+        DDPJOB_STALL_MAX_SECONDS="4",
+    )
+    assert pod.wait(120) == 0, pod.log
+    assert pod.message["reason"] == "Completed"
+
+
+def test_a_loop_that_attaches_is_stalled_once_a_rank_does_nothing_and_the_others_wait(start_pod):
+    pod = start_pod(
+        ATTACHED.format(work="time.sleep(600)"),
+        DDPJOB_PROCS_PER_NODE="2",
+        DDPJOB_STALL_MIN_SECONDS="2",
+        DDPJOB_STALL_MAX_SECONDS="4",
+    )
+    assert pod.wait(120) == 1
+    assert (pod.message["reason"], pod.message["rank"]) == ("Stalled", 0)
+    assert "Stack of rank 0: work (train.py:" in pod.message["message"]
 
 
 def test_a_script_that_does_not_report_itself_is_stalled_once_it_does_nothing(start_pod):

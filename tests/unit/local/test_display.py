@@ -60,6 +60,18 @@ def test_a_failure_comes_with_its_advice() -> None:
     assert lines(view(last_failure=failure), view(last_failure=failure)) == ["  remove old files"]
 
 
+def test_a_wait_before_a_restart_is_told_once_with_its_length_and_its_end() -> None:
+    until = START + timedelta(seconds=240)
+    told = lines(*(view(restart_at=until, seconds=second) for second in (0, 1, 2, 241)))
+    assert told == ["waiting 4m00s before attempt 1, until 00:04:00 UTC (restart.backoff)"]
+
+
+def test_what_a_rank_prints_is_told_apart_from_what_the_run_says() -> None:
+    stream = io.StringIO()
+    PlainDisplay(stream).output("epoch 3")
+    assert stream.getvalue() == "| epoch 3\n"
+
+
 def test_lines_have_no_control_characters() -> None:
     stream = io.StringIO()
     with display_for(stream) as display:

@@ -82,11 +82,12 @@ class GangWatch:
 
     def save_stacks(self, stall: Stall) -> Stall:
         """Take the stacks of this node's ranks before they are killed, those of stopped ones too; the stall with what
-        they show.
+        they show. Of ranks that are gone already it keeps what was sent to the other nodes.
         """
         living = _living(self._pod.run_dir)
         by_local = dump_stacks(self._pod.run_dir, {entry["localRank"]: entry["pid"] for entry in living})
-        texts = {entry["rank"]: by_local[entry["localRank"]] for entry in living}
+        _, texts = self._stacks
+        texts = texts | {entry["rank"]: text for entry in living if (text := by_local[entry["localRank"]])}
         name = f"stacks-attempt-{self._pod.attempt}-node-{self._pod.node_rank}.txt"
         path = save_stacks(texts, stall.message, [self._pod.log_dir, self._pod.run_dir], name)
         message = stall.message

@@ -125,7 +125,8 @@ class Supervisor:
         report = run_dir.agent_report(self._pod.run_dir)
         if self._stall is None and self._asked_at is None and self._agent_code != EXIT_OK:
             # ranks that other launchers have ended for a stall die of their absence, maybe before this one knew of it
-            self._stall = self._gang.final()
+            found = self._gang.final()
+            self._stall = None if found is None else self._gang.save_stacks(found)
         evidence = ExitEvidence(
             wall=time.time(),
             procs=self._pod.procs_per_node,
