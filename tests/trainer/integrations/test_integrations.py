@@ -1,0 +1,85 @@
+"""One-line integrations with the real libraries, two ranks under torchrun: what a stop or a loss of a rank costs."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.support.starting import starts_processes
+from tests.trainer.train.volume import Volume
+
+HERE = Path(__file__).parent
+
+pytestmark = pytest.mark.timeout(900)
+
+
+@pytest.fixture
+@starts_processes
+def job(tmp_path: Path) -> Volume:
+    return made(tmp_path / "job")
+
+
+def made(root: Path) -> Volume:
+    (root / "shared").mkdir(parents=True)
+    return Volume(root, here=HERE)
+
+
+def losses(job: Volume) -> dict[int, Any]:
+    """By step; of a step that was computed again, the last."""
+    lines = (job.root / "shared" / "losses.jsonl").read_text().splitlines()
+    return {step: values for step, *values in map(json.loads, lines)}
+
+
+def checkpoints(job: Volume) -> list[int]:
+    return sorted(int(path.name[-12:]) for path in job.checkpoints.glob("checkpoint-????????????"))
+
+
+@pytest.fixture(scope="module")
+@starts_processes
+def unbroken(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Any]:
+    return losses(made(tmp_path_factory.mktemp("unbroken")).trained(2, "with_transformers.py"))
+
+
+def test_a_transformers_run_that_was_asked_to_stop_exits_143_and_resumes_to_the_same_losses(
+    job: Volume, unbroken: Any
+) -> None:
+    stopped = job.train(2, "with_transformers.py", "--sigterm-at", "8", DDPJOB_SNAPSHOT_EVERY="100steps")
+    assert re.search(r"exitcode *: 143", stopped.stderr), stopped.stderr
+    assert checkpoints(job) == [9], "the vote of step 8 is read at the end of the next one"
+    assert not (job.root / "shared" / "final").exists(), "what follows the training is not for a preempted run"
+    job.trained(2, "with_transformers.py", DDPJOB_ATTEMPT="1", DDPJOB_SNAPSHOT_EVERY="100steps")
+    assert [event["step"] for event in job.events("resumed")] == [9]
+    assert losses(job) == unbroken
+    assert len(unbroken) == 18
+
+
+def test_a_transformers_run_that_lost_a_rank_resumes_to_the_same_losses(job: Volume, unbroken: Any) -> None:
+    assert job.train(2, "with_transformers.py", "--sigkill-at", "11").returncode != 0
+    assert checkpoints(job) == [7]
+    job.trained(2, "with_transformers.py", DDPJOB_ATTEMPT="1")
+    assert losses(job) == unbroken
+
+
+def test_a_lightning_run_that_was_asked_to_stop_exits_143_and_resumes_to_the_same_losses(
+    job: Volume, tmp_path: Path
+) -> None:
+    whole = losses(made(tmp_path / "unbroken").trained(2, "with_lightning.py"))
+    # 4 steps an epoch: the stop is agreed on at the end of the second
+    stopped = job.train(2, "with_lightning.py", "--sigterm-at", "7", DDPJOB_SNAPSHOT_EVERY="1epochs")
+    assert re.search(r"exitcode *: 143", stopped.stderr), stopped.stderr
+    assert checkpoints(job) == [4, 8]
+    job.trained(2, "with_lightning.py", DDPJOB_ATTEMPT="1", DDPJOB_SNAPSHOT_EVERY="1epochs")
+    assert losses(job) == whole
+    assert (len(whole), (job.root / "shared" / "finished").read_text()) == (24, "24")
+
+
+def test_an_accelerate_run_that_lost_a_rank_resumes_to_the_same_losses(job: Volume, tmp_path: Path) -> None:
+    whole = losses(made(tmp_path / "unbroken").trained(2, "with_accelerate.py"))
+    assert job.train(2, "with_accelerate.py", DIES_AT="10").returncode != 0
+    assert checkpoints(job) == [7]
+    job.trained(2, "with_accelerate.py", DDPJOB_ATTEMPT="1")
+    assert losses(job) == whole
+    assert len(whole) == 12

@@ -1,0 +1,63 @@
+"""A script with Lightning's Trainer, as it stands in a tutorial, and the callback."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import lightning
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+from ddp_trainer.integrations.lightning import DDPJobCallback
+
+arguments = argparse.ArgumentParser()
+arguments.add_argument("--sigterm-at", type=int, default=0)
+arguments = arguments.parse_args()
+shared = Path(os.environ["DDPJOB_SHARED"])
+
+
+class Regression(lightning.LightningModule):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 1)
+
+    def training_step(self, batch: Any, index: int) -> torch.Tensor:
+        if (
+            self.global_rank == 1
+            and os.environ["DDPJOB_ATTEMPT"] == "0"
+            and self.global_step + 1 == arguments.sigterm_at
+        ):
+            os.kill(os.getpid(), signal.SIGTERM)
+        inputs, targets = batch
+        loss = torch.nn.functional.mse_loss(self.layer(inputs), targets)
+        if self.global_rank == 0:
+            with (shared / "losses.jsonl").open("a") as file:
+                file.write(json.dumps([self.global_step + 1, loss.item()]) + "\n")
+        return loss
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.Adam(self.parameters(), lr=0.1)
+
+
+torch.manual_seed(1)
+inputs = torch.rand(64, 4)
+loader = DataLoader(TensorDataset(inputs, inputs.sum(dim=1, keepdim=True)), batch_size=8)
+callback = DDPJobCallback()
+trainer = lightning.Trainer(
+    accelerator="cpu",
+    strategy="ddp",
+    devices=int(os.environ["LOCAL_WORLD_SIZE"]),
+    max_epochs=6,
+    logger=False,
+    enable_checkpointing=False,
+    enable_progress_bar=False,
+    callbacks=[callback],
+)
+trainer.fit(Regression(), loader, ckpt_path=callback.latest())
+if trainer.is_global_zero:
+    (shared / "finished").write_text(str(trainer.global_step))

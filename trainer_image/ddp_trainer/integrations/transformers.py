@@ -1,0 +1,96 @@
+"""Hugging Face's Trainer: verified checkpoints, a stop that saves first, and the exit code of a preempted rank.
+
+    from ddp_trainer.integrations.transformers import DDPJobCallback
+
+    callback = DDPJobCallback()
+    trainer = Trainer(..., callbacks=[callback])
+    trainer.train(resume_from_checkpoint=callback.latest())
+
+Whatever the Trainer saves is taken over into the job's checkpoints: linked where `output_dir` is on the job's volume,
+copied elsewhere. It saves as its own arguments say and, besides, as often as `spec.snapshots.every`.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from pathlib import Path
+from typing import Any, Final
+
+from transformers import TrainerCallback
+
+from ddp_trainer.client.attach import attach
+from ddp_trainer.client.run import Run
+from ddp_trainer.contract.exit_codes import Preempted, UserError
+
+NO_LINKS: Final = frozenset({errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP, errno.ENOSYS})
+
+
+class DDPJobCallback(TrainerCallback):  # type: ignore[misc]
+    """Make it after the TrainingArguments, which start the process group."""
+
+    def __init__(self) -> None:
+        self._run: Run | None = None
+
+    @property
+    def run(self) -> Run:
+        """The run of this process, for `log` and the like."""
+        if self._run is None:
+            self._run = attach()
+            self._run.resume()
+        return self._run
+
+    def latest(self) -> str | None:
+        """The newest checkpoint that verifies, as `resume_from_checkpoint` takes it; None for a new run."""
+        folder = self.run.latest()
+        return None if folder is None else str(folder)
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Training goes on after `state.global_step`."""
+        if args.save_only_model:
+            raise UserError("save_only_model=True saves nothing to resume from: leave it out of the TrainingArguments")
+        self.run.step = state.global_step
+        self.run.listen()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Save and stop where the job asks for it."""
+        self.run.epoch = int(state.epoch or 0)
+        self.run.step_end()
+        control.should_save = control.should_save or self.run.should_save()
+        control.should_training_stop = control.should_training_stop or self.run.should_stop()
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Take over what the Trainer has just saved."""
+        source = Path(args.output_dir) / f"checkpoint-{state.global_step}"
+        with self.run.checkpoint(state.global_step) as folder:
+            # All ranks are here, so all have saved. One of each node, as the folder may be the node's own.
+            if args.local_process_index == 0:
+                _take_over(source, folder)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Leave as preempted, instead of going on to what follows a training that is finished."""
+        if self.run.should_stop():
+            raise Preempted(f"asked to stop; the checkpoint of step {state.global_step} is saved")
+
+
+def _take_over(source: Path, target: Path) -> None:
+    for path in sorted(source.rglob("*")):
+        place = target / path.relative_to(source)
+        if path.is_dir():
+            place.mkdir(exist_ok=True)
+            continue
+        try:
+            _link(path, place)
+        except FileExistsError:
+            continue  # from another node, which sees the same folder
+
+
+def _link(path: Path, place: Path) -> None:
+    try:
+        os.link(path, place)
+    except OSError as error:
+        if error.errno not in NO_LINKS:
+            raise
+        with path.open("rb") as source, place.open("xb") as target:
+            shutil.copyfileobj(source, target, 4 << 20)
