@@ -94,7 +94,7 @@ def test_the_first_cause_wins_over_the_ranks_that_only_lost_it(start_pod):
         ("import no_such_package", 64, "ImportError", "No module named 'no_such_package'"),
         ("def broken(:", 64, "UserError", "train.py"),
         ("import argparse; argparse.ArgumentParser(prog='train').parse_args(['--lr'])", 64, "UserError", "--lr"),
-        ("raise SystemExit('the data set is empty')", 1, "WorkerException", "the data set is empty"),
+        ("raise SystemExit('the data set is empty')", 1, "WorkerException", "rank 0 exited: the data set is empty"),
         (
             "import os, sys; print('driver lost', file=sys.stderr, flush=True); os._exit(3)",
             3,

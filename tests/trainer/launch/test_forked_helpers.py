@@ -1,4 +1,4 @@
-"""Processes that a script starts: they end with it, and their end is not the rank's."""
+"""Processes and threads that a script starts: they end with it, and their end is not the rank's."""
 
 from __future__ import annotations
 
@@ -97,6 +97,19 @@ def test_a_server_that_is_no_daemon_is_ended_after_a_time(start_pod):
     assert pod.wait() == 0, pod.log
     assert "the script is done; ended the processes that it left: server (" in pod.log
     all_end([int((pod.run_dir / "helper").read_text())])
+
+
+def test_a_thread_that_never_ends_does_not_keep_a_finished_run_alive(start_pod):
+    pod = start_pod(
+        """
+        import threading, time
+        from ddp_trainer.contract import process_end
+        process_end.END_SECONDS = 0.5
+        threading.Thread(target=time.sleep, args=(1000,), name="server").start()
+        """
+    )
+    assert pod.wait() == 0, pod.log
+    assert "ending the process, which still has the threads MainThread, server" in pod.log
 
 
 def test_a_program_that_a_script_leaves_behind_is_ended_and_named(start_pod):

@@ -17,6 +17,7 @@ from ddp_trainer.launch.pod import AfterAttempt, after_attempt
 from ddp_trainer.launch.supervisor import (
     AGENT_SECONDS,
     EXIT_BARRIER_SECONDS,
+    FINISHED_AGENT_SECONDS,
     HANGING_SECONDS,
     SUPERSEDED_AGENT_SECONDS,
     SURVIVOR_SECONDS,
@@ -127,7 +128,7 @@ def test_a_rank_that_should_leave_hangs_if_it_neither_steps_nor_saves(phase, sil
     ("exit_codes", "hosts_store", "asked", "superseded", "seconds"),
     [
         pytest.param([0, 0], True, False, False, EXIT_BARRIER_SECONDS, id="ranks of other nodes may still train"),
-        pytest.param([0, 0], False, False, False, AGENT_SECONDS, id="another node has the store"),
+        pytest.param([0, 0], False, False, False, FINISHED_AGENT_SECONDS, id="another node has the store"),
         pytest.param([0, 0], True, True, False, AGENT_SECONDS, id="asked to stop"),
         pytest.param([143, 143], True, False, False, AGENT_SECONDS, id="all ranks agreed to leave"),
         pytest.param([1, 0], True, False, False, AGENT_SECONDS, id="a rank failed"),

@@ -21,6 +21,7 @@ _PEER_LOST = re.compile(
     r"|failed to execute operation connect from rank",
     re.IGNORECASE | re.DOTALL,
 )
+_TIMED_OUT = re.compile(r"timed out waiting|collective operation timeout|socket timeout", re.IGNORECASE)
 _NO_RENDEZVOUS = re.compile(
     r"client socket has (timed out|failed to connect)|wait timeout after"
     r"|timed out after \d+ seconds waiting for clients|\d+/\d+ clients joined",
@@ -67,6 +68,11 @@ _NOISE = re.compile(
 def peer_lost(text: str) -> bool:
     """Whether an error only says that another rank went away, or did not come in time."""
     return _PEER_LOST.search(text) is not None and _DEVICE_FAULT.search(text) is None
+
+
+def timed_out(text: str) -> bool:
+    """Whether a collective waited in vain for a rank that was there."""
+    return _TIMED_OUT.search(text) is not None
 
 
 def no_rendezvous(text: str) -> bool:
@@ -138,7 +144,9 @@ class LineFilter:
         frame = _FRAME.match(line)
         if not self._in_current or frame is None or not self._frames_left:
             return False
-        foreign = "site-packages" in frame["file"] or "/lib/python" in frame["file"]
+        foreign = any(
+            part in frame["file"] for part in ("site-packages", "/lib/python", "<frozen", "ddp_trainer/rank/")
+        )
         if foreign and self._frames_left < DUMP_FRAMES:
             return False
         self._frames_left -= 1

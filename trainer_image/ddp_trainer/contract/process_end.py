@@ -29,7 +29,10 @@ LEAVE_SECONDS: Final = 5.0
 GLOO_THREADS: Final = "pt_gloo_runloop"
 LOOK_SECONDS: Final = 0.01
 
-HELPER_SECONDS: Final = 30.0
+END_SECONDS = 300.0
+"""How long a process whose script is done may take to end: exit handlers upload, threads finish a last save."""
+
+HELPER_SECONDS = 30.0
 """How long processes that the script started with multiprocessing, and that are no daemons, may outlive it."""
 
 _code: int | None = None
@@ -65,6 +68,8 @@ def settle(code: int) -> int:
     if os.getpid() != _owner:
         return code
     _code = code
+    if code == EXIT_OK:
+        threading.Thread(target=_end_anyway, name="end anyway", daemon=True).start()
     if code == EXIT_OK and _has_process_groups():
         # now: Python 3.12 starts no thread any more once exit handlers run
         threading.Thread(target=_end_late, name="end", daemon=True).start()
@@ -135,6 +140,18 @@ def _end() -> None:
 def _end_late() -> None:
     _destroying.wait()
     time.sleep(LEAVE_SECONDS)
+    _flush()
+    os._exit(EXIT_OK)
+
+
+def _end_anyway() -> None:
+    time.sleep(END_SECONDS)
+    others = [thread.name for thread in threading.enumerate() if not thread.daemon]
+    print(
+        f"ddp_trainer: the script was done {END_SECONDS:g} s ago; ending the process, which still has the threads "
+        f"{', '.join(others)}",
+        file=sys.stderr,
+    )
     _flush()
     os._exit(EXIT_OK)
 

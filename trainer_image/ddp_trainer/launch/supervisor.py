@@ -38,6 +38,8 @@ STALLED_FIRST_SECONDS = 2.0
 """How long the ranks of other nodes stay, for the pod of a stalled rank to take its stack and end."""
 AGENT_SECONDS = 10.0
 """How long torchrun may outlive its ranks."""
+FINISHED_AGENT_SECONDS = 2.0
+"""The same where all ranks are done and another node hosts the store: torchrun has told the others by then."""
 EXIT_BARRIER_SECONDS = 310.0
 """The same on node rank 0, whose torchrun hosts the store that the other nodes still need; its own limit is 300."""
 SUPERSEDED_AGENT_SECONDS = 2.0
@@ -138,6 +140,7 @@ class Supervisor:
             agent_code=self._agent_code or EXIT_OK,
             rendezvous_error=report.get("rendezvous"),
             stop_requested=self._asked_at is not None,
+            stop_time=None if self._asked_at is None else time.time() - (time.monotonic() - self._asked_at),
             killed=frozenset(self._killed),
             stall=None if self._stall is None or not self._stall.here else (self._stall.rank, self._stall.message),
             peer_stall=None if self._stall is None or self._stall.here else self._stall.message,
@@ -280,7 +283,9 @@ def torchrun_seconds(exit_codes: Collection[int | None], *, hosts_store: bool, a
     if superseded:
         return SUPERSEDED_AGENT_SECONDS
     others_may_train = set(exit_codes) == {EXIT_OK} and not asked
-    return EXIT_BARRIER_SECONDS if hosts_store and others_may_train else AGENT_SECONDS
+    if others_may_train:
+        return EXIT_BARRIER_SECONDS if hosts_store else FINISHED_AGENT_SECONDS
+    return AGENT_SECONDS
 
 
 def hanging(heartbeats: Sequence[RankHeartbeat], asked_at: float, now: float) -> set[int]:

@@ -17,6 +17,8 @@ from ddpjob_operator.core.values.observed import PodPhase, PodView, Termination
 from ddpjob_operator.core.values.trainer_report import TerminationReport, read_termination
 
 SETTLE_SECONDS = 3.0
+LOST_PEER_SECONDS = 6.0
+"""The same where all that is known is a lost peer: that rank may be done, and its pod is about to say so."""
 
 EXIT_USER = 64
 EXIT_FENCED = 77
@@ -131,17 +133,18 @@ def first_cause(failures: tuple[Failure, ...], now: datetime, *, stopping: bool 
     ):
         if rank_of_causes:
             return min(rank_of_causes, key=_when)
-    if stopping or any(_settling(failure, now) for failure in failures):
-        return None
     preempted = [failure for failure in failures if failure.reason == PREEMPTED]
+    seconds = SETTLE_SECONDS if preempted else LOST_PEER_SECONDS
+    if stopping or any(_settling(failure, now, seconds) for failure in failures):
+        return None
     return min(preempted or failures, key=_when, default=None)
 
 
-def _settling(failure: Failure, now: datetime) -> bool:
+def _settling(failure: Failure, now: datetime, seconds: float) -> bool:
     """Young enough for its cause to be still on the way. A time ahead of ours is another clock's, and says nothing."""
     if failure.time is None:
         return False
-    return 0 <= (now - failure.time).total_seconds() < SETTLE_SECONDS
+    return 0 <= (now - failure.time).total_seconds() < seconds
 
 
 def _when(failure: Failure) -> tuple[bool, float, int]:

@@ -99,6 +99,12 @@ _MEMORY = (
         "",
     ),
     Symptom(
+        r"defaultcpuallocator|\bmemoryerror|std::bad_alloc|\[errno 12\]",
+        "OutOfMemory",
+        "The host has too little memory for what the script asks for: raise resources.limits.memory, or load less at a "
+        "time.",
+    ),
+    Symptom(
         r"cuda out of memory|out of memory|can't allocate memory|CUBLAS_STATUS_(ALLOC_FAILED|NOT_INITIALIZED)",
         "OutOfMemory",
         "",
@@ -349,6 +355,13 @@ _PROGRAM = (
 
 _CRASH = (
     Symptom(
+        r"stopped by a signal",
+        "",
+        "A process was stopped by SIGSTOP, not by the script: look for a debugger, or a tool that freezes processes. "
+        "Stacks are in /mnt/shared/logs.",
+        of=frozenset({"Stalled"}),
+    ),
+    Symptom(
         r"\(128 \+ sigkill",
         "",
         "A program that the script started was killed, usually for lack of memory: raise resources.limits.memory, and "
@@ -356,10 +369,15 @@ _CRASH = (
     ),
     Symptom(
         r"(free|malloc)\(\): |double free|corrupted (size|double|unsorted)|stack smashing|segmentation fault"
-        r"|killed by sig(segv|bus|ill|fpe)",
+        r"|killed by sig(segv|bus|ill|fpe|abrt)",
         "",
         "A native library crashed: see the frames in the message, and check the versions of packages with C code. "
         "If only one node is affected, suspect its hardware.",
+    ),
+    Symptom(
+        r"killed by sig(alrm|vtalrm|prof|usr1|usr2|int|quit|hup|trap|sys|pipe)",
+        "",
+        "The script, or a program beside it, sent this signal: look for signal.alarm, a timeout or a profiler.",
     ),
     Symptom(
         r"without a python exception; it printed nothing",

@@ -17,6 +17,7 @@ from ddpjob_operator.core.failure.detect import (
     is_stopping,
     with_last_log_line,
 )
+from ddpjob_operator.core.failure.diagnosis import diagnose
 from ddpjob_operator.core.values.observed import PodView
 
 EVICTED = {"reason": "Evicted", "message": "The node was low on resource: memory."}
@@ -170,7 +171,8 @@ def reasons(*pods: PodView, now: datetime = NOW, stopping: bool = False) -> str 
         pytest.param(
             [failed(0, 1, "RendezvousFailed", ago=1)], False, None, id="a failed rendezvous waits for its cause"
         ),
-        pytest.param([failed(0, 1, "PeerLost", ago=3)], False, "PeerLost", id="after three seconds it is the cause"),
+        pytest.param([failed(0, 1, "PeerLost", ago=3)], False, None, id="a lost peer may be done, and about to say so"),
+        pytest.param([failed(0, 1, "PeerLost", ago=6)], False, "PeerLost", id="after six seconds it is the cause"),
         pytest.param(
             [failed(0, 1, "PeerLost", ago=-3600)], False, "PeerLost", id="a clock ahead of ours delays nothing"
         ),
@@ -331,3 +333,12 @@ def test_of_two_causes_the_first_is_the_one_that_the_trainers_clocks_say_not_the
     cause = first_cause(find_failures(pods, [], NOW), NOW)
     assert cause is not None
     assert cause.node_rank == first
+
+
+def test_a_rank_that_lost_a_peer_is_told_which_node_was_done() -> None:
+    lost = failed(0, 1, "PeerLost", ago=6)
+    (failure,) = find_failures([lost, succeeded(1)], [], NOW)
+    assert failure.message.endswith("; node rank 1 had already finished its script")
+    assert diagnose(failure).reason == "RankFinishedEarly"
+    (alone,) = find_failures([lost, make_pod(1)], [], NOW)
+    assert diagnose(alone).reason == "PeerLost"

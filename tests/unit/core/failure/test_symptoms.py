@@ -38,6 +38,9 @@ CASES = [
         "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.15 GiB of which 1.06 GiB "
         "is free. Including non-PyTorch memory, this process has 78.08 GiB memory in use.",
     ),
+    case("ddp_trainer/watchdog.py", "Stalled", "rank 0 in train, silent for 6 s, stopped by a signal", "Stalled"),
+    case("Python", "OutOfMemory", "rank 0 raised MemoryError: MemoryError", "OutOfMemory"),
+    case("the kernel", "WorkerKilled", "rank 0 was killed by SIGALRM; it printed nothing on stderr", "WorkerKilled"),
     case("cublas_api.h", "OutOfMemory", "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
     case("cudaErrorECCUncorrectable", "GPUFault", "CUDA error: uncorrectable ECC error encountered"),
     case(

@@ -14,7 +14,7 @@ from enum import IntEnum
 from typing import Any
 
 from ddp_trainer.contract.exit_codes import EXIT_FAILED, EXIT_OK, EXIT_PREEMPTED
-from ddp_trainer.contract.messages import crash_lost_peer
+from ddp_trainer.contract.messages import crash_lost_peer, timed_out
 from ddp_trainer.contract.outcomes import classify_exit, signal_of
 from ddp_trainer.launch.status.pod_state import progress
 
@@ -34,6 +34,8 @@ class ExitEvidence:
     agent_code: int = 0
     rendezvous_error: str | None = None
     stop_requested: bool = False
+    stop_time: float | None = None
+    """Epoch seconds of that, if known."""
     killed: frozenset[int] = frozenset()
     """pids that the launcher killed itself: at the end of the grace period, or as survivors of a failure."""
     stall: tuple[int, str] | None = None
@@ -81,7 +83,7 @@ def _find_cause(evidence: ExitEvidence) -> ExitCause:
         preempted = any(outcome["exitCode"] == EXIT_PREEMPTED for outcome in good)
         return (
             _preempted(evidence)
-            if preempted or (evidence.stop_requested and not _finished(evidence))
+            if preempted or (evidence.stop_requested and not _finished(evidence, good))
             else _completed(evidence)
         )
     suspects = sorted(_suspects(evidence), key=lambda suspect: suspect.order)
@@ -89,8 +91,18 @@ def _find_cause(evidence: ExitEvidence) -> ExitCause:
     if evidence.stop_requested and (cause is None or cause.is_consequence):
         return _preempted(evidence)
     if cause is not None and not (cause.is_consequence and evidence.rendezvous_error):
-        return cause.cause
+        return _absent(cause, suspects) or cause.cause
     return _without_a_rank(evidence)
+
+
+def _absent(cause: _Suspect, suspects: Sequence[_Suspect]) -> ExitCause | None:
+    """The cause where only one rank did not time out: it was not in the collective that the others waited in."""
+    stopped = [suspect.cause for suspect in suspects if suspect.kind is _Kind.STOPPED]
+    if cause.kind is not _Kind.PEER_LOST or len(stopped) != 1 or not timed_out(cause.cause.message):
+        return None
+    rank = stopped[0].rank
+    message = f"rank {rank} did not join a collective in time; {cause.cause.message}"
+    return replace(cause.cause, message=message, rank=rank, local_rank=stopped[0].local_rank)
 
 
 def _completed(evidence: ExitEvidence) -> ExitCause:
@@ -180,6 +192,8 @@ def _by_record(outcome: Mapping[str, Any], evidence: ExitEvidence) -> ExitCause:
         message = f"rank {rank}: {text}"
     elif name is not None:
         message = f"rank {rank} raised {name}{after}: {text}"
+    elif not text.startswith("exited with code"):
+        message = f"rank {rank} exited{after}: {text}"
     else:
         # the script caught what happened, and exited
         message = f"rank {rank} {text}{_passed_on(outcome['exitCode'])}{after}{_stderr_tail(evidence, local_rank)}"
@@ -248,8 +262,10 @@ def _after(heartbeats: Sequence[Mapping[str, Any]], rank: int | None) -> str:
     return " before its first step" if not steps[0] else f" after step {steps[0]}"
 
 
-def _finished(evidence: ExitEvidence) -> bool:
+def _finished(evidence: ExitEvidence, good: Sequence[Mapping[str, Any]]) -> bool:
     """Whether training had come to its end when it was asked to stop."""
+    if evidence.stop_time is not None and all(outcome["time"] < evidence.stop_time for outcome in good):
+        return True
     return bool(evidence.heartbeats) and all(
         heartbeat["phase"] == "done"
         or (heartbeat["totalSteps"] is not None and (heartbeat["step"] or 0) >= heartbeat["totalSteps"])
