@@ -44,6 +44,11 @@ OPERATOR = (
         "Requests to the API server. Code 0 is a request without a response.",
         ("verb", "resource", "code"),
     ),
+    MetricRow(
+        "ddpjob_operator_cut_answers_total",
+        "counter",
+        "Answers and watch events with an object nested deeper than 100 levels, which the operator read without them.",
+    ),
     MetricRow("ddpjob_operator_watch_events_total", "counter", "Events received from watches.", ("resource",)),
     MetricRow(
         "ddpjob_operator_watch_starts_total",

@@ -40,6 +40,7 @@ RECONCILE_SECONDS = Histogram(**_row("ddpjob_operator_reconcile_seconds"), bucke
 RECONCILE_ERRORS = Counter(**_row("ddpjob_operator_reconcile_errors_total"))
 API_REQUESTS = Counter(**_row("ddpjob_operator_api_requests_total"))
 WATCH_EVENTS = Counter(**_row("ddpjob_operator_watch_events_total"))
+CUT_ANSWERS = Counter(**_row("ddpjob_operator_cut_answers_total"))
 WATCH_STARTS = Counter(**_row("ddpjob_operator_watch_starts_total"))
 RESYNCS = Counter(**_row("ddpjob_operator_resyncs_total"))
 STATUS_WRITES = Counter(**_row("ddpjob_operator_status_writes_total"))

@@ -18,6 +18,7 @@ from typing import Any
 import aiohttp
 
 from ddpjob_operator import metrics
+from ddpjob_operator.runtime.decode import decode, decode_aside
 from ddpjob_operator.runtime.errors import ApiError
 from ddpjob_operator.runtime.login import Login, log_in, open_session
 
@@ -94,7 +95,7 @@ class Client:
     async def _call(self, method: str, path: str, resource: str, **options: Any) -> Json:
         payload = await self._answer(method, path, resource, **options)
         try:
-            answer: Json = json.loads(payload)
+            answer: Json = await decode_aside(payload)
         except ValueError as error:
             raise ApiError(0, "BadAnswer", f"{method} {path}: the answer is not JSON: {error}") from error
         return answer
@@ -226,7 +227,7 @@ def retry_after_seconds(value: str, now: datetime) -> float:
 
 def _error(status: int, phrase: str, payload: bytes) -> ApiError:
     try:
-        body = json.loads(payload)
+        body = decode(payload)
         return ApiError(status, body.get("reason") or phrase, body.get("message") or phrase, body.get("details"))
     except (ValueError, AttributeError):
         # a proxy's page, or half an answer: enough of it to recognise, not enough to flood a log

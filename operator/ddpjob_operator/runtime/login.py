@@ -17,6 +17,7 @@ import aiohttp
 from kubernetes.aio.client import Configuration
 from kubernetes.aio.config import ConfigException, load_incluster_config, load_kube_config
 
+from ddpjob_operator.runtime.decode import ShallowResponse
 from ddpjob_operator.runtime.errors import ApiError
 from ddpjob_operator.settings import VERSION
 
@@ -61,6 +62,7 @@ def open_session(current: Login, trace: aiohttp.TraceConfig | None = None) -> ai
     )
     return aiohttp.ClientSession(
         connector=connector,
+        response_class=ShallowResponse,
         headers=current.headers,
         proxy=current.proxy,
         trace_configs=[trace] if trace is not None else None,

@@ -15,10 +15,17 @@ from ddpjob_operator.api.spec import CONTROLLER_NAME, DDPJobSpec
 from ddpjob_operator.api.status import DDPJobStatus
 from ddpjob_operator.api.validation import problems as rule_problems
 from ddpjob_operator.core.values.job import Job
-from ddpjob_operator.wire.objects import Object, parse_time
+from ddpjob_operator.wire.objects import Object, is_bounded, parse_time
 
 _QUANTITY_KINDS = ("constrained-str", "constrained-int")
 """How pydantic tells the two forms of a quantity apart in an error's location."""
+
+
+MOST_LEVELS = 32
+"""A pod's own fields have about 15. What is recursive here and in libraries takes several hundred."""
+
+MOST_VALUES = 20_000
+"""A value of two bytes in JSON takes up to 64 in memory, and every pass reads them all."""
 
 
 _QUANTITY = "such as 2, 500m, 16Gi"
@@ -55,6 +62,7 @@ def parse_job(obj: Object, *, strict: bool = False) -> Job:
     """
     if strict:
         _refuse_other_kinds(obj)
+    _refuse_excess(obj.get("spec"))
     try:
         spec = DDPJobSpec.model_validate(obj.get("spec") or {}, extra="forbid" if strict else "ignore")
     except ValidationError as error:
@@ -88,6 +96,14 @@ def _refuse_other_kinds(obj: Object) -> None:
     unknown = set(obj) - {"apiVersion", "kind", "metadata", "spec", "status"}
     if unknown:
         raise InvalidJob(tuple(f"{key}: is not a field of a {KIND}; move it under spec" for key in sorted(unknown)))
+
+
+def _refuse_excess(spec: Any) -> None:
+    """A field without a schema, as CRDs before this one had some, holds whatever its author likes."""
+    for field, value in spec.items() if isinstance(spec, dict) else ():
+        if not is_bounded(value, MOST_LEVELS, MOST_VALUES):
+            excess = f"has more than {MOST_LEVELS} levels or more than {MOST_VALUES} values"
+            raise InvalidJob((f"spec.{field}: {excess}; remove what a pod does not need",))
 
 
 def _explain(error: Any) -> str:

@@ -295,3 +295,27 @@ def test_a_pod_has_been_scheduled_once_it_has_a_node() -> None:
     assert waits is not None
     assert placed is not None
     assert (waits.scheduled, placed.scheduled) == (False, True)
+
+
+def nested(levels: int) -> dict[str, Any]:
+    inner: dict[str, Any] = {}
+    for _ in range(levels):
+        inner = {"a": inner}
+    return inner
+
+
+@pytest.mark.parametrize(
+    "template",
+    [nested(40), nested(5000), {"volumes": [[] for _ in range(30_000)]}, {"a": [[{}] * 100 for _ in range(300)]}],
+)
+def test_a_template_of_any_depth_or_size_is_refused_and_not_followed(template: dict[str, Any]) -> None:
+    """Seen from an API server whose CRD has no schema for it."""
+    (problem,) = problems({"podTemplate": {"spec": template}}, strict=False)
+    assert problem == (
+        "spec.podTemplate: has more than 32 levels or more than 20000 values; remove what a pod does not need"
+    )
+
+
+def test_the_source_of_a_variable_is_bounded_as_well() -> None:
+    (problem,) = problems({"env": [{"name": "A", "valueFrom": nested(5000)}]}, strict=False)
+    assert problem.startswith("spec.env: has more than 32 levels")

@@ -1,0 +1,77 @@
+"""An object that is nested too deeply for a decoder hides no other one."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from aiohttp import web
+from kopf._cogs.clients.api import iter_jsonlines
+from tests.unit.answers import Server
+
+from ddpjob_operator.runtime.client import Client
+from ddpjob_operator.runtime.decode import LEVELS, cut, decode
+from ddpjob_operator.runtime.login import log_in, open_session
+
+GO_LIMIT = 10_000
+"""The API server's own decoder takes no more."""
+
+
+def deep(levels: int) -> str:
+    return '{"a":' * levels + "1" + "}" * levels
+
+
+def depth(value: Any) -> int:
+    levels, layer = 0, [value]
+    while layer := [item for item in layer if isinstance(item, dict | list)]:
+        levels += 1
+        layer = [inner for item in layer for inner in (item.values() if isinstance(item, dict) else item)]
+    return levels
+
+
+def listed(*specs: str) -> str:
+    items = ",".join(f'{{"metadata":{{"name":"{index}"}},"spec":{spec}}}' for index, spec in enumerate(specs))
+    return f'{{"metadata":{{"resourceVersion":"7"}},"items":[{items}]}}'
+
+
+@pytest.mark.parametrize("levels", [1_000, GO_LIMIT])
+async def test_a_list_is_read_although_one_object_is_too_deep(server: Server, client: Client, levels: int) -> None:
+    server.answers = [web.Response(text=listed("{}", deep(levels), '{"nodes":2}'), content_type="application/json")]
+    items, version = await client.list("/apis/any", "ddpjobs")
+    assert version == 7
+    assert [item["metadata"]["name"] for item in items] == ["0", "1", "2"]
+    assert items[2]["spec"] == {"nodes": 2}
+    assert depth(items[1]) < 200
+
+
+@pytest.mark.usefixtures("client")
+async def test_a_watch_goes_on_after_an_object_that_is_too_deep(server: Server) -> None:
+    events = [f'{{"type":"ADDED","object":{{"n":{n},"spec":{deep(levels)}}}}}' for n, levels in enumerate((1, 5000, 1))]
+    server.answers = [web.Response(text="\n".join(events))]
+    async with open_session(await log_in()) as session, session.get(f"{server.url}/watch") as response:
+        lines = [json.loads(line) async for line in iter_jsonlines(response.content, chunk_size=1000)]
+    assert [line["object"]["n"] for line in lines] == [0, 1, 2]
+
+
+@pytest.mark.usefixtures("client")
+async def test_a_list_of_a_library_is_read_too(server: Server) -> None:
+    server.answers = [web.Response(text=listed(deep(5000)), content_type="application/json")]
+    async with open_session(await log_in()) as session, session.get(f"{server.url}/list") as response:
+        assert len((await response.json())["items"]) == 1
+
+
+def test_what_is_cut_is_what_is_too_deep_and_nothing_else() -> None:
+    text = '{"a":[[[1]],"[[[[",{"b":{"c":{}}}],"e":"\\\\\\"[","d":[2]}'
+    assert json.loads(cut(text.encode(), levels=3)) == {"a": [[None], "[[[[", {"b": None}], "e": '\\"[', "d": [2]}
+
+
+@pytest.mark.parametrize("levels", [1, LEVELS - 1])
+def test_nothing_is_cut_from_what_is_shallow(levels: int) -> None:
+    assert decode(deep(levels).encode()) == json.loads(deep(levels))
+
+
+@pytest.mark.parametrize("text", ["", "{", "[" * 5000, "]" * 5000, '{"a":"' + "[" * 5000, "<html>", '{"a":1}}'])
+def test_what_is_no_json_is_a_value_error(text: str) -> None:
+    with pytest.raises(ValueError, match="line 1"):
+        decode(text.encode())
