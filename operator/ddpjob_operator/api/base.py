@@ -16,3 +16,7 @@ class APIModel(BaseModel):
         extra="ignore",
         use_attribute_docstrings=True,
     )
+
+
+OF_KUBERNETES = "x-of-kubernetes"
+"""Marks a field that has a type of Kubernetes, by its name in core/v1: the CRD gets that type's schema."""

@@ -14,7 +14,9 @@ import yaml
 from pydantic import BaseModel
 
 from ddpjob_operator.api import API_VERSION, GROUP, KIND, PLURAL, SHORT_NAME, SINGULAR, VERSION
+from ddpjob_operator.api.base import OF_KUBERNETES
 from ddpjob_operator.api.immutable import IMMUTABLE_FIELDS, IMMUTABLE_MESSAGE
+from ddpjob_operator.api.pod_schema import schema_of
 from ddpjob_operator.api.spec import DDPJobSpec
 from ddpjob_operator.api.status import DDPJobStatus
 from ddpjob_operator.api.validation import BETWEEN_FIELDS
@@ -55,7 +57,6 @@ _KEPT = (
     "maxItems",
     "minProperties",
     "maxProperties",
-    "x-kubernetes-preserve-unknown-fields",
     "x-kubernetes-int-or-string",
 )
 
@@ -154,6 +155,8 @@ def _structural(node: Schema, definitions: dict[str, Schema]) -> Schema:
         node = {**target, **{key: value for key, value in node.items() if key != "$ref"}}
     if "anyOf" in node:
         node = _one_of_a_kind(node, definitions)
+    if kind := node.get(OF_KUBERNETES):
+        return schema_of(kind) | {"description": " ".join(node["description"].split())}
     schema = {key: node[key] for key in _KEPT if key in node and not (key == "default" and node[key] is None)}
     if isinstance(schema.get("default"), dict):
         schema["default"] = _without_nulls(schema["default"])

@@ -66,7 +66,7 @@ def _tables(path: str, schema: Schema) -> Iterator[str]:
     yield "\n".join(rows)
     for name, field in schema["properties"].items():
         inner, suffix = (field["items"], "[]") if field.get("type") == "array" else (field, "")
-        if inner.get("properties"):
+        if any("description" in item for item in inner.get("properties", {}).values()):  # Kubernetes' own have none
             yield from _tables(f"{path}.{name}{suffix}", inner)
 
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from ddpjob_operator.api.base import APIModel
+from ddpjob_operator.api.base import OF_KUBERNETES, APIModel
 
 Argument = Annotated[str, Field(max_length=4096)]
 Whole = Annotated[int, Field(strict=True, ge=0)]
@@ -40,9 +40,7 @@ class EnvVar(APIModel):
     value: Annotated[str, Field(max_length=32768)] | None = None
     """Literal value. `$(NAME)` is not expanded."""
 
-    value_from: (
-        Annotated[dict[str, Any], Field(json_schema_extra={"x-kubernetes-preserve-unknown-fields": True})] | None
-    ) = None
+    value_from: Annotated[dict[str, Any], Field(json_schema_extra={OF_KUBERNETES: "EnvVarSource"})] | None = None
     """Source of the value, as in a pod: secretKeyRef, configMapKeyRef, fieldRef or resourceFieldRef."""
 
 
@@ -135,9 +133,7 @@ class PodTemplate(APIModel):
     metadata: PodMetadata | None = None
     """Labels and annotations to add."""
 
-    spec: Annotated[dict[str, Any], Field(json_schema_extra={"x-kubernetes-preserve-unknown-fields": True})] | None = (
-        None
-    )
+    spec: Annotated[dict[str, Any], Field(json_schema_extra={OF_KUBERNETES: "PodSpec"})] | None = None
     """Pod spec. The container named `trainer` is merged into the operator's container. Lists of named items are merged
     by name.
     """

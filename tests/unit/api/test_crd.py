@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,11 +19,18 @@ MANIFEST = Path(__file__).parents[3] / "manifests/crd/ddpjobs.training.ddpjob.io
 ROOT = crd()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
 SPEC, STATUS = ROOT["properties"]["spec"], ROOT["properties"]["status"]
 
+OF_KUBERNETES = (".podTemplate.spec", ".valueFrom")
+MOST_BYTES = 262_144
+"""Of all annotations of an object together (Kubernetes' validation of ObjectMeta)."""
+
 Node = tuple[str, dict[str, Any]]
 
 
 def nodes(schema: dict[str, Any], path: str = "") -> Iterator[Node]:
+    """Every node but those of Kubernetes' own types, which have no descriptions."""
     yield path, schema
+    if path.endswith(OF_KUBERNETES):
+        return
     for name, field in schema.get("properties", {}).items():
         yield from nodes(field, f"{path}.{name}")
     for below in ("items", "additionalProperties"):
@@ -49,14 +57,47 @@ def test_the_yaml_is_the_object() -> None:
     ("path", "schema"), list(nodes(ROOT)), ids=lambda value: value if isinstance(value, str) else ""
 )
 def test_every_node_is_structural(path: str, schema: dict[str, Any]) -> None:
+    is_structural(schema)
+    assert "nullable" not in schema
+
+
+def every(schema: dict[str, Any], path: str) -> Iterator[Node]:
+    yield path, schema
+    for name, field in schema.get("properties", {}).items():
+        yield from every(field, f"{path}.{name}")
+    for below in ("items", "additionalProperties"):
+        if isinstance(schema.get(below), dict):
+            yield from every(schema[below], f"{path}[]")
+
+
+def test_every_node_of_kubernetes_types_is_structural() -> None:
+    inner = [pair for path, schema in nodes(ROOT) if path.endswith(OF_KUBERNETES) for pair in every(schema, path)]
+    assert len(inner) > 1000
+    for path, schema in inner:
+        is_structural(schema)
+        assert "x-kubernetes-preserve-unknown-fields" not in schema, path
+        assert "required" not in schema or set(schema["required"]) <= set(schema["properties"]), path
+
+
+def is_structural(schema: dict[str, Any]) -> None:
     """KEP-1693: a type everywhere (int-or-string is one), no references, no alternatives at this level."""
     if schema.get("x-kubernetes-int-or-string"):
         assert "type" not in schema
     else:
         assert schema["type"] in ("object", "array", "string", "integer", "number", "boolean")
-    assert not {"$ref", "anyOf", "oneOf", "allOf", "title", "const", "nullable", "definitions"} & schema.keys()
+    assert not {"$ref", "anyOf", "oneOf", "allOf", "title", "const", "definitions"} & schema.keys()
     assert not {"properties", "additionalProperties"} <= schema.keys(), "they exclude each other"
     assert schema.get("type") != "array" or "items" in schema
+
+
+def test_it_fits_into_the_annotation_of_a_client_side_apply() -> None:
+    assert len(json.dumps(crd(), separators=(",", ":"))) < MOST_BYTES // 2
+
+
+def test_a_template_need_not_have_what_a_pod_must() -> None:
+    template = SPEC["properties"]["podTemplate"]["properties"]["spec"]
+    assert "required" not in template
+    assert template["properties"]["containers"]["items"]["required"] == ["name"]
 
 
 def test_nothing_in_it_is_null() -> None:
