@@ -90,8 +90,9 @@ def test_the_rank_that_holds_up_four_nodes_is_named(
     assert status.phase is Phase.FAILED
     assert failure is not None
     assert (failure.reason, failure.rank, failure.node_rank) == ("Stalled", guilty, guilty), failure.message
-    assert failure.message.startswith(f"rank {guilty} made no progress for 4 s (allowed: 4 s): "), failure.message
+    assert re.match(f"rank {guilty} (made no progress|holds up the others)", failure.message), failure.message
     assert f"rank {guilty} in train after step {step}, silent for" in failure.message, failure.message
     assert f"Stack of rank {guilty}: {place}" in re.sub(r":\d+\)", ")", failure.message)
     stacks = tmp_path / "shared" / "logs" / "hangs"
-    assert len(list(stacks.glob("stacks-attempt-0-node-*.txt"))) == 4, "the stacks of all nodes"
+    text = (stacks / "stacks-attempt-0.txt").read_text()
+    assert [f"==== rank {rank} ====\nThread" in text.replace("Current t", "T") for rank in range(4)] == [True] * 4, text

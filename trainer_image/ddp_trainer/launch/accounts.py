@@ -54,6 +54,7 @@ class Accounts:
         self._found: dict[int, Account] = {}
         self._answers: Answers | None = None
         self._to_publish: Mapping[str, Any] | None = None
+        self._before_publishing: Callable[[], None] = lambda: None
         self.verdict: Mapping[str, Any] | None = None
         """What the gang has agreed on, once a launcher has published it."""
         self._wake, self._looked, self._closed = threading.Event(), threading.Event(), False
@@ -82,9 +83,9 @@ class Accounts:
                 self._asked_at = None
             return found
 
-    def publish(self, verdict: Mapping[str, Any]) -> None:
-        """Have `verdict` be the one of the gang, unless another launcher was first."""
-        self._to_publish = verdict
+    def publish(self, verdict: Mapping[str, Any], before: Callable[[], None]) -> None:
+        """Have `verdict` be the one of the gang, unless another launcher was first; `before` is called before that."""
+        self._to_publish, self._before_publishing = verdict, before
         self._wake.set()
 
     def final(self, seconds: float) -> Mapping[str, Any] | None:
@@ -113,6 +114,7 @@ class Accounts:
         if self.verdict is None:
             self.verdict = read_json(self._folder / "verdict.json")
         if self._to_publish is not None and self.verdict is None:
+            self._before_publishing()
             self.verdict = self._published(self._to_publish)
         question = self._read_question()
         if first:

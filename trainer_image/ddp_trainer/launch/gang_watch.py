@@ -96,10 +96,9 @@ class GangWatch:
         stack = script_stack(texts.get(stall.rank, "")) or stall.stack
         if stack:
             message += f". Stack of rank {stall.rank}: {stack}"
-        where = str(path or "could not be saved")
-        if self._accounts is not None and path is not None:
-            where = where.replace(f"-node-{self._pod.node_rank}.txt", "-node-*.txt")
-        return replace(stall, message=f"{message}. Stacks: {where}")
+        all_ranks = self._pod.log_dir / self._file_of_all
+        where = all_ranks if self._accounts is not None and path is not None else path
+        return replace(stall, message=f"{message}. Stacks: {where or 'could not be saved'}")
 
     def close(self) -> None:
         if self._accounts is not None:
@@ -130,14 +129,31 @@ class GangWatch:
         found = stalled(ranks, now, self._limits)
         waiting = found is None or all(rank.collective for rank in ranks if is_late(rank, now, self._limits))
         if answers.missing and waiting and self._is_late(now):
-            self._accounts.publish(_absent(answers, ranks))
+            verdict = _absent(answers, ranks)
+            self._accounts.publish(verdict, lambda: self._save_all(answers, verdict["message"]))
         elif found is not None:
             frames = _frames({rank.rank: rank.frame for rank in ranks}, found.rank)
             stack = _stack_of(answers.accounts, found.rank)
-            verdict = {"version": 1, "rank": found.rank, "nodeRank": found.node}
-            words = {"message": f"{found.message}. {frames}", "stack": stack or ""}
-            self._accounts.publish({**verdict, **words})
+            message = f"{found.message}. {frames}"
+            verdict = {
+                "version": 1,
+                "rank": found.rank,
+                "nodeRank": found.node,
+                "message": message,
+                "stack": stack or "",
+            }
+            self._accounts.publish(verdict, lambda: self._save_all(answers, message))
         self._next_question = now + self._pause
+
+    @property
+    def _file_of_all(self) -> str:
+        return f"stacks-attempt-{self._pod.attempt}.txt"
+
+    def _save_all(self, answers: Answers, title: str) -> None:
+        """The stacks of all nodes in one file; on the thread of `accounts`, which may wait for the volume."""
+        ranks = [one for account in answers.accounts for one in account["ranks"]]
+        texts = {one["rank"]: one.get("stack", "") for one in ranks}
+        save_stacks(texts, title, [self._pod.log_dir], self._file_of_all)
 
     def _agreed(self, verdict: Mapping[str, Any]) -> Stall:
         node = verdict["nodeRank"]

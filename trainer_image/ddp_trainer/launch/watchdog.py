@@ -82,6 +82,8 @@ def stalled(ranks: Sequence[Rank], now: float, limits: Limits) -> StallReport | 
     where = "; ".join(_place(rank, now) for rank in _described(ranks, culprit))
     more = len(ranks) - NAMED_RANKS
     what = f"made no progress for {silent:.0f} s (allowed: {allowed:.0f} s)"
+    if silent <= allowed:
+        what = f"holds up the others, silent for {silent:.0f} s"
     if culprit.phase in _WILL_NOT_JOIN:
         what = "is done, and other ranks wait for it in a collective"
     message = f"rank {culprit.rank} {what}: {where}"
@@ -131,7 +133,7 @@ def ranks_of(
 
 
 def _suspects(ranks: Sequence[Rank], now: float, limits: Limits) -> list[Rank]:
-    """The late ranks that wait for no other; if all do, those that will never join them, and else all that are late."""
+    """The late ranks that wait for no other; if all do, those that will never join them, and else all that wait."""
     late = [rank for rank in ranks if is_late(rank, now, limits)]
     if by_themselves := [rank for rank in late if not rank.collective or rank.process_state in _FROZEN]:
         return by_themselves
@@ -139,7 +141,8 @@ def _suspects(ranks: Sequence[Rank], now: float, limits: Limits) -> list[Rank]:
         return []
     if gone := [rank for rank in ranks if rank.phase in _WILL_NOT_JOIN]:
         return gone
-    return [] if any(not rank.collective for rank in ranks) else late
+    # all wait: in a collective that one of them has passed or not reached, which need not be late itself yet
+    return [] if any(not rank.collective for rank in ranks) else list(ranks)
 
 
 def _suspicion(rank: Rank, ranks: Collection[Rank]) -> tuple[bool, bool, int, float, int]:
