@@ -35,7 +35,7 @@ class Turns:
         connection = socket.socket(socket.AF_UNIX)
         connection.connect(os.environ[SOCKET])
         self._lines: IO[Any] = connection.makefile("rw")
-        self._say({"player": player, "rank": int(os.environ.get("RANK", "0")), "pid": os.getpid()})
+        self._send({"player": player, "rank": int(os.environ.get("RANK", "0")), "pid": os.getpid()})
         self._left = 0
         self._began: float | None = None
         self._is_over = False
@@ -48,14 +48,14 @@ class Turns:
             if self._began is not None:
                 if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
                     torch.cuda.synchronize()  # what was only queued is not done
-                self._say({"seconds": time.perf_counter() - self._began})
+                self._send({"seconds": time.perf_counter() - self._began})
             self._left = int(self._lines.readline() or 0)
             self._is_over = self._left == 0
             self._began = time.perf_counter()
         self._left -= 1
         return not self._is_over
 
-    def _say(self, message: dict[str, Any]) -> None:
+    def _send(self, message: dict[str, Any]) -> None:
         _write(self._lines, json.dumps(message) + "\n")
 
 

@@ -63,12 +63,12 @@ def main() -> int:
 
 
 def _demo(cleanup: ExitStack) -> int:
-    _say("the cluster")
+    _print_step("the cluster")
     kubectl = cleanup.enter_context(cluster_started())
-    _say("the images, on every node")
+    _print_step("the images, on every node")
     images = load_images()
     script("cluster.sh", "need", "prometheus")
-    _say("helm install ddpjob-operator charts/ddpjob-operator")
+    _print_step("helm install ddpjob-operator charts/ddpjob-operator")
     cleanup.enter_context(operator_installed(kubectl, images))
     wait_operator(kubectl)
     folder = Path(cleanup.enter_context(tempfile.TemporaryDirectory(prefix="ddpjob-demo-")))
@@ -77,7 +77,7 @@ def _demo(cleanup: ExitStack) -> int:
     cleanup.callback(demo.run, "delete", "namespace", NAMESPACE, "--timeout=60s", check=False, seconds=90)
 
     name = yaml.safe_load(SAMPLE.read_text())["metadata"]["name"]
-    _say(f"kubectl apply -f {SAMPLE.relative_to(ROOT)}")
+    _print_step(f"kubectl apply -f {SAMPLE.relative_to(ROOT)}")
     began = time.monotonic()
     demo.run("apply", "-f", str(SAMPLE))
     victim = _kill_halfway(demo, watching, name)
@@ -96,7 +96,7 @@ def _kill_halfway(kubectl: Kubectl, watching: Prometheus, name: str) -> str:
         JOB_SECONDS / 2,
         lambda: describe(kubectl),
     )
-    _say(f"half of the steps are done: kubectl delete pod {pods[-1]} --force --grace-period=0")
+    _print_step(f"half of the steps are done: kubectl delete pod {pods[-1]} --force --grace-period=0")
     kubectl.run("delete", "pod", pods[-1], "--force", "--grace-period=0")
     return pods[-1]
 
@@ -136,10 +136,10 @@ def _show(kubectl: Kubectl, watching: Prometheus, name: str) -> None:
         ("get", "events", "--field-selector", f"involvedObject.kind=DDPJob,involvedObject.name={name}",
          "--sort-by=.lastTimestamp"),
     ):  # fmt: skip
-        _say(f"kubectl {' '.join(arguments)}")
+        _print_step(f"kubectl {' '.join(arguments)}")
         print(kubectl.run(*arguments).stdout, flush=True)
     for question, promql in _questions(name):
-        _say(f"Prometheus: {question}\n   {promql}")
+        _print_step(f"Prometheus: {question}\n   {promql}")
         for sample in watching.query(promql):
             print(f"   {sample}")
 
@@ -180,7 +180,7 @@ def _verdict(job: Object, watching: Prometheus, victim: str, seconds: float) -> 
     if wrong:
         print("\n".join(wrong), file=sys.stderr)
         return 1
-    _say(f"{name}: Succeeded after {seconds:.0f} s, with one restart for {victim}")
+    _print_step(f"{name}: Succeeded after {seconds:.0f} s, with one restart for {victim}")
     return 0
 
 
@@ -193,7 +193,7 @@ def _fresh_namespace(kubectl: Kubectl) -> Kubectl:
     return demo
 
 
-def _say(text: str) -> None:
+def _print_step(text: str) -> None:
     print(f"\n== {time.monotonic() - BEGAN:4.0f} s  {text}", flush=True)
 
 

@@ -51,15 +51,15 @@ def run(job: Job, shared: Path, chaos: str | None, logs: Logs = Logs.RANK) -> in
 def _run(job: Job, machine: Machine, fault: KillRank | None, logs: Logs) -> Outcome:
     resume_from = newest_snapshot(machine.shared, job.name)
     with display_for(sys.stdout) as display:
-        display.say(f"{job.name}: {job.size_in_words} on this machine, files in {short(machine.shared)}")
-        display.say(f"{_SHOWN[logs]}; all output: {short(pod_log(machine.shared, job.name, '*'))}")
+        display.write_line(f"{job.name}: {job.size_in_words} on this machine, files in {short(machine.shared)}")
+        display.write_line(f"{_SHOWN[logs]}; all output: {short(pod_log(machine.shared, job.name, '*'))}")
         if resume_from is not None:
             folder = short(machine.shared / "checkpoints" / job.name)
-            display.say(f"resuming from step {resume_from}; remove {folder} to start over")
+            display.write_line(f"resuming from step {resume_from}; remove {folder} to start over")
         for note in different_here(job, machine):
-            display.say(f"note: {note}")
+            display.write_line(f"note: {note}")
         if fault is not None:
-            display.say(f"chaos: {fault.describe(job.ranks)}")
+            display.write_line(f"chaos: {fault.describe(job.ranks)}")
         return asyncio.run(Runner(job, machine, display, fault, logs).run())
 
 

@@ -42,7 +42,7 @@ _LINES_A_RUN = 10
 
 
 class Display(Protocol):
-    """What the runner tells; both kinds of display take the same."""
+    """What the runner shows of a run, as a live picture or as lines."""
 
     def __enter__(self) -> Self: ...
 
@@ -54,7 +54,7 @@ class Display(Protocol):
     def event(self, event: Event) -> None:
         """The job changed its phase, in the operator's words."""
 
-    def say(self, line: str) -> None:
+    def write_line(self, line: str) -> None:
         """One line for the person who runs the job."""
 
     def output(self, line: str) -> None:
@@ -85,32 +85,32 @@ class PlainDisplay:
         return None
 
     def show(self, view: RunView) -> None:
-        self._tell_progress(view)
+        self._write_progress(view)
         waiting = waiting_in_words(view)
         if waiting is not None and view.status.restart_at != self._waits_until:
             self._waits_until = view.status.restart_at
-            self.say(waiting)
+            self.write_line(waiting)
         snapshot = view.status.snapshot
         if snapshot is not None and snapshot.step != self._snapshot:
             self._snapshot = snapshot.step
-            self.say(snapshot_in_words(snapshot))
+            self.write_line(snapshot_in_words(snapshot))
         failure = view.status.last_failure
         if failure is not None and failure.attempt != self._failed_attempt:
             self._failed_attempt = failure.attempt
             if failure.advice:
-                self.say(f"  {failure.advice}")
+                self.write_line(f"  {failure.advice}")
 
     def event(self, event: Event) -> None:
-        self.say(f"{event.reason}: {event.message}")
+        self.write_line(f"{event.reason}: {event.message}")
 
-    def say(self, line: str) -> None:
+    def write_line(self, line: str) -> None:
         with suppress(OSError):
             print(line, file=self._stream, flush=True)
 
     def output(self, line: str) -> None:
-        self.say(f"| {line}")
+        self.write_line(f"| {line}")
 
-    def _tell_progress(self, view: RunView) -> None:
+    def _write_progress(self, view: RunView) -> None:
         """Ten lines a run, and one each half minute where a run is long or its length unknown."""
         progress = view.status.progress
         if progress is None or not progress.step:
@@ -120,11 +120,11 @@ class PlainDisplay:
         if part <= self._last_part and quiet < _SECONDS_BETWEEN_LINES:
             return
         self._last_part, self._last_line = max(part, self._last_part), view.now
-        self.say(progress_in_words(progress, view.now))
+        self.write_line(progress_in_words(progress, view.now))
 
 
 class LiveDisplay:
-    """One picture that stays in place; what is said scrolls by above it."""
+    """One picture that stays in place; lines scroll by above it."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -145,7 +145,7 @@ class LiveDisplay:
     def event(self, event: Event) -> None:
         self._print(Text(f"{event.reason}: {event.message}", style="yellow" if event.type == "Warning" else "dim"))
 
-    def say(self, line: str) -> None:
+    def write_line(self, line: str) -> None:
         self._print(Text(line))
 
     def output(self, line: str) -> None:

@@ -153,16 +153,18 @@ class Runner:
         try:
             os.kill(victim.pid, signal.SIGKILL)
         except ProcessLookupError:
-            self._display.say(f"chaos: rank {victim.rank} (pid {victim.pid}) had already ended")
+            self._display.write_line(f"chaos: rank {victim.rank} (pid {victim.pid}) had already ended")
         else:
-            self._display.say(f"chaos: killed rank {victim.rank} (pid {victim.pid}) with SIGKILL at step {victim.step}")
+            self._display.write_line(
+                f"chaos: killed rank {victim.rank} (pid {victim.pid}) with SIGKILL at step {victim.step}"
+            )
 
     def _on_signal(self, number: signal.Signals) -> None:
         """The first asks for a snapshot and an end, the second does not ask."""
         if self._stopped_by is None:
             self._stopped_by = number
             self._children.closed = True
-            self._display.say("stopping: waiting for a snapshot (once more to kill)")
+            self._display.write_line("stopping: waiting for a snapshot (once more to kill)")
             for pod in self._children.running:
                 pod.terminate()
         else:

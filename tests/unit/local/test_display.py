@@ -84,7 +84,7 @@ def test_lines_have_no_control_characters() -> None:
 
 def test_a_reader_that_went_away_does_not_end_the_run(tmp_path: Path) -> None:
     with Path("/dev/full").open("w") as full, PlainDisplay(full) as display:
-        display.say("nobody hears this")
+        display.write_line("nobody hears this")
         full.close = lambda: None  # type: ignore[method-assign]  # closing would raise what was swallowed
 
 
@@ -117,7 +117,7 @@ def test_a_terminal_gets_the_live_picture() -> None:
     console = Console(file=stream, force_terminal=True, width=100)
     with LiveDisplay(console) as display:
         display.show(view(50))
-        display.say("a line above")
+        display.write_line("a line above")
     assert "a line above" in stream.getvalue()
     assert "step 50/100" in stream.getvalue()
 

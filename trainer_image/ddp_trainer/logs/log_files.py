@@ -66,7 +66,7 @@ class LogThread:
             try:
                 job()
             except Exception as error:
-                _say(f"a log is not written: {type(error).__name__}: {error}")
+                _to_stderr(f"a log is not written: {type(error).__name__}: {error}")
 
 
 class WriteErrors:
@@ -78,7 +78,7 @@ class WriteErrors:
     def report(self, path: Path, error: OSError) -> None:
         if path not in self._refused:
             self._refused.add(path)
-            _say(
+            _to_stderr(
                 f"{path} cannot be written: {error.strerror or error}. Training goes on, and lines wait in memory; "
                 "free space on the volume or enlarge it"
             )
@@ -86,10 +86,10 @@ class WriteErrors:
     def clear(self, path: Path) -> None:
         if path in self._refused:
             self._refused.discard(path)
-            _say(f"{path} can be written again")
+            _to_stderr(f"{path} can be written again")
 
     def hung(self, directory: Path, seconds: float) -> None:
-        _say(
+        _to_stderr(
             f"the last lines for {directory} are not written after {seconds:.0f} s: the volume hangs; check its "
             "server and its network"
         )
@@ -121,7 +121,7 @@ class LogFile:
             self._write_errors.clear(self.lines.path)
 
 
-def _say(text: str) -> None:
+def _to_stderr(text: str) -> None:
     print(f"ddp_trainer: {text}", file=sys.stderr, flush=True)
 
 
