@@ -9,7 +9,15 @@ from builders import DEFAULTS, NOW, failed, heard, in_phase, later, make_job, ma
 
 from ddpjob_operator.api.policies import Restart
 from ddpjob_operator.api.status import DDPJobStatus, Phase, SnapshotStatus
-from ddpjob_operator.core.failure.node_lost import force_deletions, is_lost, lost_nodes, stranded, until_lost
+from ddpjob_operator.core.failure.detect import Failure, Retry
+from ddpjob_operator.core.failure.node_lost import (
+    STRANDED_SECONDS,
+    force_deletions,
+    is_lost,
+    lost_nodes,
+    stranded,
+    until_lost,
+)
 from ddpjob_operator.core.manifests.spec_changes import digests
 from ddpjob_operator.core.plan import plan
 from ddpjob_operator.core.values.actions import CreatePod, DeletePod, Plan
@@ -42,10 +50,18 @@ def test_a_node_is_lost_once_it_was_silent_for_the_time_that_the_policy_gives_it
 
 
 def test_the_failure_names_node_and_pod_and_that_what_still_runs_there_is_harmless() -> None:
-    (failure,) = lost_nodes([make_pod(0), silent(1, -31)], POLICY, NOW)
-    assert (failure.reason, failure.node_name, failure.pod_name) == ("NodeLost", "node-1", "digits-0-1")
-    assert "NotReady since 03:03:34 UTC" in failure.message
-    assert "cannot write snapshots" in failure.message
+    assert lost_nodes([make_pod(0), silent(1, -31)], POLICY, NOW) == (
+        Failure(
+            "NodeLost",
+            "node node-1 is NotReady since 03:03:34 UTC; pod digits-0-1 may still be running, but cannot write "
+            "snapshots once the next attempt starts",
+            Retry.YES,
+            pod_name="digits-0-1",
+            node_name="node-1",
+            node_rank=1,
+            time=later(-31),
+        ),
+    )
 
 
 @pytest.mark.parametrize("deleting", [False, True])
@@ -78,6 +94,22 @@ def test_a_gang_that_waits_without_a_cause_is_given_another_attempt(
 ) -> None:
     assert [failure.reason for failure in stranded(pods, 0, report and heard(**report))] == (
         ["PeerLost"] if found else []
+    )
+
+
+@pytest.mark.parametrize(
+    ("pods", "pod", "node"),
+    [
+        pytest.param([make_pod(1), make_pod(0)], "digits-0-0", "node-0", id="it names node rank 0"),
+        pytest.param([make_pod(1)], None, None, id="which is not seen"),
+    ],
+)
+def test_a_gang_that_waits_has_lost_a_peer_of_node_rank_0(
+    pods: list[PodView], pod: str | None, node: str | None
+) -> None:
+    message = "node rank 0 lost its peers 60 s ago, but all pods of the gang still exist"
+    assert stranded(pods, 0, heard(**WAITING | {"phaseSeconds": STRANDED_SECONDS})) == (
+        Failure("PeerLost", message, Retry.YES, pod_name=pod, node_name=node, node_rank=0),
     )
 
 
