@@ -35,7 +35,7 @@ class Key(NamedTuple):
 
 
 class Owner(NamedTuple):
-    """The job that a pod belongs to. The namespace is part of it: labels forged in another namespace have no effect."""
+    """The job that a pod belongs to, by its controller; the garbage collector takes none from another namespace."""
 
     namespace: str
     uid: str
@@ -142,8 +142,8 @@ class Cache:
         known = self._pods.get(uid)
         if uid in self._gone or (known is not None and known.version >= version):
             return False
-        view, owner = parse_pod(obj) or parse_initializer(obj), owner_of(obj)
-        if view is None or owner is None:
+        view, owner = parse_initializer(obj) or parse_pod(obj), owner_of(obj)
+        if owner is None:
             return self.drop_pod(obj)
         if known is not None and known.owner != owner:
             self._pods_of[known.owner].discard(uid)
@@ -160,7 +160,7 @@ class Cache:
     def _keep_last_words(self, obj: Json) -> None:
         """What node rank 0 said at its end: its end and its removal may come as one event, and say it only here."""
         view, owner = parse_pod(obj), owner_of(obj)
-        if view is None or owner is None or view.node_rank != 0 or view.termination is None:
+        if owner is None or view.node_rank != 0 or view.termination is None:
             return
         said = read_termination(view.termination.message)
         known = self._of(owner).report or TrainerReport(uid=owner.uid, attempt=view.attempt)
@@ -257,16 +257,15 @@ def _place(pod: PodView) -> tuple[int, bool, int, str]:
     return pod.attempt, pod.node_rank is None, pod.node_rank or 0, pod.name
 
 
-def owner_of(pod: Json) -> Owner | None:
-    """The job that a pod belongs to: its controller if that is a DDPJob, else its label, so that losing either one
-    loses no pod."""
-    meta = pod["metadata"]
-    uid = controller_of(pod).get("uid") or (meta.get("labels") or {}).get(names.LABEL_UID)
-    return Owner(meta["namespace"], uid) if uid else None
+def owner_of(child: Json) -> Owner | None:
+    """The job whose child an object is: by its controller, which the API server guards, never by a label."""
+    uid = controller_of(child).get("uid")
+    return Owner(child["metadata"]["namespace"], uid) if uid else None
 
 
 def key_of_pod(pod: Json) -> Key | None:
-    """The key of the job that a pod belongs to, or to an earlier job of the same name."""
+    """The key of the job that a pod belongs to, or to an earlier job of the same name. A label is enough to look at a
+    job: a pod that has just lost its controller has nothing else."""
     meta = pod["metadata"]
     name = controller_of(pod).get("name") or (meta.get("labels") or {}).get(names.LABEL_JOB)
     return Key(meta["namespace"], name) if name else None

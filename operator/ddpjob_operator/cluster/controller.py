@@ -126,6 +126,8 @@ class Controller:
                 self._forget(key)
                 return None
             decided = await self._decided(view)
+            if decided.confirm_first and not await self._writer.is_current(key, view.obj):
+                continue
             if decided.status_first and not await self._write(view, decided):
                 continue
             blocked, view.last.rejected = view.last.rejected is not None, None

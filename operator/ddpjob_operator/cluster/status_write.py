@@ -109,8 +109,14 @@ class StatusWriter:
         self.cache.put_job(written)
         return True
 
+    async def is_current(self, key: Key, obj: Mapping[str, Any]) -> bool:
+        """Read the job from the API server: whether `obj` is what it has. If not, the cache now holds a newer one, or
+        none."""
+        await self._read_again(key, obj)
+        return self.cache.job(key) is obj
+
     async def _read_again(self, key: Key, obj: Mapping[str, Any]) -> None:
-        """After a conflict: the watch will bring the newer object, but not necessarily before the next decision."""
+        """A watch may lag: it will bring the newer object, but not necessarily before the next decision."""
         if self.cache.job(key) is not obj:
             return  # it already has
         try:

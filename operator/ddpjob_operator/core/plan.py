@@ -43,11 +43,19 @@ def plan(job: Job, observed: Observed, now: datetime, defaults: Defaults) -> Pla
     look = Look(clamp_to_bounds(job, defaults.bounds), observed, now, defaults, job.status)
     if job.status.is_final:
         return plan_finished(look)
-    decided = _by_stage(with_report(transitions.adopt_attempt(look)))
+    adopted = transitions.adopt_attempt(look)
+    decided = _by_stage(with_report(adopted))
     status = with_goodput(job.status, decided.status, observed, now)
     events = (*decided.events, *snapshot_events(job.status, status))
     wait = soonest(decided.requeue_after, _next_moment(look.with_status(status)))
-    return replace(decided, status=status, events=events, requeue_after=wait)
+    return replace(
+        decided,
+        status=status,
+        events=events,
+        requeue_after=wait,
+        status_first=decided.status_first or adopted.status != job.status,
+        confirm_first=bool(decided.actions) and any(pod.attempt > job.status.attempt for pod in observed.pods),
+    )
 
 
 def _by_stage(look: Look) -> Plan:

@@ -45,10 +45,13 @@ class NextAttempt:
 def adopt_attempt(look: Look) -> Look:
     """A status that was lost (restored from a backup, say) takes its attempt from the pods that are there.
 
-    The attempts that it does not know of count as restarts: the budget is not refilled by a loss. Pods of a larger gang
-    than the spec now asks for cannot be completed to one of that size, so the attempt after theirs begins.
+    Only where no attempt is on record: what labels say is then all there is to know. The attempts that it does not know
+    of count as restarts: the budget is not refilled by a loss. Pods of a larger gang than the spec now asks for cannot
+    be completed to one of that size, so the attempt after theirs begins.
     """
     status = look.status
+    if status.phase is not None or status.attempt or status.internal.spec_digests is not None:
+        return look
     newest = max((pod.attempt for pod in look.observed.pods), default=0)
     if newest >= status.attempt and _has_surplus(look, newest):
         newest += 1
@@ -66,9 +69,7 @@ def adopt_attempt(look: Look) -> Look:
 
 
 def _has_surplus(look: Look, attempt: int) -> bool:
-    """Whether no size is on record, and a pod of `attempt` has a node rank beyond that of the spec."""
-    if look.status.internal.spec_digests is not None:
-        return False
+    """Whether a pod of `attempt` has a node rank beyond the size of the spec."""
     ranks = (pod.node_rank for pod in look.observed.pods if pod.attempt == attempt)
     return any(rank is not None and rank >= look.job.spec.nodes for rank in ranks)
 
@@ -117,7 +118,7 @@ def begin_attempt(look: Look, following: NextAttempt) -> Look:
         transitioned(
             look.status,
             phase=Phase.RESTARTING,
-            attempt=look.status.attempt + 1,
+            attempt=_next_number(look),
             attempt_start_time=look.now,
             restart_at=look.now + timedelta(seconds=delay) if delay else None,
             retry_at=None,
@@ -136,7 +137,7 @@ def release_gang(look: Look, following: NextAttempt) -> Look:
     return look.with_status(
         transitioned(
             degraded,
-            attempt=look.status.attempt + 1,
+            attempt=_next_number(look),
             retry_at=look.now + timedelta(seconds=following.delay),
             nodes=_none_of(following.size),
             observed_generation=look.job.generation,
@@ -282,6 +283,11 @@ def mark_shutdown_too_short(look: Look, message: str) -> Look:
 
 def mark_shutdown_long_enough(look: Look) -> Look:
     return _with_condition(look, cond.Update(cond.SHUTDOWN_TOO_SHORT, False, "SaveFits"))
+
+
+def _next_number(look: Look) -> int:
+    """Of the next attempt: greater than that of any pod, since a volume refuses a lower one (decision 0002)."""
+    return max((look.status.attempt, *(pod.attempt for pod in look.observed.pods))) + 1
 
 
 def _end(look: Look, phase: Phase, conditions: tuple[Condition, ...]) -> Look:

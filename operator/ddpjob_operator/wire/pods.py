@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from datetime import datetime
 
@@ -14,22 +15,18 @@ from ddpjob_operator.core.values.names import (
     SPARE,
     TRAINER_CONTAINER,
 )
-from ddpjob_operator.core.values.observed import InitializerView, PodPhase, PodView, Termination
+from ddpjob_operator.core.values.observed import NO_ATTEMPT, InitializerView, PodPhase, PodView, Termination
 from ddpjob_operator.wire.objects import Object, parse_time
 
+_NUMBER = re.compile("0|[1-9][0-9]{0,8}")
 _QUIET_WAITING = ("ContainerCreating", "PodInitializing", "")
 
 
-def parse_pod(obj: Object) -> PodView | None:
-    """A pod of a gang as a `PodView`; None if it does not carry a gang's labels."""
+def parse_pod(obj: Object) -> PodView:
+    """A pod of a gang as a `PodView`, of no attempt if its labels do not name one and a node rank."""
     metadata, spec, status = obj.get("metadata") or {}, obj.get("spec") or {}, obj.get("status") or {}
     labels = metadata.get("labels") or {}
-    try:
-        attempt, rank = int(labels[LABEL_ATTEMPT]), labels[LABEL_NODE_RANK]
-        node_rank = None if rank == SPARE else int(rank)
-    except (KeyError, ValueError):
-        return None
-    nodes = labels.get(LABEL_NODES, "")
+    attempt, node_rank = _place(labels)
     conditions = {item.get("type"): item for item in status.get("conditions") or ()}
     ready = conditions.get("Ready", {})
     reason, message = _problem(status, conditions)
@@ -41,7 +38,7 @@ def parse_pod(obj: Object) -> PodView | None:
         phase=PodPhase(status.get("phase") or PodPhase.PENDING),
         ready=ready.get("status") == "True",
         ready_since=parse_time(ready.get("lastTransitionTime")) if ready.get("status") == "True" else None,
-        nodes=int(nodes) if nodes.isdecimal() else None,
+        nodes=_number(labels.get(LABEL_NODES)),
         scheduled=conditions.get("PodScheduled", {}).get("status") == "True" or bool(spec.get("nodeName")),
         not_ready_since=_not_ready_since(status, conditions),
         disruption=_disruption(conditions),
@@ -60,8 +57,8 @@ def parse_initializer(obj: Object) -> InitializerView | None:
     """The pod that runs a job's initializers; None if it is another."""
     metadata, status = obj.get("metadata") or {}, obj.get("status") or {}
     labels = metadata.get("labels") or {}
-    number = labels.get(LABEL_ATTEMPT, "")
-    if labels.get(LABEL_ROLE) != INITIALIZER or not number.isdecimal():
+    number = _number(labels.get(LABEL_ATTEMPT))
+    if labels.get(LABEL_ROLE) != INITIALIZER or number is None:
         return None
     conditions = {item.get("type"): item for item in status.get("conditions") or ()}
     reason, message = _problem(status, conditions)
@@ -73,7 +70,7 @@ def parse_initializer(obj: Object) -> InitializerView | None:
         name=metadata.get("name", ""),
         uid=metadata.get("uid", ""),
         phase=PodPhase(status.get("phase") or PodPhase.PENDING),
-        number=int(number),
+        number=number,
         step=telling[0] if telling else "",
         scheduled=conditions.get("PodScheduled", {}).get("status") == "True",
         node_name=(obj.get("spec") or {}).get("nodeName"),
@@ -85,6 +82,20 @@ def parse_initializer(obj: Object) -> InitializerView | None:
         termination=telling[1] if telling else None,
         exited=_all_exited(status),
     )
+
+
+def _place(labels: Mapping[str, str]) -> tuple[int, int | None]:
+    """Attempt and node rank by the labels, which anybody with the right to patch pods may have changed."""
+    attempt, node_rank = _number(labels.get(LABEL_ATTEMPT)), labels.get(LABEL_NODE_RANK)
+    rank = None if node_rank == SPARE else _number(node_rank)
+    if attempt is None or (rank is None and node_rank != SPARE):
+        return NO_ATTEMPT, None
+    return attempt, rank
+
+
+def _number(label: str | None) -> int | None:
+    """The number of a label that the operator could have written."""
+    return int(label) if label is not None and _NUMBER.fullmatch(label) else None
 
 
 def _problem(status: Object, conditions: Mapping[str, Object]) -> tuple[str, str]:

@@ -127,11 +127,45 @@ def test_the_late_deletion_of_an_old_job_leaves_the_new_one() -> None:
     assert cache.job(KEY) is not None
 
 
-@pytest.mark.parametrize(("owner", "label"), [("job-1", None), ("job-1", "mangled"), (None, "job-1")])
-def test_a_pod_that_lost_its_label_or_its_owner_is_still_known(owner: str | None, label: str | None) -> None:
+@pytest.mark.parametrize("label", [None, "mangled"])
+def test_a_pod_belongs_to_the_job_that_controls_it_whatever_its_label_says(label: str | None) -> None:
     cache = Cache()
-    cache.put_pod(pod(5, owner=owner, label=label))
+    cache.put_pod(pod(5, label=label))
     assert phases(cache) == ["Pending"]
+
+
+@pytest.mark.parametrize(
+    "references",
+    [
+        [],
+        [{"kind": "ReplicaSet", "name": "web", "uid": "set-1", "controller": True}],
+        [{"kind": "DDPJob", "name": "digits", "uid": "job-1"}],
+    ],
+    ids=["no owner", "another controller", "an owner that is no controller"],
+)
+def test_a_pod_with_our_labels_that_the_job_does_not_control_is_not_ours(references: list[dict[str, Any]]) -> None:
+    cache, forged = Cache(), pod(5)
+    forged["metadata"]["ownerReferences"] = references
+    cache.put_pod(forged)
+    assert phases(cache) == []
+
+
+def test_a_pod_that_loses_its_owner_is_news_to_the_job_that_it_belonged_to() -> None:
+    cache, orphan = Cache(), pod(6)
+    cache.put_pod(pod(5))
+    del orphan["metadata"]["ownerReferences"]
+    orphan["metadata"]["labels"]["training.ddpjob.io/job"] = "digits"
+    assert cache.put_pod(orphan)
+    assert key_of_pod(orphan) == KEY
+    assert phases(cache) == []
+
+
+def test_a_pod_that_lost_the_labels_of_its_place_is_still_seen() -> None:
+    cache, bare = Cache(), pod(5)
+    bare["metadata"]["labels"] = {}
+    cache.put_pod(bare)
+    (view,) = cache.observed(OWNER).pods
+    assert (view.attempt, view.node_rank) == (-1, None)
 
 
 def test_a_pod_of_another_namespace_with_our_labels_is_not_ours() -> None:

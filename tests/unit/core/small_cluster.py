@@ -273,6 +273,10 @@ class Cluster:
         self.lost += 1
         self._record(DDPJobStatus())
 
+    def label(self, name: str, attempt: int, node_rank: int | None) -> None:
+        """Somebody changes a pod's labels."""
+        self._set(name, attempt=attempt, node_rank=node_rank)
+
     def edit(self, **spec: object) -> None:
         """The spec is changed, on a server that does not know the rules in CEL."""
         fields = self.job.spec.model_dump(by_alias=True, exclude_none=True) | spec

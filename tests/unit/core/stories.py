@@ -35,6 +35,7 @@ events = st.one_of(
     st.tuples(st.just("lose"), st.integers(0, 6)),
     st.tuples(st.just("watch stalls")),
     st.tuples(st.just("watch catches up")),
+    st.tuples(st.just("watch of the job stalls")),
     st.tuples(st.just("edit"), st.sampled_from(("a", "b")), st.integers(1, 3)),
     st.tuples(st.just("suspend"), st.booleans()),
     st.tuples(st.just("scale"), st.integers(1, 4)),
@@ -49,6 +50,10 @@ events = st.one_of(
     st.tuples(st.just("phases follow")),
 )
 losses = st.tuples(st.just("lose the status"))
+forgeries = st.tuples(
+    st.just("label"), st.integers(0, 9), st.sampled_from((-1, 0, 1, 2, 11)), st.sampled_from((None, 0, 1, 7))
+)
+"""Somebody changes the labels of a pod: its attempt, and its node rank."""
 
 restarts = {"maxRestarts": st.just(4), "nodeLostSeconds": st.sampled_from((0, 4))}
 force = {"forceDeleteLostPods": st.just(True)}
@@ -118,7 +123,9 @@ def happen(world: World, event: tuple[object, ...]) -> None:
         case ("watch stalls",):
             operator.pods = tuple(cluster.pods.values())
         case ("watch catches up",):
-            operator.pods = None
+            operator.pods = operator.job = None
+        case ("watch of the job stalls",):
+            operator.job = (cluster.job, cluster.version)
         case ("edit", str(argument), int(nodes)):
             cluster.edit(args=[argument], nodes=nodes)
         case ("suspend", bool(suspended)):
@@ -143,6 +150,9 @@ def happen(world: World, event: tuple[object, ...]) -> None:
             cluster.phases_follow()
         case ("lose the status",) if cluster.job.status.phase not in (Phase.SUCCEEDED, Phase.FAILED):
             cluster.lose_status()
+            operator.job = None
+        case ("label", int(index), int(attempt), rank) if names:
+            cluster.label(names[index % len(names)], attempt, None if attempt < 0 else rank)  # type: ignore[arg-type]
         case ("quota", pods):
             cluster.quota = pods  # type: ignore[assignment]
     world.look()

@@ -44,7 +44,7 @@ def test_a_job_that_is_suspended_gives_back_every_node_and_loses_no_budget(story
     world = World.start(nodes=2, restart={"maxRestarts": 4})
     for event in story:
         happen(world, event)
-    world.operator.kill_after = world.operator.lose_after = world.operator.pods = None
+    world.operator.undisturbed()
     world.cluster.mend()
     world.look()
     world.cluster.suspend(True)
@@ -69,7 +69,7 @@ def test_no_job_outlives_its_deadline_and_none_fails_before_it(story: list[tuple
     world = World.start(nodes=2, restart={"maxRestarts": 4}, **{which: limit})
     for event in story:
         happen(world, event)
-    world.operator.kill_after = world.operator.lose_after = world.operator.pods = None
+    world.operator.undisturbed()
     for node in NODES:  # a pod that is being deleted ends with its node alone
         world.cluster.come_back(node)
     world.cluster.suspend(False)

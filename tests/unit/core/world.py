@@ -60,6 +60,8 @@ class Operator:
     warnings: dict[str, PodWarning] = field(default_factory=dict)
     pods: tuple[PodView, ...] | None = None
     """An old picture of the pods, or None while the watch is up to date."""
+    job: tuple[Job, int] | None = None
+    """An old picture of the job and its version, likewise."""
     kill_after: int | None = None
     lose_after: int | None = None
     last_write: datetime | None = None
@@ -68,10 +70,13 @@ class Operator:
     def look(self) -> bool:
         """One pass; whether it came to rest."""
         for _ in range(LONGEST_CHAIN):
-            job, version = self.cluster.job, self.cluster.version
+            job, version = self.job or (self.cluster.job, self.cluster.version)
             seen = self._observed()
             decided = self.decide(job, seen, self.cluster.now, DEFAULTS)
             self.wait = decided.requeue_after
+            if decided.confirm_first and version != self.cluster.version:
+                self.job = None
+                continue
             if decided.status_first and not self._write(decided, job, version):
                 continue
             blocked, self.problem = self.problem is not None, None
@@ -80,13 +85,17 @@ class Operator:
                 if refusals:
                     self.problem = refusals[0]
                     seen = self._observed()
-                    version = self.cluster.version
-                    decided = self.decide(self.cluster.job, seen, self.cluster.now, DEFAULTS)
-                    self._write(decided, self.cluster.job, version)
+                    job, version = self.job or (self.cluster.job, self.cluster.version)
+                    decided = self.decide(job, seen, self.cluster.now, DEFAULTS)
+                    self._write(decided, job, version)
                     return True
             elif not blocked:
                 return decided.status_first or self._may_wait(job, decided) or self._write(decided, job, version)
         raise AssertionError(f"{LONGEST_CHAIN} plans in a row did not come to rest: {decided}")
+
+    def undisturbed(self) -> None:
+        """No call fails any more, and every watch is up to date."""
+        self.kill_after = self.lose_after = self.pods = self.job = None
 
     def _observed(self) -> Observed:
         known = self.cluster.report, self.problem
@@ -115,6 +124,7 @@ class Operator:
             return True
         self._before_call()
         written = self.cluster.write_status(decided.status, version)
+        self.job = None  # the answer, or the read after a conflict, carries what is true now
         self._after_call()
         self.last_write = self.cluster.now
         return written
@@ -183,7 +193,7 @@ class World:
 
     def settle(self, limit: float = 3600.0) -> None:
         """Let the operator work, undisturbed, until it has nothing more to do or wait for."""
-        self.operator.kill_after = self.operator.lose_after = self.operator.pods = None
+        self.operator.undisturbed()
         until = self.cluster.now + timedelta(seconds=limit)
         for _ in range(10_000):
             before = len(self.cluster.history)

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from ddpjob_operator.api.status import DDPJobStatus
-from ddpjob_operator.core.values.observed import PodPhase, Termination
+from ddpjob_operator.core.values.observed import NO_ATTEMPT, PodPhase, Termination
 from ddpjob_operator.wire.jobs import InvalidJob, parse_job
 from ddpjob_operator.wire.objects import parse_time
 from ddpjob_operator.wire.pods import parse_pod
@@ -169,11 +169,18 @@ def container(state: dict[str, Any], name: str = "trainer") -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     "labels",
-    [None, {}, {"training.ddpjob.io/attempt": "2"}, LABELS | {"training.ddpjob.io/attempt": "x"}],
-    ids=["no labels", "empty labels", "no node rank", "an attempt that is no number"],
+    [
+        None,
+        {},
+        {"training.ddpjob.io/attempt": "2"},
+        *(LABELS | {"training.ddpjob.io/attempt": text} for text in ("x", "-1", "+1", "1_0", "01", "٣", "9" * 10)),
+        *(LABELS | {"training.ddpjob.io/node-rank": text} for text in ("", "-1", "None", "9" * 10)),
+    ],
+    ids=str,
 )
-def test_a_pod_without_the_labels_of_a_gang_is_none_of_ours(labels: dict[str, str] | None) -> None:
-    assert parse_pod(pod(labels=labels)) is None
+def test_a_pod_whose_labels_the_operator_could_not_have_written_is_of_no_attempt(labels: dict[str, str] | None) -> None:
+    view = parse_pod(pod(labels=labels))
+    assert (view.attempt, view.node_rank) == (NO_ATTEMPT, None)
 
 
 def test_a_fresh_pod_is_pending() -> None:

@@ -40,22 +40,21 @@ def missing(look: Look) -> list[tuple[str, int]]:
     if status.phase is not Phase.RUNNING:
         return []
     present = {pod.node_rank for pod in look.gang}
-    kept = {node_rank: name for name, node_rank in status.internal.kept_pods.items()}
-    return [
-        (kept.get(node_rank) or pod_name(look.job.name, status.attempt, node_rank), node_rank)
-        for node_rank in range(look.gang_size)
-        if node_rank not in present
-    ]
+    return [(look.name_of(rank), rank) for rank in range(look.gang_size) if rank not in present]
 
 
 def left_over(look: Look) -> tuple[PodView, ...]:
-    """Pods of older attempts that are not part of the current one."""
-    status = look.status
-    return tuple(
-        pod
-        for pod in look.observed.pods
-        if ended_before(pod, status) or (pod.attempt < status.attempt and not is_kept(pod, status))
-    )
+    """Pods that are not part of the current attempt: those of older ones, and those that the status does not account
+    for, whatever their labels say.
+    """
+    status, gang = look.status, {pod.uid for pod in look.gang}
+
+    def is_part(pod: PodView) -> bool:
+        if pod.attempt != status.attempt:
+            return is_kept(pod, status)
+        return not ended_before(pod, status) and (pod.node_rank is None or pod.uid in gang)
+
+    return tuple(pod for pod in look.observed.pods if not is_part(pod))
 
 
 def ended_before(pod: PodView, status: DDPJobStatus) -> bool:

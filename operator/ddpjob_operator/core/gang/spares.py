@@ -23,9 +23,8 @@ from ddpjob_operator.core.values.observed import PodPhase, PodView, ServiceView
 
 def ready_spares(look: Look) -> tuple[PodView, ...]:
     """Spares that could join a gang at once."""
-    return tuple(
-        pod for pod in look.observed.pods if pod.node_rank is None and pod.running and pod.ready and can_be_kept(pod)
-    )
+    spares = (pod for pod in look.observed.pods if pod.node_rank is None and 0 <= pod.attempt <= look.status.attempt)
+    return tuple(pod for pod in spares if pod.running and pod.ready and can_be_kept(pod))
 
 
 def wanted(look: Look) -> int:

@@ -42,9 +42,12 @@ def plan_initializers(look: Look) -> tuple[Look, Plan | None]:
     """Run the initializers. With None the gang may be created, and the status says so."""
     if not awaits_data(look):
         return look, None
-    look, pod = transitions.begin(look), look.observed.initializer
+    lost, pod = look.status.start_time is None, look.observed.initializer
+    look = transitions.begin(look)
     if pod is not None and pod.number > look.status.initializer_failures:
-        look = look.with_status(recorded(look.status, initializer_failures=pod.number))  # the status was lost
+        if not lost:  # no try has this number
+            return look, Plan(look.status, () if pod.deleting else (DeletePod(pod.name, pod.uid, _GRACE_SECONDS),))
+        look = look.with_status(recorded(look.status, initializer_failures=pod.number))
     if pod is None or pod.number < look.status.initializer_failures:
         return look, _begin(look, pod)
     if pod.succeeded:

@@ -126,13 +126,15 @@ class Plan:
 
     The edge writes `status` first, guarded by the job's resourceVersion, whenever `status_first` is set (a new
     attempt must be on record before any of its pods exists), and otherwise after the actions. An unchanged status is
-    never written. `actions` of one plan are independent of each other and may run at once. Look at the job again
-    after `requeue_after` seconds, or on the next event.
+    never written. With `confirm_first` there are pods newer than the status: the edge reads the job from the API server
+    before anything else, and decides anew if what it had was old. `actions` of one plan are independent of each other
+    and may run at once. Look at the job again after `requeue_after` seconds, or on the next event.
     """
 
     status: DDPJobStatus
     actions: tuple[Action, ...] = ()
     status_first: bool = False
+    confirm_first: bool = False
     requeue_after: float | None = None
     events: tuple[Event, ...] = field(default=())
 

@@ -7,6 +7,7 @@ from datetime import datetime
 
 from ddpjob_operator.api.status import DDPJobStatus
 from ddpjob_operator.core.values.job import Defaults, Job
+from ddpjob_operator.core.values.names import pod_name
 from ddpjob_operator.core.values.observed import Observed, PodView
 
 
@@ -29,9 +30,27 @@ class Look:
 
     @property
     def gang(self) -> tuple[PodView, ...]:
-        """The pods that have a node rank in the current attempt."""
-        attempt = self.status.attempt
-        return tuple(pod for pod in self.observed.pods if pod.attempt == attempt and pod.node_rank is not None)
+        """The pods of the current attempt, one for each node rank that it has.
+
+        Of several with the same labels that counts which was created for the rank; or else, which was kept for it.
+        """
+        gang: dict[int, PodView] = {}
+        for pod in self.observed.pods:
+            rank = pod.node_rank
+            if pod.attempt != self.status.attempt or rank is None or rank >= self.gang_size:
+                continue
+            if rank not in gang or self._claim(pod) > self._claim(gang[rank]):
+                gang[rank] = pod
+        return tuple(gang[rank] for rank in sorted(gang))
+
+    def _claim(self, pod: PodView) -> int:
+        created = pod.name == pod_name(self.job.name, self.status.attempt, pod.node_rank or 0)
+        return 2 if created else int(self.status.internal.kept_pods.get(pod.name) == pod.node_rank)
+
+    def name_of(self, node_rank: int) -> str:
+        """Name of the pod with this node rank in the current attempt."""
+        kept = (name for name, rank in self.status.internal.kept_pods.items() if rank == node_rank)
+        return next(kept, None) or pod_name(self.job.name, self.status.attempt, node_rank)
 
     @property
     def gang_size(self) -> int:

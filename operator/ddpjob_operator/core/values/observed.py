@@ -14,6 +14,9 @@ from enum import StrEnum
 from ddpjob_operator.core.values.job import Problem
 from ddpjob_operator.core.values.trainer_report import TrainerReport
 
+NO_ATTEMPT = -1
+"""The attempt of a pod whose labels name none."""
+
 
 class PodPhase(StrEnum):
     """`status.phase` of a pod (Kubernetes API, PodPhase)."""
@@ -42,7 +45,7 @@ class Termination:
 
 @dataclass(frozen=True, slots=True)
 class PodView:
-    """What matters of a pod that carries the job's uid label."""
+    """What matters of a pod that the job controls. `attempt` and `node_rank` are what its labels say."""
 
     name: str
     uid: str

@@ -163,6 +163,12 @@ def test_a_status_that_was_lost_learns_its_count_from_the_pod() -> None:
     assert look(None, broken(2)).status.initializer_failures == 3
 
 
+def test_a_pod_whose_label_names_a_try_that_was_never_begun_is_removed() -> None:
+    decided = look(in_phase(Phase.PENDING), broken(7))
+    assert decided.status.initializer_failures == 0
+    assert [action.uid for action in decided.actions if isinstance(action, DeletePod)] == ["init-7"]
+
+
 def test_a_pod_that_cannot_start_is_trouble() -> None:
     since = in_phase(Phase.PENDING)
     decided = look(since, fetcher("Pending", reason="ErrImagePull", message="no such image", scheduled=True))
@@ -268,8 +274,8 @@ def test_the_pod_is_known_as_what_it_is_and_goes_with_its_job() -> None:
 def test_the_pod_cannot_be_made_to_pass_for_one_of_the_gang() -> None:
     labels = {"training.ddpjob.io/node-rank": "0", "training.ddpjob.io/role": "none", "team": "ml"}
     metadata = built(podTemplate={"metadata": {"labels": labels}})["metadata"]
-    assert parse_pod({"metadata": metadata}) is None
     assert parse_initializer({"metadata": metadata}) is not None
+    assert parse_pod({"metadata": metadata}).node_rank is None
     assert metadata["labels"]["team"] == "ml"
 
 
