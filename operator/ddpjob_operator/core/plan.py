@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import datetime
 
-from ddpjob_operator.api.status import Phase
+from ddpjob_operator.api.status import DDPJobStatus, Phase
 from ddpjob_operator.core import transitions
 from ddpjob_operator.core.ledger.goodput import with_goodput
 from ddpjob_operator.core.ledger.progress import snapshot_events, with_failure, with_report
@@ -45,7 +45,7 @@ def plan(job: Job, observed: Observed, now: datetime, defaults: Defaults) -> Pla
         return plan_finished(look)
     adopted = transitions.adopt_attempt(look)
     decided = _by_stage(with_report(adopted))
-    status = with_goodput(job.status, decided.status, observed, now)
+    status = _with_goodput(job.status, decided.status, observed, now)
     events = (*decided.events, *snapshot_events(job.status, status))
     wait = soonest(decided.requeue_after, _next_moment(look.with_status(status)))
     return replace(
@@ -56,6 +56,14 @@ def plan(job: Job, observed: Observed, now: datetime, defaults: Defaults) -> Pla
         status_first=decided.status_first or adopted.status != job.status,
         confirm_first=bool(decided.actions) and any(pod.attempt > job.status.attempt for pod in observed.pods),
     )
+
+
+def _with_goodput(before: DDPJobStatus, after: DDPJobStatus, observed: Observed, now: datetime) -> DDPJobStatus:
+    """The ledger decides nothing: numbers that it cannot add up must not keep a job from being suspended or ended."""
+    try:
+        return with_goodput(before, after, observed, now)
+    except (ArithmeticError, ValueError):
+        return after
 
 
 def _by_stage(look: Look) -> Plan:

@@ -189,3 +189,17 @@ def test_a_message_without_any_text_still_makes_an_event() -> None:
     pod = make_pod(1, "Failed", termination=ended(64, make_report("UserError", message="\n")))
     (event,) = look(make_job(RUNNING), seen(make_pod(0), pod)).events
     assert (event.type, event.reason) == ("Warning", "Failed")
+
+
+@pytest.mark.parametrize("error", [OverflowError, ValueError])
+def test_a_job_is_suspended_and_ended_even_if_its_ledger_fails(
+    error: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise error("cannot convert float infinity to integer")
+
+    monkeypatch.setattr("ddpjob_operator.core.plan.with_goodput", fail)
+    suspended = look(make_job(RUNNING, suspend=True), seen(*GANG))
+    assert deleted(suspended) == ["digits-0-0", "digits-0-1"]
+    late = look(make_job(RUNNING, activeDeadlineSeconds=1), seen(*GANG))
+    assert late.status.phase is Phase.FAILED

@@ -1,7 +1,8 @@
 """How many restarts a job may still use up, and how long it waits before the next one.
 
 The budget is refilled by progress: a verified snapshot ahead of where the last failure struck. A job that fails once
-a day for a month is healthy, and one that fails three times without getting anywhere is not.
+a day for a month is healthy, and one that fails three times without getting anywhere is not. Nor is one that fails
+every minute, whatever it reports.
 """
 
 from __future__ import annotations
@@ -14,16 +15,31 @@ from ddpjob_operator.api.status import DDPJobStatus
 from ddpjob_operator.core.values.changes import recorded
 
 JITTER = 0.2
+
+CLOSE_FAILURES = 5
+CLOSE_SECONDS = 300.0
+"""So many failures within this time refill no budget, whatever progress was reported."""
+
 _LONGEST_DOUBLING = 32
 
 
-def made_progress(status: DDPJobStatus) -> bool:
-    """Whether the newest snapshot is verified, newer than the last failure, and ahead of where that struck."""
-    if status.snapshot is None or not status.snapshot.verified:
+def made_progress(status: DDPJobStatus, now: datetime) -> bool:
+    """Whether the newest snapshot is verified, newer than the last failure, and ahead of where that struck.
+
+    What the trainer reports of its snapshots is not enough where failures follow each other closely: one that reports a
+    newer snapshot each time would restart for ever, at once and for free.
+    """
+    if status.snapshot is None or not status.snapshot.verified or _fails_closely(status, now):
         return False
     before = status.last_failure
     marks = (before.step, before.snapshot_step) if before else ()
     return all(mark is None or status.snapshot.step > mark for mark in marks)
+
+
+def _fails_closely(status: DDPJobStatus, now: datetime) -> bool:
+    if len(status.failures) < CLOSE_FAILURES:
+        return False
+    return 0 <= (now - status.failures[-CLOSE_FAILURES].time).total_seconds() < CLOSE_SECONDS
 
 
 def refilled(status: DDPJobStatus) -> DDPJobStatus:

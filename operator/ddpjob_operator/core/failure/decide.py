@@ -66,7 +66,7 @@ def decide(look: Look, failure: Failure) -> RestartIn | GiveUp:
         return GiveUp(diagnosis.reason, with_clause(failure.message, ruling.why))
     if not ruling.explicit and (before := _same_before(status, failure)) is not None:
         return GiveUp("RepeatedFailure", with_clause(failure.message, _repeated(failure, before)))
-    progress = made_progress(status)
+    progress = made_progress(status, now)
     status = refilled(status) if progress else status
     free = ruling.action is RuleAction.RESTART_AND_IGNORE_MAX_RESTARTS
     used = used_up(policy, status, now)

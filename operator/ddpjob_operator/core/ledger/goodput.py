@@ -18,7 +18,7 @@ from ddpjob_operator.api.status import DDPJobStatus, Goodput, Phase
 from ddpjob_operator.core.failure.detect import last_report
 from ddpjob_operator.core.values.changes import with_ledger
 from ddpjob_operator.core.values.observed import Observed
-from ddpjob_operator.core.values.trainer_report import TrainerReport
+from ddpjob_operator.core.values.trainer_report import LARGEST_INTEGER, TrainerReport
 
 ACTIVITIES = (
     "queued",
@@ -65,7 +65,7 @@ def with_goodput(before: DDPJobStatus, after: DDPJobStatus, observed: Observed, 
     milliseconds = _advanced(ledger, reported.new, now, "stalled" if stalled else ledger.activity)
     if over:
         milliseconds, lost = _without_lost(milliseconds, reported.seconds, after, report)
-        seconds, recomputed = dict[str, float](), ledger.recomputed_steps + lost
+        seconds, recomputed = dict[str, float](), min(LARGEST_INTEGER, ledger.recomputed_steps + lost)
     else:
         seconds, recomputed = reported.seconds, ledger.recomputed_steps
     goodput = Goodput(

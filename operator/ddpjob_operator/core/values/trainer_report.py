@@ -18,7 +18,10 @@ from typing import Any
 from ddpjob_operator.api.status import SnapshotStatus
 
 VERSION = 1
-_LARGEST_INTEGER = 2**63 - 1  # of an integer in a status
+LARGEST_INTEGER = 2**63 - 1
+"""Of an integer in a status."""
+
+_MOST_SECONDS = 1e9  # 30 years; sums of such numbers are still exact to the millisecond
 _LONGEST_NAME = 64
 _LONGEST_TEXT = 4096
 _MOST_ITEMS = 64
@@ -137,16 +140,16 @@ def _progress(given: Mapping[str, Any]) -> dict[str, Any]:
         "attempt": _integer(given.get("attempt")),
         "time": _finite(given.get("time")),
         "phase": _text(given.get("phase"), _LONGEST_NAME),
-        "phase_seconds": _finite(given.get("phaseSeconds")),
-        "seconds": {name: number for name, number in _numbers(given.get("seconds")) if number >= 0},
+        "phase_seconds": _seconds(given.get("phaseSeconds")),
+        "seconds": {name: number for name, number in _numbers(given.get("seconds")) if 0 <= number <= _MOST_SECONDS},
         "epoch": _integer(given.get("epoch")),
         "step": _integer(given.get("step")),
         "total_steps": _integer(given.get("totalSteps")),
         "loss": _finite(given.get("loss")),
         "samples_per_second": _finite(given.get("samplesPerSecond")),
-        "eta_seconds": _finite(given.get("etaSeconds")),
-        "stop_seconds": _finite(given.get("stopSeconds")),
-        "shutdown_seconds": _finite(given.get("shutdownSeconds")),
+        "eta_seconds": _seconds(given.get("etaSeconds")),
+        "stop_seconds": _seconds(given.get("stopSeconds")),
+        "shutdown_seconds": _seconds(given.get("shutdownSeconds")),
         "resumed_from_step": _integer(given.get("resumedFromStep")),
         "metrics": dict(_numbers(given.get("metrics"))),
         "snapshot": _snapshot(_object(given.get("snapshot"))),
@@ -203,7 +206,7 @@ def _text(value: Any, longest: int = _LONGEST_TEXT) -> str:
 
 def _integer(value: Any) -> int | None:
     whole = isinstance(value, int) and not isinstance(value, bool)
-    return value if whole and 0 <= value <= _LARGEST_INTEGER else None
+    return value if whole and 0 <= value <= LARGEST_INTEGER else None
 
 
 def _finite(value: Any) -> float | None:
@@ -215,6 +218,11 @@ def _finite(value: Any) -> float | None:
     except OverflowError:
         return None
     return number if math.isfinite(number) else None
+
+
+def _seconds(value: Any) -> float | None:
+    number = _finite(value)
+    return number if number is not None and 0 <= number <= _MOST_SECONDS else None
 
 
 def moment(seconds: float) -> datetime | None:

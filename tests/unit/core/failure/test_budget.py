@@ -9,7 +9,15 @@ from hypothesis import strategies as st
 
 from ddpjob_operator.api.policies import Backoff, Restart
 from ddpjob_operator.api.status import DDPJobStatus, FailureStatus, SnapshotStatus
-from ddpjob_operator.core.failure.budget import backoff_seconds, disrupted, made_progress, refilled, spent, used_up
+from ddpjob_operator.core.failure.budget import (
+    CLOSE_SECONDS,
+    backoff_seconds,
+    disrupted,
+    made_progress,
+    refilled,
+    spent,
+    used_up,
+)
 
 
 def status(
@@ -43,7 +51,20 @@ FIRST = DDPJobStatus(snapshot=SnapshotStatus(step=100, time=NOW, verified=True))
     ],
 )
 def test_progress_is_a_verified_snapshot_ahead_of_the_last_failure(before: DDPJobStatus, progress: bool) -> None:
-    assert made_progress(before) is progress
+    assert made_progress(before, NOW) is progress
+
+
+@pytest.mark.parametrize(("apart", "progress"), [(1.0, False), (59.0, False), (60.0, True), (3600.0, True)])
+def test_reported_progress_refills_nothing_while_failures_follow_each_other_closely(
+    apart: float, progress: bool
+) -> None:
+    """A trainer that reports a newer snapshot each time would restart for ever, at once and for free."""
+    before = status(snapshot=200, struck=150, had=100)
+    assert before.last_failure is not None
+    times = [later(-apart * ago) for ago in (5, 4, 3, 2, 1)]
+    failures = tuple(before.last_failure.model_copy(update={"time": time}) for time in times)
+    assert (5 * apart >= CLOSE_SECONDS) is progress
+    assert made_progress(before.model_copy(update={"failures": failures}), NOW) is progress
 
 
 @pytest.mark.parametrize(

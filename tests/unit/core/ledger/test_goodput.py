@@ -188,3 +188,14 @@ def test_the_ratio_of_a_script_whose_steps_were_seen_counts_the_time_before_the_
     after = with_goodput(before, before.model_copy(update={"phase": Phase.SUCCEEDED}), seen(), later(50))
     assert after.goodput is not None
     assert after.goodput.ratio == 0.5
+
+
+def test_steps_lost_are_never_more_than_a_status_can_carry() -> None:
+    """A status with a larger number would be refused by the API server each time."""
+    most = 2**63 - 1
+    before = in_phase(Phase.RUNNING, attempt=0, goodput=ledger("training", recomputed_steps=most - 10))
+    before = before.model_copy(update={"progress": Progress(step=most)})
+    after = before.model_copy(update={"attempt": 1, "phase": Phase.RESTARTING})
+    counted = with_goodput(before, after, seen(), later(60)).goodput
+    assert counted is not None
+    assert counted.recomputed_steps == most

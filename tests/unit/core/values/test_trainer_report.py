@@ -64,6 +64,13 @@ def test_a_number_is_such_as_a_status_can_carry(value: Any, whole: int | None, n
     assert (report.step, report.loss) == (whole, number)
 
 
+@pytest.mark.parametrize("field", ["phaseSeconds", "etaSeconds", "stopSeconds", "shutdownSeconds"])
+@pytest.mark.parametrize("value", [-1, 1e306, 10**10])
+def test_a_duration_that_no_run_has_is_unknown(field: str, value: float) -> None:
+    assert heard(**{field: value}) == heard()
+    assert heard(seconds={"train": value}).seconds == {}
+
+
 def test_numbers_by_name_lose_those_that_are_none() -> None:
     report = heard(metrics={"good": 1, "bad": "x", "nan": float("nan"), "two\nlines": 1, "x" * 80: 2})
     assert report.metrics == {"good": 1.0, "x" * 64: 2.0}
