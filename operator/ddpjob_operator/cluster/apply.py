@@ -154,6 +154,8 @@ class Applier:
             pod = await self.client.get(f"{collection}/{action.name}", "pods")
             if owner_of(pod) != _owner(job):
                 raise Rejected(taken("Pod", pod)) from None
+        else:
+            self.cache.count_creation(_owner(job), action.attempt, action.name, datetime.now(UTC))
         self.cache.put_pod(pod)
 
     async def _delete_pod(self, job: Job, action: DeletePod) -> None:
@@ -220,6 +222,9 @@ class Applier:
             child = await self.client.get(f"{collection}/{name}", resource)
             if owner_of(child) != _owner(job):
                 raise Rejected(taken(kind, child)) from None
+        else:
+            if kind == "Pod":
+                self.cache.count_creation(_owner(job), job.status.attempt, name, datetime.now(UTC))
         if kind == "Pod":
             self.cache.put_pod(child)
         else:

@@ -13,10 +13,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any, NamedTuple
 
 from ddpjob_operator.core.values import names
-from ddpjob_operator.core.values.observed import InitializerView, Observed, PodView, PodWarning, ServiceView
+from ddpjob_operator.core.values.observed import Creations, InitializerView, Observed, PodView, PodWarning, ServiceView
 from ddpjob_operator.core.values.trainer_report import TrainerReport, read_termination
 from ddpjob_operator.wire.pods import parse_initializer, parse_pod
 
@@ -66,6 +67,9 @@ class _Unwatched:
     """Tails of logs by the uid of their pod, for as long as that is there."""
     warnings: dict[str, PodWarning] = field(default_factory=dict)
     """What was found in events, likewise."""
+    creations: dict[str, Creations] = field(default_factory=dict)
+    """Of the pods of one attempt."""
+    creations_attempt: int = 0
 
 
 @dataclass(slots=True)
@@ -110,6 +114,7 @@ class Cache:
             logs=dict(known.logs),
             warnings=dict(known.warnings),
             initializer=max(initializers, key=lambda view: view.number, default=None),
+            creations=dict(known.creations),
         )
 
     def put_job(self, obj: Json) -> bool:
@@ -184,6 +189,14 @@ class Cache:
 
     def _of(self, owner: Owner) -> _Unwatched:
         return self._unwatched.setdefault(owner, _Unwatched())
+
+    def count_creation(self, owner: Owner, attempt: int, name: str, now: datetime) -> None:
+        """Take in that a pod was created for `attempt`."""
+        known = self._of(owner)
+        if known.creations_attempt != attempt:
+            known.creations, known.creations_attempt = {}, attempt
+        before = known.creations.get(name)
+        known.creations[name] = Creations(before.count + 1 if before else 1, now)
 
     def put_service(self, owner: Owner, obj: Json) -> None:
         """Take in the rendezvous Service of a job."""

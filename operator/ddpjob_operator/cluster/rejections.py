@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ddpjob_operator.core.values.job import NAME_TAKEN, Problem
+from ddpjob_operator.core.values.job import ADMISSION_FAILED, NAME_TAKEN, Problem
 from ddpjob_operator.runtime.client import Json
 from ddpjob_operator.runtime.errors import ApiError
 
@@ -35,7 +35,7 @@ def _reason(error: ApiError) -> str:
     if "exceeded quota" in error.message:
         return "QuotaExceeded"
     if "failed calling webhook" in error.message:
-        return "AdmissionFailed"
+        return ADMISSION_FAILED
     if "admission webhook" in error.message:
         return "AdmissionDenied"
     return error.reason or "Rejected"

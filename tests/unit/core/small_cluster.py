@@ -7,6 +7,7 @@ resourceVersion), keeps a history, and does to pods what nodes, schedulers and p
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from itertools import count
@@ -48,6 +49,8 @@ class Cluster:
     claim: bool = False
     quota: int | None = None
     """Pods that the namespace may hold."""
+    hiccup: Callable[[], bool] = lambda: False
+    """Whether the webhook that admits pods fails this time."""
     deleted: list[datetime] = field(default_factory=list)
     """When the job was deleted."""
     history: list[object] = field(default_factory=list)
@@ -155,6 +158,8 @@ class Cluster:
             return None
         if self.quota is not None and len(self.pods) >= self.quota:
             return Problem("QuotaExceeded", "exceeded quota: pods")
+        if self.hiccup():
+            return Problem("AdmissionFailed", "failed calling webhook: context deadline exceeded")
         uid = f"uid-{next(self._uids)}"
         nodes = labels.get("training.ddpjob.io/nodes")
         self.pods[name] = PodView(name, uid, attempt, node_rank, PodPhase.PENDING, nodes=nodes and int(nodes))

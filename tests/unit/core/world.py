@@ -32,7 +32,7 @@ from ddpjob_operator.core.values.actions import (
     ReadWarnings,
 )
 from ddpjob_operator.core.values.job import Job, Problem
-from ddpjob_operator.core.values.observed import Observed, PodView, PodWarning, ServiceView
+from ddpjob_operator.core.values.observed import Creations, Observed, PodView, PodWarning, ServiceView
 
 Decide = Callable[..., Plan]
 LONGEST_CHAIN = 16
@@ -62,6 +62,7 @@ class Operator:
     """An old picture of the pods, or None while the watch is up to date."""
     job: tuple[Job, int] | None = None
     """An old picture of the job and its version, likewise."""
+    creations: dict[str, Creations] = field(default_factory=dict)
     kill_after: int | None = None
     lose_after: int | None = None
     last_write: datetime | None = None
@@ -109,6 +110,7 @@ class Operator:
             logs=dict(self.logs),
             warnings=dict(self.warnings),
             initializer=max(fetchers, key=lambda pod: pod.number, default=None),
+            creations=dict(self.creations),
         )
 
     def _seen(self) -> tuple[PodView, ...]:
@@ -133,6 +135,9 @@ class Operator:
         self._before_call()
         problem = self.cluster.apply(action)
         self._after_call()
+        if problem is None and (name := _created(action)) is not None:
+            before = self.creations.get(name, Creations(0, self.cluster.now))
+            self.creations[name] = Creations(before.count + 1, self.cluster.now)
         match action:
             case CreatePVC():
                 self.claim = True
@@ -160,6 +165,17 @@ class Operator:
             if self.lose_after < 0:
                 self.lose_after = None
                 raise LostReply
+
+
+def _created(action: Action) -> str | None:
+    """Name of the pod that an action creates."""
+    match action:
+        case CreatePod(name):
+            return name
+        case CreateChild(manifest) if manifest["kind"] == "Pod":
+            return str(manifest["metadata"]["name"])
+        case _:
+            return None
 
 
 @dataclass

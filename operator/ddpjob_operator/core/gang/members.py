@@ -11,6 +11,7 @@ from ddpjob_operator.api.status import DDPJobStatus, NodeCount, Phase
 from ddpjob_operator.core.failure.detect import has_succeeded
 from ddpjob_operator.core.failure.node_exclusion import unwelcome
 from ddpjob_operator.core.failure.node_lost import force_deletions
+from ddpjob_operator.core.gang.creation import until_creatable
 from ddpjob_operator.core.manifests.admitted import Admitted
 from ddpjob_operator.core.manifests.placement import preferring_others
 from ddpjob_operator.core.manifests.pod_environment import Place
@@ -132,10 +133,16 @@ def fill_gang(look: Look, admitted: Admitted) -> tuple[Action, ...]:
             continue
         if (pod := kept.get(node_rank)) is not None:
             actions.append(AssignPod(pod.name, pod.uid, attempt, node_rank, size))
-        else:
-            place = Place(attempt, node_rank, service, pod_name(look.job.name, attempt, node_rank))
-            actions.append(create_pod_action(look, admitted, place))
+        elif not until_creatable(look, name := pod_name(look.job.name, attempt, node_rank)):
+            actions.append(create_pod_action(look, admitted, Place(attempt, node_rank, service, name)))
     return tuple(actions)
+
+
+def until_filled(look: Look) -> float | None:
+    """Seconds until a pod that has vanished again and again may be created; None if none waits."""
+    present, attempt = {pod.node_rank for pod in members(look)}, look.status.attempt
+    names = (pod_name(look.job.name, attempt, rank) for rank in range(look.gang_size) if rank not in present)
+    return min((wait for name in names if (wait := until_creatable(look, name))), default=None)
 
 
 def create_pod_action(look: Look, admitted: Admitted, place: Place) -> CreatePod:

@@ -5,9 +5,10 @@ pod of the gang (quota, admission), the others are deleted at once; and when som
 none for longer than `scheduling.timeoutSeconds`, all of them are. The next try is a new attempt, which costs nothing
 and comes after a growing wait. That the job waits is on record since the first try, and so is its startup deadline.
 
-Four things are not given back: what an elastic gang can go on with, the place in a queue of pods that hold no node
-yet, and, when the API server refuses a pod, a gang whose last attempt is still going, or whose names another owner has:
-what those hold is what is missing, and they let go of it by themselves.
+Some things are not given back: what an elastic gang can go on with, the place in a queue of pods that hold no node yet,
+and, when the API server refuses a pod, a gang whose last attempt is still going, or whose names another owner has: what
+those hold is what is missing, and they let go of it by themselves. Nor is a gang for a webhook that fails for a moment:
+of 256 pods, one in a hundred would keep it from ever being complete.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from __future__ import annotations
 from ddpjob_operator.api.status import Phase
 from ddpjob_operator.core import transitions
 from ddpjob_operator.core.failure.budget import backoff_seconds, disrupted
+from ddpjob_operator.core.failure.detect import SETTLE_SECONDS
 from ddpjob_operator.core.gang.members import asking_since, members, stop
 from ddpjob_operator.core.manifests.admission import admission
 from ddpjob_operator.core.manifests.admitted import Refused
@@ -22,10 +24,14 @@ from ddpjob_operator.core.manifests.spec_changes import digests
 from ddpjob_operator.core.stages.finished import plan_refused
 from ddpjob_operator.core.transitions import NextAttempt
 from ddpjob_operator.core.values.actions import Event, Plan
-from ddpjob_operator.core.values.job import NAME_TAKEN, Problem
+from ddpjob_operator.core.values.job import ADMISSION_FAILED, NAME_TAKEN, Problem
 from ddpjob_operator.core.values.look import Look
+from ddpjob_operator.core.values.observed import PodView
 
 LEAST_WAIT_SECONDS = 1.0
+
+TRANSIENT_SECONDS = 60.0
+"""How long an admission webhook may fail before that counts as a refusal."""
 
 
 def plan_release(look: Look) -> Plan | None:
@@ -66,12 +72,28 @@ def until_released(look: Look) -> float | None:
 
 def _refused(look: Look) -> Problem | None:
     problem, pods = look.observed.problem, members(look)
-    old = any(pod.attempt != look.status.attempt or pod.deleting for pod in look.observed.pods)
-    if problem is None or problem.reason == NAME_TAKEN or old:
+    if problem is None or problem.reason == NAME_TAKEN or _may_pass(look, problem):
+        return None
+    if any(_still_holds(look, pod) for pod in look.observed.pods):
         return None
     if not pods or len(pods) >= look.gang_size or _is_enough(look, len(pods)):
         return None
     return problem
+
+
+def _may_pass(look: Look, problem: Problem) -> bool:
+    """Whether a pod that was not created will be in a moment: it is retried alone. A webhook that stays silent is a
+    refusal, since the gang holds nodes meanwhile."""
+    since = asking_since(look.status)
+    recent = since is None or look.seconds_since(since) < TRANSIENT_SECONDS
+    return problem.reason == ADMISSION_FAILED and recent
+
+
+def _still_holds(look: Look, pod: PodView) -> bool:
+    """Whether a pod that is going may soon give back what is missing; one whose grace is over never may."""
+    if not pod.deleting:
+        return pod.attempt != look.status.attempt
+    return pod.gone_by is None or look.seconds_until(pod.gone_by) + SETTLE_SECONDS > 0
 
 
 def _not_in_time(look: Look) -> Problem | None:

@@ -11,6 +11,7 @@ from ddpjob_operator.core import transitions
 from ddpjob_operator.core.failure.budget import backoff_seconds
 from ddpjob_operator.core.failure.detect import EXIT_USER, SETTLE_SECONDS, Failure, Retry
 from ddpjob_operator.core.failure.node_lost import is_lost, until_lost
+from ddpjob_operator.core.gang.creation import until_creatable
 from ddpjob_operator.core.gang.members import awaits_data
 from ddpjob_operator.core.gang.problems import (
     STARTUP_GRACE_SECONDS,
@@ -81,6 +82,8 @@ def _begin(look: Look, old: InitializerView | None) -> Plan:
     if look.observed.problem is not None:
         look = transitions.degrade(look, look.observed.problem)
     pod = build_initializer(admitted, look.status.initializer_failures)
+    if (wait := until_creatable(look, pod["metadata"]["name"])) > 0:
+        return Plan(look.status, stale, requeue_after=wait)
     # that a suspension is over must be on record before there is a pod again that it would stop
     before = cond.find(look.job.status.conditions, cond.SUSPENDED)
     resumed = cond.find(look.status.conditions, cond.SUSPENDED) != before

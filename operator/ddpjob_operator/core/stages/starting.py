@@ -10,7 +10,7 @@ from ddpjob_operator.api.status import Phase
 from ddpjob_operator.core import transitions
 from ddpjob_operator.core.failure.node_lost import until_lost
 from ddpjob_operator.core.gang.elastic import grace_of_old, still_saving, until_resized, wanted_resize
-from ddpjob_operator.core.gang.members import discard, fill_gang, left_over, members, with_node_counts
+from ddpjob_operator.core.gang.members import discard, fill_gang, left_over, members, until_filled, with_node_counts
 from ddpjob_operator.core.gang.problems import (
     until_startup_problem,
     until_warnings_are_read,
@@ -77,6 +77,7 @@ def _fill(look: Look) -> Plan:
             until_released(after),
             until_lost(look.observed.pods, look.job.spec.restart, look.now),
             until_resized(after),
+            until_filled(look),
             # spares are created once it is on record that the gang runs
             0.0 if running and wanted(after) else None,
         ),

@@ -150,6 +150,14 @@ class PodWarning:
 
 
 @dataclass(frozen=True, slots=True)
+class Creations:
+    """How often a pod of one name was created, and when it was last."""
+
+    count: int
+    at: datetime
+
+
+@dataclass(frozen=True, slots=True)
 class Observed:
     """All that is known of one job's children at one moment.
 
@@ -169,3 +177,5 @@ class Observed:
     """What was found in the events of pods that wait without saying why, by their uid."""
     initializer: InitializerView | None = None
     """The pod that runs the initializers."""
+    creations: Mapping[str, Creations] = field(default_factory=dict)
+    """By name, of the pods that this process has created for the current attempt."""

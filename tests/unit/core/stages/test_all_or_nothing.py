@@ -18,6 +18,7 @@ from ddpjob_operator.core.values.job import NAME_TAKEN, Problem
 from ddpjob_operator.core.values.observed import Observed, PodView
 
 QUOTA = Problem("QuotaExceeded", "the API server rejected Pod digits-0-2: exceeded quota: few")
+SILENT = Problem("AdmissionFailed", "the API server rejected Pod digits-0-2: failed calling webhook")
 LIMIT = {"scheduling": {"timeoutSeconds": 60}}
 ELASTIC = {"elastic": {"minNodes": 2}}
 
@@ -47,6 +48,7 @@ def decide(*pods: PodView, nodes: int = 4, problem: Problem | None = None, statu
         pytest.param((placed(0), *map(waiting, (1, 2, 3))), None, LIMIT, id="some have had a node for too long"),
         pytest.param((placed(0), waiting(1), waiting(2)), None, LIMIT, id="and the others are not even all there"),
         pytest.param((placed(0), *map(waiting, (1, 2, 3))), None, LIMIT | ELASTIC, id="too few for an elastic gang"),
+        pytest.param((waiting(0),), SILENT, {}, id="a webhook has failed for long"),
     ],
 )
 def test_a_gang_is_given_back_when(pods: tuple[PodView, ...], problem: Problem | None, spec: dict[str, Any]) -> None:
@@ -78,10 +80,30 @@ def test_a_gang_is_given_back_when(pods: tuple[PodView, ...], problem: Problem |
         pytest.param(tuple(map(placed, range(4))), None, LIMIT, id="all have nodes and pull images"),
         pytest.param((placed(0), placed(1), waiting(2)), None, LIMIT | ELASTIC, id="an elastic gang has enough nodes"),
         pytest.param((placed(0), waiting(1)), None, {"scheduling": {"timeoutSeconds": 101}}, id="it is not late yet"),
+        pytest.param(
+            (waiting(0), make_pod(1, attempt=-1, deleting=True, gone_by=later(-2.9))),
+            QUOTA,
+            {},
+            id="its end may be news",
+        ),
     ],
 )
 def test_a_gang_is_left_alone_when(pods: tuple[PodView, ...], problem: Problem | None, spec: dict[str, Any]) -> None:
     assert decide(*pods, problem=problem, **spec) is None
+
+
+def test_a_pod_of_the_last_attempt_whose_node_never_confirms_its_end_does_not_keep_the_gang() -> None:
+    """Two gangs that both wait for their zombies would wait for each other for ever."""
+    zombie = make_pod(1, attempt=-1, deleting=True, gone_by=later(-3))
+    decided = decide(waiting(0), zombie, problem=QUOTA)
+    assert decided is not None
+    assert [action.name for action in decided.actions if isinstance(action, DeletePod)] == ["digits-0-0"]
+
+
+@pytest.mark.parametrize(("asked", "released"), [(59.0, False), (60.0, True)])
+def test_a_webhook_that_fails_releases_the_gang_only_when_it_goes_on(asked: float, released: bool) -> None:
+    status = in_phase(Phase.STARTING, nodes=4, attempt_start_time=later(-asked))
+    assert (decide(waiting(0), problem=SILENT, status=status) is not None) is released
 
 
 @pytest.mark.parametrize("phase", [None, Phase.PENDING, Phase.RUNNING])
