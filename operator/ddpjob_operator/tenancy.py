@@ -8,7 +8,9 @@ bounds:                            # what it may ask for at most
   maxNodes: 16
   maxProcsPerNode: 8
   resources: {nvidia.com/gpu: 8, memory: 512Gi}     # of each pod
-  hostAccess: Network              # of its node: None, Network (the default) or All (files and processes, too)
+  podSecurity: baseline            # the Pod Security Standard of its pods: privileged, baseline (default), restricted
+  hostNetwork: false               # whether placement.hostNetwork is allowed all the same
+  serviceAccounts: [default]       # what its pods may name; without a list anything (`core.manifests.allow_lists`)
 namespaces:                        # the same again, which wins for the jobs of that namespace
   students:
     bounds: {maxNodes: 2}
@@ -29,10 +31,12 @@ from pydantic import ConfigDict, Field, ValidationError
 
 from ddpjob_operator.api.base import APIModel
 from ddpjob_operator.api.pod import Quantity, Whole
-from ddpjob_operator.core.values.job import Bounds, Defaults, HostAccess, NetworkAccess
+from ddpjob_operator.core.manifests.allow_lists import SETTINGS
+from ddpjob_operator.core.values.job import Bounds, Defaults, NetworkAccess, PodSecurity
 from ddpjob_operator.settings import BadSetting, Settings, own_namespace
 
 Quantities = dict[str, Quantity | Whole]
+Names = tuple[Annotated[str, Field(min_length=1, max_length=317)], ...]
 GPU_SUFFIX = "/gpu"
 
 
@@ -60,7 +64,22 @@ class JobBounds(_Strict):
     max_nodes: Annotated[int, Field(strict=True, ge=1)] | None = None
     max_procs_per_node: Annotated[int, Field(strict=True, ge=1)] | None = None
     resources: Quantities = Field(default_factory=dict)
-    host_access: HostAccess | None = None
+    pod_security: PodSecurity | None = None
+    host_network: Annotated[bool, Field(strict=True)] | None = None
+    service_accounts: Names | None = None
+    priority_classes: Names | None = None
+    schedulers: Names | None = None
+    runtime_classes: Names | None = None
+    volume_types: Names | None = None
+    annotations: Names | None = None
+    tolerations: Names | None = None
+    node_names: Names | None = None
+    resource_claims: Names | None = None
+
+    def allow_lists(self) -> dict[str, tuple[str, ...]]:
+        """The lists that are given, by setting."""
+        given = self.model_dump(by_alias=True, exclude_none=True)
+        return {name: tuple(given[name]) for name in SETTINGS if name in given}
 
 
 class Grant(_Strict):
@@ -137,7 +156,9 @@ def _defaults(
             max_nodes=grant.bounds.max_nodes or bounds.max_nodes,
             max_procs_per_node=grant.bounds.max_procs_per_node or bounds.max_procs_per_node,
             resources=dict(bounds.resources) | {name: str(most) for name, most in grant.bounds.resources.items()},
-            host_access=grant.bounds.host_access or bounds.host_access,
+            pod_security=grant.bounds.pod_security or bounds.pod_security,
+            host_network=bounds.host_network if grant.bounds.host_network is None else grant.bounds.host_network,
+            allowed=dict(bounds.allowed) | grant.bounds.allow_lists(),
         )
     return Defaults(trainer_image=image, resources=resources, bounds=bounds, network=network)
 
@@ -145,6 +166,8 @@ def _defaults(
 def _first_problem(error: ValidationError) -> str:
     found = error.errors()[0]
     path = ".".join(str(part) for part in found["loc"] if part not in ("constrained-str", "constrained-int"))
+    if found["type"] == "extra_forbidden" and path.endswith("bounds.hostAccess"):
+        return f"{path}: is replaced by podSecurity (privileged, baseline, restricted) and hostNetwork; use them"
     if found["type"] == "extra_forbidden":
         return f"{path}: is not known here; correct its name or remove it"
     shown = repr(found["input"])

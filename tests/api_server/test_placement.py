@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.api_server.conftest import StartOperator
 from tests.api_server.harness import Cluster, Operator
 
 HOSTNAME = "kubernetes.io/hostname"
@@ -40,8 +42,10 @@ async def test_a_gang_stays_in_one_rack_on_nodes_of_its_own(cluster: Cluster, op
 
 
 async def test_pods_on_the_network_of_their_node_share_none_and_still_know_the_services(
-    cluster: Cluster, operator: Operator
+    cluster: Cluster, start_operator: StartOperator, tmp_path: Path
 ) -> None:
+    (tmp_path / "tenancy.yaml").write_text("bounds: {hostNetwork: true}")
+    await start_operator(CONFIG=tmp_path / "tenancy.yaml")
     pod = await first_pod(cluster, placement={"hostNetwork": True})
     assert pod["spec"]["hostNetwork"] is True
     assert pod["spec"]["dnsPolicy"] == "ClusterFirstWithHostNet"

@@ -92,6 +92,6 @@ async def test_a_job_that_reaches_into_its_node_is_refused_before_anything_is_ma
     refused = await cluster.phase_is("Failed")
     (condition,) = (item for item in refused["conditions"] if item["type"] == "Failed")
     assert condition["reason"] == "BeyondBounds"
-    assert condition["message"].startswith("spec.podTemplate.spec.hostPID: reaches outside the namespace")
-    assert "spec.podTemplate.spec.volumes[root].hostPath: reaches outside" in condition["message"]
+    assert condition["message"].startswith("spec.podTemplate.spec.hostPID: True (Host Namespaces) breaks")
+    assert "spec.podTemplate.spec.volumes[root].hostPath: {'path': '/'} (HostPath Volumes)" in condition["message"]
     assert [(entry.verb, entry.resource) for entry in await cluster.cost()] == [("patch", "ddpjobs/status")]

@@ -99,14 +99,14 @@ async def test_pods_that_the_restricted_profile_forbids_are_refused_with_its_wor
     cluster: Cluster, operator: Operator
 ) -> None:
     await enforce_restricted(cluster)
-    await cluster.apply_job(placement={"hostNetwork": True})
+    await cluster.apply_job(podTemplate={"spec": {"schedulerName": "none", "securityContext": {"runAsNonRoot": False}}})
     # admission of Pod Security profiles is on by default since 1.23
     if await cluster.minor_version() < 23:
         await cluster.gang_exists()
         return
     degraded = await cluster.condition("Degraded", "Forbidden")
     assert "violates PodSecurity" in degraded["message"]
-    assert "hostNetwork=true" in degraded["message"]
+    assert "runAsNonRoot != true" in degraded["message"]
     assert "Change podTemplate's securityContext, or the Pod Security level of the namespace." in degraded["message"]
     assert await cluster.pods() == []
 

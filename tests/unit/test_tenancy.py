@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ddpjob_operator.core.values.job import Bounds, Defaults, HostAccess, NetworkAccess
+from ddpjob_operator.core.values.job import Bounds, Defaults, NetworkAccess, PodSecurity
 from ddpjob_operator.settings import BadSetting, Settings
 from ddpjob_operator.tenancy import load_defaults, read
 
@@ -18,11 +18,13 @@ defaults:
 bounds:
   maxNodes: 16
   maxProcsPerNode: 8
+  hostNetwork: true
+  priorityClasses: [low, high]
   resources: {nvidia.com/gpu: 8, memory: 512Gi}
 namespaces:
   students:
     defaults: {resources: {limits: {memory: 2Gi}}}
-    bounds: {maxNodes: 2, resources: {nvidia.com/gpu: 1}, hostAccess: None}
+    bounds: {maxNodes: 2, resources: {nvidia.com/gpu: 1}, podSecurity: restricted, priorityClasses: [research-*]}
 """
 
 
@@ -36,7 +38,13 @@ def test_a_namespace_that_is_not_named_gets_what_all_get(granted: Callable[[str]
     assert granted("research") == Defaults(
         trainer_image="registry.example/trainer:2",
         resources={"requests": {"cpu": "500m"}, "limits": {"memory": "16Gi"}},
-        bounds=Bounds(16, 8, {"nvidia.com/gpu": "8", "memory": "512Gi"}),
+        bounds=Bounds(
+            16,
+            8,
+            {"nvidia.com/gpu": "8", "memory": "512Gi"},
+            host_network=True,
+            allowed={"priorityClasses": ("low", "high")},
+        ),
     )
 
 
@@ -44,7 +52,14 @@ def test_a_namespace_overrides_single_values(granted: Callable[[str], Defaults])
     assert granted("students") == Defaults(
         trainer_image="registry.example/trainer:2",
         resources={"requests": {"cpu": "500m"}, "limits": {"memory": "2Gi"}},
-        bounds=Bounds(2, 8, {"nvidia.com/gpu": "1", "memory": "512Gi"}, HostAccess.NONE),
+        bounds=Bounds(
+            2,
+            8,
+            {"nvidia.com/gpu": "1", "memory": "512Gi"},
+            PodSecurity.RESTRICTED,
+            host_network=True,
+            allowed={"priorityClasses": ("research-*",)},
+        ),
     )
 
 
@@ -64,7 +79,9 @@ def test_the_network_is_closed_where_the_operator_is_told_so(text: str, isolated
         ("bounds: {maxNodes: many}", "bounds.maxNodes: is 'many', but: "),
         ("bounds: {maxNodes: 0}", "bounds.maxNodes: is 0, but: "),
         ("bounds: {maxNodes: 1.5}", "bounds.maxNodes: is 1.5, but: "),
-        ("bounds: {hostAccess: Some}", "bounds.hostAccess: is 'Some', but: "),
+        ("bounds: {podSecurity: some}", "bounds.podSecurity: is 'some', but: "),
+        ("bounds: {hostAccess: All}", "bounds.hostAccess: is replaced by podSecurity"),
+        ("bounds: {serviceAccounts: default}", "bounds.serviceAccounts: is 'default', but: "),
         ("bounds: {maxNods: 1}", "bounds.maxNods: is not known here; correct its name or remove it"),
         ("bounds: {resources: {memory: plenty}}", "bounds.resources.memory: is 'plenty', but: "),
         ("namespaces: {a: {bounds: {nodes: 1}}}", "namespaces.a.bounds.nodes: is not known here"),

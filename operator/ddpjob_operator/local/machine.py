@@ -17,7 +17,7 @@ from ddpjob_operator.core.manifests.admitted import Admitted
 from ddpjob_operator.core.manifests.initializer import build_initializer, source_claim
 from ddpjob_operator.core.manifests.pod_environment import Place
 from ddpjob_operator.core.manifests.pods import build_pod
-from ddpjob_operator.core.values.job import Bounds, Defaults, HostAccess, Job, Manifest
+from ddpjob_operator.core.values.job import Bounds, Defaults, Job, Manifest, PodSecurity
 from ddpjob_operator.core.values.observed import ServiceView
 from ddpjob_operator.local.environment import (
     Endpoints,
@@ -120,7 +120,7 @@ def _first_pod(job: Job) -> Manifest:
 
 def _admitted(job: Job) -> Admitted:
     """There is no administrator here, so nothing is beyond a bound."""
-    admitted = admit(job, Defaults(bounds=Bounds(host_access=HostAccess.ALL)))
+    admitted = admit(job, Defaults(bounds=Bounds(pod_security=PodSecurity.PRIVILEGED)))
     assert isinstance(admitted, Admitted), admitted.problems
     return admitted
 

@@ -15,8 +15,10 @@ from decimal import Decimal
 from typing import Any
 
 from ddpjob_operator.api.status import Phase
+from ddpjob_operator.core.manifests.allow_lists import unlisted
+from ddpjob_operator.core.manifests.pod_security import HOST_NETWORK, pod_security_violations
 from ddpjob_operator.core.values.changes import resized
-from ddpjob_operator.core.values.job import Bounds, HostAccess, Job, Manifest, Problem
+from ddpjob_operator.core.values.job import Bounds, Job, Manifest, Problem
 
 BEYOND = "BeyondBounds"
 
@@ -95,11 +97,39 @@ def _beyond(job: Job, pods: tuple[Manifest, ...], bounds: Bounds) -> Iterator[st
         yield f"spec.procsPerNode: {ranks} is more than the {most} {_allowed(job)}; use fewer"
     for resource, bound in bounds.resources.items():
         yield from _first(_beyond_resource(job, pod, resource, bound) for pod in pods)
-    for field in dict.fromkeys(field for pod in pods for field in beyond_host_access(pod, bounds.host_access)):
+    if bounds.resources:
+        yield from dict.fromkeys(message for pod in pods for message in _unlisted_resources(job, pod, bounds))
+    yield from dict.fromkeys(message for pod in pods for message in _insecure(job, pod, bounds))
+    yield from dict.fromkeys(
+        f"{field}: {name!r} is not among those {_allowed(job)} (bounds.{setting}); use another, or remove it"
+        for pod in pods
+        for field, name, setting in unlisted(job, pod, bounds)
+    )
+
+
+def _insecure(job: Job, pod: Manifest, bounds: Bounds) -> Iterator[str]:
+    level = bounds.pod_security
+    for field, found in pod_security_violations(pod, level, bounds.host_network):
+        place = f"{field} or spec.placement.hostNetwork" if field in HOST_NETWORK else field
         yield (
-            f"{field}: reaches outside the namespace, which this cluster's administrator does not allow "
-            f"{_where(job)} (bounds.hostAccess: {bounds.host_access}); remove it"
+            f"{place}: {found} breaks the Pod Security Standard {level}, which this cluster's administrator "
+            f"requires {_where(job)} (bounds.podSecurity); change it"
         )
+
+
+def _unlisted_resources(job: Job, pod: Manifest, bounds: Bounds) -> Iterator[str]:
+    """Devices that no bound names: another class of the same device would be a way around its bound."""
+    holders = (pod["spec"], *(pod["spec"].get("initContainers") or ()), *(pod["spec"].get("containers") or ()))
+    for holder in holders:
+        resources = holder.get("resources")
+        for kind in ("limits", "requests"):
+            given = resources.get(kind) if isinstance(resources, dict) else None
+            for name in given if isinstance(given, dict) else ():
+                if name not in ALWAYS_USED and name not in bounds.resources:
+                    yield (
+                        f"spec.resources.{kind}[{name}]: is not among the resources {_allowed(job)} "
+                        "(bounds.resources); remove it, or ask for it to be listed"
+                    )
 
 
 def _first(problems: Iterable[str | None]) -> Iterator[str]:
@@ -148,7 +178,9 @@ def _most_used(container: Manifest, resource: str) -> Decimal | None:
     for kind in ("limits",) if resource in ALWAYS_USED else ("limits", "requests"):
         quantities = resources.get(kind) if isinstance(resources, dict) else None
         if isinstance(quantities, dict) and quantities.get(resource) is not None:
-            return amount(quantities[resource])
+            given = amount(quantities[resource])
+            # a limit of nothing is no limit: kubernetes/kubernetes#70017
+            return given if given > 0 or resource not in ALWAYS_USED else None
     return None
 
 
@@ -170,44 +202,3 @@ def _short(total: Decimal, like: str) -> str:
     found = _QUANTITY.fullmatch(like)
     unit = found["unit"] if found else ""
     return f"{(total / amount(f'1{unit}')).normalize():f}{unit}"
-
-
-_NAMESPACES = ("hostPID", "hostIPC")
-
-
-_TEMPLATE = "spec.podTemplate.spec"
-
-
-def beyond_host_access(pod: Manifest, allowed: HostAccess) -> Iterator[str]:
-    """Fields of `pod` that reach further into its node than is allowed."""
-    spec = pod["spec"]
-    if allowed is HostAccess.NONE:
-        if spec.get("hostNetwork"):
-            yield f"hostNetwork in spec.placement or {_TEMPLATE}"
-        for place, container in _containers(spec):
-            if any(port.get("hostPort") for port in _objects(container.get("ports"))):
-                yield f"{place}.ports.hostPort"
-    if allowed is HostAccess.ALL:
-        return
-    yield from (f"{_TEMPLATE}.{name}" for name in _NAMESPACES if spec.get(name))
-    for volume in _objects(spec.get("volumes")):
-        if volume.get("hostPath") is not None:
-            yield f"{_TEMPLATE}.volumes[{volume.get('name')}].hostPath"
-    for place, container in _containers(spec):
-        if _is_privileged(container):
-            yield f"{place}.securityContext.privileged"
-
-
-def _containers(spec: Manifest) -> Iterator[tuple[str, Manifest]]:
-    for kind in ("containers", "initContainers"):
-        for container in _objects(spec.get(kind)):
-            yield f"{_TEMPLATE}.{kind}[{container.get('name')}]", container
-
-
-def _is_privileged(container: Manifest) -> bool:
-    context = container.get("securityContext")
-    return bool(isinstance(context, dict) and context.get("privileged"))
-
-
-def _objects(value: Any) -> Iterator[Manifest]:
-    yield from (item for item in (value if isinstance(value, list) else ()) if isinstance(item, dict))

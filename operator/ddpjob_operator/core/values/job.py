@@ -58,14 +58,12 @@ class NetworkAccess:
     """Let pods reach nothing but each other and DNS."""
 
 
-class HostAccess(StrEnum):
-    """What a pod may have of its node besides the place to run."""
+class PodSecurity(StrEnum):
+    """A profile of the Pod Security Standards, each of which includes the one before it."""
 
-    NONE = "None"
-    NETWORK = "Network"
-    """The node's network, which some RDMA fabrics need."""
-    ALL = "All"
-    """Its files and processes too."""
+    PRIVILEGED = "privileged"
+    BASELINE = "baseline"
+    RESTRICTED = "restricted"
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +75,11 @@ class Bounds:
     max_procs_per_node: int | None = None
     resources: Mapping[str, str] = field(default_factory=dict)
     """Of each resource, what one pod may use."""
-    host_access: HostAccess = HostAccess.NETWORK
+    pod_security: PodSecurity = PodSecurity.BASELINE
+    host_network: bool = False
+    """Allow the node's network and its ports, which some RDMA fabrics need, whatever the profile says."""
+    allowed: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """What pods may name of the cluster, by setting (`manifests.allow_lists`). Without a list anything goes."""
 
 
 @dataclass(frozen=True, slots=True)

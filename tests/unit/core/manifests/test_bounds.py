@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from decimal import Decimal
 from typing import Any
@@ -19,7 +20,7 @@ from ddpjob_operator.core.manifests.pod_environment import Place
 from ddpjob_operator.core.manifests.pods import build_pod
 from ddpjob_operator.core.plan import plan
 from ddpjob_operator.core.values import conditions as cond
-from ddpjob_operator.core.values.job import Bounds, Defaults, HostAccess
+from ddpjob_operator.core.values.job import Bounds, Defaults
 from ddpjob_operator.core.values.observed import Observed, ServiceView
 
 PLACE = Place(0, 0, ServiceView("10.96.0.7", 0))
@@ -97,36 +98,28 @@ def test_a_new_job_beyond_a_bound_is_refused(bounds: Bounds, spec: dict[str, Any
         assert "namespace research" in said[0] or "is not a quantity" in said[0]
 
 
-HOST_PATH = template(container(), volumes=[{"name": "root", "hostPath": {"path": "/"}}])
-PRIVILEGED = template(container() | {"securityContext": {"privileged": True}})
-ON_ITS_NETWORK = "hostNetwork in spec.placement or spec.podTemplate.spec"
-INIT = template(initContainers=[container("i") | {"securityContext": {"privileged": True}}])
+@pytest.mark.parametrize("limit", ["0", 0, "0Gi", "0.0", "0e3"])
+def test_a_limit_of_nothing_is_no_limit(limit: str | int) -> None:
+    """Kubernetes takes it for none: kubernetes/kubernetes#70017."""
+    (said,) = refusals(Bounds(resources={"memory": "16Gi"}), **template(container(limits={"memory": limit})))
+    assert said.startswith("spec.resources.limits[memory]: is not set for container trainer")
 
 
+@pytest.mark.parametrize("kind", ["limits", "requests"])
 @pytest.mark.parametrize(
-    ("allowed", "spec", "field"),
+    "spec",
     [
-        (HostAccess.NETWORK, HOST_PATH, "spec.podTemplate.spec.volumes[root].hostPath"),
-        (HostAccess.NETWORK, template(hostPID=True), "spec.podTemplate.spec.hostPID"),
-        (HostAccess.NETWORK, template(hostIPC=True), "spec.podTemplate.spec.hostIPC"),
-        (HostAccess.NETWORK, PRIVILEGED, "spec.podTemplate.spec.containers[trainer].securityContext.privileged"),
-        (HostAccess.NETWORK, INIT, "spec.podTemplate.spec.initContainers[i].securityContext.privileged"),
-        (HostAccess.NETWORK, {"placement": {"hostNetwork": True}}, None),
-        (HostAccess.NONE, {"placement": {"hostNetwork": True}}, ON_ITS_NETWORK),
-        (HostAccess.NONE, template(hostNetwork=True), ON_ITS_NETWORK),
-        (HostAccess.NONE, template(container() | {"ports": [{"containerPort": 1, "hostPort": 22}]}),
-         "spec.podTemplate.spec.containers[trainer].ports.hostPort"),
-        (HostAccess.NONE, {}, None),
-        (HostAccess.ALL, HOST_PATH, None),
-        (HostAccess.ALL, PRIVILEGED, None),
+        template(container(limits={"nvidia.com/mig-1g.5gb": 10})),
+        template(initContainers=[container("i", limits={"nvidia.com/mig-1g.5gb": 10})]),
+        template(resources={"limits": {"nvidia.com/mig-1g.5gb": 10}}),
     ],
-)  # fmt: skip
-def test_a_job_has_no_more_of_its_nodes_than_is_allowed(
-    allowed: HostAccess, spec: dict[str, Any], field: str | None
-) -> None:
-    said = refusals(Bounds(host_access=allowed), **spec)
-    assert [message.partition(":")[0] for message in said] == ([] if field is None else [field])
-    assert not said or f"(bounds.hostAccess: {allowed}); remove it" in said[0]
+)
+def test_a_class_of_resources_that_no_bound_names_is_refused(spec: dict[str, Any], kind: str) -> None:
+    given = json.loads(json.dumps(spec).replace("limits", kind))
+    assert refusals(Bounds(), **given) == []
+    (said,) = refusals(Bounds(resources={"nvidia.com/gpu": "8"}), **given)
+    assert said.startswith(f"spec.resources.{kind}[nvidia.com/mig-1g.5gb]: is not among the resources")
+    assert refusals(Bounds(resources={"nvidia.com/gpu": "8", "nvidia.com/mig-1g.5gb": "10"}), **given) == []
 
 
 def test_what_fetches_the_data_is_held_to_the_bounds_too() -> None:

@@ -13,7 +13,7 @@ from looks import admitted
 from ddpjob_operator.core.manifests.network_policy import build_policy
 from ddpjob_operator.core.manifests.pod_environment import Place
 from ddpjob_operator.core.manifests.pods import build_pod
-from ddpjob_operator.core.values.job import Manifest, NetworkAccess
+from ddpjob_operator.core.values.job import Bounds, Manifest, NetworkAccess
 from ddpjob_operator.core.values.observed import ServiceView
 
 OPEN = NetworkAccess("ddpjob-system", {"kubernetes.io/metadata.name": "monitoring"})
@@ -118,7 +118,7 @@ def test_isolated_pods_reach_each_other_and_names_and_nothing_else() -> None:
 def test_a_job_has_no_policy_where_it_would_not_be_true(spec: dict[str, Any]) -> None:
     assert build_policy(admitted(JOB)) is None, "the operator's setting makes none"
     job = make_job(**spec)
-    assert build_policy(admitted(job, replace(DEFAULTS, network=OPEN))) is None
+    assert build_policy(admitted(job, replace(DEFAULTS, network=OPEN, bounds=Bounds(host_network=True)))) is None
 
 
 def test_it_goes_with_its_job() -> None:

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import kubernetes_validate
 import pytest
-from builders import UID, make_job
+from builders import DEFAULTS, UID, make_job
 from looks import admitted
 
 from ddpjob_operator.core.manifests.placement import REQUIRED
 from ddpjob_operator.core.manifests.pod_environment import Place
 from ddpjob_operator.core.manifests.pods import build_pod
-from ddpjob_operator.core.values.job import Manifest
+from ddpjob_operator.core.values.job import Bounds, Manifest
 from ddpjob_operator.core.values.observed import ServiceView
 
 OF_ATTEMPT = {"training.ddpjob.io/uid": UID, "training.ddpjob.io/attempt": "2"}
 OF_JOB = {"training.ddpjob.io/uid": UID}
+ON_THE_NETWORK = replace(DEFAULTS, bounds=Bounds(host_network=True))
 IN_PLACE = {"restart": {"scope": "InPlace"}}
 ZONE = "topology.kubernetes.io/zone"
 MINE = {"labelSelector": {"matchLabels": {"app": "cache"}}, "topologyKey": ZONE}
@@ -32,7 +34,7 @@ def spec_of(
     if template is not None:
         spec["podTemplate"] = {"spec": template}
     job = make_job(placement=placement or {}, **spec)
-    manifest = build_pod(admitted(job), Place(2, 1, ServiceView("10.96.0.7", 2), avoid=avoid))
+    manifest = build_pod(admitted(job, ON_THE_NETWORK), Place(2, 1, ServiceView("10.96.0.7", 2), avoid=avoid))
     kubernetes_validate.validate(manifest, kubernetes_validate.latest_version(), strict=True)
     return manifest["spec"]
 

@@ -13,11 +13,11 @@ from looks import admitted
 from ddpjob_operator.core.manifests.merge import merge
 from ddpjob_operator.core.manifests.pod_environment import Place, launch_args
 from ddpjob_operator.core.manifests.pods import build_pod, build_pvc, build_service
-from ddpjob_operator.core.values.job import Bounds, HostAccess, Manifest
+from ddpjob_operator.core.values.job import Bounds, Manifest, PodSecurity
 from ddpjob_operator.core.values.observed import ServiceView
 from ddpjob_operator.local.expansion import expand
 
-ANY_HOST_ACCESS = replace(DEFAULTS, bounds=Bounds(host_access=HostAccess.ALL))
+ANY_POD = replace(DEFAULTS, bounds=Bounds(pod_security=PodSecurity.PRIVILEGED))
 SERVICE = ServiceView("10.96.0.7", 2)
 VARIABLES = {"RANK": "expanded", "X": "expanded", "": "expanded"}
 SCHEMAS = ("1.25", kubernetes_validate.latest_version())
@@ -45,7 +45,7 @@ TEMPLATES: dict[str, dict[str, Any]] = {
 def pod(template: dict[str, Any] | None = None, node_rank: int = 1, attempt: int = 2, **spec: Any) -> Manifest:
     if template is not None:
         spec["podTemplate"] = {"spec": template}
-    return build_pod(admitted(make_job(**spec), ANY_HOST_ACCESS), Place(attempt, node_rank, SERVICE))
+    return build_pod(admitted(make_job(**spec), ANY_POD), Place(attempt, node_rank, SERVICE))
 
 
 def trainer(manifest: Manifest) -> dict[str, Any]:

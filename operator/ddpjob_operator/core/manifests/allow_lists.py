@@ -1,0 +1,104 @@
+"""What a pod may name of the cluster: accounts, classes, schedulers, kinds of volumes, annotations.
+
+A list that an administrator gives is complete: what it lacks is refused. Without one anything goes, but for what is the
+cluster's own: priority classes `system-*`, and, where resources are bounded, devices by resource claims.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
+
+from ddpjob_operator.core.manifests.pod_security import TEMPLATE, volume_types
+from ddpjob_operator.core.values.job import Bounds, Job, Manifest
+
+SPEC = f"{TEMPLATE}.spec"
+OURS = ("persistentVolumeClaim", "emptyDir", "downwardAPI")
+"""Kinds of the volumes that every pod of a gang has."""
+
+Named = Iterable[tuple[str, str]]
+"""Fields, and what they name."""
+
+
+class AllowList(NamedTuple):
+    """One kind of thing that a pod names. `setting` is its list below `bounds`."""
+
+    setting: str
+    names: Callable[[Job, Manifest], Named]
+
+
+def unlisted(job: Job, pod: Manifest, bounds: Bounds) -> Iterator[tuple[str, str, str]]:
+    """Each field of a pod that names what no list allows, with the name and the setting."""
+    for row in ALLOW_LISTS:
+        allowed = bounds.allowed.get(row.setting)
+        for field, name in row.names(job, pod):
+            if not (_is_open(row.setting, name, bounds) if allowed is None else _is_listed(name, allowed)):
+                yield field, name, row.setting
+
+
+def _is_open(setting: str, name: str, bounds: Bounds) -> bool:
+    if setting == "priorityClasses":
+        return not name.startswith("system-")
+    return setting != "resourceClaims" or not bounds.resources
+
+
+def _is_listed(name: str, allowed: Iterable[str]) -> bool:
+    """An entry that ends with `*` stands for every name that begins like it."""
+    return any(name == entry or (entry.endswith("*") and name.startswith(entry[:-1])) for entry in allowed)
+
+
+def _field(name: str) -> Callable[[Job, Manifest], Named]:
+    def named(_: Job, pod: Manifest) -> Named:
+        if value := pod["spec"].get(name):
+            yield f"{SPEC}.{name}", str(value)
+
+    return named
+
+
+def _service_accounts(_: Job, pod: Manifest) -> Named:
+    for name in ("serviceAccountName", "serviceAccount"):  # the second is its old name, and still counts
+        if value := pod["spec"].get(name):
+            yield f"{SPEC}.{name}", str(value)
+
+
+def _volumes(_: Job, pod: Manifest) -> Named:
+    for volume in _objects(pod["spec"].get("volumes")):
+        for kind in sorted(volume_types(volume) - frozenset(OURS)):
+            yield f"{SPEC}.volumes[{volume.get('name')}]", kind
+
+
+def _annotations(job: Job, _: Manifest) -> Named:
+    """Of the template alone: the operator adds those of a gang scheduler."""
+    template = job.spec.pod_template
+    given = (template.metadata.annotations if template and template.metadata else None) or {}
+    return ((f"{TEMPLATE}.metadata.annotations", name) for name in given)
+
+
+def _tolerations(_: Job, pod: Manifest) -> Named:
+    return ((f"{SPEC}.tolerations", str(item.get("key") or "*")) for item in _objects(pod["spec"].get("tolerations")))
+
+
+def _resource_claims(_: Job, pod: Manifest) -> Named:
+    for claim in _objects(pod["spec"].get("resourceClaims")):
+        source = claim.get("source") if isinstance(claim.get("source"), dict) else claim
+        for kind in ("resourceClaimName", "resourceClaimTemplateName"):
+            if isinstance(source, dict) and source.get(kind):
+                yield f"{SPEC}.resourceClaims[{claim.get('name')}]", str(source[kind])
+
+
+def _objects(value: Any) -> Iterator[Manifest]:
+    yield from (item for item in (value if isinstance(value, list) else ()) if isinstance(item, dict))
+
+
+ALLOW_LISTS = (
+    AllowList("serviceAccounts", _service_accounts),
+    AllowList("priorityClasses", _field("priorityClassName")),
+    AllowList("schedulers", _field("schedulerName")),
+    AllowList("runtimeClasses", _field("runtimeClassName")),
+    AllowList("volumeTypes", _volumes),
+    AllowList("annotations", _annotations),
+    AllowList("tolerations", _tolerations),
+    AllowList("nodeNames", _field("nodeName")),
+    AllowList("resourceClaims", _resource_claims),
+)
+SETTINGS = tuple(row.setting for row in ALLOW_LISTS)

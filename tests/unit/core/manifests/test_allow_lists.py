@@ -1,0 +1,91 @@
+"""What a pod may name of the cluster: by a list of the administrator's, or but for what is the cluster's own."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from builders import DEFAULTS, make_job
+
+from ddpjob_operator.core.manifests.admission import admit
+from ddpjob_operator.core.manifests.admitted import Refused
+from ddpjob_operator.core.manifests.allow_lists import SETTINGS
+from ddpjob_operator.core.values.job import Bounds
+
+NAMED: dict[str, tuple[dict[str, Any], str]] = {
+    "serviceAccounts": ({"serviceAccountName": "admin"}, "admin"),
+    "priorityClasses": ({"priorityClassName": "urgent"}, "urgent"),
+    "schedulers": ({"schedulerName": "mine"}, "mine"),
+    "runtimeClasses": ({"runtimeClassName": "kata"}, "kata"),
+    "volumeTypes": ({"volumes": [{"name": "data", "nfs": {"server": "a", "path": "/"}}]}, "nfs"),
+    "tolerations": ({"tolerations": [{"key": "control-plane", "operator": "Exists"}]}, "control-plane"),
+    "nodeNames": ({"nodeName": "node-1"}, "node-1"),
+    "resourceClaims": ({"resourceClaims": [{"name": "gpu", "resourceClaimTemplateName": "all"}]}, "all"),
+}
+
+
+def refusals(bounds: Bounds, spec: dict[str, Any], **more: Any) -> list[str]:
+    found = admit(make_job(podTemplate={"spec": spec} | more), replace(DEFAULTS, bounds=bounds))
+    return list(found.problems) if isinstance(found, Refused) else []
+
+
+def only(setting: str, *names: str) -> Bounds:
+    return Bounds(allowed={setting: names})
+
+
+def test_every_list_is_tested() -> None:
+    assert {*NAMED, "annotations"} == set(SETTINGS)
+
+
+@pytest.mark.parametrize("setting", NAMED)
+def test_what_a_list_lacks_is_refused(setting: str) -> None:
+    spec, name = NAMED[setting]
+    assert refusals(Bounds(), spec) == []
+    assert refusals(only(setting, name), spec) == []
+    assert refusals(only(setting, f"{name[:2]}*"), spec) == []
+    (said,) = refusals(only(setting), spec)
+    assert f"{name!r} is not among those that this cluster's administrator allows" in said
+    assert f"(bounds.{setting})" in said
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_a_job_that_names_nothing_is_within_every_empty_list(setting: str) -> None:
+    assert refusals(only(setting), {}) == []
+
+
+def test_annotations_are_those_of_the_template() -> None:
+    given = {"metadata": {"annotations": {"team.example/owner": "a", "k8s.example/net": "b"}}}
+    (said,) = refusals(only("annotations", "team.example/*"), {}, **given)
+    assert "'k8s.example/net'" in said
+
+
+def test_the_old_name_of_a_service_account_counts() -> None:
+    assert len(refusals(only("serviceAccounts", "default"), {"serviceAccount": "admin"})) == 1
+
+
+def test_tolerating_everything_is_an_entry_of_its_own() -> None:
+    spec = {"tolerations": [{"operator": "Exists"}]}
+    assert len(refusals(only("tolerations", "gpu"), spec)) == 1
+    assert refusals(only("tolerations", "*"), spec) == []
+
+
+@pytest.mark.parametrize("name", ["system-node-critical", "system-cluster-critical"])
+def test_a_class_of_the_clusters_own_pods_is_refused_unless_it_is_listed(name: str) -> None:
+    spec = {"priorityClassName": name}
+    assert len(refusals(Bounds(), spec)) == 1
+    assert refusals(only("priorityClasses", name), spec) == []
+
+
+def test_a_claim_for_a_device_is_no_way_around_a_bound() -> None:
+    spec, _ = NAMED["resourceClaims"]
+    assert len(refusals(Bounds(resources={"nvidia.com/gpu": "8"}), spec)) == 1
+
+
+def test_the_pod_of_the_initializers_is_held_to_them_too() -> None:
+    job = make_job(
+        initializers=[{"name": "data", "source": "https://example.com/a", "path": "a"}],
+        podTemplate={"spec": {"runtimeClassName": "kata"}},
+    )
+    found = admit(job, replace(DEFAULTS, bounds=only("runtimeClasses")))
+    assert isinstance(found, Refused)
