@@ -14,8 +14,9 @@ What is seen, and how:
 - validation: a DataLoader that yields batch after batch without a backward pass.
 
 What cannot be seen stays unknown (null in `/status`): a script without an optimizer of torch's has no steps, one
-without a DataLoader no samples, and the total is never known. `close` also takes every hook away; a script that
-attaches (`ddp_trainer.attach`) does so first, since it reports for itself.
+without a DataLoader no samples. The total and the epoch are known where the script uses transformers' or Lightning's
+Trainer, metrics also where it uses Accelerate's `log`. `close` also takes every hook away; a script that attaches
+(`ddp_trainer.attach`) does so first, since it reports for itself.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakKeyDictionary, ref
 
 from ddp_trainer.contract.heartbeat import Heartbeat
+from ddp_trainer.rank import observe_accelerate, observe_lightning
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -54,6 +56,9 @@ def observe(heartbeat: Heartbeat, world_size: int) -> ScriptObserver:
     _current = ScriptObserver(heartbeat, world_size)
     _current.after_import("torch", _current.hook_into_torch)
     _current.after_import("transformers.trainer", _current.hook_into_transformers)
+    for connector in observe_lightning.MODULES:
+        _current.after_import(connector, functools.partial(_current.hook_into_lightning, connector))
+    _current.after_import("accelerate.accelerator", _current.hook_into_accelerate)
     return _current
 
 
@@ -216,6 +221,16 @@ class ScriptObserver:
         from ddp_trainer.rank.observe_transformers import report_to
 
         report_to(self)
+
+    def hook_into_lightning(self, connector: str) -> None:
+        """Let Lightning's Trainer say what torch does not show."""
+        module = sys.modules[connector]
+        self._wrap(module, observe_lightning.LOADER, observe_lightning.with_report(module, self))
+
+    def hook_into_accelerate(self) -> None:
+        """See what `Accelerator.log` is called with."""
+        accelerator = sys.modules["accelerate.accelerator"].Accelerator
+        self._wrap(accelerator, "log", observe_accelerate.with_report(self))
 
     def after_import(self, name: str, action: Callable[[], None]) -> None:
         """Call `action` once the module `name` has been imported. An error in it is printed, and stops nothing."""

@@ -1,0 +1,114 @@
+"""What Lightning's Trainer adds to what torch's hooks see: a real Trainer with a small model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+from ddp_trainer.contract.heartbeat import Heartbeat, heartbeat_dir, read_heartbeats
+from ddp_trainer.rank.observe import close_observer, observe
+
+
+def fit(directory: Path, **settings: Any) -> tuple[dict[str, Any], list[str]]:
+    """Train as a tutorial does, observed; the last heartbeat, and the phases that were entered."""
+    heartbeat_dir(directory).mkdir()
+    heartbeat = Heartbeat(heartbeat_dir(directory), observed=True)
+    phases: list[str] = []
+    enter = heartbeat.enter
+    heartbeat.enter = lambda phase: (phases.append(phase), enter(phase))  # type: ignore[assignment,func-returns-value]
+    observer = observe(heartbeat, world_size=1)
+    try:
+        import lightning  # takes seconds
+
+        class Regression(lightning.LightningModule):  # type: ignore[misc,name-defined,unused-ignore]
+            def __init__(self) -> None:
+                super().__init__()
+                self.layer = torch.nn.Linear(4, 1)
+
+            def training_step(self, batch: Any, index: int) -> torch.Tensor:
+                return torch.nn.functional.mse_loss(self.layer(batch[0]), batch[1])
+
+            def validation_step(self, batch: Any, index: int) -> None:
+                self.log("val_loss", torch.nn.functional.mse_loss(self.layer(batch[0]), batch[1]))
+
+            def configure_optimizers(self) -> torch.optim.Optimizer:
+                return torch.optim.SGD(self.parameters(), lr=0.1)
+
+        inputs = torch.rand(32, 4)
+        loader = DataLoader(TensorDataset(inputs, inputs.sum(dim=1, keepdim=True)), batch_size=8)
+        quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+        trainer = lightning.Trainer(accelerator="cpu", enable_model_summary=False, **quiet, **settings)
+        trainer.fit(Regression(), loader, loader)
+        observer.done()
+    finally:
+        close_observer()
+    (beat,) = read_heartbeats(directory)
+    return beat, phases
+
+
+def test_a_trainer_reports_steps_total_epoch_samples_validation_and_metrics(tmp_path: Path) -> None:
+    beat, phases = fit(tmp_path, max_epochs=3)
+    assert (beat["phase"], beat["step"], beat["totalSteps"], beat["epoch"]) == ("done", 12, 12, 2)
+    assert (beat["samples"], beat["learningRate"]) == (96, 0.1)
+    assert 0 < beat["metrics"]["val_loss"] < 5
+    assert phases.count("validate") == 3, "once an epoch, and not for the sanity check before training"
+
+
+def test_a_trainer_without_an_end_has_no_total(tmp_path: Path) -> None:
+    from datetime import timedelta
+
+    beat, _ = fit(tmp_path, max_epochs=-1, max_time=timedelta(seconds=1))
+    assert beat["totalSteps"] is None
+    assert beat["step"] > 0
+
+
+def test_the_callback_is_gone_once_the_script_is_no_longer_observed(tmp_path: Path) -> None:
+    fit(tmp_path, max_epochs=1)
+    import lightning
+
+    names = [type(callback).__qualname__ for callback in lightning.Trainer(accelerator="cpu").callbacks]
+    assert not any("Report" in name for name in names)
+
+
+@pytest.mark.parametrize("main", [True, False], ids=["with a tracker", "without"])
+def test_what_a_script_logs_with_accelerate_is_reported(tmp_path: Path, main: bool) -> None:
+    heartbeat_dir(tmp_path).mkdir()
+    observer = observe(Heartbeat(heartbeat_dir(tmp_path), observed=True), world_size=1)
+    try:
+        from accelerate import Accelerator  # takes seconds
+        from accelerate.tracking import GeneralTracker
+
+        logged: list[Any] = []
+
+        class Tracker(GeneralTracker):  # type: ignore[misc,unused-ignore]
+            name = "ours"
+            requires_logging_directory = False
+
+            @property
+            def tracker(self) -> Any:
+                return logged
+
+            def store_init_configuration(self, values: Any) -> None: ...
+
+            def log(self, values: Any, step: int | None = None, **kwargs: Any) -> None:
+                logged.append(values)
+
+        accelerator = Accelerator(cpu=True, log_with=Tracker() if main else None)
+        accelerator.init_trackers("test")
+        model = torch.nn.Linear(2, 1)
+        model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        for step in range(3):
+            accelerator.backward(model(torch.ones(1, 2)).sum())
+            optimizer.step()
+            optimizer.zero_grad()
+            accelerator.log({"epoch": 1, "accuracy": torch.tensor(0.5), "note": "text"}, step=step)
+        observer.done()
+    finally:
+        close_observer()
+    (beat,) = read_heartbeats(tmp_path)
+    assert (beat["phase"], beat["step"], beat["epoch"], beat["metrics"]) == ("done", 3, 1, {"accuracy": 0.5})
+    assert len(logged) == (3 if main else 0), "the script's own trackers get everything"
