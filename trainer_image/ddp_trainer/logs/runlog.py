@@ -72,7 +72,7 @@ class RunLog:
         if self._directory is not None:
             self._thread.do(functools.partial(self._write_metrics, self._directory, step, dict(values)))
 
-    def say(self, text: str) -> None:
+    def print_line(self, text: str) -> None:
         """A line for people, from one rank."""
         if self._directory is not None:
             print(text, flush=True)
@@ -148,7 +148,7 @@ class SnapshotReporter:
         said = {"interval": facts["interval"]} if event.interval else {}
         self._log.event(f"snapshot_{event.result}", step=event.step, message=event.message, **said)
         if event.result not in ("saved", "resumed"):
-            self._log.say(event.message)
+            self._log.print_line(event.message)
 
 
 def _interval(chosen: ChosenInterval) -> dict[str, Any]:
@@ -165,7 +165,7 @@ def _interval(chosen: ChosenInterval) -> dict[str, Any]:
 
 
 THROUGHPUT_WINDOW: Final = 50
-SAY_SECONDS: Final = 1.0
+LINE_SECONDS: Final = 1.0
 
 
 class StepLog:
@@ -175,7 +175,7 @@ class StepLog:
         self._log = log
         self._total_steps = total_steps
         self._recent: deque[tuple[float, int]] = deque(maxlen=THROUGHPUT_WINDOW)
-        self._said_at = -math.inf
+        self._printed_at = -math.inf
 
     @property
     def samples_per_second(self) -> float | None:
@@ -206,12 +206,12 @@ class StepLog:
             values["train/skipped_steps"] = skipped_steps
         self._log.scalars(result.step, values)
 
-    def say(self, result: StepResult) -> None:
+    def print_line(self, result: StepResult) -> None:
         """At most once a second a line for people."""
         rate = self.samples_per_second
-        if time.monotonic() - self._said_at >= SAY_SECONDS:
-            self._said_at = time.monotonic()
+        if time.monotonic() - self._printed_at >= LINE_SECONDS:
+            self._printed_at = time.monotonic()
             speed = "" if rate is None else f", {rate:.0f} samples/s"
-            self._log.say(
+            self._log.print_line(
                 f"step {result.step} of {self._total_steps}, epoch {result.epoch}, loss {result.loss:.4f}{speed}"
             )

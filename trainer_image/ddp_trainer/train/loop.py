@@ -117,7 +117,7 @@ class TrainingLoop:
             worldSize=self.world.size,
             config=dataclasses.asdict(self.config),
         )
-        self.log.say(
+        self.log.print_line(
             f"{self.config.task} with {self.config.strategy} on {self.world.size} {self.world.device.type} "
             "rank(s): "
             + (
@@ -148,7 +148,7 @@ class TrainingLoop:
     def _micro_batch_lowered(self, size: int) -> None:
         self.heartbeat.out_of_memory(size)
         self.log.event("micro_batch_lowered", step=self.step, microBatch=size)
-        self.log.say(
+        self.log.print_line(
             f"a rank ran out of memory: all take micro-batches of at most {size} samples from here on; the "
             f"global batch stays {self.config.global_batch}"
         )
@@ -166,7 +166,7 @@ class TrainingLoop:
         self.scheduler.step()
         epoch_end = self.cursor.advance(batch.total)
         if traces := self.profiler.after_step(self.step):
-            self.log.say(f"profiled up to step {self.step}: {traces}")
+            self.log.print_line(f"profiled up to step {self.step}: {traces}")
 
         stop = self._agreed_to_stop()
         self._step_reduce.start(loss_part, step=self.step, epoch=epoch, stop=self._stop.raised)
@@ -198,7 +198,7 @@ class TrainingLoop:
         if result.step % self.config.log_every == 0:
             skipped = self.precision.skipped_steps if self.precision.name == "fp16" else None
             self._step_log.plot(result, learning_rate=self._learning_rate, skipped_steps=skipped)
-            self._step_log.say(result)
+            self._step_log.print_line(result)
 
     def _report(self, samples: int) -> None:
         """Tell the heartbeat. Its loss is that of the step before, which costs no wait."""
@@ -259,7 +259,7 @@ class TrainingLoop:
         """Save where all ranks stand, and go."""
         self._save("preempted")
         self.log.event("preempted", step=self.step)
-        self.log.say(f"asked to stop: snapshot of step {self.step} of {self.total_steps} is saved")
+        self.log.print_line(f"asked to stop: snapshot of step {self.step} of {self.total_steps} is saved")
         raise Preempted(f"asked to stop; the snapshot of step {self.step} is saved")
 
     def _finish(self) -> Evaluation | None:
@@ -268,7 +268,7 @@ class TrainingLoop:
             self._validate(may_leave=False)
         metrics = self._evaluation.metrics if self._evaluation else {}
         self.log.event("finished", step=self.step, samples=self.cursor.samples, **metrics)
-        self.log.say(f"finished after {self.step} steps" + (f": {self._evaluation}" if self._evaluation else ""))
+        self.log.print_line(f"finished after {self.step} steps" + (f": {self._evaluation}" if self._evaluation else ""))
         self.heartbeat.enter("done")
         return self._evaluation
 
