@@ -26,6 +26,8 @@ class Role:
     rules: str
     """Name of the file in `RULES`, without its suffix."""
     labels: Mapping[str, str] = field(default_factory=dict)
+    namespace: str = ""
+    """Empty: that of the Kustomization."""
 
     def manifest(self) -> str:
         """The whole file; comments of the rules are kept."""
@@ -37,6 +39,8 @@ class Role:
             "metadata:",
             f"  name: {self.name}",
         ]
+        if self.namespace:
+            lines.append(f"  namespace: {self.namespace}")
         if self.labels:
             lines += ["  labels:", *(f'    {name}: "{value}"' for name, value in self.labels.items())]
         lines += ["rules:", *(f"  {line}" for line in rules.splitlines())]
@@ -45,7 +49,7 @@ class Role:
 
 ROLES = (
     Role("base/role-leader.yaml", "Role", "ddpjob-operator-leader", "leader"),
-    Role("overlays/namespaced/role.yaml", "Role", "ddpjob-operator", "operator"),
+    Role("overlays/namespaced/role.yaml", "Role", "ddpjob-operator", "operator", namespace="default"),
     Role("overlays/cluster/clusterrole.yaml", "ClusterRole", "ddpjob-operator", "operator"),
     Role(
         "overlays/cluster/clusterrole-edit.yaml",

@@ -135,12 +135,17 @@ def _is_service_link(name: str, value: str) -> bool:
     )
 
 
+def in_cluster_namespace(file: Path = _IN_CLUSTER_NAMESPACE) -> str | None:
+    """The namespace of the pod that this runs in; None outside a cluster."""
+    try:
+        return file.read_text().strip() or None
+    except OSError:
+        return None
+
+
 def own_namespace(file: Path = _IN_CLUSTER_NAMESPACE) -> str:
     """The namespace of the pod that this runs in, or `default` outside a cluster."""
-    try:
-        return file.read_text().strip() or "default"
-    except OSError:
-        return "default"
+    return in_cluster_namespace(file) or "default"
 
 
 def _namespaces(text: str) -> tuple[str, ...]:

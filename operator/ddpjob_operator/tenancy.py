@@ -23,6 +23,7 @@ the operator with one line that names the place.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -33,10 +34,14 @@ from ddpjob_operator.api.base import APIModel
 from ddpjob_operator.api.pod import Quantity, Whole
 from ddpjob_operator.core.manifests.allow_lists import SETTINGS
 from ddpjob_operator.core.values.job import Bounds, Defaults, NetworkAccess, PodSecurity
-from ddpjob_operator.settings import BadSetting, Settings, own_namespace
+from ddpjob_operator.settings import BadSetting, Settings, in_cluster_namespace, own_namespace
 
 Quantities = dict[str, Quantity | Whole]
 Names = tuple[Annotated[str, Field(min_length=1, max_length=317)], ...]
+OF_THE_CLUSTER = ("kube-system", "kube-public", "kube-node-lease")
+"""Namespaces that are never served, besides the operator's own: a pod there could use accounts with the rights of the
+control plane, or the operator's."""
+
 GPU_SUFFIX = "/gpu"
 
 
@@ -99,7 +104,8 @@ def load_defaults(settings: Settings) -> Callable[[str], Defaults]:
     """What holds for the jobs of a namespace, by its name.
 
     Raises:
-        BadSetting: the file that the settings name cannot be read or used.
+        BadSetting: the file that the settings name cannot be read or used, or they name a namespace that is never
+            served.
     """
     configuration = read(Path(settings.config)) if settings.config else Configuration()
     network = None
@@ -108,6 +114,14 @@ def load_defaults(settings: Settings) -> Callable[[str], Defaults]:
         network = NetworkAccess(own_namespace(), settings.scrapers, isolated)
     known = {name: _defaults(settings, network, configuration, name) for name in configuration.namespaces}
     others = _defaults(settings, network, configuration, None)
+    for name in (*OF_THE_CLUSTER, *filter(None, (in_cluster_namespace(),))):
+        if name in settings.namespaces:
+            raise BadSetting(
+                f"DDPJOB_OPERATOR_NAMESPACES names {name}, but the namespaces of the cluster and the operator's own "
+                "are never served: a job could use their service accounts; create jobs in another namespace"
+            )
+        given = known.get(name, others)
+        known[name] = replace(given, bounds=replace(given.bounds, served=False))
     return lambda namespace: known.get(namespace, others)
 
 

@@ -29,7 +29,7 @@ Manifest = dict[str, Any]
 
 INSTALLATIONS: dict[str, Manifest] = {
     "cluster": {},
-    "namespaced": {"watch": {"namespaces": ["ddpjob-system"]}},
+    "namespaced": {"watch": {"namespaces": ["default"]}},
 }
 
 
@@ -141,6 +141,11 @@ def test_every_object_is_valid_on(version: str, overlay: str) -> None:
 def test_a_wrong_value_is_refused_by_name(values: Manifest, named: str) -> None:
     with helm.Chart.load(CHART) as chart, pytest.raises(helm.HelmError, match=named):
         chart.validate_schema(values)
+
+
+def test_the_operators_own_namespace_cannot_be_served() -> None:
+    with pytest.raises(helm.HelmError, match="never served"):
+        rendered({"watch": {"namespaces": ["team-a", "ddpjob-system"]}})
 
 
 def test_a_list_of_namespaces_needs_no_right_on_the_whole_cluster() -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from ddpjob_operator import settings
 from ddpjob_operator.core.values.job import Bounds, Defaults, NetworkAccess, PodSecurity
 from ddpjob_operator.settings import BadSetting, Settings
 from ddpjob_operator.tenancy import load_defaults, read
@@ -112,3 +114,23 @@ def test_a_file_that_is_not_there_is_said_so(tmp_path: Path) -> None:
 def test_an_empty_file_grants_everything(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("# nothing yet\n")
     assert read(tmp_path / "config.yaml").bounds.max_nodes is None
+
+
+@pytest.fixture
+def in_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "namespace").write_text("ddpjob-system")
+    own = partial(settings.in_cluster_namespace, tmp_path / "namespace")
+    monkeypatch.setattr("ddpjob_operator.tenancy.in_cluster_namespace", own)
+
+
+@pytest.mark.usefixtures("in_cluster")
+@pytest.mark.parametrize("namespace", ["kube-system", "kube-public", "kube-node-lease", "ddpjob-system"])
+def test_the_namespaces_of_the_cluster_and_of_the_operator_are_never_served(namespace: str) -> None:
+    defaults = load_defaults(Settings())(namespace)
+    assert not defaults.bounds.served
+    with pytest.raises(BadSetting, match=f"names {namespace}, but"):
+        load_defaults(Settings(namespaces=("a", namespace)))
+
+
+def test_outside_a_cluster_no_namespace_is_the_operators_own() -> None:
+    assert load_defaults(Settings(namespaces=("default",)))("default").bounds.served

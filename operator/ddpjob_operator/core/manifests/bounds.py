@@ -90,6 +90,11 @@ def amount(quantity: str | int) -> Decimal:
 
 def _beyond(job: Job, pods: tuple[Manifest, ...], bounds: Bounds) -> Iterator[str]:
     spec = job.spec
+    if not bounds.served:
+        yield (
+            f"metadata.namespace: {job.namespace} belongs to the cluster or to the operator, and a pod in it could use "
+            "their service accounts; create the job in another namespace"
+        )
     if bounds.max_nodes is not None and spec.nodes + spec.spares > bounds.max_nodes:
         yield f"spec.nodes: {_too_many_nodes(job, bounds)}; use fewer"
     ranks, most = spec.ranks_per_node, bounds.max_procs_per_node

@@ -80,6 +80,8 @@ class Bounds:
     """Allow the node's network and its ports, which some RDMA fabrics need, whatever the profile says."""
     allowed: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """What pods may name of the cluster, by setting (`manifests.allow_lists`). Without a list anything goes."""
+    served: bool = True
+    """Whether jobs of the namespace are run at all."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -197,6 +197,14 @@ def test_no_spare_is_made_from_an_edit_that_is_beyond_a_bound() -> None:
     assert (decided.status.phase, created(decided)) == (Phase.RUNNING, [])
 
 
+def test_a_job_where_none_is_served_is_refused_and_one_that_runs_goes_on() -> None:
+    (said,) = refusals(Bounds(served=False))
+    assert said.startswith("metadata.namespace: research belongs to the cluster or to the operator")
+    running = make_job(in_phase(Phase.RUNNING, nodes=2, spec={"nodes": 2}), nodes=2)
+    decided = plan(running, seen(make_pod(0), make_pod(1)), NOW, replace(DEFAULTS, bounds=Bounds(served=False)))
+    assert decided.status.phase is Phase.RUNNING
+
+
 def test_every_bound_that_is_broken_is_named_at_once() -> None:
     bounds = Bounds(max_nodes=1, max_procs_per_node=1, resources={"nvidia.com/gpu": "1"})
     assert len(refusals(bounds, nodes=2, resources=GPUS)) == 3
