@@ -28,16 +28,17 @@ WRITERS = (
 """Where conditions, failures, events and termination messages are made."""
 
 KUBERNETES = frozenset([
-    "Always", "Background", "ClusterFirstWithHostNet", "ClusterIP", "ContainerCreating", "ContainersReady",
-    "Coscheduling", "DDPJob", "DeleteOptions", "DisruptionTarget", "Egress", "Exists", "FailedScheduling",
-    "False", "File", "ImagePullBackOff", "Ingress", "Kueue", "Memory", "NetworkPolicy", "Never", "Normal",
-    "NotIn", "OnRootMismatch", "PersistentVolumeClaim", "Pod", "PodGroup", "PodInitializing", "PodScheduled",
-    "Ready", "RuntimeDefault", "ScheduleAnyway", "Service", "TerminationTarget", "True", "Volcano", "Warning",
+    "Always", "AppArmor", "Background", "Capabilities", "ClusterFirstWithHostNet", "ClusterIP", "ContainerCreating",
+    "ContainersReady", "Coscheduling", "DDPJob", "Default", "DeleteOptions", "DisruptionTarget", "Egress", "Exists",
+    "FailedScheduling", "False", "File", "HostProcess", "ImagePullBackOff", "Ingress", "Kueue", "Localhost", "Memory",
+    "NetworkPolicy", "Never", "Normal", "NotIn", "OnRootMismatch", "PersistentVolumeClaim", "Pod", "PodGroup",
+    "PodInitializing", "PodScheduled", "Ready", "RuntimeDefault", "SELinux", "ScheduleAnyway", "Seccomp", "Service",
+    "Sysctls", "TerminationTarget", "True", "Volcano", "Warning",
 ])  # fmt: skip
 """Kinds, fields and values of Kubernetes that are no reasons of ours."""
 
 OTHER = frozenset([
-    "All", "Ei", "ExcludeNode", "Fail", "FirstNode", "Gi", "InPlace", "Ki", "Mi", "Missing", "Network", "None",
+    "All", "Ei", "ExcludeNode", "Fail", "FirstNode", "Gi", "InPlace", "Ki", "Mi", "Missing", "None",
     "OutOfMemoryError", "Pi", "Rendezvous", "Restart", "RestartAndIgnoreMaxRestarts", "Ti",
 ])  # fmt: skip
 """Units, values of the spec, and names in exceptions."""

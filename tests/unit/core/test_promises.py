@@ -111,7 +111,8 @@ def _story(world: World) -> Cluster:
         world.cluster.run(name)
     for _ in range(6):
         world.look()
-    world.cluster.end(sorted(world.cluster.pods)[0], 1, "WorkerException")
+    for name in sorted(world.cluster.pods)[:1]:
+        world.cluster.end(name, 1, "WorkerException")
     for _ in range(4):
         world.look()
         world.pass_time(1)
