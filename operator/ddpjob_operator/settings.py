@@ -12,6 +12,7 @@ import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
+from ipaddress import ip_network
 from pathlib import Path
 
 PREFIX = "DDPJOB_OPERATOR_"
@@ -72,7 +73,15 @@ class Settings:
 
     network_policy: str = "off"
     """NETWORK_POLICY: ingress (a job's pods let in each other and the scrapers of their metrics), isolated (and reach
-    nothing but each other and DNS themselves) or off."""
+    nothing but each other and the resolvers themselves, initializers the sources as well) or off."""
+
+    resolvers: tuple[str, ...] = ("kube-system/k8s-app=kube-dns",)
+    """RESOLVERS: the cluster's DNS servers, which isolated pods may reach: NAMESPACE/LABEL=VALUE of pods, or a network
+    in CIDR notation such as 169.254.20.10/32 (node-local DNS), separated by commas."""
+
+    sources: tuple[str, ...] = ()
+    """SOURCES: networks (CIDR) that initializers of isolated jobs may reach, separated by commas. Empty: none, so that
+    a job with a source other than pvc:// is refused."""
 
     scrapers: Mapping[str, str] = field(default_factory=dict)
     """SCRAPERS: labels of the namespaces that may read metrics of pods under such a policy, such as
@@ -168,6 +177,24 @@ def _labels(text: str) -> Mapping[str, str]:
     return {key: value for key, _, value in pairs}
 
 
+def _networks(text: str) -> tuple[str, ...]:
+    try:
+        return tuple(str(ip_network(part.strip())) for part in text.split(",") if part.strip())
+    except ValueError:
+        raise ValueError("networks such as 10.0.0.0/8, separated by commas") from None
+
+
+def _resolvers(text: str) -> tuple[str, ...]:
+    found = []
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        namespace, slash, label = part.partition("/")
+        if "=" in label and _NAMESPACE.fullmatch(namespace) and slash:
+            found.append(f"{namespace}/{'='.join(next(iter(_labels(label).items())))}")
+        else:
+            found += _networks(part)
+    return tuple(found)
+
+
 def _text(text: str) -> str:
     return text
 
@@ -218,6 +245,8 @@ _READERS: dict[str, Callable[[str], object]] = {
     "POLL_SECONDS": _seconds(0.1, 3600),
     "NETWORK_POLICY": _choice("off", "ingress", "isolated"),
     "SCRAPERS": _labels,
+    "RESOLVERS": _resolvers,
+    "SOURCES": _networks,
     "LEADER_ELECTION": _flag,
     "LEASE_NAME": _text,
     "LEASE_NAMESPACE": _namespace,

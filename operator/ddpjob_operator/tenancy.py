@@ -33,7 +33,7 @@ from pydantic import ConfigDict, Field, ValidationError
 from ddpjob_operator.api.base import APIModel
 from ddpjob_operator.api.pod import Quantity, Whole
 from ddpjob_operator.core.manifests.allow_lists import SETTINGS
-from ddpjob_operator.core.values.job import Bounds, Defaults, NetworkAccess, PodSecurity
+from ddpjob_operator.core.values.job import Bounds, Defaults, NetworkAccess, Peer, PodSecurity
 from ddpjob_operator.settings import BadSetting, Settings, in_cluster_namespace, own_namespace
 
 Quantities = dict[str, Quantity | Whole]
@@ -111,7 +111,8 @@ def load_defaults(settings: Settings) -> Callable[[str], Defaults]:
     network = None
     if settings.network_policy != "off":
         isolated = settings.network_policy == "isolated"
-        network = NetworkAccess(own_namespace(), settings.scrapers, isolated)
+        resolvers = tuple(map(_peer, settings.resolvers))
+        network = NetworkAccess(own_namespace(), settings.scrapers, isolated, resolvers, settings.sources)
     known = {name: _defaults(settings, network, configuration, name) for name in configuration.namespaces}
     others = _defaults(settings, network, configuration, None)
     for name in (*OF_THE_CLUSTER, *filter(None, (in_cluster_namespace(),))):
@@ -123,6 +124,13 @@ def load_defaults(settings: Settings) -> Callable[[str], Defaults]:
         given = known.get(name, others)
         known[name] = replace(given, bounds=replace(given.bounds, served=False))
     return lambda namespace: known.get(namespace, others)
+
+
+def _peer(text: str) -> Peer:
+    """A resolver as the settings have it."""
+    namespace, _, label = text.partition("/")
+    name, equals, value = label.partition("=")
+    return Peer(namespace, {name: value}) if equals else Peer(network=text)
 
 
 def read(file: Path) -> Configuration:

@@ -111,6 +111,7 @@ def test_every_setting_of_the_operator_is_documented_with_its_default() -> None:
     assert documented.keys() == settings._READERS.keys()
     for name in documented.keys() - {"LEASE_NAMESPACE", "IDENTITY"}:
         value = getattr(settings.Settings(), name.lower())
+        value = ",".join(value) if isinstance(value, tuple) else value
         shown = f"{value:g}" if isinstance(value, float) else str(value or "")
         assert documented[name].lower() == shown.lower(), name
 

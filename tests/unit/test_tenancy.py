@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ddpjob_operator import settings
-from ddpjob_operator.core.values.job import Bounds, Defaults, NetworkAccess, PodSecurity
+from ddpjob_operator.core.values.job import Bounds, Defaults, NetworkAccess, Peer, PodSecurity
 from ddpjob_operator.settings import BadSetting, Settings
 from ddpjob_operator.tenancy import load_defaults, read
 
@@ -134,3 +134,16 @@ def test_the_namespaces_of_the_cluster_and_of_the_operator_are_never_served(name
 
 def test_outside_a_cluster_no_namespace_is_the_operators_own() -> None:
     assert load_defaults(Settings(namespaces=("default",)))("default").bounds.served
+
+
+def test_isolated_jobs_reach_the_resolvers_and_sources_that_the_settings_name() -> None:
+    given = {
+        "DDPJOB_OPERATOR_NETWORK_POLICY": "isolated",
+        "DDPJOB_OPERATOR_RESOLVERS": "openshift-dns/dns.operator.openshift.io/daemonset-dns=default, 169.254.20.10/32",
+        "DDPJOB_OPERATOR_SOURCES": "192.0.2.0/24",
+    }
+    found = load_defaults(settings.load(given))("any").network
+    assert found is not None
+    labels = {"dns.operator.openshift.io/daemonset-dns": "default"}
+    assert found.resolvers == (Peer("openshift-dns", labels), Peer(network="169.254.20.10/32"))
+    assert found.sources == ("192.0.2.0/24",)

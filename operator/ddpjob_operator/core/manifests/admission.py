@@ -10,6 +10,7 @@ from ddpjob_operator.api.status import Phase
 from ddpjob_operator.core.manifests.admitted import Admitted, Refused
 from ddpjob_operator.core.manifests.bounds import bound_violations
 from ddpjob_operator.core.manifests.initializer import build_initializer
+from ddpjob_operator.core.manifests.network_policy import isolation_problems
 from ddpjob_operator.core.manifests.pod_environment import Place
 from ddpjob_operator.core.manifests.pods import build_pod
 from ddpjob_operator.core.manifests.spec_changes import edited_fields
@@ -24,7 +25,7 @@ def admit(job: Job, defaults: Defaults) -> Admitted | Refused:
     pods = [build_pod(candidate, Place(0, 0, ServiceView(host="", attempt=0)))]
     if job.spec.initializers:
         pods.append(build_initializer(candidate, 0))
-    problems = bound_violations(job, tuple(pods), defaults.bounds)
+    problems = (*bound_violations(job, tuple(pods), defaults.bounds), *isolation_problems(job, defaults.network))
     return Refused(problems) if problems else candidate
 
 

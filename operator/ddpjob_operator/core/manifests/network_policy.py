@@ -2,9 +2,12 @@
 
 torch.distributed neither encrypts nor authenticates: access to a rank's ports is enough to run code in it. So a job
 gets a NetworkPolicy of its own, made before its pods, which lets in the pods of the same job on any port, and on the
-status port alone the operator, which asks for progress, and the namespaces that metrics are scraped from.
+status port alone the operator, which asks for progress, and the namespaces that metrics are scraped from. The pod of
+its initializers serves nothing, and lets nobody in.
 
-What pods may reach themselves is left to the cluster, unless jobs are isolated: then it is each other and DNS.
+What pods may reach themselves is left to the cluster, unless jobs are isolated: then it is each other and the cluster's
+DNS servers. Port 53 elsewhere would be a way out of any isolation. Initializers may then reach the networks that the
+administrator names, and a job that cannot be isolated is refused.
 
 A policy does not cover pods on their node's network (`placement.hostNetwork`); such a job gets none rather than one
 that says what is not so.
@@ -12,10 +15,20 @@ that says what is not so.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from ddpjob_operator.core.manifests.admitted import Admitted
 from ddpjob_operator.core.manifests.pod_environment import STATUS_PORT
-from ddpjob_operator.core.values.job import Manifest, NetworkAccess
-from ddpjob_operator.core.values.names import LABEL_NODE_RANK, LABEL_UID, job_labels, policy_name
+from ddpjob_operator.core.values.job import Job, Manifest, NetworkAccess, Peer
+from ddpjob_operator.core.values.names import (
+    INITIALIZER,
+    LABEL_NODE_RANK,
+    LABEL_ROLE,
+    LABEL_UID,
+    initializer_policy_name,
+    job_labels,
+    policy_name,
+)
 
 OPERATOR_LABELS = {"app.kubernetes.io/name": "ddpjob-operator"}
 NAMESPACE_LABEL = "kubernetes.io/metadata.name"
@@ -24,18 +37,36 @@ NAMESPACE_LABEL = "kubernetes.io/metadata.name"
 DNS_PORT = 53
 
 
-def build_policy(admitted: Admitted) -> Manifest | None:
-    """The NetworkPolicy of a job, or None where it is to have none."""
-    job = admitted.job
-    access, template = admitted.defaults.network, job.spec.pod_template
-    of_the_node = template is not None and bool((template.spec or {}).get("hostNetwork"))
-    if access is None or of_the_node or job.spec.placement.host_network:
-        return None
-    gang = {
-        "matchLabels": {LABEL_UID: job.uid},
-        # the pod that fetches data serves nothing, and has to reach what it fetches from
-        "matchExpressions": [{"key": LABEL_NODE_RANK, "operator": "Exists"}],
-    }
+def build_policies(admitted: Admitted) -> tuple[Manifest, ...]:
+    """The NetworkPolicies of a job: of its gang, and of its initializers where it has any."""
+    job, access = admitted.job, admitted.defaults.network
+    if access is None or _on_the_nodes_network(job):
+        return ()
+    policies = [_policy(admitted, policy_name(job.name), _of_gang(job, access))]
+    if job.spec.initializers:
+        policies.append(_policy(admitted, initializer_policy_name(job.name), _of_initializers(job, access)))
+    return tuple(policies)
+
+
+def isolation_problems(job: Job, access: NetworkAccess | None) -> Iterator[str]:
+    """Why a job cannot be isolated where every job has to be."""
+    if access is None or not access.isolated:
+        return
+    if _on_the_nodes_network(job):
+        yield (
+            "spec.placement.hostNetwork: the jobs of this cluster are isolated, and no NetworkPolicy covers pods on "
+            "the network of their node; remove it, in podTemplate too"
+        )
+    for index, item in enumerate(job.spec.initializers):
+        if not access.sources and item.source is not None and not item.source.startswith("pvc://"):
+            yield (
+                f"spec.initializers[{index}].source: the jobs of this cluster are isolated, and its administrator "
+                "names no network to fetch from (DDPJOB_OPERATOR_SOURCES); use pvc://, or ask for it"
+            )
+
+
+def _of_gang(job: Job, access: NetworkAccess) -> Manifest:
+    gang = {"matchLabels": {LABEL_UID: job.uid}, "matchExpressions": [{"key": LABEL_NODE_RANK, "operator": "Exists"}]}
     peers = [{"podSelector": gang}]
     status_port = {"port": STATUS_PORT, "protocol": "TCP"}
     spec: Manifest = {
@@ -44,13 +75,28 @@ def build_policy(admitted: Admitted) -> Manifest | None:
         "ingress": [{"from": peers}, {"from": _readers(access), "ports": [status_port]}],
     }
     if access.isolated:
-        names = [{"port": DNS_PORT, "protocol": protocol} for protocol in ("UDP", "TCP")]
-        spec |= {"policyTypes": ["Ingress", "Egress"], "egress": [{"to": peers}, {"ports": names}]}
+        spec |= {"policyTypes": ["Ingress", "Egress"], "egress": [{"to": peers}, *_names(access)]}
+    return spec
+
+
+def _of_initializers(job: Job, access: NetworkAccess) -> Manifest:
+    spec: Manifest = {
+        "podSelector": {"matchLabels": {LABEL_UID: job.uid, LABEL_ROLE: INITIALIZER}},
+        "policyTypes": ["Ingress"],
+    }
+    if access.isolated:
+        sources = [{"to": [{"ipBlock": {"cidr": network}} for network in access.sources]}] if access.sources else []
+        spec |= {"policyTypes": ["Ingress", "Egress"], "egress": [*_names(access), *sources]}
+    return spec
+
+
+def _policy(admitted: Admitted, name: str, spec: Manifest) -> Manifest:
+    job = admitted.job
     return {
         "apiVersion": "networking.k8s.io/v1",
         "kind": "NetworkPolicy",
         "metadata": {
-            "name": policy_name(job.name),
+            "name": name,
             "namespace": job.namespace,
             "labels": job_labels(job.name, job.uid),
             "ownerReferences": [admitted.owner_reference()],
@@ -59,10 +105,27 @@ def build_policy(admitted: Admitted) -> Manifest | None:
     }
 
 
-def _readers(access: NetworkAccess) -> list[Manifest]:
-    operator = {
-        "namespaceSelector": {"matchLabels": {NAMESPACE_LABEL: access.operator_namespace}},
-        "podSelector": {"matchLabels": OPERATOR_LABELS},
+def _names(access: NetworkAccess) -> list[Manifest]:
+    """To resolve names; without resolvers nothing, since a rule without peers is open to all."""
+    ports = [{"port": DNS_PORT, "protocol": protocol} for protocol in ("UDP", "TCP")]
+    return [{"to": [_peer(resolver) for resolver in access.resolvers], "ports": ports}] if access.resolvers else []
+
+
+def _peer(peer: Peer) -> Manifest:
+    if peer.network:
+        return {"ipBlock": {"cidr": peer.network}}
+    return {
+        "namespaceSelector": {"matchLabels": {NAMESPACE_LABEL: peer.namespace}},
+        "podSelector": {"matchLabels": dict(peer.labels)},
     }
+
+
+def _on_the_nodes_network(job: Job) -> bool:
+    template = job.spec.pod_template
+    return job.spec.placement.host_network or bool(template and (template.spec or {}).get("hostNetwork"))
+
+
+def _readers(access: NetworkAccess) -> list[Manifest]:
+    operator = _peer(Peer(access.operator_namespace, OPERATOR_LABELS))
     scrapers = {"namespaceSelector": {"matchLabels": dict(access.scrapers)}}
     return [operator, scrapers] if access.scrapers else [operator]

@@ -47,6 +47,20 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True)
+class Peer:
+    """Pods with these labels in a namespace, or a network."""
+
+    namespace: str = ""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    network: str = ""
+    """In CIDR notation; the pods if it is empty."""
+
+
+CLUSTER_DNS = Peer("kube-system", {"k8s-app": "kube-dns"})
+"""CoreDNS has the label of its predecessor in every usual installation."""
+
+
+@dataclass(frozen=True, slots=True)
 class NetworkAccess:
     """Who may reach the pods of a job, besides each other."""
 
@@ -55,7 +69,11 @@ class NetworkAccess:
     scrapers: Mapping[str, str] = field(default_factory=dict)
     """Labels of the namespaces that metrics are scraped from; none means that no other namespace may."""
     isolated: bool = False
-    """Let pods reach nothing but each other and DNS."""
+    """Let pods reach nothing but each other and the resolvers, and initializers nothing but those and the sources."""
+    resolvers: tuple[Peer, ...] = (CLUSTER_DNS,)
+    """The cluster's DNS servers."""
+    sources: tuple[str, ...] = ()
+    """Networks (CIDR) that initializers of isolated jobs may reach."""
 
 
 class PodSecurity(StrEnum):

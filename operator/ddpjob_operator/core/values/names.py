@@ -70,6 +70,11 @@ def policy_name(job: str) -> str:
     return dns_label(job)
 
 
+def initializer_policy_name(job: str) -> str:
+    """Name of the NetworkPolicy of its initializers; the dot keeps it from being that of another job."""
+    return f"{policy_name(job)}.initializers"
+
+
 def service_name(job: str) -> str:
     """Name of the rendezvous Service."""
     return f"{dns_label(job, 63 - len('-rdzv'))}-rdzv"

@@ -10,24 +10,36 @@ import pytest
 from builders import DEFAULTS, UID, make_job
 from looks import admitted
 
-from ddpjob_operator.core.manifests.network_policy import build_policy
+from ddpjob_operator.core.manifests.admission import admit
+from ddpjob_operator.core.manifests.admitted import Refused
+from ddpjob_operator.core.manifests.initializer import build_initializer
+from ddpjob_operator.core.manifests.network_policy import build_policies, isolation_problems
 from ddpjob_operator.core.manifests.pod_environment import Place
 from ddpjob_operator.core.manifests.pods import build_pod
-from ddpjob_operator.core.values.job import Bounds, Manifest, NetworkAccess
+from ddpjob_operator.core.values.job import Bounds, Manifest, NetworkAccess, Peer
 from ddpjob_operator.core.values.observed import ServiceView
 
 OPEN = NetworkAccess("ddpjob-system", {"kubernetes.io/metadata.name": "monitoring"})
 JOB = make_job()
 OPERATOR = ("ddpjob-system", {"app.kubernetes.io/name": "ddpjob-operator"})
 NEIGHBOUR = ("research", {"training.ddpjob.io/uid": "another", "training.ddpjob.io/node-rank": "0"})
+DNS = {
+    "to": [
+        {
+            "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "kube-system"}},
+            "podSelector": {"matchLabels": {"k8s-app": "kube-dns"}},
+        }
+    ],
+    "ports": [{"port": 53, "protocol": "UDP"}, {"port": 53, "protocol": "TCP"}],
+}
+ISOLATED = replace(OPEN, isolated=True)
+FETCHING = {"initializers": [{"name": "data", "source": "https://example.com/a", "path": "a"}]}
 ANY_PORT = (22, 9400, 29500, 41234)
 
 
 def policy(access: NetworkAccess = OPEN, **spec: Any) -> Manifest:
     job = make_job(**spec)
-    found = build_policy(admitted(job, replace(DEFAULTS, network=access)))
-    assert found is not None
-    return found
+    return build_policies(admitted(job, replace(DEFAULTS, network=access)))[0]
 
 
 def gang_labels() -> dict[str, str]:
@@ -109,16 +121,69 @@ def test_isolated_pods_reach_each_other_and_names_and_nothing_else() -> None:
     peers, names = spec["egress"]
     assert selects(peers["to"][0]["podSelector"], gang_labels())
     assert not selects(peers["to"][0]["podSelector"], NEIGHBOUR[1])
-    assert {(port["protocol"], port["port"]) for port in names["ports"]} == {("UDP", 53), ("TCP", 53)}
+    assert names == DNS
 
 
 @pytest.mark.parametrize(
     "spec", [{"placement": {"hostNetwork": True}}, {"podTemplate": {"spec": {"hostNetwork": True}}}]
 )
 def test_a_job_has_no_policy_where_it_would_not_be_true(spec: dict[str, Any]) -> None:
-    assert build_policy(admitted(JOB)) is None, "the operator's setting makes none"
+    assert build_policies(admitted(JOB)) == (), "the operator's setting makes none"
     job = make_job(**spec)
-    assert build_policy(admitted(job, replace(DEFAULTS, network=OPEN, bounds=Bounds(host_network=True)))) is None
+    assert build_policies(admitted(job, replace(DEFAULTS, network=OPEN, bounds=Bounds(host_network=True)))) == ()
+
+
+def of_initializers(access: NetworkAccess, **spec: Any) -> Manifest:
+    given = {"initializers": [{"name": "data", "source": "pvc://claim/a", "path": "a"}]} | spec
+    gang, initializers = build_policies(admitted(make_job(**given), replace(DEFAULTS, network=access)))
+    assert gang["metadata"]["name"] != initializers["metadata"]["name"]
+    kubernetes_validate.validate(initializers, kubernetes_validate.latest_version(), strict=True)
+    return initializers
+
+
+@pytest.mark.parametrize("access", [OPEN, ISOLATED], ids=["ingress", "isolated"])
+def test_nobody_reaches_the_pod_of_the_initializers(access: NetworkAccess) -> None:
+    found = of_initializers(access)
+    job = make_job(initializers=[{"name": "data", "source": "pvc://claim/a", "path": "a"}])
+    labels = build_initializer(admitted(job), 0)["metadata"]["labels"]
+    assert selects(found["spec"]["podSelector"], labels)
+    assert not selects(found["spec"]["podSelector"], gang_labels())
+    assert "ingress" not in found["spec"]
+
+
+def test_an_isolated_initializer_reaches_names_and_the_sources_that_are_named() -> None:
+    assert of_initializers(ISOLATED)["spec"]["egress"] == [DNS]
+    named = replace(ISOLATED, sources=("192.0.2.0/24",))
+    assert of_initializers(named, **FETCHING)["spec"]["egress"] == [
+        DNS,
+        {"to": [{"ipBlock": {"cidr": "192.0.2.0/24"}}]},
+    ]
+    assert "egress" not in of_initializers(OPEN)["spec"]
+
+
+def test_without_resolvers_an_isolated_job_resolves_nothing() -> None:
+    assert len(policy(replace(ISOLATED, resolvers=()))["spec"]["egress"]) == 1
+
+
+def test_a_resolver_may_be_a_network() -> None:
+    _, names = policy(replace(ISOLATED, resolvers=(Peer(network="169.254.20.10/32"),)))["spec"]["egress"]
+    assert names["to"] == [{"ipBlock": {"cidr": "169.254.20.10/32"}}]
+
+
+@pytest.mark.parametrize(
+    ("spec", "field"),
+    [
+        ({"placement": {"hostNetwork": True}}, "spec.placement.hostNetwork"),
+        ({"podTemplate": {"spec": {"hostNetwork": True}}}, "spec.placement.hostNetwork"),
+        (FETCHING, "spec.initializers[0].source"),
+    ],
+)
+def test_a_job_that_cannot_be_isolated_is_refused_where_all_are(spec: dict[str, Any], field: str) -> None:
+    defaults = replace(DEFAULTS, bounds=Bounds(host_network=True), network=ISOLATED)
+    found = admit(make_job(**spec), defaults)
+    assert isinstance(found, Refused)
+    assert [problem.partition(":")[0] for problem in found.problems] == [field]
+    assert list(isolation_problems(make_job(**spec), OPEN)) == []
 
 
 def test_it_goes_with_its_job() -> None:
