@@ -54,7 +54,7 @@ def test_the_models_gpu_becomes_the_current_device(monkeypatch) -> None:
     module = importlib.import_module("ddp_trainer.client.attach")
     happened: list[Any] = []
     monkeypatch.setattr(torch.cuda, "set_device", happened.append)
-    monkeypatch.setattr(module, "prepared", lambda given, names: None)
+    monkeypatch.setattr(module, "prepared", lambda given, per_rank, names: None)
     monkeypatch.setattr(module, "Run", lambda states, world, *others, **settings: happened.append(world))
     model = OnTheThirdGPU()
     module.attach(model, torch.optim.SGD([torch.zeros(1)]), environ={})

@@ -55,6 +55,7 @@ def attach(
     *,
     global_batch: int = 0,
     total_steps: int | None = None,
+    per_rank: Mapping[str, Stateful] | None = None,
     changes_with_optimizer: Collection[str] = (),
     environ: Mapping[str, str] | None = None,
     **states: Stateful,
@@ -63,7 +64,9 @@ def attach(
 
     With a model and its optimizer, the run saves and resumes them; other states that must be restored are passed by
     name: `scheduler=scheduler`, `scaler=scaler`, `ema=averaged_model`, a second model and its optimizer. Without any,
-    the script saves with `Run.checkpoint`.
+    the script saves with `Run.checkpoint`. Of states that are the same on all ranks, rank 0's is saved; `per_rank` has
+    small ones of which each rank has its own, such as its data loader's. With another number of ranks, those begin
+    anew.
 
     `global_batch` is the number of samples of one step on all ranks together, `total_steps` how many steps
     there are to be; both only for what is reported. `changes_with_optimizer` names those states, besides modules,
@@ -75,7 +78,7 @@ def attach(
     says what to do instead.
     """
     environ = os.environ if environ is None else environ
-    if (model is None) != (optimizer is None) or (model is None and states):
+    if (model is None) != (optimizer is None) or (model is None and (states or per_rank)):
         raise UserError(
             "attach() takes a model with its optimizer, and other states by name; or none of them, for a script that "
             "saves with run.checkpoint()"
@@ -91,7 +94,7 @@ def attach(
         device = torch.device("cuda", torch.cuda.current_device())
     world = _world(environ, device)
     given = {} if model is None or optimizer is None else {"model": model, "optimizer": optimizer, **states}
-    saved = prepared(given, changes_with_optimizer)
+    saved = prepared(given, per_rank or {}, changes_with_optimizer)
     if "ddp_trainer.rank.worker" not in sys.modules:
         atexit.register(await_gloo)  # under the launcher the worker ends the process
     observer = observing() if model is None else None

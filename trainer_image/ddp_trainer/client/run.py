@@ -102,6 +102,7 @@ class Run:
                 global_batch=global_batch,
                 on_event=report,
                 sharded=states.sharded,
+                per_rank=states.per_rank,
                 changes_with_optimizer=(LOSSES, *states.changes_with_optimizer),
             )
         directory = job_directory(job.shared, job.name)

@@ -45,18 +45,24 @@ _REFUSED = (
 
 @dataclass(frozen=True, slots=True)
 class States:
-    """What is saved, by name. `live` are the program's own objects, `saved` what a snapshot asks for its state, and
-    `sharded` names those of which each rank has a part.
+    """What is saved, by name. `live` are the program's own objects, `saved` what a snapshot asks for its state.
+    `sharded` names those of which each rank has a part, `per_rank` those of which each rank has its own.
     """
 
     live: Mapping[str, Stateful]
     saved: Mapping[str, Stateful]
     sharded: tuple[str, ...]
+    per_rank: tuple[str, ...]
     changes_with_optimizer: tuple[str, ...]
 
 
-def prepared(given: Mapping[str, Stateful], changes_with_optimizer: Collection[str]) -> States:
+def prepared(
+    given: Mapping[str, Stateful], per_rank: Mapping[str, Stateful], changes_with_optimizer: Collection[str]
+) -> States:
     """The states by name, without the wrappers of DDP, torch.compile and accelerate. Raises UserError by name."""
+    if both := given.keys() & per_rank.keys():
+        raise UserError(f"{min(both)!r} is given twice, once in per_rank: give it once")
+    given = {**given, **per_rank}
     for name in (RNG, LOSSES):
         if name in given:
             raise UserError(f"a state may not be called {name!r}: a snapshot has one of that name already")
@@ -72,7 +78,7 @@ def prepared(given: Mapping[str, Stateful], changes_with_optimizer: Collection[s
     for name, value in saved.items():
         if name not in sharded:
             _try(name, value)
-    return States(live, saved, sharded, tuple(changes_with_optimizer))
+    return States(live, saved, sharded, tuple(per_rank), tuple(changes_with_optimizer))
 
 
 def _refuse(name: str, value: Any) -> None:

@@ -28,6 +28,7 @@ from ddp_trainer.contract.exit_codes import FencedError, UserError
 from ddp_trainer.snapshots import resuming
 from ddp_trainer.snapshots.boundary import Boundaries
 from ddp_trainer.snapshots.codec.state import RNG, Stateful, unwrapped
+from ddp_trainer.snapshots.per_rank import PerRank
 from ddp_trainer.snapshots.ranks import Ranks
 from ddp_trainer.snapshots.saving import Saver
 from ddp_trainer.snapshots.schedule import SaveInterval, SaveSchedule
@@ -50,10 +51,11 @@ SAVE_TIMEOUT_SECONDS = 600.0
 class Snapshots:
     """Saves and restores `stateful` (name -> object) in `directory`, the job's own (`names.job_directory`).
 
-    A model wrapped by DistributedDataParallel, DataParallel or torch.compile is saved as the model inside, so that
-    it can be resumed under another strategy and exported. `sharded` names the states that no rank holds whole,
-    `changes_with_optimizer` those, besides modules, optimizers and schedulers, that change only between
-    `begin_update` and `step_end`, as a data cursor does that moves on at the end of a step.
+    A model wrapped by DistributedDataParallel, DataParallel or torch.compile is saved as the model inside, so that it
+    can be resumed under another strategy and exported. `sharded` names the states that no rank holds whole, `per_rank`
+    small ones of which each rank has its own, `changes_with_optimizer` those, besides modules, optimizers and
+    schedulers, that change only between `begin_update` and `step_end`, as a data cursor does that moves on at the end
+    of a step.
     """
 
     def __init__(
@@ -69,6 +71,7 @@ class Snapshots:
         on_event: Callable[[SnapshotEvent], None] | None = None,
         save_timeout: float = SAVE_TIMEOUT_SECONDS,
         sharded: Collection[str] = (),
+        per_rank: Collection[str] = (),
         changes_with_optimizer: Collection[str] = (),
     ) -> None:
         if RNG in stateful:
@@ -78,13 +81,14 @@ class Snapshots:
         self.directory = directory
         self.identity = identity
         inner = {name: unwrapped(value) for name, value in stateful.items()}
-        self._stateful = {name: value for name, value in inner.items() if name not in sharded}
+        self._ranks = Ranks(identity.rank, identity.world_size)
+        self._per_rank = {name: PerRank(name, inner[name], self._ranks) for name in per_rank}
+        self._stateful = {name: value for name, value in {**inner, **self._per_rank}.items() if name not in sharded}
         self._keep = keep
         self._strategy = strategy
         self._global_batch = global_batch
         self._on_event = on_event
         self._save_timeout = save_timeout
-        self._ranks = Ranks(identity.rank, identity.world_size)
         self._shards: Shards | None = None
         if sharded:
             # Imported here: it takes seconds, and most programs need none of it.
@@ -94,6 +98,9 @@ class Snapshots:
         self._boundaries = Boundaries(self._stateful, self._ranks, changes_with_optimizer=changes_with_optimizer)
         if sharded:
             self._boundaries.obstacle = "each rank holds a part of the model, and they cannot meet any more to save it"
+        elif per_rank:
+            name = min(per_rank)
+            self._boundaries.obstacle = f"each rank has a {name} of its own, and they cannot meet any more to save it"
         self._saver: Saver | None = None
         self._schedule = SaveSchedule(every, self._ranks, directory, nodes=identity.nodes)
 
@@ -108,6 +115,7 @@ class Snapshots:
         global_batch: int,
         on_event: Callable[[SnapshotEvent], None] | None = None,
         sharded: Collection[str] = (),
+        per_rank: Collection[str] = (),
         changes_with_optimizer: Collection[str] = (),
     ) -> Snapshots:
         """Where and as often as `job` says. Raises UserError for a job name or an interval that is none."""
@@ -121,6 +129,7 @@ class Snapshots:
             global_batch=global_batch,
             on_event=on_event,
             sharded=sharded,
+            per_rank=per_rank,
             changes_with_optimizer=changes_with_optimizer,
         )
 
@@ -150,8 +159,9 @@ class Snapshots:
                 self._shards.load(self.directory / step_directory(manifest.step), manifest)
             resuming.check_owner(store, self._ranks)
             notice = resuming.load(self.directory, manifest, files, self._stateful, self._ranks)
-            if notice is not None:
-                self._emit(SnapshotEvent("reseeded", manifest.step, notice, manifest))
+            for text in (notice, *(state.notice for state in self._per_rank.values())):
+                if text is not None:
+                    self._emit(SnapshotEvent("reseeded", manifest.step, text, manifest))
             self._emit(SnapshotEvent("resumed", manifest.step, resuming.describe(manifest), manifest))
         resumed = found[0] if found is not None else None
         self._saver = Saver(
@@ -204,6 +214,8 @@ class Snapshots:
         if self._saver is None:
             raise RuntimeError("call resume() before the first save: it acquires the fence")
         started = time.monotonic()
+        for state in self._per_rank.values():
+            state.gather()
         generators = self._boundaries.reached(progress).generators.wait()
         return self._saver.save(self._manifest(progress, kind), generators, started=started, wait=wait)
 
