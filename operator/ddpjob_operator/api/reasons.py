@@ -190,6 +190,7 @@ FAILURES = (
     Reason("OutOfmemory", "", "The kubelet did not admit the pod: no free memory. A disruption.", "Training resumes."),
     Reason("OutOfpods", "", "The kubelet did not admit the pod: too many pods. A disruption.", "Training resumes."),
     Reason("PodDeleted", "", "A pod was deleted. Counts towards maxRestarts."),
+    Reason("InitContainerFailed", "", "An init container of podTemplate failed, so the trainer was not started."),
     Reason("PodFailed", "", "A pod failed without a container status.", "Check the events of the pod and of its node."),
     Reason(
         "Failed", "", "A container failed for an unknown reason.", "Read the pod's log, in status.lastFailure.logTail."

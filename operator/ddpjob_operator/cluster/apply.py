@@ -57,7 +57,7 @@ class Applier:
     cache: Cache
 
     async def carry_out(self, job: Job, actions: Sequence[Action]) -> Rejected | None:
-        """All actions of one plan, at once.
+        """All actions of one plan, at once; but the Service goes first, since new pods carry its address.
 
         Returns:
             the first refusal, if there was one; the other actions were carried out all the same.
@@ -65,12 +65,18 @@ class Applier:
         Raises:
             ApiError: a call failed for a reason that may pass; every other action has been tried too.
         """
-        results = await asyncio.gather(*(self._one(job, action) for action in actions), return_exceptions=True)
+        results = await self._all(job, [action for action in actions if isinstance(action, PointService)])
+        if results and self.cache.observed(_owner(job)).service is None:
+            actions = [action for action in actions if not isinstance(action, CreatePod)]
+        results += await self._all(job, [action for action in actions if not isinstance(action, PointService)])
         failures = [result for result in results if isinstance(result, BaseException)]
         for failure in failures:
             if not isinstance(failure, Rejected):
                 raise failure
         return next((failure for failure in failures if isinstance(failure, Rejected)), None)
+
+    async def _all(self, job: Job, actions: Sequence[Action]) -> list[BaseException | None]:
+        return await asyncio.gather(*(self._one(job, action) for action in actions), return_exceptions=True)
 
     async def _one(self, job: Job, action: Action) -> None:
         try:

@@ -15,7 +15,14 @@ from ddpjob_operator.core.values.names import (
     SPARE,
     TRAINER_CONTAINER,
 )
-from ddpjob_operator.core.values.observed import NO_ATTEMPT, InitializerView, PodPhase, PodView, Termination
+from ddpjob_operator.core.values.observed import (
+    NO_ATTEMPT,
+    InitFailure,
+    InitializerView,
+    PodPhase,
+    PodView,
+    Termination,
+)
 from ddpjob_operator.wire.objects import Object, parse_time
 
 _NUMBER = re.compile("0|[1-9][0-9]{0,8}")
@@ -41,6 +48,8 @@ def parse_pod(obj: Object) -> PodView:
         nodes=_number(labels.get(LABEL_NODES)),
         scheduled=conditions.get("PodScheduled", {}).get("status") == "True" or bool(spec.get("nodeName")),
         not_ready_since=_not_ready_since(status, conditions),
+        unacknowledged_since=_unacknowledged_since(obj, conditions),
+        created=parse_time(metadata.get("creationTimestamp")),
         disruption=_disruption(conditions),
         deleting="deletionTimestamp" in metadata,
         gone_by=parse_time(metadata.get("deletionTimestamp")),
@@ -49,6 +58,7 @@ def parse_pod(obj: Object) -> PodView:
         reason=reason,
         message=message,
         termination=_termination(status),
+        init_failure=_init_failure(status),
         exited=_all_exited(status),
     )
 
@@ -75,6 +85,7 @@ def parse_initializer(obj: Object) -> InitializerView | None:
         scheduled=conditions.get("PodScheduled", {}).get("status") == "True",
         node_name=(obj.get("spec") or {}).get("nodeName"),
         not_ready_since=_not_ready_since(status, conditions),
+        unacknowledged_since=_unacknowledged_since(obj, conditions),
         deleting="deletionTimestamp" in metadata,
         gone_by=parse_time(metadata.get("deletionTimestamp")),
         reason=reason,
@@ -125,6 +136,18 @@ def _not_ready_since(status: Object, conditions: Mapping[str, Object]) -> dateti
     return parse_time(ready.get("lastTransitionTime")) if running and silent and whole else None
 
 
+def _unacknowledged_since(obj: Object, conditions: Mapping[str, Object]) -> datetime | None:
+    """When a pod was bound that its kubelet has not seen: that sets `startTime` at once, before images and volumes.
+
+    The node controller says nothing of such a pod, which is not ready anyway.
+    """
+    status = obj.get("status") or {}
+    waits = status.get("phase", PodPhase.PENDING) == PodPhase.PENDING and not status.get("startTime")
+    if not (waits and (obj.get("spec") or {}).get("nodeName")):
+        return None
+    return parse_time(conditions.get("PodScheduled", {}).get("lastTransitionTime"))
+
+
 def _disruption(conditions: Mapping[str, Object]) -> str:
     """Why the control plane ends the pod (condition DisruptionTarget, KEP-3329), or Kueue (TerminationTarget)."""
     targets = (conditions.get(name, {}) for name in ("DisruptionTarget", "TerminationTarget"))
@@ -134,6 +157,13 @@ def _disruption(conditions: Mapping[str, Object]) -> str:
 def _termination(status: Object) -> Termination | None:
     trainers = (item for item in status.get("containerStatuses") or () if item.get("name") == TRAINER_CONTAINER)
     return next((found for item in trainers if (found := _ended(item)) is not None), None)
+
+
+def _init_failure(status: Object) -> InitFailure | None:
+    for container in status.get("initContainerStatuses") or ():
+        if (ended := _ended(container)) is not None and ended.exit_code:
+            return InitFailure(str(container.get("name", "")), ended.exit_code, ended.reason)
+    return None
 
 
 def _all_exited(status: Object) -> bool:

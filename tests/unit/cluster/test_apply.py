@@ -14,7 +14,7 @@ from ddpjob_operator.api.status import DDPJobStatus
 from ddpjob_operator.cluster import apply, paths
 from ddpjob_operator.cluster.apply import Applier
 from ddpjob_operator.cluster.cache import Cache, Owner
-from ddpjob_operator.core.values.actions import Action, DeletePod, PointService, ReadLog, ReadWarnings
+from ddpjob_operator.core.values.actions import Action, CreatePod, DeletePod, PointService, ReadLog, ReadWarnings
 from ddpjob_operator.core.values.job import Job
 from ddpjob_operator.runtime.client import Client
 
@@ -115,3 +115,15 @@ async def test_a_change_that_a_policy_denies_is_told_to_the_author_of_the_job(
     assert refused is not None
     assert refused.problem.reason == "AdmissionDenied"
     assert refused.problem.message.endswith("not on Fridays")
+
+
+async def test_no_pod_gets_the_address_of_a_service_that_is_gone(server: Server, client: Client) -> None:
+    """The Service that is made anew has another."""
+    cache = Cache()
+    cache.put_service(Owner("ns", "job-1"), {"spec": {"clusterIP": "10.96.0.7", "ports": [{"port": 29500}]}})
+    server.answers = [status(404, "NotFound", "services digits-rdzv not found")]
+    manifest = {"kind": "Pod", "metadata": {"name": "digits-1-0"}}
+    actions = [CreatePod("digits-1-0", 1, 0, manifest), PointService("digits-rdzv", 1, {})]
+    assert await Applier(client, cache).carry_out(JOB, actions) is None
+    assert [request.method for request in server.asked] == ["PATCH"]
+    assert cache.observed(Owner("ns", "job-1")).service is None

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from ddpjob_operator.api.status import DDPJobStatus
-from ddpjob_operator.core.values.observed import NO_ATTEMPT, PodPhase, Termination
+from ddpjob_operator.core.values.observed import NO_ATTEMPT, InitFailure, PodPhase, Termination
 from ddpjob_operator.wire.jobs import InvalidJob, parse_job
 from ddpjob_operator.wire.objects import parse_time
 from ddpjob_operator.wire.pods import parse_pod
@@ -326,3 +326,30 @@ def test_a_template_of_any_depth_or_size_is_refused_and_not_followed(template: d
 def test_the_source_of_a_variable_is_bounded_as_well() -> None:
     (problem,) = problems({"env": [{"name": "A", "valueFrom": nested(5000)}]}, strict=False)
     assert problem.startswith("spec.env: has more than 32 levels")
+
+
+BOUND = {"type": "PodScheduled", "status": "True", "lastTransitionTime": "2026-01-02T03:04:05Z"}
+
+
+@pytest.mark.parametrize(
+    ("status", "node", "unacknowledged"),
+    [
+        pytest.param({"conditions": [BOUND]}, "n1", True, id="bound, and no word of its kubelet"),
+        pytest.param({"conditions": [BOUND], "startTime": "2026-01-02T03:04:06Z"}, "n1", False, id="seen"),
+        pytest.param({"conditions": [UNSCHEDULABLE]}, None, False, id="not bound"),
+        pytest.param({"phase": "Failed", "conditions": [BOUND]}, "n1", False, id="not admitted"),
+    ],
+)
+def test_a_pod_that_its_kubelet_has_not_seen_has_no_start_time(
+    status: dict[str, Any], node: str | None, unacknowledged: bool
+) -> None:
+    view = parse_pod(pod({"phase": "Pending"} | status) | {"spec": {"nodeName": node} if node else {}})
+    assert view.unacknowledged_since == (datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC) if unacknowledged else None)
+
+
+def test_the_first_init_container_that_failed_is_named() -> None:
+    ended = [
+        {"name": name, "state": {"terminated": {"exitCode": code}}} for name, code in (("a", 0), ("b", 3), ("c", 4))
+    ]
+    assert parse_pod(pod({"initContainerStatuses": ended})).init_failure == InitFailure("b", 3)
+    assert parse_pod(pod({"initContainerStatuses": ended[:1]})).init_failure is None

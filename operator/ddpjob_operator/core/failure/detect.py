@@ -160,9 +160,20 @@ def _of_pod(pod: PodView, now: datetime) -> Failure | None:
         return _of_termination(pod, pod.termination)
     if pod.phase is PodPhase.FAILED or (pod.deleting and not is_stopping(pod, now)):
         outside = _stopped_by(pod)
-        reason, message = outside or ("PodFailed", f"pod {pod.name} failed")
-        return Failure(reason, message, Retry.YES, pod.name, pod.node_name, pod.node_rank, outside=outside is not None)
+        reason, message = outside or _never_started(pod)
+        code = pod.init_failure.exit_code if pod.init_failure and not outside else None
+        return Failure(reason, message, Retry.YES, pod.name, pod.node_name, pod.node_rank, exit_code=code,
+                       outside=outside is not None)  # fmt: skip
     return None
+
+
+def _never_started(pod: PodView) -> tuple[str, str]:
+    """Why a pod failed whose trainer left no end."""
+    init = pod.init_failure
+    if init is None:
+        return "PodFailed", f"pod {pod.name} failed"
+    how = f"exited with code {init.exit_code}" + (f" ({init.reason})" if init.reason not in ("", "Error") else "")
+    return "InitContainerFailed", f"pod {pod.name}: init container {init.container} of podTemplate {how}"
 
 
 def _stopped_by(pod: PodView) -> tuple[str, str] | None:

@@ -24,6 +24,7 @@ ADVICE: dict[str, str] = {
     "PeerLost": "The connection to another rank was lost: check the network and the other pods of this attempt.",
     "RendezvousFailed": "Not all ranks joined in time: check that pods can reach each other on port 29500.",
     "StartError": "The container did not start: check that the image contains python and the package ddp_trainer.",
+    "InitContainerFailed": "The trainer was not started: read the log of that container, and correct podTemplate.",
     "PodDeleted": "The pod was deleted. Training resumes from the last snapshot.",
     "Evicted": "The node ran out of a resource: set resources.requests to the actual usage of the job.",
     "Preempted": "The pod was stopped and saved a snapshot. Training resumes from it.",

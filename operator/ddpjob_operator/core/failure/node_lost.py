@@ -9,13 +9,16 @@ keeps it away from a node that is not ready (KEP-382), and a pod that still runs
 from __future__ import annotations
 
 from collections.abc import Iterable
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from ddpjob_operator.api.policies import Restart
 from ddpjob_operator.core.failure.detect import Failure, Retry
 from ddpjob_operator.core.values.actions import DeletePod
 from ddpjob_operator.core.values.observed import PodView
 from ddpjob_operator.core.values.trainer_report import TrainerReport
+
+KUBELET_SECONDS = 10.0
+"""How long a kubelet that lives may take to see a pod that was bound to it; usually it is a second."""
 
 STRANDED_SECONDS = 60.0
 """How long node rank 0 may wait for the next attempt before it is given one for that alone: longer than Kubernetes
@@ -25,7 +28,15 @@ takes to notice a silent node (node-monitor-grace-period, 40 to 50 s), which wou
 
 def is_lost(pod: PodView, policy: Restart, now: datetime) -> bool:
     """Whether the pod's node has been silent for `restart.nodeLostSeconds`."""
-    return pod.not_ready_since is not None and _left(pod.not_ready_since, policy, now) <= 0
+    since = silent_since(pod)
+    return since is not None and _left(since, policy, now) <= 0
+
+
+def silent_since(pod: PodView) -> datetime | None:
+    """Since when the pod's node says nothing: of a pod that runs, or of one that it should have begun to start."""
+    if pod.not_ready_since is None and pod.unacknowledged_since is not None:
+        return pod.unacknowledged_since + timedelta(seconds=KUBELET_SECONDS)
+    return pod.not_ready_since
 
 
 def lost_nodes(pods: Iterable[PodView], policy: Restart, now: datetime) -> tuple[Failure, ...]:
@@ -33,22 +44,33 @@ def lost_nodes(pods: Iterable[PodView], policy: Restart, now: datetime) -> tuple
     return tuple(
         Failure(
             "NodeLost",
-            f"node {pod.node_name} is NotReady since {pod.not_ready_since:%H:%M:%S} UTC; pod {pod.name} may still "
-            "be running, but cannot write snapshots once the next attempt starts",
+            _what_is_lost(pod),
             Retry.YES,
             pod_name=pod.name,
             node_name=pod.node_name,
             node_rank=pod.node_rank,
-            time=pod.not_ready_since,
+            time=silent_since(pod),
         )
         for pod in pods
         if is_lost(pod, policy, now)
     )
 
 
+def _what_is_lost(pod: PodView) -> str:
+    if pod.not_ready_since is None:
+        return (
+            f"pod {pod.name} was assigned to node {pod.node_name} at {pod.unacknowledged_since:%H:%M:%S} UTC, and the "
+            "node has not begun to start it"
+        )
+    return (
+        f"node {pod.node_name} is NotReady since {pod.not_ready_since:%H:%M:%S} UTC; pod {pod.name} may still "
+        "be running, but cannot write snapshots once the next attempt starts"
+    )
+
+
 def until_lost(pods: Iterable[PodView], policy: Restart, now: datetime) -> float | None:
     """Seconds until the first node that is silent now will be lost; None if all of them answer, or are."""
-    waits = [_left(pod.not_ready_since, policy, now) for pod in pods if pod.not_ready_since is not None]
+    waits = [_left(since, policy, now) for pod in pods if (since := silent_since(pod)) is not None]
     return min((wait for wait in waits if wait > 0), default=None)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from datetime import datetime, timedelta
+from math import inf
 
 from ddpjob_operator.api.status import Condition, DDPJobStatus, Phase
 from ddpjob_operator.core.failure.diagnosis import advice_for
@@ -175,7 +176,8 @@ def startup_problem(look: Look, pods: tuple[PodView, ...]) -> Problem | None:
 
 def until_startup_problem(look: Look) -> float | None:
     """Seconds until a pod that waits without an end may count as a problem; None once it does."""
-    waited = _seconds_waited(look)
+    ages = (_age(look, pod) for pod in members(look) if not pod.placed)
+    waited = min((_seconds_waited(look), *ages))
     return next((limit - waited for limit in (STARTUP_GRACE_SECONDS, NO_SCHEDULER_SECONDS) if waited < limit), None)
 
 
@@ -206,9 +208,13 @@ def _of_pod(look: Look, pod: PodView, waited: float) -> Problem | None:
     warned = look.observed.warnings.get(pod.uid)
     if warned is not None and warned.reason:
         return _advised(warned.reason, f"pod {pod.name}: {warned.message or warned.reason}")
-    if waited >= NO_SCHEDULER_SECONDS and not (pod.scheduled or pod.node_name):
+    if min(waited, _age(look, pod)) >= NO_SCHEDULER_SECONDS and not (pod.scheduled or pod.node_name):
         return _advised(NOT_SCHEDULED, f"pod {pod.name}: no scheduler has processed it")
     return None
+
+
+def _age(look: Look, pod: PodView) -> float:
+    return look.seconds_since(pod.created) if pod.created is not None else inf
 
 
 def _advised(reason: str, said: str) -> Problem:

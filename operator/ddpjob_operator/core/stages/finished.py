@@ -8,13 +8,14 @@ from datetime import timedelta
 
 from ddpjob_operator.core import transitions
 from ddpjob_operator.core.failure.detect import has_succeeded, last_report
+from ddpjob_operator.core.failure.node_lost import force_deletions, until_lost
 from ddpjob_operator.core.gang.members import RESTART_GRACE_SECONDS, members, stop, with_node_counts
 from ddpjob_operator.core.ledger.progress import with_final_report
 from ddpjob_operator.core.manifests.admitted import Refused
 from ddpjob_operator.core.manifests.bounds import BEYOND
 from ddpjob_operator.core.stages import deadlines
 from ddpjob_operator.core.values import conditions as cond
-from ddpjob_operator.core.values.actions import Action, DeleteJob, DeletePod, Event, Plan
+from ddpjob_operator.core.values.actions import Action, DeleteJob, DeletePod, Event, Plan, soonest
 from ddpjob_operator.core.values.look import Look
 from ddpjob_operator.core.values.observed import PodView
 
@@ -63,8 +64,22 @@ def plan_finished(look: Look) -> Plan:
     left = seconds_to_live(look)
     if left is not None and left <= 0:
         return Plan(look.status, (DeleteJob(look.job.uid),))
-    actions: list[Action] = [*clean_up(look, look.observed.pods), *_initializer(look)]
-    return Plan(look.status, tuple(actions), requeue_after=left)
+    going, policy = _going(look), look.job.spec.restart
+    forced = force_deletions(going, policy, look.now)
+    asked = [deletion for deletion in clean_up(look, look.observed.pods) if deletion.uid not in _uids(forced)]
+    actions: tuple[Action, ...] = (*asked, *forced, *_initializer(look))
+    lost = until_lost(going, policy, look.now) if policy.force_delete_lost_pods else None
+    return Plan(look.status, actions, requeue_after=soonest(left, lost))
+
+
+def _going(look: Look) -> tuple[PodView, ...]:
+    """Pods that a job which is over does not keep."""
+    deleted = _uids(clean_up(look, look.observed.pods))
+    return tuple(pod for pod in look.observed.pods if pod.deleting or pod.uid in deleted)
+
+
+def _uids(deletions: tuple[DeletePod, ...]) -> set[str]:
+    return {deletion.uid for deletion in deletions}
 
 
 def clean_up(look: Look, pods: tuple[PodView, ...]) -> tuple[DeletePod, ...]:

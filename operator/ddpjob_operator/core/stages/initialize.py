@@ -159,6 +159,7 @@ def _as_pod(look: Look, pod: InitializerView) -> PodView:
         scheduled=pod.scheduled,
         node_name=pod.node_name,
         not_ready_since=pod.not_ready_since,
+        unacknowledged_since=pod.unacknowledged_since,
         reason=pod.reason,
         message=pod.message,
         exited=pod.exited,

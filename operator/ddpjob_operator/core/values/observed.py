@@ -44,6 +44,15 @@ class Termination:
 
 
 @dataclass(frozen=True, slots=True)
+class InitFailure:
+    """An init container of `podTemplate` that failed, which keeps the trainer from being started."""
+
+    container: str
+    exit_code: int
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class PodView:
     """What matters of a pod that the job controls. `attempt` and `node_rank` are what its labels say."""
 
@@ -62,6 +71,9 @@ class PodView:
     """Whether it has been given a node (condition PodScheduled)."""
     not_ready_since: datetime | None = None
     """When a pod that runs was marked not ready, which only the node lifecycle controller does: its node is silent."""
+    unacknowledged_since: datetime | None = None
+    """When a pod that waits was bound to a node whose kubelet has not said a word about it since."""
+    created: datetime | None = None
     disruption: str = ""
     """Reason of the condition DisruptionTarget, on servers that have it."""
     deleting: bool = False
@@ -76,6 +88,7 @@ class PodView:
     message: str = ""
     termination: Termination | None = None
     """How its trainer ended. A sidecar may go on."""
+    init_failure: InitFailure | None = None
     exited: bool = False
     """Whether every container has exited. Since Kubernetes 1.27 a kubelet reports that while the phase is still
     Running; the phase follows a moment later.
@@ -120,6 +133,7 @@ class InitializerView:
     scheduled: bool = False
     node_name: str | None = None
     not_ready_since: datetime | None = None
+    unacknowledged_since: datetime | None = None
     deleting: bool = False
     gone_by: datetime | None = None
     reason: str = ""

@@ -18,7 +18,7 @@ from ddpjob_operator.core.failure.detect import (
     with_last_log_line,
 )
 from ddpjob_operator.core.failure.diagnosis import diagnose
-from ddpjob_operator.core.values.observed import PodView
+from ddpjob_operator.core.values.observed import InitFailure, PodView
 
 EVICTED = {"reason": "Evicted", "message": "The node was low on resource: memory."}
 GONE = {"deleting": True, "gone_by": later(-SETTLE_SECONDS)}
@@ -342,3 +342,19 @@ def test_a_rank_that_lost_a_peer_is_told_which_node_was_done() -> None:
     assert diagnose(failure).reason == "RankFinishedEarly"
     (alone,) = find_failures([lost, make_pod(1)], [], NOW)
     assert diagnose(alone).reason == "PeerLost"
+
+
+def test_an_init_container_that_failed_is_the_reason_and_not_the_node() -> None:
+    pod = make_pod(0, "Failed", init_failure=InitFailure("fetch", 3, "Error"))
+    (failure,) = find_failures([pod], [], NOW)
+    assert (failure.reason, failure.exit_code) == ("InitContainerFailed", 3)
+    assert failure.message == "pod digits-0-0: init container fetch of podTemplate exited with code 3"
+    diagnosis = diagnose(failure)
+    assert "podTemplate" in diagnosis.advice
+    assert not diagnosis.node_suspect
+
+
+def test_what_ended_a_pod_from_outside_comes_before_its_init_container() -> None:
+    evicted = make_pod(0, "Failed", reason="Evicted", init_failure=InitFailure("fetch", 137))
+    (failure,) = find_failures([evicted], [], NOW)
+    assert (failure.reason, failure.exit_code) == ("Evicted", None)

@@ -174,3 +174,37 @@ def test_a_gang_that_waits_for_nothing_starts_anew() -> None:
     assert after.attempt == 1
     assert after.last_failure is not None
     assert "all pods of the gang still exist" in after.last_failure.message
+
+
+def unseen(node_rank: int, since: float) -> PodView:
+    """A pod that was bound so many seconds after NOW to a node that has not seen it."""
+    return make_pod(node_rank, "Pending", scheduled=True, unacknowledged_since=later(since))
+
+
+@pytest.mark.parametrize(("since", "lost", "left"), [(-39, False, 1.0), (-40, True, None), (0, False, 40.0)])
+def test_a_node_that_never_sees_a_pod_that_was_bound_to_it_is_lost(
+    since: float, lost: bool, left: float | None
+) -> None:
+    assert is_lost(unseen(0, since), POLICY, NOW) is lost
+    assert until_lost([unseen(0, since)], POLICY, NOW) == left
+
+
+@pytest.mark.parametrize("phase", [Phase.STARTING, Phase.RESTARTING])
+def test_a_gang_does_not_wait_for_a_pod_on_a_dead_node(phase: Phase) -> None:
+    """The restart after a power loss may be bound to the dead node before anybody knows that it is dead."""
+    job = make_job(in_phase(phase, attempt_start_time=later(-50)))
+    after = plan(job, seen(make_pod(0), unseen(1, -45)), NOW, DEFAULTS).status
+    assert (after.attempt, after.restarts, after.disruptions) == (1, 0, 1)
+    assert after.last_failure is not None
+    assert (after.last_failure.reason, after.last_failure.node_name) == ("NodeLost", "node-1")
+    assert "has not begun to start it" in after.last_failure.message
+
+
+def test_a_job_that_is_over_gives_up_its_pods_on_lost_nodes_too() -> None:
+    over = in_phase(Phase.FAILED, completion_time=NOW)
+    zombie, kept = silent(0, -31, deleting=True), make_pod(1, "Failed")
+    forced = make_job(over, restart={"nodeLostSeconds": 30, "forceDeleteLostPods": True})
+    assert plan(forced, seen(zombie, kept), NOW, DEFAULTS).actions == (DeletePod("digits-0-0", "pod-0-0", 0),)
+    assert plan(make_job(over), seen(zombie, kept), NOW, DEFAULTS).actions == ()
+    waits = plan(forced, seen(silent(0, -20, deleting=True)), NOW, DEFAULTS)
+    assert (waits.actions, waits.requeue_after) == ((), 10.0)

@@ -112,6 +112,14 @@ def test_a_pod_that_nobody_schedules_is_named() -> None:
     assert found.message.startswith("pod digits-0-1: no scheduler has processed it. Check")
 
 
+@pytest.mark.parametrize(("age", "named"), [(29.0, False), (30.0, True)])
+def test_a_pod_that_was_created_late_in_an_attempt_has_as_long_to_be_scheduled(age: float, named: bool) -> None:
+    late = nowhere(1, created=later(-age))
+    scene = at(make_job(restarting(600)), seen(make_pod(0), late))
+    assert (startup_problem(scene, (late,)) is not None) is named
+    assert until_startup_problem(scene) == (None if named else 1.0)
+
+
 @pytest.mark.parametrize(
     ("first", "second", "same"),
     [
