@@ -241,6 +241,9 @@ class Cache:
         """
         jobs, pods = tuple(jobs), tuple(pods)
         self._listed.add(namespace)
+        for owner, unwatched in self._unwatched.items():
+            if namespace in (None, owner.namespace):
+                unwatched.children.clear()  # no watch would report that one was deleted
         before = {key for key in self._jobs if namespace in (None, key.namespace)}
         listed = {job["metadata"]["uid"] for job in jobs}
         for key in before:

@@ -33,7 +33,7 @@ from ddpjob_operator.runtime.client import Client
 from ddpjob_operator.runtime.errors import ApiError
 from ddpjob_operator.runtime.events import EventRecorder, Subject
 from ddpjob_operator.runtime.leader import Leader
-from ddpjob_operator.wire.jobs import InvalidJob, is_left_to_another, job_of, parse_job
+from ddpjob_operator.wire.jobs import InvalidJob, is_left_to_another, job_of, parse_job, parse_status
 
 logger = logging.getLogger(__name__)
 
@@ -75,7 +75,7 @@ class _View:
 
     @property
     def status(self) -> DDPJobStatus:
-        return self.job.status if self.job else DDPJobStatus.model_validate(self.obj.get("status") or {})
+        return self.job.status if self.job else parse_status(self.obj.get("status") or {})
 
     @property
     def generation(self) -> int:

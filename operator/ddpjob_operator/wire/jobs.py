@@ -82,9 +82,31 @@ def job_of(obj: Object, spec: DDPJobSpec) -> Job:
         generation=metadata.get("generation", 1),
         created=parse_time(metadata.get("creationTimestamp")) or datetime.fromtimestamp(0, UTC),
         spec=spec,
-        status=DDPJobStatus.model_validate(obj.get("status") or {}),
+        status=parse_status(obj.get("status") or {}),
         deleting="deletionTimestamp" in metadata,
     )
+
+
+def parse_status(given: Object) -> DDPJobStatus:
+    """A status, without the fields and items that this version cannot read: another version, or a person, may have
+    written them, and a job must not be left without an operator for that.
+    """
+    try:
+        return DDPJobStatus.model_validate(given)
+    except ValidationError as error:
+        return DDPJobStatus.model_validate(_readable(given, [found["loc"] for found in error.errors()]))
+
+
+def _readable(given: Object, unreadable: list[tuple[Any, ...]]) -> dict[str, Any]:
+    """`given` without what is at these locations: items of a list one by one, any other field as a whole."""
+    spoilt: dict[str, set[Any]] = {}
+    for field, *inner in unreadable:
+        spoilt.setdefault(field, set()).add(inner[0] if inner else None)
+    kept = {field: value for field, value in given.items() if field not in spoilt}
+    for field, indices in spoilt.items():
+        if isinstance(given[field], list) and None not in indices:
+            kept[field] = [item for index, item in enumerate(given[field]) if index not in indices]
+    return kept
 
 
 def _refuse_other_kinds(obj: Object) -> None:

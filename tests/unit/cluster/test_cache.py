@@ -302,3 +302,13 @@ def test_other_last_words_take_nothing_away(last: dict[str, Any]) -> None:
     cache.put_report(OWNER, known)
     cache.drop_pod(last)
     assert cache.observed(OWNER).report == known
+
+
+def test_a_list_forgets_the_children_that_no_watch_reports_of_its_namespace_alone() -> None:
+    """One that was deleted is then found missing."""
+    cache, elsewhere = Cache(), Owner("other", "job-2")
+    for owner in (OWNER, elsewhere):
+        cache.put_child(owner, "NetworkPolicy", "digits")
+    cache.take_lists("ns", [], [], 9, 9)
+    assert cache.observed(OWNER).children == frozenset()
+    assert cache.observed(elsewhere).children == {("NetworkPolicy", "digits")}

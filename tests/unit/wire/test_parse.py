@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import yaml
 
-from ddpjob_operator.api.status import DDPJobStatus
+from ddpjob_operator.api.status import DDPJobStatus, NodeCount
 from ddpjob_operator.core.values.observed import NO_ATTEMPT, InitFailure, PodPhase, Termination
-from ddpjob_operator.wire.jobs import InvalidJob, parse_job
+from ddpjob_operator.wire.jobs import InvalidJob, parse_job, parse_status
 from ddpjob_operator.wire.objects import parse_time
 from ddpjob_operator.wire.pods import parse_pod
 
@@ -353,3 +353,30 @@ def test_the_first_init_container_that_failed_is_named() -> None:
     ]
     assert parse_pod(pod({"initContainerStatuses": ended})).init_failure == InitFailure("b", 3)
     assert parse_pod(pod({"initContainerStatuses": ended[:1]})).init_failure is None
+
+
+BEGUN = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+CONDITION = {"type": "Running", "status": "True", "reason": "GangRunning", "lastTransitionTime": "2026-01-02T03:04:05Z"}
+
+
+@pytest.mark.parametrize(
+    ("spoilt", "lost"),
+    [
+        ({"phase": "Migrating"}, {"phase": None}),
+        ({"attempt": "many"}, {"attempt": 0}),
+        ({"goodput": {"training": "long"}}, {"goodput": None}),
+        ({"nodes": []}, {"nodes": NodeCount()}),
+        ({"conditions": [CONDITION, {"type": "Degraded"}, CONDITION | {"lastTransitionTime": "soon"}]}, {}),
+        (
+            {"failures": 7, "restartTimes": ["never", "2026-01-02T03:04:05Z"]},
+            {"restart_times": (BEGUN,)},
+        ),
+    ],
+    ids=lambda value: "" if value is None else str(value)[:40],
+)
+def test_a_status_loses_what_this_version_cannot_read_and_nothing_else(
+    spoilt: dict[str, Any], lost: dict[str, Any]
+) -> None:
+    whole = {"phase": "Running", "attempt": 3, "restarts": 2, "conditions": [CONDITION], "snapshot": None}
+    read = parse_status(whole | spoilt)
+    assert read == DDPJobStatus.model_validate(whole).model_copy(update=lost)

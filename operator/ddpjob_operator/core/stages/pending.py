@@ -8,15 +8,14 @@ them to be scheduled one by one. All of it is made at once; the API server's ref
 from __future__ import annotations
 
 from ddpjob_operator.core import transitions
+from ddpjob_operator.core.gang.children import missing_children
 from ddpjob_operator.core.gang.problems import startup_problem
 from ddpjob_operator.core.manifests.admission import admission
 from ddpjob_operator.core.manifests.admitted import Admitted, Refused
-from ddpjob_operator.core.manifests.network_policy import build_policies
-from ddpjob_operator.core.manifests.pod_group import build_pod_group
 from ddpjob_operator.core.manifests.pods import build_pvc, build_service
 from ddpjob_operator.core.stages.finished import plan_refused
 from ddpjob_operator.core.stages.starting import plan_starting
-from ddpjob_operator.core.values.actions import Action, CreateChild, CreatePVC, CreateService, Plan
+from ddpjob_operator.core.values.actions import Action, CreatePVC, CreateService, Plan
 from ddpjob_operator.core.values.look import Look
 
 
@@ -41,8 +40,4 @@ def _missing(look: Look, admitted: Admitted) -> tuple[Action, ...]:
     claim = build_pvc(admitted)
     if claim is not None and not observed.pvc_exists:
         actions.append(CreatePVC(claim))
-    children = (child for child in (*build_policies(admitted), build_pod_group(admitted)) if child is not None)
-    actions += [
-        CreateChild(child) for child in children if (child["kind"], child["metadata"]["name"]) not in observed.children
-    ]
-    return tuple(actions)
+    return (*actions, *missing_children(look, admitted))

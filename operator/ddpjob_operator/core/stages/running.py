@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ddpjob_operator.core import transitions
 from ddpjob_operator.core.failure.node_lost import until_lost
+from ddpjob_operator.core.gang.children import lost_children
 from ddpjob_operator.core.gang.elastic import until_resized, wanted_resize
 from ddpjob_operator.core.gang.members import discard, ended_before, left_over, with_node_counts
 from ddpjob_operator.core.gang.problems import with_problems
@@ -27,8 +28,8 @@ def plan_running(look: Look) -> Plan:
 
 
 def _tend(look: Look) -> Plan:
-    """Delete what older attempts left, keep as many spares as wanted, and update the status."""
-    actions = (*discard(look, left_over(look)), *spare_actions(look))
+    """Delete what older attempts left, keep as many spares as wanted, restore children, and update the status."""
+    actions = (*discard(look, left_over(look)), *spare_actions(look), *lost_children(look))
     look = with_problems(with_node_counts(look, len(ready_spares(look))))
     wait = soonest(until_lost(look.observed.pods, look.job.spec.restart, look.now), until_resized(look))
     return Plan(look.status, actions, requeue_after=wait)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from ddpjob_operator.api.status import Phase
 from ddpjob_operator.core import transitions
 from ddpjob_operator.core.failure.node_lost import until_lost
+from ddpjob_operator.core.gang.children import missing_children
 from ddpjob_operator.core.gang.elastic import grace_of_old, still_saving, until_resized, wanted_resize
 from ddpjob_operator.core.gang.members import discard, fill_gang, left_over, members, until_filled, with_node_counts
 from ddpjob_operator.core.gang.problems import (
@@ -60,7 +61,7 @@ def _fill(look: Look) -> Plan:
     if look.observed.service is None:
         # even if every pod is there: whether it selects this attempt has to be looked at
         return Plan(look.status, (*stale, CreateService(build_service(admitted, look.status.attempt))))
-    create = (*fill_gang(look, admitted), *spare_actions(look))
+    create = (*missing_children(look, admitted), *fill_gang(look, admitted), *spare_actions(look))
     before = with_node_counts(look, spares)
     after, events = _advanced(before)
     after = with_problems(after)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
-from builders import DEFAULTS, NOW, make_job, seen
+from builders import DEFAULTS, NOW, in_phase, make_job, seen
+from looks import GANG
 
 from ddpjob_operator.api.status import Phase
 from ddpjob_operator.core.plan import plan
 from ddpjob_operator.core.values import conditions as cond
 from ddpjob_operator.core.values.actions import CreateChild, CreatePod, CreatePVC, CreateService
-from ddpjob_operator.core.values.job import Problem
+from ddpjob_operator.core.values.job import Defaults, NetworkAccess, Problem
 from ddpjob_operator.core.values.observed import Observed
 
 VOLCANO = {"scheduling": {"gang": "Volcano"}}
@@ -43,3 +45,23 @@ def test_what_the_api_server_refuses_is_said_and_holds_the_job_back() -> None:
     assert degraded is not None
     assert (degraded.reason, degraded.message) == (problem.reason, problem.message)
     assert [type(action) for action in decided.actions] == [CreateChild], "it is asked for again"
+
+
+ISOLATED = replace(DEFAULTS, network=NetworkAccess("operators"))
+
+
+@pytest.mark.parametrize("phase", [Phase.STARTING, Phase.RESTARTING, Phase.RUNNING])
+@pytest.mark.parametrize(
+    ("defaults", "spec", "kind"),
+    [(ISOLATED, {}, "NetworkPolicy"), (DEFAULTS, VOLCANO, "PodGroup")],
+    ids=["the policy", "the group"],
+)
+def test_what_protects_and_groups_the_pods_is_made_again_in_every_phase(
+    phase: Phase, defaults: Defaults, spec: dict[str, Any], kind: str
+) -> None:
+    job = make_job(in_phase(phase, spec=spec), **spec)
+    made = [action for action in plan(job, seen(*GANG), NOW, defaults).actions if isinstance(action, CreateChild)]
+    assert [child.manifest["kind"] for child in made] == [kind]
+    there = frozenset({(child.manifest["kind"], child.manifest["metadata"]["name"]) for child in made})
+    again = plan(job, seen(*GANG, children=there), NOW, defaults).actions
+    assert not any(isinstance(action, CreateChild) for action in again)
