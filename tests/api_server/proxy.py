@@ -86,6 +86,8 @@ class FaultProxy:
     folder: Path
     fault: Callable[[Call], Fault] = lambda call: Fault.PASS
     read_fault: Callable[[web.Request], Awaitable[web.StreamResponse | None]] | None = None
+    freeze: Callable[[web.Request], bool] = lambda request: False
+    """Whether what an answer still has to say, such as the events of a watch, is held back."""
     kill: Callable[[], Awaitable[None]] | None = None
     terminate: Callable[[], None] | None = None
     overtake: Callable[[], Awaitable[object]] | None = None
@@ -195,6 +197,8 @@ class FaultProxy:
             try:
                 await response.prepare(request)
                 async for chunk in answer.content.iter_any():
+                    while self.freeze(request):  # noqa: ASYNC110
+                        await asyncio.sleep(0.05)
                     await response.write(chunk)
                 await response.write_eof()
             except (aiohttp.ClientConnectionError, ConnectionResetError, asyncio.CancelledError):

@@ -113,6 +113,35 @@ async def test_a_leader_that_slept_past_its_lease_writes_nothing_when_it_wakes(
     assert writes(second, cluster) > 0
 
 
+async def test_a_standby_whose_picture_of_a_job_is_old_leaves_its_new_gang_alone(
+    cluster: Cluster, pair: list[tuple[Operator, FaultProxy]]
+) -> None:
+    """Its watch of DDPJobs brings nothing any more, but that of pods does: they are of an attempt that it has not
+    heard of."""
+    (leader, _), (standby, second) = pair
+    await cluster.apply_job(restart={"backoff": {"initialSeconds": 0}})
+    old = [pod["metadata"]["name"] for pod in await cluster.gang_exists()]
+    await cluster.runs(*old)
+    await cluster.phase_is("Running")
+    second.freeze = lambda request: request.query.get("watch") == "true" and request.path.endswith("/ddpjobs")
+    await cluster.ends(old[1], code=1)
+    new = {pod["metadata"]["name"]: pod["metadata"]["uid"] for pod in await cluster.gang_exists(1)}
+    await cluster.runs(*new)
+    await cluster.phase_is("Running")
+    await leader.kill()
+
+    async def leads() -> bool:
+        return "ddpjob_operator_leader 1.0" in (await standby.probe("metrics"))[1]
+
+    await eventually_async(leads, "the standby leads", seconds=TAKEOVER_SECONDS + SLACK_SECONDS)
+    await asyncio.sleep(2)
+    assert {pod["metadata"]["name"]: pod["metadata"]["uid"] for pod in await cluster.pods()} == new
+    assert [call.kind for call in second.calls.get(cluster.namespace, [])] == []
+    await cluster.ends(*new)
+    status = await cluster.phase_is("Succeeded")
+    assert (status["attempt"], status["restarts"]) == (1, 1)
+
+
 async def test_a_leader_whose_lease_could_not_be_renewed_for_a_while_misses_nothing_of_that_time(
     cluster: Cluster, start_operator: StartOperator, tmp_path: Path
 ) -> None:
