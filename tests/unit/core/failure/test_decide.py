@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 from builders import NOW, later, make_job
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from looks import at
 
 from ddpjob_operator.api.status import DDPJobStatus, SnapshotStatus
+from ddpjob_operator.core.failure.budget import CLOSE_FAILURES, CLOSE_SECONDS
 from ddpjob_operator.core.failure.decide import (
     FAILURES_KEPT,
     KEPT_MESSAGE_LIMIT,
@@ -295,18 +296,29 @@ rules = st.lists(
     given_rules=rules,
     story=st.lists(st.tuples(failures, st.sampled_from((0, 1, 60, 200)), st.none() | st.integers(5, 40)), max_size=25),
 )
+@example(  # the last snapshot comes after five failures within five minutes, and refills nothing
+    most=4,
+    window=100,
+    given_rules=[],
+    story=[
+        (Failure("WorkerKilled", "rank 0 raised A", Retry.YES, exit_code=1), pause, snapshot)
+        for pause, snapshot in ((0, None), (60, None), (60, None), (0, None), (0, None), (0, 5))
+    ],
+)
 def test_the_counters_add_up_and_the_budget_is_never_exceeded(
     most: int, window: int | None, given_rules: list[Any], story: list[tuple[Failure, int, int | None]]
 ) -> None:
     policy = {"maxRestarts": most, "rules": given_rules} | ({"windowSeconds": window} if window else {})
     job, status, seconds = make_job(restart=policy), DDPJobStatus(), 0
     counted: list[int] = []  # when the restarts were that count, since progress was last made
+    failed: list[int] = []  # when each failure was
     for attempt, (failure, pause, snapshot) in enumerate(story):
         seconds += pause
         if snapshot is not None and (status.snapshot is None or snapshot > status.snapshot.step):
             marks = (status.last_failure.step, status.last_failure.snapshot_step) if status.last_failure else ()
             status = status.model_copy(update={"snapshot": SnapshotStatus(step=snapshot, time=NOW, verified=True)})
-            counted = [] if all(mark is None or snapshot > mark for mark in marks) else counted
+            close = len(failed) >= CLOSE_FAILURES and seconds - failed[-CLOSE_FAILURES] < CLOSE_SECONDS
+            counted = [] if all(mark is None or snapshot > mark for mark in marks) and not close else counted
         status = status.model_copy(update={"attempt": attempt})
         found, record = (
             decide(at(replace(job, status=status), seconds=seconds), failure),
@@ -325,6 +337,7 @@ def test_the_counters_add_up_and_the_budget_is_never_exceeded(
         steps = (status.restarts - before.restarts, status.disruptions - before.disruptions)
         assert sorted(steps) == [0, 1], "every new attempt is either a restart or a disruption"
         counted += [seconds] * steps[0]
+        failed.append(seconds)
         assert status.restarts + status.disruptions == attempt + 1
         assert len(within) + steps[0] <= most or not steps[0], "the budget was exceeded"
         assert 0 <= found.seconds <= job.spec.restart.backoff.max_seconds
