@@ -22,8 +22,9 @@ from torch.optim.swa_utils import AveragedModel
 import ddp_trainer
 from ddp_trainer.client.run import MOST_VALUES, Run
 from ddp_trainer.contract.exit_codes import UserError
-from ddp_trainer.contract.heartbeat import read_heartbeats
+from ddp_trainer.contract.heartbeat import Heartbeat, heartbeat_dir, read_heartbeats
 from ddp_trainer.rank import failures
+from ddp_trainer.rank.observe import close_observer, observe
 
 
 @pytest.fixture
@@ -273,6 +274,26 @@ def test_a_checkpoint_is_on_record_in_the_status(attach: Any, tmp_path: Path) ->
         True,
         {"saved": 1},
     )
+
+
+def test_a_program_that_saves_itself_is_still_observed_and_each_step_counts_once(attach: Any, tmp_path: Path) -> None:
+    heartbeat_dir(tmp_path / "run").mkdir(parents=True)
+    observe(Heartbeat(heartbeat_dir(tmp_path / "run"), observed=True), world_size=1)
+    try:
+        model, optimizer = model_and_optimizer()
+        run = attach(total_steps=9)
+        run.resume()
+        for _ in range(3):
+            loss = step(model, optimizer)
+            run.step_end(loss)
+        with run.checkpoint() as folder:
+            (folder / "state").touch()
+    finally:
+        close_observer()
+    (beat,) = read_heartbeats(tmp_path / "run")
+    assert (beat["step"], beat["totalSteps"], beat["counters"]["steps"]) == (3, 9, 3)
+    assert (beat["snapshot"]["step"], beat["observed"]) == (3, True)
+    assert beat["loss"] == pytest.approx(float(loss.detach()))
 
 
 # What is refused

@@ -156,6 +156,16 @@ def test_after_the_observer_is_closed_torch_is_as_it_was(seen: Any) -> None:
     assert (torch.autograd.backward, torch.amp.GradScaler.scale) == before
 
 
+def test_what_a_library_reports_after_the_observer_is_closed_goes_nowhere(tmp_path: Path) -> None:
+    heartbeat_dir(tmp_path).mkdir()
+    observer = observe(Heartbeat(heartbeat_dir(tmp_path)), world_size=1)
+    close_observer()
+    before = read_heartbeats(tmp_path)
+    observer.begins(step=5, total_steps=9)
+    observer.validates()
+    assert read_heartbeats(tmp_path) == before
+
+
 @pytest.mark.processes
 def test_a_script_is_observed_from_its_own_import_of_torch_on(tmp_path: Path) -> None:
     heartbeat_dir(tmp_path).mkdir()

@@ -164,6 +164,13 @@ def test_what_a_program_reports_beyond_the_limit_has_no_series(pod, tmp_path):
     assert len(names) == MOST_METRICS
 
 
+def test_a_reported_value_that_is_not_finite_has_no_series_and_the_page_is_served(pod, tmp_path):
+    trained(tmp_path).metrics(mine=1.0, diverged=float("nan"))
+    names = [name for name in shown(pod, pod_state(tmp_path)) if name.startswith("ddpjob_train_metric{")]
+    assert [name for name in names if "diverged" in name] == []
+    assert [name for name in names if "mine" in name] == ['ddpjob_train_metric{ddpjob="digits",metric="mine"}']
+
+
 def test_only_node_rank_0_counts_the_run_so_that_a_sum_over_pods_is_right(pod, tmp_path):
     """Both pods of a gang, whose ranks all report the steps of the run."""
     pages = []
