@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 from ddpjob_operator.core.values import names
 from ddpjob_operator.core.values.observed import Creations, InitializerView, Observed, PodView, PodWarning, ServiceView
 from ddpjob_operator.core.values.trainer_report import TrainerReport, read_termination
+from ddpjob_operator.wire.jobs import kept
 from ddpjob_operator.wire.pods import parse_initializer, parse_pod
 
 Json = Mapping[str, Any]
@@ -85,7 +86,7 @@ class Cache:
     _last_list: int = 0
 
     def job(self, key: Key) -> Json | None:
-        """The DDPJob object as last seen. It is shared: never change it."""
+        """The DDPJob object as last seen, as far as it is kept. It is shared: never change it."""
         return self._jobs.get(key)
 
     def is_listed(self, namespace: str) -> bool:
@@ -126,7 +127,7 @@ class Cache:
             return False
         if known is not None and known["metadata"]["uid"] != meta["uid"]:
             self._unwatched.pop(Owner(key.namespace, known["metadata"]["uid"]), None)
-        self._jobs[key] = obj
+        self._jobs[key] = kept(obj)
         return True
 
     def drop_job(self, obj: Json) -> bool:

@@ -24,8 +24,12 @@ _QUANTITY_KINDS = ("constrained-str", "constrained-int")
 MOST_LEVELS = 32
 """A pod's own fields have about 15. What is recursive here and in libraries takes several hundred."""
 
-MOST_VALUES = 20_000
+MOST_VALUES = 10_000
 """A value of two bytes in JSON takes up to 64 in memory, and every pass reads them all."""
+
+
+_EXCESS = [None] * (MOST_VALUES + 1)
+"""Stands for a value that is refused: as large as one, and there once."""
 
 
 _QUANTITY = "such as 2, 500m, 16Gi"
@@ -120,10 +124,33 @@ def _refuse_other_kinds(obj: Object) -> None:
         raise InvalidJob(tuple(f"{key}: is not a field of a {KIND}; move it under spec" for key in sorted(unknown)))
 
 
+_KEPT_METADATA = (
+    "name", "namespace", "uid", "resourceVersion", "generation", "creationTimestamp", "deletionTimestamp"
+)  # fmt: skip
+
+
+def kept(obj: Object) -> Object:
+    """What is remembered of a DDPJob: all that is read later, and nothing that its author can make large for nothing.
+
+    A field of the spec that `parse_job` refuses for its size is refused of this, too.
+    """
+    spec = obj.get("spec")
+    if is_left_to_another(obj):
+        spec = {"managedBy": (spec or {})["managedBy"]}
+    elif isinstance(spec, dict):
+        spec = {field: value if _is_bounded(value) else _EXCESS for field, value in spec.items()}
+    metadata = {name: value for name, value in (obj.get("metadata") or {}).items() if name in _KEPT_METADATA}
+    return {**obj, "metadata": metadata} | ({} if spec is None else {"spec": spec})
+
+
+def _is_bounded(value: Any) -> bool:
+    return is_bounded(value, MOST_LEVELS, MOST_VALUES)
+
+
 def _refuse_excess(spec: Any) -> None:
     """A field without a schema, as CRDs before this one had some, holds whatever its author likes."""
     for field, value in spec.items() if isinstance(spec, dict) else ():
-        if not is_bounded(value, MOST_LEVELS, MOST_VALUES):
+        if not _is_bounded(value):
             excess = f"has more than {MOST_LEVELS} levels or more than {MOST_VALUES} values"
             raise InvalidJob((f"spec.{field}: {excess}; remove what a pod does not need",))
 
@@ -222,7 +249,7 @@ def _model_of(annotation: Any) -> type[BaseModel] | None:
     return None
 
 
-def is_left_to_another(obj: Mapping[str, Any]) -> bool:
+def is_left_to_another(obj: Object) -> bool:
     """Whether `managedBy` names another controller.
 
     Asked of the object as it stands: one that this operator could not even read is none of its business either.

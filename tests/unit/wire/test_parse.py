@@ -319,7 +319,7 @@ def test_a_template_of_any_depth_or_size_is_refused_and_not_followed(template: d
     """Seen from an API server whose CRD has no schema for it."""
     (problem,) = problems({"podTemplate": {"spec": template}}, strict=False)
     assert problem == (
-        "spec.podTemplate: has more than 32 levels or more than 20000 values; remove what a pod does not need"
+        "spec.podTemplate: has more than 32 levels or more than 10000 values; remove what a pod does not need"
     )
 
 
