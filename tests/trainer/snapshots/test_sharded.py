@@ -111,6 +111,43 @@ def test_a_run_over_two_ranks_then_one_then_two_ends_as_the_unbroken_one(branche
         assert resumed[name] == pytest.approx(values, rel=1e-4, abs=1e-6), name
 
 
+@pytest.fixture(scope="module")
+@starts_processes
+def loaders(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """States that each of two ranks has for itself, what two made of them and then one."""
+    out = tmp_path_factory.mktemp("loaders")
+    torchrun(2, out, "own_loaders", "own_loaders_resumed", "own_loaders_broken")
+    torchrun(1, out, "own_loaders_resumed")
+    return out
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_each_rank_gets_its_own_state_back_and_an_epochs_scheduler_goes_on(loaders: Path, rank: int) -> None:
+    unbroken, resumed = seen(loaders, "own_loaders", 2, rank), seen(loaders, "own_loaders_resumed", 2, rank)
+    assert (unbroken["first"], resumed["first"]) == (0, 6)
+    assert resumed["seen"] == unbroken["seen"][6:], "the same losses and learning rates, bit for bit"
+    assert [resumed[name] for name in ("position", "order", "weights")] == [
+        unbroken[name] for name in ("position", "order", "weights")
+    ]
+    assert unbroken["position"] == 12 * (1 + rank), "the ranks differ"
+    assert resumed["events"] == []
+
+
+def test_another_number_of_ranks_begins_them_anew_and_says_so(loaders: Path) -> None:
+    alone, fresh = seen(loaders, "own_loaders_resumed", 1), seen(loaders, "own_loaders", 2)
+    assert alone["first"] == 6
+    assert alone["position"] == 6, "it begins at 0, not where one of two ranks stood"
+    assert alone["order"] != fresh["order"]
+    (message,) = (message for message in alone["events"] if "loader" in message)
+    assert message.startswith("loader is of 2 ranks, one each, and this is 1: each begins with the one")
+
+
+def test_a_state_of_one_rank_that_cannot_be_held_is_an_error_on_all(loaders: Path) -> None:
+    first, second = (seen(loaders, "own_loaders_broken", 2, rank) for rank in (0, 1))
+    assert first == second
+    assert first.startswith("loader of rank 1 cannot be saved: file is a _io.TextIOWrapper")
+
+
 def test_a_part_that_one_rank_could_not_write_fails_the_save_on_all_and_the_next_works(out: Path) -> None:
     first, second = (seen(out, "one_rank_cannot_write", 2, rank) for rank in (0, 1))
     assert first[:2] == second[:2] == [False, True]

@@ -35,15 +35,22 @@ class PerRank:
         self._gathered: list[str] = []
 
     def gather(self) -> None:
-        """Bring all ranks' states together: a collective. Raises UserError on all ranks for one that is too large."""
-        text = packed(self._value)
-        problem = f"{len(text):,} bytes" if len(text) > MOST_BYTES else None
+        """Bring all ranks' states together: a collective. Raises UserError on all ranks for one that is too large or
+        that a snapshot cannot hold.
+        """
+        text, problem = "", None
+        try:
+            text = packed(self._value)
+        except Exception as error:  # on this rank alone: the others wait for what it has to say
+            problem = f"cannot be saved: {str(error) or type(error).__name__}"
+        if len(text) > MOST_BYTES:
+            problem = (
+                f"has {len(text):,} bytes; a state of each rank may have {MOST_BYTES:,}. Keep in it only what tells "
+                "where the rank stands"
+            )
         for rank, found in enumerate(self._ranks.problems(problem)):
             if found is not None:
-                raise UserError(
-                    f"{self._name} of rank {rank} has {found}; a state of each rank may have {MOST_BYTES:,}. Keep "
-                    "in it only what tells where the rank stands"
-                )
+                raise UserError(f"{self._name} of rank {rank} {found}")
         self._gathered = self._ranks.values(text)
 
     def state_dict(self) -> Mapping[str, Any]:
