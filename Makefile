@@ -90,6 +90,9 @@ bench: $(VENV)/.dev  ## the operator: apply to first step beside doing it by han
 	$(BIN)/python -m tests.cluster.bench_causes
 	$(BIN)/python -m tests.api_server.bench_takeover
 
+troubleshooting: $(VENV)/.dev  ## docs/troubleshooting.md, from wrong scripts that are run: minutes
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.wrong_scripts
+
 ##@ Change it
 format: $(VENV)/.dev  ## let ruff lay out the code
 	$(BIN)/ruff check --fix .
@@ -174,5 +177,5 @@ $(VENV)/.dev: $(VENV)/.torch requirements/dev.txt requirements/libraries.txt pyp
 help:
 	@awk 'BEGIN {FS = ":.*##"} /^##@/ {printf "\n%s\n", substr($$0, 5)} /^[a-z-]+:.*##/ {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-.PHONY: mutate busy-test check-in-process lint-style lint-types lint-layers lint-files demo demo-cluster test test-unit test-trainer test-local test-api test-cluster test-packaging check lint prove bench-trainer bench format generate \
+.PHONY: troubleshooting mutate busy-test check-in-process lint-style lint-types lint-layers lint-files demo demo-cluster test test-unit test-trainer test-local test-api test-cluster test-packaging check lint prove bench-trainer bench format generate \
 	release-check release-notes wheel chart-package sbom images run-operator cluster-up cluster-down clean python-venv tools help

@@ -55,7 +55,8 @@ GROUPS = {
         "port_in_use", "server_unreachable",
     ],
     "Collectives and data loaders": [
-        "skips_a_collective", "sizes_differ", "collectives_differ", "models_differ", "unused_parameters",
+        "skips_a_collective", "skips_a_collective_on_another_node",
+        "sizes_differ", "collectives_differ", "models_differ", "unused_parameters",
         "group_made_twice", "starts_ranks_itself", "loader_worker_raises", "loader_worker_killed",
     ],
     "Hangs": ["sleeps_for_ever", "deadlock", "stopped", "busy_for_ever"],

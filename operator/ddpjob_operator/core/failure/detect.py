@@ -7,6 +7,7 @@ the same moment.
 
 from __future__ import annotations
 
+import re
 import signal
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -31,6 +32,8 @@ CONSEQUENCES = ("PeerLost", "RendezvousFailed")
 PREEMPTED = "Preempted"
 TRACES_OF_A_STOP = (PREEMPTED, "WorkerKilled", *CONSEQUENCES)
 """What a pod says of its end when the kubelet ended it: a deletion or an eviction explains these, and nothing else."""
+
+_TIMED_OUT = re.compile(r"timed out waiting|collective operation timeout|socket timeout", re.IGNORECASE)
 
 _DISRUPTED = {
     "PreemptionByScheduler": PREEMPTED,
@@ -77,8 +80,8 @@ def find_failures(pods: Iterable[PodView], missing: Iterable[tuple[str, int]], n
     `missing` names pods that were there and are gone, with their node rank.
     """
     pods = tuple(pods)
-    done = next((pod for pod in pods if has_succeeded(pod)), None)
-    failures = [_beside(done, failure) for pod in pods if (failure := _of_pod(pod, now))]
+    found = {pod.uid: failure for pod in pods if (failure := _of_pod(pod, now))}
+    failures = [_beside([pod for pod in pods if pod.uid not in found], failure) for failure in found.values()]
     failures += [
         Failure("PodDeleted", f"pod {name} was deleted", Retry.YES, pod_name=name, node_rank=node_rank, outside=True)
         for name, node_rank in missing
@@ -86,13 +89,21 @@ def find_failures(pods: Iterable[PodView], missing: Iterable[tuple[str, int]], n
     return tuple(failures)
 
 
-def _beside(done: PodView | None, failure: Failure) -> Failure:
-    """`failure` with the pod that had succeeded by then: ranks that lost a peer may have lost one that was done."""
-    if done is None or failure.reason != "PeerLost":
+def _beside(others: list[PodView], failure: Failure) -> Failure:
+    """`failure` with what the pods that have not failed say of it, if all that it knows is a lost peer.
+
+    The peer may have been done. In a collective that times out all ranks time out but those that are not in it.
+    """
+    if failure.reason != "PeerLost":
         return failure
     first, newline, rest = failure.message.partition("\n")
-    finished = f"node rank {done.node_rank} had already finished its script"
-    return replace(failure, message=f"{first}; {finished}{newline}{rest}")
+    if done := next((pod for pod in others if has_succeeded(pod)), None):
+        clause = f"node rank {done.node_rank} had already finished its script"
+    elif len(others) == 1 and not others[0].deleting and _TIMED_OUT.search(first):
+        clause = f"the ranks of node rank {others[0].node_rank} did not time out: look there for one that did not join"
+    else:
+        return failure
+    return replace(failure, message=f"{first}; {clause}{newline}{rest}")
 
 
 def with_last_log_line(failure: Failure, log: str) -> Failure:

@@ -358,3 +358,15 @@ def test_what_ended_a_pod_from_outside_comes_before_its_init_container() -> None
     evicted = make_pod(0, "Failed", reason="Evicted", init_failure=InitFailure("fetch", 137))
     (failure,) = find_failures([evicted], [], NOW)
     assert (failure.reason, failure.exit_code) == ("Evicted", None)
+
+
+def test_a_collective_that_times_out_is_told_with_the_node_that_did_not() -> None:
+    told = make_report("PeerLost", message="rank 0 raised RuntimeError: Timed out waiting 2000ms for recv operation")
+    pods = [make_pod(rank, "Failed", termination=ended(1, told, ago=6)) for rank in (0, 2)]
+    for failure in find_failures([*pods, make_pod(1)], [], NOW):
+        assert failure.message.endswith(
+            "; the ranks of node rank 1 did not time out: look there for one that did not join"
+        )
+        assert diagnose(failure).reason == "CollectiveTimeout"
+    for failure in find_failures([*pods, make_pod(1), make_pod(3)], [], NOW):  # one of them may be about to
+        assert "did not time out" not in failure.message
