@@ -60,6 +60,9 @@ def test_a_job_that_is_suspended_gives_back_every_node_and_loses_no_budget(story
 
 @settings(max_examples=75, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(events, max_size=25), st.sampled_from(("activeDeadlineSeconds", "startupDeadlineSeconds")))
+@example(  # pods that end while the watch stalls are deleted as pods that run
+    [("look",), ("run all",), ("watch stalls",), ("end all",), ("clock", 120.0)], "activeDeadlineSeconds"
+)
 @example(  # a problem that comes and goes twice with the pod that has it
     [("look",), ("schedule", 1), ("clock", 5.0), ("delete", 1, 0), ("schedule", 1), ("run", 1)],
     "activeDeadlineSeconds",

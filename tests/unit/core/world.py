@@ -82,7 +82,12 @@ class Operator:
                 continue
             blocked, self.problem = self.problem is not None, None
             if decided.actions:
-                refusals = [problem for action in decided.actions if (problem := self._do(action))]
+                stalled, logs_lost = self.pods is not None, len(self.cluster.logs_lost)
+                try:
+                    refusals = [problem for action in decided.actions if (problem := self._do(action))]
+                finally:
+                    if stalled:  # it could not know that a pod had ended
+                        del self.cluster.logs_lost[logs_lost:]
                 if refusals:
                     self.problem = refusals[0]
                     seen = self._observed()
