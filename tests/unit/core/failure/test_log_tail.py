@@ -45,12 +45,22 @@ def test_the_log_of_the_pod_that_failed_is_read_once_and_where_it_can_be(
     assert log_to_read(seen(POD, make_pod(0), logs=logs), cause) == read
 
 
-def test_the_tail_is_whole_lines_from_the_end() -> None:
+def test_the_tail_is_as_many_whole_lines_from_the_end_as_there_is_room_for() -> None:
     text = "\n".join(f"line {number}" for number in range(2000))
     tail = log_tail(make_job(), seen(POD, logs={POD.uid: text}), failure())
-    assert len(tail) <= TAIL_CHARACTERS
+    assert TAIL_CHARACTERS - len("line 1999\n") <= len(tail) <= TAIL_CHARACTERS
     assert tail.startswith("line ")
     assert tail.endswith("line 1999")
+
+
+def test_a_log_that_just_fits_is_kept_whole() -> None:
+    text = f"first\n{'x' * (TAIL_CHARACTERS - len('first') - 1)}"
+    assert log_tail(make_job(), seen(POD, logs={POD.uid: text}), failure()) == text
+
+
+@pytest.mark.parametrize("cause", [failure(), failure(pod="digits-0-7")], ids=["not read", "of a pod that is gone"])
+def test_a_log_that_is_not_there_has_no_tail(cause: Failure) -> None:
+    assert log_tail(make_job(), seen(POD), cause) == ""
 
 
 def test_what_the_jobs_variables_keep_secret_is_masked() -> None:
@@ -58,6 +68,12 @@ def test_what_the_jobs_variables_keep_secret_is_masked() -> None:
     env += [{"name": "DB_PASSWORD", "valueFrom": {"secretKeyRef": {"name": "db", "key": "password"}}}]
     logs = {POD.uid: "token hf_abcdef, verbose"}
     assert log_tail(make_job(env=env), seen(POD, logs=logs), failure()) == "token ***, verbose"
+
+
+@pytest.mark.parametrize(("value", "kept"), [("abcde", "it is abcde"), ("abcdef", "it is ***")])
+def test_a_value_too_short_for_a_secret_is_not_masked(value: str, kept: str) -> None:
+    job = make_job(env=[{"name": "MY_TOKEN", "value": value}])
+    assert log_tail(job, seen(POD, logs={POD.uid: f"it is {value}"}), failure()) == kept
 
 
 @pytest.mark.parametrize(
