@@ -60,7 +60,7 @@ def test_a_log_that_just_fits_is_kept_whole() -> None:
 
 @pytest.mark.parametrize("cause", [failure(), failure(pod="digits-0-7")], ids=["not read", "of a pod that is gone"])
 def test_a_log_that_is_not_there_has_no_tail(cause: Failure) -> None:
-    assert log_tail(make_job(), seen(POD), cause) == ""
+    assert log_tail(make_job(), seen(POD, logs={}), cause) == ""
 
 
 def test_what_the_jobs_variables_keep_secret_is_masked() -> None:
