@@ -23,7 +23,8 @@ logger = logging.getLogger(__name__)
 LEVELS = 100
 """A pod has about 15 levels, and its managed fields as many again."""
 
-_TOKEN = re.compile(rb'"(?:[^"\\]++|\\.)*+"|[\[\]{}]', re.DOTALL)
+_TOKEN = re.compile(rb'"(?:[^"\\]++|\\.)*+"?|[\[\]{}]', re.DOTALL)
+"""A bracket or a string, which may be without an end: else each of its quotes would be tried as the start of one."""
 _OPENING = b"[{"
 _CLOSING = b"]}"
 

@@ -53,8 +53,14 @@ def log_tail(job: Job, observed: Observed, failure: Failure) -> str:
     for variable in job.spec.env:
         if variable.value and len(variable.value) >= _SHORTEST_SECRET and _SECRET_NAME.search(variable.name):
             text = text.replace(variable.value, "***")
-    for pattern, instead in _MASKS:
-        text = pattern.sub(instead, text)
+    text = mask(text)
     if len(text) <= TAIL_CHARACTERS:
         return text
     return text[-TAIL_CHARACTERS:].partition("\n")[2]
+
+
+def mask(text: str) -> str:
+    """`text` without what looks like a secret."""
+    for pattern, instead in _MASKS:
+        text = pattern.sub(instead, text)
+    return text
