@@ -1,10 +1,10 @@
 # DDPJob: `make help` lists what there is to do. Two commands set everything up on a fresh machine: `make demo`, `make test`.
 # Settings: PYTHON (3.11 or newer), VENV, TORCH_INDEX (an index with the torch build that you want; default: pip's own choice),
-# WORKERS (how many tiers `make test` has at work at once; 2).
+# WORKERS (how many tiers `make test` has at work at once; 3).
 PYTHON ?= python3
 VENV ?= .venv
 TORCH_INDEX ?=
-WORKERS ?= 2
+WORKERS ?= 3
 export DDPJOB_CACHE_DIR ?= $(if $(XDG_CACHE_HOME),$(XDG_CACHE_HOME),$(HOME)/.cache)/ddpjob
 
 BIN := $(VENV)/bin
@@ -24,7 +24,7 @@ demo-cluster: $(VENV)/.dev  ## the same on a real Kubernetes cluster, installed 
 	$(BIN)/python -m tests.cluster.demo
 
 ##@ Check it
-test: lint tools  ## everything: style, types, layers, and every test, two tiers at a time; prints how long each took
+test: lint tools  ## everything: style, types, layers, and every test, three tiers at a time; prints how long each took
 	$(PYTEST) -q -n $(WORKERS) --max-worker-restart=0 tests
 
 check: $(VENV)/.dev  ## lint, and every test that starts no process of the trainer, on all cores: under a minute

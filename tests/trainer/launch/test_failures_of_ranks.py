@@ -152,11 +152,11 @@ def test_a_crash_right_after_a_step_is_reported_with_that_step(start_pod):
     assert pod.message["step"] == 30
 
 
-def test_a_timeout_of_a_collective_is_the_cause_and_not_the_signal_that_followed(start_pod):
+def test_a_timeout_of_a_collective_names_the_rank_that_did_not_join_it(start_pod):
     pod = start_pod(
         """
         import datetime, os, time, torch, torch.distributed as dist
-        dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=1))
+        dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=10))
         if os.environ["RANK"] == "1":
             time.sleep(600)
         dist.all_reduce(torch.ones(1))
@@ -164,8 +164,9 @@ def test_a_timeout_of_a_collective_is_the_cause_and_not_the_signal_that_followed
         DDPJOB_PROCS_PER_NODE="2",
     )
     assert pod.wait() == 1
-    assert (pod.message["rank"], pod.message["reason"]) == (0, "PeerLost")
-    assert "Timed out waiting 1000ms" in pod.message["message"]
+    assert (pod.message["rank"], pod.message["reason"]) == (1, "PeerLost"), pod.message["message"]
+    assert "Timed out waiting 10000ms" in pod.message["message"]
+    assert "rank 1 did not join a collective in time" in pod.message["message"]
 
 
 def test_a_rank_that_returns_early_is_named_by_the_one_that_waits_for_it(start_pod):
