@@ -14,7 +14,7 @@ from ddpjob_operator.cluster.cache import Cache, Key
 from ddpjob_operator.runtime.decode import decode
 from ddpjob_operator.wire.jobs import InvalidJob, parse_job
 
-JOBS = 3
+JOBS = 1
 ETCD_BYTES = 1_400_000
 """Nearly the most that etcd takes of one object."""
 
