@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from ddp_trainer.contract.heartbeat import Heartbeat, heartbeat_dir, read_heartbeats
 from ddp_trainer.rank.observe import close_observer, observe
 
 
-def fit(directory: Path, **settings: Any) -> tuple[dict[str, Any], list[str]]:
+class Unsized(IterableDataset[Any]):
+    """Four batches of no known length."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter([(torch.ones(4), torch.ones(1))] * 32)
+
+
+def fit(directory: Path, dataset: Any = None, **settings: Any) -> tuple[dict[str, Any], list[str]]:
     """Train as a tutorial does, observed; the last heartbeat, and the phases that were entered."""
     heartbeat_dir(directory).mkdir()
     heartbeat = Heartbeat(heartbeat_dir(directory), observed=True)
@@ -39,7 +47,7 @@ def fit(directory: Path, **settings: Any) -> tuple[dict[str, Any], list[str]]:
                 return torch.optim.SGD(self.parameters(), lr=0.1)
 
         inputs = torch.rand(32, 4)
-        loader = DataLoader(TensorDataset(inputs, inputs.sum(dim=1, keepdim=True)), batch_size=8)
+        loader = DataLoader(dataset or TensorDataset(inputs, inputs.sum(dim=1, keepdim=True)), batch_size=8)
         quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
         trainer = lightning.Trainer(accelerator="cpu", enable_model_summary=False, **quiet, **settings)
         trainer.fit(Regression(), loader, loader)
@@ -64,6 +72,11 @@ def test_a_trainer_without_an_end_has_no_total(tmp_path: Path) -> None:
     beat, _ = fit(tmp_path, max_epochs=-1, max_time=timedelta(seconds=1))
     assert beat["totalSteps"] is None
     assert beat["step"] > 0
+
+
+def test_data_without_a_length_has_no_total(tmp_path: Path) -> None:
+    beat, _ = fit(tmp_path, Unsized(), max_epochs=1)
+    assert (beat["step"], beat["totalSteps"]) == (4, None)
 
 
 def test_the_callback_is_gone_once_the_script_is_no_longer_observed(tmp_path: Path) -> None:

@@ -29,8 +29,9 @@ def with_report(connector: ModuleType, observer: Observer) -> Callable[[Callable
 
     class Report(base):  # type: ignore[misc,unused-ignore]
         def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-            total = trainer.estimated_stepping_batches
-            observer.begins(step=trainer.global_step, total_steps=int(total) if math.isfinite(total) else None)
+            total = trainer.estimated_stepping_batches  # inf without an end, -1 where the data has no length
+            is_known = math.isfinite(total) and total > 0
+            observer.begins(step=trainer.global_step, total_steps=int(total) if is_known else None)
 
         def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
             observer.epoch = trainer.current_epoch

@@ -107,3 +107,12 @@ def test_a_rank_that_finished_before_sigterm_came_has_succeeded():
         wall=1.0, procs=1, started=1, outcomes=[record(0, None, 1)], heartbeats=[heartbeat], stop_requested=True
     )
     assert find_cause(evidence).exit_code == 0
+
+
+@pytest.mark.parametrize(("total", "code"), [(400, 143), (None, 143), (0, 143), (-1, 143), (7, 0)])
+def test_a_rank_that_was_stopped_has_succeeded_only_after_all_its_steps(total, code):
+    heartbeat = {"rank": 0, "localRank": 0, "phase": "train", "step": 7, "totalSteps": total, "metrics": {}}
+    evidence = ExitEvidence(
+        wall=1.0, procs=1, started=1, outcomes=[record(0, None, 1)], heartbeats=[heartbeat], stop_requested=True
+    )
+    assert find_cause(evidence).exit_code == code

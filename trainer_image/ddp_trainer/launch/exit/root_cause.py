@@ -267,8 +267,7 @@ def _finished(evidence: ExitEvidence, good: Sequence[Mapping[str, Any]]) -> bool
     if evidence.stop_time is not None and all(outcome["time"] < evidence.stop_time for outcome in good):
         return True
     return bool(evidence.heartbeats) and all(
-        heartbeat["phase"] == "done"
-        or (heartbeat["totalSteps"] is not None and (heartbeat["step"] or 0) >= heartbeat["totalSteps"])
+        heartbeat["phase"] == "done" or 0 < (heartbeat["totalSteps"] or 0) <= (heartbeat["step"] or 0)
         for heartbeat in evidence.heartbeats
     )
 
