@@ -6,6 +6,7 @@ import importlib
 import inspect
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
@@ -261,6 +262,68 @@ def test_a_program_that_saves_itself_goes_on_from_its_newest_checkpoint(attach: 
     assert sorted(path.name for path in latest.parent.glob("checkpoint-*"))[0] == "checkpoint-000000000004"
 
 
+def save(run: Run, step: int | None = None, text: str = "") -> None:
+    with run.checkpoint(step) as folder:
+        (folder / "state.txt").write_text(text)
+
+
+def test_a_second_checkpoint_of_a_step_is_an_error_and_the_first_one_stays(attach: Any) -> None:
+    run = attach()
+    run.resume()
+    save(run, 3, "first")
+    with pytest.raises(UserError, match=r"step 3 has a checkpoint of this run already.* pass step=…"):
+        save(run, 3, "second")
+    assert (run.latest() / "state.txt").read_text() == "first"
+    run = attach()
+    save(run, 3, "of the next attempt, whose step 3 is the same")
+    assert (run.latest() / "state.txt").read_text() == "first"
+
+
+def test_a_run_goes_on_from_the_checkpoint_that_the_program_has_loaded(attach: Any) -> None:
+    run = attach()
+    run.resume()
+    save(run, 3)
+    save(run, 5)
+    run = attach()
+    latest = run.latest()
+    assert latest.name == "checkpoint-000000000005"
+    (latest / "state.txt").write_text("damaged after it was verified")
+    assert (run.latest(), run.resume()) == (latest, 5)
+
+
+def test_a_save_that_has_been_made_is_no_longer_asked_for(attach: Any) -> None:
+    run = attach()
+    run.resume()
+    run.step_end()
+    run.step_end()
+    assert run.should_save()
+    save(run)
+    assert not run.should_save()
+
+
+def test_a_stopped_run_that_saves_itself_ends_with_its_log_closed(attach: Any) -> None:
+    before = set(threading.enumerate())
+    run = attach()
+    run.resume()
+    signal.raise_signal(signal.SIGTERM)
+    while not run.should_stop():
+        run.step_end()
+    save(run)
+    (logs,) = (thread for thread in set(threading.enumerate()) - before if thread.name == "logs")
+    run.finish()
+    assert not logs.is_alive()
+
+
+def test_the_time_of_a_checkpoint_counts_once(attach: Any, tmp_path: Path) -> None:
+    run = attach()
+    run.resume()
+    save(run, 1)
+    (beat,) = read_heartbeats(tmp_path / "run")
+    counters = beat["counters"]
+    assert beat["saveSeconds"] == counters["saveSeconds"]["sum"] > 0
+    assert counters["stallSeconds"]["sum"] == 0, "it is in the phase `save`"
+
+
 def test_a_checkpoint_is_on_record_in_the_status(attach: Any, tmp_path: Path) -> None:
     run = attach()
     run.resume()
@@ -437,7 +500,14 @@ def test_a_run_logs_a_bounded_number_of_values(attach: Any, tmp_path: Path, caps
     (beat,) = read_heartbeats(tmp_path / "run")
     assert len(beat["metrics"]) == MOST_VALUES
     assert beat["metrics"]["value0"] == 2.0
-    assert "'value64' is not reported: a run logs 64 values" in capsys.readouterr().err
+    assert capsys.readouterr().err.count("is not reported") == 1
+
+
+def test_values_that_come_together_beyond_the_bound_are_refused_once(attach: Any, capsys: Any) -> None:
+    run = attach()
+    for _ in range(3):
+        run.log({f"value{number}": 1.0 for number in range(MOST_VALUES + 2)})
+    assert capsys.readouterr().err.count("is not reported: a run logs 64 values") == 1
 
 
 def test_help_does_not_print_the_environment() -> None:

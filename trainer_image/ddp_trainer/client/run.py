@@ -18,6 +18,7 @@ import re
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Final, Literal
 
@@ -40,6 +41,7 @@ from ddp_trainer.snapshots.checkpoints import Checkpoints
 from ddp_trainer.snapshots.ranks import Ranks
 from ddp_trainer.snapshots.schedule import SaveInterval, SaveSchedule
 from ddp_trainer.snapshots.session import Progress, Snapshots
+from ddp_trainer.snapshots.trust.manifest import Manifest
 from ddp_trainer.snapshots.trust.names import job_directory
 from ddp_trainer.snapshots.values import Identity, SnapshotEvent
 
@@ -88,6 +90,7 @@ class Run:
         self._should_save = False
         self._is_resumed = False
         self._logged: set[str] = set()
+        self._has_refused = False
         self._order = CallOrder(states.live)
         self._optimizer = next((value for value in states.live.values() if isinstance(value, Optimizer)), None)
         report = SnapshotReporter(heartbeat, self._log)
@@ -111,7 +114,8 @@ class Run:
             self._schedule = SaveSchedule(SaveInterval.parse(job.snapshot_every), ranks, directory, nodes=job.nodes)
 
         def checkpointed(event: SnapshotEvent) -> None:
-            report(self._schedule.saved(event) if self._schedule and event.result == "saved" else event)
+            chosen = self._schedule.saved(event) if self._schedule and event.result == "saved" else event
+            report(replace(chosen, stall_seconds=0.0))  # the phase `save` has that time already
 
         self._checkpoints = Checkpoints(
             directory,
@@ -120,7 +124,8 @@ class Run:
             global_batch=global_batch,
             on_event=checkpointed,
         )
-        self._newest: Path | None = None
+        self._found: tuple[tuple[Manifest, Path] | None] | None = None
+        """What `latest` or `resume` has verified for the other of the two."""
 
     # The loop
 
@@ -137,11 +142,12 @@ class Run:
         if self._snapshots is not None:
             manifest = self._snapshots.resume()
         else:
-            newest = self._checkpoints.newest()
+            # What `latest` has given: another search may find another one, whose weights the program does not have.
+            self._found = self._found or (self._checkpoints.newest(),)
+            (newest,) = self._found
             manifest = newest[0] if newest is not None else None
-            if newest is not None:
-                self._newest = newest[1]
-                self._checkpoints.resumed(newest[0])
+            if manifest is not None:
+                self._checkpoints.resumed(manifest)
         if manifest is not None:
             self.step, self.epoch, self.samples = manifest.step, manifest.epoch, manifest.samples
         if self._schedule is not None:
@@ -195,7 +201,7 @@ class Run:
 
     def should_save(self) -> bool:
         """For a program that saves itself: whether the job's save interval, or a stop, asks for a checkpoint after this
-        step; the same on every rank.
+        step, until there is one; the same on every rank.
         """
         return self._should_save
 
@@ -205,6 +211,7 @@ class Run:
         """
         self._check_resumed("finish")
         if self._stopping:
+            self._log.close()  # a program that saves itself has done so only now
             return
         self._order.check()
         if self._snapshots is not None:
@@ -254,7 +261,8 @@ class Run:
                     f"run.log: {name!r} is no name of a value; use a letter, then up to 63 letters, digits and _ . / -"
                 )
         refused = sorted(numbers.keys() - self._logged)[max(0, MOST_VALUES - len(self._logged)) :]
-        if refused and len(self._logged) <= MOST_VALUES:
+        if refused and not self._has_refused:
+            self._has_refused = True
             print(f"ddp_trainer: {refused[0]!r} is not reported: a run logs {MOST_VALUES} values", file=sys.stderr)
         numbers = {name: value for name, value in numbers.items() if name not in refused}
         self._logged |= numbers.keys()
@@ -270,7 +278,8 @@ class Run:
 
         After the block the files are summed and synced, and the folder gets its name, at once and last. The newest
         `spec.snapshots.keep` stay. An exception in the block of any rank leaves no checkpoint: it reaches its own rank
-        as it is, the others as SnapshotError. Raises FencedError if a newer attempt has taken over.
+        as it is, the others as SnapshotError. Raises FencedError if a newer attempt has taken over, and UserError for
+        a step that has a checkpoint of this attempt.
         """
         at = self.step if step is None else int(step)
         if at < 0:
@@ -279,16 +288,15 @@ class Run:
         progress = Progress(at, self.epoch, self.samples)
         with self.phase("save"), self._checkpoints.writing(progress, kind=kind) as folder:
             yield folder
-        self._newest = None
+        self._found = None
+        if at == self.step:
+            self._should_save = False
 
     def latest(self) -> Path | None:
         """The newest checkpoint whose every byte verifies, the same folder on every rank; None if there is none."""
-        if self._newest is None:
-            newest = self._checkpoints.newest()
-            return None if newest is None else newest[1]
-        # `resume` has just verified it
-        found, self._newest = self._newest, None
-        return found
+        (newest,) = self._found or (self._checkpoints.newest(),)
+        self._found = None if self._is_resumed else (newest,)
+        return None if newest is None else newest[1]
 
     # A step, part by part
 

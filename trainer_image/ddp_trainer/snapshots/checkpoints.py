@@ -65,6 +65,8 @@ class Checkpoints:
         self._store: SnapshotStore | None = None
         self._step: int | None = None
         """Of the block that is open."""
+        self._committed: set[int] = set()
+        """Steps, by this attempt."""
         self._failures = 0
 
     def path(self, step: int) -> Path:
@@ -77,12 +79,17 @@ class Checkpoints:
 
         If an earlier attempt has left a valid checkpoint of this step, that one stays. An exception in the block
         reaches its own rank as it is, and the others as SnapshotError. Raises FencedError, and SnapshotError on all
-        ranks if the checkpoint cannot be committed.
+        ranks if the checkpoint cannot be committed, UserError for a step that this attempt has committed before.
         """
         started = time.monotonic()
         ranks = self._acquired()
         if self._step is not None:
             raise UserError(f"the checkpoint of step {self._step} is still open: one at a time")
+        if progress.step in self._committed:
+            raise UserError(
+                f"step {progress.step} has a checkpoint of this run already, which stays as it is: a step has one. "
+                "To save again after it, pass step=… with another number, as in run.checkpoint(step=…)"
+            )
         manifest = self._manifest(progress, kind)
         folder = self._begin(ranks, manifest)
         self._step = progress.step
@@ -99,6 +106,7 @@ class Checkpoints:
             self._failures += 1
             self._emit(SnapshotEvent("failed", progress.step, str(error), failures=self._failures))
             raise
+        self._committed.add(progress.step)
         self._failures = 0
         seconds = time.monotonic() - started
         message = f"checkpoint of step {progress.step} saved in {seconds:.2f} s"
