@@ -63,6 +63,15 @@ def test_a_transformers_run_that_lost_a_rank_resumes_to_the_same_losses(job: Vol
     assert losses(job) == unbroken
 
 
+def test_a_transformers_run_saves_once_at_the_end_of_each_epoch(job: Volume) -> None:
+    job.trained(2, "with_transformers.py", "--save-epochs", DDPJOB_SNAPSHOT_EVERY="1epochs", DDPJOB_SNAPSHOT_KEEP="9")
+    assert checkpoints(job) == [6, 12, 18]
+    manifests = sorted(job.checkpoints.glob("checkpoint-*/manifest.json"))
+    assert [json.loads(path.read_text())["epoch"] for path in manifests] == [1, 2, 3]
+    job.trained(2, "with_transformers.py", DDPJOB_ATTEMPT="1")
+    assert [event["step"] for event in job.events("resumed")] == [18], "the files are as they were summed"
+
+
 def test_a_lightning_run_that_was_asked_to_stop_exits_143_and_resumes_to_the_same_losses(
     job: Volume, tmp_path: Path
 ) -> None:

@@ -17,6 +17,7 @@ from ddp_trainer.integrations.transformers import DDPJobCallback
 arguments = argparse.ArgumentParser()
 arguments.add_argument("--sigterm-at", type=int, default=0)
 arguments.add_argument("--sigkill-at", type=int, default=0)
+arguments.add_argument("--save-epochs", action="store_true")
 arguments = arguments.parse_args()
 shared = Path(os.environ["DDPJOB_SHARED"])
 attempt = os.environ["DDPJOB_ATTEMPT"]
@@ -51,7 +52,7 @@ settings = TrainingArguments(
     num_train_epochs=3,
     per_device_train_batch_size=4,
     logging_steps=1,
-    save_strategy="no",
+    save_strategy="epoch" if arguments.save_epochs else "no",
     report_to=[],
     use_cpu=True,
     disable_tqdm=True,

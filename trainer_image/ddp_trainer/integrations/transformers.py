@@ -32,6 +32,8 @@ class DDPJobCallback(TrainerCallback):  # type: ignore[misc]
 
     def __init__(self) -> None:
         self._run: Run | None = None
+        self._saved: int | None = None
+        """The step of the last checkpoint."""
 
     @property
     def run(self) -> Run:
@@ -55,22 +57,33 @@ class DDPJobCallback(TrainerCallback):  # type: ignore[misc]
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Save and stop where the job asks for it."""
-        self.run.epoch = int(state.epoch or 0)
-        self.run.step_end()
-        control.should_save = control.should_save or self.run.should_save()
+        epoch = float(state.epoch or 0)  # with this step, so whole after the last one of an epoch
+        is_end = epoch > 0 and epoch.is_integer()
+        self.run.epoch = int(epoch) - is_end
+        self.run.step_end(epoch_end=is_end)
+        # After the last step of an epoch the Trainer may save of its own accord, and a second time is one too many.
+        control.should_save = control.should_save or (self.run.should_save() and not is_end)
         control.should_training_stop = control.should_training_stop or self.run.should_stop()
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Save what was due after the last step, once."""
+        control.should_save = (control.should_save or self.run.should_save()) and state.global_step != self._saved
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Take over what the Trainer has just saved."""
+        if state.global_step == self._saved:
+            return
         source = Path(args.output_dir) / f"checkpoint-{state.global_step}"
         with self.run.checkpoint(state.global_step) as folder:
             # All ranks are here, so all have saved. One of each node, as the folder may be the node's own.
             if args.local_process_index == 0:
                 _take_over(source, folder)
+        self._saved = state.global_step
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Leave as preempted, instead of going on to what follows a training that is finished."""
         if self.run.should_stop():
+            self.run.finish()
             raise Preempted(f"asked to stop; the checkpoint of step {state.global_step} is saved")
 
 
