@@ -206,3 +206,9 @@ def test_a_job_in_place_ends_like_any_other() -> None:
 
 def _of_attempt(attempt: int) -> str:
     return make_report("Completed", outcome="Succeeded", step=400, attempt=attempt)
+
+
+def test_no_pod_is_kept_that_does_not_know_the_new_shutdown_seconds() -> None:
+    edited = in_place(running(), shutdownSeconds=300)
+    decided = look(edited, seen(make_pod(0), failed(1, 137), make_pod(2)))
+    assert decided.status.internal.kept_pods == {}
