@@ -118,24 +118,20 @@ class Applier:
         collection, name = paths.claims(job.namespace), action.manifest["metadata"]["name"]
         try:
             await self._create(collection, "persistentvolumeclaims", action.manifest)
-        except ApiError as error:
-            if not error.already_exists:
-                raise
-            claim = await self.client.get(f"{collection}/{name}", "persistentvolumeclaims")
+        except (ApiError, Rejected) as error:
+            claim = await self._existing(f"{collection}/{name}", "persistentvolumeclaims", error)
             if claim["metadata"].get("deletionTimestamp") or controller_of(claim).get("uid", job.uid) != job.uid:
-                raise Rejected(taken("PersistentVolumeClaim", claim)) from None
+                raise _not_ours(error, "PersistentVolumeClaim", claim) from None
         self.cache.put_claim(_owner(job))
 
     async def _create_service(self, job: Job, action: CreateService) -> None:
         collection, name = paths.services(job.namespace), action.manifest["metadata"]["name"]
         try:
             service = await self._create(collection, "services", action.manifest)
-        except ApiError as error:
-            if not error.already_exists:
-                raise
-            service = await self.client.get(f"{collection}/{name}", "services")
+        except (ApiError, Rejected) as error:
+            service = await self._existing(f"{collection}/{name}", "services", error)
             if owner_of(service) != _owner(job):
-                raise Rejected(taken("Service", service)) from None
+                raise _not_ours(error, "Service", service) from None
         self.cache.put_service(_owner(job), service)
 
     async def _point_service(self, job: Job, action: PointService) -> None:
@@ -218,16 +214,12 @@ class Applier:
         collection, resource = paths.children(version, kind, job.namespace)
         try:
             child = await self._create(collection, resource, action.manifest)
-        except Rejected as refusal:
-            if refusal.status != 404 or refusal.final:
-                raise
-            raise Rejected(unknown_kind(version, kind)) from None
-        except ApiError as error:
-            if not error.already_exists:
-                raise
-            child = await self.client.get(f"{collection}/{name}", resource)
+        except (ApiError, Rejected) as error:
+            if isinstance(error, Rejected) and error.status == 404 and not error.final:
+                raise Rejected(unknown_kind(version, kind)) from None
+            child = await self._existing(f"{collection}/{name}", resource, error)
             if owner_of(child) != _owner(job):
-                raise Rejected(taken(kind, child)) from None
+                raise _not_ours(error, kind, child) from None
         else:
             if kind == "Pod":
                 self.cache.count_creation(_owner(job), job.status.attempt, name, datetime.now(UTC))
@@ -277,6 +269,25 @@ class Applier:
         elif known is not None and known["metadata"]["uid"] == action.uid:
             self.cache.drop_job(known)
 
+    async def _existing(self, path: str, resource: str, error: ApiError | Rejected) -> Json:
+        """The object that a failed creation was for. A quota or a webhook refuses one that exists, too: they are asked
+        before its name is.
+
+        Raises:
+            ApiError: the creation failed for another reason.
+            Rejected: the creation was refused, and there is none.
+        """
+        if isinstance(error, ApiError):
+            if not error.already_exists:
+                raise error
+            return await self.client.get(path, resource)
+        if error.final:
+            raise error
+        try:
+            return await self.client.get(path, resource)
+        except ApiError:
+            raise error from None
+
     async def _create(self, collection: str, resource: str, manifest: Json) -> Json:
         try:
             return await self.client.create(collection, resource, manifest)
@@ -289,6 +300,11 @@ class Applier:
 def _is_final(error: ApiError) -> bool:
     """The namespace is gone, or going. A 404 about anything else is a kind that may be installed later."""
     return error.namespace_terminating or (error.not_found and error.details.get("kind") == "namespaces")
+
+
+def _not_ours(error: ApiError | Rejected, kind: str, found: Json) -> Rejected:
+    """The object that was found is another owner's: a refusal stands, and else the name is taken."""
+    return error if isinstance(error, Rejected) else Rejected(taken(kind, found))
 
 
 def _owner(job: Job) -> Owner:

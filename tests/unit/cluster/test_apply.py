@@ -4,17 +4,28 @@ from __future__ import annotations
 
 import asyncio
 from datetime import UTC, datetime
+from typing import Any
 
 import pytest
 from aiohttp import web
-from tests.unit.answers import Answer, Server, status
+from tests.unit.answers import Answer, Server, ok, status
 
 from ddpjob_operator.api.spec import DDPJobSpec
 from ddpjob_operator.api.status import DDPJobStatus
 from ddpjob_operator.cluster import apply, paths
 from ddpjob_operator.cluster.apply import Applier
 from ddpjob_operator.cluster.cache import Cache, Owner
-from ddpjob_operator.core.values.actions import Action, CreatePod, DeletePod, PointService, ReadLog, ReadWarnings
+from ddpjob_operator.core.values.actions import (
+    Action,
+    CreateChild,
+    CreatePod,
+    CreatePVC,
+    CreateService,
+    DeletePod,
+    PointService,
+    ReadLog,
+    ReadWarnings,
+)
 from ddpjob_operator.core.values.job import Job
 from ddpjob_operator.runtime.client import Client
 
@@ -127,3 +138,47 @@ async def test_no_pod_gets_the_address_of_a_service_that_is_gone(server: Server,
     assert await Applier(client, cache).carry_out(JOB, actions) is None
     assert [request.method for request in server.asked] == ["PATCH"]
     assert cache.observed(Owner("ns", "job-1")).service is None
+
+
+QUOTA = status(403, "Forbidden", "exceeded quota: few")
+OWNED = {"kind": "DDPJob", "name": "digits", "uid": "job-1", "controller": True}
+NETWORK = {"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy", "metadata": {"name": "digits"}}
+SERVICE = {"kind": "Service", "metadata": {"name": "digits-rdzv"}}
+CLAIM = {"kind": "PersistentVolumeClaim", "metadata": {"name": "digits-shared"}}
+
+
+def found(manifest: dict[str, Any], *owners: dict[str, Any]) -> Answer:
+    metadata = manifest["metadata"] | {"namespace": "ns", "ownerReferences": list(owners)}
+    return ok(manifest | {"metadata": metadata, "spec": {"clusterIP": "10.96.0.7", "ports": [{"port": 29500}]}})
+
+
+@pytest.mark.parametrize(
+    "refusal",
+    [QUOTA, status(500, "InternalError", 'failed calling webhook "a": no endpoints')],
+    ids=["a quota", "a webhook"],
+)
+@pytest.mark.parametrize("action", [CreateChild(NETWORK), CreateService(SERVICE), CreatePVC(CLAIM)])
+async def test_what_exists_already_needs_no_admission(
+    server: Server, client: Client, action: CreateChild | CreateService | CreatePVC, refusal: Answer
+) -> None:
+    """The API server asks quotas and webhooks before it looks for the name."""
+    cache = Cache()
+    server.answers = [refusal, found(action.manifest, OWNED)]
+    assert await Applier(client, cache).carry_out(JOB, [action]) is None
+    assert [request.method for request in server.asked] == ["POST", "GET"]
+    known = cache.observed(Owner("ns", "job-1"))
+    assert known.children or known.service or known.pvc_exists
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [status(404, "NotFound"), status(500, "InternalError"), found(NETWORK, OWNED | {"uid": "job-2"}), found(NETWORK)],
+    ids=["missing", "unknown", "another job's", "nobody's"],
+)
+async def test_a_refusal_stands_where_the_job_has_no_such_child(server: Server, client: Client, answer: Answer) -> None:
+    cache = Cache()
+    server.answers = [QUOTA, answer]
+    refused = await Applier(client, cache).carry_out(JOB, [CreateChild(NETWORK)])
+    assert refused is not None
+    assert refused.problem.reason == "QuotaExceeded"
+    assert not cache.observed(Owner("ns", "job-1")).children
