@@ -27,6 +27,9 @@ INVALID_SPEC = "InvalidSpec"
 _OF_PHASES = (cond.RUNNING, cond.RESTARTING, cond.SUSPENDED, cond.COMPLETE, cond.FAILED)
 """Conditions of which exactly one holds; the others, where they were ever written, are False for the same reason."""
 
+MOST_ATTEMPTS = 10**8
+"""A label with this attempt or a later one is forged."""
+
 
 @dataclass(frozen=True, slots=True)
 class NextAttempt:
@@ -52,7 +55,7 @@ def adopt_attempt(look: Look) -> Look:
     status = look.status
     if status.phase is not None or status.attempt or status.internal.spec_digests is not None:
         return look
-    newest = max((pod.attempt for pod in look.observed.pods), default=0)
+    newest = max(_attempts(look), default=0)
     if newest >= status.attempt and _has_surplus(look, newest):
         newest += 1
     unknown = newest - status.attempt
@@ -287,7 +290,13 @@ def mark_shutdown_long_enough(look: Look) -> Look:
 
 def _next_number(look: Look) -> int:
     """Of the next attempt: greater than that of any pod, since a volume refuses a lower one (decision 0002)."""
-    return max((look.status.attempt, *(pod.attempt for pod in look.observed.pods))) + 1
+    return max((look.status.attempt, *_attempts(look))) + 1
+
+
+def _attempts(look: Look) -> tuple[int, ...]:
+    """Of the pods, without numbers that no job reaches: a label of nine digits would lead to an attempt of ten, whose
+    pods are not recognised as a gang's."""
+    return tuple(pod.attempt for pod in look.observed.pods if pod.attempt < MOST_ATTEMPTS)
 
 
 def _end(look: Look, phase: Phase, conditions: tuple[Condition, ...]) -> Look:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
-from builders import in_phase, make_job, make_pod, seen
+from builders import DEFAULTS, NOW, failed, in_phase, make_job, make_pod, seen
 from looks import at
 
-from ddpjob_operator.api.status import Phase
+from ddpjob_operator.api.status import DDPJobStatus, Phase
 from ddpjob_operator.core.gang.elastic import Resize
+from ddpjob_operator.core.plan import plan
 from ddpjob_operator.core.stages.restart import Cause, next_attempt, resize, resume_attempt
 from ddpjob_operator.core.values import conditions as cond
 from ddpjob_operator.core.values.actions import Event, Plan
@@ -58,3 +61,11 @@ def test_a_suspension_that_ends_is_no_warning() -> None:
 )
 def test_when_the_plan_looks_again(attempt: int | None, delay: float, again: float | None) -> None:
     assert next_attempt(a_look(attempt), Cause("WorkerKilled", delay=delay)).requeue_after == again
+
+
+def test_a_forged_label_does_not_lead_to_an_attempt_whose_pods_are_not_recognised() -> None:
+    forged = replace(make_pod(1, attempt=999_999_999), name="forged", uid="forged")
+    decided = plan(make_job(in_phase(Phase.RUNNING)), seen(failed(0, 1), forged), NOW, DEFAULTS)
+    assert decided.status.attempt == 1
+    lost = plan(make_job(DDPJobStatus()), seen(make_pod(0), forged), NOW, DEFAULTS)
+    assert lost.status.attempt == 0
