@@ -56,9 +56,31 @@ def _field(name: str) -> Callable[[Job, Manifest], Named]:
 
 
 def _service_accounts(_: Job, pod: Manifest) -> Named:
+    named = False
     for name in ("serviceAccountName", "serviceAccount"):  # the second is its old name, and still counts
         if value := pod["spec"].get(name):
+            named = True
             yield f"{SPEC}.{name}", str(value)
+    if not named and _has_token(pod):
+        yield f"{SPEC}.serviceAccountName", "default"
+
+
+def _has_token(pod: Manifest) -> bool:
+    """Whether a pod has credentials of its account: mounted unless it says no, or in a volume of its own."""
+    if pod["spec"].get("automountServiceAccountToken") is not False:
+        return True
+    projected = (volume.get("projected") for volume in _objects(pod["spec"].get("volumes")))
+    sources = (source for found in projected if isinstance(found, dict) for source in _objects(found.get("sources")))
+    return any("serviceAccountToken" in source for source in sources)
+
+
+def _priority_classes(job: Job, pod: Manifest) -> Named:
+    """That of a PodGroup too, which a template does not override."""
+    of_group, of_pod = job.spec.scheduling.priority_class_name, pod["spec"].get("priorityClassName")
+    if of_group:
+        yield "spec.scheduling.priorityClassName", of_group
+    if of_pod and of_pod != of_group:
+        yield f"{SPEC}.priorityClassName", str(of_pod)
 
 
 def _volumes(_: Job, pod: Manifest) -> Named:
@@ -92,7 +114,7 @@ def _objects(value: Any) -> Iterator[Manifest]:
 
 ALLOW_LISTS = (
     AllowList("serviceAccounts", _service_accounts),
-    AllowList("priorityClasses", _field("priorityClassName")),
+    AllowList("priorityClasses", _priority_classes),
     AllowList("schedulers", _field("schedulerName")),
     AllowList("runtimeClasses", _field("runtimeClassName")),
     AllowList("volumeTypes", _volumes),

@@ -89,3 +89,30 @@ def test_the_pod_of_the_initializers_is_held_to_them_too() -> None:
     )
     found = admit(job, replace(DEFAULTS, bounds=only("runtimeClasses")))
     assert isinstance(found, Refused)
+
+
+@pytest.mark.parametrize("template", [{}, {"priorityClassName": "low"}, {"priorityClassName": None}], ids=str)
+def test_the_priority_class_of_a_pod_group_is_held_to_the_list_whatever_the_template_says(template: Any) -> None:
+    scheduling = {"gang": "Volcano", "priorityClassName": "urgent"}
+    job = make_job(scheduling=scheduling, podTemplate={"spec": template})
+    found = admit(job, replace(DEFAULTS, bounds=only("priorityClasses", "low")))
+    assert isinstance(found, Refused)
+    (said,) = found.problems
+    assert said.startswith("spec.scheduling.priorityClassName: 'urgent'")
+    assert not isinstance(admit(job, replace(DEFAULTS, bounds=only("priorityClasses", "low", "urgent"))), Refused)
+
+
+TOKEN = {"name": "token", "projected": {"sources": [{"serviceAccountToken": {"path": "token"}}]}}
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [{"automountServiceAccountToken": True}, {"automountServiceAccountToken": None}, {"volumes": [TOKEN]}],
+    ids=["mounted", "mounted by default", "in a volume"],
+)
+def test_a_pod_with_credentials_and_no_account_has_those_of_default(spec: dict[str, Any]) -> None:
+    (said,) = refusals(only("serviceAccounts", "trainer"), spec)
+    assert said.startswith("spec.podTemplate.spec.serviceAccountName: 'default'")
+    assert refusals(only("serviceAccounts", "default"), spec) == []
+    assert refusals(only("serviceAccounts", "trainer"), spec | {"serviceAccountName": "trainer"}) == []
+    assert refusals(Bounds(), spec) == []
