@@ -94,8 +94,11 @@ class Cache:
         return None in self._listed or namespace in self._listed
 
     def distrust(self) -> None:
-        """Somebody else may have acted: nothing is decided in a namespace until it has been listed anew."""
+        """Somebody else may have acted: nothing is decided in a namespace until it has been listed anew, and what no
+        list has of a job, its Service and the last report of its trainer, is asked for again."""
         self._listed.clear()
+        for known in self._unwatched.values():
+            known.service = known.report = None
 
     def keys(self) -> tuple[Key, ...]:
         return tuple(self._jobs)

@@ -283,8 +283,11 @@ class Controller:
         self.enqueue(key)
 
     def stand_down(self) -> None:
-        """Another replica acts from now on: ask no trainer, and show no job's figures, which would be counted twice."""
+        """Another replica acts from now on: ask no trainer, and show no job's figures, which would be counted twice.
+        What the API server rejected is forgotten: it may accept it by the time that this replica leads again."""
         self.poller.drop_all()
+        for last in self._last.values():
+            last.rejected = None
         metrics.JOBS.clear()
 
     def _forget(self, key: Key) -> None:

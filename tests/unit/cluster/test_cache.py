@@ -312,3 +312,12 @@ def test_a_list_forgets_the_children_that_no_watch_reports_of_its_namespace_alon
     cache.take_lists("ns", [], [], 9, 9)
     assert cache.observed(OWNER).children == frozenset()
     assert cache.observed(elsewhere).children == {("NetworkPolicy", "digits")}
+
+
+def test_a_new_leader_asks_for_what_no_list_has() -> None:
+    cache = Cache()
+    cache.put_service(OWNER, {"spec": {"clusterIP": "10.96.0.7", "ports": [{"port": 29500}]}})
+    cache.put_report(OWNER, TrainerReport(uid="job-1", attempt=0, step=310))
+    cache.distrust()
+    known = cache.observed(OWNER)
+    assert (known.service, known.report, cache.is_listed("ns")) == (None, None, False)
