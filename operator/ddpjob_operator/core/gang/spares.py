@@ -7,9 +7,11 @@ attempt begins joins it, or remains a spare; one that does not is deleted, for t
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 
 from ddpjob_operator.api.status import DDPJobStatus, Phase
 from ddpjob_operator.core.failure.node_lost import is_lost
+from ddpjob_operator.core.gang.creation import until_creatable
 from ddpjob_operator.core.gang.members import can_be_kept, create_pod_action, discard, is_kept, needs_assignment
 from ddpjob_operator.core.manifests.admission import admission
 from ddpjob_operator.core.manifests.admitted import Admitted, Refused
@@ -36,30 +38,47 @@ def wanted(look: Look) -> int:
 
 def spare_actions(look: Look) -> tuple[Action, ...]:
     """Create and delete spares until there are as many as wanted. Those that run are kept first."""
-    spares = [pod for pod in look.observed.pods if _is_spare(pod, look.status)]
-    good = [pod for pod in spares if _is_usable(pod) and not is_lost(pod, look.job.spec.restart, look.now)]
-    good.sort(key=lambda pod: (not pod.running, pod.name))
-    count = wanted(look)
-    staying = {pod.name for pod in good[:count]}
+    spares = (pod for pod in look.observed.pods if _is_spare(pod, look.status))
+    staying = {pod.name for pod in _good(look)[: wanted(look)]}
     removed = discard(look, tuple(pod for pod in spares if pod.name not in staying))
-    if look.status.phase is not Phase.RUNNING or len(good) >= count:
+    lacking = _lacking(look)
+    if not lacking:
         return removed
     admitted = admission(look)
     if isinstance(admitted, Refused):
         return removed  # the job goes on as it was started; that its spec has changed is in the status
     if look.observed.service is None:
         return (*removed, CreateService(build_service(admitted, look.status.attempt)))
-    short = count - len(good)
+    return (*removed, *_created(look, admitted, look.observed.service, lacking))
+
+
+def until_spared(look: Look) -> float | None:
+    """Seconds until a spare that has vanished again and again may be created; None if none waits."""
+    return min((wait for name in _lacking(look) if (wait := until_creatable(look, name)) > 0), default=None)
+
+
+def _created(look: Look, admitted: Admitted, service: ServiceView, names: Sequence[str]) -> tuple[CreatePod, ...]:
+    """No other name is taken instead of one that has to wait: it would be a way around the wait."""
+    creatable = (name for name in names if until_creatable(look, name) <= 0)
+    attempt = look.status.attempt
+    return tuple(create_pod_action(look, admitted, Place(attempt, None, service, name)) for name in creatable)
+
+
+def _lacking(look: Look) -> tuple[str, ...]:
+    """Names of the spares to create."""
+    short = max(0, wanted(look) - len(_good(look))) if look.status.phase is Phase.RUNNING else 0
     if look.observed.problem is not None:
-        short = 1  # what was refused is tried with one pod
-    return (*removed, *_created(look, admitted, look.observed.service, short))
+        short = min(short, 1)  # what was refused is tried with one pod
+    taken = {pod.name for pod in look.observed.pods}
+    names = (spare_name(look.job.name, look.status.attempt, index) for index in itertools.count())
+    return tuple(itertools.islice((name for name in names if name not in taken), short))
 
 
-def _created(look: Look, admitted: Admitted, service: ServiceView, count: int) -> tuple[CreatePod, ...]:
-    taken, attempt = {pod.name for pod in look.observed.pods}, look.status.attempt
-    names = (spare_name(look.job.name, attempt, index) for index in itertools.count())
-    free = itertools.islice((name for name in names if name not in taken), count)
-    return tuple(create_pod_action(look, admitted, Place(attempt, None, service, name)) for name in free)
+def _good(look: Look) -> list[PodView]:
+    """Spares that are of use. Those that run come first."""
+    spares = (pod for pod in look.observed.pods if _is_spare(pod, look.status))
+    good = [pod for pod in spares if _is_usable(pod) and not is_lost(pod, look.job.spec.restart, look.now)]
+    return sorted(good, key=lambda pod: (not pod.running, pod.name))
 
 
 def _is_spare(pod: PodView, status: DDPJobStatus) -> bool:

@@ -8,7 +8,7 @@ from ddpjob_operator.core.gang.children import lost_children
 from ddpjob_operator.core.gang.elastic import until_resized, wanted_resize
 from ddpjob_operator.core.gang.members import discard, ended_before, left_over, with_node_counts
 from ddpjob_operator.core.gang.problems import with_problems
-from ddpjob_operator.core.gang.spares import ready_spares, spare_actions
+from ddpjob_operator.core.gang.spares import ready_spares, spare_actions, until_spared
 from ddpjob_operator.core.stages.restart import plan_restart, resize
 from ddpjob_operator.core.stages.starting import complete_gang
 from ddpjob_operator.core.values.actions import Plan, soonest
@@ -31,5 +31,6 @@ def _tend(look: Look) -> Plan:
     """Delete what older attempts left, keep as many spares as wanted, restore children, and update the status."""
     actions = (*discard(look, left_over(look)), *spare_actions(look), *lost_children(look))
     look = with_problems(with_node_counts(look, len(ready_spares(look))))
-    wait = soonest(until_lost(look.observed.pods, look.job.spec.restart, look.now), until_resized(look))
+    lost = until_lost(look.observed.pods, look.job.spec.restart, look.now)
+    wait = soonest(lost, until_resized(look), until_spared(look))
     return Plan(look.status, actions, requeue_after=wait)

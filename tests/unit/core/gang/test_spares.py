@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from builders import DEFAULTS, NOW, ended, failed, in_phase, make_job, make_pod, seen
+from builders import DEFAULTS, NOW, ended, failed, in_phase, later, make_job, make_pod, seen
 from looks import at
 
 from ddpjob_operator.api.status import DDPJobStatus, Phase, SnapshotStatus
@@ -16,7 +16,7 @@ from ddpjob_operator.core.manifests.spec_changes import digests
 from ddpjob_operator.core.plan import plan
 from ddpjob_operator.core.values.actions import AssignPod, CreatePod, CreateService, DeletePod, Plan
 from ddpjob_operator.core.values.job import Problem
-from ddpjob_operator.core.values.observed import Observed, PodView
+from ddpjob_operator.core.values.observed import Creations, Observed, PodView
 
 SPEC: dict[str, Any] = {"nodes": 2, "spares": 2, "restart": {"scope": "InPlace"}}
 
@@ -165,3 +165,14 @@ def test_pods_that_wait_go_when_the_job_is_over() -> None:
     known = status(Phase.SUCCEEDED, completion_time=NOW)
     decided = plan(make_job(known, **SPEC), seen(spare(0), spare(1, "Pending")), NOW, DEFAULTS)
     assert words(decided.actions) == ["delete digits-0-s0", "delete digits-0-s1"]
+
+
+def test_one_that_vanishes_again_and_again_is_made_after_a_wait_and_no_other_in_its_place() -> None:
+    def vanished(seconds: float) -> Observed:
+        known = {"digits-0-s0": Creations(4, later(-seconds))}
+        return replace(seen(make_pod(0), make_pod(1)), creations=known)
+
+    waiting = look(status(), vanished(1))
+    assert words(waiting.actions) == ["create digits-0-s1"]
+    assert waiting.requeue_after == 3.0
+    assert words(look(status(), vanished(4)).actions) == ["create digits-0-s0", "create digits-0-s1"]
