@@ -99,7 +99,9 @@ class Restart(APIModel):
     """
 
     node_lost_seconds: Seconds = 30
-    """Seconds that a node may be NotReady before the job is restarted without it."""
+    """Seconds that a node may be NotReady before the job is restarted without it. The node of a pod that was bound but
+    not acknowledged by its kubelet is lost after 10 s and this time.
+    """
 
     force_delete_lost_pods: Annotated[bool, Field(strict=True)] = False
     """Force-delete the pods of a lost node without waiting for its kubelet. They may still be running; the fencing
