@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from ddp_trainer.contract.messages import crash_lost_peer, is_telling, no_rendezvous, peer_lost
 from ddpjob_operator.core.failure.log_tail import mask
 from ddpjob_operator.core.values.names import LABEL_ATTEMPT, LABEL_NODE_RANK
 from ddpjob_operator.core.values.trainer_report import read_status, read_termination
@@ -50,6 +51,10 @@ CASES: dict[str, tuple[Callable[[Any], Any], Callable[[int], Any]]] = {
     "credentials and spaces": (mask, lambda n: "credential " * n + "="),
     "addresses": (mask, lambda n: "a://" * n),
     "half of a bearer": (mask, lambda n: "Bearer " * n),
+    "the name of a backend": (peer_lost, lambda n: "gloo\n" * n),
+    "clients without a number": (no_rendezvous, lambda n: "1" * n),
+    "half of an exception": (lambda text: crash_lost_peer([text]), lambda n: "dist" * n),
+    "assertions that do not fail": (is_telling, lambda n: "assertion " * n),
     "lists in a template": (parsed, lambda n: template({"volumes": [[]] * n})),
     "arguments": (parsed, lambda n: {"args": ["x" * n]}),
     "a status of ranks": (read_status, lambda n: json.dumps({"version": 1, "ranks": [{"rank": 1}] * n})),
