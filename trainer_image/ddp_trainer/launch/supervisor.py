@@ -132,6 +132,7 @@ class Supervisor:
         evidence = ExitEvidence(
             wall=time.time(),
             procs=self._pod.procs_per_node,
+            nodes=self._pod.nodes,
             outcomes=read_outcomes(self._pod.run_dir),
             failures=report.get("failures", ()),
             heartbeats=pod_state.heartbeats,

@@ -101,6 +101,25 @@ def test_the_cause_is_the_earliest_failure_that_is_no_consequence_of_another(kno
     assert (cause.exit_code, cause.reason, cause.rank) == (code, reason, rank)
 
 
+TIMED_OUT = RuntimeError("[gloo/transport/tcp/unbound_buffer.cc:84] Timed out waiting 1800000ms for recv operation")
+
+
+@pytest.mark.parametrize(("nodes", "rank"), [(1, 2), (2, 0)])
+def test_the_rank_that_did_not_time_out_is_blamed_only_if_all_ranks_of_the_gang_are_known(nodes, rank):
+    evidence = ExitEvidence(
+        wall=100.0,
+        procs=3,
+        nodes=nodes,
+        started=3,
+        agent_code=1,
+        outcomes=[record(0, TIMED_OUT, 1), record(1, TIMED_OUT, 2)],
+        failures=[failure(2, -15)],
+    )
+    cause = find_cause(evidence)
+    assert (cause.reason, cause.rank) == ("PeerLost", rank)
+    assert ("did not join" in cause.message) == (nodes == 1)
+
+
 def test_a_rank_that_finished_before_sigterm_came_has_succeeded():
     heartbeat = {"rank": 0, "localRank": 0, "phase": "done", "step": 400, "totalSteps": 400, "metrics": {}}
     evidence = ExitEvidence(

@@ -25,6 +25,9 @@ class ExitEvidence:
 
     wall: float
     procs: int
+    """Ranks of this pod."""
+    nodes: int = 1
+    """Of the gang; the ranks of the others are not in this evidence."""
     outcomes: Sequence[Mapping[str, Any]] = ()
     failures: Sequence[Mapping[str, Any]] = ()
     heartbeats: Sequence[Mapping[str, Any]] = ()
@@ -91,12 +94,15 @@ def _find_cause(evidence: ExitEvidence) -> ExitCause:
     if evidence.stop_requested and (cause is None or cause.is_consequence):
         return _preempted(evidence)
     if cause is not None and not (cause.is_consequence and evidence.rendezvous_error):
-        return _absent(cause, suspects) or cause.cause
+        return (_absent(cause, suspects) if evidence.nodes == 1 else None) or cause.cause
     return _without_a_rank(evidence)
 
 
 def _absent(cause: _Suspect, suspects: Sequence[_Suspect]) -> ExitCause | None:
-    """The cause where only one rank did not time out: it was not in the collective that the others waited in."""
+    """The cause where only one rank of the gang did not time out: it was not in the collective of the others.
+
+    Of a gang of several nodes this does not follow: the rank may have waited too, for one of another node.
+    """
     stopped = [suspect.cause for suspect in suspects if suspect.kind is _Kind.STOPPED]
     if cause.kind is not _Kind.PEER_LOST or len(stopped) != 1 or not timed_out(cause.cause.message):
         return None
