@@ -105,8 +105,8 @@ def waits(number, place="step (train.py:9)", collective="all_reduce", **given):
         ([waits(0, silent=50), waits(1), at(2, "load (train.py:5)", silent=31), waits(3)], 2),
         ([waits(0), waits(1), waits(2, "validate (train.py:20)", "barrier", step=11), waits(3)], 2),
         ([waits(0), waits(1), waits(2, "step (train.py:9)", "broadcast"), waits(3)], 2),
-        ([waits(0), waits(1), waits(2, "validate (train.py:20)", "barrier", silent=20), waits(3)], 2),
-        ([waits(0), waits(1), waits(2, phase="done", silent=5), waits(3)], 2),
+        ([waits(0), waits(1), waits(2, "validate (train.py:20)", "barrier", silent=31, p99=5.0), waits(3)], 2),
+        ([waits(0), waits(1), waits(2, "<module> (train.py:50)", phase="done", silent=50), waits(3)], 2),
         ([waits(0), waits(1), rank(2, phase="ended", silent=0), waits(3)], 2),
         ([waits(0), waits(1, state="T"), waits(2), waits(3)], 1),
         ([at(0, "a (t.py:1)", silent=40), at(1, "a (t.py:1)", silent=40), at(2, "b (t.py:2)", silent=40)], 2),
@@ -141,8 +141,10 @@ def test_the_rank_that_is_not_in_the_collective_is_named(ranks, named):
         at(2, "validate (train.py:20)", phase="validate", silent=600),
         at(2, "validate (train.py:20)", silent=1),
         replace(at(2, "save (train.py:20)", silent=200), observed=True),
+        waits(2, "step (train.py:8)", "forward", silent=5),
+        at(2, "finish (train.py:30)", phase="done", silent=5),
     ],
-    ids=["validates", "was-active", "observed"],
+    ids=["validates", "was-active", "observed", "computes-below-ddp", "leaves"],
 )
 def test_ranks_that_wait_for_one_that_works_are_not_stalled(working):
     assert stalled([waits(0), waits(1), working, waits(3)], NOW, LIMITS) is None

@@ -139,10 +139,12 @@ def _suspects(ranks: Sequence[Rank], now: float, limits: Limits) -> list[Rank]:
         return by_themselves
     if not late:
         return []
-    if gone := [rank for rank in ranks if rank.phase in _WILL_NOT_JOIN]:
+    if gone := [rank for rank in ranks if rank.phase == ENDED]:
         return gone
+    # A stack below DistributedDataParallel or a save looks like a collective while the rank computes or writes.
+    works = any(rank not in late and now - rank.progress_at <= limits.min_seconds for rank in ranks)
     # all wait: in a collective that one of them has passed or not reached, which need not be late itself yet
-    return [] if any(not rank.collective for rank in ranks) else list(ranks)
+    return [] if works or any(not rank.collective for rank in ranks) else list(ranks)
 
 
 def _suspicion(rank: Rank, ranks: Collection[Rank]) -> tuple[bool, bool, int, float, int]:
