@@ -13,7 +13,6 @@ A volume may hang, so a thread of its own does all of this, and the launcher nev
 
 from __future__ import annotations
 
-import contextlib
 import os
 import threading
 import time
@@ -23,6 +22,7 @@ from typing import Any, Final
 
 from ddp_trainer.contract.environment import PodEnvironment
 from ddp_trainer.contract.json_files import read_json, write_json
+from ddp_trainer.launch.exit.report import log
 
 LOOK_SECONDS: Final = 1.0
 ASKING_LOOK_SECONDS: Final = 0.2
@@ -58,6 +58,7 @@ class Accounts:
         self.verdict: Mapping[str, Any] | None = None
         """What the gang has agreed on, once a launcher has published it."""
         self._wake, self._looked, self._closed = threading.Event(), threading.Event(), False
+        self._failed = False
         threading.Thread(target=self._run, name="accounts", daemon=True).start()
 
     @property
@@ -103,8 +104,14 @@ class Accounts:
     def _run(self) -> None:
         first = True
         while not self._closed:
-            with contextlib.suppress(OSError):  # a volume that fails now may answer later
+            try:
                 self._look(first)
+            except OSError:
+                pass  # a volume that fails now may answer later
+            except Exception as error:  # without this thread the others would take this node to be gone
+                if not self._failed:
+                    log(f"the launchers of the other nodes cannot be answered: {error!r}")
+                self._failed = True
             first = False
             self._looked.set()
             self._wake.wait(LOOK_SECONDS if self._asked_at is None else ASKING_LOOK_SECONDS)
