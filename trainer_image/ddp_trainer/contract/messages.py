@@ -1,7 +1,7 @@
 """What messages of torch, NCCL, gloo and CUDA mean for the rank that prints them: another rank is gone, no rendezvous,
 no memory, no space.
 
-Only what decides how this pod ends is told apart here. The operator's table (`core.failure.symptoms`) refines the
+Only what decides how this pod ends is distinguished here. The operator's table (`core.failure.symptoms`) refines the
 reason and has the advice. tests/unit/contracts/messages.toml has real messages, and what both make of them.
 """
 

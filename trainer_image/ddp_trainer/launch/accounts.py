@@ -127,8 +127,8 @@ class Accounts:
         if first:
             self._question = question  # of a launcher that was here before this one
         elif question is not None and question != self._question:
-            self._question = question
             self._answer()
+            self._question = question  # last: one whose answer failed is answered at the next look
         if self._asked_at is not None and self._answers is None:
             self._collect()
 

@@ -39,7 +39,7 @@ STALLED_FIRST_SECONDS = 2.0
 AGENT_SECONDS = 10.0
 """How long torchrun may outlive its ranks."""
 FINISHED_AGENT_SECONDS = 2.0
-"""The same where all ranks are done and another node hosts the store: torchrun has told the others by then."""
+"""The same where all ranks are done and another node hosts the store: torchrun has notified the others by then."""
 EXIT_BARRIER_SECONDS = 310.0
 """The same on node rank 0, whose torchrun hosts the store that the other nodes still need; its own limit is 300."""
 SUPERSEDED_AGENT_SECONDS = 2.0
