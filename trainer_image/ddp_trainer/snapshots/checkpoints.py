@@ -295,20 +295,7 @@ class Checkpoints:
         return error, ranks.problems(None if error is None else str(error))
 
     def _manifest(self, progress: Progress, kind: Kind) -> Manifest:
-        who = self._identity
-        return Manifest(
-            job=who.job,
-            uid=who.uid,
-            attempt=who.attempt,
-            step=progress.step,
-            epoch=progress.epoch,
-            samples=progress.samples,
-            world_size=who.world_size,
-            strategy="checkpoint",
-            global_batch=self._global_batch,
-            time=time.time(),
-            kind=kind,
-        )
+        return self._identity.manifest(progress, kind, strategy="checkpoint", global_batch=self._global_batch)
 
     def _emit(self, event: SnapshotEvent) -> None:
         if self._on_event is not None and self._identity.rank == 0:

@@ -225,20 +225,7 @@ class Snapshots:
             self._saver.close()
 
     def _manifest(self, progress: Progress, kind: Kind) -> Manifest:
-        who = self.identity
-        return Manifest(
-            job=who.job,
-            uid=who.uid,
-            attempt=who.attempt,
-            step=progress.step,
-            epoch=progress.epoch,
-            samples=progress.samples,
-            world_size=who.world_size,
-            strategy=self._strategy,
-            global_batch=self._global_batch,
-            time=time.time(),
-            kind=kind,
-        )
+        return self.identity.manifest(progress, kind, strategy=self._strategy, global_batch=self._global_batch)
 
     def _emit(self, event: SnapshotEvent) -> None:
         if event.result == "saved":

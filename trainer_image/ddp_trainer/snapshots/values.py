@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from typing import Literal
 
-from ddp_trainer.snapshots.trust.manifest import Manifest
+from ddp_trainer.snapshots.trust.manifest import Kind, Manifest
 
 FAILING_AFTER = 3
 """So many saves failed in a row are no accident: SnapshotsFailing."""
@@ -22,6 +23,22 @@ class Identity:
     rank: int
     world_size: int
     nodes: int = 1
+
+    def manifest(self, progress: Progress, kind: Kind, *, strategy: str, global_batch: int) -> Manifest:
+        """Of a snapshot that this attempt begins now, without its files."""
+        return Manifest(
+            job=self.job,
+            uid=self.uid,
+            attempt=self.attempt,
+            step=progress.step,
+            epoch=progress.epoch,
+            samples=progress.samples,
+            world_size=self.world_size,
+            strategy=strategy,
+            global_batch=global_batch,
+            time=time.time(),
+            kind=kind,
+        )
 
 
 @dataclass(frozen=True, slots=True)
