@@ -5,15 +5,19 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import os
+import re
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
 
-from ddp_trainer.contract import process_end
+from ddp_trainer.contract import process_end, unfinished
+from ddp_trainer.contract.outcomes import read_outcomes
 from ddp_trainer.contract.process_end import GLOO_THREADS, await_gloo
+from ddp_trainer.contract.processes import is_active
 
 ROOT = Path(__file__).parents[3]
 PR_SET_NAME = 15
@@ -90,6 +94,63 @@ def test_a_group_that_cannot_be_destroyed_does_not_keep_a_rank_that_is_done(tmp_
     ended = run_rank(SCRIPT + "dist.destroy_process_group = lambda: time.sleep(600)", tmp_path)
     assert ended.returncode == 0, ended.stderr
     assert "exit handlers ran" in ended.stdout
+
+
+HELPERS = """
+import multiprocessing, os, sys, time
+from pathlib import Path
+from ddp_trainer.contract import unfinished
+
+unfinished.HELPER_SECONDS = 0.4
+unfinished.SAY_SECONDS = 0.5
+context = multiprocessing.get_context("fork")
+
+def upload(seconds):
+    ends = time.monotonic() + seconds
+    while time.monotonic() < ends:
+        sum(range(100_000))
+    Path(sys.argv[0]).with_name("uploaded").touch()
+
+def serve():
+    time.sleep(1000)
+
+"""
+
+
+@pytest.mark.processes
+def test_a_process_that_works_is_waited_for_and_one_that_only_waits_is_ended(tmp_path: Path) -> None:
+    script = """
+context.Process(target=upload, args=(1.5,), name="upload").start()
+context.Process(target=serve, name="server").start()
+"""
+    ended = run_rank(HELPERS + script, tmp_path)
+    assert ended.returncode == 0, ended.stderr
+    assert (tmp_path / "uploaded").exists()
+    assert "the script is done; waiting for processes that it started: upload (" in ended.stderr
+    assert "the script is done; ended the processes that it left: server (" in ended.stderr
+    assert "upload" not in ended.stderr.split("ended the processes")[1]
+    assert read_outcomes(tmp_path / "run")[0]["cut"] is None
+
+
+@pytest.mark.processes
+def test_work_that_is_cut_off_after_a_success_is_on_record(tmp_path: Path) -> None:
+    script = """
+unfinished.WORK_SECONDS = 0.3
+context.Process(target=upload, args=(1000,), name="upload").start()
+"""
+    ended = run_rank(HELPERS + script, tmp_path)
+    assert ended.returncode == 0, ended.stderr
+    (outcome,) = read_outcomes(tmp_path / "run")
+    assert outcome["reason"] == "Completed"
+    assert re.fullmatch(r"its processes upload \(\d+\), still at work 0.3 s after the script", outcome["cut"])
+
+
+def test_what_looks_at_this_process_does_not_count_as_its_work(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(bytes(1 << 20))
+    before, began = unfinished.used_here(), time.thread_time()
+    while time.thread_time() < began + 0.3:
+        (tmp_path / "file").read_bytes()
+    assert not is_active(before, unfinished.used_here(), 10.0)
 
 
 def test_an_exit_handler_waits_for_threads_of_gloo_that_still_work() -> None:

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 import pytest
 from tests.support.starting import starts_processes
 
-from ddp_trainer.contract.processes import Usage, usage
-from ddp_trainer.launch.activity import Activity, is_active
+from ddp_trainer.contract.processes import Usage, is_active, usage
+from ddp_trainer.launch.activity import Activity
 
 IDLE = Usage(cpu_seconds=100.0, io_bytes=10**9, written=10**6)
 

@@ -84,32 +84,20 @@ def test_a_daemon_that_ignores_sigterm_does_not_keep_a_finished_run_alive(start_
     assert pod.message["reason"] == "Completed"
 
 
-def test_a_server_that_is_no_daemon_is_ended_after_a_time(start_pod):
-    pod = start_pod(
-        HELPER
-        + """
-    from ddp_trainer.contract import process_end
-    process_end.HELPER_SECONDS = 0.5
-    multiprocessing.get_context("fork").Process(target=serve, name="server").start()
-    started()
-    """
-    )
-    assert pod.wait() == 0, pod.log
-    assert "the script is done; ended the processes that it left: server (" in pod.log
-    all_end([int((pod.run_dir / "helper").read_text())])
-
-
-def test_a_thread_that_never_ends_does_not_keep_a_finished_run_alive(start_pod):
+def test_a_thread_that_never_ends_does_not_keep_a_finished_run_alive_and_its_end_is_on_record(start_pod):
     pod = start_pod(
         """
         import threading, time
-        from ddp_trainer.contract import process_end
-        process_end.END_SECONDS = 0.5
+        from ddp_trainer.contract import unfinished
+        unfinished.END_SECONDS = 0.5
         threading.Thread(target=time.sleep, args=(1000,), name="server").start()
         """
     )
     assert pod.wait() == 0, pod.log
-    assert "ending the process, which still has the threads MainThread, server" in pod.log
+    assert "the script is done; ending its process, idle " in pod.log
+    assert pod.message["reason"] == "Completed"
+    assert pod.message["cut"].endswith("s after the script, with the threads MainThread, server")
+    assert pod.message["cut"] in pod.message["message"]
 
 
 def test_a_program_that_a_script_leaves_behind_is_ended_and_named(start_pod):

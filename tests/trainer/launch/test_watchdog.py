@@ -37,6 +37,7 @@ def rank(number=0, phase="train", step=10, silent=0.0, p99=0.1, state="S"):
         (rank(silent=601, phase="init", p99=None), True),
         (rank(silent=901, phase="rendezvous", p99=None), True),
         (rank(silent=301, phase="done"), True),
+        (rank(silent=10_000, phase="ended"), False),
         (rank(silent=-5), False),
         (replace(rank(silent=1799, phase="script", step=None, p99=None), observed=True), False),
         (replace(rank(silent=1801, phase="script", step=None, p99=None), observed=True), True),

@@ -5,6 +5,7 @@ Classes of torch are known by name and messages by their text: the launcher read
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import signal
 import time
@@ -127,6 +128,7 @@ def outcome_of(error: BaseException | None, *, rank: int, local_rank: int, pid: 
         "exception": None,
         "message": None,
         "traceback": None,
+        "cut": None,
     }
     if error is None or code in (EXIT_OK, EXIT_PREEMPTED):
         return outcome
@@ -149,6 +151,15 @@ def write_outcome(run_dir: Path, outcome: dict[str, Any]) -> None:
         if error.errno not in FULL:
             raise
         write_json(path, outcome | {"traceback": None, "message": (outcome["message"] or "")[:MESSAGE_BYTES]})
+
+
+def record_cut(run_dir: Path, rank: int, text: str) -> None:
+    """Add to the record of a rank whose script had returned what was ended before it was done, in words."""
+    path = _outcome_file(run_dir, rank)
+    outcome = read_json(path)
+    if outcome is not None:
+        with contextlib.suppress(OSError):
+            write_json(path, outcome | {"cut": text[:MESSAGE_BYTES]})
 
 
 def reserve_outcome(run_dir: Path, rank: int) -> None:

@@ -14,14 +14,12 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from ddp_trainer.contract import unfinished
 from ddp_trainer.contract.exit_codes import EXIT_OK
-
-if TYPE_CHECKING:
-    from multiprocessing.process import BaseProcess
 
 LEAVE_SECONDS: Final = 5.0
 """How long process groups may take to be destroyed at the end: with NCCL that waits for the device."""
@@ -29,15 +27,12 @@ LEAVE_SECONDS: Final = 5.0
 GLOO_THREADS: Final = "pt_gloo_runloop"
 LOOK_SECONDS: Final = 0.01
 
-END_SECONDS = 300.0
-"""How long a process whose script is done may take to end: exit handlers upload, threads finish a last save."""
-
-HELPER_SECONDS = 30.0
-"""How long processes that the script started with multiprocessing, and that are no daemons, may outlive it."""
+OnCut = Callable[[str], None]
 
 _code: int | None = None
 _owner: int | None = None
 """The pid of the process that this is about. One that it forks ends as under Python alone."""
+_on_cut: OnCut | None = None
 _destroying = threading.Event()
 
 
@@ -52,9 +47,8 @@ def end_after_exit_handlers() -> None:
 
 
 def end_helpers_at_exit() -> None:
-    """From now on no process that the script starts with multiprocessing keeps a finished run alive.
+    """From now on no process that the script starts with multiprocessing keeps a finished run alive (`unfinished`).
 
-    Python ends daemons by SIGTERM, which they may ignore, and waits without a limit for the others, such as a server.
     Call it next, before the script: its own exit handlers, which may still need their helpers, then run first.
     """
     import multiprocessing.util  # noqa: F401 - registers the exit handler that waits
@@ -62,12 +56,16 @@ def end_helpers_at_exit() -> None:
     atexit.register(_end_helpers)
 
 
-def settle(code: int) -> int:
-    """The process ends with `code`, whatever happens while it ends; returns `code`, for `sys.exit`."""
-    global _code
+def settle(code: int, on_cut: OnCut | None = None) -> int:
+    """The process ends with `code`, whatever happens while it ends; returns `code`, for `sys.exit`.
+
+    `on_cut` gets in words what was ended although it may not have been done, just before.
+    """
+    global _code, _on_cut
     if os.getpid() != _owner:
         return code
     _code = code
+    _on_cut = on_cut
     if code == EXIT_OK:
         threading.Thread(target=_end_anyway, name="end anyway", daemon=True).start()
     if code == EXIT_OK and _has_process_groups():
@@ -104,27 +102,9 @@ def _thread_states(name: str) -> Iterator[str]:
 def _end_helpers() -> None:
     if os.getpid() != _owner:
         return
-    from multiprocessing import active_children
-
-    servers = [helper for helper in active_children() if not helper.daemon]
-    _join(servers, HELPER_SECONDS)
-    left = active_children()
-    for helper in left:
-        helper.terminate()
-    _join(left, LEAVE_SECONDS)
-    deaf = active_children()
-    for helper in deaf:
-        helper.kill()
-    ended = {helper.pid: helper.name for helper in left if helper in servers or helper in deaf}
-    if ended:
-        names = ", ".join(f"{name} ({pid})" for pid, name in ended.items())
-        print(f"ddp_trainer: the script is done; ended the processes that it left: {names}", file=sys.stderr)
-
-
-def _join(helpers: Iterable[BaseProcess], seconds: float) -> None:
-    deadline = time.monotonic() + seconds
-    for helper in helpers:
-        helper.join(max(0.0, deadline - time.monotonic()))
+    cut = unfinished.end_helpers()
+    if cut is not None and _on_cut is not None:
+        _on_cut(cut)
 
 
 def _end() -> None:
@@ -145,13 +125,16 @@ def _end_late() -> None:
 
 
 def _end_anyway() -> None:
-    time.sleep(END_SECONDS)
-    others = [thread.name for thread in threading.enumerate() if not thread.daemon]
-    print(
-        f"ddp_trainer: the script was done {END_SECONDS:g} s ago; ending the process, which still has the threads "
-        f"{', '.join(others)}",
-        file=sys.stderr,
-    )
+    began = time.monotonic()
+    patience = unfinished.of_this_process()
+    while patience.goes_on():
+        time.sleep(patience.look_seconds)
+    others = ", ".join(thread.name for thread in threading.enumerate() if not thread.daemon)
+    state = "still at work" if patience.at_work else "idle"
+    cut = f"its process, {state} {time.monotonic() - began:.0f} s after the script, with the threads {others}"
+    print(f"ddp_trainer: the script is done; ending {cut}", file=sys.stderr)
+    if _on_cut is not None:
+        _on_cut(cut)
     _flush()
     os._exit(EXIT_OK)
 

@@ -9,6 +9,12 @@ import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
+
+ACTIVE_CPU_SHARE: Final = 0.02
+"""Of one core, over the time between two looks: the threads of an idle Python need less."""
+ACTIVE_IO_BYTES: Final = 64 << 10
+"""Read and written by processes that work between two looks."""
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -101,11 +107,20 @@ class Usage:
 
 def usage(pid: int) -> Usage:
     """What `pid` and its descendants have used; zeros once they are gone."""
-    counted = [(_cpu_seconds(each), *_io_bytes(each)) for each in (pid, *descendants(pid))]
+    counted = [(_cpu_seconds(each), *io_bytes(each)) for each in (pid, *descendants(pid))]
     return Usage(
         cpu_seconds=sum(cpu for cpu, _, _ in counted),
         io_bytes=sum(read + written for _, read, written in counted),
         written=counted[0][2],
+    )
+
+
+def is_active(before: Usage, after: Usage, seconds: float) -> bool:
+    """Whether the processes did anything in the `seconds` between two looks at them."""
+    return (
+        after.cpu_seconds - before.cpu_seconds >= ACTIVE_CPU_SHARE * seconds
+        or after.written > before.written
+        or abs(after.io_bytes - before.io_bytes) >= ACTIVE_IO_BYTES
     )
 
 
@@ -126,9 +141,10 @@ def _cpu_seconds(pid: int) -> float:
     return sum(int(ticks) for ticks in fields[11:15]) / os.sysconf("SC_CLK_TCK") if fields else 0.0
 
 
-def _io_bytes(pid: int) -> tuple[int, int]:
+def io_bytes(entry: int | str) -> tuple[int, int]:
+    """Bytes read and written by the process or thread of that entry in /proc; zeros once it is gone."""
     try:
-        lines = Path(f"/proc/{pid}/io").read_text().splitlines()
+        lines = Path(f"/proc/{entry}/io").read_text().splitlines()
     except OSError:
         return 0, 0
     counts = dict(line.split(": ") for line in lines)

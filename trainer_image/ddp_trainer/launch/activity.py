@@ -15,10 +15,6 @@ from ddp_trainer.contract import processes
 
 LONGEST_LOOK_SECONDS: Final = 5.0
 LOOKS_PER_ALLOWANCE: Final = 4
-ACTIVE_CPU_SHARE: Final = 0.02
-"""Of one core, over the time between two looks: the threads of an idle Python need less."""
-ACTIVE_IO_BYTES: Final = 64 << 10
-"""Read and written by all processes of a rank between two looks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,15 +64,6 @@ class Activity:
         usage = processes.usage(pid)
         if before is not None and self._disturbed:
             return _Look(now, usage, before.active_at)
-        if before is None or is_active(before.usage, usage, now - before.at):
+        if before is None or processes.is_active(before.usage, usage, now - before.at):
             return _Look(now, usage, active_at=now)
         return _Look(now, usage, before.active_at)
-
-
-def is_active(before: processes.Usage, after: processes.Usage, seconds: float) -> bool:
-    """Whether a rank did anything in the `seconds` between two looks at its processes."""
-    return (
-        after.cpu_seconds - before.cpu_seconds >= ACTIVE_CPU_SHARE * seconds
-        or after.written > before.written
-        or abs(after.io_bytes - before.io_bytes) >= ACTIVE_IO_BYTES
-    )

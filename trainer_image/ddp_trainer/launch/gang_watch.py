@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from ddp_trainer.contract import processes, run_dir
+from ddp_trainer.contract import processes, run_dir, unfinished
 from ddp_trainer.contract.environment import PodEnvironment
 from ddp_trainer.contract.exit_codes import EXIT_OK
 from ddp_trainer.contract.heartbeat import read_heartbeats
@@ -25,6 +25,8 @@ from ddp_trainer.launch.watchdog import ENDED, NAMED_RANKS, Limits, Rank, StallR
 
 FINAL_SECONDS: Final = 3.0
 """How long the end of an attempt waits for a verdict that other launchers are about to act on."""
+HUNG_SECONDS: Final = unfinished.END_SECONDS + 60.0
+"""How long a rank whose script has returned may be idle: it ends by itself before that, unless Python is stuck."""
 STACK_BYTES: Final = 16 << 10
 """Of a rank's stacks in an account; the innermost frames come first."""
 LONGEST_PAUSE_SECONDS: Final = 15.0
@@ -73,6 +75,10 @@ class GangWatch:
             self._accounts.ask()
         return None
 
+    def hung_at_the_end(self, now: float) -> list[Rank]:
+        """Ranks of this node, at the last look, whose script has returned, and whose process neither ends nor works."""
+        return [rank for rank in self._ranks if rank.phase == ENDED and now - rank.progress_at > HUNG_SECONDS]
+
     def final(self) -> Stall | None:
         """At the end of an attempt that failed: the stall that other launchers have found meanwhile."""
         if self._accounts is None:
@@ -111,7 +117,8 @@ class GangWatch:
         living = {entry["pid"]: entry for entry in _living(self._pod.run_dir)}
         heartbeats = [beat for beat in read_heartbeats(self._pod.run_dir) if beat["pid"] in living]
         states = {pid: processes.state(pid) for pid in living}
-        return ranks_of(heartbeats, states, self._activity.by_pid(living, now), self._pod.node_rank)
+        active_at = self._activity.by_pid(living, now)
+        return ranks_of(heartbeats, states, active_at, self._pod.node_rank, _ended(self._pod.run_dir))
 
     def _judged_alone(self, now: float) -> Stall | None:
         if now < self._next_question:
@@ -170,11 +177,9 @@ class GangWatch:
         ranks, at = self._ranks, self._ranks_at
         stacks = self._take_stacks()
         own = [_described(rank, stacks.get(rank.rank, ""), at, self._limits) for rank in ranks]
-        pids = {entry["rank"]: entry["pid"] for entry in run_dir.registrations(self._pod.run_dir)}
         ended = [
-            {"rank": outcome["rank"], "phase": ENDED, "step": _step(self._pod.run_dir, outcome["rank"])}
-            for outcome in read_outcomes(self._pod.run_dir)
-            if outcome["exitCode"] == EXIT_OK and pids.get(outcome["rank"]) == outcome["pid"]
+            {"rank": rank, "phase": ENDED, "step": _step(self._pod.run_dir, rank)}
+            for rank in _ended(self._pod.run_dir).values()
         ]
         return {"ranks": own + [one for one in ended if one["rank"] not in {rank.rank for rank in ranks}]}
 
@@ -252,6 +257,16 @@ def _frames(frames: Mapping[int, str | None], named: int) -> str:
 
 def _living(directory: Path) -> list[dict[str, int]]:
     return [entry for entry in run_dir.registrations(directory) if processes.alive(entry["pid"])]
+
+
+def _ended(directory: Path) -> dict[int, int]:
+    """The ranks whose script has returned, by the pid of their process."""
+    pids = {entry["rank"]: entry["pid"] for entry in run_dir.registrations(directory)}
+    return {
+        outcome["pid"]: outcome["rank"]
+        for outcome in read_outcomes(directory)
+        if outcome["exitCode"] == EXIT_OK and pids.get(outcome["rank"]) == outcome["pid"]
+    }
 
 
 def _step(directory: Path, rank: int) -> int | None:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from ddp_trainer.contract import processes, run_dir
 from ddp_trainer.contract.exit_codes import EXIT_OK, EXIT_PREEMPTED
 from ddp_trainer.contract.heartbeat import read_heartbeats
-from ddp_trainer.contract.outcomes import read_outcomes
+from ddp_trainer.contract.outcomes import read_outcomes, record_cut
 from ddp_trainer.launch.assignment import LOOK_SECONDS
 from ddp_trainer.launch.attempt import Attempt
 from ddp_trainer.launch.exit.report import log
@@ -251,6 +251,7 @@ class Supervisor:
             return
         stall = self._gang.look(now, may_ask=now >= self._watch_from)
         if stall is None:
+            self._end_what_hangs_at_the_end(now)
             return
         log(f"stalled: {stall.message}; taking the stacks of all ranks of this pod")
         self._stall = self._gang.save_stacks(stall)
@@ -258,6 +259,18 @@ class Supervisor:
             # the node of the stalled rank reports it first: its ranks end as soon as these are gone
             self._wait(STALLED_FIRST_SECONDS)
         self._kill_everything()
+
+    def _end_what_hangs_at_the_end(self, now: float) -> None:
+        if now < self._watch_from:
+            return
+        pids = {entry["rank"]: entry["pid"] for entry in self._living()}
+        for rank in self._gang.hung_at_the_end(now):
+            if rank.rank in pids and pids[rank.rank] not in self._killed:
+                idle = f"its process, which did not end and was idle for {now - rank.progress_at:.0f} s"
+                log(f"the script of rank {rank.rank} is done; ending {idle}")
+                record_cut(self._pod.run_dir, rank.rank, idle)
+                self._killed.add(pids[rank.rank])
+                processes.send([pids[rank.rank]], signal.SIGKILL)
 
     def _living(self) -> list[dict[str, int]]:
         return [entry for entry in run_dir.registrations(self._pod.run_dir) if processes.alive(entry["pid"])]

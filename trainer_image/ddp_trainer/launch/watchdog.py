@@ -93,8 +93,8 @@ def stalled(ranks: Sequence[Rank], now: float, limits: Limits) -> StallReport | 
 
 
 def is_late(rank: Rank, now: float, limits: Limits) -> bool:
-    """Whether it has been silent for longer than its phase allows."""
-    return now - rank.progress_at > allowance(rank, limits)
+    """Whether it has been silent for longer than its phase allows. One that has ended need not do anything."""
+    return rank.phase != ENDED and now - rank.progress_at > allowance(rank, limits)
 
 
 def allowance(rank: Rank, limits: Limits) -> float:
@@ -113,15 +113,18 @@ def ranks_of(
     states: Mapping[int, str | None],
     active_at: Mapping[int, float],
     node: int | None = None,
+    ended: Collection[int] = (),
 ) -> list[Rank]:
-    """The ranks to judge, from heartbeats and, by pid, the state of each process and when it was last active."""
+    """The ranks to judge, from heartbeats and, by pid, the state of each process and when it was last active; `ended`
+    has the processes whose script has returned.
+    """
     return [
         Rank(
             rank=heartbeat["rank"],
-            phase=heartbeat["phase"],
+            phase=ENDED if heartbeat["pid"] in ended else heartbeat["phase"],
             step=heartbeat["step"],
             progress_at=max(heartbeat["time"], active_at.get(heartbeat["pid"], 0.0))
-            if heartbeat.get("observed") or heartbeat.get("ownLoop")
+            if heartbeat.get("observed") or heartbeat.get("ownLoop") or heartbeat["pid"] in ended
             else heartbeat["time"],
             observed=bool(heartbeat.get("observed")),
             step_seconds_p99=heartbeat.get("stepSecondsP99"),

@@ -21,7 +21,7 @@ from pathlib import Path
 from ddp_trainer.contract.environment import RankEnvironment, parse_rank
 from ddp_trainer.contract.exit_codes import EXIT_OK, EXIT_PREEMPTED, Preempted, UserError
 from ddp_trainer.contract.heartbeat import Heartbeat
-from ddp_trainer.contract.outcomes import classify, outcome_of, reserve_outcome, write_outcome
+from ddp_trainer.contract.outcomes import classify, outcome_of, record_cut, reserve_outcome, write_outcome
 from ddp_trainer.contract.process_end import end_after_exit_handlers, end_helpers_at_exit, settle
 from ddp_trainer.contract.processes import die_with
 from ddp_trainer.contract.run_dir import STACK_SIGNAL, register, stack_file, stderr_pipe
@@ -78,6 +78,13 @@ def main(argv: Sequence[str]) -> int:
     return EXIT_OK if code == EXIT_PREEMPTED else code
 
 
+def cut(text: str) -> None:
+    """Leave on record what was ended although it may not have been done, after the script of this rank had returned."""
+    own = parse_rank(os.environ)
+    assert own.run_dir is not None
+    record_cut(own.run_dir, own.rank, text)
+
+
 def run_target(kind: str, name: str, args: Sequence[str]) -> None:
     """Run a module or a script as `__main__` with `args`. Raises what it raises, UserError if there is none."""
     if kind == "module":
@@ -124,4 +131,4 @@ if __name__ == "__main__":
 
     end_after_exit_handlers()
     end_helpers_at_exit()
-    sys.exit(settle(worker.main(sys.argv[1:])))
+    sys.exit(settle(worker.main(sys.argv[1:]), worker.cut))

@@ -125,6 +125,12 @@ def last_report(pods: Iterable[PodView]) -> TerminationReport | None:
     return next((said for end in ends if (said := read_termination(end.message)) is not None), None)
 
 
+def cut_work(pods: Iterable[PodView]) -> tuple[str, ...]:
+    """What the scripts of `pods`, which have succeeded, had left at work and was ended before it was done."""
+    ends = [(pod.name, read_termination(pod.termination.message)) for pod in pods if pod.termination is not None]
+    return tuple(f"{name}: {said.cut}" for name, said in ends if said is not None and said.cut)
+
+
 def is_stopping(pod: PodView, now: datetime) -> bool:
     """Being deleted, and still within its grace: it may be saving a snapshot, and how it ends is worth waiting for."""
     if not pod.deleting or pod.termination is not None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 from datetime import timedelta
 
 from ddpjob_operator.core import transitions
-from ddpjob_operator.core.failure.detect import has_succeeded, last_report
+from ddpjob_operator.core.failure.detect import cut_work, has_succeeded, last_report
 from ddpjob_operator.core.failure.node_lost import force_deletions, until_lost
 from ddpjob_operator.core.gang.members import RESTART_GRACE_SECONDS, members, stop, with_node_counts
 from ddpjob_operator.core.ledger.progress import with_final_report
@@ -34,6 +34,9 @@ def plan_succeeded(look: Look) -> Plan:
     look = look.with_status(with_final_report(look.status, last_report(pods), look.now))
     nodes = "node rank 0" if look.job.spec.success_policy == "FirstNode" else f"all {len(pods)} nodes"
     message = f"{nodes} finished; restarts: {look.status.restarts}"
+    cut = "; ".join(cut_work(pods))
+    if cut:
+        message += f"; ended before it was done: {cut}"
     look = transitions.succeed(look, message)
     attempt = look.status.attempt
     old = tuple(pod for pod in look.observed.pods if pod.attempt != attempt)
@@ -43,7 +46,7 @@ def plan_succeeded(look: Look) -> Plan:
         look.status,
         (*stop(old, everything=True), *deleted),
         status_first=bool(deleted),  # those pods are the proof of it
-        events=(Event("Normal", "Succeeded", message),),
+        events=(Event("Warning" if cut else "Normal", "Succeeded", message),),
     )
 
 

@@ -100,6 +100,8 @@ class TerminationReport(TrainerReport):
     """Name of the signal that ended that rank."""
     exception: str = ""
     traceback: str = ""
+    cut: str = ""
+    """What ranks that succeeded had left at work, and was ended before it was done."""
 
 
 def read_status(text: str | bytes) -> TrainerReport | None:
@@ -122,6 +124,7 @@ def read_termination(text: str) -> TerminationReport | None:
         signal=signal if _SIGNAL.fullmatch(signal) else "",
         exception=_text(given.get("exception")),
         traceback=_text(given.get("traceback")),
+        cut=_text(given.get("cut")),
     )
 
 

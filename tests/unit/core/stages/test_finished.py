@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -140,3 +141,13 @@ def test_a_job_that_is_not_over_is_never_deleted() -> None:
 
 def test_a_job_that_is_being_deleted_is_not_deleted_again() -> None:
     assert look(make_job(OVER, deleting=True, ttlSecondsAfterFinished=0), seen()) == Plan(OVER)
+
+
+def test_work_that_was_cut_off_after_the_script_is_named_in_the_success() -> None:
+    said = json.dumps({"version": 1, "reason": "Completed", "cut": "rank 1: its processes upload (7)"})
+    pods = [succeeded(0), replace(succeeded(1), termination=ended(0, said))]
+    decided = look(make_job(in_phase(Phase.RUNNING)), seen(*pods))
+    assert decided.status.phase is Phase.SUCCEEDED
+    (event,) = decided.events
+    assert event.type == "Warning"
+    assert event.message.endswith("ended before it was done: digits-0-1: rank 1: its processes upload (7)")

@@ -63,6 +63,8 @@ class ExitCause:
     exception: str | None = None
     traceback: str | None = None
     time: float | None = None
+    cut: str | None = None
+    """What ranks that succeeded had left at work, and was ended before it was done."""
 
 
 def find_cause(evidence: ExitEvidence) -> ExitCause:
@@ -112,7 +114,11 @@ def _absent(cause: _Suspect, suspects: Sequence[_Suspect]) -> ExitCause | None:
 
 
 def _completed(evidence: ExitEvidence) -> ExitCause:
-    return ExitCause(EXIT_OK, "Completed", f"all ranks of this pod finished{_after(evidence.heartbeats, None)}")
+    cuts = [f"rank {outcome['rank']}: {outcome['cut']}" for outcome in evidence.outcomes if outcome.get("cut")]
+    message = f"all ranks of this pod finished{_after(evidence.heartbeats, None)}"
+    if cuts:
+        message += f"; ended before it was done: {'; '.join(cuts)}"
+    return ExitCause(EXIT_OK, "Completed", message, cut="; ".join(cuts) or None)
 
 
 def _preempted(evidence: ExitEvidence) -> ExitCause:

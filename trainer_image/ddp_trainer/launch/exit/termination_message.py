@@ -43,6 +43,7 @@ def message_of(cause: ExitCause, pod: PodEnvironment | None, evidence: ExitEvide
         "signal": fields["signal"],
         "exception": fields["exception"],
         "traceback": fields["traceback"],
+        "cut": fields["cut"],
         "time": evidence.wall if cause.time is None else cause.time,
         **progress(evidence.heartbeats),
         **_step_of(cause.rank, evidence),
@@ -75,7 +76,7 @@ def encode(message: Mapping[str, Any], limit: int = MESSAGE_BYTES) -> bytes:
     Of a traceback the end is kept, where the error is; of the others the beginning.
     """
     cut = dict(message)
-    for name in ("traceback", "exception", "message"):
+    for name in ("traceback", "exception", "cut", "message"):
         excess = len(_json(cut)) - limit
         text = cut[name]
         if excess <= 0:
