@@ -4,30 +4,39 @@ A hang shows on all nodes at once and has its cause on one. So the launcher whos
 that all others look for, and each answers with an account of its ranks: phase, step, silence, stack. The first that
 finds a rank to be stalled publishes that as the verdict of the whole gang, so that all pods name the same rank.
 
-    logs/<job>/stalls/<uid>-<attempt>/asked           changes with each question
+    logs/<job>/stalls/<uid>-<attempt>/asked           changes with each question; empty before the first
     logs/<job>/stalls/<uid>-<attempt>/node-<N>.json   the account of a node
     logs/<job>/stalls/<uid>-<attempt>/verdict.json    the rank that is stalled; written once
 
-A volume may hang, so a thread of its own does all of this, and the launcher never waits for it.
+A volume may hang, so a thread of its own does all of this, and the launcher never waits for it. A client of NFS may
+remember for a minute that a name was not there (nfs(5), acdirmax), until it changes the folder itself: so the file of
+the questions is there from the start, and whoever waits for another file touches the folder before it looks.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 from ddp_trainer.contract.environment import PodEnvironment
 from ddp_trainer.contract.json_files import read_json, write_json
 from ddp_trainer.launch.exit.report import log
 
+ASKED: Final = "asked"
+VERDICT: Final = "verdict.json"
 LOOK_SECONDS: Final = 1.0
 ASKING_LOOK_SECONDS: Final = 0.2
 ANSWER_SECONDS: Final = 15.0
 """How long a node may take to answer: its launcher looks once a second, and a stack takes up to a second."""
+
+TOUCH_SECONDS: Final = 60.0
+"""How long after a question each launcher looks for the verdict with fresh eyes."""
 
 Account = Mapping[str, Any]
 
@@ -40,17 +49,74 @@ class Answers:
     missing: tuple[int, ...]
 
 
+class Folder:
+    """The folder of one attempt's stalls, as this node sees it."""
+
+    def __init__(self, path: Path, node_rank: int | None) -> None:
+        self._path, self._own = path, f".node-{node_rank}"
+
+    def make(self) -> None:
+        """With the file of the questions, unless another launcher was first."""
+        self._path.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(FileExistsError):
+            (self._path / ASKED).touch(exist_ok=False)
+
+    def touch(self) -> None:
+        """Change the folder, so that names are looked up which were not there before."""
+        with contextlib.suppress(OSError):
+            os.utime(self._path)
+
+    def question(self) -> str:
+        """The last one, empty before the first."""
+        try:
+            return (self._path / ASKED).read_text()
+        except FileNotFoundError:
+            return ""
+
+    def ask(self, question: str) -> None:
+        temporary = self._path / f"{self._own}-{ASKED}"
+        temporary.write_text(question)
+        temporary.replace(self._path / ASKED)
+
+    def read(self, name: str) -> dict[str, Any] | None:
+        return read_json(self._path / name)
+
+    def write(self, name: str, value: Mapping[str, Any]) -> None:
+        write_json(self._path / name, value)
+
+    def write_once(self, name: str, value: Mapping[str, Any]) -> Mapping[str, Any]:
+        """What is in the file then: `value`, unless another launcher was first."""
+        path, temporary = self._path / name, self._path / f"{self._own}-{name}"
+        write_json(temporary, value)
+        try:
+            os.link(temporary, path)
+        except FileExistsError:
+            return read_json(path) or value
+        except OSError:  # a volume without hard links: the last one wins
+            temporary.replace(path)
+            return value
+        finally:
+            temporary.unlink(missing_ok=True)
+        return value
+
+
 class Accounts:
     """This node's part in it. `give` makes the account of its ranks, on the thread of this object."""
 
-    def __init__(self, pod: PodEnvironment, give: Callable[[], Account]) -> None:
+    def __init__(self, pod: PodEnvironment, give: Callable[[], Account], folder: Folder | None = None) -> None:
         self._node_rank, self._nodes = pod.node_rank, pod.nodes
-        self._folder = pod.log_dir / "stalls" / f"{pod.uid}-{pod.attempt}"
+        path = pod.log_dir / "stalls" / f"{pod.uid}-{pod.attempt}"
+        self._folder = folder or Folder(path, pod.node_rank)
         self._give = give
         self._question: str | None = None
+        """The last one that this node has answered, or that was there before it; None before the first look."""
+        self._questioned_at = -TOUCH_SECONDS
         self._lock = threading.Lock()
         self._asked_at: float | None = None
-        self._before: dict[int, Any] = {}
+        self._open: float | None = None
+        """When the question was asked that this node's file has."""
+        self._current: set[str] = set()
+        """That question and those that other nodes have asked since: an answer to any of them is one to it."""
         self._found: dict[int, Account] = {}
         self._answers: Answers | None = None
         self._to_publish: Mapping[str, Any] | None = None
@@ -69,7 +135,6 @@ class Accounts:
         """Ask all nodes; `answers` has them later."""
         with self._lock:
             self._asked_at, self._answers = time.monotonic(), None
-            self._before, self._found = {}, {}
         self._wake.set()
 
     def answers(self) -> Answers | None:
@@ -102,81 +167,59 @@ class Accounts:
         self._wake.set()
 
     def _run(self) -> None:
-        first = True
         while not self._closed:
             try:
-                self._look(first)
+                self._look()
             except OSError:
                 pass  # a volume that fails now may answer later
             except Exception as error:  # without this thread the others would take this node to be gone
                 if not self._failed:
                     log(f"the launchers of the other nodes cannot be answered: {error!r}")
                 self._failed = True
-            first = False
             self._looked.set()
             self._wake.wait(LOOK_SECONDS if self._asked_at is None else ASKING_LOOK_SECONDS)
             self._wake.clear()
 
-    def _look(self, first: bool) -> None:
+    def _look(self) -> None:
+        if self._question is None:
+            self._folder.make()
+            self._question = self._folder.question()
+        asked_at = self._asked_at
+        if asked_at is not None or time.monotonic() - self._questioned_at < TOUCH_SECONDS:
+            self._folder.touch()
         if self.verdict is None:
-            self.verdict = read_json(self._folder / "verdict.json")
+            self.verdict = self._folder.read(VERDICT)
         if self._to_publish is not None and self.verdict is None:
             self._before_publishing()
-            self.verdict = self._published(self._to_publish)
-        question = self._read_question()
-        if first:
-            self._question = question  # of a launcher that was here before this one
-        elif question is not None and question != self._question:
-            self._answer()
+            self.verdict = self._folder.write_once(VERDICT, self._to_publish)
+        if asked_at is not None and asked_at != self._open:
+            question = os.urandom(8).hex()
+            self._folder.ask(question)
+            self._open, self._current, self._found = asked_at, {question}, {}
+        question = self._folder.question()
+        if question not in ("", self._question):
+            self._questioned_at = time.monotonic()
+            self._answer(question)
             self._question = question  # last: one whose answer failed is answered at the next look
-        if self._asked_at is not None and self._answers is None:
-            self._collect()
+        if asked_at is not None and self._answers is None:
+            self._current.add(question)
+            self._collect(asked_at)
 
-    def _collect(self) -> None:
-        if not self._before:
-            self._folder.mkdir(parents=True, exist_ok=True)
-            known = ((node, self._read_account(node)) for node in range(self._nodes))
-            self._before = {-1: None} | {node: account["id"] for node, account in known if account is not None}
-            self._question = os.urandom(8).hex()
-            temporary = self._folder / f".asked-{self._node_rank}"
-            temporary.write_text(self._question)
-            temporary.replace(self._folder / "asked")
-            self._answer()
+    def _collect(self, asked_at: float) -> None:
         for node in range(self._nodes):
             if node not in self._found:
-                account = self._read_account(node)
-                if account is not None and account["id"] != self._before.get(node):
+                account = self._folder.read(_file_of(node))
+                if account is not None and account.get("version") == 1 and account["question"] in self._current:
                     self._found[node] = account
         missing = tuple(node for node in range(self._nodes) if node not in self._found)
         with self._lock:
-            if self._asked_at is not None and (not missing or time.monotonic() - self._asked_at > ANSWER_SECONDS):
+            if self._asked_at == asked_at and (not missing or time.monotonic() - asked_at > ANSWER_SECONDS):
                 self._answers = Answers(tuple(self._found[node] for node in sorted(self._found)), missing)
 
-    def _answer(self) -> None:
-        account = {"version": 1, "id": os.urandom(8).hex(), "nodeRank": self._node_rank, **self._give()}
-        write_json(self._folder / f"node-{self._node_rank}.json", account)
+    def _answer(self, question: str) -> None:
+        account = {"version": 1, "question": question, "nodeRank": self._node_rank, **self._give()}
+        self._folder.write(_file_of(self._node_rank), account)
 
-    def _read_question(self) -> str | None:
-        try:
-            return (self._folder / "asked").read_text()
-        except FileNotFoundError:
-            return None
 
-    def _read_account(self, node: int) -> Account | None:
-        found = read_json(self._folder / f"node-{node}.json")
-        return found if found is not None and found.get("version") == 1 else None
-
-    def _published(self, verdict: Mapping[str, Any]) -> Mapping[str, Any]:
-        path = self._folder / "verdict.json"
-        temporary = self._folder / f".verdict-{self._node_rank}.json"
-        write_json(temporary, verdict)
-        try:
-            os.link(temporary, path)
-        except FileExistsError:
-            return read_json(path) or verdict
-        except OSError:  # a volume without hard links: the last one wins
-            temporary.replace(path)
-            return verdict
-        finally:
-            temporary.unlink(missing_ok=True)
-        return verdict
+def _file_of(node: int | None) -> str:
+    return f"node-{node}.json"

@@ -21,10 +21,12 @@ from ddp_trainer.contract.outcomes import read_outcomes
 from ddp_trainer.launch.accounts import Account, Accounts, Answers
 from ddp_trainer.launch.activity import Activity
 from ddp_trainer.launch.stacks import collective, dump_stacks, innermost_frame, save_stacks, script_stack
-from ddp_trainer.launch.watchdog import ENDED, NAMED_RANKS, Limits, Rank, StallReport, is_late, ranks_of, stalled
+from ddp_trainer.launch.watchdog import ENDED, NAMED_RANKS, Limits, Rank, is_late, ranks_of, stalled
 
 FINAL_SECONDS: Final = 3.0
 """How long the end of an attempt waits for a verdict that other launchers are about to act on."""
+ABSENT_SECONDS: Final = 60.0
+"""For how long a node must have given no account to be the cause: NFS may show a new file that late."""
 HUNG_SECONDS: Final = unfinished.END_SECONDS + 60.0
 """How long a rank whose script has returned may be idle: it ends by itself before that, unless Python is stuck."""
 STACK_BYTES: Final = 16 << 10
@@ -56,7 +58,8 @@ class GangWatch:
         self._ranks_at = 0.0
         self._stacks: tuple[float, dict[int, str]] = (-1e9, {})
         self._next_question = 0.0
-        self._found: StallReport | None = None
+        self._missing_since: dict[int, float] = {}
+        """The nodes that did not answer the last questions, and since when; as long as a rank of this node is late."""
         self._accounts = Accounts(pod, self._account) if pod.nodes > 1 else None
 
     def look(self, now: float, *, may_ask: bool) -> Stall | None:
@@ -66,12 +69,14 @@ class GangWatch:
             return self._judged_alone(now) if may_ask and self._is_late(now) else None
         if self._accounts.verdict is not None:
             return self._agreed(self._accounts.verdict)
-        answers = self._accounts.answers()
-        if answers is not None and not answers.accounts and may_ask and self._is_late(now):
+        answers, late = self._accounts.answers(), self._is_late(now)
+        if not late:
+            self._missing_since.clear()
+        if answers is not None and not answers.accounts and may_ask and late:
             return self._judged_alone(now)  # the volume hangs
         if answers is not None and may_ask:
             self._judge(answers, now)
-        elif may_ask and not self._accounts.is_asking and now >= self._next_question and self._is_late(now):
+        elif may_ask and not self._accounts.is_asking and now >= self._next_question and late:
             self._accounts.ask()
         return None
 
@@ -135,10 +140,12 @@ class GangWatch:
         ranks = [rank for account in answers.accounts for rank in ranks_in(account, now)]
         found = stalled(ranks, now, self._limits)
         waiting = found is None or all(rank.collective for rank in ranks if is_late(rank, now, self._limits))
-        if answers.missing and waiting and self._is_late(now):
-            verdict = _absent(answers, ranks)
+        self._missing_since = {node: self._missing_since.get(node, now) for node in answers.missing}
+        absent = [node for node, since in self._missing_since.items() if now - since >= ABSENT_SECONDS]
+        if absent and waiting and self._is_late(now):
+            verdict = _absent(absent, ranks)
             self._accounts.publish(verdict, lambda: self._save_all(answers, verdict["message"]))
-        elif found is not None:
+        elif found is not None and not (answers.missing and waiting):
             frames = _frames({rank.rank: rank.frame for rank in ranks}, found.rank)
             stack = _stack_of(answers.accounts, found.rank)
             message = f"{found.message}. {frames}"
@@ -234,15 +241,15 @@ def _with_stack(rank: Rank, stack: str) -> Rank:
     return replace(rank, frame=innermost_frame(stack), collective=collective(stack))
 
 
-def _absent(answers: Answers, ranks: Sequence[Rank]) -> dict[str, Any]:
+def _absent(absent: Sequence[int], ranks: Sequence[Rank]) -> dict[str, Any]:
     """No rank that is known holds up the others: the cause is on a node that does not answer."""
-    nodes = ", ".join(map(str, answers.missing))
+    nodes = ", ".join(map(str, absent))
     frames = _frames({rank.rank: rank.frame for rank in ranks}, -1)
     text = (
         f"all ranks that are known wait for others, and the launcher of node rank {nodes} gives no account: its node, "
         f"its network or its volume is gone, or its ranks have ended. {frames}"
     )
-    return {"version": 1, "rank": -1, "nodeRank": answers.missing[0], "message": text, "stack": ""}
+    return {"version": 1, "rank": -1, "nodeRank": absent[0], "message": text, "stack": ""}
 
 
 def _stack_of(accounts: Sequence[Account], rank: int) -> str | None:

@@ -1,0 +1,170 @@
+"""Launchers that ask each other, over a volume that shows new files late, as NFS does."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tests.support.waiting import eventually
+
+from ddp_trainer.contract.environment import PodEnvironment
+from ddp_trainer.contract.json_files import write_json
+from ddp_trainer.launch import gang_watch
+from ddp_trainer.launch.accounts import Accounts, Answers, Folder
+from ddp_trainer.launch.gang_watch import GangWatch
+from ddp_trainer.launch.watchdog import Rank
+
+
+class LateFolder(Folder):
+    """What was not there stays so, until this client changes the folder itself (nfs(5): negative entries)."""
+
+    def __init__(self, path: Path, node_rank: int) -> None:
+        super().__init__(path, node_rank)
+        self._absent: set[str] = set()
+        self._lock = threading.Lock()
+
+    def make(self):
+        super().make()
+        self._absent.clear()
+
+    def touch(self):
+        super().touch()
+        self._absent.clear()
+
+    def ask(self, question):
+        super().ask(question)
+        self._absent.clear()
+
+    def write(self, name, value):
+        super().write(name, value)
+        self._absent.clear()
+
+    def question(self):
+        found = "" if "asked" in self._absent else super().question()
+        if not (self._path / "asked").exists():
+            self._absent.add("asked")
+        return found
+
+    def read(self, name):
+        found = None if name in self._absent else super().read(name)
+        if found is None:
+            self._absent.add(name)
+        return found
+
+
+@pytest.fixture
+def pod(tmp_path: Path) -> PodEnvironment:
+    return PodEnvironment(
+        job="digits",
+        namespace="default",
+        uid="uid",
+        attempt=0,
+        node_rank=0,
+        nodes=2,
+        procs_per_node=1,
+        pod_ip="127.0.0.1",
+        rdzv_host="127.0.0.1",
+        rdzv_port=1,
+        status_port=0,
+        shared=tmp_path / "shared",
+        run_dir=tmp_path / "run",
+        termination_log=tmp_path / "log",
+    )
+
+
+@pytest.fixture
+def two(pod: PodEnvironment, tmp_path: Path) -> Iterator[tuple[Accounts, Accounts]]:
+    nodes = [
+        Accounts(replace_node(pod, node), lambda: {"ranks": []}, LateFolder(tmp_path / "stalls", node))
+        for node in (0, 1)
+    ]
+    yield nodes[0], nodes[1]
+    for node in nodes:
+        node.close()
+
+
+def replace_node(pod: PodEnvironment, node: int) -> PodEnvironment:
+    return replace(pod, node_rank=node)
+
+
+def answers_of(accounts: Accounts) -> Answers:
+    found: list[Answers] = []
+
+    def answered() -> bool:
+        answers = accounts.answers()
+        if answers is not None:
+            found.append(answers)
+        return answers is not None
+
+    eventually(answered, "the answers")
+    return found[0]
+
+
+def test_nodes_that_see_new_files_late_answer_each_other_and_agree(two: tuple[Accounts, Accounts]) -> None:
+    first, second = two
+    for asking in (first, second, first):
+        asking.ask()
+        answers = answers_of(asking)
+        assert answers.missing == ()
+        assert [account["nodeRank"] for account in answers.accounts] == [0, 1]
+    first.publish({"version": 1, "rank": 1}, lambda: None)
+    eventually(lambda: second.verdict is not None, "the verdict on the other node")
+    assert second.verdict == {"version": 1, "rank": 1}
+
+
+def test_an_account_that_answers_an_earlier_question_is_not_taken(pod, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr("ddp_trainer.launch.accounts.ANSWER_SECONDS", 0.5)
+    accounts = Accounts(pod, lambda: {"ranks": []}, Folder(tmp_path / "stalls", 0))
+    write_json(tmp_path / "stalls" / "node-1.json", {"version": 1, "question": "old", "nodeRank": 1, "ranks": []})
+    accounts.ask()
+    assert answers_of(accounts).missing == (1,)
+    accounts.close()
+
+
+def test_a_node_is_the_cause_only_once_it_has_been_missing_for_a_minute(pod, monkeypatch) -> None:
+    published = []
+
+    class Asked:
+        verdict = None
+        is_asking = False
+
+        def __init__(self, pod, give) -> None:
+            self.next: Answers | None = None
+
+        def answers(self) -> Answers | None:
+            return self.next
+
+        def ask(self) -> None:
+            pass
+
+        def publish(self, verdict, before) -> None:
+            published.append(verdict)
+
+    monkeypatch.setattr(gang_watch, "Accounts", Asked)
+    watch = GangWatch(pod)
+    waits = {"rank": 0, "phase": "train", "step": 5, "silentSeconds": 100.0, "stepSecondsP99": 0.1}
+    stack = 'Current thread:\n  File "/site-packages/torch/distributed/c10d.py", line 1 in all_reduce\n'
+    gives = {"version": 1, "nodeRank": 0, "ranks": [waits | {"stack": stack}]}
+    late, missing, all_here = True, Answers((gives,), (1,)), Answers((gives, gives | {"nodeRank": 1}), ())
+
+    def looked(at: float, answers: Answers) -> int:
+        rank = Rank(0, "train", 5, at - (100.0 if late else 0.0), 0.1)
+        monkeypatch.setattr(watch, "_own_ranks", lambda now: [rank])
+        watch._accounts.next = answers
+        watch.look(at, may_ask=True)
+        return len(published)
+
+    assert looked(1000.0, missing) == 0
+    assert looked(1050.0, missing) == 0
+    late = False
+    assert looked(1055.0, missing) == 0
+    late = True
+    assert looked(1061.0, missing) == 0, "it was not missing while all went well"
+    assert looked(1122.0, missing) == 1
+    assert published[0]["nodeRank"] == 1
+    assert "the launcher of node rank 1 gives no account" in published[0]["message"]
+    assert looked(1123.0, all_here) == 2
+    assert published[1]["rank"] == 0
