@@ -24,13 +24,15 @@ class Struck(Digits):
     """Digits whose process gets a signal at an exact moment: rank `rank`, at its `call`-th loss of training
     or validation.
 
-    Only in attempt 0. A signal in a loss comes in the middle of a step, between forward and backward.
+    Only in attempt 0, before torchrun has restarted it. A signal in a loss comes in the middle of a step, between
+    forward and backward.
     """
 
     def __init__(self, signal_name: str = "SIGKILL", rank: int = 1, call: int = 0, evaluating: bool = False) -> None:
         super().__init__(width=8)
         self._signal = signal.Signals[signal_name] if signal_name != "none" else None
-        self._call = call if rank == RANK and os.environ["DDPJOB_ATTEMPT"] == "0" else 0
+        first = os.environ["DDPJOB_ATTEMPT"] == "0" and os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0"
+        self._call = call if rank == RANK and first else 0
         self._evaluating = evaluating
         self._calls = 0
 

@@ -33,7 +33,6 @@ def struck(signal: str = "SIGKILL", *, rank: int = 1, call: int, evaluating: boo
         # One loss is a rehearsal before the first step; then each step has two, and the last of an epoch one.
         pytest.param(2, struck(rank=1, call=33), 7, id="rank 1 in the middle of an accumulation"),
         pytest.param(2, struck(rank=0, call=60), 21, id="rank 0 before the last backward pass of a step"),
-        pytest.param(2, struck(rank=1, call=2, evaluating=True), 14, id="rank 1 during validation"),
     ],
 )
 def test_a_run_killed_with_sigkill_resumes_to_the_same_weights_and_losses(
@@ -51,6 +50,13 @@ def test_a_run_killed_with_sigkill_resumes_to_the_same_weights_and_losses(
     assert resumed["step"] == newest
     assert [event["step"] for event in volume.events("first_step")] == [1, newest + 1]
     volume.assert_same_end(trained_once(ranks, *UNBROKEN))
+
+
+def test_a_run_that_plain_torchrun_restarts_ends_with_the_same_weights_and_losses(volume, trained_once) -> None:
+    volume.trained(2, *struck(rank=1, call=2, evaluating=True), PET_MAX_RESTARTS="1")
+    (resumed,) = volume.events("resumed")
+    assert resumed["step"] >= 14
+    volume.assert_same_end(trained_once(2, *UNBROKEN))
 
 
 def test_an_exception_on_one_rank_leaves_an_emergency_snapshot_of_the_last_whole_step(volume, trained_once) -> None:

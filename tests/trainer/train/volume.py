@@ -35,7 +35,6 @@ class Volume:
         return {
             **os.environ,
             "OMP_NUM_THREADS": "1",
-            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
             "PYTHONPATH": f"{ROOT / 'trainer_image'}:{self.here}",
             "DDPJOB_SHARED": str(self.root / "shared"),
             "DDPJOB_NAME": self.job,

@@ -127,6 +127,13 @@ def _world(environ: Mapping[str, str], device: torch.device) -> World:
         raise UserError(
             f"there are {size} ranks and no process group: call torch.distributed.init_process_group() before attach()"
         )
+    if rank == 0 and size > 1 and own.keeps_store and own.max_restarts:
+        print(
+            "ddp_trainer: a restart by torchrun may hang, because torchrun keeps the addresses of ranks that have "
+            "ended: set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1",
+            file=sys.stderr,
+            flush=True,
+        )
     return World(rank=rank, size=size, local_rank=own.local_rank, device=device)
 
 

@@ -115,6 +115,12 @@ class RankEnvironment:
     local_rank: int = 0
     local_world_size: int = 1
     under_torchrun: bool = False
+    keeps_store: bool = False
+    """torchrun keeps the ranks' store over restarts of its own; the launcher's torchrun has none."""
+
+    max_restarts: int = 0
+    """Of torchrun itself."""
+
     run_dir: Path | None = None
     """None without a launcher."""
 
@@ -212,6 +218,8 @@ def parse_rank(env: Mapping[str, str]) -> RankEnvironment:
         local_rank=reader.integer("LOCAL_RANK", 0, MAX_RANKS - 1, default=0),
         local_world_size=local_world_size,
         under_torchrun="RANK" in env,
+        max_restarts=reader.integer("TORCHELASTIC_MAX_RESTARTS", 0, MAX_ATTEMPT, default=0),
+        keeps_store=env.get("TORCHELASTIC_USE_AGENT_STORE") == "True" and not env.get("DDPJOB_AGENT_PID"),
         run_dir=Path(env["DDPJOB_RUN_DIR"]) if env.get("DDPJOB_RUN_DIR") else None,
         agent_pid=reader.integer("DDPJOB_AGENT_PID", 1, MAX_PID) if env.get("DDPJOB_AGENT_PID") else None,
         observe_script=env.get("DDPJOB_OBSERVE_SCRIPT") != "false",

@@ -16,10 +16,12 @@ from typing import Final
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import HashStore
+from torch._C._distributed_c10d import HashStore, Store
+from torch.distributed.rendezvous import rendezvous
 
 from ddp_trainer.contract.environment import parse_rank
 from ddp_trainer.contract.exit_codes import UserError
+from ddp_trainer.rank.fresh_store import fresh_store
 
 CPU: Final = torch.device("cpu")
 
@@ -72,16 +74,26 @@ def process_group(world: World, *, timeout_seconds: float) -> Iterator[None]:
     """Join all ranks, and leave together once the block has succeeded."""
     if world.device.type == "cuda":
         torch.cuda.set_device(world.device)
-    under_torchrun = parse_rank(os.environ).under_torchrun
     dist.init_process_group(
         world.backend,
         timeout=timedelta(seconds=timeout_seconds),
-        store=None if under_torchrun else HashStore(),
-        rank=-1 if under_torchrun else 0,
-        world_size=-1 if under_torchrun else 1,
+        store=_store(world, timeout_seconds),
+        rank=world.rank,
+        world_size=world.size,
         device_id=world.device if world.device.type == "cuda" else None,
     )
     yield
     # Rank 0 hosts the store that the others still talk to: it must not leave first.
     dist.barrier()
     dist.destroy_process_group()
+
+
+def _store(world: World, timeout_seconds: float) -> Store | None:
+    """Where the ranks leave their addresses; None for what torchrun's variables name."""
+    own = parse_rank(os.environ)
+    if not own.under_torchrun:
+        return HashStore()
+    if not own.keeps_store or world.size == 1:
+        return None
+    store, _, _ = next(rendezvous("env://", timeout=timedelta(seconds=timeout_seconds)))
+    return fresh_store(store, world.rank, world.size, timeout_seconds=timeout_seconds)
