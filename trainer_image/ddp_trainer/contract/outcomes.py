@@ -31,6 +31,8 @@ RESERVED_BYTES: Final = 16 << 10
 MESSAGE_BYTES: Final = 2048
 """Of an outcome's message, where there is no room for more."""
 
+_USER_ERROR: Final = f"{UserError.__module__}.{UserError.__qualname__}: "
+
 ExitClass = tuple[int, str]
 """An exit code and a reason."""
 
@@ -77,6 +79,8 @@ def _classify_one(error: BaseException) -> ExitClass | None:
     if isinstance(error, Preempted):
         return EXIT_PREEMPTED, "Preempted"
     text = str(error)
+    if (_of_another_process(error) or "").startswith(_USER_ERROR):
+        return EXIT_USER, "UserError"
     if isinstance(error, OSError):
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         return (EXIT_FAILED, "DiskFull") if full else None
@@ -96,6 +100,13 @@ def _classify_one(error: BaseException) -> ExitClass | None:
         if no_memory(text):
             return EXIT_FAILED, "OutOfMemory"
     return None
+
+
+def _of_another_process(error: BaseException) -> str | None:
+    """What torch.multiprocessing.spawn's error was in the process that raised it; None for any other error."""
+    if type(error).__name__ != "ProcessRaisedException":
+        return None
+    return str(error).strip().rpartition("\n")[2]
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
@@ -136,7 +147,8 @@ def outcome_of(error: BaseException | None, *, rank: int, local_rank: int, pid: 
         outcome["message"] = error.code if isinstance(error.code, str) else f"exited with code {_exit_code(error)}"
         return outcome
     outcome["exception"] = _qualified_name(error)
-    outcome["message"] = str(error) or type(error).__name__
+    message = _of_another_process(error) or str(error) or type(error).__name__
+    outcome["message"] = message.removeprefix(_USER_ERROR)
     if not isinstance(error, UserError):  # its message says what to do; where it was raised is of no use to a person
         outcome["traceback"] = "".join(traceback.format_exception(_trimmed(error)))
     return outcome

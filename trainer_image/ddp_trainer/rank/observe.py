@@ -22,18 +22,16 @@ Trainer, metrics also where it uses Accelerate's `log`. `close` also takes every
 from __future__ import annotations
 
 import functools
-import importlib.machinery
 import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from importlib.abc import MetaPathFinder
-from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakKeyDictionary, ref
 
 from ddp_trainer.contract.heartbeat import Heartbeat
 from ddp_trainer.rank import observe_accelerate, observe_lightning
+from ddp_trainer.rank.after_import import after_import
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -241,12 +239,7 @@ class ScriptObserver:
             except Exception as error:  # a release of torch without one of these hooks still trains
                 print(f"ddp_trainer: this script's progress cannot be observed: {error!r}", file=sys.stderr, flush=True)
 
-        if name in sys.modules:
-            try_it()
-            return
-        finder = _ImportedOnce(name, try_it)
-        sys.meta_path.insert(0, finder)
-        self._undo.append(finder.remove)
+        self._undo.append(after_import(name, try_it))
 
     def close(self) -> None:
         """Take the hooks away."""
@@ -305,37 +298,3 @@ def _learning_rate(optimizer: Optimizer) -> float | None:
     rate = optimizer.param_groups[0].get("lr")
     # a tensor may lie on a GPU, and reading it would wait for all that is queued there
     return float(rate) if isinstance(rate, int | float) else None
-
-
-class _ImportedOnce(MetaPathFinder):
-    """Finds one module as the other finders do, and calls `action` when it has been executed."""
-
-    def __init__(self, name: str, action: Callable[[], None]) -> None:
-        self._name = name
-        self._action = action
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> importlib.machinery.ModuleSpec | None:
-        if fullname != self._name:
-            return None
-        self.remove()
-        finders = (finder.find_spec(fullname, path, target) for finder in list(sys.meta_path))
-        spec = next((found for found in finders if found is not None), None)
-        if spec is None or spec.loader is None:
-            return spec
-        loader, execute = spec.loader, spec.loader.exec_module
-
-        def exec_module(module: ModuleType) -> None:
-            # the loader belongs to the module from now on, and answers for itself
-            del loader.exec_module
-            execute(module)
-            self._action()
-
-        loader.exec_module = exec_module  # type: ignore[method-assign]
-        return spec
-
-    def remove(self) -> None:
-        """Leave imports alone from now on."""
-        if self in sys.meta_path:
-            sys.meta_path.remove(self)

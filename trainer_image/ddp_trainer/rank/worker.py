@@ -27,6 +27,7 @@ from ddp_trainer.contract.processes import die_with
 from ddp_trainer.contract.run_dir import STACK_SIGNAL, register, stack_file, stderr_pipe
 from ddp_trainer.rank.failures import failed
 from ddp_trainer.rank.observe import ScriptObserver, observe
+from ddp_trainer.rank.own_groups import guard
 from ddp_trainer.rank.stop_request import preempted_after
 
 LEAVE_SECONDS = 5
@@ -42,6 +43,7 @@ def main(argv: Sequence[str]) -> int:
     _register(own.run_dir, own.rank, own.local_rank)
     failure: BaseException | None = None
     observer = _observer(argv[0], argv[1], own)
+    guard(own)
     pid = os.getpid()
     try:
         run_target(argv[0], argv[1], argv[2:])

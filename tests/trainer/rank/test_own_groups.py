@@ -1,0 +1,57 @@
+"""Scripts that number their ranks themselves: what is refused, what is corrected, and what runs as it is."""
+
+from __future__ import annotations
+
+import pytest
+
+from ddp_trainer.contract.exit_codes import UserError
+from ddp_trainer.contract.outcomes import outcome_of
+from ddp_trainer.rank.own_groups import Place, variables_of_group
+
+TORCHRUNS, OWN = ("10.0.0.1", "29500"), ("localhost", "12355")
+OF_TWO, ALONE = Place(1, 2, TORCHRUNS, pid=7), Place(0, 1, TORCHRUNS, pid=7)
+MEET = {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}
+
+
+@pytest.mark.parametrize(
+    ("place", "rank", "size", "asked", "in_rank"),
+    [
+        pytest.param(OF_TWO, 1, 2, TORCHRUNS, True, id="the rank itself"),
+        pytest.param(OF_TWO, 1, 2, OWN, True, id="the rank itself, at an address of its own"),
+        pytest.param(OF_TWO, 1, 2, TORCHRUNS, False, id="a process that trains for the rank"),
+        pytest.param(ALONE, 0, 1, OWN, True, id="the only rank"),
+    ],
+)
+def test_the_group_of_all_ranks_meets_where_torchrun_says(place, rank, size, asked, in_rank) -> None:
+    assert variables_of_group(place, rank, size, asked, in_rank=in_rank) == MEET
+
+
+@pytest.mark.parametrize("in_rank", [True, False])
+def test_ranks_that_the_only_rank_of_a_job_starts_host_their_store_themselves(in_rank: bool) -> None:
+    wanted = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "3", "LOCAL_WORLD_SIZE": "4"}
+    assert variables_of_group(ALONE, 3, 4, OWN, in_rank=in_rank) == wanted | {"TORCHELASTIC_USE_AGENT_STORE": "False"}
+
+
+@pytest.mark.parametrize(
+    ("rank", "size", "in_rank"), [(0, 4, True), (0, 2, True), (1, 2, False), (0, 4, False)], ids=str
+)
+def test_ranks_that_each_rank_of_a_job_starts_are_refused(rank: int, size: int, in_rank: bool) -> None:
+    with pytest.raises(UserError, match=r"rank \d of \d at localhost:12355.* as rank 1 of 2 .*procsPerNode: 1"):
+        variables_of_group(OF_TWO, rank, size, OWN, in_rank=in_rank)
+
+
+class ProcessRaisedException(Exception):
+    """As torch.multiprocessing has it."""
+
+
+@pytest.mark.parametrize(
+    ("last", "reason", "message"),
+    [
+        ("ddp_trainer.contract.exit_codes.UserError: no", "UserError", "no"),
+        ("ValueError: a bug", "WorkerException", "ValueError: a bug"),
+    ],
+)
+def test_the_error_of_a_spawned_process_is_the_rank_s(last: str, reason: str, message: str) -> None:
+    error = ProcessRaisedException(f"\n\n-- Process 1 terminated with the following error:\nTraceback (…):\n{last}\n")
+    outcome = outcome_of(error, rank=0, local_rank=0, pid=1)
+    assert (outcome["reason"], outcome["message"]) == (reason, message)

@@ -1,0 +1,118 @@
+"""Process groups of a script that numbers its ranks itself, as for `torch.multiprocessing.spawn`.
+
+Such a script names an address in MASTER_ADDR and MASTER_PORT, and expects its rank 0 to host the store there. Under
+torchrun no rank hosts a store, and `init_process_group` would wait half an hour for one. So each group is compared with
+what torchrun has said:
+
+- The script asks for the rank that torchrun gave, at another address: torchrun's address is used.
+- It asks for other ranks in a job with one rank, mostly in processes that it started: its rank 0 hosts the store, as
+  under plain python.
+- It asks for other ranks in a job with more ranks: refused, since each rank of the job would train on its own.
+
+Only `env://` is concerned; a group with a store or an address of its own (`tcp://`) is left alone.
+"""
+
+from __future__ import annotations
+
+import multiprocessing.process
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+from urllib.parse import parse_qs, urlparse
+
+from ddp_trainer.contract.environment import RankEnvironment
+from ddp_trainer.contract.exit_codes import UserError
+from ddp_trainer.rank.after_import import after_import
+
+RENDEZVOUS: Final = "torch.distributed.rendezvous"
+_TORCHRUN_HOSTS: Final = "TORCHELASTIC_USE_AGENT_STORE"
+
+
+@dataclass(frozen=True)
+class Place:
+    """What torchrun has said to a rank: its number, that of all, and the address of the store."""
+
+    rank: int
+    size: int
+    address: tuple[str, str]
+    pid: int
+
+
+def address(environ: Mapping[str, str]) -> tuple[str, str]:
+    """Host and port of the store that these variables name."""
+    return environ.get("MASTER_ADDR", ""), environ.get("MASTER_PORT", "")
+
+
+def guard(own: RankEnvironment) -> None:
+    """Compare the groups of the script that this rank is about to run, and of all processes that it starts."""
+    place = Place(own.rank, own.world_size, address(os.environ), os.getpid())
+    after_import(RENDEZVOUS, lambda: _install(place))
+    process = multiprocessing.process.BaseProcess
+    start = process.start
+
+    def start_guarded(self: Any) -> None:
+        target = getattr(self, "_target", None)
+        if target is not None and RENDEZVOUS in sys.modules:
+            self._target = _Guarded(target, place)
+        start(self)
+
+    process.start = start_guarded  # type: ignore[method-assign]
+
+
+def variables_of_group(place: Place, rank: int, size: int, asked: tuple[str, str], *, in_rank: bool) -> dict[str, str]:
+    """What to set for a group that is asked for at the address `asked`, in the rank or in a process that it started.
+
+    Raises UserError for one that cannot be meant.
+    """
+    if (rank, size) == (place.rank, place.size) and (in_rank or asked == place.address):
+        return {"MASTER_ADDR": place.address[0], "MASTER_PORT": place.address[1]}
+    if place.size == 1:
+        places = {"RANK": rank, "WORLD_SIZE": size, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": size}
+        return {name: str(value) for name, value in places.items()} | {_TORCHRUN_HOSTS: "False"}
+    raise UserError(
+        f"the script makes a process group as rank {rank} of {size} at {':'.join(asked)}, and the job has started it "
+        f"as rank {place.rank} of {place.size} at {':'.join(place.address)}. Leave out mp.spawn, call the function of "
+        "a rank once, and init_process_group() without rank and world_size; or set nodes: 1 and procsPerNode: 1, and "
+        "the script starts its ranks itself"
+    )
+
+
+class _Guarded:
+    """The target of a process that a rank starts, which may begin without anything that the rank has imported."""
+
+    def __init__(self, target: Callable[..., Any], place: Place) -> None:
+        self._target, self._place = target, place
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        after_import(RENDEZVOUS, lambda: _install(self._place))
+        return self._target(*args, **kwargs)
+
+
+def _install(place: Place) -> None:
+    """Answer for `env://`, before torch does; once in a process."""
+    handlers = sys.modules[RENDEZVOUS]._rendezvous_handlers
+    torchs = handlers["env"]
+    if getattr(torchs, "guards", False):
+        return
+
+    def env_rendezvous(url: str, *args: Any, **kwargs: Any) -> Iterator[Any]:
+        if os.environ.get(_TORCHRUN_HOSTS) == "True":
+            query = parse_qs(urlparse(url).query)
+            rank, size = (
+                int(query[name][0] if name in query else os.environ[name.upper()]) for name in ("rank", "world_size")
+            )
+            asked = address(os.environ)
+            os.environ.update(variables_of_group(place, rank, size, asked, in_rank=os.getpid() == place.pid))
+            if address(os.environ) != asked:
+                print(
+                    f"ddp_trainer: the ranks meet at {':'.join(place.address)}, where torchrun says, and not at "
+                    f"{':'.join(asked)}, which the script has set",
+                    file=sys.stderr,
+                    flush=True,
+                )
+        yield from torchs(url, *args, **kwargs)
+
+    env_rendezvous.guards = True  # type: ignore[attr-defined]
+    handlers["env"] = env_rendezvous
