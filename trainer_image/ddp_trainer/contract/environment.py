@@ -228,6 +228,12 @@ def parse_rank(env: Mapping[str, str]) -> RankEnvironment:
     return parsed
 
 
+def rank_variables(rank: int, size: int) -> dict[str, str]:
+    """The variables of rank `rank` of `size`, all on this node."""
+    places = {"RANK": rank, "WORLD_SIZE": size, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": size}
+    return {name: str(value) for name, value in places.items()}
+
+
 def parse_job(env: Mapping[str, str], *, default_name: str) -> JobEnvironment:
     """The job of this rank; what the operator has not set gets the values of a run without it. Raises UserError."""
     reader = _Reader(env)

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import parse_qs, urlparse
 
-from ddp_trainer.contract.environment import RankEnvironment
+from ddp_trainer.contract.environment import RankEnvironment, parse_rank, rank_variables
 from ddp_trainer.contract.exit_codes import UserError
 from ddp_trainer.rank.after_import import after_import
 
@@ -69,8 +69,7 @@ def variables_of_group(place: Place, rank: int, size: int, asked: tuple[str, str
     if (rank, size) == (place.rank, place.size) and (in_rank or asked == place.address):
         return {"MASTER_ADDR": place.address[0], "MASTER_PORT": place.address[1]}
     if place.size == 1:
-        places = {"RANK": rank, "WORLD_SIZE": size, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": size}
-        return {name: str(value) for name, value in places.items()} | {_TORCHRUN_HOSTS: "False"}
+        return rank_variables(rank, size) | {_TORCHRUN_HOSTS: "False"}
     raise UserError(
         f"the script makes a process group as rank {rank} of {size} at {':'.join(asked)}, and the job has started it "
         f"as rank {place.rank} of {place.size} at {':'.join(place.address)}. Leave out mp.spawn, call the function of "
@@ -100,9 +99,9 @@ def _install(place: Place) -> None:
     def env_rendezvous(url: str, *args: Any, **kwargs: Any) -> Iterator[Any]:
         if os.environ.get(_TORCHRUN_HOSTS) == "True":
             query = parse_qs(urlparse(url).query)
-            rank, size = (
-                int(query[name][0] if name in query else os.environ[name.upper()]) for name in ("rank", "world_size")
-            )
+            own = parse_rank(os.environ)
+            rank = int(query["rank"][0]) if "rank" in query else own.rank
+            size = int(query["world_size"][0]) if "world_size" in query else own.world_size
             asked = address(os.environ)
             os.environ.update(variables_of_group(place, rank, size, asked, in_rank=os.getpid() == place.pid))
             if address(os.environ) != asked:
