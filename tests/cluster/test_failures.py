@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from subprocess import PIPE, Popen
 from typing import Any
 
 import pytest
@@ -10,6 +11,8 @@ from tests.cluster.conftest import Unbroken
 from tests.cluster.history import nodes_with_two_pods, untrue_steps
 from tests.cluster.kube import Object
 from tests.cluster.scenario import SNAPSHOT_STEPS, STEPS, Records, Scenario
+from tests.support.command import COMMAND
+from tests.support.waiting import PATIENCE_SECONDS
 
 HIT = STEPS // 3
 """The step from which on a job is hit: far from both ends."""
@@ -30,8 +33,14 @@ while True:
 def test_a_killed_rank_costs_one_restart_and_no_bit(scenario: Scenario, unbroken: Unbroken) -> None:
     scenario.apply()
     before = scenario.wait_trained(HIT)
-    scenario.kill_rank(0)
-    failure = scenario.wait_phase("Succeeded")["lastFailure"]
+    kubectl = scenario.kubectl
+    follow = (*COMMAND, "logs", "--follow", "digits", "--namespace", kubectl.namespace)
+    with Popen(follow, env=kubectl.environment(), stdout=PIPE, stderr=PIPE, text=True) as logs:
+        scenario.kill_rank(0)
+        failure = scenario.wait_phase("Succeeded")["lastFailure"]
+        out, err = logs.communicate(timeout=PATIENCE_SECONDS)
+    assert (logs.returncode, "attempt 1 begins" in err) == (0, True), err
+    assert f"[rank 0] finished after {STEPS} steps" in out
     assert (failure["attempt"], failure["nodeRank"], failure["rank"]) == (0, 0, 0)
     assert (failure["reason"], failure["podName"]) == ("WorkerKilled", "digits-0-0")
     assert "SIGKILL" in failure["message"]

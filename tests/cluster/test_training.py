@@ -12,6 +12,7 @@ from tests.cluster.audit import audit_log, requests
 from tests.cluster.conftest import Operator, Unbroken
 from tests.cluster.history import nodes_with_two_pods, untrue_steps
 from tests.cluster.scenario import NODES, STEPS
+from tests.support.command import ddpjob
 
 PROGRESS = {"progress", "nodes", "snapshot", "goodput", "summary", "internal.reportedSeconds"}
 """Parts of the status that follow training; a write of these alone is made at most every so many seconds."""
@@ -46,6 +47,19 @@ def test_kubectl_get_shows_how_far_it_is(unbroken: Unbroken) -> None:
     assert (shown["NAME"], shown["PHASE"], shown["ATTEMPT"]) == ("digits", "Succeeded", "0")
     assert (shown["NODES"], shown["PROGRESS"]) == (f"{NODES}/{NODES}", f"{STEPS}/{STEPS}")
     assert float(shown["LOSS"]) < 1
+
+
+def test_ddpjob_shows_what_its_ranks_printed_and_why_it_is_where_it_is(unbroken: Unbroken) -> None:
+    kubectl = unbroken.scenario.kubectl
+    of_job = ("digits", "--namespace", kubectl.namespace)
+    lines = ddpjob(kubectl.kubeconfig, "logs", *of_job).stdout.splitlines()
+    assert f"[rank 0] finished after {STEPS} steps" in "\n".join(lines)
+    assert {line.partition("]")[0] for line in lines} == {f"[rank {rank}" for rank in range(NODES)}
+    last = ddpjob(kubectl.kubeconfig, "logs", *of_job, "--rank", "1", "--tail", "2").stdout
+    assert [line.partition("]")[0] for line in last.splitlines()] == ["[rank 1", "[rank 1"]
+    said = ddpjob(kubectl.kubeconfig, "why", *of_job).stdout
+    assert said.startswith("digits: Succeeded ")
+    assert f"step {STEPS}/{STEPS} (100%)" in said
 
 
 def test_kubectl_explain_says_what_a_field_means(operator: Operator) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -11,6 +12,14 @@ import typer
 from ddpjob_operator.local.output import Logs
 
 _REFUSED = 2
+
+
+class Output(StrEnum):
+    """How an answer is printed."""
+
+    TEXT = "text"
+    JSON = "json"
+
 
 app = typer.Typer(
     name="ddpjob",
@@ -36,7 +45,7 @@ def ddpjob(
         typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit."),
     ] = False,
 ) -> None:
-    """Run a DDPJob on this machine, or validate it before kubectl apply."""
+    """Validate a DDPJob, run it on this machine, and ask a cluster what became of it."""
 
 
 JobFile = Annotated[str, typer.Argument(metavar="FILE", help="YAML file with a DDPJob; - reads standard input.")]
@@ -95,6 +104,64 @@ def validate(
         print(f"{file}: {job.name} is valid: {job.size_in_words}")
     if checked.problems:
         raise _refused(checked.problems)
+
+
+JobName = Annotated[str, typer.Argument(metavar="NAME", help="Name of a DDPJob.")]
+Namespace = Annotated[
+    str | None, typer.Option("--namespace", "-n", help="Namespace of the job; by default that of the context.")
+]
+Context = Annotated[str | None, typer.Option(help="Context of the kubeconfig; by default its current one.")]
+
+
+@app.command()
+def why(
+    name: JobName,
+    namespace: Namespace = None,
+    context: Context = None,
+    output: Annotated[Output, typer.Option("--output", "-o", help="How to print it.")] = Output.TEXT,
+) -> None:
+    """Say why a job on a cluster is where it is: what ended it, what it waits for, what was lost, and what to do.
+
+    Exit codes: 0 answered, 2 no such job, or the cluster refused.
+    """
+    from ddpjob_operator.cli.on_cluster import Cluster, show_why
+
+    raise typer.Exit(show_why(Cluster(context, namespace), name, output is Output.JSON))
+
+
+@app.command()
+def logs(
+    name: JobName,
+    namespace: Namespace = None,
+    context: Context = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job has ended.")] = False,
+    rank: Annotated[int | None, typer.Option(min=0, help="Only this rank.")] = None,
+    node: Annotated[int | None, typer.Option(min=0, help="Only the ranks of this node rank.")] = None,
+    attempt: Annotated[int | None, typer.Option(min=0, help="Of this attempt; by default the newest.")] = None,
+    tail: Annotated[int | None, typer.Option(min=0, help="Only so many lines from the end of each pod's log.")] = None,
+    since: Annotated[str | None, typer.Option(metavar="DURATION", help="Only newer lines, such as 10m.")] = None,
+    grep: Annotated[str | None, typer.Option(metavar="REGEX", help="Only lines that match.")] = None,
+) -> None:
+    """Print what the ranks of a job on a cluster print, in one stream, each line with its rank.
+
+    Exit codes: 0 printed, or with --follow succeeded; 1 with --follow failed; 2 no such job, or the cluster refused.
+    """
+    import re
+
+    from ddpjob_operator.cli.on_cluster import Cluster, seconds, show_logs
+    from ddpjob_operator.follow.logs import Wanted
+
+    try:
+        pattern = re.compile(grep) if grep is not None else None
+        since_seconds = seconds(since) if since is not None else None
+    except re.error as error:
+        raise _refused((f"--grep: {grep!r} is not a regular expression: {error}",)) from None
+    except ValueError as error:
+        raise _refused((f"--since: {error}",)) from None
+    if rank is not None and node is not None:
+        raise _refused(("--rank, --node: a rank is on one node; give one of them",))
+    wanted = Wanted(node=node, rank=rank, attempt=attempt, pattern=pattern, tail=tail, since_seconds=since_seconds)
+    raise typer.Exit(show_logs(Cluster(context, namespace), name, wanted, follow))
 
 
 def _refused(problems: tuple[str, ...]) -> typer.Exit:

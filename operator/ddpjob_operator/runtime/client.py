@@ -38,14 +38,20 @@ MERGE_PATCH = "application/merge-patch+json"
 class Client:
     """Calls to one API server. Create it inside a running loop with `connect()`, close it at the end."""
 
-    def __init__(self, current: Login, in_flight: int) -> None:
+    def __init__(self, current: Login, in_flight: int, context: str | None = None) -> None:
         self.fence: Callable[[], None] | None = None
         """Called before every call that changes anything; what it raises prevents the call (`leader`)."""
         self._login = current
+        self._context = context
         self._in_flight = asyncio.Semaphore(in_flight)
         self._logging_in = asyncio.Lock()
         self._session = open_session(current)
         self._closing: asyncio.Task[None] | None = None
+
+    @property
+    def namespace(self) -> str:
+        """The namespace that the configuration names, for a caller who names none."""
+        return self._login.namespace
 
     async def close(self) -> None:
         if self._closing is not None:
@@ -68,6 +74,26 @@ class Client:
     async def read(self, path: str, resource: str, **query: str) -> bytes:
         """What is at `path` as it stands: a log is no JSON."""
         return await self._answer("GET", path, resource, query=query)
+
+    async def lines(self, path: str, **query: str) -> AsyncIterator[str]:
+        """The lines of a text as they come, such as a log that is followed: without a deadline.
+
+        Raises:
+            ApiError: the server refused, or the connection broke.
+        """
+        try:
+            async with self._send("GET", path, query, None, "", total_seconds=None) as response:
+                if response.status >= 400:
+                    raise _error(response.status, response.reason or "", await response.read())
+                pending = b""
+                async for block in response.content.iter_any():
+                    *complete, pending = (pending + block).split(b"\n")
+                    for line in complete:
+                        yield line.decode(errors="replace")
+                if pending:
+                    yield pending.decode(errors="replace")
+        except (aiohttp.ClientError, OSError) as error:
+            raise ApiError(0, "ConnectionFailed", f"GET {path}: {error}") from error
 
     async def list(self, path: str, resource: str, page: int = 500, **query: str) -> tuple[list[Json], int]:
         """All objects of a collection and the resourceVersion at which the list was true.
@@ -162,7 +188,13 @@ class Client:
 
     @asynccontextmanager
     async def _send(
-        self, method: str, path: str, query: Mapping[str, str], body: Json | None, content_type: str
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, str],
+        body: Json | None,
+        content_type: str,
+        total_seconds: float | None = REQUEST_SECONDS,
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         async with self._session.request(
             method,
@@ -170,7 +202,7 @@ class Client:
             params=query,
             data=None if body is None else _dumps(body),
             headers={"Content-Type": content_type} if body is not None else None,
-            timeout=aiohttp.ClientTimeout(total=REQUEST_SECONDS),
+            timeout=aiohttp.ClientTimeout(total=total_seconds),
             server_hostname=self._login.server_name,
             allow_redirects=False,
         ) as response:
@@ -182,15 +214,15 @@ class Client:
             if self._login is not used:
                 return
             logger.info("the API server refused our credentials; reading the configuration again")
-            current, old = await log_in(), self._session
+            current, old = await log_in(self._context), self._session
             self._session, self._login = open_session(current), current
             # calls that still use the old session finish within their own deadline
             self._closing = asyncio.create_task(_close_later(old), name="old API session")
 
 
-async def connect(in_flight: int = 64) -> Client:
-    """A client for the configured API server."""
-    return Client(await log_in(), in_flight)
+async def connect(in_flight: int = 64, context: str | None = None) -> Client:
+    """A client for the configured API server, or for that of a `context` of the kubeconfig."""
+    return Client(await log_in(context), in_flight, context)
 
 
 async def _close_later(session: aiohttp.ClientSession) -> None:

@@ -15,13 +15,20 @@ from pathlib import Path
 
 import aiohttp
 from kubernetes.aio.client import Configuration
-from kubernetes.aio.config import ConfigException, load_incluster_config, load_kube_config
+from kubernetes.aio.config import (
+    ConfigException,
+    list_kube_config_contexts,
+    load_incluster_config,
+    load_kube_config,
+)
 
 from ddpjob_operator.runtime.decode import ShallowResponse
 from ddpjob_operator.runtime.errors import ApiError
 from ddpjob_operator.settings import VERSION
 
 KEEPALIVE_SECONDS = 90.0
+
+_NAMESPACE_OF_POD = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,15 +40,20 @@ class Login:
     headers: Mapping[str, str]
     proxy: str | None
     server_name: str | None
+    namespace: str = "default"
+    """The namespace of the kubeconfig's context, or of the pod."""
 
 
-async def log_in() -> Login:
+async def log_in(context: str | None = None) -> Login:
     """Read the configuration anew: $KUBECONFIG or ~/.kube/config where one exists, else the pod's service account.
+
+    Args:
+        context: of the kubeconfig; its current one if None.
 
     Raises:
         ApiError: neither is there, or it cannot be used.
     """
-    configuration = await _read_configuration()
+    configuration, namespace = await _read_configuration(context)
     headers = {"User-Agent": f"ddpjob-operator/{VERSION}", "Accept": "application/json"}
     if token := await configuration.get_api_key_with_prefix("BearerToken"):
         headers["Authorization"] = token
@@ -51,6 +63,7 @@ async def log_in() -> Login:
         headers=headers,
         proxy=configuration.proxy or None,
         server_name=configuration.tls_server_name or None,
+        namespace=namespace,
     )
 
 
@@ -69,19 +82,30 @@ def open_session(current: Login, trace: aiohttp.TraceConfig | None = None) -> ai
     )
 
 
-async def _read_configuration() -> Configuration:
+async def _read_configuration(context: str | None) -> tuple[Configuration, str]:
+    """The configuration of the client, and the namespace that goes with it."""
     configuration = Configuration()
     files = _kubeconfig()
     try:
         if files:
-            await load_kube_config(files, client_configuration=configuration, persist_config=False)  # type: ignore[no-untyped-call]
-        else:
-            load_incluster_config(configuration)  # type: ignore[no-untyped-call]
+            await load_kube_config(files, context, client_configuration=configuration, persist_config=False)  # type: ignore[no-untyped-call]
+            return configuration, _namespace_of(files, context)
+        load_incluster_config(configuration)  # type: ignore[no-untyped-call]
+        return configuration, _namespace_of_pod()
     except (ConfigException, OSError, ValueError, TypeError, AttributeError) as error:
         # the loader trips over an empty or half-written file in all these ways
         what = f"the kubeconfig {files}" if files else "the pod's service account (and there is no kubeconfig)"
         raise ApiError(0, "NoConfiguration", f"cannot use {what}: {error}") from error
-    return configuration
+
+
+def _namespace_of_pod() -> str:
+    return _NAMESPACE_OF_POD.read_text().strip() if _NAMESPACE_OF_POD.is_file() else "default"
+
+
+def _namespace_of(files: str, context: str | None) -> str:
+    contexts, current = list_kube_config_contexts(files)  # type: ignore[no-untyped-call]
+    found = next((item for item in contexts if item["name"] == context), current) if context else current
+    return (found["context"] or {}).get("namespace") or "default"
 
 
 def _kubeconfig() -> str:

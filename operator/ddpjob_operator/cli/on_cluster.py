@@ -1,0 +1,117 @@
+"""The commands that ask a cluster: connect, ask, print; refusals as one line that says what to do."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import sys
+from collections.abc import Awaitable, Callable
+from dataclasses import asdict, dataclass
+
+from ddpjob_operator.api.status import DDPJobStatus
+from ddpjob_operator.core.values.observed import PodView
+from ddpjob_operator.follow.logs import JobLogs, Line, Wanted, pods_of
+from ddpjob_operator.follow.read import read_job, read_pods, see
+from ddpjob_operator.follow.why import why
+from ddpjob_operator.runtime.client import Client, connect
+from ddpjob_operator.runtime.errors import ApiError
+from ddpjob_operator.wire.jobs import parse_status
+from ddpjob_operator.wire.pods import parse_pod
+
+SUCCEEDED, FAILED, REFUSED = 0, 1, 2
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """Which cluster and namespace a command asks; None is what the kubeconfig says."""
+
+    context: str | None = None
+    namespace: str | None = None
+
+
+def show_why(cluster: Cluster, name: str, as_json: bool) -> int:
+    """Print why the job is where it is."""
+
+    async def ask(client: Client, namespace: str) -> int:
+        answer = why(await see(client, namespace, name))
+        print(json.dumps(asdict(answer), indent=2) if as_json else answer.text())
+        return SUCCEEDED
+
+    return _asked(cluster, ask)
+
+
+def show_logs(cluster: Cluster, name: str, wanted: Wanted, follow: bool) -> int:
+    """Print what the ranks have printed or, with `follow`, print it until the job has ended."""
+
+    async def ask(client: Client, namespace: str) -> int:
+        job = await read_job(client, namespace, name)
+        logs = JobLogs(client, namespace, name, _ranks_per_node(job), wanted)
+        if follow:
+            return SUCCEEDED if await logs.follow(_print, _note) else FAILED
+        found = False
+        async for line in logs.now():
+            found = True
+            _print(line)
+        if not found:
+            pods = [parse_pod(pod) for pod in await read_pods(client, namespace, job)]
+            _explain_silence(parse_status(job.get("status") or {}), pods_of(pods, wanted, logs.ranks_per_node), name)
+        return SUCCEEDED
+
+    return _asked(cluster, ask)
+
+
+def _asked(cluster: Cluster, ask: Callable[[Client, str], Awaitable[int]]) -> int:
+    async def connected() -> int:
+        client = await connect(context=cluster.context)
+        try:
+            return await ask(client, cluster.namespace or client.namespace)
+        finally:
+            await client.close()
+
+    try:
+        return asyncio.run(connected())
+    except KeyboardInterrupt:
+        return 130
+    except ApiError as error:
+        print(f"error: {error.message}", file=sys.stderr)
+        return REFUSED
+
+
+def _ranks_per_node(job: dict[str, object]) -> int:
+    spec = job.get("spec")
+    given = spec.get("procsPerNode") if isinstance(spec, dict) else None
+    return given if isinstance(given, int) and given > 0 else 1
+
+
+def _print(line: Line) -> None:
+    print(f"[rank {line.rank}] {line.text}", flush=True)
+
+
+def _note(text: str) -> None:
+    print(f"ddpjob: {text}", file=sys.stderr, flush=True)
+
+
+def _explain_silence(status: DDPJobStatus, pods: list[PodView], name: str) -> None:
+    """Where to look if no line came: the pods wait, are gone, or print nothing that is wanted."""
+    if any(pod.phase != "Pending" for pod in pods):
+        _note("no line of the job's pods matches")
+    elif pods or not status.is_final:
+        _note(f"no pod of the job has started; ddpjob why {name} says why")
+    else:
+        _note(f"the pods of {name} are gone; on the job's volume, logs/{name}/pods has their logs while it is kept")
+        if status.last_failure is not None and status.last_failure.log_tail:
+            print(status.last_failure.log_tail)
+
+
+def seconds(text: str) -> int:
+    """Seconds of such as `90s`, `10m`, `1h30m` (Go's time.ParseDuration, whole units).
+
+    Raises:
+        ValueError: it is none; the message says how to write one.
+    """
+    found = re.fullmatch(r"(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?", text)
+    if not text or found is None:
+        raise ValueError(f"{text!r} is not a duration; write one such as 90s, 10m or 1h30m")
+    hours, minutes, rest = (int(part or 0) for part in found.groups())
+    return hours * 3600 + minutes * 60 + rest

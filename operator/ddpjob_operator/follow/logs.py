@@ -1,0 +1,176 @@
+"""What the ranks of a job print, of all its pods in one stream: as it is now, or as it comes until the job has ended.
+
+The order within a pod is the pod's. Between pods it is that of the kubelets' time stamps where the logs are complete,
+and that of arrival where they are followed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import re
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+
+from ddpjob_operator.cluster import paths
+from ddpjob_operator.core.values.names import TRAINER_CONTAINER
+from ddpjob_operator.core.values.observed import NO_ATTEMPT, PodPhase, PodView
+from ddpjob_operator.follow.read import read_job, read_pods
+from ddpjob_operator.runtime.client import Client
+from ddpjob_operator.runtime.errors import ApiError
+from ddpjob_operator.wire.jobs import parse_status
+from ddpjob_operator.wire.pods import parse_pod
+
+SECONDS_BETWEEN_LOOKS = 1.0
+_LOCAL_RANK = re.compile(r"\[local rank (\d+)\] ")
+_NOT_YET = (400, 404)
+"""Answers for a container that has not started, or a pod that is gone again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Which lines are wanted. None means all."""
+
+    node: int | None = None
+    """Node rank."""
+    rank: int | None = None
+    """Global rank."""
+    attempt: int | None = None
+    """The newest that has pods, if None."""
+    pattern: re.Pattern[str] | None = None
+    tail: int | None = None
+    """Lines from the end of each pod's log."""
+    since_seconds: int | None = None
+
+    def query(self) -> dict[str, str]:
+        """The part of it that the kubelet answers."""
+        limits = {"tailLines": self.tail, "sinceSeconds": self.since_seconds}
+        return {name: str(value) for name, value in limits.items() if value is not None}
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A line of a rank: its time stamp as the kubelet wrote it (RFC 3339), where it is from, and its text."""
+
+    stamp: str
+    node: int
+    rank: int
+    text: str
+
+
+def parse_line(raw: str, node: int, ranks_per_node: int) -> Line:
+    """A line of a pod's log with `timestamps=true`. Lines of the first rank of a node have no prefix."""
+    stamp, _, text = raw.partition(" ")
+    found = _LOCAL_RANK.match(text)
+    local_rank = int(found[1]) if found else 0
+    text = text[found.end() :] if found else text
+    # of a progress bar, which goes back to the beginning of its line, the last state
+    shown = text.rstrip("\r").rpartition("\r")[2]
+    printable = "".join(character for character in shown if character.isprintable() or character == "\t")
+    return Line(stamp, node, node * ranks_per_node + local_rank, printable)
+
+
+def is_wanted(line: Line, wanted: Wanted) -> bool:
+    """Whether a line of a wanted pod is shown."""
+    if wanted.rank is not None and line.rank != wanted.rank:
+        return False
+    return wanted.pattern is None or wanted.pattern.search(line.text) is not None
+
+
+def pods_of(pods: Iterable[PodView], wanted: Wanted, ranks_per_node: int) -> list[PodView]:
+    """The pods whose logs have lines that are wanted, by node rank."""
+    placed = [pod for pod in pods if pod.attempt != NO_ATTEMPT and pod.node_rank is not None]
+    newest = max((pod.attempt for pod in placed), default=0)
+    attempt = newest if wanted.attempt is None else wanted.attempt
+    node = wanted.rank // ranks_per_node if wanted.rank is not None else wanted.node
+    found = [pod for pod in placed if pod.attempt == attempt and node in (None, pod.node_rank)]
+    return sorted(found, key=lambda pod: pod.node_rank or 0)
+
+
+@dataclass(frozen=True, slots=True)
+class JobLogs:
+    """The logs of one job."""
+
+    client: Client
+    namespace: str
+    name: str
+    ranks_per_node: int
+    wanted: Wanted
+
+    async def now(self) -> AsyncIterator[Line]:
+        """Every line that the pods have now, by time."""
+        job = await read_job(self.client, self.namespace, self.name)
+        pods = pods_of(
+            map(parse_pod, await read_pods(self.client, self.namespace, job)), self.wanted, self.ranks_per_node
+        )
+        logs = await asyncio.gather(*(self._whole(pod) for pod in pods))
+        for line in heapq.merge(*logs, key=lambda line: line.stamp):
+            yield line
+
+    async def follow(self, say: Callable[[Line], None], note: Callable[[str], None]) -> bool:
+        """Each line as it comes, of this attempt and of those that follow, until the job has ended.
+
+        Returns:
+            whether it succeeded.
+        """
+        streams: dict[str, asyncio.Task[None]] = {}
+        attempt = self.wanted.attempt
+        try:
+            while True:
+                job = await read_job(self.client, self.namespace, self.name)
+                status = parse_status(job.get("status") or {})
+                pods = [parse_pod(pod) for pod in await read_pods(self.client, self.namespace, job)]
+                for pod in pods_of(pods, self.wanted, self.ranks_per_node):
+                    if pod.uid in streams or pod.phase is PodPhase.PENDING:
+                        continue
+                    if self.wanted.attempt is None and attempt is not None and pod.attempt > attempt:
+                        note(f"attempt {pod.attempt} begins")
+                    attempt = max(pod.attempt, attempt or 0)
+                    streams[pod.uid] = asyncio.create_task(self._stream(pod, say, note), name=f"log of {pod.name}")
+                if status.is_final or (self.wanted.attempt is not None and status.attempt > self.wanted.attempt):
+                    await asyncio.gather(*streams.values())
+                    return status.phase == "Succeeded"
+                await asyncio.sleep(SECONDS_BETWEEN_LOOKS)
+        finally:
+            for stream in streams.values():
+                stream.cancel()
+            await asyncio.gather(*streams.values(), return_exceptions=True)
+
+    async def _whole(self, pod: PodView) -> list[Line]:
+        with suppress(_Absent):
+            return [line async for line in self._lines(pod, **self.wanted.query())]
+        return []
+
+    async def _stream(self, pod: PodView, say: Callable[[Line], None], note: Callable[[str], None]) -> None:
+        """One pod's log to its end. A connection that breaks is made again, from the last line on."""
+        query, last = self.wanted.query(), ""
+        while True:
+            try:
+                async for line in self._lines(pod, follow="true", **query):
+                    if line.stamp > last:
+                        say(line)
+                        last = line.stamp
+                return
+            except _Absent:
+                return
+            except ApiError as error:
+                note(f"{pod.name}: {error.message}; connecting again")
+                query = {"sinceTime": last} if last else query
+                await asyncio.sleep(SECONDS_BETWEEN_LOOKS)
+
+    async def _lines(self, pod: PodView, **query: str) -> AsyncIterator[Line]:
+        path = f"{paths.pods(self.namespace)}/{pod.name}/log"
+        try:
+            async for raw in self.client.lines(path, container=TRAINER_CONTAINER, timestamps="true", **query):
+                line = parse_line(raw, pod.node_rank or 0, self.ranks_per_node)
+                if is_wanted(line, self.wanted):
+                    yield line
+        except ApiError as error:
+            if error.status in _NOT_YET:
+                raise _Absent from None
+            raise
+
+
+class _Absent(Exception):
+    """The pod has no log yet, or none any more."""

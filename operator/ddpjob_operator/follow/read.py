@@ -1,0 +1,101 @@
+"""What the API server has of one job, for a person who asks: the object, its pods and the warnings about them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import UTC, datetime
+
+from pydantic import ValidationError
+
+from ddpjob_operator.api.spec import DDPJobSpec
+from ddpjob_operator.cluster import paths
+from ddpjob_operator.core.values.names import LABEL_UID
+from ddpjob_operator.follow.why import Seen, Warned
+from ddpjob_operator.runtime.client import Client, Json
+from ddpjob_operator.runtime.errors import ApiError
+from ddpjob_operator.runtime.paths import events
+from ddpjob_operator.wire.jobs import parse_status
+from ddpjob_operator.wire.objects import parse_time
+from ddpjob_operator.wire.pods import parse_pod
+
+_FORBIDDEN = 403
+
+
+async def read_job(client: Client, namespace: str, name: str) -> Json:
+    """The DDPJob `name`.
+
+    Raises:
+        ApiError: there is none, or it may not be read; the message says what to do.
+    """
+    try:
+        return await client.get(f"{paths.jobs(namespace)}/{name}", "ddpjobs")
+    except ApiError as error:
+        if not error.not_found:
+            raise
+        detail = await _which_are_there(client, namespace)
+        raise ApiError(404, "NotFound", f"there is no DDPJob {name} in namespace {namespace}; {detail}") from None
+
+
+async def read_pods(client: Client, namespace: str, job: Json) -> list[Json]:
+    """The pods that the job controls."""
+    uid = job["metadata"]["uid"]
+    items, _ = await client.list(paths.pods(namespace), "pods", labelSelector=f"{LABEL_UID}={uid}")
+    return [item for item in items if _is_controlled_by(item, uid)]
+
+
+async def see(client: Client, namespace: str, name: str) -> Seen:
+    """The job with everything that `why` reads."""
+    job = await read_job(client, namespace, name)
+    pods = await read_pods(client, namespace, job)
+    uids = {item["metadata"]["uid"] for item in (job, *pods)}
+    return Seen(
+        name=name,
+        created=parse_time(job["metadata"].get("creationTimestamp")) or datetime.now(UTC),
+        spec=_spec(job),
+        status=parse_status(job.get("status") or {}),
+        pods=tuple(parse_pod(pod) for pod in pods),
+        warnings=_warnings(await _events(client, namespace), uids),
+        now=datetime.now(UTC),
+    )
+
+
+async def _which_are_there(client: Client, namespace: str) -> str:
+    jobs, _ = await client.list(paths.jobs(namespace), "ddpjobs")
+    names = sorted(job["metadata"]["name"] for job in jobs)
+    return f"it has {', '.join(names[:10])}" if names else "it has none; name another one with --namespace"
+
+
+async def _events(client: Client, namespace: str) -> list[Json]:
+    """Warnings of the namespace; none where the user may not read them."""
+    try:
+        items, _ = await client.list(events(namespace), "events", fieldSelector="type=Warning")
+    except ApiError as error:
+        if error.status != _FORBIDDEN:
+            raise
+        return []
+    return items
+
+
+def _warnings(items: Iterable[Json], uids: set[str]) -> tuple[Warned, ...]:
+    found = []
+    for event in items:
+        about = event.get("involvedObject") or {}
+        series = event.get("series") or {}
+        time = parse_time(event.get("lastTimestamp") or series.get("lastObservedTime") or event.get("eventTime"))
+        if about.get("uid") in uids and time is not None:
+            found.append(
+                Warned(time, about.get("name") or "", event.get("reason") or "", (event.get("message") or "").strip())
+            )
+    return tuple(sorted(found, key=lambda warned: warned.time))
+
+
+def _spec(job: Json) -> DDPJobSpec | None:
+    try:
+        return DDPJobSpec.model_validate(job.get("spec") or {})
+    except ValidationError:
+        return None
+
+
+def _is_controlled_by(pod: Json, uid: str) -> bool:
+    owners = pod["metadata"].get("ownerReferences") or ()
+    return any(owner.get("uid") == uid and owner.get("controller") for owner in owners)

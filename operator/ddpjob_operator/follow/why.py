@@ -1,0 +1,381 @@
+"""Why a job is where it is: what ended it, what it waits for, what was lost, and what to do.
+
+A pure function of the status, the pods and the warnings of a job. The operator has put causes and advice into the
+status; this puts them into the order in which a person asks.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from datetime import datetime
+
+from ddpjob_operator.api.reasons import FAILURES, STARTUP, STATES, Reason
+from ddpjob_operator.api.spec import CONTROLLER_NAME, DDPJobSpec
+from ddpjob_operator.api.status import Condition, DDPJobStatus, FailureStatus, Goodput, Phase
+from ddpjob_operator.core.values import conditions as cond
+from ddpjob_operator.core.values.observed import PodPhase, PodView
+from ddpjob_operator.local.observed import progress_in_words, seconds_in_words, snapshot_in_words
+
+_MOST_LOG_LINES = 20
+_MOST_PODS_NAMED = 3
+_NOTICED_SHARE = 0.05
+"""The least share of the time that an activity must have had to be named."""
+
+_ACTIVITIES = (
+    "training", "queued", "pulling", "initializing", "rendezvous", "first_step", "validating", "saving", "stalled",
+    "recovering", "unknown",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Warned:
+    """A warning event of the job or of one of its pods."""
+
+    time: datetime
+    about: str
+    """Name of the object, such as digits-0-1."""
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A job as the API server has it at one moment."""
+
+    name: str
+    created: datetime
+    spec: DDPJobSpec | None
+    """None if this version of the command cannot read it."""
+    status: DDPJobStatus
+    pods: tuple[PodView, ...]
+    warnings: tuple[Warned, ...]
+    """Oldest first."""
+    now: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A heading and the lines below it."""
+
+    title: str
+    lines: tuple[str, ...]
+
+    def text(self) -> str:
+        return "\n".join((self.title, *(f"  {line}".rstrip() for line in self.lines)))
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One line that says it all, and the evidence."""
+
+    headline: str
+    sections: tuple[Section, ...]
+
+    def text(self) -> str:
+        """The answer for a terminal, without control characters."""
+        return "\n\n".join((self.headline, *(section.text() for section in self.sections)))
+
+
+def why(seen: Seen) -> Answer:
+    """Why the job is in its phase, for each of them."""
+    match seen.status.phase:
+        case None:
+            return _unseen(seen)
+        case Phase.SUCCEEDED:
+            return _succeeded(seen)
+        case Phase.FAILED:
+            return _failed(seen)
+        case Phase.RUNNING:
+            return _running(seen)
+        case Phase.SUSPENDED:
+            return _suspended(seen)
+        case Phase.PENDING | Phase.STARTING | Phase.RESTARTING:
+            return _waiting(seen)
+
+
+def _unseen(seen: Seen) -> Answer:
+    age = _ago(seen.created, seen.now)
+    if seen.spec is not None and seen.spec.managed_by not in (None, CONTROLLER_NAME):
+        return Answer(
+            f"{seen.name}: left to another controller (spec.managedBy: {seen.spec.managed_by})",
+            (_todo("Ask that controller, or apply the job again without managedBy."),),
+        )
+    return Answer(
+        f"{seen.name}: applied {age} ago, and no operator has acted on it",
+        (
+            _todo(
+                "Check that the operator runs and serves this namespace: kubectl get pods -A -l "
+                "app.kubernetes.io/name=ddpjob-operator; its chart value watchNamespaces lists the namespaces."
+            ),
+        ),
+    )
+
+
+def _succeeded(seen: Seen) -> Answer:
+    status = seen.status
+    took = _between(status.start_time, status.completion_time)
+    headline = f"{seen.name}: Succeeded {_ago(status.completion_time, seen.now)} ago{f', after {took}' if took else ''}"
+    return Answer(headline, (*_progress(seen), *_lost(status), *_time(status.goodput), *_attempts(status.failures)))
+
+
+def _failed(seen: Seen) -> Answer:
+    status, found = seen.status, cond.find(seen.status.conditions, cond.FAILED)
+    reason = found.reason if found is not None else "Failed"
+    headline = f"{seen.name}: Failed ({reason}) {_ago(status.completion_time, seen.now)} ago"
+    failure = status.last_failure
+    row = _row(reason)
+    # a job that failed for its last failure says so once, below Cause
+    same = failure is not None and failure.reason == reason
+    ended = () if same else _section("Ended", row.meaning if row else "", _first(found.message if found else ""))
+    advice = (failure.advice if failure is not None else "") or (row.action if row is not None else "")
+    return Answer(
+        headline,
+        (
+            *ended,
+            *_cause(failure),
+            *_log(failure),
+            *_lost(status),
+            *_attempts(status.failures[:-1]),
+            *_section("What to do", advice),
+        ),
+    )
+
+
+def _running(seen: Seen) -> Answer:
+    status = seen.status
+    since = status.attempt_start_time or status.start_time
+    headline = f"{seen.name}: Running for {_ago(since, seen.now)}, attempt {status.attempt}, restarts {status.restarts}"
+    return Answer(
+        headline,
+        (
+            *_progress(seen),
+            *_attention(seen),
+            *_time(status.goodput),
+            *_lost(status),
+            *_attempts(status.failures),
+        ),
+    )
+
+
+def _suspended(seen: Seen) -> Answer:
+    status, found = seen.status, cond.find(seen.status.conditions, cond.SUSPENDED)
+    since = found.last_transition_time if found is not None else None
+    headline = f"{seen.name}: Suspended for {_ago(since, seen.now)}"
+    queue = seen.spec.scheduling.queue if seen.spec is not None else None
+    todo = (
+        f"A queue resumes it: {queue}. See kubectl get workloads, and kubectl describe clusterqueue."
+        if queue
+        else "Set spec.suspend to false: kubectl patch ddpjob "
+        f'{seen.name} --type merge -p \'{{"spec":{{"suspend":false}}}}\''
+    )
+    return Answer(headline, (*_progress(seen), _todo(todo), *_attempts(status.failures)))
+
+
+def _waiting(seen: Seen) -> Answer:
+    status = seen.status
+    since = status.attempt_start_time or status.start_time or seen.created
+    waits, todo = _waits_for(seen)
+    headline = f"{seen.name}: {status.phase} for {_ago(since, seen.now)}: {waits}"
+    last = status.last_failure
+    failed = last if last is not None and last.attempt == status.attempt - 1 else None
+    return Answer(
+        headline,
+        (
+            *_pods(seen.pods),
+            *_warnings(seen),
+            *_cause(failed, "Cause of the restart"),
+            *_lost(status),
+            *_section("What to do", todo or (failed.advice if failed is not None else "")),
+        ),
+    )
+
+
+def _waits_for(seen: Seen) -> tuple[str, str]:
+    """What the job waits for in half a sentence, and what to do about it, if anything."""
+    status, now = seen.status, seen.now
+    degraded = _holding(status, cond.DEGRADED, "True")
+    if degraded is not None:
+        return _reason_and_action(degraded)
+    initialized = _holding(status, cond.INITIALIZED, "False")
+    if initialized is not None:
+        retry = f"; retried in {seconds_in_words((status.retry_at - now).total_seconds())}" if status.retry_at else ""
+        row = _row(initialized.reason)
+        return f"initializers: {_first(initialized.message)}{retry}", row.action if row and retry else ""
+    if status.restart_at is not None and status.restart_at > now:
+        wait = seconds_in_words((status.restart_at - now).total_seconds())
+        return f"backoff after a failure, {wait} left (restart.backoff)", ""
+    scheduled = _holding(status, cond.SCHEDULED, "False")
+    if scheduled is not None:
+        return _reason_and_action(scheduled)
+    ready, total = status.nodes.ready, status.nodes.total or (seen.spec.nodes if seen.spec is not None else 0)
+    return f"{ready} of {total} pods are ready", ""
+
+
+def _reason_and_action(condition: Condition) -> tuple[str, str]:
+    """The words of a condition, which end with the advice where there is one."""
+    row = _row(condition.reason)
+    return f"{condition.reason}: {_first(condition.message)}", row.action if row is not None else ""
+
+
+def _progress(seen: Seen) -> tuple[Section, ...]:
+    progress, snapshot = seen.status.progress, seen.status.snapshot
+    lines = []
+    if progress is not None and progress.step is not None:
+        lines.append(progress_in_words(progress, seen.now))
+    if snapshot is not None:
+        lines.append(f"{snapshot_in_words(snapshot)}, {_ago(snapshot.time, seen.now)} ago")
+    return _section("Progress", *lines)
+
+
+def _attention(seen: Seen) -> tuple[Section, ...]:
+    """What a running job complains of."""
+    found = (
+        _holding(seen.status, kind, "True") for kind in (cond.DEGRADED, cond.SNAPSHOTS_FAILING, cond.SHUTDOWN_TOO_SHORT)
+    )
+    lines = [line for item in found if item is not None for line in (_line(item), _action(item)) if line]
+    return _section("Needs attention", *lines)
+
+
+def _line(condition: Condition) -> str:
+    return f"{condition.reason}: {_first(condition.message)}"
+
+
+def _action(condition: Condition) -> str:
+    row = _row(condition.reason)
+    return row.action if row is not None else ""
+
+
+def _cause(failure: FailureStatus | None, title: str = "Cause") -> tuple[Section, ...]:
+    if failure is None:
+        return ()
+    row = _row(failure.reason)
+    return _section(
+        title,
+        f"{failure.reason}: {row.meaning}" if row is not None and row.meaning else failure.reason,
+        *(failure.message.splitlines() or ("no message",)),
+        _place(failure),
+    )
+
+
+def _place(failure: FailureStatus) -> str:
+    """Such as `rank 1 of pod digits-2-1 on node worker-3, attempt 2, step 340, SIGKILL`."""
+    where = f"pod {failure.pod_name}" if failure.pod_name else "the gang"
+    if failure.rank is not None:
+        where = f"rank {failure.rank} of {where}"
+    if failure.node_name:
+        where = f"{where} on node {failure.node_name}"
+    parts = [where, f"attempt {failure.attempt}"]
+    if failure.step is not None:
+        parts.append(f"step {failure.step}")
+    if failure.signal is not None:
+        parts.append(failure.signal)
+    elif failure.exit_code is not None:
+        parts.append(f"exit code {failure.exit_code}")
+    return ", ".join(parts)
+
+
+def _log(failure: FailureStatus | None) -> tuple[Section, ...]:
+    if failure is None or not failure.log_tail.strip():
+        return ()
+    return _section(f"Last lines of {failure.pod_name or 'its log'}", *failure.log_tail.splitlines()[-_MOST_LOG_LINES:])
+
+
+def _lost(status: DDPJobStatus) -> tuple[Section, ...]:
+    goodput = status.goodput
+    lines = []
+    if goodput is not None and goodput.recomputed_steps:
+        lines.append(f"{goodput.recomputed_steps} steps were trained again")
+    if goodput is not None and goodput.recovering >= 1:
+        lines.append(f"{seconds_in_words(goodput.recovering)} between failures and the steps that were lost with them")
+    if status.excluded_nodes:
+        lines.append(f"nodes no longer used: {', '.join(status.excluded_nodes)}")
+    lines += [f"snapshot set aside: {snapshot}" for snapshot in status.corrupt_snapshots]
+    return _section("Lost", *lines)
+
+
+def _time(goodput: Goodput | None) -> tuple[Section, ...]:
+    """Where the time went: every activity that took a noticeable share, the largest first."""
+    if goodput is None:
+        return ()
+    spent = {activity: float(getattr(goodput, activity)) for activity in _ACTIVITIES}
+    whole = sum(spent.values())
+    if whole <= 0:
+        return ()
+    shares = {activity: seconds / whole for activity, seconds in spent.items()}
+    rest = sorted((name for name in _ACTIVITIES if shares[name] >= _NOTICED_SHARE), key=lambda name: -shares[name])
+    lines = [f"{shares[name]:>4.0%}  {name.replace('_', ' ')}, {seconds_in_words(spent[name])}" for name in rest]
+    return _section("Time", *lines)
+
+
+def _attempts(failures: tuple[FailureStatus, ...]) -> tuple[Section, ...]:
+    lines = [
+        f"{failure.time:%H:%M:%S}  {failure.reason}: {_first(failure.message)}; {_place(failure)}"
+        for failure in failures
+    ]
+    return _section("Earlier failures", *lines)
+
+
+def _pods(pods: tuple[PodView, ...]) -> tuple[Section, ...]:
+    """Pods by what they wait for: the same words are said once."""
+    groups: dict[str, list[str]] = defaultdict(list)
+    for pod in pods:
+        if not pod.ended and not pod.ready:
+            groups[_state(pod)].append(pod.name)
+    lines = []
+    for state, names in groups.items():
+        shown = ", ".join(names[:_MOST_PODS_NAMED])
+        more = f" and {len(names) - _MOST_PODS_NAMED} more" if len(names) > _MOST_PODS_NAMED else ""
+        lines.append(f"{shown}{more}: {state}")
+    return _section("Pods that are not ready", *lines)
+
+
+def _state(pod: PodView) -> str:
+    if pod.deleting:
+        return "is being deleted"
+    if pod.reason:
+        return f"{pod.reason}: {_first(pod.message)}" if pod.message else pod.reason
+    if pod.phase is PodPhase.PENDING:
+        return f"starting on node {pod.node_name}" if pod.node_name else "no node yet"
+    return f"{pod.phase} on node {pod.node_name}, not ready"
+
+
+def _warnings(seen: Seen) -> tuple[Section, ...]:
+    """The newest warning of each reason, newest last."""
+    newest = {(warned.reason, warned.about): warned for warned in seen.warnings}
+    lines = [
+        f"{_ago(warned.time, seen.now)} ago  {warned.about}: {warned.reason}: {_first(warned.message)}"
+        for warned in sorted(newest.values(), key=lambda item: item.time)[-5:]
+    ]
+    return _section("Warnings", *lines)
+
+
+def _holding(status: DDPJobStatus, kind: str, value: str) -> Condition | None:
+    found = cond.find(status.conditions, kind)
+    return found if found is not None and found.status == value else None
+
+
+def _row(reason: str) -> Reason | None:
+    return next((row for row in (*STATES, *STARTUP, *FAILURES) if row.name == reason), None)
+
+
+def _todo(line: str) -> Section:
+    return Section("What to do", (line,))
+
+
+def _section(title: str, *lines: str) -> tuple[Section, ...]:
+    """A section of the lines that are not empty; none without them."""
+    kept = tuple(line for line in lines if line)
+    return (Section(title, kept),) if kept else ()
+
+
+def _first(text: str) -> str:
+    return text.splitlines()[0] if text else ""
+
+
+def _ago(then: datetime | None, now: datetime) -> str:
+    return seconds_in_words((now - then).total_seconds()) if then is not None else "a while"
+
+
+def _between(start: datetime | None, end: datetime | None) -> str:
+    return seconds_in_words((end - start).total_seconds()) if start is not None and end is not None else ""

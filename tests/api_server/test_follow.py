@@ -1,0 +1,76 @@
+"""`ddpjob why` and `ddpjob logs` against a real API server, as a person types them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import NamedTuple
+
+from tests.api_server.harness import Cluster, Operator
+from tests.api_server.test_postmortem import fail_on_node_rank_1
+from tests.support.command import COMMAND, to_cluster
+from tests.support.waiting import PATIENCE_SECONDS, eventually_async
+
+
+class Answer(NamedTuple):
+    code: int | None
+    out: str
+    err: str
+
+
+async def ddpjob(cluster: Cluster, *arguments: str) -> Answer:
+    process = await asyncio.create_subprocess_exec(
+        *COMMAND,
+        *arguments,
+        env=to_cluster(cluster.kubeconfig),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    out, err = await asyncio.wait_for(process.communicate(), PATIENCE_SECONDS)
+    return Answer(process.returncode, out.decode(), err.decode())
+
+
+async def test_a_job_of_which_there_is_none_is_one_line_with_those_that_there_are(cluster: Cluster) -> None:
+    space = ("--namespace", cluster.namespace)
+    none = await ddpjob(cluster, "why", "digitz", *space)
+    assert (none.code, none.out) == (2, "")
+    assert none.err == (
+        f"error: there is no DDPJob digitz in namespace {cluster.namespace}; it has none; name another one with "
+        "--namespace\n"
+    )
+    await cluster.apply_job()
+    some = await ddpjob(cluster, "logs", "digitz", *space)
+    assert (some.code, some.out) == (2, "")
+    assert "it has digits" in some.err
+    elsewhere = await ddpjob(cluster, "why", "digits", "--context", "no-such-context")
+    assert elsewhere.code == 2
+    assert "no-such-context" in elsewhere.err
+    unseen = await ddpjob(cluster, "why", "digits", *space)
+    assert unseen.code == 0
+    assert "no operator has acted on it" in unseen.out
+
+
+async def test_a_job_that_failed_and_one_that_waits_are_explained(cluster: Cluster, operator: Operator) -> None:
+    space = ("-n", cluster.namespace)
+    await fail_on_node_rank_1(cluster, cleanPodPolicy="All")
+    answer = await ddpjob(cluster, "why", "digits", *space, "-o", "json")
+    assert answer.code == 0
+    found = json.loads(answer.out)
+    sections = {section["title"]: section["lines"] for section in found["sections"]}
+    assert found["headline"].startswith("digits: Failed (BackoffLimitExceeded)")
+    assert "CUDA out of memory" in "\n".join(sections["Cause"])
+    assert "reduce the micro-batch" in "\n".join(sections["What to do"])
+
+    await cluster.apply_job("other")
+
+    async def waits() -> Answer | None:
+        answer = await ddpjob(cluster, "why", "other", *space)
+        return answer if "no node yet" in answer.out else None
+
+    waiting = await eventually_async(waits, "the pods of the other job are said to wait")
+    assert "other: Starting for" in waiting.out
+    assert "0 of 2 pods are ready" in waiting.out
+    assert "other-0-0, other-0-1: no node yet" in waiting.out
+    unread = await ddpjob(cluster, "logs", "other", *space)
+    assert (unread.code, unread.out) == (0, "")
+    assert "no pod of the job has started; ddpjob why other says why" in unread.err
