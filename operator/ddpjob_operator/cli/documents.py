@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import yaml
 
@@ -23,7 +23,18 @@ MAX_NODES = 50_000
 """Scalars, lists and mappings of a document, each as often as aliases repeat it: far more than an API server takes."""
 MAX_DEPTH = 64
 
-_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_TIMESTAMP = "tag:yaml.org,2002:timestamp"
+
+
+class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
+    """A date without quotes is text, as it is for kubectl."""
+
+    yaml_implicit_resolvers: ClassVar = {
+        first: [(tag, form) for tag, form in resolvers if tag != _TIMESTAMP]
+        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+
+
 _STEP = re.compile(r"\[([^\]]+)\]|([^.\[\]]+)")
 
 
@@ -44,6 +55,8 @@ class Document:
     """Its place in the file, from 1; None if it is the only one."""
     content: Any
     node: yaml.Node
+    duplicate_keys: tuple[tuple[int, str], ...]
+    """Line and name of each key that stands twice in a mapping. YAML parsers silently keep the last one."""
 
     @property
     def is_job(self) -> bool:
@@ -66,10 +79,6 @@ class Document:
             line, node = found
         return int(line) + 1
 
-    def duplicate_keys(self) -> Iterator[tuple[int, str]]:
-        """Line and name of each key that stands twice in a mapping. YAML parsers silently keep the last one."""
-        yield from _duplicates(self.node, set())
-
 
 def read_documents(name: str) -> list[Document]:
     """The documents of a file (`-`: standard input) that are not empty.
@@ -79,21 +88,22 @@ def read_documents(name: str) -> list[Document]:
     """
     text = _read(name)
     _refuse_bombs(name, text)
-    found: list[tuple[Any, yaml.Node]] = []
-    loader = _LOADER(text)
+    found: list[tuple[Any, yaml.Node, tuple[tuple[int, str], ...]]] = []
+    loader = _Loader(text)
     try:
         while loader.check_node() and (node := loader.get_node()) is not None:
-            found.append((loader.construct_document(node), node))
+            twice = tuple(_duplicates(node, set()))  # before construction writes what `<<` merges into the mappings
+            found.append((loader.construct_document(node), node, twice))
     except yaml.YAMLError as error:
         raise BadFile((_not_yaml(name, error),)) from error
-    except ValueError as error:  # a date or a number that is none
+    except (ValueError, KeyError, AttributeError) as error:  # a date, a number or a truth value that is none
         raise BadFile((f"{name}: is not valid YAML: {error}; write the value in quotes",)) from error
     finally:
         loader.dispose()
-    documents = [pair for pair in found if pair[0] is not None]
+    documents = [each for each in found if each[0] is not None]
     return [
-        Document(name, number if len(documents) > 1 else None, content, node)
-        for number, (content, node) in enumerate(documents, start=1)
+        Document(name, number if len(documents) > 1 else None, content, node, twice)
+        for number, (content, node, twice) in enumerate(documents, start=1)
     ]
 
 
@@ -125,7 +135,7 @@ def _refuse_bombs(name: str, text: str) -> None:
     parents: list[tuple[str | None, int]] = []
     nodes = 0
     try:
-        for event in yaml.parse(text, Loader=_LOADER):
+        for event in yaml.parse(text, Loader=_Loader):
             if isinstance(event, yaml.DocumentStartEvent):
                 sizes, parents, nodes = {}, [], 0
             elif isinstance(event, yaml.AliasEvent):
@@ -156,7 +166,7 @@ def _refusal(name: str, event: yaml.Event, why: str) -> BadFile:
 
 def _child(node: yaml.Node, step: str) -> tuple[int, yaml.Node] | None:
     if isinstance(node, yaml.MappingNode):
-        for key, value in node.value:
+        for key, value in reversed(node.value):  # what `<<` has merged comes first
             if key.value == step:
                 return key.start_mark.line, value
     if isinstance(node, yaml.SequenceNode) and step.isdigit() and int(step) < len(node.value):

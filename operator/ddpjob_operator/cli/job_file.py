@@ -86,7 +86,7 @@ def _read_jobs(name: str, *, thorough: bool = False) -> tuple[list[tuple[Documen
             found += [problem for problem in _beyond_the_schema(document.content) if _is_new(problem, found)]
         lines = [f"{document.place(_path_of(problem))}: {problem}" for problem in found]
         lines += [
-            f"{document.at(line)}: {key}: duplicate key; remove one of them" for line, key in document.duplicate_keys()
+            f"{document.at(line)}: {key}: duplicate key; remove one of them" for line, key in document.duplicate_keys
         ]
         problems += lines
         if not lines:

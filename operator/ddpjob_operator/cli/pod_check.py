@@ -24,6 +24,8 @@ _CHOICES = {
     ("NodeSelectorRequirement", "operator"): ("In", "NotIn", "Exists", "DoesNotExist", "Gt", "Lt"),
     ("PodSpec", "dnsPolicy"): ("ClusterFirst", "ClusterFirstWithHostNet", "Default", "None"),
 }
+_MUST_CHOOSE = {("NodeSelectorRequirement", "operator")}
+"""Of the others, an empty text is the default."""
 _LABEL_VALUE = re.compile(r"([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?")
 _LABEL_KEY = re.compile(r"([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
 _KINDS: dict[str, tuple[type, ...]] = {
@@ -108,7 +110,8 @@ def _object(kind: str, value: Any, path: str) -> Iterator[str]:
             continue
         found = list(_of_type(fields[key].rstrip("!"), item, f"{path}.{key}"))
         choices = _CHOICES.get((kind, key))
-        if not found and choices and item is not None and item not in choices:
+        is_default = item is None or (item == "" and (kind, key) not in _MUST_CHOOSE)
+        if not found and choices and not is_default and item not in choices:
             found.append(f"{path}.{key}: {_shown(item)} is not allowed; use {', '.join(choices)}")
         yield from found
     if kind != "PodSpec":  # ours has its own containers
@@ -184,5 +187,8 @@ def _ranks(spec: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _shown(value: Any) -> str:
-    text = json.dumps(value, default=str)
+    try:
+        text = json.dumps(value, default=str)
+    except TypeError:  # a key that JSON does not have, such as one of !!binary
+        text = str(value)
     return text if len(text) <= 60 else f"{text[:57]}..."

@@ -8,6 +8,7 @@ from collections import deque
 from pathlib import Path
 
 from ddpjob_operator.api.status import DDPJobStatus, Phase
+from ddpjob_operator.cli.output import in_background
 from ddpjob_operator.core.values.job import Job
 from ddpjob_operator.local.chaos import KillRank, parse_chaos
 from ddpjob_operator.local.display import display_for
@@ -50,7 +51,7 @@ def run(job: Job, shared: Path, chaos: str | None, logs: Logs = Logs.RANK) -> in
 
 def _run(job: Job, machine: Machine, fault: KillRank | None, logs: Logs) -> Outcome:
     resume_from = newest_snapshot(machine.shared, job.name)
-    with display_for(sys.stdout) as display:
+    with in_background(), display_for(sys.stdout) as display:
         display.write_line(f"{job.name}: {job.size_in_words} on this machine, files in {short(machine.shared)}")
         display.write_line(f"{_SHOWN[logs]}; all output: {short(pod_log(machine.shared, job.name, '*'))}")
         if resume_from is not None:

@@ -117,7 +117,8 @@ def test_a_mistake_beyond_the_schema_is_named_with_field_value_and_fix(
         job(resources={"requests": {"cpu": "500m", "memory": "16Gi"}, "limits": {"cpu": 2, "memory": "16Gi"}}),
         template(
             nodeSelector={"pool": "gpu"},
-            tolerations=[{"operator": "Exists"}],
+            dnsPolicy="",
+            tolerations=[{"operator": "Exists", "effect": ""}],
             volumes=[{"name": "cache", "emptyDir": {"medium": "Memory", "sizeLimit": "1.5Gi"}}],
             containers=[
                 {"name": "trainer", "volumeMounts": [{"name": "cache", "mountPath": "/cache"}]},
@@ -130,6 +131,37 @@ def test_a_mistake_beyond_the_schema_is_named_with_field_value_and_fix(
 )  # fmt: skip
 def test_what_would_work_is_valid(tmp_path: Path, document: dict[str, Any]) -> None:
     assert problems(tmp_path, document) == []
+
+
+MERGED = """
+apiVersion: training.ddpjob.io/v1alpha1
+kind: DDPJob
+metadata: {name: digits, annotations: {date: 2026-01-01, time: 2026-01-01T00:00:00Z}}
+spec:
+  resources:
+    limits:
+      <<: {cpu: 2, memory: 16Gi}
+      memory: 8Gi
+    requests:
+      memory: 32Gi
+"""
+
+
+def test_what_a_merge_key_brings_may_be_replaced_and_a_date_is_text_as_for_kubectl(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text(MERGED)
+    line = MERGED.splitlines().index("      memory: 32Gi") + 1
+    assert check_files([str(tmp_path / "job.yaml")]).problems == (
+        f'{tmp_path}/job.yaml:{line}: spec.resources.requests[memory]: "32Gi" is more than the limit 8Gi; '
+        "lower it, or raise limits",
+    )
+
+
+def test_a_value_that_json_does_not_have_is_shown(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text(
+        "kind: DDPJob\nmetadata: {name: digits, labels: {a: {? !!binary aGk= : 1}}}\nspec: {nodes: 1}\n"
+    )
+    found = check_files([str(tmp_path / "job.yaml")]).problems
+    assert any("metadata.labels[a]: {b'hi': 1} is not text" in line for line in found), found
 
 
 @pytest.mark.parametrize("sample", sorted((ROOT / "manifests/samples").rglob("*.yaml")), ids=lambda path: path.stem)
@@ -176,7 +208,9 @@ HOSTILE = {
     "many values": ("a: [" + "1, " * 300_000 + "]", "values with its aliases"),
     "a large file": ("a: " + "x" * (2 << 20), "is larger than 1 MiB"),
     "an alias of nothing": ("a: *nowhere\n", "is not valid YAML: "),
-    "a date that is none": ("a: 2026-13-45\n", "is not valid YAML: month must be in 1..12"),
+    "a date that is none": ("a: !!timestamp 2026-13-45\n", "is not valid YAML: month must be in 1..12"),
+    "a date that is a word": ("a: !!timestamp soon\n", "is not valid YAML: "),
+    "a truth that is none": ("a: !!bool maybe\n", "is not valid YAML: 'maybe'"),
     "a tag of Python's": ("a: !!python/object/apply:os.system [true]\n", "is not valid YAML: "),
     "a key that is a list": ("? [a, b]\n: 1\n", "is not valid YAML: "),
 }
