@@ -154,6 +154,7 @@ def _overrides(
     nodes, ranks = int(given["DDPJOB_NODES"]), int(given["DDPJOB_PROCS_PER_NODE"])
     overrides = _everywhere(machine, endpoints) | {
         "DDPJOB_RUN_DIR": str(endpoints.run_dir),
+        "DDPJOB_SCRATCH": str(endpoints.scratch),
         "DDPJOB_STATUS_PORT": str(endpoints.status_port),
         "DDPJOB_RDZV_HOST": "127.0.0.1",
         "DDPJOB_RDZV_PORT": str(endpoints.rendezvous_port),

@@ -15,7 +15,7 @@ from ddpjob_operator.api.spec import DDPJobSpec
 from ddpjob_operator.core.manifests.admission import admit
 from ddpjob_operator.core.manifests.admitted import Admitted
 from ddpjob_operator.core.manifests.initializer import build_initializer, source_claim
-from ddpjob_operator.core.manifests.pod_environment import Place
+from ddpjob_operator.core.manifests.pod_environment import SHARED_PATH, Place
 from ddpjob_operator.core.manifests.pods import build_pod
 from ddpjob_operator.core.values.job import Bounds, Defaults, Job, Manifest, PodSecurity
 from ddpjob_operator.core.values.observed import ServiceView
@@ -29,6 +29,7 @@ from ddpjob_operator.local.environment import (
 )
 from ddpjob_operator.local.initializer import initializer_containers
 from ddpjob_operator.local.network import LOOPBACK
+from ddpjob_operator.local.script_paths import written_in
 
 _NEEDED = ("torch", "ddp_trainer")
 _INSTALL = "pip install 'ddpjob[cli,trainer]'"
@@ -80,6 +81,13 @@ def _missing(job: Job, machine: Machine) -> Iterator[str]:
             yield (
                 f"spec.entrypoint.script: {script} would be {here} on this machine, and there is no such file; "
                 f"put the script there, for example below {machine.shared}, which stands for /mnt/shared"
+            )
+        elif found := written_in(here, Path(SHARED_PATH), machine.shared):
+            line, path = found
+            yield (
+                f"spec.entrypoint.script: line {line} of {script} names {path}, and on this machine {machine.shared} "
+                f"stands for {SHARED_PATH}: write os.environ['DDPJOB_SHARED'] for it, which is right on a cluster too, "
+                f"or make a link: sudo ln -sfn {machine.shared} {SHARED_PATH}"
             )
     try:
         build_command(_first_pod(job), machine, Endpoints(0, 0, Path()), own=own_variables(job))

@@ -39,7 +39,7 @@ KUBERNETES = frozenset([
 
 OTHER = frozenset([
     "All", "Ei", "ExcludeNode", "Fail", "FirstNode", "Gi", "InPlace", "Ki", "Mi", "Missing", "None",
-    "OutOfMemoryError", "Pi", "Rendezvous", "Restart", "RestartAndIgnoreMaxRestarts", "Ti",
+    "OutOfMemoryError", "Pi", "ProcessRaisedException", "Rendezvous", "Restart", "RestartAndIgnoreMaxRestarts", "Ti",
 ])  # fmt: skip
 """Units, values of the spec, and names in exceptions."""
 

@@ -71,6 +71,7 @@ def test_ports_folders_and_addresses_are_those_of_this_machine() -> None:
         "DDPJOB_STATUS_PORT": "20002",
         "DDPJOB_SHARED": "/home/ann/shared",
         "DDPJOB_RUN_DIR": "/dev/shm/x/run",
+        "DDPJOB_SCRATCH": "/dev/shm/x",
         "DDPJOB_TERMINATION_LOG": "/dev/shm/x/termination-log",
         "DDPJOB_SNAPSHOT_EVERY": "60seconds",
         "DDPJOB_SNAPSHOT_KEEP": "3",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from ddpjob_operator.api.status import DDPJobStatus
 from ddpjob_operator.core.values.job import Job
 from ddpjob_operator.local.environment import Machine
 from ddpjob_operator.local.machine import as_run_here, different_here, missing_here, this_machine
+from ddpjob_operator.local.script_paths import written_in
 
 SECRET = {"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": "hub", "key": "token"}}}
 
@@ -62,3 +64,37 @@ def test_a_script_that_an_initializer_may_bring_is_not_missed(tmp_path: Path) ->
     clone = {"name": "code", "path": "code", "script": "git clone https://example.com/code.git code"}
     assert "there is no such file" in missing(tmp_path, {}, entrypoint=entrypoint)[0]
     assert missing(tmp_path, {}, entrypoint=entrypoint, initializers=[clone]) == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "refused"),
+    [
+        (
+            'torch.save(state, "/mnt/shared/checkpoints/model.pt")',
+            "line 1 of .* names /mnt/shared/checkpoints/model",
+        ),
+        ('"""Reads\n/mnt/shared."""\nroot = "/mnt/shared"', "line 3 of .* names /mnt/shared, .*DDPJOB_SHARED"),
+        ("save(f'/mnt/shared/{name}')", "names /mnt/shared/,"),
+        ('parser.add_argument("--data", default="/mnt/shared/datasets")', None),
+        ('root = os.environ.get("DDPJOB_SHARED", "/mnt/shared")', None),
+        ('"""Its data is in /mnt/shared/datasets."""', None),
+        ('open("/mnt/shared-with-others")', None),
+        ("this is not Python", None),
+    ],
+)
+def test_a_script_that_has_the_volumes_path_in_its_text_is_refused_where_it_means_nothing(
+    tmp_path: Path, text: str, refused: str | None
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(text)
+    found = missing(tmp_path, {}, entrypoint={"script": str(script)})
+    assert [bool(re.search(refused, problem)) for problem in found] == [True] if refused else found == ()
+
+
+def test_the_volumes_path_means_something_where_it_leads_to_the_shared_folder(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text('open("/mnt/shared/datasets/x")')
+    mount = tmp_path / "mount"
+    assert written_in(script, mount, tmp_path) == (1, "/mnt/shared/datasets/x")
+    mount.symlink_to(tmp_path)
+    assert written_in(script, mount, tmp_path) is None

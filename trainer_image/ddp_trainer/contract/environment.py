@@ -127,6 +127,9 @@ class RankEnvironment:
     agent_pid: int | None = None
     """torchrun's agent, where the launcher started it."""
 
+    scratch: Path | None = None
+    """What ends with the pod; None without the operator, and for a working directory that is to be kept."""
+
     observe_script: bool = True
     """Report the progress of a script that does not report itself (`spec.observeScript`)."""
 
@@ -222,6 +225,7 @@ def parse_rank(env: Mapping[str, str]) -> RankEnvironment:
         keeps_store=env.get("TORCHELASTIC_USE_AGENT_STORE") == "True" and not env.get("DDPJOB_AGENT_PID"),
         run_dir=Path(env["DDPJOB_RUN_DIR"]) if env.get("DDPJOB_RUN_DIR") else None,
         agent_pid=reader.integer("DDPJOB_AGENT_PID", 1, MAX_PID) if env.get("DDPJOB_AGENT_PID") else None,
+        scratch=Path(env["DDPJOB_SCRATCH"]) if env.get("DDPJOB_SCRATCH") else None,
         observe_script=env.get("DDPJOB_OBSERVE_SCRIPT") != "false",
     )
     reader.check()

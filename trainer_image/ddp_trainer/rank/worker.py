@@ -18,7 +18,7 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
-from ddp_trainer.contract.environment import RankEnvironment, parse_rank
+from ddp_trainer.contract.environment import parse_job, parse_rank
 from ddp_trainer.contract.exit_codes import EXIT_OK, EXIT_PREEMPTED, Preempted, UserError
 from ddp_trainer.contract.heartbeat import Heartbeat
 from ddp_trainer.contract.outcomes import classify, outcome_of, record_cut, reserve_outcome, write_outcome
@@ -26,9 +26,10 @@ from ddp_trainer.contract.process_end import end_after_exit_handlers, end_helper
 from ddp_trainer.contract.processes import die_with
 from ddp_trainer.contract.run_dir import STACK_SIGNAL, register, stack_file, stderr_pipe
 from ddp_trainer.rank.failures import failed
-from ddp_trainer.rank.observe import ScriptObserver, observe
+from ddp_trainer.rank.observe import observe
 from ddp_trainer.rank.own_groups import guard
 from ddp_trainer.rank.stop_request import preempted_after
+from ddp_trainer.rank.work_folder import enter_work_folder
 
 LEAVE_SECONDS = 5
 """How long a rank that failed, and has said why, may take to end."""
@@ -42,10 +43,13 @@ def main(argv: Sequence[str]) -> int:
     assert own.run_dir is not None, "DDPJOB_RUN_DIR is not set: the launcher starts this module"
     _register(own.run_dir, own.rank, own.local_rank)
     failure: BaseException | None = None
-    observer = _observer(argv[0], argv[1], own)
+    own_script = not _is_built_in(argv[0], argv[1])
+    observer = observe(Heartbeat.from_env(observed=True), own.world_size) if own_script and own.observe_script else None
     guard(own)
     pid = os.getpid()
     try:
+        if own_script:
+            enter_work_folder(parse_job(os.environ, default_name="training"), own.scratch)
         run_target(argv[0], argv[1], argv[2:])
     except BaseException as error:
         if os.getpid() != pid:
@@ -104,12 +108,8 @@ def run_target(kind: str, name: str, args: Sequence[str]) -> None:
     runpy.run_path(name, run_name="__main__")
 
 
-def _observer(kind: str, name: str, own: RankEnvironment) -> ScriptObserver | None:
-    """What reports for a script that does not report itself; None for the built-in trainer and where it is off."""
-    built_in = kind == "module" and name.partition(".")[0] == "ddp_trainer"
-    if built_in or not own.observe_script:
-        return None
-    return observe(Heartbeat.from_env(observed=True), own.world_size)
+def _is_built_in(kind: str, name: str) -> bool:
+    return kind == "module" and name.partition(".")[0] == "ddp_trainer"
 
 
 def _register(run_dir: Path, rank: int, local_rank: int) -> None:

@@ -14,6 +14,7 @@ SHARED_PATH = "/mnt/shared"
 STATUS_PORT = 9400
 RENDEZVOUS_PORT = 29500
 RUN_DIR = "/dev/shm/ddpjob"  # noqa: S108 - an emptyDir of this pod alone
+SCRATCH = "/tmp"  # noqa: S108 - an emptyDir of this pod alone
 TERMINATION_LOG = "/dev/termination-log"
 ASSIGNMENT_DIR = "/etc/ddpjob/assignment"
 """Where a pod whose place in the gang may change reads it: files attempt, node-rank and nodes."""
@@ -77,6 +78,7 @@ def environment(job: Job, place: Place) -> list[Manifest]:
         "DDPJOB_STATUS_PORT": str(STATUS_PORT),
         "DDPJOB_SHARED": SHARED_PATH,
         "DDPJOB_RUN_DIR": RUN_DIR,
+        "DDPJOB_SCRATCH": SCRATCH,
         "DDPJOB_TERMINATION_LOG": TERMINATION_LOG,
         "DDPJOB_SNAPSHOT_EVERY": job.spec.snapshots.every,
         "DDPJOB_SNAPSHOT_KEEP": str(job.spec.snapshots.keep),
@@ -94,7 +96,7 @@ def environment(job: Job, place: Place) -> list[Manifest]:
         "DDPJOB_NODE_NAME": "spec.nodeName",
         "POD_IP": "status.podIP",
     }
-    convenience = {"HOME": "/tmp", "PYTHONUNBUFFERED": "1"}  # noqa: S108 - writable although the root is read-only
+    convenience = {"HOME": SCRATCH, "PYTHONUNBUFFERED": "1"}  # writable although the root is read-only
     users = {variable.name for variable in job.spec.env}
     return [
         *({"name": name, "value": value} for name, value in own.items()),

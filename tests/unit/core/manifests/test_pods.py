@@ -252,6 +252,7 @@ def test_the_environment_is_the_contracts() -> None:
         "DDPJOB_STATUS_PORT": "9400",
         "DDPJOB_SHARED": "/mnt/shared",
         "DDPJOB_RUN_DIR": "/dev/shm/ddpjob",
+        "DDPJOB_SCRATCH": "/tmp",
         "DDPJOB_TERMINATION_LOG": "/dev/termination-log",
         "DDPJOB_SNAPSHOT_EVERY": "100steps",
         "DDPJOB_SNAPSHOT_KEEP": "5",
