@@ -220,6 +220,9 @@ class Internal(APIModel):
     (-1 for a spare).
     """
 
+    succeeded_nodes: Annotated[tuple[int, ...], Field(max_length=2048)] = ()
+    """Node ranks of the current attempt that succeeded and whose pods were deleted before the job was over."""
+
     reported_seconds: dict[str, float] = Field(default_factory=dict)
     """Seconds reported by the trainer in this attempt, by activity. They are included in goodput."""
 

@@ -31,12 +31,14 @@ from ddpjob_operator.core.values.actions import (
     PointService,
     ReadLog,
     ReadWarnings,
+    ReleasePod,
 )
 from ddpjob_operator.core.values.job import Job
-from ddpjob_operator.core.values.names import LABEL_ATTEMPT, LABEL_NODE_RANK, LABEL_NODES, TRAINER_CONTAINER
+from ddpjob_operator.core.values.names import FINALIZER, LABEL_ATTEMPT, LABEL_NODE_RANK, LABEL_NODES, TRAINER_CONTAINER
 from ddpjob_operator.runtime.client import Client, Json
 from ddpjob_operator.runtime.errors import ApiError
 from ddpjob_operator.runtime.paths import events
+from ddpjob_operator.wire.pods import is_held
 
 logger = logging.getLogger(__name__)
 
@@ -82,7 +84,7 @@ class Applier:
         try:
             await self._act(job, action)
         except ApiError as error:
-            if not (isinstance(action, AssignPod | DeletePod | PointService) and forbids(error)):
+            if not (isinstance(action, AssignPod | DeletePod | PointService | ReleasePod) and forbids(error)):
                 raise
             raise Rejected(problem_with(action.name, error), status=error.status) from error
 
@@ -98,6 +100,8 @@ class Applier:
                 await self._create_pod(job, action)
             case DeletePod():
                 await self._delete_pod(job, action)
+            case ReleasePod():
+                await self.release(job.namespace, action)
             case AssignPod():
                 await self._assign_pod(job, action)
             case CreateChild():
@@ -171,19 +175,44 @@ class Applier:
         try:
             pod = await self.client.delete(f"{paths.pods(job.namespace)}/{action.name}", "pods", body)
         except ApiError as error:
-            if not (error.not_found or (error.conflict and await self._is_replaced(job, action))):
+            if not (error.not_found or (error.conflict and await self._is_replaced(job.namespace, action))):
                 raise
             self.cache.forget_pod(action.uid)
             return
         if pod.get("kind") == "Pod" and "deletionTimestamp" in pod["metadata"]:
             self.cache.put_pod(pod)
+            if is_held(pod):
+                await self.release(job.namespace, ReleasePod(action.name, action.uid))
         else:
             self.cache.forget_pod(action.uid)
 
-    async def _is_replaced(self, job: Job, action: DeletePod | AssignPod) -> bool:
+    async def release(self, namespace: str, action: ReleasePod) -> None:
+        """Remove our finalizer and no other. The uid keeps the patch from a pod that has got the name since."""
+        body = {"metadata": {"uid": action.uid, "$deleteFromPrimitiveList/finalizers": [FINALIZER]}}
+        try:
+            pod = await self.client.strategic_patch(f"{paths.pods(namespace)}/{action.name}", "pods", body)
+        except ApiError as error:
+            if not (error.not_found or (error.status in (409, 422) and await self._is_replaced(namespace, action))):
+                raise
+            self.cache.forget_pod(action.uid)
+            return
+        if pod["metadata"].get("deletionGracePeriodSeconds") == 0 and not pod["metadata"].get("finalizers"):
+            self.cache.drop_pod(pod)  # its kubelet was done with it: this was what kept it
+        else:
+            self.cache.put_pod(pod)
+
+    async def release_all(self, namespace: str, pods: Sequence[ReleasePod]) -> list[ApiError]:
+        """Returns what kept pods from being released."""
+        results = await asyncio.gather(*(self.release(namespace, pod) for pod in pods), return_exceptions=True)
+        for result in results:
+            if isinstance(result, BaseException) and not isinstance(result, ApiError):
+                raise result
+        return [result for result in results if isinstance(result, ApiError)]
+
+    async def _is_replaced(self, namespace: str, action: DeletePod | AssignPod | ReleasePod) -> bool:
         """Whether the pod of that name is another one, which a 409 can mean, but need not."""
         try:
-            pod = await self.client.get(f"{paths.pods(job.namespace)}/{action.name}", "pods")
+            pod = await self.client.get(f"{paths.pods(namespace)}/{action.name}", "pods")
         except ApiError as error:
             if error.not_found:
                 return True
@@ -202,7 +231,7 @@ class Applier:
         try:
             pod = await self.client.merge_patch(f"{paths.pods(job.namespace)}/{action.name}", "pods", body)
         except ApiError as error:
-            if not (error.not_found or (error.status in (409, 422) and await self._is_replaced(job, action))):
+            if not (error.not_found or (error.status in (409, 422) and await self._is_replaced(job.namespace, action))):
                 raise
             self.cache.forget_pod(action.uid)
         else:

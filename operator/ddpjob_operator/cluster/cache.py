@@ -17,10 +17,11 @@ from datetime import datetime
 from typing import Any, NamedTuple
 
 from ddpjob_operator.core.values import names
+from ddpjob_operator.core.values.actions import ReleasePod
 from ddpjob_operator.core.values.observed import Creations, InitializerView, Observed, PodView, PodWarning, ServiceView
 from ddpjob_operator.core.values.trainer_report import TrainerReport, read_termination
 from ddpjob_operator.wire.jobs import kept
-from ddpjob_operator.wire.pods import parse_initializer, parse_pod
+from ddpjob_operator.wire.pods import is_held, parse_initializer, parse_pod
 
 Json = Mapping[str, Any]
 KIND = "DDPJob"
@@ -48,6 +49,14 @@ class _Pod:
     view: PodView | InitializerView
     version: int
     owner: Owner
+
+
+@dataclass(slots=True)
+class _Siblings:
+    """Uids of the pods of one job."""
+
+    key: Key
+    uids: set[str] = field(default_factory=set)
 
 
 @dataclass(slots=True)
@@ -79,7 +88,11 @@ class Cache:
 
     _jobs: dict[Key, Json] = field(default_factory=dict)
     _pods: dict[str, _Pod] = field(default_factory=dict)
-    _pods_of: dict[Owner, set[str]] = field(default_factory=dict)
+    _pods_of: dict[Owner, _Siblings] = field(default_factory=dict)
+    _owners: dict[Key, set[Owner]] = field(default_factory=dict)
+    """For each key, the jobs of that name that have pods: one that is deleted may have some for a while."""
+    _lost: dict[Key, dict[str, str]] = field(default_factory=dict)
+    """Names by uid of pods with our finalizer that belong to no job any more, or have left the watch alive."""
     _unwatched: dict[Owner, _Unwatched] = field(default_factory=dict)
     _listed: set[str | None] = field(default_factory=set)
     _gone: dict[str, int] = field(default_factory=dict)
@@ -105,7 +118,7 @@ class Cache:
 
     def observed(self, owner: Owner) -> Observed:
         """All that is known of a job's children at this moment, in a stable order."""
-        views = [self._pods[uid].view for uid in self._pods_of.get(owner, ())]
+        views = [self._pods[uid].view for uid in self._uids_of(owner)]
         pods = [view for view in views if isinstance(view, PodView)]
         initializers = [view for view in views if isinstance(view, InitializerView)]
         known = self._unwatched.get(owner) or _Unwatched()
@@ -120,6 +133,20 @@ class Cache:
             initializer=max(initializers, key=lambda view: view.number, default=None),
             creations=dict(known.creations),
         )
+
+    def _uids_of(self, owner: Owner) -> Iterable[str]:
+        siblings = self._pods_of.get(owner)
+        return siblings.uids if siblings else ()
+
+    def unclaimed(self, key: Key, uid: str | None) -> tuple[ReleasePod, ...]:
+        """Pods with our finalizer that no plan is made for, since they do not belong to the job `uid`, and which are
+        being deleted or have lost their job's reference or our label."""
+        found = dict(self._lost.get(key, {}))
+        for owner in self._owners.get(key, ()):
+            for view in (self._pods[pod].view for pod in self._uids_of(owner) if owner.uid != uid):
+                if isinstance(view, PodView) and view.held and view.deleting:
+                    found[view.uid] = view.name
+        return tuple(ReleasePod(name, pod) for pod, name in found.items())
 
     def put_job(self, obj: Json) -> bool:
         """Take in a DDPJob as seen; whether that was news."""
@@ -153,18 +180,30 @@ class Cache:
             return False
         view, owner = parse_initializer(obj) or parse_pod(obj), owner_of(obj)
         if owner is None:
-            return self.drop_pod(obj)
+            news = self.drop_pod(obj)
+            if is_held(obj):
+                self._lost.setdefault(key_of_pod(obj), {})[uid] = meta["name"]
+            return news or is_held(obj)
         if known is not None and known.owner != owner:
-            self._pods_of[known.owner].discard(uid)
+            self._part(uid, known.owner)
         self._pods[uid] = _Pod(view, version, owner)
-        self._pods_of.setdefault(owner, set()).add(uid)
+        if owner not in self._pods_of:
+            key = key_of_pod(obj)
+            self._pods_of[owner] = _Siblings(key)
+            self._owners.setdefault(key, set()).add(owner)
+        self._pods_of[owner].uids.add(uid)
         return known is None or known.view != view
 
     def drop_pod(self, obj: Json) -> bool:
         """Take in that a pod is gone; whether that was news."""
         if obj["metadata"]["uid"] not in self._gone:
             self._keep_last_words(obj)
-        return self.forget_pod(obj["metadata"]["uid"], _version(obj))
+        news = self.forget_pod(obj["metadata"]["uid"], _version(obj))
+        if not is_held(obj) or "deletionTimestamp" in obj["metadata"]:
+            return news
+        # it has only lost our label
+        self._lost.setdefault(key_of_pod(obj), {})[obj["metadata"]["uid"]] = obj["metadata"]["name"]
+        return True
 
     def _keep_last_words(self, obj: Json) -> None:
         """What node rank 0 said at its end: its end and its removal may come as one event, and say it only here."""
@@ -179,17 +218,29 @@ class Cache:
     def forget_pod(self, uid: str, version: int | None = None) -> bool:
         """Take in that the pod of that uid does not exist; whether that was news."""
         self._gone.setdefault(uid, self._last_list if version is None else version)
+        for key in [key for key, pods in self._lost.items() if uid in pods]:
+            del self._lost[key][uid]
+            if not self._lost[key]:
+                del self._lost[key]
         known = self._pods.pop(uid, None)
         if known is None:
             return False
         if known.owner in self._unwatched:
             self._unwatched[known.owner].logs.pop(uid, None)
             self._unwatched[known.owner].warnings.pop(uid, None)
-        siblings = self._pods_of[known.owner]
-        siblings.discard(uid)
-        if not siblings:
-            del self._pods_of[known.owner]
+        self._part(uid, known.owner)
         return True
+
+    def _part(self, uid: str, owner: Owner) -> None:
+        siblings = self._pods_of[owner]
+        siblings.uids.discard(uid)
+        if siblings.uids:
+            return
+        del self._pods_of[owner]
+        owners = self._owners[siblings.key]
+        owners.discard(owner)
+        if not owners:
+            del self._owners[siblings.key]
 
     def _of(self, owner: Owner) -> _Unwatched:
         return self._unwatched.setdefault(owner, _Unwatched())
@@ -241,7 +292,7 @@ class Cache:
         """Take in complete lists of one namespace (None: of all). What they lack is gone, unless it is newer.
 
         Returns:
-            the keys of jobs that were there before or are there now.
+            the keys of jobs that were there before or are there now, and of those that pods are left of.
         """
         jobs, pods = tuple(jobs), tuple(pods)
         self._listed.add(namespace)
@@ -262,7 +313,8 @@ class Cache:
             self.put_job(job)
         for pod in pods:
             self.put_pod(pod)
-        return before | {key for key in self._jobs if namespace in (None, key.namespace)}
+        keys = before.union(self._jobs, self._owners, self._lost)
+        return {key for key in keys if namespace in (None, key.namespace)}
 
     def expire(self, version: int) -> None:
         """Forget the gone that were gone before the last round of lists; `version` is this round's."""
@@ -283,12 +335,12 @@ def owner_of(child: Json) -> Owner | None:
     return Owner(child["metadata"]["namespace"], uid) if uid else None
 
 
-def key_of_pod(pod: Json) -> Key | None:
+def key_of_pod(pod: Json) -> Key:
     """The key of the job that a pod belongs to, or to an earlier job of the same name. A label is enough to look at a
-    job: a pod that has just lost its controller has nothing else."""
+    job: a pod that has just lost its controller has nothing else. No job has the name of one without either: empty."""
     meta = pod["metadata"]
     name = controller_of(pod).get("name") or (meta.get("labels") or {}).get(names.LABEL_JOB)
-    return Key(meta["namespace"], name) if name else None
+    return Key(meta["namespace"], name or "")
 
 
 def controller_of(obj: Json) -> Mapping[str, Any]:

@@ -120,6 +120,8 @@ class Controller:
             if self.cache.job(key) is None:
                 self._forget(key)
             return None  # everything is queued anew when this replica begins to lead, and with every list
+        obj = self.cache.job(key)
+        await self._release_unclaimed(key, None if obj is None or is_left_to_another(obj) else obj["metadata"]["uid"])
         for _ in range(LONGEST_CHAIN):
             view = self._view(key)
             if view is None or is_left_to_another(view.obj):
@@ -136,10 +138,20 @@ class Controller:
                 if refusal is not None:
                     return await self._report_rejection(view, refusal)
             elif not blocked:
+                if view.job is None:
+                    await self._release_unclaimed(key, None)
                 return await self._settle(view, decided)
             # what was done, or is no longer in the way, may allow the next step
         logger.error("%s: %d plans in a row did not come to rest", key, LONGEST_CHAIN)
         return UNSETTLED_SECONDS
+
+    async def _release_unclaimed(self, key: Key, uid: str | None) -> None:
+        """Pods that no plan is made for, since they do not belong to the job `uid`, wait for nobody to put their end on
+        record."""
+        for failure in await self._applier.release_all(key.namespace, self.cache.unclaimed(key, uid)):
+            if uid is None:
+                raise failure
+            logger.warning("%s: a pod keeps its finalizer: %s", key, failure)
 
     @property
     def _leading(self) -> bool:

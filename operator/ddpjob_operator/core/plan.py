@@ -18,6 +18,7 @@ from ddpjob_operator.core.ledger.goodput import with_goodput
 from ddpjob_operator.core.ledger.progress import snapshot_events, with_failure, with_report
 from ddpjob_operator.core.manifests.bounds import clamp_to_bounds
 from ddpjob_operator.core.stages.deadlines import missed_deadline, seconds_to_next
+from ddpjob_operator.core.stages.ends import releases_of_deleted_job, with_ends, with_releases
 from ddpjob_operator.core.stages.finished import (
     has_finished,
     plan_failed,
@@ -39,12 +40,12 @@ from ddpjob_operator.core.values.observed import Observed
 def plan(job: Job, observed: Observed, now: datetime, defaults: Defaults) -> Plan:
     """What to do about `job` now. `now` is an aware time; nothing else is read from a clock."""
     if job.deleting:
-        return Plan(job.status)  # owner references clean up
+        return Plan(job.status, releases_of_deleted_job(observed.pods))  # owner references clean up
     look = Look(clamp_to_bounds(job, defaults.bounds), observed, now, defaults, job.status)
     if job.status.is_final:
-        return plan_finished(look)
+        return with_releases(look, plan_finished(look))
     adopted = transitions.adopt_attempt(look)
-    decided = _by_stage(with_report(adopted))
+    decided = with_releases(look, _by_stage(with_ends(with_report(adopted))))
     status = _with_goodput(job.status, decided.status, observed, now)
     events = (*decided.events, *snapshot_events(job.status, status))
     wait = soonest(decided.requeue_after, _next_moment(look.with_status(status)))

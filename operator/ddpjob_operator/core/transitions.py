@@ -9,6 +9,7 @@ Failed. Suspended lies between two attempts. Succeeded and Failed are final.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
@@ -108,6 +109,14 @@ def mark_running(look: Look, message: str) -> Look:
     )
 
 
+def record_success(look: Look, node_ranks: Iterable[int]) -> Look:
+    """Nodes of the current attempt have succeeded, and their pods may vanish."""
+    internal = look.status.internal
+    nodes = tuple(sorted({*internal.succeeded_nodes, *node_ranks}))
+    same_attempt = _made_from(look, internal.spec_digests, internal.kept_pods, nodes)
+    return look.with_status(transitioned(look.status, internal=same_attempt))
+
+
 def reopen_gang(look: Look, message: str) -> Look:
     """Running → Restarting, in the same attempt: a pod that was kept for it had ended before."""
     conditions = _in_phase(look, cond.RESTARTING, "KeptPodEnded", message)
@@ -166,7 +175,7 @@ def begin_suspension(look: Look) -> Look:
     return look.with_status(
         transitioned(
             status,
-            internal=_made_from(look, digests, internal.kept_pods),
+            internal=_made_from(look, digests, internal.kept_pods, internal.succeeded_nodes),
             conditions=_conditions(look, update),
         )
     )
@@ -340,10 +349,14 @@ def _degraded_without_look(status: DDPJobStatus, problem: Problem, now: datetime
     return transitioned(status, conditions=cond.set_condition(status.conditions, update, now, generation))
 
 
-def _made_from(look: Look, spec_digests: dict[str, str] | None, kept_pods: dict[str, int]) -> Internal:
-    """What is on record of the pods of an attempt."""
+def _made_from(
+    look: Look, spec_digests: dict[str, str] | None, kept_pods: dict[str, int], succeeded: tuple[int, ...] = ()
+) -> Internal:
+    """What is on record of the pods of an attempt. None of a new one has succeeded."""
     reported = look.status.internal.reported_seconds
-    return Internal(spec_digests=spec_digests, kept_pods=kept_pods, reported_seconds=reported)
+    return Internal(
+        spec_digests=spec_digests, kept_pods=kept_pods, succeeded_nodes=succeeded, reported_seconds=reported
+    )
 
 
 def _none_of(size: int) -> NodeCount:

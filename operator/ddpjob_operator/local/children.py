@@ -23,6 +23,7 @@ from ddpjob_operator.core.values.actions import (
     PointService,
     ReadLog,
     ReadWarnings,
+    ReleasePod,
 )
 from ddpjob_operator.core.values.job import Job, Manifest
 from ddpjob_operator.core.values.names import LABEL_ATTEMPT
@@ -110,6 +111,8 @@ class Children:
             case CreateChild(manifest):
                 # no network policy is enforced here and no gang is admitted; to record the request is enough
                 self._others.add((manifest["kind"], manifest["metadata"]["name"]))
+            case ReleasePod():
+                return False  # nothing collects a process's end before it has been seen
             case ReadWarnings():
                 return False  # processes have no Kubernetes events
             case DeleteJob():

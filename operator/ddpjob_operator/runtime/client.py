@@ -33,6 +33,7 @@ LONGEST_WAIT_SECONDS = 60.0
 _TOO_MANY = 429
 _UNAUTHORIZED = 401
 MERGE_PATCH = "application/merge-patch+json"
+STRATEGIC_MERGE_PATCH = "application/strategic-merge-patch+json"
 
 
 class Client:
@@ -67,6 +68,10 @@ class Client:
 
     async def merge_patch(self, path: str, resource: str, body: Json) -> Json:
         return await self._call("PATCH", path, resource, body=body, content_type=MERGE_PATCH)
+
+    async def strategic_patch(self, path: str, resource: str, body: Json) -> Json:
+        """For Kubernetes' own resources: one item of a list can be removed without naming the others."""
+        return await self._call("PATCH", path, resource, body=body, content_type=STRATEGIC_MERGE_PATCH)
 
     async def delete(self, path: str, resource: str, body: Json | None = None) -> Json:
         return await self._call("DELETE", path, resource, body=body)

@@ -31,5 +31,5 @@ def register(registry: kopf.OperatorRegistry, cache: Cache, queue: WorkQueue[Key
         metrics.WATCH_EVENTS.labels(resource="pods").inc()
         pod, key = event["object"], key_of_pod(event["object"])
         news = cache.drop_pod(pod) if event["type"] == "DELETED" else cache.put_pod(pod)
-        if news and key is not None:
+        if news:
             queue.add(key)

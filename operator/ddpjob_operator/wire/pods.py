@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from datetime import datetime
 
 from ddpjob_operator.core.values.names import (
+    FINALIZER,
     INITIALIZER,
     LABEL_ATTEMPT,
     LABEL_NODE_RANK,
@@ -52,6 +53,7 @@ def parse_pod(obj: Object) -> PodView:
         created=parse_time(metadata.get("creationTimestamp")),
         disruption=_disruption(conditions),
         deleting="deletionTimestamp" in metadata,
+        held=is_held(obj),
         gone_by=parse_time(metadata.get("deletionTimestamp")),
         node_name=spec.get("nodeName"),
         pod_ip=status.get("podIP"),
@@ -61,6 +63,11 @@ def parse_pod(obj: Object) -> PodView:
         init_failure=_init_failure(status),
         exited=_all_exited(status),
     )
+
+
+def is_held(obj: Object) -> bool:
+    """Whether a pod has the operator's finalizer."""
+    return FINALIZER in ((obj.get("metadata") or {}).get("finalizers") or ())
 
 
 def parse_initializer(obj: Object) -> InitializerView | None:

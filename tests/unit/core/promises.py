@@ -28,6 +28,7 @@ def check_history(cluster: Cluster) -> None:
     check_tries_of_data(cluster)
     check_group_comes_first(cluster)
     check_logs_are_kept(cluster)
+    check_ends_are_on_record(cluster)
 
 
 def check_one_live_pod_each(cluster: Cluster) -> None:
@@ -165,6 +166,11 @@ def check_group_comes_first(cluster: Cluster) -> None:
 def check_logs_are_kept(cluster: Cluster) -> None:
     """Where `cleanPodPolicy` is Running, a pod that has ended stays, whatever its kubelet says of its phase."""
     assert cluster.logs_lost == [], "pods were deleted, and their logs with them"
+
+
+def check_ends_are_on_record(cluster: Cluster) -> None:
+    """No pod of the gang vanishes before the status says how it ended, or is about another attempt."""
+    assert cluster.ends_lost == [], "nobody will know how these pods ended"
 
 
 def check_sizes(cluster: Cluster) -> None:

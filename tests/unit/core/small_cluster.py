@@ -11,11 +11,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from itertools import count
+from typing import Any
 
 from builders import NOW, heard, make_report
 
 from ddpjob_operator.api.spec import DDPJobSpec
-from ddpjob_operator.api.status import DDPJobStatus
+from ddpjob_operator.api.status import DDPJobStatus, Phase
+from ddpjob_operator.core.gang.members import ended_before
+from ddpjob_operator.core.stages.suspend import is_suspending
 from ddpjob_operator.core.values.actions import (
     Action,
     AssignPod,
@@ -26,6 +29,7 @@ from ddpjob_operator.core.values.actions import (
     DeleteJob,
     DeletePod,
     PointService,
+    ReleasePod,
 )
 from ddpjob_operator.core.values.job import Job, Problem
 from ddpjob_operator.core.values.observed import InitializerView, PodPhase, PodView, ServiceView, Termination
@@ -61,6 +65,8 @@ class Cluster:
     """For each of `statuses`, how many there had been."""
     heard: dict[str, int] = field(default_factory=dict)
     """By uid, the attempt that a pod itself knows of: the kubelet takes a moment to tell it of its labels."""
+    reaped: set[str] = field(default_factory=set)
+    """Uids of pods that only a finalizer keeps."""
     silent: set[str] = field(default_factory=set)
     capacity: int | None = None
     """Pods that there is room for on all nodes together."""
@@ -73,6 +79,8 @@ class Cluster:
     """Whether kubelets report a pod's exit before its phase, as they do since Kubernetes 1.27."""
     logs_lost: list[str] = field(default_factory=list)
     """Pods of the last attempt that had ended, and were deleted although cleanPodPolicy keeps them for their log."""
+    ends_lost: list[str] = field(default_factory=list)
+    """Pods of the current attempt that had ended, and vanished before that was on record."""
     lost: int = 0
     """How often the job's status was lost."""
     live: list[tuple[str, ...]] = field(default_factory=list)
@@ -113,7 +121,7 @@ class Cluster:
                 assert self.service is not None, "a patch of a Service that is not there"
                 self.service = replace(self.service, attempt=attempt)
             case CreatePod(name, attempt, node_rank, manifest):
-                return self._create(name, attempt, node_rank, manifest["metadata"]["labels"])
+                return self._create(name, attempt, node_rank, manifest["metadata"])
             case AssignPod(name, uid, attempt, node_rank, nodes):
                 if name in self.pods and self.pods[name].uid == uid:
                     self._set(name, attempt=attempt, node_rank=node_rank, nodes=nodes)
@@ -121,7 +129,10 @@ class Cluster:
                 self.delete_fetcher(name, uid=uid)
             case DeletePod(name, uid, grace):
                 self._note_lost_log(name)
+                self.release(name, uid)  # two calls of one action
                 self.delete(name, grace, uid=uid)
+            case ReleasePod(name, uid):
+                self.release(name, uid)
             case CreateChild(manifest) if manifest["kind"] == "Pod":
                 metadata = manifest["metadata"]
                 number = int(metadata["labels"]["training.ddpjob.io/attempt"])
@@ -153,7 +164,7 @@ class Cluster:
         else:
             self.fetchers[name] = replace(pod, deleting=True, gone_by=self.now + timedelta(seconds=10))
 
-    def _create(self, name: str, attempt: int, node_rank: int | None, labels: dict[str, str]) -> Problem | None:
+    def _create(self, name: str, attempt: int, node_rank: int | None, metadata: dict[str, Any]) -> Problem | None:
         if name in self.pods:
             return None
         if self.quota is not None and len(self.pods) >= self.quota:
@@ -161,8 +172,10 @@ class Cluster:
         if self.hiccup():
             return Problem("AdmissionFailed", "failed calling webhook: context deadline exceeded")
         uid = f"uid-{next(self._uids)}"
-        nodes = labels.get("training.ddpjob.io/nodes")
-        self.pods[name] = PodView(name, uid, attempt, node_rank, PodPhase.PENDING, nodes=nodes and int(nodes))
+        nodes, held = metadata["labels"].get("training.ddpjob.io/nodes"), bool(metadata.get("finalizers"))
+        self.pods[name] = PodView(
+            name, uid, attempt, node_rank, PodPhase.PENDING, nodes=nodes and int(nodes), held=held
+        )
         self.heard[uid] = attempt
         self._changed()
         return None
@@ -248,17 +261,48 @@ class Cluster:
         pod, grace = self.pods.get(name), POD_GRACE_SECONDS if grace is None else grace
         if pod is None or (uid is not None and pod.uid != uid):
             return
-        if grace == 0 or pod.phase is PodPhase.PENDING:
-            del self.pods[name]
-            self._changed()
+        if (grace == 0 or pod.phase is PodPhase.PENDING) and not pod.held:
+            self._vanish(name)
+        elif grace == 0 or pod.phase is PodPhase.PENDING:
+            self._set(name, deleting=True, gone_by=self.now)
+            self.reaped.add(pod.uid)
         elif not pod.deleting:
             self._set(name, deleting=True, gone_by=self.now + timedelta(seconds=grace))
 
     def reap(self, name: str) -> None:
-        """The kubelet is done with a pod that was deleted."""
-        if self.pods[name].deleting and self.answers(name):
-            del self.pods[name]
-            self._changed()
+        """The kubelet is done with a pod that was deleted, whose trainer it stops where it still runs."""
+        pod = self.pods[name]
+        if not pod.deleting or not self.answers(name):
+            return
+        if pod.running:
+            at, phase = self.now.replace(microsecond=0), PodPhase.FAILED
+            self._set(name, phase=phase, exited=True, termination=Termination(143, finished_at=at))
+        self.reaped.add(pod.uid)
+        self._collect(name)
+
+    def is_stopping(self, name: str) -> bool:
+        """Whether the kubelet has still to do with a pod that was deleted."""
+        pod = self.pods[name]
+        return pod.deleting and self.answers(name) and pod.uid not in self.reaped
+
+    def release(self, name: str, uid: str) -> None:
+        """Remove the operator's finalizer."""
+        if name in self.pods and self.pods[name].uid == uid and self.pods[name].held:
+            self._set(name, held=False)
+            self._collect(name)
+
+    def _collect(self, name: str) -> None:
+        if self.pods[name].uid in self.reaped and not self.pods[name].held:
+            self._vanish(name)
+
+    def _vanish(self, name: str) -> None:
+        pod, status = self.pods.pop(name), self.job.status
+        in_gang = status.phase in (Phase.STARTING, Phase.RESTARTING, Phase.RUNNING) and not is_suspending(status)
+        counts = in_gang and pod.attempt == status.attempt and pod.node_rank in range(status.nodes.total)
+        recorded = pod.node_rank in status.internal.succeeded_nodes or ended_before(pod, status)
+        if counts and pod.termination is not None and not recorded:
+            self.ends_lost.append(name)
+        self._changed()
 
     def _note_lost_log(self, name: str) -> None:
         status, pod = self.job.status, self.pods.get(name)

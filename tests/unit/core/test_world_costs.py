@@ -11,19 +11,28 @@ from world import World
 
 from ddpjob_operator.api.status import DDPJobStatus, Phase
 from ddpjob_operator.core import plan as policy
-from ddpjob_operator.core.values.actions import CreatePod, CreatePVC, CreateService, DeletePod, PointService, ReadLog
+from ddpjob_operator.core.values.actions import (
+    CreatePod,
+    CreatePVC,
+    CreateService,
+    DeletePod,
+    PointService,
+    ReadLog,
+    ReleasePod,
+)
 from ddpjob_operator.core.values.observed import Observed
 
 
 @pytest.mark.parametrize("nodes", [1, 2, 8])
-def test_a_job_that_succeeds_costs_one_create_a_pod_and_three_status_writes(nodes: int) -> None:
+def test_a_job_that_succeeds_costs_two_calls_a_pod_and_three_status_writes(nodes: int) -> None:
     world = World.start(nodes=nodes)
     assert world.finish().phase is Phase.SUCCEEDED
     calls = [type(entry) for entry in world.cluster.history]
     assert calls.count(CreatePod) == nodes
     assert calls.count(CreateService) == calls.count(CreatePVC) == 1
     assert [status.phase for status in world.cluster.statuses] == [Phase.STARTING, Phase.RUNNING, Phase.SUCCEEDED]
-    assert len(calls) == nodes + 2 + 3
+    assert calls.count(ReleasePod) == nodes
+    assert len(calls) == 2 * nodes + 2 + 3
 
 
 @pytest.mark.parametrize("nodes", [1, 2, 8])

@@ -30,6 +30,7 @@ from ddpjob_operator.core.values.actions import (
     PointService,
     ReadLog,
     ReadWarnings,
+    ReleasePod,
 )
 from ddpjob_operator.core.values.job import Job, Problem
 from ddpjob_operator.core.values.observed import Creations, Observed, PodView, PodWarning, ServiceView
@@ -154,7 +155,7 @@ class Operator:
                 self.logs[uid] = "the last line"
             case ReadWarnings(uid=uid):
                 self.warnings[uid] = PodWarning(self.cluster.now, "FailedMount", "a volume")
-            case CreatePod() | DeletePod() | AssignPod():
+            case CreatePod() | DeletePod() | ReleasePod() | AssignPod():
                 self.pods = None  # the answer carries what is true now
         return problem
 
@@ -221,7 +222,7 @@ class World:
             self.look()
             if len(self.cluster.history) > before:
                 continue
-            waiting = [name for name, pod in self.cluster.pods.items() if pod.deleting and self.cluster.answers(name)]
+            waiting = [name for name in self.cluster.pods if self.cluster.is_stopping(name)]
             if self.cluster.job.status.phase in (Phase.SUCCEEDED, Phase.FAILED) and not waiting:
                 return
             starting = [name for name in self.cluster.pods if self.cluster.can_run(name)]

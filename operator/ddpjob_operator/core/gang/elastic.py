@@ -12,7 +12,14 @@ from dataclasses import dataclass
 from ddpjob_operator.api.policies import Elastic
 from ddpjob_operator.api.status import DDPJobStatus, Phase
 from ddpjob_operator.core.failure.detect import is_stopping
-from ddpjob_operator.core.gang.members import RESTART_GRACE_SECONDS, STAYS_SPARE, asking_since, left_over, members
+from ddpjob_operator.core.gang.members import (
+    RESTART_GRACE_SECONDS,
+    STAYS_SPARE,
+    asking_since,
+    done_and_gone,
+    left_over,
+    members,
+)
 from ddpjob_operator.core.gang.spares import ready_spares
 from ddpjob_operator.core.values import conditions as cond
 from ddpjob_operator.core.values.look import Look
@@ -99,7 +106,7 @@ def _shrunk(look: Look, elastic: Elastic) -> Resize | None:
     since, total = asking_since(look.status), look.gang_size
     if since is None or look.seconds_since(since) < _patience(elastic):
         return None
-    placed = sum(_holds_node(pod) for pod in members(look))
+    placed = sum(_holds_node(pod) for pod in members(look)) + len(done_and_gone(look))
     if not elastic.min_nodes <= placed < total:
         return None
     return Resize(placed, SCALED_DOWN, f"only {placed} of {total} nodes were scheduled within {elastic.wait_seconds} s")

@@ -35,12 +35,18 @@ def members(look: Look) -> tuple[PodView, ...]:
     return tuple(pod for pod in look.gang if not ended_before(pod, look.status))
 
 
+def done_and_gone(look: Look) -> frozenset[int]:
+    """Node ranks of the current attempt that succeeded and have no pod any more."""
+    succeeded = look.status.internal.succeeded_nodes
+    return frozenset(succeeded) - {pod.node_rank for pod in members(look)} if succeeded else frozenset()
+
+
 def missing(look: Look) -> list[tuple[str, int]]:
     """Names and node ranks of pods that were all there once, since the job is Running, and are gone."""
     status = look.status
     if status.phase is not Phase.RUNNING:
         return []
-    present = {pod.node_rank for pod in look.gang}
+    present = {pod.node_rank for pod in look.gang} | done_and_gone(look)
     return [(look.name_of(rank), rank) for rank in range(look.gang_size) if rank not in present]
 
 
@@ -94,6 +100,7 @@ def with_node_counts(look: Look, spares: int = 0) -> Look:
     The edge writes it along with the next change: alone it is not worth a write.
     """
     ready = sum(has_succeeded(pod) or (pod.running and not pod.deleting) for pod in members(look))
+    ready += len(done_and_gone(look))
     count = NodeCount(ready=ready, total=look.gang_size, spares=spares)
     return look.with_status(recorded(look.status, nodes=count))
 
@@ -126,7 +133,7 @@ def fill_gang(look: Look, admitted: Admitted) -> tuple[Action, ...]:
     attempt, size = status.attempt, look.gang_size
     if service.attempt != attempt:
         actions.append(PointService(service_name(look.job.name), attempt, rendezvous_selector(look.job, attempt)))
-    present = {pod.node_rank for pod in members(look)}
+    present = {pod.node_rank for pod in members(look)} | done_and_gone(look)
     kept = {status.internal.kept_pods[pod.name]: pod for pod in look.observed.pods if needs_assignment(pod, status)}
     for node_rank in range(size):
         if node_rank in present:
@@ -140,7 +147,7 @@ def fill_gang(look: Look, admitted: Admitted) -> tuple[Action, ...]:
 
 def until_filled(look: Look) -> float | None:
     """Seconds until a pod that has vanished again and again may be created; None if none waits."""
-    present, attempt = {pod.node_rank for pod in members(look)}, look.status.attempt
+    present, attempt = {pod.node_rank for pod in members(look)} | done_and_gone(look), look.status.attempt
     names = (pod_name(look.job.name, attempt, rank) for rank in range(look.gang_size) if rank not in present)
     return min((wait for name in names if (wait := until_creatable(look, name))), default=None)
 

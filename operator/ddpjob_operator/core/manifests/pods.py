@@ -29,6 +29,7 @@ from ddpjob_operator.core.manifests.pod_group import membership
 from ddpjob_operator.core.values.job import Defaults, Job, Manifest
 from ddpjob_operator.core.values.names import (
     DOMAIN,
+    FINALIZER,
     LABEL_ATTEMPT,
     LABEL_NODE_RANK,
     LABEL_NODES,
@@ -125,6 +126,7 @@ def build_pod(admitted: Admitted, place: Place) -> Manifest:
             "name": place.name or pod_name(job.name, attempt, node_rank or 0),
             "namespace": job.namespace,
             "labels": users_labels(template) | member.labels | labels,
+            "finalizers": [FINALIZER],
             "annotations": ((user_metadata.annotations if user_metadata else None) or {}) | member.annotations,
             "ownerReferences": [admitted.owner_reference()],
         },

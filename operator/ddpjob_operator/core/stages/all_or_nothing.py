@@ -17,7 +17,7 @@ from ddpjob_operator.api.status import Phase
 from ddpjob_operator.core import transitions
 from ddpjob_operator.core.failure.budget import backoff_seconds, disrupted
 from ddpjob_operator.core.failure.detect import SETTLE_SECONDS
-from ddpjob_operator.core.gang.members import asking_since, members, stop
+from ddpjob_operator.core.gang.members import asking_since, done_and_gone, members, stop
 from ddpjob_operator.core.manifests.admission import admission
 from ddpjob_operator.core.manifests.admitted import Refused
 from ddpjob_operator.core.manifests.spec_changes import digests
@@ -76,7 +76,8 @@ def _refused(look: Look) -> Problem | None:
         return None
     if any(_still_holds(look, pod) for pod in look.observed.pods):
         return None
-    if not pods or len(pods) >= look.gang_size or _is_enough(look, len(pods)):
+    there = len(pods) + len(done_and_gone(look))
+    if not pods or there >= look.gang_size or _is_enough(look, there):
         return None
     return problem
 
@@ -101,7 +102,7 @@ def _not_in_time(look: Look) -> Problem | None:
     if limit is None or since is None or look.seconds_since(since) < limit:
         return None
     pods = members(look)
-    placed, size = sum(pod.placed for pod in pods), look.gang_size
+    placed, size = sum(pod.placed for pod in pods) + len(done_and_gone(look)), look.gang_size
     if placed in (0, size) or _is_enough(look, placed):
         return None
     waiting = next((pod for pod in pods if not pod.placed), None)

@@ -9,7 +9,7 @@ from datetime import timedelta
 from ddpjob_operator.core import transitions
 from ddpjob_operator.core.failure.detect import cut_work, has_succeeded, last_report
 from ddpjob_operator.core.failure.node_lost import force_deletions, until_lost
-from ddpjob_operator.core.gang.members import RESTART_GRACE_SECONDS, members, stop, with_node_counts
+from ddpjob_operator.core.gang.members import RESTART_GRACE_SECONDS, done_and_gone, members, stop, with_node_counts
 from ddpjob_operator.core.ledger.progress import with_final_report
 from ddpjob_operator.core.manifests.admitted import Refused
 from ddpjob_operator.core.manifests.bounds import BEYOND
@@ -22,17 +22,15 @@ from ddpjob_operator.core.values.observed import PodView
 
 def has_finished(look: Look) -> bool:
     """Whether the gang has done what `successPolicy` asks of it."""
-    pods = members(look)
-    if look.job.spec.success_policy == "FirstNode":
-        return any(pod.node_rank == 0 and has_succeeded(pod) for pod in pods)
-    return len(pods) == look.gang_size and all(has_succeeded(pod) for pod in pods)
+    done = {pod.node_rank for pod in members(look) if has_succeeded(pod)} | done_and_gone(look)
+    return 0 in done if look.job.spec.success_policy == "FirstNode" else len(done) == look.gang_size
 
 
 def plan_succeeded(look: Look) -> Plan:
     pods = members(look)
     look = with_node_counts(look)
     look = look.with_status(with_final_report(look.status, last_report(pods), look.now))
-    nodes = "node rank 0" if look.job.spec.success_policy == "FirstNode" else f"all {len(pods)} nodes"
+    nodes = "node rank 0" if look.job.spec.success_policy == "FirstNode" else f"all {look.gang_size} nodes"
     message = f"{nodes} finished; restarts: {look.status.restarts}"
     cut = "; ".join(cut_work(pods))
     if cut:

@@ -11,7 +11,15 @@ from ddpjob_operator.core import transitions
 from ddpjob_operator.core.failure.node_lost import until_lost
 from ddpjob_operator.core.gang.children import missing_children
 from ddpjob_operator.core.gang.elastic import grace_of_old, still_saving, until_resized, wanted_resize
-from ddpjob_operator.core.gang.members import discard, fill_gang, left_over, members, until_filled, with_node_counts
+from ddpjob_operator.core.gang.members import (
+    discard,
+    done_and_gone,
+    fill_gang,
+    left_over,
+    members,
+    until_filled,
+    with_node_counts,
+)
 from ddpjob_operator.core.gang.problems import (
     until_startup_problem,
     until_warnings_are_read,
@@ -89,7 +97,8 @@ def _fill(look: Look) -> Plan:
 def _was_edited(look: Look) -> bool:
     """An incomplete gang must not be completed from another spec (a server with CEL refuses such an edit)."""
     starting = look.status.phase in (Phase.STARTING, Phase.RESTARTING)
-    return starting and len(members(look)) < look.gang_size and bool(edited_fields(look.job, look.status))
+    incomplete = len(members(look)) + len(done_and_gone(look)) < look.gang_size
+    return starting and incomplete and bool(edited_fields(look.job, look.status))
 
 
 def _backoff_left(look: Look) -> float:
@@ -107,6 +116,6 @@ def _advanced(look: Look) -> tuple[Look, tuple[Event, ...]]:
         event = Event("Normal", "Starting", f"creating {look.job.spec.nodes} nodes")
         return transitions.start_gang(look, digests(look.job, look.defaults)), (event,)
     if status.nodes.ready == status.nodes.total:
-        message = f"all {len(members(look))} nodes run, attempt {status.attempt}"
+        message = f"all {look.gang_size} nodes run, attempt {status.attempt}"
         return transitions.mark_running(look, message), (Event("Normal", "Running", message),)
     return look, ()

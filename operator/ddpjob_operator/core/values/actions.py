@@ -48,12 +48,20 @@ class CreatePod:
 
 @dataclass(frozen=True, slots=True)
 class DeletePod:
-    """Delete exactly this pod (uid precondition). NotFound is success."""
+    """Delete exactly this pod (uid precondition), and release it. NotFound is success."""
 
     name: str
     uid: str
     grace_seconds: int | None
     """How long its trainer may take to end. None: as long as the pod itself says, enough for a snapshot."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReleasePod:
+    """Remove the finalizer of exactly this pod: its end is on record, or of no interest. NotFound is success."""
+
+    name: str
+    uid: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +111,7 @@ Action = (
     | PointService
     | CreatePod
     | DeletePod
+    | ReleasePod
     | AssignPod
     | CreateChild
     | ReadLog

@@ -77,6 +77,8 @@ class PodView:
     disruption: str = ""
     """Reason of the condition DisruptionTarget, on servers that have it."""
     deleting: bool = False
+    held: bool = False
+    """Whether the operator's finalizer keeps it visible until its end is on record."""
     gone_by: datetime | None = None
     """`deletionTimestamp`: when the grace of a pod that is being deleted ends."""
     node_name: str | None = None
