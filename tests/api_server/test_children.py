@@ -79,7 +79,7 @@ async def test_another_pod_of_that_name_is_not_relabelled_and_the_one_that_is_go
     assert await other.do(AssignPod(pod.name, FOREIGN, 3, 1, 2)) is None
     assert [seen.uid for seen in other.pods] == [pod.uid], "it has learnt which pod has the name"
     assert (await cluster.pods())[0]["metadata"]["labels"][f"{GROUP}/attempt"] == "0"
-    await cluster.client.delete(f"{paths.pods(cluster.namespace)}/{pod.name}", "pods")
+    assert await Actor(cluster, job).do(DeletePod(pod.name, pod.uid, 0)) is None
     assert await actor.do(AssignPod(pod.name, pod.uid, 3, 1, 2)) is None
     assert actor.pods == ()
 

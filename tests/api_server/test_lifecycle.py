@@ -77,6 +77,7 @@ async def test_a_job_that_succeeds_costs_its_children_and_three_status_writes_an
         ("create", "services"): 1,
         ("create", "persistentvolumeclaims"): 1,
         ("create", "pods"): 4,
+        ("patch", "pods"): 4,  # the finalizer
         ("patch", "ddpjobs/status"): 3,
     }
 

@@ -373,6 +373,32 @@ def test_the_roles_of_the_manifests_are_written_from_the_rules_of_the_chart() ->
         assert (ROOT / "manifests" / role.path).read_text() == role.manifest()
 
 
+@pytest.mark.parametrize("namespaces", [[], ["team-a", "team-b"]])
+def test_uninstalling_leaves_no_pod_with_a_finalizer(namespaces: list[str]) -> None:
+    """The Job runs after the operator is gone, with an account of its own, which may patch pods and no more."""
+    hooks = [m for m in everything({"watch": {"namespaces": namespaces}}) if m not in rendered({})]
+    hooks = [m for m in hooks if m["metadata"].get("annotations", {}).get("helm.sh/hook") == "post-delete"]
+    (job,) = of_kind("Job", hooks)
+    (account,) = of_kind("ServiceAccount", hooks)
+    pod = job["spec"]["template"]["spec"]
+    assert pod["serviceAccountName"] == account["metadata"]["name"]
+    assert pod["containers"][0]["command"] == ["python", "-m", "ddpjob_operator.cluster.release"]
+    assert pod["containers"][0]["env"] == [{"name": "DDPJOB_OPERATOR_NAMESPACES", "value": ",".join(namespaces)}]
+    roles = of_kind("Role" if namespaces else "ClusterRole", hooks)
+    bindings = of_kind("RoleBinding" if namespaces else "ClusterRoleBinding", hooks)
+    assert [role["metadata"].get("namespace") for role in roles] == (namespaces or [None])
+    assert [role["rules"] for role in roles] == [[{"apiGroups": [""], "resources": ["pods"],
+                                                  "verbs": ["get", "list", "patch"]}]] * len(roles)  # fmt: skip
+    assert [one["subjects"][0]["name"] for one in bindings] == [account["metadata"]["name"]] * len(roles)
+    weights = [int(m["metadata"]["annotations"].get("helm.sh/hook-weight", 0)) for m in (*roles, *bindings, job)]
+    assert weights == sorted(weights)
+
+
+def test_the_job_after_uninstalling_can_be_left_out() -> None:
+    kept = everything({"uninstall": {"releasePods": False}})
+    assert not [m for m in kept if m["metadata"].get("annotations", {}).get("helm.sh/hook") == "post-delete"]
+
+
 class Answer(BaseHTTPRequestHandler):
     """Answers /readyz as the operator does: 503 until it is ready."""
 

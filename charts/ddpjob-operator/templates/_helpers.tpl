@@ -38,6 +38,12 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- merge (include "ddpjob.selector" . | fromYaml) .Values.podLabels .Values.commonLabels | toYaml -}}
 {{- end -}}
 
+{{/* Annotations of what runs after `helm uninstall`. */}}
+{{- define "ddpjob.afterUninstall" -}}
+helm.sh/hook: post-delete
+helm.sh/hook-delete-policy: before-hook-creation,hook-succeeded
+{{- end -}}
+
 {{- define "ddpjob.serviceAccountName" -}}
 {{- if .Values.serviceAccount.create -}}
 {{- default (include "ddpjob.fullname" .) .Values.serviceAccount.name -}}

@@ -25,8 +25,10 @@ from ddpjob_operator.core.values.actions import (
     PointService,
     ReadLog,
     ReadWarnings,
+    ReleasePod,
 )
 from ddpjob_operator.core.values.job import Job
+from ddpjob_operator.core.values.names import FINALIZER
 from ddpjob_operator.runtime.client import Client
 
 JOB = Job("digits", "ns", "job-1", 1, datetime(2026, 1, 1, tzinfo=UTC), DDPJobSpec(), DDPJobStatus())
@@ -182,3 +184,58 @@ async def test_a_refusal_stands_where_the_job_has_no_such_child(server: Server, 
     assert refused is not None
     assert refused.problem.reason == "QuotaExceeded"
     assert not cache.observed(Owner("ns", "job-1")).children
+
+
+def pod(**metadata: Any) -> dict[str, Any]:
+    known = {
+        "name": "digits-0-1",
+        "namespace": "ns",
+        "uid": "pod-1",
+        "resourceVersion": "9",
+        "ownerReferences": [OWNED],
+    }
+    return {"kind": "Pod", "metadata": known | metadata, "status": {}}
+
+
+GOING = {"deletionTimestamp": "2026-01-02T03:04:05Z", "deletionGracePeriodSeconds": 30}
+
+
+async def test_a_pod_that_is_deleted_is_released_too_and_keeps_the_finalizers_of_others(
+    server: Server, client: Client
+) -> None:
+    cache, theirs = Cache(), ["example.com/theirs"]
+    server.answers = [ok(pod(**GOING, finalizers=[FINALIZER, *theirs])), ok(pod(**GOING, finalizers=theirs))]
+    assert await Applier(client, cache).carry_out(JOB, [DeletePod("digits-0-1", "pod-1", 2)]) is None
+    assert [request.method for request in server.asked] == ["DELETE", "PATCH"]
+    assert server.asked[1].content_type == "application/strategic-merge-patch+json"
+    assert await server.asked[1].json() == {
+        "metadata": {"uid": "pod-1", "$deleteFromPrimitiveList/finalizers": [FINALIZER]}
+    }
+    assert [seen.held for seen in cache.observed(Owner("ns", "job-1")).pods] == [False]
+
+
+async def test_a_pod_without_the_finalizer_is_deleted_with_one_call(server: Server, client: Client) -> None:
+    server.answers = [ok(pod(**GOING))]
+    assert await Applier(client, Cache()).carry_out(JOB, [DeletePod("digits-0-1", "pod-1", 2)]) is None
+    assert [request.method for request in server.asked] == ["DELETE"]
+
+
+async def test_a_pod_that_only_its_finalizer_kept_is_gone_with_it(server: Server, client: Client) -> None:
+    cache = Cache()
+    cache.put_pod(pod(resourceVersion="8", finalizers=[FINALIZER]))
+    server.answers = [ok(pod(**GOING | {"deletionGracePeriodSeconds": 0}))]
+    assert await Applier(client, cache).carry_out(JOB, [ReleasePod("digits-0-1", "pod-1")]) is None
+    assert cache.observed(Owner("ns", "job-1")).pods == ()
+
+
+@pytest.mark.parametrize(
+    "answers",
+    [[status(404, "NotFound")], [status(409, "Conflict"), ok(pod(uid="pod-2"))]],
+    ids=["gone", "replaced"],
+)
+async def test_a_pod_that_is_gone_needs_no_release(server: Server, client: Client, answers: list[Answer]) -> None:
+    cache = Cache()
+    cache.put_pod(pod(resourceVersion="8", finalizers=[FINALIZER]))
+    server.answers = answers
+    assert await Applier(client, cache).carry_out(JOB, [ReleasePod("digits-0-1", "pod-1")]) is None
+    assert "pod-1" not in {seen.uid for seen in cache.observed(Owner("ns", "job-1")).pods}

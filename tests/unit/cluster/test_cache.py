@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from ddpjob_operator.cluster.cache import Cache, Key, Owner, key_of_pod
+from ddpjob_operator.core.values.actions import ReleasePod
 from ddpjob_operator.core.values.trainer_report import TrainerReport
 
 KEY = Key("ns", "digits")
@@ -321,3 +322,60 @@ def test_a_new_leader_asks_for_what_no_list_has() -> None:
     cache.distrust()
     known = cache.observed(OWNER)
     assert (known.service, known.report, cache.is_listed("ns")) == (None, None, False)
+
+
+def held(made: dict[str, Any], *, deleting: bool = False) -> dict[str, Any]:
+    made["metadata"]["finalizers"] = ["training.ddpjob.io/job-tracking"]
+    if deleting:
+        made["metadata"]["deletionTimestamp"] = "2026-01-02T03:04:05Z"
+    return made
+
+
+UNCLAIMED = (ReleasePod("digits-0-0", "pod-1"),)
+
+
+def test_a_pod_of_a_job_that_is_gone_is_unclaimed_once_it_is_deleted() -> None:
+    cache = Cache()
+    cache.put_pod(held(pod(5)))
+    assert cache.unclaimed(KEY, None) == ()
+    cache.put_pod(held(pod(6), deleting=True))
+    assert cache.unclaimed(KEY, "job-1") == ()
+    assert cache.unclaimed(KEY, "job-2") == cache.unclaimed(KEY, None) == UNCLAIMED
+    cache.drop_pod(pod(7))
+    assert cache.unclaimed(KEY, None) == ()
+
+
+def test_a_list_has_the_job_of_each_pod_looked_at_that_is_gone() -> None:
+    assert Cache().take_lists(None, [], [held(pod(5), deleting=True)], 9, 9) == {KEY}
+    assert Cache().take_lists("other", [], [], 9, 9) == set()
+
+
+def test_an_orphan_is_unclaimed_until_it_is_released() -> None:
+    """Deleted with --cascade=orphan, a job leaves pods without a controller."""
+    cache = Cache()
+    cache.put_job(job(4))
+    cache.put_pod(held(pod(5)))
+    assert cache.put_pod(held(pod(6, owner=None)))
+    key = key_of_pod(pod(6, owner=None))
+    assert cache.unclaimed(key, None) == UNCLAIMED
+    assert cache.take_lists(None, [], [held(pod(6, owner=None))], 9, 9) == {KEY, key}
+    cache.drop_pod(pod(10, owner=None))
+    assert cache.unclaimed(key, None) == ()
+
+
+def test_a_pod_that_only_lost_our_label_is_unclaimed() -> None:
+    """The watch says DELETED, but nobody deleted it: it would keep its finalizer for ever."""
+    cache = Cache()
+    cache.put_pod(held(pod(5)))
+    assert cache.drop_pod(held(pod(6)))
+    assert cache.unclaimed(KEY, "job-1") == UNCLAIMED
+    cache.forget_pod("pod-1")
+    assert cache.unclaimed(KEY, "job-1") == ()
+
+
+def test_nothing_is_remembered_of_pods_that_are_gone() -> None:
+    cache = Cache()
+    for uid in ("pod-1", "pod-2"):
+        cache.put_pod(held(pod(5, uid)))
+        cache.drop_pod(held(pod(7, uid), deleting=True))
+    assert (cache._pods, cache._pods_of, cache._owners, cache._lost) == ({}, {}, {}, {})
