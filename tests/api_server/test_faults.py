@@ -18,12 +18,13 @@ from tests.api_server.conftest import NewCluster
 from tests.api_server.harness import Cluster, Operator
 from tests.api_server.history import recorded
 from tests.api_server.proxy import Call, Fault, FaultProxy
+from tests.support.waiting import eventually_async
 
 from ddpjob_operator.cluster import paths
 from ddpjob_operator.runtime.login import log_in
 
-CALLS = 14
-"""What the job below takes: a claim, a Service, 2 x 2 pods made, 2 deleted, the Service pointed, 5 statuses."""
+CALLS = 18
+"""What the job below takes: a claim, a Service, 2 x 2 pods made, 2 deleted, 4 released, the Service pointed, 5 statuses."""
 
 LIFE_SECONDS = 90.0
 
@@ -41,6 +42,11 @@ async def live(cluster: Cluster) -> None:
         else:
             await cluster.ends(*names)
     await cluster.phase_is("Succeeded", seconds=LIFE_SECONDS)
+
+    async def released() -> bool:
+        return not any(pod["metadata"].get("finalizers") for pod in await cluster.pods())
+
+    await eventually_async(released, "no pod has a finalizer", LIFE_SECONDS)
 
 
 async def outcome(cluster: Cluster) -> dict[str, Any]:
@@ -101,8 +107,8 @@ async def test_the_fault_free_job_takes_the_calls_that_the_sweep_goes_through(
         assert await job_under(cluster, proxy) == ""
         kinds = sorted(call.kind for call in proxy.calls[cluster.namespace])
     assert kinds == sorted(
-        ["POST services", "POST persistentvolumeclaims", *["POST pods"] * 4, *["DELETE pods"] * 2, "PATCH services"]
-        + ["PATCH ddpjobs/status"] * 5
+        ["POST services", "POST persistentvolumeclaims", *["POST pods"] * 4, *["DELETE pods"] * 2, *["PATCH pods"] * 4]
+        + ["PATCH services", *["PATCH ddpjobs/status"] * 5]
     )
 
 
