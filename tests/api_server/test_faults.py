@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -24,7 +25,7 @@ from ddpjob_operator.cluster import paths
 from ddpjob_operator.runtime.login import log_in
 
 CALLS = 18
-"""What the job below takes: a claim, a Service, 2 x 2 pods made, 2 deleted, 4 released, the Service pointed, 5 statuses."""
+"""What the job below takes: a claim, a Service, 2 x 2 pods made, 2 deleted, 4 released, a Service pointed, 5 statuses."""
 
 LIFE_SECONDS = 90.0
 
@@ -105,11 +106,9 @@ async def test_the_fault_free_job_takes_the_calls_that_the_sweep_goes_through(
     async with proxy_before(cluster, tmp_path) as proxy:
         await start_operator(proxy.kubeconfig)
         assert await job_under(cluster, proxy) == ""
-        kinds = sorted(call.kind for call in proxy.calls[cluster.namespace])
-    assert kinds == sorted(
-        ["POST services", "POST persistentvolumeclaims", *["POST pods"] * 4, *["DELETE pods"] * 2, *["PATCH pods"] * 4]
-        + ["PATCH services", *["PATCH ddpjobs/status"] * 5]
-    )
+        kinds = [call.kind for call in proxy.calls[cluster.namespace]]
+    expected = {"POST services": 1, "POST persistentvolumeclaims": 1, "POST pods": 4, "DELETE pods": 2, "PATCH pods": 4}
+    assert Counter(kinds) == expected | {"PATCH services": 1, "PATCH ddpjobs/status": 5}
 
 
 @pytest.mark.parametrize("fault", [Fault.LOST, Fault.CONFLICT, Fault.BROKEN, Fault.BUSY], ids=lambda fault: fault.name)
