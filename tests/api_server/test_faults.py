@@ -25,7 +25,7 @@ from ddpjob_operator.cluster import paths
 from ddpjob_operator.runtime.login import log_in
 
 CALLS = 18
-"""What the job below takes: a claim, a Service, 2 x 2 pods made, 2 deleted, 4 released, a Service pointed, 5 statuses."""
+"""What the job below takes: a claim, a Service, 2 x 2 pods made, 2 deleted, 4 released, 1 Service pointed, 5 status."""
 
 LIFE_SECONDS = 90.0
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from datetime import UTC, datetime
 from typing import Any
 
@@ -203,14 +204,17 @@ GOING = {"deletionTimestamp": "2026-01-02T03:04:05Z", "deletionGracePeriodSecond
 async def test_a_pod_that_is_deleted_is_released_too_and_keeps_the_finalizers_of_others(
     server: Server, client: Client
 ) -> None:
-    cache, theirs = Cache(), ["example.com/theirs"]
-    server.answers = [ok(pod(**GOING, finalizers=[FINALIZER, *theirs])), ok(pod(**GOING, finalizers=theirs))]
+    cache, theirs, bodies = Cache(), ["example.com/theirs"], []
+
+    async def patched(request: web.Request) -> web.Response:
+        bodies.append(json.loads(await request.text()))
+        return ok(pod(**GOING, resourceVersion="10", finalizers=theirs))
+
+    server.answers = [ok(pod(**GOING, finalizers=[FINALIZER, *theirs])), patched]
     assert await Applier(client, cache).carry_out(JOB, [DeletePod("digits-0-1", "pod-1", 2)]) is None
     assert [request.method for request in server.asked] == ["DELETE", "PATCH"]
     assert server.asked[1].content_type == "application/strategic-merge-patch+json"
-    assert await server.asked[1].json() == {
-        "metadata": {"uid": "pod-1", "$deleteFromPrimitiveList/finalizers": [FINALIZER]}
-    }
+    assert bodies == [{"metadata": {"uid": "pod-1", "$deleteFromPrimitiveList/finalizers": [FINALIZER]}}]
     assert [seen.held for seen in cache.observed(Owner("ns", "job-1")).pods] == [False]
 
 
