@@ -247,8 +247,9 @@ class SnapshotStore:
         what = f"snapshot of step {step} was not saved to {self.directory}"
         if self._is_full(error, expected_bytes):
             return SnapshotError(
-                f"{what}: the volume is full ({_mib(self._free_bytes())} free, {_mib(expected_bytes)} needed). "
-                "The snapshots before it are intact and training goes on; enlarge the volume or lower snapshots.keep"
+                f"{what}: the volume is full ({_mib(self._free_bytes())} free, {_mib(expected_bytes + _SLACK)} "
+                "needed). The snapshots before it are intact and training goes on; enlarge the volume or lower "
+                "snapshots.keep"
             )
         return SnapshotError(
             f"{what}: {error or type(error).__name__}. The snapshots before it are intact and training goes on; "
