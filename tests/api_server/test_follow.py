@@ -74,3 +74,34 @@ async def test_a_job_that_failed_and_one_that_waits_are_explained(cluster: Clust
     unread = await ddpjob(cluster, "logs", "other", *space)
     assert (unread.code, unread.out) == (0, "")
     assert "no pod of the job has started; ddpjob why other says why" in unread.err
+
+
+async def test_a_job_is_suspended_resumed_and_watched_to_its_end(cluster: Cluster, operator: Operator) -> None:
+    of_job = ("digits", "-n", cluster.namespace)
+    await cluster.apply_job()
+    await cluster.gang_exists()
+    refused = await ddpjob(cluster, "scale", *of_job, "--nodes", "3")
+    assert (refused.code, refused.err) == (
+        2,
+        "error: digits is not elastic, so its nodes cannot change; delete it and apply it with spec.elastic\n",
+    )
+    assert await ddpjob(cluster, "suspend", *of_job) == (
+        0,
+        "digits is suspended: its pods save a snapshot and end\n",
+        "",
+    )
+    await cluster.phase_is("Suspended")
+    paused = await ddpjob(cluster, "why", *of_job)
+    assert paused.out.startswith("digits: Suspended for ")
+    assert (await ddpjob(cluster, "unsuspend", *of_job)).code == 0
+    watching = asyncio.create_task(ddpjob(cluster, "watch", *of_job))
+    pods = [pod["metadata"]["name"] for pod in await cluster.gang_exists(1)]
+    await cluster.runs(*pods)
+    await cluster.phase_is("Running")
+    await cluster.ends(*pods)
+    await cluster.phase_is("Succeeded")
+    seen = await watching
+    assert seen.code == 0, seen
+    assert "Succeeded: restarts 0" in seen.out
+    late = await ddpjob(cluster, "suspend", *of_job)
+    assert (late.code, late.err) == (2, "error: digits has succeeded: it cannot be changed any more\n")

@@ -130,6 +130,59 @@ def why(
 
 
 @app.command()
+def watch(name: JobName, namespace: Namespace = None, context: Context = None) -> None:
+    """Show a job on a cluster live until it has ended: phase, progress, loss, pods, snapshots, events.
+
+    Ctrl-C ends the view, not the job. Exit codes: 0 succeeded, 1 failed, 2 no such job, or the cluster refused,
+    130 Ctrl-C.
+    """
+    from ddpjob_operator.cli.on_cluster import Cluster, show_watch
+
+    raise typer.Exit(show_watch(Cluster(context, namespace), name))
+
+
+@app.command()
+def suspend(name: JobName, namespace: Namespace = None, context: Context = None) -> None:
+    """Suspend a job on a cluster: its pods save a snapshot and end. `ddpjob unsuspend` resumes it from there.
+
+    Exit codes: 0 done, 2 no such job, or the cluster refused.
+    """
+    from ddpjob_operator.cli.on_cluster import Cluster, change
+
+    said = f"{name} is suspended: its pods save a snapshot and end"
+    raise typer.Exit(change(Cluster(context, namespace), name, {"suspend": True}, said))
+
+
+@app.command()
+def unsuspend(name: JobName, namespace: Namespace = None, context: Context = None) -> None:
+    """Resume a suspended job on a cluster from its newest snapshot.
+
+    Exit codes: 0 done, 2 no such job, or the cluster refused.
+    """
+    from ddpjob_operator.cli.on_cluster import Cluster, change
+
+    said = f"{name} resumes from its newest snapshot"
+    raise typer.Exit(change(Cluster(context, namespace), name, {"suspend": False}, said))
+
+
+@app.command()
+def scale(
+    name: JobName,
+    nodes: Annotated[int, typer.Option(min=1, help="Number of nodes from the next attempt on.")],
+    namespace: Namespace = None,
+    context: Context = None,
+) -> None:
+    """Give an elastic job on a cluster another number of nodes. It resumes with them from a new snapshot.
+
+    Exit codes: 0 done, 2 no such job, or the cluster refused, as for a job that is not elastic.
+    """
+    from ddpjob_operator.cli.on_cluster import Cluster, change
+
+    said = f"{name} resumes with {nodes} nodes"
+    raise typer.Exit(change(Cluster(context, namespace), name, {"nodes": nodes}, said))
+
+
+@app.command()
 def logs(
     name: JobName,
     namespace: Namespace = None,

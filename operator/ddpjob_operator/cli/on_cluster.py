@@ -9,11 +9,15 @@ import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass
 
-from ddpjob_operator.api.status import DDPJobStatus
+from ddpjob_operator.api.status import DDPJobStatus, Phase
+from ddpjob_operator.cluster import paths
 from ddpjob_operator.core.values.observed import PodView
 from ddpjob_operator.follow.logs import JobLogs, Line, Wanted, pods_of
 from ddpjob_operator.follow.read import read_job, read_pods, see
+from ddpjob_operator.follow.watch import watch
 from ddpjob_operator.follow.why import why
+from ddpjob_operator.local.display import display_for
+from ddpjob_operator.local.observed import success_in_words
 from ddpjob_operator.runtime.client import Client, connect
 from ddpjob_operator.runtime.errors import ApiError
 from ddpjob_operator.wire.jobs import parse_status
@@ -61,7 +65,41 @@ def show_logs(cluster: Cluster, name: str, wanted: Wanted, follow: bool) -> int:
     return _asked(cluster, ask)
 
 
-def _asked(cluster: Cluster, ask: Callable[[Client, str], Awaitable[int]]) -> int:
+def show_watch(cluster: Cluster, name: str) -> int:
+    """Show the job until it has ended; the exit code is the job's."""
+
+    async def ask(client: Client, namespace: str) -> int:
+        with display_for(sys.stdout) as display:
+            status = await watch(client, namespace, name, display)
+        if status.phase is Phase.SUCCEEDED:
+            print(success_in_words(status))
+            return SUCCEEDED
+        print(why(await see(client, namespace, name)).text(), file=sys.stderr)
+        return FAILED
+
+    return _asked(cluster, ask, interrupted=f"{name} goes on; ddpjob watch {name} shows it again")
+
+
+def change(cluster: Cluster, name: str, spec: dict[str, object], done: str) -> int:
+    """Change fields of a job's spec, as `kubectl patch` does, and print what follows from it."""
+
+    async def ask(client: Client, namespace: str) -> int:
+        job = await read_job(client, namespace, name)
+        status = parse_status(job.get("status") or {})
+        if status.is_final:
+            raise ApiError(409, "Conflict", f"{name} has {str(status.phase).lower()}: it cannot be changed any more")
+        if "nodes" in spec and not (job.get("spec") or {}).get("elastic"):
+            why_not = f"{name} is not elastic, so its nodes cannot change; delete it and apply it with spec.elastic"
+            raise ApiError(422, "Invalid", why_not)
+        path = f"{paths.jobs(namespace)}/{name}"
+        await client.merge_patch(path, "ddpjobs", {"metadata": {"uid": job["metadata"]["uid"]}, "spec": spec})
+        print(done)
+        return SUCCEEDED
+
+    return _asked(cluster, ask)
+
+
+def _asked(cluster: Cluster, ask: Callable[[Client, str], Awaitable[int]], interrupted: str = "") -> int:
     async def connected() -> int:
         client = await connect(context=cluster.context)
         try:
@@ -72,6 +110,8 @@ def _asked(cluster: Cluster, ask: Callable[[Client, str], Awaitable[int]]) -> in
     try:
         return asyncio.run(connected())
     except KeyboardInterrupt:
+        if interrupted:
+            print(interrupted)
         return 130
     except ApiError as error:
         print(f"error: {error.message}", file=sys.stderr)

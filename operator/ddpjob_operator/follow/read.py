@@ -43,6 +43,17 @@ async def read_pods(client: Client, namespace: str, job: Json) -> list[Json]:
     return [item for item in items if _is_controlled_by(item, uid)]
 
 
+async def read_events(client: Client, namespace: str, selector: str) -> list[Json]:
+    """Events of the namespace by a field selector; none where the user may not read them."""
+    try:
+        items, _ = await client.list(events(namespace), "events", fieldSelector=selector)
+    except ApiError as error:
+        if error.status != _FORBIDDEN:
+            raise
+        return []
+    return items
+
+
 async def see(client: Client, namespace: str, name: str) -> Seen:
     """The job with everything that `why` reads."""
     job = await read_job(client, namespace, name)
@@ -54,7 +65,7 @@ async def see(client: Client, namespace: str, name: str) -> Seen:
         spec=_spec(job),
         status=parse_status(job.get("status") or {}),
         pods=tuple(parse_pod(pod) for pod in pods),
-        warnings=_warnings(await _events(client, namespace), uids),
+        warnings=_warnings(await read_events(client, namespace, "type=Warning"), uids),
         now=datetime.now(UTC),
     )
 
@@ -63,17 +74,6 @@ async def _which_are_there(client: Client, namespace: str) -> str:
     jobs, _ = await client.list(paths.jobs(namespace), "ddpjobs")
     names = sorted(job["metadata"]["name"] for job in jobs)
     return f"it has {', '.join(names[:10])}" if names else "it has none; name another one with --namespace"
-
-
-async def _events(client: Client, namespace: str) -> list[Json]:
-    """Warnings of the namespace; none where the user may not read them."""
-    try:
-        items, _ = await client.list(events(namespace), "events", fieldSelector="type=Warning")
-    except ApiError as error:
-        if error.status != _FORBIDDEN:
-            raise
-        return []
-    return items
 
 
 def _warnings(items: Iterable[Json], uids: set[str]) -> tuple[Warned, ...]:

@@ -26,6 +26,7 @@ from ddpjob_operator.local.observed import (
     seconds_in_words,
     short,
     snapshot_in_words,
+    sparkline,
     waiting_in_words,
 )
 
@@ -37,6 +38,8 @@ _STYLES = {
     "Stopping": "yellow",
 }
 _BAR_WIDTH = 40
+_LEVELS, _ASCII_LEVELS = "▁▂▃▄▅▆▇█", "_.-=+*#"
+_MOST_LOSSES = 4096
 _SECONDS_BETWEEN_LINES = 30.0
 _LINES_A_RUN = 10
 
@@ -129,6 +132,7 @@ class LiveDisplay:
     def __init__(self, console: Console) -> None:
         self._console = console
         self._view: RunView | None = None
+        self._losses: dict[int, float] = {}
         self._live = Live(console=console, refresh_per_second=4, get_renderable=self._picture)
 
     def __enter__(self) -> Self:
@@ -141,6 +145,11 @@ class LiveDisplay:
 
     def show(self, view: RunView) -> None:
         self._view = view
+        progress = view.status.progress
+        if progress is not None and progress.step is not None and progress.loss is not None:
+            self._losses[progress.step] = progress.loss
+            if len(self._losses) > _MOST_LOSSES:
+                self._losses = dict(sorted(self._losses.items())[::2])
 
     def event(self, event: Event) -> None:
         self._print(Text(f"{event.reason}: {event.message}", style="yellow" if event.type == "Warning" else "dim"))
@@ -153,15 +162,19 @@ class LiveDisplay:
 
     def _picture(self) -> RenderableType:
         """Drawn four times a second, so that the time goes on while nothing else happens."""
-        return picture(replace(self._view, now=datetime.now(UTC))) if self._view else Text()
+        if self._view is None:
+            return Text()
+        losses = [loss for _, loss in sorted(self._losses.items())]
+        levels = _LEVELS if self._console.encoding.startswith("utf") else _ASCII_LEVELS
+        return picture(replace(self._view, now=datetime.now(UTC)), sparkline(losses, _BAR_WIDTH, levels))
 
     def _print(self, text: Text) -> None:
         with suppress(OSError):
             self._console.print(text)
 
 
-def picture(view: RunView) -> RenderableType:
-    """The whole run, in a few lines: header, progress, nodes, the last failure."""
+def picture(view: RunView, losses: str = "") -> RenderableType:
+    """The whole run, in a few lines: header, progress, the course of the loss, nodes, the last failure."""
     parts: list[RenderableType] = [_header(view)]
     if (waiting := waiting_in_words(view)) is not None:
         parts.append(Text(waiting, style="yellow"))
@@ -173,6 +186,8 @@ def picture(view: RunView) -> RenderableType:
         line = Table.grid(padding=(0, 2))
         line.add_row(*row)
         parts.append(line)
+        if len(losses) > 1:
+            parts.append(Text.assemble(losses, ("  loss", "dim")))
     if view.status.snapshot is not None:
         parts.append(Text(snapshot_in_words(view.status.snapshot)))
     if view.nodes:
@@ -197,7 +212,8 @@ def _header(view: RunView) -> Text:
 
 def _nodes(nodes: tuple[NodeView, ...]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="dim")
-    for name in ("node", "pod", "phase", "doing", "step", "pid", "log"):
+    local = any(node.log is not None for node in nodes)
+    for name in ("node", "pod", "phase", "doing", "step", *(("pid", "log") if local else ("on",))):
         table.add_column(name, overflow="fold" if name == "log" else "ellipsis", no_wrap=name != "log")
     for node in nodes:
         table.add_row(
@@ -206,7 +222,10 @@ def _nodes(nodes: tuple[NodeView, ...]) -> Table:
             Text(node.phase, style=_STYLES.get(node.phase, "")),
             node.doing,
             "" if node.step is None else str(node.step),
-            "" if node.pid is None else str(node.pid),
-            short(node.log),
+            *(_process(node) if local else (node.host or "",)),
         )
     return table
+
+
+def _process(node: NodeView) -> tuple[str, str]:
+    return "" if node.pid is None else str(node.pid), "" if node.log is None else short(node.log)

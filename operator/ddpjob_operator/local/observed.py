@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import pairwise
+from math import isfinite
 from pathlib import Path
+from statistics import fmean
 
 from ddpjob_operator.api.status import DDPJobStatus, FailureStatus, Progress, SnapshotStatus
 
@@ -23,7 +27,11 @@ class NodeView:
     doing: str
     """The phase that its lowest rank reports, such as rendezvous, train or save."""
 
-    log: Path
+    log: Path | None
+    """Its file, on this machine."""
+
+    host: str | None = None
+    """The Kubernetes node of the pod, on a cluster."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +100,19 @@ def success_in_words(status: DDPJobStatus) -> str:
     parts.append(f"restarts {status.restarts}")
     parts += [f"{name} {value:.4g}" for name, value in sorted((progress.metrics or {}).items())]
     return f"Succeeded: {', '.join(parts)}"
+
+
+def sparkline(values: Sequence[float], width: int, levels: str) -> str:
+    """`values` as one character each, from the first to the last of `levels`; means of them where there are more than
+    `width`. Values that are not finite are left out.
+    """
+    finite = [value for value in values if isfinite(value)]
+    columns = min(width, len(finite))
+    cuts = [len(finite) * column // columns for column in range(columns + 1)] if columns else [0]
+    means = [fmean(finite[start:end]) for start, end in pairwise(cuts)]
+    low, high = min(means, default=0.0), max(means, default=0.0)
+    scale = (len(levels) - 1) / (high - low) if high > low else 0.0
+    return "".join(levels[round((mean - low) * scale)] for mean in means)
 
 
 def short(path: Path) -> str:

@@ -52,7 +52,7 @@ def test_memory_that_fails_later_ends_the_attempt_and_the_next_starts_with_half(
 
 @pytest.mark.parametrize(
     ("asked", "had", "lower"),
-    [pytest.param((), 8, 4, id="of its own choice"), pytest.param(("--micro-batch", "16"), 16, 4, id="as asked")],
+    [pytest.param((), 8, 4, id="of its own choice"), pytest.param(("--micro-batch", "16"), 16, 8, id="as asked")],
 )
 def test_a_pipeline_without_memory_for_a_micro_batch_gets_there_by_halves(
     volume, trained_once, difference, asked: tuple[str, ...], had: int, lower: int

@@ -9,17 +9,25 @@ from typing import Any
 
 import pytest
 from rich.console import Console
+from rich.text import Text
 
 from ddpjob_operator.api.status import DDPJobStatus, FailureStatus, Phase, Progress, SnapshotStatus
 from ddpjob_operator.core.values.actions import Event
 from ddpjob_operator.local.display import LiveDisplay, PlainDisplay, display_for, picture
-from ddpjob_operator.local.observed import NodeView, RunView, progress_in_words, seconds_in_words, success_in_words
+from ddpjob_operator.local.observed import (
+    NodeView,
+    RunView,
+    progress_in_words,
+    seconds_in_words,
+    sparkline,
+    success_in_words,
+)
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 
 
-def view(step: int = 0, *, total: int | None = 100, seconds: float = 0.0, **status: Any) -> RunView:
-    progress = Progress(epoch=1, step=step, total_steps=total, loss=0.25)
+def view(step: int = 0, *, total: int | None = 100, seconds: float = 0.0, loss: float = 0.25, **status: Any) -> RunView:
+    progress = Progress(epoch=1, step=step, total_steps=total, loss=loss)
     node = NodeView(0, "digits-1-0", "Running", 71, step, "train", Path("shared/logs/digits/pods/digits-1-0.log"))
     return RunView(
         job="digits",
@@ -70,6 +78,29 @@ def test_what_a_rank_prints_is_told_apart_from_what_the_run_says() -> None:
     stream = io.StringIO()
     PlainDisplay(stream).output("epoch 3")
     assert stream.getvalue() == "| epoch 3\n"
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ([], ""),
+        ([1.0], "0"),
+        ([2.0, 2.0, 2.0], "000"),
+        ([3.0, 2.0, 1.0, 0.0], "3210"),
+        ([3.0, 3.0, 2.0, 2.0, 1.0, 1.0, 0.0, 0.0], "3210"),
+        ([3.0, float("nan"), 0.0, float("inf")], "30"),
+    ],
+)
+def test_the_course_of_the_loss_is_a_character_a_column(values: list[float], expected: str) -> None:
+    assert sparkline(values, 4, "0123") == expected
+
+
+def test_a_live_run_shows_the_course_of_its_loss() -> None:
+    stream = io.StringIO()
+    with LiveDisplay(Console(file=stream, force_terminal=True, width=60)) as display:
+        for step, loss in enumerate((3.0, 2.0, 1.0)):
+            display.show(view(step, loss=loss))
+    assert "█▅▁  loss" in Text.from_ansi(stream.getvalue()).plain
 
 
 def test_lines_have_no_control_characters() -> None:

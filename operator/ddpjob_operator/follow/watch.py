@@ -1,0 +1,72 @@
+"""A job on a cluster as it goes on, shown like a run on this machine, until it has ended."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from datetime import UTC, datetime
+
+from ddpjob_operator.api.status import DDPJobStatus
+from ddpjob_operator.core.values.actions import Event
+from ddpjob_operator.core.values.observed import PodView
+from ddpjob_operator.follow.read import read_events, read_job, read_pods
+from ddpjob_operator.local.display import Display
+from ddpjob_operator.local.observed import NodeView, RunView
+from ddpjob_operator.runtime.client import Client, Json
+from ddpjob_operator.wire.jobs import parse_status
+from ddpjob_operator.wire.objects import parse_time
+from ddpjob_operator.wire.pods import parse_pod
+
+SECONDS_BETWEEN_LOOKS = 1.0
+
+
+async def watch(
+    client: Client, namespace: str, name: str, display: Display, now: Callable[[], datetime] = lambda: datetime.now(UTC)
+) -> DDPJobStatus:
+    """Show the job until it has succeeded or failed; the status that it ended with.
+
+    Raises:
+        ApiError: there is no such job, or it was deleted.
+    """
+    shown = {_key(event) for event in await _of_job(client, namespace, await read_job(client, namespace, name))}
+    while True:
+        job = await read_job(client, namespace, name)
+        status = parse_status(job.get("status") or {})
+        for event in await _of_job(client, namespace, job):
+            if _key(event) not in shown:
+                shown.add(_key(event))
+                display.event(Event(event.get("type") or "", event.get("reason") or "", event.get("message") or ""))
+        pods = [parse_pod(pod) for pod in await read_pods(client, namespace, job)]
+        created = parse_time(job["metadata"].get("creationTimestamp")) or now()
+        display.show(RunView(name, status, nodes_of(status, pods), status.start_time or created, now()))
+        if status.is_final:
+            return status
+        await asyncio.sleep(SECONDS_BETWEEN_LOOKS)
+
+
+def nodes_of(status: DDPJobStatus, pods: Iterable[PodView]) -> tuple[NodeView, ...]:
+    """The pods of the current attempt by node rank, the spares last."""
+    current = [pod for pod in pods if pod.attempt == status.attempt]
+    current.sort(key=lambda pod: (pod.node_rank is None, pod.node_rank or 0, pod.name))
+    return tuple(
+        NodeView(pod.node_rank, pod.name, str(pod.phase), None, None, _doing(pod), None, pod.node_name)
+        for pod in current
+    )
+
+
+def _doing(pod: PodView) -> str:
+    if pod.deleting:
+        return "leaving"
+    if pod.reason and not pod.ready:
+        return pod.reason
+    return "ready" if pod.ready and not pod.ended else ""
+
+
+async def _of_job(client: Client, namespace: str, job: Json) -> list[Json]:
+    events = await read_events(client, namespace, f"involvedObject.uid={job['metadata']['uid']}")
+    return sorted(events, key=lambda event: event.get("lastTimestamp") or event.get("eventTime") or "")
+
+
+def _key(event: Json) -> tuple[str, int]:
+    """An event that is posted again has its count raised."""
+    return event["metadata"]["uid"], event.get("count") or (event.get("series") or {}).get("count") or 0
