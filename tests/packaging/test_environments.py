@@ -74,12 +74,16 @@ def test_type_checkers_find_the_types_of_both_packages(wheel: Path) -> None:
     assert {"ddpjob_operator/py.typed", "ddp_trainer/py.typed"} <= set(names)
 
 
-def test_the_command_line_checks_a_job_without_torch_or_a_cluster_client(install) -> None:
+def test_the_command_line_checks_a_job_and_asks_a_cluster_without_torch_or_kopf(install, tmp_path: Path) -> None:
     python = install("cli")
-    assert modules(python, "torch", "kopf", "kubernetes") == {"torch": False, "kopf": False, "kubernetes": False}
+    assert modules(python, "torch", "kopf", "kubernetes") == {"torch": False, "kopf": False, "kubernetes": True}
     sample = str(ROOT / "manifests/samples/ddpjob.yaml")
     for script in ("ddpjob", "kubectl-ddpjob"):
         run(python, str(python.parent / script), "validate", sample)
+    nowhere = {"KUBECONFIG": str(tmp_path / "nowhere")}
+    asked = subprocess.run([python.parent / "ddpjob", "why", "digits"], env=nowhere, capture_output=True, text=True)
+    assert (asked.returncode, asked.stdout) == (2, "")
+    assert "cannot use the kubeconfig" in asked.stderr
 
 
 def test_the_trainer_runs_without_kopf_or_a_cluster_client(install) -> None:
