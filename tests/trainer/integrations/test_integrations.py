@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -68,6 +69,8 @@ def test_a_transformers_run_saves_once_at_the_end_of_each_epoch(job: Volume) -> 
     assert checkpoints(job) == [6, 12, 18]
     manifests = sorted(job.checkpoints.glob("checkpoint-*/manifest.json"))
     assert [json.loads(path.read_text())["epoch"] for path in manifests] == [1, 2, 3]
+    for path in (job.root / "shared" / "output" / "checkpoint-18").iterdir():
+        path.write_bytes(b"as when the Trainer saves the same step again")
     job.trained(2, "with_transformers.py", DDPJOB_ATTEMPT="1")
     assert [event["step"] for event in job.events("resumed")] == [18], "the files are as they were summed"
 
@@ -92,3 +95,16 @@ def test_an_accelerate_run_that_lost_a_rank_resumes_to_the_same_losses(job: Volu
     job.trained(2, "with_accelerate.py", DDPJOB_ATTEMPT="1")
     assert losses(job) == whole
     assert len(whole) == 12
+
+
+def test_a_stop_saves_although_only_the_best_is_to_be_saved() -> None:
+    from transformers import TrainerControl
+
+    from ddp_trainer.integrations.transformers import DDPJobCallback
+
+    callback = DDPJobCallback()
+    callback._run = SimpleNamespace(should_save=lambda: True, should_stop=lambda: True, step_end=lambda **_: None)
+    control = TrainerControl(should_evaluate=True)
+    callback.on_step_end(SimpleNamespace(save_strategy="best"), SimpleNamespace(epoch=0.5), control)
+    # the Trainer takes should_save from the result of an evaluation, if there is one
+    assert (control.should_save, control.should_evaluate, control.should_training_stop) == (True, False, True)

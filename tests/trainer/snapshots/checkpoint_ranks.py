@@ -209,7 +209,25 @@ def blocks_that_cannot_be_committed(volume: Path) -> Any:
         with checkpoints.writing(at(1)):
             checkpoints.newest()
 
-    errors = [error_of(action) for action in (empty, takes_our_name, links, twice)]
+    def leaves_dcp_at_work() -> None:
+        with checkpoints.writing(at(1)) as folder:
+            (folder / f"__{RANK}_0.distcp").write_bytes(b"data")
+
+    def leaves_a_thread_at_work() -> None:
+        sums = module.sums
+        with checkpoints.writing(at(1)) as folder:
+            (folder / f"{RANK}.pt").write_bytes(b"data")
+
+            def writes_on(folder: Path, names: Any, disk: Any) -> Any:
+                module.sums = sums
+                entries = sums(folder, names, disk)
+                (folder / f"{RANK}.pt").write_bytes(b"more data")
+                return entries
+
+            module.sums = writes_on  # as late as a background thread can be seen
+
+    actions = (empty, takes_our_name, links, twice, leaves_dcp_at_work, leaves_a_thread_at_work)
+    errors = [error_of(action) for action in actions]
     dist.barrier()
     return {"errors": errors, "names": names(volume)}
 

@@ -103,11 +103,15 @@ def test_a_rank_that_reads_other_files_than_rank_0_stops_all_and_sets_nothing_as
 
 def test_a_block_that_cannot_be_a_checkpoint_says_why_and_leaves_nothing(seen: Any) -> None:
     for ranks in seen:
-        empty, ours, link, twice = (error[1] for error in ranks["blocks_that_cannot_be_committed"]["errors"])
+        empty, ours, link, twice, dcp, thread = (
+            error[1] for error in ranks["blocks_that_cannot_be_committed"]["errors"]
+        )
         assert "wrote no file into the folder" in empty
         assert "manifest.json is a name of ours" in ours
         assert "model.pt is a link or no plain file" in link
         assert "the checkpoint of step 1 is still open" in twice
+        assert "there is __0_0.distcp and no .metadata beside it" in dcp
+        assert "0.pt has changed after the block, so something still writes into the folder" in thread
         assert ranks["blocks_that_cannot_be_committed"]["names"] == []
 
 

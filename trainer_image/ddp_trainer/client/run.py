@@ -13,7 +13,9 @@ run.checkpoint(step), run.latest()      files of the program's own, at any time
 
 from __future__ import annotations
 
+import atexit
 import math
+import os
 import re
 import sys
 from collections.abc import Iterator, Mapping
@@ -82,6 +84,7 @@ class Run:
         self._observer = observer
         self._log = RunLog(job, world)
         self._log.losses.before_save = self._record_loss
+        _close_at_exit(self._log)
         self._step_log = StepLog(self._log, total_steps)
         self._step_reduce = StepReduce(world)
         self._has_loss = False
@@ -374,3 +377,9 @@ class Run:
         self._snapshots.close()
         if not saved:
             raise RuntimeError(f"the {kind} snapshot of step {self.step} could not be saved; see the events before it")
+
+
+def _close_at_exit(log: RunLog) -> None:
+    """A library that trains does not say when it is done, so nothing may call `finish`."""
+    pid = os.getpid()
+    atexit.register(lambda: log.close() if os.getpid() == pid else None)

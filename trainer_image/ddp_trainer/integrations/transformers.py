@@ -6,8 +6,9 @@
     trainer = Trainer(..., callbacks=[callback])
     trainer.train(resume_from_checkpoint=callback.latest())
 
-Whatever the Trainer saves is taken over into the job's checkpoints: linked where `output_dir` is on the job's volume,
-copied elsewhere. It saves as its own arguments say and, besides, as often as `spec.snapshots.every`.
+Whatever the Trainer saves is copied into the job's checkpoints, by the file system itself where it can: a link would
+change with the Trainer's file, which it writes again when it saves the same step again. It saves as its own arguments
+say and, besides, as often as `spec.snapshots.every`.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from ddp_trainer.client.attach import attach
 from ddp_trainer.client.run import Run
 from ddp_trainer.contract.exit_codes import Preempted, UserError
 
-NO_LINKS: Final = frozenset({errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP, errno.ENOSYS})
+NO_COPY: Final = frozenset({errno.EXDEV, errno.EPERM, errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.EBADF})
+"""Where copy_file_range(2) does not work."""
 
 
 class DDPJobCallback(TrainerCallback):  # type: ignore[misc]
@@ -64,10 +66,17 @@ class DDPJobCallback(TrainerCallback):  # type: ignore[misc]
         # After the last step of an epoch the Trainer may save of its own accord, and a second time is one too many.
         control.should_save = control.should_save or (self.run.should_save() and not is_end)
         control.should_training_stop = control.should_training_stop or self.run.should_stop()
+        self._save_at_a_stop(args, control)
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Save what was due after the last step, once."""
         control.should_save = (control.should_save or self.run.should_save()) and state.global_step != self._saved
+        self._save_at_a_stop(args, control)
+
+    def _save_at_a_stop(self, args: Any, control: Any) -> None:
+        """With save_strategy="best" the Trainer decides anew after an evaluation, and forgets that it was to save."""
+        if self.run.should_stop() and args.save_strategy == "best":
+            control.should_evaluate = False
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Take over what the Trainer has just saved."""
@@ -94,16 +103,17 @@ def _take_over(source: Path, target: Path) -> None:
             place.mkdir(exist_ok=True)
             continue
         try:
-            _link(path, place)
+            _copy(path, place)
         except FileExistsError:
             continue  # from another node, which sees the same folder
 
 
-def _link(path: Path, place: Path) -> None:
-    try:
-        os.link(path, place)
-    except OSError as error:
-        if error.errno not in NO_LINKS:
-            raise
-        with path.open("rb") as source, place.open("xb") as target:
+def _copy(path: Path, place: Path) -> None:
+    with path.open("rb") as source, place.open("xb") as target:
+        try:
+            while os.copy_file_range(source.fileno(), target.fileno(), 1 << 30):
+                pass
+        except OSError as error:
+            if error.errno not in NO_COPY:
+                raise
             shutil.copyfileobj(source, target, 4 << 20)

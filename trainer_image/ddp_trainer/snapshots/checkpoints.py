@@ -15,10 +15,10 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Final
 
 from ddp_trainer.contract.exit_codes import UserError
@@ -34,6 +34,11 @@ from ddp_trainer.snapshots.values import Identity, Progress, SnapshotEvent
 
 TIMEOUT_SECONDS: Final = 1800.0
 """How long a rank waits for the others at the end of a block: one of them may write for all."""
+
+STILL_WRITTEN: Final = (
+    "so something still writes into the folder: wait in the block for what was begun there, such as the future of "
+    "torch.distributed.checkpoint.async_save"
+)
 
 FAREWELL: Final = timedelta(seconds=5)
 """How long a rank that failed in a block gives the others to hear of it."""
@@ -192,6 +197,7 @@ class Checkpoints:
             saved, error = None, None
             if self._store is not None:
                 try:
+                    self._check_unchanged(folder, sizes)
                     saved = self._store.commit(folder, manifest.with_files(entries))
                 except Exception as problem:
                     error = problem
@@ -213,6 +219,8 @@ class Checkpoints:
             problem = "the block wrote no file into the folder that it was given"
         elif problem is None and MANIFEST in first:
             problem = f"{MANIFEST} is a name of ours: give that file another"
+        elif problem is None and (begun := sorted(_unfinished(first))):
+            problem = f"there is {begun[0]} and no .metadata beside it, {STILL_WRITTEN}"
         elif problem is None and (unseen := sorted(sizes.keys() - first.keys())):
             problem = f"rank 0 does not see {unseen[0]}: the folder has to be on a volume that all nodes share"
         return first, _first(ranks.problems(problem))
@@ -231,6 +239,16 @@ class Checkpoints:
         failed = _first(ranks.problems(problem))
         summed = ranks.values({name: [entry.bytes, entry.sha256] for name, entry in entries.items()})
         return {name: FileEntry(*entry) for part in summed for name, entry in part.items()}, failed
+
+    def _check_unchanged(self, folder: Path, sizes: Mapping[str, int]) -> None:
+        """On rank 0, after the files were summed: raise SnapshotError if they are others than before."""
+        assert self._store is not None
+        _refresh(folder)
+        now = {name: (folder / name).stat().st_size for name in files_in(folder)}
+        changed = sorted({name for name, _ in now.items() ^ sizes.items()})
+        if changed:
+            self._store.abandon(folder)
+            raise SnapshotError(f"{changed[0]} has changed after the block, {STILL_WRITTEN}")
 
     @contextmanager
     def _deadline(self, where: str, step: int) -> Iterator[None]:
@@ -314,6 +332,12 @@ def share_out(sizes: Sequence[int], cached: Sequence[Sequence[bool]], ranks: int
         shares[rank].append(index)
         load[rank] += sizes[index]
     return shares
+
+
+def _unfinished(names: Iterable[str]) -> set[str]:
+    """Files of torch.distributed.checkpoint whose save has not come to its end, where it writes `.metadata`."""
+    found = {PurePosixPath(name) for name in names}
+    return {str(path) for path in found if path.suffix == ".distcp" and path.with_name(".metadata") not in found}
 
 
 def _part(manifest: Manifest, rank: int, ranks: int) -> Manifest:
