@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 TRAIN = """
@@ -200,7 +202,7 @@ def test_a_script_that_does_not_exist_is_the_users_error(start_pod, tmp_path):
     assert "spec.entrypoint.script" in pod.message["message"]
 
 
-def test_a_script_sees_the_arguments_and_the_main_module_that_python_would_give_it(start_pod):
+def test_a_script_sees_the_arguments_and_main_module_of_python_and_works_on_the_volume(start_pod):
     pod = start_pod(
         """
         import os, sys
@@ -208,11 +210,14 @@ def test_a_script_sees_the_arguments_and_the_main_module_that_python_would_give_
         import sibling
         assert __name__ == "__main__" and sys.modules["__main__"].sibling is sibling
         assert sys.argv == [__file__, "--lr", "0.1", "--", "$(rm -rf /)", ""], sys.argv
+        Path("kept").touch()
         """,
         "--lr", "0.1", "--", "$(rm -rf /)", "",
+        DDPJOB_SCRATCH=str(Path.cwd()),
     )  # fmt: skip
     (pod.run_dir.parent / "sibling.py").write_text("")
     assert pod.wait() == 0, pod.log
+    assert (pod.shared / "work" / "digits" / "kept").exists()
     assert (pod.message["outcome"], pod.message["reason"]) == ("Succeeded", "Completed")
 
 

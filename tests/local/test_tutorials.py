@@ -1,0 +1,71 @@
+"""Scripts as tutorials have them, on the CPU: they know nothing of a DDPJob, and train as one all the same."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.support.ports import free_port
+
+from ddp_trainer.contract import run_dir
+
+pytestmark = [pytest.mark.local, pytest.mark.timeout(300)]
+
+TUTORIALS = Path(__file__).parents[1] / "fixtures" / "tutorials"
+BOTH = """
+import forked
+import spawned
+
+if __name__ == "__main__":
+    spawned.main()
+    forked.train_multi_gpu()
+"""
+
+
+def test_a_script_with_a_snapshot_of_its_own_resumes_after_a_rank_was_killed(run_job: Any, tmp_path: Path) -> None:
+    shutil.copy(TUTORIALS / "fault_tolerant.py", tmp_path)
+    spec = {
+        "nodes": 2,
+        "entrypoint": {"script": str(tmp_path / "fault_tolerant.py")},
+        "args": ["200", "1"],
+        "restart": {"backoff": {"initialSeconds": 0}},
+    }
+    run = run_job(spec, name="tutorial")
+    run.wait_for("Epoch 5 | Snapshot saved to snapshot.pt")
+    (victim,) = (
+        entry["pid"]
+        for folder in Path("/dev/shm").glob("ddpjob-tutorial-*/**/ranks")
+        for entry in run_dir.registrations(folder.parent)
+        if entry["rank"] == 1
+    )
+    os.kill(victim, signal.SIGKILL)
+    assert run.end() == 0, run.text()
+    text = run.text()
+    (resumed,) = re.findall(r"Resuming training from snapshot at Epoch (\d+)", text)
+    assert int(resumed) >= 5
+    assert text.count("| [GPU0] Epoch 199 ") == 1
+    assert re.search(r"^Succeeded: \d+ steps, restarts 1$", text, re.M), "its steps are observed"
+
+
+def test_a_script_that_starts_its_ranks_itself_runs_in_a_job_with_one_rank(run_job: Any, tmp_path: Path) -> None:
+    for name in ("spawned.py", "forked.py"):
+        shutil.copy(TUTORIALS / name, tmp_path)
+    (tmp_path / "both.py").write_text(BOTH)
+    spec = {
+        "entrypoint": {"script": str(tmp_path / "both.py")},
+        "env": [{"name": "PORT", "value": str(free_port())}],
+        "restart": {"maxRestarts": 0},
+    }
+    run = run_job(spec, name="tutorial")
+    assert run.end() == 0, run.text()
+    assert "Epoch 1: Train Loss: " in run.text()
+    losses = re.findall(r"\[(?:ddp|allreduce|rs_ag)\] step 0005  loss (\S+)", run.text())
+    assert len(losses) == 3
+    assert len(set(losses)) == 1, "gradients that are averaged by hand are DDP's"
+    assert (tmp_path / "checkpoint_epoch_0.pth").is_file()
+    assert list((tmp_path / "runs" / "distributed_training").iterdir())
