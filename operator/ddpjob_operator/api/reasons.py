@@ -179,7 +179,10 @@ FAILURES = (
     Reason("RankFinishedEarly", "", "A rank had finished while another still waited for it in a collective."),
     Reason("Fenced", "", "A newer attempt or another job owns the checkpoint directory (exit code 77)."),
     Reason("Preempted", "", "A pod was preempted, or stopped by SIGTERM after a snapshot. A disruption."),
-    Reason("Evicted", "", "A pod was evicted: node pressure, drain or taint. A disruption."),
+    Reason("Evicted", "", "The kubelet evicted a pod because its node ran short of a resource. A disruption."),
+    Reason("Drained", "", "A pod was evicted by the eviction API, as kubectl drain does. A disruption."),
+    Reason("NodeTainted", "", "A pod was deleted for a taint of its node, and ended in order. A disruption."),
+    Reason("NodeRebooted", "", "A node came back without the containers that ran there. A disruption."),
     Reason("NodeLost", "", "A node was NotReady for restart.nodeLostSeconds, or is gone. A disruption."),
     Reason("Terminated", "", "The node is shutting down. A disruption."),
     Reason("Shutdown", "", "The node is shutting down (kubelets before 1.22). A disruption.", "Training resumes."),
@@ -246,6 +249,9 @@ EVENTS = (
     Reason("Resumed", "Normal", "A suspension is over; a new attempt starts."),
     Reason("SnapshotsFailing", "Warning", "Three saves in a row have failed."),
     Reason("ShutdownTooShort", "Warning", "Two steps and a snapshot take longer than a pod has to leave."),
+    Reason(
+        "CauseFound", "Normal", "A later sign shows that a node had ended the last attempt; its restart is refunded."
+    ),
     Reason("SnapshotCorrupt", "Warning", "A snapshot failed verification and was set aside."),
     Reason("InvalidSpec", "Warning", "The spec is invalid."),
     Reason("Succeeded", "Normal", "The job has succeeded."),

@@ -305,7 +305,12 @@ class DDPJobStatus(APIModel):
     """The last five failures, newest last, with shortened messages."""
 
     node_failures: dict[str, int] = Field(default_factory=dict)
-    """Number of failures of this job by node. See restart.excludeNodeAfter."""
+    """Number of failures of this job by node, those of the last day and before without a day between them. See
+    restart.excludeNodeAfter.
+    """
+
+    node_failure_times: dict[str, datetime] = Field(default_factory=dict)
+    """Time of the last failure of each of these nodes. A day later the node is forgotten, and used again."""
 
     excluded_nodes: tuple[str, ...] = ()
     """Nodes that the job no longer uses."""

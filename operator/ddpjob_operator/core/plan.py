@@ -26,6 +26,7 @@ from ddpjob_operator.core.stages.finished import (
     plan_succeeded,
     seconds_to_live,
 )
+from ddpjob_operator.core.stages.late_cause import until_late_cause, with_late_cause
 from ddpjob_operator.core.stages.pending import plan_pending
 from ddpjob_operator.core.stages.restart import resume_attempt
 from ddpjob_operator.core.stages.running import plan_running
@@ -45,10 +46,13 @@ def plan(job: Job, observed: Observed, now: datetime, defaults: Defaults) -> Pla
     if job.status.is_final:
         return with_releases(look, plan_finished(look))
     adopted = transitions.adopt_attempt(look)
-    decided = with_releases(look, _by_stage(with_ends(with_report(adopted))))
+    ended, found = with_late_cause(with_ends(with_report(adopted)))
+    decided = with_releases(look, _by_stage(ended))
     status = _with_goodput(job.status, decided.status, observed, now)
-    events = (*decided.events, *snapshot_events(job.status, status))
-    wait = soonest(decided.requeue_after, _next_moment(look.with_status(status)))
+    events = (*found, *decided.events, *snapshot_events(job.status, status))
+    wait = soonest(
+        decided.requeue_after, until_late_cause(look.with_status(status)), _next_moment(look.with_status(status))
+    )
     return replace(
         decided,
         status=status,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from ddpjob_operator.core.values.names import (
     FINALIZER,
@@ -54,7 +54,7 @@ def parse_pod(obj: Object) -> PodView:
         disruption=_disruption(conditions),
         deleting="deletionTimestamp" in metadata,
         held=is_held(obj),
-        gone_by=parse_time(metadata.get("deletionTimestamp")),
+        gone_by=_gone_by(obj),
         node_name=spec.get("nodeName"),
         pod_ip=status.get("podIP"),
         reason=reason,
@@ -153,6 +153,18 @@ def _unacknowledged_since(obj: Object, conditions: Mapping[str, Object]) -> date
     if not (waits and (obj.get("spec") or {}).get("nodeName")):
         return None
     return parse_time(conditions.get("PodScheduled", {}).get("lastTransitionTime"))
+
+
+def _gone_by(obj: Object) -> datetime | None:
+    """When a pod that is being deleted should be gone: its grace is for containers, and one without any needs none."""
+    metadata, status = obj.get("metadata") or {}, obj.get("status") or {}
+    until = parse_time(metadata.get("deletionTimestamp"))
+    if until is None or status.get("phase", PodPhase.PENDING) != PodPhase.PENDING:
+        return until
+    containers = (*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ()))
+    if any((item.get("state") or {}).keys() & {"running", "terminated"} for item in containers):
+        return until
+    return until - timedelta(seconds=metadata.get("deletionGracePeriodSeconds") or 0)
 
 
 def _disruption(conditions: Mapping[str, Object]) -> str:

@@ -29,9 +29,11 @@ WRITERS = (
 
 KUBERNETES = frozenset([
     "Always", "AppArmor", "Background", "Capabilities", "ClusterFirstWithHostNet", "ClusterIP", "ContainerCreating",
-    "ContainersReady", "Coscheduling", "DDPJob", "Default", "DeleteOptions", "DisruptionTarget", "Egress", "Exists",
+    "ContainerStatusUnknown", "ContainersReady", "Coscheduling", "DDPJob", "Default", "DeleteOptions",
+    "DisruptionTarget", "Egress", "Exists",
     "FailedScheduling", "False", "File", "HostProcess", "ImagePullBackOff", "Ingress", "Kueue", "Localhost", "Memory",
-    "NetworkPolicy", "Never", "Normal", "NotIn", "OnRootMismatch", "PersistentVolumeClaim", "Pod", "PodGroup",
+    "NetworkPolicy", "Never", "NoExecute", "Normal", "NotIn", "OnRootMismatch", "PersistentVolumeClaim", "Pod",
+    "PodGroup",
     "PodInitializing", "PodScheduled", "Ready", "RuntimeDefault", "SELinux", "ScheduleAnyway", "Seccomp", "Service",
     "Sysctls", "TerminationTarget", "True", "Volcano", "Warning",
 ])  # fmt: skip

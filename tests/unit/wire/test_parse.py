@@ -380,3 +380,18 @@ def test_a_status_loses_what_this_version_cannot_read_and_nothing_else(
     whole = {"phase": "Running", "attempt": 3, "restarts": 2, "conditions": [CONDITION], "snapshot": None}
     read = parse_status(whole | spoilt)
     assert read == DDPJobStatus.model_validate(whole).model_copy(update=lost)
+
+
+@pytest.mark.parametrize(
+    ("phase", "state", "gone_by"),
+    [
+        ("Running", {"running": {}}, "2026-01-02T03:04:35Z"),
+        ("Pending", None, "2026-01-02T03:04:05Z"),
+        ("Pending", {"waiting": {"reason": "PodInitializing"}}, "2026-01-02T03:04:05Z"),
+        ("Pending", {"running": {}}, "2026-01-02T03:04:35Z"),
+    ],
+)
+def test_a_pod_without_containers_needs_no_grace(phase: str, state: dict[str, Any] | None, gone_by: str) -> None:
+    metadata = {"deletionTimestamp": "2026-01-02T03:04:35Z", "deletionGracePeriodSeconds": 30}
+    status = {"phase": phase} | ({"initContainerStatuses": [{"name": "init", "state": state}]} if state else {})
+    assert parse_pod({"metadata": metadata, "status": status}).gone_by == parse_time(gone_by)

@@ -71,6 +71,16 @@ def disrupted(status: DDPJobStatus) -> DDPJobStatus:
     )
 
 
+def refunded(status: DDPJobStatus) -> DDPJobStatus:
+    """`status` after its last restart turned out to be one that does not count."""
+    return recorded(
+        disrupted(status),
+        restarts=status.restarts - 1,
+        restarts_since_progress=max(0, status.restarts_since_progress - 1),
+        restart_times=status.restart_times[:-1],
+    )
+
+
 def allowance(policy: Restart) -> str:
     """What the budget is, for people."""
     within = f" within {policy.window_seconds} s" if policy.window_seconds is not None else ""

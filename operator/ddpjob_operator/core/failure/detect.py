@@ -35,11 +35,16 @@ TRACES_OF_A_STOP = (PREEMPTED, "WorkerKilled", *CONSEQUENCES)
 
 _TIMED_OUT = re.compile(r"timed out waiting|collective operation timeout|socket timeout", re.IGNORECASE)
 
+NODE_LOST = "NodeLost"
+NODE_REBOOTED = "NodeRebooted"
+_FORGOTTEN_BY_RUNTIME = ("Unknown", "ContainerStatusUnknown")
+"""The kubelet's reasons for the end of a container that its runtime does not know any more, after a reboot."""
+
 _DISRUPTED = {
     "PreemptionByScheduler": PREEMPTED,
     "DeletionByPodGC": "NodeLost",
-    "DeletionByTaintManager": "Evicted",
-    "EvictionByEvictionAPI": "Evicted",
+    "DeletionByTaintManager": "NodeTainted",
+    "EvictionByEvictionAPI": "Drained",
     "TerminationByKubelet": "Evicted",
     "WorkloadEvictedDueToPreempted": PREEMPTED,
 }
@@ -193,10 +198,22 @@ def _never_started(pod: PodView) -> tuple[str, str]:
     return "InitContainerFailed", f"pod {pod.name}: init container {init.container} of podTemplate {how}"
 
 
+def end_of_restarted_node(pod: PodView) -> Failure | None:
+    """The end of a pod whose node came back without its containers."""
+    if pod.termination is None or pod.termination.message or pod.termination.reason not in _FORGOTTEN_BY_RUNTIME:
+        return None
+    return _of_termination(pod, pod.termination)
+
+
 def _stopped_by(pod: PodView) -> tuple[str, str] | None:
     """What ended a pod from outside: the kubelet (Evicted, Terminated, ...), the control plane or a deletion."""
     if pod.phase is PodPhase.FAILED and pod.reason:
         return pod.reason, f"pod {pod.name} failed: {pod.message or pod.reason}"
+    if pod.disruption == "DeletionByTaintManager" and not pod.ended and pod.termination is None:
+        return (
+            NODE_LOST,
+            f"node {pod.node_name} has a taint for which pod {pod.name} was deleted, and does not confirm it",
+        )
     if pod.disruption:
         return _DISRUPTED.get(pod.disruption, "Evicted"), f"pod {pod.name} was disrupted: {pod.disruption}"
     return ("PodDeleted", f"pod {pod.name} was deleted") if pod.deleting else None
@@ -209,6 +226,8 @@ def _of_termination(pod: PodView, ended: Termination) -> Failure:
         reason, message = "OOMKilled", f"pod {pod.name} was killed by the kernel's OOM killer"
     elif report is not None:
         reason, message = report.reason, _message(report)
+    elif ended.reason in _FORGOTTEN_BY_RUNTIME:
+        reason, message = NODE_REBOOTED, f"node {pod.node_name} was restarted, and pod {pod.name} ended with it"
     else:
         reason, message = _from_exit_code(pod, ended)
     only_a_trace = reason in TRACES_OF_A_STOP or (report is None and reason == "Failed")
@@ -227,7 +246,7 @@ def _of_termination(pod: PodView, ended: Termination) -> Failure:
         step=report.step if report else None,
         time=ended.finished_at,
         signal=_signal(report, ended),
-        outside=outside is not None,
+        outside=outside is not None or reason == NODE_REBOOTED,
         report=report,
     )
 

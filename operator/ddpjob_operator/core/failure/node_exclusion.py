@@ -8,6 +8,8 @@ nodes are merely preferred. What a rule excludes is ruled out at once.
 
 from __future__ import annotations
 
+from datetime import datetime
+
 from ddpjob_operator.api.policies import Restart
 from ddpjob_operator.api.status import DDPJobStatus
 from ddpjob_operator.core.failure.detect import Failure
@@ -19,9 +21,13 @@ NODES_KEPT = 64
 """Nodes that a status remembers; of more, those that failed the job least are forgotten."""
 
 
+FORGIVEN_SECONDS = 86400.0
+
+
 def blame_node(look: Look, failure: Failure, *, exclude: bool) -> DDPJobStatus:
     """The status after `failure`; `exclude` is what a rule asks for."""
-    policy, status, node = look.job.spec.restart, look.status, failure.node_name
+    policy, node = look.job.spec.restart, failure.node_name
+    status = _forgiven(policy, look.status, look.now)
     if node is None or not (exclude or diagnose(failure).node_suspect):
         return status
     failures = status.node_failures | {node: status.node_failures.get(node, 0) + 1}
@@ -32,7 +38,24 @@ def blame_node(look: Look, failure: Failure, *, exclude: bool) -> DDPJobStatus:
     for name in sorted(_offenders(policy, failures), key=lambda name: (-failures[name], name)):
         if name not in excluded and known - {name, *excluded}:
             excluded = (*excluded, name)
-    return recorded(status, node_failures=_worst(failures, node), excluded_nodes=excluded[-NODES_KEPT:])
+    kept = _worst(failures, node)
+    times = {name: time for name, time in status.node_failure_times.items() if name in kept} | {node: look.now}
+    return recorded(status, node_failures=kept, node_failure_times=times, excluded_nodes=excluded[-NODES_KEPT:])
+
+
+def _forgiven(policy: Restart, status: DDPJobStatus, now: datetime) -> DDPJobStatus:
+    """`status` without the nodes that have not failed the job for a day: faults are mended, and a month of them would
+    rule out every node. What a rule has excluded stays excluded."""
+    old = {name for name, time in status.node_failure_times.items() if (now - time).total_seconds() > FORGIVEN_SECONDS}
+    if not old:
+        return status
+    counted = _offenders(policy, status.node_failures) & old
+    return recorded(
+        status,
+        node_failures={name: count for name, count in status.node_failures.items() if name not in old},
+        node_failure_times={name: time for name, time in status.node_failure_times.items() if name not in old},
+        excluded_nodes=tuple(name for name in status.excluded_nodes if name not in counted),
+    )
 
 
 def unwelcome(policy: Restart, status: DDPJobStatus) -> tuple[str, ...]:

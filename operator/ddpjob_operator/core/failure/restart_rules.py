@@ -17,8 +17,11 @@ from ddpjob_operator.core.failure.symptoms import found
 DISRUPTIONS = frozenset(
     {
         PREEMPTED,  # by the scheduler for a pod of higher priority, or asked to stop and stopped in order (exit 143)
-        "Evicted",  # by the kubelet when a resource runs out, by the eviction API (drain), or for a taint
+        "Evicted",  # by the kubelet when a resource runs out
+        "Drained",  # by the eviction API
+        "NodeTainted",  # for a taint of its node, which ended it in order
         "NodeLost",  # the node is silent, or gone
+        "NodeRebooted",  # the node is back, and does not know the containers that ran there
         "Preempting",  # by the kubelet for a critical pod
         "Terminated",  # the node shuts down
         "Shutdown",  # the same, of kubelets before 1.22
@@ -30,6 +33,10 @@ DISRUPTIONS = frozenset(
     }
 )
 """Reasons that are the cluster's doing. Not PodDeleted: a person may delete a pod because of what it does."""
+
+
+_FORMER_NAMES = {"Drained": ("Evicted",), "NodeTainted": ("Evicted",)}
+"""What rules may still know a reason by."""
 
 
 class RuleAction(StrEnum):
@@ -56,7 +63,7 @@ class Ruling:
 def rule_on(policy: Restart, failure: Failure, *names: str) -> Ruling:
     """What `policy` says about `failure`. `names` are further names of its reason that a rule may know it by."""
     for index, rule in enumerate(policy.rules):
-        matched = _matched(rule, failure, {failure.reason, *names})
+        matched = _matched(rule, failure, {failure.reason, *names, *_FORMER_NAMES.get(failure.reason, ())})
         if matched is not None:
             what = ", ".join(matched) or "any failure"
             return Ruling(RuleAction(rule.action), f"restart.rules[{index}] ({what}) says {rule.action}", explicit=True)

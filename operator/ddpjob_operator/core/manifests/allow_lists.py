@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
+from ddpjob_operator.core.manifests.placement import LOST_NODE_TAINTS
 from ddpjob_operator.core.manifests.pod_security import TEMPLATE, volume_types
 from ddpjob_operator.core.values.job import Bounds, Job, Manifest
 
@@ -97,7 +98,11 @@ def _annotations(job: Job, _: Manifest) -> Named:
 
 
 def _tolerations(_: Job, pod: Manifest) -> Named:
-    return ((f"{SPEC}.tolerations", str(item.get("key") or "*")) for item in _objects(pod["spec"].get("tolerations")))
+    """Without those that every pod has."""
+    for item in _objects(pod["spec"].get("tolerations")):
+        key = str(item.get("key") or "*")
+        if key not in LOST_NODE_TAINTS or item.get("tolerationSeconds") is None:
+            yield f"{SPEC}.tolerations", key
 
 
 def _resource_claims(_: Job, pod: Manifest) -> Named:

@@ -11,6 +11,7 @@ from ddpjob_operator.api.pod import Initializer
 from ddpjob_operator.core.manifests.admitted import Admitted
 from ddpjob_operator.core.manifests.bounds import ALWAYS_USED, with_default_resources
 from ddpjob_operator.core.manifests.merge import merge
+from ddpjob_operator.core.manifests.placement import leaving_lost_nodes
 from ddpjob_operator.core.manifests.pod_environment import SHARED_PATH, TERMINATION_LOG, env_var, literal
 from ddpjob_operator.core.manifests.pods import (
     restricted_container,
@@ -63,7 +64,7 @@ def build_initializer(admitted: Admitted, number: int) -> Manifest:
             "annotations": (metadata.annotations if metadata else None) or {},
             "ownerReferences": [admitted.owner_reference()],
         },
-        "spec": spec,
+        "spec": leaving_lost_nodes(spec, job.spec.restart.node_lost_seconds),
     }
 
 

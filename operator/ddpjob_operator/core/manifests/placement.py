@@ -25,6 +25,10 @@ SCHEDULERS = {"Coscheduling": "scheduler-plugins-scheduler", "Volcano": "volcano
 """What their projects call them when they are installed beside the cluster's own."""
 
 
+LOST_NODE_TAINTS = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
+"""Taints of a node that has stopped posting its status. Kubernetes gives every pod 300 s on it."""
+
+
 def placement_defaults(job: Job) -> Manifest:
     """Fields of the pod's spec that a podTemplate may override."""
     scheduling, found = job.spec.scheduling, Manifest()
@@ -52,6 +56,24 @@ def placed(job: Job, attempt: int, spec: Manifest, avoid: tuple[str, ...] = ()) 
     if avoid:
         affinity["nodeAffinity"] = _away_from(avoid, affinity.get("nodeAffinity") or {})
     return spec | {"affinity": affinity} if affinity else spec
+
+
+def leaving_lost_nodes(spec: Manifest, seconds: int) -> Manifest:
+    """The pod's `spec` with `seconds` on a node that is unreachable or not ready, in place of Kubernetes' 300.
+
+    Then its pods are deleted whatever their phase is, and of one that has not begun this is the only sign. A toleration
+    of the podTemplate's own stays.
+    """
+    known = tuple(item for item in spec.get("tolerations") or () if isinstance(item, dict))
+    given = {item.get("key") for item in known if item.get("effect") in (None, "", "NoExecute")}
+    if None in given or "" in given:
+        return spec
+    ours = [
+        {"key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": seconds}
+        for key in LOST_NODE_TAINTS
+        if key not in given
+    ]
+    return spec | {"tolerations": [*known, *ours]}
 
 
 def preferring_others(manifest: Manifest, nodes: tuple[str, ...]) -> Manifest:

@@ -13,7 +13,7 @@ from ddpjob_operator.api.pod import PodTemplate
 from ddpjob_operator.core.manifests.admitted import Admitted
 from ddpjob_operator.core.manifests.bounds import with_default_resources
 from ddpjob_operator.core.manifests.merge import merge
-from ddpjob_operator.core.manifests.placement import placed, placement_defaults
+from ddpjob_operator.core.manifests.placement import leaving_lost_nodes, placed, placement_defaults
 from ddpjob_operator.core.manifests.pod_environment import (
     ASSIGNMENT_DIR,
     RENDEZVOUS_PORT,
@@ -130,7 +130,7 @@ def build_pod(admitted: Admitted, place: Place) -> Manifest:
             "annotations": ((user_metadata.annotations if user_metadata else None) or {}) | member.annotations,
             "ownerReferences": [admitted.owner_reference()],
         },
-        "spec": placed(job, attempt, spec, place.avoid),
+        "spec": leaving_lost_nodes(placed(job, attempt, spec, place.avoid), job.spec.restart.node_lost_seconds),
     }
 
 

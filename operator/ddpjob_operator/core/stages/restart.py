@@ -11,9 +11,16 @@ from dataclasses import dataclass
 
 from ddpjob_operator.core import transitions
 from ddpjob_operator.core.failure.decide import GiveUp, RestartIn, decide, with_clause
-from ddpjob_operator.core.failure.detect import Failure, find_failures, first_cause, is_stopping, with_last_log_line
+from ddpjob_operator.core.failure.detect import (
+    CONSEQUENCES,
+    Failure,
+    find_failures,
+    first_cause,
+    is_stopping,
+    with_last_log_line,
+)
 from ddpjob_operator.core.failure.log_tail import log_tail, log_to_read
-from ddpjob_operator.core.failure.node_lost import lost_nodes, stranded
+from ddpjob_operator.core.failure.node_lost import STRANDED_SECONDS, lost_nodes, stranded, until_lost
 from ddpjob_operator.core.gang.elastic import Resize, grace_of_old, next_size, still_saving
 from ddpjob_operator.core.gang.in_place import kept_pods
 from ddpjob_operator.core.gang.members import discard, fill_gang, members, missing, with_node_counts
@@ -61,15 +68,30 @@ def plan_restart(look: Look) -> Plan | None:
 
 
 def _after_failure(look: Look, cause: Failure) -> Plan:
+    before = look.status
     look = look.with_status(with_final_report(look.status, cause.report, look.now))
     tail = log_tail(look.job, look.observed, cause)
     cause = with_last_log_line(cause, tail)
     match decide(look, cause):
+        case GiveUp("BackoffLimitExceeded") if (wait := _until_cause_shows(look, cause)) is not None:
+            return Plan(before, requeue_after=wait)
         case GiveUp(reason, message):
             return plan_failed(with_failure(look, cause, tail), reason, message)
         case RestartIn(reason, seconds, after, why):
             look = with_failure(look.with_status(after), cause, tail)
             return next_attempt(look, Cause(reason, with_clause(cause.message, why), seconds))
+
+
+def _until_cause_shows(look: Look, cause: Failure) -> float | None:
+    """Seconds to wait before a job is given up for the loss of a peer; None if there is nothing to wait for.
+
+    The node of a pod that still runs may be gone, which is a disruption, and shows after up to a minute.
+    """
+    pods, policy = members(look), look.job.spec.restart
+    if cause.reason not in CONSEQUENCES or cause.time is None or not any(pod.running for pod in pods):
+        return None
+    left = STRANDED_SECONDS - look.seconds_since(cause.time)
+    return until_lost(pods, policy, look.now) or (left if 0 < left <= STRANDED_SECONDS else None)
 
 
 def resize(look: Look, change: Resize) -> Plan:

@@ -39,6 +39,7 @@ class Recorded(TypedDict, total=False):
     last_failure: FailureStatus | None
     failures: tuple[FailureStatus, ...]
     node_failures: dict[str, int]
+    node_failure_times: dict[str, datetime]
     excluded_nodes: tuple[str, ...]
     corrupt_snapshots: tuple[str, ...]
     observed_generation: int | None

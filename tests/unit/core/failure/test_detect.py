@@ -89,8 +89,22 @@ def case(sentence: str, pod: PodView, reason: str | None, retry: Retry = Retry.Y
             failed(0, 143, disruption="WorkloadEvictedDueToPreempted", **GOING),
             "Preempted",
         ),
-        case("a pod that a drain removes is evicted", failed(0, 143, disruption="EvictionByEvictionAPI"), "Evicted"),
-        case("a pod that a taint removes is evicted", make_pod(disruption="DeletionByTaintManager", **GONE), "Evicted"),
+        case("a pod that a drain removes is drained", failed(0, 143, disruption="EvictionByEvictionAPI"), "Drained"),
+        case(
+            "a pod that a taint removes, and that ends, leaves its node alone",
+            failed(0, 143, disruption="DeletionByTaintManager"),
+            "NodeTainted",
+        ),
+        case(
+            "a pod that a taint removes without an answer was on a node that is gone",
+            make_pod(disruption="DeletionByTaintManager", **GONE),
+            "NodeLost",
+        ),
+        case(
+            "a pod that nobody knows any more was on a node that was restarted",
+            make_pod(0, "Failed", termination=ended(255, reason="Unknown")),
+            "NodeRebooted",
+        ),
         case("a pod of a node that is gone is lost", make_pod(disruption="DeletionByPodGC", **GONE), "NodeLost"),
         case("a disruption that nobody knows is an eviction", make_pod(disruption="SomethingNew", **GONE), "Evicted"),
         case(

@@ -15,6 +15,7 @@ from ddpjob_operator.api.policies import Restart
 from ddpjob_operator.api.status import DDPJobStatus, Phase
 from ddpjob_operator.core.failure.detect import Failure, Retry
 from ddpjob_operator.core.failure.node_exclusion import (
+    FORGIVEN_SECONDS,
     NODES_KEPT,
     blame_node,
     kept_away_from,
@@ -240,3 +241,35 @@ def test_a_pod_that_finds_no_node_says_which_ones_it_keeps_away_from() -> None:
     waiting = make_pod(0, "Pending", reason="Unschedulable", message="0/2 nodes are available")
     degraded = next(one for one in look(starting, waiting, make_pod(1)).status.conditions if one.type == "Degraded")
     assert "keeps away from node-1 (status.excludedNodes)" in degraded.message
+
+
+def test_a_node_is_forgiven_a_day_after_its_last_failure() -> None:
+    status = after(*"aaab", limit=3)
+    assert (status.excluded_nodes, status.node_failures) == (("a",), {"a": 3, "b": 1})
+    job = make_job(status, restart={"excludeNodeAfter": 3})
+    pods = seen(*(replace(make_pod(rank), node_name=name) for rank, name in enumerate("bc")))
+    soon = blame_node(at(job, pods, FORGIVEN_SECONDS - 1), killed("b"), exclude=False)
+    assert (soon.excluded_nodes, soon.node_failures) == (("a",), {"a": 3, "b": 2})
+    late = blame_node(at(job, pods, FORGIVEN_SECONDS + 1), killed("b"), exclude=False)
+    assert (late.excluded_nodes, late.node_failures) == ((), {"b": 1})
+
+
+def test_a_month_of_failures_rules_no_node_out() -> None:
+    status = DDPJobStatus()
+    for day in range(30):
+        job = make_job(status, restart={"excludeNodeAfter": 3})
+        pods = seen(*(replace(make_pod(rank), node_name=name) for rank, name in enumerate("abc")))
+        status = blame_node(at(job, pods, day * 90_000), killed("abc"[day % 3]), exclude=False)
+    assert status.excluded_nodes == ()
+
+
+def test_what_a_rule_excludes_stays_excluded() -> None:
+    status = blamed(DDPJobStatus(), killed("a"), ("a", "b"), exclude=True)
+    job = make_job(status, restart={"excludeNodeAfter": 3})
+    late = blame_node(at(job, seen(), 10 * FORGIVEN_SECONDS), killed("b"), exclude=False)
+    assert late.excluded_nodes == ("a",)
+
+
+@pytest.mark.parametrize("reason", ["Drained", "NodeTainted", "NodeRebooted"])
+def test_maintenance_is_no_fault_of_a_node(reason: str) -> None:
+    assert blamed(DDPJobStatus(), killed(reason=reason), ("a", "b"), limit=1).node_failures == {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -116,3 +117,9 @@ def test_a_message_that_is_no_valid_text_can_be_searched() -> None:
 def test_a_pattern_that_backtracks_elsewhere_takes_linear_time() -> None:
     policy = rules(rule(messagePattern="(a+)+$"))
     assert not rule_on(policy, Failure("A", "a" * 4000 + "b", Retry.YES)).explicit
+
+
+@pytest.mark.parametrize("reason", ["Drained", "NodeTainted"])
+def test_a_rule_on_evictions_still_matches_drains_and_taints(reason: str) -> None:
+    policy = rules({"action": "Fail", "reasons": ["Evicted"]})
+    assert rule_on(policy, replace(EVICTED, reason=reason)).action is RuleAction.FAIL

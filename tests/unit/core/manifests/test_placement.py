@@ -10,7 +10,7 @@ import pytest
 from builders import DEFAULTS, UID, make_job
 from looks import admitted
 
-from ddpjob_operator.core.manifests.placement import REQUIRED
+from ddpjob_operator.core.manifests.placement import REQUIRED, leaving_lost_nodes
 from ddpjob_operator.core.manifests.pod_environment import Place
 from ddpjob_operator.core.manifests.pods import build_pod
 from ddpjob_operator.core.values.job import Bounds, Manifest
@@ -141,3 +141,26 @@ def test_an_affinity_that_says_nothing_is_no_hindrance(theirs: Manifest | None) 
 def test_a_node_to_avoid_is_ruled_out_in_every_alternative(theirs: Manifest | None, expected: list[Manifest]) -> None:
     spec = spec_of(template={"affinity": {"nodeAffinity": theirs}}, avoid=("b", "a"))
     assert spec["affinity"]["nodeAffinity"][REQUIRED]["nodeSelectorTerms"] == expected
+
+
+NOT_READY, UNREACHABLE = "node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"
+
+
+@pytest.mark.parametrize(
+    ("given", "seconds"),
+    [
+        pytest.param([], {NOT_READY: 12, UNREACHABLE: 12}, id="of every pod"),
+        pytest.param(
+            [{"key": "gpu", "operator": "Exists"}], {"gpu": None, NOT_READY: 12, UNREACHABLE: 12}, id="others"
+        ),
+        pytest.param(
+            [{"key": UNREACHABLE, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 99}],
+            {UNREACHABLE: 99, NOT_READY: 12},
+            id="the job's own",
+        ),
+        pytest.param([{"operator": "Exists"}], {None: None}, id="a pod that tolerates everything"),
+    ],
+)
+def test_pods_leave_a_lost_node_in_time(given: list[dict[str, Any]], seconds: dict[str | None, int | None]) -> None:
+    spec = leaving_lost_nodes({"tolerations": given}, 12)
+    assert {item.get("key"): item.get("tolerationSeconds") for item in spec["tolerations"]} == seconds

@@ -331,7 +331,8 @@ def test_the_template_says_where_the_pod_may_run_but_not_what_is_in_it() -> None
     pod = built(podTemplate=template)
     assert pod["metadata"]["labels"]["team"] == "ml"
     assert (pod["spec"]["schedulerName"], pod["spec"]["imagePullSecrets"]) == ("mine", [{"name": "registry"}])
-    assert pod["spec"]["tolerations"] == template["spec"]["tolerations"]
+    assert pod["spec"]["tolerations"][0] == {"key": "gpu", "operator": "Exists"}
+    assert {item.get("tolerationSeconds") for item in pod["spec"]["tolerations"][1:]} == {30}
     assert "affinity" not in pod["spec"]
     assert [item["name"] for item in containers(pod)] == ["dataset"]
 
