@@ -22,7 +22,12 @@ class Snapshots(APIModel):
     """
 
     keep: Annotated[int, Field(strict=True, ge=1, le=1000)] = 3
-    """Number of verified snapshots to keep. Older ones are deleted after a newer one has been verified."""
+    """Number of verified snapshots to keep. Older ones are deleted after a newer one has been verified. Snapshots of
+    steps with a NaN or infinite loss are not counted.
+    """
+
+    keep_every: Annotated[int, Field(strict=True, ge=1, le=1_000_000_000)] | None = None
+    """Also keep, for good, the first snapshot at or after each multiple of this number of steps."""
 
 
 class Elastic(APIModel):

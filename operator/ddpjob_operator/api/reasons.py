@@ -43,6 +43,10 @@ CONDITIONS: dict[str, tuple[str, str]] = {
         "Two steps and a snapshot take longer than a pod has to leave (spec.shutdownSeconds); training continues.",
         "A snapshot fits again.",
     ),
+    "LossNotFinite": (
+        "The loss is NaN or infinite; training continues (spec.nonFiniteLossPolicy).",
+        "The loss is finite again.",
+    ),
     "Complete": ("The job has succeeded.", "It has not."),
     "Failed": ("The job has failed.", "It has not."),
 }
@@ -115,6 +119,13 @@ STATES = (
         "A pod that is stopped would be killed before its snapshot is complete.",
         "Set spec.shutdownSeconds to the value in the message. It applies from the next attempt.",
     ),
+    Reason(
+        "NonFiniteLoss",
+        "LossNotFinite=True",
+        "The loss is NaN or infinite since the step in the message.",
+        "Lower the learning rate, clip gradients, or check the data. Set spec.nonFiniteLossPolicy to Stop or Rollback.",
+    ),
+    Reason("FiniteLoss", "LossNotFinite=False", "The loss is finite again."),
     Reason("SaveFits", "ShutdownTooShort=False", "A snapshot fits again."),
     Reason("Saved", "SnapshotsFailing=False", "A snapshot was saved again."),
     Reason("Completed", "Complete=True", "All nodes have succeeded, or node rank 0 with successPolicy FirstNode."),
@@ -252,6 +263,7 @@ EVENTS = (
     Reason(
         "CauseFound", "Normal", "A later sign shows that a node had ended the last attempt; its restart is refunded."
     ),
+    Reason("LossNotFinite", "Warning", "The loss is NaN or infinite."),
     Reason("SnapshotCorrupt", "Warning", "A snapshot failed verification and was set aside."),
     Reason("InvalidSpec", "Warning", "The spec is invalid."),
     Reason("Succeeded", "Normal", "The job has succeeded."),

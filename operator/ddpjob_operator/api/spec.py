@@ -87,6 +87,13 @@ class DDPJobSpec(APIModel):
     terminationGracePeriodSeconds in podTemplate. Can be changed while the job runs, with effect from the next attempt.
     """
 
+    non_finite_loss_policy: Literal["Warn", "Stop", "Rollback"] = "Warn"
+    """What to do when the training loss is NaN or infinite. Warn sets the condition LossNotFinite and continues. Stop
+    fails the job at once. Rollback restarts it from the last snapshot before that step with another data order, up to
+    three times, then stops; a script without snapshots of ddp_trainer is stopped. Can be changed while the job runs,
+    with effect from the next attempt.
+    """
+
     spares: Annotated[int, Field(strict=True, ge=0, le=64)] = 0
     """Number of running standby pods that replace failed pods. Requires restart.scope InPlace."""
 

@@ -15,7 +15,7 @@ from datetime import datetime
 from ddpjob_operator.api.status import DDPJobStatus, Phase
 from ddpjob_operator.core import transitions
 from ddpjob_operator.core.ledger.goodput import with_goodput
-from ddpjob_operator.core.ledger.progress import snapshot_events, with_failure, with_report
+from ddpjob_operator.core.ledger.progress import warnings, with_failure, with_report
 from ddpjob_operator.core.manifests.bounds import clamp_to_bounds
 from ddpjob_operator.core.stages.deadlines import missed_deadline, seconds_to_next
 from ddpjob_operator.core.stages.ends import releases_of_deleted_job, with_ends, with_releases
@@ -49,7 +49,7 @@ def plan(job: Job, observed: Observed, now: datetime, defaults: Defaults) -> Pla
     ended, found = with_late_cause(with_ends(with_report(adopted)))
     decided = with_releases(look, _by_stage(ended))
     status = _with_goodput(job.status, decided.status, observed, now)
-    events = (*found, *decided.events, *snapshot_events(job.status, status))
+    events = (*found, *decided.events, *warnings(job.status, status))
     wait = soonest(
         decided.requeue_after, until_late_cause(look.with_status(status)), _next_moment(look.with_status(status))
     )

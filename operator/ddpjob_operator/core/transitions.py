@@ -297,6 +297,14 @@ def mark_shutdown_long_enough(look: Look) -> Look:
     return _with_condition(look, cond.Update(cond.SHUTDOWN_TOO_SHORT, False, "SaveFits"))
 
 
+def mark_loss_not_finite(look: Look, message: str) -> Look:
+    return _with_condition(look, cond.Update(cond.LOSS_NOT_FINITE, True, "NonFiniteLoss", message))
+
+
+def mark_loss_finite(look: Look) -> Look:
+    return _with_condition(look, cond.Update(cond.LOSS_NOT_FINITE, False, "FiniteLoss"))
+
+
 def _next_number(look: Look) -> int:
     """Of the next attempt: greater than that of any pod, since a volume refuses a lower one (decision 0002)."""
     return max((look.status.attempt, *_attempts(look))) + 1

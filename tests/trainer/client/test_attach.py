@@ -55,7 +55,9 @@ def test_the_models_gpu_becomes_the_current_device(monkeypatch) -> None:
     happened: list[Any] = []
     monkeypatch.setattr(torch.cuda, "set_device", happened.append)
     monkeypatch.setattr(module, "prepared", lambda given, per_rank, names: None)
-    monkeypatch.setattr(module, "Run", lambda states, world, *others, **settings: happened.append(world))
+    run = SimpleNamespace(emergency=None)
+    monkeypatch.setattr(module, "Run", lambda states, world, *others, **settings: happened.append(world) or run)
+    monkeypatch.setattr(module, "on_failure", lambda action: None)
     model = OnTheThirdGPU()
     module.attach(model, torch.optim.SGD([torch.zeros(1)]), environ={})
     assert happened == [torch.device("cuda:2"), World(device=torch.device("cuda:2"))]

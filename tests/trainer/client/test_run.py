@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import json
 import signal
 import sys
 import threading
@@ -22,10 +23,11 @@ from torch.optim.swa_utils import AveragedModel
 
 import ddp_trainer
 from ddp_trainer.client.run import MOST_VALUES, Run
-from ddp_trainer.contract.exit_codes import UserError
+from ddp_trainer.contract.exit_codes import LossNotFinite, RollBack, UserError
 from ddp_trainer.contract.heartbeat import Heartbeat, heartbeat_dir, read_heartbeats
 from ddp_trainer.rank import failures
 from ddp_trainer.rank.observe import close_observer, observe
+from ddp_trainer.snapshots.trust.manifest import Manifest
 
 
 @pytest.fixture
@@ -34,6 +36,8 @@ def attach(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable
     handler = signal.getsignal(signal.SIGTERM)
     monkeypatch.setattr(sys, "excepthook", sys.excepthook)
     monkeypatch.setattr(failures, "_actions", [])
+    # one that is told to stop would make this process end with 143, whatever its tests say
+    monkeypatch.setattr(sys.modules[Run.__module__], "leave_as_preempted", lambda step: None)
     attempts = iter(range(9))
 
     def attached(*args: Any, **settings: Any) -> Run:
@@ -512,3 +516,59 @@ def test_values_that_come_together_beyond_the_bound_are_refused_once(attach: Any
 
 def test_help_does_not_print_the_environment() -> None:
     assert "environ(" not in str(inspect.signature(importlib.import_module("ddp_trainer.client.attach").attach))
+
+
+# A loss that is not finite
+
+
+def test_a_loop_of_ones_own_is_stopped_and_rolled_back_by_its_losses(attach: Any, tmp_path: Path) -> None:
+    def train(policy: str, losses: list[float]) -> Run:
+        model, optimizer = model_and_optimizer()
+        run = attach(model, optimizer, environ={"DDPJOB_NON_FINITE_LOSS": policy})
+        try:
+            for number in range(run.resume(), len(losses)):
+                step(model, optimizer)
+                run.step_end(losses[number])
+        except Exception as error:
+            run.emergency(error)  # as the worker does
+            raise
+        run.finish()
+        return run
+
+    broken = [0.5] * 5 + [float("inf")] + [0.5] * 4
+    with pytest.raises(LossNotFinite, match="the loss of step 6 is inf"):
+        train("Stop", broken)
+    with pytest.raises(RollBack, match="the loss of step 6 is inf"):
+        train("Rollback", broken)
+    run = train("Rollback", [0.5] * 10)
+    assert run.rollbacks == 1
+    lines = (tmp_path / "shared/logs/job/events.jsonl").read_text().splitlines()
+    resumed = [event["step"] for line in lines if (event := json.loads(line))["event"] == "resumed"]
+    assert resumed == [4, 4]
+
+
+def test_checkpoints_of_ones_own_are_rolled_back_too(attach: Any) -> None:
+    rollback = {"environ": {"DDPJOB_NON_FINITE_LOSS": "Rollback"}}
+    run = attach(**rollback)
+    assert run.resume() == 0
+
+    def train() -> None:
+        for number in range(1, 9):
+            run.step_end(float("nan") if number == 6 else 0.5)
+            if run.should_save():
+                with run.checkpoint() as folder:
+                    (folder / "weights").write_text(str(number))
+
+    with pytest.raises(RollBack):
+        train()
+    assert attach(**rollback).resume() == 4
+
+
+def test_a_checkpoint_says_whether_its_loss_was_finite(attach: Any) -> None:
+    run = attach(config={"lr": 0.1})
+    run.resume()
+    run.step_end(float("nan"))
+    with run.checkpoint() as folder:
+        (folder / "weights").write_text("")
+    manifest = Manifest.read(run.latest())
+    assert (manifest.loss_is_finite, manifest.config) == (False, {"lr": 0.1})

@@ -108,7 +108,7 @@ def test_a_volume_that_hangs_holds_up_neither_a_step_nor_a_snapshot_nor_the_end(
     hung.set()
     for step in range(3000, 3010):
         log.losses.append(step=step, epoch=0, loss=0.5)
-    assert json.loads(to_json(state)) == {"step": 2999, "waiting": []}
+    assert json.loads(to_json(state)) == {"step": 2999, "epoch": 0, "sum": 1499.5, "count": 2999, "waiting": []}
     settled(log)
     assert [line["step"] for line in read_losses(tmp_path / "logs" / "digits")][:2999] == list(range(1, 3000))
     assert steps(tmp_path / "logs" / "digits" / "events.jsonl") == list(range(1, 3000))

@@ -12,8 +12,9 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
+from ddp_trainer.contract.exit_codes import LossNotFinite
 from ddp_trainer.contract.heartbeat import Heartbeat, heartbeat_dir, read_heartbeats
-from ddp_trainer.rank.observe import batch_size, close_observer, observe
+from ddp_trainer.rank.observe import ScriptObserver, batch_size, close_observer, observe
 
 Train = Callable[[], Any]
 
@@ -172,6 +173,7 @@ def test_a_script_is_observed_from_its_own_import_of_torch_on(tmp_path: Path) ->
     code = f"""
 from pathlib import Path
 import sys
+from ddp_trainer.contract.exit_codes import LossNotFinite
 from ddp_trainer.contract.heartbeat import Heartbeat
 from ddp_trainer.rank.observe import observe
 observe(Heartbeat(Path({str(heartbeat_dir(tmp_path))!r})), world_size=1)
@@ -201,3 +203,29 @@ optimizer.step()
 )
 def test_the_size_of_a_batch_is_the_first_dimension_of_its_first_tensor(batch: object, size: int | None) -> None:
     assert batch_size(batch) == size
+
+
+def test_a_loss_that_is_not_finite_is_reported_until_it_is_again(seen: Any, monkeypatch: Any, capsys: Any) -> None:
+    monkeypatch.setattr("ddp_trainer.contract.heartbeat.WRITE_INTERVAL_SECONDS", 0.0)
+    model = torch.nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+
+    def train(*factors: float) -> None:
+        for factor in factors:
+            (_loss(model, (torch.ones(4, 3), torch.zeros(4))) + factor).backward()
+            optimizer.step()
+
+    assert seen(lambda: train(0.0, torch.nan, torch.nan))["nonFiniteLoss"] == {"step": 2, "steps": 2}
+    assert (
+        capsys.readouterr().err.count("the loss of step 2, or of one shortly before, is nan; training continues") == 1
+    )
+    assert seen(lambda: train(0.0, torch.nan, 0.0))["nonFiniteLoss"] is None
+
+
+@pytest.mark.parametrize("policy", ["Stop", "Rollback"])
+def test_a_loss_that_is_not_finite_ends_a_script_without_snapshots(tmp_path: Path, policy: str) -> None:
+    observer = ScriptObserver(Heartbeat(tmp_path), 1, non_finite_loss=policy)
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
+    observer.backward_begins(torch.tensor(torch.inf))
+    with pytest.raises(LossNotFinite, match="the loss of step 1, or of one shortly before, is inf"):
+        observer.stepped(optimizer)

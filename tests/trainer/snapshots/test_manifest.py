@@ -43,6 +43,7 @@ def test_the_fields_are_those_of_the_contract() -> None:
     assert value == {
         "version": 1, "job": "digits", "uid": "0b0c", "attempt": 0, "step": 100, "epoch": 2, "samples": 6400,
         "worldSize": 2, "strategy": "ddp", "globalBatch": 64, "time": 1763703999.0, "kind": "periodic",
+            "lossIsFinite": True, "config": {},
         "files": {"model.safetensors": {"bytes": 12345, "sha256": "a" * 64}},
     }  # fmt: skip
 

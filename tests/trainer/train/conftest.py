@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import json
 import runpy
+import signal
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
+import torch.distributed as dist
 from tests.support.starting import starts_processes
 from tests.trainer.train.volume import HERE, Volume
 
+from ddp_trainer.client import run as client_run
+from ddp_trainer.contract.heartbeat import Heartbeat
 from ddp_trainer.rank.world import World, process_group
+from ddp_trainer.train.build import build
+from ddp_trainer.train.command_line import parse
 
 
 @pytest.fixture
@@ -72,3 +78,29 @@ def largest_difference(one: Mapping[int, float], other: Mapping[int, float]) -> 
 def difference() -> Callable[[Mapping[int, float], Mapping[int, float]], float]:
     """The largest difference between two runs' losses of one step; they must have the same steps."""
     return largest_difference
+
+
+@pytest.fixture
+def train_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Volume]]:
+    """Train with the built-in loop on one rank, in this process, as the next attempt of a job on its own volume."""
+    handler = signal.getsignal(signal.SIGTERM)
+    monkeypatch.syspath_prepend(HERE)
+    monkeypatch.setattr(client_run, "leave_as_preempted", lambda step: None)
+    attempts = iter(range(9))
+
+    def trained(*flags: str, **variables: str) -> Volume:
+        volume = Volume(tmp_path)
+        with pytest.MonkeyPatch.context() as environ, process_group(World(), timeout_seconds=30):
+            for name, value in volume.environment(DDPJOB_ATTEMPT=str(next(attempts)), **variables).items():
+                if name.startswith("DDPJOB_"):
+                    environ.setenv(name, value)
+            try:
+                config = parse(["--strategy=single", "--no-deterministic", *flags])
+                build(config, World(), Heartbeat.from_env()).run()
+            except BaseException:
+                dist.destroy_process_group()  # for the next attempt
+                raise
+        return volume
+
+    yield trained
+    signal.signal(signal.SIGTERM, handler)

@@ -16,6 +16,8 @@ from torch.utils.data import Dataset, TensorDataset
 
 from ddp_trainer.tasks import Task
 from ddp_trainer.tasks.digits import Digits
+from ddp_trainer.tasks.toy_linear import ToyLinear
+from ddp_trainer.train.data import BatchPlan
 
 RANK = int(os.environ.get("RANK", "0"))
 
@@ -44,6 +46,33 @@ class Struck(Digits):
                     raise ValueError("a sample that cannot be trained on (seeded)")
                 os.kill(os.getpid(), self._signal)
         return super().loss(output, batch)
+
+
+class Unstable(ToyLinear):
+    """64 samples, and a loss that is NaN for a batch that begins with a certain one: the first of batch `step` of the
+    first epoch, unless it is 0. With `gradient`, the gradient is NaN and the loss is not; with `heals`, the gradient is
+    finite and the next loss as well.
+    """
+
+    def __init__(self, step: int, gradient: bool = False, heals: bool = False, validates: bool = False) -> None:
+        super().__init__(samples=64)
+        order = BatchPlan(samples=64, global_batch=4).order(0)
+        self._bad = super().train_dataset().tensors[0][order[4 * (step - 1)]] if step else None
+        self._gradient = gradient
+        self._heals = heals
+        self._validates = validates
+
+    def eval_dataset(self) -> Dataset[Any] | None:
+        return self.train_dataset() if self._validates else None
+
+    def loss(self, output: Tensor, batch: tuple[Tensor, Tensor]) -> Tensor:
+        loss = super().loss(output, batch)
+        if self._bad is None or not torch.equal(batch[0][0], self._bad):
+            return loss
+        if self._gradient:
+            output.register_hook(lambda gradient: gradient * torch.nan)
+            return loss
+        return loss + torch.nan if self._heals else loss * torch.nan
 
 
 class Hungry(Digits):

@@ -42,6 +42,7 @@ KUBERNETES = frozenset([
 OTHER = frozenset([
     "All", "Ei", "ExcludeNode", "Fail", "FirstNode", "Gi", "InPlace", "Ki", "Mi", "Missing", "None",
     "OutOfMemoryError", "Pi", "ProcessRaisedException", "Rendezvous", "Restart", "RestartAndIgnoreMaxRestarts", "Ti",
+    "Warn",
 ])  # fmt: skip
 """Units, values of the spec, and names in exceptions."""
 

@@ -33,6 +33,7 @@ import atexit
 import os
 import sys
 from collections.abc import Collection, Mapping
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -44,6 +45,8 @@ from ddp_trainer.contract.environment import parse_job, parse_rank
 from ddp_trainer.contract.exit_codes import UserError
 from ddp_trainer.contract.heartbeat import Heartbeat, heartbeat_dir
 from ddp_trainer.contract.process_end import await_gloo
+from ddp_trainer.logs.runlog import RunLog
+from ddp_trainer.rank.failures import on_failure
 from ddp_trainer.rank.observe import close_observer, observing
 from ddp_trainer.rank.world import World
 from ddp_trainer.snapshots.session import Stateful
@@ -57,6 +60,7 @@ def attach(
     total_steps: int | None = None,
     per_rank: Mapping[str, Stateful] | None = None,
     changes_with_optimizer: Collection[str] = (),
+    config: Mapping[str, Any] | None = None,
     environ: Mapping[str, str] | None = None,
     **states: Stateful,
 ) -> Run:
@@ -71,8 +75,9 @@ def attach(
     `global_batch` is the number of samples of one step on all ranks together, `total_steps` how many steps
     there are to be; both only for what is reported. `changes_with_optimizer` names those states, besides modules,
     optimizers, schedulers and gradient scalers, that change only between `optimizer.step()` and `step_end`; with any
-    other there is no emergency snapshot, since it might be of the middle of a step. `environ` is the process's own
-    environment unless it is given.
+    other there is no emergency snapshot, since it might be of the middle of a step. `config`, such as
+    `vars(arguments)`, is noted in the manifest of each snapshot, as JSON. `environ` is the process's own environment
+    unless it is given.
 
     A model's GPU becomes the current device of this process. Raises UserError for what cannot be saved rightly, and
     says what to do instead.
@@ -100,15 +105,22 @@ def attach(
     observer = observing() if model is None else None
     if observer is None:
         close_observer()  # from here on the run reports
-    return Run(
+    job = parse_job(environ, default_name="training")
+    log = RunLog(job, world)
+    _close_at_exit(log)
+    run = Run(
         saved,
         world,
-        parse_job(environ, default_name="training"),
+        job,
         observer.heartbeat if observer is not None else _heartbeat(environ, world),
-        observer,
+        log=log,
+        observer=observer,
         global_batch=global_batch,
         total_steps=total_steps,
+        config=config,
     )
+    on_failure(run.emergency)
+    return run
 
 
 def _world(environ: Mapping[str, str], device: torch.device) -> World:
@@ -141,3 +153,9 @@ def _heartbeat(environ: Mapping[str, str], world: World) -> Heartbeat:
     run_dir = parse_rank(environ).run_dir
     directory = heartbeat_dir(run_dir) if run_dir else None
     return Heartbeat(directory, rank=world.rank, local_rank=world.local_rank, own_loop=True)
+
+
+def _close_at_exit(log: RunLog) -> None:
+    """A library that trains does not say when it is done, so nothing may call `finish`."""
+    pid = os.getpid()
+    atexit.register(lambda: log.close() if os.getpid() == pid else None)

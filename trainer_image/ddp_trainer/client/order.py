@@ -9,7 +9,7 @@ What changes after `step_end` and before the next optimizer step is in no snapsh
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch.amp import GradScaler
@@ -25,7 +25,9 @@ from ddp_trainer.snapshots.codec.state import Stateful
 class CallOrder:
     """Watches the states of a run between the end of a step and the next update."""
 
-    def __init__(self, states: Mapping[str, Stateful]) -> None:
+    def __init__(self, states: Mapping[str, Stateful], on_update: Callable[[], None] | None = None) -> None:
+        """`on_update` is called before each update."""
+        self._on_update = on_update
         self._marked = {name: value for name, value in states.items() if isinstance(value, LRScheduler | AveragedModel)}
         self._can_tell = any(isinstance(value, Optimizer | GradScaler) for value in states.values())
         self._has_updated = False
@@ -63,6 +65,8 @@ class CallOrder:
         self.check()
         self._marks = None
         self._has_updated = True
+        if self._on_update is not None:
+            self._on_update()
 
 
 def _mark(value: Stateful) -> Any:

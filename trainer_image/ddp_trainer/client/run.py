@@ -7,42 +7,44 @@ run.should_stop()                       after it: whether to leave the loop
 run.finish()                            once, after the loop
 
 run.phase("validate"), run.beat()       around and in what takes long and is no step
+run.agreed_to_stop(), run.stop()        in it, to leave before its end
 run.log(accuracy=0.9)                   values of the program's own, at any time
 run.checkpoint(step), run.latest()      files of the program's own, at any time
 """
 
 from __future__ import annotations
 
-import atexit
+import contextlib
+import json
 import math
-import os
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
-import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from ddp_trainer.client.finite import FiniteLosses
 from ddp_trainer.client.order import CallOrder
 from ddp_trainer.client.states import LOSSES, States
+from ddp_trainer.client.steps import PLOT_STEPS, Steps
 from ddp_trainer.contract.environment import JobEnvironment
-from ddp_trainer.contract.exit_codes import Preempted, UserError
+from ddp_trainer.contract.exit_codes import LossNotFinite, Preempted, RollBack, UserError
 from ddp_trainer.contract.heartbeat import Heartbeat
-from ddp_trainer.logs.runlog import RunLog, SnapshotReporter, StepLog
-from ddp_trainer.rank.failures import on_failure
+from ddp_trainer.logs.runlog import RunLog, SnapshotReporter
 from ddp_trainer.rank.observe import ScriptObserver
-from ddp_trainer.rank.step_reduce import StepReduce
-from ddp_trainer.rank.stop_request import StopRequest, leave_as_preempted
+from ddp_trainer.rank.stop_request import leave_as_preempted
 from ddp_trainer.rank.world import World
 from ddp_trainer.snapshots.checkpoints import Checkpoints
 from ddp_trainer.snapshots.ranks import Ranks
 from ddp_trainer.snapshots.schedule import SaveInterval, SaveSchedule
 from ddp_trainer.snapshots.session import Progress, Snapshots
+from ddp_trainer.snapshots.trust import rollback
+from ddp_trainer.snapshots.trust.fence import Fence
 from ddp_trainer.snapshots.trust.manifest import Manifest
 from ddp_trainer.snapshots.trust.names import job_directory
 from ddp_trainer.snapshots.values import Identity, SnapshotEvent
@@ -53,14 +55,13 @@ PHASES: Final = ("load", "validate", "save")
 MOST_VALUES: Final = 64
 """Names of values that a run may log: each is a series of Prometheus."""
 
-PLOT_STEPS: Final = 10
-"""Steps from one point in TensorBoard to the next."""
-
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_./-]{0,63}")
 
 
 class Run:
-    """A training run: `step`, `samples` and `epoch` finished, over all attempts. Made by `attach`."""
+    """A training run: `step`, `samples` and `epoch` finished, over all attempts. Made by `attach`, and by the built-in
+    loop for itself.
+    """
 
     def __init__(
         self,
@@ -68,53 +69,73 @@ class Run:
         world: World,
         job: JobEnvironment,
         heartbeat: Heartbeat,
-        observer: ScriptObserver | None,
         *,
+        log: RunLog,
+        observer: ScriptObserver | None = None,
         global_batch: int,
         total_steps: int | None,
+        strategy: str = "own",
+        plot_every: int = PLOT_STEPS,
+        plotted: Callable[[], Mapping[str, float]] = dict,
+        prints_steps: bool = False,
+        config: Mapping[str, Any] | None = None,
     ) -> None:
-        """`observer` is what reports steps; None where the run does so itself. Without states, the program saves."""
-        self.step = 0
-        self.samples = 0
-        self.epoch = 0
+        """`observer` is what reports steps; None where the run does so itself. Without states, the program saves.
+
+        `strategy` names how ranks train together, for snapshots; `config` are the settings of the program. The rest is
+        as in `Steps`.
+        """
         self._global_batch = global_batch
-        self._total_steps = total_steps
         self._world = world
         self._heartbeat = heartbeat
         self._observer = observer
-        self._log = RunLog(job, world)
-        self._log.losses.before_save = self._record_loss
-        _close_at_exit(self._log)
-        self._step_log = StepLog(self._log, total_steps)
-        self._step_reduce = StepReduce(world)
-        self._has_loss = False
-        self._stop = StopRequest()
+        self._log = log
+        self._config = None if config is None else json.loads(json.dumps(config, default=str))
+        self._policy = job.non_finite_loss
+        self._losses = FiniteLosses(job.non_finite_loss, log, heartbeat, self._ask_to_roll_back)
+        self._optimizer = next((value for value in states.live.values() if isinstance(value, Optimizer)), None)
+        self._steps = Steps(
+            world,
+            log,
+            heartbeat if observer is None else None,
+            total_steps=total_steps,
+            learning_rate=lambda: self._learning_rate,
+            plot_every=plot_every,
+            plotted=plotted,
+            prints=prints_steps,
+            losses=self._losses,
+        )
         self._stopping = False
         self._should_save = False
         self._is_resumed = False
+        self._is_failing = False
         self._logged: set[str] = set()
         self._has_refused = False
-        self._order = CallOrder(states.live)
-        self._optimizer = next((value for value in states.live.values() if isinstance(value, Optimizer)), None)
-        report = SnapshotReporter(heartbeat, self._log)
+        report = SnapshotReporter(heartbeat, log)
+        # a group of its own, where training uses NCCL
+        needed = not states.saved or job.non_finite_loss == "Rollback"
+        self._ranks = Ranks(world.rank, world.size if needed else 1)
         self._snapshots: Snapshots | None = None
         self._schedule: SaveSchedule | None = None
         if states.saved:
             self._snapshots = Snapshots.of_job(
-                {**states.saved, LOSSES: self._log.losses},
+                {**states.saved, LOSSES: log.losses},
                 job,
                 world,
-                strategy="own",
+                strategy=strategy,
                 global_batch=global_batch,
                 on_event=report,
                 sharded=states.sharded,
                 per_rank=states.per_rank,
                 changes_with_optimizer=(LOSSES, *states.changes_with_optimizer),
+                config=self._config,
+                loss_is_finite=self._loss_is_finite,
             )
+        self._order = CallOrder(states.live, self._snapshots.begin_update if self._snapshots is not None else None)
         directory = job_directory(job.shared, job.name)
         if not states.saved:
-            ranks = Ranks(world.rank, world.size)
-            self._schedule = SaveSchedule(SaveInterval.parse(job.snapshot_every), ranks, directory, nodes=job.nodes)
+            every = SaveInterval.parse(job.snapshot_every)
+            self._schedule = SaveSchedule(every, self._ranks, directory, nodes=job.nodes)
 
         def checkpointed(event: SnapshotEvent) -> None:
             chosen = self._schedule.saved(event) if self._schedule and event.result == "saved" else event
@@ -126,9 +147,34 @@ class Run:
             identity=Identity(job.name, job.uid, job.created, job.attempt, world.rank, world.size, job.nodes),
             global_batch=global_batch,
             on_event=checkpointed,
+            keep_every=job.snapshot_keep_every,
+            config=self._config,
         )
         self._found: tuple[tuple[Manifest, Path] | None] | None = None
         """What `latest` or `resume` has verified for the other of the two."""
+
+    @property
+    def step(self) -> int:
+        """Finished optimizer steps."""
+        return self._steps.step
+
+    @step.setter
+    def step(self, step: int) -> None:
+        self._steps.step = step
+
+    @property
+    def samples(self) -> int:
+        """Samples trained on by all ranks; 0 where `global_batch` is not known."""
+        return self._steps.samples
+
+    @property
+    def epoch(self) -> int:
+        """Finished epochs."""
+        return self._steps.epoch
+
+    @epoch.setter
+    def epoch(self, epoch: int) -> None:
+        self._steps.epoch = epoch
 
     # The loop
 
@@ -152,49 +198,73 @@ class Run:
             if manifest is not None:
                 self._checkpoints.resumed(manifest)
         if manifest is not None:
-            self.step, self.epoch, self.samples = manifest.step, manifest.epoch, manifest.samples
+            steps = self._steps
+            steps.step, steps.epoch, steps.samples = manifest.step, manifest.epoch, manifest.samples
         if self._schedule is not None:
             self._schedule.start(self.step)
+        if self._policy == "Rollback":
+            fence = self._fence
+            (self._losses.rollbacks,) = self._ranks.numbers_from_first(0 if fence is None else rollback.count(fence))
         self._is_resumed = True
         self._order.begins()
         self._log.resumed(self.step)
-        self._log.event("resumed" if self.step else "started", step=self.step, worldSize=self._world.size)
+        facts: dict[str, Any] = {"samples": self.samples, "worldSize": self._world.size}
+        facts["totalSteps"] = self._steps.total_steps
+        if self._config is not None:
+            facts["config"] = self._config
+        if self._losses.rollbacks:
+            facts["rollbacks"] = self._losses.rollbacks
+        self._log.event("resumed" if self.step else "started", step=self.step, **facts)
         self.listen()
-        if self._snapshots is not None:
-            on_failure(self._emergency)
         if self._observer is not None:
-            self._observer.begins(step=self.step, total_steps=self._total_steps)
+            self._observer.begins(step=self.step, total_steps=self._steps.total_steps)
         else:
             self._heartbeat.resumed(self.step, self.samples)
             self._heartbeat.enter("first_step")
         return self.step
 
-    def step_end(self, loss: Tensor | float | None = None, *, epoch_end: bool = False) -> None:
+    def step_end(
+        self,
+        loss: Tensor | float | None = None,
+        *,
+        epoch_end: bool = False,
+        samples: int | None = None,
+        weight: float | None = None,
+        gradient_norm: Tensor | float | None = None,
+    ) -> None:
         """Say that an optimizer step is done, with this rank's mean loss if it is known; saves if it is time.
 
         Call it after `optimizer.step()`, and after whatever else the step changes, such as `scheduler.step()`. Once all
         ranks agreed to stop, it has saved a snapshot, and `should_stop` says so. A loop that goes on nevertheless gets
-        Preempted at the next call.
+        Preempted at the next call. After the last of `total_steps` steps neither happens: `finish` is next.
+
+        A step that is not on `global_batch` samples says on how many, of all ranks together, with `samples`. Where
+        ranks have different numbers of them, `weight` is this rank's share, 1 in the sum over all ranks; losses that
+        are shares already have a weight of 1. With the norm of its gradients, as `clip_grad_norm_` returns it, a step
+        that makes the weights NaN is known before a snapshot holds them; not with a gradient scaler, which skips it.
         """
         self._check_resumed("step_end")
         if self._stopping:
             raise Preempted(f"asked to stop; the run ends after step {self.step}")
         self._order.step_ended()
-        stop = self._agreed_to_stop()
-        self.step += 1
-        self.samples += self._global_batch
-        self._begin_reduce(loss)
-        self.epoch += epoch_end
-        self._report()
-        if self._snapshots is not None:
-            if stop:
-                self._save_and_stop()
-            else:
-                self._snapshots.step_end(self._progress, epoch_end=epoch_end)
+        stop = self._steps.agreed_to_stop()
+        if loss is None and self._observer is not None:
+            loss = self._observer.last_loss
+        self._steps.end(
+            loss,
+            weight=weight,
+            samples=self._global_batch if samples is None else samples,
+            epoch_end=epoch_end,
+            gradient_norm=gradient_norm,
+        )
+        if self.step == self._steps.total_steps and self._snapshots is not None:
+            return
+        if stop:
+            self.stop()
+        elif self._snapshots is not None:
+            self._snapshots.step_end(self._steps.progress, epoch_end=epoch_end)
         elif self._schedule is not None:
-            self._should_save = stop or self._schedule.after(self._progress, epoch_end=epoch_end)
-            if stop:
-                self._stop_here()
+            self._should_save = self._schedule.after(self._steps.progress, epoch_end=epoch_end)
 
     def should_stop(self) -> bool:
         """Whether to leave the loop, the same on every rank; the exit code will say preempted. The snapshot is saved;
@@ -216,19 +286,61 @@ class Run:
         if self._stopping:
             self._log.close()  # a program that saves itself has done so only now
             return
+        self.save_last()
+        self.log(metrics)
+        self._steps.report_epoch()
+        self._log.event("finished", step=self.step, samples=self.samples, **metrics)
+        self._log.close()
+        self._heartbeat.enter("done")
+
+    def save_last(self) -> None:
+        """Save the last snapshot, as `finish` does, before something long that comes first, such as a validation."""
         self._order.check()
         if self._snapshots is not None:
             self._save("final")
-        self.log(metrics)
-        self._log.event("finished", step=self.step, **metrics)
+
+    def agreed_to_stop(self) -> bool:
+        """In what is no step, such as after each batch of a validation, on every rank alike: whether a rank had been
+        asked to stop at the call before. `stop` then saves.
+        """
+        return self._steps.agreed_between_steps()
+
+    def stop(self) -> None:
+        """After the end of a step, on every rank alike: save it, and let `should_stop` say so."""
+        if self._snapshots is not None:
+            self._save("preempted")
+        else:
+            self._should_save = True
+        self._log.event("preempted", step=self.step)
+        if self._snapshots is not None:
+            self._log.print_line(f"asked to stop: snapshot of step {self.step}{self._of_total} is saved")
+            self._log.close()
+        self._stopping = True
+        leave_as_preempted(self.step)
+
+    def emergency(self, error: Exception) -> None:
+        """After an exception that ends training: save the last finished step, if the states are still those of it.
+        `attach` has this called.
+        """
+        if self._snapshots is None or not self._is_resumed:
+            return
+        self._heartbeat.enter("save")
+        if isinstance(error, LossNotFinite | RollBack):
+            self._snapshots.close()  # the one before, which is worth waiting for
+            self._log.close()
+            return
+        # what is known now has to do: the other ranks may be gone
+        with contextlib.suppress(Exception):
+            self._steps.record_loss()
+        self._is_failing = True
+        self._snapshots.emergency(error)
         self._log.close()
-        self._heartbeat.enter("done")
 
     def listen(self) -> None:
         """From now on SIGTERM asks all ranks to stop after a step, also where a library has put a handler of its own in
         place since `resume`.
         """
-        self._stop.listen()
+        self._steps.listen()
 
     # What is no step
 
@@ -241,11 +353,12 @@ class Run:
             raise UserError(f"run.phase({name!r}): the phases are {', '.join(PHASES)}")
         before = self._heartbeat.phase
         self._heartbeat.enter(name)
-        self._step_log.paused()
+        self._steps.paused()
         try:
             yield
         finally:
             self._heartbeat.enter(before)
+        self._steps.go_on()
 
     def beat(self) -> None:
         """Say that this rank is alive, for instance once a validation batch."""
@@ -270,6 +383,7 @@ class Run:
         numbers = {name: value for name, value in numbers.items() if name not in refused}
         self._logged |= numbers.keys()
         if numbers:
+            self._steps.measured(numbers)
             self._heartbeat.metrics(**numbers)
             self._log.scalars(self.step, {name: value for name, value in numbers.items() if math.isfinite(value)})
 
@@ -289,7 +403,8 @@ class Run:
             raise UserError(f"run.checkpoint({step}): a step is a whole number of at least 0")
         kind: Literal["preempted", "periodic"] = "preempted" if self._stopping else "periodic"
         progress = Progress(at, self.epoch, self.samples)
-        with self.phase("save"), self._checkpoints.writing(progress, kind=kind) as folder:
+        finite = self._loss_is_finite()
+        with self.phase("save"), self._checkpoints.writing(progress, kind=kind, loss_is_finite=finite) as folder:
             yield folder
         self._found = None
         if at == self.step:
@@ -301,50 +416,47 @@ class Run:
         self._found = None if self._is_resumed else (newest,)
         return None if newest is None else newest[1]
 
-    # A step, part by part
+    @property
+    def _of_total(self) -> str:
+        total = self._steps.total_steps
+        return "" if total is None else f" of {total}"
 
     @property
-    def _progress(self) -> Progress:
-        return Progress(step=self.step, epoch=self.epoch, samples=self.samples)
+    def rollbacks(self) -> int:
+        """How often this job was rolled back from a loss that is not finite, with the policy Rollback. Have the order
+        of your data depend on it: the same order leads to the same loss.
+        """
+        return self._losses.rollbacks
+
+    def check_loss(self, loss: float) -> None:
+        """A loss after this step that all ranks have alike, such as that of a validation: one that is not finite is
+        handled as that of a step.
+        """
+        self._losses.seen(self.step, loss, of="the validation after step")
+
+    @property
+    def _fence(self) -> Fence | None:
+        return self._snapshots.fence if self._snapshots is not None else self._checkpoints.fence
+
+    def _loss_is_finite(self) -> bool:
+        """For a snapshot of this step."""
+        if not self._is_failing:
+            self._steps.record_loss()
+        return self._losses.is_finite
+
+    def _ask_to_roll_back(self, step: int) -> bool:
+        """On all ranks alike: whether the next attempt knows that it is to go back to before `step`."""
+        fence, is_asked = self._fence, False
+        if fence is not None:
+            with contextlib.suppress(OSError):
+                rollback.ask(fence, step=step)
+                is_asked = True
+        (is_asked_by_first,) = self._ranks.numbers_from_first(int(is_asked))
+        return bool(is_asked_by_first)
 
     def _check_resumed(self, call: str) -> None:
         if not self._is_resumed:
             raise UserError(f"run.{call}() was called before run.resume(): call resume() once, before the loop")
-
-    def _agreed_to_stop(self) -> bool:
-        self._record_loss()
-        result = self._step_reduce.result()
-        return result is not None and result.stop
-
-    def _begin_reduce(self, loss: Tensor | float | None) -> None:
-        self._has_loss = loss is not None
-        part = loss.detach() if isinstance(loss, Tensor) else torch.tensor(0.0 if loss is None else loss)
-        self._step_reduce.start(part / self._world.size, step=self.step, epoch=self.epoch, stop=self._stop.raised)
-
-    def _record_loss(self) -> None:
-        result = self._step_reduce.result()
-        if result is None or not self._has_loss or result.step <= self._log.losses.last_step:
-            return
-        self._log.losses.append(step=result.step, epoch=result.epoch, loss=result.loss)
-        if result.step % PLOT_STEPS == 0:
-            self._step_log.plot(result, learning_rate=self._learning_rate)
-
-    def _report(self) -> None:
-        """Tell the heartbeat, unless the observer does. The loss is that of the step before, which costs no wait."""
-        if self._global_batch:
-            self._step_log.trained(self._global_batch)
-        if self._observer is not None:
-            return
-        self._heartbeat.enter("train")
-        self._heartbeat.step(
-            step=self.step,
-            epoch=self.epoch,
-            total_steps=self._total_steps,
-            samples=self.samples if self._global_batch else None,
-            loss=self._log.losses.last_loss,
-            samples_per_second=self._step_log.samples_per_second,
-            learning_rate=self._learning_rate,
-        )
 
     @property
     def _learning_rate(self) -> float | None:
@@ -352,34 +464,15 @@ class Run:
         rate = self._optimizer.param_groups[0].get("lr") if self._optimizer is not None else None
         return float(rate) if isinstance(rate, int | float) else None
 
-    def _emergency(self, error: Exception) -> None:
-        """Save the last finished step, if the states are still those of it."""
-        assert self._snapshots is not None
-        self._heartbeat.enter("save")
-        self._snapshots.emergency(error)
-        self._log.close()
-
-    def _save_and_stop(self) -> None:
-        self._save("preempted")
-        self._stop_here()
-        self._log.close()
-
-    def _stop_here(self) -> None:
-        self._log.event("preempted", step=self.step)
-        self._stopping = True
-        leave_as_preempted(self.step)
-
     def _save(self, kind: Literal["preempted", "final"]) -> None:
+        """Save and wait. Raises RuntimeError if the volume would not take it: then this was no orderly end."""
         assert self._snapshots is not None
-        self._record_loss()
+        self._steps.record_loss()
         self._heartbeat.enter("save")
-        saved = self._snapshots.save(self._progress, kind=kind, wait=True)
+        saved = self._snapshots.save(self._steps.progress, kind=kind, wait=True)
         self._snapshots.close()
         if not saved:
-            raise RuntimeError(f"the {kind} snapshot of step {self.step} could not be saved; see the events before it")
-
-
-def _close_at_exit(log: RunLog) -> None:
-    """A library that trains does not say when it is done, so nothing may call `finish`."""
-    pid = os.getpid()
-    atexit.register(lambda: log.close() if os.getpid() == pid else None)
+            raise RuntimeError(
+                f"the {kind} snapshot of step {self.step} could not be saved; the events before say why. The run goes "
+                "on from the newest one that was, when it is started again"
+            )

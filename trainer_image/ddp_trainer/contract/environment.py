@@ -23,6 +23,10 @@ MAX_PID: Final = 2**22
 
 MAX_CREATED: Final = 10**12 - 1
 MAX_KEEP: Final = 1_000_000
+MAX_STEPS: Final = 10**9
+NON_FINITE_LOSS: Final = ("Warn", "Stop", "Rollback")
+"""Of `spec.nonFiniteLossPolicy`; the first is the default."""
+
 USAGE = (
     "python -m ddp_trainer.launch --module PACKAGE.MODULE [-- ARG...]\n"
     "       python -m ddp_trainer.launch --script PATH.py [-- ARG...]"
@@ -151,6 +155,11 @@ class JobEnvironment:
     shared: Path
     snapshot_every: str
     snapshot_keep: int
+    snapshot_keep_every: int | None = None
+    """Steps; None where only the newest are kept."""
+
+    non_finite_loss: str = "Warn"
+    """One of NON_FINITE_LOSS."""
 
     @property
     def log_dir(self) -> Path:
@@ -250,6 +259,8 @@ def parse_job(env: Mapping[str, str], *, default_name: str) -> JobEnvironment:
         shared=Path(env.get("DDPJOB_SHARED") or "shared").absolute(),
         snapshot_every=env.get("DDPJOB_SNAPSHOT_EVERY") or "100steps",
         snapshot_keep=reader.integer("DDPJOB_SNAPSHOT_KEEP", 1, MAX_KEEP, default=3),
+        snapshot_keep_every=reader.integer("DDPJOB_SNAPSHOT_KEEP_EVERY", 1, MAX_STEPS, default=0) or None,
+        non_finite_loss=reader.choice("DDPJOB_NON_FINITE_LOSS", NON_FINITE_LOSS),
     )
     reader.check()
     return parsed
@@ -297,6 +308,12 @@ class _Reader:
         if value is None or not low <= value <= high:
             self.problems.append(f"{name}={text!r} must be a whole number from {low} to {high}")
             return low
+        return value
+
+    def choice(self, name: str, choices: Sequence[str]) -> str:
+        value = self._env.get(name) or choices[0]
+        if value not in choices:
+            self.problems.append(f"{name}={value!r} must be one of {', '.join(choices)}")
         return value
 
     def seconds(self, name: str, default: float) -> float:

@@ -26,6 +26,16 @@ class UserError(Exception):
     exit_code: ClassVar[int] = EXIT_USER
 
 
+class LossNotFinite(UserError):
+    """The loss is NaN or infinite, and the job is to fail then; the message says at which step."""
+
+
+class RollBack(Exception):
+    """The loss is NaN or infinite, and the next attempt goes on from before; the message says at which step."""
+
+    exit_code: ClassVar[int] = EXIT_FAILED
+
+
 class FencedError(Exception):
     """A newer attempt holds the fencing token of the volume; this one must write nothing more."""
 

@@ -99,6 +99,7 @@ class Heartbeat:
             "totalSteps": None,
             "samples": None,
             "loss": None,
+            "nonFiniteLoss": None,
             "samplesPerSecond": None,
             "learningRate": None,
             "stepSeconds": None,
@@ -114,6 +115,7 @@ class Heartbeat:
                 "steps": 0,
                 "samples": 0,
                 "outOfMemory": 0,
+                "nonFiniteLosses": 0,
                 "saves": {},
                 "stepSeconds": _histogram(),
                 "stallSeconds": _histogram(),
@@ -129,6 +131,12 @@ class Heartbeat:
         own = parse_rank(os.environ if environ is None else environ)
         directory = heartbeat_dir(own.run_dir) if own.run_dir else None
         return cls(directory, rank=own.rank, local_rank=own.local_rank, observed=observed, own_loop=own_loop)
+
+    @property
+    def loss(self) -> float | None:
+        """The last loss that was read: not each one is."""
+        loss: float | None = self._state["loss"]
+        return loss
 
     @property
     def phase(self) -> str:
@@ -237,6 +245,19 @@ class Heartbeat:
                 _observe(counters["saveSeconds"], save_seconds)
                 self._state["saveSeconds"] = save_seconds + (stall_seconds or 0.0)
             self.flush()
+
+    def non_finite_loss(self, step: int | None) -> None:
+        """The loss of `step` is NaN or infinite; None once it is finite again."""
+        with self._lock:
+            before = self._state["nonFiniteLoss"]
+            if step is None:
+                self._state["nonFiniteLoss"] = None
+            else:
+                self._state["counters"]["nonFiniteLosses"] += 1
+                first = step if before is None else before["step"]
+                self._state["nonFiniteLoss"] = {"step": first, "steps": 1 if before is None else before["steps"] + 1}
+            if (before is None) != (step is None):
+                self.flush()
 
     def out_of_memory(self, micro_batch: int) -> None:
         """Some rank had too little memory: from here on all take micro-batches of at most so many samples."""

@@ -21,7 +21,9 @@ from ddp_trainer.contract.exit_codes import (
     EXIT_PREEMPTED,
     EXIT_USER,
     FencedError,
+    LossNotFinite,
     Preempted,
+    RollBack,
     UserError,
 )
 from ddp_trainer.contract.json_files import FULL, read_json, reserve, write_json
@@ -70,6 +72,8 @@ def signal_of(code: int) -> str | None:
 
 
 def _classify_one(error: BaseException) -> ExitClass | None:
+    if isinstance(error, LossNotFinite | RollBack):
+        return error.exit_code, "LossNotFinite"
     if isinstance(error, UserError | SyntaxError):
         return EXIT_USER, "UserError"
     if isinstance(error, ImportError):
@@ -149,7 +153,7 @@ def outcome_of(error: BaseException | None, *, rank: int, local_rank: int, pid: 
     outcome["exception"] = _qualified_name(error)
     message = _of_another_process(error) or str(error) or type(error).__name__
     outcome["message"] = message.removeprefix(_USER_ERROR)
-    if not isinstance(error, UserError):  # its message says what to do; where it was raised is of no use to a person
+    if not isinstance(error, UserError | RollBack):  # their messages say what to do; where they were raised is no help
         outcome["traceback"] = "".join(traceback.format_exception(_trimmed(error)))
     return outcome
 

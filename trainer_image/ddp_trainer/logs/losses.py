@@ -22,6 +22,7 @@ from typing import Any
 from ddp_trainer.logs.log_files import LogFile, LogThread, WriteErrors
 
 FOLDER = "losses"
+EVENTS = "events.jsonl"
 FLUSH_SECONDS = 1.0
 
 
@@ -35,6 +36,16 @@ def read_losses(log_dir: Path) -> list[dict[str, Any]]:
             elif isinstance(entry.get("step"), int):
                 history[entry["step"]] = entry
     return [history[step] for step in sorted(history)]
+
+
+def read_epochs(log_dir: Path) -> list[dict[str, Any]]:
+    """The figures of each epoch, in order, as the last attempt that finished it has them."""
+    found: dict[int, dict[str, Any]] = {}
+    path = log_dir / EVENTS
+    for entry in _entries(path) if path.exists() else ():
+        if entry.get("event") == "epoch" and isinstance(entry.get("epoch"), int):
+            found[entry["epoch"]] = {name: value for name, value in entry.items() if name not in ("event", "time")}
+    return [found[epoch] for epoch in sorted(found)]
 
 
 def _entries(path: Path) -> Iterator[dict[str, Any]]:
@@ -64,6 +75,9 @@ class LossLog:
         self._restored: Sequence[str] = ()
         self.last_step = 0
         self.last_loss: float | None = None
+        self.epoch: int | None = None
+        """The one of the last losses; None where none has been since the last mean was taken."""
+        self._sum, self._count = 0.0, 0
         self.before_save: Callable[[], None] = lambda: None
         """Called when a snapshot is taken, to append what is still on its way."""
 
@@ -79,6 +93,10 @@ class LossLog:
     def append(self, *, step: int, epoch: int, loss: float) -> None:
         """Log the mean loss of one finished step; written out about once a second."""
         self.last_step, self.last_loss = step, loss
+        if epoch != self.epoch:
+            self.epoch, self._sum, self._count = epoch, 0.0, 0
+        self._sum += loss
+        self._count += 1
         if self._file is None:
             return
         # repr of a float reads back as the same bits; JSON has no word for NaN
@@ -88,20 +106,29 @@ class LossLog:
             self._asked_at = time.monotonic()
             self._file.write_soon()
 
+    def epoch_mean(self) -> float:
+        """The mean loss of the steps of `epoch`, in all attempts, once: the next epoch begins."""
+        self.epoch = None
+        return self._sum / self._count
+
     def state_dict(self) -> dict[str, Any]:
         """`waiting` are lines that the volume refuses: none, unless the thread that writes the snapshot finds some."""
         # imported here: it needs torch, and reading losses does not
         from ddp_trainer.snapshots.codec.structure import Deferred
 
         self.before_save()
+        state = {"step": self.last_step, "epoch": self.epoch, "sum": self._sum, "count": self._count}
         if self._file is None:
-            return {"step": self.last_step, "waiting": []}
+            return {**state, "waiting": []}
         so_far = functools.partial(_made_durable, self._file, self._file.lines.added)
-        return {"step": self.last_step, "waiting": Deferred(so_far)}
+        return {**state, "waiting": Deferred(so_far)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over lines that were only in the snapshot."""
+        """Take over lines that were only in the snapshot, and what the epoch has so far; older images have not saved
+        that.
+        """
         self._restored = state.get("waiting", ())
+        self.epoch, self._sum, self._count = state.get("epoch"), state.get("sum", 0.0), state.get("count", 0)
 
     def close(self) -> None:
         """Write out what waits and let go of the file. Waits for the volume: not for the training thread."""

@@ -24,7 +24,7 @@ from typing import Any, Final
 from ddp_trainer.contract.environment import JobEnvironment
 from ddp_trainer.contract.heartbeat import Heartbeat
 from ddp_trainer.logs.log_files import LogFile, LogThread, WriteErrors
-from ddp_trainer.logs.losses import FOLDER, LossLog
+from ddp_trainer.logs.losses import EVENTS, FOLDER, LossLog
 from ddp_trainer.logs.writers import MetricWriter, OfflineWandb, TensorBoard
 from ddp_trainer.rank.step_reduce import StepResult
 from ddp_trainer.rank.world import World
@@ -48,7 +48,7 @@ class RunLog:
         self._wandb = wandb
         self._write_errors = WriteErrors()
         self._thread = LogThread()
-        self._events = LogFile(directory / "events.jsonl", self._thread, self._write_errors)
+        self._events = LogFile(directory / EVENTS, self._thread, self._write_errors)
         self._writers: list[MetricWriter] | None = None
         self._resumed_at = 0
         losses = directory / FOLDER / f"{Attempt(job.created, job.attempt, job.uid).name}.jsonl"
@@ -194,16 +194,14 @@ class StepLog:
         """The time since the last step is no step's."""
         self._recent.clear()
 
-    def plot(self, result: StepResult, *, learning_rate: float | None, skipped_steps: int | None = None) -> None:
-        """Write the metrics of a step. `skipped_steps` is None where no step can be skipped."""
+    def plot(self, result: StepResult, *, learning_rate: float | None, plotted: Mapping[str, float]) -> None:
+        """Write the metrics of a step, and those of `plotted`."""
         rate = self.samples_per_second
-        values = {"train/loss": result.loss}
+        values = {"train/loss": result.loss, **plotted}
         if learning_rate is not None:
             values["train/learning_rate"] = learning_rate
         if rate is not None:
             values["train/samples_per_second"] = rate
-        if skipped_steps is not None:
-            values["train/skipped_steps"] = skipped_steps
         self._log.scalars(result.step, values)
 
     def print_line(self, result: StepResult) -> None:

@@ -13,6 +13,9 @@ What is seen, and how:
 - samples: the batches that a `torch.utils.data.DataLoader` yielded for those backward passes, times the world size.
 - validation: a DataLoader that yields batch after batch without a backward pass.
 
+A loss that is NaN or infinite is reported, and ends the script with the policies Stop and Rollback: without snapshots
+of ours there is nothing to go back to.
+
 What cannot be seen stays unknown (null in `/status`): a script without an optimizer of torch's has no steps, one
 without a DataLoader no samples. The total and the epoch are known where the script uses transformers' or Lightning's
 Trainer, metrics also where it uses Accelerate's `log`. `close` also takes every hook away; a script that attaches
@@ -22,6 +25,7 @@ Trainer, metrics also where it uses Accelerate's `log`. `close` also takes every
 from __future__ import annotations
 
 import functools
+import math
 import os
 import sys
 import time
@@ -29,6 +33,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakKeyDictionary, ref
 
+from ddp_trainer.contract.exit_codes import LossNotFinite
 from ddp_trainer.contract.heartbeat import Heartbeat
 from ddp_trainer.rank import observe_accelerate, observe_lightning
 from ddp_trainer.rank.after_import import after_import
@@ -46,12 +51,12 @@ SMOOTHING: Final = 0.9
 _current: ScriptObserver | None = None
 
 
-def observe(heartbeat: Heartbeat, world_size: int) -> ScriptObserver:
+def observe(heartbeat: Heartbeat, world_size: int, *, non_finite_loss: str = "Warn") -> ScriptObserver:
     """Observe the script that this process is about to run, from the moment it imports torch."""
     global _current
     close_observer()
     heartbeat.enter("script")
-    _current = ScriptObserver(heartbeat, world_size)
+    _current = ScriptObserver(heartbeat, world_size, non_finite_loss=non_finite_loss)
     _current.after_import("torch", _current.hook_into_torch)
     _current.after_import("transformers.trainer", _current.hook_into_transformers)
     for connector in observe_lightning.MODULES:
@@ -76,7 +81,19 @@ def close_observer() -> None:
 class ScriptObserver:
     """Turns what the hooks see into heartbeats. `world_size` is the number of ranks that train on samples."""
 
-    def __init__(self, heartbeat: Heartbeat, world_size: int, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        heartbeat: Heartbeat,
+        world_size: int,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        non_finite_loss: str = "Warn",
+    ) -> None:
+        self.last_loss: Tensor | None = None
+        """Of this rank's last step."""
+        self._non_finite_loss = non_finite_loss
+        self._checks_loss = True
+        self._is_finite = True
         self._heartbeat = heartbeat
         self._world_size = world_size
         self._clock = clock
@@ -115,6 +132,7 @@ class ScriptObserver:
     def begins(self, *, step: int, total_steps: int | None) -> None:
         """Training goes on after `step` steps of an earlier run, towards `total_steps`."""
         self._before, self._total_steps = step, total_steps
+        self._checks_loss = False  # the run does
         self._heartbeat.resumed(step)
 
     def validates(self) -> None:
@@ -173,8 +191,26 @@ class ScriptObserver:
             samples_per_second=self._samples_per_second(samples, now),
             learning_rate=_learning_rate(optimizer),
         )
-        self._loss = None
+        self.last_loss, self._loss = self._loss, None
         self._stepped_at = now
+        if self._checks_loss:
+            self._check_loss(self._before + steps)
+
+    def _check_loss(self, step: int) -> None:
+        """The one that the heartbeat has read: not that of each step is, and NaN does not go away."""
+        loss = self._heartbeat.loss
+        is_finite = loss is None or math.isfinite(loss)
+        if is_finite and self._is_finite:
+            return
+        self._heartbeat.non_finite_loss(None if is_finite else step)
+        if is_finite or not self._is_finite:
+            self._is_finite = is_finite
+            return
+        self._is_finite = False
+        what = f"the loss of step {step}, or of one shortly before, is {loss}"
+        if self._non_finite_loss != "Warn":
+            raise LossNotFinite(what)
+        print(f"ddp_trainer: {what}; training continues", file=sys.stderr, flush=True)
 
     def hook_into_torch(self) -> None:
         """Put the hooks in place; torch has been imported."""
@@ -245,7 +281,7 @@ class ScriptObserver:
         """Take the hooks away."""
         while self._undo:
             self._undo.pop()()
-        self._loss = self._scaled = None
+        self.last_loss = self._loss = self._scaled = None
         # for what a library still calls: its callbacks stay where they are
         self._heartbeat = Heartbeat(None)
 

@@ -24,6 +24,8 @@ class StepResult:
     epoch: int
     loss: float
     stop: bool
+    gradient_norm: float = 0.0
+    """The mean over ranks; 0 where it is not known."""
 
 
 class StepReduce:
@@ -33,20 +35,26 @@ class StepReduce:
         self._world = world
         self._pending: tuple[int, int] | None = None
         self._result: StepResult | None = None
-        self._buffer = torch.zeros(2, dtype=torch.float64, device=world.device)
+        self._buffer = torch.zeros(3, dtype=torch.float64, device=world.device)
         cuda = world.device.type == "cuda"
-        self._host = torch.zeros(2, dtype=torch.float64, pin_memory=cuda)
+        self._host = torch.zeros(3, dtype=torch.float64, pin_memory=cuda)
         self._copied = torch.Event("cuda") if cuda else None
         self._work: dist.Work | None = None
+        self._has_norm = False
 
-    def start(self, loss_part: Tensor, *, step: int, epoch: int, stop: bool) -> None:
-        """Reduce finished step number `step`: this rank's part of its mean loss, and whether it was asked to
-        stop.
+    def start(
+        self, loss_part: Tensor, *, step: int, epoch: int, stop: bool, gradient_norm: Tensor | float | None = None
+    ) -> None:
+        """Reduce finished step number `step`: this rank's part of its mean loss, whether it was asked to stop, and the
+        norm of its gradients, if it is known.
         """
         assert self._pending is None, "the last result was not read"
         self._pending = (step, epoch)
         self._buffer[0] = loss_part
         self._buffer[1] = float(stop)
+        if gradient_norm is not None or self._has_norm:
+            self._buffer[2] = 0.0 if gradient_norm is None else gradient_norm
+            self._has_norm = gradient_norm is not None
         if self._world.size > 1:
             self._work = dist.all_reduce(self._buffer, async_op=True)
         if self._copied is not None:
@@ -65,8 +73,8 @@ class StepReduce:
                 if self._work is not None:
                     self._work.wait()
                 self._host.copy_(self._buffer)
-            loss, stop = self._host.tolist()
-            self._result = StepResult(*self._pending, loss, stop > 0)
+            loss, stop, norm = self._host.tolist()
+            self._result = StepResult(*self._pending, loss, stop > 0, norm / self._world.size)
             self._pending = self._work = None
         return self._result
 

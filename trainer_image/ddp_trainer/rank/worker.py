@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ddp_trainer.contract.environment import parse_job, parse_rank
-from ddp_trainer.contract.exit_codes import EXIT_OK, EXIT_PREEMPTED, Preempted, UserError
+from ddp_trainer.contract.exit_codes import EXIT_OK, EXIT_PREEMPTED, Preempted, RollBack, UserError
 from ddp_trainer.contract.heartbeat import Heartbeat
 from ddp_trainer.contract.outcomes import classify, outcome_of, record_cut, reserve_outcome, write_outcome
 from ddp_trainer.contract.process_end import end_after_exit_handlers, end_helpers_at_exit, settle
@@ -44,12 +44,15 @@ def main(argv: Sequence[str]) -> int:
     _register(own.run_dir, own.rank, own.local_rank)
     failure: BaseException | None = None
     own_script = not _is_built_in(argv[0], argv[1])
-    observer = observe(Heartbeat.from_env(observed=True), own.world_size) if own_script and own.observe_script else None
+    job = parse_job(os.environ, default_name="training")
+    observer = None
+    if own_script and own.observe_script:
+        observer = observe(Heartbeat.from_env(observed=True), own.world_size, non_finite_loss=job.non_finite_loss)
     guard(own)
     pid = os.getpid()
     try:
         if own_script:
-            enter_work_folder(parse_job(os.environ, default_name="training"), own.scratch)
+            enter_work_folder(job, own.scratch)
         run_target(argv[0], argv[1], argv[2:])
     except BaseException as error:
         if os.getpid() != pid:
@@ -64,7 +67,7 @@ def main(argv: Sequence[str]) -> int:
     outcome = outcome_of(failure, rank=own.rank, local_rank=own.local_rank, pid=os.getpid())
     if isinstance(failure, SystemExit) and isinstance(failure.code, str):
         print(failure.code, file=sys.stderr)
-    elif isinstance(failure, UserError):
+    elif isinstance(failure, UserError | RollBack):
         print(f"ddp_trainer: {failure}", file=sys.stderr)
     elif outcome["traceback"] is not None and failure is not None:
         traceback.print_exception(failure)

@@ -102,7 +102,8 @@ def _line(series: Series, info: SnapshotInfo) -> str:
     if info.problem is not None:
         return f"{series} {info.step:>10}  BAD  {info.path.name}: {info.problem}"
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(info.time))
-    return f"{series} {info.step:>10}  {when}  {info.kind:<9}  {info.bytes:>15,} bytes"
+    note = "" if info.loss_is_finite else "  the loss of this step is NaN or infinite"
+    return f"{series} {info.step:>10}  {when}  {info.kind:<9}  {info.bytes:>15,} bytes{note}"
 
 
 def _parser() -> argparse.ArgumentParser:

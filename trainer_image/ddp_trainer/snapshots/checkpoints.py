@@ -19,13 +19,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path, PurePosixPath
-from typing import Final
+from typing import Any, Final
 
 from ddp_trainer.contract.exit_codes import UserError
 from ddp_trainer.snapshots import resuming
 from ddp_trainer.snapshots.ranks import Ranks
 from ddp_trainer.snapshots.trust.disk import Disk, is_cached
 from ddp_trainer.snapshots.trust.errors import CorruptSnapshotError, SnapshotError
+from ddp_trainer.snapshots.trust.fence import Fence
 from ddp_trainer.snapshots.trust.manifest import FileEntry, Kind, Manifest
 from ddp_trainer.snapshots.trust.names import MANIFEST, step_directory
 from ddp_trainer.snapshots.trust.store import SnapshotStore, files_in, sums
@@ -59,9 +60,13 @@ class Checkpoints:
         global_batch: int = 0,
         on_event: Callable[[SnapshotEvent], None] | None = None,
         timeout: float = TIMEOUT_SECONDS,
+        keep_every: int | None = None,
+        config: Mapping[str, Any] | None = None,
     ) -> None:
         self._directory = directory
         self._keep = keep
+        self._keep_every = keep_every
+        self._config = config
         self._identity = identity
         self._global_batch = global_batch
         self._on_event = on_event
@@ -74,12 +79,17 @@ class Checkpoints:
         """Steps, by this attempt."""
         self._failures = 0
 
+    @property
+    def fence(self) -> Fence | None:
+        """On rank 0, once a method has acquired it."""
+        return self._store.fence if self._store is not None else None
+
     def path(self, step: int) -> Path:
         """Where the checkpoint of a step is, if there is one."""
         return self._directory / step_directory(step, "checkpoint")
 
     @contextmanager
-    def writing(self, progress: Progress, *, kind: Kind = "periodic") -> Iterator[Path]:
+    def writing(self, progress: Progress, *, kind: Kind = "periodic", loss_is_finite: bool = True) -> Iterator[Path]:
         """A folder to write the checkpoint of `progress.step` into; it has its name once the block is over.
 
         If an earlier attempt has left a valid checkpoint of this step, that one stays. An exception in the block
@@ -95,7 +105,14 @@ class Checkpoints:
                 f"step {progress.step} has a checkpoint of this run already, which stays as it is: a step has one. "
                 "To save again after it, pass step=… with another number, as in run.checkpoint(step=…)"
             )
-        manifest = self._manifest(progress, kind)
+        manifest = self._identity.manifest(
+            progress,
+            kind,
+            strategy="checkpoint",
+            global_batch=self._global_batch,
+            loss_is_finite=loss_is_finite,
+            config=self._config,
+        )
         folder = self._begin(ranks, manifest)
         self._step = progress.step
         try:
@@ -142,7 +159,9 @@ class Checkpoints:
         error: Exception | None = None
         if who.rank == 0:
             try:
-                self._store = resuming.acquire(self._directory, who, keep=self._keep, series="checkpoint")
+                self._store = resuming.acquire(
+                    self._directory, who, keep=self._keep, keep_every=self._keep_every, series="checkpoint"
+                )
             except Exception as problem:
                 error = problem
         resuming.decided_by_first(ranks, None, error)
@@ -311,9 +330,6 @@ class Checkpoints:
         except (CorruptSnapshotError, OSError) as problem:
             error = problem
         return error, ranks.problems(None if error is None else str(error))
-
-    def _manifest(self, progress: Progress, kind: Kind) -> Manifest:
-        return self._identity.manifest(progress, kind, strategy="checkpoint", global_batch=self._global_batch)
 
     def _emit(self, event: SnapshotEvent) -> None:
         if self._on_event is not None and self._identity.rank == 0:

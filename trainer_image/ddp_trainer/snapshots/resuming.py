@@ -18,6 +18,7 @@ from ddp_trainer.contract.exit_codes import FencedError, UserError
 from ddp_trainer.snapshots.codec import rng
 from ddp_trainer.snapshots.codec.state import RNG, SHARDS, File, Stateful, file_in_memory, parse_files, read_files
 from ddp_trainer.snapshots.ranks import Ranks
+from ddp_trainer.snapshots.trust import rollback
 from ddp_trainer.snapshots.trust.errors import CorruptSnapshotError, IncompatibleSnapshotError, SnapshotError
 from ddp_trainer.snapshots.trust.fence import Fence
 from ddp_trainer.snapshots.trust.manifest import Manifest
@@ -30,8 +31,10 @@ log = logging.getLogger(__name__)
 Files = dict[str, File]
 
 
-def acquire(directory: Path, identity: Identity, *, keep: int, series: Series = "step") -> SnapshotStore:
-    """Rank 0's store, owned by this attempt.
+def acquire(
+    directory: Path, identity: Identity, *, keep: int, keep_every: int | None = None, series: Series = "step"
+) -> SnapshotStore:
+    """Rank 0's store, owned by this attempt, without what an earlier one has asked to go back behind.
 
     Raises FencedError, UserError for a volume that cannot be written at all, SnapshotError for one that may be later.
     """
@@ -45,16 +48,17 @@ def acquire(directory: Path, identity: Identity, *, keep: int, series: Series = 
             world_size=identity.world_size,
             nodes=identity.nodes,
         )
+        rollback.carry_out(directory, fence, keep=keep)
     except OSError as error:
         what = f"{directory} got no fencing token for attempt {identity.attempt}: {error}"
         if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
             raise UserError(f"{what}. Mount the volume writable for this user") from error
         raise SnapshotError(f"{what}. Check that the volume is mounted and not full") from error
-    return SnapshotStore(directory, keep=keep, fence=fence, series=series)
+    return SnapshotStore(directory, keep=keep, keep_every=keep_every, fence=fence, series=series)
 
 
 def find_newest(
-    directory: Path, identity: Identity, ranks: Ranks, *, keep: int
+    directory: Path, identity: Identity, ranks: Ranks, *, keep: int, keep_every: int | None = None
 ) -> tuple[SnapshotStore | None, tuple[Manifest, Files] | None]:
     """Rank 0's store, None on the others, and the newest valid snapshot, the same on all ranks: None if there is none,
     its files verified and in memory on rank 0.
@@ -67,7 +71,7 @@ def find_newest(
     error: Exception | None = None
     if ranks.rank == 0:
         try:
-            store = acquire(directory, identity, keep=keep)
+            store = acquire(directory, identity, keep=keep, keep_every=keep_every)
             newest = store.load_newest(read_files)
             if newest is not None:
                 manifest, files = newest

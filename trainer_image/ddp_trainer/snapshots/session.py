@@ -21,7 +21,7 @@ import logging
 import time
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ddp_trainer.contract.environment import JobEnvironment
 from ddp_trainer.contract.exit_codes import FencedError, UserError
@@ -39,6 +39,8 @@ from ddp_trainer.snapshots.values import Identity, Progress, SnapshotEvent
 if TYPE_CHECKING:
     from ddp_trainer.rank.world import World
     from ddp_trainer.snapshots.sharded import Shards
+    from ddp_trainer.snapshots.trust.fence import Fence
+    from ddp_trainer.snapshots.trust.store import SnapshotStore
 
 __all__ = ["Identity", "Manifest", "Progress", "SaveInterval", "SnapshotEvent", "Snapshots", "Stateful"]
 
@@ -55,7 +57,8 @@ class Snapshots:
     can be resumed under another strategy and exported. `sharded` names the states that no rank holds whole, `per_rank`
     small ones of which each rank has its own, `changes_with_optimizer` those, besides modules, optimizers and
     schedulers, that change only between `begin_update` and `step_end`, as a data cursor does that moves on at the end
-    of a step.
+    of a step. `config` and what `loss_is_finite` says when a save begins are noted in the manifest; it may raise
+    instead, the same on all ranks.
     """
 
     def __init__(
@@ -73,6 +76,9 @@ class Snapshots:
         sharded: Collection[str] = (),
         per_rank: Collection[str] = (),
         changes_with_optimizer: Collection[str] = (),
+        keep_every: int | None = None,
+        config: Mapping[str, Any] | None = None,
+        loss_is_finite: Callable[[], bool] = lambda: True,
     ) -> None:
         if RNG in stateful:
             raise UserError(
@@ -85,6 +91,9 @@ class Snapshots:
         self._per_rank = {name: PerRank(name, inner[name], self._ranks) for name in per_rank}
         self._stateful = {name: value for name, value in {**inner, **self._per_rank}.items() if name not in sharded}
         self._keep = keep
+        self._keep_every = keep_every
+        self._config = config
+        self._loss_is_finite = loss_is_finite
         self._strategy = strategy
         self._global_batch = global_batch
         self._on_event = on_event
@@ -102,6 +111,7 @@ class Snapshots:
             name = min(per_rank)
             self._boundaries.obstacle = f"each rank has a {name} of its own, and they cannot meet any more to save it"
         self._saver: Saver | None = None
+        self._store: SnapshotStore | None = None
         self._schedule = SaveSchedule(every, self._ranks, directory, nodes=identity.nodes)
 
     @classmethod
@@ -117,6 +127,8 @@ class Snapshots:
         sharded: Collection[str] = (),
         per_rank: Collection[str] = (),
         changes_with_optimizer: Collection[str] = (),
+        config: Mapping[str, Any] | None = None,
+        loss_is_finite: Callable[[], bool] = lambda: True,
     ) -> Snapshots:
         """Where and as often as `job` says. Raises UserError for a job name or an interval that is none."""
         return cls(
@@ -131,7 +143,15 @@ class Snapshots:
             sharded=sharded,
             per_rank=per_rank,
             changes_with_optimizer=changes_with_optimizer,
+            keep_every=job.snapshot_keep_every,
+            config=config,
+            loss_is_finite=loss_is_finite,
         )
+
+    @property
+    def fence(self) -> Fence | None:
+        """On rank 0, after `resume`."""
+        return self._store.fence if self._store is not None else None
 
     @property
     def last_saved(self) -> Manifest | None:
@@ -146,7 +166,10 @@ class Snapshots:
         IncompatibleSnapshotError for an intact snapshot of another program, UserError for a volume that cannot be
         written, SnapshotError.
         """
-        store, found = resuming.find_newest(self.directory, self.identity, self._ranks, keep=self._keep)
+        store, found = resuming.find_newest(
+            self.directory, self.identity, self._ranks, keep=self._keep, keep_every=self._keep_every
+        )
+        self._store = store
         for info in store.set_aside if store is not None else ():
             self._emit(
                 SnapshotEvent("set_aside", info.step, f"snapshot of step {info.step} is not used: {info.problem}")
@@ -225,7 +248,14 @@ class Snapshots:
             self._saver.close()
 
     def _manifest(self, progress: Progress, kind: Kind) -> Manifest:
-        return self.identity.manifest(progress, kind, strategy=self._strategy, global_batch=self._global_batch)
+        return self.identity.manifest(
+            progress,
+            kind,
+            strategy=self._strategy,
+            global_batch=self._global_batch,
+            loss_is_finite=self._loss_is_finite(),
+            config=self._config,
+        )
 
     def _emit(self, event: SnapshotEvent) -> None:
         if event.result == "saved":

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from ddp_trainer.snapshots.trust.manifest import Kind, Manifest
 
@@ -24,7 +25,16 @@ class Identity:
     world_size: int
     nodes: int = 1
 
-    def manifest(self, progress: Progress, kind: Kind, *, strategy: str, global_batch: int) -> Manifest:
+    def manifest(
+        self,
+        progress: Progress,
+        kind: Kind,
+        *,
+        strategy: str,
+        global_batch: int,
+        loss_is_finite: bool = True,
+        config: Mapping[str, Any] | None = None,
+    ) -> Manifest:
         """Of a snapshot that this attempt begins now, without its files."""
         return Manifest(
             job=self.job,
@@ -38,6 +48,8 @@ class Identity:
             global_batch=global_batch,
             time=time.time(),
             kind=kind,
+            loss_is_finite=loss_is_finite,
+            config=config or {},
         )
 
 

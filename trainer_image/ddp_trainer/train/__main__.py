@@ -11,7 +11,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from ddp_trainer.contract.exit_codes import EXIT_OK, FencedError, Preempted, UserError
+from ddp_trainer.contract.exit_codes import EXIT_OK, FencedError, Preempted, RollBack, UserError
 from ddp_trainer.contract.heartbeat import Heartbeat
 from ddp_trainer.contract.process_end import end_after_exit_handlers, settle
 from ddp_trainer.train.command_line import parse
@@ -43,7 +43,7 @@ def exit_code(argv: Sequence[str]) -> int:
     """
     try:
         main(argv)
-    except (UserError, FencedError, Preempted) as end:
+    except (UserError, RollBack, FencedError, Preempted) as end:
         print(f"ddp_trainer.train: {end}", file=sys.stderr)
         return end.exit_code
     return EXIT_OK

@@ -10,15 +10,16 @@ from typing import Any
 
 from torch.utils.data import Dataset
 
+from ddp_trainer.client.run import Run
+from ddp_trainer.client.states import States
 from ddp_trainer.contract.environment import parse_job
 from ddp_trainer.contract.exit_codes import UserError
 from ddp_trainer.contract.heartbeat import Heartbeat
-from ddp_trainer.logs.runlog import RunLog, SnapshotReporter
+from ddp_trainer.logs.runlog import RunLog
 from ddp_trainer.logs.writers import check_wandb
 from ddp_trainer.rank.world import World
-from ddp_trainer.snapshots.session import Snapshots
 from ddp_trainer.tasks import load_task
-from ddp_trainer.train.config import TrainConfig
+from ddp_trainer.train.config import SCALER, TrainConfig
 from ddp_trainer.train.data import BatchPlan, Cursor, Loader
 from ddp_trainer.train.loop import TrainingLoop
 from ddp_trainer.train.memory import MicroBatches, MicroBatchNote, from_first_rank, starting_micro_batch
@@ -44,6 +45,7 @@ def build(config: TrainConfig, world: World, heartbeat: Heartbeat) -> TrainingLo
         global_batch=config.global_batch,
         seed=config.seed,
         keep_last=config.last_batch == "keep",
+        shuffle=config.shuffle,
     )
     total_steps = min(config.max_steps or plan.steps_per_epoch * config.epochs, plan.steps_per_epoch * config.epochs)
 
@@ -52,30 +54,41 @@ def build(config: TrainConfig, world: World, heartbeat: Heartbeat) -> TrainingLo
     model = task.model()
     seed_everything(config.seed, world.rank + 1)
 
-    precision = Precision(config.precision, world.device)
+    scaler = {field.removeprefix("scaler_"): getattr(config, field) for field in SCALER}
+    precision = Precision(config.precision, world.device, scaler)
     strategy = strategy_class(config.strategy)(config, world, task, precision)
     strategy.wrap(model)
     optimizer = build_optimizer(config, strategy.parameters(), world.device)
     scheduler = build_scheduler(config, optimizer, total_steps)
     cursor = Cursor(plan)
     log = RunLog(job, world, wandb=_wandb(config))
-    states, sharded = strategy.stateful(optimizer)
-    snapshots = Snapshots.of_job(
-        {
+    saved, sharded = strategy.stateful(optimizer)
+    states = States(
+        live={"optimizer": optimizer, "scheduler": scheduler, **precision.live},
+        saved={
             "settings": OptimizerSettings(config),
-            **states,
+            **saved,
             "scheduler": scheduler,
             "precision": precision,
             "data": cursor,
-            "losses": log.losses,
         },
-        job,
-        world,
         sharded=sharded,
-        changes_with_optimizer=("settings", "precision", "data", "losses"),
-        strategy=config.strategy,
+        per_rank=(),
+        changes_with_optimizer=("settings", "precision", "data"),
+    )
+    attached = Run(
+        states,
+        world,
+        job,
+        heartbeat,
+        log=log,
         global_batch=config.global_batch,
-        on_event=SnapshotReporter(heartbeat, log),
+        total_steps=total_steps,
+        strategy=config.strategy,
+        plot_every=config.log_every,
+        plotted=lambda: precision.plotted,
+        prints_steps=True,
+        config=dataclasses.asdict(config),
     )
     return TrainingLoop(
         config=config,
@@ -96,7 +109,7 @@ def build(config: TrainConfig, world: World, heartbeat: Heartbeat) -> TrainingLo
         ),
         eval_dataset=task.eval_dataset(),
         total_steps=total_steps,
-        snapshots=snapshots,
+        attached=attached,
         heartbeat=heartbeat,
         log=log,
         micro_batches=MicroBatches(world, strategy.data_world.size, note, limit=limit),

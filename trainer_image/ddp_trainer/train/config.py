@@ -114,6 +114,10 @@ class TrainConfig:
     precision: Literal["fp32", "bf16", "fp16"] = option(
         "fp32", "numerics", "precision of the forward pass: bf16 and fp16 use autocast, fp16 also a gradient scaler"
     )
+    scaler_init_scale: float = option(65536.0, "numerics", "fp16: initial loss scale of the gradient scaler")
+    scaler_growth_factor: float = option(2.0, "numerics", "fp16: factor by which the loss scale grows")
+    scaler_backoff_factor: float = option(0.5, "numerics", "fp16: factor of the loss scale after a skipped step")
+    scaler_growth_interval: int = option(2000, "numerics", "fp16: steps without a skip after which the scale grows")
     seed: int = option(0, "numerics", "random seed of initial weights, data order and dropout")
     deterministic: bool = option(
         True,
@@ -135,6 +139,7 @@ class TrainConfig:
         "1f1b alternates forward and backward passes and needs less memory; gpipe runs all forward passes first",
     )
 
+    shuffle: bool = option(True, "data", "train on the samples in a random order, another one in each epoch")
     workers: int = option(0, "data", "DataLoader workers per rank; 0 loads in the rank")
     prefetch: int = option(2, "data", "micro-batches that each worker prefetches")
 
@@ -203,6 +208,12 @@ def invalid_settings(config: TrainConfig) -> Iterator[str]:
             f"--warmup-steps {config.warmup_steps} leaves nothing of --max-steps {config.max_steps}: the "
             "learning rate would never be reached; lower it"
         )
+    if config.scaler_backoff_factor >= 1:
+        yield f"--scaler-backoff-factor {config.scaler_backoff_factor} is out of range: it must be less than 1"
+    if config.precision != "fp16":
+        for field in SCALER:
+            if getattr(config, field) != getattr(default, field):
+                yield f"{flag(field)} belongs to --precision fp16, not {config.precision}: leave it out"
     if config.strategy != "ddp":
         for field in ("static_graph", "find_unused_parameters", "sync_batchnorm"):
             if getattr(config, field):
@@ -233,6 +244,9 @@ def invalid_settings(config: TrainConfig) -> Iterator[str]:
         yield f"--prefetch {config.prefetch} needs --workers: without workers nothing is loaded ahead"
 
 
+SCALER = ("scaler_init_scale", "scaler_growth_factor", "scaler_backoff_factor", "scaler_growth_interval")
+"""Arguments of torch.amp.GradScaler, without the prefix."""
+
 _LEAST: dict[str, tuple[float, bool]] = {
     "epochs": (1, True),
     "max_steps": (1, True),
@@ -242,6 +256,10 @@ _LEAST: dict[str, tuple[float, bool]] = {
     "momentum": (0, True),
     "weight_decay": (0, True),
     "clip_norm": (0, False),
+    "scaler_init_scale": (0, False),
+    "scaler_growth_factor": (1, False),
+    "scaler_backoff_factor": (0, False),
+    "scaler_growth_interval": (1, True),
     "warmup_steps": (0, True),
     "decay_every": (1, True),
     "decay_factor": (0, False),

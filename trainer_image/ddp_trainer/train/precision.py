@@ -8,7 +8,7 @@ the unscaled gradient.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final
 
@@ -23,11 +23,23 @@ class Precision:
     in the snapshot.
     """
 
-    def __init__(self, name: str, device: torch.device) -> None:
+    def __init__(self, name: str, device: torch.device, scaler: Mapping[str, Any] | None = None) -> None:
+        """`scaler` has arguments of GradScaler."""
         self.name = name
         self._device = device
-        self._scaler = torch.amp.GradScaler(device.type) if name == "fp16" else None
+        self._scaler = torch.amp.GradScaler(device.type, **scaler or {}) if name == "fp16" else None
+        self._scale = self._scaler.get_scale() if self._scaler else 1.0
         self.skipped_steps = 0
+
+    @property
+    def live(self) -> dict[str, torch.amp.GradScaler]:
+        """What says itself when it changes the weights, besides the optimizer."""
+        return {"scaler": self._scaler} if self._scaler else {}
+
+    @property
+    def plotted(self) -> dict[str, float]:
+        """What is shown with the loss."""
+        return {"train/skipped_steps": self.skipped_steps} if self._scaler else {}
 
     def autocast(self) -> AbstractContextManager[Any]:
         """For the forward pass and the loss; not for the backward pass, which follows the forward's types."""
@@ -39,20 +51,25 @@ class Precision:
         """What backward is called on."""
         return self._scaler.scale(loss) if self._scaler else loss
 
-    def step(self, optimizer: torch.optim.Optimizer, clip: Callable[[], Any] | None) -> None:
-        """Clip the gradient, if `clip` is given, and take the step, unless fp16 overflowed in it."""
+    def step(self, optimizer: torch.optim.Optimizer, clip: Callable[[], Tensor] | None) -> tuple[Tensor | None, bool]:
+        """Clip the gradient, if `clip` is given, and take the step, unless fp16 overflowed in it.
+
+        The norm of the gradient before it was clipped, None where it is not known or may be infinite in fp16, and
+        whether the step was skipped.
+        """
         if self._scaler is None:
-            if clip:
-                clip()
+            norm = clip() if clip else None
             optimizer.step()
-            return
+            return norm, False
         if clip:
             self._scaler.unscale_(optimizer)
             clip()
-        before = self._scaler.get_scale()
         self._scaler.step(optimizer)
         self._scaler.update()
-        self.skipped_steps += self._scaler.get_scale() < before
+        before, self._scale = self._scale, self._scaler.get_scale()
+        skipped = self._scale < before
+        self.skipped_steps += skipped
+        return None, skipped
 
     def state_dict(self) -> dict[str, Any]:
         state: dict[str, Any] = {"name": self.name, "skipped_steps": self.skipped_steps}
@@ -65,3 +82,4 @@ class Precision:
         self.skipped_steps = state["skipped_steps"]
         if self._scaler and "scaler" in state:
             self._scaler.load_state_dict(state["scaler"])
+            self._scale = self._scaler.get_scale()

@@ -18,6 +18,8 @@ ADVICE: dict[str, str] = {
     "UserError": "Correct the arguments or the script and apply the job again. A retry would fail in the same way.",
     "Fenced": "Another job uses the same checkpoint directory: use another job name or another volume.",
     "DiskFull": "The volume at /mnt/shared is full: delete files, lower snapshots.keep, or expand the claim.",
+    "LossNotFinite": "The loss is NaN or infinite: lower the learning rate, clip gradients, prefer bf16 to fp16, check "
+    "the data. Apply the job again to go on from its last snapshot with a finite loss.",
     "Stalled": "A rank made no progress. Stacks are in /mnt/shared/logs. Look for a collective that some ranks skip.",
     "WorkerKilled": "A signal terminated the process. If no one sent it, check the memory of the pod and of its node.",
     "WorkerException": "The training program failed. The message has its last lines, the pod's log has all of them.",

@@ -10,6 +10,8 @@ from ddpjob_operator.core.failure.decide import remember
 from ddpjob_operator.core.failure.detect import Failure
 from ddpjob_operator.core.failure.diagnosis import diagnose
 from ddpjob_operator.core.transitions import (
+    mark_loss_finite,
+    mark_loss_not_finite,
     mark_shutdown_long_enough,
     mark_shutdown_too_short,
     mark_snapshots_failing,
@@ -45,7 +47,7 @@ def with_report(look: Look) -> Look:
     if report is None or not report.is_of(look.job.uid, look.status.attempt):
         return look
     look = look.with_status(with_final_report(look.status, report, look.now))
-    return _with_shutdown_status(_with_snapshot_status(look, report), report)
+    return with_loss_status(_with_shutdown_status(_with_snapshot_status(look, report), report), report)
 
 
 def with_final_report(status: DDPJobStatus, report: TrainerReport | None, now: datetime) -> DDPJobStatus:
@@ -130,22 +132,32 @@ def _eta(report: TrainerReport, now: datetime) -> datetime | None:
     return moment((report.time if report.time is not None else now.timestamp()) + report.eta_seconds)
 
 
-def snapshot_events(before: DDPJobStatus, after: DDPJobStatus) -> tuple[Event, ...]:
-    """Events about snapshots: saves that began to fail, snapshots that turned out to be corrupt, and a shutdown time
-    that turned out to be too short for a save.
+def warnings(before: DDPJobStatus, after: DDPJobStatus) -> tuple[Event, ...]:
+    """Events about what the trainer reports: snapshots that turned out to be corrupt, saves that began to fail, a
+    shutdown time that turned out to be too short for a save, a loss that is not finite any more.
     """
     events = [
         Event("Warning", "SnapshotCorrupt", message)
         for message in after.corrupt_snapshots
         if message not in before.corrupt_snapshots
     ]
-    failing = cond.find(after.conditions, cond.SNAPSHOTS_FAILING)
-    if failing and failing.status == "True" and not cond.holds(before.conditions, cond.SNAPSHOTS_FAILING):
-        events.append(Event("Warning", cond.SNAPSHOTS_FAILING, failing.message))
-    short = cond.find(after.conditions, cond.SHUTDOWN_TOO_SHORT)
-    if short and short.status == "True" and not cond.holds(before.conditions, cond.SHUTDOWN_TOO_SHORT):
-        events.append(Event("Warning", cond.SHUTDOWN_TOO_SHORT, short.message))
+    for type_ in (cond.SNAPSHOTS_FAILING, cond.SHUTDOWN_TOO_SHORT, cond.LOSS_NOT_FINITE):
+        condition = cond.find(after.conditions, type_)
+        if condition and condition.status == "True" and not cond.holds(before.conditions, type_):
+            events.append(Event("Warning", type_, condition.message))
     return tuple(events)
+
+
+def with_loss_status(look: Look, report: TrainerReport | None) -> Look:
+    """The look with the condition LossNotFinite. Only a finite loss ends it: a new attempt has none at first."""
+    if report is None:
+        return look
+    found, known = report.non_finite_loss, cond.holds(look.status.conditions, cond.LOSS_NOT_FINITE)
+    if found is not None and not known:
+        return mark_loss_not_finite(look, f"the loss is NaN or infinite since step {found.step}")
+    if known and found is None and report.loss is not None:
+        return mark_loss_finite(look)
+    return look
 
 
 def _with_snapshot_status(look: Look, report: TrainerReport) -> Look:

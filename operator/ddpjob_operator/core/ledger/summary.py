@@ -13,7 +13,7 @@ from ddpjob_operator.core.values.changes import recorded
 _EXPLAINS: dict[Phase, tuple[tuple[str, str], ...]] = {
     Phase.PENDING: ((cond.DEGRADED, "True"), (cond.INITIALIZED, "False"), (cond.SCHEDULED, "False")),
     Phase.STARTING: ((cond.DEGRADED, "True"), (cond.SCHEDULED, "False")),
-    Phase.RUNNING: ((cond.DEGRADED, "True"), (cond.SNAPSHOTS_FAILING, "True")),
+    Phase.RUNNING: ((cond.DEGRADED, "True"), (cond.SNAPSHOTS_FAILING, "True"), (cond.LOSS_NOT_FINITE, "True")),
     Phase.RESTARTING: ((cond.DEGRADED, "True"), (cond.RESTARTING, "True")),
     Phase.SUSPENDED: ((cond.SUSPENDED, "True"),),
     Phase.SUCCEEDED: ((cond.COMPLETE, "True"),),

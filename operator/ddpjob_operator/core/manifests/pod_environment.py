@@ -87,6 +87,10 @@ def environment(job: Job, place: Place) -> list[Manifest]:
     }
     if job.spec.shutdown_limit != SHUTDOWN_SECONDS:
         own["DDPJOB_SHUTDOWN_SECONDS"] = str(job.spec.shutdown_limit)
+    if job.spec.snapshots.keep_every is not None:
+        own["DDPJOB_SNAPSHOT_KEEP_EVERY"] = str(job.spec.snapshots.keep_every)
+    if job.spec.non_finite_loss_policy != "Warn":
+        own["DDPJOB_NON_FINITE_LOSS"] = job.spec.non_finite_loss_policy
     if not job.spec.observe_script:
         own["DDPJOB_OBSERVE_SCRIPT"] = "false"
     if is_assignable(job):

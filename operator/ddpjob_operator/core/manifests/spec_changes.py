@@ -37,7 +37,7 @@ def _of_pods(job: Job, defaults: Defaults) -> str:
         by_alias=True,
         exclude_none=True,
         exclude_defaults=True,
-        include={"snapshots", "stall", "observe_script", "shutdown_seconds"},
+        include={"snapshots", "stall", "observe_script", "shutdown_seconds", "non_finite_loss_policy"},
     )
     parts: list[object] = [job.spec.image or defaults.trainer_image, is_assignable(job), wire]
     if defaults.resources:

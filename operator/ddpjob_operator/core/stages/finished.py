@@ -10,7 +10,7 @@ from ddpjob_operator.core import transitions
 from ddpjob_operator.core.failure.detect import cut_work, has_succeeded, last_report
 from ddpjob_operator.core.failure.node_lost import force_deletions, until_lost
 from ddpjob_operator.core.gang.members import RESTART_GRACE_SECONDS, done_and_gone, members, stop, with_node_counts
-from ddpjob_operator.core.ledger.progress import with_final_report
+from ddpjob_operator.core.ledger.progress import with_final_report, with_loss_status
 from ddpjob_operator.core.manifests.admitted import Refused
 from ddpjob_operator.core.manifests.bounds import BEYOND
 from ddpjob_operator.core.stages import deadlines
@@ -29,9 +29,12 @@ def has_finished(look: Look) -> bool:
 def plan_succeeded(look: Look) -> Plan:
     pods = members(look)
     look = with_node_counts(look)
-    look = look.with_status(with_final_report(look.status, last_report(pods), look.now))
+    report = last_report(pods)
+    look = with_loss_status(look.with_status(with_final_report(look.status, report, look.now)), report)
     nodes = "node rank 0" if look.job.spec.success_policy == "FirstNode" else f"all {look.gang_size} nodes"
     message = f"{nodes} finished; restarts: {look.status.restarts}"
+    if (loss := cond.find(look.status.conditions, cond.LOSS_NOT_FINITE)) is not None and loss.status == "True":
+        message += f"; {loss.message}"
     cut = "; ".join(cut_work(pods))
     if cut:
         message += f"; ended before it was done: {cut}"

@@ -15,6 +15,7 @@ RESTARTING = "Restarting"
 DEGRADED = "Degraded"
 SNAPSHOTS_FAILING = "SnapshotsFailing"
 SHUTDOWN_TOO_SHORT = "ShutdownTooShort"
+LOSS_NOT_FINITE = "LossNotFinite"
 COMPLETE = "Complete"
 FAILED = "Failed"
 

@@ -47,6 +47,14 @@ class SnapshotProblem:
     message: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class NonFiniteLoss:
+    """The loss is NaN or infinite: since which step, and in how many."""
+
+    step: int
+    steps: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerReport:
     """How far a trainer is. None, and what is empty, is unknown; moments are seconds since the epoch."""
@@ -71,6 +79,7 @@ class TrainerReport:
     """What they have for it after SIGTERM."""
     resumed_from_step: int | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
+    non_finite_loss: NonFiniteLoss | None = None
     snapshot: SnapshotStatus | None = None
     snapshot_problem: SnapshotProblem | None = None
     snapshots_set_aside: tuple[str, ...] = ()
@@ -155,11 +164,17 @@ def _progress(given: Mapping[str, Any]) -> dict[str, Any]:
         "shutdown_seconds": _seconds(given.get("shutdownSeconds")),
         "resumed_from_step": _integer(given.get("resumedFromStep")),
         "metrics": dict(_numbers(given.get("metrics"))),
+        "non_finite_loss": _non_finite_loss(_object(given.get("nonFiniteLoss"))),
         "snapshot": _snapshot(_object(given.get("snapshot"))),
         "snapshot_problem": _snapshot_problem(given.get("snapshotProblem")),
         "snapshots_set_aside": tuple(_set_aside(given.get("snapshotsSetAside"))),
         "ranks": tuple(_ranks(given.get("ranks"))),
     }
+
+
+def _non_finite_loss(given: Mapping[str, Any]) -> NonFiniteLoss | None:
+    step, steps = _integer(given.get("step")), _integer(given.get("steps"))
+    return None if step is None or steps is None else NonFiniteLoss(step, steps)
 
 
 def _snapshot(given: Mapping[str, Any]) -> SnapshotStatus | None:

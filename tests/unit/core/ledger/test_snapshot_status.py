@@ -9,7 +9,7 @@ from builders import heard, in_phase, make_job, seen
 from looks import at
 
 from ddpjob_operator.api.status import DDPJobStatus, Phase
-from ddpjob_operator.core.ledger.progress import MOST_REMEMBERED, snapshot_events, with_report
+from ddpjob_operator.core.ledger.progress import MOST_REMEMBERED, warnings, with_report
 from ddpjob_operator.core.values import conditions as cond
 
 HEALTHY = in_phase(Phase.RUNNING)
@@ -29,7 +29,7 @@ def test_three_saves_that_fail_in_a_row_are_a_condition_and_an_event() -> None:
     assert condition is not None
     assert (condition.status, condition.reason) == ("True", "SavesFail")
     assert condition.message == "3 snapshots in a row could not be saved. no snapshot of step 110: no space left"
-    (event,) = snapshot_events(HEALTHY, FAILING)
+    (event,) = warnings(HEALTHY, FAILING)
     assert (event.type, event.reason, event.message) == ("Warning", "SnapshotsFailing", condition.message)
 
 
@@ -44,7 +44,7 @@ def test_less_than_that_is_none(problem: Any) -> None:
 
 def test_a_fourth_failure_is_no_news() -> None:
     assert after(FAILING, snapshotProblem=DISK_FULL | {"failures": 4}) == FAILING
-    assert snapshot_events(FAILING, FAILING) == ()
+    assert warnings(FAILING, FAILING) == ()
 
 
 def test_a_snapshot_that_is_saved_ends_it_and_one_that_is_skipped_does_not() -> None:
@@ -71,7 +71,7 @@ def test_a_save_that_does_not_fit_into_the_shutdown_time_is_a_condition_and_an_e
         "Two steps and a snapshot take 52 s, but a pod that has to leave has 45 s: it would be killed before its "
         "snapshot is complete. Set spec.shutdownSeconds to 110 or more"
     )
-    (event,) = snapshot_events(HEALTHY, short)
+    (event,) = warnings(HEALTHY, short)
     assert (event.type, event.reason, event.message) == ("Warning", "ShutdownTooShort", condition.message)
     assert shutdown(short, 60.0) == short, "more of the same is no news"
 
@@ -94,7 +94,7 @@ def test_snapshots_that_were_set_aside_are_listed_once_the_newest_last() -> None
     one = [{"step": 80, "message": "snapshot of step 80 is not used: SHA-256 differs"}]
     listed = after(after(HEALTHY, snapshotsSetAside=one), snapshotsSetAside=one)
     assert listed.corrupt_snapshots == (one[0]["message"],)
-    assert [event.reason for event in snapshot_events(HEALTHY, listed)] == ["SnapshotCorrupt"]
+    assert [event.reason for event in warnings(HEALTHY, listed)] == ["SnapshotCorrupt"]
     many = [{"step": step, "message": f"step {step}"} for step in range(20)]
     assert after(listed, snapshotsSetAside=many).corrupt_snapshots == tuple(
         f"step {step}" for step in range(20 - MOST_REMEMBERED, 20)

@@ -200,7 +200,7 @@ def _by_record(outcome: Mapping[str, Any], evidence: ExitEvidence) -> ExitCause:
     rank, local_rank, reason = outcome["rank"], outcome["localRank"], outcome["reason"]
     name, text = outcome["exception"], outcome["message"]
     after = _after(evidence.heartbeats, rank)
-    if reason in ("UserError", "Fenced") and name is not None:
+    if reason in ("UserError", "Fenced", "LossNotFinite") and name is not None:
         message = f"rank {rank}: {text}"
     elif name is not None:
         message = f"rank {rank} raised {name}{after}: {text}"

@@ -100,6 +100,12 @@ COUNTERS = (
         "Micro-batch reductions after running out of memory.",
         source="outOfMemory",
     ),
+    MetricRow(
+        "ddpjob_train_non_finite_losses_total",
+        "counter",
+        "Steps with a loss that is NaN or infinite.",
+        source="nonFiniteLosses",
+    ),
 )
 
 SAVES = MetricRow("ddpjob_snapshot_saves_total", "counter", "Snapshots by result.", (*LABELS, "result"), source="saves")

@@ -11,7 +11,7 @@ from ddp_trainer.contract.environment import PodEnvironment
 RankHeartbeat = Mapping[str, Any]
 
 _PROGRESS = ("epoch", "step", "totalSteps", "samples", "loss", "samplesPerSecond")
-_REPORTED = (*_PROGRESS, "snapshot", "resumedFromStep", "metrics")
+_REPORTED = (*_PROGRESS, "snapshot", "nonFiniteLoss", "resumedFromStep", "metrics")
 _OF_SNAPSHOTS = ("snapshotInterval", "snapshotProblem", "snapshotsSetAside")
 
 
@@ -36,6 +36,7 @@ def progress(heartbeats: Sequence[RankHeartbeat]) -> dict[str, Any]:
     report = {name: first.get(name) for name in _REPORTED}
     snapshots = [heartbeat["snapshot"] for heartbeat in heartbeats if heartbeat.get("snapshot")]
     report["snapshot"] = max(snapshots, key=lambda snapshot: snapshot["step"], default=None)
+    report["nonFiniteLoss"] = next((found for each in heartbeats if (found := each.get("nonFiniteLoss"))), None)
     # a value that only rank 0 measures is still reported where rank 0 is not the first here
     report["metrics"] = {
         name: value for heartbeat in reversed(heartbeats) for name, value in heartbeat.get("metrics", {}).items()
@@ -82,6 +83,7 @@ def status(pod: PodEnvironment, start_time: float, pod_state: PodState) -> dict[
         "startTime": start_time,
         **{name: known[name] for name in _PROGRESS},
         "etaSeconds": _eta(first),
+        "nonFiniteLoss": known["nonFiniteLoss"],
         "snapshot": known["snapshot"],
         # of rank 0, which writes them; on other nodes nothing is known
         **{name: first.get(name) if first else None for name in _OF_SNAPSHOTS},

@@ -48,6 +48,12 @@ class Manifest:
     global_batch: int
     time: float
     kind: Kind = "periodic"
+    loss_is_finite: bool = True
+    """Whether the loss of this step was, as far as it is known."""
+
+    config: Mapping[str, Any] = field(default_factory=dict)
+    """The settings of the run, as JSON."""
+
     files: Mapping[str, FileEntry] = field(default_factory=dict)
 
     @property
@@ -74,6 +80,8 @@ class Manifest:
             "globalBatch": self.global_batch,
             "time": self.time,
             "kind": self.kind,
+            "lossIsFinite": self.loss_is_finite,
+            "config": self.config,
             "files": {name: {"bytes": f.bytes, "sha256": f.sha256} for name, f in sorted(self.files.items())},
         }
         return (json.dumps({**fields, "checksum": _checksum(fields)}, indent=1) + "\n").encode()
@@ -112,6 +120,9 @@ class Manifest:
             global_batch=_integer(fields, "globalBatch"),
             time=_number(fields, "time"),
             kind=_kind(fields),
+            # older images write neither
+            loss_is_finite=_boolean(fields, "lossIsFinite", default=True),
+            config=_config(fields),
             files=_files(fields),
         )
 
@@ -138,6 +149,7 @@ class SnapshotInfo:
     time: float | None = None
     kind: str | None = None
     bytes: int | None = None
+    loss_is_finite: bool = True
     problem: str | None = None
 
 
@@ -177,6 +189,20 @@ def _kind(fields: Mapping[str, Any]) -> Kind:
         if value == kind:
             return kind  # type: ignore[no-any-return]
     raise _wrong("kind", value, "one of " + ", ".join(get_args(Kind)))
+
+
+def _boolean(fields: Mapping[str, Any], name: str, *, default: bool) -> bool:
+    value = fields.get(name, default)
+    if not isinstance(value, bool):
+        raise _wrong(name, value, "true or false")
+    return value
+
+
+def _config(fields: Mapping[str, Any]) -> dict[str, Any]:
+    value = fields.get("config", {})
+    if not isinstance(value, dict):
+        raise _wrong("config", value, "an object")
+    return value
 
 
 def _files(fields: Mapping[str, Any]) -> dict[str, FileEntry]:

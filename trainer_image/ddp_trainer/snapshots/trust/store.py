@@ -45,7 +45,7 @@ _SLACK = 1 << 20  # the manifest, directory blocks and what the file system roun
 
 
 class SnapshotStore:
-    """The snapshots of one job. `keep` newest ones are kept; `fence` None means read only.
+    """The snapshots of one job; `fence` None means read only. What `keep` and `keep_every` mean is in `retained`.
 
     Stores of two series share a directory and its fence; each keeps, clears and sets aside what is its own.
     """
@@ -58,12 +58,16 @@ class SnapshotStore:
         fence: Fence | None,
         disk: Disk | None = None,
         series: Series = "step",
+        keep_every: int | None = None,
     ) -> None:
         if keep < 1:
             raise ValueError(f"keep is {keep}; at least one snapshot must be kept")
         self.directory = directory
         self.series = series
         self.keep = keep
+        self.keep_every = keep_every
+        self._finite: dict[int, bool] = {}
+        """Steps whose snapshot's manifest was read for retention, and whether their loss was finite."""
         self.fence = fence
         self.disk = disk or Disk()
         self.set_aside: MutableSequence[SnapshotInfo] = []
@@ -146,6 +150,10 @@ class SnapshotStore:
     def abandon(self, temporary: Path) -> None:
         """Remove a temporary directory that will not be committed."""
         self._discard(temporary)
+
+    def discard(self, step: int) -> None:
+        """Remove the snapshot of a step. Raises FencedError, OSError."""
+        self._remove(self.path(step))
 
     def path(self, step: int) -> Path:
         """Where the snapshot of a step is, if there is one."""
@@ -297,14 +305,25 @@ class SnapshotStore:
         return after > before
 
     def _retain(self, keep: int, spare: int | None = None) -> None:
-        """Remove the oldest snapshots beyond `keep`, never `spare`. A failure is logged: what matters is saved."""
+        """Remove what is not to be retained, never `spare`. A failure is logged: what matters is saved."""
         try:
-            for step in self.steps()[:-keep]:
-                if step != spare:
+            steps = self.steps()
+            kept = retained(steps, self._is_finite, keep=keep, every=self.keep_every)
+            for step in steps:
+                if step not in kept and step != spare:
                     self._remove(self.path(step))
             self._remove_corrupt(KEEP_CORRUPT)
         except OSError as error:
             log.warning("an old snapshot in %s could not be removed: %s", self.directory, error)
+
+    def _is_finite(self, step: int) -> bool:
+        """Whether the loss of a snapshot's step was; True where its manifest cannot be read, which says nothing."""
+        if step not in self._finite:
+            try:
+                self._finite[step] = manifest_in(self.path(step)).loss_is_finite
+            except (SnapshotError, OSError):
+                return True
+        return self._finite[step]
 
     def _remove_corrupt(self, keep: int) -> None:
         steps = set_aside_in(self.directory, self.series)
@@ -357,6 +376,26 @@ class SnapshotStore:
         if self.fence is None:
             raise SnapshotError(f"{self.directory} was opened for reading: call Fence.acquire before writing")
         return self.fence
+
+
+def retained(
+    steps: Sequence[int], is_finite: Callable[[int], bool], *, keep: int, every: int | None = None
+) -> frozenset[int]:
+    """Which of the snapshots of these steps, ascending, stay: the newest, which is resumed from; the `keep` newest of
+    steps with a finite loss; and the first at or after each multiple of `every` steps.
+    """
+    newest: list[int] = []
+    for step in reversed(steps):
+        if len(newest) == keep:
+            break
+        if is_finite(step):
+            newest.append(step)
+    milestones: list[int] = []
+    for step in steps if every else ():
+        assert every is not None
+        if step // every > (milestones[-1] // every if milestones else 0):
+            milestones.append(step)
+    return frozenset((*steps[-1:], *newest, *milestones))
 
 
 def _mib(count: int) -> str:
@@ -417,7 +456,8 @@ def listing(directory: Path, series: Series = "step") -> Sequence[SnapshotInfo]:
         path = directory / step_directory(step, series)
         try:
             manifest = manifest_in(path)
-            found.append(SnapshotInfo(step, path, manifest.time, manifest.kind, manifest.total_bytes))
+            size, finite = manifest.total_bytes, manifest.loss_is_finite
+            found.append(SnapshotInfo(step, path, manifest.time, manifest.kind, size, loss_is_finite=finite))
         except (SnapshotError, OSError) as error:
             found.append(SnapshotInfo(step, path, problem=str(error)))
     for step in reversed(set_aside_in(directory, series)):

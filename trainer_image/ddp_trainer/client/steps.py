@@ -1,0 +1,190 @@
+"""The end of each step, for the built-in loop and for loops with `attach` alike: its mean loss, whether all ranks stop,
+and what is shown of it.
+
+What ranks have to agree on goes through one small all-reduce, which is read a step later (`rank.step_reduce`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from ddp_trainer.client.finite import FiniteLosses
+from ddp_trainer.contract.heartbeat import Heartbeat
+from ddp_trainer.logs.runlog import RunLog, StepLog
+from ddp_trainer.rank.step_reduce import StepReduce
+from ddp_trainer.rank.stop_request import StopRequest
+from ddp_trainer.rank.world import World
+from ddp_trainer.snapshots.values import Progress
+
+EPOCH_LOSS: Final = "epoch_loss"
+"""The mean training loss of the steps of an epoch."""
+
+PLOT_STEPS: Final = 10
+"""Steps from one point in TensorBoard to the next."""
+
+
+class Steps:
+    """`step`, `samples` and `epoch` finished, over all attempts.
+
+    `heartbeat` is None where an observer reports steps. `learning_rate` and `plotted` are asked for what is shown with
+    the loss; `plotted` has names and values for TensorBoard. With `prints`, there is a line for people too.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        log: RunLog,
+        heartbeat: Heartbeat | None,
+        *,
+        total_steps: int | None,
+        learning_rate: Callable[[], float | None],
+        plot_every: int = PLOT_STEPS,
+        plotted: Callable[[], Mapping[str, float]] = dict,
+        prints: bool = False,
+        losses: FiniteLosses,
+    ) -> None:
+        self.step = 0
+        self.samples = 0
+        self.epoch = 0
+        self.total_steps = total_steps
+        self._world = world
+        self._log = log
+        self._heartbeat = heartbeat
+        self._learning_rate = learning_rate
+        self._plot_every = plot_every
+        self._plotted = plotted
+        self._prints = prints
+        self._metrics: dict[str, float] = {}
+        """Measured since the figures of the last epoch were reported."""
+        self._losses = losses
+        self._stop = StopRequest()
+        self._of_step = StepReduce(world)
+        self._between = StepReduce(world)
+        self._nothing = torch.zeros((), device=world.device)
+        self._has_loss = False
+        self._has_begun = False
+        self._step_log = StepLog(log, total_steps)
+        # A snapshot must hold the loss of its own last step, which is still on its way when it is taken.
+        log.losses.before_save = self.record_loss
+
+    @property
+    def progress(self) -> Progress:
+        """Where training stands."""
+        return Progress(step=self.step, epoch=self.epoch, samples=self.samples)
+
+    def listen(self) -> None:
+        """From now on SIGTERM asks all ranks to stop."""
+        self._stop.listen()
+
+    def agreed_to_stop(self) -> bool:
+        """At the end of a step, before `end`: whether a rank had been asked to stop when the step before ended."""
+        self.record_loss()
+        self.report_epoch()
+        result = self._of_step.result()
+        return result is not None and result.stop
+
+    def end(
+        self,
+        loss: Tensor | float | None,
+        *,
+        weight: float | None,
+        samples: int,
+        epoch_end: bool,
+        gradient_norm: Tensor | float | None,
+    ) -> None:
+        """A step has ended, on `samples` samples of all ranks together (0 if unknown); see `Run.step_end`."""
+        self.step += 1
+        self.samples += samples
+        self._begin_reduce(loss, weight, gradient_norm)
+        self.epoch += epoch_end
+        self._report(samples)
+
+    def record_loss(self) -> None:
+        """Log the newest reduced loss, unless it is logged already. Raises LossNotFinite or RollBack, on all ranks
+        alike, where the policy says so.
+        """
+        result = self._of_step.result()
+        if result is None or not self._has_loss or result.step <= self._log.losses.last_step:
+            return
+        self._log.losses.append(step=result.step, epoch=result.epoch, loss=result.loss)
+        if result.step % self._plot_every == 0:
+            self._step_log.plot(result, learning_rate=self._learning_rate(), plotted=self._plotted())
+            if self._prints:
+                self._step_log.print_line(result)
+        self._losses.seen(result.step, result.loss, result.gradient_norm)
+
+    def measured(self, metrics: Mapping[str, float]) -> None:
+        """Values of the program's own, such as those of the validation of an epoch."""
+        self._metrics.update(metrics)
+
+    def report_epoch(self) -> None:
+        """Report the figures of an epoch that has ended, once: at the end of the step after it, when all are known."""
+        losses = self._log.losses
+        if losses.epoch is None or losses.epoch >= self.epoch:
+            return
+        epoch, metrics, self._metrics = losses.epoch, self._metrics, {}
+        mean = losses.epoch_mean()
+        figures = {EPOCH_LOSS: mean, **metrics}
+        shown = {name: value if math.isfinite(value) else None for name, value in figures.items()}
+        self._log.event("epoch", epoch=epoch, step=losses.last_step, **shown)
+        self._log.scalars(losses.last_step, {EPOCH_LOSS: mean})
+        if self._heartbeat is not None:
+            self._heartbeat.metrics(**{EPOCH_LOSS: mean})
+        if self._prints:
+            text = ", ".join(f"{name} {value:.4f}" for name, value in figures.items())
+            self._log.print_line(f"epoch {epoch} (after step {losses.last_step}): {text}")
+
+    def agreed_between_steps(self) -> bool:
+        """The same vote in what is no step, where this is called again and again on all ranks alike."""
+        result = self._between.result()
+        if result is not None and result.stop:
+            return True
+        self._between.start(self._nothing, step=self.step, epoch=self.epoch, stop=self._stop.raised)
+        return False
+
+    def paused(self) -> None:
+        """What comes now is no step: its time is not in the throughput."""
+        self._step_log.paused()
+
+    def go_on(self) -> None:
+        """What was no step has come to its end on all ranks."""
+        self._between.result()
+
+    def _begin_reduce(
+        self, loss: Tensor | float | None, weight: float | None, gradient_norm: Tensor | float | None
+    ) -> None:
+        self._has_loss = loss is not None
+        part = loss.detach() if isinstance(loss, Tensor) else torch.tensor(0.0 if loss is None else loss)
+        if weight is None:
+            part = part / self._world.size
+        elif weight != 1.0:
+            part = part * weight
+        norm = gradient_norm.detach() if isinstance(gradient_norm, Tensor) else gradient_norm
+        self._of_step.start(part, step=self.step, epoch=self.epoch, stop=self._stop.raised, gradient_norm=norm)
+
+    def _report(self, samples: int) -> None:
+        """Tell the heartbeat, unless an observer does. The loss is that of the step before, which costs no wait."""
+        if not self._has_begun:
+            self._has_begun = True
+            # Time to the first step is what a user waits for, and what a restart costs.
+            self._log.event("first_step", step=self.step)
+        if samples:
+            self._step_log.trained(samples)
+        if self._heartbeat is None:
+            return
+        if self._heartbeat.phase != "train":
+            self._heartbeat.enter("train")
+        self._heartbeat.step(
+            step=self.step,
+            epoch=self.epoch,
+            total_steps=self.total_steps,
+            samples=self.samples if samples else None,
+            loss=self._log.losses.last_loss,
+            samples_per_second=self._step_log.samples_per_second,
+            learning_rate=self._learning_rate(),
+        )

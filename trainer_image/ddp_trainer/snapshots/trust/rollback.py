@@ -1,0 +1,90 @@
+"""Rolling back: what an attempt asks of the next one after a loss that is not finite.
+
+    checkpoints/<job>/rollbacks/<fencing token>           {"step": 120}
+    checkpoints/<job>/rollbacks/<fencing token>.done      the same, carried out
+
+The attempt that finds the loss of a step not finite writes the file and ends. The next one, once it owns the directory,
+removes the snapshots that may hold what led to it, and resumes from the newest that is left. A snapshot is sound if the
+loss of the step after it was finite, since that is computed from its weights: those of `step - 1` and later go.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final, get_args
+
+from ddp_trainer.snapshots.trust.disk import Disk
+from ddp_trainer.snapshots.trust.fence import Fence
+from ddp_trainer.snapshots.trust.names import Series
+from ddp_trainer.snapshots.trust.store import SnapshotStore
+
+log = logging.getLogger(__name__)
+
+MOST: Final = 3
+"""Rollbacks of a job: where other data lead there again and again, the cause is another."""
+
+_FOLDER: Final = "rollbacks"
+_DONE: Final = ".done"
+
+
+def ask(fence: Fence, *, step: int, disk: Disk | None = None) -> None:
+    """Have the next attempt go back to before `step`. Raises FencedError, OSError."""
+    disk = disk or Disk()
+    fence.check()
+    folder = fence.directory / _FOLDER
+    with contextlib.suppress(FileExistsError):
+        disk.make_directory(folder)
+    path = folder / fence.own.name
+    with contextlib.suppress(FileExistsError):
+        disk.create(path, [json.dumps({"step": step}).encode()])
+    disk.fsync(path)
+    disk.fsync(folder)
+
+
+def count(fence: Fence) -> int:
+    """How often this job was rolled back, this time included."""
+    own = fence.own
+    return sum(
+        name.startswith(f"{own.created:012d}-") and name.removesuffix(_DONE).endswith(f"-{own.uid}")
+        for name in _names(fence.directory)
+    )
+
+
+def carry_out(directory: Path, fence: Fence, *, keep: int, disk: Disk | None = None) -> None:
+    """Remove the snapshots and checkpoints that earlier attempts asked to go back behind. Raises FencedError, OSError.
+
+    Carried out again after a crash in the middle of it, it removes nothing else: no snapshot is saved before its end.
+    """
+    disk = disk or Disk()
+    pending = [name for name in _names(directory) if not name.endswith(_DONE)]
+    if not pending:
+        return
+    fence.check()
+    steps = [step for name in pending if (step := _step(directory / _FOLDER / name)) is not None]
+    for series in get_args(Series) if steps else ():
+        store = SnapshotStore(directory, keep=keep, fence=fence, disk=disk, series=series)
+        for found in store.steps():
+            if found >= min(steps) - 1:
+                log.warning("%s %d is removed: the loss of step %d is not finite", series, found, min(steps))
+                store.discard(found)
+    for name in pending:
+        disk.rename(directory / _FOLDER / name, directory / _FOLDER / f"{name}{_DONE}")
+    disk.fsync(directory / _FOLDER)
+
+
+def _names(directory: Path) -> Iterator[str]:
+    with contextlib.suppress(FileNotFoundError):
+        yield from sorted(path.name for path in (directory / _FOLDER).iterdir())
+
+
+def _step(path: Path) -> int | None:
+    """None after a crash between creating and writing: that attempt failed in another way."""
+    try:
+        step = json.loads(path.read_bytes())["step"]
+    except (OSError, ValueError, LookupError, TypeError):
+        return None
+    return step if isinstance(step, int) else None
