@@ -109,16 +109,16 @@ class Workbook:
     def work_through(self) -> None:
         """Run everything that this machine can run."""
         self._write_files()
-        self._put_commands_on_path()
+        self.put_commands_on_path()
         here = [example for example in self.examples if example.lacks is None]
         for example in here:
             if example.exits == 1:
-                self._run_in_bash(example)
+                self.run_in_bash(example)
         for ranks in sorted({run.ranks for example in here for run in example.runs}):
             self._train_together(ranks, here)
         for example in here:
             if example.exits != 1 and example.rest.strip():
-                self._run_in_bash(example)
+                self.run_in_bash(example)
 
     def _write_files(self) -> None:
         for block in blocks():
@@ -139,7 +139,7 @@ class Workbook:
         ]
         (installed / "entry_points.txt").write_text("\n".join(lines))
 
-    def _put_commands_on_path(self) -> None:
+    def put_commands_on_path(self) -> None:
         (self.folder / "bin").mkdir()
         modules = {"python": "", "torchrun": " -m torch.distributed.run", "ddpjob": " -m ddpjob_operator.cli.main"}
         for name, module in modules.items():
@@ -157,7 +157,7 @@ class Workbook:
             "OMP_NUM_THREADS": "1",
         }
 
-    def _run_in_bash(self, example: Example) -> None:
+    def run_in_bash(self, example: Example) -> None:
         text = example.rest.replace("29511", str(free_port()))
         # two ranks of an example that asks for none may not both have a GPU here
         visible = {} if example.block.attributes.get("needs") == "gpus" else {"CUDA_VISIBLE_DEVICES": ""}
