@@ -117,7 +117,7 @@ async def _assemble(settings: Settings, defaults: Callable[[str], Defaults], cle
     client = await connect(settings.requests)
     cleanup.push_async_callback(client.close)
     cache = Cache()
-    queue: WorkQueue[Key] = WorkQueue(settings.workers)
+    queue: WorkQueue[Key] = WorkQueue(settings.workers, share=lambda key: key.namespace)
     metrics.watch_queue_depth(lambda: queue.depth)
     leader = None
     if settings.leader_election:

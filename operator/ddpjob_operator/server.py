@@ -37,7 +37,7 @@ async def serve(port: int, *, healthy: Probe, ready: Probe) -> tuple[web.AppRunn
 
 
 async def _metrics(request: web.Request) -> web.Response:
-    body, content_type = metrics.page(request.headers.get("Accept", ""))
+    body, content_type = await metrics.page(request.headers.get("Accept", ""))
     return web.Response(body=body, headers={"Content-Type": content_type})
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import shutil
 import threading
@@ -95,7 +96,7 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]
     metrics.JOBS.put("monitors", metrics.JobFigures("team", "digits", Phase.RUNNING, 3, 0, 2, 2, step=STEPS))
     manifests, folder = rendered(BOTH), tmp_path_factory.mktemp("prometheus")
     with (
-        served(metrics.page) as operator,
+        served(lambda accept: asyncio.run(metrics.page(accept))) as operator,
         served(trainer(tmp_path_factory.mktemp("first"), 0)) as first,
         served(trainer(tmp_path_factory.mktemp("second"), 1)) as second,
     ):

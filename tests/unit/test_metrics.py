@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 
 import pytest
@@ -26,7 +27,7 @@ def _no_jobs_left() -> None:
 
 
 def page(accept: str = "") -> str:
-    return metrics.page(accept)[0].decode()
+    return asyncio.run(metrics.page(accept))[0].decode()
 
 
 def touch_every_metric() -> None:
@@ -40,7 +41,7 @@ def touch_every_metric() -> None:
 def test_the_page_is_strict_openmetrics_with_every_row_of_the_table_and_no_other() -> None:
     touch_every_metric()
     metrics.JOBS.put("key", KNOWN)
-    body, content_type = metrics.page(OPEN_METRICS)
+    body, content_type = asyncio.run(metrics.page(OPEN_METRICS))
     families = list(text_string_to_metric_families(body.decode()))
     metrics.JOBS.drop("key")
     assert content_type.startswith("application/openmetrics-text")
@@ -65,7 +66,7 @@ def test_names_follow_the_conventions() -> None:
 
 
 def test_without_openmetrics_the_page_is_prometheus_text() -> None:
-    body, content_type = metrics.page("text/html")
+    body, content_type = asyncio.run(metrics.page("text/html"))
     assert content_type.startswith("text/plain; version=0.0.4")
     assert "ddpjob_operator_jobs" in {family.name for family in parse_text(body.decode())}
 
@@ -90,3 +91,21 @@ def test_an_unknown_value_has_no_series() -> None:
     metrics.JOBS.drop("key")
     assert "ddpjob_status_loss{" not in shown
     assert 'ddpjob_status_nodes{ddpjob="digits",namespace="team"} 2.0' in shown
+
+
+async def test_others_go_on_while_the_page_is_written() -> None:
+    for number in range(1000):
+        metrics.JOBS.put(number, KNOWN)
+    written, turns = asyncio.create_task(metrics.page("")), 0
+    while not written.done():
+        turns += 1
+        await asyncio.sleep(0)
+    lines = written.result()[0].count(b"\n")
+    assert lines > 15_000
+    assert turns >= lines / 2000
+
+
+def test_labels_are_escaped() -> None:
+    metrics.JOBS.put("key", JobFigures('a"b', "c\\d\ne", Phase.PENDING, 0, 0, 0, 2))
+    (family,) = [found for found in parse_text(page()) if found.name == "ddpjob_status_nodes"]
+    assert family.samples[0].labels == {"namespace": 'a"b', "ddpjob": "c\\d\ne"}

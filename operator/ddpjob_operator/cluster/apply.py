@@ -33,7 +33,7 @@ from ddpjob_operator.core.values.actions import (
     ReadWarnings,
     ReleasePod,
 )
-from ddpjob_operator.core.values.job import Job
+from ddpjob_operator.core.values.job import ADMISSION_FAILED, Job
 from ddpjob_operator.core.values.names import FINALIZER, LABEL_ATTEMPT, LABEL_NODE_RANK, LABEL_NODES, TRAINER_CONTAINER
 from ddpjob_operator.runtime.client import Client, Json
 from ddpjob_operator.runtime.errors import ApiError
@@ -41,6 +41,9 @@ from ddpjob_operator.runtime.paths import events
 from ddpjob_operator.wire.pods import is_held
 
 logger = logging.getLogger(__name__)
+
+FIRST_BATCH = 8
+"""Pods that are created at once; each batch after it is twice as large. A gang of this size waits for no batch."""
 
 LOG_LINES = 40
 LOG_BYTES = 4096
@@ -59,10 +62,11 @@ class Applier:
     cache: Cache
 
     async def carry_out(self, job: Job, actions: Sequence[Action]) -> Rejected | None:
-        """All actions of one plan, at once; but the Service goes first, since new pods carry its address.
+        """All actions of one plan, at once; but the Service goes first, since new pods carry its address, and pods are
+        created in growing batches.
 
         Returns:
-            the first refusal, if there was one; the other actions were carried out all the same.
+            the first refusal, if there was one; all other actions but the pods of later batches were carried out.
 
         Raises:
             ApiError: a call failed for a reason that may pass; every other action has been tried too.
@@ -70,12 +74,29 @@ class Applier:
         results = await self._all(job, [action for action in actions if isinstance(action, PointService)])
         if results and self.cache.observed(_owner(job)).service is None:
             actions = [action for action in actions if not isinstance(action, CreatePod)]
-        results += await self._all(job, [action for action in actions if not isinstance(action, PointService)])
+        creations = [action for action in actions if isinstance(action, CreatePod)]
+        others = [action for action in actions if not isinstance(action, PointService | CreatePod)]
+        of_others, of_creations = await asyncio.gather(self._all(job, others), self._in_batches(job, creations))
+        results += of_others + of_creations
         failures = [result for result in results if isinstance(result, BaseException)]
         for failure in failures:
             if not isinstance(failure, Rejected):
                 raise failure
         return next((failure for failure in failures if isinstance(failure, Rejected)), None)
+
+    async def _in_batches(self, job: Job, creations: Sequence[CreatePod]) -> list[BaseException | None]:
+        """Growing batches, as the Job controller's slow start: what is refused once is not asked a thousand times. A
+        webhook that fails now and then is no reason to stop, unless it fails for a whole batch."""
+        results: list[BaseException | None] = []
+        size = FIRST_BATCH
+        while len(results) < len(creations):
+            batch = await self._all(job, creations[len(results) : len(results) + size])
+            results += batch
+            failures = [failure for failure in batch if failure is not None]
+            if len(failures) == len(batch) or not all(_may_pass(failure) for failure in failures):
+                break
+            size *= 2
+        return results
 
     async def _all(self, job: Job, actions: Sequence[Action]) -> list[BaseException | None]:
         return await asyncio.gather(*(self._one(job, action) for action in actions), return_exceptions=True)
@@ -324,6 +345,10 @@ class Applier:
             if error.already_exists or not refuses(error):
                 raise
             raise Rejected(problem_of(manifest, error), status=error.status, final=_is_final(error)) from error
+
+
+def _may_pass(failure: BaseException) -> bool:
+    return isinstance(failure, Rejected) and failure.problem.reason == ADMISSION_FAILED
 
 
 def _is_final(error: ApiError) -> bool:

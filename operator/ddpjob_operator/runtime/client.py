@@ -1,7 +1,8 @@
 """JSON over HTTP to the API server: plain dicts in and out.
 
-On top of one aiohttp session this adds what a controller needs: a limit on calls in flight, a 15 s deadline, a wait
-where the server asks for one (429), one new login after a 401, and errors that carry the server's own reason.
+On top of one aiohttp session this adds what a controller needs: a limit on calls in flight that namespaces share
+fairly, a 15 s deadline, a wait where the server asks for one (429), one new login after a 401, and errors that carry
+the server's own reason.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from ddpjob_operator import metrics
 from ddpjob_operator.runtime.decode import decode, decode_aside
 from ddpjob_operator.runtime.errors import ApiError
 from ddpjob_operator.runtime.login import Login, log_in, open_session
+from ddpjob_operator.runtime.shares import FairSemaphore
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +46,7 @@ class Client:
         """Called before every call that changes anything; what it raises prevents the call (`leader`)."""
         self._login = current
         self._context = context
-        self._in_flight = asyncio.Semaphore(in_flight)
+        self._in_flight = FairSemaphore(in_flight)
         self._logging_in = asyncio.Lock()
         self._session = open_session(current)
         self._closing: asyncio.Task[None] | None = None
@@ -149,7 +151,7 @@ class Client:
         while True:
             used = self._login
             try:
-                async with self._in_flight:
+                async with self._in_flight.place(namespace_of(path)):
                     if self.fence is not None and method != "GET":
                         self.fence()
                     return await self._once(method, path, resource, query or {}, body, content_type, verb or method)
@@ -223,6 +225,12 @@ class Client:
             self._session, self._login = open_session(current), current
             # calls that still use the old session finish within their own deadline
             self._closing = asyncio.create_task(_close_later(old), name="old API session")
+
+
+def namespace_of(path: str) -> str:
+    """The namespace that a path of the API is in; empty for what is in none."""
+    _, found, rest = path.partition("/namespaces/")
+    return rest.partition("/")[0] if found else ""
 
 
 async def connect(in_flight: int = 64, context: str | None = None) -> Client:

@@ -11,12 +11,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable, Hashable, Iterable
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Generic, TypeVar
 
 from ddpjob_operator import metrics
+from ddpjob_operator.runtime.shares import Shares
 
 logger = logging.getLogger(__name__)
 
@@ -49,7 +51,10 @@ class WorkQueue(Generic[K]):
 
     workers: int = 16
     backoff: Backoff = field(default_factory=Backoff)
-    _ready: deque[K] = field(default_factory=deque)
+    share: Callable[[K], Hashable] = lambda key: None
+    """Whose a key is: workers are shared fairly (`runtime.shares`)."""
+    _ready: OrderedDict[Hashable, deque[K]] = field(default_factory=OrderedDict)
+    _shares: Shares = field(init=False)
     _queued: set[K] = field(default_factory=set)
     _running: dict[K, float] = field(default_factory=dict)
     _again: set[K] = field(default_factory=set)
@@ -58,6 +63,9 @@ class WorkQueue(Generic[K]):
     _tasks: list[asyncio.Task[None]] = field(default_factory=list)
     _news: asyncio.Event = field(default_factory=asyncio.Event)
     _stopping: bool = False
+
+    def __post_init__(self) -> None:
+        self._shares = Shares(self.workers)
 
     def start(self, look: Callable[[K], Awaitable[float | None]]) -> None:
         """Start the workers in the running loop.
@@ -92,7 +100,7 @@ class WorkQueue(Generic[K]):
             self._again.add(key)
         elif key not in self._queued:
             self._queued.add(key)
-            self._ready.append(key)
+            self._ready.setdefault(self.share(key), deque()).append(key)
             self._news.set()
 
     def add_all(self, keys: Iterable[K]) -> None:
@@ -124,7 +132,7 @@ class WorkQueue(Generic[K]):
     @property
     def depth(self) -> int:
         """Keys that wait for a worker."""
-        return len(self._ready)
+        return len(self._queued)
 
     def longest_pass(self) -> float:
         """Seconds that the longest pass in progress has taken so far."""
@@ -138,13 +146,30 @@ class WorkQueue(Generic[K]):
 
     async def _work(self, look: Callable[[K], Awaitable[float | None]]) -> None:
         while not self._stopping:
-            if not self._ready:
+            allowed = list(islice((whose for whose in self._ready if self._shares.may_take(whose)), 1))
+            if not allowed:
                 self._news.clear()
                 await self._news.wait()
                 continue
-            key = self._ready.popleft()
-            self._queued.discard(key)
-            await self._pass(key, look)
+            whose = allowed[0]
+            key = self._take_from(whose)
+            try:
+                await self._pass(key, look)
+            finally:
+                self._shares.give_back(whose)
+                self._news.set()  # a share that had enough may go on
+            await asyncio.sleep(0)  # a pass without any call would keep calls, probes and the Lease waiting
+
+    def _take_from(self, whose: Hashable) -> K:
+        """The next key of a share, which comes last then."""
+        key = self._ready[whose].popleft()
+        if self._ready[whose]:
+            self._ready.move_to_end(whose)
+        else:
+            del self._ready[whose]
+        self._queued.discard(key)
+        self._shares.take(whose)
+        return key
 
     async def _pass(self, key: K, look: Callable[[K], Awaitable[float | None]]) -> None:
         loop = asyncio.get_running_loop()

@@ -243,3 +243,31 @@ async def test_a_pod_that_is_gone_needs_no_release(server: Server, client: Clien
     server.answers = answers
     assert await Applier(client, cache).carry_out(JOB, [ReleasePod("digits-0-1", "pod-1")]) is None
     assert "pod-1" not in {seen.uid for seen in cache.observed(Owner("ns", "job-1")).pods}
+
+
+def creations(count: int) -> list[Action]:
+    return [
+        CreatePod(f"digits-0-{rank}", 0, rank, {"kind": "Pod", "metadata": {"name": f"digits-0-{rank}"}})
+        for rank in range(count)
+    ]
+
+
+async def test_what_is_refused_is_not_asked_a_thousand_times(server: Server, client: Client) -> None:
+    server.answers = [QUOTA]
+    refused = await Applier(client, Cache()).carry_out(JOB, creations(1024))
+    assert refused is not None
+    assert (refused.problem.reason, len(server.asked)) == ("QuotaExceeded", 8)
+
+
+async def test_a_webhook_that_fails_now_and_then_does_not_stop_the_gang(server: Server, client: Client) -> None:
+    hiccup = status(500, "InternalError", 'failed calling webhook "a": context deadline exceeded')
+    server.answers = [hiccup, ok(pod(uid="pod-2"))]
+    refused = await Applier(client, Cache()).carry_out(JOB, creations(64))
+    assert refused is not None
+    assert (refused.problem.reason, len(server.asked)) == ("AdmissionFailed", 64)
+
+
+async def test_a_webhook_that_is_down_is_asked_for_one_batch(server: Server, client: Client) -> None:
+    server.answers = [status(500, "InternalError", 'failed calling webhook "a": no endpoints')]
+    assert await Applier(client, Cache()).carry_out(JOB, creations(64)) is not None
+    assert len(server.asked) == 8

@@ -273,3 +273,50 @@ def test_it_tells_how_long_the_longest_pass_takes() -> None:
         return longest
 
     assert run(main()) == 42
+
+
+def test_the_jobs_of_one_namespace_do_not_take_every_worker() -> None:
+    looks = Looks(seconds=60.0)
+
+    async def feed(queue: WorkQueue[str]) -> None:
+        queue.add_all(f"a/{n}" for n in range(100))
+        await asyncio.sleep(1)
+        queue.add("b/0")
+
+    run(within(looks, 2.0, feed, workers=16, share=lambda key: key[0]))
+    assert (1.0, "b/0") in looks.seen
+    assert looks.most_at_once == 13
+
+
+def test_every_key_of_one_namespace_has_its_turn() -> None:
+    looks = Looks(seconds=1.0)
+
+    async def feed(queue: WorkQueue[str]) -> None:
+        queue.add_all(f"a/{n}" for n in range(100))
+
+    run(within(looks, 60.0, feed, workers=4, share=lambda key: key[0]))
+    assert len({key for _, key in looks.seen}) == 100
+
+
+def test_passes_without_a_call_let_others_go_on() -> None:
+    """10,000 resting jobs, each looked at without any call, must not keep the Lease from being renewed."""
+    turns = 0
+
+    async def at_once(key: str) -> None:
+        return None
+
+    async def feed(queue: WorkQueue[str]) -> None:
+        nonlocal turns
+        queue.add_all(str(n) for n in range(1000))
+        while queue.depth:
+            turns += 1
+            await asyncio.sleep(0)
+
+    async def all_of_it() -> None:
+        queue: WorkQueue[str] = WorkQueue(workers=16)
+        queue.start(at_once)
+        await feed(queue)
+        await queue.stop(within=0)
+
+    run(all_of_it())
+    assert turns >= 1000 / 16

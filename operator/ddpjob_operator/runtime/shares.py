@@ -1,0 +1,87 @@
+"""Places that are shared fairly: calls in flight among namespaces, passes in progress among the owners of jobs.
+
+First come, first served lets one tenant take every place: 1,024 creates behind a webhook that answers after 10 s held
+up everybody's status writes for minutes. With a dynamic threshold (Choudhury and Hahne, 1998) nobody holds more than
+`MOST` times what is free. One tenant alone gets three quarters of the places, several get equal parts, and one that
+holds none finds a free place.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, OrderedDict, deque
+from collections.abc import AsyncIterator, Hashable
+from contextlib import asynccontextmanager
+
+MOST = 3
+
+
+class Shares:
+    """Who holds how many of a number of places."""
+
+    def __init__(self, places: int) -> None:
+        self._places = places
+        self._held: Counter[Hashable] = Counter()
+
+    @property
+    def free(self) -> int:
+        return self._places - self._held.total()
+
+    def may_take(self, who: Hashable) -> bool:
+        return self._held[who] < MOST * self.free
+
+    def take(self, who: Hashable) -> None:
+        self._held[who] += 1
+
+    def give_back(self, who: Hashable) -> None:
+        self._held[who] -= 1
+        if not self._held[who]:
+            del self._held[who]
+
+
+class FairSemaphore:
+    """Of those who wait, each in turn gets the next place that it may take."""
+
+    def __init__(self, places: int) -> None:
+        self._shares = Shares(places)
+        self._waiting: OrderedDict[Hashable, deque[asyncio.Future[None]]] = OrderedDict()
+
+    @asynccontextmanager
+    async def place(self, who: Hashable) -> AsyncIterator[None]:
+        """Hold a place until the end of the block."""
+        await self._acquire(who)
+        try:
+            yield
+        finally:
+            self._release(who)
+
+    async def _acquire(self, who: Hashable) -> None:
+        if who not in self._waiting and self._shares.may_take(who):
+            self._shares.take(who)
+            return
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(who, deque()).append(turn)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():
+                self._release(who)
+            else:
+                self._leave(who, turn)
+            raise
+
+    def _release(self, who: Hashable) -> None:
+        self._shares.give_back(who)
+        while (following := next((other for other in self._waiting if self._shares.may_take(other)), None)) is not None:
+            turn = self._waiting[following][0]
+            self._leave(following, turn)
+            if following in self._waiting:
+                self._waiting.move_to_end(following)
+            self._shares.take(following)
+            turn.set_result(None)
+
+    def _leave(self, who: Hashable, turn: asyncio.Future[None]) -> None:
+        turns = self._waiting[who]
+        turns.remove(turn)
+        if not turns:
+            del self._waiting[who]
