@@ -29,6 +29,7 @@ from ddp_trainer.rank.failures import failed
 from ddp_trainer.rank.observe import observe
 from ddp_trainer.rank.own_groups import guard
 from ddp_trainer.rank.stop_request import preempted_after
+from ddp_trainer.rank.volume_imports import hide_folders
 from ddp_trainer.rank.work_folder import enter_work_folder
 
 LEAVE_SECONDS = 5
@@ -53,6 +54,7 @@ def main(argv: Sequence[str]) -> int:
     try:
         if own_script:
             enter_work_folder(job, own.scratch)
+            hide_folders(job.shared)
         run_target(argv[0], argv[1], argv[2:])
     except BaseException as error:
         if os.getpid() != pid:
