@@ -73,6 +73,7 @@ lint-files: $(VENV)/.dev
 	$(BIN)/python docs/metrics.py --check
 	$(BIN)/python docs/conditions.py --check
 	$(BIN)/python docs/validate_tables.py --check
+	$(BIN)/python docs/reliability.py --check
 	$(BIN)/python charts/readme.py --check
 	$(BIN)/python charts/rbac.py --check
 
@@ -98,12 +99,13 @@ format: $(VENV)/.dev  ## let ruff lay out the code
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-generate: $(VENV)/.dev  ## write the CRD, three pages of docs/, the chart's README and the roles from their sources
+generate: $(VENV)/.dev  ## write the CRD, four pages of docs/, the chart's README and the roles from their sources
 	$(BIN)/python -m ddpjob_operator.api.crd
 	$(BIN)/python -m ddpjob_operator.api.docs
 	$(BIN)/python docs/metrics.py
 	$(BIN)/python docs/conditions.py
 	$(BIN)/python docs/validate_tables.py
+	$(BIN)/python docs/reliability.py
 	$(BIN)/python charts/readme.py
 	$(BIN)/python charts/rbac.py
 

@@ -318,6 +318,12 @@ class Operator:
         except (aiohttp.ClientError, TimeoutError):
             return 0, ""
 
+    def resident_bytes(self) -> int:
+        """Its memory now."""
+        assert self.process is not None
+        pages = int(Path(f"/proc/{self.process.pid}/statm").read_text().split()[1])
+        return pages * os.sysconf("SC_PAGE_SIZE")
+
     def signal(self, number: signal.Signals) -> None:
         assert self.process is not None
         if self.process.returncode is None:

@@ -47,6 +47,7 @@ class Fault(Enum):
     CONFLICT = "409"
     BROKEN = "500"
     BUSY = "429 with Retry-After"
+    FORBIDDEN = "403"
     OVERTAKEN = "somebody changes the job just before the call arrives"
 
 
@@ -82,6 +83,7 @@ ANSWERS = {
     Fault.CONFLICT: (409, "Conflict"),
     Fault.BROKEN: (500, "InternalError"),
     Fault.BUSY: (429, "TooManyRequests"),
+    Fault.FORBIDDEN: (403, "Forbidden"),
 }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
+import pytest
 from tests.api_server.harness import Cluster, Operator
 from tests.support.waiting import eventually_async
 
@@ -55,6 +56,7 @@ def unscheduled(message: str) -> dict[str, Any]:
     return {"conditions": [reason]}
 
 
+@pytest.mark.fault(26, 27, 33)
 async def test_what_a_pod_waits_for_is_a_condition_of_the_job(cluster: Cluster, operator: Operator) -> None:
     for reason, message in WAITING.items():
         await stuck(cluster, reason, container(reason, message))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 from typing import Any
 
+import pytest
 from tests.api_server.harness import Cluster, Operator
 from tests.support.waiting import eventually_async
 
@@ -33,6 +34,7 @@ async def test_a_job_that_is_active_for_too_long_fails_and_its_pods_may_save(
     await eventually_async(may_save, "both pods are deleted with all the grace that they have")
 
 
+@pytest.mark.fault(26, 27)
 async def test_a_gang_that_does_not_start_fails_the_job_with_the_last_known_trouble(
     cluster: Cluster, operator: Operator
 ) -> None:

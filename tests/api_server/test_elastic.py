@@ -67,6 +67,7 @@ async def test_kubectl_scale_changes_the_size_and_shows_it(cluster: Cluster, ope
     assert {pod["metadata"]["name"] for pod in selected} == {"digits-1-0", "digits-1-1"}
 
 
+@pytest.mark.fault(24)
 async def test_the_next_attempt_does_not_wait_for_a_silent_node(cluster: Cluster, operator: Operator) -> None:
     status = await lost(cluster, {"nodeLostSeconds": 1})
     assert status["lastFailure"]["reason"] == "NodeLost"
@@ -79,6 +80,7 @@ async def test_in_place_only_the_pod_on_the_silent_node_is_replaced(cluster: Clu
     assert status["internal"]["keptPods"] == {"digits-0-0": 0}
 
 
+@pytest.mark.fault(24)
 @pytest.mark.parametrize("force", [False, True])
 async def test_a_pod_on_a_silent_node_is_removed_by_force_only_where_the_policy_says_so(
     cluster: Cluster, operator: Operator, force: bool

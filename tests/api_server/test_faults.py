@@ -184,6 +184,7 @@ async def test_a_call_of_any_kind_that_gets_no_whole_answer_is_made_again(
     assert open_ == {}, "every fault has struck"
 
 
+@pytest.mark.fault(3)
 async def test_a_status_that_was_decided_on_an_older_job_is_refused_and_decided_again(
     cluster: Cluster, start_operator: Any, tmp_path: Path
 ) -> None:

@@ -84,6 +84,7 @@ async def test_a_queue_gets_pods_that_say_how_many_they_are(cluster: Cluster, op
         assert annotations["kueue.x-k8s.io/pod-group-total-count"] == "2"
 
 
+@pytest.mark.fault(27)
 async def test_a_gang_that_gets_only_some_of_its_nodes_in_time_gives_them_back(
     cluster: Cluster, operator: Operator
 ) -> None:

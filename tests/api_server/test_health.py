@@ -45,6 +45,7 @@ async def not_found(request: web.Request) -> web.StreamResponse | None:
     return refusal(404, "NotFound") if is_watch(request, "pods") else None
 
 
+@pytest.mark.fault(9)
 @pytest.mark.parametrize("fault", [error_event(500), not_found], ids=["an error in the stream", "404"])
 async def test_an_operator_whose_watch_has_ended_for_good_ends_with_an_error(
     cluster: Cluster, start_operator: StartOperator, tmp_path: Path, fault: Answer
@@ -58,26 +59,34 @@ async def test_an_operator_whose_watch_has_ended_for_good_ends_with_an_error(
             assert await operator.process.wait() == 1
 
 
-async def test_an_expired_watch_begins_anew(cluster: Cluster, start_operator: StartOperator, tmp_path: Path) -> None:
+@pytest.mark.fault(4)
+async def test_an_expired_watch_begins_anew_and_what_was_deleted_meanwhile_is_missed_at_once(
+    cluster: Cluster, start_operator: StartOperator, tmp_path: Path
+) -> None:
+    """The list that the watch begins with only lacks it, and the next resync is minutes away."""
     async with FaultProxy(await log_in(), tmp_path) as proxy:
         await start_operator(proxy.kubeconfig)
+        await cluster.apply_job(restart={"backoff": {"initialSeconds": 0}})
+        names = [pod["metadata"]["name"] for pod in await cluster.gang_exists()]
+        await cluster.runs(*names)
+        await cluster.phase_is("Running")
         struck = []
 
         async def expire_once(request: web.Request) -> web.StreamResponse | None:
             if struck or not is_watch(request, "pods"):
                 return None
             struck.append(request)
+            await cluster.client.delete(f"/api/v1/namespaces/{cluster.namespace}/pods/{names[1]}", "pods")
             return await error_event(410)(request)
 
         proxy.read_fault = expire_once
         proxy.hang_up()
-        await cluster.apply_job()
-        names = [pod["metadata"]["name"] for pod in await cluster.gang_exists()]
-        await cluster.runs(*names)
-        await cluster.phase_is("Running")
+        await cluster.gang_exists(attempt=1)
         assert struck
+        assert (await cluster.status())["lastFailure"]["reason"] == "PodDeleted"
 
 
+@pytest.mark.fault(11)
 async def test_a_deletion_that_no_watch_announced_is_noticed_by_the_resync(
     cluster: Cluster, start_operator: StartOperator, tmp_path: Path
 ) -> None:
@@ -120,6 +129,7 @@ async def test_a_namespace_that_cannot_be_read_keeps_no_other_one_waiting(
         assert "cannot list in namespace gone" in operator.log.read_text()
 
 
+@pytest.mark.fault(12)
 async def test_new_credentials_are_read_when_the_old_ones_are_refused(
     cluster: Cluster, start_operator: StartOperator, tmp_path: Path
 ) -> None:
@@ -313,6 +323,34 @@ async def test_the_metrics_page_forgets_deleted_jobs(cluster: Cluster, operator:
         return 'ddpjob="digits"' not in (await operator.probe("metrics"))[1]
 
     await eventually_async(forgotten, "no series of the job is left")
+
+
+JOBS = 1000
+WAVE = 200
+
+
+@pytest.mark.fault(49)
+async def test_series_and_memory_are_where_they_were_after_a_thousand_jobs_have_come_and_gone(
+    cluster: Cluster, operator: Operator
+) -> None:
+    """In waves, each as large as the first, which fills what is kept for the next."""
+    series, memory = [], []
+    for wave in range(JOBS // WAVE):
+        names = [f"job-{wave}-{number}" for number in range(WAVE)]
+        await asyncio.gather(*(cluster.apply_job(name, suspend=True) for name in names))
+
+        async def on_the_page(count: int) -> bool:
+            return (await operator.probe("metrics"))[1].count("ddpjob_status_restarts_total{") == count
+
+        await eventually_async(lambda: on_the_page(WAVE), "all jobs of the wave are on the page")
+        await asyncio.gather(*(cluster.delete_job(name) for name in names))
+        await eventually_async(lambda: on_the_page(0), "no series of a job is left")
+        page = (await operator.probe("metrics"))[1]
+        assert 'ddpjob="job-' not in page
+        series.append(len([line for line in page.splitlines() if not line.startswith("#")]))
+        memory.append(operator.resident_bytes())
+    assert series[-1] <= series[0] + 4, "series of jobs that are gone"
+    assert memory[-1] <= memory[0] + 8 * 2**20, [f"{resident / 2**20:.0f} MiB" for resident in memory]
 
 
 async def test_the_page_is_what_prometheus_reads(operator: Operator) -> None:

@@ -31,6 +31,7 @@ async def uids(cluster: Cluster) -> dict[str, str]:
     return {pod["metadata"]["name"]: pod["metadata"]["uid"] for pod in await cluster.pods()}
 
 
+@pytest.mark.fault(19)
 @pytest.mark.parametrize(
     ("labels", "attempt"),
     [({ATTEMPT: "11"}, 12), ({ATTEMPT: None}, 1), ({NODE_RANK: "7"}, 1), ({ATTEMPT: "x", NODE_RANK: None}, 1)],
@@ -55,6 +56,7 @@ async def test_forged_labels_cost_one_restart_and_leave_no_pod_behind(
     assert not old.keys() & new.keys()
 
 
+@pytest.mark.fault(19)
 async def test_a_pod_of_another_controller_with_the_labels_of_a_job_is_left_alone(
     cluster: Cluster, operator: Operator
 ) -> None:

@@ -13,6 +13,7 @@ import pytest
 from aiohttp import web
 from tests.api_server.conftest import StartOperator
 from tests.api_server.harness import Cluster, Operator
+from tests.api_server.history import recorded
 from tests.api_server.proxy import FaultProxy
 from tests.support.waiting import eventually_async
 
@@ -83,6 +84,7 @@ async def test_the_standby_takes_over_at_once_after_a_graceful_end(
     assert asyncio.get_running_loop().time() - began <= 2 + SLACK_SECONDS
 
 
+@pytest.mark.fault(13)
 async def test_a_leader_that_slept_past_its_lease_writes_nothing_when_it_wakes(
     cluster: Cluster, pair: list[tuple[Operator, FaultProxy]]
 ) -> None:
@@ -110,6 +112,39 @@ async def test_a_leader_that_slept_past_its_lease_writes_nothing_when_it_wakes(
         stands_by, "the first one knows that it does not lead, and shows no job", seconds=FENCE_SECONDS
     )
     assert writes(first, cluster) == before
+    assert writes(second, cluster) > 0
+
+
+@pytest.mark.fault(13)
+async def test_calls_of_a_leader_that_arrive_when_another_has_replaced_it_change_nothing(
+    cluster: Cluster, pair: list[tuple[Operator, FaultProxy]]
+) -> None:
+    """It sleeps in the middle of a restart, with calls on their way that no fence of its own can stop any more."""
+    (leader, first), (_, second) = pair
+    async with recorded(cluster) as history:
+        await cluster.apply_job(restart={"backoff": {"initialSeconds": 0}})
+        old = [pod["metadata"]["name"] for pod in await cluster.gang_exists()]
+        await cluster.runs(*old)
+        await cluster.phase_is("Running")
+        before = writes(first, cluster)
+        first.hold = asyncio.Event()
+        await cluster.ends(old[1], code=1)
+
+        async def on_its_way() -> bool:
+            return writes(first, cluster) > before
+
+        await eventually_async(on_its_way, "the leader has sent the new attempt")
+        leader.signal(signal.SIGSTOP)
+        new = [pod["metadata"]["name"] for pod in await cluster.gang_exists(1, seconds=TAKEOVER_SECONDS + 30)]
+        await cluster.runs(*new)
+        await cluster.phase_is("Running")
+        first.hold.set()
+        await first.delivered()
+        leader.signal(signal.SIGCONT)
+        await cluster.ends(*new)
+        status = await cluster.phase_is("Succeeded")
+    assert (status["attempt"], status["restarts"]) == (1, 1)
+    assert history.broken_rules() == []
     assert writes(second, cluster) > 0
 
 

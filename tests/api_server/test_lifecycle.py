@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+import pytest
 from tests.api_server.conftest import StartOperator
 from tests.api_server.harness import Cluster, Operator
 from tests.support.waiting import eventually_async
@@ -151,6 +152,7 @@ async def test_deleting_a_job_leaves_nothing_but_the_claim_that_is_kept(cluster:
     assert [claim["metadata"]["name"] for claim in claims] == ["digits-shared"]
 
 
+@pytest.mark.fault(15)
 async def test_a_job_deleted_while_the_operator_is_away_is_forgotten(
     cluster: Cluster, start_operator: StartOperator
 ) -> None:

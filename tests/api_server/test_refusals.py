@@ -8,6 +8,7 @@ import pytest
 from tests.api_server.harness import Cluster, Operator
 from tests.support.waiting import eventually_async
 
+from ddpjob_operator.cluster import paths
 from ddpjob_operator.runtime.errors import ApiError
 
 
@@ -23,6 +24,7 @@ async def degraded(cluster: Cluster, reason: str) -> dict[str, Any]:
     return await eventually_async(said, f"the job is Degraded: {reason}")
 
 
+@pytest.mark.fault(20)
 async def test_a_gang_that_a_quota_cuts_short_is_given_back_whole_and_tried_again(
     cluster: Cluster, operator: Operator
 ) -> None:
@@ -55,6 +57,7 @@ async def test_a_gang_that_a_quota_cuts_short_is_given_back_whole_and_tried_agai
     assert {item["type"]: item["status"] for item in status["conditions"]}["Degraded"] == "False"
 
 
+@pytest.mark.fault(21)
 async def test_a_pod_template_that_the_api_server_refuses_is_said_with_its_words(
     cluster: Cluster, operator: Operator
 ) -> None:
@@ -123,6 +126,92 @@ async def test_the_client_knows_a_namespace_that_is_going_away(cluster: Cluster)
         await cluster.client.create(f"{path}/configmaps", "configmaps", body)
     assert refused.value.namespace_terminating
     await cluster.client.merge_patch(f"{path}/configmaps/held", "configmaps", {"metadata": {"finalizers": None}})
+
+
+@pytest.mark.fault(16)
+async def test_a_namespace_that_is_deleted_goes_though_its_jobs_would_be_made_again(
+    cluster: Cluster, operator: Operator
+) -> None:
+    """What it makes is refused from the first moment of the deletion, and it does not try again and again."""
+    await cluster.apply_job()
+    await cluster.gang_exists()
+    held = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "held", "finalizers": ["test.ddpjob.io/x"]}}
+    path = f"/api/v1/namespaces/{cluster.namespace}"
+    await cluster.client.create(f"{path}/configmaps", "configmaps", held)
+    # the job stays for a moment without its pods, which its operator would replace anywhere else
+    finalizer = {"metadata": {"finalizers": ["test.ddpjob.io/x"]}}
+    await cluster.client.merge_patch(f"{paths.jobs(cluster.namespace)}/digits", "ddpjobs", finalizer)
+    await cluster.client.delete(path, "namespaces")
+
+    async def empty() -> bool:
+        return not await cluster.pods()
+
+    await eventually_async(empty, "the pods are gone")
+    none = {"metadata": {"finalizers": None}}
+    await cluster.client.merge_patch(f"{paths.jobs(cluster.namespace)}/digits", "ddpjobs", none)
+    await cluster.client.merge_patch(f"{path}/configmaps/held", "configmaps", none)
+
+    async def gone() -> bool:
+        try:
+            await cluster.client.get(path, "namespaces")
+        except ApiError as error:
+            return error.not_found
+        return False
+
+    await eventually_async(gone, "the namespace is gone")
+    refused = [asked for asked in await cluster.cost() if asked.verb == "create" and asked.code == 403]
+    assert len(refused) <= 4, refused
+
+
+@pytest.mark.fault(21)
+async def test_a_webhook_that_does_not_answer_is_a_condition_and_no_failure_of_training(
+    cluster: Cluster, operator: Operator
+) -> None:
+    path = f"/api/v1/namespaces/{cluster.namespace}"
+    labels = {"metadata": {"labels": {"test.ddpjob.io/namespace": cluster.namespace}}}
+    await cluster.client.merge_patch(path, "namespaces", labels)
+    hooks = "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations"
+    rule = {"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["pods"]}
+    webhook = {
+        "name": "silent.ddpjob.io",
+        "clientConfig": {"url": "https://127.0.0.1:1/"},
+        "rules": [rule],
+        "failurePolicy": "Fail",
+        "sideEffects": "None",
+        "timeoutSeconds": 1,
+        "admissionReviewVersions": ["v1"],
+        "namespaceSelector": {"matchLabels": labels["metadata"]["labels"]},
+    }
+    kind = {"apiVersion": "admissionregistration.k8s.io/v1", "kind": "ValidatingWebhookConfiguration"}
+    await cluster.client.create(
+        hooks, "webhooks", kind | {"metadata": {"name": cluster.namespace}, "webhooks": [webhook]}
+    )
+    try:
+        await admission_fails(cluster)
+        await cluster.apply_job()
+        condition = await degraded(cluster, "AdmissionFailed")
+        assert "silent.ddpjob.io" in condition["message"]
+    finally:
+        await cluster.client.delete(f"{hooks}/{cluster.namespace}", "webhooks")
+    await cluster.runs(*(pod["metadata"]["name"] for pod in await cluster.gang_exists()))
+    status = await cluster.phase_is("Running")
+    assert (status["attempt"], status.get("restarts", 0), status.get("disruptions", 0)) == (0, 0, 0)
+
+
+async def admission_fails(cluster: Cluster) -> None:
+    """Wait until the API server has heard of a webhook that refuses pods."""
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "probe"}}
+    pod["spec"] = {"schedulerName": "none", "containers": [{"name": "c", "image": "i"}]}
+
+    async def refused() -> bool:
+        try:
+            await cluster.client.create(paths.pods(cluster.namespace), "pods", pod)
+        except ApiError as error:
+            return error.status == 500
+        await cluster.reap("probe")
+        return False
+
+    await eventually_async(refused, "the webhook is in force")
 
 
 async def test_a_volume_that_goes_with_the_job_before_is_waited_for(cluster: Cluster, operator: Operator) -> None:

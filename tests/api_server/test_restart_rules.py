@@ -76,6 +76,7 @@ async def test_a_rule_restarts_a_job_that_would_fail_without_any_budget(cluster:
     assert "says RestartAndIgnoreMaxRestarts; it does not count" in condition(status, "Restarting")["message"]
 
 
+@pytest.mark.fault(22)
 @pytest.mark.parametrize(
     ("pod_status", "reason"),
     [

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 
+import pytest
 from tests.api_server.harness import Cluster, Operator
 from tests.api_server.history import recorded
 from tests.support.waiting import eventually_async
+
+from ddpjob_operator.cluster import paths
 
 KILLED = {
     "version": 1,
@@ -93,6 +96,7 @@ async def test_the_service_selects_node_rank_0_of_the_new_attempt(cluster: Clust
     await eventually_async(points, "the Service selects attempt 1")
 
 
+@pytest.mark.fault(29)
 async def test_all_pods_failing_at_once_is_one_restart(cluster: Cluster, operator: Operator) -> None:
     pods = await running_gang(cluster, nodes=4)
     await cluster.ends(*pods, code=1, message=KILLED)
@@ -151,3 +155,44 @@ async def test_events_tell_the_story_of_the_job(cluster: Cluster, operator: Oper
 
     story = await eventually_async(reported, "the last event is posted")
     assert story == ["Starting", "Running", "Restarting", "Running", "Succeeded"]
+
+
+@pytest.mark.fault(25)
+@pytest.mark.parametrize("code", [1, 0], ids=["failed and then running", "succeeded and then failed"])
+async def test_a_pod_whose_final_phase_changes_counts_by_the_first_one(
+    cluster: Cluster, operator: Operator, code: int
+) -> None:
+    """What a kubelet reports after it has lost its own records."""
+    await cluster.apply_job(nodes=2, restart={"maxRestarts": 1, "backoff": {"initialSeconds": 0}})
+    first, second = [pod["metadata"]["name"] for pod in await cluster.gang_exists()]
+    for pod in (first, second):
+        await cluster.bound(pod, "node-of-nobody")  # so that a deletion waits for its kubelet
+    await cluster.runs(first, second)
+    await cluster.phase_is("Running")
+    await cluster.ends(second, code=code)
+    if code:
+
+        async def on_record() -> bool:
+            return bool((await cluster.status())["restarts"])
+
+        await eventually_async(on_record, "the failure is on record")
+        await cluster.report(second, {"phase": "Running", "containerStatuses": []})
+        await cluster.reap(first, second)
+        new = [pod["metadata"]["name"] for pod in await cluster.gang_exists(1)]
+        await cluster.runs(*new)
+        await cluster.phase_is("Running")
+        await cluster.ends(*new)
+    else:
+        await seen_by_the_operator(cluster)
+        await cluster.ends(second, code=1)
+        await seen_by_the_operator(cluster)
+        await cluster.ends(first)
+    status = await cluster.phase_is("Succeeded")
+    assert (status["attempt"], status["restarts"]) == (code, code)
+
+
+async def seen_by_the_operator(cluster: Cluster) -> None:
+    """A job that is made now is seen through the same watches, so what came before has been seen as well."""
+    name = f"later-{len((await cluster.client.list(paths.jobs(cluster.namespace), 'ddpjobs'))[0])}"
+    await cluster.apply_job(name)
+    await cluster.gang_exists(job=name)

@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from tests.api_server.conftest import StartOperator
 from tests.api_server.harness import Cluster
 from tests.api_server.history import recorded
+from tests.api_server.server import CRD, CRDS
 from tests.support.waiting import eventually_async
 
 from ddpjob_operator.cluster import paths
@@ -31,6 +33,7 @@ def test_an_object_of_an_older_operator_loads(left_behind: dict[str, Any]) -> No
     assert (job.status.phase, job.status.attempt, job.spec.ranks_per_node) == ("Running", 0, 1)
 
 
+@pytest.mark.fault(18)
 async def test_nothing_restarts_when_crd_and_operator_are_upgraded_under_a_running_job(
     cluster: Cluster, start_operator: StartOperator, left_behind: dict[str, Any]
 ) -> None:
@@ -54,6 +57,55 @@ async def test_nothing_restarts_when_crd_and_operator_are_upgraded_under_a_runni
         entry for entry in await cluster.cost() if entry.verb in ("create", "delete") and entry.resource == "pods"
     ]
     assert writes == []
+
+
+@pytest.mark.fault(18)
+async def test_a_job_goes_on_when_its_crd_is_downgraded_and_upgraded_under_it(
+    cluster: Cluster, start_operator: StartOperator
+) -> None:
+    """The older CRD lacks fields of spec and status that the job has; the server then prunes them from all it shows."""
+    await start_operator(RESYNC_SECONDS=1)
+    current = yaml.safe_load(CRD.read_text())
+    await cluster.apply_job(restart={"backoff": {"initialSeconds": 0}}, shutdownSeconds=20)
+    pods = await _run(cluster, 0)
+    try:
+        await _install(cluster, _older(current))
+
+        async def pruned() -> bool:
+            return "shutdownSeconds" not in (await cluster.job())["spec"]
+
+        await eventually_async(pruned, "the older CRD is in force")
+        await cluster.ends(pods[1], code=1)  # its record is written by an operator that knows more than the CRD
+        pods = await _run(cluster, 1)
+    finally:
+        await _install(cluster, current)
+    await cluster.apply_job("later", shutdownSeconds=20)
+    await cluster.gang_exists(job="later")
+    await cluster.ends(*pods)
+    ended = await cluster.phase_is("Succeeded")
+    assert (ended["attempt"], ended["restarts"]) == (1, 1)
+
+
+async def _run(cluster: Cluster, attempt: int) -> list[str]:
+    pods = [pod["metadata"]["name"] for pod in await cluster.gang_exists(attempt)]
+    await cluster.runs(*pods)
+    await cluster.phase_is("Running")
+    return pods
+
+
+def _older(crd: dict[str, Any]) -> dict[str, Any]:
+    """The CRD without some fields, as it was before they were added."""
+    older = deepcopy(crd)
+    fields = older["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]
+    fields["spec"]["properties"]["shutdownSeconds"] = None  # what a merge patch takes away
+    fields["spec"]["x-kubernetes-validations"] = None
+    for field in ("goodput", "snapshot", "nodeFailures", "disruptions"):
+        fields["status"]["properties"][field] = None
+    return older
+
+
+async def _install(cluster: Cluster, crd: dict[str, Any]) -> None:
+    await cluster.client.merge_patch(f"{CRDS}/{crd['metadata']['name']}", "crds", {"spec": crd["spec"]})
 
 
 async def _recreate(cluster: Cluster, old: dict[str, Any]) -> list[str]:

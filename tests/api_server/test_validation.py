@@ -17,10 +17,13 @@ async def failure(cluster: Cluster, name: str = "digits") -> tuple[str, str]:
     return failed["reason"], failed["message"]
 
 
+@pytest.mark.fault(44)
 @pytest.mark.parametrize(
     ("spec", "words"),
     [
         ({"env": [{"name": "RANK", "value": "0"}]}, "reserved for the operator; remove it"),
+        ({"env": [{"name": "MASTER_ADDR", "value": "x"}]}, "reserved for the operator; remove it"),
+        ({"env": [{"name": "LD_PRELOAD", "value": "/x.so"}]}, "reserved for the operator; remove it"),
         ({"entrypoint": {"module": "a", "script": "/b.py"}}, "set; keep one of them"),
         ({"elastic": {"minNodes": 3}}, "minNodes"),
     ],
@@ -48,6 +51,7 @@ async def test_a_spec_that_cel_cannot_judge_is_refused_by_the_operator(cluster: 
     assert await cluster.pods() == []
 
 
+@pytest.mark.fault(17)
 @pytest.mark.parametrize(
     ("made_with", "edit", "field"),
     [
@@ -116,3 +120,37 @@ async def enforce_restricted(cluster: Cluster) -> None:
     labels = {"pod-security.kubernetes.io/enforce": "restricted"}
     path = f"/api/v1/namespaces/{cluster.namespace}"
     await cluster.client.merge_patch(path, "namespaces", {"metadata": {"labels": labels}})
+
+
+HUGE = 2**63 - 1
+KIB = "x" * 1024
+
+
+@pytest.mark.fault(41)
+@pytest.mark.parametrize(
+    ("spec", "field"),
+    [
+        ({"nodes": -1}, "spec.nodes"),
+        ({"nodes": 0}, "spec.nodes"),
+        ({"nodes": HUGE}, "spec.nodes"),
+        ({"procsPerNode": HUGE}, "spec.procsPerNode"),
+        ({"spares": -1}, "spec.spares"),
+        ({"restart": {"maxRestarts": HUGE}}, "spec.restart.maxRestarts"),
+        ({"activeDeadlineSeconds": -1}, "spec.activeDeadlineSeconds"),
+        ({"snapshots": {"keep": -1}}, "spec.snapshots.keep"),
+        ({"env": [{"name": "A", "value": KIB * 300}]}, "spec.env"),
+        ({"env": [{"name": f"A{number}", "value": KIB} for number in range(300)]}, "spec.env"),
+        ({"args": [KIB * 300]}, "spec.args"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+async def test_counts_and_texts_beyond_all_bounds_are_refused_by_the_schema(
+    cluster: Cluster, spec: dict[str, Any], field: str
+) -> None:
+    with pytest.raises(ApiError) as refused:
+        await cluster.apply_job(**spec)
+    assert (refused.value.status, refused.value.reason) == (422, "Invalid")
+    assert field in refused.value.message
+    with pytest.raises(ApiError) as missing:
+        await cluster.job()
+    assert missing.value.not_found

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 from tests.cluster.causes import CAUSES, apply, condition, prepare, quota_is_in_force, wait_degraded
 from tests.cluster.scenario import Scenario
 from tests.support.waiting import eventually
 
 
+@pytest.mark.fault(26, 27, 33)
 def test_a_job_that_cannot_start_says_why_and_starts_by_itself_once_it_can(scenario: Scenario) -> None:
     kubectl, history = scenario.kubectl, scenario.history
     prepare(kubectl)

@@ -78,6 +78,7 @@ def test_training_goes_on_without_a_node_that_died_and_takes_it_in_again(
     assert steps == sorted(set(steps)), "every step is on record once, in order"
 
 
+@pytest.mark.fault(24)
 def test_a_trainer_that_runs_on_unseen_on_a_silent_node_is_refused_by_the_volume(
     scenario: Scenario, victim: str
 ) -> None:

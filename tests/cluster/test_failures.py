@@ -30,6 +30,7 @@ while True:
 """
 
 
+@pytest.mark.fault(28)
 def test_a_killed_rank_costs_one_restart_and_no_bit(scenario: Scenario, unbroken: Unbroken) -> None:
     scenario.apply()
     before = scenario.wait_trained(HIT)
@@ -74,6 +75,7 @@ def test_deleting_the_first_node_costs_one_restart_and_no_bit(scenario: Scenario
     assert records.snapshots[resumed]["kind"] == "preempted"
 
 
+@pytest.mark.fault(30)
 @pytest.mark.parametrize("entrypoint", [{"script": "/opt/user/train.py"}, {"module": "nowhere_to_be_found"}])
 def test_an_import_that_fails_is_not_tried_again(scenario: Scenario, entrypoint: dict[str, str]) -> None:
     scenario.kubectl.apply(
@@ -93,6 +95,7 @@ def test_an_import_that_fails_is_not_tried_again(scenario: Scenario, entrypoint:
     assert {change.name for change in scenario.history.of("pods")} == {"digits-0-0", "digits-0-1"}
 
 
+@pytest.mark.fault(23)
 def test_a_rank_above_the_memory_limit_is_counted_and_explained(scenario: Scenario) -> None:
     scenario.kubectl.apply(
         {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "code"}, "data": {"train.py": GREEDY_CODE}}

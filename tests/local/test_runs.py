@@ -115,6 +115,7 @@ def test_the_digits_job_succeeds(unbroken: Done) -> None:
     assert progress.metrics["eval_accuracy"] >= 0.95
 
 
+@pytest.mark.fault(28, 40)
 def test_a_killed_rank_costs_one_restart_and_not_one_bit(
     unbroken: Done, tmp_path: Path, environment: dict[str, str]
 ) -> None:

@@ -29,6 +29,7 @@ GENERATED = {
     "docs/api.md",
     "docs/correctness.md",
     "docs/metrics.md",
+    "docs/reliability.md",
     "docs/conditions.md",
     "charts/ddpjob-operator/README.md",
 }

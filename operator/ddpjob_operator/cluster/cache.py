@@ -186,6 +186,8 @@ class Cache:
             return news or is_held(obj)
         if known is not None and known.owner != owner:
             self._part(uid, known.owner)
+        if known is not None and isinstance(view, PodView) and isinstance(known.view, PodView):
+            view = view.seen_after(known.view)
         self._pods[uid] = _Pod(view, version, owner)
         if owner not in self._pods_of:
             key = key_of_pod(obj)

@@ -2,7 +2,7 @@
 
 A watch that starts over lists again, but kopf passes on only what exists. A pod that was deleted meanwhile would be
 remembered for ever, and a restart never begin. So what our own lists lack is dropped, and every job is looked at
-again.
+again: from time to time, and at once in a namespace where a watch has expired.
 
 A replica that begins to lead lists everything first: its watches may lag behind what the last leader wrote.
 
@@ -43,21 +43,34 @@ class Resync:
     first_done: asyncio.Event = field(default_factory=asyncio.Event)
     healthy: bool = False
     """Whether the last round of lists succeeded, for one namespace at least."""
-    _started_over: asyncio.Event = field(default_factory=asyncio.Event)
+    _started_over: bool = False
+    _missed: set[str | None] = field(default_factory=set)
+    """Namespaces whose watches have missed changes."""
+    _wake: asyncio.Event = field(default_factory=asyncio.Event)
 
     def start_over(self) -> None:
         """List everything now. No job is looked at before its namespace has been listed; lists under way count not."""
         self.cache.distrust()
-        self._started_over.set()
+        self._started_over = True
+        self._wake.set()
+
+    def missed_changes(self, namespace: str | None) -> None:
+        """List this namespace (None: all) now: a watch has expired there, and its next list tells of no deletion."""
+        self._missed.add(namespace)
+        self._wake.set()
 
     async def run(self) -> None:
         """List until cancelled; what failed soon again, all the rest in its time."""
         failures, backoff, clock = 0, Backoff(first=0.5, longest=min(30.0, self.every)), asyncio.get_running_loop().time
         scopes, whole_round = self._scopes, clock()
         while True:
-            if clock() >= whole_round or self._started_over.is_set():
-                self._started_over.clear()
+            self._wake.clear()
+            if clock() >= whole_round or self._started_over:
+                self._started_over = False
                 scopes, whole_round = self._scopes, clock() + self.every * random.uniform(0.9, 1.1)  # noqa: S311
+            elif self._missed:
+                scopes = tuple({*scopes, *self._missed}) if failures else tuple(self._missed)
+            self._missed.clear()
             failed = await self.once(scopes)
             wait = max(0.0, whole_round - clock())
             if failed:
@@ -74,7 +87,7 @@ class Resync:
             if self.healthy:
                 self.first_done.set()
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._started_over.wait(), wait)
+                await asyncio.wait_for(self._wake.wait(), wait)
 
     async def once(self, scopes: tuple[str | None, ...]) -> dict[str | None, ApiError]:
         """List these namespaces (None: all of them), and have every job looked at that was known or is there.
@@ -93,7 +106,7 @@ class Resync:
             except ApiError as error:
                 failed[namespace] = error
                 continue
-            if self._started_over.is_set():
+            if self._started_over:
                 return failed
             self.enqueue(self.cache.take_lists(namespace, jobs, pods, jobs_version, pods_version))
             oldest += (jobs_version, pods_version)

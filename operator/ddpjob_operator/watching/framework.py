@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import aiohttp
@@ -83,25 +83,34 @@ async def _discoverable(client: Client) -> bool:
     return any(resource["name"] == PLURAL for resource in resources)
 
 
-def register_login(registry: kopf.OperatorRegistry) -> None:
-    """Let kopf log in with the configuration that our own client reads; kopf asks again after each 401."""
+def register_login(registry: kopf.OperatorRegistry, expired: Callable[[str | None], None] = lambda _: None) -> None:
+    """Let kopf log in with the configuration that our own client reads; kopf asks again after each 401.
 
-    @kopf.on.login(registry=registry, retries=None, backoff=5.0)
-    async def kopf_logs_in(**_: Any) -> kopf.AiohttpSession:
-        current = await log_in()
-        return kopf.AiohttpSession(server=current.server, aiohttp_session=open_session(current, _counting()))
-
-
-def _counting() -> aiohttp.TraceConfig:
-    """Counts the watch requests that kopf begins, which it does not tell by itself."""
+    `expired` is called with the namespace (None: all) of a watch that has expired: kopf lists anew, and tells of no
+    deletion that it has missed.
+    """
+    listed: set[str] = set()
 
     async def begun(session: Any, context: Any, request: aiohttp.TraceRequestStartParams) -> None:
         if request.url.query.get("watch") == "true":
             metrics.WATCH_STARTS.labels(resource=request.url.name).inc()
+        elif request.url.name in (PLURAL, "pods"):
+            if request.url.path in listed:
+                expired(_namespace(request.url.path))
+            listed.add(request.url.path)
 
-    trace = aiohttp.TraceConfig()
-    trace.on_request_start.append(begun)
-    return trace
+    @kopf.on.login(registry=registry, retries=None, backoff=5.0)
+    async def kopf_logs_in(**_: Any) -> kopf.AiohttpSession:
+        current = await log_in()
+        trace = aiohttp.TraceConfig()  # kopf does not tell by itself which requests it begins
+        trace.on_request_start.append(begun)
+        return kopf.AiohttpSession(server=current.server, aiohttp_session=open_session(current, trace))
+
+
+def _namespace(path: str) -> str | None:
+    """The namespace of a collection; None for a collection of all namespaces."""
+    _, within, rest = path.partition("/namespaces/")
+    return rest.split("/")[0] if within else None
 
 
 def expected_watches(namespaces: tuple[str, ...]) -> frozenset[str]:

@@ -63,6 +63,7 @@ def test_auto_shows_what_it_has_chosen_and_from_what_and_a_dead_data_worker_is_n
     assert (pod.message["reason"], pod.message["rank"]) == ("WorkerException", 1)
 
 
+@pytest.mark.fault(39)
 def test_an_older_attempt_that_runs_on_leaves_every_file_to_the_newer(start_pod: StartPod) -> None:
     settings = {"DDPJOB_UID": "uid", "DDPJOB_SNAPSHOT_EVERY": "10steps"}
     older = train(start_pod, **settings, DDPJOB_ATTEMPT="0")

@@ -15,6 +15,7 @@ from ddp_trainer.snapshots.trust.disk import Disk
 pytestmark = pytest.mark.timeout(300)
 
 
+@pytest.mark.fault(34)
 def test_a_full_volume_costs_snapshots_and_never_training(small_volume: Volume) -> None:
     done = small_volume.train(2, "--task", "faulty_tasks:FullVolume", "--max-steps", "30", "--log-every", "1")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -29,6 +30,7 @@ def test_a_full_volume_costs_snapshots_and_never_training(small_volume: Volume) 
     assert beat["snapshotProblem"] is None, "it is over"
 
 
+@pytest.mark.fault(35)
 def test_a_slow_volume_makes_snapshots_fewer_and_says_so(volume: Volume) -> None:
     done = volume.train(2, "--task", "faulty_tasks:SlowVolume", "--max-steps", "30")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -42,6 +44,7 @@ def test_a_slow_volume_makes_snapshots_fewer_and_says_so(volume: Volume) -> None
     assert beat["counters"]["saves"] == {"skipped": 2, "saved": 3}
 
 
+@pytest.mark.fault(35)
 def test_a_volume_that_hangs_is_reported_as_failing(tmp_path: Path) -> None:
     class Hung(Disk):
         released = threading.Event()
@@ -66,6 +69,7 @@ def test_a_volume_that_hangs_is_reported_as_failing(tmp_path: Path) -> None:
     run.snapshots.close()
 
 
+@pytest.mark.fault(37)
 def test_a_flipped_bit_sets_the_snapshot_aside_and_the_one_before_is_used(volume: Volume) -> None:
     arguments = ("--strategy", "single", "--task-options", "width=8", "--max-steps")
     volume.trained(0, *arguments, "16")

@@ -18,6 +18,7 @@ TRAIN = """
 """
 
 
+@pytest.mark.fault(29)
 def test_a_rank_that_is_killed_is_named_with_its_signal_and_step(start_pod):
     pod = start_pod(
         TRAIN
@@ -74,6 +75,7 @@ def test_an_exception_is_reported_with_the_frames_of_the_script_only(start_pod):
     assert "runpy" not in message["traceback"]
 
 
+@pytest.mark.fault(29)
 def test_the_first_cause_wins_over_the_ranks_that_only_lost_it(start_pod):
     pod = start_pod(
         """
@@ -90,6 +92,7 @@ def test_the_first_cause_wins_over_the_ranks_that_only_lost_it(start_pod):
     assert pod.message["message"] == "rank 1 raised ValueError: broken batch"
 
 
+@pytest.mark.fault(30)
 @pytest.mark.parametrize(
     ("script", "code", "reason", "words"),
     [
@@ -227,6 +230,7 @@ def test_a_module_runs_as_main_with_its_arguments(start_pod):
     assert "/no/such/file.json" in pod.message["message"]
 
 
+@pytest.mark.fault(48)
 def test_a_secret_in_an_exception_does_not_reach_the_message(start_pod):
     pod = start_pod(
         "import os; raise ValueError('login failed: ' + os.environ['WANDB_API_KEY'])", WANDB_API_KEY="s3cr3t-key"

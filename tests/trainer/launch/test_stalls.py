@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import signal
 
+import pytest
 from tests.trainer.documented import message as documented
 
 
+@pytest.mark.fault(31)
 def test_a_stopped_rank_is_found_by_its_silence_and_every_stack_is_saved(start_pod):
     pod = start_pod(
         """

@@ -76,6 +76,7 @@ def test_the_node_whose_rank_survives_reports_only_a_lost_peer(start_pod):
     assert "after step 1" in pods[1].message["message"]
 
 
+@pytest.mark.fault(32)
 def test_a_node_of_another_attempt_is_not_let_in(start_pod):
     gang = {"DDPJOB_NODES": "2", "DDPJOB_UID": "gang", "DDPJOB_RDZV_PORT": str(free_port())}
     current = start_pod("", **gang, DDPJOB_ATTEMPT="1")

@@ -58,6 +58,7 @@ def test_the_first_losses_of_the_reference_are_those_of_the_document(first_steps
     assert found == pytest.approx(kept[: len(found)], abs=SAME_ON_ANY_MACHINE)
 
 
+@pytest.mark.fault(36, 40)
 @pytest.mark.processes
 def test_a_run_killed_with_half_of_a_snapshot_written_resumes_to_the_same_bits(tmp_path: Path) -> None:
     (moment,) = [m for m in bitwise_resume.moments() if (m.strategy, m.phase) == ("single", "save")]
@@ -67,6 +68,7 @@ def test_a_run_killed_with_half_of_a_snapshot_written_resumes_to_the_same_bits(t
     assert resume.where.startswith("half of the write of ")
 
 
+@pytest.mark.fault(38)
 @pytest.mark.processes
 def test_ranks_that_come_and_go_take_every_sample_once_an_epoch_at_the_same_rates(tmp_path: Path) -> None:
     resized = elastic.resized(tmp_path, "ddp")

@@ -41,6 +41,7 @@ def test_a_snapshot_that_cannot_fit_is_refused_before_anything_is_written(small:
     assert small.reader().newest_valid().step == 1
 
 
+@pytest.mark.fault(34)
 def test_running_full_in_the_middle_leaves_the_old_snapshot_and_removes_the_new(small: Any) -> None:
     store = small.writer(keep=1)
     small.save(store, 1, b"a" * (9 * MIB))

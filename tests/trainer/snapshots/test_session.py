@@ -158,6 +158,7 @@ def test_a_snapshot_of_another_program_stops_the_job_for_good(
     assert (tmp_path / "step-000000000002").is_dir()
 
 
+@pytest.mark.fault(33)
 def test_a_volume_that_cannot_be_written_is_the_users_error(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(Exception, match=r"got no fencing token for attempt 0: .*Check that the volume is mounted"):

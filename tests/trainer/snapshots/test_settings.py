@@ -32,6 +32,7 @@ def test_the_job_names_the_directory_and_the_identity(tmp_path: Path) -> None:
     assert found.identity == Identity("digits", "u", 5, 1, 0, 1, nodes=2)
 
 
+@pytest.mark.fault(45)
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
@@ -47,6 +48,7 @@ def test_a_wrong_setting_is_named(tmp_path: Path, changes: dict[str, str], named
         snapshots(tmp_path, **changes)
 
 
+@pytest.mark.fault(45)
 def test_a_job_whose_directory_leads_elsewhere_is_refused(tmp_path: Path) -> None:
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / "elsewhere").mkdir()

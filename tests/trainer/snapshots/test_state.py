@@ -223,6 +223,7 @@ class Bomb:
         return os.mkdir, (str(self.path),)
 
 
+@pytest.mark.fault(47)
 def test_a_malicious_pickle_in_a_snapshot_is_never_executed(volume: Any, tmp_path: Path) -> None:
     evil = pickle.dumps(Bomb(tmp_path / "executed"))
     store = volume.writer()

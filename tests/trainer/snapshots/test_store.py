@@ -91,6 +91,7 @@ DAMAGE = {
 }
 
 
+@pytest.mark.fault(37)
 @pytest.mark.parametrize(("damage", "reason"), DAMAGE.items(), ids=lambda value: getattr(value, "__name__", ""))
 def test_a_bad_snapshot_is_refused_set_aside_and_the_one_before_used(volume: Any, damage: Any, reason: str) -> None:
     store = volume.writer()

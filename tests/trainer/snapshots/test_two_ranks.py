@@ -120,6 +120,7 @@ def one_rank_saves(directory: Path) -> None:
     assert snapshots.save(Progress(7, 0, 7 * 16), kind="final", wait=True)
 
 
+@pytest.mark.fault(38)
 def test_a_snapshot_of_two_ranks_is_resumed_by_one_that_says_so(out: Path, seen: list[dict[str, Any]]) -> None:
     def resume() -> tuple[torch.nn.Module, list[SnapshotEvent], torch.Tensor]:
         model, snapshots, events = one_rank(out / "train_and_save_as_two" / "digits", attempt=1)
@@ -134,6 +135,7 @@ def test_a_snapshot_of_two_ranks_is_resumed_by_one_that_says_so(out: Path, seen:
     assert torch.equal(resume()[2], drawn)
 
 
+@pytest.mark.fault(38)
 def test_a_snapshot_of_one_rank_is_resumed_by_two_that_say_so(out: Path, seen: list[dict[str, Any]]) -> None:
     model, snapshots, _ = one_rank(out / "resume_what_one_rank_saved" / "digits", attempt=2)
     assert snapshots.resume() is not None

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Iterable
 from typing import Any
 
+import pytest
 from tests.unit.virtual_time import run
 
 from ddpjob_operator.cluster.cache import Cache, Key
@@ -50,6 +51,22 @@ def test_a_namespace_that_cannot_be_read_is_tried_soon_again_and_the_others_in_t
     assert lists.asked.count("gone") > 20
     assert found.healthy
     assert found.first_done.is_set()
+
+
+@pytest.mark.fault(6)
+def test_two_minutes_of_refused_lists_are_survived_without_a_storm() -> None:
+    class Down(Lists):
+        async def list(self, path: str, resource: str, **options: str) -> tuple[list[dict[str, Any]], int]:
+            answer = await super().list(path, resource, **options)
+            if asyncio.get_running_loop().time() < 120:
+                raise ApiError(503, "ServiceUnavailable", "no")
+            return answer
+
+    lists = Down()
+    found = run(listed(lists, "research", seconds=160))
+    assert found.healthy
+    assert found.first_done.is_set()
+    assert 5 <= lists.asked.count("research") <= 15
 
 
 def test_one_that_can_read_nothing_is_not_healthy_and_decides_nothing() -> None:

@@ -278,6 +278,7 @@ def test_a_watch_survives_any_number_of_errors_where_the_backoffs_are_endless(
     )
 
 
+@pytest.mark.fault(4, 9)
 @pytest.mark.parametrize(("code", "survives"), [(410, True), (500, False)])
 def test_an_error_in_the_stream_ends_a_watch_unless_it_is_410(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, survives: bool
@@ -294,6 +295,27 @@ def test_an_error_in_the_stream_ends_a_watch_unless_it_is_410(
             assert watches() == {JOBS, PODS}
         else:
             await until(lambda: watches() == {PODS}, "the watch of jobs has ended")
+
+    under_kopf(tmp_path, monkeypatch, check, backoffs=Short())
+
+
+@pytest.mark.fault(8)
+def test_a_watch_that_falls_silent_is_begun_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After 70 s in the operator; the server of a watch that lives sends a bookmark every minute."""
+    chosen = framework.settings()
+    assert chosen.watching.inactivity_timeout == 70
+    chosen.watching.inactivity_timeout = 0.3
+    monkeypatch.setattr(framework, "settings", lambda: chosen)
+
+    async def check(api: Api) -> None:
+        await until(lambda: watches() == {JOBS, PODS}, "both watch")
+        begun = len(api.requests)
+        await until(lambda: len(api.requests) >= begun + 4, "both are begun anew, twice")
+        # a watch that is cancelled in the moment of its timeout may go on
+        chosen.watching.inactivity_timeout = 70
+        begun = len(api.requests)
+        await until(lambda: len(api.requests) >= begun + 2, "both have the longer timeout")
+        assert watches() == {JOBS, PODS}
 
     under_kopf(tmp_path, monkeypatch, check, backoffs=Short())
 

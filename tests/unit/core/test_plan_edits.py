@@ -21,6 +21,7 @@ def edited(status: DDPJobStatus, **spec: object) -> Job:
     return make_job(status, generation=2, **spec)
 
 
+@pytest.mark.fault(17)
 @pytest.mark.parametrize("phase", [Phase.STARTING, Phase.RESTARTING])
 @pytest.mark.parametrize("pods", [(), (make_pod(0, "Pending"),)], ids=["no pod is there", "one pod is there"])
 def test_an_incomplete_gang_is_not_completed_from_another_spec(phase: Phase, pods: tuple[object, ...]) -> None:
@@ -42,6 +43,7 @@ def test_a_complete_gang_goes_on_as_it_was_started(phase: Phase, nodes: int) -> 
     assert condition(decided.status, cond.DEGRADED) == ("True", "SpecChanged")
 
 
+@pytest.mark.fault(17)
 def test_the_next_attempt_uses_the_new_spec_throughout() -> None:
     decided = look(
         edited(RUNNING.model_copy(update={"snapshot": SNAPSHOT}), nodes=3), seen(make_pod(0), failed(1, 137))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from promises import (
@@ -110,3 +111,27 @@ def test_a_job_is_deleted_once_and_not_before_its_time_to_live_is_up(story: list
     assert world.status.completion_time is not None
     assert (deleted - world.status.completion_time).total_seconds() >= ttl
     check_final_is_final(world.cluster)
+
+
+@pytest.mark.fault(14)
+@pytest.mark.parametrize("jump", [-3600.0, 3600.0])
+def test_a_clock_that_jumps_by_an_hour_delays_no_restart_beyond_its_longest_wait(jump: float) -> None:
+    world = World.start(nodes=2, restart={"backoff": {"initialSeconds": 10, "maxSeconds": 40}})
+    world.look()
+    for name in list(world.cluster.pods):
+        world.cluster.run(name)
+    world.look()
+    world.cluster.end("digits-0-1", 1, "WorkerException")
+    world.look()
+    assert (world.status.phase, world.status.restarts) == (Phase.RESTARTING, 1)
+    world.pass_time(jump)
+    for _ in range(40):
+        world.look()
+        if {"digits-1-0", "digits-1-1"} <= world.cluster.pods.keys():
+            break
+        for name in [name for name, pod in world.cluster.pods.items() if pod.deleting]:
+            world.cluster.reap(name)
+        world.pass_time(1)
+    else:
+        raise AssertionError(f"no pods within 40 s: {world.status}")
+    assert world.status.restarts == 1

@@ -35,6 +35,7 @@ def test_a_gang_of_256_starts_on_its_first_attempt_where_one_create_in_a_hundred
     assert creates(world.cluster) <= 256 + 10
 
 
+@pytest.mark.fault(19)
 def test_pods_that_vanish_before_they_run_are_created_after_growing_waits() -> None:
     world = World.start(nodes=2)
     began = world.cluster.now

@@ -50,6 +50,7 @@ async def test_a_server_that_is_not_there_is_an_error_without_a_status(server: S
     assert (raised.value.status, raised.value.reason) == (0, "ConnectionFailed")
 
 
+@pytest.mark.fault(7)
 async def test_a_server_that_hangs_is_given_up(server: Server, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     never = asyncio.Event()
 
@@ -77,6 +78,7 @@ async def test_a_wait_that_is_too_long_is_left_to_the_caller(server: Server, cli
     assert raised.value.status == 429
 
 
+@pytest.mark.fault(5)
 @pytest.mark.parametrize(
     ("value", "seconds"),
     [

@@ -49,14 +49,18 @@ def log_to_read(observed: Observed, failure: Failure) -> ReadLog | None:
 def log_tail(job: Job, observed: Observed, failure: Failure) -> str:
     """The last lines of the failed pod's log, whole lines, without what is or looks like a secret."""
     pod = next((pod for pod in observed.pods if pod.name == failure.pod_name), None)
-    text = observed.logs.get(pod.uid, "") if pod else ""
-    for variable in job.spec.env:
-        if variable.value and len(variable.value) >= _SHORTEST_SECRET and _SECRET_NAME.search(variable.name):
-            text = text.replace(variable.value, "***")
-    text = mask(text)
+    text = without_secrets(job, observed.logs.get(pod.uid, "") if pod else "")
     if len(text) <= TAIL_CHARACTERS:
         return text
     return text[-TAIL_CHARACTERS:].partition("\n")[2]
+
+
+def without_secrets(job: Job, text: str) -> str:
+    """`text` of a pod without what is secret among the job's variables, and what looks like a secret."""
+    for variable in job.spec.env:
+        if variable.value and len(variable.value) >= _SHORTEST_SECRET and _SECRET_NAME.search(variable.name):
+            text = text.replace(variable.value, "***")
+    return mask(text)
 
 
 def mask(text: str) -> str:

@@ -7,7 +7,7 @@ is made of is on record: its number, its size, the spec it was made from, and th
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ddpjob_operator.core import transitions
 from ddpjob_operator.core.failure.decide import GiveUp, RestartIn, decide, with_clause
@@ -19,7 +19,7 @@ from ddpjob_operator.core.failure.detect import (
     is_stopping,
     with_last_log_line,
 )
-from ddpjob_operator.core.failure.log_tail import log_tail, log_to_read
+from ddpjob_operator.core.failure.log_tail import log_tail, log_to_read, without_secrets
 from ddpjob_operator.core.failure.node_lost import STRANDED_SECONDS, lost_nodes, stranded, until_lost
 from ddpjob_operator.core.gang.elastic import Resize, grace_of_old, next_size, still_saving
 from ddpjob_operator.core.gang.in_place import kept_pods
@@ -72,6 +72,7 @@ def _after_failure(look: Look, cause: Failure) -> Plan:
     look = look.with_status(with_final_report(look.status, cause.report, look.now))
     tail = log_tail(look.job, look.observed, cause)
     cause = with_last_log_line(cause, tail)
+    cause = replace(cause, message=without_secrets(look.job, cause.message))
     match decide(look, cause):
         case GiveUp("BackoffLimitExceeded") if (wait := _until_cause_shows(look, cause)) is not None:
             return Plan(before, requeue_after=wait)

@@ -7,7 +7,7 @@ server's watch, `local/` from this machine's processes), and `plan()` turns it i
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from enum import StrEnum
 
@@ -110,6 +110,22 @@ class PodView:
     def running(self) -> bool:
         """Whether its trainer runs."""
         return self.phase is PodPhase.RUNNING and not self.ended and self.termination is None
+
+    def seen_after(self, earlier: PodView) -> PodView:
+        """This later view of a pod. Its first final phase counts: a kubelet that has lost its records may report
+        another one.
+        """
+        if not earlier.phase.final or self.phase is earlier.phase:
+            return self
+        return replace(
+            self,
+            phase=earlier.phase,
+            exited=earlier.exited,
+            termination=earlier.termination,
+            disruption=earlier.disruption,
+            reason=earlier.reason,
+            message=earlier.message,
+        )
 
 
 @dataclass(frozen=True, slots=True)

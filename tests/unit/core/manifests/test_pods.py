@@ -117,6 +117,7 @@ def test_a_trainer_holds_no_credentials_of_the_cluster() -> None:
     assert (spec["automountServiceAccountToken"], spec["enableServiceLinks"]) == (False, False)
 
 
+@pytest.mark.fault(43)
 def test_what_makes_the_pod_a_node_of_its_gang_wins_over_the_template() -> None:
     mine = pod(
         {
@@ -140,6 +141,7 @@ def test_what_makes_the_pod_a_node_of_its_gang_wins_over_the_template() -> None:
     assert sorted(map(str, mine["spec"]["volumes"])) == sorted(map(str, plain["spec"]["volumes"]))
 
 
+@pytest.mark.fault(43)
 def test_labels_of_the_gang_cannot_be_taken_over() -> None:
     labels = {
         "training.ddpjob.io/attempt": "9",
@@ -215,6 +217,7 @@ def test_merging_goes_by_key_and_by_name(base: Manifest, over: Manifest, merged:
     assert merge(base, over) == merged
 
 
+@pytest.mark.fault(46)
 @pytest.mark.parametrize(
     ("spec", "arguments"),
     [
@@ -230,6 +233,7 @@ def test_arguments_reach_the_script_as_they_were_written(spec: dict[str, Any], a
     assert launch_args(make_job(**spec)) == arguments
 
 
+@pytest.mark.fault(46)
 @pytest.mark.parametrize("text", ["$(RANK)", "$$(RANK)", "$$$(RANK)", "$$", "a$b", "$", "$$$$(X)", "$(", "cost: 5$"])
 def test_the_kubelet_hands_on_exactly_what_the_user_wrote(text: str) -> None:
     assert expand(launch_args(make_job(args=[text]))[-1], VARIABLES) == text

@@ -33,6 +33,7 @@ def test_a_name_that_is_no_label_is_shortened_and_marked(name: str) -> None:
     assert re.fullmatch(r".+-[0-9a-f]{8}", dns_label(name, 51))
 
 
+@pytest.mark.fault(42)
 @given(subdomains, attempts, ranks)
 def test_every_name_and_label_is_valid(job: str, attempt: int, rank: int) -> None:
     for name in (pod_name(job, attempt, rank), service_name(job), pvc_name(job)):
@@ -46,6 +47,7 @@ def test_two_pods_never_share_a_name(one: tuple[str, int, int], other: tuple[str
     assert (pod_name(*one) == pod_name(*other)) == (one == other)
 
 
+@pytest.mark.fault(42)
 @pytest.mark.parametrize(
     ("one", "other"),
     [
