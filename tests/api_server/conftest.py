@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import subprocess
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +18,17 @@ from tests.api_server.harness import Cluster, Operator
 from tests.api_server.server import START_SECONDS, ApiServer, api_server_running
 from tests.kubernetes import Impossible, cannot_run
 
+from ddpjob_operator.cluster import paths
+
 HERE = Path(__file__).parent
 SERVER = pytest.StashKey[ApiServer | Impossible]()
 StartOperator = Callable[..., Awaitable[Operator]]
-NewCluster = Callable[[], Awaitable[Cluster]]
+NewCluster = Callable[..., Awaitable[Cluster]]
+
+
+def new_name() -> str:
+    """Of a namespace."""
+    return f"test-{uuid.uuid4().hex[:10]}"
 
 
 @pytest.hookimpl(trylast=True)  # once it is known which test comes first
@@ -62,10 +73,11 @@ async def new_cluster(api_server: ApiServer, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("KUBECONFIG", str(api_server.kubeconfig))
     made: list[Cluster] = []
 
-    async def make() -> Cluster:
-        found = await Cluster.connect(api_server.kubeconfig, f"test-{uuid.uuid4().hex[:10]}")
+    async def make(existing: str | None = None) -> Cluster:
+        found = await Cluster.connect(api_server.kubeconfig, existing or new_name())
         made.append(found)
-        await found.create_namespace()
+        if existing is None:
+            await found.create_namespace()
         return found
 
     yield make
@@ -76,9 +88,16 @@ async def new_cluster(api_server: ApiServer, monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.fixture
-async def cluster(new_cluster: NewCluster) -> Cluster:
-    """The API server and a namespace of the test's own."""
-    return await new_cluster()
+async def cluster(request: pytest.FixtureRequest, new_cluster: NewCluster) -> AsyncIterator[Cluster]:
+    """The API server and a namespace of the test's own: with `operator`, one of those that it serves."""
+    if "operator" not in request.fixturenames:
+        yield await new_cluster()
+        return
+    served = request.getfixturevalue("served_namespace")
+    cluster = await new_cluster(served)
+    yield cluster
+    # the operator goes on to serve it, and trainers of the next test answer at the same address
+    await cluster.client.delete(paths.jobs(served), "ddpjobs")
 
 
 @pytest.fixture
@@ -98,10 +117,54 @@ async def start_operator(cluster: Cluster, tmp_path: Path) -> AsyncIterator[Star
         await operator.kill()
 
 
+@dataclass(eq=False)
+class Shared:
+    """An operator for the tests of one module, each of which gets one of the namespaces that it serves."""
+
+    operator: Operator
+    process: subprocess.Popen[bytes]
+    free: list[str]
+
+
+@pytest.fixture(scope="module")
+def shared_operator(
+    request: pytest.FixtureRequest, api_server: ApiServer, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Shared]:
+    """To start one takes as long as a test, so those that only need some operator have it in common."""
+    here = [item for item in request.session.items if item.path == request.path]
+    names = [new_name() for item in here if "operator" in getattr(item, "fixturenames", ())]
+    log = tmp_path_factory.mktemp("operator") / "operator.log"
+    operator = Operator(",".join(names), api_server.kubeconfig, log)
+
+    async def prepare() -> subprocess.Popen[bytes]:
+        for name in names:
+            found = await Cluster.connect(api_server.kubeconfig, name)
+            await found.create_namespace()
+            await found.client.close()
+        process = operator.start_without_a_loop()
+        await operator.ready()
+        return process
+
+    with pytest.MonkeyPatch.context() as environment, ThreadPoolExecutor(1) as aside:
+        environment.setenv("KUBECONFIG", str(api_server.kubeconfig))
+        process = aside.submit(asyncio.run, prepare()).result()
+    yield Shared(operator, process, names)
+    process.kill()
+    process.wait()
+
+
 @pytest.fixture
-async def operator(start_operator: StartOperator) -> Operator:
-    """One operator that is ready."""
-    return await start_operator()
+def served_namespace(shared_operator: Shared) -> str:
+    """The one of this test."""
+    return shared_operator.free.pop()
+
+
+@pytest.fixture
+def operator(served_namespace: str, shared_operator: Shared) -> Operator:
+    """One operator that is ready. A test that changes or ends it starts its own instead."""
+    log = shared_operator.operator.log
+    assert shared_operator.process.poll() is None, f"the operator has ended:\n{log.read_text()[-4000:]}"
+    return shared_operator.operator
 
 
 @pytest.fixture

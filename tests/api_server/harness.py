@@ -11,6 +11,7 @@ import ctypes
 import json
 import os
 import signal
+import subprocess
 import sys
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -32,6 +33,7 @@ Object = dict[str, Any]
 REPOSITORY = Path(__file__).parents[2]
 OPERATOR_AGENT = "ddpjob-operator/"
 TEST_AGENT = "ddpjob-tests"
+OPERATOR = (sys.executable, "-m", "ddpjob_operator.main")
 OUTSIDE = ("leases", "events", "configmaps")
 """Resources whose calls are no part of what a job costs."""
 
@@ -264,6 +266,7 @@ class Operator:
     """The operator as a process of its own, as it runs in a container."""
 
     namespace: str
+    """That it serves; several are separated by commas."""
     kubeconfig: Path
     log: Path
     environment: dict[str, str] = field(default_factory=dict)
@@ -272,10 +275,28 @@ class Operator:
 
     async def start(self) -> Operator:
         """Start it; `ready` waits until it acts."""
+        with self.log.open("ab") as log:
+            self.process = await asyncio.create_subprocess_exec(
+                *OPERATOR,
+                cwd=REPOSITORY,
+                env=self.process_environment(),
+                stdout=log,
+                stderr=log,
+                preexec_fn=_end_with_parent if sys.platform == "linux" else None,
+            )
+        return self
+
+    def start_without_a_loop(self) -> subprocess.Popen[bytes]:
+        """Start it as a process that no event loop waits for."""
+        with self.log.open("ab") as log:
+            return subprocess.Popen(OPERATOR, cwd=REPOSITORY, env=self.process_environment(), stdout=log, stderr=log)
+
+    def process_environment(self) -> dict[str, str]:
+        """Of its process, with a new port."""
         self.port = free_port()
         given = {
             "NAMESPACES": self.namespace,
-            "LEASE_NAMESPACE": self.namespace,
+            "LEASE_NAMESPACE": self.namespace.partition(",")[0],
             "LOG_FORMAT": "plain",
             "LOG_LEVEL": "DEBUG",
             "PORT": str(self.port),
@@ -283,25 +304,14 @@ class Operator:
             "IDENTITY": "operator-0",
         } | self.environment
         clean = {name: value for name, value in os.environ.items() if not name.startswith("DDPJOB_")}
-        with self.log.open("ab") as log:
-            self.process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-m",
-                "ddpjob_operator.main",
-                cwd=REPOSITORY,
-                env=clean
-                | {f"DDPJOB_OPERATOR_{name}": value for name, value in given.items()}
-                | {"KUBECONFIG": str(self.kubeconfig), "PYTHONPATH": str(REPOSITORY / "operator")},
-                stdout=log,
-                stderr=log,
-                preexec_fn=_end_with_parent if sys.platform == "linux" else None,
-            )
-        return self
+        own = {f"DDPJOB_OPERATOR_{name}": value for name, value in given.items()}
+        return clean | own | {"KUBECONFIG": str(self.kubeconfig), "PYTHONPATH": str(REPOSITORY / "operator")}
 
     async def ready(self, seconds: float = PATIENCE_SECONDS) -> Operator:
         async def answers() -> bool:
-            assert self.process is not None
-            assert self.process.returncode is None, f"the operator has ended:\n{self.log.read_text()[-4000:]}"
+            assert self.process is None or self.process.returncode is None, (
+                f"the operator has ended:\n{self.log.read_text()[-4000:]}"
+            )
             return (await self.probe("readyz"))[0] == 200
 
         await eventually_async(answers, "the operator is ready", seconds, lambda: self.log.read_text()[-4000:])

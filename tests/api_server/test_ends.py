@@ -40,8 +40,9 @@ async def delete_job(cluster: Cluster, policy: str) -> None:
 
 
 async def test_a_gang_that_was_collected_while_the_operator_was_away_has_succeeded(
-    cluster: Cluster, operator: Operator, start_operator: StartOperator
+    cluster: Cluster, start_operator: StartOperator
 ) -> None:
+    operator = await start_operator()
     names = await a_gang_runs(cluster)
     await operator.kill()
     await cluster.ends(*names)
@@ -89,8 +90,9 @@ async def test_no_pod_outlives_its_job_for_its_finalizer(cluster: Cluster, opera
 
 
 async def test_a_job_that_was_deleted_while_the_operator_was_away_leaves_nothing(
-    cluster: Cluster, operator: Operator, start_operator: StartOperator
+    cluster: Cluster, start_operator: StartOperator
 ) -> None:
+    operator = await start_operator()
     await a_gang_runs(cluster)
     await operator.kill()
     await delete_job(cluster, "Background")
@@ -133,7 +135,10 @@ async def test_a_namespace_is_deleted_with_its_jobs(cluster: Cluster, operator: 
     await eventually_async(gone, "the namespace is gone", instead=lambda: str(seen))
 
 
-async def test_without_an_operator_one_command_lets_every_pod_go(cluster: Cluster, operator: Operator) -> None:
+async def test_without_an_operator_one_command_lets_every_pod_go(
+    cluster: Cluster, start_operator: StartOperator
+) -> None:
+    operator = await start_operator()
     names = await a_gang_runs(cluster)
     await operator.kill()
     assert await release_everywhere(cluster.client, (cluster.namespace,)) == 2

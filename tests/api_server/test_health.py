@@ -296,12 +296,16 @@ async def test_progress_alone_is_written_no_more_often_than_asked_for(
     assert len(await cluster.cost()) == before
 
 
+def _series(cluster: Cluster) -> str:
+    return f'ddpjob="digits",namespace="{cluster.namespace}"'
+
+
 async def _job_on_the_page(cluster: Cluster, operator: Operator) -> str:
     await cluster.apply_job()
     await cluster.gang_exists()
 
     async def listed() -> bool:
-        return 'ddpjob="digits"' in (await operator.probe("metrics"))[1]
+        return _series(cluster) in (await operator.probe("metrics"))[1]
 
     await eventually_async(listed, "the job is on the page")
     return (await operator.probe("metrics"))[1]
@@ -320,7 +324,7 @@ async def test_the_metrics_page_forgets_deleted_jobs(cluster: Cluster, operator:
     await cluster.delete_job()
 
     async def forgotten() -> bool:
-        return 'ddpjob="digits"' not in (await operator.probe("metrics"))[1]
+        return _series(cluster) not in (await operator.probe("metrics"))[1]
 
     await eventually_async(forgotten, "no series of the job is left")
 
