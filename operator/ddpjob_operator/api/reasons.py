@@ -132,7 +132,8 @@ STATES = (
     Reason(
         "RepeatedFailure",
         "Failed=True",
-        "The same error has occurred twice in a row at the same step, or before the first step.",
+        "The same error has occurred twice in a row at the same step, or before the first step, or the program has run "
+        "out of memory three times in a row without a new snapshot.",
         "Fix the cause in status.lastFailure and apply the job again, or retry it with a rule in restart.rules.",
     ),
     Reason(

@@ -41,7 +41,7 @@ def run(job: Job, shared: Path, chaos: str | None, logs: Logs = Logs.RANK) -> in
             return _refuse(*problems)
         with lock_job(folder, job.name):
             outcome = _run(job, machine, fault, logs)
-            return _conclude(outcome, fault, newest_snapshot(folder, job.name))
+            return _conclude(job, outcome, fault, newest_snapshot(folder, job.name))
     except VolumeError as error:
         return _refuse(str(error))
     except OSError as error:
@@ -70,10 +70,10 @@ def _refuse(*problems: str) -> int:
     return REFUSED
 
 
-def _conclude(outcome: Outcome, fault: KillRank | None, snapshot: int | None) -> int:
+def _conclude(job: Job, outcome: Outcome, fault: KillRank | None, snapshot: int | None) -> int:
     status = outcome.status
     if outcome.stopped_by is not None:
-        print(_how_to_resume(status, snapshot))
+        print(_how_to_resume(status, snapshot, built_in=job.spec.entrypoint.script is None))
         return 128 + outcome.stopped_by
     if status.phase is Phase.SUCCEEDED:
         print(success_in_words(status))
@@ -85,9 +85,11 @@ def _conclude(outcome: Outcome, fault: KillRank | None, snapshot: int | None) ->
     return FAILED
 
 
-def _how_to_resume(status: DDPJobStatus, snapshot: int | None) -> str:
+def _how_to_resume(status: DDPJobStatus, snapshot: int | None, *, built_in: bool) -> str:
     step = status.progress.step if status.progress else None
     where = f"stopped at step {step}" if step else "stopped before the first step"
+    if snapshot is None and not built_in:
+        return f"{where}; the same command starts the script again, which resumes if it loads what it has saved"
     if snapshot is None:
         return f"{where}; there is no snapshot yet: the same command starts from the beginning"
     return f"{where}; run the same command again to resume from step {snapshot}"

@@ -164,7 +164,7 @@ class Runner:
         if self._stopped_by is None:
             self._stopped_by = number
             self._children.closed = True
-            self._display.write_line("stopping: waiting for a snapshot (once more to kill)")
+            self._display.write_line("stopping: ranks may save before they leave (once more to kill)")
             for pod in self._children.running:
                 pod.terminate()
         else:

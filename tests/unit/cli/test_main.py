@@ -87,7 +87,7 @@ def test_without_torch_the_run_says_what_to_install(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["run", "--help"]])
+@pytest.mark.parametrize("arguments", [["-h"], ["run", "--help"]])
 def test_help_imports_nothing_heavy(tmp_path: Path, arguments: list[str]) -> None:
     done = ddpjob(*arguments, cwd=tmp_path, interpreter_options=("-X", "importtime"))
     assert done.returncode == 0

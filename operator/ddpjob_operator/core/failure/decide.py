@@ -1,8 +1,9 @@
 """Whether a failed gang is started again, and when.
 
 A restart rule of the job's own decides first. Otherwise the same error at the same step for the second time in a row
-ends the job: whatever is tried again from the same snapshot gets there again. What is left is restarted, within the
-budget if it counts: at once after progress, and after a growing wait without.
+ends the job: whatever is tried again from the same snapshot gets there again. So does running out of memory for the
+third time in a row without progress, at whatever step: batches may come in another order. What is left is restarted,
+within the budget if it counts: at once after progress, and after a growing wait without.
 """
 
 from __future__ import annotations
@@ -33,6 +34,9 @@ KEPT_MESSAGE_LIMIT = 1024
 
 STARTUP_SECONDS = 600
 """How long a script may run without a step that is seen, and still count as not having trained."""
+
+OUT_OF_MEMORY_LIMIT = 3
+"""Times in a row that a program may run out of memory without progress, if it does not change its batches itself."""
 
 _VARIABLE = re.compile(r"0x[0-9a-fA-F]+|\d+")
 
@@ -67,6 +71,8 @@ def decide(look: Look, failure: Failure) -> RestartIn | GiveUp:
     if not ruling.explicit and (before := _same_before(status, failure)) is not None:
         return GiveUp("RepeatedFailure", with_clause(failure.message, _repeated(failure, before)))
     progress = made_progress(status, now)
+    if not ruling.explicit and not progress and _runs_out_of_memory(status, failure):
+        return GiveUp("RepeatedFailure", with_clause(failure.message, _OUT_OF_MEMORY))
     status = refilled(status) if progress else status
     free = ruling.action is RuleAction.RESTART_AND_IGNORE_MAX_RESTARTS
     used = used_up(policy, status, now)
@@ -116,6 +122,20 @@ def _same_before(status: DDPJobStatus, failure: Failure) -> FailureStatus | None
         return None
     same = signature(before.reason, before.message) == signature(diagnosis.reason, failure.message)
     return before if same else None
+
+
+def _runs_out_of_memory(status: DDPJobStatus, failure: Failure) -> bool:
+    """Whether this attempt and those before it did, as many as may without progress."""
+    diagnosis, others = diagnose(failure), OUT_OF_MEMORY_LIMIT - 1
+    if diagnosis.reason != "OutOfMemory" or not diagnosis.deterministic or status.restarts_since_progress < others:
+        return False
+    return [before.reason for before in status.failures[-others:]] == ["OutOfMemory"] * others
+
+
+_OUT_OF_MEMORY = (
+    f"{OUT_OF_MEMORY_LIMIT} attempts in a row ran out of memory without a new snapshot; use smaller batches and apply "
+    "the job again, or retry this failure with a rule in restart.rules"
+)
 
 
 def _ended_soon(failure: Failure) -> bool:

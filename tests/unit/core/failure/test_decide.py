@@ -229,6 +229,24 @@ def test_steps_may_have_gone_unseen_after_the_time_that_a_start_takes(seconds: f
     assert (isinstance(found, GiveUp) and found.reason == "RepeatedFailure") is repeated
 
 
+def test_running_out_of_memory_three_times_without_a_snapshot_ends_the_job_at_whatever_step() -> None:
+    message = "rank 0 raised torch.OutOfMemoryError after step {}: CUDA out of memory"
+    memory = [Failure("OutOfMemory", message.format(step), Retry.YES, exit_code=1, step=step) for step in (9, 40, 22)]
+    status = DDPJobStatus()
+    for failure in memory[:2]:
+        found = restarted(failure, status)
+        kept = remember(status.failures, failure_status(status, failure, NOW))
+        status = found.status.model_copy(update={"failures": kept, "last_failure": kept[-1]})
+    third = verdict(memory[2], status)
+    assert isinstance(third, GiveUp)
+    assert "3 attempts in a row ran out of memory without a new snapshot; use smaller batches" in third.message
+    lowered = replace(memory[2], message="the next attempt starts with micro-batches of 4")
+    assert isinstance(verdict(lowered, status), RestartIn), "the built-in trainer lowers them itself"
+    saved = status.model_copy(update={"snapshot": SnapshotStatus(step=50, time=NOW, verified=True)})
+    assert isinstance(verdict(memory[2], saved), RestartIn), "training has come further"
+    assert isinstance(verdict(memory[2], status, rules=[{"action": "Restart"}]), RestartIn)
+
+
 def test_without_any_restarts_the_setting_is_named() -> None:
     found = verdict(KILLED, maxRestarts=0)
     assert isinstance(found, GiveUp)
@@ -327,7 +345,10 @@ def test_the_counters_add_up_and_the_budget_is_never_exceeded(
         before, kept = status, status.failures
         within = [time for time in counted if window is None or time > seconds - window]
         if isinstance(found, GiveUp):
-            if found.reason == "RepeatedFailure":
+            if found.reason == "RepeatedFailure" and "in a row ran out of memory" in found.message:
+                assert [one.reason for one in (*kept[-2:], record)] == ["OutOfMemory"] * 3
+                assert len(counted) >= 2, "there was progress between them"
+            elif found.reason == "RepeatedFailure":
                 first, second = ((one.step, one.reason, one.message[-1]) for one in (kept[-1], record))
                 assert first == second, "it is only the last if the one before it was the same"
             if found.reason == "BackoffLimitExceeded":
