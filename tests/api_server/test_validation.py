@@ -26,6 +26,7 @@ async def failure(cluster: Cluster, name: str = "digits") -> tuple[str, str]:
         ({"env": [{"name": "LD_PRELOAD", "value": "/x.so"}]}, "reserved for the operator; remove it"),
         ({"entrypoint": {"module": "a", "script": "/b.py"}}, "set; keep one of them"),
         ({"elastic": {"minNodes": 3}}, "minNodes"),
+        ({"elastic": {"minNodes": 1}, "args": ["--strategy", "pipeline"]}, "same number of ranks only; remove elastic"),
     ],
 )
 async def test_a_spec_that_breaks_a_rule_between_fields_is_refused(

@@ -26,6 +26,9 @@ from ddpjob_operator.api.policies import Elastic, PositiveSeconds, Restart, Sche
 CONTROLLER_NAME = "training.ddpjob.io/operator"
 """Value of `managedBy` for this operator."""
 
+BUILT_IN_MODULE = "ddp_trainer.train"
+"""The program of a job that names none."""
+
 SHUTDOWN_SECONDS = 45
 LEAVE_SECONDS = 15
 """Of a pod's grace period, what is left when its ranks have been killed: its launcher says how it ended."""

@@ -12,7 +12,7 @@ from functools import lru_cache
 import re2
 
 from ddpjob_operator.api.pod import EnvVar
-from ddpjob_operator.api.spec import DDPJobSpec
+from ddpjob_operator.api.spec import BUILT_IN_MODULE, DDPJobSpec
 from ddpjob_operator.api.template_rules import (
     RESERVED_ENV,
     RESERVED_ENV_PREFIXES,
@@ -93,6 +93,18 @@ def _elastic_order(spec: DDPJobSpec) -> str | None:
         return None
     least = spec.elastic.min_nodes
     return f"spec.elastic.minNodes: {least} is greater than nodes {spec.nodes}; lower minNodes or raise nodes"
+
+
+def _elastic_pipeline(spec: DDPJobSpec) -> str | None:
+    entrypoint, args = spec.entrypoint, spec.args
+    built_in = entrypoint.script is None and entrypoint.module in (None, BUILT_IN_MODULE)
+    is_pipeline = "--strategy=pipeline" in args or ("--strategy" in args and "pipeline" in args)
+    if spec.elastic is None or not built_in or not is_pipeline:
+        return None
+    return (
+        "spec.elastic: --strategy pipeline has a stage on each rank and resumes with the same number of ranks only; "
+        "remove elastic, or use --strategy fsdp"
+    )
 
 
 def _idle_spares(spec: DDPJobSpec) -> str | None:
@@ -231,6 +243,15 @@ BETWEEN_FIELDS: tuple[Rule, ...] = (
         "!has(self.elastic) || self.elastic.minNodes <= self.nodes",
         "elastic.minNodes is greater than nodes; lower minNodes or raise nodes",
         _elastic_order,
+    ),
+    Rule(
+        (),
+        "!has(self.elastic) || has(self.entrypoint.script) || "
+        f"(has(self.entrypoint.module) && self.entrypoint.module != '{BUILT_IN_MODULE}') || "
+        "!(self.args.exists(item, item == '--strategy=pipeline') || "
+        "('--strategy' in self.args && 'pipeline' in self.args))",
+        "--strategy pipeline resumes with the same number of ranks only; remove elastic, or use --strategy fsdp",
+        _elastic_pipeline,
     ),
     Rule(
         (),

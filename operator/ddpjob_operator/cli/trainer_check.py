@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from ddpjob_operator.core.manifests.pod_environment import DEFAULT_MODULE
+from ddpjob_operator.api.spec import BUILT_IN_MODULE
 
 _NUMBERS = {"int": (int, "a whole number"), "float": (float, "a number")}
 _ON_ONE_RANK = ("single", "data_parallel")
@@ -61,7 +61,7 @@ def trainer_problems(spec: Mapping[str, Any]) -> Iterator[str]:
 def _is_built_in(entrypoint: Any) -> bool:
     if not isinstance(entrypoint, dict):
         return entrypoint is None
-    return entrypoint.get("script") is None and entrypoint.get("module") in (None, DEFAULT_MODULE)
+    return entrypoint.get("script") is None and entrypoint.get("module") in (None, BUILT_IN_MODULE)
 
 
 @cache

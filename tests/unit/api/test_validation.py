@@ -62,6 +62,9 @@ def env(name: str, **fields: Any) -> dict[str, Any]:
     return {"env": [{"name": "FINE", "value": "1"}, {"name": name, **(fields or {"value": "x"})}]}
 
 
+ELASTIC = {"nodes": 2, "elastic": {"minNodes": 1}}
+
+
 def initializer(name: str, **fields: Any) -> dict[str, Any]:
     return {"name": name, "path": "datasets/a", "script": "true", **fields}
 
@@ -87,6 +90,23 @@ def initializer(name: str, **fields: Any) -> dict[str, Any]:
             {"nodes": 2, "elastic": {"minNodes": 2}}, None, id="an elastic gang may be as small as it is large"
         ),
         pytest.param({"nodes": 2, "elastic": {"minNodes": 3}}, "minNodes: 3", id="the fewest nodes are not the most"),
+        pytest.param(
+            {**ELASTIC, "args": ["--strategy=pipeline"]}, "same number of ranks", id="a pipeline keeps its ranks"
+        ),
+        pytest.param(
+            {**ELASTIC, "args": ["--strategy", "pipeline"]},
+            "same number of ranks",
+            id="in two items",
+        ),
+        pytest.param(
+            {**ELASTIC, "args": ["--task", "pipeline", "--strategy=fsdp"]}, None, id="a task may be called pipeline"
+        ),
+        pytest.param(
+            {**ELASTIC, "args": ["--strategy=pipeline"], "entrypoint": {"script": "/own.py"}},
+            None,
+            id="what the flags of another program mean is its own affair",
+        ),
+        pytest.param({"args": ["--strategy=pipeline"]}, None, id="a pipeline of one size"),
         pytest.param({"spares": 1, "restart": {"scope": "InPlace"}}, None, id="a spare takes a lost pod's place"),
         pytest.param({"spares": 1}, "scope InPlace", id="a gang that is replaced whole has no use for a spare"),
         pytest.param({"stall": {"minSeconds": 9, "maxSeconds": 8}}, "maxSeconds 8", id="stall limits in wrong order"),

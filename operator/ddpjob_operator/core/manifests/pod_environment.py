@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ddpjob_operator.api.pod import EnvVar
-from ddpjob_operator.api.spec import SHUTDOWN_SECONDS
+from ddpjob_operator.api.spec import BUILT_IN_MODULE, SHUTDOWN_SECONDS
 from ddpjob_operator.core.values.job import Job, Manifest
 from ddpjob_operator.core.values.names import SPARE
 from ddpjob_operator.core.values.observed import ServiceView
@@ -18,8 +18,6 @@ SCRATCH = "/tmp"  # noqa: S108 - an emptyDir of this pod alone
 TERMINATION_LOG = "/dev/termination-log"
 ASSIGNMENT_DIR = "/etc/ddpjob/assignment"
 """Where a pod whose place in the gang may change reads it: files attempt, node-rank and nodes."""
-
-DEFAULT_MODULE = "ddp_trainer.train"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +44,7 @@ def launch_args(job: Job) -> list[str]:
     if entrypoint.script is not None:
         start = ["--script", entrypoint.script]
     else:
-        start = ["--module", entrypoint.module or DEFAULT_MODULE]
+        start = ["--module", entrypoint.module or BUILT_IN_MODULE]
     return [*start, "--", *(literal(argument) for argument in job.spec.args)]
 
 
