@@ -64,7 +64,7 @@ def rendered() -> str:
     return TEXT.format(
         operator=_table(operator.OPERATOR),
         jobs=_table(operator.JOBS),
-        pod=_table(trainer.POD),
+        pod=_table((*trainer.POD, *trainer.CONTAINER, *trainer.GPU)),
         run=_table(trainer.RUN),
     )
 

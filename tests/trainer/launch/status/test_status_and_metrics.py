@@ -19,8 +19,10 @@ from tests.support.waiting import eventually
 from ddp_trainer.contract.environment import PodEnvironment
 from ddp_trainer.contract.heartbeat import Heartbeat, heartbeat_dir, read_heartbeats
 from ddp_trainer.launch.assignment import Assignment
+from ddp_trainer.launch.status import host
 from ddp_trainer.launch.status.counters import CounterLedger
-from ddp_trainer.launch.status.metric_table import POD, RUN, TABLE
+from ddp_trainer.launch.status.host import Usage
+from ddp_trainer.launch.status.metric_table import CONTAINER, GPU, POD, RUN, TABLE
 from ddp_trainer.launch.status.metrics import MOST_METRICS, metrics_page
 from ddp_trainer.launch.status.pod_state import PodState, status
 from ddp_trainer.launch.status.server import StatusServer
@@ -93,6 +95,7 @@ def test_status_has_the_shape_of_the_contract(pod, tmp_path):
     heartbeat = trained(tmp_path)
     interval, problem = EXAMPLE["snapshotInterval"], EXAMPLE["snapshotProblem"]
     heartbeat.snapshot(result="skipped", interval=interval, problem=problem, set_aside=EXAMPLE["snapshotsSetAside"][0])
+    heartbeat.non_finite_loss(110)
     answer = status(pod, 1.0, pod_state(tmp_path))
     assert shape(answer) == shape(EXAMPLE)
     assert (answer["worldSize"], answer["step"], answer["samples"], answer["loss"]) == (2, 120, 7680, 0.31)
@@ -115,8 +118,9 @@ def samples(page: str) -> dict[str, float]:
 
 
 def shown(pod: PodEnvironment, state: PodState, ledger: CounterLedger | None = None) -> dict[str, float]:
-    """The samples of one scrape."""
-    return samples(metrics_page(lambda: (pod, state), ledger or CounterLedger())("")[0].decode())
+    """The samples of one scrape, where nothing is known of the container."""
+    page = metrics_page(lambda: (pod, state), ledger or CounterLedger(), Usage, tuple)
+    return samples(page("")[0].decode())
 
 
 def family(name: str) -> str:
@@ -126,7 +130,9 @@ def family(name: str) -> str:
 
 def test_the_page_is_strict_openmetrics_with_every_row_of_the_table_and_no_other(pod, tmp_path):
     trained(tmp_path)
-    body, content_type = metrics_page(lambda: (pod, pod_state(tmp_path)), CounterLedger())(OPEN_METRICS)
+    used, gpu = Usage(2.5, 200, 512), host.GPU(0, 0.4, 3, 8)
+    page = metrics_page(lambda: (pod, pod_state(tmp_path)), CounterLedger(), lambda: used, lambda: [gpu])
+    body, content_type = page(OPEN_METRICS)
     families = {found.name: found for found in text_string_to_metric_families(body.decode())}
     assert content_type.startswith("application/openmetrics-text")
     assert set(families) == {family(name) for name in TABLE}
@@ -144,7 +150,7 @@ def test_no_metric_has_a_label_that_prometheus_sets_itself_and_only_the_info_has
 def test_names_follow_the_conventions():
     assert [row.name for row in TABLE.values() if row.name.endswith("_total") != (row.type == "counter")] == []
     assert [row.name for row in TABLE.values() if row.unit not in row.name or not row.help.endswith(".")] == []
-    assert len(TABLE) == len(POD) + len(RUN), "every name is unique"
+    assert len(TABLE) == len(POD) + len(CONTAINER) + len(GPU) + len(RUN), "every name is unique"
 
 
 def test_the_values_are_those_of_the_heartbeats(pod, tmp_path):

@@ -45,7 +45,59 @@ POD = (
         "max",
     ),
 )
-"""Every pod exports these."""
+"""Every pod exports these, and those of its container and GPUs."""
+
+CONTAINER = (
+    MetricRow(
+        "ddpjob_pod_cpu_seconds_total",
+        "counter",
+        "CPU time that the trainer container has used.",
+        unit="seconds",
+        source="cpu_seconds",
+    ),
+    MetricRow(
+        "ddpjob_pod_memory_bytes",
+        "gauge",
+        "Memory of the trainer container, without page cache that can be dropped.",
+        unit="bytes",
+        source="memory_bytes",
+    ),
+    MetricRow(
+        "ddpjob_pod_memory_limit_bytes",
+        "gauge",
+        "Memory limit of the trainer container. No series without a limit.",
+        unit="bytes",
+        source="memory_limit_bytes",
+    ),
+)
+
+GPU = (
+    MetricRow(
+        "ddpjob_gpu_utilization_ratio",
+        "gauge",
+        "Share of time in which a kernel ran on the GPU, 0 to 1. Series of GPUs need nvidia-ml-py in the image.",
+        (*LABELS, "gpu"),
+        unit="ratio",
+        aggregate="",
+        source="utilization",
+    ),
+    MetricRow(
+        "ddpjob_gpu_memory_bytes",
+        "gauge",
+        "Memory of the GPU in use.",
+        (*LABELS, "gpu"),
+        unit="bytes",
+        source="memory_bytes",
+    ),
+    MetricRow(
+        "ddpjob_gpu_memory_limit_bytes",
+        "gauge",
+        "Memory of the GPU.",
+        (*LABELS, "gpu"),
+        unit="bytes",
+        source="memory_limit_bytes",
+    ),
+)
 
 PROGRESS = (
     MetricRow("ddpjob_train_step", "gauge", "Completed optimizer steps of the run.", aggregate="max", source="step"),
@@ -133,4 +185,4 @@ HISTOGRAMS = (
 RUN = (*PROGRESS, METRIC, *SNAPSHOT, *COUNTERS, SAVES, *HISTOGRAMS)
 """Values of the whole run. Only the pod with node rank 0 exports them, so that each run is counted once."""
 
-TABLE = {row.name: row for row in (*POD, *RUN)}
+TABLE = {row.name: row for row in (*POD, *CONTAINER, *GPU, *RUN)}

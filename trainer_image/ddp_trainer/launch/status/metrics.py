@@ -6,7 +6,7 @@ in-place restart that gives node rank 0 to another pod.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import accumulate, islice
 from typing import Any
 
@@ -26,6 +26,7 @@ from ddp_trainer.contract.heartbeat import BUCKETS
 from ddp_trainer.launch.assignment import SPARE
 from ddp_trainer.launch.status import metric_table as table
 from ddp_trainer.launch.status.counters import CounterLedger
+from ddp_trainer.launch.status.host import GPU, GPUs, Usage, usage
 from ddp_trainer.launch.status.pod_state import PodState, progress
 
 View = Callable[[], tuple[PodEnvironment, PodState]]
@@ -38,14 +39,20 @@ MOST_METRICS = 64
 class TrainerCollector(Collector):
     """Reads the heartbeats at every scrape."""
 
-    def __init__(self, view: View, ledger: CounterLedger) -> None:
+    def __init__(
+        self, view: View, ledger: CounterLedger, used: Callable[[], Usage], gpus: Callable[[], Sequence[GPU]]
+    ) -> None:
         self._view = view
         self._ledger = ledger
+        self._used = used
+        self._gpus = gpus
 
     def collect(self) -> Iterator[Metric]:
         pod, pod_state = self._view()
         yield _info(pod)
         yield _heartbeat_ages(pod, pod_state)
+        yield from _container(pod, self._used())
+        yield from _gpus(pod, self._gpus())
         if pod.node_rank == 0:
             yield from _progress(pod, pod_state)
             yield from _counters(pod, self._ledger.totals(pod.attempt, pod_state.heartbeats))
@@ -66,6 +73,24 @@ def _heartbeat_ages(pod: PodEnvironment, pod_state: PodState) -> Metric:
     for heartbeat in (heartbeat for heartbeat in pod_state.heartbeats if heartbeat["rank"] in running):
         age.add_metric((pod.job, str(heartbeat["rank"])), max(0.0, pod_state.now - heartbeat["time"]))
     return age
+
+
+def _container(pod: PodEnvironment, used: Usage) -> Iterator[Metric]:
+    for row in table.CONTAINER:
+        family = CounterMetricFamily if row.type == "counter" else GaugeMetricFamily
+        metric = family(row.name, row.help, labels=row.labels)
+        if (value := getattr(used, row.source)) is not None:
+            metric.add_metric((pod.job,), value)
+        yield metric
+
+
+def _gpus(pod: PodEnvironment, gpus: Sequence[GPU]) -> Iterator[Metric]:
+    for row in table.GPU:
+        gauge = _gauge(row)
+        for gpu in gpus:
+            if (value := getattr(gpu, row.source)) is not None:
+                gauge.add_metric((pod.job, str(gpu.index)), value)
+        yield gauge
 
 
 def _progress(pod: PodEnvironment, pod_state: PodState) -> Iterator[Metric]:
@@ -107,12 +132,17 @@ def _gauge(row: table.MetricRow) -> GaugeMetricFamily:
     return GaugeMetricFamily(row.name, row.help, labels=row.labels)
 
 
-def metrics_page(view: View, ledger: CounterLedger) -> Callable[[str], tuple[bytes, str]]:
+def metrics_page(
+    view: View,
+    ledger: CounterLedger,
+    used: Callable[[], Usage] = usage,
+    gpus: Callable[[], Sequence[GPU]] | None = None,
+) -> Callable[[str], tuple[bytes, str]]:
     """A function that returns the body and the content type of `/metrics` for an Accept header: OpenMetrics, or
     Prometheus' text format.
     """
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(TrainerCollector(view, ledger))
+    registry.register(TrainerCollector(view, ledger, used, gpus or GPUs().look))
 
     def page(accept: str) -> tuple[bytes, str]:
         encode, content_type = choose_encoder(accept)
