@@ -58,7 +58,7 @@ async def test_events_that_come_twice_in_disorder_or_never_cost_no_call(
         assert await job_under(cluster, proxy) == ""
         made = [call.kind for call in proxy.calls[cluster.namespace]]
     assert {kind: made.count(kind) for kind in expected} == expected
-    assert len(made) <= 14, made
+    assert len(made) <= 18, made  # four of them release a pod
 
 
 @pytest.mark.fault(7)
