@@ -83,6 +83,9 @@ mutate: $(VENV)/.dev  ## mutation testing of core: MODULES="failure.budget stage
 prove: $(VENV)/.dev  ## what docs/correctness.md says, from real runs: strategies agree, killed runs resume bit for bit
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.prove
 
+count-scripts: $(VENV)/.dev  ## how often scripts on transformers, Lightning and Accelerate end as they should: RUNS=30 BUSY=4
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.count_scripts --runs $(or $(RUNS),3) --busy $(or $(BUSY),0)
+
 bench-trainer: $(VENV)/.dev  ## step, snapshot, resume, recovery and stalls of the trainer, beside what each must cost
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.benchmarks
 
@@ -179,5 +182,5 @@ $(VENV)/.dev: $(VENV)/.torch requirements/dev.txt requirements/libraries.txt pyp
 help:
 	@awk 'BEGIN {FS = ":.*##"} /^##@/ {printf "\n%s\n", substr($$0, 5)} /^[a-z-]+:.*##/ {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-.PHONY: troubleshooting mutate busy-test check-in-process lint-style lint-types lint-layers lint-files demo demo-cluster test test-unit test-trainer test-local test-api test-cluster test-packaging check lint prove bench-trainer bench format generate \
+.PHONY: count-scripts troubleshooting mutate busy-test check-in-process lint-style lint-types lint-layers lint-files demo demo-cluster test test-unit test-trainer test-local test-api test-cluster test-packaging check lint prove bench-trainer bench format generate \
 	release-check release-notes wheel chart-package sbom images run-operator cluster-up cluster-down clean python-venv tools help

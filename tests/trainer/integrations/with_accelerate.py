@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import time
 from pathlib import Path
 
 import torch
@@ -23,6 +24,7 @@ model, optimizer = accelerator.prepare(model, optimizer)
 
 run = ddp_trainer.attach(total_steps=STEPS)
 for step in range(load_state(run, accelerator), STEPS):
+    time.sleep(float(os.environ.get("PACE", "0")))
     inputs = torch.rand(8, 4)
     loss = torch.nn.functional.mse_loss(model(inputs), inputs.sum(dim=1, keepdim=True))
     optimizer.zero_grad()

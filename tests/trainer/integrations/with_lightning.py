@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ class Regression(lightning.LightningModule):
             and self.global_step + 1 == arguments.sigterm_at
         ):
             os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(float(os.environ.get("PACE", "0")))
         inputs, targets = batch
         loss = torch.nn.functional.mse_loss(self.layer(inputs), targets)
         if self.global_rank == 0:
@@ -52,6 +54,7 @@ trainer = lightning.Trainer(
     accelerator="cpu",
     strategy="ddp",
     devices=int(os.environ["LOCAL_WORLD_SIZE"]),
+    num_nodes=int(os.environ["GROUP_WORLD_SIZE"]),
     max_epochs=6,
     logger=False,
     enable_checkpointing=False,

@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,7 @@ class Notes(TrainerCallback):
                 file.write(json.dumps([state.global_step, logs["loss"], logs["grad_norm"]]) + "\n")
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        time.sleep(float(os.environ.get("PACE", "0")))
         if args.process_index == 1 and attempt == "0":
             if state.global_step + 1 == arguments.sigterm_at:
                 os.kill(os.getpid(), signal.SIGTERM)
