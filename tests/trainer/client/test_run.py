@@ -27,7 +27,10 @@ from ddp_trainer.contract.exit_codes import LossNotFinite, RollBack, UserError
 from ddp_trainer.contract.heartbeat import Heartbeat, heartbeat_dir, read_heartbeats
 from ddp_trainer.rank import failures
 from ddp_trainer.rank.observe import close_observer, observe
+from ddp_trainer.snapshots.trust.disk import Disk
 from ddp_trainer.snapshots.trust.manifest import Manifest
+from ddpjob_operator.core.failure.detect import Failure, Retry
+from ddpjob_operator.core.failure.diagnosis import diagnose
 
 
 @pytest.fixture
@@ -105,6 +108,23 @@ def test_the_last_step_of_a_scheduler_is_noticed_at_the_end(attach: Any) -> None
     scheduler.step()
     with pytest.raises(UserError, match=r"scheduler\.step\(\) was called after"):
         run.finish()
+
+
+def test_a_last_snapshot_that_does_not_fit_is_an_error_that_says_why(
+    attach: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, optimizer = model_and_optimizer()
+    run = attach(model, optimizer)
+    run.resume()
+    run.step_end(step(model, optimizer))
+    monkeypatch.setattr(Disk, "free_bytes", lambda disk, path: 0)
+    with pytest.raises(
+        RuntimeError, match=r"final snapshot of step 1 could not be saved: .*the volume is full \(0"
+    ) as error:
+        run.finish()
+    failure = Failure("WorkerException", f"rank 0 raised RuntimeError: {error.value}", Retry.YES)
+    assert "expand the claim" in diagnose(failure).advice
+    assert diagnose(failure).deterministic, "a second attempt would train to the same end"
 
 
 def test_an_average_of_weights_that_is_updated_after_the_end_of_the_step_is_an_error(attach: Any) -> None:

@@ -472,7 +472,8 @@ class Run:
         saved = self._snapshots.save(self._steps.progress, kind=kind, wait=True)
         self._snapshots.close()
         if not saved:
+            problem = self._snapshots.problem()
             raise RuntimeError(
-                f"the {kind} snapshot of step {self.step} could not be saved; the events before say why. The run goes "
-                "on from the newest one that was, when it is started again"
+                f"the {kind} snapshot of step {self.step} could not be saved: {problem}; when the run is started "
+                "again, it goes on from the newest one that was"
             )

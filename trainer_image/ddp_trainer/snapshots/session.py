@@ -90,6 +90,7 @@ class Snapshots:
         self._ranks = Ranks(identity.rank, identity.world_size)
         self._per_rank = {name: PerRank(name, inner[name], self._ranks) for name in per_rank}
         self._stateful = {name: value for name, value in {**inner, **self._per_rank}.items() if name not in sharded}
+        self._problem: str | None = None
         self._keep = keep
         self._keep_every = keep_every
         self._config = config
@@ -242,6 +243,10 @@ class Snapshots:
         generators = self._boundaries.reached(progress).generators.wait()
         return self._saver.save(self._manifest(progress, kind), generators, started=started, wait=wait)
 
+    def problem(self) -> str | None:
+        """On all ranks alike: why the last save that failed or was skipped did; None if none did."""
+        return self._ranks.problems(self._problem)[0]
+
     def close(self) -> None:
         """Wait for the save in flight, if any. Raises nothing and needs no other rank; see its event."""
         if self._saver is not None:
@@ -260,6 +265,8 @@ class Snapshots:
     def _emit(self, event: SnapshotEvent) -> None:
         if event.result == "saved":
             event = self._schedule.saved(event)
+        if event.result in ("failed", "skipped"):
+            self._problem = event.message
         log.log(logging.INFO if event.result in ("saved", "resumed") else logging.WARNING, "%s", event.message)
         if self._on_event is not None:
             self._on_event(event)

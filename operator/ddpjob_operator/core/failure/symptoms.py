@@ -244,6 +244,12 @@ _RANKS = (
 
 _FILES = (
     Symptom(
+        r"snapshot of step \d+ could not be saved: .{0,400}the volume is full",
+        "",
+        "The volume at /mnt/shared is full: delete files, lower snapshots.keep, or expand the claim; then apply the "
+        "job again.",
+    ),
+    Symptom(
         r"no space left on device|disk quota exceeded|inline_container.{0,80}unexpected pos"
         r"|pytorchstreamwriter failed writing",
         "DiskFull",

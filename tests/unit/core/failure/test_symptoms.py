@@ -27,6 +27,12 @@ def case(source: str, reason: str, text: str, raw: str = "WorkerException") -> A
 
 CASES = [
     case(
+        "ddp_trainer/client/run.py",
+        "WorkerException",
+        "rank 0 raised RuntimeError after step 46: the final snapshot of step 46 could not be saved: snapshot of step "
+        "46 was not saved to /mnt/shared/checkpoints/x: the volume is full (0.5 MiB free, 2.8 MiB needed)",
+    ),
+    case(
         "ddp_trainer/root_cause.py",
         "OOMKilled",
         "rank 1 was killed by SIGKILL after step 7: the kernel ended it because the container's memory was used up",
