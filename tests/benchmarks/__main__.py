@@ -10,7 +10,7 @@ import argparse
 import sys
 
 import torch
-from tests.benchmarks import bench_recovery, bench_snapshots, bench_step
+from tests.benchmarks import bench_observing, bench_recovery, bench_snapshots, bench_step
 from tests.benchmarks.table import Finding, report
 
 
@@ -23,6 +23,8 @@ def main() -> int:
     for ranks in (1, 2):
         print(f"a step at {ranks} rank(s) ...", file=sys.stderr, flush=True)
         found.append(bench_step.ratio(ranks, rounds, bench_step.BATCH))
+    print("observing ...", file=sys.stderr, flush=True)
+    found.append(bench_observing.ratio(rounds))
     print("snapshots ...", file=sys.stderr, flush=True)
     found += bench_snapshots.findings(None, 1000, rounds)
     print("recovery ...", file=sys.stderr, flush=True)

@@ -82,7 +82,7 @@ class Ratio:
             _median(self.costs),
             f"{_median(self.floors)} {self.floor}",
             f"{self.value:.3f}",
-            f"{self.most:.2f}",
+            f"{self.most:g}",
             f"{self.of_processor:.3f}",
         )
 

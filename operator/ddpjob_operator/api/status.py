@@ -192,7 +192,7 @@ class Goodput(APIModel):
     """Suspended."""
 
     unknown: float = 0.0
-    """A script that does not report itself ran, and no training step of it was seen yet."""
+    """A script ran of which no training step was seen yet, or that had returned and was still at work."""
 
     ratio: float | None = None
     """Goodput: training seconds divided by all seconds except suspended ones, from 0 to 1. Unset if no training step

@@ -88,6 +88,17 @@ def test_a_lightning_run_that_was_asked_to_stop_exits_143_and_resumes_to_the_sam
     assert (len(whole), (job.root / "shared" / "finished").read_text()) == (24, "24")
 
 
+def test_what_lightning_saves_of_its_own_accord_becomes_a_checkpoint_of_the_job(job: Volume) -> None:
+    # 24 steps, 4 an epoch: step 12 is saved by both
+    job.trained(2, "with_lightning.py", "--model-checkpoint", DDPJOB_SNAPSHOT_EVERY="3epochs", DDPJOB_SNAPSHOT_KEEP="9")
+    assert checkpoints(job) == [3, 6, 9, 12, 15, 18, 21, 24]
+    (own,) = (job.root / "shared" / "own").glob("*step=21.ckpt")
+    assert (job.checkpoints / "checkpoint-000000000021" / "lightning.ckpt").read_bytes() == own.read_bytes()
+    (job.checkpoints / "checkpoint-000000000024" / "lightning.ckpt").write_bytes(b"damaged")
+    job.trained(2, "with_lightning.py", DDPJOB_ATTEMPT="1", DDPJOB_SNAPSHOT_EVERY="100epochs")
+    assert [event["step"] for event in job.events("resumed")] == [21]
+
+
 def test_an_accelerate_run_that_lost_a_rank_resumes_to_the_same_losses(job: Volume, tmp_path: Path) -> None:
     whole = losses(made(tmp_path / "unbroken").trained(2, "with_accelerate.py"))
     assert job.train(2, "with_accelerate.py", DIES_AT="10").returncode != 0

@@ -12,12 +12,14 @@ from typing import Any
 
 import lightning
 import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
 from torch.utils.data import DataLoader, TensorDataset
 
 from ddp_trainer.integrations.lightning import DDPJobCallback
 
 arguments = argparse.ArgumentParser()
 arguments.add_argument("--sigterm-at", type=int, default=0)
+arguments.add_argument("--model-checkpoint", action="store_true")
 arguments = arguments.parse_args()
 shared = Path(os.environ["DDPJOB_SHARED"])
 
@@ -50,6 +52,7 @@ torch.manual_seed(1)
 inputs = torch.rand(64, 4)
 loader = DataLoader(TensorDataset(inputs, inputs.sum(dim=1, keepdim=True)), batch_size=8)
 callback = DDPJobCallback()
+own = [ModelCheckpoint(shared / "own", every_n_train_steps=3, save_top_k=-1)] if arguments.model_checkpoint else []
 trainer = lightning.Trainer(
     accelerator="cpu",
     strategy="ddp",
@@ -57,9 +60,10 @@ trainer = lightning.Trainer(
     num_nodes=int(os.environ["GROUP_WORLD_SIZE"]),
     max_epochs=6,
     logger=False,
-    enable_checkpointing=False,
+    enable_checkpointing=arguments.model_checkpoint,
     enable_progress_bar=False,
-    callbacks=[callback],
+    callbacks=[callback, *own],
+    plugins=[callback.checkpoint_io],
 )
 trainer.fit(Regression(), loader, ckpt_path=callback.latest())
 if trainer.is_global_zero:

@@ -6,17 +6,21 @@
     trainer = Trainer(..., callbacks=[callback])
     trainer.fit(model, ckpt_path=callback.latest())
 
-It saves as often as `spec.snapshots.every`. A checkpoint in the middle of an epoch resumes there; like all of
-Lightning's, it begins the epoch's data anew unless the data loader has a state of its own.
+With `plugins=[callback.checkpoint_io]` what Lightning saves of its own accord, such as a ModelCheckpoint, is taken over
+into the job's checkpoints too. It saves as often as `spec.snapshots.every`. A checkpoint in the middle of an epoch
+resumes there; like all of Lightning's, it begins the epoch's data anew unless the data loader has a state of its own.
 """
 
 from __future__ import annotations
 
 import os
+import shutil
+from pathlib import Path
 from typing import Any, Final
 
 import torch
 import torch.distributed as dist
+from lightning.fabric.plugins import CheckpointIO, TorchCheckpointIO
 from lightning.pytorch import Callback
 
 from ddp_trainer.client.attach import attach
@@ -32,6 +36,12 @@ class DDPJobCallback(Callback):  # type: ignore[misc]
 
     def __init__(self) -> None:
         self._run: Run | None = None
+        self._io = _NotedIO()
+        self._noted: int | None = None
+        """The step of what Lightning has saved, and is not taken over yet."""
+        self._saved: set[int] = set()
+        """Steps that have a checkpoint."""
+        self._saving = False
 
     @property
     def run(self) -> Run:
@@ -41,6 +51,11 @@ class DDPJobCallback(Callback):  # type: ignore[misc]
             self._run = attach()
             self._run.resume()
         return self._run
+
+    @property
+    def checkpoint_io(self) -> CheckpointIO:
+        """The plugin that has Lightning's own checkpoints taken over."""
+        return self._io
 
     def latest(self) -> str | None:
         """The newest checkpoint that verifies, as `ckpt_path` takes it; None for a new run."""
@@ -52,6 +67,19 @@ class DDPJobCallback(Callback):  # type: ignore[misc]
         self.run.step = trainer.global_step
         # Lightning's own handler of SIGTERM broadcasts in the middle of whatever the rank is doing.
         self.run.listen()
+
+    def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: Any) -> None:
+        """Lightning saves, on all ranks; the file is there once rank 0 has written it."""
+        if not self._saving and trainer.strategy.checkpoint_io is self._io:
+            self._noted = trainer.global_step
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        """Take over what a ModelCheckpoint has saved after the batch before."""
+        self._take_over(trainer)
+
+    def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
+        """And after the last one."""
+        self._take_over(trainer)
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Save and stop where the job asks for it, after a batch that was a step."""
@@ -67,11 +95,41 @@ class DDPJobCallback(Callback):  # type: ignore[misc]
         self._save_if_due(trainer)
 
     def _save_if_due(self, trainer: Any) -> None:
+        self._take_over(trainer)
         if self.run.should_save():
-            with self.run.checkpoint() as folder:
-                trainer.save_checkpoint(folder / FILE)
+            self._save(trainer, self.run.step, None)
         if self.run.should_stop():
             raise Preempted(f"asked to stop; the checkpoint of step {self.run.step} is saved")
+
+    def _take_over(self, trainer: Any) -> None:
+        step, self._noted = self._noted, None
+        if step is None or step in self._saved:
+            return
+        found = trainer.strategy.broadcast(str(self._io.path) if self._io.path and self._io.path.is_file() else None)
+        self._save(trainer, step, found)
+
+    def _save(self, trainer: Any, step: int, found: str | None) -> None:
+        """A checkpoint of what Lightning has saved as `found`, or else of what it saves now."""
+        self._saving = True
+        try:
+            with self.run.checkpoint(step) as folder:
+                if found is None:
+                    trainer.save_checkpoint(folder / FILE)
+                elif trainer.is_global_zero:
+                    shutil.copyfile(found, folder / FILE)
+        finally:
+            self._saving = False
+        self._saved.add(step)
+
+
+class _NotedIO(TorchCheckpointIO):  # type: ignore[misc]
+    """Lightning's own, which notes where it has written last."""
+
+    path: Path | None = None
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
+        super().save_checkpoint(checkpoint, path, storage_options)
+        self.path = Path(path)
 
 
 def _join() -> None:

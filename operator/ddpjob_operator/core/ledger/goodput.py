@@ -44,7 +44,7 @@ _OF_PHASE = {
     "train": "training",
     "validate": "validating",
     "save": "saving",
-    "done": "training",
+    "done": "unknown",  # the script has returned, and may still upload what it made
     "waiting": "recovering",
 }
 """From the trainer's phases (docs/contracts.md section 4) to ours."""

@@ -42,6 +42,7 @@ def spent(status: DDPJobStatus) -> dict[str, float]:
         (Phase.RUNNING, seen(*RUNS), "rendezvous"),
         (Phase.RUNNING, seen(*RUNS, report=reported("load")), "rendezvous"),
         (Phase.RUNNING, seen(*RUNS, report=reported("first_step")), "first_step"),
+        (Phase.RUNNING, seen(*RUNS, report=reported("done")), "unknown"),
         (Phase.RUNNING, seen(*RUNS, report=reported("train")), "training"),
         (Phase.RUNNING, seen(*RUNS, report=reported("validate")), "validating"),
         (Phase.RUNNING, seen(*RUNS, report=reported("save")), "saving"),
