@@ -453,6 +453,11 @@ def test_a_state_that_cannot_be_one_is_refused(attach: Any, states: Any, said: s
     assert said in refusal(attach, *model_and_optimizer(), **states)
 
 
+def test_a_model_and_an_optimizer_in_the_wrong_order_are_refused(attach: Any) -> None:
+    model, optimizer = model_and_optimizer()
+    assert "the model is a Adam, not a torch.nn.Module" in refusal(attach, optimizer, model)
+
+
 def test_a_model_without_an_optimizer_is_refused(attach: Any) -> None:
     assert "attach() takes a model with its optimizer" in refusal(attach, nn.Linear(1, 1))
 
@@ -512,6 +517,11 @@ def test_logged_values_reach_the_status_and_tensorboard(attach: Any, tmp_path: P
 def test_a_name_that_no_series_can_have_is_an_error(attach: Any, name: str) -> None:
     with pytest.raises(UserError, match=r"is no name of a value"):
         attach().log({name: 1.0})
+
+
+def test_a_value_that_is_no_number_is_an_error(attach: Any) -> None:
+    with pytest.raises(UserError, match="accuracy is 'high', which is not a number"):
+        attach().log(accuracy="high")
 
 
 def test_a_run_logs_a_bounded_number_of_values(attach: Any, tmp_path: Path, capsys: Any) -> None:

@@ -88,6 +88,11 @@ def attach(
             "attach() takes a model with its optimizer, and other states by name; or none of them, for a script that "
             "saves with run.checkpoint()"
         )
+    if model is not None and not isinstance(model, nn.Module):
+        raise UserError(
+            f"attach(model, optimizer): the model is a {type(model).__name__}, not a torch.nn.Module; pass other "
+            "states by name, and save what is no state with run.checkpoint()"
+        )
     device = torch.device("cpu")
     if model is not None:
         device = next((parameter.device for parameter in model.parameters()), device)

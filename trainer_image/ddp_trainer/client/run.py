@@ -370,8 +370,12 @@ class Run:
         The last value of each is in the job's status and in Prometheus (`ddpjob_train_metric`), and all are in
         TensorBoard; rank 0's count. Names have up to 64 letters, digits and any of `_./-`; a run has up to 64.
         """
-        numbers = {name: float(value) for name, value in {**(values or {}), **named}.items()}
-        for name in numbers:
+        numbers = {}
+        for name, value in {**(values or {}), **named}.items():
+            try:
+                numbers[name] = float(value)
+            except (TypeError, ValueError) as error:
+                raise UserError(f"run.log: {name} is {value!r}, which is not a number") from error
             if not _NAME.fullmatch(name):
                 raise UserError(
                     f"run.log: {name!r} is no name of a value; use a letter, then up to 63 letters, digits and _ . / -"
