@@ -11,7 +11,7 @@ from ddp_trainer.contract.environment import PodEnvironment
 RankHeartbeat = Mapping[str, Any]
 
 _PROGRESS = ("epoch", "step", "totalSteps", "samples", "loss", "samplesPerSecond")
-_REPORTED = (*_PROGRESS, "snapshot", "nonFiniteLoss", "resumedFromStep", "metrics")
+_REPORTED = (*_PROGRESS, "nonFiniteLoss", "snapshot", "resumedFromStep", "metrics")
 _OF_SNAPSHOTS = ("snapshotInterval", "snapshotProblem", "snapshotsSetAside")
 
 
