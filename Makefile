@@ -94,6 +94,16 @@ bench: $(VENV)/.dev  ## the operator: apply to first step beside doing it by han
 	$(BIN)/python -m tests.cluster.bench_causes
 	$(BIN)/python -m tests.api_server.bench_takeover
 
+bench-operator: $(VENV)/.dev  ## what the operator costs on a real API server, up to JOBS=1000 jobs of NODES=8 pods
+	$(BIN)/python -m tests.api_server.bench_operator --jobs $(or $(JOBS),1000) --nodes $(or $(NODES),8)
+
+chaos: $(VENV)/.dev  ## faults at random on two real nodes: SEED=1 MINUTES=10; figures go to docs/reliability.md
+	$(BIN)/python -m tests.cluster.chaos --seed $(or $(SEED),1) --minutes $(or $(MINUTES),10) --record
+	$(BIN)/python docs/reliability.py
+
+soak: $(VENV)/.dev  ## jobs that come and go, and nothing of the operator grows: JOBS=1000 MINUTES=30
+	$(BIN)/python -m tests.api_server.soak --jobs $(or $(JOBS),1000) --minutes $(or $(MINUTES),30)
+
 troubleshooting: $(VENV)/.dev  ## docs/troubleshooting.md, from wrong scripts that are run: minutes
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.wrong_scripts
 
@@ -182,5 +192,5 @@ $(VENV)/.dev: $(VENV)/.torch requirements/dev.txt requirements/libraries.txt pyp
 help:
 	@awk 'BEGIN {FS = ":.*##"} /^##@/ {printf "\n%s\n", substr($$0, 5)} /^[a-z-]+:.*##/ {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-.PHONY: count-scripts troubleshooting mutate busy-test check-in-process lint-style lint-types lint-layers lint-files demo demo-cluster test test-unit test-trainer test-local test-api test-cluster test-packaging check lint prove bench-trainer bench format generate \
+.PHONY: bench-operator chaos soak count-scripts troubleshooting mutate busy-test check-in-process lint-style lint-types lint-layers lint-files demo demo-cluster test test-unit test-trainer test-local test-api test-cluster test-packaging check lint prove bench-trainer bench format generate \
 	release-check release-notes wheel chart-package sbom images run-operator cluster-up cluster-down clean python-venv tools help

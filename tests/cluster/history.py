@@ -20,6 +20,7 @@ from tests.support.waiting import NeverHappened
 
 T = TypeVar("T")
 
+JOB = "training.ddpjob.io/job"
 UID = "training.ddpjob.io/uid"
 ATTEMPT = "training.ddpjob.io/attempt"
 NODE_RANK = "training.ddpjob.io/node-rank"
@@ -54,6 +55,8 @@ class History:
 
     kubectl: Kubectl
     changes: list[Change] = field(default_factory=list)
+    relist: bool = False
+    """Whether to go on where changes were missed: the API server itself dies in this test."""
     _news: threading.Condition = field(default_factory=threading.Condition)
     _watches: dict[str, Watch] = field(default_factory=dict)
     _readers: list[threading.Thread] = field(default_factory=list)
@@ -61,7 +64,7 @@ class History:
 
     def __enter__(self) -> History:
         for kind, path in PATHS.items():
-            watch = Watch(self.kubectl, path.format(namespace=self.kubectl.namespace))
+            watch = Watch(self.kubectl, path.format(namespace=self.kubectl.namespace), relist=self.relist)
             reader = threading.Thread(target=self._read, args=(kind, watch), name=f"watch of {kind}", daemon=True)
             reader.start()
             self._watches[kind] = watch

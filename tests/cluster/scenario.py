@@ -10,7 +10,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from tests.cluster.history import ATTEMPT, NODE_RANK, History
+from tests.cluster.history import ATTEMPT, JOB, NODE_RANK, History
 from tests.cluster.kube import Kubectl, KubectlFailed, Object, describe
 from tests.support.waiting import eventually
 
@@ -86,7 +86,7 @@ class Records:
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """A namespace with at most one job, recorded from its beginning."""
+    """A job in a namespace that is recorded from its beginning."""
 
     kubectl: Kubectl
     history: History
@@ -127,7 +127,8 @@ class Scenario:
         """One node of the gang, as it is now."""
         for pod in self.history.present("pods"):
             labels = pod["metadata"].get("labels") or {}
-            if labels.get(NODE_RANK) == str(node_rank) and labels.get(ATTEMPT) == str(attempt):
+            place = (labels.get(JOB), labels.get(NODE_RANK), labels.get(ATTEMPT))
+            if place == (self.name, str(node_rank), str(attempt)):
                 return pod
         return None
 

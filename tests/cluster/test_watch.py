@@ -26,7 +26,7 @@ BROKEN = {"type": "ERROR", "object": {"code": 500, "message": "etcd has no leade
 class Server(ThreadingHTTPServer):
     """Answers a list, and each watch with the next of `watches`; then it ends the watch."""
 
-    def __init__(self, watches: list[list[Object]]) -> None:
+    def __init__(self, watches: list[list[Object | str]]) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
         self.watches = watches
         self.asked_from: list[str] = []
@@ -40,7 +40,7 @@ class Handler(BaseHTTPRequestHandler):
         if "watch" in query:
             self.server.asked_from += query["resourceVersion"]
             events = self.server.watches.pop(0) if self.server.watches else []
-            body = "".join(json.dumps(event) + "\n" for event in events)
+            body = "".join(event if isinstance(event, str) else json.dumps(event) + "\n" for event in events)
         else:
             body = json.dumps({"metadata": {"resourceVersion": "10"}, "items": [pod("first", 4)]})
         self.send_response(200)
@@ -82,12 +82,13 @@ def test_a_watch_that_ends_goes_on_from_the_version_that_was_seen_last(server: S
         [{"type": "ADDED", "object": pod("second", 11)}],
         [{"type": "BOOKMARK", "object": pod("", 15)}],
         [BROKEN],
+        ['{"type": "MODIFIED", "obj'],  # the server has died
         [{"type": "DELETED", "object": pod("first", 16)}],
     ]
     events = iter(watch)
     seen = [(type_, obj["metadata"]["name"]) for type_, obj in (next(events) for _ in range(3))]
     assert seen == [("ADDED", "first"), ("ADDED", "second"), ("DELETED", "first")]
-    assert server.asked_from == ["10", "11", "15", "15"]
+    assert server.asked_from == ["10", "11", "15", "15", "15"]
 
 
 def test_a_watch_that_missed_changes_says_so(server: Server, watch: Watch) -> None:

@@ -27,8 +27,11 @@ class Watch:
     To be iterated by one thread; `stop` may be called by any. `problem` is why the last request ended, if it failed.
     """
 
-    def __init__(self, kubectl: Kubectl, path: str, **query: str) -> None:
+    def __init__(self, kubectl: Kubectl, path: str, *, relist: bool = False, **query: str) -> None:
+        """`relist`: where changes were missed, go on with what there is now. An API server that was started anew lacks
+        all changes before its start."""
         self.problem = ""
+        self._relist = relist
         self._kubectl = kubectl
         self._path = path
         self._query = query
@@ -41,21 +44,42 @@ class Watch:
 
         Raises WatchExpired where changes were missed.
         """
-        listed = self._list()
-        version = listed["metadata"]["resourceVersion"]
-        for item in listed["items"]:
-            yield "ADDED", item
+        known: dict[str, Object] = {}
+        while not self._stopped.is_set():
+            listed = self._list()
+            items = {item["metadata"].get("uid", item["metadata"]["name"]): item for item in listed["items"]}
+            yield from (("DELETED", known[uid]) for uid in known.keys() - items.keys())
+            yield from (("MODIFIED" if uid in known else "ADDED", item) for uid, item in items.items())
+            known = items
+            try:
+                yield from self._changes(listed["metadata"]["resourceVersion"], known)
+            except WatchExpired:
+                if not self._relist:
+                    raise
+
+    def _changes(self, version: str, known: dict[str, Object]) -> Iterator[tuple[str, Object]]:
         while not self._stopped.is_set():
             for line in self._lines(version):
-                event = json.loads(line)
+                try:
+                    event = json.loads(line)
+                except ValueError:  # the API server died within it
+                    break
                 if event["type"] == "ERROR":
                     self.problem = event["object"].get("message", line)
                     if event["object"].get("code") == GONE:
                         raise WatchExpired(self.problem)
                     break
                 version = event["object"]["metadata"]["resourceVersion"]
-                if event["type"] != "BOOKMARK":
-                    yield event["type"], event["object"]
+                if event["type"] == "BOOKMARK":
+                    continue
+                if self._relist:
+                    uid = event["object"]["metadata"]["uid"]
+                    known.pop(uid, None)
+                    if event["type"] != "DELETED":
+                        known[uid] = event["object"]
+                yield event["type"], event["object"]
+            if "too old resource version" in self.problem:  # the request itself was refused, with 410
+                raise WatchExpired(self.problem)
             self._stopped.wait(RETRY_SECONDS)
 
     def stop(self) -> None:

@@ -1,0 +1,221 @@
+"""What the operator costs and how far it goes: on a real API server, beside a loop that makes the same requests.
+
+    python -m tests.api_server.bench_operator [--jobs 1000] [--nodes 8]
+
+No kubelet runs: one here patches each new pod to Running. The bare loop creates the Service, the claim and the pods of
+each job and writes two statuses, as many at once as the operator may; its pods are patched in the same way.
+Latencies and rates are of this machine; the ratios, requests and memory are of the program.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import secrets
+import statistics
+import sys
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from tests.api_server.fleet import Fleet, ended, fleet, peak_bytes, probed, requests_made
+from tests.api_server.harness import Cluster, Operator
+from tests.api_server.server import ApiServer, api_server_running, as_kubeconfig
+from tests.kubernetes import Impossible
+
+from ddpjob_operator.cluster import paths
+
+IN_FLIGHT = 64
+MIB = 2**20
+
+
+@dataclass
+class Row:
+    """One figure and what it must be."""
+
+    what: str
+    value: float
+    unit: str
+    target: float | None = None
+    least: bool = False
+    """Whether the target is the least, and not the most, that it may be."""
+
+    @property
+    def met(self) -> bool:
+        return self.target is None or (self.value >= self.target if self.least else self.value <= self.target)
+
+
+@dataclass
+class Bench:
+    """The figures so far; each is said as soon as it is there."""
+
+    console: Console
+    rows: list[Row] = field(default_factory=list)
+
+    def add(self, what: str, value: float, unit: str, target: float | None = None, *, least: bool = False) -> None:
+        self.rows.append(Row(what, value, unit, target, least))
+        self.console.print(f"{what}: {value:.4g} {unit}", markup=False)
+
+
+@asynccontextmanager
+async def namespace(server: ApiServer) -> AsyncIterator[Cluster]:
+    with as_kubeconfig(server.kubeconfig):
+        cluster = await Cluster.connect(server.kubeconfig, f"bench-{secrets.token_hex(4)}")
+        try:
+            await cluster.create_namespace()
+            yield cluster
+        finally:
+            await cluster.delete_namespace()
+            await cluster.client.close()
+
+
+@asynccontextmanager
+async def operating(cluster: Cluster, folder: Path, **environment: str) -> AsyncIterator[Operator]:
+    given = {"LOG_LEVEL": "INFO", "REQUESTS": str(IN_FLIGHT)} | environment
+    operator = await Operator(cluster.namespace, cluster.kubeconfig, folder / "operator.log", given).start()
+    try:
+        yield await operator.ready(300)
+    finally:
+        await operator.kill()
+
+
+async def latencies(cluster: Cluster, seen: Fleet, rounds: int, bench: Bench) -> None:
+    """One job at a time: from its creation to its last pod, and from a failure to the last pod after it."""
+    start, restart = [], []
+    for number in range(rounds):
+        name = f"one{number}"
+        began = seen.loop_time
+        await cluster.apply_job(name, restart={"backoff": {"initialSeconds": 0}})
+        await seen.until(lambda name=name: len(seen.pods_of(name)) == 2, "the pods exist")
+        start.append(max(seen.seen[pod] for pod in seen.pods_of(name)) - began)
+        await seen.until(lambda name=name: seen.phase(name) == "Running", "it runs")
+        began = seen.loop_time
+        await seen.report(f"{name}-0-1", ended(137))
+        new = {f"{name}-1-0", f"{name}-1-1"}
+        await seen.until(lambda new=new: new <= seen.pods.keys(), "the pods of the next attempt exist")
+        restart.append(max(seen.seen[pod] for pod in new) - began)
+        await cluster.delete_job(name)
+    bench.add("apply → last pod, median", statistics.median(start) * 1000, "ms", 30)
+    bench.add("failure → last pod of the next attempt, median", statistics.median(restart) * 1000, "ms", 60)
+
+
+async def bare(cluster: Cluster, seen: Fleet, jobs: int, nodes: int) -> float:
+    """Jobs a second of the loop without an operator."""
+    limit = asyncio.Semaphore(IN_FLIGHT)
+
+    async def create(path: str, resource: str, body: dict[str, Any]) -> None:
+        async with limit:
+            await cluster.client.create(path, resource, body)
+
+    async def one(number: int) -> None:
+        name = f"bare{number}"
+        named = {"apiVersion": "v1", "metadata": {"name": name}}
+        service = named | {"kind": "Service", "spec": {"ports": [{"port": 29500}]}}
+        await create(paths.services(cluster.namespace), "services", service)
+        storage = {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}}
+        claim = named | {"kind": "PersistentVolumeClaim", "spec": storage}
+        await create(paths.claims(cluster.namespace), "persistentvolumeclaims", claim)
+        spec = {"schedulerName": "none", "containers": [{"name": "trainer", "image": "x"}]}
+        pods = [{"apiVersion": "v1", "kind": "Pod", "metadata": {"name": f"{name}-0-{rank}"}, "spec": spec}
+                for rank in range(nodes)]  # fmt: skip
+        await asyncio.gather(*(create(paths.pods(cluster.namespace), "pods", pod) for pod in pods))
+
+    began = seen.loop_time
+    await asyncio.gather(*(one(number) for number in range(jobs)))
+
+    def all_run() -> bool:
+        return sum(pod["status"].get("phase") == "Running" for pod in seen.pods.values()) >= jobs * nodes
+
+    await seen.until(all_run, "all pods of the bare loop run")
+    for number in range(jobs):
+        await seen.report(f"bare{number}-0-0", {"message": "once more, for the status of the job"})
+    return jobs / (seen.loop_time - began)
+
+
+async def many(cluster: Cluster, seen: Fleet, prefix: str, jobs: int, nodes: int) -> float:
+    """Jobs a second that the operator brings from their creation to Running."""
+    names = [f"{prefix}{number}" for number in range(jobs)]
+    limit = asyncio.Semaphore(IN_FLIGHT)
+
+    async def apply(name: str) -> None:
+        async with limit:
+            await cluster.apply_job(name, nodes=nodes, restart={"backoff": {"initialSeconds": 0}})
+
+    began = seen.loop_time
+    await asyncio.gather(*(apply(name) for name in names))
+    await seen.until(lambda: seen.in_phase(names, "Running"), f"{jobs} jobs run")
+    return jobs / (seen.loop_time - began)
+
+
+async def measure(server: ApiServer, jobs: int, nodes: int, folder: Path, bench: Bench) -> None:
+    few = max(10, jobs // 10)
+    async with namespace(server) as cluster, fleet(cluster) as seen:
+        bare_rate = await bare(cluster, seen, few, nodes)
+        bench.add(f"bare loop, {few} jobs × {nodes} pods", bare_rate, "jobs/s")
+    async with namespace(server) as cluster, fleet(cluster) as seen:
+        async with operating(cluster, folder) as operator:
+            bench.add("memory of an idle operator", operator.resident_bytes() / MIB, "MiB")
+            await latencies(cluster, seen, 20, bench)
+            made = sum((await requests_made(operator)).values())
+            few_rate = await many(cluster, seen, "few", few, nodes)
+            bench.add(f"{few} jobs × {nodes} pods to Running", few_rate, "jobs/s")
+            bench.add("  of the bare loop", few_rate / bare_rate, "ratio", 0.45, least=True)
+            made = sum((await requests_made(operator)).values()) - made
+            bench.add("  requests a job, events included", made / few, "requests")
+            async with probed(operator) as health:
+                rate = await many(cluster, seen, "many", jobs - few, nodes)
+                bench.add(f"{jobs} jobs × {nodes} pods to Running", rate, "jobs/s")
+                bench.add(f"  of the rate of {few}", rate / few_rate, "ratio", 0.85, least=True)
+                hit = [name for name in seen.jobs if name.startswith("many")][:200]
+                began = seen.loop_time
+                await asyncio.gather(*(seen.report(f"{name}-0-1", ended(137)) for name in hit))
+                new = {f"{name}-1-{rank}" for name in hit for rank in range(nodes)}
+                await seen.until(lambda: new <= seen.pods.keys(), "all of them have their new pods")
+                bench.add(f"{len(hit)} failures at once → all new pods", seen.loop_time - began, "s")
+            bench.add("longest answer of the probe under this load", health.longest * 1000, "ms", 100)
+            bench.add("peak memory", peak_bytes(operator) / MIB, "MiB", 200)
+        began = seen.loop_time
+        async with operating(cluster, folder, RESYNC_SECONDS="15") as operator:
+            bench.add("start with all of them there → ready", seen.loop_time - began, "s", 10)
+            async with probed(operator) as health:
+                await asyncio.sleep(35)
+            bench.add("longest answer of the probe in two resyncs", health.longest * 1000, "ms", 100)
+            bench.add("peak memory after a start", peak_bytes(operator) / MIB, "MiB", 200)
+
+
+def report(rows: list[Row]) -> int:
+    table = Table(title="the operator on a real API server")
+    for column in ("", "figure", "", "target"):
+        table.add_column(column, justify="right" if column in ("figure", "target") else "left")
+    for row in rows:
+        target = (
+            "" if row.target is None else f"{'≥' if row.least else '≤'} {row.target:g}{'' if row.met else '  MISSED'}"
+        )
+        table.add_row(row.what, f"{row.value:.4g}", row.unit, target)
+    Console(width=110).print(table)
+    return 0 if all(row.met for row in rows) else 1
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.api_server.bench_operator", description=__doc__)
+    parser.add_argument("--jobs", type=int, default=1000)
+    parser.add_argument("--nodes", type=int, default=8)
+    given = parser.parse_args()
+    bench = Bench(Console(stderr=True))
+    try:
+        with api_server_running() as server, tempfile.TemporaryDirectory() as folder:
+            asyncio.run(measure(server, given.jobs, given.nodes, Path(folder), bench))
+    except Impossible as missing:
+        raise SystemExit(str(missing)) from None
+    finally:
+        code = report(bench.rows)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,175 @@
+"""Many jobs on a real API server, and a kubelet that says what a test wants of their pods: for benchmark and soak."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+from tests.api_server.harness import Cluster, Operator
+
+from ddpjob_operator.cluster import paths
+from ddpjob_operator.runtime.errors import ApiError
+from ddpjob_operator.runtime.login import log_in, open_session
+
+Object = dict[str, Any]
+RUNNING: Object = {
+    "phase": "Running",
+    "podIP": "127.94.0.2",
+    "podIPs": [{"ip": "127.94.0.2"}],
+    "conditions": [{"type": name, "status": "True"} for name in ("PodScheduled", "ContainersReady", "Ready")],
+}
+PROBE_SECONDS = 0.05
+
+
+def ended(code: int) -> Object:
+    state = {"terminated": {"exitCode": code, "reason": "Error" if code else "Completed"}}
+    container = {"name": "trainer", "image": "x", "imageID": "", "ready": False, "restartCount": 0, "state": state}
+    return {"phase": "Failed" if code else "Succeeded", "conditions": [], "containerStatuses": [container]}
+
+
+@dataclass(eq=False)
+class Fleet:
+    """Jobs and pods of a namespace as its watches report them, and a kubelet that runs each pod that is created."""
+
+    cluster: Cluster
+    jobs: dict[str, Object] = field(default_factory=dict)
+    pods: dict[str, Object] = field(default_factory=dict)
+    seen: dict[str, float] = field(default_factory=dict)
+    """When each pod was first seen, on the event loop's clock."""
+    kubelet: Callable[[Object], Object | None] = lambda pod: RUNNING
+    """The status that a new pod gets."""
+    _news: asyncio.Event = field(default_factory=asyncio.Event)
+    _patches: set[asyncio.Task[None]] = field(default_factory=set)
+
+    @property
+    def loop_time(self) -> float:
+        return asyncio.get_running_loop().time()
+
+    async def until(self, condition: Callable[[], bool], what: str, seconds: float = 1800) -> None:
+        try:
+            async with asyncio.timeout(seconds):
+                while not condition():
+                    self._news.clear()
+                    await self._news.wait()
+        except TimeoutError:
+            raise AssertionError(f"not within {seconds:g} s: {what}") from None
+
+    def phase(self, name: str) -> str:
+        return str((self.jobs.get(name, {}).get("status") or {}).get("phase"))
+
+    def in_phase(self, names: list[str], phase: str) -> bool:
+        return all(self.phase(name) == phase for name in names)
+
+    def pods_of(self, job: str) -> dict[str, Object]:
+        return {name: pod for name, pod in self.pods.items() if name.rpartition("-")[0].rpartition("-")[0] == job}
+
+    async def report(self, pod: str, status: Object) -> None:
+        path = f"{paths.pods(self.cluster.namespace)}/{pod}/status"
+        with suppress(ApiError):  # it is gone
+            await self.cluster.client.merge_patch(path, "pods/status", {"status": status})
+
+    def take(self, kind: str, type_: str, obj: Object) -> None:
+        name = obj["metadata"]["name"]
+        known = self.jobs if kind == "ddpjobs" else self.pods
+        if type_ == "DELETED":
+            known.pop(name, None)
+        else:
+            new = kind == "pods" and (name not in known or known[name]["metadata"]["uid"] != obj["metadata"]["uid"])
+            known[name] = obj
+            if new:
+                self.seen[name] = self.loop_time
+                if (status := self.kubelet(obj)) is not None:
+                    task = asyncio.create_task(self.report(name, status))
+                    self._patches.add(task)
+                    task.add_done_callback(self._patches.discard)
+        self._news.set()
+
+
+@asynccontextmanager
+async def fleet(cluster: Cluster) -> AsyncIterator[Fleet]:
+    """What happens in the cluster's namespace from here on."""
+    found, login = Fleet(cluster), await log_in()
+    session = open_session(login)
+    watches = []
+    for kind, path in (("ddpjobs", paths.jobs(cluster.namespace)), ("pods", paths.pods(cluster.namespace))):
+        _, since = await cluster.client.list(path, kind)
+        watches.append(asyncio.create_task(_watch(session, login.server + path, kind, since, found)))
+    try:
+        yield found
+    finally:
+        for watch in watches:
+            watch.cancel()
+        await asyncio.gather(*watches, return_exceptions=True)
+        await session.close()
+
+
+async def _watch(session: aiohttp.ClientSession, url: str, kind: str, since: int, found: Fleet) -> None:
+    while True:
+        query = {"watch": "true", "resourceVersion": str(since)}
+        with suppress(aiohttp.ClientError):
+            async with session.get(url, params=query, timeout=aiohttp.ClientTimeout(total=None)) as stream:
+                buffer = b""
+                async for chunk in stream.content.iter_any():
+                    *lines, buffer = (buffer + chunk).split(b"\n")
+                    for line in lines:
+                        event = json.loads(line)
+                        since = int(event["object"]["metadata"]["resourceVersion"])
+                        found.take(kind, event["type"], event["object"])
+
+
+@dataclass(eq=False)
+class Health:
+    """How long the operator's probe took to answer, at most: what its event loop is held up by, and a millisecond."""
+
+    longest: float = 0.0
+    unanswered: int = 0
+
+
+@asynccontextmanager
+async def probed(operator: Operator) -> AsyncIterator[Health]:
+    """Ask its probe all the time until the end of the block."""
+    health = Health()
+
+    async def ask() -> None:
+        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=30)) as session:
+            while True:
+                began = asyncio.get_running_loop().time()
+                try:
+                    async with session.get(f"http://127.0.0.1:{operator.port}/healthz") as answer:
+                        await answer.read()
+                except (aiohttp.ClientError, TimeoutError):
+                    health.unanswered += 1
+                health.longest = max(health.longest, asyncio.get_running_loop().time() - began)
+                await asyncio.sleep(PROBE_SECONDS)
+
+    task = asyncio.create_task(ask())
+    try:
+        yield health
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+def peak_bytes(operator: Operator) -> int:
+    """The most memory that it ever had."""
+    assert operator.process is not None
+    lines = Path(f"/proc/{operator.process.pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
+
+
+async def requests_made(operator: Operator) -> dict[str, float]:
+    """Requests by verb and resource since its start, without those of the Lease."""
+    _, page = await operator.probe("metrics")
+    made: dict[str, float] = defaultdict(float)
+    for line in page.splitlines():
+        if line.startswith("ddpjob_operator_api_requests_total{") and 'resource="leases"' not in line:
+            labels = dict(part.split("=", 1) for part in line[line.index("{") + 1 : line.index("}")].split(","))
+            made[f"{labels['verb']} {labels['resource']}".replace('"', "")] += float(line.rsplit(" ", 1)[1])
+    return dict(made)
