@@ -51,7 +51,7 @@ SECONDS, SHARE = 10.0, 0.05
 RANK_MODULE = "ddp_trainer.rank.worker"
 EVERY = {"transformers": "4steps", "lightning": "1epochs", "accelerate": "4steps"}
 """How often a struck script saves. Lightning begins the data of an epoch anew when it resumes in its middle."""
-PACE = 0.3
+PACE = 0.8
 """Seconds of a step of a struck script, so that a random moment is one of its training as a rule."""
 
 
@@ -80,9 +80,7 @@ class Run:
     """Of the goodput from the stopwatch, as a share."""
 
 
-async def _run(
-    folder: Path, script: Path, *, strike_after: float | None = None, **spec: Any
-) -> tuple[DDPJobStatus, Seen]:
+async def _run(folder: Path, script: Path, *, strike: Strike | None = None, **spec: Any) -> tuple[DDPJobStatus, Seen]:
     shared = open_shared(folder / "shared")
     shutil.copy(script, shared / "train.py")
     metadata = {"name": "counted", "uid": f"uid-{folder.name}", "creationTimestamp": "2026-01-01T00:00:00Z"}
@@ -94,21 +92,28 @@ async def _run(
     seen = Seen()
     machine = replace(this_machine(shared), environ=environment)
     runner = Runner(parse_job({"metadata": metadata, "spec": whole}), machine, seen)
-    striking = asyncio.create_task(_strike(strike_after)) if strike_after is not None else None
+    striking = asyncio.create_task(strike()) if strike is not None else None
     outcome = await runner.run()
     if striking is not None:
         striking.cancel()
     return outcome.status, seen
 
 
-async def _strike(seconds: float) -> None:
+@dataclass
+class Strike:
     """SIGKILL for one rank, once that many seconds are over and there is one."""
-    await asyncio.sleep(seconds)
-    while True:
-        if ranks := [pid for pid in processes.descendants(os.getpid()) if _is_rank(pid)]:
-            os.kill(random.choice(ranks), signal.SIGKILL)
-            return
-        await asyncio.sleep(0.05)
+
+    seconds: float
+    rank_pid: int = 0
+    """Whom it hit; 0 for none."""
+
+    async def __call__(self) -> None:
+        await asyncio.sleep(self.seconds)
+        while not self.rank_pid:
+            if ranks := [pid for pid in processes.descendants(os.getpid()) if _is_rank(pid)]:
+                self.rank_pid = random.choice(ranks)
+                os.kill(self.rank_pid, signal.SIGKILL)
+            await asyncio.sleep(0.05)
 
 
 def _is_rank(pid: int) -> bool:
@@ -143,25 +148,27 @@ def untouched(library: str, folder: Path) -> Run:
 
 
 def struck(library: str, folder: Path, whole: dict[int, Any], seconds: float) -> Run:
+    """After a random time below `seconds`; a run that was over before is made again, with less time."""
     after = random.uniform(0, seconds)
-    status, _ = asyncio.run(_integrated(library, folder, after))
+    strike = Strike(after)
+    status, _ = asyncio.run(_integrated(library, folder, strike))
+    if not strike.rank_pid:
+        shutil.rmtree(folder)
+        return struck(library, folder, whole, after)
     if status.phase is not Phase.SUCCEEDED:
         failure = status.last_failure
         return Run((f"{status.phase} after SIGKILL at {after:.1f} s: {failure.message if failure else ''}",))
-    differ = sorted(step for step, values in _losses(folder).items() if whole.get(step) != values)
-    found = {
-        f"no restart after SIGKILL at {after:.1f} s": not status.restarts,
-        f"other losses from step {differ[0] if differ else ''} on, after SIGKILL at {after:.1f} s": differ,
-        f"{len(_losses(folder))} steps of {len(whole)}": len(_losses(folder)) != len(whole),
-    }
-    return Run(tuple(text for text, is_wrong in found.items() if is_wrong))
+    losses = _losses(folder)
+    differ = sorted(step for step in losses.keys() | whole.keys() if losses.get(step) != whole.get(step))
+    problem = f"other losses, first at step {differ[0]}, after SIGKILL at {after:.1f} s" if differ else None
+    return Run((problem,) if problem else ())
 
 
-def _integrated(library: str, folder: Path, strike_after: float | None = None) -> Any:
+def _integrated(library: str, folder: Path, strike: Strike | None = None) -> Any:
     return _run(
         folder,
         INTEGRATED / f"with_{library}.py",
-        strike_after=strike_after,
+        strike=strike,
         env=[{"name": "PACE", "value": str(PACE)}],
         snapshots={"every": EVERY[library], "keep": 2},
         restart={"backoff": {"initialSeconds": 0}},
