@@ -36,6 +36,7 @@ from tests.kubernetes import Impossible, script
 from tests.support.waiting import NeverHappened, eventually
 
 FIGURES = Path(__file__).parents[2] / "docs" / "reliability.json"
+PART_OF = "app.kubernetes.io/part-of"
 FORCE = ("--grace-period=0", "--force")
 STEP_SECONDS = 0.25
 SHARE_OF_TRAINING = 0.5
@@ -307,12 +308,14 @@ def check_end(job: Job, unbroken: Job, image: str) -> tuple[list[str], dict[str,
 
 @contextmanager
 def tenants(kubectl: Kubectl, image: str) -> Iterator[list[Job]]:
-    """Three jobs of two tenants, and one that is left alone."""
+    """Three jobs of two tenants, and one that is left alone. What a run that was killed left behind goes first."""
+    kubectl.run("delete", "namespaces", "--selector", f"{PART_OF}=ddpjob-chaos", "--wait=false")
     with ExitStack() as stack:
         made: dict[str, tuple[Kubectl, History]] = {}
         for tenant in ("one", "two", "alone"):
             own = kubectl.within(f"ddpjob-chaos-{tenant}-{secrets.token_hex(3)}")
-            kubectl.run("create", "namespace", own.namespace)
+            metadata = {"name": own.namespace, "labels": {PART_OF: "ddpjob-chaos"}}
+            kubectl.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": metadata})
             stack.callback(own.delete, "namespace", own.namespace)
             own.apply(
                 {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "paced"}, "data": {"paced.py": PACED}}
