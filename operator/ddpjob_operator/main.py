@@ -185,7 +185,7 @@ async def _watch(operator: Operator, stopping: asyncio.Task[Any], parts: set[asy
     been.
     """
     registry = kopf.OperatorRegistry()
-    framework.register_login(registry, operator.resync.missed_changes)
+    framework.register_login(registry, operator.resync.watch_from)
     watch.register(registry, operator.cache, operator.queue)
     namespaces = operator.settings.namespaces
     before_kopf = asyncio.all_tasks()

@@ -11,7 +11,7 @@ etcd has always given.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, NamedTuple
@@ -42,6 +42,13 @@ class Owner(NamedTuple):
 
     namespace: str
     uid: str
+
+
+class Listed(NamedTuple):
+    """The uids of all objects of one kind, and the resourceVersion at which these were all."""
+
+    uids: Set[str]
+    version: int
 
 
 @dataclass(slots=True)
@@ -291,31 +298,37 @@ class Cache:
     def take_lists(
         self, namespace: str | None, jobs: Iterable[Json], pods: Iterable[Json], jobs_version: int, pods_version: int
     ) -> set[Key]:
-        """Take in complete lists of one namespace (None: of all). What they lack is gone, unless it is newer.
+        """Take in complete lists of one namespace (None: of all), and what they lack: see `end_lists`."""
+        jobs, pods = tuple(jobs), tuple(pods)
+        known = {key for key in self._jobs if namespace in (None, key.namespace)}
+        for job in jobs:
+            self.put_job(job)
+        for pod in pods:
+            self.put_pod(pod)
+        listed = Listed(_uids(jobs), jobs_version), Listed(_uids(pods), pods_version)
+        return known | self.end_lists(namespace, *listed)
+
+    def end_lists(self, namespace: str | None, jobs: Listed, pods: Listed) -> set[Key]:
+        """Take in what complete lists of one namespace lack: it is gone, unless it is newer. What they have was put
+        before.
 
         Returns:
             the keys of jobs that were there before or are there now, and of those that pods are left of.
         """
-        jobs, pods = tuple(jobs), tuple(pods)
         self._listed.add(namespace)
         for owner, unwatched in self._unwatched.items():
             if namespace in (None, owner.namespace):
                 unwatched.children.clear()  # no watch would report that one was deleted
         before = {key for key in self._jobs if namespace in (None, key.namespace)}
-        listed = {job["metadata"]["uid"] for job in jobs}
         for key in before:
             obj = self._jobs[key]
-            if obj["metadata"]["uid"] not in listed and _version(obj) <= jobs_version:
+            if obj["metadata"]["uid"] not in jobs.uids and _version(obj) <= jobs.version:
                 self.drop_job(obj)
-        listed = {pod["metadata"]["uid"] for pod in pods}
         for uid, known in list(self._pods.items()):
-            if namespace in (None, known.owner.namespace) and uid not in listed and known.version <= pods_version:
-                self.forget_pod(uid, pods_version)
-        for job in jobs:
-            self.put_job(job)
-        for pod in pods:
-            self.put_pod(pod)
-        keys = before.union(self._jobs, self._owners, self._lost)
+            in_scope = namespace in (None, known.owner.namespace)
+            if in_scope and uid not in pods.uids and known.version <= pods.version:
+                self.forget_pod(uid, pods.version)
+        keys = before.union(self._owners, self._lost)
         return {key for key in keys if namespace in (None, key.namespace)}
 
     def expire(self, version: int) -> None:
@@ -352,6 +365,10 @@ def controller_of(obj: Json) -> Mapping[str, Any]:
             found: Mapping[str, Any] = reference
             return found
     return {}
+
+
+def _uids(objects: Iterable[Json]) -> frozenset[str]:
+    return frozenset(obj["metadata"]["uid"] for obj in objects)
 
 
 def _version(obj: Json) -> int:

@@ -31,11 +31,11 @@ async def release_everywhere(client: Client, namespaces: tuple[str, ...]) -> int
     """
     applier, count, failures = Applier(client, Cache()), 0, list[ApiError]()
     for namespace in namespaces or (None,):
-        pods, _ = await client.list(paths.pods(namespace), "pods")
-        for pod in filter(is_held, pods):
-            meta = pod["metadata"]
-            failures += await applier.release_all(meta["namespace"], [ReleasePod(meta["name"], meta["uid"])])
-            count += 1
+        async for page in client.pages(paths.pods(namespace), "pods"):
+            for pod in filter(is_held, page.items):
+                meta = pod["metadata"]
+                failures += await applier.release_all(meta["namespace"], [ReleasePod(meta["name"], meta["uid"])])
+                count += 1
     if failures:
         raise failures[0]
     return count

@@ -1,8 +1,9 @@
 """Lists everything from time to time: to learn what was there before, and what a lost watch did not announce.
 
-A watch that starts over lists again, but kopf passes on only what exists. A pod that was deleted meanwhile would be
-remembered for ever, and a restart never begin. So what our own lists lack is dropped, and every job is looked at
-again: from time to time, and at once in a namespace where a watch has expired.
+A watch that starts over lists again, but kopf passes on only what exists, and holds all of it in memory. A pod that was
+deleted meanwhile would be remembered for ever, and a restart never begin. So the lists are our own: page by page, what
+they lack is dropped, and every job is looked at again: from time to time, and at once in a namespace where a watch has
+expired. Watches begin where the lists end (`watch_from`).
 
 A replica that begins to lead lists everything first: its watches may lag behind what the last leader wrote.
 
@@ -20,9 +21,9 @@ from dataclasses import dataclass, field
 
 from ddpjob_operator import metrics
 from ddpjob_operator.cluster import paths
-from ddpjob_operator.cluster.cache import Cache, Key
+from ddpjob_operator.cluster.cache import Cache, Json, Key, Listed
 from ddpjob_operator.core.values import names
-from ddpjob_operator.runtime.client import Client
+from ddpjob_operator.runtime.client import PAGE, Client, namespace_of
 from ddpjob_operator.runtime.errors import ApiError
 from ddpjob_operator.runtime.queue import Backoff
 
@@ -47,6 +48,8 @@ class Resync:
     _missed: set[str | None] = field(default_factory=set)
     """Namespaces whose watches have missed changes."""
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
+    _versions: dict[str, int] = field(default_factory=dict)
+    """By path, of lists that no watch has begun from."""
 
     def start_over(self) -> None:
         """List everything now. No job is looked at before its namespace has been listed; lists under way count not."""
@@ -99,20 +102,48 @@ class Resync:
         oldest: list[int] = []
         for namespace in scopes:
             try:
-                (jobs, jobs_version), (pods, pods_version) = await asyncio.gather(
-                    self.client.list(paths.jobs(namespace), "ddpjobs"),
-                    self.client.list(paths.pods(namespace), "pods", labelSelector=OUR_PODS),
+                jobs, pods = await asyncio.gather(
+                    self._listed(paths.jobs(namespace), "ddpjobs", self.cache.put_job),
+                    self._listed(paths.pods(namespace), "pods", self.cache.put_pod, labelSelector=OUR_PODS),
                 )
             except ApiError as error:
                 failed[namespace] = error
                 continue
             if self._started_over:
                 return failed
-            self.enqueue(self.cache.take_lists(namespace, jobs, pods, jobs_version, pods_version))
-            oldest += (jobs_version, pods_version)
+            self.enqueue(self.cache.end_lists(namespace, jobs, pods))
+            self._versions |= {paths.jobs(namespace): jobs.version, paths.pods(namespace): pods.version}
+            oldest += (jobs.version, pods.version)
         if oldest and scopes == self._scopes:
             self.cache.expire(min(oldest))
         return failed
+
+    async def _listed(self, path: str, resource: str, put: Callable[[Json], object], **query: str) -> Listed:
+        """Take in a collection page by page. Nothing of a page is kept but what the cache makes of it."""
+        uids, version = set[str](), 0
+        async for page in self.client.pages(path, resource, PAGE, **query):
+            if page.first:
+                uids.clear()
+            for obj in page.items:
+                uids.add(obj["metadata"]["uid"])
+                put(obj)
+            page.items.clear()  # while the next page is on its way
+            version = page.version
+        return Listed(uids, version)
+
+    def watch_from(self, path: str) -> int | None:
+        """From which resourceVersion on a watch goes on where the last list of `path` ended; each list serves for one
+        watch.
+
+        None if there is no such list: then the watch begins now, and everything is listed anew at once, so that nothing
+        that happened before is missed. That is what a watch does that has lost its place (410 Gone): a deletion need
+        not wait for the next round.
+        """
+        known = next((listed for listed in self._versions if path.endswith(listed)), None)
+        if known is None:
+            self.missed_changes(namespace_of(path) or None)
+            return None
+        return self._versions.pop(known)
 
     @property
     def _scopes(self) -> tuple[str | None, ...]:

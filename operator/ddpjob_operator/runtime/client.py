@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 import aiohttp
 
@@ -36,6 +36,20 @@ _TOO_MANY = 429
 _UNAUTHORIZED = 401
 MERGE_PATCH = "application/merge-patch+json"
 STRATEGIC_MERGE_PATCH = "application/strategic-merge-patch+json"
+
+
+PAGE = 200
+"""Objects in one page of a list: pods have 10 kB of JSON and more, and take several times that while they are decoded.
+"""
+
+
+class Page(NamedTuple):
+    """Some objects of a collection, and the resourceVersion at which the whole list is true."""
+
+    items: list[Json]
+    version: int
+    first: bool
+    """Whether it begins the list: what came before it is void."""
 
 
 class Client:
@@ -102,24 +116,31 @@ class Client:
         except (aiohttp.ClientError, OSError) as error:
             raise ApiError(0, "ConnectionFailed", f"GET {path}: {error}") from error
 
-    async def list(self, path: str, resource: str, page: int = 500, **query: str) -> tuple[list[Json], int]:
-        """All objects of a collection and the resourceVersion at which the list was true.
+    async def list(self, path: str, resource: str, page: int = PAGE, **query: str) -> tuple[list[Json], int]:
+        """All objects of a collection and the resourceVersion at which the list was true."""
+        items: list[Json] = []
+        version = 0
+        async for found in self.pages(path, resource, page, **query):
+            items = found.items if found.first else items + found.items
+            version = found.version
+        return items, version
 
-        A list that expires midway starts over.
-        """
+    async def pages(self, path: str, resource: str, page: int = PAGE, **query: str) -> AsyncIterator[Page]:
+        """A collection page by page, so that a large one is never in memory as a whole. A list that expires midway
+        starts over, with another first page."""
         for _ in range(3):
-            items: list[Json] = []
-            version, token = 0, ""
+            token = ""
             try:
                 while True:
                     more = {"continue": token} if token else {}
                     answer = await self._call(
                         "GET", path, resource, query={**query, "limit": str(page), **more}, verb="LIST"
                     )
-                    items += answer.get("items") or []
-                    version = int(answer["metadata"]["resourceVersion"])
-                    if not (token := answer["metadata"].get("continue") or ""):
-                        return items, version
+                    metadata, first = answer["metadata"], not token
+                    token = metadata.get("continue") or ""
+                    yield Page(answer.pop("items", None) or [], int(metadata["resourceVersion"]), first)
+                    if not token:
+                        return
             except ApiError as error:
                 if error.status != 410:
                     raise

@@ -67,7 +67,11 @@ async def log_in(context: str | None = None) -> Login:
     )
 
 
-def open_session(current: Login, trace: aiohttp.TraceConfig | None = None) -> aiohttp.ClientSession:
+def open_session(
+    current: Login,
+    trace: aiohttp.TraceConfig | None = None,
+    response: type[aiohttp.ClientResponse] = ShallowResponse,
+) -> aiohttp.ClientSession:
     """An HTTP session with these credentials, which the caller closes."""
     # a TLS handshake costs more than a call, and jobs come in bursts with minutes between them
     connector = aiohttp.TCPConnector(
@@ -75,7 +79,7 @@ def open_session(current: Login, trace: aiohttp.TraceConfig | None = None) -> ai
     )
     return aiohttp.ClientSession(
         connector=connector,
-        response_class=ShallowResponse,
+        response_class=response,
         headers=current.headers,
         proxy=current.proxy,
         trace_configs=[trace] if trace is not None else None,

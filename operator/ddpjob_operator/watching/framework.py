@@ -14,6 +14,7 @@ from ddpjob_operator import metrics
 from ddpjob_operator.api import GROUP, PLURAL, VERSION
 from ddpjob_operator.cluster.resync import OUR_PODS
 from ddpjob_operator.runtime.client import REQUEST_SECONDS, Client
+from ddpjob_operator.runtime.decode import ShallowResponse
 from ddpjob_operator.runtime.errors import ApiError
 from ddpjob_operator.runtime.login import log_in, open_session
 
@@ -52,6 +53,7 @@ def settings() -> kopf.OperatorSettings:
     chosen.watching.server_timeout = WATCH_SECONDS
     chosen.watching.client_timeout = WATCH_SECONDS + 30.0
     chosen.watching.connect_timeout = REQUEST_SECONDS
+    chosen.watching.chunk_size = 1  # no item of a list is used, see `register_login`
     chosen.watching.label_selectors["", "v1", "pods"] = OUR_PODS
     # A handler that gets stuck in kopf at the end must not outlive the pod's grace period.
     chosen.process.ultimate_exiting_timeout = STOP_SECONDS
@@ -83,34 +85,45 @@ async def _discoverable(client: Client) -> bool:
     return any(resource["name"] == PLURAL for resource in resources)
 
 
-def register_login(registry: kopf.OperatorRegistry, expired: Callable[[str | None], None] = lambda _: None) -> None:
+WatchFrom = Callable[[str], int | None]
+"""From which resourceVersion on the collection at a path is to be watched; None: from its own."""
+
+
+def register_login(registry: kopf.OperatorRegistry, watch_from: WatchFrom | None = None) -> None:
     """Let kopf log in with the configuration that our own client reads; kopf asks again after each 401.
 
-    `expired` is called with the namespace (None: all) of a watch that has expired: kopf lists anew, and tells of no
-    deletion that it has missed.
+    With `watch_from`, kopf's lists are empty: they are `cluster.resync`'s.
     """
-    listed: set[str] = set()
-
-    async def begun(session: Any, context: Any, request: aiohttp.TraceRequestStartParams) -> None:
-        if request.url.query.get("watch") == "true":
-            metrics.WATCH_STARTS.labels(resource=request.url.name).inc()
-        elif request.url.name in (PLURAL, "pods"):
-            if request.url.path in listed:
-                expired(_namespace(request.url.path))
-            listed.add(request.url.path)
+    response = ShallowResponse if watch_from is None else _without_items(watch_from)
 
     @kopf.on.login(registry=registry, retries=None, backoff=5.0)
     async def kopf_logs_in(**_: Any) -> kopf.AiohttpSession:
         current = await log_in()
-        trace = aiohttp.TraceConfig()  # kopf does not tell by itself which requests it begins
-        trace.on_request_start.append(begun)
-        return kopf.AiohttpSession(server=current.server, aiohttp_session=open_session(current, trace))
+        return kopf.AiohttpSession(server=current.server, aiohttp_session=open_session(current, _counting(), response))
 
 
-def _namespace(path: str) -> str | None:
-    """The namespace of a collection; None for a collection of all namespaces."""
-    _, within, rest = path.partition("/namespaces/")
-    return rest.split("/")[0] if within else None
+def _without_items(watch_from: WatchFrom) -> type[ShallowResponse]:
+    class WithoutItems(ShallowResponse):
+        async def json(self, **options: Any) -> Any:
+            answer = await super().json(**options)
+            if not (isinstance(answer, dict) and isinstance(answer.get("items"), list)):
+                return answer
+            version = watch_from(self.url.path) or answer["metadata"]["resourceVersion"]
+            return answer | {"items": [], "metadata": {"resourceVersion": str(version)}}
+
+    return WithoutItems
+
+
+def _counting() -> aiohttp.TraceConfig:
+    """Counts the watch requests that kopf begins, which it does not tell by itself."""
+
+    async def begun(session: Any, context: Any, request: aiohttp.TraceRequestStartParams) -> None:
+        if request.url.query.get("watch") == "true":
+            metrics.WATCH_STARTS.labels(resource=request.url.name).inc()
+
+    trace = aiohttp.TraceConfig()
+    trace.on_request_start.append(begun)
+    return trace
 
 
 def expected_watches(namespaces: tuple[str, ...]) -> frozenset[str]:

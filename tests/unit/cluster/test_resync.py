@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+import json
+import tracemalloc
+from collections.abc import AsyncIterator, Iterable
 from typing import Any
 
 import pytest
+from aiohttp import web
+from tests.unit.answers import Server
 from tests.unit.virtual_time import run
 
-from ddpjob_operator.cluster.cache import Cache, Key
+from ddpjob_operator.cluster.cache import Cache, Key, Owner
 from ddpjob_operator.cluster.resync import Resync
+from ddpjob_operator.runtime.client import Client, Page
 from ddpjob_operator.runtime.errors import ApiError
 
 
@@ -19,14 +24,16 @@ class Lists:
 
     def __init__(self) -> None:
         self.asked: list[str] = []
+        self.found: dict[str, list[Page]] = {}
 
-    async def list(self, path: str, resource: str, **_: str) -> tuple[list[dict[str, Any]], int]:
+    async def pages(self, path: str, resource: str, page: int, **_: str) -> AsyncIterator[Page]:
         namespace = path.split("/namespaces/")[1].split("/")[0]
         if resource == "pods":
             self.asked.append(namespace)
         if namespace == "gone":
             raise ApiError(403, "Forbidden", "no")
-        return [], 1
+        for found in self.found.get(resource, [Page([], 1, first=True)]):
+            yield found
 
 
 def resync(lists: Lists, *namespaces: str) -> Resync:
@@ -56,11 +63,11 @@ def test_a_namespace_that_cannot_be_read_is_tried_soon_again_and_the_others_in_t
 @pytest.mark.fault(6)
 def test_two_minutes_of_refused_lists_are_survived_without_a_storm() -> None:
     class Down(Lists):
-        async def list(self, path: str, resource: str, **options: str) -> tuple[list[dict[str, Any]], int]:
-            answer = await super().list(path, resource, **options)
-            if asyncio.get_running_loop().time() < 120:
-                raise ApiError(503, "ServiceUnavailable", "no")
-            return answer
+        async def pages(self, path: str, resource: str, page: int, **options: str) -> AsyncIterator[Page]:
+            async for found in super().pages(path, resource, page, **options):
+                if asyncio.get_running_loop().time() < 120:
+                    raise ApiError(503, "ServiceUnavailable", "no")
+                yield found
 
     lists = Down()
     found = run(listed(lists, "research", seconds=160))
@@ -95,10 +102,10 @@ def test_a_list_that_began_before_this_replica_led_does_not_count() -> None:
     """It may be older than what the last leader wrote."""
 
     class Slow(Lists):
-        async def list(self, path: str, resource: str, **options: str) -> tuple[list[dict[str, Any]], int]:
-            answer = await super().list(path, resource, **options)
-            await asyncio.sleep(5)
-            return answer
+        async def pages(self, path: str, resource: str, page: int, **options: str) -> AsyncIterator[Page]:
+            async for found in super().pages(path, resource, page, **options):
+                await asyncio.sleep(5)
+                yield found
 
     async def scenario() -> list[bool]:
         found = resync(Slow(), "research")
@@ -112,3 +119,73 @@ def test_a_list_that_began_before_this_replica_led_does_not_count() -> None:
         return [*listed, found.cache.is_listed("research")]
 
     assert run(scenario()) == [False, True]
+
+
+OWNER = Owner("research", "job-1")
+
+
+def pod(number: int, version: int = 5) -> dict[str, Any]:
+    owner = {"kind": "DDPJob", "name": "digits", "uid": "job-1", "controller": True}
+    names = {"name": f"digits-0-{number}", "namespace": "research", "uid": f"pod-{number}"}
+    return {"metadata": {**names, "resourceVersion": str(version), "ownerReferences": [owner]}, "status": {}}
+
+
+def names(cache: Cache) -> set[str]:
+    return {view.name for view in cache.observed(OWNER).pods}
+
+
+def test_pages_add_up_to_one_list_and_what_an_expired_one_had_is_void() -> None:
+    lists = Lists()
+    found = resync(lists, "research")
+    found.cache.put_pod(pod(9))
+    pages = [([1, 9], True), ([2], True), ([3], False)]
+    lists.found["pods"] = [Page([pod(number, 6) for number in numbers], 7, first) for numbers, first in pages]
+    run(found.once(("research",)))
+    assert names(found.cache) == {"digits-0-2", "digits-0-3"}
+
+
+def test_a_watch_begins_where_a_list_ended_and_the_next_one_has_everything_listed_anew() -> None:
+    """A watch that has lost its place cannot tell what was deleted meanwhile: nothing waits for the next round."""
+    path = "/api/v1/namespaces/research/pods"
+
+    async def scenario() -> list[object]:
+        lists = Lists()
+        lists.found["pods"] = [Page([pod(1)], 7, first=True)]
+        found = resync(lists, "research")
+        task = asyncio.create_task(found.run())
+        await asyncio.sleep(1)
+        began = found.watch_from(f"/k8s/clusters/c{path}")
+        lists.found["pods"] = [Page([], 8, first=True)]
+        await asyncio.sleep(1)
+        before = names(found.cache)
+        again = found.watch_from(path)
+        await asyncio.sleep(1)
+        task.cancel()
+        return [began, before, again, names(found.cache), found.watch_from(path)]
+
+    assert run(scenario()) == [7, {"digits-0-1"}, None, set(), 8]
+
+
+async def test_a_large_list_is_never_in_memory_as_a_whole(server: Server, client: Client) -> None:
+    """Of 1,000 pods of 10 kB, which take 150 kB each while they are decoded."""
+    managed = [{"manager": "kubelet", "fieldsV1": {f"f:{number}": {"f:x": {}} for number in range(500)}}]
+    text = json.dumps(pod(0) | {"spec": {"managed": managed}}).replace('-0"', '-%d"')
+
+    async def answer(request: web.Request) -> web.Response:
+        first, limit = int(request.query.get("continue", "0")), int(request.query["limit"])
+        last = min(first + limit, 1000)
+        more = {"continue": str(last)} if last < 1000 else {}
+        pods = (text % (number, number) for number in range(first, last) if request.path.endswith("pods"))
+        metadata = json.dumps({"resourceVersion": "9", **more})
+        return web.Response(text=f'{{"metadata": {metadata}, "items": [{",".join(pods)}]}}')
+
+    server.answers = [answer]
+    found = Resync(client, Cache(), ("research",), 300.0, lambda keys: None)
+    tracemalloc.start()
+    try:
+        assert await found.once(("research",)) == {}
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(names(found.cache)) == 1000
+    assert peak < 45e6

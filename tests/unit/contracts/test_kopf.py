@@ -49,6 +49,8 @@ class Api:
     watched: asyncio.Queue[Object] = field(default_factory=asyncio.Queue)
     """Events of the watch of DDPJobs."""
     requests: list[str] = field(default_factory=list)
+    queries: list[dict[str, str]] = field(default_factory=list)
+    """Of requests about DDPJobs."""
     loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.new_event_loop)
     closed: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -73,6 +75,8 @@ class Api:
             case ["apis", _, _]:
                 return web.json_response({"resources": [_resource(PLURAL, "DDPJob")]})
         ours = request.path.endswith(PLURAL)
+        if ours:
+            self.queries.append(dict(request.query))
         if "watch" in request.query:
             return await self._stream(request, self.watched if ours else asyncio.Queue())
         found = self.lists.pop(0) if ours and len(self.lists) > 1 else self.lists[0] if ours else []
@@ -182,6 +186,7 @@ def under_kopf(
     handler: Callable[..., Awaitable[None]] | None = None,
     namespaces: tuple[str, ...] = (),
     backoffs: Any = (),
+    watch_from: framework.WatchFrom | None = None,
 ) -> None:
     """Run `check` beside kopf, which calls `handler` for events of DDPJobs and nothing for those of pods."""
 
@@ -189,7 +194,7 @@ def under_kopf(
 
     async def main() -> None:
         registry = kopf.OperatorRegistry()
-        framework.register_login(registry)
+        framework.register_login(registry, watch_from)
         kopf.on.event(GROUP, VERSION, PLURAL, registry=registry)(handler or _nothing)
         kopf.on.event("", "v1", "pods", registry=registry)(_nothing)
         async with kopf_running(registry, namespaces, backoffs):
@@ -363,4 +368,32 @@ def test_an_object_that_a_later_list_lacks_is_not_announced_as_deleted(
         check,
         api=lambda: Api(lists=[[job("deleted meanwhile")], [job("b")]]),
         handler=handler,
+    )
+
+
+def test_lists_of_kopf_are_of_one_object_which_is_dropped_and_watches_begin_where_ours_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All objects of a large cluster would be in memory at once."""
+    seen: list[tuple[str | None, str]] = []
+    versions = iter((41, None))
+
+    async def handler(event: Any, name: str, **_: Any) -> None:
+        seen.append((event["type"], name))
+
+    async def check(api: Api) -> None:
+        api.send({"type": "ERROR", "object": {"kind": "Status", "code": 410}})
+        await until(lambda: len(api.queries) == 4, "it watches again")
+        assert seen == []
+        first, watch, second, again = api.queries
+        assert first.get("limit") == second.get("limit") == "1"
+        assert (watch["resourceVersion"], again["resourceVersion"]) == ("41", "1")
+
+    under_kopf(
+        tmp_path,
+        monkeypatch,
+        check,
+        api=lambda: Api(lists=[[job("a")]]),
+        handler=handler,
+        watch_from=lambda path: next(versions) if path.endswith(PLURAL) else None,
     )
