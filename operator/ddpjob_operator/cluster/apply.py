@@ -186,20 +186,22 @@ class Applier:
         self.cache.put_pod(pod)
 
     async def _delete_pod(self, job: Job, action: DeletePod) -> None:
-        body: Json = {
-            "apiVersion": "v1",
-            "kind": "DeleteOptions",
-            "preconditions": {"uid": action.uid},
-        }
+        preconditions = {"uid": action.uid}
+        if action.unless_changed and (seen := self.cache.version_of(action.uid)) is not None:
+            preconditions["resourceVersion"] = str(seen)
+        body: Json = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": preconditions}
         if action.grace_seconds is not None:
             body["gracePeriodSeconds"] = action.grace_seconds
         try:
             pod = await self.client.delete(f"{paths.pods(job.namespace)}/{action.name}", "pods", body)
         except ApiError as error:
-            if not (error.not_found or (error.conflict and await self._is_replaced(job.namespace, action))):
+            if not (error.not_found or error.conflict):
                 raise
-            self.cache.forget_pod(action.uid)
-            return
+            if error.not_found or await self._is_replaced(job.namespace, action):
+                self.cache.forget_pod(action.uid)
+            elif not action.unless_changed:
+                raise
+            return  # one that has changed is in the cache as it is now: the next plan decides
         if pod.get("kind") == "Pod" and "deletionTimestamp" in pod["metadata"]:
             self.cache.put_pod(pod)
             if is_held(pod):

@@ -145,6 +145,11 @@ class Cache:
         siblings = self._pods_of.get(owner)
         return siblings.uids if siblings else ()
 
+    def version_of(self, uid: str) -> int | None:
+        """The resourceVersion of a pod as last seen."""
+        known = self._pods.get(uid)
+        return known.version if known else None
+
     def unclaimed(self, key: Key, uid: str | None) -> tuple[ReleasePod, ...]:
         """Pods with our finalizer that no plan is made for, since they do not belong to the job `uid`, and which are
         being deleted or have lost their job's reference or our label."""

@@ -17,12 +17,15 @@ import aiohttp
 from ddpjob_operator import metrics
 from ddpjob_operator.core.manifests.pod_environment import STATUS_PORT
 from ddpjob_operator.core.values.trainer_report import TrainerReport, read_status
+from ddpjob_operator.runtime.shares import FairSemaphore
 
 logger = logging.getLogger(__name__)
 
 TIMEOUT_SECONDS = 2.0
 _LARGEST = 256 * 1024
 _AT_ONCE = 64
+_FREE_TRIES = 10
+_LONGEST_PAUSE = 30.0
 
 
 class Target(NamedTuple):
@@ -45,7 +48,7 @@ class StatusPoller:
     port: int = STATUS_PORT
     _asking: dict[Any, tuple[Target, asyncio.Task[None]]] = field(default_factory=dict)
     _session: aiohttp.ClientSession | None = None
-    _at_once: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_AT_ONCE))
+    _at_once: FairSemaphore = field(default_factory=lambda: FairSemaphore(_AT_ONCE))
 
     def watch(self, key: Any, target: Target, on_report: OnReport) -> None:
         """Ask `target` from now on, instead of any other that was asked under this key, and hand on its answers."""
@@ -72,11 +75,14 @@ class StatusPoller:
             await self._session.close()
 
     async def _keep_asking(self, key: Any, target: Target, on_report: OnReport) -> None:
+        silent, share = 0, getattr(key, "namespace", None)
         while True:
-            report = await self._ask(target)
+            async with self._at_once.place(share):
+                report = await self._ask(target)
+            silent = 0 if report is not None else silent + 1
             if report is not None:
                 on_report(key, target, report)
-            await asyncio.sleep(self.every)
+            await asyncio.sleep(pause_seconds(self.every, silent))
 
     async def _ask(self, target: Target) -> TrainerReport | None:
         if self._session is None:
@@ -87,10 +93,7 @@ class StatusPoller:
         host = f"[{target.host}]" if ":" in target.host else target.host
         result = "failed"
         try:
-            async with (
-                self._at_once,
-                self._session.get(f"http://{host}:{self.port}/status", allow_redirects=False) as response,
-            ):
+            async with self._session.get(f"http://{host}:{self.port}/status", allow_redirects=False) as response:
                 body = await response.content.read(_LARGEST + 1)
                 while len(body) <= _LARGEST and (more := await response.content.read(_LARGEST + 1 - len(body))):
                     body += more
@@ -102,6 +105,12 @@ class StatusPoller:
             return None
         finally:
             metrics.STATUS_POLLS.labels(result=result).inc()
+
+
+def pause_seconds(every: float, silent: int) -> float:
+    """Until the next question to a trainer that has left so many unanswered in a row: a few while it starts, then less
+    and less often, since each may hold one of `_AT_ONCE` places until its timeout."""
+    return max(every, min(_LONGEST_PAUSE, every * 2.0 ** min(silent - _FREE_TRIES, 30)))
 
 
 def read_answer(body: bytes, target: Target) -> TrainerReport | None:

@@ -271,3 +271,22 @@ async def test_a_webhook_that_is_down_is_asked_for_one_batch(server: Server, cli
     server.answers = [status(500, "InternalError", 'failed calling webhook "a": no endpoints')]
     assert await Applier(client, Cache()).carry_out(JOB, creations(64)) is not None
     assert len(server.asked) == 8
+
+
+ENDED = {"phase": "Running", "containerStatuses": [{"name": "trainer", "state": {"terminated": {"exitCode": 1}}}]}
+
+
+async def test_a_pod_that_has_just_ended_is_kept_for_its_log(server: Server, client: Client) -> None:
+    cache, bodies = Cache(), []
+    cache.put_pod(pod(resourceVersion="8"))
+
+    async def changed(request: web.Request) -> web.Response:
+        bodies.append(json.loads(await request.text())["preconditions"])
+        return status(409, "Conflict", "the ResourceVersion in the precondition (8) does not match")
+
+    server.answers = [changed, ok(pod(resourceVersion="9") | {"status": ENDED})]
+    assert (
+        await Applier(client, cache).carry_out(JOB, [DeletePod("digits-0-1", "pod-1", 2, unless_changed=True)]) is None
+    )
+    assert bodies == [{"uid": "pod-1", "resourceVersion": "8"}]
+    assert [seen.ended for seen in cache.observed(Owner("ns", "job-1")).pods] == [True]

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import NamedTuple
 from urllib.parse import urlsplit
 
 import pytest
@@ -13,7 +14,7 @@ from aiohttp import web
 from tests.unit.answers import Server, ok
 
 from ddpjob_operator.cluster import status_poll
-from ddpjob_operator.cluster.status_poll import StatusPoller, Target
+from ddpjob_operator.cluster.status_poll import StatusPoller, Target, pause_seconds
 from ddpjob_operator.core.values.trainer_report import TrainerReport
 from ddpjob_operator.metrics import REGISTRY
 
@@ -107,3 +108,46 @@ async def test_an_answer_without_end_is_read_no_further_than_the_largest_and_ref
     server.answers = [lambda request: stream(request, b" " * 65536, 0.0), ok(REPORT)]
     await ends(heard, "refused")
     assert (await heard.next()).step == 3
+
+
+@pytest.mark.parametrize(("silent", "seconds"), [(0, 2.0), (10, 2.0), (11, 4.0), (14, 30.0), (10_000, 30.0)])
+def test_a_trainer_that_never_answers_is_asked_less_often(silent: int, seconds: float) -> None:
+    assert pause_seconds(2.0, silent) == seconds
+
+
+class Question(NamedTuple):
+    namespace: str
+    name: str
+
+
+async def test_hung_trainers_of_one_namespace_leave_places_for_others(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(status_poll, "TIMEOUT_SECONDS", 600.0)
+    never, asked = asyncio.Event(), 0
+
+    async def hang(request: web.Request) -> web.Response:
+        nonlocal asked
+        asked += 1
+        await never.wait()
+        return web.Response()
+
+    server.answers = [hang]
+    port = urlsplit(server.url).port
+    assert port is not None
+    poller = StatusPoller(every=0.05, port=port)
+    answered: asyncio.Queue[str] = asyncio.Queue()
+
+    def take(key: Question, target: Target, report: TrainerReport) -> None:
+        answered.put_nowait(key.namespace)
+
+    for number in range(100):
+        poller.watch(Question("hung", str(number)), TARGET, take)
+    async with asyncio.timeout(60):
+        while asked < 48:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        server.answers = [ok(REPORT)]
+        poller.watch(Question("research", "digits"), TARGET, take)
+        assert await answered.get() == "research"
+    never.set()
+    await poller.close()

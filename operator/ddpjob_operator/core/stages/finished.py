@@ -4,6 +4,7 @@ job itself is deleted.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
 
 from ddpjob_operator.core import transitions
@@ -95,7 +96,8 @@ def clean_up(look: Look, pods: tuple[PodView, ...]) -> tuple[DeletePod, ...]:
     policy, late = look.job.spec.clean_pod_policy, _missed_a_deadline(look)
     if policy == "None" and not late:
         return stop(tuple(pod for pod in pods if pod.node_rank is None))
-    return stop(pods, everything=policy == "All", grace_seconds=None if late else RESTART_GRACE_SECONDS)
+    deleted = stop(pods, everything=policy == "All", grace_seconds=None if late else RESTART_GRACE_SECONDS)
+    return tuple(replace(deletion, unless_changed=policy != "All") for deletion in deleted)
 
 
 def seconds_to_live(look: Look) -> float | None:

@@ -54,6 +54,8 @@ class DeletePod:
     uid: str
     grace_seconds: int | None
     """How long its trainer may take to end. None: as long as the pod itself says, enough for a snapshot."""
+    unless_changed: bool = False
+    """Only as it was last seen: a pod that has ended since is kept for its log."""
 
 
 @dataclass(frozen=True, slots=True)
