@@ -64,7 +64,7 @@ def build(config: TrainConfig, world: World, heartbeat: Heartbeat) -> TrainingLo
     log = RunLog(job, world, wandb=_wandb(config))
     saved, sharded = strategy.stateful(optimizer)
     states = States(
-        live={"optimizer": optimizer, "scheduler": scheduler, **precision.live},
+        live={"optimizer": optimizer, **precision.live},  # the order of the calls is the loop's own
         saved={
             "settings": OptimizerSettings(config),
             **saved,
