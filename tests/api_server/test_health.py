@@ -335,9 +335,10 @@ WAVE = 200
 
 @pytest.mark.fault(49)
 async def test_series_and_memory_are_where_they_were_after_a_thousand_jobs_have_come_and_gone(
-    cluster: Cluster, operator: Operator
+    cluster: Cluster, start_operator: StartOperator
 ) -> None:
     """In waves, each as large as the first, which fills what is kept for the next."""
+    operator = await start_operator()
     series, memory = [], []
     for wave in range(JOBS // WAVE):
         names = [f"job-{wave}-{number}" for number in range(WAVE)]
