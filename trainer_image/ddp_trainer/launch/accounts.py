@@ -10,7 +10,7 @@ finds a rank to be stalled publishes that as the verdict of the whole gang, so t
 
 A volume may hang, so a thread of its own does all of this, and the launcher never waits for it. A client of NFS may
 remember for a minute that a name was not there (nfs(5), acdirmax), until it changes the folder itself: so the file of
-the questions is there from the start, and whoever waits for another file touches the folder before it looks.
+the questions is there from the start, and a launcher that waits for another file touches the folder before it looks.
 """
 
 from __future__ import annotations

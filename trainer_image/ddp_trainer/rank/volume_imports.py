@@ -1,7 +1,7 @@
 """Folders of the volume are no packages, though a script that lies beside them could import them.
 
-Python takes a folder without `__init__.py` for a namespace package. A script in the root of the volume would so find
-`datasets` there, and a library that asks whether Hugging Face's package of that name is installed would be told yes.
+Python takes a folder without `__init__.py` for a namespace package. A script in the root of the volume would find
+`datasets` there, and a library would take it for Hugging Face's package of that name.
 """
 
 from __future__ import annotations
