@@ -37,6 +37,8 @@ def test_a_killed_rank_costs_one_restart_and_no_bit(scenario: Scenario, unbroken
     kubectl = scenario.kubectl
     follow = (*COMMAND, "logs", "--follow", "digits", "--namespace", kubectl.namespace)
     with Popen(follow, env=kubectl.environment(), stdout=PIPE, stderr=PIPE, text=True) as logs:
+        assert logs.stdout is not None
+        assert logs.stdout.readline().startswith("[rank ")  # it follows the first attempt
         scenario.kill_rank(0)
         failure = scenario.wait_phase("Succeeded")["lastFailure"]
         out, err = logs.communicate(timeout=PATIENCE_SECONDS)

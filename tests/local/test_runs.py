@@ -225,7 +225,7 @@ def test_a_second_ctrl_c_kills_what_does_not_stop(run_job: Any, tmp_path: Path) 
     processes = run.descendants()
     run.process.send_signal(signal.SIGINT)
     assert run.end() == 143
-    assert "stopped before the first step; there is no snapshot yet" in run.text()
+    assert "stopped before the first step; the same command starts the script again" in run.text()
     assert [pid for pid in processes if Path(f"/proc/{pid}").exists()] == []
 
 

@@ -98,7 +98,9 @@ def success_in_words(status: DDPJobStatus) -> str:
     if progress.step is not None:
         parts.append(f"{progress.step} steps")
     parts.append(f"restarts {status.restarts}")
-    parts += [f"{name} {value:.4g}" for name, value in sorted((progress.metrics or {}).items())]
+    # those of the last epoch are not the run's result
+    results = {name: value for name, value in (progress.metrics or {}).items() if not name.startswith("epoch_")}
+    parts += [f"{name} {value:.4g}" for name, value in sorted(results.items())]
     return f"Succeeded: {', '.join(parts)}"
 
 
