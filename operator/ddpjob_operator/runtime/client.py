@@ -103,7 +103,7 @@ class Client:
             ApiError: the server refused, or the connection broke.
         """
         try:
-            async with self._send("GET", path, query, None, "", total_seconds=None) as response:
+            async with self._send("GET", path, query, None, "", None) as response:
                 if response.status >= 400:
                     raise _error(response.status, response.reason or "", await response.read())
                 pending = b""
@@ -198,7 +198,7 @@ class Client:
     ) -> bytes:
         code = "0"
         try:
-            async with self._send(method, path, query, body, content_type) as response:
+            async with self._send(method, path, query, body, content_type, REQUEST_SECONDS) as response:
                 code = str(response.status)
                 payload = await response.read()
                 if response.status >= 400:
@@ -222,7 +222,7 @@ class Client:
         query: Mapping[str, str],
         body: Json | None,
         content_type: str,
-        total_seconds: float | None = REQUEST_SECONDS,
+        total_seconds: float | None,
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         async with self._session.request(
             method,
