@@ -13,7 +13,7 @@ from ddpjob_operator.cluster import paths
 from ddpjob_operator.core.values.names import LABEL_ATTEMPT, LABEL_MANAGED_BY, LABEL_NODE_RANK, LABEL_UID, MANAGED_BY
 from ddpjob_operator.runtime.errors import ApiError
 
-COUNT = 12
+COUNT = 6
 TOO_MANY = [{"name": f"c{number}", "image": "a"} for number in range(20_000)]
 WIDE_CLASSES = [{"action": "Fail", "messagePattern": r"(\pL|\pN|\pS){300}" + "x" * number} for number in range(32)]
 BACKTRACKING = [{"action": "Fail", "messagePattern": "(a*)*b|(a|aa)+$" * 30} for _ in range(32)]

@@ -15,7 +15,13 @@ node() {
   local inside=(nsenter -m -t "$mounts")
   until_ok "node $n has its mounts" 20 "${inside[@]}" mountpoint -q /var/log/containers
   containerd_config "$dir" >"$dir/containerd.toml"
-  start "containerd-$n" "${inside[@]}" containerd -c "$dir/containerd.toml"
+  if ! pid_of "containerd-$n" >/dev/null; then
+    local starts
+    starts=$(cri_starts "$n")
+    start "containerd-$n" "${inside[@]}" containerd -c "$dir/containerd.toml"
+    # its socket answers before its CRI does, and a kubelet that is refused there ends
+    until_ok "the CRI of node $n has started" 60 cri_started_since "$n" "${starts:-0}"
+  fi
   until_ok "containerd of node $n answers" 60 ctr -a "$dir/containerd.sock" version
   import "$n" "$CACHE/pause.tar" localhost/pause:3
   kubelet_config "$n" >"$dir/kubelet.yaml"
@@ -25,6 +31,11 @@ node() {
     "${runtime[@]}" --container-runtime-endpoint "unix://$dir/containerd.sock" --hostname-override "node-$n" \
     --cert-dir "$dir/pki" --node-ip "$HOST"
 }
+
+# How often the CRI of a node has started, from containerd's log.
+cri_starts() { grep -c 'Start streaming server' "$DIR/logs/containerd-$1.log" 2>/dev/null || true; }
+
+cri_started_since() { [ "$(cri_starts "$1")" -gt "$2" ]; }
 
 # A root for the node's pods in every hierarchy, or in the one of cgroup v2.
 cgroup() {
