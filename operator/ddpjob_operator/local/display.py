@@ -213,7 +213,7 @@ def _header(view: RunView) -> Text:
 def _nodes(nodes: tuple[NodeView, ...]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="dim")
     local = any(node.log is not None for node in nodes)
-    for name in ("node", "pod", "phase", "doing", "step", *(("pid", "log") if local else ("on",))):
+    for name in ("node", "pod", "phase", "doing", *(("step", "pid", "log") if local else ("on",))):
         table.add_column(name, overflow="fold" if name == "log" else "ellipsis", no_wrap=name != "log")
     for node in nodes:
         table.add_row(
@@ -221,11 +221,11 @@ def _nodes(nodes: tuple[NodeView, ...]) -> Table:
             node.pod,
             Text(node.phase, style=_STYLES.get(node.phase, "")),
             node.doing,
-            "" if node.step is None else str(node.step),
             *(_process(node) if local else (node.host or "",)),
         )
     return table
 
 
-def _process(node: NodeView) -> tuple[str, str]:
-    return "" if node.pid is None else str(node.pid), "" if node.log is None else short(node.log)
+def _process(node: NodeView) -> tuple[str, str, str]:
+    step, pid = ("" if number is None else str(number) for number in (node.step, node.pid))
+    return step, pid, "" if node.log is None else short(node.log)

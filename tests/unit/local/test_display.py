@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -101,6 +102,15 @@ def test_a_live_run_shows_the_course_of_its_loss() -> None:
         for step, loss in enumerate((3.0, 2.0, 1.0)):
             display.show(view(step, loss=loss))
     assert "█▅▁  loss" in Text.from_ansi(stream.getvalue()).plain
+
+
+def test_pods_of_a_cluster_are_shown_with_their_nodes_and_without_what_only_this_machine_knows() -> None:
+    console = Console(file=io.StringIO(), width=80, record=True)
+    pod = NodeView(0, "digits-1-0", "Running", None, None, "ready", None, "worker-1")
+    console.print(picture(replace(view(7), nodes=(pod,))))
+    header, row = console.export_text().splitlines()[-2:]
+    assert header.split() == ["node", "pod", "phase", "doing", "on"]
+    assert row.split() == ["0", "digits-1-0", "Running", "ready", "worker-1"]
 
 
 def test_lines_have_no_control_characters() -> None:
