@@ -169,6 +169,18 @@ class Cluster:
 
         return await eventually_async(complete, f"the {nodes} pods of attempt {attempt} exist", seconds)
 
+    async def finalizers(self) -> list[str]:
+        """Those of all pods of the namespace."""
+        return [name for pod in await self.pods() for name in pod["metadata"].get("finalizers") or ()]
+
+    async def released(self, seconds: float = PATIENCE_SECONDS) -> None:
+        """Wait until no pod has a finalizer: the operator removes it after the pod's end is on record in the status."""
+
+        async def none_left() -> bool:
+            return not await self.finalizers()
+
+        await eventually_async(none_left, "no pod has a finalizer", seconds)
+
     async def reap(self, *pods: str) -> None:
         """The end of a deletion: the pods' node says that nothing of them is left."""
         body = {"apiVersion": "v1", "kind": "DeleteOptions", "gracePeriodSeconds": 0}

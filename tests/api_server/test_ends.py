@@ -30,10 +30,6 @@ async def no_pod_is_left(cluster: Cluster) -> None:
     await eventually_async(gone, "every pod is gone")
 
 
-async def finalizers(cluster: Cluster) -> list[str]:
-    return [name for pod in await cluster.pods() for name in pod["metadata"].get("finalizers") or ()]
-
-
 async def delete_job(cluster: Cluster, policy: str) -> None:
     body = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": policy}
     await cluster.client.delete(f"{paths.jobs(cluster.namespace)}/digits", "ddpjobs", body)
@@ -65,25 +61,17 @@ async def test_a_node_that_is_done_may_be_drained_while_another_works(cluster: C
     await eventually_async(only_the_first, "the pod that is done is gone")
     await cluster.ends(first)
     assert (await cluster.phase_is("Succeeded"))["restarts"] == 0
-
-    async def released() -> bool:
-        return await finalizers(cluster) == []
-
-    await eventually_async(released, "the pods that stay have no finalizer any more")
+    await cluster.released()
     assert [pod["metadata"]["name"] for pod in await cluster.pods()] == [first]
 
 
 @pytest.mark.parametrize("policy", ["Background", "Foreground", "Orphan"])
 async def test_no_pod_outlives_its_job_for_its_finalizer(cluster: Cluster, operator: Operator, policy: str) -> None:
     names = await a_gang_runs(cluster)
-    assert await finalizers(cluster) == [FINALIZER] * 2
+    assert await cluster.finalizers() == [FINALIZER] * 2
     await delete_job(cluster, policy)
     if policy == "Orphan":
-
-        async def released() -> bool:
-            return await finalizers(cluster) == []
-
-        await eventually_async(released, "orphans have no finalizer")
+        await cluster.released()
         assert [pod["metadata"]["name"] for pod in await cluster.pods()] == names, "and go on"
         await cluster.reap(*names)
     await no_pod_is_left(cluster)

@@ -55,11 +55,7 @@ async def live(cluster: Cluster) -> None:
         else:
             await cluster.ends(*names)
     await cluster.phase_is("Succeeded", seconds=LIFE_SECONDS)
-
-    async def released() -> bool:
-        return not any(pod["metadata"].get("finalizers") for pod in await cluster.pods())
-
-    await eventually_async(released, "no pod has a finalizer", LIFE_SECONDS)
+    await cluster.released(LIFE_SECONDS)
 
 
 async def outcome(cluster: Cluster) -> dict[str, Any]:

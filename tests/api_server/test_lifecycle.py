@@ -73,6 +73,7 @@ async def test_a_job_that_succeeds_costs_its_children_and_three_status_writes_an
 ) -> None:
     await cluster.apply_job(nodes=4)
     await finish(cluster, nodes=4)
+    await cluster.released()
     cost = Counter((entry.verb, entry.resource) for entry in await cluster.cost())
     assert cost == {
         ("create", "services"): 1,
