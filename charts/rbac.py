@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ddpjob_operator.api import generated
+
 ROOT = Path(__file__).parents[1]
 RULES = ROOT / "charts" / "ddpjob-operator" / "files" / "rbac"
 
@@ -68,18 +70,5 @@ ROLES = (
 )
 
 
-def main(arguments: list[str]) -> int:
-    """Write the roles, or compare them."""
-    differing = 0
-    for role in ROLES:
-        target = ROOT / "manifests" / role.path
-        if arguments != ["--check"]:
-            target.write_text(role.manifest())
-        elif not target.exists() or target.read_text() != role.manifest():
-            print(f"{target} differs from {role.rules}.yaml: run python charts/rbac.py", file=sys.stderr)
-            differing = 1
-    return differing
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(generated.write({ROOT / "manifests" / role.path: role.manifest() for role in ROLES}, sys.argv[1:]))

@@ -14,6 +14,8 @@ from typing import Any
 
 import yaml
 
+from ddpjob_operator.api import generated
+
 CHART = Path(__file__).parent / "ddpjob-operator"
 
 TEXT = """\
@@ -107,18 +109,5 @@ def readme() -> str:
     return TEXT.format(description=chart["description"], kube_version=chart["kubeVersion"], rows=rows)
 
 
-def main(arguments: list[str]) -> int:
-    """Write the file, or compare it."""
-    target = CHART / "README.md"
-    wanted = readme()
-    if arguments == ["--check"]:
-        if target.exists() and target.read_text() == wanted:
-            return 0
-        print(f"{target} is not what values.yaml says: run python charts/readme.py", file=sys.stderr)
-        return 1
-    target.write_text(wanted)
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(generated.write({CHART / "README.md": readme()}, sys.argv[1:]))

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from ddpjob_operator.api import reasons
+from ddpjob_operator.api import generated, reasons
 from ddpjob_operator.api.reasons import Reason
 from ddpjob_operator.core.failure.diagnosis import advice_for
 from ddpjob_operator.core.failure.symptoms import SYMPTOMS
@@ -101,18 +101,5 @@ def _lines(lines: Iterable[str]) -> str:
     return "\n".join(lines)
 
 
-def main(argv: list[str]) -> int:
-    """Write the page; with --check, only report whether it is up to date."""
-    text = rendered()
-    if PAGE.exists() and PAGE.read_text() == text:
-        return 0
-    if "--check" in argv:
-        print(f"docs/{PAGE.name} is out of date; run `make generate`", file=sys.stderr)
-        return 1
-    PAGE.write_text(text)
-    print(f"wrote docs/{PAGE.name}")
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(generated.write({PAGE: rendered()}, sys.argv[1:]))

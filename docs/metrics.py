@@ -12,6 +12,7 @@ from typing import Any
 
 from ddp_trainer.launch.status import metric_table as trainer
 from ddpjob_operator import metric_table as operator
+from ddpjob_operator.api import generated
 
 PAGE = Path(__file__).parent / "metrics.md"
 
@@ -78,18 +79,5 @@ def _table(rows: Iterable[Any]) -> str:
     return "\n".join(lines)
 
 
-def main(argv: list[str]) -> int:
-    """Write the page; with --check, only report whether it is up to date."""
-    text = rendered()
-    if PAGE.exists() and PAGE.read_text() == text:
-        return 0
-    if "--check" in argv:
-        print(f"docs/{PAGE.name} is out of date; run `make generate`", file=sys.stderr)
-        return 1
-    PAGE.write_text(text)
-    print(f"wrote docs/{PAGE.name}")
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(generated.write({PAGE: rendered()}, sys.argv[1:]))

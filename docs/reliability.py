@@ -14,6 +14,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ddpjob_operator.api import generated
+
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "reliability.md"
 FIGURES = ROOT / "docs" / "reliability.json"
@@ -181,15 +183,8 @@ def main(argv: list[str]) -> int:
     if missing := [str(number) for number, names in tests.items() if not names]:
         print(f"no test has the marker of fault {', '.join(missing)} (docs/reliability.py)", file=sys.stderr)
         return 1
-    text = rendered(tests, json.loads(FIGURES.read_text()) if FIGURES.exists() else [])
-    if PAGE.exists() and PAGE.read_text() == text:
-        return 0
-    if "--check" in argv:
-        print(f"docs/{PAGE.name} is out of date; run `make generate`", file=sys.stderr)
-        return 1
-    PAGE.write_text(text)
-    print(f"wrote docs/{PAGE.name}")
-    return 0
+    figures = json.loads(FIGURES.read_text()) if FIGURES.exists() else []
+    return generated.write({PAGE: rendered(tests, figures)}, argv)
 
 
 if __name__ == "__main__":

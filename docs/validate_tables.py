@@ -14,6 +14,8 @@ import typing
 from pathlib import Path
 from typing import Any, Literal
 
+from ddpjob_operator.api import generated
+
 ROOT = Path(__file__).parents[1]
 CLI = ROOT / "operator/ddpjob_operator/cli"
 KUBERNETES = "v1.37.0"
@@ -89,18 +91,7 @@ TABLES = {CLI / "pod_fields.json": pod_fields, CLI / "trainer_flags.json": train
 
 def main(argv: list[str]) -> int:
     """Write the tables; with --check, only report whether they are up to date."""
-    stale = 0
-    for path, table in TABLES.items():
-        text = json.dumps(table(), indent=1) + "\n"
-        if path.exists() and path.read_text() == text:
-            continue
-        if "--check" in argv:
-            print(f"{path.relative_to(ROOT)} is out of date; run `make generate`", file=sys.stderr)
-            stale = 1
-        else:
-            path.write_text(text)
-            print(f"wrote {path.relative_to(ROOT)}")
-    return stale
+    return generated.write({path: json.dumps(table(), indent=1) + "\n" for path, table in TABLES.items()}, argv)
 
 
 if __name__ == "__main__":

@@ -33,6 +33,13 @@ def volume(tmp_path: Path) -> Volume:
     return Volume(tmp_path)
 
 
+@pytest.fixture
+@starts_processes
+def job(tmp_path: Path, request: pytest.FixtureRequest) -> Volume:
+    """A volume for the scripts that lie beside the test."""
+    return Volume(tmp_path / "job", here=request.path.parent)
+
+
 @pytest.fixture(scope="session")
 @starts_processes
 def trained_once(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Volume]:

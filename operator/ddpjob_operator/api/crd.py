@@ -7,13 +7,12 @@ level). Servers without CEL drop `x-kubernetes-validations` when they store the 
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import Any
 
 import yaml
 from pydantic import BaseModel
 
-from ddpjob_operator.api import API_VERSION, GROUP, KIND, PLURAL, SHORT_NAME, SINGULAR, VERSION
+from ddpjob_operator.api import API_VERSION, GROUP, KIND, PLURAL, SHORT_NAME, SINGULAR, VERSION, generated
 from ddpjob_operator.api.base import OF_KUBERNETES
 from ddpjob_operator.api.immutable import IMMUTABLE_FIELDS, IMMUTABLE_MESSAGE
 from ddpjob_operator.api.pod_schema import schema_of
@@ -22,6 +21,11 @@ from ddpjob_operator.api.status import DDPJobStatus
 from ddpjob_operator.api.validation import BETWEEN_FIELDS
 
 Schema = dict[str, Any]
+
+PATHS = (
+    generated.ROOT / "manifests/crd/ddpjobs.training.ddpjob.io.yaml",  # Kustomize
+    generated.ROOT / "charts/ddpjob-operator/files/crd.yaml",  # Helm
+)
 
 PRINTER_COLUMNS: tuple[dict[str, Any], ...] = (
     {"name": "Phase", "type": "string", "jsonPath": ".status.phase"},
@@ -214,24 +218,9 @@ def rendered() -> str:
 
 
 def main(argv: list[str]) -> int:
-    """Write the CRD for Kustomize and for Helm; with --check, only report whether the files are up to date."""
-    root = Path(__file__).parents[3]
-    paths = (
-        root / "manifests/crd/ddpjobs.training.ddpjob.io.yaml",
-        root / "charts/ddpjob-operator/files/crd.yaml",
-    )
-    text, stale = rendered(), 0
-    for path in paths:
-        if path.exists() and path.read_text() == text:
-            continue
-        stale += 1
-        if "--check" in argv:
-            print(f"{path.relative_to(root)} is out of date; run `make generate`", file=sys.stderr)
-        else:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text)
-            print(f"wrote {path.relative_to(root)}")
-    return 1 if "--check" in argv and stale else 0
+    """Write the CRD for Kustomize and for Helm; with `--check`, only report whether the files are up to date."""
+    text = rendered()
+    return generated.write(dict.fromkeys(PATHS, text), argv)
 
 
 if __name__ == "__main__":

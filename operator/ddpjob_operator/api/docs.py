@@ -8,15 +8,14 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
-from ddpjob_operator.api import API_VERSION, KIND
+from ddpjob_operator.api import API_VERSION, KIND, generated
 from ddpjob_operator.api.crd import Schema, crd
 from ddpjob_operator.api.immutable import IMMUTABLE_ADVICE, IMMUTABLE_FIELDS
 from ddpjob_operator.api.template_rules import RESERVED_ENV, RESERVED_ENV_PREFIXES
 from ddpjob_operator.api.validation import BETWEEN_FIELDS
 
-PAGE = Path(__file__).parents[3] / "docs/api.md"
+PAGE = generated.ROOT / "docs/api.md"
 
 _BOUNDS = (
     ("minimum", "maximum", ""),
@@ -106,15 +105,7 @@ def _type(field: Schema) -> str:
 
 def main(argv: list[str]) -> int:
     """Write the page; with --check, only say whether it is up to date."""
-    text = rendered()
-    if PAGE.exists() and PAGE.read_text() == text:
-        return 0
-    if "--check" in argv:
-        print(f"{PAGE.relative_to(PAGE.parents[1])} is out of date; run `make generate`", file=sys.stderr)
-        return 1
-    PAGE.write_text(text)
-    print(f"wrote {PAGE.relative_to(PAGE.parents[1])}")
-    return 0
+    return generated.write({PAGE: rendered()}, argv)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from tests.support.starting import starts_processes
 from tests.trainer.train.volume import Volume
 
 from ddp_trainer.contract.exit_codes import UserError
@@ -16,12 +15,6 @@ from ddp_trainer.snapshots.per_rank import MOST_BYTES, PerRank, packed, unpacked
 from ddp_trainer.snapshots.ranks import Ranks
 
 pytestmark = pytest.mark.timeout(900)
-
-
-@pytest.fixture
-@starts_processes
-def job(tmp_path: Path) -> Volume:
-    return Volume(tmp_path / "job", here=Path(__file__).parent)
 
 
 def cursors(job: Volume) -> list[Any]:

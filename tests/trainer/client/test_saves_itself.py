@@ -17,32 +17,12 @@ SCRIPT = "saves_itself.py"
 pytestmark = pytest.mark.timeout(900)
 
 
-@pytest.fixture
-@starts_processes
-def job(tmp_path: Path) -> Volume:
-    return made(tmp_path / "job")
-
-
-def made(root: Path) -> Volume:
-    (root / "shared").mkdir(parents=True)
-    return Volume(root, here=HERE)
-
-
 @pytest.fixture(scope="module")
 @starts_processes
-def unbroken(tmp_path_factory: pytest.TempPathFactory) -> dict[int, float]:
-    job = made(tmp_path_factory.mktemp("unbroken")).trained(2, SCRIPT, DDPJOB_SNAPSHOT_EVERY="4steps")
-    assert checkpoints(job) == [4, 8, 12]
-    return losses(job)
-
-
-def losses(job: Volume) -> dict[int, float]:
-    """By step; of a step that was computed again, the last."""
-    return dict(json.loads(line) for line in (job.root / "shared" / "losses.jsonl").read_text().splitlines())
-
-
-def checkpoints(job: Volume) -> list[int]:
-    return sorted(int(path.name[-12:]) for path in job.checkpoints.glob("checkpoint-????????????"))
+def unbroken(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[float]]:
+    job = Volume(tmp_path_factory.mktemp("unbroken"), here=HERE).trained(2, SCRIPT, DDPJOB_SNAPSHOT_EVERY="4steps")
+    assert job.checkpoint_steps() == [4, 8, 12]
+    return job.script_losses()
 
 
 def resumed(job: Volume) -> list[int]:
@@ -52,22 +32,22 @@ def resumed(job: Volume) -> list[int]:
 def test_a_rank_that_is_killed_while_it_writes_leaves_no_half_checkpoint(job: Volume, unbroken: Any) -> None:
     killed = job.train(2, SCRIPT, DDPJOB_SNAPSHOT_EVERY="4steps", DIES_IN_BLOCK="8")
     assert killed.returncode != 0
-    assert checkpoints(job) == [4]
+    assert job.checkpoint_steps() == [4]
     job.trained(2, SCRIPT, DDPJOB_SNAPSHOT_EVERY="4steps", DDPJOB_ATTEMPT="1")
     assert resumed(job) == [4]
-    assert losses(job) == unbroken
+    assert job.script_losses() == unbroken
     assert not list(job.checkpoints.glob(".tmp-*"))
 
 
 def test_a_stop_request_saves_on_all_ranks_and_exits_143(job: Volume, unbroken: Any) -> None:
     stopped = job.train(2, SCRIPT, DDPJOB_SNAPSHOT_EVERY="100steps", STOPS_AT="5")
     assert re.search(r"exitcode *: 143", stopped.stderr), stopped.stderr
-    assert checkpoints(job) == [6]
+    assert job.checkpoint_steps() == [6]
     manifest = json.loads((job.checkpoints / "checkpoint-000000000006" / "manifest.json").read_text())
     assert (manifest["kind"], sorted(manifest["files"])) == ("preempted", ["rank-1", "states.pt"])
     job.trained(2, SCRIPT, DDPJOB_SNAPSHOT_EVERY="100steps", DDPJOB_ATTEMPT="1")
     assert resumed(job) == [6]
-    assert losses(job) == unbroken
+    assert job.script_losses() == unbroken
 
 
 def test_a_damaged_checkpoint_is_passed_over_by_another_number_of_ranks_too(job: Volume, unbroken: Any) -> None:
@@ -76,5 +56,6 @@ def test_a_damaged_checkpoint_is_passed_over_by_another_number_of_ranks_too(job:
         file.write(b"X")
     job.trained(1, SCRIPT, DDPJOB_SNAPSHOT_EVERY="4steps", DDPJOB_ATTEMPT="1")
     assert resumed(job) == [8]
-    assert losses(job) == pytest.approx(unbroken)
+    losses = {step: loss for step, (loss,) in job.script_losses().items()}
+    assert losses == pytest.approx({step: loss for step, (loss,) in unbroken.items()})
     assert [event["step"] for event in job.events("snapshot_set_aside")] == [12]

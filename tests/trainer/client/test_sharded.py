@@ -5,16 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.support.starting import starts_processes
 from tests.trainer.train.volume import Volume
 
 pytestmark = pytest.mark.timeout(900)
-
-
-@pytest.fixture
-@starts_processes
-def job(tmp_path: Path) -> Volume:
-    return Volume(tmp_path / "job", here=Path(__file__).parent)
 
 
 def test_a_sharded_model_with_an_unused_parameter_resumes_with_two_ranks_then_with_one_to_the_same_losses(

@@ -17,31 +17,10 @@ HERE = Path(__file__).parent
 pytestmark = pytest.mark.timeout(900)
 
 
-@pytest.fixture
-@starts_processes
-def job(tmp_path: Path) -> Volume:
-    return made(tmp_path / "job")
-
-
-def made(root: Path) -> Volume:
-    (root / "shared").mkdir(parents=True)
-    return Volume(root, here=HERE)
-
-
-def losses(job: Volume) -> dict[int, Any]:
-    """By step; of a step that was computed again, the last."""
-    lines = (job.root / "shared" / "losses.jsonl").read_text().splitlines()
-    return {step: values for step, *values in map(json.loads, lines)}
-
-
-def checkpoints(job: Volume) -> list[int]:
-    return sorted(int(path.name[-12:]) for path in job.checkpoints.glob("checkpoint-????????????"))
-
-
 @pytest.fixture(scope="module")
 @starts_processes
 def unbroken(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Any]:
-    return losses(made(tmp_path_factory.mktemp("unbroken")).trained(2, "with_transformers.py"))
+    return Volume(tmp_path_factory.mktemp("unbroken"), here=HERE).trained(2, "with_transformers.py").script_losses()
 
 
 def test_a_transformers_run_that_was_asked_to_stop_exits_143_and_resumes_to_the_same_losses(
@@ -49,24 +28,24 @@ def test_a_transformers_run_that_was_asked_to_stop_exits_143_and_resumes_to_the_
 ) -> None:
     stopped = job.train(2, "with_transformers.py", "--sigterm-at", "8", DDPJOB_SNAPSHOT_EVERY="100steps")
     assert re.search(r"exitcode *: 143", stopped.stderr), stopped.stderr
-    assert checkpoints(job) == [9], "the vote of step 8 is read at the end of the next one"
+    assert job.checkpoint_steps() == [9], "the vote of step 8 is read at the end of the next one"
     assert not (job.root / "shared" / "final").exists(), "what follows the training is not for a preempted run"
     job.trained(2, "with_transformers.py", DDPJOB_ATTEMPT="1", DDPJOB_SNAPSHOT_EVERY="100steps")
     assert [event["step"] for event in job.events("resumed")] == [9]
-    assert losses(job) == unbroken
+    assert job.script_losses() == unbroken
     assert len(unbroken) == 18
 
 
 def test_a_transformers_run_that_lost_a_rank_resumes_to_the_same_losses(job: Volume, unbroken: Any) -> None:
     assert job.train(2, "with_transformers.py", "--sigkill-at", "11").returncode != 0
-    assert checkpoints(job) == [7]
+    assert job.checkpoint_steps() == [7]
     job.trained(2, "with_transformers.py", DDPJOB_ATTEMPT="1")
-    assert losses(job) == unbroken
+    assert job.script_losses() == unbroken
 
 
 def test_a_transformers_run_saves_once_at_the_end_of_each_epoch(job: Volume) -> None:
     job.trained(2, "with_transformers.py", "--save-epochs", DDPJOB_SNAPSHOT_EVERY="1epochs", DDPJOB_SNAPSHOT_KEEP="9")
-    assert checkpoints(job) == [6, 12, 18]
+    assert job.checkpoint_steps() == [6, 12, 18]
     manifests = sorted(job.checkpoints.glob("checkpoint-*/manifest.json"))
     assert [json.loads(path.read_text())["epoch"] for path in manifests] == [1, 2, 3]
     for path in (job.root / "shared" / "output" / "checkpoint-18").iterdir():
@@ -78,20 +57,20 @@ def test_a_transformers_run_saves_once_at_the_end_of_each_epoch(job: Volume) -> 
 def test_a_lightning_run_that_was_asked_to_stop_exits_143_and_resumes_to_the_same_losses(
     job: Volume, tmp_path: Path
 ) -> None:
-    whole = losses(made(tmp_path / "unbroken").trained(2, "with_lightning.py"))
+    whole = Volume(tmp_path / "unbroken", here=HERE).trained(2, "with_lightning.py").script_losses()
     # 4 steps an epoch: the stop is agreed on at the end of the second
     stopped = job.train(2, "with_lightning.py", "--sigterm-at", "7", DDPJOB_SNAPSHOT_EVERY="1epochs")
     assert re.search(r"exitcode *: 143", stopped.stderr), stopped.stderr
-    assert checkpoints(job) == [4, 8]
+    assert job.checkpoint_steps() == [4, 8]
     job.trained(2, "with_lightning.py", DDPJOB_ATTEMPT="1", DDPJOB_SNAPSHOT_EVERY="1epochs")
-    assert losses(job) == whole
+    assert job.script_losses() == whole
     assert (len(whole), (job.root / "shared" / "finished").read_text()) == (24, "24")
 
 
 def test_what_lightning_saves_of_its_own_accord_becomes_a_checkpoint_of_the_job(job: Volume) -> None:
     # 24 steps, 4 an epoch: step 12 is saved by both
     job.trained(2, "with_lightning.py", "--model-checkpoint", DDPJOB_SNAPSHOT_EVERY="3epochs", DDPJOB_SNAPSHOT_KEEP="9")
-    assert checkpoints(job) == [3, 6, 9, 12, 15, 18, 21, 24]
+    assert job.checkpoint_steps() == [3, 6, 9, 12, 15, 18, 21, 24]
     (own,) = (job.root / "shared" / "own").glob("*step=21.ckpt")
     assert (job.checkpoints / "checkpoint-000000000021" / "lightning.ckpt").read_bytes() == own.read_bytes()
     (job.checkpoints / "checkpoint-000000000024" / "lightning.ckpt").write_bytes(b"damaged")
@@ -100,11 +79,11 @@ def test_what_lightning_saves_of_its_own_accord_becomes_a_checkpoint_of_the_job(
 
 
 def test_an_accelerate_run_that_lost_a_rank_resumes_to_the_same_losses(job: Volume, tmp_path: Path) -> None:
-    whole = losses(made(tmp_path / "unbroken").trained(2, "with_accelerate.py"))
+    whole = Volume(tmp_path / "unbroken", here=HERE).trained(2, "with_accelerate.py").script_losses()
     assert job.train(2, "with_accelerate.py", DIES_AT="10").returncode != 0
-    assert checkpoints(job) == [7]
+    assert job.checkpoint_steps() == [7]
     job.trained(2, "with_accelerate.py", DDPJOB_ATTEMPT="1")
-    assert losses(job) == whole
+    assert job.script_losses() == whole
     assert len(whole) == 12
 
 

@@ -21,6 +21,7 @@ from tests.support.starting import starts_processes
 from tests.support.waiting import PATIENCE_SECONDS, eventually
 
 from ddp_trainer.contract import processes, run_dir
+from ddp_trainer.contract.environment import PodEnvironment
 
 ROOT = Path(__file__).parents[3]
 
@@ -128,6 +129,27 @@ def start_pod(tmp_path: Path) -> Iterator[StartPod]:
     yield start
     for pod in pods:
         pod.end()
+
+
+@pytest.fixture
+def pod(tmp_path: Path) -> PodEnvironment:
+    """Node rank 0 of two."""
+    return PodEnvironment(
+        job="digits",
+        namespace="default",
+        uid="0b0c",
+        attempt=0,
+        node_rank=0,
+        nodes=2,
+        procs_per_node=1,
+        pod_ip="127.0.0.1",
+        rdzv_host="127.0.0.1",
+        rdzv_port=29500,
+        status_port=0,
+        shared=tmp_path,
+        run_dir=tmp_path,
+        termination_log=tmp_path / "log",
+    )
 
 
 def place(folder: Path, *, attempt: int, node_rank: int | str, nodes: int) -> Path:

@@ -56,26 +56,6 @@ class LateFolder(Folder):
 
 
 @pytest.fixture
-def pod(tmp_path: Path) -> PodEnvironment:
-    return PodEnvironment(
-        job="digits",
-        namespace="default",
-        uid="uid",
-        attempt=0,
-        node_rank=0,
-        nodes=2,
-        procs_per_node=1,
-        pod_ip="127.0.0.1",
-        rdzv_host="127.0.0.1",
-        rdzv_port=1,
-        status_port=0,
-        shared=tmp_path / "shared",
-        run_dir=tmp_path / "run",
-        termination_log=tmp_path / "log",
-    )
-
-
-@pytest.fixture
 def two(pod: PodEnvironment, tmp_path: Path) -> Iterator[tuple[Accounts, Accounts]]:
     nodes = [
         Accounts(replace_node(pod, node), lambda: {"ranks": []}, LateFolder(tmp_path / "stalls", node))

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.support.starting import starts_processes
+from tests.trainer.snapshots.under_torchrun import of_both_ranks, torchrun
 
 from ddp_trainer.snapshots.checkpoints import Checkpoints, share_out
 from ddp_trainer.snapshots.trust.disk import is_cached
@@ -24,25 +22,14 @@ HERE = Path(__file__).parent
 def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where the two ranks left their volumes and what they saw."""
     out = tmp_path_factory.mktemp("checkpoints")
-    environ = {**os.environ, "PYTHONPATH": str(HERE.parents[2] / "trainer_image"), "OMP_NUM_THREADS": "1"}
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    done = subprocess.run(
-        [*torchrun, str(HERE / "checkpoint_ranks.py"), str(out)],
-        env=environ,
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-8000:]
+    torchrun(2, "checkpoint_ranks.py", out)
     return out
 
 
 @pytest.fixture(scope="module")
 @starts_processes
 def seen(out: Path) -> list[dict[str, Any]]:
-    """By rank: scenario -> what it returned there."""
-    return [json.loads((out / f"rank-{rank}.json").read_text()) for rank in (0, 1)]
+    return of_both_ranks(out)
 
 
 def test_what_all_ranks_wrote_is_one_verified_checkpoint_and_each_file_was_summed_once(seen: Any) -> None:

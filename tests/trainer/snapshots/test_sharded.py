@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,19 +11,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from tests.support.starting import starts_processes
+from tests.trainer.snapshots.under_torchrun import torchrun
 
 from ddp_trainer.snapshots.__main__ import main
 from ddp_trainer.snapshots.trust.store import SnapshotStore
 
 HERE = Path(__file__).parent
-
-
-def torchrun(ranks: int, out: Path, *scenarios: str) -> None:
-    environ = {**os.environ, "PYTHONPATH": str(HERE.parents[2] / "trainer_image"), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-    command += [str(HERE / "sharded_ranks.py"), str(out), *scenarios]
-    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=150, check=False)
-    assert done.returncode == 0, done.stderr[-8000:]
 
 
 def seen(out: Path, scenario: str, world_size: int, rank: int = 0) -> Any:
@@ -38,10 +28,9 @@ def seen(out: Path, scenario: str, world_size: int, rank: int = 0) -> Any:
 def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What two ranks saved, and what two and then one made of it."""
     out = tmp_path_factory.mktemp("sharded")
-    torchrun(
-        2, out, "save", "resume", "one_rank_cannot_write", "the_disk_of_one_rank_hangs", "pipeline", "pipeline_retyped"
-    )
-    torchrun(1, out, "resume", "pipeline_resized")
+    faults = ("one_rank_cannot_write", "the_disk_of_one_rank_hangs")
+    torchrun(2, "sharded_ranks.py", out, "save", "resume", *faults, "pipeline", "pipeline_retyped")
+    torchrun(1, "sharded_ranks.py", out, "resume", "pipeline_resized")
     return out
 
 
@@ -82,9 +71,9 @@ def test_resuming_at_another_size_says_that_random_numbers_start_anew(out: Path)
 def branched(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model of which parts have had no gradient when it is saved, over two ranks, then one, then two."""
     out = tmp_path_factory.mktemp("branched")
-    torchrun(2, out, "branched_unbroken", "branched_first")
-    torchrun(1, out, "branched_second")
-    torchrun(2, out, "branched_third")
+    torchrun(2, "sharded_ranks.py", out, "branched_unbroken", "branched_first")
+    torchrun(1, "sharded_ranks.py", out, "branched_second")
+    torchrun(2, "sharded_ranks.py", out, "branched_third")
     return out
 
 
@@ -116,8 +105,8 @@ def test_a_run_over_two_ranks_then_one_then_two_ends_as_the_unbroken_one(branche
 def loaders(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """States that each of two ranks has for itself, what two made of them and then one."""
     out = tmp_path_factory.mktemp("loaders")
-    torchrun(2, out, "own_loaders", "own_loaders_resumed", "own_loaders_broken")
-    torchrun(1, out, "own_loaders_resumed")
+    torchrun(2, "sharded_ranks.py", out, "own_loaders", "own_loaders_resumed", "own_loaders_broken")
+    torchrun(1, "sharded_ranks.py", out, "own_loaders_resumed")
     return out
 
 

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import math
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from tests.support.starting import starts_processes
+from tests.trainer.snapshots.under_torchrun import of_both_ranks, torchrun
 
 from ddp_trainer.snapshots.session import Identity, Progress, SaveInterval, SnapshotEvent, Snapshots
 
@@ -25,25 +22,14 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where the two ranks left their volumes and what they saw."""
     out = tmp_path_factory.mktemp("two-ranks")
     one_rank_saves(out / "resume_what_one_rank_saved" / "digits")
-    environ = {**os.environ, "PYTHONPATH": str(HERE.parents[2] / "trainer_image"), "OMP_NUM_THREADS": "1"}
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    done = subprocess.run(
-        [*torchrun, str(HERE / "two_ranks.py"), str(out)],
-        env=environ,
-        capture_output=True,
-        text=True,
-        timeout=150,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-8000:]
+    torchrun(2, "two_ranks.py", out)
     return out
 
 
 @pytest.fixture(scope="module")
 @starts_processes
 def seen(out: Path) -> list[dict[str, Any]]:
-    """By rank: scenario -> what it returned there."""
-    return [json.loads((out / f"rank-{rank}.json").read_text()) for rank in (0, 1)]
+    return of_both_ranks(out)
 
 
 def test_resuming_two_ranks_with_dropout_is_bitwise(seen: list[dict[str, Any]]) -> None:

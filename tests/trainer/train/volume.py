@@ -84,6 +84,11 @@ class Volume:
         """The loss of each step, as all attempts together have it."""
         return {line["step"]: line["loss"] for line in read_losses(self.logs)}
 
+    def script_losses(self) -> dict[int, Any]:
+        """What a script of its own wrote to losses.jsonl, by step; of a step that was computed again, the last."""
+        lines = (self.root / "shared" / "losses.jsonl").read_text().splitlines()
+        return {step: values for step, *values in map(json.loads, lines)}
+
     def events(self, kind: str) -> list[dict[str, Any]]:
         lines = [json.loads(line) for line in (self.logs / "events.jsonl").read_text().splitlines()]
         return [line for line in lines if line["event"] == kind]
@@ -98,6 +103,10 @@ class Volume:
             for path in self.checkpoints.glob("step-*")
             if path.name.removeprefix("step-").isdigit()
         )
+
+    def checkpoint_steps(self) -> list[int]:
+        """Steps of the verified checkpoints that scripts wrote themselves."""
+        return sorted(int(path.name[-12:]) for path in self.checkpoints.glob("checkpoint-????????????"))
 
     def newest_manifest(self) -> dict[str, Any]:
         return dict(json.loads((self.newest / "manifest.json").read_text()))

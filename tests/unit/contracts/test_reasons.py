@@ -71,7 +71,6 @@ def _camel_case(tree: ast.AST) -> Iterator[str]:
 
 def test_the_page_is_up_to_date(generator: dict[str, Any]) -> None:
     assert generator["PAGE"].read_text() == generator["rendered"]()
-    assert generator["main"](["--check"]) == 0
 
 
 def test_every_reason_in_the_code_has_a_row() -> None:

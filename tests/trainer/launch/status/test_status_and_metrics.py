@@ -33,26 +33,6 @@ SECTION = CONTRACT.split("## 4.")[1].split("## 5.")[0]
 EXAMPLE = json.loads(re.search(r"```json\n(.*?)```", SECTION, re.DOTALL)[1])
 
 
-@pytest.fixture
-def pod(tmp_path):
-    return PodEnvironment(
-        job="digits",
-        namespace="default",
-        uid="0b0c",
-        attempt=0,
-        node_rank=0,
-        nodes=2,
-        procs_per_node=1,
-        pod_ip="127.0.0.1",
-        rdzv_host="127.0.0.1",
-        rdzv_port=29500,
-        status_port=0,
-        shared=tmp_path,
-        run_dir=tmp_path,
-        termination_log=tmp_path / "log",
-    )
-
-
 def trained(directory: Path, rank: int = 0, resumed: int = 0, steps: int = 120) -> Heartbeat:
     """A rank that has trained: its heartbeat is the real writer's."""
     heartbeat = Heartbeat(heartbeat_dir(directory), rank=rank)

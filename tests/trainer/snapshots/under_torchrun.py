@@ -1,0 +1,33 @@
+"""A script of this folder with real ranks, and what its scenarios returned on each."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+
+
+def torchrun(ranks: int, script: str, out: Path, *scenarios: str) -> None:
+    """Run a script of this folder to its end; it leaves its results below `out`."""
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"),
+            *(str(HERE / script), str(out), *scenarios),
+        ],
+        env={**os.environ, "PYTHONPATH": str(HERE.parents[2] / "trainer_image"), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-8000:]
+
+
+def of_both_ranks(out: Path) -> list[dict[str, Any]]:
+    """By rank: scenario -> what it returned there."""
+    return [json.loads((out / f"rank-{rank}.json").read_text()) for rank in (0, 1)]
