@@ -192,7 +192,7 @@ def logs(
     rank: Annotated[int | None, typer.Option(min=0, help="Only this rank.")] = None,
     node: Annotated[int | None, typer.Option(min=0, help="Only the ranks of this node rank.")] = None,
     attempt: Annotated[int | None, typer.Option(min=0, help="Of this attempt; by default the newest.")] = None,
-    tail: Annotated[int | None, typer.Option(min=0, help="Only so many lines from the end of each pod's log.")] = None,
+    tail: Annotated[int | None, typer.Option(min=0, help="Only the last so many of these lines of each pod.")] = None,
     since: Annotated[str | None, typer.Option(metavar="DURATION", help="Only newer lines, such as 10m.")] = None,
     grep: Annotated[str | None, typer.Option(metavar="REGEX", help="Only lines that match.")] = None,
 ) -> None:

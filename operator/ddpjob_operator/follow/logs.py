@@ -40,12 +40,18 @@ class Wanted:
     """The newest that has pods, if None."""
     pattern: re.Pattern[str] | None = None
     tail: int | None = None
-    """Lines from the end of each pod's log."""
+    """The last so many of the wanted lines of each pod."""
     since_seconds: int | None = None
+
+    @property
+    def is_selective(self) -> bool:
+        """Whether lines are chosen by what is in them, which the kubelet cannot do."""
+        return self.rank is not None or self.pattern is not None
 
     def query(self) -> dict[str, str]:
         """The part of it that the kubelet answers."""
-        limits = {"tailLines": self.tail, "sinceSeconds": self.since_seconds}
+        tail = None if self.is_selective else self.tail
+        limits = {"tailLines": tail, "sinceSeconds": self.since_seconds}
         return {name: str(value) for name, value in limits.items() if value is not None}
 
 
@@ -86,6 +92,11 @@ def pods_of(pods: Iterable[PodView], wanted: Wanted, ranks_per_node: int) -> lis
     node = wanted.rank // ranks_per_node if wanted.rank is not None else wanted.node
     found = [pod for pod in placed if pod.attempt == attempt and node in (None, pod.node_rank)]
     return sorted(found, key=lambda pod: pod.node_rank or 0)
+
+
+def last_of(lines: list[Line], wanted: Wanted) -> list[Line]:
+    """Of the wanted lines of a pod, those that `tail` leaves."""
+    return lines if wanted.tail is None else lines[max(0, len(lines) - wanted.tail) :]
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,14 +150,23 @@ class JobLogs:
 
     async def _whole(self, pod: PodView) -> list[Line]:
         with suppress(_Absent):
-            return [line async for line in self._lines(pod, **self.wanted.query())]
+            return last_of([line async for line in self._lines(pod, **self.wanted.query())], self.wanted)
         return []
 
     async def _stream(self, pod: PodView, say: Callable[[Line], None], note: Callable[[str], None]) -> None:
         """One pod's log to its end. A connection that breaks is made again, from the last line on."""
         query, last = self.wanted.query(), ""
+        begins_late = self.wanted.tail is not None and self.wanted.is_selective
         while True:
             try:
+                if begins_late:
+                    so_far = [line async for line in self._lines(pod, **query)]
+                    for line in last_of(so_far, self.wanted):
+                        say(line)
+                    begins_late = False
+                    if so_far:
+                        last = so_far[-1].stamp
+                        query = {"sinceTime": last}
                 async for line in self._lines(pod, follow="true", **query):
                     if line.stamp > last:
                         say(line)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import AsyncIterator
+from typing import Any, cast
 
 import pytest
 
 from ddpjob_operator.cli.on_cluster import seconds
 from ddpjob_operator.core.values.observed import NO_ATTEMPT, PodPhase, PodView
-from ddpjob_operator.follow.logs import Wanted, is_wanted, parse_line, pods_of
+from ddpjob_operator.follow.logs import JobLogs, Wanted, is_wanted, parse_line, pods_of
 
 STAMP = "2030-01-01T12:00:00.123456789Z"
 
@@ -59,6 +61,35 @@ def test_of_a_node_with_several_ranks_only_the_lines_of_the_wanted_one_are_shown
 def test_what_the_kubelet_can_leave_out_is_left_to_it() -> None:
     assert Wanted(node=1).query() == {}
     assert Wanted(tail=5, since_seconds=60).query() == {"tailLines": "5", "sinceSeconds": "60"}
+
+
+class Pods:
+    """Answers as the API server does: one pod whose ranks 0 and 1 print in turn, and whose log ends."""
+
+    LOG = tuple(f"2030-01-01T12:00:0{number}Z {'[local rank 1] ' * (number % 2)}line {number}" for number in range(8))
+
+    async def lines(self, path: str, **query: str) -> AsyncIterator[str]:
+        log = [line for line in self.LOG if line >= query.get("sinceTime", "")]
+        for line in log[max(0, len(log) - int(query.get("tailLines", len(log)))) :]:
+            yield line
+
+
+@pytest.mark.parametrize(
+    ("wanted", "texts"),
+    [
+        (Wanted(rank=1, tail=2), ["line 5", "line 7"]),
+        (Wanted(rank=1, tail=9), ["line 1", "line 3", "line 5", "line 7"]),
+        (Wanted(rank=1, tail=0), []),
+        (Wanted(pattern=re.compile("[02]"), tail=1), ["line 2"]),
+        (Wanted(node=0, tail=3), ["line 5", "line 6", "line 7"]),
+    ],
+)
+async def test_the_last_lines_are_counted_among_those_that_are_wanted(wanted: Wanted, texts: list[str]) -> None:
+    logs = JobLogs(cast(Any, Pods()), "default", "digits", ranks_per_node=2, wanted=wanted)
+    assert [line.text for line in await logs._whole(pod(0, 0))] == texts
+    followed: list[str] = []
+    await logs._stream(pod(0, 0), lambda line: followed.append(line.text), pytest.fail)
+    assert followed == texts
 
 
 @pytest.mark.parametrize(("text", "expected"), [("90s", 90), ("10m", 600), ("1h30m", 5400), ("2h", 7200)])
