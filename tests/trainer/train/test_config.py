@@ -12,8 +12,9 @@ import pytest
 from tests.trainer.documented import message
 
 from ddp_trainer.contract.exit_codes import UserError
+from ddp_trainer.train.__main__ import exit_code
 from ddp_trainer.train.command_line import parse
-from ddp_trainer.train.config import Interval, TrainConfig, check_world
+from ddp_trainer.train.config import Interval, TrainConfig, check_elastic, check_world
 
 REFUSED = [
     ("--epochs x", "--epochs: 'x' is no whole number"),
@@ -102,6 +103,17 @@ def test_what_cannot_work_with_these_ranks_is_refused_before_training(
     with pytest.raises(UserError) as refusal:
         check_world(parse(line.split()), world_size=ranks, device=device)
     assert message in str(refusal.value)
+
+
+def test_a_pipeline_that_only_the_file_of_settings_names_is_refused_in_an_elastic_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "run.yaml").write_text("strategy: pipeline\n")
+    monkeypatch.setenv("DDPJOB_ELASTIC_MIN_NODES", "1")
+    assert exit_code(["--config", str(tmp_path / "run.yaml")]) == 64
+    assert message("Pipeline").search(capsys.readouterr().err)
+    check_elastic(parse(["--strategy", "fsdp"]), 1)
+    check_elastic(parse(["--strategy", "pipeline"]), None)
 
 
 @pytest.mark.parametrize(

@@ -161,6 +161,9 @@ class JobEnvironment:
     non_finite_loss: str = "Warn"
     """One of NON_FINITE_LOSS."""
 
+    elastic_min_nodes: int | None = None
+    """The number of nodes may change between attempts, down to this one; None where it does not."""
+
     @property
     def log_dir(self) -> Path:
         """`logs/<job>` on the volume (docs/contracts.md section 6)."""
@@ -261,6 +264,7 @@ def parse_job(env: Mapping[str, str], *, default_name: str) -> JobEnvironment:
         snapshot_keep=reader.integer("DDPJOB_SNAPSHOT_KEEP", 1, MAX_KEEP, default=3),
         snapshot_keep_every=reader.integer("DDPJOB_SNAPSHOT_KEEP_EVERY", 1, MAX_STEPS, default=0) or None,
         non_finite_loss=reader.choice("DDPJOB_NON_FINITE_LOSS", NON_FINITE_LOSS),
+        elastic_min_nodes=reader.integer("DDPJOB_ELASTIC_MIN_NODES", 1, MAX_NODES, default=0) or None,
     )
     reader.check()
     return parsed

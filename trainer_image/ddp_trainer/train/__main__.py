@@ -8,19 +8,22 @@ Run again, it goes on after the newest snapshot. Exit codes are those of docs/co
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 
+from ddp_trainer.contract.environment import parse_job
 from ddp_trainer.contract.exit_codes import EXIT_OK, FencedError, Preempted, RollBack, UserError
 from ddp_trainer.contract.heartbeat import Heartbeat
 from ddp_trainer.contract.process_end import end_after_exit_handlers, settle
 from ddp_trainer.train.command_line import parse
-from ddp_trainer.train.config import check_world
+from ddp_trainer.train.config import check_elastic, check_world
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Train as the command line says. Raises UserError, Preempted, or whatever went wrong."""
     config = parse(sys.argv[1:] if argv is None else argv)
+    check_elastic(config, parse_job(os.environ, default_name=config.task).elastic_min_nodes)
     heartbeat = Heartbeat.from_env()
     heartbeat.enter("init")
     # After the flags are known to be good: torch takes seconds to import.

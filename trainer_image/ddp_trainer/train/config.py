@@ -281,6 +281,17 @@ def _out_of_range(config: TrainConfig) -> Iterator[str]:
             yield f"{flag(field)} {value} is out of range: it must be {bound} {least}"
 
 
+def check_elastic(config: TrainConfig, min_nodes: int | None) -> None:
+    """Refuse a strategy that cannot resume with another number of ranks where the number of nodes may change, down to
+    `min_nodes`; the operator sees only one that is in `spec.args`. Raises UserError.
+    """
+    if config.strategy == "pipeline" and min_nodes is not None:
+        raise UserError(
+            f"--strategy pipeline (`strategy: pipeline` in the file of --config) resumes with the same number of ranks "
+            f"only, and spec.elastic.minNodes is {min_nodes}: remove spec.elastic, or use --strategy fsdp"
+        )
+
+
 def check_world(
     config: TrainConfig,
     *,

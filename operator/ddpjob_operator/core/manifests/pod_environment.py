@@ -89,6 +89,8 @@ def environment(job: Job, place: Place) -> list[Manifest]:
         own["DDPJOB_SNAPSHOT_KEEP_EVERY"] = str(job.spec.snapshots.keep_every)
     if job.spec.non_finite_loss_policy != "Warn":
         own["DDPJOB_NON_FINITE_LOSS"] = job.spec.non_finite_loss_policy
+    if job.spec.elastic is not None:
+        own["DDPJOB_ELASTIC_MIN_NODES"] = str(job.spec.elastic.min_nodes)
     if not job.spec.observe_script:
         own["DDPJOB_OBSERVE_SCRIPT"] = "false"
     if is_assignable(job):

@@ -271,7 +271,8 @@ def test_the_environment_is_the_contracts() -> None:
 
 
 def test_settings_that_are_not_the_default_are_variables_of_their_own() -> None:
-    found = env(pod(nonFiniteLossPolicy="Rollback", snapshots={"keepEvery": 1000}))
+    found = env(pod(nonFiniteLossPolicy="Rollback", snapshots={"keepEvery": 1000}, elastic={"minNodes": 1}))
+    assert found["DDPJOB_ELASTIC_MIN_NODES"] == "1"
     assert found["DDPJOB_NON_FINITE_LOSS"] == "Rollback"
     assert found["DDPJOB_SNAPSHOT_KEEP_EVERY"] == "1000"
 
