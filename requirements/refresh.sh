@@ -6,7 +6,8 @@
 #   operator.txt  the operator's image
 #   trainer.txt   the trainer's image, torch excepted, with what torch needs on any machine
 #   torch.txt     which torch all of them go with; no hash, because every index has builds of its own
-#   torch-cpu.txt, torch-cuda.txt  that torch alone, and with all that its CUDA build needs: to be installed with --no-deps
+#   torch-cpu.txt, torch-cuda.txt  that torch alone, and with all that its CUDA build and the extra named gpu need: to be installed
+#                                  with --no-deps
 #
 # Usage: requirements/refresh.sh [FOLDER OF pip AND pip-compile]. It asks whatever index pip is set up to ask, and keeps no
 # trace of which that was.
@@ -42,7 +43,7 @@ versions() { grep -oE '^[a-z0-9][^ ]*' "$1"; }
 echo "torch==$TORCH" >"$work/torch.txt"
 # === leaves out builds such as 2.13.0+cpu: this is the one with CUDA, and tells what only that one needs
 echo "torch===$TORCH" >"$work/torch.in"
-lock all "$work/torch.in"
+lock all --extra gpu "$work/torch.in" pyproject.toml
 blocks '^(torch=|nvidia-|cuda-|triton)' "$work/all" >"$work/torch-cuda.txt"
 if "$bin/pip" download -q --no-deps --dest "$work" "torch==$TORCH+cpu" 2>"$work/log"; then
   for wheel in "$work"/torch-*.whl; do

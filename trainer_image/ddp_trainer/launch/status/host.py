@@ -1,7 +1,7 @@
 """CPU time, memory and GPUs of the pod's container, read when `/metrics` is scraped.
 
 The container's control group has the first two: its own accounts, whatever else runs on the node. NVML has the GPUs,
-where the image has its Python bindings (`pip install nvidia-ml-py`); without them there are no such series.
+where the image has its Python bindings (`ddpjob[gpu]`, in the image with CUDA); without them there are no such series.
 """
 
 from __future__ import annotations
