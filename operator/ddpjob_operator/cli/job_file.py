@@ -11,6 +11,8 @@ from typing import Any
 
 from ddpjob_operator.api import KIND
 from ddpjob_operator.cli.documents import BadFile, Document, read_documents
+from ddpjob_operator.cli.pod_check import pod_problems
+from ddpjob_operator.cli.trainer_check import trainer_problems
 from ddpjob_operator.core.values.job import Job
 from ddpjob_operator.wire.jobs import InvalidJob, parse_job
 
@@ -53,7 +55,7 @@ def check_files(names: Iterable[str]) -> Checked:
     for name in names:
         jobs: list[tuple[Document, Job]] = []
         try:
-            jobs, found = _read_jobs(name, thorough=True)
+            jobs, found = _read_jobs(name)
             problems += found
         except BadFile as refusal:
             problems += refusal.problems
@@ -69,7 +71,7 @@ def check_files(names: Iterable[str]) -> Checked:
     return Checked(tuple(valid), tuple(problems))
 
 
-def _read_jobs(name: str, *, thorough: bool = False) -> tuple[list[tuple[Document, Job]], list[str]]:
+def _read_jobs(name: str) -> tuple[list[tuple[Document, Job]], list[str]]:
     """The jobs of a file that are valid, and the problems of the others."""
     documents = read_documents(name)
     jobs: list[tuple[Document, Job]] = []
@@ -82,8 +84,7 @@ def _read_jobs(name: str, *, thorough: bool = False) -> tuple[list[tuple[Documen
             job = _job(document.content)
         except InvalidJob as error:
             found += error.problems
-        if thorough:
-            found += [problem for problem in _beyond_the_schema(document.content) if _is_new(problem, found)]
+        found += [problem for problem in _beyond_the_schema(document.content) if _is_new(problem, found)]
         lines = [f"{document.place(_path_of(problem))}: {problem}" for problem in found]
         lines += [
             f"{document.at(line)}: {key}: duplicate key; remove one of them" for line, key in document.duplicate_keys
@@ -97,9 +98,6 @@ def _read_jobs(name: str, *, thorough: bool = False) -> tuple[list[tuple[Documen
 
 
 def _beyond_the_schema(content: Any) -> Iterator[str]:
-    from ddpjob_operator.cli.pod_check import pod_problems
-    from ddpjob_operator.cli.trainer_check import trainer_problems
-
     if isinstance(content, dict) and isinstance(spec := content.get("spec") or {}, dict):
         yield from pod_problems(content.get("metadata"), spec)
         yield from trainer_problems(spec)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections import deque
 from pathlib import Path
 
 from ddpjob_operator.api.status import DDPJobStatus, Phase
@@ -17,7 +16,7 @@ from ddpjob_operator.local.machine import different_here, missing_here, this_mac
 from ddpjob_operator.local.observed import short, success_in_words
 from ddpjob_operator.local.output import Logs
 from ddpjob_operator.local.runner import Outcome, Runner
-from ddpjob_operator.local.volume import VolumeError, lock_job, newest_snapshot, open_shared, pod_log
+from ddpjob_operator.local.volume import VolumeError, lock_job, log_tail, newest_snapshot, open_shared, pod_log
 
 SUCCEEDED, FAILED, REFUSED = 0, 1, 2
 _TAIL_LINES = 20
@@ -108,8 +107,7 @@ def _explain(outcome: Outcome) -> None:
     if failure.advice:
         print(f"  {failure.advice}", file=sys.stderr)
     log = outcome.failed_log
-    if log is not None and log.is_file():
+    if log is not None and (tail := log_tail(log, lines=_TAIL_LINES)):
         print(f"last lines of {short(log)}:", file=sys.stderr)
-        with log.open(errors="replace") as lines:
-            for line in deque(lines, maxlen=_TAIL_LINES):
-                print(f"  {line.rstrip()}", file=sys.stderr)
+        for line in tail.splitlines():
+            print(f"  {line.rstrip()}", file=sys.stderr)

@@ -50,9 +50,10 @@ def pod_log(shared: Path, job: str, pod: str) -> Path:
     return shared / "logs" / job / "pods" / f"{pod}.log"
 
 
-def log_tail(log: Path, uid: str) -> str:
-    """The last lines that the pod with this uid wrote to its log, which pods of its name share; empty if there are
-    none.
+def log_tail(log: Path, uid: str | None = None, lines: int = _TAIL_LINES) -> str:
+    """The last lines that the pod with this uid, by default the newest one, wrote to the log; empty if there are none.
+
+    Pods of the same name share a log: a later run of the job appends to it.
     """
     try:
         with log.open("rb") as file:
@@ -60,8 +61,9 @@ def log_tail(log: Path, uid: str) -> str:
             text = file.read().decode(errors="replace")
     except OSError:
         return ""
-    _, begun, own = text.rpartition(f"({uid}) starts\n")
-    return "\n".join((own if begun else text).splitlines()[-_TAIL_LINES:])
+    starts = re.escape(uid) if uid else "[^)]*"
+    own = re.split(rf"^---- .*\({starts}\) starts\n", text, flags=re.MULTILINE)[-1]
+    return "\n".join(own.splitlines()[-lines:])
 
 
 def newest_snapshot(shared: Path, job: str) -> int | None:

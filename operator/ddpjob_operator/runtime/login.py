@@ -28,6 +28,7 @@ from ddpjob_operator.settings import VERSION
 
 KEEPALIVE_SECONDS = 90.0
 
+_NO_LOGIN = "there is no kubeconfig (name one in KUBECONFIG, or create ~/.kube/config) and no service account of a pod"
 _NAMESPACE_OF_POD = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
 
@@ -98,8 +99,8 @@ async def _read_configuration(context: str | None) -> tuple[Configuration, str]:
         return configuration, _namespace_of_pod()
     except (ConfigException, OSError, ValueError, TypeError, AttributeError) as error:
         # the loader trips over an empty or half-written file in all these ways
-        what = f"the kubeconfig {files}" if files else "the pod's service account (and there is no kubeconfig)"
-        raise ApiError(0, "NoConfiguration", f"cannot use {what}: {error}") from error
+        what = f"cannot use the kubeconfig {files}: {error}" if files else f"{_NO_LOGIN}: {error}"
+        raise ApiError(0, "NoConfiguration", what) from error
 
 
 def _namespace_of_pod() -> str:

@@ -78,7 +78,7 @@ def test_a_name_that_cannot_be_one_is_refused(tmp_path: Path, name: str) -> None
 
 
 def test_a_key_that_stands_twice_is_refused(tmp_path: Path) -> None:
-    assert problems(tmp_path, MINIMAL + "  nodes: 3\n") == ["job.yaml:7: nodes: duplicate key; remove one of them"]
+    assert problems(tmp_path, MINIMAL + "  nodes: 4\n") == ["job.yaml:7: nodes: duplicate key; remove one of them"]
 
 
 def test_broken_yaml_is_told_with_line_and_column(tmp_path: Path) -> None:

@@ -71,7 +71,8 @@ def test_the_tail_of_a_log_is_what_the_pod_itself_wrote_last(tmp_path: Path) -> 
     log = tmp_path / "digits-0-0.log"
     assert log_tail(log, "u2") == ""
     log.write_text("---- digits-0-0 (u1) starts\nof another run\n---- digits-0-0 (u2) starts\nstep 1\nTraceback\n")
-    assert log_tail(log, "u2") == "step 1\nTraceback"
+    assert log_tail(log, "u2") == log_tail(log) == "step 1\nTraceback"
+    assert log_tail(log, lines=1) == "Traceback"
     with log.open("a") as file:
         file.writelines(f"line {number}\n" for number in range(2000))
     tail = log_tail(log, "u2").splitlines()
