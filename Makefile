@@ -5,6 +5,8 @@ PYTHON ?= python3
 VENV ?= .venv
 TORCH_INDEX ?=
 WORKERS ?= 3
+# Each test starts processes, and each of those would compile this project's modules anew.
+unexport PYTHONDONTWRITEBYTECODE
 export DDPJOB_CACHE_DIR ?= $(if $(XDG_CACHE_HOME),$(XDG_CACHE_HOME),$(HOME)/.cache)/ddpjob
 
 BIN := $(VENV)/bin

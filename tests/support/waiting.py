@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 PATIENCE_SECONDS: Final = 120.0
 """For anything that takes a second on an idle machine. It ends a test that hangs, and says nothing about speed."""
-SHORTEST_PAUSE, LONGEST_PAUSE = 0.02, 0.1
+SHORTEST_PAUSE, LONGEST_PAUSE = 0.02, 0.25
 """Seconds between two looks, which grow: many a look starts a process."""
 
 
