@@ -78,6 +78,7 @@ lint-files: $(VENV)/.dev
 	$(BIN)/python docs/reliability.py --check
 	$(BIN)/python charts/readme.py --check
 	$(BIN)/python charts/rbac.py --check
+	$(BIN)/python charts/policies.py --check
 
 mutate: $(VENV)/.dev  ## mutation testing of core: MODULES="failure.budget stages.run", or all of it, which takes hours
 	$(BIN)/python -m tests.mutation $(MODULES)
@@ -114,7 +115,7 @@ format: $(VENV)/.dev  ## let ruff lay out the code
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-generate: $(VENV)/.dev  ## write the CRD, four pages of docs/, the chart's README and the roles from their sources
+generate: $(VENV)/.dev  ## write the CRD, four pages of docs/, the chart's README, roles and policies from their sources
 	$(BIN)/python -m ddpjob_operator.api.crd
 	$(BIN)/python -m ddpjob_operator.api.docs
 	$(BIN)/python docs/metrics.py
@@ -123,6 +124,7 @@ generate: $(VENV)/.dev  ## write the CRD, four pages of docs/, the chart's READM
 	$(BIN)/python docs/reliability.py
 	$(BIN)/python charts/readme.py
 	$(BIN)/python charts/rbac.py
+	$(BIN)/python charts/policies.py
 
 images:  ## build the operator's and the trainer's image with docker, podman or buildah
 	tests/cluster/images.sh

@@ -102,3 +102,57 @@ topologySpreadConstraints: {{- toYaml . | nindent 2 }}
 {{- end -}}
 {{- join "," $pairs -}}
 {{- end -}}
+
+{{/* "true" where ValidatingAdmissionPolicies are wanted and served. `helm template` without a cluster knows no kinds, only
+a version: they are served since 1.30. */}}
+{{- define "ddpjob.admissionPolicies" -}}
+{{- $versions := .Capabilities.APIVersions -}}
+{{- $listed := $versions.Has "admissionregistration.k8s.io/v1/ValidatingAdmissionPolicy" -}}
+{{- $unknown := not ($versions.Has "v1/Pod") -}}
+{{- $since := semverCompare ">=1.30.0-0" .Capabilities.KubeVersion.Version -}}
+{{- if and .Values.admissionPolicies.enabled (or $listed (and $unknown $since)) -}}true{{- end -}}
+{{- end -}}
+
+{{/* Namespaces that are never served, as a list in CEL: those of `tenancy.OF_THE_CLUSTER` and the operator's own. */}}
+{{- define "ddpjob.neverServed" -}}
+{{- list "kube-system" "kube-public" "kube-node-lease" .Release.Namespace | uniq | toJson -}}
+{{- end -}}
+
+{{/* A bound of the request's namespace in CEL: (list $ SETTING DEFAULT), DEFAULT being CEL too. A namespace's own value wins. */}}
+{{- define "ddpjob.bound" -}}
+{{- $tenancy := (index . 0).Values.tenancy -}}
+{{- $setting := index . 1 -}}
+{{- $general := index . 2 -}}
+{{- $bounds := default dict $tenancy.bounds -}}
+{{- if hasKey $bounds $setting -}}{{- $general = index $bounds $setting | toJson -}}{{- end -}}
+{{- $own := dict -}}
+{{- range $name, $grant := default dict $tenancy.namespaces -}}
+{{- $bounds := default dict $grant.bounds -}}
+{{- if hasKey $bounds $setting -}}{{- $_ := set $own $name (index $bounds $setting) -}}{{- end -}}
+{{- end -}}
+{{- if $own -}}
+{{- printf "dyn(%s)[?request.namespace].orValue(dyn(%s))" (toJson $own) $general -}}
+{{- else -}}
+{{- printf "dyn(%s)" $general -}}
+{{- end -}}
+{{- end -}}
+
+{{/* The bounds on resources in CEL, each as text. A namespace's own are added to those of all, and win. */}}
+{{- define "ddpjob.boundResources" -}}
+{{- $general := dict -}}
+{{- range $name, $most := (default dict .Values.tenancy.bounds).resources -}}{{- $_ := set $general $name (toString $most) -}}{{- end -}}
+{{- $own := dict -}}
+{{- range $namespace, $grant := default dict .Values.tenancy.namespaces -}}
+{{- $resources := (default dict $grant.bounds).resources -}}
+{{- if $resources -}}
+{{- $both := deepCopy $general -}}
+{{- range $name, $most := $resources -}}{{- $_ := set $both $name (toString $most) -}}{{- end -}}
+{{- $_ := set $own $namespace $both -}}
+{{- end -}}
+{{- end -}}
+{{- if $own -}}
+{{- printf "dyn(%s)[?request.namespace].orValue(dyn(%s))" (toJson $own) (toJson $general) -}}
+{{- else -}}
+{{- printf "dyn(%s)" (toJson $general) -}}
+{{- end -}}
+{{- end -}}

@@ -7,22 +7,12 @@ from typing import Any
 
 import pytest
 from builders import DEFAULTS, make_job
+from tests.support.pod_specs import NAMED
 
 from ddpjob_operator.core.manifests.admission import admit
 from ddpjob_operator.core.manifests.admitted import Refused
 from ddpjob_operator.core.manifests.allow_lists import SETTINGS
 from ddpjob_operator.core.values.job import Bounds
-
-NAMED: dict[str, tuple[dict[str, Any], str]] = {
-    "serviceAccounts": ({"serviceAccountName": "admin"}, "admin"),
-    "priorityClasses": ({"priorityClassName": "urgent"}, "urgent"),
-    "schedulers": ({"schedulerName": "mine"}, "mine"),
-    "runtimeClasses": ({"runtimeClassName": "kata"}, "kata"),
-    "volumeTypes": ({"volumes": [{"name": "data", "nfs": {"server": "a", "path": "/"}}]}, "nfs"),
-    "tolerations": ({"tolerations": [{"key": "control-plane", "operator": "Exists"}]}, "control-plane"),
-    "nodeNames": ({"nodeName": "node-1"}, "node-1"),
-    "resourceClaims": ({"resourceClaims": [{"name": "gpu", "resourceClaimTemplateName": "all"}]}, "all"),
-}
 
 
 def refusals(bounds: Bounds, spec: dict[str, Any], **more: Any) -> list[str]:
