@@ -102,6 +102,10 @@ class Cache:
     """Names by uid of pods with our finalizer that belong to no job any more, or have left the watch alive."""
     _unwatched: dict[Owner, _Unwatched] = field(default_factory=dict)
     _listed: set[str | None] = field(default_factory=set)
+    doubts: int = 0
+    """How often `distrust` was called."""
+    _confirmed: set[str] = field(default_factory=set)
+    """Uids of jobs that this process has read or written since."""
     _gone: dict[str, int] = field(default_factory=dict)
     _last_list: int = 0
 
@@ -117,6 +121,8 @@ class Cache:
         """Somebody else may have acted: nothing is decided in a namespace until it has been listed anew, and what no
         list has of a job, its Service and the last report of its trainer, is asked for again."""
         self._listed.clear()
+        self._confirmed.clear()
+        self.doubts += 1
         for known in self._unwatched.values():
             known.service = known.report = None
 
@@ -139,6 +145,7 @@ class Cache:
             warnings=dict(known.warnings),
             initializer=max(initializers, key=lambda view: view.number, default=None),
             creations=dict(known.creations),
+            status_confirmed=owner.uid in self._confirmed,
         )
 
     def _uids_of(self, owner: Owner) -> Iterable[str]:
@@ -172,10 +179,18 @@ class Cache:
         self._jobs[key] = kept(obj)
         return True
 
+    def confirm_job(self, obj: Json, doubts: int) -> bool:
+        """Take in a DDPJob as the API server has answered, asked when there were so many `doubts`; whether that was
+        news. From then on what is known of it is never older than what this process has written."""
+        if doubts == self.doubts:
+            self._confirmed.add(obj["metadata"]["uid"])
+        return self.put_job(obj)
+
     def drop_job(self, obj: Json) -> bool:
         """Take in that a DDPJob is gone; whether that was news. A newer job of the same name stays."""
         meta = obj["metadata"]
         self._gone.setdefault(meta["uid"], _version(obj))
+        self._confirmed.discard(meta["uid"])
         self._unwatched.pop(Owner(meta["namespace"], meta["uid"]), None)
         known = self._jobs.get(Key(meta["namespace"], meta["name"]))
         if known is None or known["metadata"]["uid"] != meta["uid"]:

@@ -93,7 +93,7 @@ class StatusWriter:
         Returns:
             whether it was written; if not, `obj` was out of date and the cache now holds a newer one, or none.
         """
-        metadata = obj["metadata"]
+        metadata, doubts = obj["metadata"], self.cache.doubts
         body = {"metadata": {"resourceVersion": metadata["resourceVersion"]}, "status": change.patch}
         try:
             written = await self.client.merge_patch(paths.job_status(*key), "ddpjobs/status", body)
@@ -106,7 +106,7 @@ class StatusWriter:
                 raise
             return False
         metrics.STATUS_WRITES.labels(kind="progress" if change.only_progress else "change").inc()
-        self.cache.put_job(written)
+        self.cache.confirm_job(written, doubts)
         return True
 
     async def is_current(self, key: Key, obj: Mapping[str, Any]) -> bool:
@@ -119,8 +119,10 @@ class StatusWriter:
         """A watch may lag: it will bring the newer object, but not necessarily before the next decision."""
         if self.cache.job(key) is not obj:
             return  # it already has
+        doubts = self.cache.doubts
         try:
-            self.cache.put_job(await self.client.get(f"{paths.jobs(key.namespace)}/{key.name}", "ddpjobs"))
+            found = await self.client.get(f"{paths.jobs(key.namespace)}/{key.name}", "ddpjobs")
+            self.cache.confirm_job(found, doubts)
         except ApiError as error:
             if not error.not_found:
                 raise

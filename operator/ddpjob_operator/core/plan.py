@@ -32,7 +32,7 @@ from ddpjob_operator.core.stages.restart import resume_attempt
 from ddpjob_operator.core.stages.running import plan_running
 from ddpjob_operator.core.stages.starting import plan_starting
 from ddpjob_operator.core.stages.suspend import is_suspended, plan_suspension
-from ddpjob_operator.core.values.actions import Plan, soonest
+from ddpjob_operator.core.values.actions import Action, Plan, depends_on_status, soonest
 from ddpjob_operator.core.values.job import Defaults, Job
 from ddpjob_operator.core.values.look import Look
 from ddpjob_operator.core.values.observed import Observed
@@ -50,6 +50,7 @@ def plan(job: Job, observed: Observed, now: datetime, defaults: Defaults) -> Pla
     decided = with_releases(look, _by_stage(ended))
     status = _with_goodput(job.status, decided.status, observed, now)
     events = (*found, *decided.events, *warnings(job.status, status))
+    status_first = decided.status_first or adopted.status != job.status
     wait = soonest(
         decided.requeue_after, until_late_cause(look.with_status(status)), _next_moment(look.with_status(status))
     )
@@ -58,9 +59,18 @@ def plan(job: Job, observed: Observed, now: datetime, defaults: Defaults) -> Pla
         status=status,
         events=events,
         requeue_after=wait,
-        status_first=decided.status_first or adopted.status != job.status,
-        confirm_first=bool(decided.actions) and any(pod.attempt > job.status.attempt for pod in observed.pods),
+        status_first=status_first,
+        confirm_first=_must_confirm(job, observed, decided.actions, guarded=status_first and status != job.status),
     )
+
+
+def _must_confirm(job: Job, observed: Observed, actions: tuple[Action, ...], *, guarded: bool) -> bool:
+    """Whether the status may be too old for these actions: some pod is newer, or this process has only seen the job in
+    a list or a watch. A write of the status before them (`guarded`) confirms it, by its resourceVersion.
+    """
+    if actions and any(pod.attempt > job.status.attempt for pod in observed.pods):
+        return True
+    return not (observed.status_confirmed or guarded) and any(depends_on_status(action) for action in actions)
 
 
 def _with_goodput(before: DDPJobStatus, after: DDPJobStatus, observed: Observed, now: datetime) -> DDPJobStatus:

@@ -324,6 +324,22 @@ def test_a_new_leader_asks_for_what_no_list_has() -> None:
     assert (known.service, known.report, cache.is_listed("ns")) == (None, None, False)
 
 
+def test_a_job_is_confirmed_by_an_answer_that_was_asked_for_since_the_last_doubt() -> None:
+    cache = Cache()
+    cache.put_job(job(5))
+    assert not cache.observed(OWNER).status_confirmed
+    asked = cache.doubts
+    cache.confirm_job(job(5), asked)
+    assert cache.observed(OWNER).status_confirmed
+    cache.distrust()
+    cache.confirm_job(job(6), asked)
+    assert not cache.observed(OWNER).status_confirmed
+    cache.confirm_job(job(6), cache.doubts)
+    assert cache.observed(OWNER).status_confirmed
+    cache.drop_job(job(7))
+    assert not cache.observed(OWNER).status_confirmed
+
+
 def held(made: dict[str, Any], *, deleting: bool = False) -> dict[str, Any]:
     made["metadata"]["finalizers"] = ["training.ddpjob.io/job-tracking"]
     if deleting:

@@ -81,6 +81,8 @@ class Cluster:
     """Pods of the last attempt that had ended, and were deleted although cleanPodPolicy keeps them for their log."""
     ends_lost: list[str] = field(default_factory=list)
     """Pods of the current attempt that had ended, and vanished before that was on record."""
+    before: tuple[Job, int] | None = None
+    """The job and its version before its status was last written."""
     lost: int = 0
     """How often the job's status was lost."""
     live: list[tuple[str, ...]] = field(default_factory=list)
@@ -91,6 +93,7 @@ class Cluster:
     def write_status(self, status: DDPJobStatus, version: int) -> bool:
         if version != self.version:
             return False
+        self.before = (self.job, self.version)
         # what comes back from an API server went through JSON
         status = DDPJobStatus.model_validate_json(status.model_dump_json(by_alias=True, exclude_none=True))
         self.job, self.version = replace(self.job, status=status), self.version + 1

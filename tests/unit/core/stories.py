@@ -36,6 +36,7 @@ events = st.one_of(
     st.tuples(st.just("watch stalls")),
     st.tuples(st.just("watch catches up")),
     st.tuples(st.just("watch of the job stalls")),
+    st.tuples(st.just("another operator starts from an old job")),
     st.tuples(st.just("edit"), st.sampled_from(("a", "b")), st.integers(1, 3)),
     st.tuples(st.just("suspend"), st.booleans()),
     st.tuples(st.just("scale"), st.integers(1, 4)),
@@ -126,6 +127,9 @@ def happen(world: World, event: tuple[object, ...]) -> None:
             operator.pods = operator.job = None
         case ("watch of the job stalls",):
             operator.job = (cluster.job, cluster.version)
+        case ("another operator starts from an old job",):
+            world.restart()
+            world.operator.job = cluster.before
         case ("edit", str(argument), int(nodes)):
             cluster.edit(args=[argument], nodes=nodes)
         case ("suspend", bool(suspended)):

@@ -60,6 +60,19 @@ def test_nothing_is_done_about_pods_newer_than_the_status_before_that_is_known_t
     assert not look(make_job(STARTING), seen(*GANG)).confirm_first
 
 
+def test_a_process_that_has_only_seen_a_job_in_a_list_confirms_its_status_before_it_touches_pods() -> None:
+    """Unless it writes the status before: that is refused if it is old."""
+    listed = replace(seen(GANG[0]), status_confirmed=False)
+    assert look(make_job(STARTING), listed).actions
+    assert look(make_job(STARTING), listed).confirm_first
+    assert not look(make_job(STARTING), seen(GANG[0])).confirm_first
+    begun = look(make_job(), listed)
+    assert (begun.status_first, begun.confirm_first) == (True, False)
+    without_service = look(make_job(), replace(listed, pods=(), service=None))
+    assert without_service.actions
+    assert not without_service.confirm_first, "what is created twice is created once"
+
+
 def test_an_operator_with_an_old_picture_of_the_job_leaves_its_new_gang_alone() -> None:
     world = World.start(nodes=2)
     world.settle()

@@ -24,6 +24,10 @@ from ddpjob_operator.api.status import Phase
     {"nodes": 1, "restart": {"maxRestarts": 4}, "initializers": [{"name": "data", "script": "true", "path": "data"}]},
     [("look",), ("suspend", True), ("fetch", 0), ("delete fetcher",)],
 )
+@example(  # a try whose failure is on record, in a job that is older
+    {"nodes": 1, "restart": {"maxRestarts": 4}, "initializers": [{"name": "data", "script": "true", "path": "data"}]},
+    [("look",), ("fetch", 1), ("another operator starts from an old job",)],
+)
 def test_every_promise_holds_whatever_happens_and_in_whatever_order(
     spec: dict[str, Any], story: list[tuple[object, ...]]
 ) -> None:

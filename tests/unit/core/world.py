@@ -63,6 +63,8 @@ class Operator:
     """An old picture of the pods, or None while the watch is up to date."""
     job: tuple[Job, int] | None = None
     """An old picture of the job and its version, likewise."""
+    confirmed: bool = False
+    """Whether it has read or written the job."""
     creations: dict[str, Creations] = field(default_factory=dict)
     kill_after: int | None = None
     lose_after: int | None = None
@@ -76,9 +78,10 @@ class Operator:
             seen = self._observed()
             decided = self.decide(job, seen, self.cluster.now, DEFAULTS)
             self.wait = decided.requeue_after
-            if decided.confirm_first and version != self.cluster.version:
-                self.job = None
-                continue
+            if decided.confirm_first:
+                self.job, self.confirmed = None, True
+                if version != self.cluster.version:
+                    continue
             if decided.status_first and not self._write(decided, job, version):
                 continue
             blocked, self.problem = self.problem is not None, None
@@ -117,6 +120,7 @@ class Operator:
             warnings=dict(self.warnings),
             initializer=max(fetchers, key=lambda pod: pod.number, default=None),
             creations=dict(self.creations),
+            status_confirmed=self.confirmed,
         )
 
     def _seen(self) -> tuple[PodView, ...]:
@@ -132,8 +136,8 @@ class Operator:
             return True
         self._before_call()
         written = self.cluster.write_status(decided.status, version)
-        self.job = None  # the answer, or the read after a conflict, carries what is true now
         self._after_call()
+        self.job, self.confirmed = None, True  # the answer, or the read after a conflict, carries what is true now
         self.last_write = self.cluster.now
         return written
 

@@ -137,7 +137,7 @@ class Plan:
 
     The edge writes `status` first, guarded by the job's resourceVersion, whenever `status_first` is set (a new
     attempt must be on record before any of its pods exists), and otherwise after the actions. An unchanged status is
-    never written. With `confirm_first` there are pods newer than the status: the edge reads the job from the API server
+    never written. With `confirm_first` the status may be older than the one on the API server: the edge reads the job
     before anything else, and decides anew if what it had was old. `actions` of one plan are independent of each other
     and may run at once. Look at the job again after `requeue_after` seconds, or on the next event.
     """
@@ -148,6 +148,17 @@ class Plan:
     confirm_first: bool = False
     requeue_after: float | None = None
     events: tuple[Event, ...] = field(default=())
+
+
+def depends_on_status(action: Action) -> bool:
+    """Whether an action on an old status does harm. To read, or to create what exists already, does none."""
+    match action:
+        case CreatePVC() | CreateService() | ReadLog() | ReadWarnings():
+            return False
+        case CreateChild(manifest):
+            return bool(manifest["kind"] == "Pod")
+        case _:
+            return True
 
 
 def soonest(*waits: float | None) -> float | None:

@@ -211,3 +211,7 @@ class Observed:
     """The pod that runs the initializers."""
     creations: Mapping[str, Creations] = field(default_factory=dict)
     """By name, of the pods that this process has created for the current attempt."""
+    status_confirmed: bool = True
+    """Whether this process has read or written the job since it began to lead. What a list or a watch has of it may be
+    older than the last leader's last write.
+    """
