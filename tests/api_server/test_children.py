@@ -15,8 +15,18 @@ from ddpjob_operator.cluster.cache import Cache, Key, Owner
 from ddpjob_operator.core.manifests.admitted import Admitted
 from ddpjob_operator.core.manifests.pod_environment import Place
 from ddpjob_operator.core.manifests.pods import build_pod
-from ddpjob_operator.core.values.actions import Action, AssignPod, CreateChild, CreatePod, DeleteJob, DeletePod, ReadLog
+from ddpjob_operator.core.values.actions import (
+    Action,
+    AssignPod,
+    CreateChild,
+    CreatePod,
+    DeleteJob,
+    DeletePod,
+    ReadLog,
+    ReleasePod,
+)
 from ddpjob_operator.core.values.job import Defaults, Job, Problem
+from ddpjob_operator.core.values.names import FINALIZER
 from ddpjob_operator.core.values.observed import PodView, ServiceView
 from ddpjob_operator.runtime.errors import ApiError
 from ddpjob_operator.wire.jobs import parse_job
@@ -138,6 +148,21 @@ async def test_a_pod_of_a_lost_node_is_removed_at_once_only_without_grace(
     assert [seen.deleting for seen in actor.pods] == [True]
     await actor.do(DeletePod(pod.name, pod.uid, 0))
     assert await cluster.pods() == []
+
+
+async def test_a_pod_is_released_as_often_as_may_be_and_keeps_the_finalizers_of_others(
+    cluster: Cluster, job: dict[str, Any]
+) -> None:
+    actor, theirs = Actor(cluster, job), "example.com/theirs"
+    pod = await actor.make_pod()
+    path = f"{paths.pods(cluster.namespace)}/{pod.name}"
+    for others in ([], [theirs]):
+        await cluster.client.merge_patch(path, "pods", {"metadata": {"finalizers": [FINALIZER, *others]}})
+        for _ in range(2):
+            assert await actor.do(ReleasePod(pod.name, pod.uid)) is None
+            assert await cluster.finalizers() == others
+    assert await actor.do(ReleasePod(pod.name, FOREIGN)) is None
+    await cluster.client.merge_patch(path, "pods", {"metadata": {"finalizers": None}})
 
 
 async def test_a_job_is_deleted_by_its_uid_and_known_to_be_gone(cluster: Cluster, job: dict[str, Any]) -> None:

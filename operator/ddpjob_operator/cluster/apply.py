@@ -210,19 +210,35 @@ class Applier:
             self.cache.forget_pod(action.uid)
 
     async def release(self, namespace: str, action: ReleasePod) -> None:
-        """Remove our finalizer and no other. The uid keeps the patch from a pod that has got the name since."""
-        body = {"metadata": {"uid": action.uid, "$deleteFromPrimitiveList/finalizers": [FINALIZER]}}
-        try:
-            pod = await self.client.strategic_patch(f"{paths.pods(namespace)}/{action.name}", "pods", body)
-        except ApiError as error:
-            if not (error.not_found or (error.status in (409, 422) and await self._is_replaced(namespace, action))):
-                raise
+        """Remove our finalizer and no other, if this pod has it."""
+        pod = await self._released(namespace, action)
+        if pod is None:
             self.cache.forget_pod(action.uid)
-            return
-        if pod["metadata"].get("deletionGracePeriodSeconds") == 0 and not pod["metadata"].get("finalizers"):
+        elif pod["metadata"].get("deletionGracePeriodSeconds") == 0 and not pod["metadata"].get("finalizers"):
             self.cache.drop_pod(pod)  # its kubelet was done with it: this was what kept it
         else:
             self.cache.put_pod(pod)
+
+    async def _released(self, namespace: str, action: ReleasePod) -> Json | None:
+        """The pod without our finalizer; None if it is gone. Most pods have no other, so one call is enough."""
+        path, finalizers = f"{paths.pods(namespace)}/{action.name}", [FINALIZER]
+        while True:
+            try:
+                return await self.client.json_patch(path, "pods", _without_ours(action.uid, finalizers))
+            except ApiError as error:
+                if error.not_found:
+                    return None
+                if error.status not in (409, 422):
+                    raise
+                pod = await self._read_pod(namespace, action.name)
+                if pod is None or pod["metadata"]["uid"] != action.uid:
+                    return None
+                found = pod["metadata"].get("finalizers") or []
+                if FINALIZER not in found:
+                    return pod
+                if found == finalizers:  # it was refused for another reason
+                    raise
+                finalizers = found
 
     async def release_all(self, namespace: str, pods: Sequence[ReleasePod]) -> list[ApiError]:
         """Returns what kept pods from being released."""
@@ -232,16 +248,20 @@ class Applier:
                 raise result
         return [result for result in results if isinstance(result, ApiError)]
 
-    async def _is_replaced(self, namespace: str, action: DeletePod | AssignPod | ReleasePod) -> bool:
+    async def _is_replaced(self, namespace: str, action: DeletePod | AssignPod) -> bool:
         """Whether the pod of that name is another one, which a 409 can mean, but need not."""
+        pod = await self._read_pod(namespace, action.name)
+        return pod is None or bool(pod["metadata"]["uid"] != action.uid)
+
+    async def _read_pod(self, namespace: str, name: str) -> Json | None:
         try:
-            pod = await self.client.get(f"{paths.pods(namespace)}/{action.name}", "pods")
+            pod = await self.client.get(f"{paths.pods(namespace)}/{name}", "pods")
         except ApiError as error:
             if error.not_found:
-                return True
+                return None
             raise
         self.cache.put_pod(pod)
-        return bool(pod["metadata"]["uid"] != action.uid)
+        return pod
 
     async def _assign_pod(self, job: Job, action: AssignPod) -> None:
         """The uid in the patch keeps it from a pod that has got the name since: a 409, or a 422 of older servers."""
@@ -347,6 +367,19 @@ class Applier:
             if error.already_exists or not refuses(error):
                 raise
             raise Rejected(problem_of(manifest, error), status=error.status, final=_is_final(error)) from error
+
+
+def _without_ours(uid: str, finalizers: Sequence[str]) -> list[Json]:
+    """A JSON patch of the pod with this uid and these finalizers: one that has got the name since, or whose finalizers
+    have changed, stays as it is. A strategic merge patch could name the one item alone, but adds it where it is not
+    there (Kubernetes 1.20).
+    """
+    rest = [name for name in finalizers if name != FINALIZER]
+    return [
+        {"op": "test", "path": "/metadata/uid", "value": uid},
+        {"op": "test", "path": "/metadata/finalizers", "value": list(finalizers)},
+        {"op": "replace", "path": "/metadata/finalizers", "value": rest},
+    ]
 
 
 def _may_pass(failure: BaseException) -> bool:

@@ -202,6 +202,8 @@ class Cache:
         """Take in a pod as seen; whether that was news."""
         meta = obj["metadata"]
         uid, version = meta["uid"], _version(obj)
+        if not is_held(obj):
+            self._released(uid)
         known = self._pods.get(uid)
         if uid in self._gone or (known is not None and known.version >= version):
             return False
@@ -247,10 +249,7 @@ class Cache:
     def forget_pod(self, uid: str, version: int | None = None) -> bool:
         """Take in that the pod of that uid does not exist; whether that was news."""
         self._gone.setdefault(uid, self._last_list if version is None else version)
-        for key in [key for key, pods in self._lost.items() if uid in pods]:
-            del self._lost[key][uid]
-            if not self._lost[key]:
-                del self._lost[key]
+        self._released(uid)
         known = self._pods.pop(uid, None)
         if known is None:
             return False
@@ -259,6 +258,13 @@ class Cache:
             self._unwatched[known.owner].warnings.pop(uid, None)
         self._part(uid, known.owner)
         return True
+
+    def _released(self, uid: str) -> None:
+        """A finalizer that is gone does not come back."""
+        for key in [key for key, pods in self._lost.items() if uid in pods]:
+            del self._lost[key][uid]
+            if not self._lost[key]:
+                del self._lost[key]
 
     def _part(self, uid: str, owner: Owner) -> None:
         siblings = self._pods_of[owner]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -35,7 +35,7 @@ LONGEST_WAIT_SECONDS = 60.0
 _TOO_MANY = 429
 _UNAUTHORIZED = 401
 MERGE_PATCH = "application/merge-patch+json"
-STRATEGIC_MERGE_PATCH = "application/strategic-merge-patch+json"
+JSON_PATCH = "application/json-patch+json"
 
 
 PAGE = 200
@@ -85,9 +85,9 @@ class Client:
     async def merge_patch(self, path: str, resource: str, body: Json) -> Json:
         return await self._call("PATCH", path, resource, body=body, content_type=MERGE_PATCH)
 
-    async def strategic_patch(self, path: str, resource: str, body: Json) -> Json:
-        """For Kubernetes' own resources: one item of a list can be removed without naming the others."""
-        return await self._call("PATCH", path, resource, body=body, content_type=STRATEGIC_MERGE_PATCH)
+    async def json_patch(self, path: str, resource: str, operations: Sequence[Json]) -> Json:
+        """RFC 6902. Where one of its tests fails nothing is changed, and the server answers 422."""
+        return await self._call("PATCH", path, resource, body=operations, content_type=JSON_PATCH)
 
     async def delete(self, path: str, resource: str, body: Json | None = None) -> Json:
         return await self._call("DELETE", path, resource, body=body)
@@ -161,7 +161,7 @@ class Client:
         resource: str,
         *,
         query: Mapping[str, str] | None = None,
-        body: Json | None = None,
+        body: Json | Sequence[Json] | None = None,
         content_type: str = "application/json",
         verb: str | None = None,
     ) -> bytes:
@@ -192,7 +192,7 @@ class Client:
         path: str,
         resource: str,
         query: Mapping[str, str],
-        body: Json | None,
+        body: Json | Sequence[Json] | None,
         content_type: str,
         verb: str,
     ) -> bytes:
@@ -220,7 +220,7 @@ class Client:
         method: str,
         path: str,
         query: Mapping[str, str],
-        body: Json | None,
+        body: Json | Sequence[Json] | None,
         content_type: str,
         total_seconds: float | None,
     ) -> AsyncIterator[aiohttp.ClientResponse]:

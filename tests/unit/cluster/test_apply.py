@@ -210,12 +210,33 @@ async def test_a_pod_that_is_deleted_is_released_too_and_keeps_the_finalizers_of
         bodies.append(json.loads(await request.text()))
         return ok(pod(**GOING, resourceVersion="10", finalizers=theirs))
 
-    server.answers = [ok(pod(**GOING, finalizers=[FINALIZER, *theirs])), patched]
+    found = pod(**GOING, finalizers=[FINALIZER, *theirs])
+    server.answers = [ok(found), status(422, "Invalid", "the test of a patch fails"), ok(found), patched]
     assert await Applier(client, cache).carry_out(JOB, [DeletePod("digits-0-1", "pod-1", 2)]) is None
-    assert [request.method for request in server.asked] == ["DELETE", "PATCH"]
-    assert server.asked[1].content_type == "application/strategic-merge-patch+json"
-    assert bodies == [{"metadata": {"uid": "pod-1", "$deleteFromPrimitiveList/finalizers": [FINALIZER]}}]
+    assert [request.method for request in server.asked] == ["DELETE", "PATCH", "GET", "PATCH"]
+    assert server.asked[1].content_type == "application/json-patch+json"
+    ((uid, known, rest),) = bodies
+    assert (uid["op"], uid["value"]) == ("test", "pod-1")
+    assert (known["op"], known["value"]) == ("test", [FINALIZER, *theirs])
+    assert (rest["op"], rest["path"], rest["value"]) == ("replace", "/metadata/finalizers", theirs)
     assert [seen.held for seen in cache.observed(Owner("ns", "job-1")).pods] == [False]
+
+
+async def test_a_pod_that_was_released_before_is_left_alone(server: Server, client: Client) -> None:
+    cache = Cache()
+    cache.put_pod(pod(resourceVersion="8", finalizers=[FINALIZER]))
+    server.answers = [status(422, "Invalid"), ok(pod(resourceVersion="9"))]
+    assert await Applier(client, cache).carry_out(JOB, [ReleasePod("digits-0-1", "pod-1")]) is None
+    assert [request.method for request in server.asked] == ["PATCH", "GET"]
+    assert [seen.held for seen in cache.observed(Owner("ns", "job-1")).pods] == [False]
+
+
+async def test_a_release_that_a_policy_denies_is_told_to_the_author_of_the_job(server: Server, client: Client) -> None:
+    server.answers = [status(422, "Invalid", "denied by a policy"), ok(pod(finalizers=[FINALIZER]))]
+    server.answers += [status(500, "InternalError", "asked too often")]
+    refused = await Applier(client, Cache()).carry_out(JOB, [ReleasePod("digits-0-1", "pod-1")])
+    assert refused is not None
+    assert "denied by a policy" in refused.problem.message
 
 
 async def test_a_pod_without_the_finalizer_is_deleted_with_one_call(server: Server, client: Client) -> None:

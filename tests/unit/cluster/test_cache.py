@@ -379,6 +379,15 @@ def test_an_orphan_is_unclaimed_until_it_is_released() -> None:
     assert cache.unclaimed(key, None) == ()
 
 
+def test_a_pod_that_was_released_after_it_left_its_job_is_not_released_again() -> None:
+    cache = Cache()
+    cache.put_pod(held(pod(6, owner=None)))
+    key = key_of_pod(pod(6, owner=None))
+    assert cache.unclaimed(key, None) == UNCLAIMED
+    cache.put_pod(pod(7, owner=None))
+    assert cache.unclaimed(key, None) == ()
+
+
 def test_a_pod_that_only_lost_our_label_is_unclaimed() -> None:
     """The watch says DELETED, but nobody deleted it: it would keep its finalizer for ever."""
     cache = Cache()
