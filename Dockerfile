@@ -36,7 +36,7 @@ ENV PATH=/opt/venv/bin:$PATH \
     PYTHONUNBUFFERED=1
 USER 65532:65532
 WORKDIR /tmp
-EXPOSE 8080
+EXPOSE 8080 8081
 STOPSIGNAL SIGTERM
 ENTRYPOINT ["python", "-m", "ddpjob_operator.main"]
 # Last what changes most.

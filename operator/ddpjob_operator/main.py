@@ -27,6 +27,7 @@ from ddpjob_operator.cluster.controller import Controller
 from ddpjob_operator.cluster.resync import Resync
 from ddpjob_operator.cluster.status_poll import StatusPoller
 from ddpjob_operator.core.values.job import Defaults
+from ddpjob_operator.runtime import access
 from ddpjob_operator.runtime.client import connect
 from ddpjob_operator.runtime.errors import ApiError
 from ddpjob_operator.runtime.events import EventRecorder
@@ -97,7 +98,7 @@ async def run(settings: Settings, defaults: Callable[[str], Defaults]) -> None:
 
     Raises:
         ApiError: the API server's configuration cannot be used.
-        OSError: the port is taken.
+        OSError: a port is taken.
         Exception: a part has died.
     """
     stop = asyncio.Event()
@@ -105,12 +106,25 @@ async def run(settings: Settings, defaults: Callable[[str], Defaults]) -> None:
         asyncio.get_running_loop().add_signal_handler(name, stop.set)
     async with AsyncExitStack() as cleanup:
         operator = await _assemble(settings, defaults, cleanup)
-        runner, port = await server.serve(settings.port, healthy=operator.unhealthy, ready=operator.unready)
-        cleanup.push_async_callback(runner.cleanup)
-        logger.info("ddpjob-operator %s serves %s, probes and metrics on port %d", VERSION,
-                    ", ".join(settings.namespaces) or "all namespaces", port)  # fmt: skip
+        probes, probe_port = await server.serve_probes(
+            settings.probe_port, healthy=operator.unhealthy, ready=operator.unready
+        )
+        cleanup.push_async_callback(probes.cleanup)
+        page, port = await server.serve_metrics(settings.port, await _authorize(settings, cleanup))
+        cleanup.push_async_callback(page.cleanup)
+        logger.info("ddpjob-operator %s serves %s, metrics on port %d, probes on port %d", VERSION,
+                    ", ".join(settings.namespaces) or "all namespaces", port, probe_port)  # fmt: skip
         await _run_parts(operator, stop)
     logger.info("stopped")
+
+
+async def _authorize(settings: Settings, cleanup: AsyncExitStack) -> server.Authorize | None:
+    """Who may read /metrics, where that is restricted: reviews are no writes of a leader, and wait for no work."""
+    if not settings.metrics_authentication:
+        return None
+    own = await connect(access.WAITING)
+    cleanup.push_async_callback(own.close)
+    return access.Access(own, "/metrics").status
 
 
 async def _assemble(settings: Settings, defaults: Callable[[str], Defaults], cleanup: AsyncExitStack) -> Operator:

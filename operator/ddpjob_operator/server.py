@@ -1,12 +1,13 @@
-"""The operator's own HTTP port: /metrics for Prometheus, /healthz and /readyz for the kubelet.
+"""The operator's own HTTP ports: /metrics for Prometheus on one, /healthz and /readyz for the kubelet on another.
 
 Probes answer from what the process knows of itself. An API server that is away makes the operator unready, not
-unhealthy: a restart would mend nothing and lose the picture of the cluster.
+unhealthy: a restart would mend nothing and lose the picture of the cluster. They have a port of their own because a
+kubelet has no credentials, and metrics may require them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 
 from aiohttp import web
 
@@ -15,9 +16,14 @@ from ddpjob_operator import metrics
 Probe = Callable[[], list[str]]
 """Returns what is wrong, in words; an empty list is good."""
 
+Authorize = Callable[[str], Awaitable[int]]
+"""Returns the HTTP status for an Authorization header; 200 lets the request in."""
 
-async def serve(port: int, *, healthy: Probe, ready: Probe) -> tuple[web.AppRunner, int]:
-    """Serve on all interfaces; 0 takes a free port.
+Handler = Callable[[web.Request], Awaitable[web.Response]]
+
+
+async def serve_metrics(port: int, authorize: Authorize | None = None) -> tuple[web.AppRunner, int]:
+    """Serve /metrics on all interfaces, to all or to those whom `authorize` lets in; port 0 takes a free one.
 
     Returns:
         the runner, to be cleaned up at the end, and the port.
@@ -25,10 +31,28 @@ async def serve(port: int, *, healthy: Probe, ready: Probe) -> tuple[web.AppRunn
     Raises:
         OSError: the port is taken.
     """
+
+    async def page(request: web.Request) -> web.Response:
+        if authorize is not None:
+            status = await authorize(request.headers.get("Authorization", ""))
+            if status != web.HTTPOk.status_code:
+                headers = {"WWW-Authenticate": "Bearer"} if status == web.HTTPUnauthorized.status_code else None
+                return web.Response(status=status, headers=headers)
+        body, content_type = await metrics.page(request.headers.get("Accept", ""))
+        return web.Response(body=body, headers={"Content-Type": content_type})
+
+    return await _serve(port, {"/metrics": page})
+
+
+async def serve_probes(port: int, *, healthy: Probe, ready: Probe) -> tuple[web.AppRunner, int]:
+    """The same for /healthz and /readyz."""
+    return await _serve(port, {"/healthz": _probe(healthy), "/readyz": _probe(ready)})
+
+
+async def _serve(port: int, handlers: Mapping[str, Handler]) -> tuple[web.AppRunner, int]:
     app = web.Application()
-    app.router.add_get("/metrics", _metrics)
-    app.router.add_get("/healthz", _probe(healthy))
-    app.router.add_get("/readyz", _probe(ready))
+    for path, handler in handlers.items():
+        app.router.add_get(path, handler)
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
     await runner.setup()
     site = web.TCPSite(runner, None, port)
@@ -36,12 +60,7 @@ async def serve(port: int, *, healthy: Probe, ready: Probe) -> tuple[web.AppRunn
     return runner, runner.addresses[0][1]
 
 
-async def _metrics(request: web.Request) -> web.Response:
-    body, content_type = await metrics.page(request.headers.get("Accept", ""))
-    return web.Response(body=body, headers={"Content-Type": content_type})
-
-
-def _probe(probe: Probe) -> Callable[[web.Request], Awaitable[web.Response]]:
+def _probe(probe: Probe) -> Handler:
     async def answer(request: web.Request) -> web.Response:
         wrong = probe()
         return web.Response(text="\n".join(wrong) or "ok", status=503 if wrong else 200)

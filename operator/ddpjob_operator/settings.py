@@ -54,7 +54,14 @@ class Settings:
     """LOG_FORMAT: json (one object a line) or plain."""
 
     port: int = 8080
-    """PORT: where /metrics, /healthz and /readyz are served. 0 takes any free one."""
+    """PORT: where /metrics is served. 0 takes any free one."""
+
+    probe_port: int = 8081
+    """PROBE_PORT: where /healthz and /readyz are served. 0 takes any free one."""
+
+    metrics_authentication: bool = False
+    """METRICS_AUTHENTICATION: serve /metrics only to bearer tokens whose user may get it, by TokenReview and
+    SubjectAccessReview."""
 
     workers: int = 16
     """WORKERS: jobs that are looked at side by side."""
@@ -238,6 +245,8 @@ _READERS: dict[str, Callable[[str], object]] = {
     "LOG_LEVEL": _choice("DEBUG", "INFO", "WARNING", "ERROR"),
     "LOG_FORMAT": _choice("json", "plain"),
     "PORT": _whole(0, 65535),
+    "PROBE_PORT": _whole(0, 65535),
+    "METRICS_AUTHENTICATION": _flag,
     "WORKERS": _whole(1, 1024),
     "REQUESTS": _whole(1, 4096),
     "RESYNC_SECONDS": _seconds(1, 86400),

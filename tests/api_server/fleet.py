@@ -142,7 +142,7 @@ async def probed(operator: Operator) -> AsyncIterator[Health]:
             while True:
                 began = asyncio.get_running_loop().time()
                 try:
-                    async with session.get(f"http://127.0.0.1:{operator.port}/healthz") as answer:
+                    async with session.get(f"http://127.0.0.1:{operator.probe_port}/healthz") as answer:
                         await answer.read()
                 except (aiohttp.ClientError, TimeoutError):
                     health.unanswered += 1

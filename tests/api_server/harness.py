@@ -87,6 +87,16 @@ class Cluster:
             account_exists, "the namespace has its default service account, without which pods are refused"
         )
 
+    async def token(self, account: str) -> str:
+        """Make a service account, and return a token of it."""
+        accounts = f"/api/v1/namespaces/{self.namespace}/serviceaccounts"
+        body = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": account}}
+        await self.client.create(accounts, "serviceaccounts", body)
+        request = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
+        answer = await self.client.create(f"{accounts}/{account}/token", "serviceaccounts/token", request)
+        token: str = answer["status"]["token"]
+        return token
+
     async def minor_version(self) -> int:
         """The 36 of Kubernetes 1.36."""
         version = await self.client.get("/version", "version")
@@ -283,6 +293,8 @@ class Operator:
     log: Path
     environment: dict[str, str] = field(default_factory=dict)
     port: int = 0
+    """Of its metrics."""
+    probe_port: int = 0
     process: asyncio.subprocess.Process | None = None
 
     async def start(self) -> Operator:
@@ -305,13 +317,14 @@ class Operator:
 
     def process_environment(self) -> dict[str, str]:
         """Of its process, with a new port."""
-        self.port = free_port()
+        self.port, self.probe_port = free_port(), free_port()
         given = {
             "NAMESPACES": self.namespace,
             "LEASE_NAMESPACE": self.namespace.partition(",")[0],
             "LOG_FORMAT": "plain",
             "LOG_LEVEL": "DEBUG",
             "PORT": str(self.port),
+            "PROBE_PORT": str(self.probe_port),
             # a container that is started anew in its pod keeps its name, and with it the Lease
             "IDENTITY": "operator-0",
         } | self.environment
@@ -331,10 +344,11 @@ class Operator:
 
     async def probe(self, name: str) -> tuple[int, str]:
         """Status code and text of one of its HTTP endpoints; 0 while it does not answer."""
+        port = self.port if name == "metrics" else self.probe_port
         try:
             async with (
                 aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=2)) as session,
-                session.get(f"http://127.0.0.1:{self.port}/{name}") as response,
+                session.get(f"http://127.0.0.1:{port}/{name}") as response,
             ):
                 return response.status, await response.text()
         except (aiohttp.ClientError, TimeoutError):

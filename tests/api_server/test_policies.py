@@ -117,15 +117,8 @@ async def install(
 
 async def account_of(system: Cluster, kubeconfig: Path) -> tuple[Path, list[Object]]:
     """Make the operator's account and a kubeconfig with a token of it; returned with what grants it all rights."""
-    accounts = f"/api/v1/namespaces/{system.namespace}/serviceaccounts"
     name = system.namespace
-    await system.client.create(
-        accounts, "serviceaccounts", {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": name}}
-    )
-    request = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {"expirationSeconds": 3600}}
-    token = (await system.client.create(f"{accounts}/{name}/token", "serviceaccounts/token", request))["status"][
-        "token"
-    ]
+    token = await system.token(name)
     configuration = yaml.safe_load(system.kubeconfig.read_text())
     configuration["users"] = [{"name": item["name"], "user": {"token": token}} for item in configuration["users"]]
     kubeconfig.write_text(yaml.safe_dump(configuration))  # noqa: ASYNC240

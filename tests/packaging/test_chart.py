@@ -174,6 +174,9 @@ def test_every_object_is_valid_on(version: str, overlay: str) -> None:
         ({"tenancy": {"namespaces": {"students": {"bound": {}}}}}, "bound"),
         ({"settings": {"SCRAPERS": "a=b"}}, "SCRAPERS"),
         ({"replica": 1}, "replica"),
+        ({"admissionPolicies": {"enabled": "auto"}}, "enabled"),
+        ({"metrics": {"readers": [{"name": "prometheus"}]}}, "namespace"),
+        ({"serviceMonitor": {"tokenSecret": {"name": "token"}}}, "key"),
     ],
 )
 def test_a_wrong_value_is_refused_by_name(values: Manifest, named: str) -> None:
@@ -262,6 +265,34 @@ def test_the_chart_carries_the_generated_crd() -> None:
     assert (CHART / "files" / "crd.yaml").read_bytes() == generated.read_bytes()
 
 
+def test_authenticated_metrics_come_with_their_roles_and_with_a_token_for_the_operator_alone() -> None:
+    monitors = {"serviceMonitor": {"enabled": True}, "podMonitor": {"enabled": True}}
+    open_to_all = rendered(monitors)
+    assert not [m for m in open_to_all if "-metrics-" in m["metadata"]["name"]]
+    assert "METRICS_AUTHENTICATION" not in settings_of({})
+    closed = {"metrics": {"authentication": True, "readers": [{"name": "p", "namespace": "monitoring"}]}} | monitors
+    assert settings_of(closed)["METRICS_AUTHENTICATION"] == "true"
+    manifests = rendered(closed)
+    rules = {m["metadata"]["name"]: m["rules"] for m in of_kind("ClusterRole", manifests)}
+    assert rules["ddpjob-operator-metrics-reader"] == [{"nonResourceURLs": ["/metrics"], "verbs": ["get"]}]
+    assert [(rule["resources"], rule["verbs"]) for rule in rules["ddpjob-operator-metrics-reviewer"]] == [
+        (["tokenreviews"], ["create"]),
+        (["subjectaccessreviews"], ["create"]),
+    ]
+    bound = {m["metadata"]["name"]: m["subjects"][0] for m in of_kind("ClusterRoleBinding", manifests)}
+    assert bound["ddpjob-operator-metrics-reader"]["namespace"] == "monitoring"
+    assert bound["ddpjob-operator-metrics-reviewer"]["name"] == "ddpjob-operator"
+    endpoint = of_kind("ServiceMonitor", manifests)[0]["spec"]["endpoints"][0]
+    assert endpoint["bearerTokenFile"].startswith("/var/run/secrets/")
+    secret = {"name": "scraper", "key": "token"}
+    other = of_kind("ServiceMonitor", rendered(closed | {"serviceMonitor": {"enabled": True, "tokenSecret": secret}}))
+    endpoint = other[0]["spec"]["endpoints"][0]
+    assert endpoint["authorization"] == {"type": "Bearer", "credentials": secret}
+    assert "bearerTokenFile" not in endpoint
+    pods = of_kind("PodMonitor", manifests)[0]["spec"]["podMetricsEndpoints"][0]
+    assert not {"authorization", "bearerTokenFile", "bearerTokenSecret"} & pods.keys(), "a tenant would get the token"
+
+
 def test_monitors_are_off_by_default_and_need_no_honor_labels() -> None:
     assert not [m for m in rendered({}) if m["kind"].endswith("Monitor")]
     manifests = rendered({"podMonitor": {"enabled": True}, "serviceMonitor": {"enabled": True}})
@@ -277,6 +308,7 @@ WITHOUT_A_SCHEMA = frozenset(
      "ValidatingAdmissionPolicyBinding")
 )  # fmt: skip
 ALL_OPTIONS: Manifest = {
+    "metrics": {"authentication": True, "readers": [{"name": "prometheus", "namespace": "monitoring"}]},
     "fullnameOverride": "ddp",
     "global": {"imageRegistry": "mirror.example:5000/team", "imagePullSecrets": [{"name": "mirror"}]},
     "image": {"digest": "sha256:" + "0" * 64},
@@ -465,8 +497,9 @@ def test_helm_test_passes_once_the_operator_is_ready(ready_after: int, seconds: 
     container = test["spec"]["containers"][0]
     program, url, _ = container["args"]
     service = of_kind("Service", rendered({}))[0]
+    (port,) = [item["port"] for item in service["spec"]["ports"] if item["name"] == "probes"]
     assert service["metadata"]["name"] == "ddpjob-operator"
-    assert url == f"http://$(DDPJOB_OPERATOR_SERVICE_HOST):{service['spec']['ports'][0]['port']}/readyz"
+    assert url == f"http://$(DDPJOB_OPERATOR_SERVICE_HOST):{port}/readyz"
     assert test["spec"]["enableServiceLinks"]
     assert container["image"] == operator_of({})["image"]
     assert not test["metadata"]["labels"].items() >= service["spec"]["selector"].items()

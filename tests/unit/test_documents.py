@@ -113,7 +113,7 @@ def test_every_setting_of_the_operator_is_documented_with_its_default() -> None:
     for name in documented.keys() - {"LEASE_NAMESPACE", "IDENTITY"}:
         value = getattr(settings.Settings(), name.lower())
         value = ",".join(value) if isinstance(value, tuple) else value
-        shown = f"{value:g}" if isinstance(value, float) else str(value or "")
+        shown = f"{value:g}" if isinstance(value, float) else str(value if isinstance(value, bool) else value or "")
         assert documented[name].lower() == shown.lower(), name
 
 
