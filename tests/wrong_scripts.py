@@ -76,7 +76,22 @@ with gloo. *Rank* and *Reason* are `rank` and `reason` of `status.lastFailure`, 
 the same step, or before the first one, fails it; `yes` restarts it within `restart.maxRestarts`. *Seconds* are from the
 start of the job to its end, of one run on a busy machine with {cpus} CPU cores. Hangs have a `stall.maxSeconds` of 5 s
 here instead of 1800 s, and collectives a timeout of 2 s.
-{tables}"""
+{tables}
+## A loss that is NaN or infinite
+
+Where the losses are seen (the built-in trainer, `attach`, an untouched script), `spec.nonFiniteLossPolicy` decides
+([details](operating.md#a-loss-that-is-not-finite)). In each case: find the step in the message, lower the learning
+rate, clip gradients, or check the data of that step.
+
+| Policy | Ends as | Restart |
+|---|---|---|
+| `Warn` | what it would be otherwise; the condition `LossNotFinite` and the message say so | |
+| `Stop` | `LossNotFinite`; applied again, the job resumes from a snapshot with finite weights | no |
+| `Rollback` | goes on without the batches of that step and the one before; the fourth time `LossNotFinite` | 3 times |
+
+With `Rollback`, a loop with `attach` that does not leave out `run.skipped_steps` fails at the same step again, as
+`RepeatedFailure`, and a script without snapshots is stopped.
+"""
 
 HEAD = "| The script | Rank | Reason | What to do | Restart | Seconds |\n|---|---|---|---|---|---|"
 _ANY_RANK = re.compile(r"^# any rank$", re.MULTILINE)

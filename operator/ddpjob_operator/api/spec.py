@@ -92,9 +92,9 @@ class DDPJobSpec(APIModel):
 
     non_finite_loss_policy: Literal["Warn", "Stop", "Rollback"] = "Warn"
     """What to do when the training loss is NaN or infinite. Warn sets the condition LossNotFinite and continues. Stop
-    fails the job at once. Rollback restarts it from the last snapshot before that step with another data order, up to
-    three times, then stops; a script without snapshots of ddp_trainer is stopped. Can be changed while the job runs,
-    with effect from the next attempt.
+    fails the job at once. Rollback restarts it from the last snapshot before that step and skips the batches of that
+    step and of the one before, up to three times, then stops; a script without snapshots of ddp_trainer is stopped. Can
+    be changed while the job runs, with effect from the next attempt.
     """
 
     spares: Annotated[int, Field(strict=True, ge=0, le=64)] = 0

@@ -571,10 +571,30 @@ def test_a_loop_of_ones_own_is_stopped_and_rolled_back_by_its_losses(attach: Any
     with pytest.raises(RollBack, match="the loss of step 5 is inf"):
         train("Rollback", broken)
     run = train("Rollback", [0.5] * 10)
-    assert run.rollbacks == 1
+    assert (run.rollbacks, run.skipped_steps) == (1, {4, 5})
     lines = (tmp_path / "shared/logs/job/events.jsonl").read_text().splitlines()
     resumed = [event["step"] for line in lines if (event := json.loads(line))["event"] == "resumed"]
     assert resumed == [4, 2], "that of step 4 may hold what made the loss of step 5"
+
+
+def test_a_loop_of_ones_own_skips_what_it_was_rolled_back_from(attach: Any, tmp_path: Path) -> None:
+    def train() -> Run:
+        model, optimizer = model_and_optimizer()
+        run = attach(model, optimizer, environ={"DDPJOB_NON_FINITE_LOSS": "Rollback"})
+        for number in range(run.resume() + 1, 11):
+            if number in run.skipped_steps:
+                run.skip_step()
+                continue
+            step(model, optimizer)
+            run.step_end(float("inf") if number == 5 else 0.5)
+        run.finish()
+        return run
+
+    with pytest.raises(RollBack, match="skips steps 4 and 5"):
+        train()
+    assert train().step == 10
+    lines = (tmp_path / "shared/logs/job/events.jsonl").read_text().splitlines()
+    assert [event["step"] for line in lines if (event := json.loads(line))["event"] == "step_skipped"] == [4, 5]
 
 
 def test_checkpoints_of_ones_own_are_rolled_back_too(attach: Any) -> None:

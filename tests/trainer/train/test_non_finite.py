@@ -11,7 +11,6 @@ from tests.trainer.documented import message
 from ddp_trainer.contract.exit_codes import LossNotFinite, RollBack
 from ddp_trainer.contract.outcomes import classify
 from ddp_trainer.snapshots.trust.store import SnapshotStore, retained
-from ddp_trainer.train.data import BatchPlan, Cursor
 
 FLAGS = ("--task=seeded_tasks:Unstable", "--global-batch=4", "--validate-every=never", "--optimizer=sgd")
 EVERY = {"DDPJOB_SNAPSHOT_EVERY": "2steps", "DDPJOB_SNAPSHOT_KEEP": "2"}
@@ -59,7 +58,22 @@ def test_a_run_that_stops_fails_at_that_step_and_saves_nothing_of_it(train_here)
     assert not [event for event in volume.events("snapshot_saved") if event["attempt"] == 0 and event["step"] > 6]
 
 
-def test_a_rollback_resumes_before_the_step_with_another_data_order_and_every_sample_once(train_here) -> None:
+def test_a_run_that_stops_saves_no_weights_that_a_finite_loss_has_made_nan(train_here) -> None:
+    # the gradient of step 6 is, and nobody looks at its norm
+    flags = unstable(6, "--task-options=gradient=true")
+    with pytest.raises(LossNotFinite, match=message("The loss is NaN or infinite", 3)):
+        train_here(*flags, **EVERY, DDPJOB_NON_FINITE_LOSS="Stop")
+    assert train_here(*unstable(0), **EVERY).events("resumed")[0]["step"] == 4
+
+
+def test_a_snapshot_with_weights_that_are_not_finite_says_so(train_here) -> None:
+    volume = train_here(*unstable(6, "--task-options=gradient=true"), **EVERY)
+    assert marked(volume) == {2: True, 4: True, 16: False}
+    (event,) = volume.events("non_finite_loss")
+    assert event["step"] == 6
+
+
+def test_a_rollback_resumes_before_the_step_and_skips_its_batch_and_the_one_before(train_here) -> None:
     rollback = {**EVERY, "DDPJOB_NON_FINITE_LOSS": "Rollback"}
     with pytest.raises(RollBack, match=message("The loss is NaN or infinite", 1)) as rolled_back:
         train_here(*unstable(9), **rollback)
@@ -68,13 +82,16 @@ def test_a_rollback_resumes_before_the_step_with_another_data_order_and_every_sa
     volume = train_here(*unstable(9), **rollback)
     assert volume.events("resumed")[0]["step"] == 6
     assert all(loss is not None for loss in volume.losses().values())
-    assert len(volume.losses()) == 16
-    cursor = Cursor(plan := BatchPlan(samples=64, global_batch=4), offset=16)
-    cursor.rolled_back(1)
-    order = plan.order(0, cursor.reshuffled)
-    assert order[:16].equal(plan.order(0)[:16])
-    assert not order[16:].equal(plan.order(0)[16:])
-    assert sorted(order.tolist()) == list(range(64))
+    assert [event["step"] for event in volume.events("step_skipped")] == [8, 9]
+    assert volume.losses().keys() == set(range(1, 17)) - {8, 9}
+    assert volume.newest_manifest()["step"] == 16
+
+
+def test_a_sample_that_makes_every_loss_nan_is_skipped_in_the_first_step_too(train_here) -> None:
+    rollback = {**EVERY, "DDPJOB_NON_FINITE_LOSS": "Rollback"}
+    with pytest.raises(RollBack, match=r"the loss of step 1 is nan: .* and skips step 1 "):
+        train_here(*unstable(1), **rollback)
+    assert train_here(*unstable(1), **rollback).losses().keys() == set(range(2, 17))
 
 
 def test_a_failure_after_a_rollback_resumes_to_the_same_losses(train_here) -> None:
@@ -96,7 +113,7 @@ def test_the_fourth_rollback_is_a_failure(train_here) -> None:
     for _ in range(3):
         with pytest.raises(RollBack):
             train_here(*flags, DDPJOB_NON_FINITE_LOSS="Rollback")
-    with pytest.raises(LossNotFinite, match="after 3 rollbacks, each with another data order"):
+    with pytest.raises(LossNotFinite, match="after 3 rollbacks, each without the batches before it"):
         train_here(*flags, DDPJOB_NON_FINITE_LOSS="Rollback")
 
 

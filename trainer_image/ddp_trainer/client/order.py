@@ -40,6 +40,10 @@ class CallOrder:
         self._has_updated = False
         self._marks = {name: _mark(value) for name, value in self._marked.items()}
 
+    def updates_nothing(self) -> None:
+        """The step that ends next is one without an update."""
+        self._updating()
+
     def step_ended(self) -> None:
         """Raises UserError if no step was made since the last one, or what should have come before came after it."""
         self.check()

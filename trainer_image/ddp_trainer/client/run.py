@@ -25,10 +25,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ddp_trainer.client.finite import FiniteLosses
+from ddp_trainer.client.finite import FiniteLosses, are_finite
 from ddp_trainer.client.order import CallOrder
 from ddp_trainer.client.states import LOSSES, States
 from ddp_trainer.client.steps import PLOT_STEPS, Steps
@@ -37,13 +37,13 @@ from ddp_trainer.contract.exit_codes import LossNotFinite, Preempted, RollBack, 
 from ddp_trainer.contract.heartbeat import Heartbeat
 from ddp_trainer.logs.runlog import RunLog, SnapshotReporter
 from ddp_trainer.rank.observe import ScriptObserver
+from ddp_trainer.rank.step_reduce import on_any_rank
 from ddp_trainer.rank.stop_request import leave_as_preempted
 from ddp_trainer.rank.world import World
 from ddp_trainer.snapshots.checkpoints import Checkpoints
 from ddp_trainer.snapshots.ranks import Ranks
 from ddp_trainer.snapshots.schedule import SaveInterval, SaveSchedule
 from ddp_trainer.snapshots.session import Progress, Snapshots
-from ddp_trainer.snapshots.trust import rollback
 from ddp_trainer.snapshots.trust.fence import Fence
 from ddp_trainer.snapshots.trust.manifest import Manifest
 from ddp_trainer.snapshots.trust.names import job_directory
@@ -91,8 +91,12 @@ class Run:
         self._observer = observer
         self._log = log
         self._config = None if config is None else json.loads(json.dumps(config, default=str))
-        self._policy = job.non_finite_loss
-        self._losses = FiniteLosses(job.non_finite_loss, log, heartbeat, self._ask_to_roll_back)
+        # a group of its own, where training uses NCCL
+        needed = not states.saved or job.non_finite_loss == "Rollback"
+        self._ranks = Ranks(world.rank, world.size if needed else 1)
+        self._losses = FiniteLosses(job.non_finite_loss, log, heartbeat, self._ranks, lambda: self._fence)
+        given = (*states.live.values(), *states.saved.values())
+        self._modules = [value for value in given if isinstance(value, nn.Module)]
         self._optimizer = next((value for value in states.live.values() if isinstance(value, Optimizer)), None)
         self._steps = Steps(
             world,
@@ -112,9 +116,6 @@ class Run:
         self._logged: set[str] = set()
         self._has_refused = False
         report = SnapshotReporter(heartbeat, log)
-        # a group of its own, where training uses NCCL
-        needed = not states.saved or job.non_finite_loss == "Rollback"
-        self._ranks = Ranks(world.rank, world.size if needed else 1)
         self._snapshots: Snapshots | None = None
         self._schedule: SaveSchedule | None = None
         if states.saved:
@@ -202,9 +203,7 @@ class Run:
             steps.step, steps.epoch, steps.samples = manifest.step, manifest.epoch, manifest.samples
         if self._schedule is not None:
             self._schedule.start(self.step)
-        if self._policy == "Rollback":
-            fence = self._fence
-            (self._losses.rollbacks,) = self._ranks.numbers_from_first(0 if fence is None else rollback.count(fence))
+        self._losses.resumed()
         self._is_resumed = True
         self._order.begins()
         self._log.resumed(self.step)
@@ -244,12 +243,35 @@ class Run:
         that makes the weights NaN is known before a snapshot holds them; not with a gradient scaler, which skips it.
         """
         self._check_resumed("step_end")
+        if loss is None and self._observer is not None:
+            loss = self._observer.last_loss
+        self._end(loss, epoch_end=epoch_end, samples=samples, weight=weight, gradient_norm=gradient_norm)
+
+    def skip_step(self, *, epoch_end: bool = False, samples: int | None = None) -> None:
+        """In place of the update and of `step_end`, for a step of `skipped_steps`: its batch is left out, nothing
+        changes, and it counts as a step.
+        """
+        self._check_resumed("skip_step")
+        if self._observer is not None:
+            self._observer.skipped()
+        self._order.updates_nothing()
+        self._log.event("step_skipped", step=self.step + 1)
+        self._log.print_line(f"step {self.step + 1} is skipped: the job was rolled back from it, or from the next one")
+        self._end(None, epoch_end=epoch_end, samples=samples)
+
+    def _end(
+        self,
+        loss: Tensor | float | None,
+        *,
+        epoch_end: bool,
+        samples: int | None,
+        weight: float | None = None,
+        gradient_norm: Tensor | float | None = None,
+    ) -> None:
         if self._stopping:
             raise Preempted(f"asked to stop; the run ends after step {self.step}")
         self._order.step_ended()
         stop = self._steps.agreed_to_stop()
-        if loss is None and self._observer is not None:
-            loss = self._observer.last_loss
         self._steps.end(
             loss,
             weight=weight,
@@ -427,36 +449,36 @@ class Run:
 
     @property
     def rollbacks(self) -> int:
-        """How often this job was rolled back from a loss that is not finite, with the policy Rollback. Have the order
-        of your data depend on it: the same order leads to the same loss.
-        """
+        """How often this job was rolled back from a loss that is not finite, with the policy Rollback."""
         return self._losses.rollbacks
+
+    @property
+    def skipped_steps(self) -> frozenset[int]:
+        """Steps whose batches are to be left out since, with `skip_step`: the same batches lead to the same loss."""
+        return self._losses.skipped
 
     def check_loss(self, loss: float) -> None:
         """A loss after this step that all ranks have alike, such as that of a validation: one that is not finite is
         handled as that of a step.
         """
-        self._losses.seen(self.step, loss, of="the validation after step")
+        self._losses.validated(self.step, loss)
 
     @property
     def _fence(self) -> Fence | None:
         return self._snapshots.fence if self._snapshots is not None else self._checkpoints.fence
 
     def _loss_is_finite(self) -> bool:
-        """For a snapshot of this step."""
-        if not self._is_failing:
-            self._steps.record_loss()
+        """For a snapshot of this step: the loss was, and the weights are. Raises as the policy says, on all ranks
+        alike.
+        """
+        if self._is_failing:
+            return self._losses.is_finite and are_finite(self._modules)
+        self._steps.record_loss()
+        if self._losses.is_finite and self._modules:
+            (is_broken,) = on_any_rank(self._world, not are_finite(self._modules))
+            if is_broken:
+                self._losses.weights_are_not_finite(self.step)
         return self._losses.is_finite
-
-    def _ask_to_roll_back(self, step: int) -> bool:
-        """On all ranks alike: whether the next attempt knows that it is to go back to before `step`."""
-        fence, is_asked = self._fence, False
-        if fence is not None:
-            with contextlib.suppress(OSError):
-                rollback.ask(fence, step=step)
-                is_asked = True
-        (is_asked_by_first,) = self._ranks.numbers_from_first(int(is_asked))
-        return bool(is_asked_by_first)
 
     def _check_resumed(self, call: str) -> None:
         if not self._is_resumed:

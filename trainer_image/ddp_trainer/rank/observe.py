@@ -135,6 +135,10 @@ class ScriptObserver:
         self._checks_loss = False  # the run does
         self._heartbeat.resumed(step)
 
+    def skipped(self) -> None:
+        """The run has a step without an update."""
+        self._before += 1
+
     def validates(self) -> None:
         """A batch of a validation is done."""
         self._enter("validate")

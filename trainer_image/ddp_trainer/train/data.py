@@ -13,7 +13,7 @@ an epoch, and every sample comes once an epoch. Nothing is padded with repeats.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,9 +24,6 @@ from torch.utils.data import Dataset, TensorDataset, default_collate
 from ddp_trainer.contract.exit_codes import UserError
 from ddp_trainer.rank.world import World
 from ddp_trainer.train.randomness import mixed_seed
-
-Reshuffle = tuple[int, int]
-"""A rollback into an epoch: the samples of it that had been trained on, and how many rollbacks there had been."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,23 +55,16 @@ class BatchPlan:
         """How many samples an epoch trains on: all, unless its last batch is dropped."""
         return min(self.samples, self.steps_per_epoch * self.global_batch)
 
-    def order(self, epoch: int, reshuffled: Sequence[Reshuffle] = ()) -> Tensor:
+    def order(self, epoch: int) -> Tensor:
         """The samples of an epoch in the order they are trained on, [samples_per_epoch] of int64."""
         order = torch.arange(self.samples)
         if self.shuffle:
-            order = torch.randperm(self.samples, generator=self._generator(epoch))
-        order = order[: self.samples_per_epoch]
-        for offset, rollbacks in reshuffled:
-            left = torch.randperm(len(order) - offset, generator=self._generator(epoch, rollbacks))
-            order = torch.cat([order[:offset], order[offset:][left]])
-        return order
+            order = torch.randperm(self.samples, generator=torch.Generator().manual_seed(mixed_seed(self.seed, epoch)))
+        return order[: self.samples_per_epoch]
 
-    def _generator(self, *parts: int) -> torch.Generator:
-        return torch.Generator().manual_seed(mixed_seed(self.seed, *parts))
-
-    def batches(self, epoch: int, offset: int = 0, reshuffled: Sequence[Reshuffle] = ()) -> Iterator[Tensor]:
+    def batches(self, epoch: int, offset: int = 0) -> Iterator[Tensor]:
         """The global batches of an epoch that come after its first `offset` samples."""
-        order = self.order(epoch, reshuffled)
+        order = self.order(epoch)
         for start in range(offset, len(order), self.global_batch):
             yield order[start : start + self.global_batch]
 
@@ -88,10 +78,6 @@ class Cursor:
     plan: BatchPlan
     epoch: int = 0
     offset: int = 0
-    rollbacks: int = 0
-    """That this order follows from."""
-    reshuffled: tuple[Reshuffle, ...] = ()
-    """Of this epoch."""
 
     @property
     def samples(self) -> int:
@@ -107,16 +93,8 @@ class Cursor:
         self.offset += count
         if self.offset < self.plan.samples_per_epoch:
             return False
-        self.epoch, self.offset, self.reshuffled = self.epoch + 1, 0, ()
+        self.epoch, self.offset = self.epoch + 1, 0
         return True
-
-    def rolled_back(self, rollbacks: int) -> None:
-        """The job was rolled back so often, the last time to here: what is left of the epoch gets another order, since
-        the same one would lead to the same loss. Every sample still comes once an epoch.
-        """
-        if rollbacks > self.rollbacks:
-            self.rollbacks = rollbacks
-            self.reshuffled += ((self.offset, rollbacks),)
 
     def state_dict(self) -> dict[str, Any]:
         plan = self.plan
@@ -128,14 +106,12 @@ class Cursor:
             "seed": plan.seed,
             "keep_last": plan.keep_last,
             "shuffle": plan.shuffle,
-            "rollbacks": self.rollbacks,
-            "reshuffled": [list(reshuffle) for reshuffle in self.reshuffled],
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go to where the snapshot stood. Raises UserError when this run orders its data in another way."""
         own = self.state_dict()
-        state = {"shuffle": True, "rollbacks": 0, "reshuffled": [], **state}  # which older images do not save
+        state = {"shuffle": True, **state}  # which older images do not save
         flags = {
             "samples": "--task",
             "global_batch": "--global-batch",
@@ -154,8 +130,6 @@ class Cursor:
                     "another job name to start anew"
                 )
         self.epoch, self.offset = state["epoch"], state["offset"]
-        self.rollbacks = state["rollbacks"]
-        self.reshuffled = tuple((offset, rollbacks) for offset, rollbacks in state["reshuffled"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,9 +243,9 @@ class Loader:
                 dataset, seed=plan.seed, collate=self._collate, workers=workers, prefetch=prefetch, world=world
             )
 
-    def epoch(self, epoch: int, offset: int = 0, reshuffled: Sequence[Reshuffle] = ()) -> Iterator[StepBatch]:
+    def epoch(self, epoch: int, offset: int = 0) -> Iterator[StepBatch]:
         """This rank's part of each step of an epoch, from its sample `offset` on."""
-        steps = self._steps(epoch, offset, reshuffled)
+        steps = self._steps(epoch, offset)
         if self._processes is not None:
             yield from self._loaded_ahead(steps, epoch)
             return
@@ -280,11 +254,9 @@ class Loader:
             parts = (MicroBatch(to_device(batch, self._world.device), count) for batch, count in loaded)
             yield StepBatch(tuple(parts), total)
 
-    def _steps(
-        self, epoch: int, offset: int, reshuffled: Sequence[Reshuffle]
-    ) -> Iterator[tuple[list[tuple[Tensor, int]], int]]:
+    def _steps(self, epoch: int, offset: int) -> Iterator[tuple[list[tuple[Tensor, int]], int]]:
         rank, size = self._world.rank, self._world.size
-        for batch in self._plan.batches(epoch, offset, reshuffled):
+        for batch in self._plan.batches(epoch, offset):
             yield micro_batches(batch, rank, size, self._micro_batch), len(batch)
 
     def _loaded_ahead(self, steps: Iterator[Any], epoch: int) -> Iterator[StepBatch]:

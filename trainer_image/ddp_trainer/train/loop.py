@@ -85,7 +85,6 @@ class TrainingLoop:
 
     def _resume(self) -> None:
         step = self.attached.resume()
-        self.cursor.rolled_back(self.attached.rollbacks)
         if self.micro_batches.limit is not None:
             self._micro_batch_lowered(self.micro_batches.limit)
         self.log.print_line(
@@ -99,15 +98,24 @@ class TrainingLoop:
         )
 
     def _train_epoch(self) -> None:
-        for loaded in self.loader.epoch(self.cursor.epoch, self.cursor.offset, self.cursor.reshuffled):
-            batch = self.micro_batches.cut(loaded)
-            if self._is_first_step:
-                batch = self.micro_batches.fit(batch, self._probe_memory, step=self.step + 1)
-                with self._memory_noted(batch):
-                    self.strategy.warm_up(batch)
-            self._train_step(batch)
+        for loaded in self.loader.epoch(self.cursor.epoch, self.cursor.offset):
+            if self.step + 1 in self.attached.skipped_steps:
+                epoch_end = self.cursor.advance(loaded.total)
+                self.attached.skip_step(samples=loaded.total, epoch_end=epoch_end)
+                self._after_step(epoch_end=epoch_end)
+            else:
+                self._train_step(self._fitted(loaded))
             if self.step >= self.total_steps:
                 return
+
+    def _fitted(self, loaded: StepBatch) -> StepBatch:
+        """A batch in micro-batches that have room, which the first step finds out."""
+        batch = self.micro_batches.cut(loaded)
+        if self._is_first_step:
+            batch = self.micro_batches.fit(batch, self._probe_memory, step=self.step + 1)
+            with self._memory_noted(batch):
+                self.strategy.warm_up(batch)
+        return batch
 
     def _probe_memory(self, batch: StepBatch) -> bool:
         return self.strategy.probe_memory(batch, self.optimizer)
@@ -138,6 +146,9 @@ class TrainingLoop:
         if traces := self.profiler.after_step(self.step):
             self.log.print_line(f"profiled up to step {self.step}: {traces}")
         self.attached.step_end(loss_part, weight=1.0, samples=batch.total, epoch_end=epoch_end, gradient_norm=norm)
+        self._after_step(epoch_end=epoch_end)
+
+    def _after_step(self, *, epoch_end: bool) -> None:
         self._leave_if_stopped()
         if self.step < self.total_steps:  # the end has a validation of its own
             self._validate_if_due(epoch_end=epoch_end)

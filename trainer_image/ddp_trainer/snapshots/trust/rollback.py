@@ -25,7 +25,7 @@ from ddp_trainer.snapshots.trust.store import SnapshotStore
 log = logging.getLogger(__name__)
 
 MOST: Final = 3
-"""Rollbacks of a job: where other data lead there again and again, the cause is another."""
+"""Rollbacks of a job: where the loss is not finite with other batches either, the cause is another."""
 
 _FOLDER: Final = "rollbacks"
 _DONE: Final = ".done"
@@ -45,13 +45,14 @@ def ask(fence: Fence, *, step: int, disk: Disk | None = None) -> None:
     disk.fsync(folder)
 
 
-def count(fence: Fence) -> int:
-    """How often this job was rolled back, this time included."""
+def asked(fence: Fence) -> list[int]:
+    """Each step that this job was rolled back to before, this time included; 0 where a crash cut the request short."""
     own = fence.own
-    return sum(
-        name.startswith(f"{own.created:012d}-") and name.removesuffix(_DONE).endswith(f"-{own.uid}")
+    return [
+        _step(fence.directory / _FOLDER / name) or 0
         for name in _names(fence.directory)
-    )
+        if name.startswith(f"{own.created:012d}-") and name.removesuffix(_DONE).endswith(f"-{own.uid}")
+    ]
 
 
 def carry_out(directory: Path, fence: Fence, *, keep: int, disk: Disk | None = None) -> None:
