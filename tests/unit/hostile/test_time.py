@@ -25,6 +25,7 @@ from ddpjob_operator.wire.pods import parse_pod
 TIMES = 8
 MOST = 24
 SHORTEST_SECONDS = 0.002
+LONG_SECONDS = 0.1
 
 
 def job(spec: dict[str, Any]) -> dict[str, Any]:
@@ -74,11 +75,14 @@ CASES: dict[str, tuple[Callable[[Any], Any], Callable[[int], Any]]] = {
 
 
 def seconds(run: Callable[[Any], Any], value: Any) -> float:
+    """The best of three runs, or of one that takes so long that little disturbs it."""
     best = float("inf")
     for _ in range(3):
         begun = time.process_time()
         run(value)
         best = min(best, time.process_time() - begun)
+        if best > LONG_SECONDS:
+            break
     return best
 
 
@@ -94,4 +98,4 @@ def test_the_measure_tells_a_parser_that_is_quadratic() -> None:
         for _ in items:
             sum(items)
 
-    assert seconds(quadratic, [1] * 800 * TIMES) > MOST * seconds(quadratic, [1] * 800)
+    assert seconds(quadratic, [1] * 400 * TIMES) > MOST * seconds(quadratic, [1] * 400)
