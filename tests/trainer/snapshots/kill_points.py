@@ -22,7 +22,8 @@ from ddp_trainer.snapshots.trust.errors import SnapshotError
 from ddp_trainer.snapshots.trust.fence import Fence
 from ddp_trainer.snapshots.trust.manifest import Manifest
 from ddp_trainer.snapshots.trust.names import Series
-from ddp_trainer.snapshots.trust.store import SnapshotStore, files_in, sums
+from ddp_trainer.snapshots.trust.store import SnapshotStore
+from ddp_trainer.snapshots.trust.verify import files_in, sums
 
 assert "torch" not in sys.modules
 

@@ -29,8 +29,8 @@ from ddp_trainer.snapshots.trust.errors import CorruptSnapshotError, SnapshotErr
 from ddp_trainer.snapshots.trust.fence import Fence
 from ddp_trainer.snapshots.trust.manifest import FileEntry, Kind, Manifest
 from ddp_trainer.snapshots.trust.names import MANIFEST, step_directory
-from ddp_trainer.snapshots.trust.store import SnapshotStore, files_in, sums
-from ddp_trainer.snapshots.trust.verify import verify_files
+from ddp_trainer.snapshots.trust.store import SnapshotStore
+from ddp_trainer.snapshots.trust.verify import files_in, sums, verify_files
 from ddp_trainer.snapshots.values import Identity, Progress, SnapshotEvent
 
 TIMEOUT_SECONDS: Final = 1800.0

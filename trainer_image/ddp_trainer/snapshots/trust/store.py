@@ -10,29 +10,21 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import hashlib
 import logging
 import os
 import time
-from collections.abc import Callable, Iterable, MutableSequence, Sequence
+from collections.abc import Callable, MutableSequence, Sequence
 from pathlib import Path
-from typing import TypeVar, get_args
+from typing import TypeVar
 
 from ddp_trainer.contract.exit_codes import FencedError
 from ddp_trainer.snapshots.trust.disk import NO_SPACE, Disk
 from ddp_trainer.snapshots.trust.errors import CorruptSnapshotError, IncompatibleSnapshotError, SnapshotError
 from ddp_trainer.snapshots.trust.fence import Fence
-from ddp_trainer.snapshots.trust.manifest import FileEntry, Manifest, SnapshotInfo
-from ddp_trainer.snapshots.trust.names import (
-    CORRUPT,
-    MANIFEST,
-    TEMPORARY,
-    Series,
-    parse_corrupt,
-    parse_step,
-    step_directory,
-)
-from ddp_trainer.snapshots.trust.verify import verify_files
+from ddp_trainer.snapshots.trust.listing import listing, manifest_in, set_aside_in, steps_in
+from ddp_trainer.snapshots.trust.manifest import Manifest, SnapshotInfo
+from ddp_trainer.snapshots.trust.names import CORRUPT, MANIFEST, TEMPORARY, Series, parse_step, step_directory
+from ddp_trainer.snapshots.trust.verify import files_in, sums, verify_files
 
 log = logging.getLogger(__name__)
 
@@ -400,82 +392,3 @@ def retained(
 
 def _mib(count: int) -> str:
     return f"{count / 2**20:.1f} MiB"
-
-
-def files_in(directory: Path) -> Sequence[str]:
-    """Names of all files below `directory`, in order. Raises SnapshotError for a link or a special file."""
-    names = []
-    for path in sorted(directory.rglob("*")):
-        name = path.relative_to(directory).as_posix()
-        if path.is_symlink() or not (path.is_dir() or path.is_file()):
-            raise SnapshotError(f"{name} is a link or no plain file, which cannot be verified: write the file itself")
-        if path.is_file():
-            names.append(name)
-    return names
-
-
-def sums(directory: Path, names: Iterable[str], disk: Disk) -> dict[str, FileEntry]:
-    """Sum and sync the files of these names below `directory`. Raises OSError."""
-    entries = {}
-    for name in names:
-        path = directory / name
-        with path.open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-        disk.fsync(path)
-        entries[name] = FileEntry(path.stat().st_size, digest)
-    return entries
-
-
-def steps_in(directory: Path, series: Series = "step") -> Sequence[int]:
-    """Steps that have a snapshot by name, ascending; whether it verifies is another question."""
-    return _numbers(directory, lambda name: parse_step(name, series))
-
-
-def set_aside_in(directory: Path, series: Series = "step") -> Sequence[int]:
-    """Steps whose snapshot was set aside, ascending."""
-    return _numbers(directory, lambda name: parse_corrupt(name, series))
-
-
-def manifest_in(snapshot: Path) -> Manifest:
-    """The manifest of the snapshot in a directory of its own.
-
-    Raises CorruptSnapshotError where none is right, IncompatibleSnapshotError for a later format, OSError.
-    """
-    if snapshot.is_symlink():
-        raise CorruptSnapshotError("it is a symbolic link")
-    manifest = Manifest.read(snapshot)
-    if all(step_directory(manifest.step, series) != snapshot.name for series in get_args(Series)):
-        raise CorruptSnapshotError(f"{MANIFEST} is of step {manifest.step}")
-    return manifest
-
-
-def listing(directory: Path, series: Series = "step") -> Sequence[SnapshotInfo]:
-    """All snapshots by their manifests, newest first, then those that were set aside."""
-    found = []
-    for step in reversed(steps_in(directory, series)):
-        path = directory / step_directory(step, series)
-        try:
-            manifest = manifest_in(path)
-            size, finite = manifest.total_bytes, manifest.loss_is_finite
-            found.append(SnapshotInfo(step, path, manifest.time, manifest.kind, size, loss_is_finite=finite))
-        except (SnapshotError, OSError) as error:
-            found.append(SnapshotInfo(step, path, problem=str(error)))
-    for step in reversed(set_aside_in(directory, series)):
-        path = directory / (step_directory(step, series) + CORRUPT)
-        found.append(SnapshotInfo(step, path, problem=_reason(path)))
-    return found
-
-
-def _numbers(directory: Path, parse: Callable[[str], int | None]) -> Sequence[int]:
-    try:
-        names = [path.name for path in directory.iterdir()]
-    except FileNotFoundError:
-        return []
-    return sorted(step for step in map(parse, names) if step is not None)
-
-
-def _reason(aside: Path) -> str:
-    try:
-        return (aside / "reason.txt").read_text(errors="replace").strip()
-    except OSError:
-        return "set aside; its reason.txt is missing"

@@ -1,4 +1,6 @@
-"""Reading a snapshot's files and accepting none of them before its size and SHA-256 are those of the manifest."""
+"""The files of a snapshot: summed when they are written, and none accepted before its size and SHA-256 are those of
+the manifest.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +8,40 @@ import hashlib
 import os
 import stat
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from queue import SimpleQueue
 
-from ddp_trainer.snapshots.trust.errors import CorruptSnapshotError
+from ddp_trainer.snapshots.trust.disk import Disk
+from ddp_trainer.snapshots.trust.errors import CorruptSnapshotError, SnapshotError
 from ddp_trainer.snapshots.trust.manifest import FileEntry, Manifest
 
 _BLOCK = 4 << 20
+
+
+def files_in(directory: Path) -> Sequence[str]:
+    """Names of all files below `directory`, in order. Raises SnapshotError for a link or a special file."""
+    names = []
+    for path in sorted(directory.rglob("*")):
+        name = path.relative_to(directory).as_posix()
+        if path.is_symlink() or not (path.is_dir() or path.is_file()):
+            raise SnapshotError(f"{name} is a link or no plain file, which cannot be verified: write the file itself")
+        if path.is_file():
+            names.append(name)
+    return names
+
+
+def sums(directory: Path, names: Iterable[str], disk: Disk) -> dict[str, FileEntry]:
+    """Sum and sync the files of these names below `directory`. Raises OSError."""
+    entries = {}
+    for name in names:
+        path = directory / name
+        with path.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        disk.fsync(path)
+        entries[name] = FileEntry(path.stat().st_size, digest)
+    return entries
 
 
 def verify_files(directory: Path, manifest: Manifest) -> None:
