@@ -256,3 +256,12 @@ def is_left_to_another(obj: Object) -> bool:
     """
     spec = obj.get("spec")
     return isinstance(spec, Mapping) and spec.get("managedBy") not in (None, CONTROLLER_NAME)
+
+
+def has_patterns(obj: Object) -> bool:
+    """Whether a DDPJob has patterns of its author's, which take long to compile and to match. Any object will do."""
+    found: Any = obj
+    for name in ("spec", "restart", "rules"):
+        found = found.get(name) if isinstance(found, Mapping) else None
+    rules = found if isinstance(found, list) else ()
+    return any(isinstance(rule, Mapping) and rule.get("messagePattern") is not None for rule in rules)
