@@ -49,6 +49,17 @@ class History:
     def broken_rules(self) -> list[str]:
         return [*self._two_pods_of_one_node(), *self._untrue_steps(), *self._pods_before_their_attempt()]
 
+    def made_again(self) -> list[str]:
+        """Node ranks of an attempt for which a second pod was made. Right only where somebody deletes pods."""
+        made: dict[tuple[str, ...], set[str]] = {}
+        for change in self.changes:
+            labels = change.object["metadata"].get("labels") or {}
+            if change.kind == "pods" and change.type == "ADDED" and UID in labels:
+                node = (labels[UID], labels[ATTEMPT], labels[NODE_RANK])
+                made.setdefault(node, set()).add(change.object["metadata"]["uid"])
+        return [f"attempt {attempt}, node rank {rank} had {len(uids)} pods"
+                for (_, attempt, rank), uids in made.items() if len(uids) > 1]  # fmt: skip
+
     def _two_pods_of_one_node(self) -> list[str]:
         """Live pods, by what their labels say at the time. One that waits (node rank none) is no node."""
         live: dict[str, tuple[str, ...]] = {}

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 from aiohttp import web
 from tests.api_server.conftest import NewCluster
-from tests.api_server.harness import Cluster, Operator
-from tests.api_server.history import History, recorded
+from tests.api_server.harness import Cluster, Object, Operator
+from tests.api_server.history import Change, History, recorded
 from tests.api_server.proxy import Call, Fault, FaultProxy
 from tests.support.waiting import eventually_async
 
@@ -96,7 +96,7 @@ async def job_under(cluster: Cluster, proxy: FaultProxy, histories: dict[str, Hi
             found = await outcome(cluster)
     except AssertionError as error:
         return str(error)[:2000]
-    wrong = history.broken_rules()
+    wrong = history.broken_rules() + history.made_again()
     if found["conditions"].get("Degraded") == "False":  # a busy API server has refused something for a moment
         del found["conditions"]["Degraded"]
     wrong += [f"{key}: {found.get(key)!r}, not {value!r}" for key, value in EXPECTED.items() if found.get(key) != value]
@@ -241,8 +241,7 @@ async def test_an_operator_killed_at_any_call_is_followed_by_one_that_does_the_r
             )
             await first.kill()
         if stale:
-            old |= {path: document for name, history in histories.items()
-                    for path, document in [(COLLECTIONS[stale](name), a_change_ago(history, stale))]}  # fmt: skip
+            old |= {COLLECTIONS[stale](name): a_change_ago(history, stale) for name, history in histories.items()}
         last.clear()
         async with one_operator(clusters, proxy, tmp_path):
             await asyncio.sleep(STALE_SECONDS if stale else 0)
@@ -253,16 +252,103 @@ async def test_an_operator_killed_at_any_call_is_followed_by_one_that_does_the_r
 
 def a_change_ago(history: History, kind: str) -> dict[str, Any]:
     """The list that a server gives which lacks the last change."""
-    changes = [change for change in history.changes if change.kind == kind]
+    return listed([change for change in history.changes if change.kind == kind][:-1])
+
+
+def listed(changes: list[Change]) -> dict[str, Any]:
+    """The list that a server gives which knows of these changes only."""
     objects: dict[str, dict[str, Any]] = {}
-    for change in changes[:-1]:
+    version = "1"
+    for change in changes:
+        version = change.object["metadata"]["resourceVersion"]
         objects.pop(change.object["metadata"]["uid"], None)
         if change.type != "DELETED":
             objects[change.object["metadata"]["uid"]] = change.object
-    versions = [int(change.object["metadata"]["resourceVersion"]) for change in changes]
-    version = versions[-2] if len(versions) > 1 else max(versions, default=2) - 1
-    return {"kind": "List", "apiVersion": "v1", "metadata": {"resourceVersion": str(version)},
+    return {"kind": "List", "apiVersion": "v1", "metadata": {"resourceVersion": version},
             "items": list(objects.values())}  # fmt: skip
+
+
+async def restarted(cluster: Cluster) -> Callable[[Object], bool]:
+    """The second attempt starts. Who sees the first one start would delete these pods and make those again."""
+    await cluster.apply_job(restart={"backoff": {"initialSeconds": 0}})
+    names = [pod["metadata"]["name"] for pod in await cluster.gang_exists(seconds=LIFE_SECONDS)]
+    await cluster.runs(*names)
+    await cluster.phase_is("Running", seconds=LIFE_SECONDS)
+    await cluster.ends(names[1], code=1)
+    await only(cluster, "digits-1-0", "digits-1-1")
+    return lambda job: bool(job["status"]["phase"] == "Starting")
+
+
+async def resumed(cluster: Cluster) -> Callable[[Object], bool]:
+    """The first attempt starts. Who sees the suspension before it would delete the pods."""
+    await cluster.apply_job(suspend=True)
+    await cluster.phase_is("Suspended", seconds=LIFE_SECONDS)
+    await cluster.edit_job(suspend=False)
+    await only(cluster, "digits-0-0", "digits-0-1")
+    return lambda job: bool(job["spec"]["suspend"])
+
+
+async def tried_again(cluster: Cluster) -> Callable[[Object], bool]:
+    """Data is fetched for the second time. Who knows of no failure would delete that pod and make the first again."""
+    no_wait = {"backoff": {"initialSeconds": 0, "maxSeconds": 0}}
+    await cluster.apply_job(initializers=[{"name": "data", "script": "true", "path": "data"}], restart=no_wait)
+    await only(cluster, "digits-init-0")
+    await cluster.runs("digits-init-0")
+    await cluster.ends("digits-init-0", code=1)
+    await only(cluster, "digits-init-1")
+    return lambda job: not job["status"].get("initializerFailures")
+
+
+async def only(cluster: Cluster, *names: str) -> None:
+    async def there() -> bool:
+        return [pod["metadata"]["name"] for pod in await cluster.pods()] == list(names)
+
+    await eventually_async(there, f"the pods are {names}", LIFE_SECONDS)
+
+
+@pytest.mark.fault(3)
+async def test_an_operator_with_an_old_picture_of_a_job_reads_it_before_it_touches_its_pods(
+    new_cluster: NewCluster, tmp_path: Path
+) -> None:
+    """Lists and watches of jobs are those of a server that lags behind what the last operator wrote, and the pods are
+    as they are."""
+    stories = (restarted, resumed, tried_again)
+    clusters = await asyncio.gather(*(new_cluster() for _ in stories))
+    old: dict[str, Object] = {}
+    read: set[str] = set()
+
+    async def served(request: web.Request) -> web.StreamResponse | None:
+        if request.path.endswith("/ddpjobs/digits"):
+            read.add(request.path)
+        lists = "watch" not in request.query and request.path in old
+        return web.json_response(old[request.path]) if lists else None
+
+    async def live(cluster: Cluster, story: Callable[[Cluster], Awaitable[Callable[[Object], bool]]]) -> None:
+        async with recorded(cluster) as history:
+            is_old = await story(cluster)
+        jobs = [change for change in history.changes if change.kind == "ddpjobs"]
+        newest = max(n for n, change in enumerate(jobs) if change.object.get("status") and is_old(change.object))
+        assert newest + 1 < len(jobs)
+        old[paths.jobs(cluster.namespace)] = listed(jobs[: newest + 1])
+
+    async with proxy_before(clusters[0], tmp_path, read_fault=served) as proxy:
+
+        def touched() -> dict[str, list[str]]:
+            return {name: kinds for name, calls in proxy.calls.items()
+                    if (kinds := [call.kind for call in calls if call.kind.endswith(" pods")])}  # fmt: skip
+
+        async def read_or_touched() -> bool:
+            return len(read) == len(stories) or bool(touched())
+
+        async with one_operator(clusters, proxy, tmp_path) as first:
+            await asyncio.gather(*map(live, clusters, stories))
+            await first.kill()
+        proxy.freeze = lambda request: request.path in old
+        proxy.calls.clear()
+        read.clear()
+        async with one_operator(clusters, proxy, tmp_path):
+            await eventually_async(read_or_touched, "every job is read", LIFE_SECONDS)
+            assert touched() == {}
 
 
 async def test_an_operator_that_is_told_to_stop_within_a_call_is_followed_by_one_that_does_the_rest(
