@@ -18,10 +18,23 @@ from tests.support.waiting import eventually_async
 from ddpjob_operator.cluster import paths
 from ddpjob_operator.wire.jobs import parse_job
 
-FIXTURES = sorted((Path(__file__).parents[1] / "fixtures").glob("running-*.json"))
+FIXTURES = Path(__file__).parents[1] / "fixtures"
+RUNNING = sorted(FIXTURES.glob("running-*.json"))
+WITHOUT_FINALIZERS = FIXTURES / "before-finalizers.json"
+ENDS = {
+    "running": (0, 0),
+    "restarting": (1, 1),
+    "waiting": (1, 1),
+    "fetched": (0, 0),
+    "suspended": (1, 0),
+    "finished": (0, 0),
+}
+"""Attempt and restarts of each of its jobs at the end. One waits for its restart, and one was suspended: they were to
+have another attempt.
+"""
 
 
-@pytest.fixture(params=FIXTURES, ids=lambda path: path.stem)
+@pytest.fixture(params=RUNNING, ids=lambda path: path.stem)
 def left_behind(request: pytest.FixtureRequest) -> dict[str, Any]:
     """The objects of a running job, as an older operator wrote them."""
     found: dict[str, Any] = json.loads(request.param.read_text())
@@ -57,6 +70,40 @@ async def test_nothing_restarts_when_crd_and_operator_are_upgraded_under_a_runni
         entry for entry in await cluster.cost() if entry.verb in ("create", "delete") and entry.resource == "pods"
     ]
     assert writes == []
+
+
+@pytest.mark.fault(18)
+async def test_jobs_in_every_phase_go_on_under_an_operator_that_holds_pods_by_finalizers(
+    cluster: Cluster, start_operator: StartOperator
+) -> None:
+    left = json.loads(WITHOUT_FINALIZERS.read_text())
+    pods = await _recreate_all(cluster, left)
+    before = await cluster.status("finished")
+    await start_operator()
+    await cluster.gang_exists(1, job="waiting")
+    assert {name for name, uid in pods.items() if uid not in await _uids(cluster)} == set()
+    await cluster.edit_job("suspended", suspend=False)
+    for job, (attempt, _) in ENDS.items():
+        if job != "finished":
+            names = [pod["metadata"]["name"] for pod in await cluster.gang_exists(attempt, job=job)]
+            await cluster.runs(*names)
+            await cluster.phase_is("Running", job)
+            await cluster.ends(*names)
+            await cluster.phase_is("Succeeded", job)
+    found = {name: await cluster.status(name) for name in ENDS}
+    assert {name: (status["attempt"], status["restarts"]) for name, status in found.items()} == ENDS
+    assert found["finished"] == before
+    assert await _changed_pods(cluster, "delete") == []
+    made = {f"{job}-1-{rank}" for job in ("waiting", "suspended") for rank in range(2)}
+    assert set(await _changed_pods(cluster, "create")) == made
+
+
+async def _uids(cluster: Cluster) -> set[str]:
+    return {pod["metadata"]["uid"] for pod in await cluster.pods()}
+
+
+async def _changed_pods(cluster: Cluster, verb: str) -> list[str]:
+    return [entry.name for entry in await cluster.cost() if (entry.verb, entry.resource) == (verb, "pods")]
 
 
 @pytest.mark.fault(18)
@@ -126,3 +173,26 @@ async def _recreate(cluster: Cluster, old: dict[str, Any]) -> list[str]:
     names = [pod["metadata"]["name"] for pod in mine["pods"]]
     await cluster.runs(*names)
     return names
+
+
+async def _recreate_all(cluster: Cluster, old: dict[str, Any]) -> dict[str, str]:
+    """The same for objects of several jobs, with what the nodes said of the pods. Returns the pods' uids by name."""
+    text = json.dumps(old).replace('"research"', f'"{cluster.namespace}"')
+    for job in old["jobs"]:
+        name, document = job["metadata"]["name"], {key: job[key] for key in ("apiVersion", "kind", "spec")}
+        document["metadata"] = {"name": name}
+        made = await cluster.client.create(paths.jobs(cluster.namespace), "ddpjobs", document)
+        status = {"status": job["status"]}
+        await cluster.client.merge_patch(paths.job_status(cluster.namespace, name), "ddpjobs/status", status)
+        text = text.replace(job["metadata"]["uid"], made["metadata"]["uid"])
+    mine, uids = json.loads(text), {}
+    for service in mine["services"]:
+        await cluster.client.create(paths.services(cluster.namespace), "services", service)
+    for claim in mine["claims"]:
+        await cluster.client.create(paths.claims(cluster.namespace), "persistentvolumeclaims", claim)
+    for pod in mine["pods"]:
+        del pod["metadata"]["uid"]
+        made = await cluster.client.create(paths.pods(cluster.namespace), "pods", pod)
+        await cluster.report(made["metadata"]["name"], pod["status"])
+        uids[made["metadata"]["name"]] = made["metadata"]["uid"]
+    return uids

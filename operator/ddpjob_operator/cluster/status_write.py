@@ -44,8 +44,24 @@ class Change:
 
 
 def change_between(current: Mapping[str, Any], wanted: DDPJobStatus) -> Change:
-    """The change that turns the status on the server into the wanted one."""
-    return Change(merge_patch_between(current, wire_form(wanted)))
+    """The change that turns the status on the server into the wanted one.
+
+    An empty list or map that is the default, and that the server does not have, is no difference: a status that an
+    older operator wrote is not written for the sake of fields that it did not know.
+    """
+    return Change(merge_patch_between(current, _without_defaults(current, wire_form(wanted), _DEFAULTS)))
+
+
+def _without_defaults(
+    current: Mapping[str, Any], wanted: Mapping[str, Any], defaults: Mapping[str, Any]
+) -> dict[str, Any]:
+    return {
+        name: _without_defaults(current.get(name) or {}, value, defaults.get(name) or {})
+        if isinstance(value, Mapping)
+        else value
+        for name, value in wanted.items()
+        if name in current or value not in ([], {}) or value != defaults.get(name)
+    }
 
 
 def wire_form(status: DDPJobStatus) -> dict[str, Any]:
@@ -65,6 +81,9 @@ def _without_empty(value: Any) -> Any:
     if isinstance(value, list):
         return [_without_empty(inner) for inner in value]
     return value
+
+
+_DEFAULTS = wire_form(DDPJobStatus())
 
 
 def merge_patch_between(current: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddpjob_operator.api.status import Condition, DDPJobStatus, NodeCount, Phase, Progress
+from ddpjob_operator.api.status import Condition, DDPJobStatus, Internal, NodeCount, Phase, Progress
 from ddpjob_operator.cluster.status_poll import Target, read_answer
 from ddpjob_operator.cluster.status_write import change_between, merge_patch_between, wire_form
 from ddpjob_operator.core.values.trainer_report import TrainerReport
@@ -55,6 +55,16 @@ def test_a_status_that_was_written_needs_no_second_write() -> None:
     status = DDPJobStatus(phase=Phase.RUNNING, conditions=(condition,), start_time=NOW, nodes=NodeCount(total=2))
     on_server = json.loads(json.dumps(wire_form(status)))
     assert change_between(on_server, DDPJobStatus.model_validate(on_server)).empty
+
+
+def test_fields_that_an_older_operator_did_not_know_are_not_written_while_they_are_empty() -> None:
+    status = DDPJobStatus(phase=Phase.SUCCEEDED, nodes=NodeCount(total=2))
+    older = wire_form(status)
+    del older["failures"], older["internal"]["succeededNodes"]
+    assert change_between(older, status).empty
+    assert change_between({"failures": [1]}, status).patch["failures"] == []
+    nothing_known = status.model_copy(update={"internal": Internal(spec_digests={})})
+    assert change_between(older, nothing_known).patch == {"internal": {"specDigests": {}}}, "no default"
 
 
 def test_nothing_empty_is_sent_in_a_condition() -> None:
