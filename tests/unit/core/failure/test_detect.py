@@ -11,6 +11,7 @@ from ddpjob_operator.core.failure.detect import (
     SETTLE_SECONDS,
     Failure,
     Retry,
+    end_of_restarted_node,
     find_failures,
     first_cause,
     has_succeeded,
@@ -53,6 +54,8 @@ def case(sentence: str, pod: PodView, reason: str | None, retry: Retry = Retry.Y
         ),
         case("exit 255 is no signal", failed(0, 255), "Failed"),
         case("exit 1 without a message has no better name than Failed", failed(0, 1), "Failed"),
+        case("Error is no reason", make_pod(0, "Failed", termination=ended(1, reason="Error")), "Failed"),
+        case("nor is Completed", make_pod(0, "Failed", termination=ended(1, reason="Completed")), "Failed"),
         case(
             "a container that never started says so",
             make_pod(0, "Failed", termination=ended(128, "exec: python: not found", reason="StartError")),
@@ -152,6 +155,7 @@ def test_each_ending_has_one_reason(pod: PodView, reason: str | None, retry: Ret
 def test_a_pod_that_is_missing_was_deleted() -> None:
     (failure,) = find_failures([], [("digits-0-1", 1)], NOW)
     assert (failure.reason, failure.pod_name, failure.node_rank) == ("PodDeleted", "digits-0-1", 1)
+    assert (failure.retry, failure.outside) == (Retry.YES, True)
 
 
 @pytest.mark.parametrize(
@@ -182,6 +186,7 @@ def reasons(*pods: PodView, now: datetime = NOW, stopping: bool = False) -> str 
             [failed(0, 1, "WorkerException", ago=0)], False, "WorkerException", id="a cause is acted on at once"
         ),
         pytest.param([failed(0, 1, "PeerLost", ago=1)], False, None, id="a consequence waits for its cause"),
+        pytest.param([failed(0, 1, "PeerLost", ago=0)], False, None, id="and so does one of this moment"),
         pytest.param(
             [failed(0, 1, "RendezvousFailed", ago=1)], False, None, id="a failed rendezvous waits for its cause"
         ),
@@ -211,6 +216,18 @@ def reasons(*pods: PodView, now: datetime = NOW, stopping: bool = False) -> str 
             False,
             "WorkerKilled",
             id="of two causes the first in time is reported",
+        ),
+        pytest.param(
+            [failed(0, 1, ago=None), failed(1, 137, ago=8)],
+            False,
+            "WorkerKilled",
+            id="an end without a time comes after all that have one",
+        ),
+        pytest.param(
+            [failed(1, 137, ago=8), failed(0, 1, ago=8)],
+            False,
+            "Failed",
+            id="of two causes at one time the lower node rank is reported",
         ),
         pytest.param(
             [failed(0, 137, ago=8), failed(1, 64, "ImportError", ago=2)],
@@ -255,6 +272,12 @@ def test_a_cause_is_told_from_its_consequences(pods: list[PodView], stopping: bo
     assert reasons(*pods, stopping=stopping) == reason
 
 
+def test_no_pod_is_stopping_unless_it_is_said() -> None:
+    cause = first_cause(find_failures([failed(0, 143, "Preempted", ago=5)], [], NOW), NOW)
+    assert cause is not None
+    assert cause.reason == "Preempted"
+
+
 @pytest.mark.parametrize("reported", ["soon", None, True, [1], float("nan"), 10**400], ids=repr)
 def test_a_time_that_is_no_time_does_not_stop_the_choice_of_a_cause(reported: object) -> None:
     report = make_report("WorkerException", time=reported)
@@ -268,9 +291,41 @@ def test_the_message_ends_with_the_last_lines_of_the_traceback() -> None:
     lines = "\n".join(f"line {number}" for number in range(40))
     pod = make_pod(0, "Failed", termination=ended(1, make_report("WorkerException", traceback=lines)))
     (failure,) = find_failures([pod], [], NOW)
-    assert failure.message.splitlines()[0] == "it was WorkerException"
-    assert failure.message.endswith("line 39")
-    assert "line 27" not in failure.message
+    assert failure.message.splitlines() == ["it was WorkerException", *(f"line {number}" for number in range(28, 40))]
+
+
+def test_what_the_message_has_already_is_not_said_again() -> None:
+    report = make_report("WorkerException", message="rank 0 raised ValueError: no", exception="ValueError: no")
+    (failure,) = find_failures([make_pod(0, "Failed", termination=ended(1, report))], [], NOW)
+    assert failure.message == "rank 0 raised ValueError: no"
+
+
+@pytest.mark.parametrize(
+    ("pod", "message"),
+    [
+        pytest.param(
+            make_pod(0, "Failed", termination=ended(1, "no python here\n")),
+            "pod digits-0-0 exited with code 1: no python here",
+            id="what a container that is not ours has left",
+        ),
+        pytest.param(
+            make_pod(0, "Failed", termination=ended(1, "a" * 9 + "b" * 500)),
+            "pod digits-0-0 exited with code 1: " + "b" * 500,
+            id="of a long text the end",
+        ),
+        pytest.param(
+            make_pod(0, "Failed", **EVICTED),
+            "pod digits-0-0 failed: The node was low on resource: memory.",
+            id="the kubelet's words",
+        ),
+        pytest.param(
+            make_pod(0, "Failed", reason="Terminated"), "pod digits-0-0 failed: Terminated", id="or its reason"
+        ),
+    ],
+)
+def test_the_message_says_what_is_known(pod: PodView, message: str) -> None:
+    (failure,) = find_failures([pod], [], NOW)
+    assert failure.message == message
 
 
 def test_a_failure_carries_what_the_post_mortem_needs() -> None:
@@ -301,13 +356,25 @@ def test_a_failure_carries_what_the_post_mortem_needs() -> None:
             None,
             id="what is no signal's name is none",
         ),
+        pytest.param(failed(0, 129), "SIGHUP", id="of the first number"),
         pytest.param(failed(0, 191), None, id="a number that no signal has is none"),
+        pytest.param(failed(0, 192), None, id="an exit code beyond the signals is none"),
         pytest.param(failed(0, 1), None, id="an exit code is none"),
     ],
 )
 def test_the_signal_is_known_by_its_name(pod: PodView, signal: str | None) -> None:
     (failure,) = find_failures([pod], [], NOW)
     assert failure.signal == signal
+
+
+def test_only_an_end_that_the_runtime_has_forgotten_is_that_of_a_restarted_node() -> None:
+    def end(message: str, reason: str) -> Failure | None:
+        return end_of_restarted_node(make_pod(0, "Failed", termination=ended(255, message, reason=reason)))
+
+    assert (found := end("", "Unknown")) is not None
+    assert found.reason == "NodeRebooted"
+    assert end(make_report(), "Unknown") is None
+    assert end("", "Error") is None
 
 
 def test_a_sidecar_that_goes_on_does_not_keep_a_node_from_having_succeeded() -> None:
@@ -354,6 +421,9 @@ def test_a_rank_that_lost_a_peer_is_told_which_node_was_done() -> None:
     (failure,) = find_failures([lost, succeeded(1)], [], NOW)
     assert failure.message.endswith("; node rank 1 had already finished its script")
     assert diagnose(failure).reason == "RankFinishedEarly"
+    report = make_report("PeerLost", traceback="line 1\nline 2")
+    (failure,) = find_failures([make_pod(0, "Failed", termination=ended(1, report)), succeeded(1)], [], NOW)
+    assert failure.message == "it was PeerLost; node rank 1 had already finished its script\nline 1\nline 2"
     (alone,) = find_failures([lost, make_pod(1)], [], NOW)
     assert diagnose(alone).reason == "PeerLost"
 
@@ -368,10 +438,17 @@ def test_an_init_container_that_failed_is_the_reason_and_not_the_node() -> None:
     assert not diagnosis.node_suspect
 
 
+@pytest.mark.parametrize(("reason", "ends"), [("OOMKilled", "code 137 (OOMKilled)"), ("", "code 137")])
+def test_an_init_container_that_failed_is_named_with_the_runtimes_reason(reason: str, ends: str) -> None:
+    (failure,) = find_failures([make_pod(0, "Failed", init_failure=InitFailure("fetch", 137, reason))], [], NOW)
+    assert failure.message.endswith(ends)
+
+
 def test_what_ended_a_pod_from_outside_comes_before_its_init_container() -> None:
-    evicted = make_pod(0, "Failed", reason="Evicted", init_failure=InitFailure("fetch", 137))
+    evicted = make_pod(1, "Failed", reason="Evicted", init_failure=InitFailure("fetch", 137))
     (failure,) = find_failures([evicted], [], NOW)
     assert (failure.reason, failure.exit_code) == ("Evicted", None)
+    assert (failure.pod_name, failure.node_name, failure.node_rank) == ("digits-0-1", "node-1", 1)
 
 
 def test_a_collective_that_times_out_is_told_with_the_node_that_did_not() -> None:
