@@ -22,7 +22,8 @@ from torch.optim.lr_scheduler import StepLR
 from torch.optim.swa_utils import AveragedModel
 
 import ddp_trainer
-from ddp_trainer.client.run import MOST_VALUES, Run
+from ddp_trainer.client.own_values import MOST_VALUES
+from ddp_trainer.client.run import Run
 from ddp_trainer.contract.exit_codes import LossNotFinite, RollBack, UserError
 from ddp_trainer.contract.heartbeat import Heartbeat, heartbeat_dir, read_heartbeats
 from ddp_trainer.rank import failures

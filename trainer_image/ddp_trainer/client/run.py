@@ -9,6 +9,7 @@ run.finish()                            once, after the loop
 run.phase("validate"), run.beat()       around and in what takes long and is no step
 run.agreed_to_stop(), run.stop()        in it, to leave before its end
 run.log(accuracy=0.9)                   values of the program's own, at any time
+run.skipped_steps, run.skip_step()      batches to leave out, after a rollback
 run.checkpoint(step), run.latest()      files of the program's own, at any time
 """
 
@@ -17,8 +18,6 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-import re
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -30,6 +29,7 @@ from torch.optim import Optimizer
 
 from ddp_trainer.client.finite import FiniteLosses, are_finite
 from ddp_trainer.client.order import CallOrder
+from ddp_trainer.client.own_values import OwnValues
 from ddp_trainer.client.states import LOSSES, States
 from ddp_trainer.client.steps import PLOT_STEPS, Steps
 from ddp_trainer.contract.environment import JobEnvironment
@@ -51,11 +51,6 @@ from ddp_trainer.snapshots.values import Identity, SnapshotEvent
 
 PHASES: Final = ("load", "validate", "save")
 """What a program may say that it does between steps; each has the longest allowance of the stall detection."""
-
-MOST_VALUES: Final = 64
-"""Names of values that a run may log: each is a series of Prometheus."""
-
-_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_./-]{0,63}")
 
 
 class Run:
@@ -113,8 +108,7 @@ class Run:
         self._should_save = False
         self._is_resumed = False
         self._is_failing = False
-        self._logged: set[str] = set()
-        self._has_refused = False
+        self._values = OwnValues()
         report = SnapshotReporter(heartbeat, log)
         self._snapshots: Snapshots | None = None
         self._schedule: SaveSchedule | None = None
@@ -392,22 +386,7 @@ class Run:
         The last value of each is in the job's status and in Prometheus (`ddpjob_train_metric`), and all are in
         TensorBoard; rank 0's count. Names have up to 64 letters, digits and any of `_./-`; a run has up to 64.
         """
-        numbers = {}
-        for name, value in {**(values or {}), **named}.items():
-            try:
-                numbers[name] = float(value)
-            except (TypeError, ValueError) as error:
-                raise UserError(f"run.log: {name} is {value!r}, which is not a number") from error
-            if not _NAME.fullmatch(name):
-                raise UserError(
-                    f"run.log: {name!r} is no name of a value; use a letter, then up to 63 letters, digits and _ . / -"
-                )
-        refused = sorted(numbers.keys() - self._logged)[max(0, MOST_VALUES - len(self._logged)) :]
-        if refused and not self._has_refused:
-            self._has_refused = True
-            print(f"ddp_trainer: {refused[0]!r} is not reported: a run logs {MOST_VALUES} values", file=sys.stderr)
-        numbers = {name: value for name, value in numbers.items() if name not in refused}
-        self._logged |= numbers.keys()
+        numbers = self._values.accepted({**(values or {}), **named})
         if numbers:
             self._steps.measured(numbers)
             self._heartbeat.metrics(**numbers)
@@ -442,10 +421,7 @@ class Run:
         self._found = None if self._is_resumed else (newest,)
         return None if newest is None else newest[1]
 
-    @property
-    def _of_total(self) -> str:
-        total = self._steps.total_steps
-        return "" if total is None else f" of {total}"
+    # A loss that is not finite
 
     @property
     def rollbacks(self) -> int:
@@ -462,6 +438,11 @@ class Run:
         handled as that of a step.
         """
         self._losses.validated(self.step, loss)
+
+    @property
+    def _of_total(self) -> str:
+        total = self._steps.total_steps
+        return "" if total is None else f" of {total}"
 
     @property
     def _fence(self) -> Fence | None:
