@@ -80,6 +80,9 @@ lint-files: $(VENV)/.dev
 	$(BIN)/python charts/rbac.py --check
 	$(BIN)/python charts/policies.py --check
 
+scan: $(VENV)/.dev build/scan/.installed  ## Dockerfiles and the rendered chart against checkov's rules, offline
+	release/scan.sh $(BIN) build/scan/bin
+
 mutate: $(VENV)/.dev  ## mutation testing of core: MODULES="failure.budget stages.run", or all of it, which takes hours
 	$(BIN)/python -m tests.mutation $(MODULES)
 
@@ -193,8 +196,15 @@ $(VENV)/.dev: $(VENV)/.torch requirements/dev.txt requirements/libraries.txt pyp
 	$(PIP) --no-deps -e .
 	@touch $@ $(VENV)/.trainer
 
+# an environment of its own: checkov needs old versions of much
+build/scan/.installed: requirements/scan.txt | $(BIN)/python
+	@echo "installing checkov into build/scan ..."
+	$(BIN)/python -m venv build/scan
+	build/scan/bin/python -m pip install -qq --disable-pip-version-check --require-hashes -r requirements/scan.txt
+	@touch $@
+
 help:
 	@awk 'BEGIN {FS = ":.*##"} /^##@/ {printf "\n%s\n", substr($$0, 5)} /^[a-z-]+:.*##/ {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-.PHONY: bench-operator chaos soak count-scripts troubleshooting mutate busy-test check-in-process lint-style lint-types lint-layers lint-files demo demo-cluster test test-unit test-trainer test-local test-api test-cluster test-packaging check lint prove bench-trainer bench format generate \
+.PHONY: scan bench-operator chaos soak count-scripts troubleshooting mutate busy-test check-in-process lint-style lint-types lint-layers lint-files demo demo-cluster test test-unit test-trainer test-local test-api test-cluster test-packaging check lint prove bench-trainer bench format generate \
 	release-check release-notes wheel chart-package sbom images run-operator cluster-up cluster-down clean python-venv tools help

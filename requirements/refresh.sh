@@ -2,6 +2,7 @@
 # Makes the lock files anew from pyproject.toml, with the newest versions that its bounds allow:
 #
 #   dev.txt       all that development and CI need, torch excepted
+#   scan.txt      what `make scan` needs, in an environment of its own
 #   libraries.txt what the tests of scripts on other libraries need besides: to be installed with --no-deps
 #   operator.txt  the operator's image
 #   trainer.txt   the trainer's image, torch excepted, with what torch needs on any machine
@@ -64,11 +65,14 @@ lock dev.txt --extra dev "${omit[@]}" --constraint "$work/same.in" pyproject.tom
 versions "$work/dev.txt" >>"$work/same.in"
 lock trainer.txt --extra trainer --extra data "${omit[@]}" --constraint "$work/same.in" pyproject.toml
 # for pip-compile, which knows no dependency groups
-"$bin/python" -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["dependency-groups"]["libraries"], sep="\n")' \
-  >"$work/libraries.in"
+for group in libraries scan; do
+  "$bin/python" -c 'import sys, tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["dependency-groups"][sys.argv[1]], sep="\n")' \
+    $group >"$work/$group.in"
+done
+lock scan.txt "$work/scan.in"
 others=("${omit[@]}")
 for package in $(versions "$work/dev.txt"); do others+=(--unsafe-package "${package%%==*}"); done
 lock libraries.txt "${others[@]}" --constraint "$work/same.in" "$work/libraries.in"
 lock operator.txt --extra operator --constraint "$work/same.in" pyproject.toml
 
-for name in dev.txt libraries.txt operator.txt trainer.txt torch.txt torch-cpu.txt torch-cuda.txt; do publish $name; done
+for name in dev.txt libraries.txt scan.txt operator.txt trainer.txt torch.txt torch-cpu.txt torch-cuda.txt; do publish $name; done

@@ -74,7 +74,8 @@ build() {
   [ "$TOOL" = buildah ] || archive=$archive.tar
   local arguments=(--tag "$ref" --file "$ROOT/$file" --build-arg "VERSION=$VERSION" --build-arg "REVISION=$REVISION" "$@"
     --build-context "wheels=$WORK/wheels" --secret "id=pip,src=$WORK/pip.conf" --secret "id=ca,src=$WORK/ca.crt")
-  [ -z "${BASE_IMAGE:-}" ] || arguments+=(--build-arg "BASE_IMAGE=$BASE_IMAGE")
+  [ -z "${BASE_IMAGE:-}" ] ||
+    arguments+=(--build-arg "BASE_IMAGE=$BASE_IMAGE" --label "org.opencontainers.image.base.name=$BASE_IMAGE")
   say "building $ref with $TOOL"
   case $TOOL in
     docker) loudly_if_wrong docker build "${arguments[@]}" "$ROOT" ;;

@@ -25,6 +25,7 @@ ASKED = {
     ],
     "torch-cuda.txt": EXTRAS["gpu"],
     "libraries.txt": PYPROJECT["dependency-groups"]["libraries"],
+    "scan.txt": PYPROJECT["dependency-groups"]["scan"],
 }
 
 
