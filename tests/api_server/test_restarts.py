@@ -205,3 +205,21 @@ async def seen_by_the_operator(cluster: Cluster) -> None:
     name = f"later-{len((await cluster.client.list(paths.jobs(cluster.namespace), 'ddpjobs'))[0])}"
     await cluster.apply_job(name)
     await cluster.gang_exists(job=name)
+
+
+async def test_a_service_that_was_deleted_under_a_running_gang_is_there_for_the_next_one(
+    cluster: Cluster, operator: Operator
+) -> None:
+    """No watch reports it: the patch for the next attempt finds none, and its pods get the new one's address."""
+    pods = await running_gang(cluster)
+    old = await cluster.service()
+    await cluster.client.delete(f"{paths.services(cluster.namespace)}/digits-rdzv", "services")
+    await cluster.ends(pods[1], code=1, message=KILLED)
+    made = await cluster.gang_exists(attempt=1)
+    service = await cluster.service()
+    assert service["metadata"]["uid"] != old["metadata"]["uid"]
+    assert service["spec"]["selector"]["training.ddpjob.io/attempt"] == "1"
+    for pod in made:
+        variables = {item["name"]: item.get("value") for item in pod["spec"]["containers"][0]["env"]}
+        assert variables["DDPJOB_RDZV_HOST"] == service["spec"]["clusterIP"]
+    assert (await finish_attempt(cluster, 1))["restarts"] == 1
