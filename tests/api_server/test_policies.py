@@ -176,6 +176,10 @@ def of_the_standard() -> Cases:
         for annotation in (value, "localhost/mine"):
             metadata = {"annotations": {name: annotation}}
             found[f"{name}: {annotation}"] = {"podTemplate": {"metadata": metadata}}
+    found["as large as a template may be"] = template(
+        initContainers=[container(f"c{index}", 1) for index in range(200)],
+        volumes=[{"name": f"v{index}", "emptyDir": {}} for index in range(1000)],
+    )
     del found["restricted: Seccomp 1"], found["restricted: Seccomp 1, trainer"], found["restricted: Seccomp 1, init"]
     del found["restricted: Volume Types 20"]
     return found
@@ -194,10 +198,6 @@ TOKEN = {"serviceAccountToken": {"path": "token"}}
 TAINT = "node.kubernetes.io/unreachable"
 OF_ALL: Cases = {
     "nothing": {},
-    "as large as a template may be": template(
-        initContainers=[container(f"c{index}", 1) for index in range(200)],
-        volumes=[{"name": f"v{index}", "emptyDir": {}} for index in range(1000)],
-    ),
     "nulls": template(**dict.fromkeys(NULLS)),
     "no context": template(securityContext=None),
     "no context of the trainer": template(containers=[{"name": "trainer", "securityContext": None}]),
@@ -352,7 +352,7 @@ async def deny_all(installed: Installed, tenant: Cluster, running: str) -> None:
     (service,) = [item["metadata"]["name"] for item in (await call.list(services, "services"))[0]]
     await tenant.client.create(pods, "pods", pod("mine"))
     ours, node = {"ownerReferences": [owner], "labels": labels}, {"apiVersion": "v1", "kind": "Node"}
-    container = {"name": "trainer", "image": "evil"}
+    image = {"op": "replace", "path": "/spec/containers/0/image", "value": "evil"}
     cases = [
         (call.create(pods, "pods", pod("a")), "only what a DDPJob owns"),
         (call.create(pods, "pods", pod("a", labels=labels)), "only what a DDPJob owns"),
@@ -362,7 +362,7 @@ async def deny_all(installed: Installed, tenant: Cluster, running: str) -> None:
         (call.create(paths.pods(installed.system.namespace), "pods", pod("a", **ours)), "namespace of the cluster"),
         (call.delete(f"{pods}/mine", "pods"), "only what a DDPJob owns"),
         (call.merge_patch(f"{pods}/mine", "pods", {"metadata": ours}), "only what a DDPJob owns"),
-        (call.strategic_patch(f"{pods}/{running}", "pods", {"spec": {"containers": [container]}}), "and nothing else"),
+        (call.json_patch(f"{pods}/{running}", "pods", [image]), "and nothing else"),
         (call.merge_patch(f"{pods}/{running}", "pods", {"metadata": {"ownerReferences": None}}), "changes no owner"),
         (call.merge_patch(f"{services}/{service}", "services", {"spec": {"type": "NodePort"}}), "of type ClusterIP"),
         (call.merge_patch(f"{services}/{service}", "services", {"spec": {"externalIPs": ["192.0.2.1"]}}), "ClusterIP"),
