@@ -1,4 +1,4 @@
-"""A gang of four nodes that hangs: the rank that holds it up is named, with its own stack, whichever pod reports it."""
+"""A gang of nodes that hangs: the rank that holds it up is named, with its own stack, whichever pod reports it."""
 
 from __future__ import annotations
 
@@ -59,11 +59,11 @@ dist.broadcast(values, src=0)
 """
 
 
-async def run(folder: Path, environment: dict[str, str], case: str, guilty: int) -> DDPJobStatus:
+async def run(folder: Path, environment: dict[str, str], nodes: int, case: str, guilty: int) -> DDPJobStatus:
     shared = open_shared(folder / "shared")
     (shared / "train.py").write_text(textwrap.dedent(SCRIPT))
     spec = {
-        "nodes": 4,
+        "nodes": nodes,
         "entrypoint": {"script": "/mnt/shared/train.py"},
         "args": [case, str(guilty)],
         "stall": {"minSeconds": 1, "maxSeconds": 4},
@@ -75,17 +75,17 @@ async def run(folder: Path, environment: dict[str, str], case: str, guilty: int)
 
 
 @pytest.mark.parametrize(
-    ("case", "guilty", "step", "place"),
+    ("nodes", "case", "guilty", "step", "place"),
     [
-        ("sleeps", 2, 10, "read_a_broken_file (train.py) < train (train.py)"),
-        ("skips", 1, 11, "save_together (train.py) < train (train.py)"),
-        ("has fewer batches", 3, 12, "<module> (train.py)"),
+        (3, "sleeps", 2, 10, "read_a_broken_file (train.py) < train (train.py)"),
+        (4, "skips", 1, 11, "save_together (train.py) < train (train.py)"),
+        (4, "has fewer batches", 3, 12, "<module> (train.py)"),
     ],
 )
-def test_the_rank_that_holds_up_four_nodes_is_named(
-    tmp_path: Path, environment: dict[str, str], case: str, guilty: int, step: int, place: str
+def test_the_rank_that_holds_up_the_other_nodes_is_named(
+    tmp_path: Path, environment: dict[str, str], nodes: int, case: str, guilty: int, step: int, place: str
 ) -> None:
-    status = asyncio.run(run(tmp_path, environment, case, guilty))
+    status = asyncio.run(run(tmp_path, environment, nodes, case, guilty))
     failure = status.last_failure
     assert status.phase is Phase.FAILED
     assert failure is not None
@@ -95,4 +95,6 @@ def test_the_rank_that_holds_up_four_nodes_is_named(
     assert f"Stack of rank {guilty}: {place}" in re.sub(r":\d+\)", ")", failure.message)
     stacks = tmp_path / "shared" / "logs" / "hangs"
     text = (stacks / "stacks-attempt-0.txt").read_text()
-    assert [f"==== rank {rank} ====\nThread" in text.replace("Current t", "T") for rank in range(4)] == [True] * 4, text
+    assert [f"==== rank {rank} ====\nThread" in text.replace("Current t", "T") for rank in range(nodes)] == [
+        True
+    ] * nodes, text

@@ -18,6 +18,7 @@ pytestmark = [pytest.mark.local, pytest.mark.timeout(300)]
 
 TUTORIALS = Path(__file__).parents[1] / "fixtures" / "tutorials"
 BOTH = """
+import torch._dynamo  # once, and not in each of the six ranks that are forked
 import forked
 import spawned
 

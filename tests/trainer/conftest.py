@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from tests.support.starting import mark, no_process, starts_processes
 from tests.trainer.data_server import Web
+from tests.trainer.forked import start as forked
 from tests.trainer.train.volume import Volume
 
 HERE = Path(__file__).parent
@@ -66,3 +67,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
         return (yield)
     with no_process(item):
         return (yield)
+
+
+def pytest_sessionfinish() -> None:
+    forked.stop()

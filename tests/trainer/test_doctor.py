@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 
 import torch
+from tests.trainer.forked import start as forked
 
 from ddp_trainer import doctor
 from ddp_trainer.rank.world import World
@@ -13,7 +13,7 @@ from ddp_trainer.rank.world import World
 
 def examine(volume, module: tuple[str, ...], **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", *module],
+        forked.command(2, *module),
         env=volume.environment(**environment),
         capture_output=True,
         text=True,

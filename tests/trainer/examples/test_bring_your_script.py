@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from tests.support.starting import starts_processes
 from tests.trainer.documented import ROOT, blocks
+from tests.trainer.forked.start import LIBRARIES
 from tests.trainer.train.volume import Volume
 
 from ddp_trainer.snapshots.trust.store import SnapshotStore
@@ -31,7 +32,7 @@ def lines(diff: str, sign: str) -> str:
 @starts_processes
 def job(tmp_path: Path) -> Volume:
     (tmp_path / "work.py").write_text(WORK)
-    return Volume(tmp_path, here=tmp_path)
+    return Volume(tmp_path, here=tmp_path, imported=LIBRARIES)
 
 
 @pytest.mark.parametrize("name", DIFFS)

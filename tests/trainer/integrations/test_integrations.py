@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from tests.support.starting import starts_processes
+from tests.trainer.forked.start import LIBRARIES
 from tests.trainer.train.volume import Volume
 
 HERE = Path(__file__).parent
@@ -17,10 +18,20 @@ HERE = Path(__file__).parent
 pytestmark = pytest.mark.timeout(900)
 
 
+@pytest.fixture
+@starts_processes
+def job(tmp_path: Path) -> Volume:
+    return made(tmp_path / "job")
+
+
+def made(root: Path) -> Volume:
+    return Volume(root, here=HERE, imported=LIBRARIES)
+
+
 @pytest.fixture(scope="module")
 @starts_processes
 def unbroken(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Any]:
-    return Volume(tmp_path_factory.mktemp("unbroken"), here=HERE).trained(2, "with_transformers.py").script_losses()
+    return made(tmp_path_factory.mktemp("unbroken")).trained(2, "with_transformers.py").script_losses()
 
 
 def test_a_transformers_run_that_was_asked_to_stop_exits_143_and_resumes_to_the_same_losses(
@@ -57,7 +68,7 @@ def test_a_transformers_run_saves_once_at_the_end_of_each_epoch(job: Volume) -> 
 def test_a_lightning_run_that_was_asked_to_stop_exits_143_and_resumes_to_the_same_losses(
     job: Volume, tmp_path: Path
 ) -> None:
-    whole = Volume(tmp_path / "unbroken", here=HERE).trained(2, "with_lightning.py").script_losses()
+    whole = made(tmp_path / "unbroken").trained(2, "with_lightning.py").script_losses()
     # 4 steps an epoch: the stop is agreed on at the end of the second
     stopped = job.train(2, "with_lightning.py", "--sigterm-at", "7", DDPJOB_SNAPSHOT_EVERY="1epochs")
     assert re.search(r"exitcode *: 143", stopped.stderr), stopped.stderr
@@ -79,7 +90,7 @@ def test_what_lightning_saves_of_its_own_accord_becomes_a_checkpoint_of_the_job(
 
 
 def test_an_accelerate_run_that_lost_a_rank_resumes_to_the_same_losses(job: Volume, tmp_path: Path) -> None:
-    whole = Volume(tmp_path / "unbroken", here=HERE).trained(2, "with_accelerate.py").script_losses()
+    whole = made(tmp_path / "unbroken").trained(2, "with_accelerate.py").script_losses()
     assert job.train(2, "with_accelerate.py", DIES_AT="10").returncode != 0
     assert job.checkpoint_steps() == [7]
     job.trained(2, "with_accelerate.py", DDPJOB_ATTEMPT="1")

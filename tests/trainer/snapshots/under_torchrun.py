@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
+
+from tests.trainer.forked import start as forked
 
 HERE = Path(__file__).parent
 
@@ -15,10 +16,7 @@ HERE = Path(__file__).parent
 def torchrun(ranks: int, script: str, out: Path, *scenarios: str) -> None:
     """Run a script of this folder to its end; it leaves its results below `out`."""
     done = subprocess.run(
-        [
-            *(sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"),
-            *(str(HERE / script), str(out), *scenarios),
-        ],
+        forked.command(ranks, str(HERE / script), str(out), *scenarios),
         env={**os.environ, "PYTHONPATH": str(HERE.parents[2] / "trainer_image"), "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,

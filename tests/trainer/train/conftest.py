@@ -38,7 +38,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int, str], Volume
         if ranks not in roots:
             root = roots[ranks] = tmp_path_factory.mktemp("runs")
             (root / "runs.json").write_text(json.dumps(table[ranks]))
-            done = Volume(root).train(ranks, "several.py", str(root / "runs.json"))
+            done = Volume(root, fresh=ranks == 2).train(ranks, "several.py", str(root / "runs.json"))
             assert done.returncode == 0, done.stdout + done.stderr
             (root / "output.txt").write_text(done.stdout)
         return Volume(roots[ranks], name)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import time
+from dataclasses import replace
 
 import pytest
 from tests.support.starting import starts_processes
@@ -53,6 +54,7 @@ def test_a_run_killed_with_sigkill_resumes_to_the_same_weights_and_losses(
 
 
 def test_a_run_that_plain_torchrun_restarts_ends_with_the_same_weights_and_losses(volume, trained_once) -> None:
+    volume = replace(volume, fresh=True)
     volume.trained(2, *struck(rank=1, call=2, evaluating=True), PET_MAX_RESTARTS="1")
     (resumed,) = volume.events("resumed")
     assert resumed["step"] >= 14
@@ -62,7 +64,7 @@ def test_a_run_that_plain_torchrun_restarts_ends_with_the_same_weights_and_losse
 def test_an_exception_on_one_rank_leaves_an_emergency_snapshot_of_the_last_whole_step(volume, trained_once) -> None:
     # in the first micro-batch of step 18; the last snapshot by plan is that of step 14
     raising = struck("none", rank=1, call=36)
-    failed = volume.train(2, *raising)
+    failed = replace(volume, fresh=True).train(2, *raising)
     assert failed.returncode != 0
     assert "a sample that cannot be trained on" in failed.stderr
     manifest = volume.newest_manifest()
@@ -116,7 +118,7 @@ def test_sigterm_to_one_rank_stops_all_after_the_same_step_with_a_snapshot_and_1
 
 
 def test_sigterm_to_the_whole_process_group_leaves_data_workers_time_for_the_last_steps(volume) -> None:
-    process = volume.start(2, "--task-options", "width=8", "--epochs", "1000", "--workers", "1")
+    process = replace(volume, fresh=True).start(2, "--task-options", "width=8", "--epochs", "1000", "--workers", "1")
     until = time.monotonic() + DEADLINE
     while process.poll() is None and time.monotonic() < until:
         if any((beat["step"] or 0) >= 5 for beat in volume.beats()):

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from tests.trainer.forked import start as forked
 
 from ddp_trainer.logs.losses import read_losses
 
@@ -26,6 +27,10 @@ class Volume:
     root: Path
     job: str = "job"
     here: Path = HERE
+    fresh: bool = False
+    """Start new processes, which import torch first, instead of forked ones."""
+    imported: tuple[str, ...] = ()
+    """What forked processes have imported besides torch."""
 
     @property
     def run_dir(self) -> Path:
@@ -47,10 +52,14 @@ class Volume:
         }
 
     def command(self, ranks: int, arguments: tuple[str, ...]) -> list[str]:
-        started = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"] if ranks else []
         if arguments and arguments[0].endswith(".py"):
-            return [sys.executable, *started, str(self.here / arguments[0]), *arguments[1:]]
-        return [sys.executable, *started, "-m", "ddp_trainer.train", *arguments]
+            target = [str(self.here / arguments[0]), *arguments[1:]]
+        else:
+            target = ["-m", "ddp_trainer.train", *arguments]
+        if not self.fresh:
+            return forked.command(ranks, *target, imported=self.imported)
+        started = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"] if ranks else []
+        return [sys.executable, *started, *target]
 
     def start(self, ranks: int, *arguments: str, **environment: str) -> subprocess.Popen[str]:
         """Start training with so many ranks under torchrun, or (0) without it."""

@@ -1,0 +1,110 @@
+"""Forks processes from one in which torch has been imported.
+
+    server.py SOCKET MODULE…
+
+Importing torch and its compiler, which every optimizer does, costs a rank three seconds of processor time, and
+torchrun's agent one; what a test has them do afterwards costs a tenth of that. A forked process runs the same script
+or module from its first line: nothing of this repository is imported before. `start.py` forks torchrun and its ranks
+so: the agent, its store, the variables, and what becomes of ranks after a failure are torch's own.
+
+What the processes of one server share is the seed of Python's hashes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import json
+import os
+import runpy
+import select
+import signal
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+Request = dict[str, Any]
+
+
+def serve(listener: socket.socket) -> Request:
+    """Fork for each client, until standard input ends. Returns in a forked process only, with what it is to run."""
+    while True:
+        ready, _, _ = select.select([listener, sys.stdin], [], [])
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        if sys.stdin in ready:
+            os._exit(0)
+        client, _ = listener.accept()
+        if os.fork() == 0:
+            listener.close()
+            return start(client)
+        client.close()
+
+
+def start(client: socket.socket) -> Request:
+    """Fork what the client asks for, and return there; this process relays until it has ended, and ends."""
+    _, descriptors, _, _ = socket.recv_fds(client, 1, maxfds=2)
+    with client.makefile() as lines:
+        request: Request = json.loads(lines.readline())
+    pid = os.fork()
+    if pid == 0:
+        client.close()
+        become(request, descriptors)
+        return request
+    for descriptor in descriptors:  # else a reader would not see the end of what the process writes
+        os.close(descriptor)
+    code = relay(client, pid)
+    with contextlib.suppress(OSError):
+        client.sendall(str(code).encode())
+    os._exit(0)
+
+
+def become(request: Request, descriptors: list[int]) -> None:
+    """Give this process the session, output, folder and environment that it would have had."""
+    os.setsid()
+    for descriptor, target in zip([os.open(os.devnull, os.O_RDONLY), *descriptors], (0, 1, 2), strict=True):
+        os.dup2(descriptor, target)
+        os.close(descriptor)
+    os.chdir(request["folder"])
+    os.environ.clear()
+    os.environ.update(request["environment"])
+
+
+def relay(client: socket.socket, pid: int) -> int:
+    """Pass on the signals that the client gets, and SIGKILL if it was killed. The exit code of the process."""
+    ended = os.pidfd_open(pid)
+    while ended not in (ready := select.select([ended, client], [], [])[0]):
+        if client in ready:
+            numbers = client.recv(16)
+            for number in numbers or [signal.SIGKILL]:
+                os.kill(pid, number)
+            if not numbers:
+                break
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def run(command: list[str], python_path: str) -> None:
+    """As `python -m MODULE …` or `python SCRIPT …` does."""
+    folders = [folder for folder in python_path.split(os.pathsep) if folder]
+    module = command[0] == "-m"
+    sys.argv = command[1:] if module else command
+    first = str(Path.cwd()) if module else str(Path(command[0]).resolve().parent)
+    sys.path[:] = [first, *folders, *sys.path[1:]]
+    if module:
+        runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+    else:
+        runpy.run_path(sys.argv[0], run_name="__main__")
+
+
+if __name__ == "__main__":
+    for name in sys.argv[2:]:
+        importlib.import_module(name)
+    gc.freeze()  # a process that ends does not look through all of torch for garbage
+    address = socket.socket(socket.AF_UNIX)
+    address.bind(sys.argv[1])
+    address.listen(64)
+    asked_for = serve(address)
+    run(asked_for["command"], asked_for["environment"].get("PYTHONPATH", ""))
