@@ -29,7 +29,7 @@ REMEMBERED = 256
 REVIEW_SECONDS = 5.0
 """Prometheus gives a scrape 10 s."""
 WAITING = 16
-"""Reviews at once. Whoever reaches the port can ask for them, and each costs the API server two calls."""
+"""Reviews at once. Any client of the port causes them, and each costs the API server two calls."""
 
 OK, UNAUTHORIZED, FORBIDDEN, UNAVAILABLE = 200, 401, 403, 503
 
