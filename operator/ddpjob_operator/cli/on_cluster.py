@@ -42,7 +42,7 @@ def show_why(cluster: Cluster, name: str, as_json: bool) -> int:
         print(json.dumps(asdict(answer), indent=2) if as_json else answer.text())
         return SUCCEEDED
 
-    return _asked(cluster, ask)
+    return asked(cluster, ask)
 
 
 def show_logs(cluster: Cluster, name: str, wanted: Wanted, follow: bool) -> int:
@@ -62,7 +62,7 @@ def show_logs(cluster: Cluster, name: str, wanted: Wanted, follow: bool) -> int:
             _explain_silence(parse_status(job.get("status") or {}), pods_of(pods, wanted, logs.ranks_per_node), name)
         return SUCCEEDED
 
-    return _asked(cluster, ask)
+    return asked(cluster, ask)
 
 
 def show_watch(cluster: Cluster, name: str) -> int:
@@ -77,7 +77,7 @@ def show_watch(cluster: Cluster, name: str) -> int:
         print(why(await see(client, namespace, name)).text(), file=sys.stderr)
         return FAILED
 
-    return _asked(cluster, ask, interrupted=f"{name} goes on; ddpjob watch {name} shows it again")
+    return asked(cluster, ask, interrupted=f"{name} goes on; ddpjob watch {name} shows it again")
 
 
 def change(cluster: Cluster, name: str, spec: dict[str, object], done: str) -> int:
@@ -96,10 +96,12 @@ def change(cluster: Cluster, name: str, spec: dict[str, object], done: str) -> i
         print(done)
         return SUCCEEDED
 
-    return _asked(cluster, ask)
+    return asked(cluster, ask)
 
 
-def _asked(cluster: Cluster, ask: Callable[[Client, str], Awaitable[int]], interrupted: str = "") -> int:
+def asked(cluster: Cluster, ask: Callable[[Client, str], Awaitable[int]], interrupted: str = "") -> int:
+    """What `ask` returns for a client and a namespace; a refusal is one line, Ctrl-C is `interrupted` and 130."""
+
     async def connected() -> int:
         client = await connect(context=cluster.context)
         try:
