@@ -13,6 +13,7 @@ from ddpjob_operator.api.spec import DDPJobSpec
 IMMUTABLE_FIELDS = (
     "image",
     "entrypoint",
+    "code",
     "args",
     "nodes",
     "elastic",

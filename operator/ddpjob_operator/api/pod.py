@@ -12,6 +12,9 @@ Argument = Annotated[str, Field(max_length=4096)]
 Whole = Annotated[int, Field(strict=True, ge=0)]
 Quantity = Annotated[str, Field(pattern=r"^[0-9]+(\.[0-9]+)?(m|k|Ki|M|Mi|G|Gi|T|Ti|P|Pi|E|Ei)?$", max_length=32)]
 ObjectName = Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$", max_length=253)]
+MOST_CODE_PARTS = 8
+"""ConfigMaps of one folder. Each holds at most 1 MiB."""
+
 LabelKey = Annotated[
     str,
     Field(pattern=r"^([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$"),
@@ -25,8 +28,25 @@ class Entrypoint(APIModel):
     module: Annotated[str, Field(pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$", max_length=253)] | None = None
     """Python module, run like `python -m`. Default: ddp_trainer.train, the built-in trainer."""
 
-    script: Annotated[str, Field(pattern=r"^/", max_length=1024)] | None = None
-    """Absolute path of a Python file, in the image or below /mnt/shared."""
+    script: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
+    """Python file: an absolute path in the image or below /mnt/shared, or, with `code`, a path in that folder."""
+
+
+class Code(APIModel):
+    """Folder with the program, as `ddpjob submit` packs and uploads it. Each pod checks the digest, and the ranks work
+    in a copy of the folder.
+    """
+
+    config_maps: Annotated[tuple[ObjectName, ...], Field(min_length=1, max_length=MOST_CODE_PARTS)]
+    """Names of the ConfigMaps that hold the packed folder in their key `files.tar.gz`. `ddpjob submit` creates them."""
+
+    sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+    """SHA-256 digest of the folder: of the list of its files with mode, SHA-256 digest and path."""
+
+    requirements: Annotated[str, Field(pattern=r"^[^/\s][^\\]*$", max_length=1024)] | None = None
+    """Path of a pip requirements file in the folder. The packages are installed once, into the shared volume, beside
+    those of the image; PyTorch stays the image's.
+    """
 
 
 class EnvVar(APIModel):

@@ -13,6 +13,7 @@ from pydantic import Field
 from ddpjob_operator.api.base import APIModel
 from ddpjob_operator.api.pod import (
     Argument,
+    Code,
     Entrypoint,
     EnvVar,
     Initializer,
@@ -42,6 +43,9 @@ class DDPJobSpec(APIModel):
 
     entrypoint: Entrypoint = Entrypoint()
     """Program that every rank runs. Default: the built-in trainer."""
+
+    code: Code | None = None
+    """Folder with the program, which `ddpjob submit` uploads. Default: the program is in the image or on the volume."""
 
     args: Annotated[tuple[Argument, ...], Field(max_length=256)] = ()
     """Arguments of the program, one list item each. No shell interprets them."""

@@ -51,6 +51,27 @@ def _both_entrypoints(spec: DDPJobSpec) -> str | None:
     return f"spec.entrypoint: both module {module!r} and script {script!r} are set; keep one of them"
 
 
+def _script_without_code(spec: DDPJobSpec) -> str | None:
+    script = spec.entrypoint.script
+    if script is None or script.startswith("/") or spec.code is not None:
+        return None
+    return (
+        f"spec.entrypoint.script: {script!r} is a path in a folder that the job does not have; write an absolute path, "
+        "or send the folder with `ddpjob submit`"
+    )
+
+
+def _outside_the_code(spec: DDPJobSpec) -> str | None:
+    named = {
+        "spec.entrypoint.script": spec.entrypoint.script,
+        "spec.code.requirements": spec.code.requirements if spec.code else None,
+    }
+    for field, path in named.items():
+        if path is not None and not path.startswith("/") and ".." in path.split("/"):
+            return f"{field}: {path!r} must be in the folder of the code; remove `..`"
+    return None
+
+
 def _both_volumes(spec: DDPJobSpec) -> str | None:
     claim = spec.shared.claim_name
     if claim is None:
@@ -213,6 +234,26 @@ BETWEEN_FIELDS: tuple[Rule, ...] = (
         "!(has(self.module) && has(self.script))",
         "module and script are both set; keep one of them",
         _both_entrypoints,
+    ),
+    Rule(
+        (),
+        "!has(self.entrypoint.script) || self.entrypoint.script.startsWith('/') || has(self.code)",
+        "entrypoint.script is a path in a folder that the job does not have; write an absolute path, or send the "
+        "folder with `ddpjob submit`",
+        _script_without_code,
+    ),
+    Rule(
+        (),
+        "!has(self.entrypoint.script) || self.entrypoint.script.startsWith('/') || "
+        "!self.entrypoint.script.matches('(^|/)[.][.](/|$)')",
+        "entrypoint.script must be in the folder of the code; remove `..`",
+        _outside_the_code,
+    ),
+    Rule(
+        ("code",),
+        "!has(self.requirements) || !self.requirements.matches('(^|/)[.][.](/|$)')",
+        "requirements must be in the folder of the code; remove `..`",
+        _outside_the_code,
     ),
     Rule(
         ("shared",),

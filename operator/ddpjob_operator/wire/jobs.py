@@ -38,7 +38,9 @@ _QUANTITY = "such as 2, 500m, 16Gi"
 _FORMS = {
     "every": "a number and its unit, such as 100steps, 1epochs or 60seconds",
     "module": "a module's dotted name, such as my_package.train",
-    "script": "an absolute path, such as /workspace/train.py",
+    "script": "a path, such as /workspace/train.py",
+    "sha256": "64 digits of 0-9 and a-f",
+    "requirements": "a path in the folder of the code, such as requirements.txt",
     "size": _QUANTITY,
     "name": "letters, digits, _, - and ., not beginning with a digit",
     "claimName": "the name of a claim: lower-case letters, digits, - and .",
@@ -193,6 +195,8 @@ def _explain(error: Any) -> str:
             return f"{path}: {shown} is too large; use {context['le']} or less"
         case "string_pattern_mismatch":
             return f"{path}: {shown} has not the right form; write {_FORMS.get(location[-1], context['pattern'])}"
+        case "missing" if location[0] == "code":
+            return f"{path}: is missing; `ddpjob submit` and `ddpjob run` set it"
         case "missing":
             return f"{path}: is missing; set it"
         case _:

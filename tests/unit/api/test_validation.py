@@ -62,6 +62,7 @@ def env(name: str, **fields: Any) -> dict[str, Any]:
     return {"env": [{"name": "FINE", "value": "1"}, {"name": name, **(fields or {"value": "x"})}]}
 
 
+CODE = {"code": {"configMaps": ["ddpjob-code-1"], "sha256": "0" * 64}}
 ELASTIC = {"nodes": 2, "elastic": {"minNodes": 1}}
 
 
@@ -76,6 +77,13 @@ def initializer(name: str, **fields: Any) -> dict[str, Any]:
         pytest.param({"entrypoint": {"module": "a"}}, None, id="a module alone is fine"),
         pytest.param({"entrypoint": {"script": "/b"}}, None, id="a script alone is fine"),
         pytest.param({"entrypoint": {"module": "a", "script": "/b"}}, "keep one", id="module and script contradict"),
+        pytest.param({"entrypoint": {"script": "b.py"}}, "absolute path", id="a relative script is in no folder"),
+        pytest.param({"entrypoint": {"script": "b.py"}, **CODE}, None, id="a relative script is in the folder"),
+        pytest.param({"entrypoint": {"script": "/b.py"}, **CODE}, None, id="a script beside the folder is fine"),
+        pytest.param({"entrypoint": {"script": "a/../b.py"}, **CODE}, "remove `..`", id="a script leaves its folder"),
+        pytest.param(
+            {"code": {**CODE["code"], "requirements": "../r.txt"}}, "remove `..`", id="requirements leave the folder"
+        ),
         pytest.param({"shared": {"claimName": "c"}}, None, id="a claim alone is fine"),
         pytest.param({"shared": {"size": "1Gi", "storageClassName": "x"}}, None, id="a size and a class are fine"),
         pytest.param({"shared": {"claimName": "c", "size": "1Gi"}}, "size", id="a claim has its size already"),
@@ -172,7 +180,10 @@ specs = st.fixed_dictionaries(
         ),
         "image": st.sampled_from(["a", "b"]),
         "args": st.lists(st.sampled_from(["a", "b"]), max_size=2),
-        "entrypoint": st.fixed_dictionaries({}, optional={"module": st.just("m"), "script": st.just("/s")}),
+        "entrypoint": st.fixed_dictionaries(
+            {}, optional={"module": st.just("m"), "script": st.sampled_from(["/s", "s", "../s"])}
+        ),
+        "code": st.just(CODE["code"]),
         "env": st.lists(variables, max_size=2),
         "shared": st.fixed_dictionaries(
             {},
@@ -233,7 +244,7 @@ def test_each_frozen_field_has_a_digest_of_its_own(field: str) -> None:
         "resources": {"limits": {"cpu": 1}}, "env": [{"name": "A", "value": "1"}], "shared": {"size": "1Gi"},
         "podTemplate": {"spec": {"priorityClassName": "p"}}, "elastic": {"minNodes": 1}, "successPolicy": "FirstNode",
         "initializers": [{"name": "data", "script": "true", "path": "datasets/data"}], "managedBy": "another.io/one",
-        "scheduling": {"gang": "Coscheduling"}, "placement": {"onePodPerNode": True},
+        "scheduling": {"gang": "Coscheduling"}, "placement": {"onePodPerNode": True}, **CODE,
     }  # fmt: skip
     before = immutable_digests(DDPJobSpec())
     after = immutable_digests(DDPJobSpec.model_validate({field: edits[field]}))

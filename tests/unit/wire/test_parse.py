@@ -84,8 +84,11 @@ def test_a_job_with_an_empty_spec_is_a_job() -> None:
         ({"replicas": 2}, "spec.replicas: is not a field of a DDPJob; did you mean nodes?"),
         ({"nodeSelector": {}},
          "spec.nodeSelector: is not a field of a DDPJob; did you mean podTemplate.spec.nodeSelector?"),
-        ({"entrypoint": {"script": "train.py"}}, 'spec.entrypoint.script: "train.py" has not the right form; '
-         "write an absolute path, such as /workspace/train.py"),
+        ({"entrypoint": {"script": "train.py"}}, "spec.entrypoint.script: 'train.py' is a path in a folder that the "
+         "job does not have; write an absolute path, or send the folder with `ddpjob submit`"),
+        ({"code": {"sha256": "0" * 64}}, "spec.code.configMaps: is missing; `ddpjob submit` and `ddpjob run` set it"),
+        ({"code": {"configMaps": ["a"], "sha256": "12"}}, 'spec.code.sha256: "12" has not the right form; '
+         "write 64 digits of 0-9 and a-f"),
         ({"entrypoint": "train.py"},
          'spec.entrypoint: "train.py" is not an object; write its fields below it, indented'),
         ({"resources": {"limits": {"cpu": "many"}}},

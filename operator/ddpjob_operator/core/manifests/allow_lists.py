@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
+from ddpjob_operator.core.manifests.code import VOLUME as CODE
 from ddpjob_operator.core.manifests.placement import LOST_NODE_TAINTS
 from ddpjob_operator.core.manifests.pod_security import TEMPLATE, volume_types
 from ddpjob_operator.core.values.job import Bounds, Job, Manifest
@@ -84,8 +85,10 @@ def _priority_classes(job: Job, pod: Manifest) -> Named:
         yield f"{SPEC}.priorityClassName", str(of_pod)
 
 
-def _volumes(_: Job, pod: Manifest) -> Named:
+def _volumes(job: Job, pod: Manifest) -> Named:
     for volume in _objects(pod["spec"].get("volumes")):
+        if volume.get("name") == CODE and job.spec.code is not None:
+            continue  # made from ConfigMaps of the job's namespace alone, whatever a podTemplate has of this name
         for kind in sorted(volume_types(volume) - frozenset(OURS)):
             yield f"{SPEC}.volumes[{volume.get('name')}]", kind
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from ddpjob_operator.api.pod import EnvVar
 from ddpjob_operator.api.spec import BUILT_IN_MODULE, SHUTDOWN_SECONDS
+from ddpjob_operator.core.manifests.code import code_variables
 from ddpjob_operator.core.values.job import Job, Manifest
 from ddpjob_operator.core.values.names import SPARE
 from ddpjob_operator.core.values.observed import ServiceView
@@ -89,6 +90,8 @@ def environment(job: Job, place: Place) -> list[Manifest]:
         own["DDPJOB_SNAPSHOT_KEEP_EVERY"] = str(job.spec.snapshots.keep_every)
     if job.spec.non_finite_loss_policy != "Warn":
         own["DDPJOB_NON_FINITE_LOSS"] = job.spec.non_finite_loss_policy
+    if job.spec.code is not None:
+        own |= {name: literal(value) for name, value in code_variables(job.spec.code).items()}
     if job.spec.elastic is not None:
         own["DDPJOB_ELASTIC_MIN_NODES"] = str(job.spec.elastic.min_nodes)
     if not job.spec.observe_script:

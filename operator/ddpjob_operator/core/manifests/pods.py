@@ -12,6 +12,7 @@ from typing import Any
 from ddpjob_operator.api.pod import PodTemplate
 from ddpjob_operator.core.manifests.admitted import Admitted
 from ddpjob_operator.core.manifests.bounds import with_default_resources
+from ddpjob_operator.core.manifests.code import code_mount, code_volume
 from ddpjob_operator.core.manifests.merge import merge
 from ddpjob_operator.core.manifests.placement import leaving_lost_nodes, placed, placement_defaults
 from ddpjob_operator.core.manifests.pod_environment import (
@@ -207,6 +208,9 @@ def _owned_pod_spec(job: Job, defaults: Defaults, env: list[Manifest]) -> Manife
     if job.spec.resources is not None:
         container["resources"] = job.spec.resources.model_dump(by_alias=True, exclude_none=True)
     volumes = [shared_volume(job)]
+    if job.spec.code is not None:
+        volumes.append(code_volume(job.spec.code))
+        container["volumeMounts"].append(code_mount())
     if is_assignable(job):
         volumes.append({"name": "assignment", "downwardAPI": {"items": _assignment_files()}})
         container["volumeMounts"].append({"name": "assignment", "mountPath": ASSIGNMENT_DIR, "readOnly": True})

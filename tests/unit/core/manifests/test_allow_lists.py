@@ -44,6 +44,15 @@ def test_a_job_that_names_nothing_is_within_every_empty_list(setting: str) -> No
     assert refusals(only(setting), {}) == []
 
 
+def test_the_volume_of_submitted_code_needs_no_entry() -> None:
+    """It can have ConfigMaps of the job's namespace only; one of that name in a job without code counts."""
+    code = {"configMaps": ["first"], "sha256": "0" * 64}
+    taken = {"volumes": [{"name": "ddpjob-code", "nfs": {"server": "a", "path": "/"}}]}
+    job = make_job(podTemplate={"spec": taken}, code=code)
+    assert not isinstance(admit(job, replace(DEFAULTS, bounds=only("volumeTypes"))), Refused)
+    assert len(refusals(only("volumeTypes"), taken)) == 1
+
+
 def test_annotations_are_those_of_the_template() -> None:
     given = {"metadata": {"annotations": {"team.example/owner": "a", "k8s.example/net": "b"}}}
     (said,) = refusals(only("annotations", "team.example/*"), {}, **given)

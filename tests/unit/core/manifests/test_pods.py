@@ -297,6 +297,31 @@ def test_a_pod_whose_place_is_for_good_mounts_nothing_for_it() -> None:
     assert "assignment" not in {item["name"] for item in pod()["spec"]["volumes"]}
 
 
+CODE = {"configMaps": ["first", "second"], "sha256": "0" * 64, "requirements": "a$(HOME).txt"}
+
+
+def test_submitted_code_is_mounted_in_parts() -> None:
+    mine = {"volumes": [{"name": "ddpjob-code", "hostPath": {"path": "/"}}]}
+    manifest = pod(mine, code=CODE)
+    kubernetes_validate.validate(manifest, SCHEMAS[-1], strict=True)
+    (volume,) = (item for item in manifest["spec"]["volumes"] if item["name"] == "ddpjob-code")
+    assert "hostPath" not in volume, "a volume of the template with this name is replaced"
+    sources = [item["configMap"] for item in volume["projected"]["sources"]]
+    assert [(item["name"], item["items"][0]["path"]) for item in sources] == [
+        ("first", "00.tar.gz"),
+        ("second", "01.tar.gz"),
+    ]
+    (mount,) = (item for item in trainer(manifest)["volumeMounts"] if item["name"] == "ddpjob-code")
+    assert mount == {"name": "ddpjob-code", "mountPath": env(manifest)["DDPJOB_CODE_DIR"], "readOnly": True}
+    assert env(manifest)["DDPJOB_CODE_SHA256"] == CODE["sha256"]
+    assert env(manifest)["DDPJOB_CODE_REQUIREMENTS"] == "a$$(HOME).txt"
+
+
+def test_a_job_without_code_mounts_none() -> None:
+    assert not [name for name in env(pod()) if name.startswith("DDPJOB_CODE")]
+    assert "ddpjob-code" not in {item["name"] for item in pod()["spec"]["volumes"]}
+
+
 def test_a_spare_is_told_that_it_has_no_rank_and_how_large_the_gang_is() -> None:
     job = make_job(restart={"scope": "InPlace"}, spares=1)
     spare = build_pod(admitted(job), Place(2, None, SERVICE, "digits-2-s0", 3))
