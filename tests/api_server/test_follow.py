@@ -6,6 +6,7 @@ import asyncio
 import json
 from typing import NamedTuple
 
+import yaml
 from tests.api_server.harness import Cluster, Operator
 from tests.api_server.test_postmortem import fail_on_node_rank_1
 from tests.support.command import COMMAND, to_cluster
@@ -37,6 +38,11 @@ async def test_a_job_of_which_there_is_none_is_one_line_with_those_that_there_ar
     assert none.err == (
         f"error: there is no DDPJob digitz in namespace {cluster.namespace}; it has none; name another one with "
         "--namespace\n"
+    )
+    empty = await ddpjob(cluster, "ls", *space)
+    assert (empty.code, empty.out) == (0, "")
+    assert empty.err == (
+        f"there is no DDPJob in namespace {cluster.namespace}; see all namespaces with -A, or name one with -n\n"
     )
     await cluster.apply_job()
     some = await ddpjob(cluster, "logs", "digitz", *space)
@@ -74,6 +80,22 @@ async def test_a_job_that_failed_and_one_that_waits_are_explained(cluster: Clust
     unread = await ddpjob(cluster, "logs", "other", *space)
     assert (unread.code, unread.out) == (0, "")
     assert "no pod of the job has started; ddpjob why other says why" in unread.err
+
+    listed = await ddpjob(cluster, "ls", *space)
+    heading, newest, oldest = (line.split() for line in listed.out.splitlines())
+    assert heading == ["NAME", "PHASE", "NODES", "PROGRESS", "ETA", "RESTARTS", "REASON", "AGE"]
+    assert newest[:3] == ["other", "Starting", "0/2"]
+    assert (oldest[:2], oldest[-2]) == (["digits", "Failed"], "BackoffLimitExceeded")
+    assert (await ddpjob(cluster, "ls", *space, "-o", "name")).out == "".join(
+        f"ddpjob.training.ddpjob.io/{name}\n" for name in ("other", "digits")
+    )
+    everywhere = json.loads((await ddpjob(cluster, "ls", "-A", "-o", "json")).out)
+    assert cluster.namespace in {job["metadata"]["namespace"] for job in everywhere["items"]}
+    whole = yaml.safe_load((await ddpjob(cluster, "get", "digits", *space, "-o", "yaml")).out)
+    assert (whole["kind"], whole["status"]["phase"]) == ("DDPJob", "Failed")
+    one = await ddpjob(cluster, "get", "digits", *space)
+    assert one.out.startswith("digits: Failed (BackoffLimitExceeded)\n")
+    assert "CUDA out of memory" in one.out
 
 
 async def test_a_job_is_suspended_resumed_and_watched_to_its_end(cluster: Cluster, operator: Operator) -> None:

@@ -6,9 +6,39 @@ from typing import Annotated
 
 import typer
 
-from ddpjob_operator.cli.parameters import Context, JobName, Namespace, Output, refused
+from ddpjob_operator.cli.parameters import Context, JobForm, JobName, Namespace, Output, refused
 
 app = typer.Typer()
+
+
+@app.command()
+def ls(
+    namespace: Namespace = None,
+    everywhere: Annotated[bool, typer.Option("--all-namespaces", "-A", help="The jobs of all namespaces.")] = False,
+    context: Context = None,
+    output: JobForm = None,
+) -> None:
+    """List the jobs on a cluster, the newest first.
+
+    A terminal that is too narrow gets fewer columns; a pipe gets all. Exit codes: 0 listed, also if there is none,
+    2 the cluster refused.
+    """
+    from ddpjob_operator.cli.jobs import show_list
+    from ddpjob_operator.cli.on_cluster import Cluster
+
+    raise typer.Exit(show_list(Cluster(context, namespace), everywhere, output))
+
+
+@app.command()
+def get(name: JobName, namespace: Namespace = None, context: Context = None, output: JobForm = None) -> None:
+    """Show one job on a cluster in a few lines: phase, progress, snapshot, volume, the last failure.
+
+    Exit codes: 0 shown, 2 no such job, or the cluster refused.
+    """
+    from ddpjob_operator.cli.jobs import show_job
+    from ddpjob_operator.cli.on_cluster import Cluster
+
+    raise typer.Exit(show_job(Cluster(context, namespace), name, output))
 
 
 @app.command()
@@ -24,7 +54,7 @@ def why(
     """
     from ddpjob_operator.cli.on_cluster import Cluster, show_why
 
-    raise typer.Exit(show_why(Cluster(context, namespace), name, output is Output.JSON))
+    raise typer.Exit(show_why(Cluster(context, namespace), name, output))
 
 
 @app.command()

@@ -9,7 +9,10 @@ import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass
 
+import yaml
+
 from ddpjob_operator.api.status import DDPJobStatus, Phase
+from ddpjob_operator.cli.parameters import Output
 from ddpjob_operator.cluster import paths
 from ddpjob_operator.core.values.observed import PodView
 from ddpjob_operator.follow.logs import JobLogs, Line, Wanted, pods_of
@@ -24,6 +27,8 @@ from ddpjob_operator.wire.jobs import parse_status
 from ddpjob_operator.wire.pods import parse_pod
 
 SUCCEEDED, FAILED, REFUSED = 0, 1, 2
+_NO_SUCH_KIND = re.compile("could not find the requested resource|page not found", re.IGNORECASE)
+"""An API server's answer for a kind of which it has no CRD."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +39,17 @@ class Cluster:
     namespace: str | None = None
 
 
-def show_why(cluster: Cluster, name: str, as_json: bool) -> int:
+def show_why(cluster: Cluster, name: str, output: Output = Output.TEXT) -> int:
     """Print why the job is where it is."""
 
     async def ask(client: Client, namespace: str) -> int:
         answer = why(await see(client, namespace, name))
-        print(json.dumps(asdict(answer), indent=2) if as_json else answer.text())
+        if output is Output.TEXT:
+            print(answer.text())
+        elif output is Output.JSON:
+            print(json.dumps(asdict(answer), indent=2))
+        else:
+            print(yaml.safe_dump(json.loads(json.dumps(asdict(answer))), sort_keys=False, allow_unicode=True), end="")
         return SUCCEEDED
 
     return asked(cluster, ask)
@@ -116,8 +126,21 @@ def asked(cluster: Cluster, ask: Callable[[Client, str], Awaitable[int]], interr
             print(interrupted)
         return 130
     except ApiError as error:
-        print(f"error: {error.message}", file=sys.stderr)
+        print(f"error: {in_words(error)}", file=sys.stderr)
         return REFUSED
+
+
+def in_words(error: ApiError) -> str:
+    """What the API server answered, and what to do about it where its own words do not say."""
+    if error.status == 0 and error.reason in ("ConnectionFailed", "Timeout"):
+        return f"{error.message}; check that the cluster runs, or name another one with --context"
+    if error.status == 401:
+        return f"{error.message}; log in to the cluster again, or name another one with --context"
+    if error.status == 403 and error.reason == "Forbidden" and "cannot" in error.message:
+        return f"{error.message}; ask for the role view or edit, or name your own namespace with --namespace"
+    if error.status == 404 and _NO_SUCH_KIND.search(error.message):
+        return "this cluster has no DDPJobs: install the operator in it, or name another one with --context"
+    return error.message
 
 
 def _ranks_per_node(job: dict[str, object]) -> int:

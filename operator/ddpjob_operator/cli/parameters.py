@@ -16,6 +16,16 @@ class Output(StrEnum):
 
     TEXT = "text"
     JSON = "json"
+    YAML = "yaml"
+
+
+class Form(StrEnum):
+    """How DDPJobs are printed, as kubectl calls it."""
+
+    WIDE = "wide"
+    JSON = "json"
+    YAML = "yaml"
+    NAME = "name"
 
 
 JobName = Annotated[str, typer.Argument(metavar="NAME", help="Name of a DDPJob.")]
@@ -23,6 +33,10 @@ Namespace = Annotated[
     str | None, typer.Option("--namespace", "-n", help="Namespace of the job; by default that of the context.")
 ]
 Context = Annotated[str | None, typer.Option(help="Context of the kubeconfig; by default its current one.")]
+JobForm = Annotated[
+    Form | None,
+    typer.Option("--output", "-o", help="wide has more columns; json and yaml are the object; name is its name only."),
+]
 
 
 def refused(problems: tuple[str, ...]) -> typer.Exit:

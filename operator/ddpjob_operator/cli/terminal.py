@@ -1,0 +1,33 @@
+"""What standard output can show: its width and its styles. In a pipe there is neither."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from enum import StrEnum
+from typing import TextIO
+
+
+class Style(StrEnum):
+    """How a text is set off, as the codes of ECMA-48 (SGR)."""
+
+    BOLD = "1"
+    DIM = "2"
+    YELLOW = "33"
+
+
+def is_terminal(stream: TextIO | None = None) -> bool:
+    """Whether a person reads `stream` (by default standard output) at once."""
+    return (stream or sys.stdout).isatty()
+
+
+def width() -> int | None:
+    """Columns of the terminal; None if output goes elsewhere, where a line may be as long as it is."""
+    return shutil.get_terminal_size().columns if is_terminal() else None
+
+
+def styled(text: str, style: Style) -> str:
+    """`text` in a style where standard output has styles and NO_COLOR (no-color.org) is not set."""
+    plain = not is_terminal() or os.environ.get("NO_COLOR") or os.environ.get("TERM") in (None, "", "dumb")
+    return text if plain else f"\x1b[{style}m{text}\x1b[0m"

@@ -1,0 +1,26 @@
+"""Refusals of the API server as a person reads them."""
+
+from __future__ import annotations
+
+import pytest
+
+from ddpjob_operator.cli.on_cluster import in_words
+from ddpjob_operator.runtime.errors import ApiError
+
+
+@pytest.mark.parametrize(
+    ("error", "fix"),
+    [
+        (ApiError(0, "ConnectionFailed", "GET /apis: refused"), "or name another one with --context"),
+        (ApiError(401, "Unauthorized", "Unauthorized"), "log in to the cluster again"),
+        (ApiError(403, "Forbidden", 'User "ann" cannot list resource "ddpjobs"'), "ask for the role view or edit"),
+        (ApiError(404, "Not Found", "404 page not found"), "install the operator"),
+        (ApiError(404, "NotFound", "the server could not find the requested resource"), "install the operator"),
+    ],
+)
+def test_a_refusal_names_what_to_do(error: ApiError, fix: str) -> None:
+    assert fix in in_words(error)
+
+
+def test_words_that_name_it_already_stay_as_they_are() -> None:
+    assert in_words(ApiError(422, "Invalid", "spec.nodes: 0 is too small")) == "spec.nodes: 0 is too small"
