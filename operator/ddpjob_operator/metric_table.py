@@ -82,7 +82,52 @@ OPERATOR = (
 """The operator itself. These counters outlive the jobs, and start from 0 with each new leader."""
 
 JOBS = (
+    MetricRow(
+        "ddpjob_info",
+        "info",
+        "Image of the trainer, and queue of the gang scheduler (empty without one).",
+        (*JOB_LABELS, "image", "queue"),
+    ),
     MetricRow("ddpjob_status_phase", "gauge", "1 for the phase of the job.", (*JOB_LABELS, "phase")),
+    MetricRow(
+        "ddpjob_status_condition",
+        "gauge",
+        "1 for each condition that needs attention and is True: `Degraded`, `SnapshotsFailing`, `LossNotFinite`, "
+        "`ShutdownTooShort`.",
+        (*JOB_LABELS, "condition", "reason"),
+    ),
+    MetricRow(
+        "ddpjob_status_creation_timestamp_seconds",
+        "gauge",
+        "Unix time at which the job was created.",
+        JOB_LABELS,
+        "seconds",
+        "max",
+    ),
+    MetricRow(
+        "ddpjob_status_start_timestamp_seconds",
+        "gauge",
+        "Unix time at which the operator first acted on the job.",
+        JOB_LABELS,
+        "seconds",
+        "max",
+    ),
+    MetricRow(
+        "ddpjob_status_completion_timestamp_seconds",
+        "gauge",
+        "Unix time at which the job succeeded or failed.",
+        JOB_LABELS,
+        "seconds",
+        "max",
+    ),
+    MetricRow(
+        "ddpjob_status_eta_timestamp_seconds",
+        "gauge",
+        "Unix time at which training is expected to end. Only while the job runs.",
+        JOB_LABELS,
+        "seconds",
+        "max",
+    ),
     MetricRow("ddpjob_status_attempt", "gauge", "Number of the current attempt, from 0.", JOB_LABELS, aggregate="max"),
     MetricRow("ddpjob_status_restarts_total", "counter", "Restarts after failures.", JOB_LABELS),
     MetricRow(
@@ -91,11 +136,20 @@ JOBS = (
     MetricRow("ddpjob_status_recomputed_steps_total", "counter", "Optimizer steps lost with failures.", JOB_LABELS),
     MetricRow("ddpjob_status_nodes", "gauge", "Pods that the current attempt needs.", JOB_LABELS),
     MetricRow("ddpjob_status_nodes_ready", "gauge", "Ready pods of the current attempt.", JOB_LABELS),
+    MetricRow("ddpjob_status_gpus", "gauge", "GPUs that the pods of the current attempt request.", JOB_LABELS),
     MetricRow("ddpjob_status_step", "gauge", "Completed optimizer steps.", JOB_LABELS, aggregate="max"),
     MetricRow("ddpjob_status_total_steps", "gauge", "Optimizer steps of the whole run.", JOB_LABELS, aggregate="max"),
     MetricRow("ddpjob_status_loss", "gauge", "Training loss of the last reported step.", JOB_LABELS, aggregate=""),
     MetricRow("ddpjob_status_samples_per_second", "gauge", "Training throughput of all ranks.", JOB_LABELS),
     MetricRow("ddpjob_status_snapshot_step", "gauge", "Step of the newest snapshot.", JOB_LABELS, aggregate="max"),
+    MetricRow(
+        "ddpjob_status_snapshot_timestamp_seconds",
+        "gauge",
+        "Unix time of the newest snapshot.",
+        JOB_LABELS,
+        "seconds",
+        "max",
+    ),
     MetricRow(
         "ddpjob_status_goodput_ratio",
         "gauge",
@@ -113,5 +167,8 @@ JOBS = (
     ),
 )
 """The status of each job. The leader exports them while the job exists; unknown values have no series."""
+
+MOST_SERIES = 30
+"""Series of one job from the operator. Beyond that the activities with the fewest seconds have none."""
 
 TABLE = {row.name: row for row in (*OPERATOR, *JOBS)}

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter as Counts
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from itertools import islice
 from typing import Any
 
@@ -20,7 +21,7 @@ from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.utils import floatToGoString
 
 from ddpjob_operator.api.status import Phase
-from ddpjob_operator.metric_table import TABLE
+from ddpjob_operator.metric_table import MOST_SERIES, TABLE
 from ddpjob_operator.settings import VERSION
 
 disable_created_metrics()  # type: ignore[no-untyped-call]
@@ -113,6 +114,16 @@ class JobFigures:
     loss: float | None = None
     samples_per_second: float | None = None
     snapshot_step: float | None = None
+    snapshot_time: datetime | None = None
+    created: datetime | None = None
+    started: datetime | None = None
+    completed: datetime | None = None
+    eta: datetime | None = None
+    gpus: int = 0
+    image: str = ""
+    queue: str = ""
+    conditions: Mapping[str, str] = field(default_factory=dict)
+    """Conditions that need attention, and their reasons."""
     disruptions: int = 0
     goodput: float | None = None
     recomputed_steps: int | None = None
@@ -120,18 +131,28 @@ class JobFigures:
     """Wall-clock seconds by activity."""
 
 
+def _unix(time: datetime | None) -> float | None:
+    return None if time is None else time.timestamp()
+
+
 _PER_JOB: dict[str, Callable[[JobFigures], float | None]] = {
+    "ddpjob_status_creation_timestamp_seconds": lambda job: _unix(job.created),
+    "ddpjob_status_start_timestamp_seconds": lambda job: _unix(job.started),
+    "ddpjob_status_completion_timestamp_seconds": lambda job: _unix(job.completed),
+    "ddpjob_status_eta_timestamp_seconds": lambda job: _unix(job.eta),
     "ddpjob_status_attempt": lambda job: job.attempt,
     "ddpjob_status_restarts_total": lambda job: job.restarts,
     "ddpjob_status_disruptions_total": lambda job: job.disruptions,
     "ddpjob_status_recomputed_steps_total": lambda job: job.recomputed_steps,
     "ddpjob_status_nodes": lambda job: job.nodes,
     "ddpjob_status_nodes_ready": lambda job: job.nodes_ready,
+    "ddpjob_status_gpus": lambda job: job.gpus,
     "ddpjob_status_step": lambda job: job.step,
     "ddpjob_status_total_steps": lambda job: job.total_steps,
     "ddpjob_status_loss": lambda job: job.loss,
     "ddpjob_status_samples_per_second": lambda job: job.samples_per_second,
     "ddpjob_status_snapshot_step": lambda job: job.snapshot_step,
+    "ddpjob_status_snapshot_timestamp_seconds": lambda job: _unix(job.snapshot_time),
     "ddpjob_status_goodput_ratio": lambda job: job.goodput,
 }
 
@@ -158,17 +179,20 @@ class JobTable:
         """
         rows = tuple(self._rows.values())
         labels = [_labels(namespace=row.namespace, ddpjob=row.name) for row in rows]
-        for name, read in _PER_JOB.items():
-            yield _head(name, open_metrics)
-            for row, known in zip(rows, labels, strict=True):
-                if (value := read(row)) is not None:
-                    yield f"{name}{{{known}}} {_number(value)}\n"
+        yield from self._of_values(rows, labels, open_metrics)
+        yield _head("ddpjob_info", open_metrics)
+        for row in rows:
+            yield f"ddpjob_info{{{_of(row, image=row.image, queue=row.queue)}}} 1.0\n"
         yield _head("ddpjob_status_phase", open_metrics)
         for row in rows:
-            yield f"ddpjob_status_phase{{{_labels(namespace=row.namespace, ddpjob=row.name, phase=row.phase)}}} 1.0\n"
+            yield f"ddpjob_status_phase{{{_of(row, phase=row.phase)}}} 1.0\n"
+        yield _head("ddpjob_status_condition", open_metrics)
+        for row in rows:
+            for condition, reason in row.conditions.items():
+                yield f"ddpjob_status_condition{{{_of(row, condition=condition, reason=bounded(reason))}}} 1.0\n"
         yield _head("ddpjob_status_activity_seconds", open_metrics)
         for row, known in zip(rows, labels, strict=True):
-            for activity, spent in row.seconds.items():
+            for activity, spent in _shown_activities(row):
                 labelled = f"{_labels(activity=activity)},{known}"
                 yield f"ddpjob_status_activity_seconds{{{labelled}}} {_number(spent)}\n"
         yield _head("ddpjob_operator_jobs", open_metrics)
@@ -176,16 +200,39 @@ class JobTable:
         for phase in Phase:
             yield f"ddpjob_operator_jobs{{{_labels(phase=phase)}}} {_number(phases[phase])}\n"
 
+    @staticmethod
+    def _of_values(rows: Sequence[JobFigures], labels: Sequence[str], open_metrics: bool) -> Iterator[str]:
+        for name, read in _PER_JOB.items():
+            yield _head(name, open_metrics)
+            for row, known in zip(rows, labels, strict=True):
+                if (value := read(row)) is not None:
+                    yield f"{name}{{{known}}} {_number(value)}\n"
+
+
+def _shown_activities(row: JobFigures) -> Sequence[tuple[str, float]]:
+    """As many activities as MOST_SERIES leaves room for, the longest ones."""
+    others = sum(read(row) is not None for read in _PER_JOB.values()) + len(row.conditions) + len(("info", "phase"))
+    room = max(0, MOST_SERIES - others)
+    if len(row.seconds) <= room:
+        return tuple(row.seconds.items())
+    return sorted(row.seconds.items(), key=lambda item: item[1], reverse=True)[:room]
+
 
 def _head(name: str, open_metrics: bool) -> str:
     row = TABLE[name]
-    family = name.removesuffix("_total") if open_metrics else name
+    if not open_metrics:
+        return f"# HELP {name} {row.help}\n# TYPE {name} {'gauge' if row.type == 'info' else row.type}\n"
+    family = name.removesuffix("_total").removesuffix("_info")
     return f"# HELP {family} {row.help}\n# TYPE {family} {row.type}\n"
 
 
 def _labels(**values: str) -> str:
     """Sorted by name, as prometheus_client has them."""
     return ",".join(f'{name}="{_escaped(values[name])}"' for name in sorted(values))
+
+
+def _of(row: JobFigures, **labels: str) -> str:
+    return _labels(namespace=row.namespace, ddpjob=row.name, **labels)
 
 
 def _number(value: float) -> str:

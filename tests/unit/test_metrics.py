@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import re
+from datetime import UTC, datetime
 
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
@@ -11,13 +13,17 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 
 from ddpjob_operator import metrics
 from ddpjob_operator.api.status import Phase
-from ddpjob_operator.metric_table import JOBS, OPERATOR, TABLE
+from ddpjob_operator.core.ledger.goodput import ACTIVITIES
+from ddpjob_operator.metric_table import JOBS, MOST_SERIES, OPERATOR, TABLE
 from ddpjob_operator.metrics import JobFigures
 
 OPEN_METRICS = "application/openmetrics-text; version=1.0.0"
+NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 KNOWN = JobFigures(
     "team", "digits", Phase.RUNNING, 1, 1, 2, 2, step=7, total_steps=10, loss=0.5, samples_per_second=9.5,
-    snapshot_step=5, disruptions=3, goodput=0.8, recomputed_steps=2, seconds={"training": 8.0, "queued": 2.0},
+    snapshot_step=5, snapshot_time=NOON, created=NOON, started=NOON, completed=NOON, eta=NOON, gpus=16,
+    image="trainer:1", queue="research", conditions={"Degraded": "Unschedulable"}, disruptions=3, goodput=0.8,
+    recomputed_steps=2, seconds={"training": 8.0, "queued": 2.0},
 )  # fmt: skip
 
 
@@ -83,6 +89,18 @@ def test_the_series_of_a_job_disappear_with_it() -> None:
         assert line in page()
     metrics.JOBS.drop("key")
     assert "digits" not in page()
+
+
+def test_a_job_has_at_most_thirty_series_whatever_is_known_of_it() -> None:
+    conditions = dict.fromkeys(("Degraded", "SnapshotsFailing", "LossNotFinite", "ShutdownTooShort"), "Reason")
+    seconds = {activity: float(number) for number, activity in enumerate(ACTIVITIES)}
+    metrics.JOBS.put("key", dataclasses.replace(KNOWN, conditions=conditions, seconds=seconds))
+    series = [line for line in page().splitlines() if 'ddpjob="digits"' in line]
+    assert len(series) == MOST_SERIES == 30
+    assert sum("ddpjob_status_condition{" in line for line in series) == 4
+    shown = [line for line in series if line.startswith("ddpjob_status_activity_seconds")]
+    assert not any('"queued"' in line for line in shown), "the activity with the fewest seconds"
+    assert any('"unknown"' in line for line in shown)
 
 
 def test_an_unknown_value_has_no_series() -> None:

@@ -161,11 +161,14 @@ class DDPJobSpec(APIModel):
     @property
     def ranks_per_node(self) -> int:
         """`procsPerNode`, or one rank per GPU in the limits, or one."""
-        if self.procs_per_node is not None:
-            return self.procs_per_node
+        return self.procs_per_node if self.procs_per_node is not None else max(1, self.gpus_per_node)
+
+    @property
+    def gpus_per_node(self) -> int:
+        """GPUs in the limits of a pod, of whatever vendor."""
         limits = (self.resources.limits if self.resources else None) or {}
         gpus = [str(count) for name, count in limits.items() if name.endswith("/gpu")]
-        return max(1, sum(int(count) for count in gpus if count.isdigit()))
+        return sum(int(count) for count in gpus if count.isdigit())
 
 
 def _grace_of(template: PodTemplate | None) -> int | None:

@@ -20,10 +20,10 @@ from ddpjob_operator.api.spec import DDPJobSpec
 from ddpjob_operator.api.status import DDPJobStatus, Phase
 from ddpjob_operator.cluster.apply import Applier
 from ddpjob_operator.cluster.cache import Cache, Json, Key, Owner
+from ddpjob_operator.cluster.figures import figures
 from ddpjob_operator.cluster.rejections import Rejected
 from ddpjob_operator.cluster.status_poll import StatusPoller, Target
 from ddpjob_operator.cluster.status_write import Change, StatusWriter, change_between
-from ddpjob_operator.core.ledger.goodput import seconds_of
 from ddpjob_operator.core.plan import plan
 from ddpjob_operator.core.stages.invalid_spec import plan_internal_error, plan_invalid_spec, unparsable_edit
 from ddpjob_operator.core.values.actions import Plan
@@ -259,28 +259,8 @@ class Controller:
     def _update_metrics(self, view: _View, status: DDPJobStatus) -> None:
         if not self._leading:
             return  # this pass began before `stand_down`
-        key, progress = view.key, status.progress
-        metrics.JOBS.put(
-            key,
-            metrics.JobFigures(
-                namespace=key.namespace,
-                name=key.name,
-                phase=status.phase or Phase.PENDING,
-                attempt=status.attempt,
-                restarts=status.restarts,
-                nodes_ready=status.nodes.ready,
-                nodes=status.nodes.total or (view.job.spec.nodes if view.job else 0),
-                step=progress.step if progress else None,
-                total_steps=progress.total_steps if progress else None,
-                loss=progress.loss if progress else None,
-                samples_per_second=progress.samples_per_second if progress else None,
-                snapshot_step=status.snapshot.step if status.snapshot else None,
-                disruptions=status.disruptions,
-                goodput=status.goodput.ratio if status.goodput else None,
-                recomputed_steps=status.goodput.recomputed_steps if status.goodput else None,
-                seconds=seconds_of(status.goodput) if status.goodput else {},
-            ),
-        )
+        image = self.defaults(view.key.namespace).trainer_image
+        metrics.JOBS.put(view.key, figures(view.key, view.job, status, image))
 
     def _watch_trainer(self, view: _View, status: DDPJobStatus) -> None:
         key, target = view.key, trainer_of(view.owner.uid, status, self.cache.observed(view.owner))

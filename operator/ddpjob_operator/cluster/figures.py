@@ -1,0 +1,54 @@
+"""What `/metrics` shows of a job: its status and its spec in figures."""
+
+from __future__ import annotations
+
+from ddpjob_operator.api.spec import DDPJobSpec
+from ddpjob_operator.api.status import DDPJobStatus, Phase
+from ddpjob_operator.cluster.cache import Key
+from ddpjob_operator.core.ledger.goodput import seconds_of
+from ddpjob_operator.core.values.job import Job
+from ddpjob_operator.metrics import JobFigures
+
+ATTENTION = ("Degraded", "SnapshotsFailing", "LossNotFinite", "ShutdownTooShort")
+"""Conditions that have a series. The phase says what the others say."""
+
+
+def figures(key: Key, job: Job | None, status: DDPJobStatus, default_image: str) -> JobFigures:
+    """The figures of a job with this status. Without `job`, its spec could not be read."""
+    progress, snapshot, goodput = status.progress, status.snapshot, status.goodput
+    nodes = status.nodes.total or (job.spec.nodes if job else 0)
+    return JobFigures(
+        namespace=key.namespace,
+        name=key.name,
+        phase=status.phase or Phase.PENDING,
+        attempt=status.attempt,
+        restarts=status.restarts,
+        nodes_ready=status.nodes.ready,
+        nodes=nodes,
+        step=progress.step if progress else None,
+        total_steps=progress.total_steps if progress else None,
+        loss=progress.loss if progress else None,
+        samples_per_second=progress.samples_per_second if progress else None,
+        snapshot_step=snapshot.step if snapshot else None,
+        snapshot_time=snapshot.time if snapshot else None,
+        created=job.created if job else None,
+        started=status.start_time,
+        completed=status.completion_time,
+        eta=progress.eta if progress and status.phase is Phase.RUNNING else None,
+        gpus=nodes * job.spec.gpus_per_node if job else 0,
+        image=(job.spec.image or default_image) if job else "",
+        queue=_queue(job.spec) if job else "",
+        conditions={each.type: each.reason for each in status.conditions if _needs_attention(each.type, each.status)},
+        disruptions=status.disruptions,
+        goodput=goodput.ratio if goodput else None,
+        recomputed_steps=goodput.recomputed_steps if goodput else None,
+        seconds=seconds_of(goodput) if goodput else {},
+    )
+
+
+def _queue(spec: DDPJobSpec) -> str:
+    return (spec.scheduling.queue if spec.scheduling else None) or ""
+
+
+def _needs_attention(condition: str, status: str) -> bool:
+    return condition in ATTENTION and status == "True"
