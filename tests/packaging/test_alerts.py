@@ -1,0 +1,249 @@
+"""The chart's alerts, by promtool: each fires for its fault and alone, and none for a job that is well."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from tests.packaging.test_chart import of_kind, rendered
+from tests.support.promql import unknown_metrics
+
+ROOT = Path(__file__).parents[2]
+RULES = ROOT / "charts" / "ddpjob-operator" / "files" / "alerts.yaml"
+PAGE = ROOT / "docs" / "alerts.md"
+GROUPS = yaml.safe_load(RULES.read_text())["groups"]
+ALERTS = {rule["alert"]: rule for group in GROUPS for rule in group["rules"]}
+
+Series = Mapping[str, str]
+"""Values of each series, one a minute, in promtool's notation; `_` is a scrape without it."""
+
+OF_JOB = 'namespace="team", ddpjob="digits"'
+OPERATOR: Series = {
+    'ddpjob_operator_leader{pod="operator-0"}': "1x300",
+    'ddpjob_operator_queue_depth{pod="operator-0"}': "0 3 0x300",
+    'ddpjob_operator_watch_starts_total{pod="operator-0", instance="a", resource="ddpjobs"}': "1+0.2x300",
+    'ddpjob_operator_watch_starts_total{pod="operator-0", instance="a", resource="pods"}': "1+0.2x300",
+}
+OF_POD = 'namespace="team", pod="digits-0-0"'
+VOLUME = 'namespace="team", persistentvolumeclaim="digits-shared"'
+DCGM = 'namespace="gpu-operator", pod="dcgm-x", exported_namespace="team", exported_pod="digits-0-0", gpu="0"'
+JOB: Series = {
+    f'ddpjob_info{{{OF_JOB}, image="trainer:1", queue=""}}': "1x300",
+    f'ddpjob_status_phase{{{OF_JOB}, phase="Running"}}': "1x300",
+    f"ddpjob_status_restarts_total{{{OF_JOB}}}": "0x300",
+    f"ddpjob_status_step{{{OF_JOB}}}": "10+10x300",
+    f"ddpjob_status_total_steps{{{OF_JOB}}}": "100000x300",
+    f"ddpjob_status_snapshot_step{{{OF_JOB}}}": "5+10x300",
+    f"ddpjob_status_snapshot_timestamp_seconds{{{OF_JOB}}}": "0+60x300",
+    f"ddpjob_status_goodput_ratio{{{OF_JOB}}}": "0.9x300",
+    f'ddpjob_status_activity_seconds{{{OF_JOB}, activity="queued"}}': "600x300",
+    f'ddpjob_status_activity_seconds{{{OF_JOB}, activity="training"}}': "0+54x300",
+    f'ddpjob_status_activity_seconds{{{OF_JOB}, activity="recovering"}}': "0x300",
+    f'ddpjob_status_activity_seconds{{{OF_JOB}, activity="saving"}}': "0+6x300",
+    f'ddpjob_trainer_info{{{OF_POD}, ddpjob="digits", attempt="0", node_rank="0", world_size="1"}}': "1x300",
+    f'ddpjob_rank_heartbeat_age_seconds{{{OF_POD}, ddpjob="digits", rank="0"}}': "2x300",
+    f'ddpjob_gpu_utilization_ratio{{{OF_POD}, ddpjob="digits", gpu="0"}}': "0.9x300",
+    f"DCGM_FI_DEV_GPU_UTIL{{{DCGM}}}": "90x300",
+    f"kubelet_volume_stats_available_bytes{{{VOLUME}}}": "50x300",
+    f"kubelet_volume_stats_capacity_bytes{{{VOLUME}}}": "100x300",
+}
+"""A job that trains, with snapshots and a GPU."""
+
+UNTOUCHED: Series = {
+    f'ddpjob_info{{{OF_JOB}, image="trainer:1", queue=""}}': "1x300",
+    f'ddpjob_status_phase{{{OF_JOB}, phase="Running"}}': "1x300",
+    f"ddpjob_status_restarts_total{{{OF_JOB}}}": "0x300",
+    f'ddpjob_status_activity_seconds{{{OF_JOB}, activity="training"}}': "0x300",
+    f'ddpjob_status_activity_seconds{{{OF_JOB}, activity="unknown"}}': "0+60x300",
+    f'ddpjob_rank_heartbeat_age_seconds{{{OF_POD}, ddpjob="digits", rank="0"}}': "0+60x300",
+}
+"""A script that reports nothing and saves nothing, on a CPU, in a cluster with no other exporter."""
+
+STUCK: Series = {
+    f"ddpjob_status_step{{{OF_JOB}}}": "10+10x20 210x300",
+    f"ddpjob_status_snapshot_step{{{OF_JOB}}}": "5+10x20 205x300",
+}
+
+
+def without(series: Series, *metrics: str) -> Series:
+    return {name: values for name, values in series.items() if name.partition("{")[0] not in metrics}
+
+
+def series(metric: str, values: str, among: Series = JOB) -> Series:
+    """The same series of a job with other values."""
+    (name,) = (name for name in among if name.startswith(metric))
+    return {name: values}
+
+
+def phases(**values: str) -> Series:
+    """The phases of the job, instead of Running all the time."""
+    return series('ddpjob_status_phase{namespace="team", ddpjob="digits"', "_x300") | {
+        f'ddpjob_status_phase{{{OF_JOB}, phase="{phase}"}}': given for phase, given in values.items()
+    }
+
+
+@dataclass(frozen=True)
+class Case:
+    """What Prometheus scrapes, and the alerts that fire after some minutes."""
+
+    what: str
+    series: Series
+    fires: str = ""
+    labels: Mapping[str, str] = field(default_factory=lambda: {"namespace": "team", "ddpjob": "digits"})
+    minutes: int = 70
+
+
+FAULTS = (
+    Case("no step for half an hour", OPERATOR | JOB | STUCK | series("ddpjob_rank", "0+60x300"), "DDPJobStalled"),
+    Case("three restarts in an hour",
+         OPERATOR | JOB | series("ddpjob_status_restarts", "0x25 1x10 2x10 3x200"), "DDPJobCrashLooping"),
+    Case("most of the hour went into recovering",
+         OPERATOR | JOB | series(f'ddpjob_status_activity_seconds{{{OF_JOB}, activity="training"', "0+15x300")
+         | series(f'ddpjob_status_activity_seconds{{{OF_JOB}, activity="recovering"', "0+39x300"), "DDPJobGoodputLow"),
+    Case("lost steps are taken back",
+         OPERATOR | JOB | series(f'ddpjob_status_activity_seconds{{{OF_JOB}, activity="training"', "3000-10x300")
+         | series(f'ddpjob_status_activity_seconds{{{OF_JOB}, activity="recovering"', "0+60x300"), "DDPJobGoodputLow"),
+    Case("no snapshot for two hours", OPERATOR | JOB | series("ddpjob_status_snapshot_timestamp", "0x300")
+         | series("ddpjob_status_snapshot_step", "5x300"), "DDPJobSnapshotTooOld", minutes=130),
+    Case("three saves have failed", OPERATOR | JOB | {
+         f'ddpjob_status_condition{{{OF_JOB}, condition="SnapshotsFailing", reason="SaveFailed"}}': "_x50 1x100"},
+         "DDPJobSnapshotsFailing"),
+    Case("its volume has 5 % left", OPERATOR | JOB | series("kubelet_volume_stats_available", "50x30 5x200"),
+         "DDPJobVolumeNearlyFull", {"namespace": "team", "persistentvolumeclaim": "digits-shared"}),
+    Case("a claim of the user's that a pod of it mounts has 5 % left", OPERATOR | JOB | {
+         'kubelet_volume_stats_available_bytes{namespace="team", persistentvolumeclaim="mine"}': "5x300",
+         'kubelet_volume_stats_capacity_bytes{namespace="team", persistentvolumeclaim="mine"}': "100x300",
+         f'kube_pod_spec_volumes_persistentvolumeclaims_info{{{OF_POD}, persistentvolumeclaim="mine"}}': "1x300"},
+         "DDPJobVolumeNearlyFull", {"namespace": "team", "persistentvolumeclaim": "mine"}),
+    Case("it waits for an hour, in two phases",
+         OPERATOR | JOB | phases(Pending="1x30 _x300", Starting="_x31 1x300"), "DDPJobQueueStuck"),
+    Case("its GPU does nothing, says DCGM", OPERATOR | JOB | series("DCGM", "1x300"), "DDPJobGPUsIdle"),
+    Case("its GPU does nothing, says DCGM with honorLabels", OPERATOR | without(JOB, "DCGM_FI_DEV_GPU_UTIL") | {
+         f'DCGM_FI_DEV_GPU_UTIL{{{OF_POD}, gpu="0"}}': "90x300",
+         f'DCGM_FI_DEV_GPU_UTIL{{{OF_POD}, gpu="1"}}': "0x300"}, "DDPJobGPUsIdle"),
+    Case("its GPU does nothing, says its pod",
+         OPERATOR | without(JOB, "DCGM_FI_DEV_GPU_UTIL") | series("ddpjob_gpu", "0x300"), "DDPJobGPUsIdle"),
+    Case("nothing is scraped", {}, "DDPJobOperatorDown", {}),
+    Case("no replica leads", OPERATOR | {'ddpjob_operator_leader{pod="operator-0"}': "1x20 0x300"},
+         "DDPJobOperatorDown", {}),
+    Case("one of two watches is not begun again", OPERATOR | {
+         'ddpjob_operator_watch_starts_total{pod="operator-0", instance="a", resource="pods"}': "1+0.2x10 3x300"},
+         "DDPJobOperatorWatchStale", {"pod": "operator-0", "instance": "a", "resource": "pods"}),
+    Case("fifty jobs wait to be reconciled", OPERATOR | {'ddpjob_operator_queue_depth{pod="operator-0"}': "50x300"},
+         "DDPJobOperatorBacklog", {}),
+)  # fmt: skip
+
+WELL = (
+    Case("a healthy job", OPERATOR | JOB, minutes=200),
+    Case("an untouched script", OPERATOR | UNTOUCHED, minutes=200),
+    Case("two healthy jobs and another volume", OPERATOR | JOB | {
+         name.replace("digits", "other").replace('"team"', '"else"'): values for name, values in JOB.items()} | {
+         'kubelet_volume_stats_available_bytes{namespace="team", persistentvolumeclaim="db"}': "1x300",
+         'kubelet_volume_stats_capacity_bytes{namespace="team", persistentvolumeclaim="db"}': "100x300"}),
+    Case("a long validation", OPERATOR | JOB | STUCK),
+    Case("the last step is done, and it uploads", OPERATOR | JOB | STUCK | series("ddpjob_rank", "0+60x300")
+         | series("ddpjob_status_total_steps", "210x300")),
+    Case("suspended for hours", OPERATOR | without(JOB, "ddpjob_rank_heartbeat_age_seconds") | STUCK
+         | phases(Suspended="1x300") | series("ddpjob_status_snapshot_timestamp", "0x300"), minutes=200),
+    Case("an hour after a long suspension", OPERATOR | JOB | series("ddpjob_status_snapshot_timestamp", "0x300")
+         | phases(Suspended="1x140 _x300", Running="_x141 1x300"), minutes=200),
+    Case("a script that uploads for an hour after its last step", OPERATOR | JOB | {
+         f'ddpjob_status_activity_seconds{{{OF_JOB}, activity="training"}}': "0+54x70 3780x300",
+         f'ddpjob_status_activity_seconds{{{OF_JOB}, activity="unknown"}}': "0x70 60+60x300"}, minutes=130),
+    Case("succeeded", OPERATOR | STUCK | phases(Succeeded="1x300"), minutes=200),
+    Case("two restarts in an hour", OPERATOR | JOB | series("ddpjob_status_restarts", "0x25 1x10 2x200")),
+    Case("a short wait in the queue", OPERATOR | JOB | phases(Pending="1x50 _x300", Running="_x51 1x300")),
+    Case("a GPU that waits for the job to start", OPERATOR | JOB | series("DCGM", "0x69 90x300")
+         | phases(Starting="1x50 _x300", Running="_x51 1x300")),
+    Case("another replica takes over", {
+         name.replace("operator-0", pod): f"{'_x40 ' * (pod == 'operator-1')}{values}"
+         for pod in ("operator-0", "operator-1") for name, values in OPERATOR.items()} | JOB),
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def promtool() -> str:
+    found = shutil.which("promtool")
+    if found is None:
+        pytest.skip("promtool is not installed (Debian: apt-get install prometheus)")
+    return found
+
+
+def test_promtool_accepts_the_rules_as_they_are_and_as_the_chart_renders_them(promtool: str, tmp_path: Path) -> None:
+    (of_chart,) = of_kind("PrometheusRule", rendered({"prometheusRules": {"enabled": True}}))
+    (tmp_path / "rules.yaml").write_text(yaml.safe_dump(of_chart["spec"]))
+    subprocess.run([promtool, "check", "rules", RULES, tmp_path / "rules.yaml"], check=True, capture_output=True)
+
+
+@pytest.mark.parametrize("case", [*FAULTS, *WELL], ids=lambda case: f"{case.fires or 'nothing'}: {case.what}")
+def test_what_fires(promtool: str, case: Case, tmp_path: Path) -> None:
+    shutil.copy(RULES, tmp_path / "alerts.yaml")
+    firing = []
+    if case.fires:
+        labels = case.labels | ALERTS[case.fires]["labels"] | {"alertname": case.fires, "alertstate": "firing"}
+        shown = ", ".join(f'{name}="{value}"' for name, value in labels.items())
+        firing = [{"labels": f"ALERTS{{{shown}}}", "value": 1}]
+    question = {"expr": 'ALERTS{alertstate="firing"}', "eval_time": f"{case.minutes}m", "exp_samples": firing}
+    given = [{"series": name, "values": values} for name, values in case.series.items()]
+    tests = [{"interval": "1m", "input_series": given, "promql_expr_test": [question]}]
+    (tmp_path / "test.yaml").write_text(
+        yaml.safe_dump({"rule_files": ["alerts.yaml"], "evaluation_interval": "1m", "tests": tests})
+    )
+    ran = subprocess.run([promtool, "test", "rules", tmp_path / "test.yaml"], capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+
+
+def test_every_alert_has_a_fault_that_fires_it() -> None:
+    assert {case.fires for case in FAULTS} == set(ALERTS)
+
+
+@pytest.mark.parametrize("alert", ALERTS)
+def test_an_alert_says_what_is_wrong_and_leads_to_its_page(alert: str) -> None:
+    rule = ALERTS[alert]
+    assert set(rule["annotations"]) == {"summary", "description", "runbook_url"}
+    assert rule["annotations"]["runbook_url"].endswith(f"/docs/alerts.md#{alert.lower()}")
+    assert f"\n## {alert}\n" in PAGE.read_text()
+    assert rule["labels"]["severity"] in {"critical", "warning", "info"}
+    assert re.search(r"(<|>|>=) [0-9.]+$", rule["expr"]), "the threshold is at the end, where the chart replaces it"
+
+
+@pytest.mark.parametrize("alert", ALERTS)
+def test_an_alert_asks_only_for_metrics_that_exist(alert: str) -> None:
+    assert unknown_metrics(ALERTS[alert]["expr"]) == set()
+
+
+def rules_of(values: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    (found,) = of_kind("PrometheusRule", rendered({"prometheusRules": {"enabled": True} | values}))
+    return {rule["alert"]: rule for group in found["spec"]["groups"] for rule in group["rules"]}
+
+
+def test_the_chart_has_no_rules_by_default_and_then_the_same_as_the_file() -> None:
+    assert of_kind("PrometheusRule", rendered({})) == []
+    assert rules_of({}) == ALERTS
+
+
+def test_each_rule_can_be_changed_or_left_out() -> None:
+    changed = {"threshold": 14400, "for": "10m", "severity": "critical"}
+    found = rules_of({
+        "rules": {"DDPJobSnapshotTooOld": changed, "DDPJobGoodputLow": {"enabled": False},
+                  "DDPJobGPUsIdle": {"threshold": 0.01}},
+        "additionalRuleLabels": {"team": "platform"}, "runbookUrl": "https://wiki.example.com/ddpjob",
+    })  # fmt: skip
+    assert set(ALERTS) - set(found) == {"DDPJobGoodputLow"}
+    old = found["DDPJobSnapshotTooOld"]
+    assert old["expr"] == ALERTS["DDPJobSnapshotTooOld"]["expr"].replace("> 7200", "> 14400")
+    assert (old["for"], old["labels"]) == ("10m", {"severity": "critical", "team": "platform"})
+    assert old["annotations"]["runbook_url"] == "https://wiki.example.com/ddpjob#ddpjobsnapshottooold"
+    assert found["DDPJobGPUsIdle"]["expr"].endswith("< 0.01")
+
+
+def test_a_rule_that_does_not_exist_is_refused_by_the_chart() -> None:
+    with pytest.raises(Exception, match="DDPJobStaled"):
+        rules_of({"rules": {"DDPJobStaled": {"enabled": False}}})
