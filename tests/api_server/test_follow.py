@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from typing import NamedTuple
 
 import yaml
@@ -117,6 +118,7 @@ async def test_a_job_is_suspended_resumed_and_watched_to_its_end(cluster: Cluste
     assert paused.out.startswith("digits: Suspended for ")
     assert (await ddpjob(cluster, "unsuspend", *of_job)).code == 0
     watching = asyncio.create_task(ddpjob(cluster, "watch", *of_job))
+    following = asyncio.create_task(ddpjob(cluster, "events", *of_job, "--follow"))
     pods = [pod["metadata"]["name"] for pod in await cluster.gang_exists(1)]
     await cluster.runs(*pods)
     await cluster.phase_is("Running")
@@ -125,5 +127,12 @@ async def test_a_job_is_suspended_resumed_and_watched_to_its_end(cluster: Cluste
     seen = await watching
     assert seen.code == 0, seen
     assert "Succeeded: restarts 0" in seen.out
+    followed = await following
+    assert followed.code == 0, followed
+    reasons = [re.sub(r"^\S+ job: (Warning )?|:.*", "", line) for line in followed.out.splitlines()]
+    assert reasons[0] == "Starting"
+    assert reasons.index("Suspended") < reasons.index("Resumed") < reasons.index("Succeeded"), reasons
+    objects = (await ddpjob(cluster, "events", *of_job, "-o", "json")).out.splitlines()
+    assert {json.loads(line)["reason"] for line in objects} == set(reasons)
     late = await ddpjob(cluster, "suspend", *of_job)
     assert (late.code, late.err) == (2, "error: digits has succeeded: it cannot be changed any more\n")

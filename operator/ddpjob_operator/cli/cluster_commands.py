@@ -70,6 +70,27 @@ def watch(name: JobName, namespace: Namespace = None, context: Context = None) -
 
 
 @app.command()
+def events(
+    name: JobName,
+    namespace: Namespace = None,
+    context: Context = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job has ended.")] = False,
+    output: Annotated[
+        Output, typer.Option("--output", "-o", help="How to print it: json is one object a line.")
+    ] = Output.TEXT,
+) -> None:
+    """Print what happened to a job on a cluster, its pods and its claim, oldest first, times in UTC.
+
+    Events of pods that are gone are shown too, as long as the API server keeps them: an hour by default. Exit codes:
+    0 printed, or with --follow succeeded; 1 with --follow failed; 2 no such job, or the cluster refused.
+    """
+    from ddpjob_operator.cli.events import show_events
+    from ddpjob_operator.cli.on_cluster import Cluster
+
+    raise typer.Exit(show_events(Cluster(context, namespace), name, follow, output))
+
+
+@app.command()
 def suspend(name: JobName, namespace: Namespace = None, context: Context = None) -> None:
     """Suspend a job on a cluster: its pods save a snapshot and end. `ddpjob unsuspend` resumes it from there.
 

@@ -14,6 +14,7 @@ from ddpjob_operator.follow.why import Seen, Warned
 from ddpjob_operator.runtime.client import Client, Json
 from ddpjob_operator.runtime.errors import ApiError
 from ddpjob_operator.runtime.paths import events
+from ddpjob_operator.wire.events import parse_event
 from ddpjob_operator.wire.jobs import parse_status
 from ddpjob_operator.wire.objects import parse_time
 from ddpjob_operator.wire.pods import parse_pod
@@ -77,15 +78,8 @@ async def _which_are_there(client: Client, namespace: str) -> str:
 
 
 def _warnings(items: Iterable[Json], uids: set[str]) -> tuple[Warned, ...]:
-    found = []
-    for event in items:
-        about = event.get("involvedObject") or {}
-        series = event.get("series") or {}
-        time = parse_time(event.get("lastTimestamp") or series.get("lastObservedTime") or event.get("eventTime"))
-        if about.get("uid") in uids and time is not None:
-            found.append(
-                Warned(time, about.get("name") or "", event.get("reason") or "", (event.get("message") or "").strip())
-            )
+    events = (event for item in items if (event := parse_event(item)) is not None and event.about_uid in uids)
+    found = (Warned(event.time, event.about, event.reason, event.message) for event in events)
     return tuple(sorted(found, key=lambda warned: warned.time))
 
 
