@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
 from typing import NamedTuple
 
@@ -12,6 +13,8 @@ from tests.api_server.harness import Cluster, Operator
 from tests.api_server.test_postmortem import fail_on_node_rank_1
 from tests.support.command import COMMAND, to_cluster
 from tests.support.waiting import PATIENCE_SECONDS, eventually_async
+
+from ddpjob_operator.cluster import paths
 
 
 class Answer(NamedTuple):
@@ -30,6 +33,20 @@ async def ddpjob(cluster: Cluster, *arguments: str) -> Answer:
     )
     out, err = await asyncio.wait_for(process.communicate(), PATIENCE_SECONDS)
     return Answer(process.returncode, out.decode(), err.decode())
+
+
+async def typed(cluster: Cluster, answer: str, *arguments: str) -> Answer:
+    """The same on a terminal, where a person types `answer`."""
+    ours, theirs = os.openpty()
+    process = await asyncio.create_subprocess_exec(
+        *COMMAND, *arguments, env=to_cluster(cluster.kubeconfig), stdin=theirs, stdout=theirs, stderr=theirs
+    )
+    os.close(theirs)
+    os.write(ours, answer.encode())
+    await asyncio.wait_for(process.wait(), PATIENCE_SECONDS)
+    out = os.read(ours, 1 << 16).decode()
+    os.close(ours)
+    return Answer(process.returncode, out, "")
 
 
 async def test_a_job_of_which_there_is_none_is_one_line_with_those_that_there_are(cluster: Cluster) -> None:
@@ -68,7 +85,7 @@ async def test_a_job_that_failed_and_one_that_waits_are_explained(cluster: Clust
     assert "CUDA out of memory" in "\n".join(sections["Cause"])
     assert "reduce the micro-batch" in "\n".join(sections["What to do"])
 
-    await cluster.apply_job("other")
+    await cluster.apply_job("other", shared={"retain": False})
 
     async def waits() -> Answer | None:
         answer = await ddpjob(cluster, "why", "other", *space)
@@ -97,6 +114,24 @@ async def test_a_job_that_failed_and_one_that_waits_are_explained(cluster: Clust
     one = await ddpjob(cluster, "get", "digits", *space)
     assert one.out.startswith("digits: Failed (BackoffLimitExceeded)\n")
     assert "CUDA out of memory" in one.out
+
+    over = await ddpjob(cluster, "cancel", "digits", *space)
+    assert (over.code, over.err) == (
+        2,
+        "error: digits has failed, so there is nothing to cancel; kubectl delete ddpjob digits removes its record\n",
+    )
+    spared = await typed(cluster, "n\n", "cancel", "other", *space)
+    assert spared.code == 1, spared
+    assert "Its volume is deleted with it, with all snapshots" in spared.out
+    assert spared.out.endswith("other goes on\r\n")
+    cancelled = await ddpjob(cluster, "cancel", "other", *space, "--keep", "--wait")
+    assert cancelled.code == 0, cancelled
+    assert "kept: claim other-shared" in cancelled.out
+    assert cancelled.out.endswith("no pod of other is left\n")
+    claim = await cluster.client.get(f"{paths.claims(cluster.namespace)}/other-shared", "persistentvolumeclaims")
+    assert not claim["metadata"].get("ownerReferences")
+    gone = await ddpjob(cluster, "get", "other", *space)
+    assert "there is no DDPJob other" in gone.err
 
 
 async def test_a_job_is_suspended_resumed_and_watched_to_its_end(cluster: Cluster, operator: Operator) -> None:

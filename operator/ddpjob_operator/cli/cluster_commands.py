@@ -115,6 +115,30 @@ def unsuspend(name: JobName, namespace: Namespace = None, context: Context = Non
 
 
 @app.command()
+def cancel(
+    name: JobName,
+    namespace: Namespace = None,
+    context: Context = None,
+    keep: Annotated[
+        bool, typer.Option("--keep", help="Keep the volume of a job that would delete it (shared.retain: false).")
+    ] = False,
+    unasked: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask. Without a terminal it is never asked.")] = (
+        False
+    ),
+    wait: Annotated[bool, typer.Option("--wait", help="Return when no pod of the job is left.")] = False,
+) -> None:
+    """End a job on a cluster: its pods save a snapshot and end, and the DDPJob is deleted. Its volume is kept.
+
+    The same job, applied again, resumes from its newest snapshot. `ddpjob suspend` keeps the DDPJob. Exit codes: 0
+    done, 1 not confirmed, 2 no such job, one that has ended, or the cluster refused, 130 Ctrl-C.
+    """
+    from ddpjob_operator.cli.cancel import cancel as cancel_job
+    from ddpjob_operator.cli.on_cluster import Cluster
+
+    raise typer.Exit(cancel_job(Cluster(context, namespace), name, keep=keep, unasked=unasked, wait=wait))
+
+
+@app.command()
 def scale(
     name: JobName,
     nodes: Annotated[int, typer.Option(min=1, help="Number of nodes from the next attempt on.")],

@@ -1,0 +1,106 @@
+"""`ddpjob cancel`: end a job by deleting it, as kubectl does, and say what is kept and how to resume."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+
+from ddpjob_operator.cli.on_cluster import FAILED, SUCCEEDED, Cluster, asked
+from ddpjob_operator.cli.terminal import is_terminal
+from ddpjob_operator.cluster import paths
+from ddpjob_operator.core.values.names import pvc_name
+from ddpjob_operator.follow.ending import cancelled_in_words, loses_its_volume, pods_in_words
+from ddpjob_operator.follow.read import read_job, read_pods
+from ddpjob_operator.runtime.client import Client, Json
+from ddpjob_operator.runtime.errors import ApiError
+from ddpjob_operator.wire.jobs import parse_status
+
+SECONDS_BETWEEN_LOOKS = 1.0
+
+
+def cancel(cluster: Cluster, name: str, *, keep: bool, unasked: bool, wait: bool) -> int:
+    """Delete the job after a question on a terminal; `keep` keeps a claim that would be deleted with it."""
+    found: list[Json] = []
+
+    async def find(client: Client, namespace: str) -> int:
+        job = await read_job(client, namespace, name)
+        status = parse_status(job.get("status") or {})
+        if status.is_final:
+            ended = f"{name} has {str(status.phase).lower()}, so there is nothing to cancel"
+            raise ApiError(409, "Conflict", f"{ended}; kubectl delete ddpjob {name} removes its record")
+        found.append(job)
+        return SUCCEEDED
+
+    async def end(client: Client, namespace: str) -> int:
+        job = found[0]
+        if "deletionTimestamp" in job["metadata"]:
+            print(f"{name} is being deleted already")
+        else:
+            if keep and loses_its_volume(job):
+                await _disown_claim(client, namespace, job)
+            await _delete(client, namespace, job)
+            print("\n".join(cancelled_in_words(job, kept=keep)), flush=True)
+        if wait:
+            await _wait_for_pods(client, namespace, job)
+        return SUCCEEDED
+
+    if (code := asked(cluster, find)) != SUCCEEDED:
+        return code
+    # outside of the event loop, in which Ctrl-C would wait for the answer
+    confirmed = unasked or "deletionTimestamp" in found[0]["metadata"] or _is_confirmed(found[0], keep)
+    if not confirmed:
+        print(f"{name} goes on")
+        return FAILED
+    return asked(cluster, end, interrupted=f"{name} goes on ending; ddpjob get {name} says whether it is still there")
+
+
+def _is_confirmed(job: Json, keep: bool) -> bool:
+    """What a person answers; yes where there is none to ask."""
+    if not (is_terminal(sys.stdin) and is_terminal()):
+        return True
+    print(f"{job['metadata']['name']}: {pods_in_words(job)}.")
+    if loses_its_volume(job) and not keep:
+        print("Its volume is deleted with it, with all snapshots (spec.shared.retain: false); --keep keeps it.")
+    try:
+        answer = input("Cancel it? [y/N] ")
+    except (EOFError, KeyboardInterrupt):
+        print()
+        return False
+    return answer.strip().lower() in ("y", "yes")
+
+
+async def _delete(client: Client, namespace: str, job: Json) -> None:
+    """Garbage collection deletes the pods after it, each with its whole grace period."""
+    metadata = job["metadata"]
+    options = {
+        "apiVersion": "v1",
+        "kind": "DeleteOptions",
+        "propagationPolicy": "Background",
+        "preconditions": {"uid": metadata["uid"]},
+    }
+    await client.delete(f"{paths.jobs(namespace)}/{metadata['name']}", "ddpjobs", options)
+
+
+async def _disown_claim(client: Client, namespace: str, job: Json) -> None:
+    """Without an owner the claim outlives the job, as one that is retained."""
+    path = f"{paths.claims(namespace)}/{pvc_name(job['metadata']['name'])}"
+    try:
+        claim = await client.get(path, "persistentvolumeclaims")
+    except ApiError as error:
+        if error.not_found:  # the job never came so far
+            return
+        raise
+    uid, metadata = job["metadata"]["uid"], claim["metadata"]
+    others = [owner for owner in metadata.get("ownerReferences") or () if owner.get("uid") != uid]
+    body = {"metadata": {"resourceVersion": metadata["resourceVersion"], "ownerReferences": others}}
+    await client.merge_patch(path, "persistentvolumeclaims", body)
+
+
+async def _wait_for_pods(client: Client, namespace: str, job: Json) -> None:
+    left = -1
+    while pods := await read_pods(client, namespace, job):
+        if len(pods) != left:
+            left = len(pods)
+            print(f"waiting for {left} {'pod' if left == 1 else 'pods'} to end", file=sys.stderr, flush=True)
+        await asyncio.sleep(SECONDS_BETWEEN_LOOKS)
+    print(f"no pod of {job['metadata']['name']} is left")
