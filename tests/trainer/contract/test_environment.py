@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from ddp_trainer.contract.environment import (
     Assignment,
     JobEnvironment,
     RankEnvironment,
+    SubmittedCode,
     Target,
     parse_agent,
     parse_job,
@@ -39,6 +41,8 @@ GOOD = {
     "DDPJOB_TERMINATION_LOG": "/dev/termination-log",
 }
 
+CODE = {"DDPJOB_CODE_DIR": "/etc/ddpjob/code", "DDPJOB_CODE_SHA256": "ab" * 32}
+
 
 def test_a_complete_environment_is_parsed_into_values():
     pod = parse_pod(GOOD)
@@ -65,11 +69,25 @@ def test_each_variable_that_is_missing_is_named(name):
         ("DDPJOB_STALL_MIN_SECONDS", "nan", "seconds above 0"),
         ("DDPJOB_SHUTDOWN_SECONDS", "soon", "seconds above 0"),
         ("DDPJOB_STALL_MIN_SECONDS", "9000", "greater than DDPJOB_STALL_MAX_SECONDS"),
+        ("DDPJOB_CODE_DIR", "code", "absolute"),
+        ("DDPJOB_CODE_SHA256", "A" * 64, "lower-case hexadecimal"),
+        ("DDPJOB_CODE_SHA256", "", "is not set"),
+        ("DDPJOB_CODE_REQUIREMENTS", "../requirements.txt", "below the submitted folder"),
+        ("DDPJOB_CODE_REQUIREMENTS", "/requirements.txt", "below the submitted folder"),
     ],
 )
 def test_a_bad_value_is_named_with_what_it_must_be(name, value, words):
     with pytest.raises(UserError, match=f"{name}.*{words}"):
-        parse_pod(GOOD | {name: value})
+        parse_pod(GOOD | CODE | {name: value})
+
+
+def test_pod_and_rank_know_the_code_that_was_submitted():
+    code = SubmittedCode(Path("/etc/ddpjob/code"), "ab" * 32)
+    assert parse_pod(GOOD | CODE).code == code
+    assert parse_pod(GOOD | CODE | {"DDPJOB_CODE_REQUIREMENTS": "r.txt"}).code == replace(code, requirements="r.txt")
+    assert parse_job(GOOD | CODE, default_name="").code_sha256 == code.sha256
+    without = GOOD | {"DDPJOB_CODE_SHA256": code.sha256}
+    assert (parse_pod(without).code, parse_job(without, default_name="").code_sha256) == (None, None)
 
 
 @pytest.mark.parametrize(

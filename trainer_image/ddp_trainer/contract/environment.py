@@ -56,6 +56,20 @@ class Assignment:
 
 
 @dataclass(frozen=True, slots=True)
+class SubmittedCode:
+    """The folder that was submitted with the job (`spec.code`), as it comes into the pod."""
+
+    archives: Path
+    """The directory of its parts, `00.tar.gz` and so on."""
+
+    sha256: str
+    """Of the tree (docs/contracts.md section 2), not of the archives."""
+
+    requirements: str | None = None
+    """The requirements file to install, as a path below the folder."""
+
+
+@dataclass(frozen=True, slots=True)
 class PodEnvironment:
     """The variables of docs/contracts.md section 2 that process 1 itself acts on."""
 
@@ -87,6 +101,12 @@ class PodEnvironment:
 
     reassign_seconds: float = 300.0
     """How long a pod whose ranks lost a peer waits for its place in the next attempt."""
+
+    code: SubmittedCode | None = None
+    """None where the code is in the image or on the volume already."""
+
+    site_packages: Path | None = None
+    """The folder of the packages that the code requires; it is known once they are installed."""
 
     @property
     def world_size(self) -> int:
@@ -164,6 +184,9 @@ class JobEnvironment:
     elastic_min_nodes: int | None = None
     """The number of nodes may change between attempts, down to this one; None where it does not."""
 
+    code_sha256: str | None = None
+    """Digest of the submitted code; None without."""
+
     @property
     def log_dir(self) -> Path:
         """`logs/<job>` on the volume (docs/contracts.md section 6)."""
@@ -207,6 +230,7 @@ def parse_pod(env: Mapping[str, str], place: Assignment | None = None) -> PodEnv
         stall_max_seconds=reader.seconds("DDPJOB_STALL_MAX_SECONDS", 1800.0),
         assignment_dir=reader.path("DDPJOB_ASSIGNMENT_DIR") if env.get("DDPJOB_ASSIGNMENT_DIR") else None,
         reassign_seconds=reader.seconds("DDPJOB_REASSIGN_SECONDS", 300.0),
+        code=reader.code(),
     )
     if parsed.stall_min_seconds > parsed.stall_max_seconds:
         reader.problems.append("DDPJOB_STALL_MIN_SECONDS is greater than DDPJOB_STALL_MAX_SECONDS")
@@ -265,6 +289,7 @@ def parse_job(env: Mapping[str, str], *, default_name: str) -> JobEnvironment:
         snapshot_keep_every=reader.integer("DDPJOB_SNAPSHOT_KEEP_EVERY", 1, MAX_STEPS, default=0) or None,
         non_finite_loss=reader.choice("DDPJOB_NON_FINITE_LOSS", NON_FINITE_LOSS),
         elastic_min_nodes=reader.integer("DDPJOB_ELASTIC_MIN_NODES", 1, MAX_NODES, default=0) or None,
+        code_sha256=code.sha256 if (code := reader.code()) is not None else None,
     )
     reader.check()
     return parsed
@@ -301,6 +326,17 @@ class _Reader:
         if value and not value.startswith("/"):
             self.problems.append(f"{name}={value!r} must be an absolute path")
         return Path(value)
+
+    def code(self) -> SubmittedCode | None:
+        if not self._env.get("DDPJOB_CODE_DIR"):
+            return None
+        archives, sha256 = self.path("DDPJOB_CODE_DIR"), self.text("DDPJOB_CODE_SHA256")
+        if sha256 and not re.fullmatch(r"[0-9a-f]{64}", sha256):
+            self.problems.append(f"DDPJOB_CODE_SHA256={sha256!r} must be 64 lower-case hexadecimal digits")
+        requirements = self._env.get("DDPJOB_CODE_REQUIREMENTS") or None
+        if requirements is not None and (requirements.startswith("/") or ".." in requirements.split("/")):
+            self.problems.append(f"DDPJOB_CODE_REQUIREMENTS={requirements!r} must be a path below the submitted folder")
+        return SubmittedCode(archives, sha256, requirements)
 
     def integer(self, name: str, low: int, high: int, *, default: int | None = None) -> int:
         if default is not None and not self._env.get(name):

@@ -33,6 +33,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except UserError as error:
         path = os.environ.get("DDPJOB_TERMINATION_LOG")
         return _report_start_failure(EXIT_USER, "UserError", str(error), None, Path(path) if path else None)
+    if pod.code is not None:
+        failure = _put_code(pod)
+        if failure is not None:
+            return _report_start_failure(*failure, pod, pod.termination_log)
     try:
         run_dir.forget_port(pod.run_dir)
         first = None if pod.node_rank is None else start_attempt(pod, target, start_time)
@@ -52,6 +56,19 @@ def _placed(env: Mapping[str, str]) -> PodEnvironment:
     from ddp_trainer.launch.assignment import read_assignment
 
     return parse_pod(env, read_assignment(Path(folder)))
+
+
+def _put_code(pod: PodEnvironment) -> tuple[int, str, str] | None:
+    """Where the ranks work. Exit code, reason and message if that is not possible."""
+    from ddp_trainer.launch.code import put_code, volume_failure
+
+    try:
+        put_code(pod)
+    except UserError as error:
+        return EXIT_USER, "UserError", str(error)
+    except OSError as error:
+        return EXIT_FAILED, *volume_failure("the submitted code could not be put on the volume", error)
+    return None
 
 
 def _report_start_failure(code: int, reason: str, text: str, pod: PodEnvironment | None, path: Path | None) -> int:

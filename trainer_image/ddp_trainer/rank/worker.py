@@ -52,8 +52,9 @@ def main(argv: Sequence[str]) -> int:
     guard(own)
     pid = os.getpid()
     try:
-        if own_script:
+        if own_script or job.code_sha256 is not None:
             enter_work_folder(job, own.scratch)
+        if own_script:
             hide_folders(job.shared)
         run_target(argv[0], argv[1], argv[2:])
     except BaseException as error:
@@ -103,14 +104,18 @@ def run_target(kind: str, name: str, args: Sequence[str]) -> None:
         sys.argv = [name, *args]
         runpy.run_module(name, run_name="__main__", alter_sys=True)
         return
-    script = Path(name)
+    script = Path.cwd() / name
     if not script.is_file():
+        below = "" if Path(name).is_absolute() else f" (it is looked up in the working directory, {Path.cwd()})"
         raise UserError(
-            f"the script {name} does not exist in this image or on its volumes; check spec.entrypoint.script"
+            f"the script {name} does not exist in this image or on its volumes{below}; check spec.entrypoint.script"
         )
-    sys.argv = [name, *args]
-    sys.path.insert(0, str(script.resolve().parent))
-    runpy.run_path(name, run_name="__main__")
+    sys.argv = [str(script), *args]
+    # A script of submitted code is a link in the working directory, and so are the modules beside it. Python itself
+    # would follow it, to a folder where nothing may be written.
+    folder = script.resolve().parent if Path(name).is_absolute() else script.parent
+    sys.path.insert(0, str(folder))
+    runpy.run_path(str(script), run_name="__main__")
 
 
 def _is_built_in(kind: str, name: str) -> bool:

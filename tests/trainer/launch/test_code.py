@@ -1,0 +1,368 @@
+"""Submitted code on its way to the ranks: unpacked once, verified, linked into the working directory."""
+
+from __future__ import annotations
+
+import errno
+import gzip
+import os
+import subprocess
+import sys
+import tarfile
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+from tests.trainer.launch.submitted import Alter, archive, digest_of, submitted
+
+from ddp_trainer.contract.environment import SubmittedCode
+from ddp_trainer.contract.exit_codes import EXIT_USER, UserError
+from ddp_trainer.launch import code_archive
+from ddp_trainer.launch.code import difference, unpack, volume_failure
+from ddp_trainer.launch.code_archive import MOST_FILES, Entry, digest
+from ddp_trainer.launch.leftovers import LEFTOVER_SECONDS
+from ddp_trainer.launch.work_links import link_code, plan_links
+
+FILES = {
+    "train.py": "import lib.model\n",
+    "lib/__init__.py": "",
+    "lib/model.py": "WIDTH = 8\n",
+    "config/ü.yaml": "a: 1\n",
+}
+JOB = "digits"
+
+
+def run(shared: Path, files: Mapping[str, str]) -> Path:
+    """What the launcher does with these files; the working directory."""
+    code = submitted(shared.parent / digest_of(files)[:8], files)
+    link_code(unpack(code, shared / "code"), code.sha256, shared, JOB)
+    return shared / "work" / JOB
+
+
+def texts(folder: Path) -> dict[str, str]:
+    return {str(path.relative_to(folder)): path.read_text() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_the_digest_is_of_the_tree_and_the_same_for_every_packing() -> None:
+    listing = {"b": Entry(0o644, "1" * 64), "a/é": Entry(0o755, "2" * 64), "a": Entry(0o644, "3" * 64)}
+    # sha256sum of the three lines, sorted
+    assert digest(listing) == "1de8a95250a576c696b1352dd1ed37571de1a2d7695e1dbaddb201c5642906ce"
+
+
+def test_code_is_unpacked_read_only_under_its_digest(tmp_path: Path) -> None:
+    code = submitted(tmp_path / "archives", FILES)
+    archive(tmp_path / "archives" / "02.tar.gz", {"run.sh": "#!/bin/sh\n"}, mode=0o755)
+    code = SubmittedCode(code.archives, digest_of(FILES | {"run.sh": "#!/bin/sh\n"}, frozenset({"run.sh"})))
+    unpack(code, tmp_path / "code")
+    tree = tmp_path / "code" / code.sha256
+    assert texts(tree) == FILES | {"run.sh": "#!/bin/sh\n"}
+    assert {path.name: path.stat().st_mode & 0o777 for path in tree.rglob("*.*") if path.is_file()}.items() >= {
+        ("run.sh", 0o555), ("train.py", 0o444)
+    }  # fmt: skip
+    assert [path.name for path in (tmp_path / "code").iterdir()] == [code.sha256]
+
+
+def link(member: tarfile.TarInfo) -> None:
+    member.type, member.linkname = tarfile.SYMTYPE, "/etc/passwd"
+
+
+def set_(**fields: object) -> Alter:
+    return lambda member: [setattr(member, name, value) for name, value in fields.items()] and None
+
+
+@pytest.mark.parametrize(
+    ("files", "alter", "says"),
+    [
+        ({"/etc/x": ""}, None, "'/etc/x' is an absolute path"),
+        ({"a/../../x": ""}, None, "leads out of the folder"),
+        ({"./x": ""}, None, "is no plain path"),
+        ({"a//x": ""}, None, "is no plain path"),
+        ({"x\n644 0 y": ""}, None, "has a control character"),
+        ({"x" * 256: ""}, None, "is too long"),
+        ({"x": ""}, link, "'x' is no regular file"),
+        ({"x": ""}, set_(type=tarfile.LNKTYPE, linkname="y"), "'x' is no regular file"),
+        ({"x": ""}, set_(type=tarfile.CHRTYPE), "'x' is no regular file"),
+        ({"x": ""}, set_(type=tarfile.FIFOTYPE), "'x' is no regular file"),
+        ({"x": ""}, set_(mode=0o4755), "has the mode 4755"),
+        ({"x": ""}, set_(pax_headers={"size": "-5"}), "size -5|damaged"),
+        ({"x": ""}, set_(pax_headers={"size": str(1 << 40)}), "more than 256 MiB"),
+        ({"x": ""}, set_(pax_headers={"GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.name": "y"}),
+         "damaged|no regular file"),
+        ({"x": "", "x/y": ""}, None, "is a file and a folder"),
+        ({"x/y": "", "x": ""}, None, "is a file and a folder"),
+        ({"x": "changed"}, None, "was expected: submit the code again"),
+        ({str(number): "" for number in range(MOST_FILES + 1)}, None, "more than 20,000 files"),
+    ],
+)  # fmt: skip
+def test_what_may_not_be_submitted_is_named_and_nothing_of_it_stays(
+    tmp_path: Path, files: Mapping[str, str], alter: Alter | None, says: str
+) -> None:
+    archive(tmp_path / "archives" / "00.tar.gz", files, alter=alter or (lambda _: None))
+    with pytest.raises(UserError, match=says):
+        unpack(SubmittedCode(tmp_path / "archives", "0" * 64), tmp_path / "code")
+    assert [path for path in tmp_path.rglob("*") if "archives" not in path.parts] == [tmp_path / "code"]
+
+
+def truncated(data: bytes) -> bytes:
+    return data[: len(data) // 2]
+
+
+def flipped(data: bytes) -> bytes:
+    return data[:60] + bytes([data[60] ^ 0xFF]) + data[61:]
+
+
+@pytest.mark.parametrize(
+    "damage", [truncated, flipped, lambda _: b"", lambda _: b"no archive", lambda _: gzip.compress(b"no tar" * 999)]
+)
+def test_a_damaged_archive_is_one_clear_error(tmp_path: Path, damage: Callable[[bytes], bytes]) -> None:
+    code = submitted(tmp_path / "archives", {"a.bin": os.urandom(30_000).hex(), "b.py": ""})
+    path = tmp_path / "archives" / "00.tar.gz"
+    path.write_bytes(damage(path.read_bytes()))
+    with pytest.raises(UserError, match=r"00\.tar\.gz is damaged .*submit the code again|was expected"):
+        unpack(code, tmp_path / "code")
+
+
+def test_the_same_path_in_two_archives_is_refused(tmp_path: Path) -> None:
+    for name in ("00.tar.gz", "01.tar.gz"):
+        archive(tmp_path / name, {"x": name})
+    with pytest.raises(UserError, match="'x' is there twice"):
+        unpack(SubmittedCode(tmp_path, "0" * 64), tmp_path / "code")
+
+
+def test_few_bytes_that_unpack_to_very_many_are_not_read_to_their_end(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(code_archive, "MOST_BYTES", 1 << 20)
+    monkeypatch.setattr(code_archive, "MOST_FILES", 16)
+    header = tarfile.TarInfo("comment")
+    header.type, header.size = tarfile.XHDTYPE, 1 << 30
+    (tmp_path / "00.tar.gz").write_bytes(gzip.compress(header.tobuf() + bytes(1 << 26)))
+    with pytest.raises(UserError, match="more than 1 MiB"):
+        unpack(SubmittedCode(tmp_path, "0" * 64), tmp_path / "code")
+
+
+def test_without_archives_the_error_says_where_they_should_be(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=f"{tmp_path} has 0 archives"):
+        unpack(SubmittedCode(tmp_path, "0" * 64), tmp_path / "code")
+
+
+def change(path: Path) -> None:
+    path.chmod(0o644)
+    path.write_text("evil = 1\n")
+
+
+@pytest.mark.parametrize(
+    ("damage", "says"),
+    [
+        pytest.param(lambda tree: change(tree / "train.py"), "train.py is different", id="changed"),
+        pytest.param(lambda tree: (tree / "lib/model.py").unlink(), "lib/model.py is missing", id="missing"),
+        pytest.param(lambda tree: (tree / "torch.py").touch(), "torch.py was added", id="added"),
+        pytest.param(
+            lambda tree: ((tree / "train.py").unlink(), (tree / "train.py").symlink_to(__file__)), "no file", id="link"
+        ),
+    ],
+)
+def test_a_copy_that_was_changed_is_replaced(
+    tmp_path: Path, capsys, damage: Callable[[Path], object], says: str
+) -> None:
+    code = submitted(tmp_path / "archives", FILES)
+    unpack(code, tmp_path / "code")
+    tree = tmp_path / "code" / code.sha256
+    damage(tree)
+    unpack(code, tmp_path / "code")
+    assert texts(tree) == FILES
+    assert says in capsys.readouterr().err
+
+
+def test_a_whole_copy_is_used_as_it_is_beside_bytecode_that_python_wrote_there(tmp_path: Path) -> None:
+    code = submitted(tmp_path / "archives", FILES)
+    listing = unpack(code, tmp_path / "code")
+    tree = tmp_path / "code" / code.sha256
+    (tree / "lib/__pycache__").mkdir()
+    (tree / "lib/__pycache__/model.cpython-311.pyc").touch()
+    before = tree.stat().st_ino
+    assert unpack(code, tmp_path / "code") == listing
+    assert tree.stat().st_ino == before
+
+
+def test_pods_that_unpack_at_the_same_time_leave_one_whole_copy(tmp_path: Path) -> None:
+    files = FILES | {f"data/{number}.txt": str(number) * 999 for number in range(200)}
+    code = submitted(tmp_path / "archives", files)
+    start = threading.Barrier(4)
+    problems: list[str | BaseException | None] = []
+
+    def pod() -> None:
+        start.wait()
+        try:
+            listing = unpack(code, tmp_path / "code")
+            problems.append(difference(tmp_path / "code" / code.sha256, listing))
+            link_code(listing, code.sha256, tmp_path, JOB)
+        except BaseException as error:
+            problems.append(error)
+
+    threads = [threading.Thread(target=pod) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert problems == [None] * 4
+    assert texts(tmp_path / "work" / JOB) == files
+    assert [path.name for path in (tmp_path / "code").iterdir()] == [code.sha256]
+
+
+def test_what_a_killed_process_left_half_made_is_removed_a_day_later(tmp_path: Path) -> None:
+    (tmp_path / "code/.old").mkdir(parents=True)
+    (tmp_path / "code/.new").mkdir()
+    old = time.time() - LEFTOVER_SECONDS - 60
+    os.utime(tmp_path / "code/.old", (old, old))
+    code = submitted(tmp_path / "archives", FILES)
+    unpack(code, tmp_path / "code")
+    assert {path.name for path in (tmp_path / "code").iterdir()} == {".new", code.sha256}
+
+
+def test_the_working_directory_has_the_files_of_the_code_as_links(shared: Path) -> None:
+    work = run(shared, FILES)
+    assert texts(work) == FILES
+    assert not (work / "lib").is_symlink()
+    assert (work / "lib/model.py").readlink() == shared / "code" / digest_of(FILES) / "lib/model.py"
+
+
+def test_links_follow_the_code_and_files_of_the_job_stay(shared: Path) -> None:
+    work = run(shared, FILES | {"old/gone.py": "", "old/kept/gone.py": "", "bare/gone.py": "", "was_file": ""})
+    (work / "old/kept/result.txt").write_text("of the job")
+    (work / "bare/__pycache__").mkdir()
+    (work / "lib/latest").symlink_to("checkpoint-5")
+    changed = FILES | {"train.py": "import lib\n", "was_file/now_folder.py": ""}
+    run(shared, changed)
+    assert texts(work) == changed | {"old/kept/result.txt": "of the job"}
+    assert not (work / "bare").exists()
+    assert (work / "lib/latest").readlink() == Path("checkpoint-5")
+    run(shared, FILES)
+    assert texts(work) == FILES | {"old/kept/result.txt": "of the job"}
+
+
+def test_links_of_a_pod_that_was_killed_meanwhile_are_found_again(shared: Path, monkeypatch) -> None:
+    def full(target: str, path: Path, record: Path) -> None:
+        if path.name == "train.py":
+            raise OSError(28, "No space left on device")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.symlink_to(target)
+
+    with monkeypatch.context() as during:
+        during.setattr("ddp_trainer.launch.work_links._link", full)
+        with pytest.raises(OSError, match="No space"):
+            run(shared, {"a.py": "", "train.py": ""})
+    work = run(shared, {"train.py": "1"})
+    assert texts(work) == {"train.py": "1"}
+
+
+def test_what_the_job_wrote_in_the_place_of_new_code_is_named_and_stays(shared: Path) -> None:
+    work = run(shared, FILES)
+    (work / "results.json").write_text("of the job")
+    with pytest.raises(UserError, match=r"results\.json; move or delete them there"):
+        run(shared, FILES | {"results.json": "of the code"})
+    assert texts(work) == FILES | {"results.json": "of the job"}
+
+
+def test_what_the_job_has_replaced_itself_stays_after_a_restart(shared: Path, capsys) -> None:
+    work = run(shared, FILES)
+    (work / "new").write_text("of the job")
+    (work / "new").replace(work / "config/ü.yaml")
+    run(shared, FILES)
+    assert (work / "config/ü.yaml").read_text() == "of the job"
+    assert "config/ü.yaml" in capsys.readouterr().err
+
+
+A, B = (f"/mnt/shared/code/{digit * 64}" for digit in "ab")
+
+
+@pytest.mark.parametrize(
+    ("found", "make", "remove", "taken"),
+    [
+        pytest.param({}, ["d/x", "y"], [], [], id="nothing yet"),
+        pytest.param({"d/x": f"{A}/d/x", "y": f"{A}/y"}, [], [], [], id="all there"),
+        pytest.param({"d/x": f"{B}/d/x", "y": f"{A}/y"}, ["d/x"], [], [], id="of other code"),
+        pytest.param({"d/x": f"/other{A}/d/x"}, ["d/x", "y"], [], [], id="the volume was mounted elsewhere"),
+        pytest.param({"y": None}, ["d/x"], [], ["y"], id="a file of the job"),
+        pytest.param({"y": "/mnt/shared/y"}, ["d/x"], [], ["y"], id="a link of the job"),
+        pytest.param({"d": None}, ["y"], [], ["d"], id="a file where a folder should be"),
+        pytest.param({"d": f"{B}/d"}, ["d/x", "y"], ["d"], [], id="other code had a file there"),
+        pytest.param({"y": f"{B}/z"}, ["d/x"], [], ["y"], id="a link of the job to another file of code"),
+    ],
+)
+def test_what_is_done_about_what_is_there(found, make, remove, taken) -> None:
+    plan = plan_links({"d/x": f"{A}/d/x", "y": f"{A}/y"}, found)
+    assert (sorted(plan.make), list(plan.remove), list(plan.taken)) == (make, remove, taken)
+
+
+@pytest.mark.processes
+def test_bytecode_of_earlier_code_is_not_taken_for_a_file_of_equal_size(shared: Path) -> None:
+    """Both versions have four bytes, and were unpacked in the same second."""
+    for version in ("1", "2"):
+        work = run(shared, {"m.py": f"v={version}\n"})
+        printed = subprocess.run(
+            [sys.executable, "-c", "import m; print(m.v, m.__cached__)"],
+            cwd=work, env={name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"},
+            capture_output=True, text=True, check=True,
+        ).stdout.split()  # fmt: skip
+        assert printed[0] == version
+        assert Path(printed[1]).exists()
+
+
+USES_ITS_FOLDER = """
+import json
+from pathlib import Path
+
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from lib.model import WIDTH
+
+
+class Here(Dataset):
+    def __len__(self):
+        return 1
+
+    def __getitem__(self, index):
+        import lib.model
+        return torch.tensor([lib.model.WIDTH + json.loads(Path("config.json").read_text())["bias"]])
+
+
+if __name__ == "__main__":
+    (batch,) = DataLoader(Here(), num_workers=1, multiprocessing_context="spawn")
+    try:
+        Path("config.json").open("a")
+    except PermissionError:
+        Path("read-only").touch()
+    Path("result.txt").write_text(f"{WIDTH} {batch.item()} {Path(__file__).parent} {Path.cwd()}")
+"""
+
+
+def variables(code: SubmittedCode) -> dict[str, str]:
+    return {"DDPJOB_CODE_DIR": str(code.archives), "DDPJOB_CODE_SHA256": code.sha256}
+
+
+def test_a_script_of_submitted_code_runs_in_its_folder_as_do_the_processes_that_it_spawns(tmp_path, start_pod) -> None:
+    files = {"src/train.py": USES_ITS_FOLDER, "src/lib/model.py": "WIDTH = 8\n", "config.json": '{"bias": 1}'}
+    code = submitted(tmp_path / "archives", files)
+    pod = start_pod("", argv=["--script", "src/train.py"], DDPJOB_SCRATCH="/tmp", **variables(code))
+    assert pod.wait() == 0, pod.log
+    work = pod.shared / "work" / JOB
+    assert (work / "result.txt").read_text() == f"8 9 {work / 'src'} {work}"
+    assert (work / "read-only").exists() == (os.geteuid() != 0)
+    assert f"code {code.sha256[:12]}: unpacked 3 files" in pod.log
+
+
+def test_code_that_is_not_what_was_submitted_fails_the_pod_before_torchrun_starts(tmp_path, start_pod) -> None:
+    code = submitted(tmp_path / "archives", FILES)
+    pod = start_pod("", argv=["--script", "train.py"], **variables(code) | {"DDPJOB_CODE_SHA256": "0" * 64})
+    assert pod.wait() == EXIT_USER
+    assert pod.message["reason"] == "UserError"
+    assert f"{code.sha256}, and {'0' * 64} was expected: submit the code again" in pod.message["message"]
+
+
+@pytest.mark.parametrize(
+    ("number", "reason"), [(errno.ENOSPC, "DiskFull"), (errno.EDQUOT, "DiskFull"), (errno.EROFS, "WorkerException")]
+)
+def test_a_volume_that_cannot_be_written_to_has_the_reason_that_the_operator_knows(number: int, reason: str) -> None:
+    error = OSError(number, os.strerror(number), "/mnt/shared/code")
+    assert volume_failure("the code", error) == (reason, f"the code: {error}")

@@ -1,0 +1,37 @@
+"""Names for what is made on the volume beside its place and renamed, and the removal of what never was.
+
+Such names begin with a dot. A process that is killed leaves its own behind, and no other can know whether it lives.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import Final
+
+LEFTOVER_SECONDS: Final = 24 * 3600.0
+
+
+def beside(path: Path) -> Path:
+    """A path in the folder of `path` that no other process has: in pods, all launchers have the same pid."""
+    return path.with_name(f".{path.name[:32]}-{os.urandom(8).hex()}")
+
+
+def remove(path: Path) -> None:
+    """Whatever it is, as far as possible."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def remove_leftovers(folder: Path, now: float) -> None:
+    """Remove what is too old to be still in the making. `now` in epoch seconds."""
+    for path in folder.glob(".*"):
+        try:
+            old = now - path.lstat().st_mtime > LEFTOVER_SECONDS
+        except FileNotFoundError:
+            continue  # another pod was faster
+        if old:
+            remove(path)
