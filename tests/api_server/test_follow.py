@@ -6,7 +6,8 @@ import asyncio
 import json
 import os
 import re
-from typing import NamedTuple
+import signal
+from typing import Any, NamedTuple
 
 import yaml
 from tests.api_server.harness import Cluster, Operator
@@ -33,6 +34,35 @@ async def ddpjob(cluster: Cluster, *arguments: str) -> Answer:
     )
     out, err = await asyncio.wait_for(process.communicate(), PATIENCE_SECONDS)
     return Answer(process.returncode, out.decode(), err.decode())
+
+
+async def snapshots_are_looked_at(cluster: Cluster) -> None:
+    """What `ddpjob snapshots` does about a job that runs: the pod that it makes is not taken for one of the gang."""
+    of_job = ("digits", "-n", cluster.namespace)
+    recorded = await ddpjob(cluster, "snapshots", "ls", *of_job)
+    assert (recorded.code, recorded.out) == (0, "no snapshot of digits is on record\n")
+    refused = await ddpjob(cluster, "snapshots", "rm", *of_job, "--step", "3")
+    assert refused.code == 2
+    assert refused.err.endswith("use them; ddpjob suspend digits first\n")
+
+    async def readers() -> list[dict[str, Any]]:
+        pods = await cluster.pods()
+        return [pod for pod in pods if pod["metadata"]["labels"].get("training.ddpjob.io/role") == "snapshots"]
+
+    process = await asyncio.create_subprocess_exec(
+        *(*COMMAND, "snapshots", "verify", *of_job),
+        env=to_cluster(cluster.kubeconfig),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    (reader,) = await eventually_async(readers, "a pod reads the volume")
+    assert reader["spec"]["volumes"][0]["persistentVolumeClaim"] == {"claimName": "digits-shared"}
+    assert reader["spec"]["containers"][0]["image"].startswith("localhost/ddpjob-trainer:")
+    process.send_signal(signal.SIGINT)
+    _, err = await asyncio.wait_for(process.communicate(), PATIENCE_SECONDS)
+    assert process.returncode == 130, err
+    assert b"Traceback" not in err
+    assert await readers() == []
 
 
 async def typed(cluster: Cluster, answer: str, *arguments: str) -> Answer:
@@ -157,6 +187,7 @@ async def test_a_job_is_suspended_resumed_and_watched_to_its_end(cluster: Cluste
     pods = [pod["metadata"]["name"] for pod in await cluster.gang_exists(1)]
     await cluster.runs(*pods)
     await cluster.phase_is("Running")
+    await snapshots_are_looked_at(cluster)
     await cluster.ends(*pods)
     await cluster.phase_is("Succeeded")
     seen = await watching

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from ddpjob_operator.cli import cluster_commands
+from ddpjob_operator.cli import cluster_commands, snapshot_commands
 from ddpjob_operator.cli.parameters import refused
 from ddpjob_operator.local.output import Logs
 
@@ -99,6 +99,7 @@ def validate(
 
 
 app.add_typer(cluster_commands.app)
+app.add_typer(snapshot_commands.app)
 
 
 def main() -> None:

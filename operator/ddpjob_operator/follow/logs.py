@@ -17,6 +17,7 @@ from ddpjob_operator.cluster import paths
 from ddpjob_operator.core.values.names import TRAINER_CONTAINER
 from ddpjob_operator.core.values.observed import NO_ATTEMPT, PodPhase, PodView
 from ddpjob_operator.follow.read import read_job, read_pods
+from ddpjob_operator.follow.table import visible
 from ddpjob_operator.runtime.client import Client
 from ddpjob_operator.runtime.errors import ApiError
 from ddpjob_operator.wire.jobs import parse_status
@@ -73,8 +74,7 @@ def parse_line(raw: str, node: int, ranks_per_node: int) -> Line:
     text = text[found.end() :] if found else text
     # of a progress bar, which goes back to the beginning of its line, the last state
     shown = text.rstrip("\r").rpartition("\r")[2]
-    printable = "".join(character for character in shown if character.isprintable() or character == "\t")
-    return Line(stamp, node, node * ranks_per_node + local_rank, printable)
+    return Line(stamp, node, node * ranks_per_node + local_rank, visible(shown))
 
 
 def is_wanted(line: Line, wanted: Wanted) -> bool:

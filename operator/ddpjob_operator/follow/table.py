@@ -43,5 +43,10 @@ def wrapped(lines: Iterable[str], width: int | None, indent: str) -> list[str]:
 
 
 def printable(text: str) -> str:
-    """One line of `text` without control characters, which a terminal would obey."""
-    return "".join(character for character in " ".join(text.split()) if character.isprintable())
+    """`text` as one line without control characters, which a terminal would obey."""
+    return visible(" ".join(text.split()))
+
+
+def visible(line: str) -> str:
+    """A line with its spaces, without control characters."""
+    return "".join(character for character in line if character.isprintable() or character == "\t")

@@ -75,6 +75,16 @@ def test_export_writes_the_newest_valid_model_for_other_programs(models: Any, vo
         assert torch.equal(tensors[name], tensor)
 
 
+def test_rm_removes_what_is_named_and_nothing_if_some_of_it_is_not_there(
+    models: Any, volume: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["rm", str(volume.directory), "--step", "1", "--step", "3"]) == 1
+    assert "there is no snapshot of step 3" in capsys.readouterr().err
+    assert main(["rm", str(volume.directory), "--step", "2"]) == 0
+    assert not [path for path in volume.directory.iterdir() if path.name.endswith("2") or "gone" in path.name]
+    assert volume.reader().newest_valid().step == 1
+
+
 def test_export_of_one_step(models: Any, volume: Any, tmp_path: Path) -> None:
     assert main(["export", str(volume.directory), "--step", "2", "--to", str(tmp_path)]) == 0
     torch.nn.Linear(3, 2).load_state_dict(torch.load(tmp_path / "model.pt", weights_only=True), strict=True)

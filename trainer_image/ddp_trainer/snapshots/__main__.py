@@ -1,16 +1,19 @@
-"""List, verify and export snapshots.
+"""List, verify, export and remove snapshots.
 
 python -m ddp_trainer.snapshots ls DIR          list snapshots, newest first, then checkpoints of the program's own
 python -m ddp_trainer.snapshots verify DIR      verify checksums; exit code 1 if any does not match its manifest
 python -m ddp_trainer.snapshots export DIR      write the newest valid model as model.pt and model.safetensors
+python -m ddp_trainer.snapshots rm DIR --step N remove the snapshots of these steps; not while the job runs
 
-DIR is a checkpoint directory, such as /mnt/shared/checkpoints/digits. It is not changed. Only export needs torch.
+DIR is a checkpoint directory, such as /mnt/shared/checkpoints/digits. Only rm changes it, and only export needs torch.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import os
+import shutil
 import sys
 import time
 from collections.abc import Sequence
@@ -19,7 +22,7 @@ from typing import get_args
 
 from ddp_trainer.snapshots.trust.errors import SnapshotError
 from ddp_trainer.snapshots.trust.manifest import SnapshotInfo
-from ddp_trainer.snapshots.trust.names import Series, step_directory
+from ddp_trainer.snapshots.trust.names import CORRUPT, TEMPORARY, Series, step_directory
 from ddp_trainer.snapshots.trust.store import SnapshotStore
 
 
@@ -35,6 +38,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _ls(stores)
         if options.command == "verify":
             return _verify(stores, options.step)
+        if options.command == "rm":
+            return _remove(stores, options.step)
         return _export(stores[0], options.step, options.state, options.to)
     except (SnapshotError, OSError) as error:
         print(error, file=sys.stderr)
@@ -98,6 +103,31 @@ def _export(store: SnapshotStore, step: int | None, state: str, to: Path) -> int
     return 0
 
 
+def _remove(stores: Sequence[SnapshotStore], steps: Sequence[int]) -> int:
+    """Remove what there is of each of these steps, set aside or not, or nothing if one of them has nothing."""
+    found = {
+        step: [
+            path
+            for store in stores
+            for path in (store.path(step), store.path(step).with_name(f"{store.path(step).name}{CORRUPT}"))
+            if os.path.lexists(path)
+        ]
+        for step in steps
+    }
+    if missing := [step for step, paths in found.items() if not paths]:
+        raise SnapshotError(f"there is no snapshot of step {', '.join(map(str, missing))}; `ls` lists those there are")
+    for path in (path for paths in found.values() for path in paths):
+        # renamed first, to a name that the next writer clears away: half of it must not look like one that went bad
+        gone = path.with_name(f"{TEMPORARY}gone-{path.name}-{os.getpid()}")
+        path.rename(gone)
+        if gone.is_symlink():
+            gone.unlink()
+        else:
+            shutil.rmtree(gone)
+        print(f"{path.name}: removed")
+    return 0
+
+
 def _line(series: Series, info: SnapshotInfo) -> str:
     if info.problem is not None:
         return f"{series} {info.step:>10}  BAD  {info.path.name}: {info.problem}"
@@ -113,10 +143,17 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for name, text in (("ls", "list"), ("verify", "verify checksums"), ("export", "export the model")):
+    for name, text in (
+        ("ls", "list"),
+        ("verify", "verify checksums"),
+        ("export", "export the model"),
+        ("rm", "remove"),
+    ):
         command = commands.add_parser(name, help=text)
         command.add_argument("directory", type=Path, metavar="DIR")
-        if name != "ls":
+        if name == "rm":
+            command.add_argument("--step", type=int, action="append", required=True, help="of which; may be repeated")
+        elif name != "ls":
             command.add_argument(
                 "--step", type=int, help="this snapshot only; the default is all, or the newest valid one"
             )

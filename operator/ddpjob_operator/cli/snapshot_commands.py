@@ -1,0 +1,118 @@
+"""`ddpjob snapshots …`. The commands import their modules when they run, so that `--help` is fast."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ddpjob_operator.cli.parameters import Context, JobName, Namespace, refused
+
+app = typer.Typer(
+    name="snapshots",
+    no_args_is_help=True,
+    help="List, verify, export and remove the snapshots of a job, on a cluster or (--shared) in a folder.",
+)
+
+Shared = Annotated[
+    Path | None,
+    typer.Option(metavar="DIR", help="The folder that `ddpjob run` had as --shared, or where the volume is mounted."),
+]
+Image = Annotated[
+    str | None, typer.Option(help="Trainer image of the pod that reads the volume; by default that of the job.")
+]
+Step = Annotated[int | None, typer.Option(min=0, help="Only the snapshot of this step.")]
+
+
+@app.command()
+def ls(
+    name: JobName,
+    shared: Shared = None,
+    on_volume: Annotated[
+        bool, typer.Option("--on-volume", help="All that the volume has, which a short-lived pod reads.")
+    ] = False,
+    namespace: Namespace = None,
+    context: Context = None,
+    image: Image = None,
+) -> None:
+    """List snapshots, the newest first: of a job on a cluster those on record in its status.
+
+    Exit codes: 0 listed, also if there is none, 2 no such job or folder, or the cluster refused.
+    """
+    from ddpjob_operator.cli.on_cluster import Cluster
+    from ddpjob_operator.cli.snapshots import run_here, run_on_volume, show_record
+
+    if shared is not None:
+        raise typer.Exit(run_here(shared, name, "ls"))
+    cluster = Cluster(context, namespace)
+    raise typer.Exit(run_on_volume(cluster, name, "ls", (), image) if on_volume else show_record(cluster, name))
+
+
+@app.command()
+def verify(
+    name: JobName,
+    shared: Shared = None,
+    step: Step = None,
+    namespace: Namespace = None,
+    context: Context = None,
+    image: Image = None,
+) -> None:
+    """Read snapshots to the last byte and compare their checksums; on a cluster in a short-lived pod.
+
+    Exit codes: 0 all match, 1 one does not, 2 no such job or folder, or the cluster refused.
+    """
+    from ddpjob_operator.cli.on_cluster import Cluster
+    from ddpjob_operator.cli.snapshots import run_here, run_on_volume
+
+    options = () if step is None else ("--step", str(step))
+    if shared is not None:
+        raise typer.Exit(run_here(shared, name, "verify", options))
+    raise typer.Exit(run_on_volume(Cluster(context, namespace), name, "verify", options, image))
+
+
+@app.command()
+def export(
+    name: JobName,
+    shared: Shared = None,
+    step: Step = None,
+    state: Annotated[str, typer.Option(help="Which state to export.")] = "model",
+    to: Annotated[Path, typer.Option(metavar="DIR", help="Where to write model.pt and model.safetensors.")] = Path(),
+) -> None:
+    """Write the newest valid model of a folder as model.pt and model.safetensors. It needs torch.
+
+    Exit codes: 0 written, 1 no valid snapshot, or no such state, 2 no such folder.
+    """
+    from ddpjob_operator.cli.snapshots import run_here
+
+    if shared is None:
+        raise refused(
+            (
+                "--shared: name the folder with the snapshots; of a job on a cluster, the one where its volume is "
+                "mounted, such as /mnt/shared in one of its pods",
+            )
+        )
+    options = ("--state", state, "--to", str(to), *(() if step is None else ("--step", str(step))))
+    raise typer.Exit(run_here(shared, name, "export", options))
+
+
+@app.command()
+def rm(
+    name: JobName,
+    step: Annotated[list[int], typer.Option(min=0, help="The snapshots of this step; may be repeated.")],
+    shared: Shared = None,
+    namespace: Namespace = None,
+    context: Context = None,
+    image: Image = None,
+) -> None:
+    """Remove snapshots of a job that does not run. Without its newest ones, a job resumes from an older one.
+
+    Exit codes: 0 removed, 1 there is none of that step, 2 the job runs, no such job or folder, or the cluster refused.
+    """
+    from ddpjob_operator.cli.on_cluster import Cluster
+    from ddpjob_operator.cli.snapshots import run_here, run_on_volume
+
+    options = [text for number in step for text in ("--step", str(number))]
+    if shared is not None:
+        raise typer.Exit(run_here(shared, name, "rm", options, changes=True))
+    raise typer.Exit(run_on_volume(Cluster(context, namespace), name, "rm", options, image, changes=True))

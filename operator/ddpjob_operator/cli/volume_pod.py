@@ -1,0 +1,76 @@
+"""A short-lived pod that looks at a job's volume: made, read to its end, and deleted, whatever happens meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from typing import Any
+
+from ddpjob_operator.cluster import paths
+from ddpjob_operator.core.values.observed import PodPhase
+from ddpjob_operator.follow.table import printable, visible
+from ddpjob_operator.runtime.client import Client, Json
+from ddpjob_operator.runtime.errors import ApiError
+from ddpjob_operator.wire.pods import parse_pod
+
+SECONDS_BETWEEN_LOOKS = 1.0
+SECONDS_TO_START = 180.0
+
+
+async def run_pod(client: Client, namespace: str, manifest: Json) -> int:
+    """Print what the pod prints; its exit code.
+
+    Raises:
+        ApiError: it could not be made, did not start within three minutes, or was deleted meanwhile.
+    """
+    made = await client.create(paths.pods(namespace), "pods", manifest)
+    path = f"{paths.pods(namespace)}/{made['metadata']['name']}"
+    try:
+        await _started(client, path)
+        async for line in client.lines(f"{path}/log", follow="true"):
+            print(visible(line), flush=True)
+        return await _exit_code(client, path)
+    finally:
+        await _deleted(client, path)
+
+
+async def _started(client: Client, path: str) -> None:
+    """Wait until its log can be read, and say what it waits for."""
+    clock = asyncio.get_running_loop().time
+    latest, said = clock() + SECONDS_TO_START, ""
+    while True:
+        found = parse_pod(await client.get(path, "pods"))
+        if found.phase is not PodPhase.PENDING:
+            return
+        waits = printable(f"{found.reason}: {found.message}" if found.message else found.reason) or "no node yet"
+        if clock() > latest:
+            problem = f"pod {found.name} has not started within {SECONDS_TO_START:.0f} s: {waits}"
+            raise ApiError(0, "NotStarted", f"{problem}; free the nodes or the claim that it waits for, and try again")
+        if waits != said:
+            said = waits
+            print(f"waiting for pod {found.name}: {waits}", file=sys.stderr, flush=True)
+        await asyncio.sleep(SECONDS_BETWEEN_LOOKS)
+
+
+async def _exit_code(client: Client, path: str) -> int:
+    """The log ends a moment before the status says how."""
+    while True:
+        status: dict[str, Any] = (await client.get(path, "pods")).get("status") or {}
+        for container in status.get("containerStatuses") or ():
+            ended = (container.get("state") or {}).get("terminated")
+            if ended is not None:
+                return int(ended.get("exitCode") or 0)
+        if status.get("phase") == PodPhase.FAILED:  # evicted, or past its deadline
+            why = printable(f"{status.get('reason') or 'it failed'}: {status.get('message') or 'no message'}")
+            raise ApiError(0, "Failed", f"the pod that reads the volume was stopped: {why}; try again")
+        await asyncio.sleep(SECONDS_BETWEEN_LOOKS)
+
+
+async def _deleted(client: Client, path: str) -> None:
+    options = {"apiVersion": "v1", "kind": "DeleteOptions", "gracePeriodSeconds": 0}
+    try:
+        await client.delete(path, "pods", options)
+    except ApiError as error:
+        if not error.not_found:
+            name = path.rpartition("/")[2]
+            print(f"pod {name} could not be deleted: {error.message}; kubectl delete pod {name}", file=sys.stderr)

@@ -1,0 +1,73 @@
+"""The pod that `ddpjob snapshots` starts to look at a job's volume, and deletes when it has the answer.
+
+It is no part of the gang: it has neither the labels nor the controller by which the operator knows its pods. The job
+owns it, so that it goes with the job if the command could not delete it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ddpjob_operator.api import API_VERSION, KIND
+from ddpjob_operator.core.manifests.merge import merge
+from ddpjob_operator.core.manifests.pod_environment import SHARED_PATH
+from ddpjob_operator.core.manifests.pods import restricted_container, restricted_context, shared_volume
+from ddpjob_operator.core.values.job import Job, Manifest
+from ddpjob_operator.core.values.names import LABEL_ROLE, dns_label
+
+CONTAINER = "snapshots"
+ROLE = "snapshots"
+GRACE_SECONDS = 5
+_FROM_TEMPLATE = ("nodeSelector", "tolerations", "imagePullSecrets", "securityContext")
+"""What it takes from the podTemplate: without it, it could not read the volume, or not pull the image."""
+_RESOURCES = {"requests": {"cpu": "100m", "memory": "256Mi"}, "limits": {"cpu": "1", "memory": "1Gi"}}
+"""Files are read in pieces. Namespaces with a quota refuse pods that name none."""
+
+
+def build_snapshot_pod(job: Job, image: str, arguments: Sequence[str], *, seconds: int, writes: bool) -> Manifest:
+    """Runs `python -m ddp_trainer.snapshots` in `image` for at most so many seconds, with the volume of `job`
+    mounted read-only unless it `writes`.
+    """
+    template = job.spec.pod_template
+    given = (template.spec if template else None) or {}
+    spec: Manifest = {
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "restartPolicy": "Never",
+        "activeDeadlineSeconds": seconds,
+        "terminationGracePeriodSeconds": GRACE_SECONDS,
+        "securityContext": restricted_context(),
+    }
+    spec = merge(spec, {name: given[name] for name in _FROM_TEMPLATE if name in given})
+    container: Manifest = {
+        "name": CONTAINER,
+        "image": image,
+        "command": ["python", "-m", "ddp_trainer.snapshots"],
+        "args": list(arguments),
+        "env": [{"name": "HOME", "value": "/tmp"}],  # noqa: S108 - a mount of the pod
+        "resources": _RESOURCES,
+        "securityContext": restricted_container(),
+        "volumeMounts": [
+            {"name": "shared", "mountPath": SHARED_PATH, "readOnly": not writes},
+            {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108
+        ],
+    }
+    owner = {
+        "apiVersion": API_VERSION,
+        "kind": KIND,
+        "name": job.name,
+        "uid": job.uid,
+        "controller": False,
+        "blockOwnerDeletion": False,
+    }
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "generateName": f"{dns_label(job.name, 63 - len('-snapshots-12345'))}-snapshots-",
+            "namespace": job.namespace,
+            "labels": {LABEL_ROLE: ROLE},
+            "ownerReferences": [owner],
+        },
+        "spec": spec | {"containers": [container], "volumes": [shared_volume(job), {"name": "tmp", "emptyDir": {}}]},
+    }
