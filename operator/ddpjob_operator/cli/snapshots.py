@@ -24,8 +24,6 @@ from ddpjob_operator.wire.jobs import InvalidJob, parse_job, parse_status
 from ddpjob_operator.wire.pods import parse_pod
 
 _CHECKPOINTS = "/mnt/shared/checkpoints"
-_LONGEST_SECONDS = 6 * 3600
-"""After which a pod is stopped that the command has not deleted: terabytes can be read in that time."""
 
 
 def run_here(shared: Path, name: str, command: str, options: Sequence[str] = (), *, changes: bool = False) -> int:
@@ -78,7 +76,7 @@ def run_on_volume(
                 0, "NoImage", f"{name} has no spec.image and no pod any more; name the trainer's with --image"
             )
         arguments = (command, f"{_CHECKPOINTS}/{name}", *options)
-        manifest = build_snapshot_pod(job, used, arguments, seconds=_LONGEST_SECONDS, writes=changes)
+        manifest = build_snapshot_pod(job, used, arguments, writes=changes)
         return await run_pod(client, namespace, manifest)
 
     return asked(cluster, ask)

@@ -17,6 +17,8 @@ from ddpjob_operator.core.values.names import LABEL_ROLE, dns_label
 
 CONTAINER = "snapshots"
 ROLE = "snapshots"
+LONGEST_SECONDS = 6 * 3600
+"""After which it is stopped if the command has not deleted it: terabytes can be read in that time."""
 GRACE_SECONDS = 5
 _FROM_TEMPLATE = ("nodeSelector", "tolerations", "imagePullSecrets", "securityContext")
 """What it takes from the podTemplate: without it, it could not read the volume, or not pull the image."""
@@ -24,17 +26,15 @@ _RESOURCES = {"requests": {"cpu": "100m", "memory": "256Mi"}, "limits": {"cpu": 
 """Files are read in pieces. Namespaces with a quota refuse pods that name none."""
 
 
-def build_snapshot_pod(job: Job, image: str, arguments: Sequence[str], *, seconds: int, writes: bool) -> Manifest:
-    """Runs `python -m ddp_trainer.snapshots` in `image` for at most so many seconds, with the volume of `job`
-    mounted read-only unless it `writes`.
-    """
+def build_snapshot_pod(job: Job, image: str, arguments: Sequence[str], *, writes: bool) -> Manifest:
+    """Runs `python -m ddp_trainer.snapshots` in `image`; unless it `writes`, the volume of `job` is read-only in it."""
     template = job.spec.pod_template
     given = (template.spec if template else None) or {}
     spec: Manifest = {
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
         "restartPolicy": "Never",
-        "activeDeadlineSeconds": seconds,
+        "activeDeadlineSeconds": LONGEST_SECONDS,
         "terminationGracePeriodSeconds": GRACE_SECONDS,
         "securityContext": restricted_context(),
     }

@@ -10,13 +10,13 @@ from builders import make_job
 
 from ddpjob_operator.cluster.cache import owner_of
 from ddpjob_operator.core.manifests.pod_security import pod_security_violations
-from ddpjob_operator.core.manifests.snapshot_pod import build_snapshot_pod
+from ddpjob_operator.core.manifests.snapshot_pod import LONGEST_SECONDS, build_snapshot_pod
 from ddpjob_operator.core.values.job import Manifest, PodSecurity
 
 
 def pod(writes: bool = False, **spec: Any) -> Manifest:
     arguments = ("verify", "/mnt/shared/checkpoints/digits")
-    return build_snapshot_pod(make_job(**spec), "trainer:1", arguments, seconds=60, writes=writes)
+    return build_snapshot_pod(make_job(**spec), "trainer:1", arguments, writes=writes)
 
 
 @pytest.mark.parametrize("version", ["1.25", kubernetes_validate.latest_version()])
@@ -24,7 +24,7 @@ def test_it_is_a_pod_of_the_restricted_profile_that_ends_by_itself(version: str)
     made = pod()
     kubernetes_validate.validate(made, version, strict=True)
     assert list(pod_security_violations(made, PodSecurity.RESTRICTED)) == []
-    assert made["spec"]["activeDeadlineSeconds"] == 60
+    assert made["spec"]["activeDeadlineSeconds"] == LONGEST_SECONDS
     assert made["spec"]["automountServiceAccountToken"] is False
 
 
