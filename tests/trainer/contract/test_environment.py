@@ -128,6 +128,15 @@ def test_a_place_in_another_attempt_takes_the_place_of_the_variables_for_torchru
     assert [env[f"DDPJOB_{name}"] for name in ("ATTEMPT", "NODE_RANK", "NODES")] == ["4", "0", "3"]
 
 
+def test_packages_of_the_code_come_before_what_the_image_has_in_its_python_path():
+    pod = replace(parse_pod(GOOD), site_packages=Path("/mnt/shared/envs/k/lib"))
+    assert torchrun_environment(pod, {"PYTHONPATH": "/opt/a:/opt/b"}, cpus=1)["PYTHONPATH"] == (
+        "/mnt/shared/envs/k/lib:/opt/a:/opt/b"
+    )
+    assert torchrun_environment(pod, {}, cpus=1)["PYTHONPATH"] == "/mnt/shared/envs/k/lib"
+    assert "PYTHONPATH" not in torchrun_environment(parse_pod(GOOD), {}, cpus=1)
+
+
 def test_ipv6_addresses_are_bracketed():
     arguments = torchrun_arguments(parse_pod(GOOD | {"DDPJOB_RDZV_HOST": "fd00::7"}), Target("module", "m", ()))
     assert "--rdzv-endpoint=[fd00::7]:29500" in arguments

@@ -39,7 +39,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _report_start_failure(*failure, pod, pod.termination_log)
     try:
         run_dir.forget_port(pod.run_dir)
-        first = None if pod.node_rank is None else start_attempt(pod, target, start_time)
+        waits = pod.node_rank is None or (pod.code is not None and pod.code.requirements is not None)
+        first = None if waits else start_attempt(pod, target, start_time)
     except CannotStart as error:
         return _report_start_failure(EXIT_FAILED, error.reason, str(error), pod, pod.termination_log)
     processes.adopt_orphans()

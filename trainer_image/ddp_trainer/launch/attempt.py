@@ -82,7 +82,7 @@ def start_attempt(
 
 def _release(prepared: PreparedTorchrun, pod: PodEnvironment, arguments: Sequence[str]) -> int | None:
     """Its pid once it has its orders; None if it is gone."""
-    run_dir.write_agent_orders(pod.run_dir, arguments, place_variables(pod))
+    run_dir.write_agent_orders(pod.run_dir, arguments, place_variables(pod, os.environ))
     try:
         os.write(prepared.pipe, b"\n")
     except BrokenPipeError:

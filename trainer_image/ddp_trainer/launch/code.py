@@ -9,7 +9,6 @@ people may write to the volume.
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import os
 import stat
@@ -21,7 +20,7 @@ from ddp_trainer.contract.environment import PodEnvironment, SubmittedCode
 from ddp_trainer.contract.json_files import FULL
 from ddp_trainer.launch.code_archive import Listing, read_archives
 from ddp_trainer.launch.exit.report import log
-from ddp_trainer.launch.leftovers import beside, remove, remove_leftovers
+from ddp_trainer.launch.leftovers import beside, put_in_place, remove, remove_leftovers
 from ddp_trainer.launch.work_links import link_code
 
 _CHUNK_BYTES: Final = 1 << 20
@@ -58,7 +57,7 @@ def unpack(code: SubmittedCode, folder: Path) -> Listing:
     part.mkdir()
     try:
         listing = read_archives(code, lambda path, mode, content: _write(content, part / path, mode))
-        _take_place(part, tree, listing)
+        put_in_place(part, tree, lambda: difference(tree, listing) is None)
     finally:
         remove(part)
     log(f"code {code.sha256[:12]}: unpacked {len(listing)} files in {time.monotonic() - began:.1f} s")
@@ -109,22 +108,3 @@ def _hash(content: IO[bytes], into: IO[bytes] | None = None) -> str:
         if into is not None:
             into.write(chunk)
     return sha256.hexdigest()
-
-
-def _take_place(part: Path, tree: Path, listing: Listing) -> None:
-    """Rename `part` to `tree`, unless another pod has put the same there meanwhile."""
-    while True:
-        try:
-            part.rename(tree)
-            return
-        except OSError as error:
-            if error.errno not in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR):
-                raise
-        if difference(tree, listing) is None:
-            return
-        damaged = beside(tree)
-        try:
-            tree.rename(damaged)
-        except FileNotFoundError:
-            continue  # another pod was faster
-        remove(damaged)

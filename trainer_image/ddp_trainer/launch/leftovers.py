@@ -5,8 +5,10 @@ Such names begin with a dot. A process that is killed leaves its own behind, and
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -35,3 +37,22 @@ def remove_leftovers(folder: Path, now: float) -> None:
             continue  # another pod was faster
         if old:
             remove(path)
+
+
+def put_in_place(part: Path, path: Path, is_whole: Callable[[], bool]) -> None:
+    """Rename the folder `part` to `path`, unless another pod has put the same there, which `is_whole` says."""
+    while True:
+        try:
+            part.rename(path)
+            return
+        except OSError as error:
+            if error.errno not in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR):
+                raise
+        if is_whole():
+            return
+        damaged = beside(path)
+        try:
+            path.rename(damaged)
+        except FileNotFoundError:
+            continue  # another pod was faster
+        remove(damaged)

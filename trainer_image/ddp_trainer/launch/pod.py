@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from ddp_trainer.contract import processes
 from ddp_trainer.contract.environment import Assignment, PodEnvironment, Target
-from ddp_trainer.contract.exit_codes import EXIT_FAILED, EXIT_OK, EXIT_PREEMPTED
+from ddp_trainer.contract.exit_codes import EXIT_FAILED, EXIT_OK, EXIT_PREEMPTED, EXIT_USER, UserError
 from ddp_trainer.launch.assignment import LOOK_SECONDS, AssignmentWatch
 from ddp_trainer.launch.attempt import Attempt, CannotStart, PreparedTorchrun, prepare_torchrun, start_attempt
 from ddp_trainer.launch.exit.report import log, report_exit, report_start_failure, termination_record
@@ -33,6 +33,7 @@ CONSEQUENCES: Final = frozenset({"PeerLost", "RendezvousFailed"})
 
 SPARE: Final = "spare"
 WAITING: Final = "waiting"
+REQUIREMENTS: Final = "requirements"
 
 
 class AfterAttempt(Enum):
@@ -81,7 +82,8 @@ class _View:
 class Pod:
     """One pod to its end; `run` is called once.
 
-    `first` is the attempt that has started already, None for a spare; `start_time`, in epoch seconds, the pod's start.
+    `first` is the attempt that has started already, None for a spare and where packages have to be installed before;
+    `start_time`, in epoch seconds, the pod's start.
     """
 
     def __init__(
@@ -98,7 +100,7 @@ class Pod:
     def run(self) -> int:
         """Run attempts until none can follow; the exit code of docs/contracts.md section 3."""
         threading.Thread(target=self._serve, name="status", daemon=True).start()
-        next_place = self._as_spare() if self._first is None else self._run_attempt(self._first)
+        next_place = self._begin() if self._first is None else self._run_attempt(self._first)
         while isinstance(next_place, Assignment):
             next_place = self._start_in(next_place)
         return next_place
@@ -107,13 +109,54 @@ class Pod:
         """Run the attempt of this assignment: the next assignment, or the exit code."""
         log(f"this pod goes on as {place}")
         self._pod = self._pod.placed(place)
-        if place.node_rank is None:
+        return self._begin()
+
+    def _begin(self) -> Assignment | int:
+        """The same in the place that this pod has."""
+        if self._pod.node_rank is None:
             return self._as_spare()
+        if self._pod.code is not None and self._pod.code.requirements is not None and self._pod.site_packages is None:
+            instead = self._have_packages(self._pod.code.requirements)
+            if instead is not None:
+                return instead
         prepared, self._prepared, self._tried = self._prepared, None, False
         try:
             return self._run_attempt(start_attempt(self._pod, self._target, prepared=prepared))
         except CannotStart as error:
             return report_start_failure(EXIT_FAILED, error.reason, str(error), self._pod, self._pod.termination_log)
+
+    def _have_packages(self, requirements: str) -> Assignment | int | None:
+        """Have them installed, by node rank 0 for all. What follows instead of the attempt, if it cannot begin."""
+        from ddp_trainer.launch.code import volume_failure
+        from ddp_trainer.launch.requirements import Interrupted, packages
+
+        self._view = _View(self._pod, time.time(), idle=REQUIREMENTS)
+        path = self._pod.termination_log
+        while self._pod.site_packages is None:
+            try:
+                self._pod = replace(self._pod, site_packages=packages(self._pod, self._pause))
+            except UserError as error:
+                return report_start_failure(EXIT_USER, "UserError", str(error), self._pod, path)
+            except OSError as error:
+                reason, text = volume_failure(f"{requirements} could not be installed on the volume", error)
+                return report_start_failure(EXIT_FAILED, reason, text, self._pod, path)
+            except Interrupted:
+                pass
+            if self._stop.requested_at is not None:
+                text = f"stopped by SIGTERM before {requirements} was installed and any rank had started"
+                return report_start_failure(EXIT_PREEMPTED, "Preempted", text, self._pod, path)
+            place = self._look()
+            if place is not None and place.attempt > self._pod.attempt:
+                return place  # another node was lost meanwhile
+        return None
+
+    def _pause(self, seconds: float) -> bool:
+        """Wait. Whether to go on installing: node rank 0 does so for all attempts."""
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._stop, selectors.EVENT_READ)
+            if selector.select(seconds):
+                self._stop.clear()
+        return self._stop.requested_at is None and (self._pod.node_rank == 0 or not self._is_superseded())
 
     def _run_attempt(self, attempt: Attempt) -> Assignment | int:
         supervisor = Supervisor(attempt, self._stop, None if self._watch is None else self._is_superseded)

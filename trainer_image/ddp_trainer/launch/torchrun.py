@@ -43,7 +43,7 @@ def torchrun_arguments(pod: PodEnvironment, target: Target) -> list[str]:
 
 def torchrun_environment(pod: PodEnvironment, inherited: Mapping[str, str], cpus: int) -> dict[str, str]:
     """Everything that was set, plus what the ranks need; `cpus` is how many this pod may use."""
-    env = {**inherited, **place_variables(pod)}
+    env = {**inherited, **place_variables(pod, inherited)}
     env["TORCHELASTIC_ERROR_FILE"] = str(pod.run_dir / "torchrun" / "error.json")
     env["DDPJOB_LAUNCHER_PID"] = str(os.getpid())
     env.setdefault("OMP_NUM_THREADS", str(max(1, cpus // pod.procs_per_node)))
@@ -52,10 +52,14 @@ def torchrun_environment(pod: PodEnvironment, inherited: Mapping[str, str], cpus
     return env
 
 
-def place_variables(pod: PodEnvironment) -> dict[str, str]:
-    """The pod's place of now, which may have been another when the pod was made."""
+def place_variables(pod: PodEnvironment, inherited: Mapping[str, str]) -> dict[str, str]:
+    """The pod's place of now, which may have been another when the pod was made, and packages installed since."""
     place = {"ATTEMPT": pod.attempt, "NODE_RANK": pod.node_rank, "NODES": pod.nodes}
-    return {f"DDPJOB_{name}": str(value) for name, value in place.items()}
+    variables = {f"DDPJOB_{name}": str(value) for name, value in place.items()}
+    if pod.site_packages is not None:
+        others = [path for path in (inherited.get("PYTHONPATH"),) if path]
+        variables["PYTHONPATH"] = os.pathsep.join([str(pod.site_packages), *others])
+    return variables
 
 
 def usable_cpus(cgroup: Path = Path("/sys/fs/cgroup")) -> int:

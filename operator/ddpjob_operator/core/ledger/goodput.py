@@ -36,6 +36,7 @@ ACTIVITIES = (
 )
 
 _OF_PHASE = {
+    "requirements": "initializing",
     "init": "rendezvous",
     "script": "unknown",
     "rendezvous": "rendezvous",

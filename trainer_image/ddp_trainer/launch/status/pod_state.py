@@ -24,7 +24,8 @@ class PodState:
     ranks: Sequence[Mapping[str, Any]]
     heartbeats: Sequence[RankHeartbeat]
     idle: str | None = None
-    """`spare` or `waiting` where no rank runs, because the pod has no node rank or its attempt is over."""
+    """`spare`, `waiting` or `requirements` where no rank runs: the pod has no node rank, its attempt is over, or what
+    the code requires is not installed yet."""
 
     ended: Mapping[str, Any] | None = None
     """The termination message of the attempt that is over."""

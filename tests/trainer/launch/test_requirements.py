@@ -1,0 +1,269 @@
+"""Packages that submitted code requires: one environment for each set of them, made by node rank 0."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import importlib.metadata
+import importlib.util
+import json
+import re
+import textwrap
+import threading
+import time
+import zipfile
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tests.support.waiting import eventually
+from tests.trainer.launch.submitted import submitted
+
+from ddp_trainer.contract.environment import PodEnvironment, SubmittedCode
+from ddp_trainer.contract.exit_codes import EXIT_PREEMPTED, EXIT_USER, UserError
+from ddp_trainer.launch import requirements
+from ddp_trainer.launch.code import put_code
+from ddp_trainer.launch.requirements import (
+    Interrupted,
+    environment_key,
+    is_ready,
+    packages,
+    pip_command,
+    pip_errors,
+    read_requirements,
+    site_packages,
+)
+
+
+def wheel(folder: Path, name: str = "greeting", requires: str = "torch") -> str:
+    """A wheel of one module; its SHA-256."""
+    folder.mkdir(exist_ok=True)
+    path = folder / f"{name}-1.0-py3-none-any.whl"
+    info = f"{name}-1.0.dist-info"
+    files = {
+        f"{name}.py": f"TEXT = 'hello from {name}'\n",
+        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\nRequires-Dist: {requires}\n",
+        f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    }
+    record = f"{info}/RECORD"
+    lines = [
+        f"{file},sha256={base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()).decode().rstrip('=')},{len(text)}"
+        for file, text in files.items()
+    ]
+    with zipfile.ZipFile(path, "w") as archive:
+        for file, text in (files | {record: "\n".join([*lines, f"{record},,", ""])}).items():
+            archive.writestr(file, text)
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+@pytest.fixture
+def required(pod: PodEnvironment, tmp_path: Path) -> Callable[..., PodEnvironment]:
+    """Node rank 0 of two, with code that has these files."""
+
+    def with_code(text: str, **files: str) -> PodEnvironment:
+        shared = tmp_path / "shared"
+        code = submitted(tmp_path / "archives", {"requirements.txt": text, **files}, "requirements.txt")
+        placed = replace(pod, code=code, shared=shared)
+        put_code(placed)
+        return placed
+
+    return with_code
+
+
+def go_on(seconds: float) -> bool:
+    time.sleep(min(seconds, 0.05))
+    return True
+
+
+@pytest.mark.processes
+def test_node_rank_0_installs_once_for_all_beside_what_the_image_has(required, tmp_path, monkeypatch, capfd) -> None:
+    sha256 = wheel(tmp_path / "wheels")
+    torch = importlib.metadata.version("torch")
+    first = required(f"--no-index\n--find-links {tmp_path}/wheels\ngreeting==1.0 --hash=sha256:{sha256}\n")
+    found: list[Path | None] = []
+    waiting = threading.Thread(target=lambda: found.append(packages(replace(first, node_rank=1), go_on)))
+    monkeypatch.setattr(requirements, "SAY_SECONDS", 0.0)
+    waiting.start()
+    folder = packages(first, go_on)
+    waiting.join()
+    assert found == [folder]
+    assert folder is not None
+    assert (folder / "greeting.py").exists()
+    assert not (folder / "torch").exists()
+    (env,) = (first.shared / "envs").iterdir()
+    made = json.loads((env / "ddpjob.json").read_text())
+    assert (made["installed"], made["pinned"]["torch"]) == ({"greeting": "1.0"}, torch)
+    said = capfd.readouterr()
+    assert f"still waiting for node rank 0 to install requirements.txt as envs/{env.name}" in said.err
+    assert "Successfully installed greeting-1.0" in said.err
+    assert packages(first, go_on) == folder
+    assert "installed already" in capfd.readouterr().err
+
+
+@pytest.mark.processes
+def test_requirements_that_contradict_the_image_are_one_error_with_the_words_of_pip(required, tmp_path) -> None:
+    wheel(tmp_path / "wheels", requires="torch<1")
+    says = (
+        r"requirements.txt cannot be installed: greeting 1.0 depends on torch<1 \| .*torch.*==.*; correct it and submit"
+    )
+    with pytest.raises(UserError, match=says):
+        packages(required(f"--no-index\n--find-links {tmp_path}/wheels\ngreeting\n"), go_on)
+    assert list((tmp_path / "shared/envs").iterdir()) == []
+
+
+@pytest.mark.processes
+def test_sigterm_ends_an_installation(required, monkeypatch, tmp_path) -> None:
+    monkeypatch.setattr(requirements, "pip_command", lambda _: ["sh", "-c", "sleep 600"])
+    monkeypatch.setattr(requirements, "_make_environment", lambda folder: folder.mkdir())
+    with pytest.raises(Interrupted):
+        packages(required("greeting"), lambda seconds: False)
+    assert list((tmp_path / "shared/envs").iterdir()) == []
+
+
+def test_the_wait_for_node_rank_0_ends_when_there_is_no_point_in_it(required) -> None:
+    with pytest.raises(Interrupted):
+        packages(replace(required("greeting"), node_rank=1), lambda seconds: False)
+
+
+def test_an_environment_without_its_marker_is_not_used(tmp_path: Path) -> None:
+    site_packages(tmp_path / "envs/key").mkdir(parents=True)
+    assert not is_ready(tmp_path / "envs/key")
+    assert not is_ready(tmp_path / "none/key")
+
+
+def test_code_without_requirements_needs_no_environment(pod: PodEnvironment) -> None:
+    assert packages(pod, go_on) is None
+
+
+def test_a_requirements_file_that_the_code_does_not_have_is_named(required) -> None:
+    pod = required("greeting")
+    with pytest.raises(UserError, match=r"has no other\.txt"):
+        packages(replace(pod, code=replace(pod.code, requirements="other.txt")), go_on)
+
+
+def key(folder: Path, **files: str) -> str:
+    folder.mkdir()
+    for name, text in files.items():
+        path = folder / name.replace("__", "/")
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+    return environment_key(
+        read_requirements(folder, "r"), hashlib.sha256(repr(files).encode()).hexdigest(), "2.9.1+cpu"
+    )
+
+
+@pytest.mark.parametrize(
+    ("files", "changed", "same"),
+    [
+        pytest.param({"r": "a"}, {"r": "a", "train.py": "1"}, True, id="other code"),
+        pytest.param({"r": "a"}, {"r": "b"}, False, id="other requirements"),
+        pytest.param({"r": "-r d/b", "d__b": "b"}, {"r": "-r d/b", "d__b": "c"}, False, id="an included file"),
+        pytest.param(
+            {"r": "-r d/a", "d__a": "-c c", "d__c": "x<1"}, {"r": "-r d/a", "d__a": "-c c", "d__c": "x<2"}, False,
+            id="constraints of an included file",
+        ),
+        pytest.param({"r": "-r r"}, {"r": "-r r"}, True, id="a file that includes itself"),
+        pytest.param({"r": "./p", "p__x": "1"}, {"r": "./p", "p__x": "2"}, False, id="a package of the folder"),
+        pytest.param({"r": "-e p[x]", "p__x": "1"}, {"r": "-e p[x]", "p__x": "2"}, False, id="an editable one"),
+        pytest.param(
+            {"r": "--find-links=w", "w__x": "1"}, {"r": "--find-links=w", "w__x": "2"}, False, id="wheels of the folder"
+        ),
+        pytest.param({"r": "a # see p", "p__x": "1"}, {"r": "a # see p", "p__x": "2"}, True, id="a comment"),
+    ],
+)  # fmt: skip
+def test_an_environment_serves_all_code_with_the_same_requirements(tmp_path, files, changed, same) -> None:
+    assert (key(tmp_path / "a", **files) == key(tmp_path / "b", **changed)) == same
+
+
+def test_an_environment_is_of_one_torch_and_one_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "r").write_text("a")
+    source = read_requirements(tmp_path, "r")
+    keys = {environment_key(source, "0" * 64, version) for version in ("2.9.1", "2.9.1+cpu", None)}
+    monkeypatch.setattr("platform.python_version", lambda: "3.99.0")
+    keys.add(environment_key(source, "0" * 64, None))
+    assert len(keys) == 4
+
+
+@pytest.mark.parametrize(
+    ("lines", "says"),
+    [
+        (["Collecting x", "WARNING: old", "ERROR: A", "ERROR: B", "[notice] new pip"], "A | B"),
+        (["Traceback", "  deep", "OSError: no", ""], "Traceback | deep | OSError: no"),
+        (["ERROR: A", "The conflict is caused by:", "    x 1 wants y<1", "    you want y>1", "", "To fix"],
+         "x 1 wants y<1 | you want y>1"),
+        ([], "pip printed nothing"),
+    ],
+)  # fmt: skip
+def test_the_error_lines_of_pip_are_what_is_reported(lines: list[str], says: str) -> None:
+    assert pip_errors(lines) == says
+
+
+def test_pip_is_the_images_or_the_one_that_python_brings(monkeypatch: pytest.MonkeyPatch) -> None:
+    python = Path("/env/bin/python")
+    assert pip_command(python)[1:] == ["-P", "-m", "pip", "--python", "/env/bin/python"]
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "pip" else find(name))
+    interpreter, pip = pip_command(python)
+    assert interpreter == str(python)
+    assert zipfile.is_zipfile(Path(pip).parent)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(UserError, match=r"no pip.*image of your own.*spec\.image"):
+        pip_command(python)
+
+
+USES_ITS_PACKAGE = """
+    import os, sys
+    from pathlib import Path
+    import greeting
+    Path("result.txt").write_text(f"{greeting.TEXT} {greeting.__file__} {os.environ['DDPJOB_ATTEMPT']}")
+"""
+
+
+def variables(code: SubmittedCode) -> dict[str, str]:
+    return {
+        "DDPJOB_CODE_DIR": str(code.archives),
+        "DDPJOB_CODE_SHA256": code.sha256,
+        "DDPJOB_CODE_REQUIREMENTS": code.requirements or "",
+    }
+
+
+def test_a_pod_that_waits_for_packages_installs_them_once_it_is_node_rank_0(tmp_path, start_pod, place) -> None:
+    """It waits as node rank 1, is a spare in the next attempt, and in the last one the first node."""
+    wheel(tmp_path / "wheels")
+    files = {"requirements.txt": f"--no-index\n--find-links {tmp_path}/wheels\ngreeting\n"}
+    code = submitted(tmp_path / "archives", files | {"train.py": textwrap.dedent(USES_ITS_PACKAGE)}, "requirements.txt")
+    folder = place(tmp_path / "assignment", attempt=0, node_rank=1, nodes=2)
+    pod = start_pod("", argv=["--script", "train.py"], DDPJOB_ASSIGNMENT_DIR=str(folder), **variables(code))
+    pod.wait_for("waiting for node rank 0 to install requirements.txt")
+    assert (pod.status()["phase"], pod.status()["ranks"]) == ("requirements", [])
+    place(folder, attempt=1, node_rank="none", nodes=1)
+    eventually(lambda: pod.status()["phase"] == "spare", "a spare")
+    assert not (pod.shared / "envs").exists()
+    place(folder, attempt=2, node_rank=0, nodes=1)
+    assert pod.wait() == 0, pod.log
+    (env,) = (pod.shared / "envs").iterdir()
+    expected = f"hello from greeting {site_packages(env)}/greeting.py 2"
+    assert (pod.shared / "work/digits/result.txt").read_text() == expected
+    assert "installing requirements.txt (3 lines)" in pod.log
+
+
+def test_requirements_that_cannot_be_installed_fail_the_job_before_torchrun_starts(tmp_path, start_pod) -> None:
+    code = submitted(tmp_path / "archives", {"r.txt": "--no-index\nno-such-package-at-all\n", "train.py": ""}, "r.txt")
+    pod = start_pod("", argv=["--script", "train.py"], **variables(code))
+    assert pod.wait() == EXIT_USER
+    assert pod.message["reason"] == "UserError"
+    says = (
+        "r.txt cannot be installed: .*No matching distribution found for no-such-package-at-all; correct it and submit"
+    )
+    assert re.search(says, pod.message["message"])
+
+
+def test_sigterm_while_packages_are_awaited_ends_the_pod_as_preempted(tmp_path, start_pod) -> None:
+    code = submitted(tmp_path / "archives", {"r.txt": "greeting", "train.py": ""}, "r.txt")
+    places = {"DDPJOB_NODE_RANK": "1", "DDPJOB_NODES": "2"}
+    pod = start_pod("", argv=["--script", "train.py"], **places, **variables(code))
+    pod.wait_for("waiting for node rank 0")
+    pod.process.terminate()
+    assert pod.wait() == EXIT_PREEMPTED
+    assert pod.message["message"] == "stopped by SIGTERM before r.txt was installed and any rank had started"

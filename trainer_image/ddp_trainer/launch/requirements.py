@@ -1,0 +1,278 @@
+"""Packages that the submitted code requires: one environment on the volume for each set of them, `envs/<key>/`.
+
+The launcher of node rank 0 makes it with pip before its ranks start, the others wait for it, and later attempts and
+jobs with the same requirements find it. What the image has is not installed again, and torch, whose builds differ in
+more than their version, stays the image's.
+
+Only the `site-packages` of the environment are used, through PYTHONPATH. It is made under another name and renamed,
+which its scripts in `bin` would not survive, nor would `.pth` files have an effect.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import importlib.metadata
+import importlib.util
+import json
+import os
+import platform
+import re
+import signal
+import subprocess
+import sys
+import sysconfig
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from itertools import takewhile
+from pathlib import Path
+from typing import IO, Final, NamedTuple
+
+from ddp_trainer.contract.environment import PodEnvironment
+from ddp_trainer.contract.exit_codes import UserError
+from ddp_trainer.contract.json_files import read_json, write_json
+from ddp_trainer.contract.messages import no_space
+from ddp_trainer.launch.exit.report import log
+from ddp_trainer.launch.leftovers import beside, put_in_place, remove, remove_leftovers
+
+POLL_SECONDS: Final = 0.5
+SAY_SECONDS: Final = 30.0
+RELAY_SECONDS: Final = 5.0
+"""How long a process that pip has left may keep its output open."""
+MARKER: Final = "ddpjob.json"
+VERSION: Final = 1
+
+_PINNED: Final = ("torch", "numpy")
+"""Packages of the image that are never replaced: the others of the image are built for these."""
+_KEPT_LINES: Final = 200
+_SHOWN_ERRORS: Final = 3
+_CONFLICT: Final = "The conflict is caused by:"
+_OTHER_FILE: Final = re.compile(r"(?:-r|--requirement|-c|--constraint)[\s=]*(\S+)")
+
+Pause = Callable[[float], bool]
+"""Waits so many seconds; False if there is no point in going on."""
+
+
+class Interrupted(Exception):
+    """SIGTERM came, or a later attempt began."""
+
+
+class Source(NamedTuple):
+    """What is to be installed: all requirements files by path, and whether they name other things in the folder."""
+
+    files: Mapping[str, str]
+    uses_folder: bool
+
+
+def packages(pod: PodEnvironment, pause: Pause) -> Path | None:
+    """The folder with the packages that the code of `pod` requires; None if it requires none.
+
+    Raises UserError for what cannot be installed, OSError for the volume, and Interrupted where `pause` says so.
+    """
+    if pod.code is None or pod.code.requirements is None:
+        return None
+    tree, path = pod.shared / "code" / pod.code.sha256, pod.code.requirements
+    source = read_requirements(tree, path)
+    pins = {name: version for name in _PINNED if (version := _version(name)) is not None}
+    env = pod.shared / "envs" / environment_key(source, pod.code.sha256, pins.get("torch"))
+    if is_ready(env):
+        log(f"{path}: installed already, envs/{env.name}")
+    elif pod.node_rank == 0:
+        _install(env, tree / path, pins, pod.shared / "work" / pod.job, pause)
+    else:
+        _await(env, path, pause)
+    return site_packages(env)
+
+
+def read_requirements(tree: Path, path: str) -> Source:
+    """The requirements file at `path` below the folder `tree`, with those that it includes. Raises UserError."""
+    files: dict[str, str] = {}
+    queue, uses_folder = [path], False
+    while queue:
+        name = queue.pop()
+        file = tree / name
+        if name in files or not file.is_file() or not file.resolve().is_relative_to(tree.resolve()):
+            continue
+        try:
+            files[name] = file.read_text("utf-8-sig")
+        except UnicodeDecodeError as error:
+            raise UserError(f"{name} of the submitted code is not UTF-8 ({error}); save it as UTF-8") from error
+        for line in files[name].splitlines():
+            if included := _OTHER_FILE.match(line.strip()):
+                queue.append(os.path.normpath(Path(name).parent / included[1]))
+            else:
+                uses_folder |= any(_is_there(tree, Path(name).parent, word) for word in _words(line))
+    if path not in files:
+        raise UserError(f"the submitted code has no {path}, which spec.code.requirements names; add or correct it")
+    return Source(files, uses_folder)
+
+
+def environment_key(source: Source, code_sha256: str, torch: str | None) -> str:
+    """Equal for environments that can stand for each other; `torch` is the image's version."""
+    python = (
+        platform.python_implementation(),
+        platform.python_version(),
+        sysconfig.get_platform(),
+        *platform.libc_ver(),
+    )
+    facts = [sorted(source.files.items()), code_sha256 if source.uses_folder else None, python, torch]
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]
+
+
+def is_ready(env: Path) -> bool:
+    """Whether it is made, and whole."""
+    try:
+        # A client of NFS remembers for up to a minute that a name does not exist, unless it lists the folder.
+        listed = any(entry.name == env.name for entry in env.parent.iterdir())
+    except FileNotFoundError:
+        return False
+    return listed and (env / MARKER).is_file()
+
+
+def site_packages(env: Path) -> Path:
+    return Path(sysconfig.get_path("purelib", "posix_prefix", vars={"base": str(env)}))
+
+
+def pip_errors(lines: Sequence[str]) -> str:
+    """What pip says of why it failed, in one line."""
+    conflict = lines[lines.index(_CONFLICT) + 1 :] if _CONFLICT in lines else []
+    causes = [line.strip() for line in takewhile(lambda line: line.startswith(" "), conflict)]
+    said = [line.strip() for line in lines if line.strip() and not line.startswith(("WARNING:", "[notice]"))]
+    errors = [line.removeprefix("ERROR: ") for line in said if line.startswith("ERROR:")]
+    return " | ".join((causes or errors or said)[-_SHOWN_ERRORS:]) or "pip printed nothing"
+
+
+def pip_command(python: Path) -> list[str]:
+    """pip for the environment of `python`, as far as its options: the image's, or the one that comes with Python.
+
+    Raises UserError if there is neither.
+    """
+    if importlib.util.find_spec("pip") is not None:
+        # -P: a `queue.py` in the working directory is not for pip
+        return [sys.executable, "-P", "-m", "pip", "--python", str(python)]
+    ensurepip = importlib.util.find_spec("ensurepip")
+    folders = [Path(ensurepip.origin).parent / "_bundled"] if ensurepip is not None and ensurepip.origin else []
+    if found := sysconfig.get_config_var("WHEEL_PKG_DIR"):
+        folders.append(Path(found))
+    wheels = [wheel for folder in folders for wheel in sorted(folder.glob("pip-*.whl"))]
+    if not wheels:
+        raise UserError(
+            "this image has no pip, so the requirements of the submitted code cannot be installed; add pip or the "
+            "packages to an image of your own, and name it in spec.image"
+        )
+    return [str(python), str(wheels[0] / "pip")]
+
+
+def _install(env: Path, file: Path, pins: Mapping[str, str], work: Path, pause: Pause) -> None:
+    began = time.monotonic()
+    env.parent.mkdir(parents=True, exist_ok=True)
+    remove_leftovers(env.parent, time.time())
+    part = beside(env)
+    try:
+        log(f"installing {file.name} ({_count(file)} lines) as envs/{env.name}")
+        python = _make_environment(part)
+        constraints = part / "constraints.txt"
+        constraints.write_text("".join(f"{name}=={version}\n" for name, version in pins.items()))
+        options = ["--no-input", "--disable-pip-version-check", "--progress-bar", "off"]
+        command = [*pip_command(python), "install", *options, "-c", str(constraints), "-r", str(file)]
+        code, lines = _run(command, work, pause)
+        if code != 0 and no_space("\n".join(lines)):
+            raise OSError(errno.ENOSPC, f"no space left on device: {pip_errors(lines)}")
+        if code != 0:
+            raise UserError(
+                f"{file.name} cannot be installed: {pip_errors(lines)}; correct it and submit the code again. The log "
+                "of node rank 0 has all that pip says"
+            )
+        installed = {
+            found.metadata["Name"]: found.version
+            for found in importlib.metadata.distributions(path=[str(site_packages(part))])
+        }
+        write_json(part / MARKER, {"version": VERSION, "time": time.time(), "pinned": pins, "installed": installed})
+        put_in_place(part, env, lambda: read_json(env / MARKER) is not None)
+    finally:
+        remove(part)
+    log(f"installed {len(installed)} packages of {file.name} in {time.monotonic() - began:.1f} s")
+
+
+def _make_environment(folder: Path) -> Path:
+    """Its Python. It sees the packages of this one, which may itself be of an environment."""
+    try:
+        import venv
+    except ImportError as error:
+        raise UserError(
+            f"the Python of this image cannot make environments ({error}), so the requirements of the submitted code "
+            "cannot be installed; add venv or the packages to an image of your own, and name it in spec.image"
+        ) from error
+    venv.EnvBuilder(system_site_packages=True, symlinks=True).create(folder)
+    seen = [entry for entry in sys.path[1:] if Path(entry).is_dir()]
+    (site_packages(folder) / "ddpjob-image.pth").write_text("".join(f"{entry}\n" for entry in seen))
+    return folder / "bin" / "python"
+
+
+def _run(command: list[str], folder: Path, pause: Pause) -> tuple[int, list[str]]:
+    """The exit code, and the last lines of the output, all of which goes to the log of the pod."""
+    process = subprocess.Popen(
+        command, cwd=folder, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        errors="replace", start_new_session=True,
+    )  # fmt: skip
+    assert process.stdout is not None
+    lines: deque[str] = deque(maxlen=_KEPT_LINES)
+    relay = threading.Thread(target=_relay, args=(process.stdout, lines), daemon=True)
+    relay.start()
+    try:
+        while process.poll() is None:
+            if not pause(POLL_SECONDS):
+                raise Interrupted
+        relay.join(RELAY_SECONDS)
+    finally:
+        if process.returncode is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    return process.returncode, list(lines)
+
+
+def _relay(stream: IO[str], lines: deque[str]) -> None:
+    for line in stream:
+        lines.append(line.rstrip())
+        with contextlib.suppress(OSError):  # as for `log`
+            sys.stderr.write(line)
+            sys.stderr.flush()
+
+
+def _await(env: Path, path: str, pause: Pause) -> None:
+    began = said = time.monotonic()
+    log(f"waiting for node rank 0 to install {path} as envs/{env.name}")
+    while not is_ready(env):
+        if not pause(POLL_SECONDS):
+            raise Interrupted
+        now = time.monotonic()
+        if now - said >= SAY_SECONDS:
+            said = now
+            log(f"still waiting for node rank 0 to install {path} as envs/{env.name}, for {now - began:.0f} s")
+
+
+def _words(line: str) -> list[str]:
+    """What may be a path in a line of a requirements file."""
+    return re.split(r"[\s=@]+", re.sub(r"(^|\s)#.*|\[[^]]*\]", "", line).replace("file:", " ").strip())
+
+
+def _is_there(tree: Path, folder: Path, word: str) -> bool:
+    """pip takes some paths as relative to the file that names them, others to the working directory."""
+    return word != "" and not word.startswith("-") and any((place / word).exists() for place in (tree, tree / folder))
+
+
+def _version(name: str) -> str | None:
+    """Without importing it, which takes seconds."""
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _count(file: Path) -> int:
+    return sum(
+        1 for line in file.read_text("utf-8-sig").splitlines() if line.strip() and not line.strip().startswith("#")
+    )
