@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -55,6 +56,25 @@ def why(
     from ddpjob_operator.cli.on_cluster import Cluster, show_why
 
     raise typer.Exit(show_why(Cluster(context, namespace), name, output))
+
+
+@app.command()
+def code(
+    name: JobName,
+    folder: Annotated[
+        Path | None, typer.Option("--to", metavar="DIR", help="New folder to write it to; by default NAME-code.")
+    ] = None,
+    namespace: Namespace = None,
+    context: Context = None,
+) -> None:
+    """Get the code back that a job on a cluster was submitted with, file by file, verified by its digest.
+
+    Exit codes: 0 written, 2 no such job, no submitted code, or the cluster refused.
+    """
+    from ddpjob_operator.cli.code import get_code
+    from ddpjob_operator.cli.on_cluster import Cluster
+
+    raise typer.Exit(get_code(Cluster(context, namespace), name, folder or Path(f"{name}-code")))
 
 
 @app.command()

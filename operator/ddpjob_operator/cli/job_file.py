@@ -1,4 +1,4 @@
-"""Read `Job`s from YAML files. Problems are reported with their line numbers."""
+"""Read jobs from YAML files, with the code that they name. Problems are reported with their line numbers."""
 
 from __future__ import annotations
 
@@ -7,13 +7,16 @@ import uuid
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 from ddpjob_operator.api import KIND
-from ddpjob_operator.cli.documents import BadFile, Document, read_documents
+from ddpjob_operator.cli.documents import STDIN, BadFile, Document, read_documents
 from ddpjob_operator.cli.pod_check import pod_problems
 from ddpjob_operator.cli.trainer_check import trainer_problems
 from ddpjob_operator.core.values.job import Job
+from ddpjob_operator.submit.job import Content, Submission, with_packed_code
+from ddpjob_operator.submit.pack import BadCode
 from ddpjob_operator.wire.jobs import InvalidJob, parse_job
 
 _PATH = re.compile(r"[A-Za-z_][\w.\[\]/-]*(?=: )")
@@ -30,21 +33,34 @@ class Checked:
     problems: tuple[str, ...]
 
 
-def read_job(name: str) -> Job:
-    """The only DDPJob of a file (`-`: standard input). Documents of other kinds are ignored.
+def read_job(name: str, exclude: Iterable[Path] = ()) -> Submission:
+    """The only DDPJob of a file (`-`: standard input), with its code but for what is below `exclude`. Documents of
+    other kinds are ignored.
 
     It is a new job: a new uid, created now, without a status.
 
     Raises:
         BadFile: with every problem, if it cannot be run as written, or is one of several.
     """
-    jobs, problems = _read_jobs(name)
+    jobs, problems = _read_jobs(name, exclude)
     if problems:
         raise BadFile(tuple(problems))
     if len(jobs) > 1:
-        names = ", ".join(job.name for _, job in jobs)
-        raise BadFile((f"{name}: contains {len(jobs)} jobs ({names}); `ddpjob run` needs a file with one",))
+        names = ", ".join(found.job.name for _, found in jobs)
+        raise BadFile((f"{name}: contains {len(jobs)} jobs ({names}); name a file with one",))
     return jobs[0][1]
+
+
+def check_job(content: Content, exclude: Iterable[Path] = ()) -> Submission:
+    """A job that was made from options: its code is relative to the working directory.
+
+    Raises:
+        BadFile: with every problem.
+    """
+    found, problems = _checked(content, Path(), exclude)
+    if found is None:
+        raise BadFile(tuple(problems))
+    return found
 
 
 def check_files(names: Iterable[str]) -> Checked:
@@ -53,13 +69,14 @@ def check_files(names: Iterable[str]) -> Checked:
     problems: list[str] = []
     taken: dict[tuple[str, str], str] = {}
     for name in names:
-        jobs: list[tuple[Document, Job]] = []
+        jobs: list[tuple[Document, Submission]] = []
         try:
             jobs, found = _read_jobs(name)
             problems += found
         except BadFile as refusal:
             problems += refusal.problems
-        for document, job in jobs:
+        for document, submission in jobs:
+            job = submission.job
             place = document.place("metadata.name")
             if other := taken.get((job.namespace, job.name)):
                 problems.append(
@@ -71,30 +88,42 @@ def check_files(names: Iterable[str]) -> Checked:
     return Checked(tuple(valid), tuple(problems))
 
 
-def _read_jobs(name: str) -> tuple[list[tuple[Document, Job]], list[str]]:
+def _read_jobs(name: str, exclude: Iterable[Path] = ()) -> tuple[list[tuple[Document, Submission]], list[str]]:
     """The jobs of a file that are valid, and the problems of the others."""
     documents = read_documents(name)
-    jobs: list[tuple[Document, Job]] = []
+    base = Path() if name == STDIN else Path(name).parent
+    jobs: list[tuple[Document, Submission]] = []
     problems: list[str] = []
     for document in documents:
         if not document.is_job and len(documents) > 1:
             continue
-        found: list[str] = []
-        try:
-            job = _job(document.content)
-        except InvalidJob as error:
-            found += error.problems
-        found += [problem for problem in _beyond_the_schema(document.content) if _is_new(problem, found)]
+        valid, found = _checked(document.content, base, exclude)
         lines = [f"{document.place(_path_of(problem))}: {problem}" for problem in found]
         lines += [
             f"{document.at(line)}: {key}: duplicate key; remove one of them" for line, key in document.duplicate_keys
         ]
         problems += lines
-        if not lines:
-            jobs.append((document, job))
+        if valid is not None and not lines:
+            jobs.append((document, valid))
     if not jobs and not problems:
         problems.append(f"{name}: contains no document of kind {KIND}; add one")
     return jobs, problems
+
+
+def _checked(content: Any, base: Path, exclude: Iterable[Path]) -> tuple[Submission | None, list[str]]:
+    """A job if it is valid, and its problems if it is not. `base`: the folder that its code is relative to."""
+    try:
+        content, code = with_packed_code(content, base, exclude)
+    except BadCode as error:
+        return None, [str(error)]
+    found: list[str] = []
+    job = None
+    try:
+        job = _job(content)
+    except InvalidJob as error:
+        found += error.problems
+    found += [problem for problem in _beyond_the_schema(content) if _is_new(problem, found)]
+    return (None if job is None or found else Submission(job, content, code)), found
 
 
 def _beyond_the_schema(content: Any) -> Iterator[str]:

@@ -9,7 +9,21 @@ from typing import Annotated
 import typer
 
 from ddpjob_operator.cli import cluster_commands, snapshot_commands
-from ddpjob_operator.cli.parameters import refused
+from ddpjob_operator.cli.parameters import (
+    Claim,
+    Context,
+    Env,
+    Gpus,
+    Image,
+    Namespace,
+    Nodes,
+    Procs,
+    Requirements,
+    ScriptArguments,
+    ScriptName,
+    Target,
+    refused,
+)
 from ddpjob_operator.local.output import Logs
 
 app = typer.Typer(
@@ -37,15 +51,21 @@ def ddpjob(
         typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit."),
     ] = False,
 ) -> None:
-    """Validate a DDPJob, run it on this machine, and ask a cluster what became of it."""
-
-
-JobFile = Annotated[str, typer.Argument(metavar="FILE", help="YAML file with a DDPJob; - reads standard input.")]
+    """Run a DDPJob or a script on this machine or on a cluster, and ask what became of it."""
 
 
 @app.command()
 def run(
-    file: JobFile,
+    file: Target,
+    args: ScriptArguments = None,
+    name: ScriptName = None,
+    nodes: Nodes = None,
+    gpus: Gpus = None,
+    procs_per_node: Procs = None,
+    image: Image = None,
+    env: Env = None,
+    requirements: Requirements = None,
+    claim: Claim = None,
     shared: Annotated[
         Path,
         typer.Option(metavar="DIR", help="Directory to use as /mnt/shared: data sets, snapshots, logs."),
@@ -63,20 +83,74 @@ def run(
         typer.Option(help="Whose output to show: of all ranks, of rank 0 (rank), or none. The log files have all."),
     ] = Logs.RANK,
 ) -> None:
-    """Run a DDPJob on this machine, without a cluster, root or Docker.
+    """Run a DDPJob, or a script, on this machine, without a cluster, root or Docker.
 
     Restarts, snapshots and messages are the same as on a cluster. Ctrl-C saves a snapshot and stops the run; the same
     command resumes it. Exit codes: 0 succeeded, 1 failed, 2 invalid file or unsuitable machine, 130 stopped by Ctrl-C.
     """
     from ddpjob_operator.cli.documents import BadFile
-    from ddpjob_operator.cli.job_file import read_job
     from ddpjob_operator.cli.run import run as run_here
+    from ddpjob_operator.cli.submission import Given, read_given
 
+    options = {
+        "name": name, "nodes": nodes, "gpus": gpus, "procs_per_node": procs_per_node, "image": image,
+        "requirements": requirements, "claim": claim,
+    }  # fmt: skip
     try:
-        job = read_job(file)
+        submission = read_given(Given(file, args or (), options, env or ()), exclude=(shared,))
     except BadFile as error:
         raise refused(error.problems) from None
-    raise typer.Exit(run_here(job, shared, chaos, logs))
+    raise typer.Exit(run_here(submission, shared, chaos, logs))
+
+
+@app.command()
+def submit(
+    file: Target,
+    args: ScriptArguments = None,
+    name: ScriptName = None,
+    nodes: Nodes = None,
+    gpus: Gpus = None,
+    procs_per_node: Procs = None,
+    image: Image = None,
+    env: Env = None,
+    requirements: Requirements = None,
+    claim: Claim = None,
+    namespace: Namespace = None,
+    context: Context = None,
+    replace: Annotated[
+        bool, typer.Option("--replace", help="Delete a job of this name that has not finished; its snapshots stay.")
+    ] = False,
+    detach: Annotated[
+        bool, typer.Option("--detach", "-d", help="Do not wait for the job, nor show its output.")
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the job as YAML, and send nothing.")] = False,
+) -> None:
+    """Send a job with its code to a cluster, and show its output until it has ended.
+
+    A script trains with the code of this folder, without an image build: what git ignores, and what .ddpjobignore
+    lists, stays here. In YAML, spec.code.path names the folder. A job of the same name that has finished is replaced,
+    and its snapshots are resumed from. Ctrl-C ends the output, not the job. Exit codes: 0 succeeded, 1 failed, 2
+    invalid, or the cluster refused, 130 Ctrl-C.
+    """
+    from ddpjob_operator.cli.documents import BadFile
+    from ddpjob_operator.cli.on_cluster import Cluster
+    from ddpjob_operator.cli.submission import Given, content_of, read_given
+    from ddpjob_operator.cli.submit import as_yaml
+    from ddpjob_operator.cli.submit import submit as submit_job
+
+    options = {
+        "name": name, "nodes": nodes, "gpus": gpus, "procs_per_node": procs_per_node, "image": image,
+        "requirements": requirements, "claim": claim,
+    }  # fmt: skip
+    given = Given(file, args or (), options, env or ())
+    try:
+        submission = read_given(given)
+        if dry_run:
+            print(as_yaml(content_of(given) if given.is_script else submission.content), end="")
+            return
+    except BadFile as error:
+        raise refused(error.problems) from None
+    raise typer.Exit(submit_job(Cluster(context, namespace), submission, replace=replace, detach=detach))
 
 
 @app.command()

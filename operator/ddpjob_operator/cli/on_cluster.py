@@ -62,11 +62,11 @@ def show_logs(cluster: Cluster, name: str, wanted: Wanted, follow: bool) -> int:
         job = await read_job(client, namespace, name)
         logs = JobLogs(client, namespace, name, _ranks_per_node(job), wanted)
         if follow:
-            return SUCCEEDED if await logs.follow(_print, _note) else FAILED
+            return SUCCEEDED if await logs.follow(print_line, print_note) else FAILED
         found = False
         async for line in logs.now():
             found = True
-            _print(line)
+            print_line(line)
         if not found:
             pods = [parse_pod(pod) for pod in await read_pods(client, namespace, job)]
             _explain_silence(parse_status(job.get("status") or {}), pods_of(pods, wanted, logs.ranks_per_node), name)
@@ -149,22 +149,24 @@ def _ranks_per_node(job: dict[str, object]) -> int:
     return given if isinstance(given, int) and given > 0 else 1
 
 
-def _print(line: Line) -> None:
+def print_line(line: Line) -> None:
     print(f"[rank {line.rank}] {line.text}", flush=True)
 
 
-def _note(text: str) -> None:
+def print_note(text: str) -> None:
     print(f"ddpjob: {text}", file=sys.stderr, flush=True)
 
 
 def _explain_silence(status: DDPJobStatus, pods: list[PodView], name: str) -> None:
     """Where to look if no line came: the pods wait, are gone, or print nothing that is wanted."""
     if any(pod.phase != "Pending" for pod in pods):
-        _note("no line of the job's pods matches")
+        print_note("no line of the job's pods matches")
     elif pods or not status.is_final:
-        _note(f"no pod of the job has started; ddpjob why {name} says why")
+        print_note(f"no pod of the job has started; ddpjob why {name} says why")
     else:
-        _note(f"the pods of {name} are gone; on the job's volume, logs/{name}/pods has their logs while it is kept")
+        print_note(
+            f"the pods of {name} are gone; on the job's volume, logs/{name}/pods has their logs while it is kept"
+        )
         if status.last_failure is not None and status.last_failure.log_tail:
             print(status.last_failure.log_tail)
 

@@ -33,6 +33,29 @@ Namespace = Annotated[
     str | None, typer.Option("--namespace", "-n", help="Namespace of the job; by default that of the context.")
 ]
 Context = Annotated[str | None, typer.Option(help="Context of the kubeconfig; by default its current one.")]
+Target = Annotated[
+    str,
+    typer.Argument(
+        metavar="FILE",
+        help="YAML file with a DDPJob (- reads standard input), or a Python script: it trains with the code of this "
+        "folder.",
+    ),
+]
+ScriptArguments = Annotated[list[str] | None, typer.Argument(metavar="-- ARG...", help="Arguments of the script.")]
+ScriptName = Annotated[str | None, typer.Option("--name", help="Name of the job; by default that of the script.")]
+Nodes = Annotated[int | None, typer.Option(min=1, help="Number of pods; by default 1.")]
+Gpus = Annotated[int | None, typer.Option(min=1, help="GPUs of each pod, and ranks unless --procs-per-node is given.")]
+Procs = Annotated[int | None, typer.Option(min=1, help="Ranks in each pod; by default one, or one for each GPU.")]
+Image = Annotated[str | None, typer.Option(help="Container image; by default the operator's.")]
+Env = Annotated[
+    list[str] | None,
+    typer.Option("--env", "-e", metavar="NAME[=VALUE]", help="Environment variable; without a value, this shell's."),
+]
+Requirements = Annotated[
+    str | None,
+    typer.Option(metavar="FILE", help="Requirements file of the folder; its packages are installed on the volume."),
+]
+Claim = Annotated[str | None, typer.Option(help="Existing PersistentVolumeClaim to use; by default one is created.")]
 JobForm = Annotated[
     Form | None,
     typer.Option("--output", "-o", help="wide has more columns; json and yaml are the object; name is its name only."),

@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from ddpjob_operator.api.status import DDPJobStatus, Phase
 from ddpjob_operator.cli.output import in_background
+from ddpjob_operator.core.manifests.code import part_name
 from ddpjob_operator.core.values.job import Job
 from ddpjob_operator.local.chaos import KillRank, parse_chaos
 from ddpjob_operator.local.display import display_for
-from ddpjob_operator.local.environment import Machine
+from ddpjob_operator.local.environment import Machine, MountedCode
 from ddpjob_operator.local.machine import different_here, missing_here, this_machine
 from ddpjob_operator.local.observed import short, success_in_words
 from ddpjob_operator.local.output import Logs
 from ddpjob_operator.local.runner import Outcome, Runner
 from ddpjob_operator.local.volume import VolumeError, lock_job, log_tail, newest_snapshot, open_shared, pod_log
+from ddpjob_operator.submit.job import Submission
+from ddpjob_operator.submit.pack import PackedCode
 
 SUCCEEDED, FAILED, REFUSED = 0, 1, 2
 _TAIL_LINES = 20
@@ -27,20 +34,22 @@ _SHOWN = {
 }
 
 
-def run(job: Job, shared: Path, chaos: str | None, logs: Logs = Logs.RANK) -> int:
-    """Run `job` to its end and say how it ended; the exit code of the command."""
+def run(submission: Submission, shared: Path, chaos: str | None, logs: Logs = Logs.RANK) -> int:
+    """Run a job to its end and say how it ended; the exit code of the command."""
+    job = submission.job
     try:
         fault = parse_chaos(chaos, job.ranks) if chaos else None
     except ValueError as error:
         return _refuse(f"--chaos: {error}")
     try:
         folder = open_shared(shared)
-        machine = this_machine(folder)
-        if problems := missing_here(job, machine):
-            return _refuse(*problems)
-        with lock_job(folder, job.name):
-            outcome = _run(job, machine, fault, logs)
-            return _conclude(job, outcome, fault, newest_snapshot(folder, job.name))
+        with _mounted(submission.code) as code:
+            machine = replace(this_machine(folder), code=code)
+            if problems := missing_here(job, machine):
+                return _refuse(*problems)
+            with lock_job(folder, job.name):
+                outcome = _run(submission, machine, fault, logs)
+                return _conclude(job, outcome, fault, newest_snapshot(folder, job.name))
     except VolumeError as error:
         return _refuse(str(error))
     except OSError as error:
@@ -48,11 +57,29 @@ def run(job: Job, shared: Path, chaos: str | None, logs: Logs = Logs.RANK) -> in
         return FAILED
 
 
-def _run(job: Job, machine: Machine, fault: KillRank | None, logs: Logs) -> Outcome:
+@contextmanager
+def _mounted(code: PackedCode | None) -> Iterator[MountedCode | None]:
+    """The parts of packed code in a directory, as a pod has them, for as long as the run lasts."""
+    if code is None:
+        yield None
+        return
+    with tempfile.TemporaryDirectory(prefix="ddpjob-code-") as folder:
+        for number, part in enumerate(code.parts):
+            (Path(folder) / part_name(number)).write_bytes(part)
+        yield MountedCode(Path(folder), code.folder)
+
+
+def _run(submission: Submission, machine: Machine, fault: KillRank | None, logs: Logs) -> Outcome:
+    job, code = submission.job, submission.code
     resume_from = newest_snapshot(machine.shared, job.name)
     with in_background(), display_for(sys.stdout) as display:
         display.write_line(f"{job.name}: {job.size_in_words} on this machine, files in {short(machine.shared)}")
         display.write_line(f"{_SHOWN[logs]}; all output: {short(pod_log(machine.shared, job.name, '*'))}")
+        if code is not None:
+            work = short(machine.shared / "work" / job.name)
+            display.write_line(f"{code.in_words} of {short(code.folder.resolve())}; relative paths are in {work}")
+            for note in code.left_out:
+                display.write_line(f"left out: {note}")
         if resume_from is not None:
             folder = short(machine.shared / "checkpoints" / job.name)
             display.write_line(f"resuming from step {resume_from}; remove {folder} to start over")

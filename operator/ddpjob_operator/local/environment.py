@@ -35,6 +35,16 @@ class NotOnThisMachine(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
+class MountedCode:
+    """Submitted code, as far as a pod and a person see it."""
+
+    parts: Path
+    """The directory with the parts, which a pod mounts in a cluster."""
+    folder: Path
+    """The folder that was packed."""
+
+
+@dataclass(frozen=True, slots=True)
 class Machine:
     """What a pod of one run may know of the machine it runs on."""
 
@@ -46,6 +56,8 @@ class Machine:
     cores: int
     gpus: tuple[str, ...] = ()
     """Indices or UUIDs of the GPUs that the run may use."""
+
+    code: MountedCode | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +171,8 @@ def _overrides(
         "DDPJOB_RDZV_HOST": "127.0.0.1",
         "DDPJOB_RDZV_PORT": str(endpoints.rendezvous_port),
     }
+    if "DDPJOB_CODE_DIR" in given and machine.code is not None:
+        overrides["DDPJOB_CODE_DIR"] = str(machine.code.parts)
     if "DDPJOB_ASSIGNMENT_DIR" in given:
         overrides["DDPJOB_ASSIGNMENT_DIR"] = str(endpoints.assignment_dir)
     if "OMP_NUM_THREADS" not in own and "OMP_NUM_THREADS" not in machine.environ:

@@ -71,12 +71,18 @@ def _missing(job: Job, machine: Machine) -> Iterator[str]:
     if sys.platform != "linux":
         yield f"ddpjob run needs Linux, and this is {sys.platform}; run it in a Linux container or virtual machine"
         return
+    if job.spec.code is not None and machine.code is None:
+        yield (
+            "spec.code: the code is in a cluster; get it with `ddpjob code`, and write code: {path: FOLDER} "
+            "in place of configMaps and sha256"
+        )
+        return
     absent = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
     if absent:
         yield f"{' and '.join(absent)}: not installed for {sys.executable}; {_INSTALL}"
     script = job.spec.entrypoint.script
     if script is not None and not job.spec.initializers:  # which may put it there
-        here = Path(on_volume(script, machine.shared))
+        here = (machine.code.folder if machine.code else Path()) / on_volume(script, machine.shared)
         if not here.is_file():
             yield (
                 f"spec.entrypoint.script: {script} would be {here} on this machine, and there is no such file; "

@@ -33,6 +33,10 @@ def open_shared(folder: Path) -> Path:
     """
     shared = folder.expanduser().absolute()
     try:
+        if not shared.exists():
+            shared.mkdir(parents=True)
+            # neither for git nor, when the folder that it is in is sent, code
+            (shared / ".gitignore").write_text("*\n")
         for name in _FOLDERS:
             (shared / name).mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=shared / "checkpoints") as probe:

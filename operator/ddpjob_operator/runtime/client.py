@@ -35,7 +35,10 @@ LONGEST_WAIT_SECONDS = 60.0
 _TOO_MANY = 429
 _UNAUTHORIZED = 401
 MERGE_PATCH = "application/merge-patch+json"
+STRATEGIC_MERGE_PATCH = "application/strategic-merge-patch+json"
 JSON_PATCH = "application/json-patch+json"
+METADATA = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
+"""Accept header: of an object, its metadata alone."""
 
 
 PAGE = 200
@@ -79,15 +82,23 @@ class Client:
     async def get(self, path: str, resource: str) -> Json:
         return await self._call("GET", path, resource)
 
+    async def get_metadata(self, path: str, resource: str) -> Json:
+        """An object without its content, which may be large."""
+        return await self._call("GET", path, resource, headers={"Accept": METADATA})
+
     async def create(self, path: str, resource: str, body: Json) -> Json:
         return await self._call("POST", path, resource, body=body)
 
     async def merge_patch(self, path: str, resource: str, body: Json) -> Json:
-        return await self._call("PATCH", path, resource, body=body, content_type=MERGE_PATCH)
+        return await self._call("PATCH", path, resource, body=body, headers={"Content-Type": MERGE_PATCH})
+
+    async def strategic_merge_patch(self, path: str, resource: str, body: Json) -> Json:
+        """For Kubernetes' own types only: lists such as ownerReferences are merged by their key."""
+        return await self._call("PATCH", path, resource, body=body, headers={"Content-Type": STRATEGIC_MERGE_PATCH})
 
     async def json_patch(self, path: str, resource: str, operations: Sequence[Json]) -> Json:
         """RFC 6902. Where one of its tests fails nothing is changed, and the server answers 422."""
-        return await self._call("PATCH", path, resource, body=operations, content_type=JSON_PATCH)
+        return await self._call("PATCH", path, resource, body=operations, headers={"Content-Type": JSON_PATCH})
 
     async def delete(self, path: str, resource: str, body: Json | None = None) -> Json:
         return await self._call("DELETE", path, resource, body=body)
@@ -103,7 +114,7 @@ class Client:
             ApiError: the server refused, or the connection broke.
         """
         try:
-            async with self._send("GET", path, query, None, "", None) as response:
+            async with self._send("GET", path, query, None, None, None) as response:
                 if response.status >= 400:
                     raise _error(response.status, response.reason or "", await response.read())
                 pending = b""
@@ -162,7 +173,7 @@ class Client:
         *,
         query: Mapping[str, str] | None = None,
         body: Json | Sequence[Json] | None = None,
-        content_type: str = "application/json",
+        headers: Mapping[str, str] | None = None,
         verb: str | None = None,
     ) -> bytes:
         """One call, once more after a 401 with fresh credentials, and again for as long as the server asks to wait
@@ -175,7 +186,7 @@ class Client:
                 async with self._in_flight.place(namespace_of(path)):
                     if self.fence is not None and method != "GET":
                         self.fence()
-                    return await self._once(method, path, resource, query or {}, body, content_type, verb or method)
+                    return await self._once(method, path, resource, query or {}, body, headers, verb or method)
             except _Wait as wait:
                 if asyncio.get_running_loop().time() + wait.seconds > deadline:
                     raise wait.error from None
@@ -193,12 +204,12 @@ class Client:
         resource: str,
         query: Mapping[str, str],
         body: Json | Sequence[Json] | None,
-        content_type: str,
+        headers: Mapping[str, str] | None,
         verb: str,
     ) -> bytes:
         code = "0"
         try:
-            async with self._send(method, path, query, body, content_type, REQUEST_SECONDS) as response:
+            async with self._send(method, path, query, body, headers, REQUEST_SECONDS) as response:
                 code = str(response.status)
                 payload = await response.read()
                 if response.status >= 400:
@@ -221,7 +232,7 @@ class Client:
         path: str,
         query: Mapping[str, str],
         body: Json | Sequence[Json] | None,
-        content_type: str,
+        headers: Mapping[str, str] | None,
         total_seconds: float | None,
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         async with self._session.request(
@@ -229,7 +240,7 @@ class Client:
             self._login.server + path,
             params=query,
             data=None if body is None else _dumps(body),
-            headers={"Content-Type": content_type} if body is not None else None,
+            headers=headers or (None if body is None else {"Content-Type": "application/json"}),
             timeout=aiohttp.ClientTimeout(total=total_seconds),
             server_hostname=self._login.server_name,
             allow_redirects=False,

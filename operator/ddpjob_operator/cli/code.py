@@ -1,0 +1,60 @@
+"""`ddpjob code`: the code of a job, back in a folder."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+from ddpjob_operator.api.pod import Code
+from ddpjob_operator.cli.on_cluster import REFUSED, Cluster, asked
+from ddpjob_operator.follow.read import read_job
+from ddpjob_operator.runtime.client import Client
+from ddpjob_operator.runtime.errors import ApiError
+from ddpjob_operator.submit import config_maps
+from ddpjob_operator.submit.pack import BadCode, File, digest, unpack
+
+
+def get_code(cluster: Cluster, name: str, folder: Path) -> int:
+    """Write the code of a job to a new folder."""
+
+    if folder.exists():
+        print(f"error: {folder} exists; name a new folder with --to", file=sys.stderr)
+        return REFUSED
+
+    async def ask(client: Client, namespace: str) -> int:
+        job = await read_job(client, namespace, name)
+        given = (job.get("spec") or {}).get("code")
+        if not given:
+            why = f"{name} was not submitted with code: its program is in the image or on the volume"
+            raise ApiError(0, "NoCode", why)
+        code = Code.model_validate(given)
+        try:
+            files = unpack(await config_maps.fetch(client, namespace, code.config_maps))
+        except BadCode as error:
+            raise ApiError(0, "Damaged", str(error)) from None
+        if (found := digest(files)) != code.sha256:
+            raise ApiError(0, "Damaged", f"the ConfigMaps of {name} have the code {found}, and its is {code.sha256}")
+        _write(files, folder)
+        print(f"code {code.sha256[:12]}: {len(files)} files in {folder}")
+        return 0
+
+    return asked(cluster, ask)
+
+
+def _write(files: list[File], folder: Path) -> None:
+    """All of them, or no folder."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    beside = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    try:
+        for file in files:
+            path = beside / file.path
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(file.content)
+            path.chmod(file.mode)
+        beside.chmod(0o755)
+        beside.rename(folder)
+    except OSError as error:
+        shutil.rmtree(beside, ignore_errors=True)
+        raise ApiError(0, "CannotWrite", f"{error.filename}: {error.strerror}") from error

@@ -1,0 +1,70 @@
+"""What `ddpjob submit` and `ddpjob run` are given: a YAML file, or a script and options."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ddpjob_operator.cli.documents import BadFile
+from ddpjob_operator.cli.job_file import check_job, read_job
+from ddpjob_operator.submit.job import Content, ScriptOptions, Submission, script_job
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """The command line. Options that were not given are None."""
+
+    target: str
+    args: Sequence[str] = ()
+    options: Mapping[str, str | int | None] | None = None
+    """Of ScriptOptions, by their names."""
+    env: Sequence[str] = ()
+
+    @property
+    def is_script(self) -> bool:
+        return self.target.endswith(".py")
+
+
+def read_given(given: Given, exclude: Iterable[Path] = ()) -> Submission:
+    """The job, with its code but for what is below `exclude`.
+
+    Raises:
+        BadFile: with every problem, if it cannot be run as written.
+    """
+    if given.is_script:
+        return check_job(content_of(given), exclude)
+    extra = [f"--{name.replace('_', '-')}" for name, value in (given.options or {}).items() if value is not None]
+    extra += ["--env"] if given.env else []
+    extra += ["the arguments after --"] if given.args else []
+    if extra:
+        raise BadFile((f"{', '.join(extra)}: for a script; {given.target} has fields for it, so set them there",))
+    return read_job(given.target, exclude)
+
+
+def content_of(given: Given) -> Content:
+    """The DDPJob of a script, with `code: {path: .}`.
+
+    Raises:
+        BadFile: the script is not in this folder, or a variable has no value.
+    """
+    script, here = Path(given.target), Path.cwd()
+    if not script.resolve().is_relative_to(here.resolve()):
+        raise BadFile((f"{script}: is not below {here}; change to the folder that has the code, as for torchrun",))
+    if not script.is_file():
+        raise BadFile((f"{script}: there is no such file",))
+    options = {name: value for name, value in (given.options or {}).items() if value is not None}
+    env = _variables(given.env)
+    inside = script.absolute().relative_to(here) if script.is_absolute() else script
+    return script_job(inside.as_posix(), ScriptOptions(**options, env=env, args=tuple(given.args)))  # type: ignore[arg-type]
+
+
+def _variables(given: Iterable[str]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for item in given:
+        name, equals, value = item.partition("=")
+        if not equals and name not in os.environ:
+            raise BadFile((f"--env {name}: is not set in this shell; write --env {name}=VALUE",))
+        found[name] = value if equals else os.environ[name]
+    return found

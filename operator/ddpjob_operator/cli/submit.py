@@ -1,0 +1,83 @@
+"""`ddpjob submit`: send a job with its code to a cluster, and follow it."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from contextlib import suppress
+
+import yaml
+
+from ddpjob_operator.cli.on_cluster import Cluster, asked, print_line, print_note
+from ddpjob_operator.follow.logs import JobLogs, Line, Wanted
+from ddpjob_operator.follow.read import see
+from ddpjob_operator.follow.why import why
+from ddpjob_operator.runtime.client import Client
+from ddpjob_operator.submit.job import Content, Submission
+from ddpjob_operator.submit.pack import size_in_words
+from ddpjob_operator.submit.send import send
+
+SUCCEEDED, FAILED = 0, 1
+_SECONDS_UNTIL_WHY = 5.0
+"""A pod whose image is there starts sooner, and a person wonders later."""
+
+
+def submit(cluster: Cluster, submission: Submission, *, replace: bool, detach: bool) -> int:
+    """Send the job and print what its ranks print until it has ended; the exit code is the job's."""
+    name = submission.job.name
+    for note in submission.code.left_out if submission.code else ():
+        print_note(f"left out: {note}")
+
+    async def ask(client: Client, namespace: str) -> int:
+        given = submission.content["metadata"].get("namespace")
+        place = given if cluster.namespace is None and given else namespace
+        content = {**submission.content, "metadata": {**submission.content["metadata"], "namespace": place}}
+        sent = await send(
+            client, place, Submission(submission.job, content, submission.code), replace=replace, note=print_note
+        )
+        if submission.code is not None:
+            how = f"{size_in_words(sent.code_bytes)} sent" if sent.code_bytes else "already there"
+            print(f"{submission.code.in_words} ({how})")
+        verb = "created" if sent.replaced is None else f"created, in place of the one that was {sent.replaced}"
+        print(f"{name} is {verb}: {submission.job.size_in_words} in namespace {place}")
+        if detach:
+            print(f"ddpjob logs -f {name} shows its output, ddpjob watch {name} its progress")
+            return SUCCEEDED
+        return await _follow(client, place, submission)
+
+    return asked(cluster, ask, interrupted=f"{name} goes on; ddpjob logs -f {name} shows its output again")
+
+
+def as_yaml(content: Content) -> str:
+    return yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
+
+
+async def _follow(client: Client, namespace: str, submission: Submission) -> int:
+    name = submission.job.name
+    waiting = asyncio.create_task(_say_why_it_waits(client, namespace, name), name="say why it waits")
+
+    def say(line: Line) -> None:
+        waiting.cancel()
+        print_line(line)
+
+    try:
+        logs = JobLogs(client, namespace, name, submission.job.spec.ranks_per_node, Wanted())
+        succeeded = await logs.follow(say, print_note)
+    finally:
+        waiting.cancel()
+        with suppress(asyncio.CancelledError):
+            await waiting
+    answer = why(await see(client, namespace, name))
+    print(answer.headline if succeeded else answer.text(), file=sys.stdout if succeeded else sys.stderr)
+    return SUCCEEDED if succeeded else FAILED
+
+
+async def _say_why_it_waits(client: Client, namespace: str, name: str) -> None:
+    """Until it is cancelled, which the first line of a rank does."""
+    said = ""
+    while True:
+        await asyncio.sleep(_SECONDS_UNTIL_WHY)
+        headline = why(await see(client, namespace, name)).headline
+        if headline != said:
+            print_note(headline)
+            said = headline

@@ -1,0 +1,109 @@
+"""A job as a person writes it, with `code: {path: .}` or as a script and options, made into what the API has."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ddpjob_operator.api import API_VERSION, KIND
+from ddpjob_operator.core.values.job import Job
+from ddpjob_operator.submit.pack import BadCode, PackedCode, name_of, pack
+
+Content = dict[str, Any]
+"""A DDPJob as JSON."""
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """A job that can be sent, or run here."""
+
+    job: Job
+    content: Content
+    """As the API server gets it."""
+    code: PackedCode | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ScriptOptions:
+    """What `ddpjob submit SCRIPT` takes besides the script; None is the default of the field."""
+
+    name: str | None = None
+    nodes: int = 1
+    gpus: int | None = None
+    """In each pod."""
+    procs_per_node: int | None = None
+    image: str | None = None
+    env: Mapping[str, str] = field(default_factory=dict)
+    requirements: str | None = None
+    claim: str | None = None
+    args: tuple[str, ...] = ()
+
+
+def script_job(script: str, options: ScriptOptions) -> Content:
+    """The DDPJob of a script in this folder, with `code: {path: .}`."""
+    spec: Content = {"nodes": options.nodes, "entrypoint": {"script": Path(script).as_posix()}, "code": {"path": "."}}
+    if options.requirements is not None:
+        spec["code"]["requirements"] = options.requirements
+    if options.args:
+        spec["args"] = list(options.args)
+    if options.image is not None:
+        spec["image"] = options.image
+    if options.procs_per_node is not None:
+        spec["procsPerNode"] = options.procs_per_node
+    if options.gpus is not None:
+        spec["resources"] = {"limits": {"nvidia.com/gpu": options.gpus}}
+    if options.env:
+        spec["env"] = [{"name": name, "value": value} for name, value in options.env.items()]
+    if options.claim is not None:
+        spec["shared"] = {"claimName": options.claim}
+    name = options.name or re.sub(r"[^a-z0-9]+", "-", Path(script).stem.lower()).strip("-") or "train"
+    return {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": name}, "spec": spec}
+
+
+def with_packed_code(content: Any, base: Path, exclude: Iterable[Path] = ()) -> tuple[Any, PackedCode | None]:
+    """A job whose `spec.code.path`, relative to `base`, has become names of ConfigMaps and a digest.
+
+    One without that field, or of another form than a DDPJob's, is returned as it is.
+
+    Raises:
+        BadCode: the folder cannot be sent, or has not what the job names. The message begins with the field.
+    """
+    spec: Any = _field(content, "spec")
+    code: Any = _field(spec, "code")
+    if "path" not in (code if isinstance(code, dict) else ()):
+        return content, None
+    if both := sorted({"configMaps", "sha256"} & code.keys()):
+        raise BadCode(f"spec.code.path: {code['path']!r} is packed now, and {both[0]} is of packed code; keep one")
+    if not isinstance(code["path"], str):
+        raise BadCode(f"spec.code.path: {code['path']!r} is not a path; write the folder with the script")
+    try:
+        packed = pack(base / Path(code["path"]).expanduser(), exclude)
+    except BadCode as error:
+        raise BadCode(f"spec.code.path: {error}") from error
+    script = _field(_field(spec, "entrypoint"), "script")
+    for where, path in (("spec.entrypoint.script", script), ("spec.code.requirements", code.get("requirements"))):
+        if isinstance(path, str) and not path.startswith("/") and ".." not in path and path not in packed.paths:
+            raise BadCode(f"{where}: {_missing(path, packed)}")
+    sent = {
+        **{name: value for name, value in code.items() if name != "path"},
+        "configMaps": [name_of(part) for part in packed.parts],
+        "sha256": packed.sha256,
+    }
+    return {**content, "spec": {**spec, "code": sent}}, packed
+
+
+def _field(value: Any, name: str) -> Any:
+    """None where there is none: the job has not been validated yet."""
+    return value.get(name) if isinstance(value, dict) else None
+
+
+def _missing(path: str, packed: PackedCode) -> str:
+    if (packed.folder / path).exists():
+        return f"{path!r} is left out, because .gitignore or .ddpjobignore lists it; add `!{path}` to .ddpjobignore"
+    close = difflib.get_close_matches(path, packed.paths, n=1)
+    hint = f"did you mean {close[0]}?" if close else "write its path in that folder"
+    return f"{path!r} is not in {packed.folder}; {hint}"

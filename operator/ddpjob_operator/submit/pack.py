@@ -1,0 +1,275 @@
+"""A folder of code, packed for the ConfigMaps of a job (docs/contracts.md section 2).
+
+Left out is what git would leave out (.gitignore), what .ddpjobignore lists in the same form, and what is no code:
+repositories, caches, virtual environments, private keys. The digest is of the files and not of the archives, so that it
+does not depend on a version of zlib.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import os
+import tarfile
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from pathspec import GitIgnoreSpec
+
+from ddpjob_operator.api.pod import MOST_CODE_PARTS
+
+MOST_PART_BYTES = 1_000_000
+"""A ConfigMap holds 1 MiB (ConfigMap validation of the API server), its keys included."""
+MOST_BYTES = 64 << 20
+MOST_FILES = 10_000
+_HEADER_BYTES = 128
+"""What a file takes in a compressed archive beside its content and its path."""
+
+_NO_CODE = GitIgnoreSpec.from_lines(
+    [
+        ".git/",
+        ".hg/",
+        ".svn/",
+        "__pycache__/",
+        "*.py[co]",
+        "*.egg-info/",
+        ".*_cache/",
+        ".ipynb_checkpoints/",
+        ".DS_Store",
+    ]
+)
+_SECRETS = GitIgnoreSpec.from_lines([".env", ".env.*", "*.pem", "*.key", "id_rsa", "id_ed25519", ".netrc"])
+_IGNORE_FILES = (".gitignore", ".ddpjobignore")
+
+
+class BadCode(ValueError):
+    """A folder that cannot be sent. The message says what it is about, why, and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    """One file of the code: `path` below the folder, with `/`; `mode` 0o644 or 0o755."""
+
+    path: str
+    mode: int
+    content: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class PackedCode:
+    """A folder, packed."""
+
+    folder: Path
+    sha256: str
+    parts: tuple[bytes, ...]
+    """Each a gzip-compressed tar archive."""
+    paths: frozenset[str]
+    size: int
+    """Bytes of all files."""
+    left_out: tuple[str, ...]
+    """What somebody may miss: one sentence each."""
+
+    @property
+    def in_words(self) -> str:
+        """Such as `code 1f0c3a9b2d4e: 12 files, 48 kB`."""
+        files = "1 file" if len(self.paths) == 1 else f"{len(self.paths)} files"
+        return f"code {self.sha256[:12]}: {files}, {size_in_words(self.size)}"
+
+
+def pack(folder: Path, exclude: Iterable[Path] = ()) -> PackedCode:
+    """Pack the files of a folder, without those below `exclude`.
+
+    Raises:
+        BadCode: there is no such folder, nothing in it, or too much.
+    """
+    files, left_out = read_folder(folder, exclude)
+    return PackedCode(
+        folder=folder,
+        sha256=digest(files),
+        parts=tuple(_archive(group) for group in _grouped(folder, files)),
+        paths=frozenset(file.path for file in files),
+        size=sum(len(file.content) for file in files),
+        left_out=tuple(left_out),
+    )
+
+
+def digest(files: Iterable[File]) -> str:
+    """SHA-256 of the list of the files in the order of their paths, a line each: mode, SHA-256 of the content, path."""
+    listing = hashlib.sha256()
+    for file in sorted(files, key=lambda file: file.path.encode()):
+        listing.update(f"{file.mode:o} {hashlib.sha256(file.content).hexdigest()} {file.path}\n".encode())
+    return listing.hexdigest()
+
+
+def name_of(part: bytes) -> str:
+    """Name of the ConfigMap that carries a part: equal parts have equal names."""
+    return f"ddpjob-code-{hashlib.sha256(part).hexdigest()[:20]}"
+
+
+def unpack(parts: Iterable[bytes]) -> list[File]:
+    """The files of packed code, in the order of their paths.
+
+    Raises:
+        BadCode: it is damaged, or has something that `pack` does not write.
+    """
+    files: dict[str, File] = {}
+    left = MOST_BYTES
+    try:
+        for part in parts:
+            with tarfile.open(fileobj=io.BytesIO(part), mode="r|gz") as archive:
+                for member in archive:
+                    path = PurePosixPath(member.name)
+                    left -= member.size
+                    if not member.isreg() or path.is_absolute() or ".." in path.parts or member.name in files:
+                        raise BadCode(f"the packed code has {member.name!r}, which is not a file of a folder")
+                    if left < 0 or len(files) == MOST_FILES:
+                        raise BadCode(f"the packed code is larger than {MOST_BYTES >> 20} MiB or {MOST_FILES} files")
+                    content = archive.extractfile(member)
+                    assert content is not None
+                    files[member.name] = File(member.name, 0o755 if member.mode & 0o100 else 0o644, content.read())
+    except (tarfile.TarError, EOFError, zlib.error, OSError) as error:
+        raise BadCode(f"the packed code cannot be read: {error}") from error
+    return [files[path] for path in sorted(files, key=str.encode)]
+
+
+def read_folder(folder: Path, exclude: Iterable[Path] = ()) -> tuple[list[File], list[str]]:
+    """The files that `pack` takes, in the order of their paths, and what it leaves out.
+
+    Raises:
+        BadCode: there is no such folder, nothing in it, or too much.
+    """
+    if not folder.is_dir():
+        raise BadCode(f"{folder}: is not a folder; name the one that has the script")
+    left_out: list[str] = []
+    try:
+        found = [(path, path.stat()) for path in _walk(folder, {Path(item).resolve() for item in exclude}, left_out)]
+        sizes = {path.relative_to(folder).as_posix(): stat.st_size for path, stat in found}
+        if not sizes:
+            raise BadCode(f"{folder}: has no files to send; does .gitignore or .ddpjobignore list all of them?")
+        if len(sizes) > MOST_FILES or sum(sizes.values()) > MOST_BYTES:
+            raise BadCode(_too_much(folder, sizes, f"{MOST_BYTES >> 20} MiB in {MOST_FILES} files"))
+        files = [
+            File(name, 0o755 if stat.st_mode & 0o100 else 0o644, path.read_bytes())
+            for name, (path, stat) in zip(sizes, found, strict=True)
+        ]
+        return sorted(files, key=lambda file: file.path.encode()), left_out
+    except UnicodeEncodeError as error:
+        raise BadCode(f"{error.object!r}: is not UTF-8; rename the file, or list it in .ddpjobignore") from None
+    except OSError as error:
+        raise BadCode(f"{error.filename}: {error.strerror}; make it readable, or list it in .ddpjobignore") from error
+
+
+def _walk(folder: Path, exclude: set[Path], left_out: list[str]) -> Iterator[Path]:
+    """All files to send."""
+    rules = {folder: [*_rules_above(folder), *_rules_of(folder)]}
+    for place, folders, names in os.walk(folder):
+        here = Path(place)
+        inherited = rules.pop(here)
+        for name in sorted(folders):
+            inner = here / name
+            if inner.is_symlink():
+                left_out.append(f"{inner.relative_to(folder)}: is a link to a folder; copy it, or read it elsewhere")
+            elif not _is_left_out(inner, inherited, left_out, folder) and inner.resolve() not in exclude:
+                rules[inner] = [*inherited, *_rules_of(inner)]
+        folders[:] = [name for name in folders if here / name in rules]
+        for name in sorted(names):
+            path = here / name
+            if path.is_symlink() and not path.resolve().is_relative_to(folder.resolve()):
+                left_out.append(f"{path.relative_to(folder)}: is a link to {path.readlink()}, outside the folder")
+            elif path.is_file() and not _is_left_out(path, inherited, left_out, folder):
+                yield path
+
+
+Rules = tuple[Path, GitIgnoreSpec]
+"""Patterns, and the folder that they are relative to."""
+
+
+def _rules_of(folder: Path) -> Iterator[Rules]:
+    for name in _IGNORE_FILES:
+        try:
+            lines = (folder / name).read_text(errors="replace").splitlines()
+        except OSError:
+            continue
+        yield folder, GitIgnoreSpec.from_lines(lines)
+
+
+def _rules_above(folder: Path) -> list[Rules]:
+    """Those of the git repository that the folder is in."""
+    above: list[Rules] = []
+    inner = folder.resolve()
+    while inner.parent != inner and not (inner / ".git").exists():
+        inner = inner.parent
+        above = [*_rules_of(inner), *above]
+    return above if (inner / ".git").exists() else []
+
+
+def _is_left_out(path: Path, rules: list[Rules], left_out: list[str], top: Path) -> bool:
+    """As git decides: the last pattern that matches wins, and the innermost file of patterns comes last."""
+    is_folder = path.is_dir()
+    if (is_folder and (path / "pyvenv.cfg").exists()) or _matches(_NO_CODE, path.name, is_folder):
+        return True
+    for folder, spec in reversed(rules):
+        base = path if path.is_relative_to(folder) else path.resolve()
+        found = _matches(spec, base.relative_to(folder).as_posix(), is_folder)
+        if found is not None:
+            return found
+    if not is_folder and _matches(_SECRETS, path.name, is_folder):
+        left_out.append(f"{path.relative_to(top)}: may be a secret; `!{path.name}` in .ddpjobignore sends it")
+        return True
+    return False
+
+
+def _matches(spec: GitIgnoreSpec, path: str, is_folder: bool) -> bool | None:
+    return spec.check_file(f"{path}/" if is_folder else path).include
+
+
+def _grouped(folder: Path, files: list[File]) -> list[list[File]]:
+    """In the order of their paths, as many in one archive as a ConfigMap holds."""
+    groups: list[list[File]] = [[]]
+    used = 0
+    packed = {file.path: len(zlib.compress(file.content)) + len(file.path) + _HEADER_BYTES for file in files}
+    for file in files:
+        needed = packed[file.path]
+        if needed > MOST_PART_BYTES:
+            raise BadCode(
+                _too_much(folder, {file.path: needed}, f"{size_in_words(MOST_PART_BYTES)} a file, compressed")
+            )
+        if used + needed > MOST_PART_BYTES:
+            groups.append([])
+            used = 0
+        groups[-1].append(file)
+        used += needed
+    if len(groups) > MOST_CODE_PARTS:
+        allowed = f"{size_in_words(MOST_CODE_PARTS * MOST_PART_BYTES)}, compressed"
+        raise BadCode(_too_much(folder, packed, allowed))
+    return groups
+
+
+def _too_much(folder: Path, sizes: Mapping[str, int], allowed: str) -> str:
+    largest = sorted(sizes, key=lambda path: -sizes[path])[:3]
+    named = ", ".join(f"{path} ({size_in_words(sizes[path])})" for path in largest)
+    return (
+        f"{folder}: is too large to send: {size_in_words(sum(sizes.values()))} in {len(sizes)} files, and {allowed} is "
+        f"allowed; the largest: {named}; put data and models on the shared volume, and list them in .ddpjobignore"
+    )
+
+
+def _archive(files: Iterable[File]) -> bytes:
+    """The same bytes for the same files."""
+    packed = io.BytesIO()
+    with (
+        gzip.GzipFile(fileobj=packed, mode="wb", mtime=0) as compressed,
+        tarfile.open(fileobj=compressed, mode="w|", format=tarfile.PAX_FORMAT) as archive,
+    ):
+        for file in files:
+            member = tarfile.TarInfo(file.path)
+            member.mode, member.size = file.mode, len(file.content)
+            archive.addfile(member, io.BytesIO(file.content))
+    return packed.getvalue()
+
+
+def size_in_words(size: int) -> str:
+    return f"{size / 1e6:.1f} MB" if size >= 1_000_000 else f"{max(1, round(size / 1e3))} kB"

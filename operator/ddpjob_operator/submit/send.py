@@ -1,0 +1,89 @@
+"""Sending a job and its code to a cluster."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ddpjob_operator.cluster import paths
+from ddpjob_operator.runtime.client import Client, Json
+from ddpjob_operator.runtime.errors import ApiError
+from ddpjob_operator.submit import config_maps
+from ddpjob_operator.submit.job import Submission
+from ddpjob_operator.wire.jobs import parse_status
+
+_RESOURCE = "ddpjobs"
+_SECONDS_TO_DELETE = 120.0
+_SECONDS_BETWEEN_LOOKS = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """What was done."""
+
+    job: Json
+    code_bytes: int
+    """Bytes of code that were not in the cluster yet."""
+    replaced: str | None
+    """The phase of the job that had this name before."""
+
+
+async def send(
+    client: Client, namespace: str, submission: Submission, *, replace: bool, note: Callable[[str], None]
+) -> Sent:
+    """Create the job, with its code. A job of that name that has finished is replaced, another one with `replace`.
+
+    The code is sent first: pods never wait for it. The job becomes its owner afterwards.
+
+    Raises:
+        ApiError: the server refused, or a job of that name has not finished.
+    """
+    name = submission.job.name
+    before = await _present(client, namespace, name)
+    phase = None if before is None else parse_status(before.get("status") or {}).phase
+    if before is not None and not replace and not (phase is not None and phase.final):
+        raise ApiError(
+            409,
+            "AlreadyExists",
+            f"the job {name} exists and is {phase or 'new'}; give this one another --name, "
+            "or replace it with --replace: it saves a snapshot and ends, and this one resumes from it",
+        )
+    parts = submission.code.parts if submission.code else ()
+    code_bytes = await config_maps.send(client, namespace, parts)
+    if before is not None:
+        await _delete(client, namespace, name, before["metadata"]["uid"])
+    job = await client.create(paths.jobs(namespace), _RESOURCE, submission.content)
+    try:
+        await config_maps.keep_with(client, namespace, job, parts)
+    except ApiError as error:
+        note(f"its code stays in the cluster when the job is deleted: {error.message}")
+    return Sent(job, code_bytes, None if before is None else str(phase or "new"))
+
+
+async def _present(client: Client, namespace: str, name: str) -> Json | None:
+    try:
+        return await client.get(f"{paths.jobs(namespace)}/{name}", _RESOURCE)
+    except ApiError as error:
+        if error.not_found and error.details.get("name") == name:
+            return None
+        if error.not_found:  # of the whole kind
+            error.message = "the cluster has no DDPJobs; install the operator first (README, Install)"
+        raise
+
+
+async def _delete(client: Client, namespace: str, name: str, uid: str) -> None:
+    """Delete the job and wait until it is gone; its pods may still be saving."""
+    path = f"{paths.jobs(namespace)}/{name}"
+    try:
+        await client.delete(path, _RESOURCE, {"preconditions": {"uid": uid}})
+    except ApiError as error:
+        if not error.not_found:
+            raise
+    for _ in range(int(_SECONDS_TO_DELETE / _SECONDS_BETWEEN_LOOKS)):
+        left = await _present(client, namespace, name)
+        if left is None or left["metadata"]["uid"] != uid:
+            return
+        await asyncio.sleep(_SECONDS_BETWEEN_LOOKS)
+    waited = f"the job {name} is deleted but still there after {_SECONDS_TO_DELETE:g} s; see its metadata.finalizers"
+    raise ApiError(0, "Timeout", waited)

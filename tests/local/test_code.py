@@ -1,0 +1,53 @@
+"""`ddpjob run train.py`: the code of a folder, as it is at each start."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.local.conftest import ENVIRONMENT, SECONDS
+
+pytestmark = [pytest.mark.local, pytest.mark.timeout(240)]
+
+SCRIPT = """
+import sys
+from pathlib import Path
+from pkg.model import layers
+print("arguments", sys.argv[1:], "layers", layers, "config", Path("config.txt").read_text())
+with open("seen.txt", "a") as seen:
+    seen.write(f"{layers} ")
+print("kept", Path("seen.txt").read_text())
+"""
+
+
+def run(folder: Path, *arguments: str) -> tuple[int, str]:
+    done = subprocess.run(
+        [sys.executable, "-m", "ddpjob_operator.cli.main", "run", *arguments],
+        cwd=folder,
+        env=ENVIRONMENT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=SECONDS,
+    )
+    return done.returncode, done.stdout
+
+
+def test_an_edited_line_runs_and_relative_files_are_kept(tmp_path: Path) -> None:
+    (tmp_path / "pkg").mkdir()
+    (tmp_path / "train.py").write_text(SCRIPT)
+    (tmp_path / "config.txt").write_text("a")
+    (tmp_path / "pkg" / "model.py").write_text("layers = 2")
+    code, output = run(tmp_path, "train.py", "--", "--lr", "3e-4")
+    assert (code, "arguments ['--lr', '3e-4'] layers 2 config a" in output) == (0, True), output
+    assert "3 files, 1 kB" in output
+    (tmp_path / "pkg" / "model.py").write_text("layers = 3")
+    code, output = run(tmp_path, "train.py")
+    assert (code, "arguments [] layers 3 config a" in output) == (0, True), output
+    assert "kept 2 3" in output
+    assert not (tmp_path / "seen.txt").exists(), "the folder itself is not written to"
+    refused, said = run(tmp_path, "train.yaml", "--nodes", "2")
+    assert refused == 2
+    assert "--nodes: for a script" in said
