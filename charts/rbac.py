@@ -60,6 +60,7 @@ ROLES = (
         "edit",
         {f"{_AGGREGATE}admin": "true", f"{_AGGREGATE}edit": "true"},
     ),
+    Role("overlays/cluster/clusterrole-submit.yaml", "ClusterRole", "ddpjob-operator-submit", "submit"),
     Role(
         "overlays/cluster/clusterrole-view.yaml",
         "ClusterRole",

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import yaml
 from tests.support.ports import free_port
 from tests.support.waiting import PATIENCE_SECONDS, eventually_async
 
@@ -96,6 +97,14 @@ class Cluster:
         answer = await self.client.create(f"{accounts}/{account}/token", "serviceaccounts/token", request)
         token: str = answer["status"]["token"]
         return token
+
+    async def kubeconfig_of(self, account: str, path: Path) -> Path:
+        """Make a service account, and write a kubeconfig with a token of it."""
+        token = await self.token(account)
+        configuration = yaml.safe_load(self.kubeconfig.read_text())
+        configuration["users"] = [{"name": item["name"], "user": {"token": token}} for item in configuration["users"]]
+        path.write_text(yaml.safe_dump(configuration))  # noqa: ASYNC240
+        return path
 
     async def minor_version(self) -> int:
         """The 36 of Kubernetes 1.36."""

@@ -118,10 +118,7 @@ async def install(
 async def account_of(system: Cluster, kubeconfig: Path) -> tuple[Path, list[Object]]:
     """Make the operator's account and a kubeconfig with a token of it; returned with what grants it all rights."""
     name = system.namespace
-    token = await system.token(name)
-    configuration = yaml.safe_load(system.kubeconfig.read_text())
-    configuration["users"] = [{"name": item["name"], "user": {"token": token}} for item in configuration["users"]]
-    kubeconfig.write_text(yaml.safe_dump(configuration))  # noqa: ASYNC240
+    await system.kubeconfig_of(name, kubeconfig)
     rbac = "rbac.authorization.k8s.io"
     binding = {
         "apiVersion": f"{rbac}/v1",

@@ -31,14 +31,14 @@ def problems(tmp_path: Path, text: str) -> list[str]:
 
 def test_a_minimal_job_is_read(tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text(MINIMAL)
-    job = read_job(str(tmp_path / "job.yaml"))
+    job = read_job(str(tmp_path / "job.yaml")).job
     assert (job.name, job.namespace, job.spec.nodes, job.spec.ranks_per_node) == ("digits", "default", 2, 1)
 
 
 def test_each_reading_is_a_new_life_whatever_the_file_says(tmp_path: Path) -> None:
     text = MINIMAL.replace("  name: digits", "  name: digits\n  uid: old\n  creationTimestamp: 2020-01-01T00:00:00Z")
     (tmp_path / "job.yaml").write_text(text + "status: {phase: Succeeded, attempt: 7}\n")
-    first, second = read_job(str(tmp_path / "job.yaml")), read_job(str(tmp_path / "job.yaml"))
+    first, second = read_job(str(tmp_path / "job.yaml")).job, read_job(str(tmp_path / "job.yaml")).job
     assert len({first.uid, second.uid, "old", ""}) == 4
     assert first.created.year > 2020
     assert (first.status.phase, first.status.attempt) == (None, 0)
@@ -46,7 +46,7 @@ def test_each_reading_is_a_new_life_whatever_the_file_says(tmp_path: Path) -> No
 
 def test_standard_input_is_read_for_a_dash(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO(MINIMAL))
-    assert read_job("-").name == "digits"
+    assert read_job("-").job.name == "digits"
 
 
 def test_every_problem_has_its_line(tmp_path: Path) -> None:
@@ -93,7 +93,7 @@ def test_broken_yaml_is_told_with_line_and_column(tmp_path: Path) -> None:
         ("just words", "job.yaml:1: str: must be an object with apiVersion, kind, metadata and spec"),
         (MINIMAL.replace("  nodes: 2\n", "- nodes\n"), "job.yaml:5: spec: must be an object; indent its fields"),
         (MINIMAL.replace("kind: DDPJob", "kind: PyTorchJob"), "write training.ddpjob.io/v1alpha1, DDPJob"),
-        (f"{MINIMAL}---\n{MINIMAL}", "job.yaml: contains 2 jobs (digits, digits); `ddpjob run` needs a file with one"),
+        (f"{MINIMAL}---\n{MINIMAL}", "job.yaml: contains 2 jobs (digits, digits); name a file with one"),
     ],
 )
 def test_what_is_no_job_is_refused_with_what_to_write(tmp_path: Path, text: str, problem: str) -> None:
@@ -114,7 +114,7 @@ def test_a_file_that_is_no_text_is_named(tmp_path: Path) -> None:
 def test_documents_of_other_kinds_are_left_alone(tmp_path: Path) -> None:
     namespace = "apiVersion: v1\nkind: Namespace\nmetadata: {name: team}\n"
     (tmp_path / "job.yaml").write_text(f"{namespace}---\n{MINIMAL}---\n")
-    assert read_job(str(tmp_path / "job.yaml")).name == "digits"
+    assert read_job(str(tmp_path / "job.yaml")).job.name == "digits"
     checked = check_files([str(tmp_path / "job.yaml")])
     assert ([job.name for _, job in checked.valid], checked.problems) == (["digits"], ())
 

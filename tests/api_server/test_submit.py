@@ -1,0 +1,186 @@
+"""`ddpjob submit` and `ddpjob code` against a real API server, by an account with the right to do only that."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from tests.api_server.harness import Cluster, Object, Operator
+from tests.cluster.audit import FORBID, audit_log, granted, requests
+from tests.support.command import COMMAND, to_cluster
+from tests.support.waiting import PATIENCE_SECONDS, eventually_async
+
+from ddpjob_operator.cluster import paths
+
+ROLE = Path(__file__).parents[2] / "charts/ddpjob-operator/files/rbac/submit.yaml"
+RBAC = "rbac.authorization.k8s.io"
+
+
+@dataclass(frozen=True, slots=True)
+class Submitter:
+    """A person in a folder of code."""
+
+    cluster: Cluster
+    kubeconfig: Path
+    folder: Path
+    since: datetime
+
+    async def __call__(self, command: str, *arguments: str, code: int = 0) -> str:
+        """Run `ddpjob`, and return what it prints."""
+        process = await asyncio.create_subprocess_exec(
+            *COMMAND,
+            command,
+            "-n",
+            self.cluster.namespace,
+            *arguments,
+            cwd=self.folder,
+            env=to_cluster(self.kubeconfig),
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+        )
+        out, _ = await asyncio.wait_for(process.communicate(), PATIENCE_SECONDS)
+        assert process.returncode == code, out.decode()
+        return out.decode()
+
+    @property
+    def user(self) -> str:
+        return f"system:serviceaccount:{self.cluster.namespace}:submitter"
+
+
+@pytest.fixture
+async def ddpjob(cluster: Cluster, tmp_path: Path) -> Submitter:
+    role, binding = (f"/apis/{RBAC}/v1/namespaces/{cluster.namespace}/{kind}" for kind in ("roles", "rolebindings"))
+    kubeconfig = await cluster.kubeconfig_of("submitter", tmp_path / "kubeconfig")
+    rules = {"metadata": {"name": "submit"}, "rules": yaml.safe_load(ROLE.read_text())}
+    await cluster.client.create(role, "roles", rules)
+    of_account = {
+        "metadata": {"name": "submit"},
+        "roleRef": {"apiGroup": RBAC, "kind": "Role", "name": "submit"},
+        "subjects": [{"kind": "ServiceAccount", "name": "submitter", "namespace": cluster.namespace}],
+    }
+    await cluster.client.create(binding, "rolebindings", of_account)
+    folder = tmp_path / "project"
+    (folder / "pkg").mkdir(parents=True)
+    (folder / "train.py").write_text("import pkg.model")
+    (folder / "pkg" / "model.py").write_text("layers = 2")
+    (folder / ".env").write_text("TOKEN=secret")
+    return Submitter(cluster, kubeconfig, folder, datetime.now(UTC))
+
+
+async def config_maps(cluster: Cluster) -> list[Object]:
+    path = f"/api/v1/namespaces/{cluster.namespace}/configmaps"
+    found, _ = await cluster.client.list(path, "configmaps", labelSelector="training.ddpjob.io/code=true")
+    return found
+
+
+def owners(config_map: Object) -> set[str]:
+    return {owner["name"] for owner in config_map["metadata"].get("ownerReferences") or ()}
+
+
+def unschedulable(folder: Path, **spec: Any) -> str:
+    """A file with a job that no kubelet touches."""
+    (folder / "job.yaml").write_text(
+        yaml.safe_dump(
+            {
+                "apiVersion": "training.ddpjob.io/v1alpha1",
+                "kind": "DDPJob",
+                "metadata": {"name": "second"},
+                "spec": {
+                    "code": {"path": "."},
+                    "entrypoint": {"script": "train.py"},
+                    "podTemplate": {"spec": {"schedulerName": "none"}},
+                    **spec,
+                },
+            }
+        )
+    )
+    return "job.yaml"
+
+
+async def test_a_folder_is_sent_once_belongs_to_its_jobs_and_comes_back(
+    cluster: Cluster, operator: Operator, ddpjob: Submitter, tmp_path: Path
+) -> None:
+    said = await ddpjob("submit", "train.py", "--nodes", "2", "--name", "first", "--detach", "--", "--lr", "3e-4")
+    assert "left out: .env: may be a secret" in said
+    assert "2 files, 1 kB (1 kB sent)" in said
+    assert f"first is created: 2 nodes x 1 rank = 2 ranks in namespace {cluster.namespace}" in said
+    (sent,) = await config_maps(cluster)
+    assert (sent["immutable"], owners(sent)) == (True, {"first"})
+    pods = await cluster.gang_exists(job="first")
+    spec = pods[1]["spec"]
+    (volume,) = (volume for volume in spec["volumes"] if volume["name"] == "ddpjob-code")
+    assert [source["configMap"]["name"] for source in volume["projected"]["sources"]] == [sent["metadata"]["name"]]
+    (trainer,) = spec["containers"]
+    assert trainer["args"] == ["--script", "train.py", "--", "--lr", "3e-4"]
+
+    # another job with the same code sends nothing, and is an owner too
+    file = unschedulable(ddpjob.folder)
+    (ddpjob.folder / ".ddpjobignore").write_text("job.yaml\n.ddpjobignore\n")
+    assert "already there" in await ddpjob("submit", file, "-d")
+    (shared,) = await config_maps(cluster)
+    assert owners(shared) == {"first", "second"}
+
+    got = await ddpjob("code", "second", "--to", str(tmp_path / "back"))
+    assert "2 files" in got
+    assert (tmp_path / "back" / "pkg" / "model.py").read_text() == "layers = 2"
+    assert not (tmp_path / "back" / ".env").exists()
+    assert "exists; name a new folder" in await ddpjob("code", "second", "--to", str(tmp_path / "back"), code=2)
+
+    # one that has not finished is replaced only if that is what is wanted
+    (ddpjob.folder / "pkg" / "model.py").write_text("layers = 3")
+    refused = await ddpjob("submit", "train.py", "--name", "first", "-d", code=2)
+    assert "the job first exists and is Starting" in refused
+    assert "--replace" in refused
+    assert "created, in place of the one that was Starting" in await ddpjob(
+        "submit", "train.py", "--name", "first", "-d", "--replace"
+    )
+    assert {frozenset(owners(found)) for found in await config_maps(cluster)} >= {frozenset({"first"})}
+    assert "layers = 3" in await back(ddpjob, tmp_path / "third")
+
+
+async def back(ddpjob: Submitter, folder: Path) -> str:
+    await ddpjob("code", "first", "--to", str(folder))
+    return (folder / "pkg" / "model.py").read_text()
+
+
+async def test_the_role_for_submitting_has_every_right_that_is_needed_and_no_other(
+    cluster: Cluster, operator: Operator, ddpjob: Submitter
+) -> None:
+    files = audit_log(cluster.kubeconfig)
+    if not files:
+        pytest.skip("the audit log of this cluster's API server cannot be read from here")
+    await ddpjob("submit", unschedulable(ddpjob.folder), "--detach")
+    await cluster.gang_exists(nodes=1, job="second")
+    await cluster.runs("second-0-0")
+    for command in (("ls",), ("get", "second"), ("why", "second"), ("events", "second"), ("logs", "second")):
+        await ddpjob(*command)
+    await ddpjob("suspend", "second")
+    await ddpjob("code", "second")
+    await ddpjob("cancel", "second", "--yes")
+    role = granted([{"rules": yaml.safe_load(ROLE.read_text())}])
+
+    async def logged() -> bool:
+        used[:] = requests(files, ddpjob.user, ddpjob.since)
+        return any(request.permission.verb == "delete" for request in used)
+
+    used: list[Any] = []
+    await eventually_async(logged, "the audit log has the last command")
+    assert {str(request.permission) for request in used if request.decision == FORBID} == set()
+    assert {str(permission) for permission in role - {request.permission for request in used}} == set()
+
+
+async def test_without_rights_nothing_is_left_behind(cluster: Cluster, ddpjob: Submitter) -> None:
+    """Code is sent first, so what may not be created is known before anything is deleted."""
+    role = f"/apis/{RBAC}/v1/namespaces/{cluster.namespace}/roles/submit"
+    rules = [rule for rule in yaml.safe_load(ROLE.read_text()) if "configmaps" not in rule["resources"]]
+    await cluster.client.merge_patch(role, "roles", {"rules": rules})
+    said = await ddpjob("submit", "train.py", "-d", code=2)
+    assert "cannot get resource" in said
+    assert "configmaps" in said
+    assert await config_maps(cluster) == []
+    assert (await cluster.client.list(paths.jobs(cluster.namespace), "ddpjobs"))[0] == []

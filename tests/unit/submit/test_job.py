@@ -1,0 +1,134 @@
+"""A job as a person writes it, with a folder of code: what becomes of it, and what is wrong with it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from ddpjob_operator.cli.documents import BadFile
+from ddpjob_operator.cli.job_file import check_files, read_job
+from ddpjob_operator.cli.submission import Given, content_of, read_given
+from ddpjob_operator.submit.pack import name_of, pack
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src" / "train.py").write_text("print(1)")
+    (tmp_path / "requirements.txt").write_text("tqdm")
+    return tmp_path
+
+
+def job(**spec: Any) -> dict[str, Any]:
+    return {
+        "apiVersion": "training.ddpjob.io/v1alpha1",
+        "kind": "DDPJob",
+        "metadata": {"name": "mine"},
+        "spec": {"entrypoint": {"script": "src/train.py"}, **spec},
+    }
+
+
+def problems(given: Given) -> tuple[str, ...]:
+    with pytest.raises(BadFile) as refusal:
+        read_given(given)
+    return refusal.value.problems
+
+
+def test_a_script_becomes_a_job_with_the_code_of_this_folder(here: Path) -> None:
+    options = {"nodes": 2, "gpus": 4, "image": "mine:1", "requirements": "requirements.txt", "claim": "data"}
+    submission = read_given(Given("src/train.py", ("--lr", "3e-4"), options, ("A=b=c",)))
+    packed = pack(here)
+    assert submission.code is not None
+    assert submission.content == job(
+        nodes=2,
+        code={
+            "requirements": "requirements.txt",
+            "configMaps": [name_of(part) for part in packed.parts],
+            "sha256": packed.sha256,
+        },
+        args=["--lr", "3e-4"],
+        image="mine:1",
+        resources={"limits": {"nvidia.com/gpu": 4}},
+        env=[{"name": "A", "value": "b=c"}],
+        shared={"claimName": "data"},
+    ) | {"metadata": {"name": "train"}}
+    assert (submission.job.name, submission.job.ranks) == ("train", 8)
+
+
+def test_what_a_dry_run_prints_is_the_same_job_as_yaml(here: Path) -> None:
+    given = Given("src/train.py", (), {"name": "mine", "nodes": 1})
+    (here.parent / "job.yaml").write_text(yaml.safe_dump(content_of(given)).replace("path: .", f"path: {here.name}"))
+    assert read_job(str(here.parent / "job.yaml")).content == read_given(given).content
+
+
+def test_an_absolute_path_into_this_folder_is_a_path_in_it(here: Path) -> None:
+    given = Given(str(here / "src" / "train.py"))
+    assert read_given(given).content["spec"]["entrypoint"]["script"] == "src/train.py"
+
+
+def test_a_variable_without_a_value_is_the_shells(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MY_TOKEN", "t")
+    found = read_given(Given("src/train.py", env=("MY_TOKEN",))).content
+    assert found["spec"]["env"] == [{"name": "MY_TOKEN", "value": "t"}]
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (Given("trian.py"), "trian.py: there is no such file"),
+        (Given("/usr/lib/train.py"), "is not below"),
+        (Given("src/train.py", env=("NOT_SET_HERE",)), "write --env NOT_SET_HERE=VALUE"),
+        (Given("src/train.py", env=("RANK=0",)), "RANK is reserved for the operator"),
+        (
+            Given("src/train.py", options={"requirements": "requirement.txt"}),
+            "spec.code.requirements: 'requirement.txt' is not in .; did you mean requirements.txt?",
+        ),
+        (Given("src/train.py", options={"name": "My Job"}), "metadata.name: 'My Job' is not a valid name"),
+        (Given("job.yaml", ("--lr",), {"nodes": 2}), "--nodes, the arguments after --: for a script"),
+    ],
+)
+def test_what_is_wrong_is_one_line_with_the_way_out(here: Path, given: Given, said: str) -> None:
+    (line,) = problems(given)
+    assert said in line
+
+
+def test_a_script_that_is_ignored_is_not_a_misspelling(here: Path) -> None:
+    (here / ".gitignore").write_text("src/\n")
+    (line,) = problems(Given("src/train.py"))
+    assert line == (
+        "spec.entrypoint.script: 'src/train.py' is left out, because .gitignore or .ddpjobignore lists it; add "
+        "`!src/train.py` to .ddpjobignore"
+    )
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        (
+            {"path": "nowhere"},
+            "job.yaml:10: spec.code.path: nowhere: is not a folder; name the one that has the script",
+        ),
+        ({"path": 7}, "job.yaml:10: spec.code.path: 7 is not a path"),
+        ({"path": ".", "sha256": "0"}, "job.yaml:10: spec.code.path: '.' is packed now, and sha256 is of packed code"),
+        (
+            {"path": ".", "requirement": "a"},
+            "spec.code.requirement: is not a field of a DDPJob; did you mean requirements",
+        ),
+        ({}, "spec.code.configMaps: is missing; `ddpjob submit` and `ddpjob run` set it"),
+    ],
+)
+def test_what_is_wrong_with_the_code_of_a_file_has_its_line(here: Path, code: dict[str, Any], said: str) -> None:
+    (here / "job.yaml").write_text(yaml.safe_dump(job(nodes=1, code=code), sort_keys=False))
+    assert said in "\n".join(check_files(["job.yaml"]).problems)
+
+
+def test_a_folder_is_relative_to_the_file_that_names_it(here: Path) -> None:
+    (here / "src" / "job.yaml").write_text(yaml.safe_dump(job(code={"path": ".."})))
+    assert check_files(["src/job.yaml"]).problems == ()
+    submission = read_job("src/job.yaml")
+    assert submission.code is not None
+    assert "src/train.py" in submission.code.paths

@@ -1,0 +1,213 @@
+"""A folder of code: what is sent, what is left out, and that it comes back as it was."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import random
+import subprocess
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from ddp_trainer.launch.code_archive import digest as digest_of_trainer
+from ddpjob_operator.submit import pack as packing
+from ddpjob_operator.submit.pack import BadCode, digest, name_of, pack, unpack
+
+
+def write(folder: Path, **files: str) -> None:
+    for name, text in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    made = tmp_path / "code"
+    write(made, **{"train.py": "import pkg", "pkg/__init__.py": "", "configs/größe.yaml": "a: 1"})
+    (made / "run.sh").write_text("#!/bin/sh")
+    (made / "run.sh").chmod(0o755)
+    return made
+
+
+def test_what_is_packed_comes_back(folder: Path) -> None:
+    packed = pack(folder)
+    files = unpack(packed.parts)
+    assert {(file.path, file.mode, file.content.decode()) for file in files} == {
+        ("train.py", 0o644, "import pkg"),
+        ("pkg/__init__.py", 0o644, ""),
+        ("configs/größe.yaml", 0o644, "a: 1"),
+        ("run.sh", 0o755, "#!/bin/sh"),
+    }
+    assert packed.paths == {file.path for file in files}
+    assert digest(files) == packed.sha256
+    assert packed.left_out == ()
+
+
+def test_the_same_files_make_the_same_bytes_wherever_and_whenever_they_are_packed(folder: Path, tmp_path: Path) -> None:
+    again = tmp_path / "elsewhere"
+    subprocess.run(["cp", "-r", folder, again], check=True)
+    os.utime(again / "train.py", (0, 0))
+    assert (pack(again).sha256, pack(again).parts) == (pack(folder).sha256, pack(folder).parts)
+
+
+@pytest.mark.parametrize("change", ["content", "mode", "name"])
+def test_every_change_changes_the_digest(folder: Path, change: str) -> None:
+    before = pack(folder)
+    if change == "content":
+        (folder / "train.py").write_text("import gkp")
+    elif change == "mode":
+        (folder / "train.py").chmod(0o755)
+    else:
+        (folder / "train.py").rename(folder / "main.py")
+    after = pack(folder)
+    assert after.sha256 != before.sha256
+    assert name_of(after.parts[0]) != name_of(before.parts[0])
+
+
+def test_both_sides_mean_the_same_by_the_digest(folder: Path) -> None:
+    packed = pack(folder)
+    listed = {file.path: (file.mode, hashlib.sha256(file.content).hexdigest()) for file in unpack(packed.parts)}
+    assert digest_of_trainer(listed) == packed.sha256
+
+
+GIT = {
+    ".gitignore": "*.log\n/data/\n!keep.log\nout/*\n!out/kept.txt\n# a comment\n",
+    "pkg/.gitignore": "generated.py\n!special.log\n",
+    "a.log": "", "keep.log": "", "data/x.bin": "", "pkg/data/y.bin": "", "pkg/generated.py": "", "generated.py": "",
+    "pkg/special.log": "", "pkg/other.log": "", "out/lost.txt": "", "out/kept.txt": "", "train.py": "", "data2/z": "",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("below", ["", "pkg"])
+def test_what_git_ignores_is_left_out(tmp_path: Path, below: str) -> None:
+    """Also what the .gitignore of a folder above says, if that is in the same repository."""
+    write(tmp_path, **GIT)
+    subprocess.run(["git", "init", "-q", tmp_path], check=True)
+    kept = subprocess.run(
+        ["git", "ls-files", "-co", "--exclude-standard"],
+        cwd=tmp_path / below,
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout.split()
+    assert pack(tmp_path / below).paths == set(kept)
+    assert len(kept) >= 3
+
+
+def test_ddpjobignore_is_read_after_gitignore(folder: Path) -> None:
+    write(folder, **{".gitignore": "*.bin\n", ".ddpjobignore": "!small.bin\nconfigs/\n", "small.bin": "", "b.bin": ""})
+    assert pack(folder).paths == {"train.py", "pkg/__init__.py", "run.sh", "small.bin", ".gitignore", ".ddpjobignore"}
+
+
+def test_what_is_no_code_is_left_out(folder: Path) -> None:
+    expected = pack(folder)
+    write(
+        folder, **{"__pycache__/train.cpython-311.pyc": "", ".git/HEAD": "", ".mypy_cache/x": "", "env/pyvenv.cfg": ""}
+    )
+    write(folder, **{"env/lib/torch.py": "", "shared/checkpoints/big": ""})
+    assert pack(folder, exclude=[folder / "shared"]).sha256 == expected.sha256
+
+
+def test_secrets_are_left_out_unless_they_are_asked_for(folder: Path) -> None:
+    write(folder, **{".env": "TOKEN=1", "id_rsa": "", ".ddpjobignore": "!id_rsa\n"})
+    packed = pack(folder)
+    assert "id_rsa" in packed.paths
+    assert packed.left_out == (".env: may be a secret; `!.env` in .ddpjobignore sends it",)
+
+
+def test_links_that_lead_out_of_the_folder_are_left_out(folder: Path, tmp_path: Path) -> None:
+    write(tmp_path, **{"data/x": "", "secret": "s"})
+    (folder / "data").symlink_to(tmp_path / "data")
+    (folder / "secret").symlink_to(tmp_path / "secret")
+    (folder / "alias.py").symlink_to(folder / "train.py")
+    packed = pack(folder)
+    assert "alias.py" in packed.paths
+    assert not {"data/x", "secret"} & packed.paths
+    assert [note.partition(":")[0] for note in packed.left_out] == ["data", "secret"]
+
+
+def test_a_large_folder_has_several_parts_and_a_change_sends_one_of_them(folder: Path) -> None:
+    noise = random.Random(1)
+    for name in ("a.bin", "m.bin", "z.bin"):
+        (folder / name).write_bytes(noise.randbytes(700_000))
+    before = pack(folder)
+    assert digest(unpack(before.parts)) == before.sha256
+    assert all(len(part) <= packing.MOST_PART_BYTES for part in before.parts)
+    (folder / "z.bin").write_bytes(noise.randbytes(700_000))
+    after = pack(folder)
+    assert [old == new for old, new in zip(before.parts, after.parts, strict=True)] == [True, True, False]
+
+
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        (
+            {"model.bin": 1_100_000},
+            "1.1 MB in 1 files, and 1.0 MB a file, compressed is allowed; the largest: model.bin",
+        ),
+        ({f"{number}.bin": 900_000 for number in range(9)}, "8.1 MB in 13 files, and 8.0 MB, compressed"),
+        ({"zeros.bin": -(65 << 20)}, "64 MiB in 10000 files is allowed; the largest: zeros.bin (68.2 MB)"),
+    ],
+    ids=["a file", "a folder", "before it is compressed"],
+)
+def test_what_is_too_large_is_named_with_the_way_out(folder: Path, files: dict[str, int], said: str) -> None:
+    for name, size in files.items():
+        with (folder / name).open("wb") as file:
+            if size < 0:
+                file.truncate(-size)
+            else:
+                file.write(random.Random(name).randbytes(size))
+    with pytest.raises(BadCode, match="put data and models on the shared volume") as refusal:
+        pack(folder)
+    assert said in str(refusal.value)
+
+
+def test_a_folder_with_nothing_to_send_is_refused(tmp_path: Path) -> None:
+    write(tmp_path, **{".ddpjobignore": "*\n", "train.py": ""})
+    with pytest.raises(BadCode, match="list all of them"):
+        pack(tmp_path)
+    with pytest.raises(BadCode, match="is not a folder"):
+        pack(tmp_path / "train.py")
+
+
+def archive(*members: tarfile.TarInfo, content: bytes = b"") -> bytes:
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w:gz") as made:
+        for member in members:
+            member.size = len(content) if member.isreg() else 0
+            made.addfile(member, io.BytesIO(content))
+    return packed.getvalue()
+
+
+def member(name: str, kind: bytes = tarfile.REGTYPE) -> tarfile.TarInfo:
+    made = tarfile.TarInfo(name)
+    made.type, made.linkname = kind, "/etc/passwd"
+    return made
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        [archive(member("../up.py"))],
+        [archive(member("/etc/cron.d/x"))],
+        [archive(member("link", tarfile.SYMTYPE))],
+        [archive(member("device", tarfile.CHRTYPE))],
+        [archive(member("twice.py")), archive(member("twice.py"))],
+        [archive(member("a.py"))[:40]],
+        [b"no archive"],
+    ],
+    ids=["above", "absolute", "a link", "a device", "twice", "cut", "no archive"],
+)
+def test_packed_code_of_another_author_is_not_trusted(parts: list[bytes]) -> None:
+    with pytest.raises(BadCode, match="the packed code"):
+        unpack(parts)
+
+
+def test_packed_code_that_unpacks_without_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packing, "MOST_BYTES", 1 << 20)
+    with pytest.raises(BadCode, match="larger than 1 MiB"):
+        unpack([archive(member("zeros"), content=bytes(2 << 20))])
