@@ -35,7 +35,7 @@ def open_shared(folder: Path) -> Path:
     try:
         if not shared.exists():
             shared.mkdir(parents=True)
-            # neither for git nor, when the folder that it is in is sent, code
+            # no code of the folder that it is in, for git and for `ddpjob submit`
             (shared / ".gitignore").write_text("*\n")
         for name in _FOLDERS:
             (shared / name).mkdir(parents=True, exist_ok=True)

@@ -24,7 +24,12 @@ with lock_job(Path(sys.argv[1]), "digits"):
 
 def test_a_new_folder_has_what_the_volume_has(tmp_path: Path) -> None:
     shared = open_shared(tmp_path / "new" / "shared")
-    assert sorted(entry.name for entry in shared.iterdir()) == ["checkpoints", "datasets", "logs"]
+    assert sorted(entry.name for entry in shared.iterdir()) == [".gitignore", "checkpoints", "datasets", "logs"]
+    assert (shared / ".gitignore").read_text() == "*\n", "it is no code of the folder that it is in"
+
+
+def test_a_folder_that_somebody_made_is_left_as_it_is(tmp_path: Path) -> None:
+    assert not (open_shared(tmp_path) / ".gitignore").exists()
 
 
 def test_a_file_in_the_place_of_the_folder_is_refused(tmp_path: Path) -> None:
