@@ -623,3 +623,16 @@ def test_a_checkpoint_says_whether_its_loss_was_finite(attach: Any) -> None:
         (folder / "weights").write_text("")
     manifest = Manifest.read(run.latest())
     assert (manifest.loss_is_finite, manifest.config) == (False, {"lr": 0.1})
+
+
+def test_the_digest_of_submitted_code_is_in_snapshots_and_in_the_event_that_begins_the_run(attach, tmp_path) -> None:
+    model, optimizer = model_and_optimizer()
+    run = attach(model, optimizer, environ={"DDPJOB_CODE_DIR": "/etc/ddpjob/code", "DDPJOB_CODE_SHA256": "ab" * 32})
+    run.resume()
+    for _ in range(2):
+        run.step_end(step(model, optimizer))
+    run.finish()
+    (manifest,) = (tmp_path / "shared/checkpoints/job").glob("step-*2/manifest.json")
+    assert Manifest.read(manifest.parent).code_sha256 == "ab" * 32
+    events = [json.loads(line) for line in (tmp_path / "shared/logs/job/events.jsonl").read_text().splitlines()]
+    assert next(event for event in events if event["event"] == "started")["codeSha256"] == "ab" * 32

@@ -48,6 +48,14 @@ def test_the_fields_are_those_of_the_contract() -> None:
     }  # fmt: skip
 
 
+def test_the_digest_of_submitted_code_is_in_it_and_may_be_absent() -> None:
+    with_code = replace(MANIFEST, code_sha256="b" * 64)
+    assert json.loads(with_code.to_json())["codeSha256"] == "b" * 64
+    assert Manifest.from_json(with_code.to_json()) == with_code
+    with pytest.raises(CorruptSnapshotError, match="codeSha256"):
+        Manifest.from_json(changed(codeSha256="no digest"))
+
+
 def test_no_flipped_bit_goes_unseen() -> None:
     data = MANIFEST.to_json()
     believed = []

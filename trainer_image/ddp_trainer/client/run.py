@@ -85,6 +85,7 @@ class Run:
         self._heartbeat = heartbeat
         self._observer = observer
         self._log = log
+        self._code_sha256 = job.code_sha256
         self._config = None if config is None else json.loads(json.dumps(config, default=str))
         # a group of its own, where training uses NCCL
         needed = not states.saved or job.non_finite_loss == "Rollback"
@@ -139,7 +140,7 @@ class Run:
         self._checkpoints = Checkpoints(
             directory,
             keep=job.snapshot_keep,
-            identity=Identity(job.name, job.uid, job.created, job.attempt, world.rank, world.size, job.nodes),
+            identity=Identity.of_job(job, world),
             global_batch=global_batch,
             on_event=checkpointed,
             keep_every=job.snapshot_keep_every,
@@ -205,6 +206,8 @@ class Run:
         facts["totalSteps"] = self._steps.total_steps
         if self._config is not None:
             facts["config"] = self._config
+        if self._code_sha256 is not None:
+            facts["codeSha256"] = self._code_sha256
         if self._losses.rollbacks:
             facts["rollbacks"] = self._losses.rollbacks
         self._log.event("resumed" if self.step else "started", step=self.step, **facts)

@@ -137,7 +137,7 @@ class Snapshots:
             stateful,
             every=SaveInterval.parse(job.snapshot_every),
             keep=job.snapshot_keep,
-            identity=Identity(job.name, job.uid, job.created, job.attempt, world.rank, world.size, job.nodes),
+            identity=Identity.of_job(job, world),
             strategy=strategy,
             global_batch=global_batch,
             on_event=on_event,

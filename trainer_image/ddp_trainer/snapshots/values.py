@@ -5,9 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
+from ddp_trainer.contract.environment import JobEnvironment
 from ddp_trainer.snapshots.trust.manifest import Kind, Manifest
+
+if TYPE_CHECKING:
+    from ddp_trainer.rank.world import World
 
 FAILING_AFTER = 3
 """So many saves failed in a row are no accident: SnapshotsFailing."""
@@ -15,7 +19,10 @@ FAILING_AFTER = 3
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """The job, attempt and rank of this process. `created` is the job's creation time in whole seconds."""
+    """The job, attempt and rank of this process. `created` is the job's creation time in whole seconds.
+
+    `code_sha256` is the digest of the submitted code, None without.
+    """
 
     job: str
     uid: str
@@ -24,6 +31,13 @@ class Identity:
     rank: int
     world_size: int
     nodes: int = 1
+    code_sha256: str | None = None
+
+    @classmethod
+    def of_job(cls, job: JobEnvironment, world: World) -> Identity:
+        return cls(
+            job.name, job.uid, job.created, job.attempt, world.rank, world.size, job.nodes, code_sha256=job.code_sha256
+        )
 
     def manifest(
         self,
@@ -50,6 +64,7 @@ class Identity:
             kind=kind,
             loss_is_finite=loss_is_finite,
             config=config or {},
+            code_sha256=self.code_sha256,
         )
 
 

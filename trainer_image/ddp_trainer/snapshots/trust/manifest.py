@@ -54,6 +54,9 @@ class Manifest:
     config: Mapping[str, Any] = field(default_factory=dict)
     """The settings of the run, as JSON."""
 
+    code_sha256: str | None = None
+    """Digest of the submitted code that trained; None where it is in the image or on the volume."""
+
     files: Mapping[str, FileEntry] = field(default_factory=dict)
 
     @property
@@ -82,6 +85,7 @@ class Manifest:
             "kind": self.kind,
             "lossIsFinite": self.loss_is_finite,
             "config": self.config,
+            **({"codeSha256": self.code_sha256} if self.code_sha256 is not None else {}),
             "files": {name: {"bytes": f.bytes, "sha256": f.sha256} for name, f in sorted(self.files.items())},
         }
         return (json.dumps({**fields, "checksum": _checksum(fields)}, indent=1) + "\n").encode()
@@ -123,6 +127,7 @@ class Manifest:
             # older images write neither
             loss_is_finite=_boolean(fields, "lossIsFinite", default=True),
             config=_config(fields),
+            code_sha256=_digest("codeSha256", fields["codeSha256"]) if "codeSha256" in fields else None,
             files=_files(fields),
         )
 
@@ -215,8 +220,11 @@ def _files(fields: Mapping[str, Any]) -> dict[str, FileEntry]:
             raise _wrong("files", name, "a file below the snapshot")
         if not isinstance(entry, dict):
             raise _wrong(f"files[{name!r}]", entry, "an object")
-        digest = _text(entry, "sha256")
-        if len(digest) != 64 or set(digest) - set("0123456789abcdef"):
-            raise _wrong(f"files[{name!r}].sha256", digest, "64 hexadecimal digits")
-        entries[name] = FileEntry(_integer(entry, "bytes"), digest)
+        entries[name] = FileEntry(_integer(entry, "bytes"), _digest(f"files[{name!r}].sha256", entry.get("sha256")))
     return entries
+
+
+def _digest(name: str, value: Any) -> str:
+    if not isinstance(value, str) or len(value) != 64 or set(value) - set("0123456789abcdef"):
+        raise _wrong(name, value, "64 hexadecimal digits")
+    return value
