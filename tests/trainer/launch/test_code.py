@@ -20,7 +20,7 @@ from ddp_trainer.contract.environment import SubmittedCode
 from ddp_trainer.contract.exit_codes import EXIT_USER, UserError
 from ddp_trainer.launch import code_archive
 from ddp_trainer.launch.code import difference, unpack, volume_failure
-from ddp_trainer.launch.code_archive import MOST_FILES, Entry, digest
+from ddp_trainer.launch.code_archive import Entry, digest
 from ddp_trainer.launch.leftovers import LEFTOVER_SECONDS
 from ddp_trainer.launch.work_links import link_code, plan_links
 
@@ -92,12 +92,13 @@ def set_(**fields: object) -> Alter:
         ({"x": "", "x/y": ""}, None, "is a file and a folder"),
         ({"x/y": "", "x": ""}, None, "is a file and a folder"),
         ({"x": "changed"}, None, "was expected: submit the code again"),
-        ({str(number): "" for number in range(MOST_FILES + 1)}, None, "more than 20,000 files"),
+        ({str(number): "" for number in range(101)}, None, "more than 100 files"),
     ],
 )  # fmt: skip
 def test_what_may_not_be_submitted_is_named_and_nothing_of_it_stays(
-    tmp_path: Path, files: Mapping[str, str], alter: Alter | None, says: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: Mapping[str, str], alter: Alter | None, says: str
 ) -> None:
+    monkeypatch.setattr(code_archive, "MOST_FILES", 100)
     archive(tmp_path / "archives" / "00.tar.gz", files, alter=alter or (lambda _: None))
     with pytest.raises(UserError, match=says):
         unpack(SubmittedCode(tmp_path / "archives", "0" * 64), tmp_path / "code")
@@ -123,6 +124,14 @@ def test_a_damaged_archive_is_one_clear_error(tmp_path: Path, damage: Callable[[
         unpack(code, tmp_path / "code")
 
 
+def test_headers_that_describe_headers_without_end_are_a_damaged_archive(tmp_path: Path) -> None:
+    header = tarfile.TarInfo("x")
+    header.type = tarfile.XHDTYPE
+    (tmp_path / "00.tar.gz").write_bytes(gzip.compress(header.tobuf() * 5000))
+    with pytest.raises(UserError, match="is damaged"):
+        unpack(SubmittedCode(tmp_path, "0" * 64), tmp_path / "code")
+
+
 def test_the_same_path_in_two_archives_is_refused(tmp_path: Path) -> None:
     for name in ("00.tar.gz", "01.tar.gz"):
         archive(tmp_path / name, {"x": name})
@@ -135,7 +144,7 @@ def test_few_bytes_that_unpack_to_very_many_are_not_read_to_their_end(tmp_path, 
     monkeypatch.setattr(code_archive, "MOST_FILES", 16)
     header = tarfile.TarInfo("comment")
     header.type, header.size = tarfile.XHDTYPE, 1 << 30
-    (tmp_path / "00.tar.gz").write_bytes(gzip.compress(header.tobuf() + bytes(1 << 26)))
+    (tmp_path / "00.tar.gz").write_bytes(gzip.compress(header.tobuf() + bytes(1 << 23)))
     with pytest.raises(UserError, match="more than 1 MiB"):
         unpack(SubmittedCode(tmp_path, "0" * 64), tmp_path / "code")
 

@@ -28,6 +28,15 @@ _LONGEST_PATH: Final = 1024
 _HEADER_BYTES: Final = 4096
 """Of a tar archive, for each file: its header, one more for a long name, and padding."""
 
+_DAMAGED: Final = (
+    tarfile.TarError,
+    gzip.BadGzipFile,
+    zlib.error,
+    EOFError,
+    ValueError,
+    OverflowError,
+    RecursionError,  # tarfile reads a header that describes the next one by a call within the call
+)
 SUBMIT_AGAIN: Final = "submit the code again"
 
 
@@ -74,7 +83,7 @@ def read_archives(code: SubmittedCode, consume: Consume) -> Listing:
                         content = members.extractfile(member)
                         assert content is not None  # of a regular file
                         listing[path] = Entry(member.mode, consume(path, member.mode, content))
-        except (tarfile.TarError, gzip.BadGzipFile, zlib.error, EOFError, ValueError, OverflowError) as error:
+        except _DAMAGED as error:
             raise UserError(f"the code archive {archive.name} is damaged ({error}): {SUBMIT_AGAIN}") from error
     found = digest(listing)
     if found != code.sha256:

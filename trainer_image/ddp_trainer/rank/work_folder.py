@@ -22,30 +22,29 @@ FOLDERS: Final = ("datasets", "checkpoints", "logs")
 def enter_work_folder(job: JobEnvironment, scratch: Path | None) -> None:
     """Make the folders, and leave a working directory that ends with the pod. `scratch` is what does.
 
-    A volume that cannot be written to is not an error yet: the script may not need it. With submitted code it has been
-    written to by now, and OSError says that the working directory cannot be entered.
+    A volume that cannot be written to is not an error yet: the script may not need it. With submitted code, OSError
+    says that its working directory cannot be entered.
     """
-    with_code = job.code_sha256 is not None
-    leaves = with_code or (scratch is not None and Path.cwd() == scratch)
     work = job.shared / "work" / job.name
+    leaves = scratch is not None and Path.cwd() == scratch
+    if job.code_sha256 is not None:
+        _enter(work)
+        # as `python -m` does in this directory: for modules of the code, whichever script of it is run
+        sys.path.insert(0, str(Path.cwd()))
+        leaves = False
     try:
         for folder in (*(job.shared / name for name in FOLDERS), *((work,) if leaves else ())):
             folder.mkdir(parents=True, exist_ok=True)
         if leaves:
-            os.chdir(work)
-            _spawn_in(work)
+            _enter(work)
     except OSError as error:
-        if with_code:
-            raise
         lost = f"; files that the script writes to {scratch} end with the pod" if leaves else ""
         print(f"ddp_trainer: {error.filename}: {error.strerror}{lost}", file=sys.stderr, flush=True)
-    if with_code:
-        # as `python -m` does in this directory: for modules of the code, beside whichever script of it is run
-        sys.path.insert(0, str(Path.cwd()))
 
 
-def _spawn_in(work: Path) -> None:
-    """Processes that multiprocessing spawns begin in what was the working directory when it was imported."""
+def _enter(work: Path) -> None:
+    os.chdir(work)
     process = sys.modules.get("multiprocessing.process")
     if process is not None:
+        # where processes that it spawns begin: what was the working directory when it was imported
         process.ORIGINAL_DIR = str(work)  # type: ignore[attr-defined]
