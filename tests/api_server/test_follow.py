@@ -9,12 +9,16 @@ import re
 import signal
 from typing import Any, NamedTuple
 
+import pytest
+import typer
 import yaml
 from tests.api_server.harness import Cluster, Operator
 from tests.api_server.test_postmortem import fail_on_node_rank_1
 from tests.support.command import COMMAND, to_cluster
 from tests.support.waiting import PATIENCE_SECONDS, eventually_async
 
+from ddpjob_operator.cli import completion
+from ddpjob_operator.cli.main import app
 from ddpjob_operator.cluster import paths
 
 
@@ -104,7 +108,9 @@ async def test_a_job_of_which_there_is_none_is_one_line_with_those_that_there_ar
     assert "no operator has acted on it" in unseen.out
 
 
-async def test_a_job_that_failed_and_one_that_waits_are_explained(cluster: Cluster, operator: Operator) -> None:
+async def test_a_job_that_failed_and_one_that_waits_are_explained(
+    cluster: Cluster, operator: Operator, monkeypatch: pytest.MonkeyPatch
+) -> None:
     space = ("-n", cluster.namespace)
     await fail_on_node_rank_1(cluster, cleanPodPolicy="All")
     answer = await ddpjob(cluster, "why", "digits", *space, "-o", "json")
@@ -145,6 +151,11 @@ async def test_a_job_that_failed_and_one_that_waits_are_explained(cluster: Clust
     assert one.out.startswith("digits: Failed (BackoffLimitExceeded)\n")
     assert "CUDA out of memory" in one.out
 
+    # in this process, and with more time than a person waits, which a busy machine needs
+    monkeypatch.setattr(completion, "SECONDS_FOR_NAMES", PATIENCE_SECONDS)
+    root = typer.main.get_command(app)
+    names = await asyncio.to_thread(completion.complete, root, ["get", *space, "o"])
+    assert names == [completion.Candidate("other", "Starting")]
     over = await ddpjob(cluster, "cancel", "digits", *space)
     assert (over.code, over.err) == (
         2,

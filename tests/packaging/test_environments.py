@@ -80,6 +80,7 @@ def test_the_command_line_checks_a_job_and_asks_a_cluster_without_torch_or_kopf(
     sample = str(ROOT / "manifests/samples/ddpjob.yaml")
     for script in ("ddpjob", "kubectl-ddpjob"):
         run(python, str(python.parent / script), "validate", sample)
+    assert run(python, str(python.parent / "kubectl_complete-ddpjob"), "valid").startswith("validate\t")
     nowhere = {"KUBECONFIG": str(tmp_path / "nowhere")}
     asked = subprocess.run([python.parent / "ddpjob", "why", "digits"], env=nowhere, capture_output=True, text=True)
     assert (asked.returncode, asked.stdout) == (2, "")

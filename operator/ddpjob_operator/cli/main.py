@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import logging
+import os
 import sys
+from collections.abc import Callable, Sequence
+from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, NoReturn
 
 import typer
 
@@ -172,17 +176,59 @@ def validate(
         raise refused(checked.problems)
 
 
+class Shell(StrEnum):
+    """Shells that have a completion."""
+
+    BASH = "bash"
+    ZSH = "zsh"
+    FISH = "fish"
+
+
+@app.command()
+def completion(shell: Annotated[Shell, typer.Argument(metavar="SHELL", help="bash, zsh or fish.")]) -> None:
+    """Print a script that completes verbs, options and names of jobs.
+
+    \b
+    bash: source <(ddpjob completion bash)              in ~/.bashrc
+    zsh:  source <(ddpjob completion zsh)               in ~/.zshrc, after compinit
+    fish: ddpjob completion fish | source               in ~/.config/fish/config.fish
+
+    kubectl 1.26 or newer completes `kubectl ddpjob` by itself. Exit codes: 0 printed, 2 no such shell.
+    """
+    from ddpjob_operator.cli.completion import SCRIPTS
+
+    print(SCRIPTS[shell], end="")
+
+
 app.add_typer(cluster_commands.app)
 app.add_typer(snapshot_commands.app)
 
 
 def main() -> None:
     """Entry point of `ddpjob` and `kubectl-ddpjob`."""
+    from ddpjob_operator.cli.completion import HIDDEN, print_candidates
     from ddpjob_operator.cli.output import outlive_readers
 
     outlive_readers()
+    if sys.argv[1:2] == [HIDDEN]:
+        _complete(print_candidates, sys.argv[2:])
     called_as = Path(sys.argv[0]).name
     app(prog_name="kubectl ddpjob" if called_as.startswith("kubectl") else "ddpjob")
+
+
+def complete_for_kubectl() -> None:
+    """Entry point of `kubectl_complete-ddpjob`, which kubectl 1.26 and newer runs for `kubectl ddpjob <TAB>`."""
+    from ddpjob_operator.cli.completion import print_for_kubectl
+
+    _complete(print_for_kubectl, sys.argv[1:])
+
+
+def _complete(print_for: Callable[[Any, Sequence[str]], None], words: Sequence[str]) -> NoReturn:
+    """Print candidates and nothing else, and end without waiting for a request that is still under way."""
+    logging.disable()
+    print_for(typer.main.get_command(app), words)
+    sys.stdout.flush()
+    os._exit(0)
 
 
 if __name__ == "__main__":
