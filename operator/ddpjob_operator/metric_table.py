@@ -78,6 +78,26 @@ OPERATOR = (
         ("namespace", "reason"),
     ),
     MetricRow("ddpjob_operator_jobs", "gauge", "Jobs by phase.", ("phase",)),
+    *(
+        row
+        for unit, what in (("node", "pods"), ("gpu", "GPUs"))
+        for row in (
+            MetricRow(
+                f"ddpjob_{unit}_seconds_total",
+                "counter",
+                f"Seconds times {what} for which gangs held them, including deleted jobs. The cause is the activity.",
+                ("namespace", "cause"),
+                "seconds",
+            ),
+            MetricRow(
+                f"ddpjob_lost_{unit}_seconds_total",
+                "counter",
+                f"Those of `ddpjob_{unit}_seconds_total` that were counted as training and that a failure lost later.",
+                ("namespace",),
+                "seconds",
+            ),
+        )
+    ),
 )
 """The operator itself. These counters outlive the jobs, and start from 0 with each new leader."""
 

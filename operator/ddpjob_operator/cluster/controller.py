@@ -17,10 +17,10 @@ from typing import TypeVar
 from ddpjob_operator import metrics
 from ddpjob_operator.api import API_VERSION, KIND
 from ddpjob_operator.api.spec import DDPJobSpec
-from ddpjob_operator.api.status import DDPJobStatus, Phase
+from ddpjob_operator.api.status import DDPJobStatus
 from ddpjob_operator.cluster.apply import Applier
 from ddpjob_operator.cluster.cache import Cache, Json, Key, Owner
-from ddpjob_operator.cluster.figures import figures
+from ddpjob_operator.cluster.figures import count, figures
 from ddpjob_operator.cluster.rejections import Rejected
 from ddpjob_operator.cluster.status_poll import StatusPoller, Target
 from ddpjob_operator.cluster.status_write import Change, StatusWriter, change_between
@@ -224,7 +224,7 @@ class Controller:
         if not await self._writer.write(view.key, view.obj, change):
             return False
         view.last.status_written = asyncio.get_running_loop().time()
-        self._count(view.key.namespace, before, after)
+        count(view.key.namespace, view.job, before, after)
         for event in decided.events:
             self.recorder.record(Subject(API_VERSION, KIND, *view.key, view.owner.uid), event)
         return True
@@ -248,13 +248,6 @@ class Controller:
             logger.info("%s: %s; not tried again", key, refusal.problem.message)
             return None
         raise error from None
-
-    def _count(self, namespace: str, before: DDPJobStatus, after: DDPJobStatus) -> None:
-        cause = after.last_failure.reason if after.last_failure else "Unknown"
-        if after.restarts > before.restarts:
-            metrics.RESTARTS.labels(namespace, metrics.bounded(cause)).inc(after.restarts - before.restarts)
-        if after.phase is Phase.FAILED and before.phase is not Phase.FAILED:
-            metrics.FAILED_JOBS.labels(namespace, metrics.bounded(cause)).inc()
 
     def _update_metrics(self, view: _View, status: DDPJobStatus) -> None:
         if not self._leading:

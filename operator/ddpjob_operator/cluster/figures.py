@@ -1,11 +1,13 @@
-"""What `/metrics` shows of a job: its status and its spec in figures."""
+"""What `/metrics` shows of a job: its status and its spec in figures, and what a write of its status counts."""
 
 from __future__ import annotations
 
+from ddpjob_operator import metrics
 from ddpjob_operator.api.spec import DDPJobSpec
 from ddpjob_operator.api.status import DDPJobStatus, Phase
 from ddpjob_operator.cluster.cache import Key
 from ddpjob_operator.core.ledger.goodput import seconds_of
+from ddpjob_operator.core.ledger.usage import usage_between
 from ddpjob_operator.core.values.job import Job
 from ddpjob_operator.metrics import JobFigures
 
@@ -44,6 +46,25 @@ def figures(key: Key, job: Job | None, status: DDPJobStatus, default_image: str)
         recomputed_steps=goodput.recomputed_steps if goodput else None,
         seconds=seconds_of(goodput) if goodput else {},
     )
+
+
+def count(namespace: str, job: Job | None, before: DDPJobStatus, after: DDPJobStatus) -> None:
+    """Add what a write of the status has recorded to the counters that outlive the job."""
+    cause = metrics.bounded(after.last_failure.reason if after.last_failure else "Unknown")
+    if after.restarts > before.restarts:
+        metrics.RESTARTS.labels(namespace, cause).inc(after.restarts - before.restarts)
+    if after.phase is Phase.FAILED and before.phase is not Phase.FAILED:
+        metrics.FAILED_JOBS.labels(namespace, cause).inc()
+    usage = usage_between(before, after)
+    held = (
+        (metrics.NODE_SECONDS, metrics.LOST_NODE_SECONDS, usage.nodes),
+        (metrics.GPU_SECONDS, metrics.LOST_GPU_SECONDS, usage.nodes * job.spec.gpus_per_node if job else 0),
+    )
+    for counted, lost, number in held:
+        if number:
+            for activity, seconds in usage.seconds.items():
+                counted.labels(namespace, activity).inc(number * seconds)
+            lost.labels(namespace).inc(number * usage.lost)
 
 
 def _queue(spec: DDPJobSpec) -> str:

@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from itertools import pairwise
 from typing import Any
 
 import pytest
 
-from ddpjob_operator.api.status import DDPJobStatus, Phase
+from ddpjob_operator import metrics
+from ddpjob_operator.api.status import DDPJobStatus, Goodput, NodeCount, Phase
 from ddpjob_operator.cluster.cache import Key
-from ddpjob_operator.cluster.figures import figures
+from ddpjob_operator.cluster.figures import count, figures
+from ddpjob_operator.core.ledger.goodput import ACTIVITIES
 from ddpjob_operator.metrics import JobFigures
 from ddpjob_operator.wire.jobs import parse_job
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 KEY = Key("team", "digits")
+METADATA = {"name": "digits", "namespace": "team", "uid": "u", "creationTimestamp": "2026-01-01T12:00:00Z"}
 
 
 def of(spec: dict[str, Any], status: dict[str, Any]) -> JobFigures:
-    metadata = {"name": "digits", "namespace": "team", "uid": "u", "creationTimestamp": "2026-01-01T12:00:00Z"}
-    job = parse_job({"metadata": metadata, "spec": spec, "status": status})
+    job = parse_job({"metadata": METADATA, "spec": spec, "status": status})
     return figures(KEY, job, job.status, "trainer:default")
 
 
@@ -57,3 +60,28 @@ def test_only_conditions_that_need_attention_are_shown_and_only_while_they_are_t
 def test_a_job_whose_spec_cannot_be_read_shows_its_status() -> None:
     found = figures(KEY, None, DDPJobStatus(phase=Phase.FAILED, restarts=2), "trainer:default")
     assert (found.phase, found.restarts, found.nodes, found.gpus, found.image) == (Phase.FAILED, 2, 0, 0, "")
+
+
+def counted(name: str, **labels: str) -> float:
+    return metrics.REGISTRY.get_sample_value(name, {"namespace": "counted", **labels}) or 0.0
+
+
+def test_what_a_write_adds_to_the_ledger_is_counted_for_each_node_and_each_gpu() -> None:
+    job = parse_job({"metadata": METADATA, "spec": {"nodes": 2, "resources": {"limits": {"nvidia.com/gpu": 4}}}})
+    statuses = [
+        DDPJobStatus(nodes=NodeCount(total=2), goodput=Goodput(**seconds))
+        for seconds in (
+            {"queued": 100.0},
+            {"queued": 100.0, "training": 60.0, "saving": 1.5},
+            {"queued": 100.0, "training": 40.0, "saving": 1.5, "recovering": 25.0},  # 20 lost, 5 until it ran again
+        )
+    ]
+    for before, after in pairwise([DDPJobStatus(), *statuses]):
+        count("counted", job, before, after)
+    of_nodes = {cause: counted("ddpjob_node_seconds_total", cause=cause) for cause in ACTIVITIES}
+    assert {cause: seconds for cause, seconds in of_nodes.items() if seconds} == {
+        "training": 120.0, "saving": 3.0, "recovering": 10.0,
+    }  # fmt: skip
+    assert counted("ddpjob_lost_node_seconds_total") == 40.0
+    assert counted("ddpjob_gpu_seconds_total", cause="training") == 60.0 * 8
+    assert counted("ddpjob_lost_gpu_seconds_total") == 20.0 * 8

@@ -8,6 +8,7 @@ from small_cluster import Cluster
 
 from ddpjob_operator.api.status import DDPJobStatus, Phase
 from ddpjob_operator.core.ledger.goodput import seconds_of
+from ddpjob_operator.core.ledger.usage import HELD, usage_between
 from ddpjob_operator.core.stages.suspend import is_suspending
 from ddpjob_operator.core.values.actions import AssignPod, CreateChild, CreatePod, DeletePod
 
@@ -24,6 +25,7 @@ def check_history(cluster: Cluster) -> None:
     check_force_is_asked_for(cluster)
     check_sizes(cluster)
     check_time_adds_up(cluster)
+    check_usage_adds_up(cluster)
     check_data_comes_first(cluster)
     check_tries_of_data(cluster)
     check_group_comes_first(cluster)
@@ -97,6 +99,23 @@ def check_time_adds_up(cluster: Cluster) -> None:
         assert last.completion_time is not None
         # a clock that was set back takes nothing away
         assert last.goodput.last_update_time >= last.completion_time, "a job that is over has all its time counted"
+
+
+def check_usage_adds_up(cluster: Cluster) -> None:
+    """What the writes add up to is what the last ledger says; nothing is counted twice, and nothing backwards."""
+    counted, lost, before = dict.fromkeys(HELD, 0.0), 0.0, DDPJobStatus()
+    for status in cluster.statuses:
+        usage = usage_between(before, status)
+        assert min([usage.lost, *usage.seconds.values()]) >= 0, usage
+        for activity, seconds in usage.seconds.items():
+            counted[activity] += seconds
+        lost, before = lost + usage.lost, status
+    if before.goodput is not None:
+        ledger = seconds_of(before.goodput)
+        moved = counted | {"training": counted["training"] - lost, "recovering": counted["recovering"] + lost}
+        assert {name: round(seconds, 2) for name, seconds in moved.items()} == {
+            name: round(ledger[name], 2) for name in HELD
+        }
 
 
 def check_attempt_on_record_first(cluster: Cluster) -> None:
