@@ -79,6 +79,7 @@ lint-files: $(VENV)/.dev
 	$(BIN)/python charts/readme.py --check
 	$(BIN)/python charts/rbac.py --check
 	$(BIN)/python charts/policies.py --check
+	$(BIN)/python charts/dashboards --check
 
 scan: $(VENV)/.dev build/scan/.installed  ## Dockerfiles and the rendered chart against checkov's rules, offline
 	release/scan.sh $(BIN) build/scan/bin
@@ -118,7 +119,7 @@ format: $(VENV)/.dev  ## let ruff lay out the code
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-generate: $(VENV)/.dev  ## write the CRD, four pages of docs/, the chart's README, roles and policies from their sources
+generate: $(VENV)/.dev  ## write the CRD, four pages of docs/, the chart's README, roles, policies and dashboards
 	$(BIN)/python -m ddpjob_operator.api.crd
 	$(BIN)/python -m ddpjob_operator.api.docs
 	$(BIN)/python docs/metrics.py
@@ -128,6 +129,7 @@ generate: $(VENV)/.dev  ## write the CRD, four pages of docs/, the chart's READM
 	$(BIN)/python charts/readme.py
 	$(BIN)/python charts/rbac.py
 	$(BIN)/python charts/policies.py
+	$(BIN)/python charts/dashboards
 
 images:  ## build the operator's and the trainer's image with docker, podman or buildah
 	tests/cluster/images.sh

@@ -39,6 +39,7 @@ kubectl get ddpjobs --watch
   and they are spread over nodes where possible.
 - OpenShift: `--set podSecurityContext.runAsUser=null --set podSecurityContext.runAsGroup=null`.
 - A registry mirror: `--set global.imageRegistry=registry.example.com`.
+- Scraping, dashboards and alerts: [Monitoring](../../docs/operating.md#monitoring).
 - `helm test ddpjob-operator --namespace ddpjob-system` asks the operator's Service whether it is ready.
 - The same installation without Helm: `kubectl apply -k manifests/overlays/cluster` (or `namespaced`).
 

@@ -1,0 +1,99 @@
+"""The dashboard of costs."""
+
+from __future__ import annotations
+
+from grafana import Column, Dashboard, Query, Row, Variable
+from queries import (
+    AGAIN,
+    AT_WORK,
+    BY_JOB,
+    GOOD_IS_MORE,
+    HELD,
+    JOB,
+    NODES,
+    RANGE,
+    SMOOTH,
+    TEAM,
+    TIME_LEFT,
+    TRAINING,
+    bars,
+    choices,
+    in_phase,
+    lines,
+    or_zero,
+    per_job,
+    seconds,
+    stat,
+    table,
+)
+
+TRAINS = 'activity="training"'
+MONEY = "currency:USD"
+"""The chart replaces the currency, and the texts of the two prices."""
+
+
+def cost(window: str, by: str = "", selector: str = "", function: str = "increase") -> str:
+    """What nodes and GPUs cost that gangs held, including deleted jobs; an hour's with `rate`."""
+    labels = ", ".join(filter(None, (TEAM, selector)))
+    kinds = ("gpu", "node")
+    parts = (
+        f"label_replace({function}(ddpjob_{kind}_seconds_total{{{labels}}}[{window}])"
+        f' * $price_{kind}_hour, "of", "{kind}", "", "")'
+        for kind in kinds
+    )
+    return f"sum {by}({' or '.join(parts)})" + (" / 3600" if function == "increase" else "")
+
+
+def lost_cost() -> str:
+    parts = (
+        f"({or_zero(f'sum(increase(ddpjob_lost_{kind}_seconds_total{{{TEAM}}}[{RANGE}]))')}) * $price_{kind}_hour"
+        for kind in ("gpu", "node")
+    )
+    return f"({' + '.join(parts)}) / 3600"
+
+
+TRAINED = f"({cost(RANGE, selector=TRAINING)} - {lost_cost()})"
+HOURLY = f"({per_job('ddpjob_status_gpus')} * $price_gpu_hour + {per_job('ddpjob_status_nodes')} * $price_node_hour)"
+SPENT = f"sum {BY_JOB} (ddpjob_status_activity_seconds{{{JOB}, {HELD}}}) / 3600 * {HOURLY}"
+KEPT = f"sum {BY_JOB} (ddpjob_status_activity_seconds{{{JOB}, {TRAINS}}}) / 3600 * {HOURLY}"
+
+COST = Dashboard(
+    "cost", "Cost",
+    "What jobs cost by the prices above, which come from the chart (dashboards.prices) and can be changed here. "
+    "Nodes and GPUs count while a gang holds them: not in a queue, not suspended.",
+    (
+        Row("In the time shown", (
+            stat("Cost", "Of all jobs, including deleted ones.", cost(RANGE), unit=MONEY),
+            stat("An hour now", "At the pace of the last ten minutes.", cost(SMOOTH, function="rate"), unit=MONEY),
+            stat("Trained for it", "What went into training steps that were kept.", TRAINED, unit=MONEY),
+            stat("Share that trained", "The rest went into starts, snapshots, validation, failures: see 'By activity'.",
+                 f"{TRAINED} / {cost(RANGE)}", unit="percentunit", steps=GOOD_IS_MORE),
+            stat("Lost with failures", "Steps that were lost, stalls, and starting again.",
+                 f"{lost_cost()} + ({or_zero(cost(RANGE, selector=AGAIN))})", unit=MONEY),
+            stat("GPU hours", "For which gangs held GPUs.",
+                 f"({or_zero(seconds('ddpjob_gpu_seconds_total', RANGE))}) / 3600", unit="h"),
+            stat("Node hours", "For which gangs held nodes.", f"{seconds(NODES, RANGE)} / 3600", unit="h"),
+            stat("Until running jobs end", "What they will cost from now to their end, at their present size.",
+                 or_zero(f"sum({TIME_LEFT} / 3600 * {HOURLY})"), unit=MONEY),
+        )),
+        Row("Where it goes", (
+            bars("By namespace", "In the time shown, including deleted jobs.",
+                 Query(f"sort_desc({cost(RANGE, 'by (namespace) ')})", "{{namespace}}"), MONEY),
+            bars("By activity", "In the time shown. Everything but training can be saved on: pulling (image size), "
+                 "rendezvous and first_step (starts), saving (snapshots), recovering (failures).",
+                 Query(f"sort_desc({cost(RANGE, 'by (cause) ')})", "{{cause}}"), MONEY),
+            lines("An hour, by namespace", "At the pace of ten minutes.",
+                  Query(cost(SMOOTH, "by (namespace) ", function="rate"), "{{namespace}}"), unit=MONEY, stacked=True),
+        )),
+        Row("Jobs that exist", (
+            table("Jobs", "At their present numbers of nodes and GPUs, since they began.",
+                  Column("Cost", f"topk(50, {SPENT})", MONEY),
+                  Column("Trained for it", KEPT, MONEY),
+                  Column("An hour", f"{HOURLY} and {in_phase(AT_WORK)}", MONEY),
+                  Column("Until its end", f"{TIME_LEFT} / 3600 * {HOURLY}", MONEY)),
+        )),
+    ),
+    (*choices(many=True), Variable("price_gpu_hour", "Price of a GPU hour", text="2"),
+     Variable("price_node_hour", "Price of a node hour", text="0.5")),
+    since="now-7d",
+)  # fmt: skip

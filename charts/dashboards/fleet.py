@@ -1,0 +1,116 @@
+"""The dashboard of all jobs."""
+
+from __future__ import annotations
+
+from grafana import Column, Dashboard, Query, Row
+from queries import (
+    AT_WORK,
+    GOOD_IS_MORE,
+    GOOD_IS_NONE,
+    JOB,
+    ON_JOB,
+    PROGRESS,
+    RANGE,
+    SMOOTH,
+    SNAPSHOT,
+    SNAPSHOT_AGE,
+    TEAM,
+    TIME_LEFT,
+    TRAINING,
+    WAITS,
+    WARN_IF_ANY,
+    choices,
+    in_phase,
+    lines,
+    or_zero,
+    per_job,
+    seconds,
+    stat,
+    table,
+)
+
+GOODPUT = (
+    f"({seconds('ddpjob_node_seconds_total', RANGE, TRAINING)}"
+    f" - {seconds('ddpjob_lost_node_seconds_total', RANGE)}) / {seconds('ddpjob_node_seconds_total', RANGE)}"
+)
+FLEET = Dashboard(
+    "fleet", "Fleet",
+    "All jobs: what needs attention, what waits, what the nodes do, and how the operator is.",
+    (
+        Row("Now", (
+            stat("Alerts", "Alerts of the chart that fire (prometheusRules.enabled). runbook_url says what to do.",
+                 or_zero('count(ALERTS{alertname=~"DDPJob.+", alertstate="firing"})'), steps=GOOD_IS_NONE),
+            stat("Running", "Jobs with all pods of their gang ready.",
+                 or_zero(f'sum(ddpjob_status_phase{{{JOB}, phase="Running"}})')),
+            stat("Waiting", "Jobs that wait for nodes, image, volume or initializers. The table says how long.",
+                 or_zero(f"sum(ddpjob_status_phase{{{JOB}, {WAITS}}})"), steps=WARN_IF_ANY),
+            stat("Restarting", "Jobs between two attempts. If it stays above 0, see DDPJob / Failures.",
+                 or_zero(f'sum(ddpjob_status_phase{{{JOB}, phase="Restarting"}})'), steps=WARN_IF_ANY),
+            stat("Failed in this time", "Jobs that failed for good in the time shown, including deleted ones.",
+                 or_zero(f"round(sum(increase(ddpjob_operator_failed_jobs_total{{{TEAM}}}[{RANGE}])))"),
+                 steps=GOOD_IS_NONE),
+            stat("Goodput in this time",
+                 "Share of the time for which gangs held their nodes that went into training steps that were kept. "
+                 "Below a half, look at 'What the nodes do' for the largest other part.",
+                 GOODPUT, unit="percentunit", steps=GOOD_IS_MORE),
+            stat("GPUs held", "GPUs of jobs that run or restart.",
+                 or_zero(f'sum(ddpjob_status_gpus{{{JOB}}} and {in_phase(AT_WORK)})')),
+            stat("GPUs awaited", "GPUs that waiting jobs request.",
+                 or_zero(f"sum(ddpjob_status_gpus{{{JOB}}} and {in_phase(WAITS)})")),
+        )),
+        Row("Needs attention", (
+            table("Conditions",
+                  "Jobs with a condition that needs somebody: Degraded has the reason why a job does not run. "
+                  "docs/conditions.md explains each reason; `ddpjob why JOB` says it in words.",
+                  Column("", f"max by (namespace, ddpjob, condition, reason) (ddpjob_status_condition{{{JOB}}})",
+                         hidden=True), width=12),
+            table("Waiting jobs", "Longest waits first. An hour or more: `ddpjob why JOB` has the scheduler's words.",
+                  Column("Waits", f"topk(50, (time() - {per_job('ddpjob_status_creation_timestamp_seconds')})"
+                                  f" * {ON_JOB} group_left (queue) max by (namespace, ddpjob, queue) (ddpjob_info)"
+                                  f" and {in_phase(WAITS)})",
+                         "s", ((0, "green"), (600, "orange"), (3600, "red"))), width=12),
+        )),
+        Row("Jobs", (
+            table("Jobs", "One line for each job that exists. Click a name for its own dashboard.",
+                  Column("", f"max by (namespace, ddpjob, phase) (ddpjob_status_phase{{{JOB}}})", hidden=True),
+                  Column("Progress", PROGRESS, "percentunit"),
+                  Column("Time left", TIME_LEFT, "s"),
+                  Column("Goodput", per_job("ddpjob_status_goodput_ratio"), "percentunit", GOOD_IS_MORE),
+                  Column("Nodes", per_job("ddpjob_status_nodes")),
+                  Column("GPUs", per_job("ddpjob_status_gpus")),
+                  Column("Restarts", per_job("ddpjob_status_restarts_total"), steps=((0, "green"), (1, "orange"),
+                                                                                    (3, "red"))),
+                  Column("Age of snapshot", SNAPSHOT, "s", SNAPSHOT_AGE)),
+            lines("Jobs by phase", "Waiting jobs that pile up need nodes or quota; many that restart share a cause.",
+                  Query(f"sum by (phase) (ddpjob_status_phase{{{JOB}}})", "{{phase}}"), stacked=True, width=12),
+            lines("What the nodes do",
+                  "Nodes held by gangs, by what they spend their time on, smoothed over ten minutes. Training should "
+                  "be nearly all of it. Much pulling: large images; rendezvous, first_step: slow starts; saving: large "
+                  "snapshots; recovering: failures.",
+                  Query(seconds("ddpjob_node_seconds_total", SMOOTH, by="by (cause) ", function="rate"), "{{cause}}"),
+                  stacked=True, width=12),
+        )),
+        Row("Operator", (
+            stat("Leaders", "1 is right. 0: no replica acts, see the alert DDPJobOperatorDown.",
+                 or_zero("sum(ddpjob_operator_leader)"), steps=((0, "red"), (1, "green"), (2, "red"))),
+            stat("Jobs in its queue", "Jobs that wait to be reconciled. Above 10 for long: DDPJobOperatorBacklog.",
+                 "max(ddpjob_operator_queue_depth)", steps=((0, "green"), (10, "orange"), (100, "red"))),
+            lines("Reconciliation", "How long one look at a job takes, API requests included. Seconds point to the API "
+                  "server.",
+                  *(Query(f"histogram_quantile({q}, sum by (le) (rate(ddpjob_operator_reconcile_seconds_bucket"
+                          "[$__rate_interval])))", f"p{int(100 * q)}") for q in (0.5, 0.99)), unit="s", width=6),
+            lines("API requests by code", "429 is throttling, 403 a missing permission, 0 no answer at all.",
+                  Query("sum by (code) (rate(ddpjob_operator_api_requests_total[$__rate_interval]))", "{{code}}"),
+                  unit="reqps", width=6),
+            lines("Errors", "Reconciliations and full lists that failed and are tried again. The log has the cause.",
+                  Query("sum(increase(ddpjob_operator_reconcile_errors_total[$__rate_interval]))", "reconciliations"),
+                  Query(or_zero('sum(increase(ddpjob_operator_resyncs_total{result="failed"}[$__rate_interval]))'),
+                        "full lists"), bars=True, width=6),
+            lines("Watch requests in 15 minutes", "Three of each resource are normal. None: DDPJobOperatorWatchStale. "
+                  "Many: broken connections.",
+                  Query("sum by (resource) (increase(ddpjob_operator_watch_starts_total[15m]))", "{{resource}}"),
+                  width=6),
+        )),
+    ),
+    choices(many=True),
+)  # fmt: skip

@@ -1,0 +1,108 @@
+"""The dashboard of one job."""
+
+from __future__ import annotations
+
+from grafana import Dashboard, Panel, Query, Row
+from queries import (
+    BY_JOB,
+    GOOD_IS_MORE,
+    JOB,
+    SMOOTH,
+    SNAPSHOT_AGE,
+    TEAM,
+    bars,
+    choices,
+    lines,
+    stat,
+)
+
+CLAIM = f'{TEAM}, persistentvolumeclaim=~"($ddpjob)-shared"'
+
+
+def mean(histogram: str) -> str:
+    sums = (f"sum(rate({histogram}_{part}{{{JOB}}}[{SMOOTH}]))" for part in ("sum", "count"))
+    return " / ".join(sums)
+
+
+ONE_JOB = Dashboard(
+    "job", "Job", "One job: progress, loss, where its time goes, its ranks and its snapshots.",
+    (
+        Row("Now", (
+            stat("Phase", "Starting for long: `ddpjob why` has the scheduler's words.",
+                 Query(f"max by (phase) (ddpjob_status_phase{{{JOB}}}) > 0", "{{phase}}"), name_only=True),
+            stat("Progress", "Completed steps of all steps. Without a known total there is none.",
+                 f"max(ddpjob_status_step{{{JOB}}}) / max(ddpjob_status_total_steps{{{JOB}}})", unit="percentunit"),
+            stat("Time left", "Until training is expected to end.",
+                 f"clamp_min(max(ddpjob_status_eta_timestamp_seconds{{{JOB}}}) - time(), 0)", unit="s"),
+            stat("Goodput", "Share of its time that went into training steps that were kept. If it is low, 'Where its "
+                 "time goes' says what took the rest.", f"max(ddpjob_status_goodput_ratio{{{JOB}}})",
+                 unit="percentunit", steps=GOOD_IS_MORE),
+            stat("Nodes", "Ready pods, and pods that the attempt needs.",
+                 Query(f"max(ddpjob_status_nodes_ready{{{JOB}}})", "ready"),
+                 Query(f"max(ddpjob_status_nodes{{{JOB}}})", "needed")),
+            stat("Restarts", "After failures. `ddpjob why` lists them with advice.",
+                 f"max(ddpjob_status_restarts_total{{{JOB}}})", steps=((0, "green"), (1, "orange"), (3, "red"))),
+            stat("Age of the snapshot", "What a failure would cost now. Hours: see the alert DDPJobSnapshotTooOld.",
+                 f"time() - max(ddpjob_status_snapshot_timestamp_seconds{{{JOB}}})", unit="s", steps=SNAPSHOT_AGE),
+            stat("Attention", "Conditions that need somebody, with their reasons; docs/conditions.md explains them.",
+                 Query(f"max by (condition, reason) (ddpjob_status_condition{{{JOB}}})", "{{condition}}: {{reason}}"),
+                 name_only=True, steps=((0, "orange"),)),
+        )),
+        Row("Training", (
+            lines("Loss", "Of the last reported step, over all ranks. A gap or a jump at an attempt is a restart.",
+                  Query(f"max(ddpjob_train_loss{{{JOB}}}) or max(ddpjob_status_loss{{{JOB}}})", "loss")),
+            lines("Throughput", "Samples a second of all ranks. A drop: one slow rank, data, or the network.",
+                  Query(f"max(ddpjob_train_samples_per_second{{{JOB}}}) or "
+                        f"max(ddpjob_status_samples_per_second{{{JOB}}})", "samples"), unit="cps"),
+            lines("Step time", "Half of the steps are faster than p50. A p99 far above: data, snapshots, network.",
+                  *(Query(f"histogram_quantile({q}, sum by (le) (rate(ddpjob_train_step_seconds_bucket{{{JOB}}}"
+                          f"[{SMOOTH}])))", f"p{int(100 * q)}") for q in (0.5, 0.99)), unit="s"),
+            lines("Steps", "The distance between the two is what a failure would cost.",
+                  Query(f"max(ddpjob_status_step{{{JOB}}})", "completed"),
+                  Query(f"max(ddpjob_status_snapshot_step{{{JOB}}})", "in the newest snapshot")),
+            lines("Learning rate", "Of the first parameter group.",
+                  Query(f"max(ddpjob_train_learning_rate{{{JOB}}})", "learning rate")),
+            lines("Values of the program", "What the training program reports, such as eval_accuracy.",
+                  Query(f"max by (metric) (ddpjob_train_metric{{{JOB}}})", "{{metric}}")),
+        )),
+        Row("Time", (
+            bars("Where its time goes", "Since the job began. Much queued: nodes or quota. pulling: image. rendezvous, "
+                 "first_step: imports, compilation. saving: snapshots. recovering: failures.",
+                 Query(f"sort_desc(max by (activity) (ddpjob_status_activity_seconds{{{JOB}}}) > 0)", "{{activity}}"),
+                 "s"),
+            Panel("Phases", "state-timeline", "One line for each phase that the job was in.",
+                  [Query(f"max by (phase) (ddpjob_status_phase{{{JOB}}})", "{{phase}}")]),
+            lines("Attempts", "Disruptions (evictions, lost nodes, changes of size) do not count towards maxRestarts.",
+                  Query(f"max(ddpjob_status_attempt{{{JOB}}})", "attempts begun before this one"),
+                  Query(f"max(ddpjob_status_disruptions_total{{{JOB}}})", "disruptions")),
+        )),
+        Row("Ranks and pods", (
+            lines("Seconds since the last progress", "The ten ranks that have been silent for longest. One that grows "
+                  "alone is stuck; all together wait for it or for the volume.",
+                  Query(f"topk(10, max by (rank) (ddpjob_rank_heartbeat_age_seconds{{{JOB}}}))", "rank {{rank}}"),
+                  unit="s", width=6),
+            lines("CPU cores", "Used by each pod. One that differs from the others is a straggler or a crowded node.",
+                  Query(f"sum by (pod) (rate(ddpjob_pod_cpu_seconds_total{{{JOB}}}[$__rate_interval]))", "{{pod}}"),
+                  width=6),
+            lines("Memory", "Of each pod, and the limit above which it is killed (OOMKilled).",
+                  Query(f"max by (pod) (ddpjob_pod_memory_bytes{{{JOB}}})", "{{pod}}"),
+                  Query(f"max(ddpjob_pod_memory_limit_bytes{{{JOB}}})", "limit"), unit="bytes", width=6),
+            lines("Free share of its volume", "Of the claim that the operator has made. It needs the kubelet's "
+                  "metrics. Below a tenth, see the alert DDPJobVolumeNearlyFull.",
+                  Query(f"min by (persistentvolumeclaim) (kubelet_volume_stats_available_bytes{{{CLAIM}}}"
+                        f" / kubelet_volume_stats_capacity_bytes{{{CLAIM}}})", "{{persistentvolumeclaim}}"),
+                  unit="percentunit", width=6, steps=((0, "red"), (0.1, "green"))),
+        )),
+        Row("Snapshots", (
+            lines("Saves by result", "Skipped: the one before was not done. Failed: condition SnapshotsFailing.",
+                  Query(f"sum by (result) (increase(ddpjob_snapshot_saves_total{{{JOB}}}[$__rate_interval]))",
+                        "{{result}}"), bars=True, width=12),
+            lines("Duration of a save", "Training stops only for the first of the two. The second limits how often a "
+                  "snapshot can be due.",
+                  Query(mean("ddpjob_snapshot_stall_seconds"), "training stopped"),
+                  Query(mean("ddpjob_snapshot_save_seconds"), "until complete"), unit="s", width=12),
+        )),
+    ),
+    choices(many=False),
+    annotations=(Query(f"max {BY_JOB} (changes(ddpjob_status_attempt{{{JOB}}}[1m])) > 0", "New attempt"),),
+)  # fmt: skip

@@ -1,0 +1,77 @@
+"""Selectors, thresholds and queries that several dashboards use.
+
+Series of a job are aggregated by namespace and ddpjob: a new leader of the operator exports them from another pod.
+"""
+
+from __future__ import annotations
+
+from grafana import Column, Panel, Query, Steps, Variable
+
+TEAM = 'namespace=~"$namespace"'
+JOB = 'namespace=~"$namespace", ddpjob=~"$ddpjob"'
+BY_JOB = "by (namespace, ddpjob)"
+ON_JOB = "on (namespace, ddpjob)"
+WAITS = 'phase=~"Pending|Starting"'
+RUNNING = 'phase="Running"'
+AT_WORK = 'phase=~"Running|Restarting"'
+HELD = 'activity!~"queued|initializing|suspended"'
+"""Activities during which a gang holds its nodes."""
+TRAINING, AGAIN = 'cause="training"', 'cause=~"recovering|stalled"'
+NODES = "ddpjob_node_seconds_total"
+LOST_NODES = "ddpjob_lost_node_seconds_total"
+RANGE, SMOOTH = "$__range", "10m"
+
+GOOD_IS_MORE: Steps = ((0, "red"), (0.5, "orange"), (0.8, "green"))
+GOOD_IS_NONE: Steps = ((0, "green"), (1, "red"))
+WARN_IF_ANY: Steps = ((0, "green"), (1, "orange"))
+SHARE_LOST: Steps = ((0, "green"), (0.1, "orange"), (0.3, "red"))
+SNAPSHOT_AGE: Steps = ((0, "green"), (3600, "orange"), (7200, "red"))
+BUSY: Steps = ((0, "red"), (0.05, "orange"), (0.5, "green"))
+
+
+def choices(many: bool) -> tuple[Variable, ...]:
+    """Namespace and job, of those that the operator reports on."""
+    return (
+        Variable("namespace", "Namespace", "label_values(ddpjob_status_phase, namespace)", many),
+        Variable("ddpjob", "DDPJob", f"label_values(ddpjob_status_phase{{{TEAM}}}, ddpjob)", many),
+    )
+
+
+def or_zero(expr: str) -> str:
+    return f"{expr} or vector(0)"
+
+
+def in_phase(phase: str) -> str:
+    return f"{ON_JOB} ddpjob_status_phase{{{JOB}, {phase}}}"
+
+
+def per_job(metric: str, function: str = "max") -> str:
+    return f"{function} {BY_JOB} ({metric}{{{JOB}}})"
+
+
+def stat(title: str, help: str, *queries: str | Query, unit: str = "short", steps: Steps = (), **more: object) -> Panel:
+    asked = [item if isinstance(item, Query) else Query(item) for item in queries]
+    return Panel(title, "stat", help, asked, unit=unit, steps=steps, width=3, height=4, **more)  # type: ignore[arg-type]
+
+
+def lines(title: str, help: str, *queries: Query, unit: str = "short", **more: object) -> Panel:
+    return Panel(title, "timeseries", help, queries, unit=unit, **more)  # type: ignore[arg-type]
+
+
+def table(title: str, help: str, *columns: Column, width: int = 24, height: int = 9) -> Panel:
+    return Panel(title, "table", help, columns=columns, width=width, height=height)
+
+
+def bars(title: str, help: str, query: Query, unit: str = "short", steps: Steps = ()) -> Panel:
+    return Panel(title, "bargauge", help, [query], unit=unit, steps=steps)
+
+
+def seconds(metric: str, window: str, selector: str = "", by: str = "", function: str = "increase") -> str:
+    """Seconds times nodes or GPUs, including those of deleted jobs."""
+    labels = ", ".join(filter(None, (TEAM, selector)))
+    return f"sum {by}({function}({metric}{{{labels}}}[{window}]))"
+
+
+PROGRESS = f"{per_job('ddpjob_status_step')} / {per_job('ddpjob_status_total_steps')}"
+TIME_LEFT = f"clamp_min({per_job('ddpjob_status_eta_timestamp_seconds')} - time(), 0)"
+SNAPSHOT = f"time() - {per_job('ddpjob_status_snapshot_timestamp_seconds')}"

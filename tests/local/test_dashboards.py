@@ -1,0 +1,193 @@
+"""The queries of the chart's dashboards, asked of a real Prometheus that watches a real run, a failure included.
+
+The launchers are scraped as they are. There is no cluster: the operator's page shows the run's status, in the figures
+that the operator makes of it. DCGM's exporter, the kubelet and the operator's own counters are stood in for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import os
+import shutil
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.cluster.prometheus import Prometheus, started
+from tests.packaging.test_dashboards import PAGES, panels
+from tests.packaging.test_monitors import served
+from tests.support.waiting import eventually
+
+from ddpjob_operator import metrics
+from ddpjob_operator.api.status import DDPJobStatus, Phase
+from ddpjob_operator.cluster.cache import Key
+from ddpjob_operator.cluster.figures import count, figures
+from ddpjob_operator.core.values.job import Job
+from ddpjob_operator.local.chaos import parse_chaos
+from ddpjob_operator.local.display import PlainDisplay
+from ddpjob_operator.local.machine import this_machine
+from ddpjob_operator.local.observed import RunView
+from ddpjob_operator.local.runner import Runner
+from ddpjob_operator.local.volume import open_shared
+from ddpjob_operator.wire.jobs import parse_job
+
+pytestmark = [pytest.mark.local, pytest.mark.timeout(300)]
+
+NAMESPACE = "team"
+SPEC = {
+    "nodes": 1,
+    "args": ["--task", "digits", "--epochs", "2000"],
+    "resources": {"limits": {"nvidia.com/gpu": 1}},
+    "snapshots": {"every": "20steps"},
+    "restart": {"backoff": {"initialSeconds": 0}},
+}
+VARIABLES = {
+    "$__rate_interval": "30s",
+    "$__range": "5m",
+    "$namespace": ".*",
+    "$ddpjob": ".*",
+    "$price_gpu_hour": "2",
+    "$price_node_hour": "0.5",
+}
+GPU = 'gpu="0", namespace="team", pod="digits-1-0"'
+OTHERS = f"""
+DCGM_FI_DEV_GPU_UTIL{{{GPU}}} 3
+DCGM_FI_DEV_FB_USED{{{GPU}}} 40000
+DCGM_FI_DEV_POWER_USAGE{{{GPU}}} 300
+DCGM_FI_DEV_GPU_TEMP{{{GPU}}} 60
+DCGM_FI_DEV_XID_ERRORS{{{GPU}}} 0
+DCGM_FI_PROF_PIPE_TENSOR_ACTIVE{{{GPU}}} 0.2
+""".lstrip()
+# with the memory limit of a pod: a process has none here
+KUBELET = """
+kubelet_volume_stats_available_bytes{namespace="team",persistentvolumeclaim="digits-shared"} 50
+kubelet_volume_stats_capacity_bytes{namespace="team",persistentvolumeclaim="digits-shared"} 100
+ddpjob_pod_memory_limit_bytes{namespace="team",ddpjob="digits"} 8e9
+""".lstrip()
+
+
+@dataclass
+class Watched(PlainDisplay):
+    """Puts each status of the run on the operator's page, and its launchers among the targets of Prometheus."""
+
+    job: Job
+    targets: Path
+    status: DDPJobStatus = field(default_factory=DDPJobStatus)
+
+    def __post_init__(self) -> None:
+        super().__init__()
+
+    def show(self, view: RunView) -> None:
+        key = Key(NAMESPACE, self.job.name)
+        metrics.RECONCILE_SECONDS.observe(0.01)
+        count(NAMESPACE, self.job, self.status, view.status)
+        metrics.JOBS.put(key, figures(key, self.job, view.status, "trainer:1"))
+        self.status = view.status
+        found = [
+            {"targets": [f"127.0.0.1:{port}"], "labels": {"namespace": NAMESPACE, "pod": node.pod}}
+            for node in view.nodes
+            if node.pid and (port := status_port(node.pid))
+        ]
+        new = self.targets.with_suffix(".new")
+        new.write_text(json.dumps(found))
+        new.replace(self.targets)
+
+
+def status_port(pid: int) -> str | None:
+    """Where a launcher serves its metrics."""
+    try:
+        variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return None
+    ports = (item.partition(b"=")[2] for item in variables if item.startswith(b"DDPJOB_STATUS_PORT="))
+    return next((port.decode() for port in ports), None)
+
+
+def static(text: str) -> Callable[[str], tuple[bytes, str]]:
+    return lambda accept: (text.encode(), "text/plain; version=0.0.4")
+
+
+@contextmanager
+def watching(folder: Path) -> Iterator[tuple[Prometheus, Path]]:
+    """A Prometheus, and the file with its trainer targets."""
+    binary = shutil.which("prometheus")
+    if binary is None:
+        pytest.skip("prometheus is not installed (Debian: apt-get install prometheus)")
+    targets = folder / "trainer.json"
+    targets.write_text("[]")
+    with (
+        served(lambda accept: asyncio.run(metrics.page(accept))) as operator,
+        served(static(OTHERS)) as dcgm,
+        served(static(KUBELET)) as kubelet,
+    ):
+        exporter = {"namespace": "gpu-operator", "pod": "dcgm-x"}
+        scrapes: list[dict[str, Any]] = [
+            {"job_name": "operator", "static_configs": [{"targets": [operator], "labels": {"pod": "operator-0"}}]},
+            {"job_name": "trainer", "file_sd_configs": [{"files": [str(targets)]}]},
+            {"job_name": "dcgm", "static_configs": [{"targets": [dcgm], "labels": exporter}]},
+            {"job_name": "kubelet", "honor_labels": True, "static_configs": [{"targets": [kubelet]}]},
+        ]
+        with started(Path(binary), scrapes, folder) as server:
+            yield server, targets
+
+
+def stand_in_for_the_rest_of_the_operator() -> None:
+    """A job that waits, one that failed, and what a running operator counts."""
+    waiting = metrics.JobFigures(
+        NAMESPACE, "waiting", Phase.STARTING, 0, 0, 0, 2, gpus=16, conditions={"Degraded": "Unschedulable"},
+        created=parse_job(job_object("waiting")).created,
+    )  # fmt: skip
+    metrics.JOBS.put("waiting", waiting)
+    metrics.FAILED_JOBS.labels(NAMESPACE, "UserError").inc()
+    metrics.LEADER.set(1)
+    metrics.API_REQUESTS.labels("GET", "pods", "200").inc()
+    metrics.WATCH_STARTS.labels("pods").inc()
+
+
+def job_object(name: str) -> dict[str, Any]:
+    metadata = {"name": name, "namespace": NAMESPACE, "uid": name, "creationTimestamp": "2026-01-01T00:00:00Z"}
+    return {"metadata": metadata, "spec": SPEC}
+
+
+def without_data(server: Prometheus) -> list[str]:
+    """Queries that Prometheus answers with nothing, with the panels they belong to."""
+    found = []
+    for name, page in PAGES.items():
+        for panel in panels(page):
+            for target in panel["targets"]:
+                expr = target["expr"]
+                for variable, value in VARIABLES.items():
+                    expr = expr.replace(variable, value)
+                if all(math.isnan(sample.value) for sample in server.query(expr)):
+                    found.append(f"{name}: {panel['title']}: {expr}")
+    return found
+
+
+async def test_every_panel_shows_a_run_and_its_restart(tmp_path: Path, environment: dict[str, str]) -> None:
+    stand_in_for_the_rest_of_the_operator()
+    job = parse_job(job_object("digits"))
+    shared = open_shared(tmp_path / "shared")
+    with watching(tmp_path) as (server, targets):
+        display = Watched(job, targets)
+        machine = replace(this_machine(shared), environ=environment)
+        running = asyncio.create_task(Runner(job, machine, display, parse_chaos("kill-rank@1%", ranks=1)).run())
+        try:
+            await asyncio.to_thread(
+                eventually, lambda: running.done() or not without_data(server), "every panel has data", 240,
+                lambda: "\n".join([*without_data(server), *server.scrape_errors()]),
+            )  # fmt: skip
+            assert not running.done(), "the run ended before that"
+            assert display.status.restarts == 1
+        finally:
+            if not running.done():
+                os.kill(os.getpid(), signal.SIGTERM)
+            outcome = await running
+            metrics.JOBS.clear()
+            metrics.LEADER.set(0)
+    assert outcome.stopped_by is signal.SIGTERM

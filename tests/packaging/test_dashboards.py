@@ -1,0 +1,125 @@
+"""The chart's dashboards as they stand in their files. tests/local/test_dashboards.py asks their queries of a run."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.packaging.test_chart import Manifest, of_kind, rendered
+from tests.support.promql import unknown_metrics
+
+ROOT = Path(__file__).parents[2]
+FILES = {path.stem: path for path in (ROOT / "charts/ddpjob-operator/files/dashboards").glob("*.json")}
+PAGES: dict[str, dict[str, Any]] = {name: json.loads(path.read_text()) for name, path in FILES.items()}
+BUILT_IN = {"__range", "__rate_interval", "__interval", "__all", "__data", "__url_time_range"}
+
+
+def panels(page: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    yield from (panel for panel in page["panels"] if panel["type"] != "row")
+
+
+def expressions(page: dict[str, Any]) -> list[str]:
+    asked = [target["expr"] for panel in panels(page) for target in panel["targets"]]
+    return asked + [item["expr"] for item in page["annotations"]["list"]]
+
+
+def test_there_is_a_page_for_each_question() -> None:
+    assert set(PAGES) == {"fleet", "job", "failures", "gpus", "cost"}
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_every_query_asks_for_metrics_that_exist(name: str) -> None:
+    assert {metric for expr in expressions(PAGES[name]) for metric in unknown_metrics(expr)} == set()
+
+
+def test_a_misspelled_metric_is_noticed() -> None:
+    expr = 'sum by (namespace) (rate(ddpjob_status_restart_total{ddpjob=~"$ddpjob"}[5m])) / on (pod) ddpjob_info'
+    assert unknown_metrics(expr) == {"ddpjob_status_restart_total"}
+    assert unknown_metrics("ddpjob_status_step_bucket") == {"ddpjob_status_step_bucket"}, "it is no histogram"
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_every_panel_says_what_it_shows_and_has_a_unit(name: str) -> None:
+    for panel in panels(PAGES[name]):
+        assert len(panel["description"]) > 20, panel["title"]
+        assert panel["description"].endswith("."), panel["title"]
+        assert panel["fieldConfig"]["defaults"]["unit"], panel["title"]
+        if panel["type"] in ("timeseries", "bargauge", "state-timeline"):
+            assert all(target["legendFormat"] for target in panel["targets"]), panel["title"]
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_no_panel_is_there_twice(name: str) -> None:
+    titles = Counter(panel["title"] for panel in panels(PAGES[name]))
+    asked = Counter(tuple(target["expr"] for target in panel["targets"]) for panel in panels(PAGES[name]))
+    assert [item for item, count in (titles + asked).items() if count > 1] == []
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_panels_do_not_overlap(name: str) -> None:
+    taken: set[tuple[int, int]] = set()
+    for panel in PAGES[name]["panels"]:
+        place = panel["gridPos"]
+        own = {
+            (x, y)
+            for x in range(place["x"], place["x"] + place["w"])
+            for y in range(place["y"], place["y"] + place["h"])
+        }
+        assert not own & taken, panel["title"]
+        assert max(x for x, _ in own) < 24, panel["title"]
+        taken |= own
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_every_variable_that_is_used_is_declared_and_the_other_way_round(name: str) -> None:
+    page = PAGES[name]
+    declared = {item["name"] for item in page["templating"]["list"]}
+    used = set(re.findall(r"\$\{?([a-z_]+)", json.dumps({**page, "description": ""}))) - BUILT_IN
+    assert used == declared
+    assert {"datasource", "namespace", "ddpjob"} <= declared
+
+
+def test_links_lead_to_pages_that_exist() -> None:
+    uids = {page["uid"] for page in PAGES.values()}
+    linked = {uid for path in FILES.values() for uid in re.findall(r'"/d/([a-z-]+)\?', path.read_text())}
+    assert linked <= uids
+    assert linked == {"ddpjob-job"}
+    for page in PAGES.values():
+        assert [link["tags"] for link in page["links"]] == [page["tags"]] == [["ddpjob"]]
+
+
+def config_maps(values: Manifest) -> dict[str, Manifest]:
+    found = of_kind("ConfigMap", rendered({"dashboards": {"enabled": True} | values}))
+    return {name: manifest for manifest in found for name in manifest["data"] if name.endswith(".json")}
+
+
+def test_the_chart_has_no_dashboards_by_default_and_then_those_of_the_files() -> None:
+    assert not any("grafana" in str(manifest["metadata"].get("labels")) for manifest in rendered({}))
+    found = config_maps({})
+    pages = {name: json.loads(manifest["data"][name]) for name, manifest in found.items()}
+    assert pages == {f"ddpjob-{name}.json": page for name, page in PAGES.items()}
+    assert {manifest["metadata"]["labels"]["grafana_dashboard"] for manifest in found.values()} == {"1"}
+    assert {manifest["metadata"]["namespace"] for manifest in found.values()} == {"ddpjob-system"}
+
+
+def test_namespace_labels_and_annotations_are_values() -> None:
+    values = {"namespace": "monitoring", "labels": {"team": "ml"}, "annotations": {"grafana_folder": "DDPJob"}}
+    metadata = config_maps(values)["ddpjob-fleet.json"]["metadata"]
+    assert (metadata["namespace"], metadata["annotations"]) == ("monitoring", {"grafana_folder": "DDPJob"})
+    assert metadata["labels"]["team"] == "ml"
+
+
+def test_prices_come_from_the_values() -> None:
+    text = config_maps({"prices": {"gpuHour": 0, "nodeHour": 1.25, "currency": "€"}})["ddpjob-cost.json"]["data"][
+        "ddpjob-cost.json"
+    ]
+    variables = {item["name"]: item for item in json.loads(text)["templating"]["list"]}
+    assert variables["price_gpu_hour"]["query"] == variables["price_gpu_hour"]["current"]["value"] == "0"
+    assert variables["price_node_hour"]["current"]["value"] == "1.25"
+    assert "currency:€" in text
+    assert "USD" not in text
