@@ -1,0 +1,69 @@
+"""`ddpjob submit`: from an edited line on this machine to its output on two nodes, and its code back."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+from tests.cluster.scenario import NODES, Scenario
+from tests.support.command import COMMAND, to_cluster
+
+SCRIPT = """
+import sys
+import torch.distributed as dist
+from pkg.model import layers
+dist.init_process_group("gloo")
+with open("config.txt") as config:
+    print("rank", dist.get_rank(), "layers", layers, "config", config.read(), "arguments", sys.argv[1:], flush=True)
+with open(f"seen-{dist.get_rank()}.txt", "a") as seen:
+    seen.write(f"{layers} ")
+with open(f"seen-{dist.get_rank()}.txt") as seen:
+    print("seen", seen.read(), flush=True)
+dist.destroy_process_group()
+"""
+
+
+def ddpjob(scenario: Scenario, folder: Path, command: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    # nodes of a test cluster share the cores of one machine
+    return subprocess.run(
+        [*COMMAND, command, "-n", scenario.kubectl.namespace, *arguments],
+        cwd=folder,
+        env=to_cluster(scenario.kubectl.kubeconfig) | {"OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=300,
+    )
+
+
+def test_an_edited_line_runs_on_two_nodes(scenario: Scenario, tmp_path: Path) -> None:
+    folder = tmp_path / "project"
+    (folder / "pkg").mkdir(parents=True)
+    (folder / "train.py").write_text(SCRIPT)
+    (folder / "config.txt").write_text("a")
+    (folder / "pkg" / "model.py").write_text("layers = 2")
+    options = ("train.py", "--nodes", str(NODES), "-e", "OMP_NUM_THREADS")
+    first = ddpjob(scenario, folder, "submit", *options, "--", "--lr", "3e-4")
+    assert first.returncode == 0, first.stdout
+    for rank in range(NODES):
+        line = f"[rank {rank}] rank {rank} layers 2 config a arguments ['--lr', '3e-4']"
+        assert line in first.stdout, first.stdout
+    pods = [pod for pod in scenario.history.present("pods") if pod["status"]["phase"] == "Succeeded"]
+    assert len({pod["spec"]["nodeName"] for pod in pods}) == NODES
+
+    (folder / "pkg" / "model.py").write_text("layers = 3")
+    second = ddpjob(scenario, folder, "submit", *options)
+    assert second.returncode == 0, second.stdout
+    assert "in place of the one that was Succeeded" in second.stdout
+    assert "[rank 0] seen 2 3" in second.stdout, "what a script writes with a relative path is kept on the volume"
+
+    back = ddpjob(scenario, folder, "code", "train", "--to", os.fspath(tmp_path / "back"))
+    assert back.returncode == 0, back.stdout
+    assert (tmp_path / "back" / "pkg" / "model.py").read_text() == "layers = 3"
+
+    (folder / "train.py").write_text("raise SystemExit('wrong flag')")
+    failed = ddpjob(scenario, folder, "submit", *options)
+    assert failed.returncode == 1, failed.stdout
+    assert "train: Failed" in failed.stdout
+    assert "wrong flag" in failed.stdout
