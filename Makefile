@@ -96,8 +96,9 @@ count-scripts: $(VENV)/.dev  ## how often scripts on transformers, Lightning and
 bench-trainer: $(VENV)/.dev  ## step, snapshot, resume, recovery and stalls of the trainer, beside what each must cost
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.benchmarks
 
-bench: $(VENV)/.dev  ## the operator: apply to first step beside doing it by hand, seconds to a cause, seconds to a takeover
+bench: $(VENV)/.dev  ## apply to first step, and an edited line to its output, beside doing it by hand; seconds to a cause, to a takeover
 	$(BIN)/python -m tests.cluster.bench
+	$(BIN)/python -m tests.cluster.bench_submit
 	$(BIN)/python -m tests.cluster.bench_causes
 	$(BIN)/python -m tests.api_server.bench_takeover
 
