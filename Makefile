@@ -160,6 +160,9 @@ wheel: $(VENV)/.dev  ## dist/ddpjob-VERSION-py3-none-any.whl
 chart-package: $(VENV)/.dev  ## dist/ddpjob-operator-VERSION.tgz
 	$(BIN)/python release/release.py chart
 
+krew-package: wheel  ## dist/kubectl-ddpjob-VERSION.tar.gz and its krew manifest, dist/ddpjob.yaml
+	$(BIN)/python release/release.py krew
+
 sbom: $(VENV)/.dev  ## dist/IMAGE-TAG.spdx.json for both images, with syft
 	release/sbom.sh $(BIN)
 
@@ -210,4 +213,4 @@ help:
 	@awk 'BEGIN {FS = ":.*##"} /^##@/ {printf "\n%s\n", substr($$0, 5)} /^[a-z-]+:.*##/ {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 .PHONY: scan bench-operator chaos soak count-scripts troubleshooting mutate busy-test check-in-process lint-style lint-types lint-layers lint-files demo demo-cluster test test-unit test-trainer test-local test-api test-cluster test-packaging check lint prove bench-trainer bench format generate \
-	release-check release-notes wheel chart-package sbom images run-operator cluster-up cluster-down clean python-venv tools help
+	release-check release-notes wheel chart-package krew-package sbom images run-operator cluster-up cluster-down clean python-venv tools help

@@ -3,12 +3,16 @@
 python release/release.py check v0.1.0    every file that names the version names this one
 python release/release.py notes           dist/NOTES.md, from this version's section of CHANGELOG.md
 python release/release.py chart           dist/ddpjob-operator-VERSION.tgz
+python release/release.py krew            dist/kubectl-ddpjob-VERSION.tar.gz, with the wheel there, and dist/ddpjob.yaml
 """
 
 from __future__ import annotations
 
+import gzip
+import hashlib
 import re
 import sys
+import tarfile
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +21,7 @@ import yaml
 
 ROOT = Path(__file__).parents[1]
 CHART = ROOT / "charts" / "ddpjob-operator"
+KREW = ROOT / "manifests" / "krew"
 DIST = ROOT / "dist"
 
 
@@ -63,6 +68,31 @@ def package_chart(into: Path) -> Path:
     return Path(helm.package(CHART, destination=into))
 
 
+def package_plugin(into: Path) -> Path:
+    """The archive that krew downloads: a launcher and the wheel in `into`; beside it the manifest with its checksum.
+
+    The same files give the same bytes, whoever packs them and when.
+    """
+    name = version()
+    wheel = into / f"ddpjob-{name}-py3-none-any.whl"
+    archive = into / f"kubectl-ddpjob-{name}.tar.gz"
+    with (
+        archive.open("wb") as raw,
+        gzip.GzipFile(fileobj=raw, mode="wb", filename="", mtime=0) as packed,
+        tarfile.open(fileobj=packed, mode="w") as tar,
+    ):
+        for path in (KREW / "kubectl-ddpjob", ROOT / "LICENSE", wheel):
+            member = tarfile.TarInfo(path.name)
+            member.size, member.mode = path.stat().st_size, 0o755 if path.parent == KREW else 0o644
+            with path.open("rb") as file:
+                tar.addfile(member, file)
+    digest = hashlib.sha256(archive.read_bytes()).hexdigest()
+    comment, _, manifest = (KREW / "ddpjob.yaml").read_text().partition("\n")
+    assert comment.startswith("#")
+    (into / "ddpjob.yaml").write_text(manifest.replace("VERSION", name).replace("SHA256", digest))
+    return archive
+
+
 def main(arguments: list[str]) -> int:
     """Run one of the commands."""
     match arguments:
@@ -76,6 +106,8 @@ def main(arguments: list[str]) -> int:
         case ["chart"]:
             DIST.mkdir(exist_ok=True)
             print(package_chart(DIST))
+        case ["krew"]:
+            print(package_plugin(DIST))
         case _:
             print(__doc__, file=sys.stderr)
             return 2

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
 import runpy
 import shutil
+import subprocess
+import tarfile
 from pathlib import Path
 from typing import Any
 
 import helm_python as helm
 import pytest
+import yaml
 
 ROOT = Path(__file__).parents[2]
 NAMING = ("pyproject.toml", "CHANGELOG.md", "charts/ddpjob-operator/Chart.yaml", "manifests/base/deployment.yaml")
@@ -79,3 +84,50 @@ def test_the_packaged_chart_is_whole(release: dict[str, Any], tmp_path: Path) ->
         helm.Chart.load(ROOT / "charts" / "ddpjob-operator") as source,
     ):
         assert packaged.render({}, name="a", namespace="b") == source.render({}, name="a", namespace="b")
+
+
+def packed(release: dict[str, Any], folder: Path) -> Path:
+    """The plugin for krew, with a wheel that is none, unpacked as krew does."""
+    (folder / f"ddpjob-{release['version']()}-py3-none-any.whl").write_text("wheel")
+    archive = release["package_plugin"](folder)
+    with tarfile.open(archive) as tar:
+        tar.extractall(folder / "store", filter="data")
+    return folder / "store"
+
+
+def test_the_plugins_manifest_names_version_and_checksum(release: dict[str, Any], tmp_path: Path) -> None:
+    packed(release, tmp_path)
+    version = release["version"]()
+    manifest = yaml.safe_load((tmp_path / "ddpjob.yaml").read_text())
+    (platform,) = manifest["spec"]["platforms"]
+    archive = tmp_path / f"kubectl-ddpjob-{version}.tar.gz"
+    assert (manifest["metadata"]["name"], manifest["spec"]["version"]) == ("ddpjob", f"v{version}")
+    assert platform["uri"].endswith(f"/v{version}/{archive.name}")
+    assert platform["sha256"] == hashlib.sha256(archive.read_bytes()).hexdigest()
+    assert (tmp_path / "store" / platform["bin"]).stat().st_mode & 0o100
+
+
+def test_the_plugin_installs_its_wheel_once_and_passes_arguments_and_exit_code(
+    release: dict[str, Any], tmp_path: Path
+) -> None:
+    store, bin_, calls = packed(release, tmp_path), tmp_path / "bin", tmp_path / "calls"
+    bin_.mkdir()
+    python = bin_ / "python3"  # which makes environments whose program ends with 7
+    python.write_text(
+        f"""#!/bin/sh
+case "$1 $2" in
+"-m venv") mkdir -p "$3/bin"; cp "$0" "$3/bin/python"
+  printf '#!/bin/sh\\necho "asked: $*"; exit 7\\n' >"$3/bin/kubectl-ddpjob"; chmod +x "$3/bin/kubectl-ddpjob" ;;
+"-m pip") echo "$@" >>{calls} ;;
+esac
+"""
+    )
+    python.chmod(0o755)
+    plugin = bin_ / "kubectl-ddpjob"
+    plugin.symlink_to(store / "kubectl-ddpjob")  # as krew does
+    env = {"PATH": f"{bin_}:{os.environ['PATH']}"}
+    for _ in range(2):
+        done = subprocess.run([plugin, "why", "digits"], env=env, capture_output=True, text=True)
+        assert (done.returncode, done.stdout) == (7, "asked: why digits\n")
+    (installed,) = calls.read_text().splitlines()
+    assert installed.endswith(f"{store}/ddpjob-{release['version']()}-py3-none-any.whl[cli]")
