@@ -81,7 +81,7 @@ def packages(pod: PodEnvironment, pause: Pause) -> Path | None:
     if is_ready(env):
         log(f"{path}: installed already, envs/{env.name}")
     elif pod.node_rank == 0:
-        _install(env, tree / path, pins, pod.shared / "work" / pod.job, pause)
+        _install(env, pod.shared / "work" / pod.job, path, pins, pause)
     else:
         _await(env, path, pause)
     return site_packages(env)
@@ -166,24 +166,24 @@ def pip_command(python: Path) -> list[str]:
     return [str(python), str(wheels[0] / "pip")]
 
 
-def _install(env: Path, file: Path, pins: Mapping[str, str], work: Path, pause: Pause) -> None:
+def _install(env: Path, work: Path, path: str, pins: Mapping[str, str], pause: Pause) -> None:
     began = time.monotonic()
     env.parent.mkdir(parents=True, exist_ok=True)
     remove_leftovers(env.parent, time.time())
     part = beside(env)
     try:
-        log(f"installing {file.name} ({_count(file)} lines) as envs/{env.name}")
+        log(f"installing {path} as envs/{env.name}")
         python = _make_environment(part)
         constraints = part / "constraints.txt"
         constraints.write_text("".join(f"{name}=={version}\n" for name, version in pins.items()))
         options = ["--no-input", "--disable-pip-version-check", "--progress-bar", "off"]
-        command = [*pip_command(python), "install", *options, "-c", str(constraints), "-r", str(file)]
+        command = [*pip_command(python), "install", *options, "-c", str(constraints), "-r", path]
         code, lines = _run(command, work, pause)
         if code != 0 and no_space("\n".join(lines)):
             raise OSError(errno.ENOSPC, f"no space left on device: {pip_errors(lines)}")
         if code != 0:
             raise UserError(
-                f"{file.name} cannot be installed: {pip_errors(lines)}; correct it and submit the code again. The log "
+                f"{path} cannot be installed: {pip_errors(lines)}; correct it and submit the code again. The log "
                 "of node rank 0 has all that pip says"
             )
         installed = {
@@ -194,7 +194,7 @@ def _install(env: Path, file: Path, pins: Mapping[str, str], work: Path, pause: 
         put_in_place(part, env, lambda: read_json(env / MARKER) is not None)
     finally:
         remove(part)
-    log(f"installed {len(installed)} packages of {file.name} in {time.monotonic() - began:.1f} s")
+    log(f"installed {len(installed)} packages of {path} in {time.monotonic() - began:.1f} s")
 
 
 def _make_environment(folder: Path) -> Path:
@@ -270,9 +270,3 @@ def _version(name: str) -> str | None:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
         return None
-
-
-def _count(file: Path) -> int:
-    return sum(
-        1 for line in file.read_text("utf-8-sig").splitlines() if line.strip() and not line.strip().startswith("#")
-    )

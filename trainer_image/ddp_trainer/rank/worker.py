@@ -114,7 +114,8 @@ def run_target(kind: str, name: str, args: Sequence[str]) -> None:
     # A script of submitted code is a link in the working directory, and so are the modules beside it. Python itself
     # would follow it, to a folder where nothing may be written.
     folder = script.resolve().parent if Path(name).is_absolute() else script.parent
-    sys.path.insert(0, str(folder))
+    if sys.path[0] != str(folder):
+        sys.path.insert(0, str(folder))
     runpy.run_path(str(script), run_name="__main__")
 
 
