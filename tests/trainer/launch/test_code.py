@@ -324,7 +324,7 @@ from pathlib import Path
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from lib.model import WIDTH
+import lib.model
 
 
 class Here(Dataset):
@@ -332,7 +332,6 @@ class Here(Dataset):
         return 1
 
     def __getitem__(self, index):
-        import lib.model
         return torch.tensor([lib.model.WIDTH + json.loads(Path("config.json").read_text())["bias"]])
 
 
@@ -342,7 +341,7 @@ if __name__ == "__main__":
         Path("config.json").open("a")
     except PermissionError:
         Path("read-only").touch()
-    Path("result.txt").write_text(f"{WIDTH} {batch.item()} {Path(__file__).parent} {Path.cwd()}")
+    Path("result.txt").write_text(f"{batch.item()} {__file__} {lib.model.__file__} {Path.cwd()}")
 """
 
 
@@ -356,7 +355,7 @@ def test_a_script_of_submitted_code_runs_in_its_folder_as_do_the_processes_that_
     pod = start_pod("", argv=["--script", "src/train.py"], DDPJOB_SCRATCH="/tmp", **variables(code))
     assert pod.wait() == 0, pod.log
     work = pod.shared / "work" / JOB
-    assert (work / "result.txt").read_text() == f"8 9 {work / 'src'} {work}"
+    assert (work / "result.txt").read_text() == f"9 {work}/src/train.py {work}/src/lib/model.py {work}"
     assert (work / "read-only").exists() == (os.geteuid() != 0)
     assert f"code {code.sha256[:12]}: unpacked 3 files" in pod.log
 

@@ -28,7 +28,7 @@ def enter_work_folder(job: JobEnvironment, scratch: Path | None) -> None:
     work = job.shared / "work" / job.name
     leaves = scratch is not None and Path.cwd() == scratch
     if job.code_sha256 is not None:
-        _enter(work)
+        os.chdir(work)
         # as `python -m` does in this directory: for modules of the code, whichever script of it is run
         sys.path.insert(0, str(Path.cwd()))
         leaves = False
@@ -36,15 +36,7 @@ def enter_work_folder(job: JobEnvironment, scratch: Path | None) -> None:
         for folder in (*(job.shared / name for name in FOLDERS), *((work,) if leaves else ())):
             folder.mkdir(parents=True, exist_ok=True)
         if leaves:
-            _enter(work)
+            os.chdir(work)
     except OSError as error:
         lost = f"; files that the script writes to {scratch} end with the pod" if leaves else ""
         print(f"ddp_trainer: {error.filename}: {error.strerror}{lost}", file=sys.stderr, flush=True)
-
-
-def _enter(work: Path) -> None:
-    os.chdir(work)
-    process = sys.modules.get("multiprocessing.process")
-    if process is not None:
-        # where processes that it spawns begin: what was the working directory when it was imported
-        process.ORIGINAL_DIR = str(work)  # type: ignore[attr-defined]
