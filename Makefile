@@ -74,6 +74,7 @@ lint-files: $(VENV)/.dev
 	$(BIN)/python -m ddpjob_operator.api.docs --check
 	$(BIN)/python docs/metrics.py --check
 	$(BIN)/python docs/conditions.py --check
+	$(BIN)/python docs/commands.py --check
 	$(BIN)/python docs/validate_tables.py --check
 	$(BIN)/python docs/reliability.py --check
 	$(BIN)/python charts/readme.py --check
@@ -120,11 +121,12 @@ format: $(VENV)/.dev  ## let ruff lay out the code
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-generate: $(VENV)/.dev  ## write the CRD, four pages of docs/, the chart's README, roles, policies and dashboards
+generate: $(VENV)/.dev  ## write the CRD, five pages of docs/, the chart's README, roles, policies and dashboards
 	$(BIN)/python -m ddpjob_operator.api.crd
 	$(BIN)/python -m ddpjob_operator.api.docs
 	$(BIN)/python docs/metrics.py
 	$(BIN)/python docs/conditions.py
+	$(BIN)/python docs/commands.py
 	$(BIN)/python docs/validate_tables.py
 	$(BIN)/python docs/reliability.py
 	$(BIN)/python charts/readme.py

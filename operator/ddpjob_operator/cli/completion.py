@@ -128,12 +128,12 @@ def wants_jobs(place: Place, word: str) -> bool:
 
 def _candidates(place: Place, word: str, jobs: Sequence[Candidate]) -> Iterator[Candidate]:
     if place.option is not None:
-        yield from map(Candidate, _choices(place.option))
+        yield from map(Candidate, choices(place.option))
     elif word.startswith("-"):
         name, has_value, _ = word.partition("=")
         if has_value:
             option = _option(place.command, name)
-            yield from (Candidate(f"{name}={choice}") for choice in (_choices(option) if option is not None else ()))
+            yield from (Candidate(f"{name}={choice}") for choice in (choices(option) if option is not None else ()))
             return
         for option in _parameters(place.command, "option"):
             if not option.hidden:
@@ -148,7 +148,7 @@ def _candidates(place: Place, word: str, jobs: Sequence[Candidate]) -> Iterator[
     else:
         arguments = _parameters(place.command, "argument")
         if place.positional < len(arguments):
-            yield from map(Candidate, _choices(arguments[place.positional]))
+            yield from map(Candidate, choices(arguments[place.positional]))
 
 
 def _parameters(command: Any, kind: str) -> list[Any]:
@@ -159,8 +159,8 @@ def _option(command: Any, name: str) -> Any:
     return next((each for each in _parameters(command, "option") if name in each.opts), None)
 
 
-def _choices(parameter: Any) -> list[str]:
-    """Values of an Enum, which versions of typer keep in different places."""
+def choices(parameter: Any) -> list[str]:
+    """Values of a parameter that is an Enum, which versions of typer keep in different places."""
     of_click = getattr(getattr(parameter, "type", None), "choices", None)
     annotation = getattr(getattr(parameter, "type_descriptor", None), "annotation", None)
     found = of_click or (list(annotation) if isinstance(annotation, type) and issubclass(annotation, Enum) else ())
