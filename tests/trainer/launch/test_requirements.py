@@ -27,6 +27,7 @@ from ddp_trainer.launch.code import put_code
 from ddp_trainer.launch.requirements import (
     Interrupted,
     environment_key,
+    image_packages,
     is_ready,
     packages,
     pip_command,
@@ -176,12 +177,17 @@ def test_an_environment_serves_all_code_with_the_same_requirements(tmp_path, fil
     assert (key(tmp_path / "a", **files) == key(tmp_path / "b", **changed)) == same
 
 
-def test_an_environment_is_of_one_torch_and_one_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_environment_is_of_one_python_and_of_what_the_image_has(tmp_path: Path, monkeypatch) -> None:
+    """What an image has is not installed again: another image may lack it, or have a torch of another build."""
     (tmp_path / "r").write_text("a")
+    for name in ("torch-2.9.1+cpu.dist-info", "torch", "old-1.egg-info"):
+        (tmp_path / "site" / name).mkdir(parents=True)
+    image = image_packages([str(tmp_path / "site"), str(tmp_path / "none.zip")])
+    assert image == {"torch-2.9.1+cpu.dist-info", "old-1.egg-info"}
     source = read_requirements(tmp_path, "r")
-    keys = {environment_key(source, "0" * 64, version) for version in ("2.9.1", "2.9.1+cpu", None)}
+    keys = {environment_key(source, "0" * 64, found) for found in (image, {"torch-2.9.1.dist-info"}, set[str]())}
     monkeypatch.setattr("platform.python_version", lambda: "3.99.0")
-    keys.add(environment_key(source, "0" * 64, None))
+    keys.add(environment_key(source, "0" * 64, image))
     assert len(keys) == 4
 
 

@@ -26,7 +26,7 @@ import sysconfig
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import takewhile
 from pathlib import Path
 from typing import IO, Final, NamedTuple
@@ -77,7 +77,7 @@ def packages(pod: PodEnvironment, pause: Pause) -> Path | None:
     tree, path = pod.shared / "code" / pod.code.sha256, pod.code.requirements
     source = read_requirements(tree, path)
     pins = {name: version for name in _PINNED if (version := _version(name)) is not None}
-    env = pod.shared / "envs" / environment_key(source, pod.code.sha256, pins.get("torch"))
+    env = pod.shared / "envs" / environment_key(source, pod.code.sha256, image_packages(sys.path[1:]))
     if is_ready(env):
         log(f"{path}: installed already, envs/{env.name}")
     elif pod.node_rank == 0:
@@ -110,16 +110,25 @@ def read_requirements(tree: Path, path: str) -> Source:
     return Source(files, uses_folder)
 
 
-def environment_key(source: Source, code_sha256: str, torch: str | None) -> str:
-    """Equal for environments that can stand for each other; `torch` is the image's version."""
+def environment_key(source: Source, code_sha256: str, image: Collection[str]) -> str:
+    """Equal for environments that can stand for each other. `image` are the packages of the image."""
     python = (
         platform.python_implementation(),
         platform.python_version(),
         sysconfig.get_platform(),
         *platform.libc_ver(),
     )
-    facts = [sorted(source.files.items()), code_sha256 if source.uses_folder else None, python, torch]
+    facts = [sorted(source.files.items()), code_sha256 if source.uses_folder else None, python, sorted(image)]
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]
+
+
+def image_packages(path: Sequence[str]) -> set[str]:
+    """Names and versions of what is installed in the folders of `path`, without reading more than their names.
+
+    What the image has is not in the environment, so an image that lacks some of it needs another one.
+    """
+    folders = [Path(entry) for entry in path if Path(entry).is_dir()]
+    return {found.name for folder in folders for found in folder.glob("*.*-info")}
 
 
 def is_ready(env: Path) -> bool:
