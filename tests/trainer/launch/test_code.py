@@ -23,6 +23,8 @@ from ddp_trainer.launch.code import difference, unpack, volume_failure
 from ddp_trainer.launch.code_archive import Entry, digest
 from ddp_trainer.launch.leftovers import LEFTOVER_SECONDS
 from ddp_trainer.launch.work_links import link_code, plan_links
+from ddpjob_operator.core.manifests.code import part_name
+from ddpjob_operator.submit.pack import pack
 
 FILES = {
     "train.py": "import lib.model\n",
@@ -61,6 +63,23 @@ def test_code_is_unpacked_read_only_under_its_digest(tmp_path: Path) -> None:
         ("run.sh", 0o555), ("train.py", 0o444)
     }  # fmt: skip
     assert [path.name for path in (tmp_path / "code").iterdir()] == [code.sha256]
+
+
+def test_what_the_command_line_packs_is_what_a_pod_unpacks(tmp_path: Path) -> None:
+    noise = {name: os.urandom(600_000).hex() for name in ("a.bin", "z.bin")}  # too large for one part
+    for path, text in {**FILES, **noise, "empty": "", "deep/" * 30 + "long.py": "x"}.items():
+        (tmp_path / "folder" / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "folder" / path).write_text(text)
+    (tmp_path / "folder/train.py").chmod(0o775)
+    packed = pack(tmp_path / "folder")
+    assert len(packed.parts) > 1
+    (tmp_path / "parts").mkdir()
+    for number, part in enumerate(packed.parts):
+        (tmp_path / "parts" / part_name(number)).write_bytes(part)
+    unpack(SubmittedCode(tmp_path / "parts", packed.sha256), tmp_path / "code")
+    tree = tmp_path / "code" / packed.sha256
+    assert texts(tree) == texts(tmp_path / "folder")
+    assert (tree / "train.py").stat().st_mode & 0o777 == 0o555
 
 
 def link(member: tarfile.TarInfo) -> None:
