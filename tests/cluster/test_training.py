@@ -60,6 +60,13 @@ def test_ddpjob_shows_what_its_ranks_printed_and_why_it_is_where_it_is(unbroken:
     said = ddpjob(kubectl.kubeconfig, "why", *of_job).stdout
     assert said.startswith("digits: Succeeded ")
     assert f"step {STEPS}/{STEPS} (100%)" in said
+    happened = ddpjob(kubectl.kubeconfig, "events", *of_job).stdout
+    assert "job: Starting: " in happened
+    assert "attempt 0, pod digits-0-1: Scheduled: " in happened
+    pods = kubectl.list("pods")
+    verified = ddpjob(kubectl.kubeconfig, "snapshots", "verify", *of_job).stdout
+    assert f"step {STEPS}: ok, " in verified
+    assert {pod["metadata"]["name"] for pod in kubectl.list("pods")} <= {pod["metadata"]["name"] for pod in pods}
 
 
 def test_kubectl_explain_says_what_a_field_means(operator: Operator) -> None:
