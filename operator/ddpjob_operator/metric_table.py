@@ -78,6 +78,24 @@ OPERATOR = (
         ("namespace", "reason"),
     ),
     MetricRow("ddpjob_operator_jobs", "gauge", "Jobs by phase.", ("phase",)),
+    MetricRow(
+        "ddpjob_queue_seconds",
+        "histogram",
+        "Time for which a job waited for nodes until its gang ran for the first time.",
+        unit="seconds",
+    ),
+    MetricRow(
+        "ddpjob_first_step_wait_seconds",
+        "histogram",
+        "Time from the start of a job to its first training step, without suspensions.",
+        unit="seconds",
+    ),
+    MetricRow(
+        "ddpjob_recovery_seconds",
+        "histogram",
+        "Time from a failure to the next training step.",
+        unit="seconds",
+    ),
     *(
         row
         for unit, what in (("node", "pods"), ("gpu", "GPUs"))
@@ -105,8 +123,8 @@ JOBS = (
     MetricRow(
         "ddpjob_info",
         "info",
-        "Image of the trainer, and queue of the gang scheduler (empty without one).",
-        (*JOB_LABELS, "image", "queue"),
+        "Image of the trainer; start of the digest of the code, and queue of the gang scheduler (empty without).",
+        (*JOB_LABELS, "image", "code", "queue"),
     ),
     MetricRow("ddpjob_status_phase", "gauge", "1 for the phase of the job.", (*JOB_LABELS, "phase")),
     MetricRow(

@@ -31,6 +31,7 @@ ProcessCollector(registry=REGISTRY)
 PlatformCollector(registry=REGISTRY)
 
 _RECONCILE_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 15)
+_WAIT_BUCKETS = (1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1800, 3600, 3 * 3600, 6 * 3600, 24 * 3600, 72 * 3600)
 
 
 def _row(name: str) -> dict[str, Any]:
@@ -51,6 +52,9 @@ STATUS_POLLS = Counter(**_row("ddpjob_operator_status_polls_total"))
 EVENTS = Counter(**_row("ddpjob_operator_events_total"))
 RESTARTS = Counter(**_row("ddpjob_operator_restarts_total"))
 FAILED_JOBS = Counter(**_row("ddpjob_operator_failed_jobs_total"))
+QUEUE_SECONDS = Histogram(**_row("ddpjob_queue_seconds"), buckets=_WAIT_BUCKETS)
+FIRST_STEP_WAIT = Histogram(**_row("ddpjob_first_step_wait_seconds"), buckets=_WAIT_BUCKETS)
+RECOVERY_SECONDS = Histogram(**_row("ddpjob_recovery_seconds"), buckets=_WAIT_BUCKETS)
 NODE_SECONDS = Counter(**_row("ddpjob_node_seconds_total"))
 LOST_NODE_SECONDS = Counter(**_row("ddpjob_lost_node_seconds_total"))
 GPU_SECONDS = Counter(**_row("ddpjob_gpu_seconds_total"))
@@ -125,6 +129,8 @@ class JobFigures:
     eta: datetime | None = None
     gpus: int = 0
     image: str = ""
+    code: str = ""
+    """Digest of the code, as far as people write it."""
     queue: str = ""
     conditions: Mapping[str, str] = field(default_factory=dict)
     """Conditions that need attention, and their reasons."""
@@ -186,7 +192,7 @@ class JobTable:
         yield from self._of_values(rows, labels, open_metrics)
         yield _head("ddpjob_info", open_metrics)
         for row in rows:
-            yield f"ddpjob_info{{{_of(row, image=row.image, queue=row.queue)}}} 1.0\n"
+            yield f"ddpjob_info{{{_of(row, code=row.code, image=row.image, queue=row.queue)}}} 1.0\n"
         yield _head("ddpjob_status_phase", open_metrics)
         for row in rows:
             yield f"ddpjob_status_phase{{{_of(row, phase=row.phase)}}} 1.0\n"

@@ -8,8 +8,12 @@ from ddpjob_operator.api.status import DDPJobStatus, Phase
 from ddpjob_operator.cluster.cache import Key
 from ddpjob_operator.core.ledger.goodput import seconds_of
 from ddpjob_operator.core.ledger.usage import usage_between
+from ddpjob_operator.core.ledger.waits import waits_between
 from ddpjob_operator.core.values.job import Job
 from ddpjob_operator.metrics import JobFigures
+
+DIGEST = 12
+"""Characters of a digest that the command line shows."""
 
 ATTENTION = ("Degraded", "SnapshotsFailing", "LossNotFinite", "ShutdownTooShort")
 """Conditions that have a series. The phase says what the others say."""
@@ -39,6 +43,7 @@ def figures(key: Key, job: Job | None, status: DDPJobStatus, default_image: str)
         eta=progress.eta if progress and status.phase is Phase.RUNNING else None,
         gpus=nodes * job.spec.gpus_per_node if job else 0,
         image=(job.spec.image or default_image) if job else "",
+        code=job.spec.code.sha256[:DIGEST] if job and job.spec.code else "",
         queue=_queue(job.spec) if job else "",
         conditions={each.type: each.reason for each in status.conditions if _needs_attention(each.type, each.status)},
         disruptions=status.disruptions,
@@ -55,6 +60,14 @@ def count(namespace: str, job: Job | None, before: DDPJobStatus, after: DDPJobSt
         metrics.RESTARTS.labels(namespace, cause).inc(after.restarts - before.restarts)
     if after.phase is Phase.FAILED and before.phase is not Phase.FAILED:
         metrics.FAILED_JOBS.labels(namespace, cause).inc()
+    waits = waits_between(before, after)
+    for histogram, waited in (
+        (metrics.QUEUE_SECONDS, waits.queue),
+        (metrics.FIRST_STEP_WAIT, waits.first_step),
+        (metrics.RECOVERY_SECONDS, waits.recovery),
+    ):
+        if waited is not None:
+            histogram.observe(waited)
     usage = usage_between(before, after)
     held = (
         (metrics.NODE_SECONDS, metrics.LOST_NODE_SECONDS, usage.nodes),

@@ -39,6 +39,12 @@ def test_a_smaller_gang_of_an_elastic_job_has_fewer_gpus() -> None:
     assert of(spec, {"phase": "Running", "nodes": {"ready": 3, "total": 3}}).gpus == 6
 
 
+def test_code_is_named_by_the_start_of_its_digest() -> None:
+    code = {"configMaps": ["digits-code"], "sha256": "0123456789abcdef" * 4}
+    assert of({"nodes": 1, "code": code}, {}).code == "0123456789ab"
+    assert of({"nodes": 1}, {}).code == ""
+
+
 def test_image_and_queue_are_those_of_the_spec() -> None:
     found = of({"nodes": 1, "image": "mine:2", "scheduling": {"gang": "Kueue", "queue": "research"}}, {})
     assert (found.image, found.queue) == ("mine:2", "research")

@@ -1,0 +1,51 @@
+"""How long jobs wait, as what a write of the status shows to be over.
+
+Nothing is kept between two writes, so a wait that ends while no operator runs is recognized by the next one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ddpjob_operator.api.status import DDPJobStatus, Goodput, Phase
+from ddpjob_operator.core.ledger.goodput import seconds_of
+from ddpjob_operator.core.ledger.usage import HELD
+
+_BEFORE_RUNNING = ("pulling", "recovering")
+"""Activities with nodes that a gang may go through before it has run for the first time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Waits:
+    """Waits in seconds that ended with a write; None for one that did not end with it."""
+
+    queue: float | None = None
+    """Waiting for nodes, until all pods of the gang ran for the first time."""
+    first_step: float | None = None
+    """From the start of the job, suspensions left out, to a training step of its first attempt."""
+    recovery: float | None = None
+    """From a failure to the next training step."""
+
+
+def waits_between(before: DDPJobStatus, after: DDPJobStatus) -> Waits:
+    """What ended between what is on record and `after`."""
+    if after.goodput is None:
+        return Waits()
+    queue = seconds_of(after.goodput)["queued"] if _runs_first(before, after) else None
+    trained = after.internal.reported_seconds.get("training", 0.0)
+    if trained <= 0 or before.internal.reported_seconds.get("training", 0.0) > 0:
+        return Waits(queue)
+    failure, until = after.last_failure, after.goodput.last_update_time
+    if failure is not None and failure.attempt == after.attempt - 1 and until is not None:
+        return Waits(queue, recovery=max(0.0, (until - failure.time).total_seconds() - trained))
+    if after.attempt:
+        return Waits(queue)
+    spent = seconds_of(after.goodput)
+    return Waits(queue, first_step=sum(spent.values()) - spent["suspended"] - spent["training"])
+
+
+def _runs_first(before: DDPJobStatus, after: DDPJobStatus) -> bool:
+    if after.phase is not Phase.RUNNING or before.phase is Phase.RUNNING:
+        return False
+    ledger = seconds_of(before.goodput or Goodput())
+    return not any(ledger[name] for name in HELD if name not in _BEFORE_RUNNING)

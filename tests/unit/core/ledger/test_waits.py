@@ -1,0 +1,70 @@
+"""Waits of a job, from its writes of the status."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from builders import NOW, in_phase, later
+
+from ddpjob_operator.api.status import DDPJobStatus, FailureStatus, Goodput, Internal, Phase
+from ddpjob_operator.core.ledger.waits import Waits, waits_between
+
+FAILURE = FailureStatus(attempt=0, time=NOW, reason="WorkerKilled")
+
+
+def status(phase: Phase, trained: float = 0.0, at: float = 0.0, attempt: int = 0, **fields: Any) -> DDPJobStatus:
+    """With what the trainer has reported of this attempt, and the seconds of the ledger."""
+    known = {"last_failure": fields.pop("last_failure", None)}
+    ledger = Goodput(last_update_time=later(at), **fields)
+    return in_phase(
+        phase, attempt=attempt, goodput=ledger, internal=Internal(reported_seconds={"training": trained}), **known
+    )
+
+
+STARTING = status(Phase.STARTING, queued=40.0)
+RUNNING = status(Phase.RUNNING, queued=40.0, pulling=5.0)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "waits"),
+    [
+        (DDPJobStatus(), STARTING, Waits()),
+        (STARTING, RUNNING, Waits(queue=40.0)),
+        (RUNNING, RUNNING, Waits()),
+        (status(Phase.RESTARTING, queued=40.0, training=9.0), RUNNING, Waits()),
+        (
+            # the time since the last write went to training before the trainer reported any
+            status(Phase.RUNNING, training=1.0, queued=40.0, pulling=5.0, first_step=2.0, suspended=99.0),
+            status(Phase.RUNNING, trained=3.0, queued=40.0, pulling=5.0, first_step=2.0, suspended=99.0, training=3.0),
+            Waits(first_step=47.0),
+        ),
+        (
+            status(Phase.RUNNING, trained=3.0, training=3.0),
+            status(Phase.RUNNING, trained=5.0, training=5.0),
+            Waits(),
+        ),
+        (
+            status(Phase.RUNNING, attempt=1, training=8.0, last_failure=FAILURE),
+            status(Phase.RUNNING, trained=2.0, at=30.0, attempt=1, training=10.0, last_failure=FAILURE),
+            Waits(recovery=28.0),
+        ),
+        (
+            status(Phase.RUNNING, attempt=2, training=8.0, last_failure=FAILURE),
+            status(Phase.RUNNING, trained=2.0, at=30.0, attempt=2, training=10.0, last_failure=FAILURE),
+            Waits(),
+        ),
+    ],
+    ids=[
+        "it begins to wait",
+        "its gang runs for the first time",
+        "nothing has happened",
+        "it runs again",
+        "its first steps",
+        "more steps",
+        "its first steps after a failure",
+        "its first steps after a suspension, an attempt after the failure",
+    ],
+)
+def test_a_wait_is_observed_when_it_is_over_and_once(before: DDPJobStatus, after: DDPJobStatus, waits: Waits) -> None:
+    assert waits_between(before, after) == waits
