@@ -20,6 +20,7 @@ from queries import (
     lines,
     or_zero,
     per_job,
+    quantiles,
     seconds,
     stat,
     table,
@@ -74,6 +75,9 @@ FAILURES = Dashboard(
                   "smoothed over ten minutes. They train nothing.",
                   Query(seconds(NODES, SMOOTH, AGAIN, "by (cause) ", "rate"), "{{cause}}"),
                   stacked=True),
+            lines("From a failure to training again", "Failures of six hours. Minutes: image pulls, slow imports, a "
+                  "long backoff, or too few nodes; restart.scope InPlace keeps the healthy pods.",
+                  *quantiles("ddpjob_recovery_seconds", "6h", most=90), unit="s"),
             lines("Micro-batches made smaller", "After running out of GPU memory. Training goes on, slower: lower "
                   "--micro-batch.",
                   Query(f"sum {BY_JOB} (increase(ddpjob_train_micro_batch_reductions_total{{{JOB}}}"

@@ -24,6 +24,7 @@ from queries import (
     lines,
     or_zero,
     per_job,
+    quantiles,
     seconds,
     stat,
     table,
@@ -82,13 +83,17 @@ FLEET = Dashboard(
                                                                                     (3, "red"))),
                   Column("Age of snapshot", SNAPSHOT, "s", SNAPSHOT_AGE)),
             lines("Jobs by phase", "Waiting jobs that pile up need nodes or quota; many that restart share a cause.",
-                  Query(f"sum by (phase) (ddpjob_status_phase{{{JOB}}})", "{{phase}}"), stacked=True, width=12),
+                  Query(f"sum by (phase) (ddpjob_status_phase{{{JOB}}})", "{{phase}}"), stacked=True),
             lines("What the nodes do",
                   "Nodes held by gangs, by what they spend their time on, smoothed over ten minutes. Training should "
                   "be nearly all of it. Much pulling: large images; rendezvous, first_step: slow starts; saving: large "
                   "snapshots; recovering: failures.",
                   Query(seconds("ddpjob_node_seconds_total", SMOOTH, by="by (cause) ", function="rate"), "{{cause}}"),
-                  stacked=True, width=12),
+                  stacked=True),
+            lines("How long jobs wait", "Jobs of six hours: for nodes, and from their start to their first training "
+                  "step. The difference of the two is image, imports and compilation.",
+                  *quantiles("ddpjob_queue_seconds", "6h", legend="nodes ", most=90),
+                  *quantiles("ddpjob_first_step_wait_seconds", "6h", legend="first step ", most=90), unit="s"),
         )),
         Row("Operator", (
             stat("Leaders", "1 is right. 0: no replica acts, see the alert DDPJobOperatorDown.",
@@ -97,8 +102,7 @@ FLEET = Dashboard(
                  "max(ddpjob_operator_queue_depth)", steps=((0, "green"), (10, "orange"), (100, "red"))),
             lines("Reconciliation", "How long one look at a job takes, API requests included. Seconds point to the API "
                   "server.",
-                  *(Query(f"histogram_quantile({q}, sum by (le) (rate(ddpjob_operator_reconcile_seconds_bucket"
-                          "[$__rate_interval])))", f"p{int(100 * q)}") for q in (0.5, 0.99)), unit="s", width=6),
+                  *quantiles("ddpjob_operator_reconcile_seconds", "$__rate_interval"), unit="s", width=6),
             lines("API requests by code", "429 is throttling, 403 a missing permission, 0 no answer at all.",
                   Query("sum by (code) (rate(ddpjob_operator_api_requests_total[$__rate_interval]))", "{{code}}"),
                   unit="reqps", width=6),

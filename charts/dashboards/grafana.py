@@ -56,7 +56,8 @@ class Panel:
     bars: bool = False
     name_only: bool = False
     """A stat that shows the name of its series, not the value."""
-    most: float | None = None
+    empty: str = ""
+    """What is shown instead of "No data"."""
 
     @property
     def expressions(self) -> tuple[str, ...]:
@@ -109,7 +110,7 @@ def _dashboard(page: Dashboard) -> Json:
         "title": f"DDPJob / {page.title}",
         "description": page.help,
         "tags": [TAG],
-        "schemaVersion": 39,
+        "schemaVersion": 38,
         "version": 1,
         "editable": True,
         "graphTooltip": 1,
@@ -119,7 +120,7 @@ def _dashboard(page: Dashboard) -> Json:
         "links": [
             {
                 "type": "dashboards", "title": "DDPJob", "tags": [TAG], "asDropdown": False, "icon": "dashboard",
-                "includeVars": True, "keepTime": True, "targetBlank": False, "tooltip": "", "url": "",
+                "includeVars": False, "keepTime": True, "targetBlank": False, "tooltip": "", "url": "",
             }
         ],
         "templating": {"list": [_datasource(), *(_variable(item) for item in page.variables)]},
@@ -176,15 +177,13 @@ def _laid_out(rows: Sequence[Row]) -> list[Json]:
 
 def _panel(panel: Panel) -> Json:
     targets = [_target(panel, item.expr, getattr(item, "legend", ""), n) for n, item in enumerate(_asked(panel))]
-    defaults: Json = {"unit": panel.unit, "color": {"mode": "thresholds" if panel.steps else "palette-classic"}}
-    if panel.kind == "stat" and not panel.steps:
-        defaults["color"] = {"mode": "fixed", "fixedColor": "text"}
+    defaults: Json = {"unit": panel.unit, "color": _color(panel)}
     if panel.steps:
         defaults["thresholds"] = _thresholds(panel.steps)
+    if panel.empty:
+        defaults["noValue"] = panel.empty
     if panel.unit == "percentunit":
         defaults |= {"min": 0, "max": 1}
-    if panel.most is not None:
-        defaults["max"] = panel.most
     if panel.kind == "timeseries":
         defaults["custom"] = _drawn(panel)
     return {
@@ -197,6 +196,12 @@ def _panel(panel: Panel) -> Json:
         "options": _options(panel),
         **({"transformations": _as_one_table(panel)} if panel.kind == "table" else {}),
     }
+
+
+def _color(panel: Panel) -> Json:
+    if panel.kind == "timeseries" or not (panel.steps or panel.kind == "stat"):
+        return {"mode": "palette-classic"}
+    return {"mode": "thresholds"} if panel.steps else {"mode": "fixed", "fixedColor": "text"}
 
 
 def _asked(panel: Panel) -> Sequence[Query | Column]:
@@ -261,6 +266,8 @@ def _options(panel: Panel) -> Json:
 def _as_one_table(panel: Panel) -> list[Json]:
     """Rows of all queries with the same labels become one row; each query is a column with its title."""
     values = {f"Value #{chr(ord('A') + number)}": column for number, column in enumerate(panel.columns)}
+    if len(panel.columns) == 1:
+        values = {"Value": panel.columns[0]}  # Grafana numbers only the values of several queries
     hidden = {name: True for name, column in values.items() if column.hidden}
     titles = {name: column.title for name, column in values.items() if not column.hidden}
     order = {name: number for number, name in enumerate(("namespace", "ddpjob"))}

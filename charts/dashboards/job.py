@@ -13,6 +13,7 @@ from queries import (
     bars,
     choices,
     lines,
+    quantiles,
     stat,
 )
 
@@ -31,9 +32,11 @@ ONE_JOB = Dashboard(
             stat("Phase", "Starting for long: `ddpjob why` has the scheduler's words.",
                  Query(f"max by (phase) (ddpjob_status_phase{{{JOB}}}) > 0", "{{phase}}"), name_only=True),
             stat("Progress", "Completed steps of all steps. Without a known total there is none.",
-                 f"max(ddpjob_status_step{{{JOB}}}) / max(ddpjob_status_total_steps{{{JOB}}})", unit="percentunit"),
+                 f"max(ddpjob_status_step{{{JOB}}}) / max(ddpjob_status_total_steps{{{JOB}}})", unit="percentunit",
+                 empty="unknown"),
             stat("Time left", "Until training is expected to end.",
-                 f"clamp_min(max(ddpjob_status_eta_timestamp_seconds{{{JOB}}}) - time(), 0)", unit="s"),
+                 f"clamp_min(max(ddpjob_status_eta_timestamp_seconds{{{JOB}}}) - time(), 0)", unit="s",
+                 empty="unknown"),
             stat("Goodput", "Share of its time that went into training steps that were kept. If it is low, 'Where its "
                  "time goes' says what took the rest.", f"max(ddpjob_status_goodput_ratio{{{JOB}}})",
                  unit="percentunit", steps=GOOD_IS_MORE),
@@ -43,10 +46,11 @@ ONE_JOB = Dashboard(
             stat("Restarts", "After failures. `ddpjob why` lists them with advice.",
                  f"max(ddpjob_status_restarts_total{{{JOB}}})", steps=((0, "green"), (1, "orange"), (3, "red"))),
             stat("Age of the snapshot", "What a failure would cost now. Hours: see the alert DDPJobSnapshotTooOld.",
-                 f"time() - max(ddpjob_status_snapshot_timestamp_seconds{{{JOB}}})", unit="s", steps=SNAPSHOT_AGE),
+                 f"time() - max(ddpjob_status_snapshot_timestamp_seconds{{{JOB}}})", unit="s", steps=SNAPSHOT_AGE,
+                 empty="no snapshot"),
             stat("Attention", "Conditions that need somebody, with their reasons; docs/conditions.md explains them.",
                  Query(f"max by (condition, reason) (ddpjob_status_condition{{{JOB}}})", "{{condition}}: {{reason}}"),
-                 name_only=True, steps=((0, "orange"),)),
+                 name_only=True, steps=((0, "orange"),), empty="nothing"),
         )),
         Row("Training", (
             lines("Loss", "Of the last reported step, over all ranks. A gap or a jump at an attempt is a restart.",
@@ -55,8 +59,7 @@ ONE_JOB = Dashboard(
                   Query(f"max(ddpjob_train_samples_per_second{{{JOB}}}) or "
                         f"max(ddpjob_status_samples_per_second{{{JOB}}})", "samples"), unit="cps"),
             lines("Step time", "Half of the steps are faster than p50. A p99 far above: data, snapshots, network.",
-                  *(Query(f"histogram_quantile({q}, sum by (le) (rate(ddpjob_train_step_seconds_bucket{{{JOB}}}"
-                          f"[{SMOOTH}])))", f"p{int(100 * q)}") for q in (0.5, 0.99)), unit="s"),
+                  *quantiles("ddpjob_train_step_seconds", SMOOTH, JOB), unit="s"),
             lines("Steps", "The distance between the two is what a failure would cost.",
                   Query(f"max(ddpjob_status_step{{{JOB}}})", "completed"),
                   Query(f"max(ddpjob_status_snapshot_step{{{JOB}}})", "in the newest snapshot")),

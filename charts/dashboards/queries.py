@@ -72,6 +72,17 @@ def seconds(metric: str, window: str, selector: str = "", by: str = "", function
     return f"sum {by}({function}({metric}{{{labels}}}[{window}]))"
 
 
+def quantiles(histogram: str, window: str, selector: str = "", legend: str = "", most: int = 99) -> tuple[Query, ...]:
+    """The median, and what all but a few stay below."""
+    labels = f"{{{selector}}}" if selector else ""
+    return tuple(
+        Query(
+            f"histogram_quantile({q / 100}, sum by (le) (rate({histogram}_bucket{labels}[{window}])))", f"{legend}p{q}"
+        )
+        for q in (50, most)
+    )
+
+
 PROGRESS = f"{per_job('ddpjob_status_step')} / {per_job('ddpjob_status_total_steps')}"
 TIME_LEFT = f"clamp_min({per_job('ddpjob_status_eta_timestamp_seconds')} - time(), 0)"
 SNAPSHOT = f"time() - {per_job('ddpjob_status_snapshot_timestamp_seconds')}"

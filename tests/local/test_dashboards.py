@@ -174,12 +174,13 @@ async def test_every_panel_shows_a_run_and_its_restart(tmp_path: Path, environme
     job = parse_job(job_object("digits"))
     shared = open_shared(tmp_path / "shared")
     with watching(tmp_path) as (server, targets):
+        eventually(lambda: server.query('up{job="operator"} == 1'), "the operator's page is scraped before the run")
         display = Watched(job, targets)
         machine = replace(this_machine(shared), environ=environment)
         running = asyncio.create_task(Runner(job, machine, display, parse_chaos("kill-rank@1%", ranks=1)).run())
         try:
             await asyncio.to_thread(
-                eventually, lambda: running.done() or not without_data(server), "every panel has data", 240,
+                eventually, lambda: running.done() or not without_data(server), "every panel has data", 150,
                 lambda: "\n".join([*without_data(server), *server.scrape_errors()]),
             )  # fmt: skip
             assert not running.done(), "the run ended before that"
