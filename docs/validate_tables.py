@@ -17,7 +17,7 @@ from typing import Any, Literal
 from ddpjob_operator.api import generated
 
 ROOT = Path(__file__).parents[1]
-CLI = ROOT / "operator/ddpjob_operator/cli"
+SUBMIT = ROOT / "operator/ddpjob_operator/submit"
 KUBERNETES = "v1.37.0"
 _PREFIX = "io.k8s.api.core.v1."
 _QUANTITY = "io.k8s.apimachinery.pkg.api.resource.Quantity"
@@ -86,7 +86,7 @@ def _kind(hint: Any) -> Any:
     return {int: "int", float: "float", bool: "bool", str: "text"}.get(hint, "key=value")
 
 
-TABLES = {CLI / "pod_fields.json": pod_fields, CLI / "trainer_flags.json": trainer_flags}
+TABLES = {SUBMIT / "pod_fields.json": pod_fields, SUBMIT / "trainer_flags.json": trainer_flags}
 
 
 def main(argv: list[str]) -> int:

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ddpjob_operator.cli.documents import BadFile
-from ddpjob_operator.cli.job_file import check_job, read_job
+from ddpjob_operator.cli.job_file import read_job
+from ddpjob_operator.submit.check import BadJob, check
 from ddpjob_operator.submit.job import Content, ScriptOptions, Submission, script_job
 
 
@@ -34,7 +35,11 @@ def read_given(given: Given, exclude: Iterable[Path] = ()) -> Submission:
         BadFile: with every problem, if it cannot be run as written.
     """
     if given.is_script:
-        return check_job(content_of(given), exclude)
+        content = content_of(given)
+        try:
+            return check(content, Path(), exclude)
+        except BadJob as error:
+            raise BadFile(error.problems) from None
     extra = [f"--{name.replace('_', '-')}" for name, value in (given.options or {}).items() if value is not None]
     extra += ["--env"] if given.env else []
     extra += ["the arguments after --"] if given.args else []
