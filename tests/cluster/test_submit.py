@@ -1,13 +1,18 @@
-"""`ddpjob submit`: from an edited line on this machine to its output on two nodes, and its code back."""
+"""`ddpjob submit` and `ddpjob.DDPJob`: from an edited line on this machine to its output on two nodes."""
 
 from __future__ import annotations
 
+import importlib
 import os
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
+import pytest
 from tests.cluster.scenario import NODES, Scenario
 from tests.support.command import COMMAND, to_cluster
+
+from ddpjob import ApiError, DDPJob, Job, JobFailed
 
 SCRIPT = """
 import sys
@@ -67,3 +72,41 @@ def test_an_edited_line_runs_on_two_nodes(scenario: Scenario, tmp_path: Path) ->
     assert failed.returncode == 1, failed.stdout
     assert "train: Failed" in failed.stdout
     assert "wrong flag" in failed.stdout
+
+
+MODULE = """
+import torch.distributed as dist
+
+def train(layers, fails=False):
+    dist.init_process_group("gloo")
+    print(f"<b>{layers}</b> layers on rank {dist.get_rank()} of {dist.get_world_size()}", flush=True)
+    dist.destroy_process_group()
+    if fails:
+        raise ValueError("no such layer")
+"""
+
+
+def test_a_function_is_submitted_and_followed_from_python(
+    scenario: Scenario, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KUBECONFIG", os.fspath(scenario.kubectl.kubeconfig))
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "functions_of_a_test.py").write_text(MODULE)
+    train = importlib.import_module("functions_of_a_test").train
+    job = DDPJob(function=train, kwargs={"layers": 2}, nodes=NODES, env={"OMP_NUM_THREADS": "1"}, folder=tmp_path)
+    with job.submit(namespace=scenario.kubectl.namespace) as submitted:
+        lines = {str(line) for line in submitted.logs(grep="layers")}
+        assert lines == {f"[rank {rank}] <b>2</b> layers on rank {rank} of {NODES}" for rank in range(NODES)}
+        assert submitted.wait(60).phase == "Succeeded"
+        assert "<td>Succeeded</td>" in submitted._repr_html_()
+
+    wrong = replace(job, kwargs={"layers": 2, "fails": True}, spec={"restart": {"maxRestarts": 0}})
+    with wrong.submit(namespace=scenario.kubectl.namespace) as submitted:
+        with pytest.raises(JobFailed, match="ValueError: no such layer") as failure:
+            submitted.wait(240)
+        assert failure.value.status.phase == "Failed"
+        with pytest.raises(ApiError, match="cannot be changed any more"):
+            submitted.suspend()
+        submitted.cancel()
+    with pytest.raises(ApiError, match="there is no DDPJob train"):
+        Job.get("train", namespace=scenario.kubectl.namespace)

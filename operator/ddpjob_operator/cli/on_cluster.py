@@ -11,11 +11,11 @@ from dataclasses import asdict, dataclass
 
 import yaml
 
+from ddpjob.handle import AsyncJob
 from ddpjob_operator.api.status import DDPJobStatus, Phase
 from ddpjob_operator.cli.parameters import Output
-from ddpjob_operator.cluster import paths
 from ddpjob_operator.core.values.observed import PodView
-from ddpjob_operator.follow.logs import JobLogs, Line, Wanted, pods_of
+from ddpjob_operator.follow.logs import Line, Wanted, pods_of
 from ddpjob_operator.follow.read import read_job, read_pods, see
 from ddpjob_operator.follow.watch import watch
 from ddpjob_operator.follow.why import why
@@ -60,7 +60,7 @@ def show_logs(cluster: Cluster, name: str, wanted: Wanted, follow: bool) -> int:
 
     async def ask(client: Client, namespace: str) -> int:
         job = await read_job(client, namespace, name)
-        logs = JobLogs(client, namespace, name, _ranks_per_node(job), wanted)
+        logs = await AsyncJob(client, namespace, name).all_logs(wanted)
         if follow:
             return SUCCEEDED if await logs.follow(print_line, print_note) else FAILED
         found = False
@@ -94,15 +94,7 @@ def change(cluster: Cluster, name: str, spec: dict[str, object], done: str) -> i
     """Change fields of a job's spec, as `kubectl patch` does, and print what follows from it."""
 
     async def ask(client: Client, namespace: str) -> int:
-        job = await read_job(client, namespace, name)
-        status = parse_status(job.get("status") or {})
-        if status.is_final:
-            raise ApiError(409, "Conflict", f"{name} has {str(status.phase).lower()}: it cannot be changed any more")
-        if "nodes" in spec and not (job.get("spec") or {}).get("elastic"):
-            why_not = f"{name} is not elastic, so its nodes cannot change; delete it and apply it with spec.elastic"
-            raise ApiError(422, "Invalid", why_not)
-        path = f"{paths.jobs(namespace)}/{name}"
-        await client.merge_patch(path, "ddpjobs", {"metadata": {"uid": job["metadata"]["uid"]}, "spec": spec})
+        await AsyncJob(client, namespace, name).change(spec)
         print(done)
         return SUCCEEDED
 
@@ -143,14 +135,8 @@ def in_words(error: ApiError) -> str:
     return error.message
 
 
-def _ranks_per_node(job: dict[str, object]) -> int:
-    spec = job.get("spec")
-    given = spec.get("procsPerNode") if isinstance(spec, dict) else None
-    return given if isinstance(given, int) and given > 0 else 1
-
-
 def print_line(line: Line) -> None:
-    print(f"[rank {line.rank}] {line.text}", flush=True)
+    print(line, flush=True)
 
 
 def print_note(text: str) -> None:

@@ -8,10 +8,9 @@ from contextlib import suppress
 
 import yaml
 
+from ddpjob.handle import AsyncJob
 from ddpjob_operator.cli.on_cluster import Cluster, asked, print_line, print_note
-from ddpjob_operator.follow.logs import JobLogs, Line, Wanted
-from ddpjob_operator.follow.read import see
-from ddpjob_operator.follow.why import why
+from ddpjob_operator.follow.logs import Line, Wanted
 from ddpjob_operator.runtime.client import Client
 from ddpjob_operator.submit.job import Content, Submission
 from ddpjob_operator.submit.pack import size_in_words
@@ -53,31 +52,30 @@ def as_yaml(content: Content) -> str:
 
 
 async def _follow(client: Client, namespace: str, submission: Submission) -> int:
-    name = submission.job.name
-    waiting = asyncio.create_task(_say_why_it_waits(client, namespace, name), name="say why it waits")
+    job = AsyncJob(client, namespace, submission.job.name)
+    waiting = asyncio.create_task(_say_why_it_waits(job), name="say why it waits")
 
     def say(line: Line) -> None:
         waiting.cancel()
         print_line(line)
 
     try:
-        logs = JobLogs(client, namespace, name, submission.job.spec.ranks_per_node, Wanted())
-        succeeded = await logs.follow(say, print_note)
+        succeeded = await (await job.all_logs(Wanted())).follow(say, print_note)
     finally:
         waiting.cancel()
         with suppress(asyncio.CancelledError):
             await waiting
-    answer = why(await see(client, namespace, name))
+    answer = await job.why()
     print(answer.headline if succeeded else answer.text(), file=sys.stdout if succeeded else sys.stderr)
     return SUCCEEDED if succeeded else FAILED
 
 
-async def _say_why_it_waits(client: Client, namespace: str, name: str) -> None:
+async def _say_why_it_waits(job: AsyncJob) -> None:
     """Until it is cancelled, which the first line of a rank does."""
     said = ""
     while True:
         await asyncio.sleep(_SECONDS_UNTIL_WHY)
-        headline = why(await see(client, namespace, name)).headline
+        headline = (await job.why()).headline
         if headline != said:
             print_note(headline)
             said = headline

@@ -65,6 +65,9 @@ class Line:
     rank: int
     text: str
 
+    def __str__(self) -> str:
+        return f"[rank {self.rank}] {self.text}"
+
 
 def parse_line(raw: str, node: int, ranks_per_node: int) -> Line:
     """A line of a pod's log with `timestamps=true`. Lines of the first rank of a node have no prefix."""

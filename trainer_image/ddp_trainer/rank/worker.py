@@ -120,7 +120,7 @@ def run_target(kind: str, name: str, args: Sequence[str]) -> None:
 
 
 def _is_built_in(kind: str, name: str) -> bool:
-    return kind == "module" and name.partition(".")[0] == "ddp_trainer"
+    return kind == "module" and name.partition(".")[0] == "ddp_trainer" and name != "ddp_trainer.call"
 
 
 def _register(run_dir: Path, rank: int, local_rank: int) -> None:

@@ -1,0 +1,140 @@
+"""What to train: a script or a function of a folder, and on how many nodes."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from ddpjob.handle import AsyncJob
+from ddpjob.sync import Job, run
+from ddpjob_operator.runtime.client import connect
+from ddpjob_operator.submit.check import BadJob, check
+from ddpjob_operator.submit.job import Content, ScriptOptions, Submission, script_job
+from ddpjob_operator.submit.send import send
+
+CALL = "ddp_trainer.call"
+"""The trainer's module that calls a function of submitted code."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DDPJob:
+    """A job that can be submitted. Name a `script` or a `function`; `spec` has every other field, as YAML has it."""
+
+    script: str | None = None
+    """Path of a Python file in `folder`."""
+    function: Callable[..., Any] | None = None
+    """A function of a module in `folder`. Every rank calls it with `kwargs`."""
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    """Of the function, as far as JSON has them."""
+    args: Sequence[str] = ()
+    """Of the script."""
+    name: str | None = None
+    """By default that of the script or of the function."""
+    nodes: int = 1
+    gpus: int | None = None
+    """In each pod."""
+    procs_per_node: int | None = None
+    image: str | None = None
+    env: Mapping[str, str] = field(default_factory=dict)
+    requirements: str | None = None
+    """Path of a requirements file in `folder`."""
+    claim: str | None = None
+    """An existing PersistentVolumeClaim."""
+    folder: str | Path = "."
+    """Is sent with the job, without what .gitignore and .ddpjobignore list."""
+    spec: Mapping[str, Any] = field(default_factory=dict)
+    """Further fields of `spec`, such as `{"snapshots": {"every": "60seconds"}}`; they win."""
+
+    def submission(self) -> Submission:
+        """The job with its packed code.
+
+        Raises:
+            BadJob: with every problem, one line each.
+        """
+        submission = check(self.content(), Path(self.folder))
+        if self.function is not None and submission.code is not None:
+            file = self._target().partition(":")[0].replace(".", "/")
+            if not {f"{file}.py", f"{file}/__init__.py"} & submission.code.paths:
+                raise BadJob((f"function: {file}.py is not in {self.folder}; set folder to the one that has it",))
+        return submission
+
+    def content(self) -> Content:
+        """The DDPJob as YAML would have it, with `code: {path: .}`.
+
+        Raises:
+            BadJob: there is not one of script and function, or the function cannot be imported.
+        """
+        if (self.script is None) == (self.function is None):
+            raise BadJob(("script, function: name one of them",))
+        options = ScriptOptions(
+            name=self.name or self._default_name(),
+            nodes=self.nodes,
+            gpus=self.gpus,
+            procs_per_node=self.procs_per_node,
+            image=self.image,
+            env=self.env,
+            requirements=self.requirements,
+            claim=self.claim,
+            args=tuple(self.args),
+        )
+        content = script_job(self.script or "", options)
+        if self.function is not None:
+            content["spec"]["entrypoint"] = {"module": CALL}
+            content["spec"]["args"] = [self._target(), self._kwargs()]
+        content["spec"] |= self.spec
+        return content
+
+    def to_yaml(self) -> str:
+        """A file for `ddpjob submit` and `ddpjob run`."""
+        return yaml.safe_dump(self.content(), sort_keys=False, allow_unicode=True)
+
+    def submit(self, *, namespace: str | None = None, context: str | None = None, replace: bool = False) -> Job:
+        """Send it to a cluster, by default the current one of the kubeconfig. `replace` ends a job of that name that
+        has not finished; one that has is replaced in any case.
+
+        Raises:
+            BadJob: it cannot be run as written.
+            ApiError: the cluster refused.
+        """
+        return Job(run(self.submit_async(namespace=namespace, context=context, replace=replace)))
+
+    async def submit_async(
+        self, *, namespace: str | None = None, context: str | None = None, replace: bool = False
+    ) -> AsyncJob:
+        """`submit` for asyncio."""
+        submission = self.submission()
+        client = await connect(context=context)
+        try:
+            place = namespace or client.namespace
+            await send(client, place, submission, replace=replace, note=lambda text: print(text, file=sys.stderr))
+        except BaseException:
+            await client.close()
+            raise
+        return AsyncJob(client, place, submission.job.name)
+
+    def _default_name(self) -> str | None:
+        return None if self.function is None else self.function.__name__.replace("_", "-").strip("-").lower()
+
+    def _target(self) -> str:
+        """`package.module:function`."""
+        function = self.function
+        assert function is not None
+        module, name = function.__module__, function.__qualname__
+        if module == "__main__":  # of the script that runs now, which the ranks import by its name
+            file = getattr(sys.modules["__main__"], "__file__", None)
+            module = Path(file).stem if file else ""
+        if not module or "<" in name:
+            raise BadJob((f"function: {name} cannot be imported; define it at the top of a file in the folder",))
+        return f"{module}:{name}"
+
+    def _kwargs(self) -> str:
+        try:
+            return json.dumps(dict(self.kwargs), allow_nan=False)
+        except (TypeError, ValueError) as error:
+            raise BadJob((f"kwargs: {error}; pass text, numbers, lists and dicts",)) from None

@@ -1,0 +1,165 @@
+"""A job on a cluster, for asyncio: what became of it, its output, and what can be done with it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+from collections.abc import AsyncIterator, Mapping
+from types import TracebackType
+from typing import Any
+
+from ddpjob_operator.api.status import DDPJobStatus, Phase, SnapshotStatus
+from ddpjob_operator.cluster import paths
+from ddpjob_operator.follow.logs import JobLogs, Line, Wanted
+from ddpjob_operator.follow.read import ranks_per_node, read_job, see
+from ddpjob_operator.follow.why import Answer, why
+from ddpjob_operator.runtime.client import Client, Json, connect
+from ddpjob_operator.runtime.errors import ApiError
+from ddpjob_operator.wire.jobs import parse_status
+
+_RESOURCE = "ddpjobs"
+_SECONDS_BETWEEN_LOOKS = 1.0
+
+
+class JobFailed(Exception):
+    """The job has failed. The message says why; `status` is what it ended with."""
+
+    def __init__(self, status: DDPJobStatus, answer: Answer) -> None:
+        super().__init__(answer.text())
+        self.status = status
+        self.answer = answer
+
+
+class AsyncJob:
+    """One job. Close it at the end, or use it as a context manager; the job itself goes on."""
+
+    def __init__(self, client: Client, namespace: str, name: str) -> None:
+        self._client = client
+        self.namespace = namespace
+        self.name = name
+
+    @classmethod
+    async def get(cls, name: str, *, namespace: str | None = None, context: str | None = None) -> AsyncJob:
+        """A job that is there.
+
+        Raises:
+            ApiError: there is none, or the cluster refused.
+        """
+        client = await connect(context=context)
+        try:
+            job = cls(client, namespace or client.namespace, name)
+            await job.read()
+        except BaseException:
+            await client.close()
+            raise
+        return job
+
+    async def read(self) -> Json:
+        """The DDPJob as JSON."""
+        return await read_job(self._client, self.namespace, self.name)
+
+    async def status(self) -> DDPJobStatus:
+        return parse_status((await self.read()).get("status") or {})
+
+    async def snapshots(self) -> tuple[SnapshotStatus, ...]:
+        """Those that the status has on record: the newest."""
+        found = (await self.status()).snapshot
+        return () if found is None else (found,)
+
+    async def why(self) -> Answer:
+        """Why it is where it is; `headline` says it in one line, `text()` with the evidence."""
+        return why(await see(self._client, self.namespace, self.name))
+
+    async def wait(self, seconds: float | None = None) -> DDPJobStatus:
+        """Wait until it has succeeded.
+
+        Raises:
+            JobFailed: it has failed.
+            TimeoutError: it has not ended within these seconds.
+            ApiError: it was deleted, or the cluster refused.
+        """
+        async with asyncio.timeout(seconds):
+            while True:
+                status = await self.status()
+                if status.is_final:
+                    break
+                await asyncio.sleep(_SECONDS_BETWEEN_LOOKS)
+        if status.phase is not Phase.SUCCEEDED:
+            raise JobFailed(status, await self.why())
+        return status
+
+    async def logs(
+        self, *, follow: bool = True, rank: int | None = None, grep: str | None = None
+    ) -> AsyncIterator[Line]:
+        """What the ranks print: with `follow` as it comes, over all attempts until the job has ended."""
+        wanted = Wanted(rank=rank, pattern=None if grep is None else re.compile(grep))
+        logs = await self.all_logs(wanted)
+        if not follow:
+            async for line in logs.now():
+                yield line
+            return
+        lines: asyncio.Queue[Line | None] = asyncio.Queue()
+        following = asyncio.create_task(logs.follow(lines.put_nowait, lambda _: None), name=f"logs of {self.name}")
+        following.add_done_callback(lambda _: lines.put_nowait(None))
+        try:
+            while (found := await lines.get()) is not None:
+                yield found
+            await following
+        finally:
+            following.cancel()
+            with contextlib.suppress(asyncio.CancelledError, ApiError):
+                await following
+
+    async def all_logs(self, wanted: Wanted) -> JobLogs:
+        """The logs with every way to choose lines."""
+        return JobLogs(self._client, self.namespace, self.name, ranks_per_node(await self.read()), wanted)
+
+    async def suspend(self) -> None:
+        """Its pods save a snapshot and end; `unsuspend` resumes from it."""
+        await self.change({"suspend": True})
+
+    async def unsuspend(self) -> None:
+        await self.change({"suspend": False})
+
+    async def scale(self, nodes: int) -> None:
+        """Give an elastic job another number of nodes."""
+        await self.change({"nodes": nodes})
+
+    async def change(self, spec: Mapping[str, Any]) -> None:
+        """Change fields of the spec that may be changed.
+
+        Raises:
+            ApiError: it has ended, or the field cannot be changed.
+        """
+        job = await self.read()
+        status = parse_status(job.get("status") or {})
+        if status.is_final:
+            ended = f"{self.name} has {str(status.phase).lower()}: it cannot be changed any more"
+            raise ApiError(409, "Conflict", ended)
+        if "nodes" in spec and not (job.get("spec") or {}).get("elastic"):
+            fixed = f"{self.name} is not elastic, so its nodes cannot change; delete it and apply it with spec.elastic"
+            raise ApiError(422, "Invalid", fixed)
+        body = {"metadata": {"uid": job["metadata"]["uid"]}, "spec": dict(spec)}
+        await self._client.merge_patch(self._path, _RESOURCE, body)
+
+    async def cancel(self) -> None:
+        """Delete it: its pods save a snapshot and end. Its volume is kept, unless shared.retain is false."""
+        uid = (await self.read())["metadata"]["uid"]
+        options = {"propagationPolicy": "Background", "preconditions": {"uid": uid}}
+        await self._client.delete(self._path, _RESOURCE, options)
+
+    async def close(self) -> None:
+        await self._client.close()
+
+    async def __aenter__(self) -> AsyncJob:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    @property
+    def _path(self) -> str:
+        return f"{paths.jobs(self.namespace)}/{self.name}"

@@ -1,0 +1,141 @@
+"""The same without asyncio: an event loop in a thread of its own, so that it works where one runs already, as in a
+notebook.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Coroutine, Iterator
+from functools import cache
+from html import escape
+from typing import Any, TypeVar
+
+from ddpjob.handle import AsyncJob
+from ddpjob_operator.api.status import DDPJobStatus, SnapshotStatus
+from ddpjob_operator.follow.logs import Line
+from ddpjob_operator.follow.why import Answer
+
+T = TypeVar("T")
+
+
+class Job:
+    """A job on a cluster. Everything waits for the cluster's answer."""
+
+    def __init__(self, job: AsyncJob) -> None:
+        self._job = job
+
+    @classmethod
+    def get(cls, name: str, *, namespace: str | None = None, context: str | None = None) -> Job:
+        """A job that is there.
+
+        Raises:
+            ApiError: there is none, or the cluster refused.
+        """
+        return cls(run(AsyncJob.get(name, namespace=namespace, context=context)))
+
+    @property
+    def name(self) -> str:
+        return self._job.name
+
+    @property
+    def namespace(self) -> str:
+        return self._job.namespace
+
+    @property
+    def status(self) -> DDPJobStatus:
+        return run(self._job.status())
+
+    @property
+    def snapshots(self) -> tuple[SnapshotStatus, ...]:
+        """Those that the status has on record: the newest."""
+        return run(self._job.snapshots())
+
+    def why(self) -> Answer:
+        """Why it is where it is; `headline` says it in one line, `text()` with the evidence."""
+        return run(self._job.why())
+
+    def wait(self, seconds: float | None = None) -> DDPJobStatus:
+        """Wait until it has succeeded.
+
+        Raises:
+            JobFailed: it has failed.
+            TimeoutError: it has not ended within these seconds.
+            ApiError: it was deleted, or the cluster refused.
+        """
+        return run(self._job.wait(seconds))
+
+    def logs(self, *, follow: bool = True, rank: int | None = None, grep: str | None = None) -> Iterator[Line]:
+        """What the ranks print: with `follow` as it comes, over all attempts until the job has ended."""
+        lines = self._job.logs(follow=follow, rank=rank, grep=grep)
+        try:
+            while True:
+                try:
+                    yield run(_next(lines))
+                except StopAsyncIteration:
+                    return
+        finally:
+            run(lines.aclose())  # type: ignore[attr-defined]
+
+    def suspend(self) -> None:
+        """Its pods save a snapshot and end; `unsuspend` resumes from it."""
+        run(self._job.suspend())
+
+    def unsuspend(self) -> None:
+        run(self._job.unsuspend())
+
+    def scale(self, nodes: int) -> None:
+        """Give an elastic job another number of nodes."""
+        run(self._job.scale(nodes))
+
+    def cancel(self) -> None:
+        """Delete it: its pods save a snapshot and end. Its volume is kept, unless shared.retain is false."""
+        run(self._job.cancel())
+
+    def close(self) -> None:
+        """Close the connection; the job goes on."""
+        run(self._job.close())
+
+    def __enter__(self) -> Job:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"Job({self.name!r}, namespace={self.namespace!r})"
+
+    def _repr_html_(self) -> str:
+        """In a notebook: phase, progress and why, as of now."""
+        status, answer = self.status, self.why()
+        shown = status.summary
+        rows = {
+            "phase": str(status.phase or "new"),
+            "progress": (shown.progress if shown else None) or "",
+            "nodes": (shown.nodes if shown else None) or "",
+            "restarts": str(status.restarts),
+        }
+        cells = "".join(f"<tr><th>{name}</th><td>{escape(value)}</td></tr>" for name, value in rows.items() if value)
+        return f"<p>{escape(answer.headline)}</p><table>{cells}</table>"
+
+
+def run(work: Coroutine[Any, Any, T]) -> T:
+    """The result of a coroutine that runs in the loop of the thread. Ctrl-C ends it."""
+    future = asyncio.run_coroutine_threadsafe(work, _loop())
+    try:
+        return future.result()
+    except KeyboardInterrupt:
+        future.cancel()
+        raise
+
+
+@cache
+def _loop() -> asyncio.AbstractEventLoop:
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, name="ddpjob", daemon=True).start()
+    return loop
+
+
+async def _next(lines: Any) -> Line:
+    found: Line = await anext(lines)
+    return found

@@ -1,0 +1,107 @@
+"""`ddpjob.DDPJob`: what becomes of a script or a function, and what is refused before anything is sent."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from ddp_trainer import call
+from ddp_trainer.contract.exit_codes import UserError
+from ddpjob import BadJob, DDPJob
+from ddpjob_operator.cli.job_file import read_job
+
+MODULE = """
+def train(lr, layers=2):
+    with open("called.txt", "w") as file:
+        file.write(f"{lr} {layers}")
+
+class Group:
+    @staticmethod
+    def train():
+        pass
+
+nested = (lambda: lambda: None)()
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "own_package").mkdir()
+    (tmp_path / "own_package" / "work.py").write_text(MODULE)
+    (tmp_path / "train.py").write_text("print(1)")
+    return tmp_path
+
+
+@pytest.fixture
+def function(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    monkeypatch.syspath_prepend(folder)
+    monkeypatch.delitem(sys.modules, "own_package", raising=False)
+    monkeypatch.delitem(sys.modules, "own_package.work", raising=False)
+    found: Callable[..., Any] = importlib.import_module("own_package.work").train
+    return found
+
+
+def test_a_script_is_the_job_that_the_command_submits(folder: Path) -> None:
+    job = DDPJob(script="train.py", nodes=2, args=["--lr", "3e-4"], folder=folder, env={"A": "1"})
+    (folder / "job.yaml").write_text(job.to_yaml())
+    (folder / ".ddpjobignore").write_text("job.yaml\n")
+    assert read_job(str(folder / "job.yaml")).content == job.submission().content
+    assert job.submission().job.size_in_words == "2 nodes x 1 rank = 2 ranks"
+
+
+def test_further_fields_win(folder: Path) -> None:
+    spec = {"nodes": 3, "snapshots": {"every": "60seconds"}}
+    found = DDPJob(script="train.py", folder=folder, spec=spec).submission().job.spec
+    assert (found.nodes, found.snapshots.every) == (3, "60seconds")
+
+
+def test_a_function_is_called_by_every_rank(
+    folder: Path, function: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    submission = DDPJob(function=function, kwargs={"lr": 0.1}, folder=folder).submission()
+    spec = submission.content["spec"]
+    assert spec["entrypoint"] == {"module": call.MODULE}
+    assert submission.job.name == "train"
+    monkeypatch.chdir(folder)
+    call.main(spec["args"])
+    assert (folder / "called.txt").read_text() == "0.1 2"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({}, "script, function: name one of them"),
+        ({"script": "trian.py"}, "did you mean train.py?"),
+        ({"script": "train.py", "name": "A b", "nodes": 0}, "metadata.name: 'A b' is not a valid name"),
+        ({"script": "train.py", "nodes": 0}, "spec.nodes: 0 is too small"),
+        ({"script": "train.py", "spec": {"node": 1}}, "spec.node: is not a field of a DDPJob; did you mean nodes?"),
+        ({"function": json.dumps}, "json.py is not in"),
+        ({"function": lambda: None}, "cannot be imported; define it at the top of a file"),
+    ],
+)
+def test_what_cannot_run_is_refused_with_every_problem(folder: Path, arguments: dict[str, Any], said: str) -> None:
+    with pytest.raises(BadJob) as refusal:
+        DDPJob(folder=folder, **arguments).submission()
+    assert said in str(refusal.value)
+
+
+def test_arguments_that_json_has_not_are_refused(folder: Path, function: Callable[..., Any]) -> None:
+    with pytest.raises(BadJob, match="pass text, numbers, lists and dicts"):
+        DDPJob(function=function, kwargs={"model": object()}, folder=folder).submission()
+
+
+@pytest.mark.parametrize("argv", [["own_package.work:trian", "{}"], ["own_package.work:train"]])
+def test_a_rank_says_which_function_is_missing(function: Callable[..., Any], argv: list[str]) -> None:
+    with pytest.raises(UserError, match=r"own_package\.work"):
+        call.main(argv)
+
+
+def test_the_yaml_names_the_folder_and_not_what_is_in_it(folder: Path) -> None:
+    assert yaml.safe_load(DDPJob(script="train.py", folder=folder).to_yaml())["spec"]["code"] == {"path": "."}
