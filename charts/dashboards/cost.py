@@ -18,6 +18,7 @@ from queries import (
     TRAINING,
     bars,
     choices,
+    counted,
     in_phase,
     lines,
     or_zero,
@@ -32,27 +33,36 @@ MONEY = "currency:USD"
 """The chart replaces the currency, and the texts of the two prices."""
 
 
-def cost(window: str, by: str = "", selector: str = "", function: str = "increase") -> str:
-    """What nodes and GPUs cost that gangs held, including deleted jobs; an hour's with `rate`."""
-    labels = ", ".join(filter(None, (TEAM, selector)))
-    kinds = ("gpu", "node")
+def cost(by: str = "", selector: str = "") -> str:
+    """What the nodes and GPUs cost that gangs held in the time shown, including those of deleted jobs."""
     parts = (
-        f"label_replace({function}(ddpjob_{kind}_seconds_total{{{labels}}}[{window}])"
+        f"label_replace({counted(f'ddpjob_{kind}_seconds_total', RANGE, selector)}"
         f' * $price_{kind}_hour, "of", "{kind}", "", "")'
-        for kind in kinds
+        for kind in ("gpu", "node")
     )
-    return f"sum {by}({' or '.join(parts)})" + (" / 3600" if function == "increase" else "")
+    return f"sum {by}({' or '.join(parts)}) / 3600"
+
+
+def hourly_cost(by: str = "") -> str:
+    """What an hour costs at the present pace."""
+    parts = (
+        f"label_replace(rate(ddpjob_{kind}_seconds_total{{{TEAM}}}[{SMOOTH}])"
+        f' * $price_{kind}_hour, "of", "{kind}", "", "")'
+        for kind in ("gpu", "node")
+    )
+    return f"sum {by}({' or '.join(parts)})"
 
 
 def lost_cost() -> str:
+    """What of it went into training steps that were lost later."""
     parts = (
-        f"({or_zero(f'sum(increase(ddpjob_lost_{kind}_seconds_total{{{TEAM}}}[{RANGE}]))')}) * $price_{kind}_hour"
+        f"({or_zero(seconds(f'ddpjob_lost_{kind}_seconds_total', RANGE))}) * $price_{kind}_hour"
         for kind in ("gpu", "node")
     )
     return f"({' + '.join(parts)}) / 3600"
 
 
-TRAINED = f"({cost(RANGE, selector=TRAINING)} - {lost_cost()})"
+TRAINED = f"({cost(selector=TRAINING)} - {lost_cost()})"
 HOURLY = f"({per_job('ddpjob_status_gpus')} * $price_gpu_hour + {per_job('ddpjob_status_nodes')} * $price_node_hour)"
 SPENT = f"sum {BY_JOB} (ddpjob_status_activity_seconds{{{JOB}, {HELD}}}) / 3600 * {HOURLY}"
 KEPT = f"sum {BY_JOB} (ddpjob_status_activity_seconds{{{JOB}, {TRAINS}}}) / 3600 * {HOURLY}"
@@ -63,13 +73,13 @@ COST = Dashboard(
     "Nodes and GPUs count while a gang holds them: not in a queue, not suspended.",
     (
         Row("In the time shown", (
-            stat("Cost", "Of all jobs, including deleted ones.", cost(RANGE), unit=MONEY),
-            stat("An hour now", "At the pace of the last ten minutes.", cost(SMOOTH, function="rate"), unit=MONEY),
+            stat("Cost", "Of all jobs, including deleted ones.", cost(), unit=MONEY),
+            stat("An hour now", "At the pace of the last ten minutes.", hourly_cost(), unit=MONEY),
             stat("Trained for it", "What went into training steps that were kept.", TRAINED, unit=MONEY),
             stat("Share that trained", "The rest went into starts, snapshots, validation, failures: see 'By activity'.",
-                 f"{TRAINED} / {cost(RANGE)}", unit="percentunit", steps=GOOD_IS_MORE),
+                 f"{TRAINED} / {cost()}", unit="percentunit", steps=GOOD_IS_MORE),
             stat("Lost with failures", "Steps that were lost, stalls, and starting again.",
-                 f"{lost_cost()} + ({or_zero(cost(RANGE, selector=AGAIN))})", unit=MONEY),
+                 f"{lost_cost()} + ({or_zero(cost(selector=AGAIN))})", unit=MONEY),
             stat("GPU hours", "For which gangs held GPUs.",
                  f"({or_zero(seconds('ddpjob_gpu_seconds_total', RANGE))}) / 3600", unit="h"),
             stat("Node hours", "For which gangs held nodes.", f"{seconds(NODES, RANGE)} / 3600", unit="h"),
@@ -78,12 +88,12 @@ COST = Dashboard(
         )),
         Row("Where it goes", (
             bars("By namespace", "In the time shown, including deleted jobs.",
-                 Query(f"sort_desc({cost(RANGE, 'by (namespace) ')})", "{{namespace}}"), MONEY),
+                 Query(f"sort_desc({cost('by (namespace) ')})", "{{namespace}}"), MONEY),
             bars("By activity", "In the time shown. Everything but training can be saved on: pulling (image size), "
                  "rendezvous and first_step (starts), saving (snapshots), recovering (failures).",
-                 Query(f"sort_desc({cost(RANGE, 'by (cause) ')})", "{{cause}}"), MONEY),
+                 Query(f"sort_desc({cost('by (cause) ')})", "{{cause}}"), MONEY),
             lines("An hour, by namespace", "At the pace of ten minutes.",
-                  Query(cost(SMOOTH, "by (namespace) ", function="rate"), "{{namespace}}"), unit=MONEY, stacked=True),
+                  Query(hourly_cost("by (namespace) "), "{{namespace}}"), unit=MONEY, stacked=True),
         )),
         Row("Jobs that exist", (
             table("Jobs", "At their present numbers of nodes and GPUs, since they began.",

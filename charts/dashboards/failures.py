@@ -12,11 +12,11 @@ from queries import (
     NODES,
     RANGE,
     SHARE_LOST,
-    SMOOTH,
-    TEAM,
     WARN_IF_ANY,
     bars,
     choices,
+    counted,
+    held_now,
     lines,
     or_zero,
     per_job,
@@ -30,7 +30,7 @@ LOST = f"({seconds('ddpjob_lost_node_seconds_total', RANGE)} + ({or_zero(seconds
 
 
 def by_reason(metric: str) -> Query:
-    return Query(f"sum by (reason) (increase({metric}{{{TEAM}}}[$__rate_interval]))", "{{reason}}")
+    return Query(f"sum by (reason) {counted(metric, '$__rate_interval')}", "{{reason}}")
 
 
 FAILURES = Dashboard(
@@ -38,10 +38,10 @@ FAILURES = Dashboard(
     (
         Row("In the time shown", (
             stat("Jobs failed", "For good: restart budget used up, or a failure that a retry would repeat.",
-                 or_zero(f"round(sum(increase(ddpjob_operator_failed_jobs_total{{{TEAM}}}[{RANGE}])))"),
+                 or_zero(f"round(sum{counted('ddpjob_operator_failed_jobs_total', RANGE)})"),
                  steps=GOOD_IS_NONE),
             stat("Restarts", "After failures, of all jobs.",
-                 or_zero(f"round(sum(increase(ddpjob_operator_restarts_total{{{TEAM}}}[{RANGE}])))"),
+                 or_zero(f"round(sum{counted('ddpjob_operator_restarts_total', RANGE)})"),
                  steps=WARN_IF_ANY),
             stat("Disruptions", "Restarts after evictions, preemptions, lost nodes and changes of size, of jobs that "
                  "exist.", or_zero(f"round(sum(increase(ddpjob_status_disruptions_total{{{JOB}}}[{RANGE}])))"),
@@ -69,11 +69,11 @@ FAILURES = Dashboard(
                   by_reason("ddpjob_operator_failed_jobs_total"), bars=True, stacked=True, width=12),
             bars("Restarts by namespace", "A single namespace points to one image or one script; all of them to the "
                  "cluster.",
-                 Query(f"sort_desc(sum by (namespace) (increase(ddpjob_operator_restarts_total{{{TEAM}}}[{RANGE}])))",
+                 Query(f"sort_desc(sum by (namespace) {counted('ddpjob_operator_restarts_total', RANGE)})",
                        "{{namespace}}")),
             lines("Nodes that recover", "Nodes held while a gang starts again or a stalled rank is waited for, "
                   "smoothed over ten minutes. They train nothing.",
-                  Query(seconds(NODES, SMOOTH, AGAIN, "by (cause) ", "rate"), "{{cause}}"),
+                  Query(held_now(NODES, AGAIN, "by (cause) "), "{{cause}}"),
                   stacked=True),
             lines("From a failure to training again", "Failures of six hours. Minutes: image pulls, slow imports, a "
                   "long backoff, or too few nodes; restart.scope InPlace keeps the healthy pods.",

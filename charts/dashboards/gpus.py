@@ -21,11 +21,13 @@ PODS = f"max by (namespace, pod, ddpjob) (ddpjob_trainer_info{{{JOB}}})"
 
 
 def dcgm(metric: str, own: str = "", scale: str = "") -> str:
-    """A metric of DCGM's exporter for each GPU of a job, joined on the pod, which may be `exported_pod`; or our own."""
+    """A metric of DCGM's exporter for each GPU of a job, joined on the pod, which may be `exported_pod`. Of pods
+    without such metrics, our own: the two number the GPUs differently.
+    """
     pod = f'label_replace({metric}, "pod", "$1", "exported_pod", "(.+)")'
     named = f'label_replace({pod}, "namespace", "$1", "exported_namespace", "(.+)")'
     joined = f"({named}{scale} * on (namespace, pod) group_left (ddpjob) {PODS})"
-    return f"({joined} or on (namespace, pod, gpu) {own})" if own else joined
+    return f"({joined} or on (namespace, pod) {own})" if own else joined
 
 
 def of_gpus(metric: str, window: str = "") -> str:

@@ -66,10 +66,22 @@ def bars(title: str, help: str, query: Query, unit: str = "short", steps: Steps 
     return Panel(title, "bargauge", help, [query], unit=unit, steps=steps)
 
 
-def seconds(metric: str, window: str, selector: str = "", by: str = "", function: str = "increase") -> str:
-    """Seconds times nodes or GPUs, including those of deleted jobs."""
-    labels = ", ".join(filter(None, (TEAM, selector)))
-    return f"sum {by}({function}({metric}{{{labels}}}[{window}]))"
+def counted(metric: str, window: str, selector: str = "") -> str:
+    """What the operator has counted in a window. `increase` does not see a series begin with the first event of its
+    kind: one that was not there at the beginning of the window counts in full.
+    """
+    series = f"{metric}{{{', '.join(filter(None, (TEAM, selector)))}}}"
+    return f"(increase({series}[{window}]) and {series} offset {window} or {series})"
+
+
+def seconds(metric: str, window: str, selector: str = "", by: str = "") -> str:
+    """Seconds times nodes or GPUs in a window, including those of deleted jobs."""
+    return f"sum {by}{counted(metric, window, selector)}"
+
+
+def held_now(metric: str, selector: str = "", by: str = "") -> str:
+    """How many nodes or GPUs gangs hold, smoothed."""
+    return f"sum {by}(rate({metric}{{{', '.join(filter(None, (TEAM, selector)))}}}[{SMOOTH}]))"
 
 
 def quantiles(histogram: str, window: str, selector: str = "", legend: str = "", most: int = 99) -> tuple[Query, ...]:

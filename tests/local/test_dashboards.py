@@ -55,7 +55,7 @@ VARIABLES = {
     "$price_gpu_hour": "2",
     "$price_node_hour": "0.5",
 }
-GPU = 'gpu="0", namespace="team", pod="digits-1-0"'
+GPU = 'gpu="5", namespace="team", pod="digits-1-0"'
 OTHERS = f"""
 DCGM_FI_DEV_GPU_UTIL{{{GPU}}} 3
 DCGM_FI_DEV_FB_USED{{{GPU}}} 40000
@@ -64,11 +64,12 @@ DCGM_FI_DEV_GPU_TEMP{{{GPU}}} 60
 DCGM_FI_DEV_XID_ERRORS{{{GPU}}} 0
 DCGM_FI_PROF_PIPE_TENSOR_ACTIVE{{{GPU}}} 0.2
 """.lstrip()
-# with the memory limit of a pod: a process has none here
+# with what a pod says of its memory limit and its GPU, which a process here has not
 KUBELET = """
 kubelet_volume_stats_available_bytes{namespace="team",persistentvolumeclaim="digits-shared"} 50
 kubelet_volume_stats_capacity_bytes{namespace="team",persistentvolumeclaim="digits-shared"} 100
 ddpjob_pod_memory_limit_bytes{namespace="team",ddpjob="digits"} 8e9
+ddpjob_gpu_utilization_ratio{namespace="team",ddpjob="digits",pod="digits-1-0",gpu="0"} 0.03
 """.lstrip()
 
 
@@ -155,18 +156,29 @@ def job_object(name: str) -> dict[str, Any]:
     return {"metadata": metadata, "spec": SPEC}
 
 
+def asked(expr: str) -> str:
+    """A query as Grafana sends it."""
+    for variable, value in VARIABLES.items():
+        expr = expr.replace(variable, value)
+    return expr
+
+
 def without_data(server: Prometheus) -> list[str]:
     """Queries that Prometheus answers with nothing, with the panels they belong to."""
-    found = []
-    for name, page in PAGES.items():
-        for panel in panels(page):
-            for target in panel["targets"]:
-                expr = target["expr"]
-                for variable, value in VARIABLES.items():
-                    expr = expr.replace(variable, value)
-                if all(math.isnan(sample.value) for sample in server.query(expr)):
-                    found.append(f"{name}: {panel['title']}: {expr}")
-    return found
+    return [
+        f"{name}: {panel['title']}: {target['expr']}"
+        for name, page in PAGES.items()
+        for panel in panels(page)
+        for target in panel["targets"]
+        if all(math.isnan(sample.value) for sample in server.query(asked(target["expr"])))
+    ]
+
+
+def figure(server: Prometheus, page: str, title: str) -> float:
+    """What a panel with one figure shows."""
+    (panel,) = (panel for panel in panels(PAGES[page]) if panel["title"] == title)
+    (sample,) = server.query(asked(panel["targets"][0]["expr"]))
+    return sample.value
 
 
 async def test_every_panel_shows_a_run_and_its_restart(tmp_path: Path, environment: dict[str, str]) -> None:
@@ -185,6 +197,8 @@ async def test_every_panel_shows_a_run_and_its_restart(tmp_path: Path, environme
             )  # fmt: skip
             assert not running.done(), "the run ended before that"
             assert display.status.restarts == 1
+            assert figure(server, "gpus", "Measured") == 1, "its pod and DCGM's exporter number it differently"
+            assert figure(server, "failures", "Restarts") == figure(server, "failures", "Jobs failed") == 1
         finally:
             if not running.done():
                 os.kill(os.getpid(), signal.SIGTERM)

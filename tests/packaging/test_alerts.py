@@ -168,14 +168,6 @@ WELL = (
 )  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def promtool() -> str:
-    found = shutil.which("promtool")
-    if found is None:
-        pytest.skip("promtool is not installed (Debian: apt-get install prometheus)")
-    return found
-
-
 def test_promtool_accepts_the_rules_as_they_are_and_as_the_chart_renders_them(promtool: str, tmp_path: Path) -> None:
     (of_chart,) = of_kind("PrometheusRule", rendered({"prometheusRules": {"enabled": True}}))
     (tmp_path / "rules.yaml").write_text(yaml.safe_dump(of_chart["spec"]))

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
+from tests.packaging.test_alerts import ALERTS
 from tests.packaging.test_chart import Manifest, of_kind, rendered
 from tests.support.promql import unknown_metrics
 
@@ -91,6 +94,32 @@ def test_links_lead_to_pages_that_exist() -> None:
     assert linked == {"ddpjob-job"}
     for page in PAGES.values():
         assert [link["tags"] for link in page["links"]] == [page["tags"]] == [["ddpjob"]]
+
+
+def test_an_alert_that_a_panel_names_exists() -> None:
+    named = {alert for path in FILES.values() for alert in re.findall(r"\bDDPJob[A-Z]\w+", path.read_text())}
+    assert named
+    assert named <= set(ALERTS)
+
+
+def test_the_first_event_of_its_kind_is_counted_too(promtool: str, tmp_path: Path) -> None:
+    """`increase` alone sees one of these three: two series begin in the last hour, one of them with a new operator."""
+    (panel,) = (panel for panel in panels(PAGES["failures"]) if panel["title"] == "Jobs failed")
+    expr = panel["targets"][0]["expr"].replace("$__range", "1h").replace("$namespace", ".*")
+    name = 'ddpjob_operator_failed_jobs_total{{namespace="team", reason="{}", pod="{}"}}'.format
+    values = {
+        name("Stalled", "operator-0"): "6x70 7x20",
+        name("UserError", "operator-0"): "_x70 1x20",
+        name("Stalled", "operator-1"): "_x80 1x10",
+    }
+    question = {"expr": expr, "eval_time": "90m", "exp_samples": [{"labels": "{}", "value": 3}]}
+    given = [{"series": series, "values": seen} for series, seen in values.items()]
+    file = tmp_path / "test.yaml"
+    file.write_text(
+        yaml.safe_dump({"tests": [{"interval": "1m", "input_series": given, "promql_expr_test": [question]}]})
+    )
+    ran = subprocess.run([promtool, "test", "rules", file], capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
 
 
 def config_maps(values: Manifest) -> dict[str, Manifest]:
