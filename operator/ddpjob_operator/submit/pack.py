@@ -15,6 +15,7 @@ import tarfile
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path, PurePosixPath
 
 from pathspec import GitIgnoreSpec
@@ -145,12 +146,17 @@ def read_folder(folder: Path, exclude: Iterable[Path] = ()) -> tuple[list[File],
         raise BadCode(f"{folder}: is not a folder; name the one that has the script")
     left_out: list[str] = []
     try:
-        found = [(path, path.stat()) for path in _walk(folder, {Path(item).resolve() for item in exclude}, left_out)]
+        walk = _walk(folder, {Path(item).resolve() for item in exclude}, left_out)
+        # not the whole disk, where somebody is in the wrong folder
+        found = [(path, path.stat()) for path in islice(walk, MOST_FILES + 1)]
         sizes = {path.relative_to(folder).as_posix(): stat.st_size for path, stat in found}
         if not sizes:
             raise BadCode(f"{folder}: has no files to send; does .gitignore or .ddpjobignore list all of them?")
-        if len(sizes) > MOST_FILES or sum(sizes.values()) > MOST_BYTES:
-            raise BadCode(_too_much(folder, sizes, f"{MOST_BYTES >> 20} MiB in {MOST_FILES} files"))
+        if len(sizes) > MOST_FILES:
+            more = f"has more than {MOST_FILES} files; change to the folder that has the code"
+            raise BadCode(f"{folder.resolve()}: {more}, or list in .ddpjobignore what is none")
+        if sum(sizes.values()) > MOST_BYTES:
+            raise BadCode(_too_much(folder, sizes, f"{MOST_BYTES >> 20} MiB"))
         files = [
             File(name, 0o755 if stat.st_mode & 0o100 else 0o644, path.read_bytes())
             for name, (path, stat) in zip(sizes, found, strict=True)
@@ -177,6 +183,9 @@ def _walk(folder: Path, exclude: set[Path], left_out: list[str]) -> Iterator[Pat
         folders[:] = [name for name in folders if here / name in rules]
         for name in sorted(names):
             path = here / name
+            if not name.isprintable():  # such as macOS' Icon\r; a line break would forge a line of the digest
+                left_out.append(f"{str(path.relative_to(folder))!r}: has a name that cannot be printed")
+                continue
             if path.is_symlink() and not path.resolve().is_relative_to(folder.resolve()):
                 left_out.append(f"{path.relative_to(folder)}: is a link to {path.readlink()}, outside the folder")
             elif path.is_file() and not _is_left_out(path, inherited, left_out, folder):

@@ -150,7 +150,7 @@ def test_a_large_folder_has_several_parts_and_a_change_sends_one_of_them(folder:
             "1.1 MB in 1 files, and 1.0 MB a file, compressed is allowed; the largest: model.bin",
         ),
         ({f"{number}.bin": 900_000 for number in range(9)}, "8.1 MB in 13 files, and 8.0 MB, compressed"),
-        ({"zeros.bin": -(65 << 20)}, "64 MiB in 10000 files is allowed; the largest: zeros.bin (68.2 MB)"),
+        ({"zeros.bin": -(65 << 20)}, "64 MiB is allowed; the largest: zeros.bin (68.2 MB)"),
     ],
     ids=["a file", "a folder", "before it is compressed"],
 )
@@ -164,6 +164,20 @@ def test_what_is_too_large_is_named_with_the_way_out(folder: Path, files: dict[s
     with pytest.raises(BadCode, match="put data and models on the shared volume") as refusal:
         pack(folder)
     assert said in str(refusal.value)
+
+
+def test_the_wrong_folder_is_noticed_before_all_of_it_is_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packing, "MOST_FILES", 3)
+    with pytest.raises(BadCode, match="has more than 3 files; change to the folder that has the code"):
+        pack(folder)
+
+
+def test_a_name_that_cannot_be_printed_is_left_out(folder: Path) -> None:
+    expected = pack(folder).sha256
+    (folder / "Icon\r").write_text("")
+    packed = pack(folder)
+    assert packed.sha256 == expected
+    assert packed.left_out == ("'Icon\\r': has a name that cannot be printed",)
 
 
 def test_a_folder_with_nothing_to_send_is_refused(tmp_path: Path) -> None:
