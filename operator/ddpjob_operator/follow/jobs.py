@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -66,6 +67,7 @@ def summary_lines(job: Object, now: datetime, width: int | None = None) -> list[
     """A job in a few lines: what a person asks first, in words. None as `width` wraps none of them."""
     metadata, spec = job["metadata"], job.get("spec") or {}
     status = parse_status(job.get("status") or {})
+    code = str((spec.get("code") or {}).get("sha256") or "")
     rows = [
         ("Namespace", metadata.get("namespace") or ""),
         ("Created", _when(parse_time(metadata.get("creationTimestamp")), now)),
@@ -75,6 +77,8 @@ def summary_lines(job: Object, now: datetime, width: int | None = None) -> list[
         ("Snapshot", _snapshot(status, now)),
         ("Goodput", _goodput(status)),
         ("Attempt", _attempt(status)),
+        ("Program", _program(spec)),
+        ("Code", f"{code[:12]}; ddpjob code {metadata['name']} gets it back" if code else ""),
         ("Image", str(spec.get("image") or "")),
         ("Queue", _queue(spec)),
         ("Volume", volume_in_words(metadata["name"], spec)),
@@ -175,6 +179,14 @@ def _goodput(status: DDPJobStatus) -> str:
 
 def _attempt(status: DDPJobStatus) -> str:
     return f"{status.attempt}, restarts {status.restarts}, disruptions {status.disruptions}"
+
+
+def _program(spec: Any) -> str:
+    """What each rank runs, as a person would type it."""
+    entrypoint = spec.get("entrypoint") or {}
+    module = entrypoint.get("module")
+    program = entrypoint.get("script") or (f"-m {module}" if module else "built-in trainer")
+    return f"{program} {shlex.join(map(str, spec.get('args') or ()))}".strip()
 
 
 def _queue(spec: Any) -> str:

@@ -166,8 +166,7 @@ def _suspended(seen: Seen) -> Answer:
     todo = (
         f"A queue resumes it: {queue}. See kubectl get workloads, and kubectl describe clusterqueue."
         if queue
-        else "Set spec.suspend to false: kubectl patch ddpjob "
-        f'{seen.name} --type merge -p \'{{"spec":{{"suspend":false}}}}\''
+        else f"ddpjob unsuspend {seen.name} resumes it, as does spec.suspend: false."
     )
     return Answer(headline, (*_progress(seen), _todo(todo), *_attempts(status.failures)))
 

@@ -97,6 +97,7 @@ def test_the_summary_has_what_a_person_asks_first() -> None:
         "  Snapshot   snapshot of step 400, verified, 60s ago",
         "  Goodput    91% of the time",
         "  Attempt    0, restarts 1, disruptions 0",
+        "  Program    built-in trainer",
         "  Volume     claim digits-shared, kept when the job is deleted",
         "  Failure    OOMKilled on digits-0-1: 137",
         "  Advice     Raise the memory limit.",
@@ -112,6 +113,18 @@ def test_the_summary_has_what_a_person_asks_first() -> None:
 )
 def test_the_summary_says_what_becomes_of_the_volume(shared: dict[str, Any], words: str) -> None:
     assert f"  Volume     {words}" in summary_lines(job("digits", 1, spec={"shared": shared}), NOW)
+
+
+def test_the_summary_says_what_is_run_and_which_code() -> None:
+    spec = {
+        "entrypoint": {"script": "train.py"},
+        "args": ["--name", "my run"],
+        "code": {"sha256": "0123456789abcdef" * 4},
+    }
+    said = summary_lines(job("digits", 1, spec=spec), NOW)
+    assert "  Program    train.py --name 'my run'" in said
+    assert "  Code       0123456789ab; ddpjob code digits gets it back" in said
+    assert "  Program    -m my.train" in summary_lines(job("d", 1, spec={"entrypoint": {"module": "my.train"}}), NOW)
 
 
 def test_no_line_of_a_summary_is_wider_than_the_terminal() -> None:

@@ -223,7 +223,7 @@ def test_a_running_job_says_how_far_it_is_what_it_complains_of_and_where_its_tim
 def test_a_suspended_job_says_who_resumes_it() -> None:
     alone = why(seen(phase="Suspended", conditions=[condition("Suspended", "Suspended", "")]))
     assert alone.headline == "digits: Suspended for 4m00s"
-    assert '{"spec":{"suspend":false}}' in alone.text()
+    assert "ddpjob unsuspend digits resumes it" in alone.text()
     queued = why(seen(phase="Suspended", spec={"scheduling": {"queue": "team-a"}})).text()
     assert "A queue resumes it: team-a" in queued
     assert "patch" not in queued
