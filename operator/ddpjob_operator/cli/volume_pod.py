@@ -27,8 +27,7 @@ async def run_pod(client: Client, namespace: str, manifest: Json) -> int:
     path = f"{paths.pods(namespace)}/{made['metadata']['name']}"
     try:
         await _started(client, path)
-        async for line in client.lines(f"{path}/log", follow="true"):
-            print(visible(line), flush=True)
+        await _print_log(client, path)
         return await _exit_code(client, path)
     finally:
         await _deleted(client, path)
@@ -50,6 +49,25 @@ async def _started(client: Client, path: str) -> None:
             said = waits
             print(f"waiting for pod {found.name}: {waits}", file=sys.stderr, flush=True)
         await asyncio.sleep(SECONDS_BETWEEN_LOOKS)
+
+
+async def _print_log(client: Client, path: str) -> None:
+    """A connection that breaks, as one that is silent for long may, is made again from the last line on."""
+    last, since = "", dict[str, str]()
+    while True:
+        try:
+            async for raw in client.lines(f"{path}/log", follow="true", timestamps="true", **since):
+                stamp, _, text = raw.partition(" ")
+                if stamp > last:
+                    print(visible(text), flush=True)
+                    last = stamp
+            return
+        except ApiError as error:
+            if error.status:
+                raise
+            since = {"sinceTime": last} if last else {}
+            await client.get(path, "pods")  # raises where the API server itself does not answer
+            await asyncio.sleep(SECONDS_BETWEEN_LOOKS)
 
 
 async def _exit_code(client: Client, path: str) -> int:

@@ -60,8 +60,13 @@ class Pods:
         return {"metadata": {"name": "digits-snapshots-x", "uid": "x"}, "status": status}
 
     async def lines(self, path: str, **query: str) -> AsyncIterator[str]:
-        for line in self.log:
-            yield line
+        """The connection breaks after every line that is new."""
+        for number, line in enumerate(self.log):
+            stamp = f"2030-01-01T12:00:0{number}Z"
+            if stamp >= query.get("sinceTime", ""):
+                yield f"{stamp} {line}"
+            if stamp > query.get("sinceTime", ""):
+                raise ApiError(0, "ConnectionFailed", "it broke")
 
     async def delete(self, path: str, resource: str, body: dict[str, Any]) -> dict[str, Any]:
         self.deleted += 1
@@ -86,10 +91,12 @@ def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_the_pods_log_and_exit_code_are_those_of_the_command(capsys: pytest.CaptureFixture[str]) -> None:
-    pods = Pods(waiting("ErrImagePull"), {"phase": "Running"}, ended(1), log=("step 10: BAD,  \x1b[2Jgone",))
+    pods = Pods(
+        waiting("ErrImagePull"), {"phase": "Running"}, ended(1), log=("step 20: ok", "step 10: BAD,  \x1b[2Jgone")
+    )
     assert await volume_pod.run_pod(cast(Any, pods), "default", {}) == 1
     said = capsys.readouterr()
-    assert said.out == "step 10: BAD,  [2Jgone\n"
+    assert said.out == "step 20: ok\nstep 10: BAD,  [2Jgone\n"
     assert "ErrImagePull" in said.err
     assert pods.deleted == 1
 
