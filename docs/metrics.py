@@ -38,6 +38,9 @@ The column *Aggregate* says how to combine series over jobs, pods or replicas. V
 node rank 0 alone, so that a `sum` counts each run once. Counters and histograms of a pod start from 0 with the pod: use
 `rate` and `increase`. A value that is not known has no series.
 
+A counter of the operator with labels has no series before its first event, which `increase` therefore does not see.
+Count events of a day with `increase(x[1d]) and x offset 1d or x`.
+
 ## Operator
 
 These metrics outlive the jobs. A new leader starts from 0. Only the leader has values of jobs.

@@ -77,10 +77,15 @@ def bounded(reason: str) -> str:
 
     It may come from a user's container, which must not be able to create series without limit.
     """
-    if reason in _REASONS or (len(_REASONS) < _MOST_REASONS and len(reason) <= 64 and reason.isalnum()):
+    if reason in _REASONS or (len(_REASONS) < _MOST_REASONS and _word(reason) == reason):
         _REASONS.add(reason)
         return reason
     return "Other"
+
+
+def _word(reason: str) -> str:
+    """`reason` as a label value of a series that goes with its job."""
+    return reason if len(reason) <= 64 and reason.isalnum() else "Other"
 
 
 def watch_queue_depth(depth: Callable[[], int]) -> None:
@@ -199,7 +204,7 @@ class JobTable:
         yield _head("ddpjob_status_condition", open_metrics)
         for row in rows:
             for condition, reason in row.conditions.items():
-                yield f"ddpjob_status_condition{{{_of(row, condition=condition, reason=bounded(reason))}}} 1.0\n"
+                yield f"ddpjob_status_condition{{{_of(row, condition=condition, reason=_word(reason))}}} 1.0\n"
         yield _head("ddpjob_status_activity_seconds", open_metrics)
         for row, known in zip(rows, labels, strict=True):
             for activity, spent in _shown_activities(row):

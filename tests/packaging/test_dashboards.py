@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import kubernetes_validate
 import pytest
 import yaml
 from tests.packaging.test_alerts import ALERTS
@@ -134,6 +135,11 @@ def test_the_chart_has_no_dashboards_by_default_and_then_those_of_the_files() ->
     assert pages == {f"ddpjob-{name}.json": page for name, page in PAGES.items()}
     assert {manifest["metadata"]["labels"]["grafana_dashboard"] for manifest in found.values()} == {"1"}
     assert {manifest["metadata"]["namespace"] for manifest in found.values()} == {"ddpjob-system"}
+
+
+def test_the_config_maps_are_valid() -> None:
+    for manifest in config_maps({}).values():
+        kubernetes_validate.validate(manifest, "1.30", strict=True)
 
 
 def test_namespace_labels_and_annotations_are_values() -> None:

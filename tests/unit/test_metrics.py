@@ -123,6 +123,11 @@ async def test_others_go_on_while_the_page_is_written() -> None:
     assert turns >= lines / 2000
 
 
+def test_a_reason_that_is_no_word_is_shown_as_other() -> None:
+    metrics.JOBS.put("key", dataclasses.replace(KNOWN, conditions={"Degraded": "Not a word"}))
+    assert 'ddpjob_status_condition{condition="Degraded",ddpjob="digits",namespace="team",reason="Other"}' in page()
+
+
 def test_labels_are_escaped() -> None:
     metrics.JOBS.put("key", JobFigures('a"b', "c\\d\ne", Phase.PENDING, 0, 0, 0, 2))
     (family,) = [found for found in parse_text(page()) if found.name == "ddpjob_status_nodes"]
