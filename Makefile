@@ -103,6 +103,9 @@ bench: $(VENV)/.dev  ## apply to first step, and an edited line to its output, b
 	$(BIN)/python -m tests.cluster.bench_causes
 	$(BIN)/python -m tests.api_server.bench_takeover
 
+tour: $(VENV)/.dev  ## docs/tour.md: what the verbs of ddpjob print on the test cluster
+	$(BIN)/python -m tests.cluster.transcripts
+
 bench-operator: $(VENV)/.dev  ## what the operator costs on a real API server, up to JOBS=1000 jobs of NODES=8 pods
 	$(BIN)/python -m tests.api_server.bench_operator --jobs $(or $(JOBS),1000) --nodes $(or $(NODES),8)
 
@@ -214,5 +217,5 @@ build/scan/.installed: requirements/scan.txt | $(BIN)/python
 help:
 	@awk 'BEGIN {FS = ":.*##"} /^##@/ {printf "\n%s\n", substr($$0, 5)} /^[a-z-]+:.*##/ {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-.PHONY: scan bench-operator chaos soak count-scripts troubleshooting mutate busy-test check-in-process lint-style lint-types lint-layers lint-files demo demo-cluster test test-unit test-trainer test-local test-api test-cluster test-packaging check lint prove bench-trainer bench format generate \
+.PHONY: tour scan bench-operator chaos soak count-scripts troubleshooting mutate busy-test check-in-process lint-style lint-types lint-layers lint-files demo demo-cluster test test-unit test-trainer test-local test-api test-cluster test-packaging check lint prove bench-trainer bench format generate \
 	release-check release-notes wheel chart-package krew-package sbom images run-operator cluster-up cluster-down clean python-venv tools help

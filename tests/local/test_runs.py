@@ -169,7 +169,7 @@ def test_ctrl_c_saves_and_the_same_command_resumes(unbroken: Done, run_job: Any)
 
     second = run_job(DIGITS)
     assert second.end() == 0, second.text()
-    assert f"resuming from step {said[2]}; remove shared/checkpoints/digits to start over" in second.text()
+    assert f"resuming from step {said[2]}; --fresh begins anew" in second.text()
     assert re.search(
         rf"^Succeeded: {EPOCHS} epochs, {STEPS} steps, restarts 0, eval_accuracy 0\.9\d+", second.text(), re.M
     )

@@ -29,6 +29,12 @@ class Snapshots(APIModel):
     keep_every: Annotated[int, Field(strict=True, ge=1, le=1_000_000_000)] | None = None
     """Also keep, for good, the first snapshot at or after each multiple of this number of steps."""
 
+    resume: Literal["Any", "Own"] = "Any"
+    """Which snapshots the job resumes from: the newest of any job of this name on the volume (Any), or only its own
+    (Own). With Own, those of an earlier job are moved to checkpoints/<job>/earlier, and removed with the next move.
+    Restarts resume in both cases.
+    """
+
 
 class Elastic(APIModel):
     """Run with fewer nodes when not all can be scheduled. `spec.nodes` is the desired number. The global batch size and

@@ -17,6 +17,7 @@ from ddpjob_operator.cli.parameters import (
     Claim,
     Context,
     Env,
+    Fresh,
     Gpus,
     Image,
     Namespace,
@@ -70,6 +71,7 @@ def run(
     env: Env = None,
     requirements: Requirements = None,
     claim: Claim = None,
+    fresh: Fresh = None,
     shared: Annotated[
         Path,
         typer.Option(metavar="DIR", help="Directory to use as /mnt/shared: data sets, snapshots, logs."),
@@ -101,7 +103,7 @@ def run(
         "requirements": requirements, "claim": claim,
     }  # fmt: skip
     try:
-        submission = read_given(Given(file, args or (), options, env or ()), exclude=(shared,))
+        submission = read_given(Given(file, args or (), options, env or (), fresh), exclude=(shared,))
     except BadFile as error:
         raise refused(error.problems) from None
     raise typer.Exit(run_here(submission, shared, chaos, logs))
@@ -121,6 +123,7 @@ def submit(
     claim: Claim = None,
     namespace: Namespace = None,
     context: Context = None,
+    fresh: Fresh = None,
     replace: Annotated[
         bool, typer.Option("--replace", help="Delete a job of this name that has not finished; its snapshots stay.")
     ] = False,
@@ -132,13 +135,13 @@ def submit(
     """Send a job with its code to a cluster, and show its output until it has ended.
 
     A script trains with the code of this folder, without an image build: what git ignores, and what .ddpjobignore
-    lists, stays here. In YAML, spec.code.path names the folder. A job of the same name that has finished is replaced,
-    and its snapshots are resumed from. Ctrl-C ends the output, not the job. Exit codes: 0 succeeded, 1 failed, 2
-    invalid, or the cluster refused, 130 Ctrl-C.
+    lists, stays here. In YAML, spec.code.path names the folder. A job of the same name that has finished is replaced:
+    after a failure this one resumes from its snapshots, after a success it begins anew. Ctrl-C ends the output, not the
+    job. Exit codes: 0 succeeded, 1 failed, 2 invalid, or the cluster refused, 130 Ctrl-C.
     """
     from ddpjob_operator.cli.documents import BadFile
     from ddpjob_operator.cli.on_cluster import Cluster
-    from ddpjob_operator.cli.submission import Given, content_of, read_given
+    from ddpjob_operator.cli.submission import Given, read_given, written
     from ddpjob_operator.cli.submit import as_yaml
     from ddpjob_operator.cli.submit import submit as submit_job
 
@@ -146,11 +149,11 @@ def submit(
         "name": name, "nodes": nodes, "gpus": gpus, "procs_per_node": procs_per_node, "image": image,
         "requirements": requirements, "claim": claim,
     }  # fmt: skip
-    given = Given(file, args or (), options, env or ())
+    given = Given(file, args or (), options, env or (), fresh)
     try:
         submission = read_given(given)
         if dry_run:
-            print(as_yaml(content_of(given) if given.is_script else submission.content), end="")
+            print(as_yaml(written(given, submission)), end="")
             return
     except BadFile as error:
         raise refused(error.problems) from None

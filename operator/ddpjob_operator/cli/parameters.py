@@ -55,6 +55,13 @@ Requirements = Annotated[
     str | None,
     typer.Option(metavar="FILE", help="Requirements file of the folder; its packages are installed on the volume."),
 ]
+Fresh = Annotated[
+    bool | None,
+    typer.Option(
+        "--fresh/--resume",
+        help="Begin anew, with snapshots of an earlier job of the name set aside; or resume from them.",
+    ),
+]
 Claim = Annotated[str | None, typer.Option(help="Existing PersistentVolumeClaim to use; by default one is created.")]
 JobForm = Annotated[
     Form | None,

@@ -80,9 +80,10 @@ def _run(submission: Submission, machine: Machine, fault: KillRank | None, logs:
             display.write_line(f"{code.in_words} of {short(code.folder.resolve())}; relative paths are in {work}")
             for note in code.left_out:
                 display.write_line(f"left out: {note}")
+        begins_anew = job.spec.snapshots.resume == "Own"
         if resume_from is not None:
-            folder = short(machine.shared / "checkpoints" / job.name)
-            display.write_line(f"resuming from step {resume_from}; remove {folder} to start over")
+            resuming = f"resuming from step {resume_from}; --fresh begins anew"
+            display.write_line("beginning anew; snapshots of before are set aside" if begins_anew else resuming)
         for note in different_here(job, machine):
             display.write_line(f"note: {note}")
         if fault is not None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from ddpjob_operator.cli.documents import BadFile
 from ddpjob_operator.cli.job_file import read_job
 from ddpjob_operator.submit.check import BadJob, check
-from ddpjob_operator.submit.job import Content, ScriptOptions, Submission, script_job
+from ddpjob_operator.submit.job import Content, ScriptOptions, Submission, resuming, script_job, with_resume
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +22,8 @@ class Given:
     options: Mapping[str, str | int | None] | None = None
     """Of ScriptOptions, by their names."""
     env: Sequence[str] = ()
+    fresh: bool | None = None
+    """Whether to begin anew; None leaves it to the job."""
 
     @property
     def is_script(self) -> bool:
@@ -35,9 +37,8 @@ def read_given(given: Given, exclude: Iterable[Path] = ()) -> Submission:
         BadFile: with every problem, if it cannot be run as written.
     """
     if given.is_script:
-        content = content_of(given)
         try:
-            return check(content, Path(), exclude)
+            return _with_resume(check(content_of(given), Path(), exclude), given)
         except BadJob as error:
             raise BadFile(error.problems) from None
     extra = [f"--{name.replace('_', '-')}" for name, value in (given.options or {}).items() if value is not None]
@@ -45,7 +46,19 @@ def read_given(given: Given, exclude: Iterable[Path] = ()) -> Submission:
     extra += ["the arguments after --"] if given.args else []
     if extra:
         raise BadFile((f"{', '.join(extra)}: for a script; {given.target} has fields for it, so set them there",))
-    return read_job(given.target, exclude)
+    return _with_resume(read_job(given.target, exclude), given)
+
+
+def written(given: Given, submission: Submission) -> Content:
+    """The job as a file has it: of a script, with `code: {path: .}`."""
+    if not given.is_script:
+        return submission.content
+    content = content_of(given)
+    return content if given.fresh is None else with_resume(content, own=given.fresh)
+
+
+def _with_resume(submission: Submission, given: Given) -> Submission:
+    return submission if given.fresh is None else resuming(submission, own=given.fresh)
 
 
 def content_of(given: Given) -> Content:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from ddpjob_operator.api import API_VERSION, KIND
+from ddpjob_operator.api.spec import DDPJobSpec
 from ddpjob_operator.core.values.job import Job
 from ddpjob_operator.submit.pack import BadCode, PackedCode, name_of, pack
 
@@ -62,6 +63,24 @@ def script_job(script: str, options: ScriptOptions) -> Content:
         spec["shared"] = {"claimName": options.claim}
     name = options.name or re.sub(r"[^a-z0-9]+", "-", Path(script).stem.lower()).strip("-") or "train"
     return {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": name}, "spec": spec}
+
+
+def resuming(submission: Submission, *, own: bool) -> Submission:
+    """The same job, which resumes from its own snapshots only, or from those of any job of its name."""
+    content = with_resume(submission.content, own=own)
+    job = replace(submission.job, spec=DDPJobSpec.model_validate(content["spec"]))
+    return replace(submission, content=content, job=job)
+
+
+def with_resume(content: Content, *, own: bool) -> Content:
+    """A DDPJob with this `spec.snapshots.resume`."""
+    spec = content.get("spec") or {}
+    snapshots = {**(spec.get("snapshots") or {}), "resume": "Own" if own else "Any"}
+    return {**content, "spec": {**spec, "snapshots": snapshots}}
+
+
+def says_what_to_resume(submission: Submission) -> bool:
+    return "resume" in (submission.content["spec"].get("snapshots") or {})
 
 
 def with_packed_code(content: Any, base: Path, exclude: Iterable[Path] = ()) -> tuple[Any, PackedCode | None]:

@@ -6,11 +6,12 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from ddpjob_operator.api.status import Phase
 from ddpjob_operator.cluster import paths
 from ddpjob_operator.runtime.client import Client, Json
 from ddpjob_operator.runtime.errors import ApiError
 from ddpjob_operator.submit import config_maps
-from ddpjob_operator.submit.job import Submission
+from ddpjob_operator.submit.job import Submission, resuming, says_what_to_resume
 from ddpjob_operator.wire.jobs import parse_status
 
 _RESOURCE = "ddpjobs"
@@ -34,7 +35,8 @@ async def send(
 ) -> Sent:
     """Create the job, with its code. A job of that name that has finished is replaced, another one with `replace`.
 
-    The code is sent first: pods never wait for it. The job becomes its owner afterwards.
+    Where that one has succeeded, this one begins anew, unless it says what it resumes from: it would resume after the
+    last step, and end at once. The code is sent first: pods never wait for it. The job becomes its owner afterwards.
 
     Raises:
         ApiError: the server refused, or a job of that name has not finished.
@@ -49,6 +51,9 @@ async def send(
             f"the job {name} exists and is {phase or 'new'}; give this one another --name, "
             "or replace it with --replace: it saves a snapshot and ends, and this one resumes from it",
         )
+    if phase is Phase.SUCCEEDED and not says_what_to_resume(submission):
+        submission = resuming(submission, own=True)
+        note(f"{name} has succeeded before, so this one begins anew; --resume would go on from its snapshots")
     parts = submission.code.parts if submission.code else ()
     code_bytes = await config_maps.send(client, namespace, parts)
     if before is not None:

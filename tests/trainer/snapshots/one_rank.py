@@ -41,12 +41,12 @@ class Run:
         stateful: dict[str, Stateful] = {
             "model": self.model, "optimizer": self.optimizer, "scheduler": self.scheduler, "cursor": self.cursor
         }  # fmt: skip
-        settings = {"keep": 3, "strategy": "single", "global_batch": 16} | settings
+        own = {"keep": 3, "strategy": "single", "global_batch": 16}
+        settings = own | {"identity": Identity("digits", "uid-1", 1, attempt, 0, 1)} | settings
         self.snapshots = Snapshots(
             directory,
             stateful,
             every=SaveInterval.parse(every),
-            identity=Identity("digits", "uid-1", 1, attempt, 0, 1),
             on_event=self.events.append,
             **settings,
         )

@@ -24,6 +24,8 @@ MAX_PID: Final = 2**22
 MAX_CREATED: Final = 10**12 - 1
 MAX_KEEP: Final = 1_000_000
 MAX_STEPS: Final = 10**9
+SNAPSHOT_RESUME: Final = ("Any", "Own")
+"""Of `spec.snapshots.resume`; the first is the default."""
 NON_FINITE_LOSS: Final = ("Warn", "Stop", "Rollback")
 """Of `spec.nonFiniteLossPolicy`; the first is the default."""
 
@@ -178,6 +180,9 @@ class JobEnvironment:
     snapshot_keep_every: int | None = None
     """Steps; None where only the newest are kept."""
 
+    snapshot_resume: str = "Any"
+    """One of SNAPSHOT_RESUME."""
+
     non_finite_loss: str = "Warn"
     """One of NON_FINITE_LOSS."""
 
@@ -287,6 +292,7 @@ def parse_job(env: Mapping[str, str], *, default_name: str) -> JobEnvironment:
         snapshot_every=env.get("DDPJOB_SNAPSHOT_EVERY") or "100steps",
         snapshot_keep=reader.integer("DDPJOB_SNAPSHOT_KEEP", 1, MAX_KEEP, default=3),
         snapshot_keep_every=reader.integer("DDPJOB_SNAPSHOT_KEEP_EVERY", 1, MAX_STEPS, default=0) or None,
+        snapshot_resume=reader.choice("DDPJOB_SNAPSHOT_RESUME", SNAPSHOT_RESUME),
         non_finite_loss=reader.choice("DDPJOB_NON_FINITE_LOSS", NON_FINITE_LOSS),
         elastic_min_nodes=reader.integer("DDPJOB_ELASTIC_MIN_NODES", 1, MAX_NODES, default=0) or None,
         code_sha256=code.sha256 if (code := reader.code()) is not None else None,

@@ -18,7 +18,7 @@ from ddp_trainer.contract.exit_codes import FencedError, UserError
 from ddp_trainer.snapshots.codec import rng
 from ddp_trainer.snapshots.codec.state import RNG, SHARDS, File, Stateful, file_in_memory, parse_files, read_files
 from ddp_trainer.snapshots.ranks import Ranks
-from ddp_trainer.snapshots.trust import rollback
+from ddp_trainer.snapshots.trust import earlier, rollback
 from ddp_trainer.snapshots.trust.errors import CorruptSnapshotError, IncompatibleSnapshotError, SnapshotError
 from ddp_trainer.snapshots.trust.fence import Fence
 from ddp_trainer.snapshots.trust.manifest import Manifest
@@ -49,6 +49,8 @@ def acquire(
             nodes=identity.nodes,
         )
         rollback.carry_out(directory, fence, keep=keep)
+        if identity.begins_anew:
+            earlier.set_aside(directory, fence)
     except OSError as error:
         what = f"{directory} got no fencing token for attempt {identity.attempt}: {error}"
         if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):

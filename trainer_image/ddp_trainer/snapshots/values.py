@@ -21,7 +21,8 @@ FAILING_AFTER = 3
 class Identity:
     """The job, attempt and rank of this process. `created` is the job's creation time in whole seconds.
 
-    `code_sha256` is the digest of the submitted code, None without.
+    `code_sha256` is the digest of the submitted code, None without. `begins_anew`: snapshots of earlier jobs of the
+    same name are not resumed from.
     """
 
     job: str
@@ -32,11 +33,20 @@ class Identity:
     world_size: int
     nodes: int = 1
     code_sha256: str | None = None
+    begins_anew: bool = False
 
     @classmethod
     def of_job(cls, job: JobEnvironment, world: World) -> Identity:
         return cls(
-            job.name, job.uid, job.created, job.attempt, world.rank, world.size, job.nodes, code_sha256=job.code_sha256
+            job.name,
+            job.uid,
+            job.created,
+            job.attempt,
+            world.rank,
+            world.size,
+            job.nodes,
+            code_sha256=job.code_sha256,
+            begins_anew=job.snapshot_resume == "Own",
         )
 
     def manifest(

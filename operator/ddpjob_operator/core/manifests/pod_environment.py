@@ -88,6 +88,8 @@ def environment(job: Job, place: Place) -> list[Manifest]:
         own["DDPJOB_SHUTDOWN_SECONDS"] = str(job.spec.shutdown_limit)
     if job.spec.snapshots.keep_every is not None:
         own["DDPJOB_SNAPSHOT_KEEP_EVERY"] = str(job.spec.snapshots.keep_every)
+    if job.spec.snapshots.resume != "Any":
+        own["DDPJOB_SNAPSHOT_RESUME"] = job.spec.snapshots.resume
     if job.spec.non_finite_loss_policy != "Warn":
         own["DDPJOB_NON_FINITE_LOSS"] = job.spec.non_finite_loss_policy
     if job.spec.code is not None:
