@@ -97,10 +97,10 @@ COST = Dashboard(
         )),
         Row("Jobs that exist", (
             table("Jobs", "At their present numbers of nodes and GPUs, since they began.",
-                  Column("Cost", f"topk(50, {SPENT})", MONEY),
+                  Column("Cost", SPENT, MONEY),
                   Column("Trained for it", KEPT, MONEY),
                   Column("An hour", f"{HOURLY} and {in_phase(AT_WORK)}", MONEY),
-                  Column("Until its end", f"{TIME_LEFT} / 3600 * {HOURLY}", MONEY)),
+                  Column("Until its end", f"{TIME_LEFT} / 3600 * {HOURLY}", MONEY), order="Cost"),
         )),
     ),
     (*choices(many=True), Variable("price_gpu_hour", "Price of a GPU hour", text="2"),

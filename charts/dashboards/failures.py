@@ -85,7 +85,7 @@ FAILURES = Dashboard(
         )),
         Row("Jobs", (
             table("Jobs that restart", "Most restarts first. `ddpjob why JOB` lists its failures with advice.",
-                  Column("Restarts", f"topk(30, {per_job('ddpjob_status_restarts_total')} > 0)",
+                  Column("Restarts", f"{per_job('ddpjob_status_restarts_total')} > 0",
                          steps=((0, "green"), (1, "orange"), (3, "red"))),
                   Column("Disruptions", f"{per_job('ddpjob_status_disruptions_total')}"
                                         f" and {per_job('ddpjob_status_restarts_total')} > 0"),
@@ -93,7 +93,7 @@ FAILURES = Dashboard(
                                            f" and {per_job('ddpjob_status_restarts_total')} > 0"),
                   Column("Goodput", f"{per_job('ddpjob_status_goodput_ratio')}"
                                     f" and {per_job('ddpjob_status_restarts_total')} > 0",
-                         "percentunit", GOOD_IS_MORE)),
+                         "percentunit", GOOD_IS_MORE), order="Restarts"),
         )),
     ),
     choices(many=True), since="now-24h",

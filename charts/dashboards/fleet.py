@@ -70,7 +70,7 @@ FLEET = Dashboard(
                   Column("Waits", f"topk(50, (time() - {per_job('ddpjob_status_creation_timestamp_seconds')})"
                                   f" * {ON_JOB} group_left (queue) max by (namespace, ddpjob, queue) (ddpjob_info)"
                                   f" and {in_phase(WAITS)})",
-                         "s", ((0, "green"), (600, "orange"), (3600, "red"))), width=12),
+                         "s", ((0, "green"), (600, "orange"), (3600, "red"))), order="Waits", width=12),
         )),
         Row("Jobs", (
             table("Jobs", "One line for each job that exists. Click a name for its own dashboard.",
@@ -82,7 +82,7 @@ FLEET = Dashboard(
                   Column("GPUs", per_job("ddpjob_status_gpus")),
                   Column("Restarts", per_job("ddpjob_status_restarts_total"), steps=((0, "green"), (1, "orange"),
                                                                                     (3, "red"))),
-                  Column("Age of snapshot", SNAPSHOT, "s", SNAPSHOT_AGE)),
+                  Column("Age of snapshot", SNAPSHOT, "s", SNAPSHOT_AGE), order="GPUs"),
             lines("Jobs by phase", "Waiting jobs that pile up need nodes or quota; many that restart share a cause.",
                   Query(f"sum by (phase) (ddpjob_status_phase{{{JOB}}})", "{{phase}}"), stacked=True),
             lines("What the nodes do",

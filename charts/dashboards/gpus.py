@@ -82,7 +82,7 @@ GPUS = Dashboard(
         Row("GPUs", (
             table("Least busy GPUs", "Mean of half an hour, the fifty least busy first.",
                   Column("Utilization", f"bottomk(50, avg by (namespace, ddpjob, pod, gpu) ({utilization('30m')}))",
-                         "percentunit", BUSY)),
+                         "percentunit", BUSY), order="+Utilization"),
         )),
     ),
     choices(many=True),

@@ -56,6 +56,8 @@ class Panel:
     bars: bool = False
     name_only: bool = False
     """A stat that shows the name of its series, not the value."""
+    order: str = ""
+    """The column that a table is sorted by, the greatest first; with a `+` before it, the least first."""
     empty: str = ""
     """What is shown instead of "No data"."""
 
@@ -255,7 +257,9 @@ def _options(panel: Panel) -> Json:
         case "state-timeline":
             return {"mergeValues": True, "showValue": "never", "rowHeight": 0.8, "legend": {"showLegend": False}}
         case "table":
-            return {"showHeader": True, "footer": {"show": False}, "cellHeight": "sm"}
+            column = panel.order.removeprefix("+")
+            order = [{"displayName": column, "desc": column == panel.order}] if column else []
+            return {"showHeader": True, "footer": {"show": False}, "cellHeight": "sm", "sortBy": order}
         case _:
             return {
                 "legend": {"displayMode": "list", "placement": "bottom", "showLegend": True, "calcs": []},

@@ -58,8 +58,8 @@ def lines(title: str, help: str, *queries: Query, unit: str = "short", **more: o
     return Panel(title, "timeseries", help, queries, unit=unit, **more)  # type: ignore[arg-type]
 
 
-def table(title: str, help: str, *columns: Column, width: int = 24, height: int = 9) -> Panel:
-    return Panel(title, "table", help, columns=columns, width=width, height=height)
+def table(title: str, help: str, *columns: Column, order: str = "", width: int = 24) -> Panel:
+    return Panel(title, "table", help, columns=columns, width=width, height=9, order=order)
 
 
 def bars(title: str, help: str, query: Query, unit: str = "short", steps: Steps = ()) -> Panel:
@@ -97,4 +97,5 @@ def quantiles(histogram: str, window: str, selector: str = "", legend: str = "",
 
 PROGRESS = f"{per_job('ddpjob_status_step')} / {per_job('ddpjob_status_total_steps')}"
 TIME_LEFT = f"clamp_min({per_job('ddpjob_status_eta_timestamp_seconds')} - time(), 0)"
-SNAPSHOT = f"time() - {per_job('ddpjob_status_snapshot_timestamp_seconds')}"
+SNAPSHOT = f"time() - {per_job('ddpjob_status_snapshot_timestamp_seconds')} and {in_phase(AT_WORK)}"
+"""Of jobs that have something to lose."""

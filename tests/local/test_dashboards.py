@@ -20,6 +20,7 @@ from typing import Any
 
 import pytest
 from tests.cluster.prometheus import Prometheus, started
+from tests.packaging.test_alerts import ALERTS
 from tests.packaging.test_dashboards import PAGES, panels
 from tests.packaging.test_monitors import served
 from tests.support.waiting import eventually
@@ -197,6 +198,8 @@ async def test_every_panel_shows_a_run_and_its_restart(tmp_path: Path, environme
             )  # fmt: skip
             assert not running.done(), "the run ended before that"
             assert display.status.restarts == 1
+            for rule in ALERTS.values():
+                server.query(rule["expr"])  # an error if it is none
             assert figure(server, "gpus", "Measured") == 1, "its pod and DCGM's exporter number it differently"
             assert figure(server, "failures", "Restarts") == figure(server, "failures", "Jobs failed") == 1
         finally:

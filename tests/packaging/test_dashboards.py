@@ -88,6 +88,13 @@ def test_every_variable_that_is_used_is_declared_and_the_other_way_round(name: s
     assert {"datasource", "namespace", "ddpjob"} <= declared
 
 
+@pytest.mark.parametrize("name", PAGES)
+def test_a_table_is_sorted_by_one_of_its_columns(name: str) -> None:
+    for panel in panels(PAGES[name]):
+        columns = {item["matcher"]["options"] for item in panel["fieldConfig"]["overrides"]}
+        assert {item["displayName"] for item in panel["options"].get("sortBy", ())} <= columns, panel["title"]
+
+
 def test_links_lead_to_pages_that_exist() -> None:
     uids = {page["uid"] for page in PAGES.values()}
     linked = {uid for path in FILES.values() for uid in re.findall(r'"/d/([a-z-]+)\?', path.read_text())}
