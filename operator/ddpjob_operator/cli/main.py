@@ -12,7 +12,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from ddpjob_operator.cli import cluster_commands, snapshot_commands
+from ddpjob_operator.cli import cluster_commands, dashboard_command, snapshot_commands
 from ddpjob_operator.cli.parameters import (
     Claim,
     Context,
@@ -204,6 +204,7 @@ def completion(shell: Annotated[Shell, typer.Argument(metavar="SHELL", help="bas
 
 
 app.add_typer(cluster_commands.app)
+app.add_typer(dashboard_command.app)
 app.add_typer(snapshot_commands.app)
 
 

@@ -14,7 +14,7 @@ from ddpjob_operator.follow.why import Seen, Warned
 from ddpjob_operator.runtime.client import Client, Json
 from ddpjob_operator.runtime.errors import ApiError
 from ddpjob_operator.runtime.paths import events
-from ddpjob_operator.wire.events import parse_event
+from ddpjob_operator.wire.events import EventView, parse_event
 from ddpjob_operator.wire.jobs import parse_status
 from ddpjob_operator.wire.objects import parse_time
 from ddpjob_operator.wire.pods import parse_pod
@@ -59,15 +59,21 @@ async def see(client: Client, namespace: str, name: str) -> Seen:
     """The job with everything that `why` reads."""
     job = await read_job(client, namespace, name)
     pods = await read_pods(client, namespace, job)
-    uids = {item["metadata"]["uid"] for item in (job, *pods)}
+    warnings = await read_events(client, namespace, "type=Warning")
+    return seen_of(job, pods, filter(None, map(parse_event, warnings)), datetime.now(UTC))
+
+
+def seen_of(job: Json, pods: Iterable[Json], events: Iterable[EventView], now: datetime) -> Seen:
+    """A job with its pods, and those of the events that are warnings about them."""
+    of_job = tuple(pods)
     return Seen(
-        name=name,
-        created=parse_time(job["metadata"].get("creationTimestamp")) or datetime.now(UTC),
+        name=job["metadata"]["name"],
+        created=parse_time(job["metadata"].get("creationTimestamp")) or now,
         spec=_spec(job),
         status=parse_status(job.get("status") or {}),
-        pods=tuple(parse_pod(pod) for pod in pods),
-        warnings=_warnings(await read_events(client, namespace, "type=Warning"), uids),
-        now=datetime.now(UTC),
+        pods=tuple(parse_pod(pod) for pod in of_job),
+        warnings=_warnings(events, {item["metadata"]["uid"] for item in (job, *of_job)}),
+        now=now,
     )
 
 
@@ -77,9 +83,9 @@ async def _which_are_there(client: Client, namespace: str) -> str:
     return f"it has {', '.join(names[:10])}" if names else "it has none; name another one with --namespace"
 
 
-def _warnings(items: Iterable[Json], uids: set[str]) -> tuple[Warned, ...]:
-    events = (event for item in items if (event := parse_event(item)) is not None and event.about_uid in uids)
-    found = (Warned(event.time, event.about, event.reason, event.message) for event in events)
+def _warnings(events: Iterable[EventView], uids: set[str]) -> tuple[Warned, ...]:
+    ours = (event for event in events if event.is_warning and event.about_uid in uids)
+    found = (Warned(event.time, event.about, event.reason, event.message) for event in ours)
     return tuple(sorted(found, key=lambda warned: warned.time))
 
 

@@ -28,6 +28,7 @@ from ddpjob_operator.local.network import fetch_status
 from ddpjob_operator.local.observed import NodeView, RunView
 from ddpjob_operator.local.output import Logs, OutputFollower
 from ddpjob_operator.local.processes import LocalPod
+from ddpjob_operator.local.record import StatusFile
 from ddpjob_operator.local.volume import pod_log
 
 _POLL_SECONDS = 0.5
@@ -66,6 +67,7 @@ class Runner:
         self._children = Children(self._job, machine, self._changed.set)
         self._stopped_by: signal.Signals | None = None
         self._output = OutputFollower(logs, display.output)
+        self._record = StatusFile(machine.shared, self._job)
 
     async def run(self) -> Outcome:
         """Until the job is Succeeded or Failed, or a signal stops it."""
@@ -115,6 +117,7 @@ class Runner:
         observed = self._children.observed(self._job.status.attempt)
         decided = plan(self._job, observed, datetime.now(UTC), Defaults())
         self._job = replace(self._job, status=decided.status)
+        self._record.write(self._job)
         for event in decided.events if not decided.status.is_final else ():
             self._display.event(event)  # how it all ended is for the caller to tell
         for action in decided.actions:
@@ -185,6 +188,7 @@ class Runner:
             report = read_termination(pod.termination.message) if pod.termination else None
             status = with_final_report(self._job.status, report, datetime.now(UTC))
             self._job = replace(self._job, status=status)
+        self._record.write(self._job)
 
     async def _end_all(self) -> None:
         """Whatever happened above: no process and no scratch is left."""

@@ -1,0 +1,51 @@
+"""Serve the pages of `ddpjob dashboard` until Ctrl-C."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+
+from ddpjob_operator.cli.on_cluster import REFUSED, SUCCEEDED, Cluster, asked
+from ddpjob_operator.page.cluster import ClusterSource
+from ddpjob_operator.page.folder import FolderSource
+from ddpjob_operator.page.server import serve
+from ddpjob_operator.page.values import Source
+from ddpjob_operator.runtime.client import Client
+
+
+def show_folder(shared: Path, address: str, port: int) -> int:
+    """Until Ctrl-C; the exit code."""
+    if not shared.expanduser().is_dir():
+        print(f"error: --shared {shared}: no such folder; name the one that ddpjob run uses", file=sys.stderr)
+        return REFUSED
+    try:
+        return asyncio.run(_until_interrupted(FolderSource.at(shared), address, port))
+    except KeyboardInterrupt:
+        return SUCCEEDED
+
+
+def show_cluster(cluster: Cluster, everywhere: bool, address: str, port: int) -> int:
+    """Until Ctrl-C; the exit code."""
+
+    async def ask(client: Client, namespace: str) -> int:
+        source = ClusterSource(client, None if everywhere else namespace, cluster.context)
+        return await _until_interrupted(source, address, port)
+
+    code = asked(cluster, ask)
+    return SUCCEEDED if code == 130 else code
+
+
+async def _until_interrupted(source: Source, address: str, port: int) -> int:
+    try:
+        runner, url = await serve(source, address, port)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        print(f"error: --port {port} on {address}: {reason}; name another one, or --port 0", file=sys.stderr)
+        return REFUSED
+    print(f"{url} shows the jobs of {source.where}; Ctrl-C ends it", flush=True)
+    try:
+        await asyncio.Event().wait()
+    finally:
+        await runner.cleanup()
+    return SUCCEEDED

@@ -1,0 +1,42 @@
+"""`ddpjob dashboard`. It imports its modules when it runs, so that `--help` is fast."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ddpjob_operator.cli.parameters import Context, Namespace, refused
+
+app = typer.Typer()
+
+
+@app.command()
+def dashboard(
+    shared: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Folder of `ddpjob run`, or a mounted volume, instead of a cluster."),
+    ] = None,
+    namespace: Namespace = None,
+    everywhere: Annotated[bool, typer.Option("--all-namespaces", "-A", help="The jobs of all namespaces.")] = False,
+    context: Context = None,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.")] = 8265,
+    address: Annotated[
+        str, typer.Option(help="Address to listen on. Anybody who reaches it sees all that you see.")
+    ] = "127.0.0.1",
+) -> None:
+    """Show jobs as web pages, on a cluster or (--shared) in a folder, until Ctrl-C. It changes nothing.
+
+    Exit codes: 0 ended by Ctrl-C, 2 no such folder, the port is taken, or there is no cluster.
+    """
+    from ddpjob_operator.cli.dashboard import show_cluster, show_folder
+    from ddpjob_operator.cli.on_cluster import Cluster
+
+    if shared is not None and (namespace is not None or everywhere or context is not None):
+        raise refused(("--shared: a folder has no namespaces and contexts; leave those options out",))
+    if namespace is not None and everywhere:
+        raise refused(("--namespace, --all-namespaces: give one of them",))
+    if shared is not None:
+        raise typer.Exit(show_folder(shared, address, port))
+    raise typer.Exit(show_cluster(Cluster(context, namespace), everywhere, address, port))

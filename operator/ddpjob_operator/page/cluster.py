@@ -1,0 +1,294 @@
+"""Jobs of a cluster, with the rights of the kubeconfig that `kubectl` uses too. It gets and lists, nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import shlex
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from ddpjob_operator.api.status import Phase
+from ddpjob_operator.cluster import paths
+from ddpjob_operator.core.values.observed import PodView
+from ddpjob_operator.follow.events import Happened, read_happened
+from ddpjob_operator.follow.jobs import volume_in_words
+from ddpjob_operator.follow.logs import JobLogs, Line, Wanted
+from ddpjob_operator.follow.read import read_job, read_pods, seen_of
+from ddpjob_operator.follow.table import printable
+from ddpjob_operator.follow.why import why
+from ddpjob_operator.page.answers import Answers
+from ddpjob_operator.page.list_view import tone_of
+from ddpjob_operator.page.values import (
+    TERMINATING,
+    Command,
+    Course,
+    Detail,
+    EventRow,
+    JobRecord,
+    LogQuery,
+    LossPoint,
+    PodRow,
+    Scope,
+    SnapshotRow,
+    SourceError,
+)
+from ddpjob_operator.runtime.client import Client, Json
+from ddpjob_operator.runtime.errors import ApiError
+from ddpjob_operator.wire.events import EventView
+from ddpjob_operator.wire.jobs import parse_status
+from ddpjob_operator.wire.objects import parse_time
+
+_SECONDS_SHARED = 1.5
+_MOST_LINES_ON_PAGE = 40
+_MOST_COURSES = 100
+_MOST_POINTS = 5000
+_STEP_LINE = re.compile(r"step (\d+) of \d+,.* loss (\d+\.\d+)")
+"""What the built-in trainer prints."""
+
+
+@dataclass(slots=True)
+class _Seen:
+    """The losses of one job that this process has seen: the API server has only the last."""
+
+    uid: str
+    points: dict[int, LossPoint] = field(default_factory=dict)
+
+    def add(self, points: Iterable[LossPoint]) -> None:
+        for point in points:
+            self.points[point.step] = point
+        while len(self.points) > _MOST_POINTS:
+            del self.points[min(self.points)]
+
+
+class ClusterSource:
+    """The jobs of one namespace, or (None) of all."""
+
+    def __init__(self, client: Client, namespace: str | None, context: str | None = None) -> None:
+        self._client, self._namespace, self._context = client, namespace, context
+        self._answers = Answers(_SECONDS_SHARED)
+        self._records: dict[str, tuple[str, JobRecord]] = {}
+        self._courses: OrderedDict[tuple[str, str], _Seen] = OrderedDict()
+
+    @property
+    def scope(self) -> Scope:
+        return Scope.CLUSTER
+
+    @property
+    def where(self) -> str:
+        within = f"namespace {self._namespace}" if self._namespace is not None else "all namespaces"
+        return f"context {self._context}, {within}" if self._context else within
+
+    @property
+    def start_command(self) -> str:
+        return self._command("submit train.py --nodes 2", self._namespace or self._client.namespace)
+
+    async def jobs(self) -> Sequence[JobRecord]:
+        return await self._answers.get("jobs", self._jobs)
+
+    async def detail(self, namespace: str, name: str) -> Detail | None:
+        if self._namespace not in (None, namespace):
+            return None
+        return await self._answers.get((namespace, name), lambda: self._detail(namespace, name))
+
+    async def log(self, namespace: str, name: str, query: LogQuery) -> Sequence[Line] | None:
+        job = await self._job(namespace, name)
+        if job is None:
+            return None
+        try:
+            return [line async for line in self._logs(namespace, job, query).now()]
+        except ApiError as error:
+            raise _refused(error) from error
+
+    async def follow(self, namespace: str, name: str, query: LogQuery) -> AsyncIterator[Line]:
+        job = await self._job(namespace, name)
+        if job is None:
+            return
+        lines: asyncio.Queue[Line | None] = asyncio.Queue()
+
+        async def run() -> None:
+            with suppress(ApiError):  # the job was deleted, or the server went away: the page connects again
+                await self._logs(namespace, job, query).follow(lines.put_nowait, lambda _: None)
+            lines.put_nowait(None)
+
+        following = asyncio.create_task(run(), name=f"log of {name}")
+        try:
+            while (line := await lines.get()) is not None:
+                yield line
+        finally:
+            following.cancel()
+            await asyncio.gather(following, return_exceptions=True)
+
+    async def _jobs(self) -> Sequence[JobRecord]:
+        try:
+            items, _ = await self._client.list(paths.jobs(self._namespace), "ddpjobs")
+        except ApiError as error:
+            raise _refused(error) from error
+        known, self._records = self._records, {}
+        for item in items:
+            uid, version = item["metadata"]["uid"], item["metadata"].get("resourceVersion", "")
+            before = known.get(uid)
+            record = before[1] if before is not None and before[0] == version else record_of(item)
+            self._records[uid] = (version, record)
+        return [record for _, record in self._records.values()]
+
+    async def _job(self, namespace: str, name: str) -> Json | None:
+        if self._namespace not in (None, namespace):
+            return None
+        try:
+            return await read_job(self._client, namespace, name)
+        except ApiError as error:
+            if error.not_found and error.reason == "NotFound":
+                return None
+            raise _refused(error) from error
+
+    async def _detail(self, namespace: str, name: str) -> Detail | None:
+        job = await self._job(namespace, name)
+        if job is None:
+            return None
+        now, record, notes = datetime.now(UTC), record_of(job), []
+        pods: list[Json] = []
+        happened: list[tuple[EventView, Happened]] = []
+        lines: list[Line] = []
+        try:
+            pods = await read_pods(self._client, namespace, job)
+        except ApiError as error:
+            notes.append(f"Pods cannot be read: {error.message}")
+        try:
+            happened = await read_happened(self._client, namespace, job)
+        except ApiError as error:
+            notes.append(f"Events cannot be read: {error.message}")
+        try:
+            query = LogQuery(tail=_MOST_LINES_ON_PAGE)
+            lines = [line async for line in self._logs(namespace, job, query).now()]
+        except ApiError as error:
+            notes.append(f"Logs cannot be read: {error.message}")
+        seen = seen_of(job, pods, (event for event, _ in happened), now)
+        return Detail(
+            job=record,
+            answer=why(seen),
+            now=now,
+            course=self._course(record, lines),
+            pods=pod_rows(seen.pods),
+            snapshots=_snapshots(record),
+            set_aside=tuple(printable(line) for line in record.status.corrupt_snapshots),
+            events=tuple(_event_row(item) for _, item in happened),
+            log=tuple(lines[-_MOST_LINES_ON_PAGE:]),
+            commands=self._commands(record),
+            notes=tuple(notes),
+        )
+
+    def _course(self, record: JobRecord, lines: Iterable[Line]) -> Course:
+        key = (record.namespace, record.name)
+        seen = self._courses.get(key)
+        if seen is None or seen.uid != record.uid:
+            seen = self._courses[key] = _Seen(record.uid)
+        self._courses.move_to_end(key)
+        while len(self._courses) > _MOST_COURSES:
+            self._courses.popitem(last=False)
+        status = record.status
+        found = [LossPoint(int(m[1]), float(m[2]), status.attempt) for m in map(_step_match, lines) if m]
+        progress = status.progress
+        if progress is not None and progress.step is not None and progress.loss is not None:
+            found.append(LossPoint(progress.step, progress.loss, status.attempt))
+        seen.add(found)
+        note = (
+            "What this page has seen since it was opened, and the newest lines of the log. "
+            "The volume has the loss of every step."
+        )
+        return Course(kept=tuple(seen.points[step] for step in sorted(seen.points)), note=note)
+
+    def _logs(self, namespace: str, job: Json, query: LogQuery) -> JobLogs:
+        ranks = (job.get("spec") or {}).get("procsPerNode") or 1
+        wanted = Wanted(rank=query.rank, attempt=query.attempt, tail=query.tail)
+        return JobLogs(self._client, namespace, job["metadata"]["name"], ranks, wanted)
+
+    def _commands(self, record: JobRecord) -> tuple[Command, ...]:
+        name = record.name
+        found = [
+            ("Follow the logs of all ranks", f"logs -f {name}"),
+            ("Watch it in a terminal", f"watch {name}"),
+            ("Ask why it is where it is", f"why {name}"),
+            ("List its snapshots", f"snapshots ls {name}"),
+        ]
+        if record.phase == Phase.SUSPENDED:
+            found.append(("Resume it", f"unsuspend {name}"))
+        elif not record.status.is_final:
+            found.append(("Save a snapshot and suspend it", f"suspend {name}"))
+        if not record.status.is_final:
+            found.append(("End it, and keep its volume", f"cancel {name} --keep"))
+        return tuple(Command(purpose, self._command(text, record.namespace)) for purpose, text in found)
+
+    def _command(self, text: str, namespace: str) -> str:
+        context = f" --context {shlex.quote(self._context)}" if self._context else ""
+        verb, _, rest = text.partition(" ")
+        return f"ddpjob {verb} -n {shlex.quote(namespace)}{context} {rest}"
+
+
+def record_of(item: Json) -> JobRecord:
+    """A DDPJob as the API server has it."""
+    metadata, spec = item["metadata"], item.get("spec") or {}
+    status = parse_status(item.get("status") or {})
+    about = [
+        ("Image", str(spec.get("image") or "")),
+        ("Queue", str((spec.get("scheduling") or {}).get("queue") or "")),
+        ("Volume", volume_in_words(metadata["name"], spec)),
+        ("Code", str((spec.get("code") or {}).get("sha256") or "")[:12]),
+    ]
+    return JobRecord(
+        namespace=metadata.get("namespace") or "",
+        name=metadata["name"],
+        uid=metadata["uid"],
+        created=parse_time(metadata.get("creationTimestamp")),
+        phase=TERMINATING if "deletionTimestamp" in metadata else str(status.phase or Phase.PENDING),
+        status=status,
+        nodes=_positive(spec.get("nodes")) or 1,
+        ranks_per_node=_positive(spec.get("procsPerNode")),
+        about=tuple((title, printable(text)) for title, text in about if text),
+    )
+
+
+def pod_rows(pods: Iterable[PodView]) -> tuple[PodRow, ...]:
+    """The newest attempt first, by node rank, the spares last."""
+    shown = sorted(pods, key=lambda pod: (-pod.attempt, pod.node_rank is None, pod.node_rank or 0, pod.name))
+    return tuple(_pod_row(pod) for pod in shown)
+
+
+def _pod_row(pod: PodView) -> PodRow:
+    state, tone = str(pod.phase), tone_of(str(pod.phase))
+    if pod.deleting:
+        state, tone = "Terminating", "still"
+    elif pod.ready and not pod.ended:
+        state, tone = "Ready", "running"
+    elif pod.reason:
+        state = pod.reason
+    detail = printable(pod.message)
+    if pod.termination is not None:
+        detail = f"exit code {pod.termination.exit_code}"
+    return PodRow(pod.name, pod.attempt, pod.node_rank, printable(state), tone, pod.node_name or "", detail)
+
+
+def _snapshots(record: JobRecord) -> tuple[SnapshotRow, ...]:
+    found = record.status.snapshot
+    return (SnapshotRow(found.step, found.time, verified=found.verified),) if found is not None else ()
+
+
+def _event_row(item: Happened) -> EventRow:
+    about = "" if item.kind == "DDPJob" else f"{item.kind} {item.about}"
+    return EventRow(item.time, item.warning, about, item.reason, item.message, item.count)
+
+
+def _step_match(line: Line) -> re.Match[str] | None:
+    return _STEP_LINE.match(line.text) if line.rank == 0 else None
+
+
+def _refused(error: ApiError) -> SourceError:
+    return SourceError(error.message or str(error))
+
+
+def _positive(value: Any) -> int | None:
+    return value if isinstance(value, int) and value > 0 else None

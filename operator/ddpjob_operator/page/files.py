@@ -1,0 +1,251 @@
+"""What a run leaves in a shared folder (docs/contracts.md section 6), read in bounded time and memory.
+
+Jobs write these files: nothing in them is trusted, a line that cannot be read is left out, and links out of the folder
+are not followed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+import stat
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+from ddpjob_operator.page.values import Course, LossPoint, SnapshotRow
+
+_WHOLE_BYTES = 4 << 20
+"""Of a larger file of losses, lines at even distances are read."""
+_SAMPLES = 2000
+_LONGEST_LINE = 4096
+_EVENT_BYTES = 1 << 20
+_MANIFEST_BYTES = 1 << 20
+_MOST_SNAPSHOTS = 100
+_ATTEMPT_FILE = re.compile(r"(\d{12})-(\d{6})-(.+)")
+_SNAPSHOT = re.compile(r"(?:step|checkpoint)-(\d+)")
+_NAME = re.compile(r"[^/\0]{1,253}")
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """A shared folder."""
+
+    root: Path
+
+    def job_names(self) -> list[str]:
+        """Every job that has left logs or snapshots."""
+        found = set()
+        for folder in (self.root / "logs", self.root / "checkpoints"):
+            with suppress(OSError), os.scandir(folder) as entries:
+                found |= {e.name for e in entries if e.is_dir(follow_symlinks=False) and not e.name.startswith(".")}
+        return sorted(found)
+
+    def has(self, job: str) -> bool:
+        """Whether there is such a job; a name that leads elsewhere is none."""
+        return (
+            job not in (".", "..")
+            and _NAME.fullmatch(job) is not None
+            and any((self.root / folder / job).is_dir() for folder in ("logs", "checkpoints"))
+        )
+
+    def logs(self, job: str) -> Path:
+        return self.root / "logs" / job
+
+    def checkpoints(self, job: str) -> Path:
+        return self.root / "checkpoints" / job
+
+    def read(self, path: Path, most: int, *, from_end: bool = False) -> bytes:
+        """At most that many bytes of a regular file below the folder; empty if it is none."""
+        with suppress(OSError, ValueError):
+            if not path.resolve().is_relative_to(self.root) or not stat.S_ISREG(path.stat().st_mode):
+                return b""
+            with path.open("rb") as file:
+                if from_end:
+                    file.seek(max(0, path.stat().st_size - most))
+                return file.read(most)
+        return b""
+
+    def objects(self, path: Path, most: int) -> list[dict[str, Any]]:
+        """The JSON objects in the last so many bytes, one a line."""
+        return [found for line in self.read(path, most, from_end=True).splitlines() if (found := _object(line))]
+
+    def json(self, path: Path) -> dict[str, Any]:
+        return _object(self.read(path, _MANIFEST_BYTES)) or {}
+
+
+def events_of(shared: Shared, job: str) -> list[dict[str, Any]]:
+    """The newest lines of events.jsonl."""
+    return shared.objects(shared.logs(job) / "events.jsonl", _EVENT_BYTES)
+
+
+def course_of(shared: Shared, job: str, uid: str, events: list[dict[str, Any]]) -> Course:
+    """The losses of all attempts, merged as docs/contracts.md says, and validation losses from the events."""
+    kept: dict[int, LossPoint] = {}
+    lost: list[LossPoint] = []
+    sampled = False
+    for path in sorted((shared.logs(job) / "losses").glob("*.jsonl")):
+        entries, whole = _loss_entries(shared, path)
+        sampled = sampled or not whole
+        for entry in entries:
+            after, step = entry.get("resumedAfter"), entry.get("step")
+            if isinstance(after, int):
+                lost += [point for point in kept.values() if point.step > after]
+                kept = {step: point for step, point in kept.items() if step <= after}
+            elif isinstance(step, int):
+                kept[step] = LossPoint(step, _finite(entry.get("loss")), _whole(entry.get("attempt")))
+    validation = {
+        event["step"]: LossPoint(event["step"], _finite(event.get("eval_loss")), _whole(event.get("attempt")))
+        for event in events
+        if event.get("event") == "validated" and isinstance(event.get("step"), int)
+    }
+    return Course(
+        kept=tuple(kept[step] for step in sorted(kept)),
+        lost=tuple(sorted(lost, key=lambda point: (point.attempt, point.step))),
+        validation=tuple(point for point in validation.values() if point.loss is not None),
+        note=f"Every n-th step of a long run: {len(kept)} of {max(kept, default=0)}." if sampled else "",
+    )
+
+
+def began_of(shared: Shared, job: str) -> dict[int, datetime]:
+    """When each attempt of the newest run wrote its fencing token."""
+    newest: dict[str, dict[int, datetime]] = {}
+    with suppress(OSError), os.scandir(shared.checkpoints(job) / "attempts") as entries:
+        for entry in sorted(entries, key=lambda entry: entry.name):
+            if found := _ATTEMPT_FILE.fullmatch(entry.name):
+                times = newest.setdefault(f"{found[1]}-{found[3]}", {})
+                times[int(found[2])] = datetime.fromtimestamp(entry.stat(follow_symlinks=False).st_mtime, UTC)
+    return newest[max(newest)] if newest else {}
+
+
+def snapshots_of(shared: Shared, job: str) -> tuple[list[SnapshotRow], list[str]]:
+    """Snapshots and checkpoints, the newest first, and those that were set aside with their reason."""
+    found: list[SnapshotRow] = []
+    aside: list[str] = []
+    names: list[str] = []
+    with suppress(OSError):
+        names = sorted((path.name for path in shared.checkpoints(job).iterdir()), key=_step_of, reverse=True)
+    for name in names:
+        folder = shared.checkpoints(job) / name
+        if _SNAPSHOT.fullmatch(name) and len(found) < _MOST_SNAPSHOTS:
+            found.append(_snapshot(_step_of(name), shared.json(folder / "manifest.json")))
+        elif name.endswith(".corrupt") and _SNAPSHOT.match(name) and len(aside) < _MOST_SNAPSHOTS:
+            reason = " ".join(shared.read(folder / "reason.txt", 500).decode(errors="replace").split())
+            aside.append(f"{name}: {reason}" if reason else name)
+    return found, aside
+
+
+def is_running(shared: Shared, job: str) -> bool:
+    """Whether a `ddpjob run` on this machine holds the job. The lock itself is not tried: that would refuse a run."""
+    holder = shared.json(shared.checkpoints(job) / "run.lock")
+    pid = holder.get("pid")
+    if not isinstance(pid, int) or pid <= 0 or holder.get("host") != socket.gethostname():
+        return False
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
+@dataclass(slots=True)
+class Tail:
+    """A log file that is read as it grows."""
+
+    path: Path
+    position: int = 0
+    _partial: bytes = field(default=b"")
+
+    def read(self, shared: Shared, most: int = 256 << 10) -> list[str]:
+        """The lines that were finished since the last call; those before the last `most` bytes are left out."""
+        size = 0
+        with suppress(OSError, ValueError):
+            if self.path.resolve().is_relative_to(shared.root) and stat.S_ISREG((found := self.path.stat()).st_mode):
+                size = found.st_size
+        if size < self.position:
+            self.position, self._partial = 0, b""
+        if size == self.position:
+            return []
+        if size - self.position > most:
+            self.position, self._partial = size - most, b""
+        with suppress(OSError), self.path.open("rb") as file:
+            file.seek(self.position)
+            data = file.read(size - self.position)
+            self.position += len(data)
+            *lines, self._partial = (self._partial + data).split(b"\n")
+            return [line.decode(errors="replace") for line in lines]
+        return []
+
+
+def _loss_entries(shared: Shared, path: Path) -> tuple[Iterator[dict[str, Any]] | list[dict[str, Any]], bool]:
+    """The lines of one attempt, and whether they are all of them."""
+    with suppress(OSError, ValueError):
+        size = path.stat().st_size
+        if size > _WHOLE_BYTES and path.resolve().is_relative_to(shared.root):
+            return _sampled(path, size), False
+    return shared.objects(path, _WHOLE_BYTES), True
+
+
+def _sampled(path: Path, size: int) -> Iterator[dict[str, Any]]:
+    """The first line, which says what it voids, lines at even distances, and the last one."""
+    with path.open("rb") as file:
+        for sample in range(_SAMPLES):
+            file.seek(size * sample // _SAMPLES)
+            lines = file.read(_LONGEST_LINE).split(b"\n")
+            # a read begins in the middle of a line
+            if found := _object(lines[0] if sample == 0 else lines[min(1, len(lines) - 1)]):
+                yield found
+        file.seek(max(0, size - _LONGEST_LINE))
+        for line in file.read().splitlines()[-1:]:
+            if found := _object(line):
+                yield found
+
+
+def _snapshot(step: int, manifest: dict[str, Any]) -> SnapshotRow:
+    files, time = manifest.get("files"), manifest.get("time")
+    sizes = [item.get("bytes") for item in files.values() if isinstance(item, dict)] if isinstance(files, dict) else []
+    attempt = manifest.get("attempt")
+    return SnapshotRow(
+        step=step,
+        time=moment(time),
+        kind=str(manifest.get("kind") or ""),
+        attempt=attempt if isinstance(attempt, int) else None,
+        size=sum(size for size in sizes if isinstance(size, int)) or None,
+    )
+
+
+def moment(seconds: object) -> datetime | None:
+    """A time in seconds since the epoch."""
+    if not isinstance(seconds, int | float) or not isfinite(seconds):
+        return None
+    with suppress(OverflowError, ValueError, OSError):
+        return datetime.fromtimestamp(seconds, UTC)
+    return None
+
+
+def _object(line: bytes) -> dict[str, Any] | None:
+    with suppress(ValueError, RecursionError):
+        found = json.loads(line)
+        return found if isinstance(found, dict) else None
+    return None
+
+
+def _finite(value: object) -> float | None:
+    return float(value) if isinstance(value, int | float) and isfinite(value) else None
+
+
+def _whole(value: object) -> int:
+    return value if isinstance(value, int) else 0
+
+
+def _step_of(name: str) -> int:
+    found = _SNAPSHOT.match(name)
+    return int(found[1]) if found else -1

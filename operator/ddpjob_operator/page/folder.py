@@ -1,0 +1,280 @@
+"""Jobs in a shared folder: what `ddpjob run` leaves on this machine, or the volume of a cluster where it is mounted."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import shlex
+from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from ddpjob_operator.api.status import DDPJobStatus, Phase
+from ddpjob_operator.core.values.names import pod_name
+from ddpjob_operator.follow.logs import Line, parse_line
+from ddpjob_operator.follow.table import printable
+from ddpjob_operator.follow.why import Answer, Section, Seen, why
+from ddpjob_operator.local.record import status_file
+from ddpjob_operator.page import files
+from ddpjob_operator.page.files import Shared, Tail
+from ddpjob_operator.page.list_view import size_in_words, tone_of
+from ddpjob_operator.page.values import (
+    STOPPED,
+    UNKNOWN,
+    Command,
+    Detail,
+    EventRow,
+    JobRecord,
+    LogQuery,
+    PodRow,
+    Scope,
+)
+from ddpjob_operator.wire.jobs import parse_status
+from ddpjob_operator.wire.objects import parse_time
+
+NAMESPACE = "local"
+_SECONDS_BETWEEN_LOOKS = 0.5
+_LOG_BYTES = 512 << 10
+_MOST_LINES_ON_PAGE = 40
+_SHOWN_EVENT_FIELDS = ("message", "eval_loss", "eval_accuracy", "epoch_loss", "epoch")
+_QUIET_EVENTS = ("snapshot_saved", "validated", "epoch")
+"""Those of a run that goes well, of which there are many."""
+
+
+@dataclass(frozen=True, slots=True)
+class FolderSource:
+    """The jobs of one folder."""
+
+    shared: Shared
+
+    @classmethod
+    def at(cls, folder: Path) -> FolderSource:
+        return cls(Shared(folder.expanduser().resolve()))
+
+    @property
+    def scope(self) -> Scope:
+        return Scope.FOLDER
+
+    @property
+    def where(self) -> str:
+        return str(self.shared.root)
+
+    @property
+    def start_command(self) -> str:
+        return f"ddpjob run job.yaml --shared {shlex.quote(str(self.shared.root))}"
+
+    async def jobs(self) -> Sequence[JobRecord]:
+        return await asyncio.to_thread(lambda: [record_of(self.shared, name) for name in self.shared.job_names()])
+
+    async def detail(self, namespace: str, name: str) -> Detail | None:
+        if not self._has(namespace, name):
+            return None
+        return await asyncio.to_thread(detail_of, self.shared, name, datetime.now(UTC))
+
+    async def log(self, namespace: str, name: str, query: LogQuery) -> Sequence[Line] | None:
+        if not self._has(namespace, name):
+            return None
+        return await asyncio.to_thread(log_of, self.shared, name, query)
+
+    async def follow(self, namespace: str, name: str, query: LogQuery) -> AsyncIterator[Line]:
+        if not self._has(namespace, name):
+            return
+        tails: dict[Path, Tail] = {}
+        ranks = record_of(self.shared, name).ranks_per_node or 1
+        first = True
+        while True:
+            over = not files.is_running(self.shared, name)
+            for path, node in await asyncio.to_thread(_pod_logs, self.shared, name, query):
+                is_new = path not in tails
+                tail = tails.setdefault(path, Tail(path))
+                lines = await asyncio.to_thread(tail.read, self.shared, _LOG_BYTES)
+                shown = _of_newest_run(lines)[-query.tail :] if is_new and first else lines
+                for line in _parsed(shown, node, ranks, query):
+                    yield line
+            first = False
+            if over:
+                return
+            await asyncio.sleep(_SECONDS_BETWEEN_LOOKS)
+
+    def _has(self, namespace: str, name: str) -> bool:
+        return namespace == NAMESPACE and self.shared.has(name)
+
+
+def record_of(shared: Shared, name: str) -> JobRecord:
+    """A job by its status file, or without one by its events."""
+    found = shared.json(status_file(shared.root, name))
+    given = found.get("status")
+    if isinstance(given, dict):
+        status = parse_status(given)
+        running = status.is_final or files.is_running(shared, name)
+        phase = str(status.phase or Phase.PENDING) if running else STOPPED
+        created = _created(found)
+    else:
+        events = files.events_of(shared, name)
+        status, phase = _status_by_events(events, files.is_running(shared, name))
+        created = files.moment(events[0].get("time")) if events else None
+    return JobRecord(
+        namespace=NAMESPACE,
+        name=name,
+        uid=str(found.get("uid") or ""),
+        created=created,
+        phase=phase,
+        status=status,
+        nodes=_positive(found.get("nodes")),
+        ranks_per_node=_positive(found.get("procsPerNode")),
+        about=(("Logs", str(shared.logs(name))), ("Snapshots", str(shared.checkpoints(name)))),
+    )
+
+
+def detail_of(shared: Shared, name: str, now: datetime) -> Detail:
+    job, events = record_of(shared, name), files.events_of(shared, name)
+    snapshots, set_aside = files.snapshots_of(shared, name)
+    return Detail(
+        job=job,
+        answer=_answer(job, now),
+        now=now,
+        course=files.course_of(shared, name, job.uid, events),
+        pods=_pods(shared, job),
+        snapshots=tuple(snapshots),
+        set_aside=tuple(set_aside),
+        events=_event_rows(job.status, events),
+        log=tuple(log_of(shared, name, LogQuery(tail=_MOST_LINES_ON_PAGE))[-_MOST_LINES_ON_PAGE:]),
+        commands=_commands(shared, job),
+        began=files.began_of(shared, name),
+    )
+
+
+def log_of(shared: Shared, name: str, query: LogQuery) -> list[Line]:
+    """The last lines of each pod, in the order of the node ranks."""
+    ranks = record_of(shared, name).ranks_per_node or 1
+    found: list[Line] = []
+    for path, node in _pod_logs(shared, name, query):
+        text = shared.read(path, _LOG_BYTES, from_end=True).decode(errors="replace")
+        found += _parsed(_of_newest_run(text.splitlines()), node, ranks, query)[-query.tail :]
+    return found
+
+
+def _answer(job: JobRecord, now: datetime) -> Answer:
+    status, created = job.status, job.created or now
+    if job.phase == STOPPED:
+        resumes = f"from the snapshot of step {status.snapshot.step}" if status.snapshot else "from the start"
+        todo = Section("What to do", (f"The same command as before resumes it {resumes}.",))
+        return Answer(f"{job.name}: stopped before its end; no process of it runs here", (todo,))
+    if job.phase == UNKNOWN or status.phase is None:
+        return Answer(f"{job.name}: the folder has its logs and snapshots, but not its status", ())
+    return why(Seen(job.name, created, None, status, (), (), now))
+
+
+def _status_by_events(events: list[dict[str, Any]], running: bool) -> tuple[DDPJobStatus, str]:
+    """What the events say of a job whose status is in a cluster, or that an older version ran."""
+    steps = [event["step"] for event in events if isinstance(event.get("step"), int)]
+    totals = [event["totalSteps"] for event in events if isinstance(event.get("totalSteps"), int)]
+    attempt = max((event["attempt"] for event in events if isinstance(event.get("attempt"), int)), default=0)
+    progress = {"step": steps[-1], "totalSteps": totals[-1] if totals else None} if steps else None
+    finished = bool(events) and events[-1].get("event") == "finished"
+    phase = str(Phase.SUCCEEDED) if finished else str(Phase.RUNNING) if running else UNKNOWN
+    given = {
+        "attempt": attempt,
+        "phase": None if phase == UNKNOWN else phase,
+        "progress": progress,
+        "startTime": files.moment(events[0].get("time")) if events else None,
+        "completionTime": files.moment(events[-1].get("time")) if finished else None,
+    }
+    return parse_status(given), phase
+
+
+def _pods(shared: Shared, job: JobRecord) -> tuple[PodRow, ...]:
+    """A row for each log; those of the current attempt are in the phase of the job."""
+    failed = {failure.pod_name: failure.reason for failure in job.status.failures}
+    rows = []
+    for path, attempt, node in _all_pod_logs(shared, job.name):
+        current = attempt == job.status.attempt
+        state = failed.get(path.stem) or (job.phase if current else "Ended")
+        tone = "bad" if path.stem in failed else tone_of(job.phase) if current else "still"
+        detail = ""
+        with suppress(OSError):
+            detail = f"log of {size_in_words(path.stat().st_size)}"
+        rows.append(PodRow(path.stem, attempt, node, state, tone, "", detail))
+    return tuple(sorted(rows, key=lambda row: (-row.attempt, row.node_rank or 0)))
+
+
+def _event_rows(status: DDPJobStatus, events: list[dict[str, Any]]) -> tuple[EventRow, ...]:
+    rows = []
+    for event in events:
+        kind, time = event.get("event"), files.moment(event.get("time"))
+        if time is None or not isinstance(kind, str):
+            continue
+        said = [_said(name, event[name]) for name in _SHOWN_EVENT_FIELDS if event.get(name) is not None]
+        step = f"step {event['step']}" if isinstance(event.get("step"), int) else ""
+        text = ", ".join(filter(None, (step, *said)))
+        attempt = event.get("attempt")
+        rows.append(EventRow(time, kind.startswith("non_finite"), f"attempt {attempt}", printable(kind), text))
+    rows += [
+        EventRow(failure.time, True, f"attempt {failure.attempt}", failure.reason, printable(failure.message))
+        for failure in status.failures
+    ]
+    return tuple(sorted(rows, key=lambda row: row.time))
+
+
+def _said(name: str, value: object) -> str:
+    if name == "message":
+        return printable(str(value))
+    return f"{name} {value:.4g}" if isinstance(value, int | float) else f"{name} {printable(str(value))}"
+
+
+def _commands(shared: Shared, job: JobRecord) -> tuple[Command, ...]:
+    folder, name = shlex.quote(str(shared.root)), shlex.quote(job.name)
+    logs = shlex.quote(str(shared.logs(job.name)))
+    first = shlex.quote(str(shared.logs(job.name) / "pods" / f"{pod_name(job.name, job.status.attempt, 0)}.log"))
+    commands = [
+        Command("Follow the log of node rank 0", f"tail -f {first}"),
+        Command("List the snapshots", f"ddpjob snapshots ls {name} --shared {folder}"),
+        Command("Verify the snapshots", f"ddpjob snapshots verify {name} --shared {folder}"),
+        Command("Print the loss of each step", f"python -m ddp_trainer.logs {logs}"),
+    ]
+    if (shared.logs(job.name) / "tensorboard").is_dir():
+        commands.append(Command("Open TensorBoard", f"tensorboard --logdir {logs}/tensorboard"))
+    return tuple(commands)
+
+
+def _pod_logs(shared: Shared, name: str, query: LogQuery) -> list[tuple[Path, int]]:
+    """The logs with lines that are wanted, and their node ranks."""
+    found = _all_pod_logs(shared, name)
+    newest = record_of(shared, name).status.attempt if found else 0
+    if not any(attempt == newest for _, attempt, _ in found):
+        newest = max((attempt for _, attempt, _ in found), default=0)
+    wanted = newest if query.attempt is None else query.attempt
+    return [(path, node) for path, attempt, node in found if attempt == wanted]
+
+
+def _all_pod_logs(shared: Shared, name: str) -> list[tuple[Path, int, int]]:
+    """Path, attempt and node rank of each."""
+    pattern = re.compile(re.escape(pod_name(name, 0, 0).removesuffix("-0-0")) + r"-(\d+)-(\d+)")
+    logs = ((path, pattern.fullmatch(path.stem)) for path in (shared.logs(name) / "pods").glob("*.log"))
+    found = [(path, int(match[1]), int(match[2])) for path, match in logs if match]
+    return sorted(found, key=lambda item: (item[1], item[2]))
+
+
+def _of_newest_run(lines: list[str]) -> list[str]:
+    """Pods of the same name share a log: a later run of the job appends to it."""
+    starts = [index for index, line in enumerate(lines) if line.startswith("---- ") and line.endswith(" starts")]
+    return lines[starts[-1] + 1 :] if starts else lines
+
+
+def _parsed(lines: Sequence[str], node: int, ranks_per_node: int, query: LogQuery) -> list[Line]:
+    parsed = [parse_line(f" {line}", node, ranks_per_node) for line in lines]
+    return [line for line in parsed if query.rank in (None, line.rank)]
+
+
+def _created(found: dict[str, Any]) -> datetime | None:
+    with suppress(TypeError, ValueError):
+        created = parse_time(found.get("created"))
+        return created if created is None or created.tzinfo else created.replace(tzinfo=UTC)
+    return None
+
+
+def _positive(value: object) -> int | None:
+    return value if isinstance(value, int) and value > 0 else None

@@ -1,0 +1,213 @@
+"""The pages over HTTP, for the person who started it: on 127.0.0.1 only, unless another address is given.
+
+Every request gets; nothing is changed. A page of another site cannot read these: the Host header must be an address
+or this machine (DNS rebinding), and the browser is told to load and run nothing from elsewhere, nor inline.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import socket
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from aiohttp import web
+
+from ddpjob_operator.page.job_view import job_view, log_lines, log_path
+from ddpjob_operator.page.list_view import Filter, ListView, list_view, path_of
+from ddpjob_operator.page.values import Detail, LogQuery, Source, SourceError
+
+HEADERS: Mapping[str, str] = {
+    "Content-Security-Policy": "default-src 'self'; object-src 'none'; base-uri 'none'; form-action 'self'; "
+    "frame-ancestors 'none'",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+}
+_HERE = Path(__file__).parent
+_STATIC = {"style.css": "text/css", "page.js": "text/javascript", "icon.svg": "image/svg+xml"}
+_MOST_LINES = 5000
+_SECONDS_TO_END = 1.0
+_SOURCE = web.AppKey("source", Source)
+_TEMPLATES = web.AppKey("templates", jinja2.Environment)
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+def make_app(source: Source, names: frozenset[str] = frozenset()) -> web.Application:
+    """The pages of a source. `names` are host names that a request may be for, besides localhost and addresses."""
+
+    @web.middleware
+    async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
+        if not is_own_host(request.headers.get("Host", ""), names):
+            return web.Response(status=421, text="This server does not serve the host that the request names.\n")
+        if request.method not in ("GET", "HEAD"):
+            return web.Response(status=405, headers={"Allow": "GET, HEAD"}, text="Nothing can be changed here.\n")
+        try:
+            return await handler(request)
+        except web.HTTPNotFound:
+            return _error(request, 404, "Not found", "There is no such page.")
+        except SourceError as error:
+            return _error(request, 502, "No answer", str(error))
+
+    async def with_headers(_: web.Request, response: web.StreamResponse) -> None:
+        response.headers.update(HEADERS)
+        response.headers.setdefault("Cache-Control", "no-store")
+
+    app = web.Application(middlewares=[guard])
+    app.on_response_prepare.append(with_headers)
+    app[_SOURCE], app[_TEMPLATES] = source, _templates()
+    app.router.add_get("/", _list)
+    app.router.add_get("/jobs/{namespace}/{name}", _job)
+    app.router.add_get("/jobs/{namespace}/{name}/logs", _logs)
+    app.router.add_get("/jobs/{namespace}/{name}/logs/stream", _stream)
+    app.router.add_get("/static/{file}", _static)
+    return app
+
+
+async def serve(source: Source, address: str, port: int) -> tuple[web.AppRunner, str]:
+    """Serve them; port 0 takes a free one.
+
+    Returns:
+        the runner, to be cleaned up at the end, and the URL.
+
+    Raises:
+        OSError: the address or the port cannot be used.
+    """
+    own = frozenset() if _is_loopback(address) else frozenset({socket.gethostname().lower(), address.lower()})
+    runner = web.AppRunner(make_app(source, own), access_log=None, shutdown_timeout=_SECONDS_TO_END)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, address, port).start()
+    except OSError:
+        await runner.cleanup()
+        raise
+    host = f"[{address}]" if ":" in address else address
+    return runner, f"http://{host}:{runner.addresses[0][1]}/"
+
+
+def is_own_host(header: str, names: frozenset[str]) -> bool:
+    """Whether a Host header names an address or this machine. A name of another domain may have been pointed here by
+    its owner, whose page the browser would then let read the answer.
+    """
+    host = header.lower()
+    host = host.partition("]")[0].removeprefix("[") if host.startswith("[") else host.rpartition(":")[0] or host
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return host == "localhost" or host in names
+    return True
+
+
+async def _list(request: web.Request) -> web.Response:
+    query = request.query
+    wanted = Filter(query.get("phase", ""), query.get("namespace", ""), query.get("name", "").strip())
+    view: ListView = list_view(await request.app[_SOURCE].jobs(), wanted, datetime.now(UTC))
+    return _page(request, "list.html", view=view, seconds=view.seconds)
+
+
+async def _job(request: web.Request) -> web.Response:
+    detail = await _detail(request)
+    if detail is None:
+        return _no_such_job(request)
+    view = job_view(detail)
+    return _page(request, "job.html", view=view, detail=detail, seconds=view.seconds)
+
+
+async def _logs(request: web.Request) -> web.Response:
+    namespace, name, query = *_job_of(request), _log_query(request)
+    detail = await _detail(request)
+    lines = await request.app[_SOURCE].log(namespace, name, query)
+    if detail is None or lines is None:
+        return _no_such_job(request)
+    return _page(
+        request,
+        "logs.html",
+        detail=detail,
+        view=job_view(detail),
+        lines=log_lines(lines[-_MOST_LINES:]),
+        query=query,
+        stream=log_path(namespace, name, query, "/logs/stream"),
+        attempts=range(detail.job.status.attempt + 1),
+        ranks=range((detail.job.nodes or 0) * (detail.job.ranks_per_node or 1)),
+        seconds=0,
+    )
+
+
+async def _stream(request: web.Request) -> web.StreamResponse:
+    """The lines as Server-Sent Events: `line` for each, and `end` when the job has ended."""
+    namespace, name, query = *_job_of(request), _log_query(request)
+    if await _detail(request) is None:
+        return _no_such_job(request)
+    response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-store"})
+    await response.prepare(request)
+    async for line in request.app[_SOURCE].follow(namespace, name, query):
+        (shown,) = log_lines((line,))
+        await response.write(f"event: line\ndata: {json.dumps(asdict(shown))}\n\n".encode())
+    await response.write(b"event: end\ndata: {}\n\n")
+    return response
+
+
+async def _static(request: web.Request) -> web.Response:
+    name = request.match_info["file"]
+    if name not in _STATIC:
+        raise web.HTTPNotFound
+    body = (_HERE / "static" / name).read_bytes()
+    headers = {"Content-Type": f"{_STATIC[name]}; charset=utf-8", "Cache-Control": "no-cache"}
+    return web.Response(body=body, headers=headers)
+
+
+async def _detail(request: web.Request) -> Detail | None:
+    return await request.app[_SOURCE].detail(*_job_of(request))
+
+
+def _job_of(request: web.Request) -> tuple[str, str]:
+    return request.match_info["namespace"], request.match_info["name"]
+
+
+def _log_query(request: web.Request) -> LogQuery:
+    """What the query asks for; a number that is none is left out."""
+    given = {name: int(text) for name, text in request.query.items() if text.isascii() and text.isdecimal()}
+    tail = min(given.get("tail", LogQuery().tail), _MOST_LINES)
+    return LogQuery(given.get("rank"), given.get("attempt"), tail)
+
+
+def _no_such_job(request: web.Request) -> web.Response:
+    namespace, name = _job_of(request)
+    return _error(request, 404, "No such job", f"There is no job {name} in {namespace}. It may have been deleted.")
+
+
+def _error(request: web.Request, status: int, title: str, message: str) -> web.Response:
+    # a source that does not answer now may answer later
+    return _page(request, "error.html", status, title=title, message=message, seconds=5 if status == 502 else 0)
+
+
+def _page(request: web.Request, template: str, status: int = 200, **values: Any) -> web.Response:
+    text = request.app[_TEMPLATES].get_template(template).render(source=request.app[_SOURCE], **values)
+    return web.Response(text=text, content_type="text/html", status=status)
+
+
+def _templates() -> jinja2.Environment:
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(_HERE / "templates"),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
+    )
+    environment.filters["count"] = lambda number: f"{number:,}"
+    environment.globals["path_of"] = path_of
+    return environment
+
+
+def _is_loopback(address: str) -> bool:
+    try:
+        return ipaddress.ip_address(address).is_loopback
+    except ValueError:
+        return address == "localhost"

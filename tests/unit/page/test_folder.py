@@ -1,0 +1,152 @@
+"""The folder as a source: files that jobs have written are read in bounded time, and not trusted."""
+
+from __future__ import annotations
+
+import os
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from tests.unit.page.conftest import START, TIME, Folder
+
+from ddpjob_operator.follow.logs import Line
+from ddpjob_operator.page import files
+from ddpjob_operator.page.files import Shared, Tail, course_of, snapshots_of
+from ddpjob_operator.page.folder import FolderSource, detail_of, log_of, record_of
+from ddpjob_operator.page.values import Course, LogQuery
+
+NOW = datetime(2030, 1, 1, 0, 1, tzinfo=UTC)
+RUNNING = {"phase": "Running", "attempt": 1, "startTime": TIME.format(0), "progress": {"step": 7, "totalSteps": 10}}
+
+
+def course(folder: Folder) -> Course:
+    return course_of(Shared(folder.root), "digits", "u", [])
+
+
+def steps(folder: Folder) -> list[tuple[int, float | None, int]]:
+    return [(point.step, point.loss, point.attempt) for point in course(folder).kept]
+
+
+def texts(lines: list[Line]) -> list[tuple[int, str]]:
+    return [(line.rank, line.text) for line in lines]
+
+
+def test_a_step_that_was_trained_again_has_its_later_loss_and_the_earlier_is_lost(folder: Folder) -> None:
+    folder.losses("digits", 0, 0, [3.0, 2.0, 1.9, 1.8])
+    folder.losses("digits", 1, 2, [1.7, 1.6])
+    assert steps(folder) == [(1, 3.0, 0), (2, 2.0, 0), (3, 1.7, 1), (4, 1.6, 1)]
+    assert [(point.step, point.loss) for point in course(folder).lost] == [(3, 1.9), (4, 1.8)]
+
+
+def test_a_line_that_is_none_is_left_out(folder: Folder) -> None:
+    folder.losses("digits", 0, 0, [3.0])
+    path = next((folder.root / "logs/digits/losses").iterdir())
+    path.write_bytes(path.read_bytes() + b'[1]\n{"step": "x"}\n{"step": 2, "loss": NaN}\n\xff\xfe\n{"step": 3, "lo')
+    assert steps(folder) == [(1, 3.0, 0), (2, None, 0)]
+
+
+def test_a_long_run_is_read_in_samples(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "_WHOLE_BYTES", 10_000)
+    folder.losses("digits", 0, 0, [1.0 / step for step in range(1, 20_001)])
+    found = course(folder)
+    assert 1000 < len(found.kept) <= 2001
+    assert found.kept[-1].step == 20_000
+    assert found.note.startswith("Every n-th step")
+
+
+def test_a_run_whose_process_is_gone_has_stopped(folder: Folder) -> None:
+    folder.status("digits", **RUNNING)
+    folder.holds("digits")
+    assert record_of(Shared(folder.root), "digits").phase == "Running"
+    folder.holds("digits", pid=2**22 + 1)
+    assert record_of(Shared(folder.root), "digits").phase == "Stopped"
+    assert detail_of(Shared(folder.root), "digits", NOW).answer.headline.startswith("digits: stopped before its end")
+
+
+def test_a_job_without_a_status_is_known_by_its_events(folder: Folder) -> None:
+    folder.events("digits", {"event": "started", "step": 0, "totalSteps": 9}, {"event": "epoch", "step": 4})
+    found = record_of(Shared(folder.root), "digits")
+    assert (found.phase, found.status.progress and found.status.progress.step) == ("Unknown", 4)
+    folder.events("digits", {"event": "started", "step": 0}, {"event": "finished", "step": 9})
+    assert record_of(Shared(folder.root), "digits").phase == "Succeeded"
+
+
+def test_snapshots_are_newest_first_with_their_size_and_those_set_aside_with_their_reason(folder: Folder) -> None:
+    folder.snapshot("digits", 20, files={"a": {"bytes": 5}, "b": {"bytes": 6}}, kind="final")
+    folder.snapshot("digits", 10, files="none")
+    folder.set_aside("digits", 15, "bytes differ\n")
+    found, aside = snapshots_of(Shared(folder.root), "digits")
+    assert [(row.step, row.size, row.kind) for row in found] == [(20, 11, "final"), (10, None, "periodic")]
+    assert aside == ["step-000000000015.corrupt: bytes differ"]
+
+
+def test_attempts_are_dated_by_their_fencing_tokens(folder: Folder) -> None:
+    folder.token("digits", 0)
+    folder.token("digits", 1)
+    began = files.began_of(Shared(folder.root), "digits")
+    assert {attempt: time.timestamp() - START for attempt, time in began.items()} == {0: 0, 1: 10}
+
+
+def test_the_log_has_the_lines_of_the_newest_attempt_with_their_ranks(folder: Folder) -> None:
+    folder.status("digits", **RUNNING)
+    folder.log("digits-0-0", "of the attempt before\n")
+    folder.log("digits-1-0", "---- 2030 digits-1-0 (u1) starts\nold run\n---- 2030 digits-1-0 (u2) starts\nzero\n")
+    folder.log("digits-1-1", "[local rank 1] three\ntwo\n")
+    shared = Shared(folder.root)
+    assert texts(log_of(shared, "digits", LogQuery())) == [(0, "zero"), (3, "three"), (2, "two")]
+    assert texts(log_of(shared, "digits", LogQuery(rank=3))) == [(3, "three")]
+    assert texts(log_of(shared, "digits", LogQuery(attempt=0))) == [(0, "of the attempt before")]
+    assert texts(log_of(shared, "digits", LogQuery(tail=1))) == [(0, "zero"), (2, "two")]
+
+
+def test_a_log_is_followed_from_where_it_was_read_to_also_if_it_is_begun_anew(folder: Folder) -> None:
+    path = folder.log("digits-0-0", "one\ntw")
+    shared, tail = Shared(folder.root), Tail(path)
+    assert tail.read(shared) == ["one"]
+    path.write_text("one\ntwo\nthree\n")
+    assert tail.read(shared) == ["two", "three"]
+    assert tail.read(shared) == []
+    path.write_text("anew\n")
+    assert tail.read(shared) == ["anew"]
+
+
+async def test_a_job_that_has_ended_is_followed_to_its_last_line(folder: Folder) -> None:
+    folder.status("digits", **(RUNNING | {"phase": "Succeeded"}))
+    folder.log("digits-1-0", "one\ntwo\n")
+    found = [line async for line in FolderSource.at(folder.root).follow("local", "digits", LogQuery(tail=1))]
+    assert texts(found) == [(0, "two")]
+
+
+def test_links_out_of_the_folder_are_not_followed(folder: Folder, tmp_path_factory: pytest.TempPathFactory) -> None:
+    secret = tmp_path_factory.mktemp("elsewhere") / "secret.log"
+    secret.write_text("secret\n")
+    pods = folder.log("digits-0-0", "own\n").parent
+    (pods / "digits-0-1.log").symlink_to(secret)
+    shared = Shared(folder.root)
+    assert texts(log_of(shared, "digits", LogQuery())) == [(0, "own")]
+    assert Tail(pods / "digits-0-1.log").read(shared) == []
+
+
+def test_a_pipe_in_the_place_of_a_file_holds_nothing_up(folder: Folder) -> None:
+    pods = folder.log("digits-0-0", "own\n").parent
+    os.mkfifo(pods / "digits-0-1.log")
+    os.mkfifo(folder.root / "logs/digits/events.jsonl")
+    assert texts(log_of(Shared(folder.root), "digits", LogQuery())) == [(0, "own")]
+    assert record_of(Shared(folder.root), "digits").phase == "Unknown"
+
+
+@pytest.mark.parametrize("name", ["..", ".", "", "../digits", "none", "a\0b", "x" * 300])
+def test_a_name_that_leads_elsewhere_is_no_job(folder: Folder, name: str) -> None:
+    folder.events("digits", {"event": "started"})
+    assert not Shared(folder.root / "logs").has(name)
+    assert not Shared(folder.root).has(name)
+
+
+def test_a_job_with_nothing_yet_has_a_page(folder: Folder) -> None:
+    (folder.root / "logs" / "digits").mkdir(parents=True)
+    found = detail_of(Shared(folder.root), "digits", NOW)
+    assert (found.course.kept, found.pods, found.snapshots, found.events, found.log) == ((), (), (), (), ())
+
+
+def test_a_folder_that_is_none_has_no_jobs(tmp_path: Path) -> None:
+    assert Shared(tmp_path / "none").job_names() == []

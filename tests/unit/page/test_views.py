@@ -1,0 +1,168 @@
+"""What the pages say of a job: rows, filters, attempts, activities and failures."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from ddpjob_operator.api.status import Goodput
+from ddpjob_operator.follow.why import Answer, Section
+from ddpjob_operator.page.job_view import job_view
+from ddpjob_operator.page.list_view import Filter, list_view, row_of, size_in_words
+from ddpjob_operator.page.timeline import attempts_of, shares, timeline
+from ddpjob_operator.page.values import STOPPED, Detail, EventRow, JobRecord, SnapshotRow
+from ddpjob_operator.wire.jobs import parse_status
+
+NOW = datetime(2030, 1, 1, 12, 0, tzinfo=UTC)
+
+
+def ago(**time: float) -> str:
+    return (NOW - timedelta(**time)).isoformat()
+
+
+def failure(attempt: int, minutes_ago: float, **more: Any) -> dict[str, Any]:
+    return {
+        "attempt": attempt,
+        "time": ago(minutes=minutes_ago),
+        "reason": "WorkerKilled",
+        "podName": f"digits-{attempt}-1",
+    } | more
+
+
+def job(
+    name: str = "digits", namespace: str = "team", phase: str = "Running", minutes: float = 60, **status: Any
+) -> JobRecord:
+    given = parse_status({"phase": phase if phase != STOPPED else "Running"} | status)
+    return JobRecord(namespace, name, f"uid of {name}", NOW - timedelta(minutes=minutes), phase, given, 2, 4)
+
+
+def test_the_newest_job_is_the_first() -> None:
+    view = list_view([job("old", minutes=90), job("new", minutes=1), job("also-new", minutes=1)], Filter(), NOW)
+    assert [row.name for row in view.rows] == ["also-new", "new", "old"]
+
+
+def test_phases_are_counted_for_those_who_choose_one() -> None:
+    jobs = [job("a"), job("b", phase="Failed"), job("c", phase="Failed", namespace="other")]
+    view = list_view(jobs, Filter(phase="Failed", namespace="team"), NOW)
+    assert [row.name for row in view.rows] == ["b"]
+    assert [(choice.label, choice.count, choice.chosen) for choice in view.choices] == [
+        ("All", 2, False), ("Running", 1, False), ("Failed", 1, True)
+    ]  # fmt: skip
+    assert view.choices[1].href == "/?phase=Running&namespace=team"
+    assert view.namespaces == ("other", "team")
+
+
+def test_a_phase_that_no_job_is_in_any_more_stays_a_choice() -> None:
+    view = list_view([job("a")], Filter(phase="Failed"), NOW)
+    assert [(choice.label, choice.count) for choice in view.choices] == [("All", 1), ("Running", 1), ("Failed", 0)]
+
+
+def test_a_row_says_how_far_a_job_is() -> None:
+    progress = {"step": 250, "totalSteps": 1000, "loss": 0.123456, "eta": (NOW + timedelta(minutes=5)).isoformat()}
+    row = row_of(job(progress=progress, nodes={"ready": 1, "total": 2}, restarts=3), NOW)
+    assert (row.percent, row.eta, row.loss, row.nodes, row.restarts, row.age) == (25, "5m", "0.1235", "1/2", 3, "60m")
+
+
+def test_what_is_unknown_is_empty_and_no_zero() -> None:
+    row = row_of(job(phase="Pending", progress={"loss": float("nan")}), NOW)
+    assert (row.percent, row.step, row.eta, row.loss, row.reason) == (None, None, "", "", "")
+
+
+def test_a_link_holds_any_name() -> None:
+    assert row_of(job('a/b"<', "n s"), NOW).href == "/jobs/n%20s/a%2Fb%22%3C"
+
+
+def test_attempts_follow_one_another_from_failure_to_failure() -> None:
+    found = attempts_of(
+        job(
+            attempt=2,
+            startTime=ago(minutes=30),
+            attemptStartTime=ago(minutes=10),
+            failures=[failure(0, 20), failure(1, 10)],
+        ),
+        {},
+    )
+    minutes = [((NOW - a.start).seconds // 60, (NOW - a.end).seconds // 60 if a.end else None) for a in found]
+    assert minutes == [(30, 20), (20, 10), (10, None)]
+    assert [a.outcome for a in found] == ["WorkerKilled", "WorkerKilled", "Running"]
+
+
+def test_a_run_that_was_stopped_ends_where_its_time_was_last_counted() -> None:
+    given = {"startTime": ago(minutes=30), "attemptStartTime": ago(minutes=30)}
+    (found,) = attempts_of(job(phase=STOPPED, goodput={"lastUpdateTime": ago(minutes=25)}, **given), {})
+    assert found.end == NOW - timedelta(minutes=25)
+
+
+def test_a_job_that_failed_ends_its_timeline_with_the_reason() -> None:
+    status = {"startTime": ago(minutes=30), "completionTime": ago(minutes=20), "failures": [failure(0, 20)]}
+    found = attempts_of(job(phase="Failed", **status), {})
+    assert [(a.outcome, a.tone) for a in found] == [("WorkerKilled", "bad")]
+
+
+def test_a_timeline_of_many_attempts_shows_the_newest() -> None:
+    began = {number: NOW - timedelta(minutes=100 - number) for number in range(40)}
+    drawn = timeline(attempts_of(job(attempt=39), began), NOW, 1000)
+    assert drawn is not None
+    assert (len(drawn.bars), drawn.bars[-1].attempt.number, drawn.earlier) == (12, 39, 28)
+    assert all(bar.x + bar.width <= drawn.right + 3 for bar in drawn.bars)
+
+
+def test_activities_add_up_to_the_whole_and_leave_out_what_took_no_time() -> None:
+    found = shares(Goodput(training=75, queued=24.5, saving=0.5))
+    assert [(share.label, share.words, share.percent) for share in found] == [
+        ("Training", "1m15s", "75%"), ("Saving snapshots", "0.5s", "< 1%"), ("Queued", "24s", "24%")
+    ]  # fmt: skip
+    assert found[-1].x + found[-1].width == pytest.approx(1000)
+    assert shares(Goodput()) == ()
+    assert shares(None) == ()
+
+
+def detail(record: JobRecord, *sections: Section, **more: Any) -> Detail:
+    return Detail(record, Answer(f"{record.name}: Running for 5m00s", sections), NOW, **more)
+
+
+def test_the_page_begins_with_the_answer_and_what_to_do() -> None:
+    view = job_view(
+        detail(job(), Section("Cause", ("it broke",)), Section("Time", ("…",)), Section("What to do", ("mend it",)))
+    )
+    assert (view.headline, view.todo) == ("Running for 5m00s", ("mend it",))
+    assert view.sections == (("Cause", ("it broke",)),)
+
+
+def test_failures_are_shown_newest_first_and_the_last_one_in_full() -> None:
+    last = failure(1, 5, message="short")
+    whole = last | {
+        "message": "short\nand the traceback",
+        "rank": 3,
+        "step": 340,
+        "snapshotStep": 300,
+        "signal": "SIGKILL",
+    }
+    found = job_view(detail(job(failures=[failure(0, 20), last], lastFailure=whole))).failures
+    assert [item.message for item in found] == ["short\nand the traceback", ""]
+    assert found[0].place == "attempt 1 · rank 3 · digits-1-1 · step 340 · SIGKILL"
+    assert found[0].lost == "40 steps after the snapshot of step 300"
+    assert found[0].when == "5m ago"
+
+
+def test_a_snapshot_is_said_to_be_verified_only_if_it_is_known() -> None:
+    snapshots = (SnapshotRow(400, NOW, "periodic", 1, 2_500_000), SnapshotRow(300, NOW))
+    found = job_view(detail(job(snapshot={"step": 400, "time": ago(minutes=1), "verified": True}), snapshots=snapshots))
+    assert [(item.state, item.size) for item in found.snapshots] == [("newest, verified", "2.5 MB"), ("", "")]
+
+
+def test_events_are_newest_first_and_bounded() -> None:
+    events = tuple(EventRow(NOW - timedelta(seconds=500 - n), False, "", f"E{n}", "") for n in range(300))
+    view = job_view(detail(job(), events=events))
+    assert (view.events[0].reason, len(view.events), view.more_events) == ("E299", 200, 100)
+
+
+def test_a_job_that_has_ended_is_looked_at_less_often() -> None:
+    assert (job_view(detail(job())).seconds, job_view(detail(job(phase="Succeeded"))).seconds) == (2, 10)
+
+
+@pytest.mark.parametrize(("count", "text"), [(None, ""), (999, "999 B"), (1_840_000, "1.84 MB"), (3e15, "3e+03 TB")])
+def test_sizes_are_in_words(count: int | None, text: str) -> None:
+    assert size_in_words(count) == text
