@@ -36,7 +36,9 @@ def cancelled_in_words(job: Object, *, kept: bool) -> tuple[str, ...]:
     snapshot = parse_status(job.get("status") or {}).snapshot
     newest = f"; so far the newest is the {snapshot_in_words(snapshot)}" if snapshot is not None else ""
     lines = (done, f"kept: claim {claim}, with snapshots and logs{newest}")
-    resume = "to resume, apply the job again under the same name"
+    own = ((job.get("spec") or {}).get("snapshots") or {}).get("resume") == "Own"
+    change = " with spec.snapshots.resume: Any" if own else ""
+    resume = f"to resume, apply the job again under the same name{change}"
     if shared.get("claimName"):
         return (*lines, resume)
     return (*lines, f"{resume}; to give up its files, kubectl delete pvc {claim}")

@@ -41,6 +41,11 @@ def test_the_users_own_claim_is_never_said_to_go() -> None:
     )
 
 
+def test_a_job_that_begins_anew_is_said_to_need_a_change_to_resume() -> None:
+    *_, last = cancelled_in_words(job(snapshots={"resume": "Own"}), kept=False)
+    assert last.startswith("to resume, apply the job again under the same name with spec.snapshots.resume: Any;")
+
+
 @pytest.mark.parametrize(
     ("found", "words"),
     [

@@ -68,7 +68,7 @@ def test_a_job_with_an_empty_spec_is_a_job() -> None:
         ({"podTemplate": {"metadata": {"label": {}}}},
          "spec.podTemplate.metadata.label: is not a field of a DDPJob; did you mean labels?"),
         ({"snapshots": {"zzz": 1}},
-         "spec.snapshots.zzz: is not a field of a DDPJob; known here: every, keep, keepEvery"),
+         "spec.snapshots.zzz: is not a field of a DDPJob; known here: every, keep, keepEvery, resume"),
         ({"args": [3]}, 'spec.args[0]: 3 is not text; write it in quotes: "3"'),
         ({"args": ["a", 0.1]}, 'spec.args[1]: 0.1 is not text; write it in quotes: "0.1"'),
         ({"args": "--lr 1"}, 'spec.args: "--lr 1" is not a list; write one item a line, each after a dash'),
