@@ -107,6 +107,24 @@ class Client:
         """What is at `path` as it stands: a log is no JSON."""
         return await self._answer("GET", path, resource, query=query)
 
+    async def server_time(self) -> datetime | None:
+        """The API server's clock, to the second; None where its answer has no Date.
+
+        Raises:
+            ApiError: it does not answer.
+        """
+        try:
+            async with self._send("GET", "/version", {}, None, None, REQUEST_SECONDS) as response:
+                date = response.headers.get("Date")
+        except TimeoutError:
+            raise ApiError(0, "Timeout", f"GET /version: no answer within {REQUEST_SECONDS:g} s") from None
+        except (aiohttp.ClientError, OSError) as error:
+            raise ApiError(0, "ConnectionFailed", f"GET /version: {error}") from error
+        try:
+            return parsedate_to_datetime(date) if date else None
+        except ValueError:
+            return None
+
     async def lines(self, path: str, **query: str) -> AsyncIterator[str]:
         """The lines of a text as they come, such as a log that is followed: without a deadline.
 

@@ -1,0 +1,353 @@
+"""`ddpjob doctor`: what each check makes of facts, one changed at a time in a cluster without a problem."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from ddpjob_operator.follow.doctor.checkup import CHECKS, examine
+from ddpjob_operator.follow.doctor.facts import Facts, Hook, NodeView, Right, Unread, parse_hooks, parse_node
+from ddpjob_operator.follow.doctor.findings import Finding, Level, summary
+from ddpjob_operator.follow.doctor.nodes import normal
+from ddpjob_operator.follow.doctor.operator import NEEDED, USEFUL
+from ddpjob_operator.follow.doctor.policies import OF_A_POD, matches
+
+NOW = datetime(2030, 1, 1, 12, 0, tzinfo=UTC)
+ROLE = Path(__file__).parents[3] / "charts/ddpjob-operator/files/rbac/submit.yaml"
+IMAGE = "registry.example/ddpjob-trainer:1"
+NODE = NodeView(
+    "worker-1", True, False, (), {"cpu": Decimal(8), "memory": Decimal(2**34), "nvidia.com/gpu": Decimal(4)}, NOW,
+    (IMAGE,),
+)  # fmt: skip
+HOOK = Hook(
+    "pods.example",
+    ({"operations": ["CREATE"], "apiGroups": [""], "resources": ["pods"]},),
+    {"matchLabels": {"kubernetes.io/metadata.name": "ml"}},
+    {},
+    ("guard", "webhook"),
+)
+UNREAD = Unread("you have no right to list things", "ask")
+
+
+def named(name: str, **more: Any) -> dict[str, Any]:
+    return {"metadata": {"name": name, "namespace": "ddpjob-system"}, **more}
+
+
+def storage_class(provisioner: str, default: str = "true", name: str = "standard") -> dict[str, Any]:
+    annotations = {"storageclass.kubernetes.io/is-default-class": default}
+    return {"metadata": {"name": name, "annotations": annotations}, "provisioner": provisioner}
+
+
+def deployment(available: int = 1, **settings: str) -> dict[str, Any]:
+    given = {"TRAINER_IMAGE": IMAGE, "NAMESPACES": "", "NETWORK_POLICY": "ingress"} | settings
+    env = [{"name": f"DDPJOB_OPERATOR_{name}", "value": value} for name, value in given.items()]
+    status = {"availableReplicas": available, "conditions": [{"status": "False", "message": "0 of 1 are ready"}]}
+    spec = {"template": {"spec": {"containers": [{"name": "operator", "env": env}]}}}
+    return named("ddpjob-operator", spec=spec, status=status)
+
+
+def lease(age: timedelta, holder: str = "operator-0") -> dict[str, Any]:
+    return named("ddpjob-operator", spec={"holderIdentity": holder, "renewTime": (NOW - age).isoformat()})
+
+
+def quota(hard: dict[str, str], used: dict[str, str], **spec: Any) -> dict[str, Any]:
+    return named("ml", spec={"hard": hard, **spec}, status={"hard": hard, "used": used})
+
+
+def limit_range(kind: str, **bounds: dict[str, str]) -> dict[str, Any]:
+    return named("bounds", spec={"limits": [{"type": kind, **bounds}]})
+
+
+def policy(**spec: Any) -> dict[str, Any]:
+    return named("deny", spec={"podSelector": {}, **spec})
+
+
+HEALTHY = Facts(
+    namespace="ml",
+    local_time=NOW,
+    server_time=NOW,
+    versions=("v1alpha1",),
+    access=dict.fromkeys((*NEEDED, *USEFUL), True),
+    space={"metadata": {"name": "ml", "labels": {"kubernetes.io/metadata.name": "ml"}}},
+    deployments=(deployment(),),
+    leases=(lease(timedelta(seconds=2)),),
+    jobs=(),
+    classes=(storage_class("nfs.csi.k8s.io"),),
+    nodes=(NODE,),
+    quotas=(),
+    limits=(),
+    policies=(),
+    hooks=(HOOK,),
+    endpoints={("guard", "webhook"): 1},
+    failed_pulls=(),
+)
+
+
+def found(check: str, **changed: Any) -> Finding:
+    (finding,) = (each for each in examine(replace(HEALTHY, **changed)) if each.check == check)
+    return finding
+
+
+def test_a_cluster_in_which_nothing_stops_a_job_is_ok_throughout() -> None:
+    findings = examine(HEALTHY)
+    assert {finding.level for finding in findings} == {Level.OK}, findings
+    assert len(findings) == len(CHECKS) == len({finding.check for finding in findings})
+    assert all(finding.fix == "" for finding in findings)
+    assert found("nodes").message == "1 of 1 take pods: 8 CPUs and 16 Gi in all, at most 8 CPUs and 16 Gi on one"
+    assert found("gpus").message == "4 nvidia.com/gpu on 1 of 1 nodes, at most 4 on one"
+
+
+PROBLEM, WARNING, OK, UNKNOWN = Level.PROBLEM, Level.WARNING, Level.OK, Level.UNKNOWN
+OPERATOR_MISSING = {"deployments": (), "leases": ()}
+OLD_JOB = named("digits", spec={})
+OLD_JOB["metadata"]["creationTimestamp"] = (NOW - timedelta(minutes=5)).isoformat()
+LABELLED = replace(NODE, allocatable={"cpu": Decimal(8)}, has_gpu_hardware=True)
+TAINTED = replace(NODE, taints=("nvidia.com/gpu=present:NoSchedule",))
+PULL = 'Failed to pull image "{}": rpc error: not found'
+EGRESS_TO_ALL = policy(policyTypes=["Egress"], egress=[{"to": [{"podSelector": {}}]}])
+EGRESS_TO_DNS = policy(policyTypes=["Egress"], egress=[{"ports": [{"port": 53}]}])
+NO_INGRESS = policy(policyTypes=["Ingress"])
+
+
+@pytest.mark.parametrize(
+    ("check", "changed", "level", "words"),
+    [
+        ("api", {"versions": ()}, PROBLEM, "the CRD is not installed"),
+        ("api", {"versions": ("v1",)}, PROBLEM, "v1 is served, not v1alpha1"),
+        ("rights", {"access": {}}, PROBLEM, "you may not create ddpjobs, get ddpjobs, create configmaps"),
+        ("rights", {"access": dict.fromkeys(NEEDED, True)}, WARNING, "not delete ddpjobs"),
+        ("rights", {"access": UNREAD}, UNKNOWN, "no right to"),
+        ("operator", OPERATOR_MISSING, PROBLEM, "no operator is installed"),
+        (
+            "operator",
+            {"deployments": (deployment(0),)},
+            PROBLEM,
+            "no replica of Deployment ddpjob-system/ddpjob-operator",
+        ),
+        ("operator", {"deployments": (deployment(0),)}, PROBLEM, "0 of 1 are ready"),
+        ("operator", {"deployments": (deployment(NAMESPACES="a,b"),)}, PROBLEM, "does not serve the namespace ml"),
+        ("operator", {"deployments": (deployment(NAMESPACES="a, ml"),)}, OK, "serves ml"),
+        ("operator", {"namespace": "ddpjob-system"}, PROBLEM, "does not serve"),
+        ("operator", {"namespace": "kube-system"}, PROBLEM, "never served"),
+        ("operator", {"leases": (lease(timedelta(minutes=3)),)}, PROBLEM, "nobody has renewed the Lease"),
+        ("operator", {"leases": (lease(timedelta(seconds=1), ""),)}, PROBLEM, "nobody holds the Lease"),
+        ("operator", {"deployments": UNREAD}, OK, "it holds the Lease ddpjob-system/ddpjob-operator"),
+        ("operator", {"deployments": UNREAD, "leases": UNREAD}, UNKNOWN, "no right to"),
+        ("operator", {"deployments": UNREAD, "jobs": (OLD_JOB,)}, PROBLEM, "the job digits has no status"),
+        ("operator", {"jobs": (OLD_JOB | {"spec": {"managedBy": "kueue.x-k8s.io/multikueue"}},)}, OK, "available"),
+        ("webhooks", {"endpoints": {("guard", "webhook"): 0}}, PROBLEM, "Service guard/webhook has no ready endpoint"),
+        ("webhooks", {"endpoints": {("guard", "webhook"): UNREAD}}, UNKNOWN, "no right to"),
+        ("webhooks", {"hooks": UNREAD}, UNKNOWN, "no right to"),
+        ("webhooks", {"hooks": (replace(HOOK, service=None),)}, OK, "1 fail closed"),
+        ("pod security", {"space": None}, PROBLEM, "there is no namespace ml"),
+        ("pod security", {"space": UNREAD}, UNKNOWN, "no right to"),
+        ("quota", {"quotas": (quota({"pods": "4"}, {"pods": "4"}),)}, PROBLEM, "nothing is left of pods"),
+        ("quota", {"quotas": (quota({"pods": "4"}, {"pods": "1"}),)}, OK, "left: 3 of 4 pods"),
+        ("quota", {"quotas": (quota({"pods": "4"}, {"pods": "4"}, scopes=["BestEffort"]),)}, WARNING, "of pods"),
+        (
+            "quota",
+            {"quotas": (quota({"requests.nvidia.com/gpu": "8"}, {"requests.nvidia.com/gpu": "8"}),)},
+            WARNING,
+            "nothing is left of requests.nvidia.com/gpu",
+        ),
+        ("quota", {"quotas": (quota({"memory": "1Gi"}, {}),)}, WARNING, "do not name requests.memory are refused"),
+        ("quota", {"quotas": UNREAD}, UNKNOWN, "no right to"),
+        (
+            "quota",
+            {
+                "quotas": (quota({"limits.cpu": "9500m"}, {"limits.cpu": "2"}),),
+                "limits": (limit_range("Container", default={"cpu": "1"}),),
+            },
+            OK,
+            "left: 7.5 of 9.5 limits.cpu",
+        ),
+        (
+            "limits",
+            {"limits": (limit_range("PersistentVolumeClaim", max={"storage": "5Gi"}),)},
+            PROBLEM,
+            "claims of more than 5Gi are refused, and a job asks for 10Gi",
+        ),
+        (
+            "limits",
+            {"limits": (limit_range("Container", default={"memory": "512Mi"}),)},
+            WARNING,
+            "at most memory 512Mi",
+        ),
+        ("limits", {"limits": (limit_range("Container", max={"cpu": "8"}),)}, OK, "never more than cpu 8"),
+        ("limits", {"limits": UNREAD}, UNKNOWN, "no right to"),
+        ("storage", {"classes": ()}, PROBLEM, "there is no StorageClass"),
+        ("storage", {"classes": (storage_class("nfs.csi.k8s.io", "false"),)}, PROBLEM, "there is standard"),
+        ("storage", {"classes": (storage_class("ebs.csi.aws.com"),)}, WARNING, "has volumes for one node"),
+        ("storage", {"classes": (storage_class("kubernetes.io/no-provisioner"),)}, WARNING, "makes no volumes"),
+        ("storage", {"classes": UNREAD}, UNKNOWN, "no right to"),
+        ("nodes", {"nodes": ()}, PROBLEM, "the cluster has no node"),
+        (
+            "nodes",
+            {"nodes": (replace(NODE, ready=False), replace(NODE, cordoned=True))},
+            PROBLEM,
+            "1 not ready, 1 cordoned",
+        ),
+        ("nodes", {"nodes": (TAINTED,)}, PROBLEM, "1 tainted nvidia.com/gpu=present:NoSchedule"),
+        ("nodes", {"nodes": UNREAD}, UNKNOWN, "no right to"),
+        ("gpus", {"nodes": (replace(NODE, allocatable={}),)}, WARNING, "no node offers any"),
+        ("gpus", {"nodes": (LABELLED,)}, WARNING, "no device plugin offers them"),
+        ("gpus", {"nodes": (TAINTED,)}, WARNING, "every node with GPUs is tainted"),
+        ("gpus", {"nodes": (replace(NODE, cordoned=True),)}, WARNING, "takes pods: cordoned"),
+        ("image", {"nodes": (replace(NODE, images=()),)}, OK, "is on no node yet"),
+        (
+            "image",
+            {"nodes": (replace(NODE, images=()),), "deployments": (deployment(TRAINER_IMAGE="localhost/trainer:1"),)},
+            WARNING,
+            "no registry has it",
+        ),
+        ("image", {"nodes": (replace(NODE, images=()),), "failed_pulls": (PULL.format(IMAGE),)}, PROBLEM, IMAGE),
+        ("image", {"failed_pulls": (PULL.format(IMAGE),)}, WARNING, f"could not pull {IMAGE}"),  # it is there by now
+        ("image", {"failed_pulls": (PULL.format("other:1"),)}, WARNING, "could not pull other:1"),
+        ("image", {"failed_pulls": UNREAD}, UNKNOWN, "no right to"),
+        ("image", {"deployments": UNREAD}, UNKNOWN, "is not seen"),
+        ("image", {"nodes": UNREAD}, UNKNOWN, "is not seen"),
+        ("network", {"policies": (EGRESS_TO_DNS,)}, PROBLEM, "NetworkPolicy deny keeps pods of a job from each other"),
+        ("network", {"policies": (EGRESS_TO_DNS, EGRESS_TO_ALL)}, OK, "no NetworkPolicy keeps"),
+        ("network", {"policies": (NO_INGRESS,)}, OK, "no NetworkPolicy keeps"),
+        (
+            "network",
+            {"policies": (NO_INGRESS,), "deployments": (deployment(NETWORK_POLICY="off"),)},
+            PROBLEM,
+            "(ingress)",
+        ),
+        ("network", {"policies": (NO_INGRESS,), "deployments": UNREAD}, WARNING, "unless the operator makes policies"),
+        (
+            "network",
+            {"policies": (policy(podSelector={"matchLabels": {"app": "web"}}, policyTypes=["Egress"]),)},
+            OK,
+            "no NetworkPolicy keeps",
+        ),
+        ("network", {"policies": UNREAD}, UNKNOWN, "no right to"),
+        ("clock", {"local_time": NOW + timedelta(minutes=2)}, WARNING, "120 s ahead of the API server"),
+        ("clock", {"local_time": NOW - timedelta(minutes=2)}, WARNING, "120 s behind the API server"),
+        (
+            "clock",
+            {"nodes": (replace(NODE, heartbeat=NOW + timedelta(minutes=2)),)},
+            WARNING,
+            "clock of worker-1 is ahead",
+        ),
+        ("clock", {"nodes": (replace(NODE, heartbeat=NOW - timedelta(minutes=4)),)}, OK, "differ by 0 s"),
+        ("clock", {"server_time": None}, UNKNOWN, "have no Date"),
+    ],
+)
+def test_what_would_stop_a_job_is_found(check: str, changed: Mapping[str, Any], level: Level, words: str) -> None:
+    finding = found(check, **changed)
+    assert finding.level is level, finding
+    assert words in finding.message
+    assert bool(finding.fix) is (level in (PROBLEM, WARNING)) or level is UNKNOWN
+
+
+def test_a_webhook_that_does_not_see_what_a_job_creates_is_of_no_concern() -> None:
+    no_endpoint = {("guard", "webhook"): 0}
+    elsewhere = replace(HOOK, namespace_selector={"matchLabels": {"kubernetes.io/metadata.name": "other"}})
+    of_deployments = replace(HOOK, rules=({"operations": ["*"], "apiGroups": ["apps"], "resources": ["*"]},))
+    for_others = replace(HOOK, object_selector={"matchLabels": {"app": "web"}})
+    for hook in (elsewhere, of_deployments, for_others):
+        assert found("webhooks", hooks=(hook,), endpoints=no_endpoint).level is OK, hook
+    unseen = found("webhooks", hooks=(elsewhere,), endpoints=no_endpoint, space=UNREAD)
+    assert unseen.level is PROBLEM, "of a namespace whose labels are not known any hook may be concerned"
+
+
+def test_what_may_not_be_read_names_the_right_and_stops_no_other_check() -> None:
+    readable = ("namespace", "local_time", "server_time", "versions", "endpoints")
+    hidden = {name: UNREAD for name in Facts.__slots__ if name not in readable}
+    findings = examine(replace(HEALTHY, **hidden))
+    assert {finding.level for finding in findings} == {OK, UNKNOWN}
+    assert summary(findings) == "0 problems, 0 warnings, 11 unknown"
+
+
+def test_the_rights_are_those_of_the_chart_s_role() -> None:
+    rules = yaml.safe_load(ROLE.read_text())
+    granted = {
+        Right(verb, group, *resource.split("/"))
+        for rule in rules
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    }
+    assert granted == {*NEEDED, *USEFUL}
+
+
+def test_nodes_and_webhooks_are_read_as_the_api_server_sends_them() -> None:
+    node = parse_node(
+        {
+            "metadata": {"name": "gpu-1", "labels": {"nvidia.com/gpu.present": "true"}},
+            "spec": {
+                "unschedulable": True,
+                "taints": [
+                    {"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule"},
+                    {"key": "gpu", "value": "a100", "effect": "NoSchedule"},
+                    {"key": "soft", "effect": "PreferNoSchedule"},
+                ],
+            },
+            "status": {
+                "allocatable": {"cpu": "7500m", "nvidia.com/gpu": "8"},
+                "conditions": [{"type": "Ready", "status": "True", "lastHeartbeatTime": "2030-01-01T12:00:00Z"}],
+                "images": [{"names": [IMAGE]}, {}],
+            },
+        }
+    )
+    assert node == NodeView(
+        "gpu-1", True, True, ("gpu=a100:NoSchedule",), {"cpu": Decimal("7.5"), "nvidia.com/gpu": Decimal(8)}, NOW,
+        (IMAGE,), True,
+    )  # fmt: skip
+    client = {"service": {"namespace": "guard", "name": "webhook"}}
+    rule = {"operations": ["CREATE"], "apiGroups": [""], "resources": ["pods"]}
+    (hook,) = parse_hooks(
+        {
+            "webhooks": [
+                {"name": "open", "failurePolicy": "Ignore", "clientConfig": client},
+                {"name": "closed", "clientConfig": client, "rules": [rule]},
+            ]
+        }
+    )
+    assert hook == Hook("closed", (rule,), {}, {}, ("guard", "webhook"))
+
+
+@pytest.mark.parametrize(
+    ("selector", "matched"),
+    [
+        ({}, True),
+        ({"matchLabels": {"app.kubernetes.io/managed-by": "ddpjob"}}, True),
+        ({"matchExpressions": [{"key": "app", "operator": "DoesNotExist"}]}, True),
+        ({"matchExpressions": [{"key": "app", "operator": "In", "values": ["web"]}]}, False),
+        ({"matchExpressions": [{"key": "app", "operator": "NotIn", "values": ["web"]}]}, True),
+        ({"matchExpressions": [{"key": "app", "operator": "Exists"}]}, False),
+    ],
+)
+def test_a_label_selector_matches_as_in_kubernetes(selector: dict[str, Any], matched: bool) -> None:
+    assert matches(selector, OF_A_POD) is matched
+
+
+@pytest.mark.parametrize(
+    ("name", "whole"),
+    [
+        ("python", "docker.io/library/python:latest"),
+        ("org/image:1", "docker.io/org/image:1"),
+        ("localhost/trainer:1", "localhost/trainer:1"),
+        ("registry.example:5000/a", "registry.example:5000/a:latest"),
+        ("quay.io/a@sha256:00", "quay.io/a@sha256:00"),
+    ],
+)
+def test_an_image_is_recognised_by_its_whole_name(name: str, whole: str) -> None:
+    assert normal(name) == whole
+
+
+def test_a_finding_is_one_line_with_its_fix_below_without_control_characters() -> None:
+    finding = Finding("nodes", Level.PROBLEM, "none\x1b[2J\ntakes pods", "add one")
+    assert finding.lines(None) == [
+        "problem  nodes         none[2J takes pods",
+        "                       fix: add one",
+    ]
