@@ -17,6 +17,7 @@ from ddpjob_operator.cli.parameters import Output
 from ddpjob_operator.core.values.observed import PodView
 from ddpjob_operator.follow.logs import Line, Wanted, pods_of
 from ddpjob_operator.follow.read import read_job, read_pods, see
+from ddpjob_operator.follow.refusals import in_words
 from ddpjob_operator.follow.watch import watch
 from ddpjob_operator.follow.why import why
 from ddpjob_operator.local.display import display_for
@@ -27,8 +28,6 @@ from ddpjob_operator.wire.jobs import parse_status
 from ddpjob_operator.wire.pods import parse_pod
 
 SUCCEEDED, FAILED, REFUSED = 0, 1, 2
-_NO_SUCH_KIND = re.compile("could not find the requested resource|page not found", re.IGNORECASE)
-"""An API server's answer for a kind of which it has no CRD."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,19 +119,6 @@ def asked(cluster: Cluster, ask: Callable[[Client, str], Awaitable[int]], interr
     except ApiError as error:
         print(f"error: {in_words(error)}", file=sys.stderr)
         return REFUSED
-
-
-def in_words(error: ApiError) -> str:
-    """What the API server answered, and what to do about it where its own words do not say."""
-    if error.status == 0 and error.reason in ("ConnectionFailed", "Timeout"):
-        return f"{error.message}; check that the cluster runs, or name another one with --context"
-    if error.status == 401:
-        return f"{error.message}; log in to the cluster again, or name another one with --context"
-    if error.status == 403 and error.reason == "Forbidden" and "cannot" in error.message:
-        return f"{error.message}; ask for the role view or edit, or name your own namespace with --namespace"
-    if error.status == 404 and _NO_SUCH_KIND.search(error.message):
-        return "this cluster has no DDPJobs: install the operator in it, or name another one with --context"
-    return error.message
 
 
 def print_line(line: Line) -> None:

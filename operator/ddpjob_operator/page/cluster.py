@@ -19,6 +19,7 @@ from ddpjob_operator.follow.events import Happened, read_happened
 from ddpjob_operator.follow.jobs import volume_in_words
 from ddpjob_operator.follow.logs import JobLogs, Line, Wanted
 from ddpjob_operator.follow.read import read_job, read_pods, seen_of
+from ddpjob_operator.follow.refusals import in_words
 from ddpjob_operator.follow.table import printable
 from ddpjob_operator.follow.why import why
 from ddpjob_operator.page.answers import Answers
@@ -225,8 +226,7 @@ class ClusterSource:
 
     def _command(self, text: str, namespace: str) -> str:
         context = f" --context {shlex.quote(self._context)}" if self._context else ""
-        verb, _, rest = text.partition(" ")
-        return f"ddpjob {verb} -n {shlex.quote(namespace)}{context} {rest}"
+        return f"ddpjob {text} -n {shlex.quote(namespace)}{context}"
 
 
 def record_of(item: Json) -> JobRecord:
@@ -287,7 +287,7 @@ def _step_match(line: Line) -> re.Match[str] | None:
 
 
 def _refused(error: ApiError) -> SourceError:
-    return SourceError(error.message or str(error))
+    return SourceError(in_words(error) or str(error))
 
 
 def _positive(value: Any) -> int | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ddpjob_operator.cli.on_cluster import in_words
+from ddpjob_operator.follow.refusals import in_words
 from ddpjob_operator.runtime.errors import ApiError
 
 

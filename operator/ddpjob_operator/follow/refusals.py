@@ -1,0 +1,23 @@
+"""What a person reads where the API server refuses, or does not answer."""
+
+from __future__ import annotations
+
+import re
+
+from ddpjob_operator.runtime.errors import ApiError
+
+_NO_SUCH_KIND = re.compile("could not find the requested resource|page not found", re.IGNORECASE)
+"""An API server's answer for a kind of which it has no CRD."""
+
+
+def in_words(error: ApiError) -> str:
+    """What the API server answered, and what to do about it where its own words do not say."""
+    if error.status == 0 and error.reason in ("ConnectionFailed", "Timeout"):
+        return f"{error.message}; check that the cluster runs, or name another one with --context"
+    if error.status == 401:
+        return f"{error.message}; log in to the cluster again, or name another one with --context"
+    if error.status == 403 and error.reason == "Forbidden" and "cannot" in error.message:
+        return f"{error.message}; ask for the role view or edit, or name your own namespace with --namespace"
+    if error.status == 404 and _NO_SUCH_KIND.search(error.message):
+        return "this cluster has no DDPJobs: install the operator in it, or name another one with --context"
+    return error.message

@@ -1,0 +1,184 @@
+"""A cluster as a source: what is asked once for many windows, what is remembered, and commands that can be typed."""
+
+from __future__ import annotations
+
+import asyncio
+import shlex
+from datetime import UTC, datetime
+from typing import Any, cast
+
+import pytest
+import typer
+
+from ddpjob_operator.cli.main import app
+from ddpjob_operator.core.values.observed import PodPhase, PodView, Termination
+from ddpjob_operator.page.answers import Answers
+from ddpjob_operator.page.cluster import ClusterSource, pod_rows, record_of
+from ddpjob_operator.page.values import Detail, LogQuery, SourceError
+from ddpjob_operator.runtime.client import Client
+from ddpjob_operator.runtime.errors import ApiError
+
+
+def item(name: str = "digits", version: int = 1, **more: Any) -> dict[str, Any]:
+    metadata = {"name": name, "namespace": "team", "uid": f"uid of {name}", "resourceVersion": str(version)}
+    return {
+        "metadata": metadata | {"creationTimestamp": "2030-01-01T11:00:00Z"},
+        "spec": {"nodes": 2, "procsPerNode": 4},
+        "status": {"phase": "Running", "attempt": 1, "progress": {"step": version, "loss": 1 / version}},
+    } | more
+
+
+class ApiServer:
+    """Answers as one does; `asked` has what was read."""
+
+    namespace = "team"
+
+    def __init__(self, *items: dict[str, Any], log: tuple[str, ...] = (), forbidden: str = "") -> None:
+        self.items, self.log, self.forbidden = list(items), log, forbidden
+        self.asked: list[str] = []
+
+    async def list(self, path: str, resource: str, **query: str) -> tuple[list[dict[str, Any]], int]:
+        self.asked.append(resource)
+        await asyncio.sleep(0)
+        if resource == self.forbidden:
+            raise ApiError(403, "Forbidden", f'User "ann" cannot list resource "{resource}"')
+        if resource == "ddpjobs":
+            return self.items, 1
+        pod = {
+            "metadata": {
+                "name": "digits-1-0", "uid": "p", "labels": {
+                    "training.ddpjob.io/attempt": "1", "training.ddpjob.io/node-rank": "0"
+                }, "ownerReferences": [{"uid": "uid of digits", "controller": True}],
+            }, "spec": {}, "status": {"phase": "Running"},
+        }  # fmt: skip
+        return [pod] if resource == "pods" else [], 1
+
+    async def get(self, path: str, resource: str) -> dict[str, Any]:
+        self.asked.append(path)
+        found = [job for job in self.items if path.endswith(f"/{job['metadata']['name']}")]
+        if not found:
+            raise ApiError(404, "NotFound", "not found")
+        return found[0]
+
+    async def lines(self, path: str, **query: str) -> Any:
+        for line in self.log:
+            yield line
+
+
+def source(server: ApiServer, namespace: str | None = "team", context: str | None = None) -> ClusterSource:
+    return ClusterSource(cast(Client, server), namespace, context)
+
+
+async def detail(server: ApiServer, found: ClusterSource | None = None) -> Detail:
+    shown = await (found or source(server)).detail("team", "digits")
+    assert shown is not None
+    return shown
+
+
+async def test_windows_that_ask_at_once_or_soon_share_an_answer() -> None:
+    server = ApiServer(item())
+    found = source(server)
+    await asyncio.gather(*(found.jobs() for _ in range(10)))
+    await found.jobs()
+    assert server.asked == ["ddpjobs"]
+
+
+async def test_an_answer_is_shared_for_ten_times_as_long_as_it_took() -> None:
+    times = iter([0.0, 3.0, 32.0, 40.0, 41.0, 41.0])
+    answers, asked = Answers(1.5, lambda: next(times)), []
+
+    async def ask() -> int:
+        asked.append(1)
+        return len(asked)
+
+    assert [await answers.get("jobs", ask) for _ in range(3)] == [1, 1, 2]
+
+
+async def test_a_question_that_failed_is_asked_again() -> None:
+    answers = Answers(60)
+
+    async def refuse() -> int:
+        raise ApiError(0, "Timeout", "no answer")
+
+    async def ask() -> int:
+        return 1
+
+    with pytest.raises(ApiError):
+        await answers.get("jobs", refuse)
+    assert await answers.get("jobs", ask) == 1
+
+
+async def test_a_refusal_says_what_to_do() -> None:
+    with pytest.raises(SourceError, match="ask for the role view or edit"):
+        await source(ApiServer(forbidden="ddpjobs")).jobs()
+
+
+async def test_without_the_right_to_read_events_the_rest_is_shown_with_a_note() -> None:
+    found = await detail(ApiServer(item(), forbidden="events"))
+    assert found.notes == ('Events cannot be read: User "ann" cannot list resource "events"',)
+    assert [pod.name for pod in found.pods] == ["digits-1-0"]
+
+
+async def test_losses_are_remembered_of_what_was_seen_and_of_the_log() -> None:
+    server = ApiServer(item(version=4), log=("2030-01-01T11:00:00Z step 2 of 9, epoch 0, loss 2.5000, 10 samples/s",))
+    found = source(server)
+    first = await found._detail("team", "digits")
+    server.items = [item(version=5)]
+    second = await found._detail("team", "digits")
+    assert first is not None
+    assert second is not None
+    assert [(point.step, point.loss) for point in first.course.kept] == [(2, 2.5), (4, 0.25)]
+    assert [point.step for point in second.course.kept] == [2, 4, 5]
+    server.items = [item(version=1) | {"metadata": item()["metadata"] | {"uid": "of a new job"}}]
+    anew = await found._detail("team", "digits")
+    assert anew is not None
+    assert [point.step for point in anew.course.kept] == [1]
+
+
+async def test_another_namespace_than_the_one_that_was_asked_for_has_no_jobs() -> None:
+    server = ApiServer(item())
+    assert await source(server).detail("default", "digits") is None
+    assert await source(server).log("default", "digits", LogQuery()) is None
+    assert server.asked == []
+
+
+@pytest.mark.parametrize("phase", ["Running", "Suspended", "Succeeded", "Pending"])
+async def test_every_command_can_be_typed(phase: str) -> None:
+    server = ApiServer(item(status={"phase": phase}))
+    found = source(server, context="a b")
+    texts = [command.text for command in (await detail(server, found)).commands]
+    for text in (*texts, found.start_command):
+        program, *words = shlex.split(text)
+        assert program == "ddpjob"
+        command: Any = typer.main.get_command(app)
+        while hasattr(command, "commands"):
+            command = command.commands[words.pop(0)]
+        given = command.make_context("ddpjob", words).params
+        assert (given["namespace"], given["context"]) == ("team", "a b")
+    assert any(" unsuspend " in text for text in texts) == (phase == "Suspended")
+    assert any(" cancel " in text for text in texts) == (phase != "Succeeded")
+
+
+def test_a_job_that_is_deleted_is_terminating() -> None:
+    gone = item() | {"metadata": item()["metadata"] | {"deletionTimestamp": "2030-01-01T12:00:00Z"}}
+    assert record_of(gone).phase == "Terminating"
+    assert record_of(item(status={})).phase == "Pending"
+
+
+def test_pods_say_what_they_do() -> None:
+    pods = [
+        PodView("digits-1-s0", "a", 1, None, PodPhase.PENDING, reason="ErrImagePull", message="no\x1b[2J such image"),
+        PodView("digits-1-1", "b", 1, 1, PodPhase.FAILED, termination=Termination(9)),
+        PodView("digits-1-0", "c", 1, 0, PodPhase.RUNNING, ready=True, node_name="worker-1"),
+        PodView("digits-0-0", "d", 0, 0, PodPhase.RUNNING, deleting=True),
+    ]
+    assert [(row.name, row.state, row.tone, row.detail) for row in pod_rows(pods)] == [
+        ("digits-1-0", "Ready", "running", ""),
+        ("digits-1-1", "Failed", "bad", "exit code 9"),
+        ("digits-1-s0", "ErrImagePull", "waiting", "no[2J such image"),
+        ("digits-0-0", "Terminating", "still", ""),
+    ]
+
+
+def test_times_are_those_of_the_api_server() -> None:
+    assert record_of(item()).created == datetime(2030, 1, 1, 11, tzinfo=UTC)
