@@ -77,11 +77,11 @@ def clock(seconds: float) -> str:
 
 
 def compact(value: float) -> str:
-    """A number in few characters, such as `0.05`, `1.5`, `20k`, `3M`, `1e-05`."""
-    for size, unit in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
+    """A number in few characters, such as `0.05`, `1.5`, `12,500`, `3M`, `1e-05`."""
+    for size, unit in ((1e9, "G"), (1e6, "M")):
         if abs(value) >= size:
-            return f"{value / (1e3 if unit == 'k' else size):.4g}{unit}"
-    return f"{value:.4g}"
+            return f"{value / size:.4g}{unit}"
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
 def _round_values(low: float, high: float, wanted: int) -> list[float]:

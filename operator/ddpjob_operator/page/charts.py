@@ -109,9 +109,13 @@ def loss_chart(course: Course, width: float, height: float) -> LossChart | None:
         y_ticks=y.ticks(4),
         y_title="loss (logarithmic)" if y.logarithmic else "loss",
         bands=_bands(course.kept, x),
-        lines=tuple(_path(line, x, y) for line in _lines(columns)),
+        lines=tuple(_path(line, y) for line in _lines(columns)),
         spread=_spread(columns, y),
-        lost=tuple(_path(line, x, y) for line in _lines(_columns(course.lost, x))),
+        lost=tuple(
+            _path(line, y)
+            for _, points in groupby(course.lost, key=lambda point: point.attempt)
+            for line in _lines(_columns(tuple(points), x))
+        ),
         validation=tuple(
             Mark(x.at(point.step), y.at(point.loss), f"step {point.step}: validation loss {point.loss:.4g}")
             for point in course.validation
@@ -177,7 +181,7 @@ def _lines(columns: Sequence[_Column]) -> list[list[_Column]]:
     return [list(group) for finite, group in groupby(columns, key=lambda column: column.mean is not None) if finite]
 
 
-def _path(line: Sequence[_Column], x: Axis, y: Axis) -> str:
+def _path(line: Sequence[_Column], y: Axis) -> str:
     places = [f"{column.x:g} {y.at(column.mean):g}" for column in line if column.mean is not None]
     # a path of one point is drawn as a dot by its round cap
     return f"M{places[0]}h0" if len(places) == 1 else "M" + "L".join(places)

@@ -85,18 +85,22 @@ def events_of(shared: Shared, job: str) -> list[dict[str, Any]]:
     return shared.objects(shared.logs(job) / "events.jsonl", _EVENT_BYTES)
 
 
-def course_of(shared: Shared, job: str, uid: str, events: list[dict[str, Any]]) -> Course:
+def course_of(shared: Shared, job: str, events: list[dict[str, Any]]) -> Course:
     """The losses of all attempts, merged as docs/contracts.md says, and validation losses from the events."""
     kept: dict[int, LossPoint] = {}
     lost: list[LossPoint] = []
-    sampled = False
+    sampled, run = False, ""
     for path in sorted((shared.logs(job) / "losses").glob("*.jsonl")):
         entries, whole = _loss_entries(shared, path)
         sampled = sampled or not whole
+        found = _ATTEMPT_FILE.fullmatch(path.stem)
+        before, run = run, found[3] if found else ""
+        lost = lost if run == before else []
         for entry in entries:
             after, step = entry.get("resumedAfter"), entry.get("step")
             if isinstance(after, int):
-                lost += [point for point in kept.values() if point.step > after]
+                # what an earlier run of the name trained further is not lost by this one
+                lost += [point for point in kept.values() if point.step > after and run == before]
                 kept = {step: point for step, point in kept.items() if step <= after}
             elif isinstance(step, int):
                 kept[step] = LossPoint(step, _finite(entry.get("loss")), _whole(entry.get("attempt")))
@@ -108,7 +112,7 @@ def course_of(shared: Shared, job: str, uid: str, events: list[dict[str, Any]]) 
     return Course(
         kept=tuple(kept[step] for step in sorted(kept)),
         lost=tuple(sorted(lost, key=lambda point: (point.attempt, point.step))),
-        validation=tuple(point for point in validation.values() if point.loss is not None),
+        validation=tuple(p for p in validation.values() if p.loss is not None and p.step <= max(kept, default=0)),
         note=f"Every n-th step of a long run: {len(kept)} of {max(kept, default=0)}." if sampled else "",
     )
 

@@ -20,7 +20,8 @@ WIDE, NARROW = 1080.0, 340.0
 _CHART_HEIGHT = 280.0
 _MOST_EVENTS = 200
 _TODO = "What to do"
-_ELSEWHERE = ("Progress", "Time", "Earlier failures", _TODO)
+_LOST = "Lost"
+_ELSEWHERE = ("Progress", "Time", "Earlier failures", _LOST, _TODO)
 """Sections of the answer that other parts of the page show."""
 _RANK_COLOURS = 8
 
@@ -100,6 +101,8 @@ class JobView:
     row: Row
     headline: str
     todo: tuple[str, ...]
+    lost: tuple[str, ...]
+    """What failures have cost."""
     sections: tuple[tuple[str, tuple[str, ...]], ...]
     figures: tuple[Figure, ...]
     track: Both | None
@@ -130,7 +133,8 @@ def job_view(detail: Detail) -> JobView:
     return JobView(
         row=row,
         headline=_sentence(detail.answer.headline.removeprefix(f"{job.name}: ")),
-        todo=next((section.lines for section in detail.answer.sections if section.title == _TODO), ()),
+        todo=_lines_of(detail, _TODO),
+        lost=_lines_of(detail, _LOST),
         sections=tuple(sections),
         figures=_figures(detail, row),
         track=_track(detail, row),
@@ -146,6 +150,11 @@ def job_view(detail: Detail) -> JobView:
         attempts=attempts,
         seconds=10 if status.is_final else 2,
     )
+
+
+def _lines_of(detail: Detail, title: str) -> tuple[str, ...]:
+    """A section of the answer."""
+    return next((section.lines for section in detail.answer.sections if section.title == title), ())
 
 
 def log_lines(lines: Iterable[Line]) -> tuple[LogLine, ...]:
@@ -165,10 +174,12 @@ def _figures(detail: Detail, row: Row) -> tuple[Figure, ...]:
     progress, ratio = status.progress, status.goodput.ratio if status.goodput else None
     ran = (status.completion_time or now) - status.start_time if status.start_time else None
     speed = progress.samples_per_second if progress and not status.is_final else None
-    newest = status.snapshot.step if status.snapshot else detail.snapshots[0].step if detail.snapshots else None
+    snapshot = status.snapshot or next(iter(detail.snapshots), None)
+    newest = snapshot.step if snapshot else None
+    saved = _ago(snapshot.time, now) if snapshot and snapshot.time else ""
     found = [
         Figure("Ends in", row.eta) if row.eta else None,
-        Figure("Loss", row.loss, detail=f"at step {row.step}") if row.loss else None,
+        Figure("Loss", row.loss, detail=f"at step {row.step:,}") if row.loss else None,
         *(
             Figure(name.replace("_", " "), f"{value:.4g}")
             for name, value in sorted((progress.metrics or {}).items() if progress else ())
@@ -178,7 +189,7 @@ def _figures(detail: Detail, row: Row) -> tuple[Figure, ...]:
         Figure("Nodes", row.nodes, detail=_ranks(detail)) if row.nodes else None,
         Figure("Restarts", str(status.restarts), detail=f"{status.disruptions} disruptions" * bool(status.disruptions)),
         Figure("Goodput", f"{ratio:.0%}", detail="of the time") if ratio is not None else None,
-        Figure("Newest snapshot", f"{newest:,}", detail="step") if newest is not None else None,
+        Figure("Newest snapshot", f"{newest:,}", detail=f"step, {saved}") if newest is not None else None,
         Figure("Time", seconds_in_words(ran.total_seconds())) if ran else None,
     ]
     return tuple(figure for figure in found if figure is not None)

@@ -149,7 +149,7 @@ def row_of(job: JobRecord, now: datetime) -> Row:
         eta=eta_of(job, now),
         loss=f"{progress.loss:.4g}" if progress and progress.loss is not None and isfinite(progress.loss) else "",
         restarts=status.restarts,
-        reason=(summary.reason or "") if summary and job.phase == status.phase else "",
+        reason=_reason(job, summary.reason or "" if summary else ""),
         age=duration((now - job.created).total_seconds()) if job.created else "",
         created=job.created.isoformat() if job.created else "",
     )
@@ -178,6 +178,11 @@ def percent_of(step: int | None, total: int | None) -> int | None:
 def eta_of(job: JobRecord, now: datetime) -> str:
     eta = job.status.progress.eta if job.status.progress else None
     return duration((eta - now).total_seconds()) if job.phase == Phase.RUNNING and eta and eta > now else ""
+
+
+def _reason(job: JobRecord, reason: str) -> str:
+    """The reason, if it says more than the phase."""
+    return "" if job.phase != job.status.phase or reason == job.phase or tone_of(job.phase) == "good" else reason
 
 
 def _nodes(job: JobRecord) -> str:

@@ -16,6 +16,8 @@ from ddpjob_operator.page.values import STOPPED, UNKNOWN, JobRecord
 
 _MOST_ATTEMPTS = 12
 _LEFT, _RIGHT, _ROW, _TOP = 74.0, 12.0, 26.0, 4.0
+_CHARACTER = 7.2
+"""Width of a character of a label, on average."""
 
 _ACTIVITIES = {
     "training": "Training",
@@ -54,8 +56,9 @@ class Bar:
     attempt: Attempt
     title: str
     label: str
-    inside: bool
-    """Whether the label fits into the bar."""
+    label_x: float
+    anchor: str
+    """Of the label: `inside` the bar, `start` behind it, `end` before it, or empty where there is no room."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,9 +129,9 @@ def timeline(attempts: tuple[Attempt, ...], now: datetime, width: float) -> Time
         words = seconds_in_words((end - attempt.start).total_seconds())
         label = f"{attempt.outcome}, {words}"
         bar_width = max(3.0, round(x_end - x, 1))
-        inside = bar_width > 7.2 * len(label) + 16
+        label_x, anchor = _place(x, bar_width, _CHARACTER * len(label), left, right)
         title = f"attempt {attempt.number}: {attempt.start:%Y-%m-%d %H:%M:%S} UTC, {words}, {attempt.outcome}"
-        bars.append(Bar(_TOP + index * _ROW, x, bar_width, attempt, title, label, inside))
+        bars.append(Bar(_TOP + index * _ROW, x, bar_width, attempt, title, label, label_x, anchor))
     bottom = _TOP + len(shown) * _ROW
     return Timeline(
         width=width,
@@ -140,6 +143,15 @@ def timeline(attempts: tuple[Attempt, ...], now: datetime, width: float) -> Time
         bars=tuple(bars),
         earlier=len(attempts) - len(shown),
     )
+
+
+def _place(x: float, width: float, wanted: float, left: float, right: float) -> tuple[float, str]:
+    """Where a label of a bar begins or ends, and how it is anchored."""
+    if width > wanted + 16:
+        return x + 8, "inside"
+    if x + width + 7 + wanted <= right:
+        return x + width + 7, "start"
+    return (x - 7, "end") if x - 7 - wanted >= left else (x, "")
 
 
 def shares(goodput: Goodput | None) -> tuple[Share, ...]:

@@ -32,13 +32,21 @@ class Folder:
         holder = json.dumps({"pid": pid, "host": os.uname().nodename})
         self._write(self.root / "checkpoints" / job / "run.lock", holder)
 
-    def losses(self, job: str, attempt: int, resumed_after: int, losses: Iterable[float | None]) -> None:
+    def losses(
+        self,
+        job: str,
+        attempt: int,
+        resumed_after: int,
+        losses: Iterable[float | None],
+        uid: str = "u",
+        created: int = 0,
+    ) -> None:
         lines = [{"attempt": attempt, "resumedAfter": resumed_after}]
         lines += [
             {"step": resumed_after + 1 + index, "epoch": 0, "loss": loss, "attempt": attempt}
             for index, loss in enumerate(losses)
         ]
-        path = self.root / "logs" / job / "losses" / f"{int(START):012}-{attempt:06}-u.jsonl"
+        path = self.root / "logs" / job / "losses" / f"{int(START) + created:012}-{attempt:06}-{uid}.jsonl"
         self._write(path, "".join(f"{json.dumps(line)}\n" for line in lines))
 
     def events(self, job: str, *events: dict[str, Any]) -> None:

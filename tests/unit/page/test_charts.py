@@ -50,7 +50,7 @@ def test_an_axis_of_time_has_units(seconds: float, labels: list[str]) -> None:
     assert [tick.label for tick in time_ticks(seconds, 0, 100, 4)] == labels
 
 
-@pytest.mark.parametrize(("value", "text"), [(0.05, "0.05"), (9000, "9000"), (20_000, "20k"), (3e6, "3M"), (2e9, "2G")])
+@pytest.mark.parametrize(("value", "text"), [(0.05, "0.05"), (9000, "9,000"), (12_500, "12,500"), (3e6, "3M")])
 def test_numbers_of_an_axis_are_short(value: float, text: str) -> None:
     assert compact(value) == text
 
@@ -89,6 +89,11 @@ def test_many_steps_are_drawn_as_few_places_with_their_spread() -> None:
     assert chart.lines[0].count("L") < 1000
     assert chart.spread.startswith("M")
     assert len(chart.hovers) <= 120
+
+
+def test_steps_that_two_attempts_lost_are_not_connected() -> None:
+    lost = (*course(2.0, 1.9, first=3), *course(1.4, 1.3, attempt=1, first=40))
+    assert len(drawn(Course(kept=course(3.0, 2.5), lost=lost)).lost) == 2
 
 
 def test_hovering_anywhere_says_the_step_its_loss_and_its_attempt() -> None:

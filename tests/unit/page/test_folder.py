@@ -20,7 +20,7 @@ RUNNING = {"phase": "Running", "attempt": 1, "startTime": TIME.format(0), "progr
 
 
 def course(folder: Folder) -> Course:
-    return course_of(Shared(folder.root), "digits", "u", [])
+    return course_of(Shared(folder.root), "digits", [])
 
 
 def steps(folder: Folder) -> list[tuple[int, float | None, int]]:
@@ -36,6 +36,17 @@ def test_a_step_that_was_trained_again_has_its_later_loss_and_the_earlier_is_los
     folder.losses("digits", 1, 2, [1.7, 1.6])
     assert steps(folder) == [(1, 3.0, 0), (2, 2.0, 0), (3, 1.7, 1), (4, 1.6, 1)]
     assert [(point.step, point.loss) for point in course(folder).lost] == [(3, 1.9), (4, 1.8)]
+
+
+def test_what_an_earlier_run_of_the_name_trained_further_is_not_lost(folder: Folder) -> None:
+    folder.losses("digits", 0, 0, [3.0, 2.0, 1.0])
+    folder.losses("digits", 0, 1, [2.5], uid="later", created=1)
+    validated = {"event": "validated", "eval_loss": 1.0}
+    folder.events("digits", validated | {"step": 2}, validated | {"step": 3})
+    found = course_of(Shared(folder.root), "digits", files.events_of(Shared(folder.root), "digits"))
+    assert [(point.step, point.loss) for point in found.kept] == [(1, 3.0), (2, 2.5)]
+    assert found.lost == ()
+    assert [point.step for point in found.validation] == [2]
 
 
 def test_a_line_that_is_none_is_left_out(folder: Folder) -> None:

@@ -174,8 +174,8 @@ async def test_a_job_with_nothing_yet_has_every_part(client: Browser, folder: Fo
     (folder.root / "logs" / "digits").mkdir(parents=True)
     text, _ = await page(client, "/jobs/local/digits")
     for words in (
-        "No step is on record yet.",
-        "No losses yet.",
+        "No step is on record.",
+        "No losses.",
         "No attempt has begun.",
         "No pods.",
         "No snapshot yet.",

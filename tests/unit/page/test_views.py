@@ -109,6 +109,16 @@ def test_a_timeline_of_many_attempts_shows_the_newest() -> None:
     assert all(bar.x + bar.width <= drawn.right + 3 for bar in drawn.bars)
 
 
+def test_a_label_is_in_its_bar_or_beside_it_or_left_out() -> None:
+    given = {"startTime": ago(minutes=30), "attemptStartTime": ago(minutes=1)}
+    found = attempts_of(job(attempt=2, failures=[failure(0, 20), failure(1, 1)], **given), {})
+    wide, narrow = timeline(found, NOW, 1000), timeline(found, NOW, 240)
+    assert wide is not None
+    assert narrow is not None
+    assert [bar.anchor for bar in wide.bars] == ["inside", "inside", "end"]
+    assert [bar.anchor for bar in narrow.bars] == ["", "", "end"]
+
+
 def test_activities_add_up_to_the_whole_and_leave_out_what_took_no_time() -> None:
     found = shares(Goodput(training=75, queued=24.5, saving=0.5))
     assert [(share.label, share.words, share.percent) for share in found] == [
