@@ -104,12 +104,15 @@ class Tour:
         job = self.kubectl.get("ddpjob", "train") or {}
         return str((job.get("status") or {}).get("phase"))
 
-    def step(self) -> int:
-        job = self.kubectl.get("ddpjob", "train") or {}
-        return int(((job.get("status") or {}).get("progress") or {}).get("step") or 0)
+    def until(self, step: int, attempt: int = 0) -> None:
+        """The job trains, in this attempt, and has reported this step."""
 
-    def until(self, step: int) -> None:
-        eventually(lambda: self.phase() == "Running" and self.step() >= step, f"step {step}", PATIENCE_SECONDS)
+        def reached() -> bool:
+            status = (self.kubectl.get("ddpjob", "train") or {}).get("status") or {}
+            there = int((status.get("progress") or {}).get("step") or 0) >= step
+            return there and (status.get("phase"), status.get("attempt")) == ("Running", attempt)
+
+        eventually(reached, f"step {step} in attempt {attempt}", PATIENCE_SECONDS)
 
 
 def travel(tour: Tour) -> None:
@@ -128,7 +131,7 @@ def travel(tour: Tour) -> None:
         lambda: (tour.kubectl.get("ddpjob", "train") or {})["status"]["attempt"] == 1, "attempt 1", PATIENCE_SECONDS
     )
     tour.show("why", "train")
-    tour.until(150)
+    tour.until(320, attempt=1)
     tour.show("events", "train")
     tour.heading("Suspend and resume")
     tour.show("suspend", "train")
@@ -140,6 +143,7 @@ def travel(tour: Tour) -> None:
     tour.heading("Afterwards")
     tour.show("why", "train")
     tour.show("snapshots", "ls", "train")
+    tour.show("snapshots", "verify", "train")
     tour.show("code", "train")
     tour.heading("A wrong line", "Submitted without `-d`; the exit code is 1.")
     (tour.folder / "train.py").write_text(TRAIN.replace("optimizer.step()", "optimiser.step()"))

@@ -209,6 +209,19 @@ class Goodput(APIModel):
     """When the seconds above were last updated."""
 
 
+class UnresolvedSteps(APIModel):
+    """Steps of an attempt that has ended, until it is known from which of them the next one resumes."""
+
+    first: int
+    """The step that the attempt resumed from, 0 for none."""
+
+    last: int
+    """The last step that it completed."""
+
+    training: float
+    """Seconds that they took, as they are in goodput.training."""
+
+
 class Internal(APIModel):
     """Internal state of the operator. Not part of the API: any version may change it."""
 
@@ -225,6 +238,9 @@ class Internal(APIModel):
 
     reported_seconds: dict[str, float] = Field(default_factory=dict)
     """Seconds reported by the trainer in this attempt, by activity. They are included in goodput."""
+
+    unresolved_steps: UnresolvedSteps | None = None
+    """What the attempt before has trained, while it is not known how much of it is lost."""
 
 
 class Summary(APIModel):

@@ -13,7 +13,7 @@ from ddpjob_operator.follow.read import read_job
 from ddpjob_operator.runtime.client import Client
 from ddpjob_operator.runtime.errors import ApiError
 from ddpjob_operator.submit import config_maps
-from ddpjob_operator.submit.pack import BadCode, File, digest, unpack
+from ddpjob_operator.submit.pack import BadCode, File, digest, files_in_words, unpack
 
 
 def get_code(cluster: Cluster, name: str, folder: Path) -> int:
@@ -37,7 +37,7 @@ def get_code(cluster: Cluster, name: str, folder: Path) -> int:
         if (found := digest(files)) != code.sha256:
             raise ApiError(0, "Damaged", f"the ConfigMaps of {name} have the code {found}, and its is {code.sha256}")
         _write(files, folder)
-        print(f"code {code.sha256[:12]}: {len(files)} files in {folder}")
+        print(f"code {code.sha256[:12]}: {files_in_words(len(files))} in {folder}")
         return 0
 
     return asked(cluster, ask)

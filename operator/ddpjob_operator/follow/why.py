@@ -205,7 +205,7 @@ def _waits_for(seen: Seen) -> tuple[str, str]:
         wait = seconds_in_words((status.restart_at - now).total_seconds())
         return f"backoff after a failure, {wait} left (restart.backoff)", ""
     scheduled = _holding(status, cond.SCHEDULED, "False")
-    if scheduled is not None:
+    if scheduled is not None and scheduled.message:  # without one it is of the attempt before, of which more follows
         return _reason_and_action(scheduled)
     ready, total = status.nodes.ready, status.nodes.total or (seen.spec.nodes if seen.spec is not None else 0)
     return f"{ready} of {total} pods are ready", ""
@@ -284,9 +284,9 @@ def _lost(status: DDPJobStatus) -> tuple[Section, ...]:
     goodput = status.goodput
     lines = []
     if goodput is not None and goodput.recomputed_steps:
-        lines.append(f"{goodput.recomputed_steps} steps were trained again")
+        lines.append(f"{goodput.recomputed_steps} steps were lost with failures")
     if goodput is not None and goodput.recovering >= 1:
-        lines.append(f"{seconds_in_words(goodput.recovering)} between failures and the steps that were lost with them")
+        lines.append(f"{seconds_in_words(goodput.recovering)} went into restarts and into the steps that were lost")
     if status.excluded_nodes:
         lines.append(f"nodes no longer used: {', '.join(status.excluded_nodes)}")
     lines += [f"snapshot set aside: {snapshot}" for snapshot in status.corrupt_snapshots]

@@ -76,8 +76,7 @@ class PackedCode:
     @property
     def in_words(self) -> str:
         """Such as `code 1f0c3a9b2d4e: 12 files, 48 kB`."""
-        files = "1 file" if len(self.paths) == 1 else f"{len(self.paths)} files"
-        return f"code {self.sha256[:12]}: {files}, {size_in_words(self.size)}"
+        return f"code {self.sha256[:12]}: {files_in_words(len(self.paths))}, {size_in_words(self.size)}"
 
 
 def pack(folder: Path, exclude: Iterable[Path] = ()) -> PackedCode:
@@ -260,9 +259,10 @@ def _grouped(folder: Path, files: list[File]) -> list[list[File]]:
 def _too_much(folder: Path, sizes: Mapping[str, int], allowed: str) -> str:
     largest = sorted(sizes, key=lambda path: -sizes[path])[:3]
     named = ", ".join(f"{path} ({size_in_words(sizes[path])})" for path in largest)
+    total = f"{size_in_words(sum(sizes.values()))} in {files_in_words(len(sizes))}"
     return (
-        f"{folder}: is too large to send: {size_in_words(sum(sizes.values()))} in {len(sizes)} files, and {allowed} is "
-        f"allowed; the largest: {named}; put data and models on the shared volume, and list them in .ddpjobignore"
+        f"{folder}: is too large to send: {total}, and {allowed} is allowed; the largest: {named}; put data and models "
+        "on the shared volume, and list them in .ddpjobignore"
     )
 
 
@@ -278,6 +278,10 @@ def _archive(files: Iterable[File]) -> bytes:
             member.mode, member.size = file.mode, len(file.content)
             archive.addfile(member, io.BytesIO(file.content))
     return packed.getvalue()
+
+
+def files_in_words(count: int) -> str:
+    return "1 file" if count == 1 else f"{count} files"
 
 
 def size_in_words(size: int) -> str:

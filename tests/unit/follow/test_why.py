@@ -98,7 +98,7 @@ def test_a_failed_job_says_what_ended_it_its_cause_where_and_what_to_do() -> Non
         "rank 3 of pod digits-2-1 on node worker-3, attempt 2, step 340, exit code 1",
     )
     assert found["Last lines of digits-2-1"] == ("reading data", "FileNotFoundError: data.pt")
-    assert found["Lost"][0] == "12 steps were trained again"
+    assert found["Lost"][0] == "12 steps were lost with failures"
     assert found["Lost"][2] == "nodes no longer used: worker-3"
     assert len(found["Earlier failures"]) == 1
     assert "NodeLost: gone" in found["Earlier failures"][0]
@@ -120,6 +120,12 @@ def test_a_job_that_failed_before_any_pod_has_the_action_of_the_reason() -> None
     assert answer.headline == "digits: Failed (InvalidSpec) 0s ago"
     assert "spec.nodes: 0" in answer.text()
     assert "Correct the fields that the message names." in answer.text()
+
+
+def test_a_restart_waits_for_its_pods_and_not_for_the_failure_before() -> None:
+    lost = condition("Scheduled", "PodDeleted", "", "False")
+    answer = why(seen(phase="Restarting", attempt=3, nodes={"ready": 1, "total": 2}, conditions=[lost]))
+    assert answer.headline == "digits: Restarting for 30m00s: 1 of 2 pods are ready"
 
 
 SIGNALLED = FAILURE | {"signal": "SIGKILL", "exitCode": 137, "rank": None, "reason": "OOMKilled"}

@@ -147,7 +147,7 @@ def test_a_large_folder_has_several_parts_and_a_change_sends_one_of_them(folder:
     [
         (
             {"model.bin": 1_100_000},
-            "1.1 MB in 1 files, and 1.0 MB a file, compressed is allowed; the largest: model.bin",
+            "1.1 MB in 1 file, and 1.0 MB a file, compressed is allowed; the largest: model.bin",
         ),
         ({f"{number}.bin": 900_000 for number in range(9)}, "8.1 MB in 13 files, and 8.0 MB, compressed"),
         ({"zeros.bin": -(65 << 20)}, "64 MiB is allowed; the largest: zeros.bin (68.2 MB)"),

@@ -48,7 +48,7 @@ def unpack(code: SubmittedCode, folder: Path) -> Listing:
         listing = read_archives(code, lambda path, mode, content: _hash(content))
         damage = difference(tree, listing)
         if damage is None:
-            log(f"code {code.sha256[:12]}: {len(listing)} files, on the volume already")
+            log(f"code {code.sha256[:12]}: {_files(listing)}, on the volume already")
             return listing
         log(f"code {code.sha256[:12]}: its copy on the volume was changed ({damage}) and is replaced")
     folder.mkdir(parents=True, exist_ok=True)
@@ -60,7 +60,7 @@ def unpack(code: SubmittedCode, folder: Path) -> Listing:
         put_in_place(part, tree, lambda: difference(tree, listing) is None)
     finally:
         remove(part)
-    log(f"code {code.sha256[:12]}: unpacked {len(listing)} files in {time.monotonic() - began:.1f} s")
+    log(f"code {code.sha256[:12]}: unpacked {_files(listing)} in {time.monotonic() - began:.1f} s")
     return listing
 
 
@@ -108,3 +108,7 @@ def _hash(content: IO[bytes], into: IO[bytes] | None = None) -> str:
         if into is not None:
             into.write(chunk)
     return sha256.hexdigest()
+
+
+def _files(listing: Listing) -> str:
+    return "1 file" if len(listing) == 1 else f"{len(listing)} files"

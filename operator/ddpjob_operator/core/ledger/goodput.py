@@ -2,8 +2,9 @@
 
 It is updated when the activity or the progress changes, never by the clock alone, so that an idle job needs no status
 write. The time since the last update goes to the phases that the trainer has reported, and the rest to the last
-activity. When an attempt ends, training seconds that no snapshot has kept become recovering. The ratio is the goodput,
-also called effective training time ratio (ETTR): seconds of kept steps divided by wall-clock seconds.
+activity. What an attempt has lost is known when the next one has resumed, since ranks that leave may save a snapshot
+after the failure was noticed: then training seconds of the steps that are made again become recovering. The ratio is
+the goodput, also called effective training time ratio (ETTR): seconds of kept steps divided by wall-clock seconds.
 
 Counted in whole milliseconds, so that sums are exact.
 """
@@ -14,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from ddpjob_operator.api.status import DDPJobStatus, Goodput, Phase
+from ddpjob_operator.api.status import DDPJobStatus, Goodput, Phase, UnresolvedSteps
 from ddpjob_operator.core.failure.detect import last_report
 from ddpjob_operator.core.values.changes import with_ledger
 from ddpjob_operator.core.values.observed import Observed
@@ -58,25 +59,33 @@ def with_goodput(before: DDPJobStatus, after: DDPJobStatus, observed: Observed, 
     ledger = before.goodput or Goodput(last_update_time=after.start_time, activity="queued")
     activity = _activity(after, observed)
     over = after.attempt != before.attempt or after.is_final
-    if before.goodput is not None and activity == ledger.activity and before.progress == after.progress and not over:
+    report, unresolved = _report(before, observed), before.internal.unresolved_steps
+    resumed = None if unresolved is None else _resumed_from(report, before)
+    unchanged = activity == ledger.activity and before.progress == after.progress and resumed is None
+    if before.goodput is not None and unchanged and not over:
         return after
-    report = _report(before, observed)
     stalled = over and after.last_failure != before.last_failure and _reason(after) == "Stalled"
     reported = _reported(report, before, _milliseconds(ledger.last_update_time, now))
     milliseconds = _advanced(ledger, reported.new, now, "stalled" if stalled else ledger.activity)
+    seconds, recomputed = reported.seconds, ledger.recomputed_steps
+    if unresolved is not None and resumed is not None:
+        milliseconds, lost = _without_lost(milliseconds, unresolved, resumed)
+        recomputed, unresolved = recomputed + lost, None
     if over:
-        milliseconds, lost = _without_lost(milliseconds, reported.seconds, after, report)
-        seconds, recomputed = dict[str, float](), min(LARGEST_INTEGER, ledger.recomputed_steps + lost)
-    else:
-        seconds, recomputed = reported.seconds, ledger.recomputed_steps
+        seconds, unresolved = {}, _trained(before, reported.seconds, report) or unresolved
+    if over and after.is_final:
+        if unresolved is not None and after.phase is not Phase.SUCCEEDED:
+            milliseconds, lost = _without_lost(milliseconds, unresolved, _kept(after))
+            recomputed += lost
+        unresolved = None
     goodput = Goodput(
         **{name: count / 1000 for name, count in milliseconds.items()},
         ratio=_ratio(milliseconds),
-        recomputed_steps=recomputed,
+        recomputed_steps=min(LARGEST_INTEGER, recomputed),
         activity="" if after.is_final else activity,
         last_update_time=_later(ledger.last_update_time, now),
     )
-    return with_ledger(after, goodput, seconds)
+    return with_ledger(after, goodput, seconds, unresolved)
 
 
 def seconds_of(ledger: Goodput) -> dict[str, float]:
@@ -151,20 +160,36 @@ def _advanced(ledger: Goodput, new: Mapping[str, int], now: datetime, rest_to: s
     return counts
 
 
-def _without_lost(
-    counts: dict[str, int], reported: Mapping[str, float], status: DDPJobStatus, report: TrainerReport | None
-) -> tuple[dict[str, int], int]:
-    """Training of an attempt that is over, less the steps that no snapshot has kept; and how many those are."""
-    if status.phase is Phase.SUCCEEDED or status.progress is None or status.progress.step is None:
-        return counts, 0
-    kept = status.snapshot.step if status.snapshot else 0
-    lost = max(0, status.progress.step - kept)
-    began = (report.resumed_from_step if report else None) or 0
-    trained = status.progress.step - began
-    if lost == 0 or trained <= 0:
-        return counts, 0
-    share = min(1.0, lost / trained)
-    moved = min(counts["training"], round(reported.get("training", 0.0) * share * 1000))
+def _trained(
+    before: DDPJobStatus, reported: Mapping[str, float], report: TrainerReport | None
+) -> UnresolvedSteps | None:
+    """What the attempt that ends has trained; None for nothing, or nothing that is known."""
+    training = reported.get("training", 0.0)
+    last = report.step if report is not None else None
+    if last is None and training > 0 and before.progress is not None:  # its pods are gone, and were heard before
+        last = before.progress.step
+    first = (report.resumed_from_step if report is not None else None) or 0
+    return None if last is None or last <= first else UnresolvedSteps(first=first, last=last, training=training)
+
+
+def _resumed_from(report: TrainerReport | None, status: DDPJobStatus) -> int | None:
+    """The step that this attempt has resumed from; None while it has not begun. A script that does not say resumes
+    from the newest snapshot, or begins anew.
+    """
+    if report is None or report.step is None:
+        return None
+    return _kept(status) if report.resumed_from_step is None else report.resumed_from_step
+
+
+def _kept(status: DDPJobStatus) -> int:
+    return status.snapshot.step if status.snapshot else 0
+
+
+def _without_lost(counts: dict[str, int], trained: UnresolvedSteps, resumed: int) -> tuple[dict[str, int], int]:
+    """The ledger without the training of steps that are made again; and how many those are."""
+    lost = max(0, trained.last - resumed)
+    share = min(1.0, lost / (trained.last - trained.first))
+    moved = min(counts["training"], round(trained.training * share * 1000))
     return counts | {"training": counts["training"] - moved, "recovering": counts["recovering"] + moved}, lost
 
 

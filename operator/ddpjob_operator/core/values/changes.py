@@ -20,6 +20,7 @@ from ddpjob_operator.api.status import (
     Progress,
     SnapshotStatus,
     Summary,
+    UnresolvedSteps,
 )
 
 
@@ -72,9 +73,14 @@ def transitioned(status: DDPJobStatus, **fields: Unpack[Owned]) -> DDPJobStatus:
     return status.model_copy(update=dict(fields))
 
 
-def with_ledger(status: DDPJobStatus, goodput: Goodput, reported_seconds: dict[str, float]) -> DDPJobStatus:
-    """`status` with another ledger of its time, and what of it the trainer of this attempt has reported."""
-    internal = status.internal.model_copy(update={"reported_seconds": reported_seconds})
+def with_ledger(
+    status: DDPJobStatus, goodput: Goodput, reported_seconds: dict[str, float], unresolved: UnresolvedSteps | None
+) -> DDPJobStatus:
+    """`status` with another ledger of its time, what of it the trainer of this attempt has reported, and the steps of
+    the attempt before that may be lost.
+    """
+    changed = {"reported_seconds": reported_seconds, "unresolved_steps": unresolved}
+    internal = status.internal.model_copy(update=changed)
     return status.model_copy(update={"goodput": goodput, "internal": internal})
 
 

@@ -9,6 +9,7 @@ from builders import NOW, ended, heard, in_phase, later, make_pod, make_report, 
 
 from ddpjob_operator.api.status import DDPJobStatus, FailureStatus, Goodput, Phase, Progress, SnapshotStatus
 from ddpjob_operator.core.ledger.goodput import ACTIVITIES, seconds_of, with_goodput
+from ddpjob_operator.core.values.changes import with_ledger
 from ddpjob_operator.core.values.observed import InitializerView, Observed, PodPhase
 from ddpjob_operator.core.values.trainer_report import TrainerReport
 
@@ -148,10 +149,65 @@ def failed_at(step: int, kept: int | None, *, reason: str = "WorkerKilled", bega
 def test_training_that_no_snapshot_kept_was_recovering(
     step: int, kept: int | None, began: int, training: float, lost: int
 ) -> None:
-    after = failed_at(step, kept, began=began)
-    assert spent(after) == {"training": training} | ({"recovering": 110 - training} if training < 110 else {})
+    over = failed_at(step, kept, began=began)
+    assert spent(over) == {"training": 110.0}, "what is lost is known once the next attempt has resumed"
+    assert over.internal.reported_seconds == {}
+    assert over.goodput is not None
+    after = resumed(over, kept or 0)
     assert after.goodput is not None
-    assert (after.goodput.recomputed_steps, after.internal.reported_seconds) == (lost, {})
+    recovering = 110 - training + (RESTART_SECONDS if over.internal.unresolved_steps else 0)
+    assert spent(after) == {"training": training} | ({"recovering": recovering} if recovering else {})
+    assert (over.goodput.recomputed_steps, after.goodput.recomputed_steps) == (0, lost)
+    assert after.internal.unresolved_steps is None
+
+
+RESTART_SECONDS = 5.0
+
+
+def resumed(over: DDPJobStatus, step: int | None, first: int | None = None) -> DDPJobStatus:
+    """The next attempt reports that it has resumed from `step`."""
+    report = reported(attempt=over.attempt, step=first if first is not None else step, resumedFromStep=step)
+    progress = over.model_copy(update={"progress": Progress(step=report.step)})
+    return with_goodput(over, progress, seen(*RUNS, report=report), later(10 + RESTART_SECONDS))
+
+
+def test_a_snapshot_that_the_ranks_saved_when_they_left_loses_nothing() -> None:
+    """It is not known yet when the attempt ends."""
+    after = resumed(failed_at(100, 20), 100)
+    assert after.goodput is not None
+    assert after.goodput.recomputed_steps == 0
+    assert spent(after) == {"training": 110.0, "recovering": RESTART_SECONDS}
+
+
+def test_a_script_that_does_not_say_where_it_resumes_has_lost_what_no_snapshot_kept() -> None:
+    after = resumed(failed_at(100, 80), None, first=1)
+    assert after.goodput is not None
+    assert after.goodput.recomputed_steps == 20
+
+
+def test_an_attempt_that_ends_before_it_resumes_loses_nothing_of_its_own() -> None:
+    first = failed_at(100, 80)
+    over = first.model_copy(update={"attempt": 2})
+    second = with_goodput(first, over, seen(make_pod(0, "Failed", attempt=1)), later(12))
+    assert second.internal.unresolved_steps == first.internal.unresolved_steps
+    third = resumed(second, 80)
+    assert third.goodput is not None
+    assert third.goodput.recomputed_steps == 20
+
+
+def test_what_the_last_attempt_of_a_failed_job_has_trained_beyond_its_snapshot_is_lost() -> None:
+    before = failed_at(100, 80)
+    over = before.model_copy(update={"phase": Phase.FAILED})
+    after = with_goodput(before, over, seen(), later(12))
+    assert after.goodput is not None
+    assert (after.goodput.recomputed_steps, after.internal.unresolved_steps) == (20, None)
+
+
+def test_a_job_that_has_succeeded_has_lost_nothing_more() -> None:
+    before = failed_at(100, 80)
+    after = with_goodput(before, before.model_copy(update={"phase": Phase.SUCCEEDED}), seen(), later(12))
+    assert after.goodput is not None
+    assert (after.goodput.recomputed_steps, after.internal.unresolved_steps) == (0, None)
 
 
 def test_the_silence_before_a_stall_was_found_counts_as_stalled() -> None:
@@ -197,7 +253,8 @@ def test_steps_lost_are_never_more_than_a_status_can_carry() -> None:
     most = 2**63 - 1
     before = in_phase(Phase.RUNNING, attempt=0, goodput=ledger("training", recomputed_steps=most - 10))
     before = before.model_copy(update={"progress": Progress(step=most)})
-    after = before.model_copy(update={"attempt": 1, "phase": Phase.RESTARTING})
+    before = with_ledger(before, before.goodput or Goodput(), {"training": 5.0}, None)
+    after = before.model_copy(update={"phase": Phase.FAILED})
     counted = with_goodput(before, after, seen(), later(60)).goodput
     assert counted is not None
     assert counted.recomputed_steps == most
