@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ CALL = "ddp_trainer.call"
 
 
 @dataclass(frozen=True, kw_only=True)
-class DDPJob:
+class DDPJob(ScriptOptions):
     """A job that can be submitted. Name a `script` or a `function`; `spec` has every other field, as YAML has it."""
 
     script: str | None = None
@@ -32,20 +33,6 @@ class DDPJob:
     """A function of a module in `folder`. Every rank calls it with `kwargs`."""
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     """Of the function, as far as JSON has them."""
-    args: Sequence[str] = ()
-    """Of the script."""
-    name: str | None = None
-    """By default that of the script or of the function."""
-    nodes: int = 1
-    gpus: int | None = None
-    """In each pod."""
-    procs_per_node: int | None = None
-    image: str | None = None
-    env: Mapping[str, str] = field(default_factory=dict)
-    requirements: str | None = None
-    """Path of a requirements file in `folder`."""
-    claim: str | None = None
-    """An existing PersistentVolumeClaim."""
     folder: str | Path = "."
     """Is sent with the job, without what .gitignore and .ddpjobignore list."""
     spec: Mapping[str, Any] = field(default_factory=dict)
@@ -72,19 +59,9 @@ class DDPJob:
         """
         if (self.script is None) == (self.function is None):
             raise BadJob(("script, function: name one of them",))
-        options = ScriptOptions(
-            name=self.name or self._default_name(),
-            nodes=self.nodes,
-            gpus=self.gpus,
-            procs_per_node=self.procs_per_node,
-            image=self.image,
-            env=self.env,
-            requirements=self.requirements,
-            claim=self.claim,
-            args=tuple(self.args),
-        )
-        content = script_job(self.script or "", options)
+        content = script_job(self.script or "", self)
         if self.function is not None:
+            content["metadata"]["name"] = self.name or re.sub(r"_+", "-", self.function.__name__.lower()).strip("-")
             content["spec"]["entrypoint"] = {"module": CALL}
             content["spec"]["args"] = [self._target(), self._kwargs()]
         content["spec"] |= self.spec
@@ -117,9 +94,6 @@ class DDPJob:
             await client.close()
             raise
         return AsyncJob(client, place, submission.job.name)
-
-    def _default_name(self) -> str | None:
-        return None if self.function is None else self.function.__name__.replace("_", "-").strip("-").lower()
 
     def _target(self) -> str:
         """`package.module:function`."""

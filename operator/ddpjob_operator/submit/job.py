@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -28,11 +28,12 @@ class Submission:
     code: PackedCode | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class ScriptOptions:
     """What `ddpjob submit SCRIPT` takes besides the script; None is the default of the field."""
 
     name: str | None = None
+    """By default that of the script."""
     nodes: int = 1
     gpus: int | None = None
     """In each pod."""
@@ -40,8 +41,11 @@ class ScriptOptions:
     image: str | None = None
     env: Mapping[str, str] = field(default_factory=dict)
     requirements: str | None = None
+    """Path of a requirements file in the folder."""
     claim: str | None = None
-    args: tuple[str, ...] = ()
+    """An existing PersistentVolumeClaim."""
+    args: Sequence[str] = ()
+    """Of the script."""
 
 
 def script_job(script: str, options: ScriptOptions) -> Content:
