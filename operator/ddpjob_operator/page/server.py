@@ -1,7 +1,8 @@
 """The pages over HTTP, for the person who started it: on 127.0.0.1 only, unless another address is given.
 
 Every request gets; nothing is changed. A page of another site cannot read these: the Host header must be an address
-or this machine (DNS rebinding), and the browser is told to load and run nothing from elsewhere, nor inline.
+or this machine (DNS rebinding), and by the Content-Security-Policy the browser loads and runs nothing from elsewhere,
+nor inline.
 """
 
 from __future__ import annotations

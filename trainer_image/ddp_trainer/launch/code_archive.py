@@ -1,6 +1,6 @@
 """The archives of the submitted code: their files, one by one, and the digest of them.
 
-Whoever may create a job writes the archives, so nothing in them is trusted: a path that leaves the folder, a link, a
+The author of a job writes the archives, so nothing in them is trusted: a path that leaves the folder, a link, a
 size that would fill the volume, is one UserError, before anything is written.
 """
 

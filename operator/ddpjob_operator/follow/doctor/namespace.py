@@ -67,8 +67,8 @@ def quota(facts: Facts) -> Finding:
             f"pods that do not name {', '.join(unstated)} are refused",
             "set spec.resources in each job, or resources in the operator's tenancy",
         )
-    told = (f"{in_units(name, free)} of {in_units(name, hard)} {name}" for _, name, free, hard in left)
-    return ok("quota", f"left: {', '.join(told)}")
+    amounts = (f"{in_units(name, free)} of {in_units(name, hard)} {name}" for _, name, free, hard in left)
+    return ok("quota", f"left: {', '.join(amounts)}")
 
 
 def limits(facts: Facts) -> Finding:
@@ -86,7 +86,7 @@ def limits(facts: Facts) -> Finding:
         if least is not None and amount(least) > size:
             said = f"claims of less than {least} are refused, and a job asks for {DEFAULT_SIZE}"
             return problem("limits", said, f"shared.size: {least}, or shared.claimName")
-    told = [
+    bounds = [
         f"{words} {name} {value}"
         for item in items
         if item.get("type") in ("Container", "Pod")
@@ -96,10 +96,10 @@ def limits(facts: Facts) -> Finding:
     if any(item.get("type") == "Container" and "memory" in (item.get("default") or {}) for item in items):
         return warning(
             "limits",
-            f"a LimitRange bounds a job that names no resources: {', '.join(told)}",
+            f"a LimitRange bounds a job that names no resources: {', '.join(bounds)}",
             "set spec.resources in each job to what it uses",
         )
-    return ok("limits", f"containers get {', '.join(told)}" if told else "no LimitRange bounds pods or claims")
+    return ok("limits", f"containers get {', '.join(bounds)}" if bounds else "no LimitRange bounds pods or claims")
 
 
 def _left(quota: Object) -> dict[str, tuple[Decimal, Decimal]]:
