@@ -1,28 +1,31 @@
-"""`ddpjob doctor` against a real API server, by an administrator and by an account without rights."""
+"""`ddpjob doctor` and `ddpjob debug` against a real API server: before a job runs, and after it has failed."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import os
+import signal
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from tests.api_server.harness import Cluster, Operator
 from tests.support.command import COMMAND, to_cluster
 from tests.support.waiting import PATIENCE_SECONDS, eventually_async
+from typer.testing import CliRunner
+
+from ddpjob_operator.cli.main import app
 
 HOOKS = "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations"
 
 
 async def doctor(cluster: Cluster, kubeconfig: Path, *options: str) -> tuple[int | None, str]:
-    process = await asyncio.create_subprocess_exec(
-        *(*COMMAND, "doctor", "-n", cluster.namespace, *options),
-        env=to_cluster(kubeconfig),
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
-    )
-    out, _ = await asyncio.wait_for(process.communicate(), PATIENCE_SECONDS)
-    return process.returncode, out.decode()
+    """In this process, which costs a tenth of one of its own."""
+    with patch.dict(os.environ, KUBECONFIG=str(kubeconfig)):
+        command = ("doctor", "-n", cluster.namespace, *options)
+        done = await asyncio.wait_for(asyncio.to_thread(CliRunner().invoke, app, command), PATIENCE_SECONDS)
+    return done.exit_code, done.stdout
 
 
 async def findings(cluster: Cluster, kubeconfig: Path) -> dict[str, dict[str, Any]]:
@@ -95,3 +98,108 @@ async def test_what_would_stop_a_job_is_found_and_what_may_not_be_read_is_said(
     code, text = await doctor(cluster, nobody)
     assert code == 1
     assert "1 problem, 0 warnings, 10 unknown" in text.splitlines()[-1]
+
+
+async def debug_pods(cluster: Cluster) -> list[dict[str, Any]]:
+    return [pod for pod in await cluster.pods() if pod["metadata"]["labels"].get("training.ddpjob.io/role") == "debug"]
+
+
+async def debug_pod_starts(cluster: Cluster) -> dict[str, Any]:
+    """The pod of `ddpjob debug`, once it runs at the address of a node of the gang."""
+    (pod,) = await eventually_async(lambda: debug_pods(cluster), "a pod is there for the shell")
+    await cluster.runs(pod["metadata"]["name"])
+    return pod
+
+
+async def gang_of_attempt(cluster: Cluster, attempt: int) -> list[str]:
+    pods = [pod["metadata"]["name"] for pod in await cluster.gang_exists(attempt)]
+    for pod in pods:
+        await cluster.bound(pod, f"node-of-{pod}")
+    await cluster.runs(*pods)
+    await cluster.phase_is("Running")
+    return pods
+
+
+def variables(pod: dict[str, Any]) -> dict[str, Any]:
+    return {item["name"]: item.get("value", item.get("valueFrom")) for item in pod["spec"]["containers"][0]["env"]}
+
+
+def node_of(pod: dict[str, Any]) -> str:
+    affinity = pod["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    (field,) = affinity["nodeSelectorTerms"][0]["matchFields"]
+    return str(field["values"][0])
+
+
+async def test_a_shell_beside_a_job_is_no_part_of_it(cluster: Cluster, operator: Operator, tmp_path: Path) -> None:
+    secret = {"secretKeyRef": {"name": "hub", "key": "token"}}
+    of_job = ("debug", "digits", "-n", cluster.namespace)
+    environment = to_cluster(cluster.kubeconfig)
+    pipes = {"stdout": asyncio.subprocess.PIPE, "stderr": asyncio.subprocess.PIPE}
+    await cluster.apply_job(
+        restart={"maxRestarts": 1, "backoff": {"initialSeconds": 0}}, env=[{"name": "TOKEN", "valueFrom": secret}]
+    )
+    first = await gang_of_attempt(cluster, 0)
+    early = await asyncio.create_subprocess_exec(*COMMAND, *of_job, env=environment, **pipes)
+    _, refused = await asyncio.wait_for(early.communicate(), PATIENCE_SECONDS)
+    assert early.returncode == 2
+    assert b"no pod of digits has failed; kubectl exec -it" in refused
+
+    # the failed pod is gone, and the next attempt runs
+    await cluster.ends(first[1], code=1)
+    await eventually_async(lambda: is_ending(cluster, first[0]), "the gang is deleted")
+    await cluster.reap(first[0])
+    second = await gang_of_attempt(cluster, 1)
+    debugging = await asyncio.create_subprocess_exec(*COMMAND, *of_job, "--for", "5m", env=environment, **pipes)
+    made = await debug_pod_starts(cluster)
+    assert debugging.stdout is not None
+    command = await asyncio.wait_for(debugging.stdout.readline(), PATIENCE_SECONDS)
+    name = made["metadata"]["name"]
+    assert command.decode() == f"kubectl exec -it -n {cluster.namespace} {name} -c trainer -- sh\n"
+    assert (made["spec"]["activeDeadlineSeconds"], node_of(made)) == (300, "node-of-digits-0-1")
+    assert (variables(made)["DDPJOB_ATTEMPT"], variables(made)["DDPJOB_NODE_RANK"]) == ("0", "1")
+    assert variables(made)["TOKEN"] == secret
+
+    # not even its failure is one of the job's: the operator sees it, while the command cannot delete the pod
+    debugging.send_signal(signal.SIGSTOP)
+    await cluster.ends(name, code=1)
+    await cluster.ends(second[0], code=1)
+    status = await cluster.phase_is("Failed")
+    assert status["lastFailure"]["podName"] == second[0]
+    assert (status["attempt"], status["restarts"]) == (1, 1)
+    assert [pod["metadata"]["name"] for pod in await debug_pods(cluster)] == [name]
+    debugging.send_signal(signal.SIGCONT)
+    _, said = await asyncio.wait_for(debugging.communicate(), PATIENCE_SECONDS)
+    assert debugging.returncode == 0, said
+    assert "the pod itself is gone" in said.decode()
+    assert await debug_pods(cluster) == []
+
+    # the failed pod is there; on a terminal, with kubectl, a shell is opened
+    asked = [entry.verb for entry in await cluster.asked() if entry.name == name]
+    assert set(asked) == {"get", "delete"}, "of the command, which has the operator's agent"
+    assert asked.count("delete") == 1
+    kubectl = tmp_path / "kubectl"
+    kubectl.write_text('#!/bin/sh\necho "$@"\nexit 7\n')
+    kubectl.chmod(0o755)
+    ours, theirs = os.openpty()
+    on_terminal = await asyncio.create_subprocess_exec(
+        *COMMAND,
+        *of_job,
+        env=environment | {"PATH": f"{tmp_path}:{os.environ['PATH']}"},
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+    )
+    os.close(theirs)
+    made = await debug_pod_starts(cluster)
+    assert node_of(made) == "node-of-digits-1-0"
+    assert await asyncio.wait_for(on_terminal.wait(), PATIENCE_SECONDS) == 7
+    shown = os.read(ours, 1 << 16).decode()
+    os.close(ours)
+    assert f"exec -it -n {cluster.namespace} {made['metadata']['name']} -c trainer -- sh" in shown
+    assert await debug_pods(cluster) == []
+
+
+async def is_ending(cluster: Cluster, name: str) -> bool:
+    return any(
+        "deletionTimestamp" in pod["metadata"] for pod in await cluster.pods() if pod["metadata"]["name"] == name
+    )

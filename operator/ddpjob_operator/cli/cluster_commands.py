@@ -59,6 +59,42 @@ def why(
 
 
 @app.command()
+def debug(
+    name: JobName,
+    duration: Annotated[
+        str, typer.Option("--for", metavar="DURATION", help="How long the pod is there at most, such as 2h.")
+    ] = "30m",
+    any_node: Annotated[
+        bool, typer.Option("--any-node", help="On any Kubernetes node, not only on that of the failure.")
+    ] = False,
+    gpus: Annotated[
+        bool, typer.Option("--gpus", help="With the failed pod's GPUs and requests, which must be free.")
+    ] = False,
+    image: Annotated[str | None, typer.Option(help="Image of the pod; by default that of the failed one.")] = None,
+    namespace: Namespace = None,
+    context: Context = None,
+) -> None:
+    """Open a shell in a pod like the one that failed: its node, image, volumes, environment and security context.
+
+    The pod runs `sleep` beside the job, which does not see it, and is deleted when the shell ends. Without a terminal
+    or kubectl, the kubectl command is printed, and the pod is deleted at Ctrl-C or after --for. Beyond the role
+    ddpjob-operator-submit it takes the rights to create, get and delete pods and to create pods/exec, as the role edit
+    has them. Exit codes: that of the shell, 0 at the end of --for, 2 no such job, nothing has failed, or the cluster
+    refused, 130 Ctrl-C.
+    """
+    from ddpjob_operator.cli.debug import debug as debug_job
+    from ddpjob_operator.cli.on_cluster import Cluster, seconds
+
+    try:
+        limit = seconds(duration)
+    except ValueError as error:
+        raise refused((f"--for: {error}",)) from None
+    if limit == 0:
+        raise refused((f"--for: {duration} is no time; write such as 30m",))
+    raise typer.Exit(debug_job(Cluster(context, namespace), name, limit, any_node=any_node, gpus=gpus, image=image))
+
+
+@app.command()
 def doctor(
     namespace: Namespace = None,
     context: Context = None,

@@ -70,7 +70,7 @@ def run_on_volume(
             raise ApiError(422, "Invalid", f"{name}: {'; '.join(error.problems)}") from error
         if changes and (why_not := why_not_now(name, job.status, map(parse_pod, pods))):
             raise ApiError(409, "Conflict", why_not)
-        used = image or job.spec.image or _image_of(pods)
+        used = image or job.spec.image or image_of(pods)
         if used is None:
             raise ApiError(
                 0, "NoImage", f"{name} has no spec.image and no pod any more; name the trainer's with --image"
@@ -82,7 +82,7 @@ def run_on_volume(
     return asked(cluster, ask)
 
 
-def _image_of(pods: Sequence[Json]) -> str | None:
+def image_of(pods: Sequence[Json]) -> str | None:
     """That of the newest trainer pod."""
     newest = sorted(pods, key=lambda pod: pod["metadata"].get("creationTimestamp") or "", reverse=True)
     images = (

@@ -1,9 +1,11 @@
-"""A short-lived pod that looks at a job's volume: made, read to its end, and deleted, whatever happens meanwhile."""
+"""A short-lived pod beside a job: made, waited for, and deleted, whatever happens meanwhile."""
 
 from __future__ import annotations
 
 import asyncio
 import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 from ddpjob_operator.cluster import paths
@@ -15,6 +17,7 @@ from ddpjob_operator.wire.pods import parse_pod
 
 SECONDS_BETWEEN_LOOKS = 1.0
 SECONDS_TO_START = 180.0
+_FREE = "free the nodes or the claim that it waits for, and try again"
 
 
 async def run_pod(client: Client, namespace: str, manifest: Json) -> int:
@@ -23,17 +26,28 @@ async def run_pod(client: Client, namespace: str, manifest: Json) -> int:
     Raises:
         ApiError: it could not be made, did not start within three minutes, or was deleted meanwhile.
     """
+    async with started_pod(client, namespace, manifest, _FREE) as path:
+        await _print_log(client, path)
+        return await _exit_code(client, path)
+
+
+@asynccontextmanager
+async def started_pod(client: Client, namespace: str, manifest: Json, advice: str) -> AsyncIterator[str]:
+    """The path of a pod that has started; it is deleted at the end of the block.
+
+    Raises:
+        ApiError: it could not be made, or did not start within three minutes, which ends with `advice`.
+    """
     made = await client.create(paths.pods(namespace), "pods", manifest)
     path = f"{paths.pods(namespace)}/{made['metadata']['name']}"
     try:
-        await _started(client, path)
-        await _print_log(client, path)
-        return await _exit_code(client, path)
+        await _started(client, path, advice)
+        yield path
     finally:
         await _deleted(client, path)
 
 
-async def _started(client: Client, path: str) -> None:
+async def _started(client: Client, path: str, advice: str) -> None:
     """Wait until its log can be read, and say what it waits for."""
     clock = asyncio.get_running_loop().time
     latest, said = clock() + SECONDS_TO_START, ""
@@ -44,7 +58,7 @@ async def _started(client: Client, path: str) -> None:
         waits = printable(f"{found.reason}: {found.message}" if found.message else found.reason) or "no node yet"
         if clock() > latest:
             problem = f"pod {found.name} has not started within {SECONDS_TO_START:.0f} s: {waits}"
-            raise ApiError(0, "NotStarted", f"{problem}; free the nodes or the claim that it waits for, and try again")
+            raise ApiError(0, "NotStarted", f"{problem}; {advice}")
         if waits != said:
             said = waits
             print(f"waiting for pod {found.name}: {waits}", file=sys.stderr, flush=True)

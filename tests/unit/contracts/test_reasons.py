@@ -30,10 +30,10 @@ WRITERS = (
 KUBERNETES = frozenset([
     "Always", "AppArmor", "Background", "Capabilities", "ClusterFirstWithHostNet", "ClusterIP", "ContainerCreating",
     "ContainerStatusUnknown", "ContainersReady", "Coscheduling", "DDPJob", "Default", "DeleteOptions",
-    "DisruptionTarget", "Egress", "Exists",
-    "FailedScheduling", "False", "File", "HostProcess", "ImagePullBackOff", "Ingress", "Kueue", "Localhost", "Memory",
-    "NetworkPolicy", "Never", "NoExecute", "Normal", "NotIn", "OnRootMismatch", "PersistentVolumeClaim", "Pod",
-    "PodGroup",
+    "DisruptionTarget", "Egress", "Exists", "FailedScheduling",
+    "False", "File", "HostProcess", "ImagePullBackOff", "In", "Ingress", "Kueue", "Localhost", "Memory",
+    "NetworkPolicy", "Never", "NoExecute", "NoSchedule", "Normal", "NotIn", "OnRootMismatch", "PersistentVolumeClaim",
+    "Pod", "PodGroup",
     "PodInitializing", "PodScheduled", "Ready", "RuntimeDefault", "SELinux", "ScheduleAnyway", "Seccomp", "Service",
     "Sysctls", "TerminationTarget", "True", "Volcano", "Warning",
 ])  # fmt: skip

@@ -1,19 +1,14 @@
-"""The pod that `ddpjob snapshots` starts to look at a job's volume, and deletes when it has the answer.
-
-It is no part of the gang: it has neither the labels nor the controller by which the operator knows its pods. The job
-owns it, so that it goes with the job if the command could not delete it.
-"""
+"""The pod that `ddpjob snapshots` starts to look at a job's volume, and deletes when it has the answer."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ddpjob_operator.api import API_VERSION, KIND
 from ddpjob_operator.core.manifests.merge import merge
 from ddpjob_operator.core.manifests.pod_environment import SHARED_PATH
 from ddpjob_operator.core.manifests.pods import restricted_container, restricted_context, shared_volume
+from ddpjob_operator.core.manifests.short_lived import LEAST, short_lived_metadata
 from ddpjob_operator.core.values.job import Job, Manifest
-from ddpjob_operator.core.values.names import LABEL_ROLE, dns_label
 
 CONTAINER = "snapshots"
 ROLE = "snapshots"
@@ -22,8 +17,8 @@ LONGEST_SECONDS = 6 * 3600
 GRACE_SECONDS = 5
 _FROM_TEMPLATE = ("nodeSelector", "tolerations", "imagePullSecrets", "securityContext")
 """What it takes from the podTemplate: without it, it could not read the volume, or not pull the image."""
-_RESOURCES = {"requests": {"cpu": "100m", "memory": "256Mi"}, "limits": {"cpu": "1", "memory": "1Gi"}}
-"""Files are read in pieces. Namespaces with a quota refuse pods that name none."""
+_RESOURCES = {"requests": LEAST, "limits": {"cpu": "1", "memory": "1Gi"}}
+"""Files are read in pieces."""
 
 
 def build_snapshot_pod(job: Job, image: str, arguments: Sequence[str], *, writes: bool) -> Manifest:
@@ -52,22 +47,9 @@ def build_snapshot_pod(job: Job, image: str, arguments: Sequence[str], *, writes
             {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108
         ],
     }
-    owner = {
-        "apiVersion": API_VERSION,
-        "kind": KIND,
-        "name": job.name,
-        "uid": job.uid,
-        "controller": False,
-        "blockOwnerDeletion": False,
-    }
     return {
         "apiVersion": "v1",
         "kind": "Pod",
-        "metadata": {
-            "generateName": f"{dns_label(job.name, 63 - len('-snapshots-12345'))}-snapshots-",
-            "namespace": job.namespace,
-            "labels": {LABEL_ROLE: ROLE},
-            "ownerReferences": [owner],
-        },
+        "metadata": short_lived_metadata(job, ROLE),
         "spec": spec | {"containers": [container], "volumes": [shared_volume(job), {"name": "tmp", "emptyDir": {}}]},
     }
