@@ -59,6 +59,10 @@ async def send(
     if before is not None:
         await _delete(client, namespace, name, before["metadata"]["uid"])
     job = await client.create(paths.jobs(namespace), _RESOURCE, submission.content)
+    if parts and "code" not in job["spec"]:  # an API server drops fields that its CRD does not know
+        await _delete(client, namespace, name, job["metadata"]["uid"])
+        older = "the operator of this cluster is older than this command: its DDPJobs have no spec.code"
+        raise ApiError(0, "OlderOperator", f"{older}; upgrade it, or put the script into the image")
     try:
         await config_maps.keep_with(client, namespace, job, parts)
     except ApiError as error:
