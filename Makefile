@@ -22,6 +22,9 @@ demo: $(VENV)/.trainer  ## train the sample job on this machine, kill a rank hal
 	@rm -rf build/demo
 	$(BIN)/ddpjob run manifests/samples/ddpjob.yaml --shared build/demo --chaos kill-rank@50%
 
+screenshots: $(VENV)/.dev tools  ## docs/pictures/*.png, from real runs in a real browser
+	$(BIN)/python -m tests.local.screenshots
+
 demo-cluster: $(VENV)/.dev  ## the same on a real Kubernetes cluster, installed by Helm, watched by Prometheus
 	$(BIN)/python -m tests.cluster.demo
 
@@ -186,8 +189,9 @@ python-venv:
 
 # what some tests run and a fresh Debian lacks; elsewhere those tests skip and say so
 tools: $(VENV)/.dev
-	@command -v promtool >/dev/null && command -v shellcheck >/dev/null || tests/cluster/cluster.sh need prometheus shellcheck || \
-	  echo "promtool or shellcheck is missing and cannot be installed here: their tests will be skipped"
+	@command -v promtool >/dev/null && command -v shellcheck >/dev/null && command -v chromium >/dev/null || \
+	  tests/cluster/cluster.sh need prometheus shellcheck chromium || \
+	  echo "promtool, shellcheck or chromium is missing and cannot be installed here: their tests will be skipped"
 
 # torch first and on its own: a build that is there already satisfies every range
 $(VENV)/.torch: requirements/torch.txt | $(BIN)/python
@@ -217,5 +221,5 @@ build/scan/.installed: requirements/scan.txt | $(BIN)/python
 help:
 	@awk 'BEGIN {FS = ":.*##"} /^##@/ {printf "\n%s\n", substr($$0, 5)} /^[a-z-]+:.*##/ {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-.PHONY: tour scan bench-operator chaos soak count-scripts troubleshooting mutate busy-test check-in-process lint-style lint-types lint-layers lint-files demo demo-cluster test test-unit test-trainer test-local test-api test-cluster test-packaging check lint prove bench-trainer bench format generate \
+.PHONY: screenshots tour scan bench-operator chaos soak count-scripts troubleshooting mutate busy-test check-in-process lint-style lint-types lint-layers lint-files demo demo-cluster test test-unit test-trainer test-local test-api test-cluster test-packaging check lint prove bench-trainer bench format generate \
 	release-check release-notes wheel chart-package krew-package sbom images run-operator cluster-up cluster-down clean python-venv tools help

@@ -10,6 +10,7 @@ from math import isfinite
 from ddpjob_operator.api.status import FailureStatus
 from ddpjob_operator.core.ledger.summary import duration
 from ddpjob_operator.follow.logs import Line
+from ddpjob_operator.follow.why import Section
 from ddpjob_operator.local.observed import seconds_in_words
 from ddpjob_operator.page.charts import LossChart, Track, loss_chart, track
 from ddpjob_operator.page.list_view import Row, path_of, row_of, size_in_words
@@ -126,7 +127,7 @@ def job_view(detail: Detail) -> JobView:
     charts = [loss_chart(detail.course, width, _CHART_HEIGHT) for width in (WIDE, NARROW)]
     lines = [timeline(attempts, now, width) for width in (WIDE, NARROW)]
     sections = [
-        (section.title, section.lines)
+        (section.title, _in_short(section))
         for section in detail.answer.sections
         if section.title not in _ELSEWHERE and not section.title.startswith("Last lines")
     ]
@@ -150,6 +151,14 @@ def job_view(detail: Detail) -> JobView:
         attempts=attempts,
         seconds=10 if status.is_final else 2,
     )
+
+
+def _in_short(section: Section) -> tuple[str, ...]:
+    """The lines of a section; of a cause its meaning, the first line of its message, and the place, which the failure
+    has in full further down.
+    """
+    lines = section.lines
+    return (*lines[:2], lines[-1]) if section.title.startswith("Cause") and len(lines) > 3 else lines
 
 
 def _lines_of(detail: Detail, title: str) -> tuple[str, ...]:

@@ -186,6 +186,6 @@ def _reason(job: JobRecord, reason: str) -> str:
 
 
 def _nodes(job: JobRecord) -> str:
-    if job.status.is_final or not job.status.nodes.total:
+    if job.status.is_final or job.phase != job.status.phase or not job.status.nodes.total:
         return str(job.nodes or job.status.nodes.total or "")
     return f"{job.status.nodes.ready}/{job.status.nodes.total}"

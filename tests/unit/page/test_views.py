@@ -65,6 +65,10 @@ def test_a_row_says_how_far_a_job_is() -> None:
     assert (row.percent, row.eta, row.loss, row.nodes, row.restarts, row.age) == (25, "5m", "0.1235", "1/2", 3, "60m")
 
 
+def test_a_run_that_was_stopped_has_no_node_that_is_ready() -> None:
+    assert row_of(job(phase=STOPPED, nodes={"ready": 2, "total": 2}), NOW).nodes == "2"
+
+
 def test_what_is_unknown_is_empty_and_no_zero() -> None:
     row = row_of(job(phase="Pending", progress={"loss": float("nan")}), NOW)
     assert (row.percent, row.step, row.eta, row.loss, row.reason) == (None, None, "", "", "")
@@ -139,6 +143,12 @@ def test_the_page_begins_with_the_answer_and_what_to_do() -> None:
     )
     assert (view.headline, view.todo) == ("Running for 5m00s", ("mend it",))
     assert view.sections == (("Cause", ("it broke",)),)
+
+
+def test_a_traceback_is_shown_once_with_its_failure() -> None:
+    lines = ("ImportError: a module is missing", "rank 0 raised it", "Traceback:", "  File", "rank 0 of pod digits-0-0")
+    view = job_view(detail(job(), Section("Cause", lines)))
+    assert view.sections == (("Cause", (lines[0], lines[1], lines[-1])),)
 
 
 def test_failures_are_shown_newest_first_and_the_last_one_in_full() -> None:
