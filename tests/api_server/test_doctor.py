@@ -21,11 +21,14 @@ HOOKS = "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations"
 
 
 async def doctor(cluster: Cluster, kubeconfig: Path, *options: str) -> tuple[int | None, str]:
-    """In this process, which costs a tenth of one of its own."""
     with patch.dict(os.environ, KUBECONFIG=str(kubeconfig)):
-        command = ("doctor", "-n", cluster.namespace, *options)
-        done = await asyncio.wait_for(asyncio.to_thread(CliRunner().invoke, app, command), PATIENCE_SECONDS)
-    return done.exit_code, done.stdout
+        return await here("doctor", "-n", cluster.namespace, *options)
+
+
+async def here(*command: str) -> tuple[int | None, str]:
+    """Exit code and output of the command in this process, which costs a tenth of one of its own."""
+    done = await asyncio.wait_for(asyncio.to_thread(CliRunner().invoke, app, command), PATIENCE_SECONDS)
+    return done.exit_code, done.output
 
 
 async def findings(cluster: Cluster, kubeconfig: Path) -> dict[str, dict[str, Any]]:
@@ -139,10 +142,9 @@ async def test_a_shell_beside_a_job_is_no_part_of_it(cluster: Cluster, operator:
         restart={"maxRestarts": 1, "backoff": {"initialSeconds": 0}}, env=[{"name": "TOKEN", "valueFrom": secret}]
     )
     first = await gang_of_attempt(cluster, 0)
-    early = await asyncio.create_subprocess_exec(*COMMAND, *of_job, env=environment, **pipes)
-    _, refused = await asyncio.wait_for(early.communicate(), PATIENCE_SECONDS)
-    assert early.returncode == 2
-    assert b"no pod of digits has failed; kubectl exec -it" in refused
+    code, refused = await here(*of_job)
+    assert code == 2
+    assert "no pod of digits has failed; kubectl exec -it" in refused
 
     # the failed pod is gone, and the next attempt runs
     await cluster.ends(first[1], code=1)
