@@ -6,7 +6,7 @@ import asyncio
 import re
 import shlex
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -105,7 +105,7 @@ class ClusterSource:
         except ApiError as error:
             raise _refused(error) from error
 
-    async def follow(self, namespace: str, name: str, query: LogQuery) -> AsyncIterator[Line]:
+    async def follow(self, namespace: str, name: str, query: LogQuery) -> AsyncGenerator[Line]:
         job = await self._job(namespace, name)
         if job is None:
             return

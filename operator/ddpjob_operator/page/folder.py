@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import shlex
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -79,7 +79,7 @@ class FolderSource:
             return None
         return await asyncio.to_thread(log_of, self.shared, name, query)
 
-    async def follow(self, namespace: str, name: str, query: LogQuery) -> AsyncIterator[Line]:
+    async def follow(self, namespace: str, name: str, query: LogQuery) -> AsyncGenerator[Line]:
         if not self._has(namespace, name):
             return
         tails: dict[Path, Tail] = {}

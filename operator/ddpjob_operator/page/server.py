@@ -11,6 +11,7 @@ import ipaddress
 import json
 import socket
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import aclosing
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -48,8 +49,6 @@ def make_app(source: Source, names: frozenset[str] = frozenset()) -> web.Applica
     async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
         if not is_own_host(request.headers.get("Host", ""), names):
             return web.Response(status=421, text="This server does not serve the host that the request names.\n")
-        if request.method not in ("GET", "HEAD"):
-            return web.Response(status=405, headers={"Allow": "GET, HEAD"}, text="Nothing can be changed here.\n")
         try:
             return await handler(request)
         except web.HTTPNotFound:
@@ -82,7 +81,10 @@ async def serve(source: Source, address: str, port: int) -> tuple[web.AppRunner,
         OSError: the address or the port cannot be used.
     """
     own = frozenset() if _is_loopback(address) else frozenset({socket.gethostname().lower(), address.lower()})
-    runner = web.AppRunner(make_app(source, own), access_log=None, shutdown_timeout=_SECONDS_TO_END)
+    # a window that is closed ends what it follows, also while no line comes
+    runner = web.AppRunner(
+        make_app(source, own), access_log=None, shutdown_timeout=_SECONDS_TO_END, handler_cancellation=True
+    )
     await runner.setup()
     try:
         await web.TCPSite(runner, address, port).start()
@@ -148,9 +150,10 @@ async def _stream(request: web.Request) -> web.StreamResponse:
         return _no_such_job(request)
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-store"})
     await response.prepare(request)
-    async for line in request.app[_SOURCE].follow(namespace, name, query):
-        (shown,) = log_lines((line,))
-        await response.write(f"event: line\ndata: {json.dumps(asdict(shown))}\n\n".encode())
+    async with aclosing(request.app[_SOURCE].follow(namespace, name, query)) as lines:
+        async for line in lines:
+            (shown,) = log_lines((line,))
+            await response.write(f"event: line\ndata: {json.dumps(asdict(shown))}\n\n".encode())
     await response.write(b"event: end\ndata: {}\n\n")
     return response
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
@@ -187,6 +187,6 @@ class Source(Protocol):
         """Lines that there are now; None if there is no such job."""
         ...
 
-    def follow(self, namespace: str, name: str, query: LogQuery) -> AsyncIterator[Line]:
+    def follow(self, namespace: str, name: str, query: LogQuery) -> AsyncGenerator[Line]:
         """The same, and then each line as it comes, until the job has ended."""
         ...

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from html.parser import HTMLParser
 from typing import Any
 
 import pytest
-from aiohttp import ClientResponse
+from aiohttp import ClientResponse, ClientSession
 from aiohttp.test_utils import TestClient, TestServer
+from tests.support.waiting import PATIENCE_SECONDS
 from tests.unit.page.conftest import TIME, Folder
 
+from ddpjob_operator.follow.logs import Line
 from ddpjob_operator.page.folder import FolderSource
 from ddpjob_operator.page.server import is_own_host, make_app, serve
-from ddpjob_operator.page.values import SourceError
+from ddpjob_operator.page.values import LogQuery, SourceError
 
 Browser = TestClient[Any, Any]
 
@@ -214,6 +217,28 @@ async def test_lines_are_streamed_as_events_until_the_job_has_ended(client: Brow
     line, end = (await answer.text()).strip().split("\n\n")
     assert json.loads(line.removeprefix("event: line\ndata: ")) == {"rank": 0, "colour": 0, "stamp": "", "text": EVIL}
     assert end == "event: end\ndata: {}"
+
+
+async def test_a_window_that_is_closed_ends_what_it_follows(folder: Folder) -> None:
+    ended = asyncio.Event()
+
+    class Silent(FolderSource):
+        async def follow(self, namespace: str, name: str, query: LogQuery) -> AsyncGenerator[Line]:
+            try:
+                yield Line("", 0, 0, "one")
+                await asyncio.Event().wait()
+            finally:
+                ended.set()
+
+    whole_job(folder, "digits")
+    runner, url = await serve(Silent.at(folder.root), "127.0.0.1", 0)
+    try:
+        async with ClientSession() as session, session.get(f"{url}jobs/local/digits/logs/stream") as answer:
+            assert b"one" in await answer.content.readuntil(b"\n\n")
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            await ended.wait()
+    finally:
+        await runner.cleanup()
 
 
 async def test_a_source_that_does_not_answer_is_said_so_and_asked_again(folder: Folder) -> None:
