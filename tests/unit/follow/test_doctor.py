@@ -138,7 +138,7 @@ NO_INGRESS = policy(policyTypes=["Ingress"])
         ("operator", {"namespace": "kube-system"}, PROBLEM, "never served"),
         ("operator", {"leases": (lease(timedelta(minutes=3)),)}, PROBLEM, "nobody has renewed the Lease"),
         ("operator", {"leases": (lease(timedelta(seconds=1), ""),)}, PROBLEM, "nobody holds the Lease"),
-        ("operator", {"deployments": UNREAD}, OK, "it holds the Lease ddpjob-system/ddpjob-operator"),
+        ("operator", {"deployments": UNREAD}, OK, "one holds the Lease ddpjob-system/ddpjob-operator"),
         ("operator", {"deployments": UNREAD, "leases": UNREAD}, UNKNOWN, "no right to"),
         ("operator", {"deployments": UNREAD, "jobs": (OLD_JOB,)}, PROBLEM, "the job digits has no status"),
         ("operator", {"jobs": (OLD_JOB | {"spec": {"managedBy": "kueue.x-k8s.io/multikueue"}},)}, OK, "available"),

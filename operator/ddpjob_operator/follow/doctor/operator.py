@@ -135,7 +135,10 @@ def _by_lease(lease: Object, now: datetime) -> Finding:
     metadata, held = lease["metadata"], bool((lease.get("spec") or {}).get("holderIdentity"))
     name, renewed = f"{metadata['namespace']}/{metadata['name']}", _renewed(lease)
     if held and renewed is not None and now - renewed < _LEASE_LATE:
-        return ok("operator", f"it holds the Lease {name}, renewed {_age(lease, now)} ago; what it serves is not seen")
+        return ok(
+            "operator",
+            f"one holds the Lease {name}, renewed {_age(lease, now)} ago; which namespaces it serves is not seen",
+        )
     how = f"nobody has renewed the Lease {name} for {_age(lease, now)}" if held else f"nobody holds the Lease {name}"
     return problem("operator", f"no replica acts: {how}", f"look at its log: kubectl -n {metadata['namespace']} logs")
 

@@ -63,7 +63,10 @@ def webhooks(facts: Facts) -> Finding:
         found = facts.endpoints.get(hook.service) if hook.service is not None else None
         if isinstance(found, Unread):
             return unknown("webhooks", found)
-    return ok("webhooks", f"{len(asked)} fail closed for what a job creates, and answer" if asked else "none")
+    return ok(
+        "webhooks",
+        f"{len(asked)} fail closed for what a job creates, and answer" if asked else "none sees what a job creates",
+    )
 
 
 def relevant(hooks: Iterable[Hook], labels: Mapping[str, str] | None) -> list[Hook]:
