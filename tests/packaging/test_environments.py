@@ -77,6 +77,7 @@ def test_type_checkers_find_the_types_of_both_packages(wheel: Path) -> None:
 def test_the_command_line_checks_a_job_and_asks_a_cluster_without_torch_or_kopf(install, tmp_path: Path) -> None:
     python = install("cli")
     assert modules(python, "torch", "kopf", "kubernetes") == {"torch": False, "kopf": False, "kubernetes": True}
+    run(python, "-c", "import ddpjob_operator.cli.dashboard")
     sample = str(ROOT / "manifests/samples/ddpjob.yaml")
     for script in ("ddpjob", "kubectl-ddpjob"):
         run(python, str(python.parent / script), "validate", sample)
@@ -96,3 +97,10 @@ def test_the_trainer_runs_without_kopf_or_a_cluster_client(install) -> None:
         "kubernetes": False,
     }
     assert "--task" in run(python, "-m", "ddp_trainer.train", "--help")
+
+
+def test_the_pages_of_the_dashboard_are_in_the_wheel(wheel: Path) -> None:
+    names = set(zipfile.ZipFile(wheel).namelist())
+    page = ROOT / "operator/ddpjob_operator/page"
+    files = [file for folder in ("templates", "static") for file in (page / folder).iterdir()]
+    assert {f"ddpjob_operator/page/{file.parent.name}/{file.name}" for file in files} <= names

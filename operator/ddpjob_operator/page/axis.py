@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 _SECOND_STEPS = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400)
+_FAR = 0.3
+"""Share of the last step."""
 _LOG_RATIO = 50
 """From this ratio of the greatest to the least value on, an axis is logarithmic."""
 
@@ -43,8 +45,10 @@ class Axis:
         return tuple(Tick(self.at(value), compact(value)) for value in values)
 
 
-def step_axis(last: int, start: float, end: float) -> Axis:
-    return Axis(0, max(1, last), start, end)
+def step_axis(first: int, last: int, start: float, end: float) -> Axis:
+    """From 0 on, unless the first step is far from it."""
+    low = first if first > _FAR * last else 0
+    return Axis(low, max(low + 1, last), start, end)
 
 
 def value_axis(values: Sequence[float], start: float, end: float) -> Axis:

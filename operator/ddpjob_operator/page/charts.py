@@ -95,8 +95,8 @@ def loss_chart(course: Course, width: float, height: float) -> LossChart | None:
     if len([point for point in course.kept if point.loss is not None]) < 2:
         return None
     left, right, top, bottom = _LEFT, width - _RIGHT, _TOP, height - _BOTTOM
-    last = max(point.step for point in everything)
-    x, y = step_axis(last, left, right), value_axis(finite, bottom, top)
+    steps = [point.step for point in everything]
+    x, y = step_axis(min(steps), max(steps), left, right), value_axis(finite, bottom, top)
     columns = _columns(course.kept, x)
     return LossChart(
         width=width,
@@ -136,7 +136,7 @@ def track(
 ) -> Track:
     """A track to `total`, or to the current step where the total is unknown."""
     left, right, y = 8.0, width - 8.0, 22.0
-    axis = step_axis(total or step, left, right)
+    axis = step_axis(0, total or step, left, right)
     return Track(
         width=width,
         height=56,

@@ -101,6 +101,7 @@ class JobView:
 
     row: Row
     headline: str
+    answer_tone: str
     todo: tuple[str, ...]
     lost: tuple[str, ...]
     """What failures have cost."""
@@ -134,6 +135,8 @@ def job_view(detail: Detail) -> JobView:
     return JobView(
         row=row,
         headline=_sentence(detail.answer.headline.removeprefix(f"{job.name}: ")),
+        # what a job that runs is asked about needs attention
+        answer_tone="waiting" if row.tone == "running" else row.tone,
         todo=_lines_of(detail, _TODO),
         lost=_lines_of(detail, _LOST),
         sections=tuple(sections),

@@ -84,6 +84,11 @@ def test_the_steps_so_far_have_the_whole_width() -> None:
     assert chart.hovers[-1].cursor == chart.right
 
 
+def test_steps_that_are_known_from_far_on_have_the_whole_width_too() -> None:
+    chart = drawn(Course(kept=course(2.0, 1.0, 0.5, first=1_000_000)))
+    assert (chart.hovers[0].cursor, chart.hovers[-1].cursor) == (chart.left, chart.right)
+
+
 def test_many_steps_are_drawn_as_few_places_with_their_spread() -> None:
     chart = drawn(Course(kept=course(*(2.0 + (step % 7) / 10 for step in range(100_000)))))
     assert chart.lines[0].count("L") < 1000

@@ -145,6 +145,11 @@ def test_the_page_begins_with_the_answer_and_what_to_do() -> None:
     assert view.sections == (("Cause", ("it broke",)),)
 
 
+def test_what_a_running_job_complains_of_is_marked_as_such() -> None:
+    view = job_view(detail(job(), Section("Needs attention", ("FewerNodes: 1 of 2",))))
+    assert (view.row.tone, view.answer_tone) == ("running", "waiting")
+
+
 def test_a_traceback_is_shown_once_with_its_failure() -> None:
     lines = ("ImportError: a module is missing", "rank 0 raised it", "Traceback:", "  File", "rank 0 of pod digits-0-0")
     view = job_view(detail(job(), Section("Cause", lines)))
