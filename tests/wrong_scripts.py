@@ -20,12 +20,14 @@ import sys
 import tempfile
 import time
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from ddpjob_operator.api.status import DDPJobStatus, Phase
 from ddpjob_operator.core.failure.detect import Failure, Retry
 from ddpjob_operator.core.failure.diagnosis import advice_for, diagnose
+from ddpjob_operator.follow.why import Seen, why
 from ddpjob_operator.local.display import PlainDisplay
 from ddpjob_operator.local.machine import this_machine
 from ddpjob_operator.local.runner import Runner
@@ -109,6 +111,8 @@ class Row:
     restart: str
     seconds: float
     message: str = ""
+    answer: str = ""
+    """What `ddpjob why` would say on a cluster."""
 
     @property
     def golden(self) -> str:
@@ -135,7 +139,9 @@ def run(name: str, environment: dict[str, str], folder: Path) -> Row:
     machine = replace(this_machine(shared), environ=environment)
     began = time.monotonic()
     outcome = asyncio.run(Runner(job, machine, PlainDisplay(io.StringIO())).run())
-    row = _row(title_of(name), outcome.status, time.monotonic() - began)
+    now = datetime.now(UTC)
+    seen = Seen(job.name, job.created, job.spec, outcome.status, pods=(), warnings=(), now=now)
+    row = replace(_row(title_of(name), outcome.status, time.monotonic() - began), answer=why(seen).text())
     return replace(row, rank="any") if row.rank and _ANY_RANK.search((SCRIPTS / f"{name}.py").read_text()) else row
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from tests.cluster.causes import CAUSES, apply, condition, prepare, quota_is_in_force, wait_degraded
 from tests.cluster.scenario import Scenario
+from tests.support.command import ddpjob
 from tests.support.waiting import eventually
 
 
@@ -19,6 +20,11 @@ def test_a_job_that_cannot_start_says_why_and_starts_by_itself_once_it_can(scena
         said = wait_degraded(history, cause)
         assert cause.words in said["message"]
         assert cause.advice in said["message"]
+        answer = ddpjob(kubectl.kubeconfig, "why", cause.name, "--namespace", kubectl.namespace).stdout
+        headline = answer.partition("\n")[0]
+        assert headline.startswith(f"{cause.name}: Starting for"), answer
+        assert cause.words in headline
+        assert cause.advice in answer
         job = history.latest("ddpjobs", cause.name)
         assert job is not None
         assert job["status"]["phase"] == "Starting"

@@ -16,6 +16,10 @@ NAMES = [name for group in GROUPS.values() for name in group]
 def test_a_wrong_script_is_judged_as_the_page_says(name: str, tmp_path: Path, environment: dict[str, str]) -> None:
     row = run(name, environment, tmp_path)
     assert row.golden == golden(name), row.message
+    # what `ddpjob why` says on a cluster
+    assert row.answer.startswith(("wrong: Succeeded", "wrong: Failed")), row.answer
+    for words in (row.reason, *row.message.splitlines()[:1], row.advice):
+        assert words in row.answer
 
 
 def test_every_script_is_on_the_page() -> None:
