@@ -28,6 +28,8 @@ _LONGEST_LINE = 4096
 _EVENT_BYTES = 1 << 20
 _MANIFEST_BYTES = 1 << 20
 _MOST_SNAPSHOTS = 100
+_MOST_STACKS = 8
+_STACK_BYTES = 64 << 10
 _ATTEMPT_FILE = re.compile(r"(\d{12})-(\d{6})-(.+)")
 _SNAPSHOT = re.compile(r"(?:step|checkpoint)-(\d+)")
 _NAME = re.compile(r"[^/\0]{1,253}")
@@ -143,6 +145,13 @@ def snapshots_of(shared: Shared, job: str) -> tuple[list[SnapshotRow], list[str]
             reason = " ".join(shared.read(folder / "reason.txt", 500).decode(errors="replace").split())
             aside.append(f"{name}: {reason}" if reason else name)
     return found, aside
+
+
+def stacks_of(shared: Shared, job: str) -> list[tuple[str, str]]:
+    """The newest files with stacks of ranks, by name."""
+    found = sorted(shared.logs(job).glob("stacks-attempt-*.txt"))[-_MOST_STACKS:]
+    texts = ((path.name, shared.read(path, _STACK_BYTES).decode(errors="replace")) for path in found)
+    return [(name, text) for name, text in texts if text]
 
 
 def is_running(shared: Shared, job: str) -> bool:

@@ -141,6 +141,7 @@ def detail_of(shared: Shared, name: str, now: datetime) -> Detail:
         snapshots=tuple(snapshots),
         set_aside=tuple(set_aside),
         events=_event_rows(job.status, events),
+        stacks=tuple(files.stacks_of(shared, name)),
         log=tuple(log_of(shared, name, LogQuery(tail=max(4, _MOST_LINES_ON_PAGE // (job.nodes or 1))))),
         commands=_commands(shared, job),
         began=files.began_of(shared, name),

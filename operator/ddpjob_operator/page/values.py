@@ -125,6 +125,8 @@ class Detail:
     """Snapshots that did not verify, with the reason."""
     events: tuple[EventRow, ...] = ()
     """Oldest first."""
+    stacks: tuple[tuple[str, str], ...] = ()
+    """Stacks of ranks that stalled: name of the file, and what is in it."""
     log: tuple[Line, ...] = ()
     commands: tuple[Command, ...] = ()
     began: Mapping[int, datetime] = field(default_factory=dict)

@@ -91,6 +91,17 @@ def test_snapshots_are_newest_first_with_their_size_and_those_set_aside_with_the
     assert aside == ["step-000000000015.corrupt: bytes differ"]
 
 
+def test_stacks_of_ranks_that_stalled_are_shown(folder: Folder) -> None:
+    logs = folder.log("digits-0-0", "").parents[1]
+    (logs / "stacks-attempt-1-node-0.txt").write_text("rank 0: in all_reduce\n")
+    (logs / "stacks-attempt-0.txt").write_text("rank 1: in backward\n")
+    (logs / "stacks-attempt-2.txt").write_text("")
+    assert detail_of(Shared(folder.root), "digits", NOW).stacks == (
+        ("stacks-attempt-0.txt", "rank 1: in backward\n"),
+        ("stacks-attempt-1-node-0.txt", "rank 0: in all_reduce\n"),
+    )
+
+
 def test_attempts_are_dated_by_their_fencing_tokens(folder: Folder) -> None:
     folder.token("digits", 0)
     folder.token("digits", 1)

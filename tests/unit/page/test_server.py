@@ -52,7 +52,8 @@ def whole_job(folder: Folder, name: str) -> None:
     )
     folder.snapshot(name, 2, kind=EVIL)
     folder.set_aside(name, 1, EVIL)
-    folder.log(f"{name}-1-0", f"{EVIL}\n")
+    pods = folder.log(f"{name}-1-0", f"{EVIL}\n").parent
+    (pods.parent / "stacks-attempt-0.txt").write_text(EVIL)
 
 
 class Document(HTMLParser):
