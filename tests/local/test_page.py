@@ -87,6 +87,9 @@ async def test_a_run_is_watched_moving_failing_and_explained(
             run = run_job(SPEC, "--shared", str(shared), "--chaos", "kill-rank@50%")
             await tab.until("#jobs", lambda text: "digits" in text, "the job appears in the list")
 
+            await tab.open(f"{url}/jobs/local/digits/logs")
+            await tab.until("#lines", lambda text: "epoch 0 (after step 23)" in text, "its lines are streamed")
+
             await tab.open(f"{url}/jobs/local/digits")
             await tab.run(RECORD)
             await tab.until("#progress .big", lambda text: steps(text) > 0, "it trains")

@@ -7,7 +7,6 @@ import re
 import shlex
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Iterable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -110,16 +109,15 @@ class ClusterSource:
         if job is None:
             return
         lines: asyncio.Queue[Line | None] = asyncio.Queue()
-
-        async def run() -> None:
-            with suppress(ApiError):  # the job was deleted, or the server went away: the page connects again
-                await self._logs(namespace, job, query).follow(lines.put_nowait, lambda _: None)
-            lines.put_nowait(None)
-
-        following = asyncio.create_task(run(), name=f"log of {name}")
+        logs = self._logs(namespace, job, query)
+        following = asyncio.create_task(logs.follow(lines.put_nowait, lambda _: None), name=f"log of {name}")
+        following.add_done_callback(lambda _: lines.put_nowait(None))
         try:
             while (line := await lines.get()) is not None:
                 yield line
+            following.result()
+        except ApiError as error:  # the job was deleted, or the server is away
+            raise _refused(error) from error
         finally:
             following.cancel()
             await asyncio.gather(following, return_exceptions=True)

@@ -151,9 +151,12 @@ async def _stream(request: web.Request) -> web.StreamResponse:
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-store"})
     await response.prepare(request)
     async with aclosing(request.app[_SOURCE].follow(namespace, name, query)) as lines:
-        async for line in lines:
-            (shown,) = log_lines((line,))
-            await response.write(f"event: line\ndata: {json.dumps(asdict(shown))}\n\n".encode())
+        try:
+            async for line in lines:
+                (shown,) = log_lines((line,))
+                await response.write(f"event: line\ndata: {json.dumps(asdict(shown))}\n\n".encode())
+        except SourceError:
+            return response  # without an end, so that the browser connects again
     await response.write(b"event: end\ndata: {}\n\n")
     return response
 

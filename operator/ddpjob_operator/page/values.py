@@ -190,5 +190,9 @@ class Source(Protocol):
         ...
 
     def follow(self, namespace: str, name: str, query: LogQuery) -> AsyncGenerator[Line]:
-        """The same, and then each line as it comes, until the job has ended."""
+        """The same, and then each line as it comes, until the job has ended.
+
+        Raises:
+            SourceError: the source cannot be read any more.
+        """
         ...

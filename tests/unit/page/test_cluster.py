@@ -135,6 +135,16 @@ async def test_losses_are_remembered_of_what_was_seen_and_of_the_log() -> None:
     assert [point.step for point in anew.course.kept] == [1]
 
 
+async def test_a_log_that_cannot_be_followed_any_more_is_no_end_of_the_job() -> None:
+    server = ApiServer(item())
+    found = source(server).follow("team", "digits", LogQuery())
+    following = asyncio.create_task(anext(found))
+    await asyncio.sleep(0)
+    server.forbidden = "pods"
+    with pytest.raises(SourceError, match="cannot list resource"):
+        await following
+
+
 async def test_another_namespace_than_the_one_that_was_asked_for_has_no_jobs() -> None:
     server = ApiServer(item())
     assert await source(server).detail("default", "digits") is None

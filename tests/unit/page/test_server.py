@@ -242,6 +242,19 @@ async def test_a_window_that_is_closed_ends_what_it_follows(folder: Folder) -> N
         await runner.cleanup()
 
 
+async def test_a_stream_that_breaks_has_no_end_so_that_the_browser_connects_again(folder: Folder) -> None:
+    class Breaks(FolderSource):
+        async def follow(self, namespace: str, name: str, query: LogQuery) -> AsyncGenerator[Line]:
+            yield Line("", 0, 0, "one")
+            raise SourceError("no connection")
+
+    whole_job(folder, "digits")
+    async with TestClient(TestServer(make_app(Breaks.at(folder.root)))) as client:
+        text = await (await client.get("/jobs/local/digits/logs/stream")).text()
+    assert "one" in text
+    assert "event: end" not in text
+
+
 async def test_a_source_that_does_not_answer_is_said_so_and_asked_again(folder: Folder) -> None:
     class Away(FolderSource):
         async def jobs(self) -> Any:

@@ -68,7 +68,7 @@ function follow(box) {
   const state = document.getElementById("stream-state");
   const stream = new EventSource(box.dataset.stream);
   stream.onopen = () => { box.replaceChildren(); say("on", "Live"); };
-  stream.onerror = () => say("off", "Connecting again");
+  stream.onerror = () => say("off", stream.readyState === EventSource.CLOSED ? "Not connected" : "Connecting again");
   stream.addEventListener("line", (event) => {
     const line = JSON.parse(event.data);
     const stay = isAtBottom(box);
@@ -84,7 +84,7 @@ function follow(box) {
   stream.addEventListener("end", () => {
     stream.close();
     live.hidden = true;
-    state.textContent = "The job has ended.";
+    state.textContent = "This is the end of the log.";
   });
 }
 
