@@ -11,7 +11,7 @@ import ipaddress
 import json
 import socket
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -151,13 +151,12 @@ async def _stream(request: web.Request) -> web.StreamResponse:
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-store"})
     await response.prepare(request)
     async with aclosing(request.app[_SOURCE].follow(namespace, name, query)) as lines:
-        try:
+        # a window that was closed gets no end; nor does one whose source broke, so that it connects again
+        with suppress(ConnectionResetError, SourceError):
             async for line in lines:
                 (shown,) = log_lines((line,))
                 await response.write(f"event: line\ndata: {json.dumps(asdict(shown))}\n\n".encode())
-        except SourceError:
-            return response  # without an end, so that the browser connects again
-    await response.write(b"event: end\ndata: {}\n\n")
+            await response.write(b"event: end\ndata: {}\n\n")
     return response
 
 
