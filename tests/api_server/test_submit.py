@@ -139,7 +139,14 @@ async def test_a_folder_is_sent_once_belongs_to_its_jobs_and_comes_back(
     assert "created, in place of the one that was Starting" in await ddpjob(
         "submit", "train.py", "--name", "first", "-d", "--replace"
     )
-    assert {frozenset(owners(found)) for found in await config_maps(cluster)} >= {frozenset({"first"})}
+    # code that is there already must outlive the job that it is taken from
+    for _ in range(3):
+        again = await ddpjob("submit", "train.py", "--name", "first", "-d", "--replace")
+        assert "already there" in again
+    job = await cluster.job("first")
+    (name,) = job["spec"]["code"]["configMaps"]
+    (kept,) = [found for found in await config_maps(cluster) if found["metadata"]["name"] == name]
+    assert [owner["uid"] for owner in kept["metadata"]["ownerReferences"]] == [job["metadata"]["uid"]]
     assert "layers = 3" in await back(ddpjob, tmp_path / "third")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -38,13 +39,23 @@ async def started_pod(client: Client, namespace: str, manifest: Json, advice: st
     Raises:
         ApiError: it could not be made, or did not start within three minutes, which ends with `advice`.
     """
-    made = await client.create(paths.pods(namespace), "pods", manifest)
-    path = f"{paths.pods(namespace)}/{made['metadata']['name']}"
+    # named here: Ctrl-C may come before the answer, and the pod must be found all the same
+    named = _named(manifest)
+    path = f"{paths.pods(namespace)}/{named['metadata']['name']}"
     try:
+        await client.create(paths.pods(namespace), "pods", named)
         await _started(client, path, advice)
         yield path
     finally:
         await _deleted(client, path)
+
+
+def _named(manifest: Json) -> Json:
+    """A new name where the server would make one."""
+    metadata = {**manifest["metadata"]}
+    if prefix := metadata.pop("generateName", None):
+        metadata["name"] = f"{prefix}{secrets.token_hex(4)}"
+    return {**manifest, "metadata": metadata}
 
 
 async def _started(client: Client, path: str, advice: str) -> None:

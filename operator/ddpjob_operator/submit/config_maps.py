@@ -71,6 +71,22 @@ async def keep_with(client: Client, namespace: str, job: Json, parts: Iterable[b
             await _create(client, namespace, manifest)
 
 
+async def release(client: Client, namespace: str, uid: str, names: Iterable[str]) -> None:
+    """Take a job that is about to be deleted from their owners. The garbage collector may otherwise delete one that has
+    just got a new owner: it reads the owners, and then deletes with the uid as the only precondition (seen on 1.20).
+
+    Raises:
+        ApiError: the server refused.
+    """
+    body = {"metadata": {"ownerReferences": [{"$patch": "delete", "uid": uid}]}}
+    for name in names:
+        try:
+            await client.strategic_merge_patch(f"{_collection(namespace)}/{name}", _RESOURCE, body)
+        except ApiError as error:
+            if not error.not_found:
+                raise
+
+
 async def fetch(client: Client, namespace: str, names: Iterable[str]) -> list[bytes]:
     """Their contents, in this order.
 

@@ -12,6 +12,7 @@ from ddpjob_operator.runtime.client import Client, Json
 from ddpjob_operator.runtime.errors import ApiError
 from ddpjob_operator.submit import config_maps
 from ddpjob_operator.submit.job import Submission, resuming, says_what_to_resume
+from ddpjob_operator.submit.pack import name_of
 from ddpjob_operator.wire.jobs import parse_status
 
 _RESOURCE = "ddpjobs"
@@ -55,6 +56,9 @@ async def send(
         submission = resuming(submission, own=True)
         note(f"{name} has succeeded before, so this one begins anew; --resume would go on from its snapshots")
     parts = submission.code.parts if submission.code else ()
+    if before is not None:
+        shared = {name_of(part) for part in parts} & set(_config_maps(before))
+        await config_maps.release(client, namespace, before["metadata"]["uid"], sorted(shared))
     code_bytes = await config_maps.send(client, namespace, parts)
     if before is not None:
         await _delete(client, namespace, name, before["metadata"]["uid"])
@@ -68,6 +72,11 @@ async def send(
     except ApiError as error:
         note(f"its code stays in the cluster when the job is deleted: {error.message}")
     return Sent(job, code_bytes, None if before is None else str(phase or "new"))
+
+
+def _config_maps(job: Json) -> list[str]:
+    code = (job.get("spec") or {}).get("code") or {}
+    return list(code.get("configMaps") or ())
 
 
 async def _present(client: Client, namespace: str, name: str) -> Json | None:

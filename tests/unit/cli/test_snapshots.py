@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, cast
@@ -44,6 +45,9 @@ def test_a_job_that_is_not_there_is_refused_with_those_that_are(
 ) -> None:
     assert run_here(shared, name, "ls") == 2
     assert capsys.readouterr().err == f"error: {shared} has no snapshots of {name}; it has those of digits\n"
+
+
+MANIFEST = {"metadata": {"generateName": "digits-snapshots-"}}
 
 
 class Pods:
@@ -94,7 +98,7 @@ async def test_the_pods_log_and_exit_code_are_those_of_the_command(capsys: pytes
     pods = Pods(
         waiting("ErrImagePull"), {"phase": "Running"}, ended(1), log=("step 20: ok", "step 10: BAD,  \x1b[2Jgone")
     )
-    assert await volume_pod.run_pod(cast(Any, pods), "default", {}) == 1
+    assert await volume_pod.run_pod(cast(Any, pods), "default", MANIFEST) == 1
     said = capsys.readouterr()
     assert said.out == "step 20: ok\nstep 10: BAD,  [2Jgone\n"
     assert "ErrImagePull" in said.err
@@ -114,5 +118,18 @@ async def test_a_pod_that_comes_to_nothing_is_explained_and_deleted(
     monkeypatch.setattr(volume_pod, "SECONDS_TO_START", 0.0)
     pods = Pods(*statuses)
     with pytest.raises(ApiError, match=words):
-        await volume_pod.run_pod(cast(Any, pods), "default", {})
+        await volume_pod.run_pod(cast(Any, pods), "default", MANIFEST)
+    assert pods.deleted == 1
+
+
+async def test_a_pod_whose_creation_is_not_answered_any_more_is_deleted() -> None:
+    """Ctrl-C may come when the API server has made it and the answer is on its way."""
+
+    class Interrupted(Pods):
+        async def create(self, path: str, resource: str, body: dict[str, Any]) -> dict[str, Any]:
+            raise asyncio.CancelledError
+
+    pods = Interrupted({})
+    with pytest.raises(asyncio.CancelledError):
+        await volume_pod.run_pod(cast(Any, pods), "default", MANIFEST)
     assert pods.deleted == 1
