@@ -177,7 +177,7 @@ async def test_a_shell_beside_a_job_is_no_part_of_it(cluster: Cluster, operator:
 
     # the failed pod is there; on a terminal, with kubectl, a shell is opened
     asked = [entry.verb for entry in await cluster.asked() if entry.name == name]
-    assert set(asked) == {"get", "delete"}, "of the command, which has the operator's agent"
+    assert set(asked) == {"create", "get", "delete"}, "of the command, which has the operator's agent"
     assert asked.count("delete") == 1
     kubectl = tmp_path / "kubectl"
     kubectl.write_text('#!/bin/sh\necho "$@"\nexit 7\n')

@@ -8,6 +8,7 @@ from typing import Any
 from tests.cluster.conftest import Unbroken
 from tests.cluster.history import nodes_with_two_pods, untrue_steps
 from tests.cluster.scenario import STEPS, Scenario
+from tests.support.waiting import eventually
 
 HIT = STEPS // 3
 """The step from which on the job is suspended: far from both ends."""
@@ -24,8 +25,8 @@ def test_a_suspended_job_resumes_where_it_was_to_the_same_bits_and_goes_when_its
     scenario.wait_trained(HIT)
     edit(scenario, suspend=True)
     suspended = scenario.wait_phase("Suspended", seconds=90)
-    # asked, because the record's two watches may lag each other
-    assert [pod["metadata"]["name"] for pod in scenario.kubectl.list("pods")] == []
+    # asked, because the record's two watches may lag each other; the last finalizer goes after the status is written
+    eventually(lambda: scenario.kubectl.list("pods") == [], "no pod is left")
     assert (suspended["attempt"], suspended["restarts"]) == (0, 0)
     assert "lastFailure" not in suspended
 

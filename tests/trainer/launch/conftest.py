@@ -32,6 +32,7 @@ class Pod:
     def __init__(self, directory: Path, shared: Path, argv: list[str], env: dict[str, str]) -> None:
         # in memory, as in a pod: a heartbeat that waits for a busy disk looks like a rank that stands still
         self.run_dir = Path(tempfile.mkdtemp(prefix="ddpjob-test-", dir="/dev/shm")) / "run"
+        self.directory = directory
         self.shared = shared
         self._termination_log = directory / "termination-log"
         self._log = directory / "log"

@@ -218,7 +218,7 @@ def test_a_script_sees_the_arguments_and_main_module_of_python_and_works_on_the_
         "--lr", "0.1", "--", "$(rm -rf /)", "",
         DDPJOB_SCRATCH=str(Path.cwd()),
     )  # fmt: skip
-    (pod.run_dir.parent / "sibling.py").write_text("")
+    (pod.directory / "sibling.py").write_text("")
     assert pod.wait() == 0, pod.log
     assert (pod.shared / "work" / "digits" / "kept").exists()
     assert (pod.message["outcome"], pod.message["reason"]) == ("Succeeded", "Completed")
