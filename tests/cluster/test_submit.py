@@ -54,8 +54,6 @@ def test_an_edited_line_runs_on_two_nodes(scenario: Scenario, tmp_path: Path) ->
     for rank in range(NODES):
         line = f"[rank {rank}] rank {rank} layers 2 config a arguments ['--lr', '3e-4']"
         assert line in first.stdout, first.stdout
-    pods = [pod for pod in scenario.history.present("pods") if pod["status"]["phase"] == "Succeeded"]
-    assert len(pods) == NODES
 
     (folder / "pkg" / "model.py").write_text("layers = 3")
     second = ddpjob(scenario, folder, "submit", *options)
