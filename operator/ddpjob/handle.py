@@ -143,9 +143,11 @@ class AsyncJob:
         body = {"metadata": {"uid": job["metadata"]["uid"]}, "spec": dict(spec)}
         await self._client.merge_patch(self._path, _RESOURCE, body)
 
-    async def cancel(self) -> None:
-        """Delete it: its pods save a snapshot and end. Its volume is kept, unless shared.retain is false."""
-        uid = (await self.read())["metadata"]["uid"]
+    async def cancel(self, uid: str | None = None) -> None:
+        """Delete it: its pods save a snapshot and end, each with its whole grace period. Its volume is kept, unless
+        shared.retain is false. `uid`: only if it is still this one.
+        """
+        uid = uid or (await self.read())["metadata"]["uid"]
         options = {"propagationPolicy": "Background", "preconditions": {"uid": uid}}
         await self._client.delete(self._path, _RESOURCE, options)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 
+from ddpjob.handle import AsyncJob
 from ddpjob_operator.cli.on_cluster import FAILED, SUCCEEDED, Cluster, asked
 from ddpjob_operator.cli.terminal import is_terminal
 from ddpjob_operator.cluster import paths
@@ -38,7 +39,7 @@ def cancel(cluster: Cluster, name: str, *, keep: bool, unasked: bool, wait: bool
         else:
             if keep and loses_its_volume(job):
                 await _disown_claim(client, namespace, job)
-            await _delete(client, namespace, job)
+            await AsyncJob(client, namespace, name).cancel(job["metadata"]["uid"])
             print("\n".join(cancelled_in_words(job, kept=keep)), flush=True)
         if wait:
             await _wait_for_pods(client, namespace, job)
@@ -67,18 +68,6 @@ def _is_confirmed(job: Json, keep: bool) -> bool:
         print()
         return False
     return answer.strip().lower() in ("y", "yes")
-
-
-async def _delete(client: Client, namespace: str, job: Json) -> None:
-    """Garbage collection deletes the pods after it, each with its whole grace period."""
-    metadata = job["metadata"]
-    options = {
-        "apiVersion": "v1",
-        "kind": "DeleteOptions",
-        "propagationPolicy": "Background",
-        "preconditions": {"uid": metadata["uid"]},
-    }
-    await client.delete(f"{paths.jobs(namespace)}/{metadata['name']}", "ddpjobs", options)
 
 
 async def _disown_claim(client: Client, namespace: str, job: Json) -> None:

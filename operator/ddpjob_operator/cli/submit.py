@@ -12,6 +12,7 @@ from ddpjob.handle import AsyncJob
 from ddpjob_operator.cli.on_cluster import Cluster, asked, print_line, print_note
 from ddpjob_operator.follow.logs import Line, Wanted
 from ddpjob_operator.runtime.client import Client
+from ddpjob_operator.runtime.errors import ApiError
 from ddpjob_operator.submit.job import Content, Submission
 from ddpjob_operator.submit.pack import size_in_words
 from ddpjob_operator.submit.send import send
@@ -63,7 +64,7 @@ async def _follow(client: Client, namespace: str, submission: Submission) -> int
         succeeded = await (await job.all_logs(Wanted())).follow(say, print_note)
     finally:
         waiting.cancel()
-        with suppress(asyncio.CancelledError):
+        with suppress(asyncio.CancelledError, ApiError):  # what it could not ask does not change how the job ended
             await waiting
     answer = await job.why()
     print(answer.headline if succeeded else answer.text(), file=sys.stdout if succeeded else sys.stderr)

@@ -59,11 +59,12 @@ def with_goodput(before: DDPJobStatus, after: DDPJobStatus, observed: Observed, 
     ledger = before.goodput or Goodput(last_update_time=after.start_time, activity="queued")
     activity = _activity(after, observed)
     over = after.attempt != before.attempt or after.is_final
-    report, unresolved = _report(before, observed), before.internal.unresolved_steps
-    resumed = None if unresolved is None else _resumed_from(report, before)
+    unresolved = before.internal.unresolved_steps
+    resumed = None if unresolved is None else _resumed_from(_report(before, observed), before)
     unchanged = activity == ledger.activity and before.progress == after.progress and resumed is None
     if before.goodput is not None and unchanged and not over:
         return after
+    report = _report(before, observed)
     stalled = over and after.last_failure != before.last_failure and _reason(after) == "Stalled"
     reported = _reported(report, before, _milliseconds(ledger.last_update_time, now))
     milliseconds = _advanced(ledger, reported.new, now, "stalled" if stalled else ledger.activity)

@@ -1,0 +1,50 @@
+"""What `ddpjob submit` says at the end, whatever it could not ask meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddpjob import DDPJob
+from ddpjob_operator.cli import submit
+from ddpjob_operator.follow.logs import Line
+from ddpjob_operator.follow.why import Answer
+from ddpjob_operator.runtime.errors import ApiError
+
+
+class Flaky:
+    """A job on an API server that does not answer the first time it is asked why."""
+
+    asked = asyncio.Event()
+
+    def __init__(self, *_: Any) -> None:
+        pass
+
+    async def why(self) -> Answer:
+        if not self.asked.is_set():
+            self.asked.set()
+            raise ApiError(0, "Timeout", "no answer within 15 s")
+        return Answer("train: Succeeded 0s ago", ())
+
+    async def all_logs(self, wanted: Any) -> Flaky:
+        return self
+
+    async def follow(self, say: Callable[[Line], None], note: Callable[[str], None]) -> bool:
+        await self.asked.wait()
+        say(Line("", 0, 0, "step 1"))
+        return True
+
+
+async def test_a_question_that_was_not_answered_does_not_change_how_the_job_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "train.py").write_text("print(1)")
+    monkeypatch.setattr(submit, "AsyncJob", Flaky)
+    monkeypatch.setattr(submit, "_SECONDS_UNTIL_WHY", 0.0)
+    client: Any = None
+    assert await submit._follow(client, "team", DDPJob(script="train.py", folder=tmp_path).submission()) == 0
+    assert capsys.readouterr().out.splitlines() == ["[rank 0] step 1", "train: Succeeded 0s ago"]
