@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,6 +18,7 @@ from tests.support.command import COMMAND, to_cluster
 from tests.support.waiting import PATIENCE_SECONDS, eventually_async
 
 from ddpjob_operator.cluster import paths
+from ddpjob_operator.runtime.errors import ApiError
 
 ROLE = Path(__file__).parents[2] / "charts/ddpjob-operator/files/rbac/submit.yaml"
 RBAC = "rbac.authorization.k8s.io"
@@ -179,6 +182,67 @@ async def test_the_role_for_submitting_has_every_right_that_is_needed_and_no_oth
     await eventually_async(logged, "the audit log has the last command")
     assert {str(request.permission) for request in used if request.decision == FORBID} == set()
     assert {str(permission) for permission in role - {request.permission for request in used}} == set()
+
+
+WEBHOOKS = "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations"
+
+
+@asynccontextmanager
+async def refused_by_a_webhook(cluster: Cluster, job: Object) -> AsyncIterator[None]:
+    """Every new DDPJob of the namespace, such as this one: nothing answers at the address of the webhook."""
+    client, namespace = cluster.client, cluster.namespace
+    label = {"team": namespace}
+    await client.merge_patch(f"/api/v1/namespaces/{namespace}", "namespaces", {"metadata": {"labels": label}})
+    created = {"apiGroups": ["training.ddpjob.io"], "apiVersions": ["*"], "resources": ["ddpjobs"]}
+    webhook = {
+        "name": "jobs.example.com",
+        "clientConfig": {"url": "https://127.0.0.1:1/"},
+        "rules": [{**created, "operations": ["CREATE"]}],
+        "namespaceSelector": {"matchLabels": label},
+        "sideEffects": "None",
+        "admissionReviewVersions": ["v1"],
+        "timeoutSeconds": 1,
+    }
+    trial = {**job, "metadata": {"name": "trial", "namespace": namespace}}
+
+    async def is_refused() -> bool:
+        with suppress(ApiError):
+            await client.create(paths.jobs(namespace), "ddpjobs", trial, dry_run=True)
+            return False
+        return True
+
+    body = {"metadata": {"name": namespace}, "webhooks": [webhook]}
+    await client.create(WEBHOOKS, "validatingwebhookconfigurations", body)
+    try:
+        await eventually_async(is_refused, "the webhook is called")
+        yield
+    finally:
+        await client.delete(f"{WEBHOOKS}/{namespace}", "validatingwebhookconfigurations")
+
+
+async def test_a_refusal_leaves_the_job_that_was_to_be_replaced_as_it_was(cluster: Cluster, ddpjob: Submitter) -> None:
+    submit = ("submit", "train.py", "--name", "first", "-d", "--replace")
+    await ddpjob(*submit)
+    job, (code,) = await cluster.job("first"), await config_maps(cluster)
+
+    # its deletion is refused: it still is an owner of the code that both have
+    role = f"/apis/{RBAC}/v1/namespaces/{cluster.namespace}/roles/submit"
+    rules = yaml.safe_load(ROLE.read_text())
+    fewer = [{**rule, "verbs": [verb for verb in rule["verbs"] if verb != "delete"]} for rule in rules]
+    await cluster.client.merge_patch(role, "roles", {"rules": fewer})
+    assert "cannot delete resource" in await ddpjob(*submit, code=2)
+    await cluster.client.merge_patch(role, "roles", {"rules": rules})
+    assert await cluster.job("first") == job
+    (kept,) = await config_maps(cluster)
+    assert kept["metadata"]["ownerReferences"] == code["metadata"]["ownerReferences"]
+
+    # the new one is refused: nothing is sent, and nothing deleted
+    (ddpjob.folder / "pkg" / "model.py").write_text("layers = 3")
+    async with refused_by_a_webhook(cluster, job):
+        said = await ddpjob(*submit, code=2)
+    assert 'failed calling webhook "jobs.example.com"' in said
+    assert await cluster.job("first") == job
+    assert await config_maps(cluster) == [kept]
 
 
 async def test_without_rights_nothing_is_left_behind(cluster: Cluster, ddpjob: Submitter) -> None:

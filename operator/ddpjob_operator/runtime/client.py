@@ -86,8 +86,9 @@ class Client:
         """An object without its content, which may be large."""
         return await self._call("GET", path, resource, headers={"Accept": METADATA})
 
-    async def create(self, path: str, resource: str, body: Json) -> Json:
-        return await self._call("POST", path, resource, body=body)
+    async def create(self, path: str, resource: str, body: Json, *, dry_run: bool = False) -> Json:
+        """With `dry_run` the server does all but store it, and answers as if it had."""
+        return await self._call("POST", path, resource, body=body, query={"dryRun": "All"} if dry_run else None)
 
     async def merge_patch(self, path: str, resource: str, body: Json) -> Json:
         return await self._call("PATCH", path, resource, body=body, headers={"Content-Type": MERGE_PATCH})

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import uuid
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 
 from ddpjob_operator.api.status import Phase
@@ -11,7 +13,7 @@ from ddpjob_operator.cluster import paths
 from ddpjob_operator.runtime.client import Client, Json
 from ddpjob_operator.runtime.errors import ApiError
 from ddpjob_operator.submit import config_maps
-from ddpjob_operator.submit.job import Submission, resuming, says_what_to_resume
+from ddpjob_operator.submit.job import Content, Submission, resuming, says_what_to_resume
 from ddpjob_operator.submit.pack import name_of
 from ddpjob_operator.wire.jobs import parse_status
 
@@ -37,7 +39,8 @@ async def send(
     """Create the job, with its code. A job of that name that has finished is replaced, another one with `replace`.
 
     Where that one has succeeded, this one begins anew, unless it says what it resumes from: it would resume after the
-    last step, and end at once. The code is sent first: pods never wait for it. The job becomes its owner afterwards.
+    last step, and end at once. The server accepts this one before anything is changed. The code is sent first: pods
+    never wait for it. The job becomes its owner afterwards.
 
     Raises:
         ApiError: the server refused, or a job of that name has not finished.
@@ -56,22 +59,67 @@ async def send(
         submission = resuming(submission, own=True)
         note(f"{name} has succeeded before, so this one begins anew; --resume would go on from its snapshots")
     parts = submission.code.parts if submission.code else ()
-    if before is not None:
-        shared = {name_of(part) for part in parts} & set(_config_maps(before))
-        await config_maps.release(client, namespace, before["metadata"]["uid"], sorted(shared))
+    if not await _is_accepted(client, namespace, submission.content, in_place=before is not None):
+        note("an admission webhook of this cluster answers no dry runs, so it sees the job only when it is created")
     code_bytes = await config_maps.send(client, namespace, parts)
     if before is not None:
-        await _delete(client, namespace, name, before["metadata"]["uid"])
+        await _remove(client, namespace, before, parts)
     job = await client.create(paths.jobs(namespace), _RESOURCE, submission.content)
-    if parts and "code" not in job["spec"]:  # an API server drops fields that its CRD does not know
-        await _delete(client, namespace, name, job["metadata"]["uid"])
-        older = "the operator of this cluster is older than this command: its DDPJobs have no spec.code"
-        raise ApiError(0, "OlderOperator", f"{older}; upgrade it, or put the script into the image")
     try:
         await config_maps.keep_with(client, namespace, job, parts)
     except ApiError as error:
         note(f"its code stays in the cluster when the job is deleted: {error.message}")
     return Sent(job, code_bytes, None if before is None else str(phase or "new"))
+
+
+async def _is_accepted(client: Client, namespace: str, content: Content, *, in_place: bool) -> bool:
+    """Have the server judge the job in a dry run, under another name, since there may be a job of this one.
+
+    False if it cannot: a webhook with side effects takes part in no dry run.
+
+    Raises:
+        ApiError: it refused.
+    """
+    name = content["metadata"]["name"]
+    other = other_name(name)
+    trial = {**content, "metadata": {**content["metadata"], "name": other}}
+    try:
+        job = await client.create(paths.jobs(namespace), _RESOURCE, trial, dry_run=True)
+    except ApiError as error:
+        if error.status == 400 and "does not support dry run" in error.message:
+            return False
+        if in_place and error.status == 403 and "exceeded quota" in error.message:
+            return True  # the other job leaves its place
+        raise ApiError(
+            error.status, error.reason, error.message.replace(other, name), {**error.details, "name": name}
+        ) from None
+    if "code" in content["spec"] and "code" not in job["spec"]:  # it drops fields that its CRD does not know
+        older = "the operator of this cluster is older than this command: its DDPJobs have no spec.code"
+        raise ApiError(0, "OlderOperator", f"{older}; upgrade it, or put the script into the image")
+    return True
+
+
+def other_name(name: str) -> str:
+    """As long as this one, where there is room: rules of the server may bound the length."""
+    suffix = f"-{uuid.uuid4().hex[:8]}"
+    return name[: max(len(name) - len(suffix), 1)].rstrip("-.") + suffix
+
+
+async def _remove(client: Client, namespace: str, job: Json, parts: Iterable[bytes]) -> None:
+    """Delete the job, but not the code that it has in common with the one that replaces it.
+
+    Raises:
+        ApiError: the server refused. The job has its code as before.
+    """
+    shared = [part for part in parts if name_of(part) in _config_maps(job)]
+    metadata = job["metadata"]
+    try:
+        await config_maps.release(client, namespace, metadata["uid"], [name_of(part) for part in shared])
+        await _delete(client, namespace, metadata["name"], metadata["uid"])
+    except BaseException:
+        with suppress(ApiError):
+            await config_maps.keep_with(client, namespace, job, shared)
+        raise
 
 
 def _config_maps(job: Json) -> list[str]:

@@ -1,7 +1,8 @@
-"""What `send` does with an API server that has an older CRD."""
+"""What `send` does with API servers that refuse, or have an older CRD."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,9 @@ import pytest
 
 from ddpjob import DDPJob
 from ddpjob_operator.runtime.errors import ApiError
-from ddpjob_operator.submit.send import send
+from ddpjob_operator.submit.check import check
+from ddpjob_operator.submit.job import ScriptOptions, script_job
+from ddpjob_operator.submit.send import other_name, send
 
 
 class Older:
@@ -25,19 +28,73 @@ class Older:
 
     get_metadata = get
 
-    async def create(self, path: str, resource: str, body: Any) -> Any:
+    async def create(self, path: str, resource: str, body: Any, *, dry_run: bool = False) -> Any:
         spec = {name: value for name, value in (body.get("spec") or {}).items() if name != "code"}
         made = {**body, "metadata": {**body["metadata"], "uid": "1"}, "spec": spec}
-        self.objects[f"{path}/{body['metadata']['name']}"] = made
+        if not dry_run:
+            self.objects[f"{path}/{body['metadata']['name']}"] = made
         return made
 
-    async def delete(self, path: str, resource: str, body: Any) -> None:
-        del self.objects[path]
 
-
-async def test_a_job_whose_code_an_older_operator_does_not_know_is_taken_back(tmp_path: Path) -> None:
+async def test_to_an_operator_that_does_not_know_the_code_of_jobs_nothing_is_sent(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("print(1)")
     server: Any = Older()
     with pytest.raises(ApiError, match="is older than this command"):
         await send(server, "team", DDPJob(script="train.py", folder=tmp_path).submission(), replace=False, note=print)
-    assert not [path for path in server.objects if "ddpjobs" in path]
+    assert server.objects == {}
+
+
+class Refusing:
+    """An API server that refuses each dry run, and has one job that succeeded."""
+
+    def __init__(self, status: int, message: str) -> None:
+        self.error = ApiError(status, "Refused", message)
+        self.calls: list[str] = []
+
+    async def get(self, path: str, resource: str) -> Any:
+        if "delete" in self.calls:
+            raise ApiError(404, "NotFound", f"{path} not found", {"name": path.rpartition("/")[2]})
+        return {"metadata": {"name": "train", "uid": "1"}, "status": {"phase": "Succeeded"}}
+
+    async def create(self, path: str, resource: str, body: Any, *, dry_run: bool = False) -> Any:
+        name = body["metadata"]["name"]
+        if dry_run:
+            assert name != "train"
+            self.error.message = self.error.message.replace("NAME", name)
+            raise self.error
+        self.calls.append("create")
+        return {**body, "metadata": {"name": name, "uid": "2"}}
+
+    async def delete(self, path: str, resource: str, body: Any) -> None:
+        self.calls.append("delete")
+
+
+JOB = check({**script_job("train.py", ScriptOptions()), "spec": {"nodes": 1}}, Path())
+
+
+async def test_a_refusal_names_the_job_as_it_was_given_and_leaves_the_other_one() -> None:
+    server: Any = Refusing(403, 'ddpjobs "NAME" is forbidden: not on Fridays')
+    with pytest.raises(ApiError, match='ddpjobs "train" is forbidden: not on Fridays'):
+        await send(server, "team", JOB, replace=True, note=print)
+    assert server.calls == []
+
+
+@pytest.mark.parametrize(
+    ("status", "message"),
+    [
+        (400, "admission webhook owners.example.com does not support dry run"),
+        (403, 'ddpjobs "NAME" is forbidden: exceeded quota: jobs, requested: count/ddpjobs=1, used: 1, limited: 1'),
+    ],
+)
+async def test_what_only_a_dry_run_is_refused_for_does_not_hold_up_a_replacement(status: int, message: str) -> None:
+    server: Any = Refusing(status, message)
+    await send(server, "team", JOB, replace=True, note=print)
+    assert server.calls == ["delete", "create"]
+
+
+@pytest.mark.parametrize("name", ["a", "train", "a" * 253, "models.v2-of.the.team.x"])
+def test_the_name_of_a_dry_run_is_a_name_and_not_longer_than_that_of_the_job(name: str) -> None:
+    other = other_name(name)
+    assert re.fullmatch(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*", other)
+    assert other != name
+    assert len(other) <= max(len(name), 10)
