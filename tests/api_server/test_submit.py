@@ -118,6 +118,8 @@ async def test_a_folder_is_sent_once_belongs_to_its_jobs_and_comes_back(
     spec = pods[1]["spec"]
     (volume,) = (volume for volume in spec["volumes"] if volume["name"] == "ddpjob-code")
     assert [source["configMap"]["name"] for source in volume["projected"]["sources"]] == [sent["metadata"]["name"]]
+    started = await cluster.job("first")
+    assert started["status"]["codeDigest"] == started["spec"]["code"]["sha256"]
     (trainer,) = spec["containers"]
     assert trainer["args"] == ["--script", "train.py", "--", "--lr", "3e-4"]
 

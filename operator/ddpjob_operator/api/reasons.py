@@ -250,7 +250,7 @@ FAILURES = (
 EVENTS = (
     Reason("Initializing", "Normal", "The initializer pod was created."),
     Reason("InitializerFailed", "Warning", "The initializer pod failed; it is retried or the job fails."),
-    Reason("Starting", "Normal", "The pods of the first attempt are being created."),
+    Reason("Starting", "Normal", "The pods of the first attempt are being created; with the digest of submitted code."),
     Reason("Running", "Normal", "All pods of an attempt are ready."),
     Reason("Restarting", "Warning", "An attempt has ended; the next one starts."),
     Reason("ScaledUp", "Normal", "The next attempt has more nodes."),

@@ -276,6 +276,9 @@ class DDPJobStatus(APIModel):
     attempt: int = 0
     """Number of the current attempt, from 0. It is part of the pod names."""
 
+    code_digest: str | None = None
+    """SHA-256 digest of the code that the current attempt runs: `spec.code.sha256`. Its snapshots have it too."""
+
     restarts: int = 0
     """Number of restarts after failures."""
 

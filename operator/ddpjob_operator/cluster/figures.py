@@ -9,11 +9,8 @@ from ddpjob_operator.cluster.cache import Key
 from ddpjob_operator.core.ledger.goodput import seconds_of
 from ddpjob_operator.core.ledger.usage import usage_between
 from ddpjob_operator.core.ledger.waits import waits_between
-from ddpjob_operator.core.values.job import Job
+from ddpjob_operator.core.values.job import SHOWN_DIGEST, Job
 from ddpjob_operator.metrics import JobFigures
-
-DIGEST = 12
-"""Characters of a digest that the command line shows."""
 
 ATTENTION = ("Degraded", "SnapshotsFailing", "LossNotFinite", "ShutdownTooShort")
 """Conditions that have a series. The phase says what the others say."""
@@ -43,7 +40,7 @@ def figures(key: Key, job: Job | None, status: DDPJobStatus, default_image: str)
         eta=progress.eta if progress and status.phase is Phase.RUNNING else None,
         gpus=nodes * job.spec.gpus_per_node if job else 0,
         image=(job.spec.image or default_image) if job else "",
-        code=job.spec.code.sha256[:DIGEST] if job and job.spec.code else "",
+        code=(job.code_digest or "")[:SHOWN_DIGEST] if job else "",
         queue=_queue(job.spec) if job else "",
         conditions={each.type: each.reason for each in status.conditions if _needs_attention(each.type, each.status)},
         disruptions=status.disruptions,

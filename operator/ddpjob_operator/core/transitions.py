@@ -94,6 +94,7 @@ def start_gang(look: Look, spec_digests: dict[str, str]) -> Look:
             phase=Phase.STARTING,
             start_time=status.start_time or look.now,
             attempt_start_time=look.now,
+            code_digest=look.job.code_digest,
             selector=_selector(look),
             observed_generation=look.job.generation,
             internal=_made_from(look, spec_digests, status.internal.kept_pods),
@@ -135,6 +136,7 @@ def begin_attempt(look: Look, following: NextAttempt) -> Look:
             restart_at=look.now + timedelta(seconds=delay) if delay else None,
             retry_at=None,
             nodes=_none_of(size),
+            code_digest=look.job.code_digest,
             selector=_selector(look),
             observed_generation=look.job.generation,
             internal=_made_from(look, following.spec_digests, following.kept_pods),
@@ -152,6 +154,7 @@ def release_gang(look: Look, following: NextAttempt) -> Look:
             attempt=_next_number(look),
             retry_at=look.now + timedelta(seconds=following.delay),
             nodes=_none_of(following.size),
+            code_digest=look.job.code_digest,
             observed_generation=look.job.generation,
             internal=_made_from(look, following.spec_digests, following.kept_pods),
         )

@@ -51,6 +51,23 @@ def test_the_spec_is_on_record_before_the_first_pod_is_made_from_it() -> None:
     assert created(decided) == ["digits-0-0", "digits-0-1"]
 
 
+CODE = {"configMaps": ["code-3f2a"], "sha256": "3f2a" * 16}
+
+
+def test_each_attempt_has_the_digest_of_its_code_on_record_and_the_first_in_its_event() -> None:
+    first = look(make_job(code=CODE), seen())
+    assert first.status.code_digest == CODE["sha256"]
+    assert [event.message for event in first.events] == ["creating 2 nodes with code 3f2a3f2a3f2a"]
+    without = look(make_job(), seen())
+    assert without.status.code_digest is None
+    assert [event.message for event in without.events] == ["creating 2 nodes"]
+    # of a job that an older operator has started, nothing is written until its next attempt
+    running = in_phase(Phase.RUNNING, spec={"code": CODE})
+    assert look(make_job(running, code=CODE), seen(make_pod(0), make_pod(1))).status.code_digest is None
+    restarted = look(make_job(running, code=CODE), seen(make_pod(0), failed(1, 1, "WorkerException")))
+    assert (restarted.status.attempt, restarted.status.code_digest) == (1, CODE["sha256"])
+
+
 def test_a_refused_service_leaves_the_job_pending_and_says_why() -> None:
     decided = look(make_job(), seen(attempt=None, problem=Problem("NameTaken", "Service digits-rdzv exists")))
     assert decided.status.phase is Phase.PENDING

@@ -36,6 +36,7 @@ from ddpjob_operator.core.stages.finished import plan_refused
 from ddpjob_operator.core.stages.initialize import plan_initializers
 from ddpjob_operator.core.stages.restart import Cause, next_attempt, plan_restart, resize
 from ddpjob_operator.core.values.actions import CreateService, Event, Plan, soonest
+from ddpjob_operator.core.values.job import SHOWN_DIGEST
 from ddpjob_operator.core.values.look import Look
 
 
@@ -113,7 +114,8 @@ def _advanced(look: Look) -> tuple[Look, tuple[Event, ...]]:
     """The phase that follows from the pods that are there, by the node counts of the status."""
     status = look.status
     if status.phase in (None, Phase.PENDING):
-        event = Event("Normal", "Starting", f"creating {look.job.spec.nodes} nodes")
+        code = f" with code {look.job.code_digest[:SHOWN_DIGEST]}" if look.job.code_digest else ""
+        event = Event("Normal", "Starting", f"creating {look.job.spec.nodes} nodes{code}")
         return transitions.start_gang(look, digests(look.job, look.defaults)), (event,)
     if status.nodes.ready == status.nodes.total:
         message = f"all {look.gang_size} nodes run, attempt {status.attempt}"

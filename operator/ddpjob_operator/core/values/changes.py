@@ -54,6 +54,7 @@ class Owned(Recorded, total=False):
     conditions: tuple[Condition, ...]
     attempt: int
     attempt_start_time: datetime | None
+    code_digest: str | None
     restart_at: datetime | None
     retry_at: datetime | None
     internal: Internal

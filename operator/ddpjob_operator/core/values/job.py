@@ -14,6 +14,9 @@ from ddpjob_operator.api.status import DDPJobStatus
 Manifest = dict[str, Any]
 """A Kubernetes object as plain JSON, ready for the wire."""
 
+SHOWN_DIGEST = 12
+"""Characters of a digest in messages and labels."""
+
 
 def _of(count: int, thing: str) -> str:
     return f"{count} {thing}" if count == 1 else f"{count} {thing}s"
@@ -38,6 +41,11 @@ class Job:
     def ranks(self) -> int:
         """Ranks of the whole gang."""
         return self.spec.nodes * self.spec.ranks_per_node
+
+    @property
+    def code_digest(self) -> str | None:
+        """Of the submitted code, if there is any."""
+        return self.spec.code.sha256 if self.spec.code is not None else None
 
     @property
     def size_in_words(self) -> str:
