@@ -12,7 +12,7 @@ from ddpjob_operator.cli.parameters import Context, JobName, Namespace, refused
 app = typer.Typer(
     name="snapshots",
     no_args_is_help=True,
-    help="List, verify, export and remove the snapshots of a job, on a cluster or (--shared) in a folder.",
+    help="List, verify, export, restore and remove the snapshots of a job, on a cluster or (--shared) in a folder.",
 )
 
 Shared = Annotated[
@@ -60,7 +60,7 @@ def verify(
 ) -> None:
     """Read snapshots to the last byte and compare their checksums; on a cluster in a short-lived pod.
 
-    To make that pod takes the right to create pods, as the role edit has it; so do ls --on-volume and rm.
+    To make that pod takes the right to create pods, as the role edit has it; so do ls --on-volume, restore and rm.
     Exit codes: 0 all match, 1 one does not, 2 no such job or folder, or the cluster refused.
     """
     from ddpjob_operator.cli.on_cluster import Cluster
@@ -98,6 +98,31 @@ def export(
 
 
 @app.command()
+def restore(
+    name: JobName,
+    step: Annotated[int, typer.Option(min=0, help="The snapshot of this step.")],
+    shared: Shared = None,
+    namespace: Namespace = None,
+    context: Context = None,
+    image: Image = None,
+) -> None:
+    """Have a job begin its next attempt from this snapshot, once it has verified. Not while it runs: suspend it first.
+
+    The next attempt moves newer snapshots to checkpoints/NAME/aside, from where they can be restored too, and only rm
+    removes them. It begins with ddpjob unsuspend NAME, or for a job that has ended with ddpjob submit --resume.
+    Exit codes: 0 done, 1 there is none of that step or it does not verify, 2 the job runs, no such job or folder, or
+    the cluster refused.
+    """
+    from ddpjob_operator.cli.on_cluster import Cluster
+    from ddpjob_operator.cli.snapshots import run_here, run_on_volume
+
+    options = ("--step", str(step))
+    if shared is not None:
+        raise typer.Exit(run_here(shared, name, "restore", options))
+    raise typer.Exit(run_on_volume(Cluster(context, namespace), name, "restore", options, image))
+
+
+@app.command()
 def rm(
     name: JobName,
     step: Annotated[list[int], typer.Option(min=0, help="The snapshots of this step; may be repeated.")],
@@ -115,5 +140,5 @@ def rm(
 
     options = [text for number in step for text in ("--step", str(number))]
     if shared is not None:
-        raise typer.Exit(run_here(shared, name, "rm", options, changes=True))
-    raise typer.Exit(run_on_volume(Cluster(context, namespace), name, "rm", options, image, changes=True))
+        raise typer.Exit(run_here(shared, name, "rm", options))
+    raise typer.Exit(run_on_volume(Cluster(context, namespace), name, "rm", options, image))

@@ -24,9 +24,11 @@ from ddpjob_operator.wire.jobs import InvalidJob, parse_job, parse_status
 from ddpjob_operator.wire.pods import parse_pod
 
 _CHECKPOINTS = "/mnt/shared/checkpoints"
+_CHANGES = {"restore": "restored", "rm": "removed"}
+"""The commands that change the directory, which they do not while the job runs."""
 
 
-def run_here(shared: Path, name: str, command: str, options: Sequence[str] = (), *, changes: bool = False) -> int:
+def run_here(shared: Path, name: str, command: str, options: Sequence[str] = ()) -> int:
     """Run the trainer's command on a folder of this machine; its exit code."""
     checkpoints = shared.expanduser().absolute() / "checkpoints"
     directory = checkpoints / name
@@ -37,7 +39,7 @@ def run_here(shared: Path, name: str, command: str, options: Sequence[str] = (),
     if importlib.util.find_spec("ddp_trainer") is None:
         return _refuse(f"ddp_trainer: not installed for {sys.executable}; pip install 'ddpjob[cli,trainer]'")
     try:
-        with lock_job(checkpoints.parent, name) if changes else nullcontext():
+        with lock_job(checkpoints.parent, name) if command in _CHANGES else nullcontext():
             return _run([sys.executable, "-m", "ddp_trainer.snapshots", command, str(directory), *options])
     except VolumeError as error:
         return _refuse(str(error))
@@ -56,9 +58,7 @@ def show_record(cluster: Cluster, name: str) -> int:
     return asked(cluster, ask)
 
 
-def run_on_volume(
-    cluster: Cluster, name: str, command: str, options: Sequence[str], image: str | None, *, changes: bool = False
-) -> int:
+def run_on_volume(cluster: Cluster, name: str, command: str, options: Sequence[str], image: str | None) -> int:
     """Run the trainer's command in a pod that has the volume of a job on a cluster; its exit code."""
 
     async def ask(client: Client, namespace: str) -> int:
@@ -68,15 +68,17 @@ def run_on_volume(
             job = parse_job(found)
         except InvalidJob as error:
             raise ApiError(422, "Invalid", f"{name}: {'; '.join(error.problems)}") from error
-        if changes and (why_not := why_not_now(name, job.status, map(parse_pod, pods))):
-            raise ApiError(409, "Conflict", why_not)
+        if command in _CHANGES:
+            why_not = why_not_now(name, job.status, map(parse_pod, pods), _CHANGES[command])
+            if why_not:
+                raise ApiError(409, "Conflict", why_not)
         used = image or job.spec.image or image_of(pods)
         if used is None:
             raise ApiError(
                 0, "NoImage", f"{name} has no spec.image and no pod any more; name the trainer's with --image"
             )
         arguments = (command, f"{_CHECKPOINTS}/{name}", *options)
-        manifest = build_snapshot_pod(job, used, arguments, writes=changes)
+        manifest = build_snapshot_pod(job, used, arguments, writes=command in _CHANGES)
         return await run_pod(client, namespace, manifest)
 
     return asked(cluster, ask)

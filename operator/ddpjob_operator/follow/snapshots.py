@@ -1,4 +1,4 @@
-"""Snapshots as the status of a job has them on record, and whether they may be removed now."""
+"""Snapshots as the status of a job has them on record, and whether they may be changed now."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def on_record(status: DDPJobStatus, now: datetime) -> list[str]:
     return [*lines, *(f"set aside: {printable(corrupt)}" for corrupt in status.corrupt_snapshots)]
 
 
-def why_not_now(name: str, status: DDPJobStatus, pods: Iterable[PodView]) -> str:
-    """Why snapshots of the job may not be removed now; empty if they may."""
+def why_not_now(name: str, status: DDPJobStatus, pods: Iterable[PodView], changed: str) -> str:
+    """Why snapshots of the job may not be `changed` now, such as removed; empty if they may."""
     running = [pod.name for pod in pods if not pod.ended]
     if running:
         more = f" and {len(running) - _MOST_PODS_NAMED} more" if len(running) > _MOST_PODS_NAMED else ""
@@ -33,4 +33,4 @@ def why_not_now(name: str, status: DDPJobStatus, pods: Iterable[PodView]) -> str
         return ""
     else:
         what = f"it is {status.phase}"
-    return f"snapshots of {name} cannot be removed now: {what}; ddpjob suspend {name} first"
+    return f"snapshots of {name} cannot be {changed} now: {what}; ddpjob suspend {name} first"

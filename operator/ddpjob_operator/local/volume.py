@@ -12,7 +12,7 @@ import re
 import socket
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 _SNAPSHOT = re.compile(r"(?:step|checkpoint)-(\d+)")
@@ -71,8 +71,13 @@ def log_tail(log: Path, uid: str | None = None, lines: int = _TAIL_LINES) -> str
 
 
 def newest_snapshot(shared: Path, job: str) -> int | None:
-    """The step of the newest snapshot or checkpoint by name; whether it verifies is for the trainer to find out."""
-    steps = [_SNAPSHOT.fullmatch(path.name) for path in (shared / "checkpoints" / job).glob("*-*")]
+    """The step of the newest snapshot or checkpoint by name, or of the one that is to be restored; whether it verifies
+    is for the trainer to find out.
+    """
+    directory = shared / "checkpoints" / job
+    with suppress(OSError, ValueError, LookupError, TypeError):
+        return int(json.loads((directory / "restore.json").read_bytes())["step"])
+    steps = [_SNAPSHOT.fullmatch(path.name) for path in directory.glob("*-*")]
     return max((int(match[1]) for match in steps if match), default=None)
 
 

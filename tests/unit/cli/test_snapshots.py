@@ -11,7 +11,7 @@ import pytest
 
 from ddpjob_operator.cli import volume_pod
 from ddpjob_operator.cli.snapshots import run_here
-from ddpjob_operator.local.volume import lock_job
+from ddpjob_operator.local.volume import lock_job, newest_snapshot
 from ddpjob_operator.runtime.errors import ApiError
 
 
@@ -26,17 +26,26 @@ def test_the_trainers_command_lists_verifies_and_removes(shared: Path, capsys: p
     assert run_here(shared, "digits", "ls") == 0
     assert "10  BAD" in capsys.readouterr().out
     assert run_here(shared, "digits", "verify") == 1
-    assert run_here(shared, "digits", "rm", ["--step", "10"], changes=True) == 0
+    assert run_here(shared, "digits", "rm", ["--step", "10"]) == 0
     assert capsys.readouterr().out.endswith("step-000000000010: removed\n")
     assert run_here(shared, "digits", "ls") == 0
     assert "no snapshot in" in capsys.readouterr().out
 
 
-def test_nothing_is_removed_while_a_run_holds_the_job(shared: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("command", ["rm", "restore"])
+def test_nothing_is_changed_while_a_run_holds_the_job(
+    shared: Path, command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with lock_job(shared, "digits"):
-        assert run_here(shared, "digits", "rm", ["--step", "10"], changes=True) == 2
-    assert "digits" in capsys.readouterr().err
+        assert run_here(shared, "digits", command, ["--step", "10"]) == 2
+    assert "job digits is already running" in capsys.readouterr().err
     assert (shared / "checkpoints" / "digits" / "step-000000000010").is_dir()
+
+
+def test_a_run_shows_the_step_that_it_is_to_begin_from(shared: Path) -> None:
+    assert newest_snapshot(shared, "digits") == 10
+    (shared / "checkpoints" / "digits" / "restore.json").write_text('{"step": 5, "after": ""}')
+    assert newest_snapshot(shared, "digits") == 5
 
 
 @pytest.mark.parametrize("name", ["digitz", "../digits", "."])

@@ -44,9 +44,10 @@ def pod(phase: PodPhase) -> PodView:
         (None, [], ""),
     ],
 )
-def test_snapshots_are_removed_only_while_no_pod_uses_them(
+def test_snapshots_are_changed_only_while_no_pod_uses_them(
     phase: str | None, pods: list[PodView], refusal: str
 ) -> None:
-    said = why_not_now("digits", DDPJobStatus.model_validate({"phase": phase}), pods)
+    said = why_not_now("digits", DDPJobStatus.model_validate({"phase": phase}), pods, "restored")
     assert refusal in said
+    assert said.startswith("snapshots of digits cannot be restored now: " if refusal else "")
     assert bool(said) is bool(refusal)

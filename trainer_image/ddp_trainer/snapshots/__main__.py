@@ -1,11 +1,14 @@
-"""List, verify, export and remove snapshots.
+"""List, verify, export, restore and remove snapshots.
 
 python -m ddp_trainer.snapshots ls DIR          list snapshots, newest first, then checkpoints of the program's own
 python -m ddp_trainer.snapshots verify DIR      verify checksums; exit code 1 if any does not match its manifest
 python -m ddp_trainer.snapshots export DIR      write the newest valid model as model.pt and model.safetensors
-python -m ddp_trainer.snapshots rm DIR --step N remove the snapshots of these steps; not while the job runs
+python -m ddp_trainer.snapshots restore DIR --step N
+                                                have the next attempt begin from the snapshot of this step
+python -m ddp_trainer.snapshots rm DIR --step N remove the snapshots of these steps
 
-DIR is a checkpoint directory, such as /mnt/shared/checkpoints/digits. Only rm changes it, and only export needs torch.
+DIR is a checkpoint directory, such as /mnt/shared/checkpoints/digits. Only restore and rm change it, neither while the
+job runs, and only export needs torch.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import get_args
 
+from ddp_trainer.snapshots.trust import restore
 from ddp_trainer.snapshots.trust.errors import SnapshotError
 from ddp_trainer.snapshots.trust.manifest import SnapshotInfo
 from ddp_trainer.snapshots.trust.names import CORRUPT, TEMPORARY, Series, step_directory
@@ -40,6 +44,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _verify(stores, options.step)
         if options.command == "rm":
             return _remove(stores, options.step)
+        if options.command == "restore":
+            return _restore(options.directory, options.step)
         return _export(stores[0], options.step, options.state, options.to)
     except (SnapshotError, OSError) as error:
         print(error, file=sys.stderr)
@@ -48,10 +54,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _ls(stores: Sequence[SnapshotStore]) -> int:
     infos = [(store.series, info) for store in stores for info in store.list()]
+    directory = stores[0].directory
     if not infos:
-        print(f"no snapshot in {stores[0].directory}")
+        print(f"no snapshot in {directory}")
     for series, info in infos:
         print(_line(series, info))
+    for path in restore.aside_in(directory):
+        kind, step = path.name.split("-")
+        print(f"{kind} {int(step):>10}  set aside by a restore, {path.parent.relative_to(directory)}")
+    if (request := restore.asked(directory)) is not None:
+        print(f"the next attempt is asked to begin from step {request.step}")
     return 0
 
 
@@ -103,14 +115,22 @@ def _export(store: SnapshotStore, step: int | None, state: str, to: Path) -> int
     return 0
 
 
+def _restore(directory: Path, step: int) -> int:
+    newer = restore.ask(directory, step)
+    aside = f", and sets aside {', '.join(path.name for path in newer)}" if newer else ""
+    print(f"step {step}: verified; the next attempt begins from it{aside}")
+    return 0
+
+
 def _remove(stores: Sequence[SnapshotStore], steps: Sequence[int]) -> int:
     """Remove what there is of each of these steps, set aside or not, or nothing if one of them has nothing."""
+    aside = restore.aside_in(stores[0].directory)
     found = {
         step: [
             path
             for store in stores
-            for path in (store.path(step), store.path(step).with_name(f"{store.path(step).name}{CORRUPT}"))
-            if os.path.lexists(path)
+            for path in (store.path(step), store.path(step).with_name(f"{store.path(step).name}{CORRUPT}"), *aside)
+            if os.path.lexists(path) and path.name.removesuffix(CORRUPT) == step_directory(step, store.series)
         ]
         for step in steps
     }
@@ -147,12 +167,15 @@ def _parser() -> argparse.ArgumentParser:
         ("ls", "list"),
         ("verify", "verify checksums"),
         ("export", "export the model"),
+        ("restore", "have the next attempt begin from a snapshot"),
         ("rm", "remove"),
     ):
         command = commands.add_parser(name, help=text)
         command.add_argument("directory", type=Path, metavar="DIR")
         if name == "rm":
             command.add_argument("--step", type=int, action="append", required=True, help="of which; may be repeated")
+        elif name == "restore":
+            command.add_argument("--step", type=int, required=True, help="of which")
         elif name != "ls":
             command.add_argument(
                 "--step", type=int, help="this snapshot only; the default is all, or the newest valid one"

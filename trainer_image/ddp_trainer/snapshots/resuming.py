@@ -18,7 +18,7 @@ from ddp_trainer.contract.exit_codes import FencedError, UserError
 from ddp_trainer.snapshots.codec import rng
 from ddp_trainer.snapshots.codec.state import RNG, SHARDS, File, Stateful, file_in_memory, parse_files, read_files
 from ddp_trainer.snapshots.ranks import Ranks
-from ddp_trainer.snapshots.trust import earlier, rollback
+from ddp_trainer.snapshots.trust import earlier, restore, rollback
 from ddp_trainer.snapshots.trust.errors import CorruptSnapshotError, IncompatibleSnapshotError, SnapshotError
 from ddp_trainer.snapshots.trust.fence import Fence
 from ddp_trainer.snapshots.trust.manifest import Manifest
@@ -34,7 +34,7 @@ Files = dict[str, File]
 def acquire(
     directory: Path, identity: Identity, *, keep: int, keep_every: int | None = None, series: Series = "step"
 ) -> SnapshotStore:
-    """Rank 0's store, owned by this attempt, without what an earlier one has asked to go back behind.
+    """Rank 0's store, owned by this attempt, without what a person or an earlier one has asked to go back behind.
 
     Raises FencedError, UserError for a volume that cannot be written at all, SnapshotError for one that may be later.
     """
@@ -48,6 +48,7 @@ def acquire(
             world_size=identity.world_size,
             nodes=identity.nodes,
         )
+        restore.carry_out(directory, fence)  # first: what it sets aside, a rollback would remove
         rollback.carry_out(directory, fence, keep=keep)
         if identity.begins_anew:
             earlier.set_aside(directory, fence)

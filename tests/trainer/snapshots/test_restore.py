@@ -1,0 +1,167 @@
+"""A person has the next attempt begin from an older snapshot, and nothing is lost by it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.trainer.snapshots.one_rank import Run
+from tests.trainer.snapshots.test_earlier import Stops
+
+from ddp_trainer.contract.exit_codes import FencedError
+from ddp_trainer.snapshots.__main__ import main
+from ddp_trainer.snapshots.checkpoints import Checkpoints
+from ddp_trainer.snapshots.trust import restore
+from ddp_trainer.snapshots.trust.fence import Fence
+from ddp_trainer.snapshots.trust.listing import steps_in
+from ddp_trainer.snapshots.trust.rollback import ask
+from ddp_trainer.snapshots.values import Identity, Progress
+
+
+def resumed(directory: Path, attempt: int, until: int = 0) -> int | None:
+    """The step that an attempt resumes from; it trains until another one."""
+    run = Run(directory, attempt=attempt, keep=1000)
+    found = run.snapshots.resume()
+    run.train(until)
+    run.snapshots.close()
+    return found.step if found else None
+
+
+def aside(directory: Path) -> list[str]:
+    return [path.name[-2:] for path in restore.aside_in(directory)]
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Path:
+    """Its first attempt has saved the steps 2, 4 and 6."""
+    assert resumed(tmp_path, 0, until=6) is None
+    return tmp_path
+
+
+def test_the_next_attempt_begins_from_it_and_later_ones_from_what_it_saves(
+    job: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    assert main(["restore", str(job), "--step", "2"]) == 0
+    newer = "step-000000000004, step-000000000006"
+    assert capsys.readouterr().out == f"step 2: verified; the next attempt begins from it, and sets aside {newer}\n"
+    assert steps_in(job) == [2, 4, 6], "it is for an attempt that owns the directory to move them"
+    assert main(["ls", str(job)]) == 0
+    assert "the next attempt is asked to begin from step 2\n" in capsys.readouterr().out
+
+    assert resumed(job, 1, until=4) == 2
+    assert f"2 newer ones are now in {job}/aside/000000000001-000001-uid-1" in caplog.text
+    assert (steps_in(job), aside(job)) == ([2, 4], ["06", "04"])
+    assert main(["ls", str(job)]) == 0
+    assert "step          6  set aside by a restore, aside/000000000001-000001-uid-1\n" in capsys.readouterr().out
+    assert resumed(job, 2) == 4
+
+
+def test_a_snapshot_that_was_set_aside_can_be_restored_and_only_rm_removes_it(job: Path) -> None:
+    restore.ask(job, 2)
+    assert resumed(job, 1) == 2
+    restore.ask(job, 6)
+    assert resumed(job, 2) == 6
+    assert (steps_in(job), aside(job)) == ([2, 6], ["04"])
+    assert main(["rm", str(job), "--step", "4"]) == 0
+    assert (steps_in(job), aside(job)) == ([2, 6], [])
+
+
+@pytest.mark.parametrize("step", [4, 5])
+def test_a_snapshot_that_is_not_there_or_damaged_is_refused(
+    job: Path, step: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    os.truncate(job / "step-000000000004" / "state.json", 3)
+    assert main(["restore", str(job), "--step", str(step)]) == 1
+    assert capsys.readouterr().err.startswith(
+        "step-000000000004 is not restored, it does not verify: state.json has 3 bytes"
+        if step == 4
+        else "there is no snapshot of step 5"
+    )
+    assert restore.asked(job) is None
+    assert resumed(job, 1) == 6
+
+
+def test_what_an_attempt_on_a_lost_node_saves_meanwhile_is_set_aside_too(job: Path) -> None:
+    lost = Run(job, attempt=1, keep=1000)
+    lost.snapshots.resume()
+    restore.ask(job, 2)
+    lost.train(8)
+    lost.snapshots.close()
+    assert resumed(job, 2) == 2
+    assert aside(job) == ["08", "06", "04"]
+
+
+def test_steps_that_were_trained_since_the_request_are_not_set_aside(job: Path) -> None:
+    """Such as by a job that was unsuspended at the same time, whose attempt has read the directory before."""
+    restore.ask(job, 2)
+    request = (job / restore.REQUEST).read_bytes()
+    (job / restore.REQUEST).unlink()
+    assert resumed(job, 1, until=8) == 6
+    (job / restore.REQUEST).write_bytes(request)
+    assert resumed(job, 2) == 8
+    assert restore.asked(job) is None
+    assert aside(job) == []
+
+
+def test_checkpoints_of_the_program_are_restored_and_set_aside_as_well(job: Path) -> None:
+    identity = Identity("digits", "uid-1", 1, 1, 0, 1)
+    checkpoints = Checkpoints(job, keep=9, identity=identity)
+    for step in (3, 5):
+        with checkpoints.writing(Progress(step, 0, 0)) as folder:
+            (folder / "model.pt").write_bytes(b"model")
+    restore.ask(job, 3)
+    assert resumed(job, 2) == 2
+    assert list(steps_in(job, "checkpoint")) == [3]
+    assert aside(job) == ["06", "04", "05"]
+
+
+def test_a_rollback_removes_nothing_that_was_set_aside(job: Path) -> None:
+    ask(Fence.acquire(job, created=1, attempt=1, uid="uid-1"), step=5)
+    restore.ask(job, 2)
+    assert resumed(job, 2) == 2
+    assert aside(job) == ["06", "04"]
+
+
+@pytest.mark.parametrize("renames", [0, 1, 2])
+def test_a_crash_in_the_middle_loses_nothing(job: Path, renames: int) -> None:
+    restore.ask(job, 2)
+    with pytest.raises(OSError, match="dies here"):
+        restore.carry_out(job, Fence.acquire(job, created=1, attempt=1, uid="uid-1"), Dies(renames))
+    assert resumed(job, 2) == 2
+    assert sorted(aside(job)) == ["04", "06"]
+
+
+class Dies(Stops):
+    """Also before a file is removed."""
+
+    def remove_tree(self, path: Path) -> None:
+        if self.left == 0:
+            raise OSError("the process dies here")
+        super().remove_tree(path)
+
+
+def test_an_attempt_that_was_replaced_moves_nothing(job: Path) -> None:
+    old = Fence.acquire(job, created=1, attempt=1, uid="uid-1")
+    Fence.acquire(job, created=1, attempt=2, uid="uid-1")
+    restore.ask(job, 2)
+    with pytest.raises(FencedError):
+        restore.carry_out(job, old)
+    assert steps_in(job) == [2, 4, 6]
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"step": "x", "after": ""}', '{"after": ""}'])
+def test_a_request_that_says_nothing_changes_nothing(job: Path, content: str) -> None:
+    (job / restore.REQUEST).write_text(content)
+    assert resumed(job, 1) == 6
+
+
+def test_restoring_needs_no_torch(volume: Any, run_script: Any) -> None:
+    volume.save(volume.writer(), 1)
+    program = (
+        "import sys; sys.modules['torch'] = None; from ddp_trainer.snapshots.__main__ import main; "
+        f"sys.exit(main(['restore', {str(volume.directory)!r}, '--step', '1']))"
+    )
+    done = run_script("-c", program)
+    assert done.returncode == 0, done.stderr

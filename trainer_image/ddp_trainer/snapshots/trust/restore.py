@@ -1,0 +1,154 @@
+"""Restoring: a person chooses the snapshot that the next attempt begins from.
+
+    checkpoints/<job>/restore.json                              {"step": 400, "after": "<fencing token>"}
+    checkpoints/<job>/aside/<fencing token>/step-000000000600
+
+The request moves nothing: an attempt on a lost node may still be saving, and what it saves is newer. The next attempt,
+once it owns the directory, moves all that is newer than the step to `aside`, from where nothing removes it. A snapshot
+that is there can be restored in its turn.
+
+`after` is the newest fencing token at the time of the request. Once an attempt after it has saved, the request is out
+of date: steps that were trained since are not set aside.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final, NamedTuple, get_args
+
+from ddp_trainer.snapshots.trust.disk import Disk
+from ddp_trainer.snapshots.trust.errors import SnapshotError
+from ddp_trainer.snapshots.trust.fence import Fence, history
+from ddp_trainer.snapshots.trust.listing import manifest_in, steps_in
+from ddp_trainer.snapshots.trust.names import TEMPORARY, Series, step_directory
+from ddp_trainer.snapshots.trust.verify import verify_files
+
+log = logging.getLogger(__name__)
+
+REQUEST: Final = "restore.json"
+FOLDER: Final = "aside"
+
+
+class Request(NamedTuple):
+    """What is to be restored, and the fencing token that was the newest then; empty if there was none."""
+
+    step: int
+    after: str
+
+
+def ask(directory: Path, step: int, disk: Disk | None = None) -> Sequence[Path]:
+    """Have the next attempt begin from the snapshot of this step, which is verified first. Returns what is newer.
+
+    Raises SnapshotError if there is none or it does not verify, OSError.
+    """
+    disk = disk or Disk()
+    found = _of_step(directory, step)
+    if not found:
+        raise SnapshotError(f"there is no snapshot of step {step}; `ls` lists those there are")
+    for path in found:
+        try:
+            verify_files(path, manifest_in(path))
+        except SnapshotError as error:
+            raise SnapshotError(f"{path.name} is not restored, it does not verify: {error}") from error
+    after = max((attempt.name for attempt in history(directory)), default="")
+    written = directory / f"{TEMPORARY}{REQUEST}-{os.getpid()}"
+    written.unlink(missing_ok=True)
+    disk.create(written, [json.dumps({"step": step, "after": after}).encode()])
+    disk.fsync(written)
+    disk.rename(written, directory / REQUEST)
+    disk.fsync(directory)
+    return _newer(directory, step)
+
+
+def asked(directory: Path) -> Request | None:
+    """What the next attempt is asked to restore."""
+    try:
+        fields = json.loads((directory / REQUEST).read_bytes())
+        return Request(int(fields["step"]), str(fields["after"]))
+    except (OSError, ValueError, LookupError, TypeError):
+        return None
+
+
+def carry_out(directory: Path, fence: Fence, disk: Disk | None = None) -> None:
+    """Do what was asked for. Raises FencedError, OSError.
+
+    Carried out again after a crash in the middle of it, also by another attempt, it does the rest.
+    """
+    disk = disk or Disk()
+    request = asked(directory)
+    if request is None:
+        return
+    fence.check()
+    if (late := _saved_since(directory, request)) is not None:
+        log.warning("step %d is not restored: %s was saved after that was asked for", request.step, late.name)
+    else:
+        _restore(directory, request.step, directory / FOLDER / fence.own.name, disk)
+    disk.remove_tree(directory / REQUEST)
+    disk.fsync(directory)
+
+
+def aside_in(directory: Path) -> Sequence[Path]:
+    """What restores have set aside, those of the last one first."""
+    try:
+        folders = sorted((directory / FOLDER).iterdir(), reverse=True)
+    except FileNotFoundError:
+        return []
+    return [
+        folder / step_directory(step, series)
+        for folder in folders
+        for series in get_args(Series)
+        for step in reversed(steps_in(folder, series))
+    ]
+
+
+def _restore(directory: Path, step: int, aside: Path, disk: Disk) -> None:
+    newer = _newer(directory, step)
+    for folder in (aside.parent, aside) if newer else ():
+        with contextlib.suppress(FileExistsError):
+            disk.make_directory(folder)
+    for path in newer:
+        disk.rename(path, aside / path.name)
+    if newer:
+        disk.fsync(aside)
+    for path in _of_step(directory, step):
+        if path.parent != directory:
+            disk.rename(path, directory / path.name)
+    disk.fsync(directory)
+    moved = f"; {len(newer)} newer ones are now in {aside}" if newer else ""
+    log.warning("this attempt begins from the snapshot of step %d, as was asked for%s", step, moved)
+
+
+def _of_step(directory: Path, step: int) -> Sequence[Path]:
+    """The snapshot and the checkpoint of this step; where there is neither, those that were set aside last."""
+    names = [step_directory(step, series) for series in get_args(Series)]
+    if found := [directory / name for name in names if os.path.lexists(directory / name)]:
+        return found
+    aside = [path for path in aside_in(directory) if path.name in names]
+    return [path for path in aside if path.parent == aside[0].parent]
+
+
+def _newer(directory: Path, step: int) -> Sequence[Path]:
+    return [
+        directory / step_directory(found, series)
+        for series in get_args(Series)
+        for found in steps_in(directory, series)
+        if found > step
+    ]
+
+
+def _saved_since(directory: Path, request: Request) -> Path | None:
+    """A snapshot or checkpoint of an attempt that began after the request."""
+    since = {(found.uid, found.attempt) for found in history(directory) if found.name > request.after}
+    for series in get_args(Series):
+        for step in steps_in(directory, series):
+            path = directory / step_directory(step, series)
+            with contextlib.suppress(SnapshotError, OSError):
+                manifest = manifest_in(path)
+                if (manifest.uid, manifest.attempt) in since:
+                    return path
+    return None
