@@ -95,9 +95,12 @@ def failure_status(status: DDPJobStatus, failure: Failure, now: datetime, log_ta
 
 
 def _is_newer(found: SnapshotStatus, known: SnapshotStatus | None) -> bool:
-    """Newer, or the same and now verified: another node may not know that yet."""
+    """Newer, or the same and now verified: another node may not know that yet.
+
+    A step before the known one is newer if it was saved later: the job went back to an older snapshot.
+    """
     if known is None or found.step != known.step:
-        return known is None or found.step > known.step
+        return known is None or found.step > known.step or found.time > known.time
     return found.verified or not known.verified
 
 

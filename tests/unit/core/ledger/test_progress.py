@@ -82,6 +82,15 @@ def test_the_newest_snapshot_is_kept(known: tuple[int, bool], found: tuple[int, 
     assert (snapshot.step, snapshot.verified) == kept
 
 
+def test_a_job_that_went_back_has_its_first_snapshot_since_as_the_newest() -> None:
+    status = DDPJobStatus(snapshot=SnapshotStatus(step=600, time=NOW, verified=True))
+    restored = with_final_report(status, heard(snapshot={"step": 300, "time": TIME - 60, "verified": True}), NOW)
+    assert restored.snapshot == status.snapshot, "older than what is on record, as a late report is too"
+    saved = with_final_report(status, heard(snapshot={"step": 320, "time": TIME + 60, "verified": True}), NOW)
+    assert saved.snapshot is not None
+    assert saved.snapshot.step == 320
+
+
 anything = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.just("\ud800") | st.just(10**400),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text() | st.just("\ud800"), inner, max_size=3),
