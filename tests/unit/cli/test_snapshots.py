@@ -22,7 +22,9 @@ def shared(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_the_trainers_command_lists_verifies_restores_and_removes(shared: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_trainers_command_lists_verifies_restores_and_removes(
+    shared: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run_here(shared, "digits", "ls") == 0
     assert "10  BAD" in capsys.readouterr().out
     assert run_here(shared, "digits", "verify") == 1

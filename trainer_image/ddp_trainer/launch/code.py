@@ -21,6 +21,7 @@ from ddp_trainer.contract.json_files import FULL
 from ddp_trainer.launch.code_archive import Listing, read_archives
 from ddp_trainer.launch.exit.report import log
 from ddp_trainer.launch.leftovers import beside, put_in_place, remove, remove_leftovers
+from ddp_trainer.launch.unused import mark_used, remove_unused_aside
 from ddp_trainer.launch.work_links import link_code
 
 _CHUNK_BYTES: Final = 1 << 20
@@ -44,6 +45,7 @@ def volume_failure(what: str, error: OSError) -> tuple[str, str]:
 def unpack(code: SubmittedCode, folder: Path) -> Listing:
     """Have the code at `folder/<sha256>`, whole, and return its files. Raises as `put_code`."""
     tree, began = folder / code.sha256, time.monotonic()
+    mark_used(tree)
     if tree.exists():
         listing = read_archives(code, lambda path, mode, content: _hash(content))
         damage = difference(tree, listing)
@@ -60,6 +62,7 @@ def unpack(code: SubmittedCode, folder: Path) -> Listing:
         put_in_place(part, tree, lambda: difference(tree, listing) is None)
     finally:
         remove(part)
+    remove_unused_aside(folder.parent)
     log(f"code {code.sha256[:12]}: unpacked {_files(listing)} in {time.monotonic() - began:.1f} s")
     return listing
 

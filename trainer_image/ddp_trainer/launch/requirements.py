@@ -37,6 +37,7 @@ from ddp_trainer.contract.json_files import read_json, write_json
 from ddp_trainer.contract.messages import no_space
 from ddp_trainer.launch.exit.report import log
 from ddp_trainer.launch.leftovers import beside, put_in_place, remove, remove_leftovers
+from ddp_trainer.launch.unused import PACKAGES, mark_used, remove_unused_aside
 
 POLL_SECONDS: Final = 0.5
 SAY_SECONDS: Final = 30.0
@@ -78,12 +79,14 @@ def packages(pod: PodEnvironment, pause: Pause) -> Path | None:
     source = read_requirements(tree, path)
     pins = {name: version for name in _PINNED if (version := _version(name)) is not None}
     env = pod.shared / "envs" / environment_key(source, pod.code.sha256, image_packages(sys.path[1:]))
+    mark_used(env)
     if is_ready(env):
         log(f"{path}: installed already, envs/{env.name}")
     elif pod.node_rank == 0:
         _install(env, pod.shared / "work" / pod.job, path, pins, pause)
     else:
         _await(env, path, pause)
+    _record(pod.shared / "work" / f".{pod.job}" / PACKAGES, env)
     return site_packages(env)
 
 
@@ -203,6 +206,7 @@ def _install(env: Path, work: Path, path: str, pins: Mapping[str, str], pause: P
         put_in_place(part, env, lambda: read_json(env / MARKER) is not None)
     finally:
         remove(part)
+    remove_unused_aside(env.parent.parent)
     log(f"installed {len(installed)} packages of {path} in {time.monotonic() - began:.1f} s")
 
 
@@ -219,6 +223,19 @@ def _make_environment(folder: Path) -> Path:
     seen = [entry for entry in sys.path[1:] if Path(entry).is_dir()]
     (site_packages(folder) / "ddpjob-image.pth").write_text("".join(f"{entry}\n" for entry in seen))
     return folder / "bin" / "python"
+
+
+def _record(record: Path, env: Path) -> None:
+    """Keep the environment for as long as the job has no other one."""
+    before = (read_json(record) or {}).get("key")
+    if before == env.name:
+        return
+    if isinstance(before, str):
+        mark_used(env.parent / before)
+    record.parent.mkdir(parents=True, exist_ok=True)
+    new = beside(record)
+    new.write_text(json.dumps({"key": env.name}))
+    new.replace(record)
 
 
 def _run(command: list[str], folder: Path, pause: Pause) -> tuple[int, list[str]]:

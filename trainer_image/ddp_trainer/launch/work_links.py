@@ -23,6 +23,7 @@ from ddp_trainer.contract.exit_codes import UserError
 from ddp_trainer.contract.json_files import read_json
 from ddp_trainer.launch.exit.report import log
 from ddp_trainer.launch.leftovers import beside, remove_leftovers
+from ddp_trainer.launch.unused import CODE, mark_used
 
 SHOWN: Final = 3
 _NO_LINKS: Final = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS)
@@ -62,13 +63,15 @@ def link_code(paths: Collection[str], sha256: str, shared: Path, job: str) -> No
 
     Raises UserError where the job has written something in the place of a file, OSError for the volume.
     """
-    work, record = shared / "work" / job, shared / "work" / f".{job}" / "code.json"
+    work, record = shared / "work" / job, shared / "work" / f".{job}" / CODE
     for folder in (work, record.parent):
         folder.mkdir(parents=True, exist_ok=True)
     remove_leftovers(record.parent, time.time())
     known = read_json(record) or {}
     is_linked = known.get("sha256") == sha256
     if not is_linked:
+        if isinstance(known.get("sha256"), str):
+            mark_used(shared / "code" / known["sha256"])
         before = known.get("paths")
         earlier = {path for path in before if isinstance(path, str)} if isinstance(before, list) else set()
         _write(record, None, earlier.union(paths))
