@@ -15,6 +15,7 @@ import yaml
 from ddpjob.handle import AsyncJob
 from ddpjob.sync import Job, run
 from ddpjob_operator.runtime.client import connect
+from ddpjob_operator.runtime.login import CLI
 from ddpjob_operator.submit.check import BadJob, check
 from ddpjob_operator.submit.job import Content, ScriptOptions, Submission, script_job
 from ddpjob_operator.submit.send import send
@@ -86,7 +87,7 @@ class DDPJob(ScriptOptions):
     ) -> AsyncJob:
         """`submit` for asyncio."""
         submission = self.submission()
-        client = await connect(context=context)
+        client = await connect(context=context, agent=CLI)
         try:
             place = namespace or client.namespace
             await send(client, place, submission, replace=replace, note=lambda text: print(text, file=sys.stderr))

@@ -16,6 +16,7 @@ from ddpjob_operator.follow.read import ranks_per_node, read_job, see
 from ddpjob_operator.follow.why import Answer, why
 from ddpjob_operator.runtime.client import Client, Json, connect
 from ddpjob_operator.runtime.errors import ApiError
+from ddpjob_operator.runtime.login import CLI
 from ddpjob_operator.wire.jobs import parse_status
 
 _RESOURCE = "ddpjobs"
@@ -46,7 +47,7 @@ class AsyncJob:
         Raises:
             ApiError: there is none, or the cluster refused.
         """
-        client = await connect(context=context)
+        client = await connect(context=context, agent=CLI)
         try:
             job = cls(client, namespace or client.namespace, name)
             await job.read()

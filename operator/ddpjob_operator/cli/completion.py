@@ -191,8 +191,9 @@ async def _read_jobs(context: str | None, namespace: str | None, into: list[Cand
     """Put names with their phase into `into`, as many as the cluster sends in time."""
     from ddpjob_operator.cluster import paths
     from ddpjob_operator.runtime.client import connect
+    from ddpjob_operator.runtime.login import CLI
 
-    client = await connect(context=context)
+    client = await connect(context=context, agent=CLI)
     try:
         async for page in client.pages(paths.jobs(namespace or client.namespace), "ddpjobs"):
             into += (Candidate(job["metadata"]["name"], _phase(job)) for job in page.items)

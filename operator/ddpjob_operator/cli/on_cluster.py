@@ -24,6 +24,7 @@ from ddpjob_operator.local.display import display_for
 from ddpjob_operator.local.observed import success_in_words
 from ddpjob_operator.runtime.client import Client, connect
 from ddpjob_operator.runtime.errors import ApiError
+from ddpjob_operator.runtime.login import CLI
 from ddpjob_operator.wire.jobs import parse_status
 from ddpjob_operator.wire.pods import parse_pod
 
@@ -104,7 +105,7 @@ def asked(cluster: Cluster, ask: Callable[[Client, str], Awaitable[int]], interr
     """What `ask` returns for a client and a namespace; a refusal is one line, Ctrl-C is `interrupted` and 130."""
 
     async def connected() -> int:
-        client = await connect(context=cluster.context)
+        client = await connect(context=cluster.context, agent=CLI)
         try:
             return await ask(client, cluster.namespace or client.namespace)
         finally:

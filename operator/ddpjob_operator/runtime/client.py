@@ -21,7 +21,7 @@ import aiohttp
 from ddpjob_operator import metrics
 from ddpjob_operator.runtime.decode import decode, decode_aside
 from ddpjob_operator.runtime.errors import ApiError
-from ddpjob_operator.runtime.login import Login, log_in, open_session
+from ddpjob_operator.runtime.login import OPERATOR, Login, log_in, open_session
 from ddpjob_operator.runtime.shares import FairSemaphore
 
 logger = logging.getLogger(__name__)
@@ -58,11 +58,12 @@ class Page(NamedTuple):
 class Client:
     """Calls to one API server. Create it inside a running loop with `connect()`, close it at the end."""
 
-    def __init__(self, current: Login, in_flight: int, context: str | None = None) -> None:
+    def __init__(self, current: Login, in_flight: int, context: str | None = None, agent: str = OPERATOR) -> None:
         self.fence: Callable[[], None] | None = None
         """Called before every call that changes anything; what it raises prevents the call (`leader`)."""
         self._login = current
         self._context = context
+        self._agent = agent
         self._in_flight = FairSemaphore(in_flight)
         self._logging_in = asyncio.Lock()
         self._session = open_session(current)
@@ -272,7 +273,7 @@ class Client:
             if self._login is not used:
                 return
             logger.info("the API server refused our credentials; reading the configuration again")
-            current, old = await log_in(self._context), self._session
+            current, old = await log_in(self._context, self._agent), self._session
             self._session, self._login = open_session(current), current
             # calls that still use the old session finish within their own deadline
             self._closing = asyncio.create_task(_close_later(old), name="old API session")
@@ -284,9 +285,9 @@ def namespace_of(path: str) -> str:
     return rest.partition("/")[0] if found else ""
 
 
-async def connect(in_flight: int = 64, context: str | None = None) -> Client:
+async def connect(in_flight: int = 64, context: str | None = None, agent: str = OPERATOR) -> Client:
     """A client for the configured API server, or for that of a `context` of the kubeconfig."""
-    return Client(await log_in(context), in_flight, context)
+    return Client(await log_in(context, agent), in_flight, context, agent)
 
 
 async def _close_later(session: aiohttp.ClientSession) -> None:

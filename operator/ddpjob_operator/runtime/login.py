@@ -27,6 +27,9 @@ from ddpjob_operator.runtime.errors import ApiError
 from ddpjob_operator.settings import VERSION
 
 KEEPALIVE_SECONDS = 90.0
+OPERATOR = "ddpjob-operator"
+CLI = "ddpjob-cli"
+"""Of the command, and of Python programs that use `ddpjob`."""
 
 _NO_LOGIN = "there is no kubeconfig (name one in KUBECONFIG, or create ~/.kube/config) and no service account of a pod"
 _NAMESPACE_OF_POD = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
@@ -45,17 +48,18 @@ class Login:
     """The namespace of the kubeconfig's context, or of the pod."""
 
 
-async def log_in(context: str | None = None) -> Login:
+async def log_in(context: str | None = None, agent: str = OPERATOR) -> Login:
     """Read the configuration anew: $KUBECONFIG or ~/.kube/config where one exists, else the pod's service account.
 
     Args:
         context: of the kubeconfig; its current one if None.
+        agent: who asks, for the audit log of the API server.
 
     Raises:
         ApiError: neither is there, or it cannot be used.
     """
     configuration, namespace = await _read_configuration(context)
-    headers = {"User-Agent": f"ddpjob-operator/{VERSION}", "Accept": "application/json"}
+    headers = {"User-Agent": f"{agent}/{VERSION}", "Accept": "application/json"}
     if token := await configuration.get_api_key_with_prefix("BearerToken"):
         headers["Authorization"] = token
     return Login(

@@ -10,9 +10,11 @@ import pytest
 from aiohttp import web
 from tests.unit.answers import Server, ok, status
 
+from ddpjob_operator.cli.on_cluster import Cluster, asked
 from ddpjob_operator.runtime import client as api
 from ddpjob_operator.runtime.client import Client, connect, retry_after_seconds
 from ddpjob_operator.runtime.errors import ApiError
+from ddpjob_operator.settings import VERSION
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 
@@ -104,6 +106,20 @@ async def test_after_a_401_the_token_is_read_again_once_for_all(server: Server, 
     (tmp_path / "token").write_text("second")
     answers = await asyncio.gather(*(client.get("/api/v1/pods", "pods") for _ in range(5)))
     assert answers == [{"kind": "Pod"}] * 5
+
+
+async def test_the_operator_and_the_command_can_be_told_apart(server: Server, client: Client) -> None:
+    """In the audit log of the API server, also after a new login."""
+
+    async def ask(command: Client, namespace: str) -> int:
+        await command.get("/api/v1/pods", "pods")
+        return 0
+
+    server.answers = [ok({}), status(401, "Unauthorized"), ok({})]
+    await client.get("/api/v1/pods", "pods")
+    await asyncio.to_thread(asked, Cluster(), ask)
+    agents = [request.headers["User-Agent"] for request in server.asked]
+    assert agents == [f"ddpjob-operator/{VERSION}", *[f"ddpjob-cli/{VERSION}"] * 2]
 
 
 async def test_a_401_that_stays_is_an_error(server: Server, client: Client) -> None:
