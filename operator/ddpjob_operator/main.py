@@ -23,6 +23,7 @@ import kopf
 from ddpjob_operator import logs, metrics, server
 from ddpjob_operator import settings as configuration
 from ddpjob_operator.cluster.cache import Cache, Key
+from ddpjob_operator.cluster.child_watch import ChildWatch
 from ddpjob_operator.cluster.controller import Controller
 from ddpjob_operator.cluster.resync import Resync
 from ddpjob_operator.cluster.status_poll import StatusPoller
@@ -66,6 +67,7 @@ class Operator:
     queue: WorkQueue[Key]
     controller: Controller
     resync: Resync
+    child_watch: ChildWatch
     recorder: EventRecorder
     leader: Leader | None
     watching: bool = False
@@ -156,12 +158,14 @@ async def _assemble(settings: Settings, defaults: Callable[[str], Defaults], cle
         leader=leader,
     )
     resync = Resync(client, cache, settings.namespaces, settings.resync_seconds, queue.add_all)
-    return Operator(settings, cache, queue, controller, resync, recorder, leader)
+    child_watch = ChildWatch(client, cache, settings.namespaces, settings.resync_seconds, queue.add)
+    return Operator(settings, cache, queue, controller, resync, child_watch, recorder, leader)
 
 
 async def _run_parts(operator: Operator, stop: asyncio.Event) -> None:
     """Start everything, wait for `stop` or for a part's end, stop everything."""
     parts = {asyncio.create_task(operator.resync.run(), name="resync"),
+             asyncio.create_task(_watch_children(operator), name="watches of children"),
              asyncio.create_task(operator.recorder.run(), name="event recorder")}  # fmt: skip
     stopping = asyncio.create_task(stop.wait(), name="stop signal")
     watchable = asyncio.create_task(_until_watchable(operator), name="first lists")
@@ -187,8 +191,14 @@ async def _run_parts(operator: Operator, stop: asyncio.Event) -> None:
             await operator.leader.release()
 
 
+async def _watch_children(operator: Operator) -> None:
+    await operator.resync.first_done.wait()  # whose children they are
+    await operator.child_watch.run()
+
+
 async def _until_watchable(operator: Operator) -> None:
     await operator.resync.first_done.wait()
+    await operator.child_watch.tried.wait()
     await framework.until_discoverable(operator.resync.client)
 
 

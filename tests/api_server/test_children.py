@@ -1,10 +1,13 @@
-"""Each action against a real API server: what it does there, and what it does when it is carried out twice or late."""
+"""Each action against a real API server: what it does there, and what it does when it is carried out twice or late.
+And children that somebody deletes."""
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import pytest
+from tests.api_server.conftest import StartOperator
 from tests.api_server.harness import Cluster
 from tests.support.waiting import eventually_async
 
@@ -31,6 +34,7 @@ from ddpjob_operator.core.values.observed import PodView, ServiceView
 from ddpjob_operator.runtime.errors import ApiError
 from ddpjob_operator.wire.jobs import parse_job
 
+POLICY = ("networking.k8s.io/v1", "NetworkPolicy")
 FOREIGN = "0b0c0d0e-0000-4000-8000-00000000000f"
 
 
@@ -196,3 +200,75 @@ async def test_a_job_that_a_finalizer_holds_is_known_to_be_deleted(cluster: Clus
         return False
 
     await eventually_async(gone, "the job is gone")
+
+
+async def children(cluster: Cluster) -> dict[str, dict[str, Any]]:
+    """By resource, what the job has besides its pods."""
+    collections = [
+        (paths.services(cluster.namespace), "services"),
+        (paths.claims(cluster.namespace), "persistentvolumeclaims"),
+        paths.children(*POLICY, cluster.namespace),
+    ]
+    found = {}
+    for path, resource in collections:
+        items, _ = await cluster.client.list(path, resource, labelSelector=f"{GROUP}/job=digits")
+        if items:
+            (found[resource],) = items
+    return found
+
+
+async def deleted(cluster: Cluster) -> dict[str, dict[str, Any]]:
+    """Delete them all, and wait until other ones are there."""
+    before = await children(cluster)
+    assert len(before) == 3
+    for resource, path in (
+        ("services", paths.services(cluster.namespace)),
+        ("persistentvolumeclaims", paths.claims(cluster.namespace)),
+        ("networkpolicies", paths.children(*POLICY, cluster.namespace)[0]),
+    ):
+        await cluster.client.delete(f"{path}/{before[resource]['metadata']['name']}", resource)
+    uids = {item["metadata"]["uid"] for item in before.values()}
+
+    async def restored() -> dict[str, dict[str, Any]] | None:
+        now = await children(cluster)
+        return now if len(now) == 3 and not uids & {item["metadata"]["uid"] for item in now.values()} else None
+
+    after = await eventually_async(restored, "what was deleted is created again")
+    assert after["services"]["spec"]["clusterIP"] == before["services"]["spec"]["clusterIP"]
+    assert after["services"]["spec"]["selector"] == before["services"]["spec"]["selector"]
+    return after
+
+
+async def test_what_somebody_deletes_while_a_job_runs_is_created_again_for_one_call_each(
+    cluster: Cluster, start_operator: StartOperator
+) -> None:
+    first = await start_operator(NETWORK_POLICY="ingress")
+    await cluster.apply_job()
+    pods = await cluster.gang_exists()
+    await cluster.runs(*(pod["metadata"]["name"] for pod in pods))
+    await cluster.phase_is("Running")
+    await deleted(cluster)
+    assert "its volume is new and has no snapshot" in first.log.read_text()
+
+    assert await first.stop() == 0
+    before = Counter(map(str, await cluster.cost()))
+    await start_operator(NETWORK_POLICY="ingress")
+    await deleted(cluster)
+    cost = Counter(map(str, await cluster.cost())) - before
+    assert set(cost.elements()) == {
+        "create services digits-rdzv -> 201",
+        "create persistentvolumeclaims digits-shared -> 201",
+        "create networkpolicies digits -> 201",
+    }, "another operator has asked for nothing but what it had to create"
+    assert cost.total() == 3
+    assert await cluster.gang_exists() == await cluster.pods(), "no pod was touched"
+
+
+async def test_a_gang_that_starts_gets_back_what_somebody_deletes(
+    cluster: Cluster, start_operator: StartOperator
+) -> None:
+    await start_operator(NETWORK_POLICY="ingress")
+    await cluster.apply_job()
+    await cluster.gang_exists()
+    await deleted(cluster)
+    assert (await cluster.status())["phase"] == "Starting"

@@ -72,11 +72,13 @@ async def test_an_operator_that_starts_anew_finds_the_policy_that_is_there(
 
     await eventually_async(made, "the policy exists")
     await first.kill()
-    before = await policy(cluster)
+    before, asked = await policy(cluster), Counter(map(str, await cluster.asked()))
     await start_operator(NETWORK_POLICY="ingress")
 
-    async def looked_again() -> bool:
-        return any(entry.verb == "get" and entry.resource == "networkpolicies" for entry in await cluster.asked())
+    async def looked_again() -> Counter[str] | None:
+        new = Counter(map(str, await cluster.asked())) - asked
+        return new if any("create podgroups" in entry for entry in new) else None
 
-    await eventually_async(looked_again, "the new operator has seen whose policy it is")
+    new = await eventually_async(looked_again, "the new operator tries to create the group")
+    assert [entry for entry in new if "networkpolicies" in entry] == ["list networkpolicies  -> 200"]
     assert await policy(cluster) == before

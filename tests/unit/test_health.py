@@ -24,7 +24,7 @@ def operator(
     watching: bool = True,
 ) -> Operator:
     """One whose parts are as the arguments say. `leader`: whether it is known who leads; None without an election."""
-    parts: dict[str, Any] = dict.fromkeys(("cache", "controller", "recorder"))
+    parts: dict[str, Any] = dict.fromkeys(("cache", "controller", "child_watch", "recorder"))
     return Operator(
         **parts,
         settings=SimpleNamespace(namespaces=("research",)),  # type: ignore[arg-type]

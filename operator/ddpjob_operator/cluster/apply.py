@@ -17,6 +17,7 @@ from typing import assert_never
 from ddpjob_operator.api import KIND
 from ddpjob_operator.cluster import paths, pod_warnings
 from ddpjob_operator.cluster.cache import Cache, Key, Owner, controller_of, owner_of
+from ddpjob_operator.cluster.children import CLAIM, SERVICE, Kind
 from ddpjob_operator.cluster.rejections import Rejected, forbids, problem_of, problem_with, refuses, taken
 from ddpjob_operator.core.manifests.pod_group import unknown_kind
 from ddpjob_operator.core.values.actions import (
@@ -141,23 +142,39 @@ class Applier:
         it is about to go: its own job was not to keep it.
         """
         collection, name = paths.claims(job.namespace), action.manifest["metadata"]["name"]
+        lost = self.cache.is_lost(_owner(job), CLAIM, name)  # its watch may be faster than the answer
         try:
-            await self._create(collection, "persistentvolumeclaims", action.manifest)
+            claim = await self._create(collection, "persistentvolumeclaims", action.manifest)
         except (ApiError, Rejected) as error:
             claim = await self._existing(f"{collection}/{name}", "persistentvolumeclaims", error)
             if claim["metadata"].get("deletionTimestamp") or controller_of(claim).get("uid", job.uid) != job.uid:
                 raise _not_ours(error, "PersistentVolumeClaim", claim) from None
-        self.cache.put_claim(_owner(job))
+        else:
+            self._say_that_it_was(lost, job, CLAIM, name)
+        self.cache.put_child(_owner(job), CLAIM, claim)
 
     async def _create_service(self, job: Job, action: CreateService) -> None:
         collection, name = paths.services(job.namespace), action.manifest["metadata"]["name"]
+        lost = self.cache.is_lost(_owner(job), SERVICE, name)
         try:
-            service = await self._create(collection, "services", action.manifest)
+            service = await self._create_at_its_address(collection, action.manifest)
         except (ApiError, Rejected) as error:
             service = await self._existing(f"{collection}/{name}", "services", error)
             if owner_of(service) != _owner(job):
                 raise _not_ours(error, "Service", service) from None
+        else:
+            self._say_that_it_was(lost, job, SERVICE, name)
         self.cache.put_service(_owner(job), service)
+
+    async def _create_at_its_address(self, collection: str, manifest: Json) -> Json:
+        """With the address of the Service that is gone, which pods that run have; another may have got it since."""
+        try:
+            return await self._create(collection, "services", manifest)
+        except Rejected as error:
+            if error.status != 422 or "clusterIP" not in manifest["spec"]:
+                raise
+        spec = {name: value for name, value in manifest["spec"].items() if name != "clusterIP"}
+        return await self._create(collection, "services", {**manifest, "spec": spec})
 
     async def _point_service(self, job: Job, action: PointService) -> None:
         path = f"{paths.services(job.namespace)}/{action.name}"
@@ -284,6 +301,7 @@ class Applier:
         version, kind = action.manifest["apiVersion"], action.manifest["kind"]
         name = action.manifest["metadata"]["name"]
         collection, resource = paths.children(version, kind, job.namespace)
+        lost = self.cache.is_lost(_owner(job), Kind(version, kind), name)
         try:
             child = await self._create(collection, resource, action.manifest)
         except (ApiError, Rejected) as error:
@@ -293,12 +311,20 @@ class Applier:
             if owner_of(child) != _owner(job):
                 raise _not_ours(error, kind, child) from None
         else:
+            self._say_that_it_was(lost, job, Kind(version, kind), name)
             if kind == "Pod":
                 self.cache.count_creation(_owner(job), job.status.attempt, name, datetime.now(UTC))
         if kind == "Pod":
             self.cache.put_pod(child)
         else:
-            self.cache.put_child(_owner(job), kind, name)
+            self.cache.put_child(_owner(job), Kind(version, kind), child)
+
+    def _say_that_it_was(self, lost: bool, job: Job, kind: Kind, name: str) -> None:
+        if not lost:
+            return
+        empty = "; its volume is new and has no snapshot" if kind == CLAIM else ""
+        message = f"{kind.name} {name} was deleted while the job needs it; it was created again{empty}"
+        logger.warning("%s/%s: %s", job.namespace, job.name, message)
 
     async def _read_log(self, job: Job, action: ReadLog) -> None:
         path = f"{paths.pods(job.namespace)}/{action.name}/log"

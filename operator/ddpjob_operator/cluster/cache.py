@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, NamedTuple
 
+from ddpjob_operator.cluster.children import CLAIM, SERVICE, Child, Children, Kind
 from ddpjob_operator.core.values import names
 from ddpjob_operator.core.values.actions import ReleasePod
 from ddpjob_operator.core.values.observed import Creations, InitializerView, Observed, PodView, PodWarning, ServiceView
@@ -68,18 +69,16 @@ class _Siblings:
 
 @dataclass(slots=True)
 class _Unwatched:
-    """What is known of one job's children from answers, since no watch reports it. Lost with the process, and asked for
+    """What is known of one job's children besides its pods, mostly from answers. Lost with the process, and asked for
     again by the next plan.
 
-    `cluster.apply` writes it with the answers to its calls, the controller with the trainer's reports; both through the
-    `put_` methods of the cache. `Cache.observed` reads it.
+    `cluster.apply` writes it with the answers to its calls, the controller with the trainer's reports, `child_watch`
+    what exists; all through methods of the cache. `Cache.observed` reads it.
     """
 
     service: ServiceView | None = None
-    pvc_exists: bool = False
     report: TrainerReport | None = None
-    children: set[tuple[str, str]] = field(default_factory=set)
-    """Kind and name of each NetworkPolicy and PodGroup that is known to be there."""
+    children: Children = field(default_factory=Children)
     logs: dict[str, str] = field(default_factory=dict)
     """Tails of logs by the uid of their pod, for as long as that is there."""
     warnings: dict[str, PodWarning] = field(default_factory=dict)
@@ -138,9 +137,11 @@ class Cache:
         return Observed(
             pods=tuple(sorted(pods, key=_place)),
             service=known.service,
-            pvc_exists=known.pvc_exists,
+            service_exists=known.children.has(SERVICE),
+            address=known.children.address,
+            pvc_exists=known.children.has(CLAIM),
             report=known.report,
-            children=frozenset(known.children),
+            children=known.children.names,
             logs=dict(known.logs),
             warnings=dict(known.warnings),
             initializer=max(initializers, key=lambda view: view.number, default=None),
@@ -296,18 +297,70 @@ class Cache:
             attempt=int(attempt) if attempt.isdecimal() else -1,
             port=obj["spec"]["ports"][0]["port"],
         )
+        self.put_child(owner, SERVICE, obj)
 
     def drop_service(self, owner: Owner) -> None:
         """Take in that a job has no Service."""
-        self._of(owner).service = None
+        known = self._of(owner)
+        known.service = None
+        for child, version in list(known.children.versions.items()):
+            if child.kind == SERVICE:
+                known.children.drop(child, version)
 
-    def put_claim(self, owner: Owner) -> None:
-        """Take in that a job's PersistentVolumeClaim exists."""
-        self._of(owner).pvc_exists = True
+    def put_child(self, owner: Owner, kind: Kind, obj: Json) -> None:
+        """Take in that a job's Service, claim, NetworkPolicy or PodGroup exists."""
+        if obj["metadata"]["uid"] not in self._gone:
+            self._of(owner).children.put(Child(kind, obj["metadata"]["name"]), obj)
 
-    def put_child(self, owner: Owner, kind: str, name: str) -> None:
-        """Take in that a job's NetworkPolicy or PodGroup exists."""
-        self._of(owner).children.add((kind, name))
+    def drop_child(self, kind: Kind, obj: Json) -> Key | None:
+        """Take in that one is gone; the key of its job, if that was news."""
+        version, found = _version(obj), self.job_of(obj)
+        self._gone.setdefault(obj["metadata"]["uid"], version)
+        if found is None or not self._drop(found[1], Child(kind, obj["metadata"]["name"]), version):
+            return None
+        return found[0]
+
+    def end_children(
+        self, kind: Kind, namespace: str | None, there: Set[tuple[str, str]], version: int | None = None
+    ) -> list[Key]:
+        """Take in what a complete list of one kind lacks; `there` are the namespaces and names of what it has. Without
+        a version nothing of this kind counts as known any more.
+
+        Returns:
+            the jobs of what was known to exist.
+        """
+        losers: list[Key] = []
+        for key, obj in self._jobs.items():
+            owner = Owner(key.namespace, obj["metadata"]["uid"])
+            if namespace not in (None, key.namespace) or (known := self._unwatched.get(owner)) is None:
+                continue
+            for child, seen in list(known.children.versions.items()):
+                lacking = child.kind == kind and (key.namespace, child.name) not in there
+                if lacking and self._drop(owner, child, seen if version is None else version):
+                    losers.append(key)
+        return losers
+
+    def _drop(self, owner: Owner, child: Child, version: int) -> bool:
+        known = self._unwatched.get(owner)
+        if known is None or not known.children.drop(child, version):
+            return False
+        if child.kind == SERVICE:
+            known.service = None
+        return True
+
+    def is_lost(self, owner: Owner, kind: Kind, name: str) -> bool:
+        """Whether a child was there and is gone."""
+        known = self._unwatched.get(owner)
+        return known is not None and Child(kind, name) in known.children.lost
+
+    def job_of(self, child: Json) -> tuple[Key, Owner] | None:
+        """The job whose child an object is, if it is known: by its controller, or where it has none, which a claim that
+        is retained has not, by its label."""
+        key = key_of_pod(child)
+        job = self._jobs.get(key)
+        if job is None or controller_of(child).get("uid", job["metadata"]["uid"]) != job["metadata"]["uid"]:
+            return None
+        return key, Owner(key.namespace, job["metadata"]["uid"])
 
     def put_log(self, owner: Owner, pod_uid: str, tail: str) -> None:
         """Take in the tail of a pod's log; empty if it cannot be read."""
@@ -342,9 +395,6 @@ class Cache:
             the keys of jobs that were there before or are there now, and of those that pods are left of.
         """
         self._listed.add(namespace)
-        for owner, unwatched in self._unwatched.items():
-            if namespace in (None, owner.namespace):
-                unwatched.children.clear()  # no watch would report that one was deleted
         before = {key for key in self._jobs if namespace in (None, key.namespace)}
         for key in before:
             obj = self._jobs[key]

@@ -28,8 +28,8 @@ def claims(namespace: str) -> str:
     return collection("v1", "persistentvolumeclaims", namespace)
 
 
-def children(api_version: str, kind: str, namespace: str) -> tuple[str, str]:
-    """The collection of objects of any kind in a namespace, and its resource, such as networkpolicies.
+def children(api_version: str, kind: str, namespace: str | None) -> tuple[str, str]:
+    """The collection of objects of any kind in one namespace, or (None) in all, and its resource: networkpolicies.
 
     Kinds are made plural as the Kubernetes API conventions do.
     """

@@ -32,6 +32,7 @@ REQUEST_SECONDS = 15.0
 LONGEST_WAIT_SECONDS = 60.0
 """The most that a Retry-After is obeyed for within one call; after it the caller's own backoff takes over."""
 
+_WATCH_CHUNK = 2**16
 _TOO_MANY = 429
 _UNAUTHORIZED = 401
 MERGE_PATCH = "application/merge-patch+json"
@@ -39,7 +40,12 @@ STRATEGIC_MERGE_PATCH = "application/strategic-merge-patch+json"
 JSON_PATCH = "application/json-patch+json"
 METADATA = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
 """Accept header: of an object, its metadata alone."""
+METADATA_LIST = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 
+WATCH_SECONDS = 300
+"""How long one watch request lasts before the server ends it."""
+SILENCE_SECONDS = 70.0
+"""A watch without bookmarks, of which the server sends one a minute, has lost its connection."""
 
 PAGE = 200
 """Objects in one page of a list: pods have 10 kB of JSON and more, and take several times that while they are decoded.
@@ -147,6 +153,30 @@ class Client:
         except (aiohttp.ClientError, OSError) as error:
             raise ApiError(0, "ConnectionFailed", f"GET {path}: {error}") from error
 
+    async def watch(self, path: str, version: int, *, accept: str = "", **query: str) -> AsyncIterator[Json]:
+        """Changes of a collection since `version`, bookmarks among them, until the server ends the request, which it
+        does in time.
+
+        Raises:
+            ApiError: the server refused, or the connection broke. Status 410: it no longer knows that version.
+        """
+        asked = {"watch": "true", "allowWatchBookmarks": "true", "resourceVersion": str(version)}
+        asked |= {**query, "timeoutSeconds": str(WATCH_SECONDS)}
+        headers = {"Accept": accept} if accept else None
+        longest = aiohttp.ClientTimeout(total=WATCH_SECONDS + 30.0, sock_read=SILENCE_SECONDS)
+        try:
+            async with self._send("GET", path, asked, None, headers, longest) as response:
+                if response.status >= 400:
+                    raise _error(response.status, response.reason or "", await response.read())
+                async for line in response.content.iter_chunked(_WATCH_CHUNK):
+                    event: Json = decode(line)
+                    if event["type"] == "ERROR":
+                        said = event["object"]
+                        raise ApiError(said.get("code") or 0, said.get("reason") or "", said.get("message") or "")
+                    yield event
+        except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
+            raise ApiError(0, "ConnectionFailed", f"GET {path}: the watch broke: {error}") from error
+
     async def list(self, path: str, resource: str, page: int = PAGE, **query: str) -> tuple[list[Json], int]:
         """All objects of a collection and the resourceVersion at which the list was true."""
         items: list[Json] = []
@@ -156,17 +186,19 @@ class Client:
             version = found.version
         return items, version
 
-    async def pages(self, path: str, resource: str, page: int = PAGE, **query: str) -> AsyncIterator[Page]:
+    async def pages(
+        self, path: str, resource: str, page: int = PAGE, *, accept: str = "", **query: str
+    ) -> AsyncIterator[Page]:
         """A collection page by page, so that a large one is never in memory as a whole. A list that expires midway
         starts over, with another first page."""
+        headers = {"Accept": accept} if accept else None
         for _ in range(3):
             token = ""
             try:
                 while True:
                     more = {"continue": token} if token else {}
-                    answer = await self._call(
-                        "GET", path, resource, query={**query, "limit": str(page), **more}, verb="LIST"
-                    )
+                    asked = {**query, "limit": str(page), **more}
+                    answer = await self._call("GET", path, resource, query=asked, headers=headers, verb="LIST")
                     metadata, first = answer["metadata"], not token
                     token = metadata.get("continue") or ""
                     yield Page(answer.pop("items", None) or [], int(metadata["resourceVersion"]), first)
@@ -253,7 +285,7 @@ class Client:
         query: Mapping[str, str],
         body: Json | Sequence[Json] | None,
         headers: Mapping[str, str] | None,
-        total_seconds: float | None,
+        limit: aiohttp.ClientTimeout | float | None,
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         async with self._session.request(
             method,
@@ -261,7 +293,7 @@ class Client:
             params=query,
             data=None if body is None else _dumps(body),
             headers=headers or (None if body is None else {"Content-Type": "application/json"}),
-            timeout=aiohttp.ClientTimeout(total=total_seconds),
+            timeout=limit if isinstance(limit, aiohttp.ClientTimeout) else aiohttp.ClientTimeout(total=limit),
             server_hostname=self._login.server_name,
             allow_redirects=False,
         ) as response:

@@ -131,10 +131,14 @@ async def test_a_change_that_a_policy_denies_is_told_to_the_author_of_the_job(
     assert refused.problem.message.endswith("not on Fridays")
 
 
+SPEC = {"spec": {"clusterIP": "10.96.0.7", "ports": [{"port": 29500}]}}
+SERVICE = {"kind": "Service", "metadata": {"name": "digits-rdzv", "uid": "service-1", "resourceVersion": "7"}}
+
+
 async def test_no_pod_gets_the_address_of_a_service_that_is_gone(server: Server, client: Client) -> None:
     """The Service that is made anew has another."""
     cache = Cache()
-    cache.put_service(Owner("ns", "job-1"), {"spec": {"clusterIP": "10.96.0.7", "ports": [{"port": 29500}]}})
+    cache.put_service(Owner("ns", "job-1"), SERVICE | SPEC)
     server.answers = [status(404, "NotFound", "services digits-rdzv not found")]
     manifest = {"kind": "Pod", "metadata": {"name": "digits-1-0"}}
     actions = [CreatePod("digits-1-0", 1, 0, manifest), PointService("digits-rdzv", 1, {})]
@@ -146,13 +150,13 @@ async def test_no_pod_gets_the_address_of_a_service_that_is_gone(server: Server,
 QUOTA = status(403, "Forbidden", "exceeded quota: few")
 OWNED = {"kind": "DDPJob", "name": "digits", "uid": "job-1", "controller": True}
 NETWORK = {"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy", "metadata": {"name": "digits"}}
-SERVICE = {"kind": "Service", "metadata": {"name": "digits-rdzv"}}
 CLAIM = {"kind": "PersistentVolumeClaim", "metadata": {"name": "digits-shared"}}
 
 
 def found(manifest: dict[str, Any], *owners: dict[str, Any]) -> Answer:
-    metadata = manifest["metadata"] | {"namespace": "ns", "ownerReferences": list(owners)}
-    return ok(manifest | {"metadata": metadata, "spec": {"clusterIP": "10.96.0.7", "ports": [{"port": 29500}]}})
+    known = {"namespace": "ns", "uid": "child-1", "resourceVersion": "9"}
+    metadata = manifest["metadata"] | known | {"ownerReferences": list(owners)}
+    return ok(manifest | {"metadata": metadata} | SPEC)
 
 
 @pytest.mark.parametrize(
@@ -185,6 +189,19 @@ async def test_a_refusal_stands_where_the_job_has_no_such_child(server: Server, 
     assert refused is not None
     assert refused.problem.reason == "QuotaExceeded"
     assert not cache.observed(Owner("ns", "job-1")).children
+
+
+async def test_a_service_takes_another_address_where_its_own_is_taken(server: Server, client: Client) -> None:
+    cache, bodies = Cache(), []
+
+    async def keep(request: web.Request, answer: web.Response) -> web.Response:
+        bodies.append(json.loads(await request.text()))
+        return answer
+
+    taken = status(422, "Invalid", "spec.clusterIPs: failed to allocate IP 10.96.0.7: provided IP is already allocated")
+    server.answers = [lambda request: keep(request, taken), lambda request: keep(request, ok(SERVICE | SPEC))]
+    assert await Applier(client, cache).carry_out(JOB, [CreateService(SERVICE | SPEC)]) is None
+    assert [body["spec"].get("clusterIP") for body in bodies] == ["10.96.0.7", None]
 
 
 def pod(**metadata: Any) -> dict[str, Any]:

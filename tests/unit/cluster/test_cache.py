@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from ddpjob_operator.cluster.cache import Cache, Key, Owner, key_of_pod
+from ddpjob_operator.cluster.children import CLAIM, POLICY, SERVICE
 from ddpjob_operator.core.values.actions import ReleasePod
 from ddpjob_operator.core.values.trainer_report import TrainerReport
 
@@ -35,6 +36,15 @@ def pod(
     if owner:
         metadata["ownerReferences"] = [{"kind": "DDPJob", "name": "digits", "uid": owner, "controller": True}]
     return {"metadata": metadata, "status": {"phase": phase}}
+
+
+def child(version: int, uid: str = "child-1", owner: str | None = None, **metadata: Any) -> dict[str, Any]:
+    """A Service, claim or policy of the job."""
+    owner = "job-1" if owner is None and not metadata else owner
+    known = {"name": "digits", "namespace": "ns", "uid": uid, "resourceVersion": str(version)} | metadata
+    if owner:
+        known["ownerReferences"] = [{"kind": "DDPJob", "name": "digits", "uid": owner, "controller": True}]
+    return {"metadata": known}
 
 
 def phases(cache: Cache, owner: Owner = OWNER) -> list[str]:
@@ -115,7 +125,7 @@ def test_a_list_of_one_namespace_says_nothing_about_another() -> None:
 def test_a_new_job_of_the_same_name_replaces_the_old_one_and_its_children() -> None:
     cache = Cache()
     cache.put_job(job(4))
-    cache.put_claim(OWNER)
+    cache.put_child(OWNER, CLAIM, child(5))
     cache.put_job(job(9, uid="job-2"))
     assert cache.job(KEY) == job(9, uid="job-2")
     assert not cache.observed(Owner("ns", "job-2")).pvc_exists
@@ -230,7 +240,7 @@ def test_what_is_gone_is_forgotten_after_two_rounds_of_lists() -> None:
     cache = Cache()
     for number in range(100):
         cache.put_job(job(number + 1, uid=f"job-{number}", name=f"j{number}"))
-        cache.put_claim(Owner("ns", f"job-{number}"))
+        cache.put_child(Owner("ns", f"job-{number}"), CLAIM, child(5))
         cache.drop_job(job(number + 1, uid=f"job-{number}", name=f"j{number}"))
     cache.expire(200)
     assert len(cache._gone) == 100
@@ -249,7 +259,7 @@ def test_nothing_is_decided_about_a_namespace_before_its_lists_are_there() -> No
 
 def test_the_service_is_known_from_the_answer_that_made_it() -> None:
     cache = Cache()
-    service = {
+    service = child(5) | {
         "spec": {
             "clusterIP": "10.96.0.7",
             "ports": [{"port": 29500}],
@@ -305,19 +315,59 @@ def test_other_last_words_take_nothing_away(last: dict[str, Any]) -> None:
     assert cache.observed(OWNER).report == known
 
 
-def test_a_list_forgets_the_children_that_no_watch_reports_of_its_namespace_alone() -> None:
-    """One that was deleted is then found missing."""
+def known(cache: Cache, owner: Owner = OWNER) -> set[tuple[str, str]]:
+    return set(cache.observed(owner).children)
+
+
+def test_only_a_deletion_that_came_after_it_was_seen_takes_a_child_away() -> None:
+    cache = Cache()
+    cache.put_job(job(4))
+    cache.put_child(OWNER, POLICY, child(9))
+    assert cache.drop_child(POLICY, child(8, uid="an earlier one")) is None
+    assert known(cache) == {("NetworkPolicy", "digits")}
+    assert cache.drop_child(POLICY, child(12)) == KEY
+    assert (known(cache), cache.is_lost(OWNER, POLICY, "digits")) == (set(), True)
+    cache.put_child(OWNER, POLICY, child(9))
+    assert known(cache) == set(), "an answer that was on its way does not bring it back"
+    cache.put_child(OWNER, POLICY, child(15, uid="the next one"))
+    assert (known(cache), cache.is_lost(OWNER, POLICY, "digits")) == ({("NetworkPolicy", "digits")}, False)
+
+
+def test_a_service_that_is_gone_leaves_its_address() -> None:
+    cache = Cache()
+    cache.put_job(job(4))
+    cache.put_service(OWNER, child(9) | {"spec": {"clusterIP": "10.96.0.7", "ports": [{"port": 29500}]}})
+    assert cache.observed(OWNER).service_exists
+    cache.drop_child(SERVICE, child(12))
+    seen = cache.observed(OWNER)
+    assert (seen.service, seen.service_exists, seen.address) == (None, False, "10.96.0.7")
+
+
+def test_a_list_of_children_says_what_is_gone_of_its_kind_and_namespace_alone() -> None:
     cache, elsewhere = Cache(), Owner("other", "job-2")
+    cache.put_job(job(4))
+    cache.put_job(job(5, namespace="other", uid="job-2"))
     for owner in (OWNER, elsewhere):
-        cache.put_child(owner, "NetworkPolicy", "digits")
-    cache.take_lists("ns", [], [], 9, 9)
-    assert cache.observed(OWNER).children == frozenset()
-    assert cache.observed(elsewhere).children == {("NetworkPolicy", "digits")}
+        cache.put_child(owner, POLICY, child(9))
+        cache.put_child(owner, CLAIM, child(9))
+    assert cache.end_children(POLICY, "ns", frozenset(), 8) == [], "it is newer than the list"
+    assert cache.end_children(POLICY, "ns", {("ns", "digits")}, 20) == []
+    assert cache.end_children(POLICY, "ns", frozenset(), 20) == [KEY]
+    assert known(cache) == {("PersistentVolumeClaim", "digits")}
+    assert known(cache, elsewhere) == {("PersistentVolumeClaim", "digits"), ("NetworkPolicy", "digits")}
+
+
+def test_the_child_of_an_earlier_job_of_that_name_is_no_child_of_this_one() -> None:
+    cache = Cache()
+    cache.put_job(job(4))
+    label = {"training.ddpjob.io/job": "digits"}
+    assert cache.job_of(child(5, owner="an earlier job")) is None
+    assert cache.job_of(child(5, labels=label)) == (KEY, OWNER), "a claim that is retained has no owner"
 
 
 def test_a_new_leader_asks_for_what_no_list_has() -> None:
     cache = Cache()
-    cache.put_service(OWNER, {"spec": {"clusterIP": "10.96.0.7", "ports": [{"port": 29500}]}})
+    cache.put_service(OWNER, child(5) | {"spec": {"clusterIP": "10.96.0.7", "ports": [{"port": 29500}]}})
     cache.put_report(OWNER, TrainerReport(uid="job-1", attempt=0, step=310))
     cache.distrust()
     known = cache.observed(OWNER)

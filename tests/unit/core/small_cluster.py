@@ -149,6 +149,11 @@ class Cluster:
                 self.deleted.append(self.now)
         return None
 
+    def lacks(self) -> list[str]:
+        """What the job is to have besides its pods, and has not."""
+        group = self.job.spec.scheduling.gang == "Volcano" and ("PodGroup", "digits") not in self.children
+        return [*["Service"] * (self.service is None), *["claim"] * (not self.claim), *["PodGroup"] * group]
+
     def fetch(self, exit_code: int) -> None:
         """The initializers that run come to their end."""
         for name, pod in self.fetchers.items():

@@ -47,6 +47,7 @@ events = st.one_of(
     st.tuples(st.just("quota"), st.sampled_from((0, 1, None))),
     st.tuples(st.just("fetch"), st.sampled_from((0, 1, 64))),
     st.tuples(st.just("delete fetcher")),
+    st.tuples(st.just("delete children")),
     st.tuples(st.just("kubelet lags"), st.booleans()),
     st.tuples(st.just("phases follow")),
 )
@@ -148,6 +149,10 @@ def happen(world: World, event: tuple[object, ...]) -> None:
             cluster.fetch(code)
         case ("delete fetcher",) if cluster.fetchers:
             cluster.delete_fetcher(max(cluster.fetchers))
+        case ("delete children",):
+            cluster.service, cluster.claim = None, False
+            cluster.children.clear()
+            operator.service = None
         case ("kubelet lags", bool(lags)):
             cluster.kubelet_lags = lags
         case ("phases follow",):

@@ -168,7 +168,8 @@ def test_a_status_that_was_lost_learns_its_attempt_from_the_pods_and_keeps_the_b
 
 
 def test_a_running_gang_does_not_need_the_service_to_be_known() -> None:
-    assert look(make_job(RUNNING), seen(*GANG, attempt=None)).actions == ()
+    """A list says that it exists, and not where it points."""
+    assert look(make_job(RUNNING), seen(*GANG, attempt=None, service_exists=True)).actions == ()
 
 
 def test_a_gang_that_starts_has_the_service_looked_at_even_if_every_pod_is_there() -> None:

@@ -23,7 +23,6 @@ from ddpjob_operator.core.values.actions import (
     AssignPod,
     CreateChild,
     CreatePod,
-    CreatePVC,
     CreateService,
     DeletePod,
     Plan,
@@ -49,14 +48,12 @@ class LostReply(Exception):
 
 @dataclass
 class Operator:
-    """One process of the operator. A new one knows of the Service and the claim only what it asks for."""
+    """One process of the operator. A new one knows of the Service only what it asks for."""
 
     cluster: Cluster
     decide: Decide = policy.plan
     service: ServiceView | None = None
-    claim: bool = False
     problem: Problem | None = None
-    children: set[tuple[str, str]] = field(default_factory=set)
     logs: dict[str, str] = field(default_factory=dict)
     warnings: dict[str, PodWarning] = field(default_factory=dict)
     pods: tuple[PodView, ...] | None = None
@@ -108,14 +105,15 @@ class Operator:
         self.kill_after = self.lose_after = self.pods = self.job = None
 
     def _observed(self) -> Observed:
-        known = self.cluster.report, self.problem
         fetchers = self.cluster.fetchers.values()
         return Observed(
             self._seen(),
             self.service,
-            self.claim,
-            *known,
-            children=frozenset(self.children),
+            service_exists=self.cluster.service is not None,
+            pvc_exists=self.cluster.claim,
+            report=self.cluster.report,
+            problem=self.problem,
+            children=frozenset(self.cluster.children),
             logs=dict(self.logs),
             warnings=dict(self.warnings),
             initializer=max(fetchers, key=lambda pod: pod.number, default=None),
@@ -149,10 +147,6 @@ class Operator:
             before = self.creations.get(name, Creations(0, self.cluster.now))
             self.creations[name] = Creations(before.count + 1, self.cluster.now)
         match action:
-            case CreatePVC():
-                self.claim = True
-            case CreateChild(manifest) if manifest["kind"] != "Pod":
-                self.children.add((manifest["kind"], manifest["metadata"]["name"]))
             case CreateService() | PointService():
                 self.service = self.cluster.service
             case ReadLog(uid=uid):
@@ -255,6 +249,8 @@ class World:
             self.settle()
             if self.status.phase in (Phase.SUCCEEDED, Phase.FAILED):
                 return self.status
+            if self.status.phase is Phase.RUNNING:
+                assert self.cluster.lacks() == [], "what somebody deletes is created again"
             if self.status.phase is Phase.RUNNING and self.cluster.job.spec.elastic is not None:
                 assert self.status.nodes.total == self.cluster.job.spec.nodes, "every node could be had by now"
             for name, pod in list(self.cluster.pods.items()):

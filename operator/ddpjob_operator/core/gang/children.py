@@ -1,7 +1,7 @@
-"""What protects and groups a gang: its NetworkPolicies and its PodGroup, made before its pods and kept while it lasts.
+"""What a gang relies on besides its pods: its Service, its claim, its NetworkPolicies and its PodGroup.
 
-Without its policies a job's ports are open, and nobody would notice: one that was deleted is made again in any phase.
-No watch reports these objects; the edge forgets with each of its periodic lists which of them it knows to be there.
+All of it is made before the pods and kept while they are there: without its policies a job's ports are open, without
+its Service no rank that starts finds the others, without its claim no pod can start.
 """
 
 from __future__ import annotations
@@ -10,22 +10,51 @@ from ddpjob_operator.core.manifests.admission import admission
 from ddpjob_operator.core.manifests.admitted import Admitted, Refused
 from ddpjob_operator.core.manifests.network_policy import build_policies
 from ddpjob_operator.core.manifests.pod_group import build_pod_group
-from ddpjob_operator.core.values.actions import CreateChild
+from ddpjob_operator.core.manifests.pods import build_pvc, build_service, rendezvous_selector
+from ddpjob_operator.core.values.actions import Action, CreateChild, CreatePVC, CreateService, PointService
+from ddpjob_operator.core.values.job import Manifest
 from ddpjob_operator.core.values.look import Look
+from ddpjob_operator.core.values.names import service_name
 
 COSCHEDULING, VOLCANO = "Coscheduling", "Volcano"
 
 
-def missing_children(look: Look, admitted: Admitted) -> tuple[CreateChild, ...]:
-    """Create the policies and the group that the job is to have and that are not known to be there."""
-    children = (child for child in (*build_policies(admitted), build_pod_group(admitted)) if child is not None)
-    known = look.observed.children
-    return tuple(CreateChild(child) for child in children if (child["kind"], child["metadata"]["name"]) not in known)
+def create_service(look: Look, admitted: Admitted) -> CreateService:
+    """Create the Service, at the address that it has had."""
+    return CreateService(build_service(admitted, look.status.attempt, look.observed.address))
 
 
-def lost_children(look: Look) -> tuple[CreateChild, ...]:
-    """The same for a job that has its pods."""
-    if look.defaults.network is None and look.job.spec.scheduling.gang not in (COSCHEDULING, VOLCANO):
+def missing_children(look: Look, admitted: Admitted) -> tuple[Action, ...]:
+    """Create the claim, the policies and the group that the job is to have and that are not known to be there."""
+    claim, group = build_pvc(admitted), build_pod_group(admitted)
+    missing: tuple[Action, ...] = missing_policies(look, admitted)
+    if group is not None and not _is_known(look, group):
+        missing = (*missing, CreateChild(group))
+    return missing if claim is None or look.observed.pvc_exists else (CreatePVC(claim), *missing)
+
+
+def missing_policies(look: Look, admitted: Admitted) -> tuple[CreateChild, ...]:
+    """The policies alone."""
+    return tuple(CreateChild(policy) for policy in build_policies(admitted) if not _is_known(look, policy))
+
+
+def lost_children(look: Look) -> tuple[Action, ...]:
+    """The same for a job that has its pods, and its Service, which selects node rank 0 of their attempt."""
+    observed, spec = look.observed, look.job.spec
+    if observed.service is not None and observed.service.attempt != look.status.attempt:
+        attempt = look.status.attempt
+        return (PointService(service_name(look.job.name), attempt, rendezvous_selector(look.job, attempt)),)
+    has_service = observed.service is not None or observed.service_exists
+    has_claim = observed.pvc_exists or spec.shared.claim_name is not None
+    may_lack_more = look.defaults.network is not None or spec.scheduling.gang in (COSCHEDULING, VOLCANO)
+    if has_service and has_claim and not may_lack_more:
         return ()
     admitted = admission(look)
-    return () if isinstance(admitted, Refused) else missing_children(look, admitted)
+    if isinstance(admitted, Refused):
+        return ()
+    missing = missing_children(look, admitted)
+    return missing if has_service else (create_service(look, admitted), *missing)
+
+
+def _is_known(look: Look, child: Manifest) -> bool:
+    return (child["kind"], child["metadata"]["name"]) in look.observed.children

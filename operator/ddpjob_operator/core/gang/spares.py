@@ -11,13 +11,13 @@ from collections.abc import Sequence
 
 from ddpjob_operator.api.status import DDPJobStatus, Phase
 from ddpjob_operator.core.failure.node_lost import is_lost
+from ddpjob_operator.core.gang.children import create_service
 from ddpjob_operator.core.gang.creation import until_creatable
 from ddpjob_operator.core.gang.members import can_be_kept, create_pod_action, discard, is_kept, needs_assignment
 from ddpjob_operator.core.manifests.admission import admission
 from ddpjob_operator.core.manifests.admitted import Admitted, Refused
 from ddpjob_operator.core.manifests.pod_environment import Place
-from ddpjob_operator.core.manifests.pods import build_service
-from ddpjob_operator.core.values.actions import Action, CreatePod, CreateService
+from ddpjob_operator.core.values.actions import Action, CreatePod
 from ddpjob_operator.core.values.look import Look
 from ddpjob_operator.core.values.names import spare_name
 from ddpjob_operator.core.values.observed import PodPhase, PodView, ServiceView
@@ -48,7 +48,7 @@ def spare_actions(look: Look) -> tuple[Action, ...]:
     if isinstance(admitted, Refused):
         return removed  # the job goes on as it was started; that its spec has changed is in the status
     if look.observed.service is None:
-        return (*removed, CreateService(build_service(admitted, look.status.attempt)))
+        return (*removed, create_service(look, admitted))
     return (*removed, *_created(look, admitted, look.observed.service, lacking))
 
 

@@ -52,9 +52,10 @@ def rendezvous_selector(job: Job, attempt: int) -> dict[str, str]:
     return {LABEL_UID: job.uid, LABEL_ATTEMPT: str(attempt), LABEL_NODE_RANK: "0"}
 
 
-def build_service(admitted: Admitted, attempt: int) -> Manifest:
-    """The Service whose address is known before any pod exists; endpoints are published before readiness."""
-    job = admitted.job
+def build_service(admitted: Admitted, attempt: int, address: str = "") -> Manifest:
+    """The Service whose address is known before any pod exists; endpoints are published before readiness. `address` is
+    that of an earlier one, which pods may still have."""
+    job, at = admitted.job, {"clusterIP": address} if address else {}
     return {
         "apiVersion": "v1",
         "kind": "Service",
@@ -66,6 +67,7 @@ def build_service(admitted: Admitted, attempt: int) -> Manifest:
         },
         "spec": {
             "type": "ClusterIP",
+            **at,
             "publishNotReadyAddresses": True,
             "selector": rendezvous_selector(job, attempt),
             "ports": [

@@ -10,13 +10,15 @@ from datetime import timedelta
 from ddpjob_operator.core import transitions
 from ddpjob_operator.core.failure.detect import cut_work, has_succeeded, last_report
 from ddpjob_operator.core.failure.node_lost import force_deletions, until_lost
+from ddpjob_operator.core.gang.children import missing_policies
 from ddpjob_operator.core.gang.members import RESTART_GRACE_SECONDS, done_and_gone, members, stop, with_node_counts
 from ddpjob_operator.core.ledger.progress import with_final_report, with_loss_status
+from ddpjob_operator.core.manifests.admission import admission
 from ddpjob_operator.core.manifests.admitted import Refused
 from ddpjob_operator.core.manifests.bounds import BEYOND
 from ddpjob_operator.core.stages import deadlines
 from ddpjob_operator.core.values import conditions as cond
-from ddpjob_operator.core.values.actions import Action, DeleteJob, DeletePod, Event, Plan, soonest
+from ddpjob_operator.core.values.actions import Action, CreateChild, DeleteJob, DeletePod, Event, Plan, soonest
 from ddpjob_operator.core.values.look import Look
 from ddpjob_operator.core.values.observed import PodView
 
@@ -72,7 +74,7 @@ def plan_finished(look: Look) -> Plan:
     going, policy = _going(look), look.job.spec.restart
     forced = force_deletions(going, policy, look.now)
     asked = [deletion for deletion in clean_up(look, look.observed.pods) if deletion.uid not in _uids(forced)]
-    actions: tuple[Action, ...] = (*asked, *forced, *_initializer(look))
+    actions: tuple[Action, ...] = (*asked, *forced, *_initializer(look), *_protection(look, _uids((*asked, *forced))))
     lost = until_lost(going, policy, look.now) if policy.force_delete_lost_pods else None
     return Plan(look.status, actions, requeue_after=soonest(left, lost))
 
@@ -114,6 +116,14 @@ def _initializer(look: Look) -> tuple[DeletePod, ...]:
     if pod is None or pod.deleting or policy == "None":
         return ()
     return () if pod.ended and policy == "Running" else (DeletePod(pod.name, pod.uid, RESTART_GRACE_SECONDS),)
+
+
+def _protection(look: Look, deleted: set[str]) -> tuple[CreateChild, ...]:
+    """The policies of pods that go on after the end of their job."""
+    if look.defaults.network is None or not any(pod.running and pod.uid not in deleted for pod in look.observed.pods):
+        return ()
+    admitted = admission(look)
+    return () if isinstance(admitted, Refused) else missing_policies(look, admitted)
 
 
 def _missed_a_deadline(look: Look) -> bool:

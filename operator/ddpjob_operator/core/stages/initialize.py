@@ -11,6 +11,7 @@ from ddpjob_operator.core import transitions
 from ddpjob_operator.core.failure.budget import backoff_seconds
 from ddpjob_operator.core.failure.detect import EXIT_USER, SETTLE_SECONDS, Failure, Retry
 from ddpjob_operator.core.failure.node_lost import is_lost, until_lost
+from ddpjob_operator.core.gang.children import lost_children, missing_children
 from ddpjob_operator.core.gang.creation import until_creatable
 from ddpjob_operator.core.gang.members import awaits_data
 from ddpjob_operator.core.gang.problems import (
@@ -81,6 +82,8 @@ def _begin(look: Look, old: InitializerView | None) -> Plan:
         return plan_refused(look, admitted)
     if look.observed.problem is not None:
         look = transitions.degrade(look, look.observed.problem)
+    if missing := missing_children(look, admitted):
+        return Plan(look.status, (*stale, *missing), requeue_after=0.0)
     pod = build_initializer(admitted, look.status.initializer_failures)
     if (wait := until_creatable(look, pod["metadata"]["name"])) > 0:
         return Plan(look.status, stale, requeue_after=wait)
@@ -105,7 +108,8 @@ def _waiting(look: Look, pod: InitializerView) -> Plan:
         until_warnings_are_read(look, pods),
         until_lost(pods, look.job.spec.restart, look.now),
     )
-    return Plan(look.status, warnings_to_read(look, pods), requeue_after=wait, events=events)
+    actions = (*warnings_to_read(look, pods), *lost_children(look))
+    return Plan(look.status, actions, requeue_after=wait, events=events)
 
 
 def _after_failure(look: Look, pod: InitializerView) -> Plan:

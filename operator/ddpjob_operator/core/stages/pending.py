@@ -8,14 +8,13 @@ them to be scheduled one by one. All of it is made at once; the API server's ref
 from __future__ import annotations
 
 from ddpjob_operator.core import transitions
-from ddpjob_operator.core.gang.children import missing_children
+from ddpjob_operator.core.gang.children import create_service, missing_children
 from ddpjob_operator.core.gang.problems import startup_problem
 from ddpjob_operator.core.manifests.admission import admission
 from ddpjob_operator.core.manifests.admitted import Admitted, Refused
-from ddpjob_operator.core.manifests.pods import build_pvc, build_service
 from ddpjob_operator.core.stages.finished import plan_refused
 from ddpjob_operator.core.stages.starting import plan_starting
-from ddpjob_operator.core.values.actions import Action, CreatePVC, CreateService, Plan
+from ddpjob_operator.core.values.actions import Action, Plan
 from ddpjob_operator.core.values.look import Look
 
 
@@ -33,11 +32,5 @@ def plan_pending(look: Look) -> Plan:
 
 
 def _missing(look: Look, admitted: Admitted) -> tuple[Action, ...]:
-    observed = look.observed
-    actions: list[Action] = []
-    if observed.service is None:
-        actions.append(CreateService(build_service(admitted, look.status.attempt)))
-    claim = build_pvc(admitted)
-    if claim is not None and not observed.pvc_exists:
-        actions.append(CreatePVC(claim))
-    return (*actions, *missing_children(look, admitted))
+    missing = missing_children(look, admitted)
+    return missing if look.observed.service is not None else (create_service(look, admitted), *missing)

@@ -29,7 +29,9 @@ def plan_running(look: Look) -> Plan:
 
 def _tend(look: Look) -> Plan:
     """Delete what older attempts left, keep as many spares as wanted, restore children, and update the status."""
-    actions = (*discard(look, left_over(look)), *spare_actions(look), *lost_children(look))
+    spares = spare_actions(look)
+    children = tuple(action for action in lost_children(look) if action not in spares)  # they need the Service, too
+    actions = (*discard(look, left_over(look)), *spares, *children)
     look = with_problems(with_node_counts(look, len(ready_spares(look))))
     lost = until_lost(look.observed.pods, look.job.spec.restart, look.now)
     wait = soonest(lost, until_resized(look), until_spared(look))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from ddpjob_operator.api.status import Phase
 from ddpjob_operator.core import transitions
 from ddpjob_operator.core.failure.node_lost import until_lost
-from ddpjob_operator.core.gang.children import missing_children
+from ddpjob_operator.core.gang.children import create_service, missing_children
 from ddpjob_operator.core.gang.elastic import grace_of_old, still_saving, until_resized, wanted_resize
 from ddpjob_operator.core.gang.members import (
     discard,
@@ -29,13 +29,12 @@ from ddpjob_operator.core.gang.problems import (
 from ddpjob_operator.core.gang.spares import ready_spares, spare_actions, wanted
 from ddpjob_operator.core.manifests.admission import admission
 from ddpjob_operator.core.manifests.admitted import Refused
-from ddpjob_operator.core.manifests.pods import build_service
 from ddpjob_operator.core.manifests.spec_changes import digests, edited_fields
 from ddpjob_operator.core.stages.all_or_nothing import LEAST_WAIT_SECONDS, plan_release, until_released
 from ddpjob_operator.core.stages.finished import plan_refused
 from ddpjob_operator.core.stages.initialize import plan_initializers
 from ddpjob_operator.core.stages.restart import Cause, next_attempt, plan_restart, resize
-from ddpjob_operator.core.values.actions import CreateService, Event, Plan, soonest
+from ddpjob_operator.core.values.actions import Event, Plan, soonest
 from ddpjob_operator.core.values.job import SHOWN_DIGEST
 from ddpjob_operator.core.values.look import Look
 
@@ -67,10 +66,15 @@ def _fill(look: Look) -> Plan:
     admitted = admission(look)
     if isinstance(admitted, Refused):
         return plan_refused(look, admitted)
+    lacking = missing_children(look, admitted)
     if look.observed.service is None:
         # even if every pod is there: whether it selects this attempt has to be looked at
-        return Plan(look.status, (*stale, CreateService(build_service(admitted, look.status.attempt))))
-    create = (*missing_children(look, admitted), *fill_gang(look, admitted), *spare_actions(look))
+        lacking = (create_service(look, admitted), *lacking)
+    if lacking:  # no pod may be there before what protects and groups it
+        problem = look.observed.problem
+        look = look if problem is None else transitions.degrade(look, problem)
+        return Plan(look.status, (*stale, *lacking))
+    create = (*fill_gang(look, admitted), *spare_actions(look))
     before = with_node_counts(look, spares)
     after, events = _advanced(before)
     after = with_problems(after)

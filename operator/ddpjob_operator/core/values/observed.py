@@ -198,11 +198,15 @@ class Observed:
 
     pods: tuple[PodView, ...] = ()
     service: ServiceView | None = None
+    """As the last answer has it; None also where there is one that this process has not asked for yet."""
+    service_exists: bool = False
+    address: str = ""
+    """What the Service has or had, as far as that is known: pods that run have it in their environment."""
     pvc_exists: bool = False
     report: TrainerReport | None = None
     problem: Problem | None = None
     children: frozenset[tuple[str, str]] = frozenset()
-    """Kind and name of every other child that is known to exist: NetworkPolicy, PodGroup."""
+    """Kind and name of every child but pods that is known to exist."""
     logs: Mapping[str, str] = field(default_factory=dict)
     """Tails of logs that were read, by the uid of the pod; an empty one could not be read."""
     warnings: Mapping[str, PodWarning] = field(default_factory=dict)

@@ -1,0 +1,93 @@
+"""The watches of children: what is asked how often, and what is known where one is not allowed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+from tests.unit.virtual_time import run
+
+from ddpjob_operator.cluster.cache import Cache, Key, Owner
+from ddpjob_operator.cluster.child_watch import ChildWatch
+from ddpjob_operator.cluster.children import POLICY
+from ddpjob_operator.runtime.client import WATCH_SECONDS, Page
+from ddpjob_operator.runtime.errors import ApiError
+
+KEY, OWNER = Key("ns", "digits"), Owner("ns", "job-1")
+JOB = {"metadata": {"name": "digits", "namespace": "ns", "uid": "job-1", "resourceVersion": "4"}}
+
+
+def policy(version: int) -> dict[str, Any]:
+    owner = {"kind": "DDPJob", "name": "digits", "uid": "job-1", "controller": True}
+    metadata = {"name": "digits", "namespace": "ns", "uid": "policy-1", "resourceVersion": str(version)}
+    return {"metadata": metadata | {"ownerReferences": [owner]}}
+
+
+class Server:
+    """Stands for the API server, so that time can be virtual. Only policies exist, unless they may not be read."""
+
+    def __init__(self, events: list[tuple[float, dict[str, Any]]], refusal: ApiError | None = None) -> None:
+        self.events = events
+        self.refusal = refusal
+        self.lists = 0
+        self.watches: list[int] = []
+
+    async def pages(self, path: str, resource: str, page: int, **_: str) -> AsyncIterator[Page]:
+        if resource != "networkpolicies":
+            raise ApiError(404, "NotFound", "no such kind")
+        self.lists += 1
+        if self.refusal is not None:
+            raise self.refusal
+        yield Page([policy(5)], 10, first=True)
+
+    async def watch(self, path: str, version: int, **_: str) -> AsyncIterator[dict[str, Any]]:
+        self.watches.append(version)
+        ends = asyncio.get_running_loop().time() + WATCH_SECONDS
+        while self.events:
+            at, event = self.events.pop(0)
+            await asyncio.sleep(at - asyncio.get_running_loop().time())
+            if event["type"] == "ERROR":
+                raise ApiError(410, "Expired", "too old")
+            yield event
+        await asyncio.sleep(ends - asyncio.get_running_loop().time())
+
+
+async def watched(server: Server, seconds: float) -> tuple[Cache, list[Key]]:
+    cache, looked = Cache(), list[Key]()
+    cache.put_job(JOB)
+    found = ChildWatch(server, cache, ("ns",), 300.0, lambda key, after: looked.append(key))  # type: ignore[arg-type]
+    task = asyncio.create_task(found.run())
+    await asyncio.wait_for(found.tried.wait(), 1)
+    await asyncio.sleep(seconds)
+    task.cancel()
+    return cache, looked
+
+
+def test_a_watch_that_has_nothing_to_say_costs_a_request_in_five_minutes() -> None:
+    bookmark = {"type": "BOOKMARK", "object": {"metadata": {"resourceVersion": "70"}}}
+    server = Server([(60, bookmark)])
+    cache, looked = run(watched(server, 2900))
+    assert (server.lists, server.watches, looked) == (1, [10, *[70] * 9], [])
+    assert cache.observed(OWNER).children == {("NetworkPolicy", "digits")}, "nobody has asked for it by its name"
+
+
+def test_a_deletion_has_its_job_looked_at() -> None:
+    server = Server([(5, {"type": "DELETED", "object": policy(20)})])
+    cache, looked = run(watched(server, 10))
+    assert looked == [KEY]
+    assert cache.is_lost(OWNER, POLICY, "digits")
+
+
+def test_a_watch_that_has_lost_its_place_lists_anew() -> None:
+    server = Server([(5, {"type": "ERROR"})])
+    run(watched(server, 10))
+    assert (server.lists, server.watches) == (2, [10, 10])
+
+
+def test_what_may_not_be_watched_counts_as_unknown_and_is_tried_with_each_resync() -> None:
+    """The role of an earlier version: the next pass creates it, or finds it there."""
+    server = Server([], ApiError(403, "Forbidden", "no"))
+    cache, _ = run(watched(server, 1000))
+    assert cache.observed(OWNER).children == frozenset()
+    assert server.lists in (4, 5)
