@@ -33,6 +33,7 @@ Object = dict[str, Any]
 
 REPOSITORY = Path(__file__).parents[2]
 OPERATOR_AGENT = "ddpjob-operator/"
+CLI_AGENT = "ddpjob-cli/"
 TEST_AGENT = "ddpjob-tests"
 OPERATOR = (sys.executable, "-m", "ddpjob_operator.main")
 OUTSIDE = ("leases", "events", "configmaps")
@@ -244,10 +245,10 @@ class Cluster:
             status = {"phase": phase or ("Failed" if code else "Succeeded"), "conditions": []}
             await self.report(pod, status | {"containerStatuses": [state | {"state": {"terminated": terminated}}]})
 
-    async def asked(self) -> list[Asked]:
-        """All that the operator has asked about this namespace so far, from the audit log, in order of completion.
+    async def asked(self, agent: str = OPERATOR_AGENT) -> list[Asked]:
+        """All that the operator, or another agent, has asked about this namespace so far, in order of completion.
 
-        What it is asking at this moment is waited for: a write can be seen before it is answered.
+        From the audit log. What it is asking at this moment is waited for: a write can be seen before it is answered.
         """
         assert self.audit_log is not None, "this API server keeps no audit log beside its kubeconfig"
         log = self.audit_log
@@ -260,22 +261,22 @@ class Cluster:
             text = _read_from(log, *self._audit_from)
             if marker.encode() not in text:
                 return None
-            events = [event for line in text.splitlines() if (event := self._event(line))]
+            events = [event for line in text.splitlines() if (event := self._event(line, agent))]
             ended = {event["auditID"] for event in events if event["stage"] != "RequestReceived"}
             asking = [event for event in events if event["auditID"] not in ended and event["verb"] != "watch"]
             return None if asking else [event for event in events if event["stage"] == "ResponseComplete"]
 
         return [self._entry(event) for event in await eventually_async(logged, "the audit log has caught up")]
 
-    def _event(self, line: bytes) -> Object | None:
-        """A line of the audit log, if it is about what the operator asked of this namespace."""
+    def _event(self, line: bytes, agent: str) -> Object | None:
+        """A line of the audit log, if it is about what this agent asked of this namespace."""
         try:
             event: Object = json.loads(line)
         except ValueError:  # the line that is being written
             return None
         about = event.get("objectRef") or {}
-        ours = event.get("userAgent", "").startswith(OPERATOR_AGENT)
-        return event if ours and about.get("namespace") == self.namespace else None
+        is_theirs = event.get("userAgent", "").startswith(agent)
+        return event if is_theirs and about.get("namespace") == self.namespace else None
 
     @staticmethod
     def _entry(event: Object) -> Asked:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from tests.api_server.harness import Cluster, Operator
+from tests.api_server.harness import CLI_AGENT, Cluster, Operator
 from tests.support.command import COMMAND, to_cluster
 from tests.support.waiting import PATIENCE_SECONDS, eventually_async
 from typer.testing import CliRunner
@@ -176,8 +176,9 @@ async def test_a_shell_beside_a_job_is_no_part_of_it(cluster: Cluster, operator:
     assert await debug_pods(cluster) == []
 
     # the failed pod is there; on a terminal, with kubectl, a shell is opened
-    asked = [entry.verb for entry in await cluster.asked() if entry.name == name]
-    assert set(asked) == {"create", "get", "delete"}, "of the command, which has the operator's agent"
+    asked = [entry.verb for entry in await cluster.asked(CLI_AGENT) if entry.name == name]
+    assert set(asked) == {"create", "get", "delete"}
+    assert [entry for entry in await cluster.asked() if entry.name == name] == [], "of the operator"
     assert asked.count("delete") == 1
     kubectl = tmp_path / "kubectl"
     kubectl.write_text('#!/bin/sh\necho "$@"\nexit 7\n')
