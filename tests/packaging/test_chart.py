@@ -316,6 +316,7 @@ ALL_OPTIONS: Manifest = {
     "trainer": {"image": "registry.example/trainer:1"},
     "settings": {"LOG_LEVEL": "DEBUG"},
     "tenancy": {"bounds": {"maxNodes": 4}},
+    "operatorNetworkPolicy": {"mode": "isolated"},
     "replicaCount": 3,
     "crds": {"keep": False},
     "serviceAccount": {"annotations": {"team": "ml"}},
