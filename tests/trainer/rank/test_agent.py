@@ -9,7 +9,7 @@ import time
 import pytest
 from tests.support.ports import free_port
 
-from ddp_trainer.rank.agent import await_endpoint
+from ddp_trainer.rank.agent import await_endpoint, understood
 
 
 def test_an_endpoint_that_begins_to_listen_is_found() -> None:
@@ -52,3 +52,12 @@ def test_an_address_of_ip_version_6_is_understood() -> None:
         pytest.skip("no IPv6 here")
     with socket.create_server(("::1", 0), family=socket.AF_INET6) as listener:
         await_endpoint(f"[::1]:{listener.getsockname()[1]}", 5)
+
+
+OURS = ["--nnodes=2", "--shutdown-timeout=45", "--module", "ddp_trainer.rank.worker", "script", "train.py"]
+
+
+def test_an_older_torchrun_gets_no_argument_that_it_does_not_have() -> None:
+    given = [*OURS, "--shutdown-timeout=7"]
+    assert understood(given, "--nnodes NNODES --shutdown-timeout SECONDS") == given
+    assert understood(given, "--nnodes NNODES") == ["--nnodes=2", *OURS[2:], "--shutdown-timeout=7"]

@@ -30,6 +30,7 @@ from ddp_trainer.contract.run_dir import (
 
 TRY_SECONDS = 1.0
 PAUSE_SECONDS = 0.1
+_SHUTDOWN = "--shutdown-timeout"
 
 
 def await_endpoint(endpoint: str, seconds: float) -> None:
@@ -64,7 +65,8 @@ def main(argv: Sequence[str]) -> int:
     if list(argv) == [PREPARED]:
         argv = _await_orders(run_dir)
     reserve_agent_report(run_dir)
-    arguments = torchrun.parse_args(list(argv))  # type: ignore[no-untyped-call]
+    known = torchrun.get_args_parser().format_help()
+    arguments = torchrun.parse_args(understood(argv, known))  # type: ignore[no-untyped-call]
     deadline = time.monotonic() + JOIN_TIMEOUT_SECONDS
     while True:
         try:
@@ -93,6 +95,17 @@ def main(argv: Sequence[str]) -> int:
                 continue
             write_agent_report(run_dir, {"rendezvous": _cause(error)})
         return 1
+
+
+def understood(arguments: Sequence[str], torchrun_help: str) -> list[str]:
+    """The arguments that this torchrun has: `--shutdown-timeout` is newer than torch 2.11.
+
+    Without it torchrun gives the survivors of a failed rank 30 s, whatever the job asks for.
+    """
+    if _SHUTDOWN in torchrun_help:
+        return list(arguments)
+    ours = arguments.index("--module")  # what follows belongs to the script
+    return [part for part in arguments[:ours] if not part.startswith(_SHUTDOWN)] + list(arguments[ours:])
 
 
 def _await_orders(run_dir: Path) -> Sequence[str]:
