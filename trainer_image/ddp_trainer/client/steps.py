@@ -159,7 +159,7 @@ class Steps:
         self, loss: Tensor | float | None, weight: float | None, gradient_norm: Tensor | float | None
     ) -> None:
         self._has_loss = loss is not None
-        part = loss.detach() if isinstance(loss, Tensor) else torch.tensor(0.0 if loss is None else loss)
+        part = loss.detach() if isinstance(loss, Tensor) else torch.tensor(0.0 if loss is None else loss, device="cpu")
         if weight is None:
             part = part / self._world.size
         elif weight != 1.0:

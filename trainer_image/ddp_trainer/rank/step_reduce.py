@@ -37,7 +37,7 @@ class StepReduce:
         self._result: StepResult | None = None
         self._buffer = torch.zeros(3, dtype=torch.float64, device=world.device)
         cuda = world.device.type == "cuda"
-        self._host = torch.zeros(3, dtype=torch.float64, pin_memory=cuda)
+        self._host = torch.zeros(3, dtype=torch.float64, device="cpu", pin_memory=cuda)
         self._copied = torch.Event("cuda") if cuda else None
         self._work: dist.Work | None = None
         self._has_norm = False

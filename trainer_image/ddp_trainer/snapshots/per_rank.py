@@ -90,4 +90,4 @@ def _text(tensor: Tensor) -> list[Any]:
 def _tensor(dtype: str, shape: list[int], text: str) -> Tensor:
     data = bytearray(base64.b64decode(text))
     kind: torch.dtype = getattr(torch, dtype)
-    return (torch.frombuffer(data, dtype=kind) if data else torch.empty(0, dtype=kind)).reshape(shape)
+    return (torch.frombuffer(data, dtype=kind) if data else torch.empty(0, dtype=kind, device="cpu")).reshape(shape)

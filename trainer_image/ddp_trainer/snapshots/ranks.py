@@ -78,17 +78,17 @@ class Ranks:
             assert value is not None
             return value
         data = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
-        size = torch.tensor([data.numel()])
+        size = torch.tensor([data.numel()], device="cpu")
         dist.broadcast(size, src=0, group=self.group)
         if self.rank != 0:
-            data = torch.empty(int(size), dtype=torch.uint8)
+            data = torch.empty(int(size), dtype=torch.uint8, device="cpu")
         dist.broadcast(data, src=0, group=self.group)
         received: dict[str, Any] = json.loads(bytes(data.numpy()))
         return received
 
     def numbers_from_first(self, *numbers: int) -> tuple[int, ...]:
         """Rank 0's whole numbers on every rank; the others pass as many of any."""
-        values = torch.tensor(numbers)
+        values = torch.tensor(numbers, device="cpu")
         if self.group is not None:
             dist.broadcast(values, src=0, group=self.group)
         return tuple(values.tolist())
@@ -105,7 +105,7 @@ class Ranks:
             return Gathering(None, tensor.unsqueeze(0))
         if self.rank != 0:
             return Gathering(dist.gather(tensor, dst=0, group=self.group, async_op=True), None)
-        gathered = torch.empty(self.world_size, *tensor.shape, dtype=tensor.dtype)
+        gathered = torch.empty(self.world_size, *tensor.shape, dtype=tensor.dtype, device="cpu")
         return Gathering(dist.gather(tensor, list(gathered.unbind()), dst=0, group=self.group, async_op=True), gathered)
 
     def problems(self, problem: str | None) -> list[str | None]:
@@ -115,10 +115,10 @@ class Ranks:
     def begin_problems(self, problem: str | None) -> Problems:
         """The same without waiting for the other ranks."""
         text = (problem or "").encode()[:_MESSAGE_BYTES]
-        mine = torch.zeros(1 + _MESSAGE_BYTES, dtype=torch.uint8)
+        mine = torch.zeros(1 + _MESSAGE_BYTES, dtype=torch.uint8, device="cpu")
         mine[0] = problem is not None
         mine[1 : 1 + len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8) if text else mine[1:1]
-        everyone = torch.empty(self.world_size, mine.numel(), dtype=torch.uint8)
+        everyone = torch.empty(self.world_size, mine.numel(), dtype=torch.uint8, device="cpu")
         if self.group is None:
             everyone[0] = mine
             return Problems(None, everyone)
@@ -129,10 +129,10 @@ class Ranks:
         if self.group is None:
             return [value]
         mine = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
-        sizes = torch.empty(self.world_size, dtype=torch.int64)
-        dist.all_gather(list(sizes.split(1)), torch.tensor([mine.numel()]), group=self.group)  # type: ignore[no-untyped-call]
-        everyone = torch.empty(self.world_size, int(sizes.max()), dtype=torch.uint8)
-        padded = torch.zeros(everyone.shape[1], dtype=torch.uint8)
+        sizes = torch.empty(self.world_size, dtype=torch.int64, device="cpu")
+        dist.all_gather(list(sizes.split(1)), torch.tensor([mine.numel()], device="cpu"), group=self.group)  # type: ignore[no-untyped-call]
+        everyone = torch.empty(self.world_size, int(sizes.max()), dtype=torch.uint8, device="cpu")
+        padded = torch.zeros(everyone.shape[1], dtype=torch.uint8, device="cpu")
         padded[: mine.numel()] = mine
         dist.all_gather(list(everyone.unbind()), padded, group=self.group)
         return [json.loads(bytes(row[:size].numpy())) for row, size in zip(everyone, sizes.tolist(), strict=True)]

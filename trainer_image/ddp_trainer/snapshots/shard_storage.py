@@ -39,7 +39,7 @@ class StagingWriter(StorageWriter):
     def __init__(self, buffers: Buffers, rank: int) -> None:
         self._buffers = buffers
         self._rank = rank
-        self.staged: tuple[bytes, Tensor] = (b"", torch.empty(0, dtype=torch.uint8))
+        self.staged: tuple[bytes, Tensor] = (b"", torch.empty(0, dtype=torch.uint8, device="cpu"))
         self.index: bytes | None = None
 
     def reset(self, checkpoint_id: Any = None) -> None:
@@ -162,7 +162,9 @@ class VerifyingReader(StorageReader):
 def read_whole(directory: Path, manifest: Manifest) -> dict[str, Tensor]:
     """All tensors of all shards, each assembled from its parts; for people who want the model, not for resuming."""
     index = _read_index(directory, manifest)
-    whole = {name: torch.empty(entry["shape"], dtype=DTYPES[entry["dtype"]]) for name, entry in index.items()}
+    whole = {
+        name: torch.empty(entry["shape"], dtype=DTYPES[entry["dtype"]], device="cpu") for name, entry in index.items()
+    }
     for file in sorted({part["file"] for entry in index.values() for part in entry["parts"]}):
         parts = read_tensors(directory, manifest, file)
         for name, entry in index.items():

@@ -57,9 +57,10 @@ class BatchPlan:
 
     def order(self, epoch: int) -> Tensor:
         """The samples of an epoch in the order they are trained on, [samples_per_epoch] of int64."""
-        order = torch.arange(self.samples)
+        order = torch.arange(self.samples, device="cpu")
         if self.shuffle:
-            order = torch.randperm(self.samples, generator=torch.Generator().manual_seed(mixed_seed(self.seed, epoch)))
+            generator = torch.Generator().manual_seed(mixed_seed(self.seed, epoch))
+            order = torch.randperm(self.samples, generator=generator, device="cpu")
         return order[: self.samples_per_epoch]
 
     def batches(self, epoch: int, offset: int = 0) -> Iterator[Tensor]:
@@ -180,7 +181,7 @@ def recut(batch: StepBatch, world_size: int, micro_batch: int) -> StepBatch:
     if not taken:
         return StepBatch(batch.micro_batches[:1] * number, batch.total)
     whole = join([part.batch for part in taken])
-    cuts = torch.tensor_split(torch.arange(sum(part.count for part in taken)), number)
+    cuts = torch.tensor_split(torch.arange(sum(part.count for part in taken), device="cpu"), number)
     parts = [
         MicroBatch(select(whole, slice(int(cut[0]), int(cut[-1]) + 1)), len(cut))
         if len(cut)
@@ -292,7 +293,7 @@ def every_nth(samples: int, rank: int, world_size: int, batch: int) -> Iterator[
 
     Every rank gets equally many batches, so that sharded models meet in each; some may be empty.
     """
-    mine = torch.arange(samples)[rank::world_size]
+    mine = torch.arange(samples, device="cpu")[rank::world_size]
     largest = -(-samples // world_size)
     number = -(-largest // batch)
     yield from torch.tensor_split(mine, number)

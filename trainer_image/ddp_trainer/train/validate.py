@@ -66,7 +66,7 @@ def evaluate(
             if len(indices) or strategy.forward_is_collective:
                 # without a share of its own, a rank that the others need looks at a sample that does not
                 # count
-                chosen = indices if len(indices) else torch.zeros(1, dtype=torch.int64)
+                chosen = indices if len(indices) else torch.zeros(1, dtype=torch.int64, device="cpu")
                 data = to_device(_batch(dataset, chosen, task), world.device)
                 output = strategy.predict(data)
                 if len(indices) and output is not None:

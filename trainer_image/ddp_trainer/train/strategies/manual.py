@@ -40,7 +40,7 @@ class ManualReduction(Strategy):
         used keeps none, or an optimizer with weight decay or momentum would change it all the same.
         """
         parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
-        used = torch.tensor([parameter.grad is not None for parameter in parameters], dtype=torch.uint8)
+        used = torch.tensor([parameter.grad is not None for parameter in parameters], dtype=torch.uint8, device="cpu")
         used = used.to(self.world.device)
         dist.all_reduce(used, op=dist.ReduceOp.MAX)
         gradients = []
