@@ -23,6 +23,8 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from ddp_trainer.contract.environment import JobEnvironment
 from ddp_trainer.contract.exit_codes import FencedError, UserError
 from ddp_trainer.snapshots import resuming
@@ -237,6 +239,9 @@ class Snapshots:
         """
         if self._saver is None:
             raise RuntimeError("call resume() before the first save: it acquires the fence")
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            # the steps that wait in the device's queue are training, and no part of what the save costs it
+            torch.cuda.synchronize()
         started = time.monotonic()
         for state in self._per_rank.values():
             state.gather()
