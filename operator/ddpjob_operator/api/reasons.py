@@ -231,6 +231,7 @@ FAILURES = (
     Reason("GPUFault", "", "A hardware fault of a GPU: ECC, NVLink or Xid."),
     Reason("GPUMissing", "", "No GPU is visible in the pod."),
     Reason("TooFewGPUs", "", "There are more ranks than GPUs."),
+    Reason("NotDeterministic", "", "An operation has no deterministic kernel, and the program allows no other."),
     Reason("DriverMismatch", "", "The NVIDIA driver does not match the CUDA version."),
     Reason("CUDANotInImage", "", "PyTorch was built without CUDA."),
     Reason("CUDAError", "", "A CUDA kernel failed."),

@@ -8,7 +8,12 @@ import pytest
 import torch
 from torch.backends import cuda
 
-from ddp_trainer.train.randomness import make_deterministic
+from ddp_trainer.train.randomness import (
+    deterministic_backward,
+    give_up_fused_attention,
+    lacks_deterministic_kernel,
+    make_deterministic,
+)
 
 
 @pytest.fixture
@@ -28,11 +33,45 @@ def attention() -> Iterator[None]:
     torch.use_deterministic_algorithms(deterministic, warn_only=True)
 
 
+def fused() -> list[bool]:
+    return [cuda.flash_sdp_enabled(), cuda.mem_efficient_sdp_enabled(), cuda.cudnn_sdp_enabled()]
+
+
 @pytest.mark.parametrize("has_cuda", [False, True])
-def test_attention_is_fused_only_where_that_repeats(attention, monkeypatch, has_cuda: bool) -> None:
+def test_fused_attention_is_left_out_where_it_has_no_deterministic_kernel(
+    attention, monkeypatch, has_cuda: bool
+) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: has_cuda)
     make_deterministic()
     assert torch.are_deterministic_algorithms_enabled()
     assert cuda.math_sdp_enabled()
-    fused = [cuda.flash_sdp_enabled(), cuda.mem_efficient_sdp_enabled(), cuda.cudnn_sdp_enabled()]
-    assert fused == [not has_cuda] * 3
+    assert fused() == [True, True, not has_cuda]
+
+
+@pytest.mark.parametrize("has_cuda", [False, True])
+def test_only_backward_passes_on_cuda_forbid_other_kernels(attention, monkeypatch, has_cuda: bool) -> None:
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: has_cuda)
+    make_deterministic()
+    with deterministic_backward():
+        assert torch.get_deterministic_debug_mode() == (2 if has_cuda else 1)
+    with pytest.raises(KeyError), deterministic_backward():
+        raise KeyError
+    assert torch.get_deterministic_debug_mode() == 1
+    torch.use_deterministic_algorithms(False)
+    with deterministic_backward():
+        assert torch.get_deterministic_debug_mode() == 0
+
+
+def test_without_a_deterministic_kernel_attention_is_no_longer_fused_and_nothing_is_forbidden(
+    attention, monkeypatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    make_deterministic()
+    error = RuntimeError("avg_pool3d_backward_cuda does not have a deterministic implementation, but you set …")
+    assert lacks_deterministic_kernel(error)
+    assert not lacks_deterministic_kernel(RuntimeError("CUDA out of memory"))
+    with pytest.warns(UserWarning, match="may not repeat bit for bit.*avg_pool3d"):
+        give_up_fused_attention(error)
+    assert fused()[:2] == [False, False]
+    with deterministic_backward():
+        assert torch.get_deterministic_debug_mode() == 1

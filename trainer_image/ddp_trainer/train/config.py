@@ -122,8 +122,7 @@ class TrainConfig:
     deterministic: bool = option(
         True,
         "numerics",
-        "use deterministic kernels, for bitwise reproducible runs; on CUDA, attention then needs memory "
-        "quadratic in the sequence length",
+        "use deterministic kernels, for bitwise reproducible runs",
     )
     compile: bool = option(False, "numerics", "use torch.compile; the first step takes longer")
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import random
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import torch
@@ -46,8 +48,7 @@ def random_numbers_kept() -> Iterator[None]:
 def make_deterministic() -> None:
     """Take kernels that give the same bits each time; warn, once an operation, where there is none.
 
-    With CUDA, attention falls back on plain matrix products, with memory for the scores of every pair of positions:
-    with warn_only, the backward passes of its fused kernels still add up in any order.
+    Backward passes belong into `deterministic_backward`.
     """
     # cuBLAS reads it when its handle is made: before the first matrix product
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
@@ -56,7 +57,37 @@ def make_deterministic() -> None:
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     torch.backends.cudnn.benchmark = False
     if torch.cuda.is_available():
-        # the flag of flash attention is also that of a CPU, where it is repeatable
-        torch.backends.cuda.enable_flash_sdp(False)
-        torch.backends.cuda.enable_mem_efficient_sdp(False)
         torch.backends.cuda.enable_cudnn_sdp(False)
+
+
+@contextmanager
+def deterministic_backward() -> Iterator[None]:
+    """Around a backward pass. Of fused attention on CUDA it takes the deterministic kernels.
+
+    torch has them, but uses them only while an operation without such a kernel is an error and not a warning (ATen's
+    attention_backward.cu). Raises that RuntimeError, which `lacks_deterministic_kernel` recognises.
+    """
+    cuda: Any = torch.backends.cuda
+    warns = torch.cuda.is_initialized() and torch.is_deterministic_algorithms_warn_only_enabled()  # type: ignore[no-untyped-call]
+    if not (warns and cuda.flash_sdp_enabled()):
+        yield
+        return
+    torch.set_deterministic_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.set_deterministic_debug_mode("warn")
+
+
+def lacks_deterministic_kernel(error: BaseException) -> bool:
+    """Whether a pass failed in `deterministic_backward` because some operation has no deterministic kernel."""
+    return isinstance(error, RuntimeError) and "does not have a deterministic implementation" in str(error)
+
+
+def give_up_fused_attention(error: BaseException) -> None:
+    """After `error`: that operation may run, with a warning, and attention falls back on plain matrix products, which
+    need memory for the scores of every pair of positions.
+    """
+    warnings.warn(f"this run may not repeat bit for bit, and attention is slower: {error}", stacklevel=2)
+    torch.backends.cuda.enable_flash_sdp(False)
+    torch.backends.cuda.enable_mem_efficient_sdp(False)

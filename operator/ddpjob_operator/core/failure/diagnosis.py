@@ -52,6 +52,7 @@ DETERMINISTIC = frozenset(
         "DataCorrupted",
         "ImportError",
         "LossNotFinite",
+        "NotDeterministic",
         "OOMKilled",
         "OutOfMemory",
         "PermissionDenied",

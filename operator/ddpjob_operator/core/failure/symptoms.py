@@ -67,6 +67,11 @@ _GPU = (
         of=GENERAL | LOST,
     ),
     Symptom(
+        r"does not have a deterministic implementation",
+        "NotDeterministic",
+        "An operation has no deterministic kernel: use --no-deterministic, or another operation.",
+    ),
+    Symptom(
         r"device-side assert triggered",
         "CUDAError",
         "A CUDA kernel rejected its input, usually an index out of range: set CUDA_LAUNCH_BLOCKING=1 to find it.",

@@ -97,6 +97,12 @@ CASES = [
         f"{NCCL_FILE}, invalid usage, NCCL version 2.26.2\nncclInvalidUsage: This usually reflects invalid usage "
         "of NCCL library.\nLast error:\nDuplicate GPU detected : rank 1 and rank 0 both on CUDA device 1000",
     ),
+    case(
+        "ATen/Context.cpp",
+        "NotDeterministic",
+        "adaptive_avg_pool2d_backward_cuda does not have a deterministic implementation, but you set "
+        "'torch.use_deterministic_algorithms(True)'.",
+    ),
     case("cudaErrorAssert", "CUDAError", "CUDA error: device-side assert triggered"),
     case("cudaErrorIllegalAddress", "CUDAError", "CUDA error: an illegal memory access was encountered"),
     case("cudaErrorLaunchFailure", "CUDAError", "CUDA error: unspecified launch failure"),

@@ -21,7 +21,12 @@ from ddp_trainer.train.data import MicroBatch, StepBatch
 from ddp_trainer.train.memory import is_out_of_memory
 from ddp_trainer.train.optim import state_to_come
 from ddp_trainer.train.precision import Precision
-from ddp_trainer.train.randomness import random_numbers_kept
+from ddp_trainer.train.randomness import (
+    deterministic_backward,
+    give_up_fused_attention,
+    lacks_deterministic_kernel,
+    random_numbers_kept,
+)
 
 
 class Strategy:
@@ -90,7 +95,13 @@ class Strategy:
             return True
         with self._undone():
             try:
-                self._local_pass(batch, optimizer)
+                try:
+                    self._local_pass(batch, optimizer)
+                except RuntimeError as error:
+                    if not lacks_deterministic_kernel(error):
+                        raise
+                    give_up_fused_attention(error)
+                    self._local_pass(batch, optimizer)
             except Exception as error:
                 if not is_out_of_memory(error):
                     raise
@@ -108,7 +119,8 @@ class Strategy:
             loss = self.task.loss(self.local_module(self.task.inputs(micro_batch)), micro_batch)
         # not backward(): DDP counts whatever reaches a parameter's own gradient, and with a static graph
         # expects as much in every step, or reduces nothing and says nothing
-        torch.autograd.grad(loss, trained, allow_unused=True)
+        with deterministic_backward():
+            torch.autograd.grad(loss, trained, allow_unused=True)
         del to_come
 
     def warm_up(self, batch: StepBatch) -> None:
@@ -151,7 +163,8 @@ class Strategy:
             output = self.module(self.task.inputs(micro_batch.batch))
             loss = self.task.loss(output, micro_batch.batch)
         weight = micro_batch.count / total
-        torch.autograd.backward(self.precision.scaled(loss * (weight * self.gradient_scale)))
+        with deterministic_backward():
+            torch.autograd.backward(self.precision.scaled(loss * (weight * self.gradient_scale)))
         return loss.detach().double() * weight
 
     @property

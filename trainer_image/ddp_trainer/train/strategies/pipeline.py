@@ -19,6 +19,7 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 from ddp_trainer.rank.world import World
 from ddp_trainer.snapshots.sharded import ShardedOptimizer
 from ddp_trainer.train.data import StepBatch, by_part, join, select
+from ddp_trainer.train.randomness import deterministic_backward
 from ddp_trainer.train.strategies.base import Strategy
 
 SCHEDULES: Final = {"1f1b": Schedule1F1B, "gpipe": ScheduleGPipe}
@@ -73,11 +74,12 @@ class Pipeline(Strategy):
         self._batch = filled_up(join([part.batch for part in batch.micro_batches]), self._micro_batches * self._size)
         losses: list[Tensor] = []
         inputs = (self.task.inputs(self._batch),) if self._is_first else ()
-        if self._is_last:
-            places = torch.arange(self._micro_batches * self._size)
-            self._schedule.step(*inputs, target=places, losses=losses, return_outputs=False)
-        else:
-            self._schedule.step(*inputs)
+        with deterministic_backward():
+            if self._is_last:
+                places = torch.arange(self._micro_batches * self._size, device="cpu")
+                self._schedule.step(*inputs, target=places, losses=losses, return_outputs=False)
+            else:
+                self._schedule.step(*inputs)
         parts = [loss.detach().double() for loss in losses]
         return torch.stack(parts).sum() if parts else torch.zeros((), dtype=torch.float64, device=self.world.device)
 
@@ -98,7 +100,7 @@ class Pipeline(Strategy):
     def clip(self, max_norm: float) -> Tensor:
         """By the norm of the whole model's gradient, of which each stage has a part."""
         gradients = [parameter.grad for parameter in self.parameters() if parameter.grad is not None]
-        squared = torch.nn.utils.get_total_norm(gradients).square() if gradients else torch.zeros(())
+        squared = torch.nn.utils.get_total_norm(gradients).square() if gradients else torch.zeros((), device="cpu")
         squared = squared.to(self.world.device)
         dist.all_reduce(squared)
         norm = squared.sqrt()
