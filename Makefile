@@ -56,6 +56,9 @@ test-api: $(VENV)/.dev  ## the operator against a real API server
 test-cluster: $(VENV)/.dev  ## real pods on real nodes
 	$(PYTEST) tests/cluster
 
+test-gpu: $(VENV)/.dev  ## what needs CUDA: one GPU is enough, with an environment whose torch has CUDA
+	$(PYTEST) tests/gpu
+
 test-packaging: $(VENV)/.dev  ## chart, manifests, images, installed environments
 	$(PYTEST) tests/packaging
 
@@ -221,5 +224,5 @@ build/scan/.installed: requirements/scan.txt | $(BIN)/python
 help:
 	@awk 'BEGIN {FS = ":.*##"} /^##@/ {printf "\n%s\n", substr($$0, 5)} /^[a-z-]+:.*##/ {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-.PHONY: screenshots tour scan bench-operator chaos soak count-scripts troubleshooting mutate busy-test check-in-process lint-style lint-types lint-layers lint-files demo demo-cluster test test-unit test-trainer test-local test-api test-cluster test-packaging check lint prove bench-trainer bench format generate \
+.PHONY: test-gpu screenshots tour scan bench-operator chaos soak count-scripts troubleshooting mutate busy-test check-in-process lint-style lint-types lint-layers lint-files demo demo-cluster test test-unit test-trainer test-local test-api test-cluster test-packaging check lint prove bench-trainer bench format generate \
 	release-check release-notes wheel chart-package krew-package sbom images run-operator cluster-up cluster-down clean python-venv tools help

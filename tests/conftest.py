@@ -5,6 +5,7 @@ tiers may run side by side.
 from __future__ import annotations
 
 import gc
+import os
 import subprocess
 from collections.abc import Iterator
 from functools import cache
@@ -35,6 +36,9 @@ def pytest_configure(config: pytest.Config) -> None:
     """A wrong DDPJOB_REQUIRE is said before any test, and not by the tests that happen to skip."""
     required_tiers()
     name_this_run()
+    if not any("tests/gpu" in argument for argument in config.args):
+        # everywhere else several ranks share this machine, which has fewer GPUs than they are
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
     config.stash[DURATIONS] = durations = Durations()
     config.pluginmanager.register(durations)
 
