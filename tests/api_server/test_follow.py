@@ -56,9 +56,11 @@ async def snapshots_are_looked_at(cluster: Cluster) -> None:
     of_job = ("digits", "-n", cluster.namespace)
     recorded = await ddpjob(cluster, "snapshots", "ls", *of_job)
     assert (recorded.code, recorded.out) == (0, "no snapshot of digits is on record\n")
-    refused = await ddpjob(cluster, "snapshots", "rm", *of_job, "--step", "3")
-    assert refused.code == 2
-    assert refused.err.endswith("use them; ddpjob suspend digits first\n")
+    for command, changed in (("rm", "removed"), ("restore", "restored")):
+        refused = await ddpjob(cluster, "snapshots", command, *of_job, "--step", "3")
+        assert refused.code == 2
+        assert refused.err.startswith(f"error: snapshots of digits cannot be {changed} now: its pods ")
+        assert refused.err.endswith("use them; ddpjob suspend digits first\n")
 
     async def readers() -> list[dict[str, Any]]:
         pods = await cluster.pods()
