@@ -11,11 +11,13 @@ import asyncio
 import logging
 import os
 import signal
+import ssl
 import sys
 import threading
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import kopf
@@ -29,6 +31,7 @@ from ddpjob_operator.cluster.resync import Resync
 from ddpjob_operator.cluster.status_poll import StatusPoller
 from ddpjob_operator.core.values.job import Defaults
 from ddpjob_operator.runtime import access
+from ddpjob_operator.runtime.certificate import Certificate
 from ddpjob_operator.runtime.client import connect
 from ddpjob_operator.runtime.errors import ApiError
 from ddpjob_operator.runtime.events import EventRecorder
@@ -100,7 +103,7 @@ async def run(settings: Settings, defaults: Callable[[str], Defaults]) -> None:
 
     Raises:
         ApiError: the API server's configuration cannot be used.
-        OSError: a port is taken.
+        OSError: a port is taken, or the certificate of the metrics cannot be used.
         Exception: a part has died.
     """
     stop = asyncio.Event()
@@ -112,7 +115,8 @@ async def run(settings: Settings, defaults: Callable[[str], Defaults]) -> None:
             settings.probe_port, healthy=operator.unhealthy, ready=operator.unready
         )
         cleanup.push_async_callback(probes.cleanup)
-        page, port = await server.serve_metrics(settings.port, await _authorize(settings, cleanup))
+        authorize, tls = await _authorize(settings, cleanup), _certificate(settings, cleanup)
+        page, port = await server.serve_metrics(settings.port, authorize, tls)
         cleanup.push_async_callback(page.cleanup)
         logger.info("ddpjob-operator %s serves %s, metrics on port %d, probes on port %d", VERSION,
                     ", ".join(settings.namespaces) or "all namespaces", port, probe_port)  # fmt: skip
@@ -127,6 +131,15 @@ async def _authorize(settings: Settings, cleanup: AsyncExitStack) -> server.Auth
     own = await connect(access.WAITING)
     cleanup.push_async_callback(own.close)
     return access.Access(own, "/metrics").status
+
+
+def _certificate(settings: Settings, cleanup: AsyncExitStack) -> ssl.SSLContext | None:
+    if not settings.metrics_certificate:
+        return None
+    certificate = Certificate(Path(settings.metrics_certificate))
+    following = asyncio.create_task(certificate.follow(), name="certificate")
+    cleanup.callback(following.cancel)
+    return certificate.context
 
 
 async def _assemble(settings: Settings, defaults: Callable[[str], Defaults], cleanup: AsyncExitStack) -> Operator:

@@ -2,11 +2,12 @@
 
 Probes answer from what the process knows of itself. An API server that is away makes the operator unready, not
 unhealthy: a restart would mend nothing and lose the picture of the cluster. They have a port of their own because a
-kubelet has no credentials, and metrics may require them.
+kubelet has no credentials, and metrics may require them, and TLS.
 """
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Awaitable, Callable, Mapping
 
 from aiohttp import web
@@ -22,8 +23,11 @@ Authorize = Callable[[str], Awaitable[int]]
 Handler = Callable[[web.Request], Awaitable[web.Response]]
 
 
-async def serve_metrics(port: int, authorize: Authorize | None = None) -> tuple[web.AppRunner, int]:
-    """Serve /metrics on all interfaces, to all or to those whom `authorize` lets in; port 0 takes a free one.
+async def serve_metrics(
+    port: int, authorize: Authorize | None = None, tls: ssl.SSLContext | None = None
+) -> tuple[web.AppRunner, int]:
+    """Serve /metrics on all interfaces, to all or to those whom `authorize` lets in; port 0 takes a free one. Without
+    `tls` it is plain HTTP.
 
     Returns:
         the runner, to be cleaned up at the end, and the port.
@@ -41,7 +45,7 @@ async def serve_metrics(port: int, authorize: Authorize | None = None) -> tuple[
         body, content_type = await metrics.page(request.headers.get("Accept", ""))
         return web.Response(body=body, headers={"Content-Type": content_type})
 
-    return await _serve(port, {"/metrics": page})
+    return await _serve(port, {"/metrics": page}, tls)
 
 
 async def serve_probes(port: int, *, healthy: Probe, ready: Probe) -> tuple[web.AppRunner, int]:
@@ -49,13 +53,15 @@ async def serve_probes(port: int, *, healthy: Probe, ready: Probe) -> tuple[web.
     return await _serve(port, {"/healthz": _probe(healthy), "/readyz": _probe(ready)})
 
 
-async def _serve(port: int, handlers: Mapping[str, Handler]) -> tuple[web.AppRunner, int]:
+async def _serve(
+    port: int, handlers: Mapping[str, Handler], tls: ssl.SSLContext | None = None
+) -> tuple[web.AppRunner, int]:
     app = web.Application()
     for path, handler in handlers.items():
         app.router.add_get(path, handler)
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
     await runner.setup()
-    site = web.TCPSite(runner, None, port)
+    site = web.TCPSite(runner, None, port, ssl_context=tls)
     await site.start()
     return runner, runner.addresses[0][1]
 

@@ -63,6 +63,9 @@ class Settings:
     """METRICS_AUTHENTICATION: serve /metrics only to bearer tokens whose user may get it, by TokenReview and
     SubjectAccessReview."""
 
+    metrics_certificate: str = ""
+    """METRICS_CERTIFICATE: folder with tls.crt and tls.key: serve /metrics with TLS. Empty: plain HTTP."""
+
     workers: int = 16
     """WORKERS: jobs that are looked at side by side."""
 
@@ -247,6 +250,7 @@ _READERS: dict[str, Callable[[str], object]] = {
     "PORT": _whole(0, 65535),
     "PROBE_PORT": _whole(0, 65535),
     "METRICS_AUTHENTICATION": _flag,
+    "METRICS_CERTIFICATE": _text,
     "WORKERS": _whole(1, 1024),
     "REQUESTS": _whole(1, 4096),
     "RESYNC_SECONDS": _seconds(1, 86400),

@@ -1,7 +1,10 @@
-"""Authenticated metrics on a real API server, with the roles of the chart."""
+"""Authenticated metrics on a real API server, with the roles of the chart, and metrics with TLS."""
 
 from __future__ import annotations
 
+import shutil
+import ssl
+import subprocess
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from dataclasses import replace
@@ -14,8 +17,12 @@ import pytest
 import yaml
 from tests.api_server.conftest import StartOperator
 from tests.api_server.harness import TEST_AGENT, Cluster, Operator
+from tests.support.ports import free_port
+from tests.support.waiting import eventually_async
 
+from ddpjob_operator import server
 from ddpjob_operator.runtime.access import FORBIDDEN, OK, UNAUTHORIZED, Access
+from ddpjob_operator.runtime.certificate import Certificate
 from ddpjob_operator.runtime.client import Client
 from ddpjob_operator.runtime.errors import ApiError
 from ddpjob_operator.runtime.login import log_in
@@ -70,3 +77,79 @@ async def scraped(operator: Operator, header: str) -> int:
     async with aiohttp.ClientSession() as session, session.get(url, headers=headers) as page:
         await page.read()
         return page.status
+
+
+def certified(folder: Path) -> Path:
+    """A folder with a new certificate of an authority of its own, for 127.0.0.1."""
+    folder.mkdir()
+    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+    names = ["-days", "1", "-subj", f"/CN={folder.name}", "-addext", "subjectAltName=IP:127.0.0.1"]
+    files = ["-keyout", folder / "tls.key", "-out", folder / "tls.crt"]
+    subprocess.run([*command, *names, *files], check=True, capture_output=True)
+    return folder
+
+
+def mount(secret: Path, at: Path) -> Path:
+    """As the kubelet mounts a Secret: the files are links through one link, which is replaced in one step."""
+    at.mkdir(exist_ok=True)
+    link = at / "..new"
+    link.symlink_to(secret)
+    link.rename(at / "..data")
+    for name in ("tls.crt", "tls.key"):
+        if not (at / name).is_symlink():
+            (at / name).symlink_to(f"..data/{name}")
+    return at
+
+
+async def trusted(port: int, authority: Path, token: str = "") -> int | None:
+    """The HTTP status of a scrape that trusts this authority alone; None where it does not trust the server."""
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    tls = ssl.create_default_context(cafile=authority / "tls.crt")
+    try:
+        async with (
+            aiohttp.ClientSession() as session,
+            session.get(f"https://127.0.0.1:{port}/metrics", ssl=tls, headers=headers) as page,
+        ):
+            return page.status
+    except aiohttp.ClientConnectorCertificateError:
+        return None
+
+
+async def test_a_scrape_is_encrypted_with_the_certificate_that_the_secret_has_now(
+    cluster: Cluster, start_operator: StartOperator, tmp_path: Path
+) -> None:
+    first, second = (certified(tmp_path / name) for name in ("first", "second"))
+    mounted = mount(first, tmp_path / "mounted")
+    operator = await start_operator(METRICS_CERTIFICATE=mounted, METRICS_AUTHENTICATION="true")
+    assert (await operator.probe("readyz"))[0] == OK, "the probes are plain"
+    assert (await operator.probe("metrics"))[0] == 0, "and the metrics are not"
+    assert await trusted(operator.port, first) == UNAUTHORIZED
+    assert await trusted(operator.port, second) is None
+    mount(second, mounted)
+
+    async def replaced() -> bool:
+        return await trusted(operator.port, second) == UNAUTHORIZED
+
+    await eventually_async(replaced, "the new certificate is served, without a restart")
+    assert await trusted(operator.port, first) is None
+    assert await operator.stop() == 0
+
+
+async def test_a_certificate_that_cannot_be_used_does_not_replace_the_one_that_is_served(tmp_path: Path) -> None:
+    first, second = (certified(tmp_path / name) for name in ("first", "second"))
+    folder = Path(shutil.copytree(first, tmp_path / "folder"))
+    certificate = Certificate(folder)
+    page, port = await server.serve_metrics(free_port(), tls=certificate.context)
+    try:
+        shutil.copy(second / "tls.crt", folder)  # its key is on the way
+        with pytest.raises(OSError, match=r"tls\.crt and .*tls\.key cannot be used"):
+            certificate.read()
+        assert await trusted(port, first) == OK
+        shutil.copy(second / "tls.key", folder)
+        assert (certificate.read(), certificate.read()) == (True, False)
+        assert (await trusted(port, first), await trusted(port, second)) == (None, OK)
+    finally:
+        await page.cleanup()
+    (folder / "tls.key").unlink()
+    with pytest.raises(OSError, match=r"tls\.key"):
+        Certificate(folder)
