@@ -248,7 +248,15 @@ async def test_what_somebody_deletes_while_a_job_runs_is_created_again_for_one_c
     await cluster.runs(*(pod["metadata"]["name"] for pod in pods))
     await cluster.phase_is("Running")
     await deleted(cluster)
-    assert "its volume is new and has no snapshot" in first.log.read_text()
+    events = f"/api/v1/namespaces/{cluster.namespace}/events"
+
+    async def reported() -> set[str]:
+        found, _ = await cluster.client.list(events, "events")
+        said = {event["message"] for event in found if event["reason"] == "ChildRestored"}
+        return said if len(said) == 3 else set()
+
+    said = await eventually_async(reported, "each is reported as an event")
+    assert any("its volume is new and has no snapshot" in message for message in said)
 
     assert await first.stop() == 0
     before = Counter(map(str, await cluster.cost()))

@@ -266,6 +266,11 @@ EVENTS = (
         "CauseFound", "Normal", "A later sign shows that a node had ended the last attempt; its restart is refunded."
     ),
     Reason("LossNotFinite", "Warning", "The loss is NaN or infinite."),
+    Reason(
+        "ChildRestored",
+        "Warning",
+        "A Service, claim, NetworkPolicy or PodGroup was deleted; the operator created it again.",
+    ),
     Reason("SnapshotCorrupt", "Warning", "A snapshot failed verification and was set aside."),
     Reason("InvalidSpec", "Warning", "The spec is invalid."),
     Reason("Succeeded", "Normal", "The job has succeeded."),

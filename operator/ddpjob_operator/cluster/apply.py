@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import assert_never
@@ -29,6 +29,7 @@ from ddpjob_operator.core.values.actions import (
     CreateService,
     DeleteJob,
     DeletePod,
+    Event,
     PointService,
     ReadLog,
     ReadWarnings,
@@ -61,6 +62,8 @@ class Applier:
 
     client: Client
     cache: Cache
+    report: Callable[[Job, Event], None] = lambda job, event: None
+    """Called with what a person should hear of the job."""
 
     async def carry_out(self, job: Job, actions: Sequence[Action]) -> Rejected | None:
         """All actions of one plan, at once; but the Service goes first, since new pods carry its address, and pods are
@@ -324,7 +327,7 @@ class Applier:
             return
         empty = "; its volume is new and has no snapshot" if kind == CLAIM else ""
         message = f"{kind.name} {name} was deleted while the job needs it; it was created again{empty}"
-        logger.warning("%s/%s: %s", job.namespace, job.name, message)
+        self.report(job, Event("Warning", "ChildRestored", message))
 
     async def _read_log(self, job: Job, action: ReadLog) -> None:
         path = f"{paths.pods(job.namespace)}/{action.name}/log"

@@ -26,7 +26,7 @@ from ddpjob_operator.cluster.status_poll import StatusPoller, Target
 from ddpjob_operator.cluster.status_write import Change, StatusWriter, change_between
 from ddpjob_operator.core.plan import plan
 from ddpjob_operator.core.stages.invalid_spec import plan_internal_error, plan_invalid_spec, unparsable_edit
-from ddpjob_operator.core.values.actions import Plan
+from ddpjob_operator.core.values.actions import Event, Plan
 from ddpjob_operator.core.values.job import Defaults, Job, Problem
 from ddpjob_operator.core.values.observed import Observed
 from ddpjob_operator.core.values.trainer_report import TrainerReport
@@ -105,7 +105,7 @@ class Controller:
     _last: dict[Key, _LastPass] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._applier = Applier(self.client, self.cache)
+        self._applier = Applier(self.client, self.cache, self._report)
         self._writer = StatusWriter(self.client, self.cache)
 
     async def reconcile(self, key: Key) -> float | None:
@@ -228,6 +228,9 @@ class Controller:
         for event in decided.events:
             self.recorder.record(Subject(API_VERSION, KIND, *view.key, view.owner.uid), event)
         return True
+
+    def _report(self, job: Job, event: Event) -> None:
+        self.recorder.record(Subject(API_VERSION, KIND, job.namespace, job.name, job.uid), event)
 
     async def _report_rejection(self, acted_on: _View, refusal: Rejected) -> float | None:
         """Write into the status what the API server has rejected.
