@@ -97,7 +97,7 @@ mutate: $(VENV)/.dev  ## mutation testing of core: MODULES="failure.budget stage
 prove: $(VENV)/.dev  ## what docs/correctness.md says, from real runs: strategies agree, killed runs resume bit for bit
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.prove
 
-count-scripts: $(VENV)/.dev  ## how often scripts on transformers, Lightning and Accelerate end as they should: RUNS=30 BUSY=4
+count-scripts: $(VENV)/.dev  ## how often scripts on libraries end as they should, and hangs are blamed rightly: RUNS=30 BUSY=4
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.count_scripts --runs $(or $(RUNS),3) --busy $(or $(BUSY),0)
 
 bench-trainer: $(VENV)/.dev  ## step, snapshot, resume, recovery and stalls of the trainer, beside what each must cost

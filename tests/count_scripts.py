@@ -10,6 +10,9 @@ second, the ETA where the library knows the total, and a goodput within SHARE of
 
 Struck: tests/trainer/integrations, with the one-line integrations; a rank gets SIGKILL at a random moment. A run counts
 if it has Succeeded and all its losses are those of a run without the signal, to the last bit.
+
+Held up: four nodes, of which a random one sleeps, skips a collective or has fewer batches than the others. A run counts
+if its failure names that rank, and its message has that rank's own stack.
 """
 
 from __future__ import annotations
@@ -33,6 +36,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from tests.local.test_stalls import run as hanging
+
 from ddp_trainer.contract import processes
 from ddpjob_operator.api.status import DDPJobStatus, Phase
 from ddpjob_operator.local.display import PlainDisplay
@@ -45,7 +50,10 @@ from ddpjob_operator.wire.jobs import parse_job
 ROOT = Path(__file__).parents[1]
 UNTOUCHED = ROOT / "tests/fixtures/untouched"
 INTEGRATED = ROOT / "tests/trainer/integrations"
+KINDS = ("untouched", "struck", "held-up")
 LIBRARIES = ("transformers", "lightning", "accelerate")
+FAULTS = {"sleeps": "read_a_broken_file", "skips": "save_together", "has fewer batches": "<module>"}
+"""Where the script of tests/local/test_stalls.py then stands."""
 KNOW_THEIR_TOTAL = ("transformers", "lightning")
 SECONDS, SHARE = 10.0, 0.05
 RANK_MODULE = "ddp_trainer.rank.worker"
@@ -85,18 +93,19 @@ async def _run(folder: Path, script: Path, *, strike: Strike | None = None, **sp
     shutil.copy(script, shared / "train.py")
     metadata = {"name": "counted", "uid": f"uid-{folder.name}", "creationTimestamp": "2026-01-01T00:00:00Z"}
     whole = {"nodes": 2, "entrypoint": {"script": "/mnt/shared/train.py"}, **spec}
-    environment = os.environ | {
-        "PYTHONPATH": os.pathsep.join([str(ROOT / "operator"), str(ROOT / "trainer_image")]),
-        "OMP_NUM_THREADS": "1",
-    }
     seen = Seen()
-    machine = replace(this_machine(shared), environ=environment)
+    machine = replace(this_machine(shared), environ=_environment())
     runner = Runner(parse_job({"metadata": metadata, "spec": whole}), machine, seen)
     striking = asyncio.create_task(strike()) if strike is not None else None
     outcome = await runner.run()
     if striking is not None:
         striking.cancel()
     return outcome.status, seen
+
+
+def _environment() -> dict[str, str]:
+    paths = [str(ROOT / "operator"), str(ROOT / "trainer_image")]
+    return os.environ | {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
 
 
 @dataclass
@@ -181,6 +190,16 @@ def _losses(folder: Path) -> dict[int, Any]:
     return {step: values for step, *values in map(json.loads, lines)}
 
 
+def held_up(fault: str, folder: Path) -> Run:
+    guilty = random.randrange(4)
+    status = asyncio.run(hanging(folder, _environment(), 4, fault, guilty))
+    failure = status.last_failure
+    if failure is None or (failure.reason, failure.rank) != ("Stalled", guilty):
+        return Run((f"rank {guilty} held it up: {failure}",))
+    place = f"Stack of rank {guilty}: {FAULTS[fault]} (train.py"
+    return Run(() if place in failure.message else (f"not {place!r}: {failure.message}",))
+
+
 @contextmanager
 def _busy(count: int) -> Iterator[None]:
     with ExitStack() as stack:
@@ -191,21 +210,27 @@ def _busy(count: int) -> Iterator[None]:
         yield
 
 
-def _count(kind: str, library: str, runs: int, folder: Path) -> list[Run]:
+def _count(kind: str, what: str, runs: int, folder: Path) -> list[Run]:
     found: list[Run] = []
     whole: dict[int, Any] = {}
     seconds = 0.0
     if kind == "struck":
         began = time.monotonic()
-        status, _ = asyncio.run(_integrated(library, folder / f"whole-{library}"))
+        status, _ = asyncio.run(_integrated(what, folder / f"whole-{what}"))
         assert status.phase is Phase.SUCCEEDED, status.last_failure
-        whole, seconds = _losses(folder / f"whole-{library}"), time.monotonic() - began
+        whole, seconds = _losses(folder / f"whole-{what}"), time.monotonic() - began
     for number in range(1, runs + 1):
-        place = folder / f"{kind}-{library}-{number}"
-        run = untouched(library, place) if kind == "untouched" else struck(library, place, whole, seconds)
+        place = folder / f"{kind}-{what}-{number}"
+        match kind:
+            case "untouched":
+                run = untouched(what, place)
+            case "struck":
+                run = struck(what, place, whole, seconds)
+            case _:
+                run = held_up(what, place)
         found.append(run)
         late = "" if run.after_last_line is None else f" {run.after_last_line:.1f} s after the last line"
-        print(f"{kind} {library} {number}: {'; '.join(run.problems) or 'as it should be'}{late}", flush=True)
+        print(f"{kind} {what} {number}: {'; '.join(run.problems) or 'as it should be'}{late}", flush=True)
         if run.problems:
             print(f"  kept: {place}", flush=True)
         else:
@@ -213,15 +238,15 @@ def _count(kind: str, library: str, runs: int, folder: Path) -> list[Run]:
     return found
 
 
-def _row(kind: str, library: str, runs: Sequence[Run]) -> str:
+def _row(kind: str, what: str, runs: Sequence[Run]) -> str:
     good = sum(not run.problems for run in runs)
     late = [run.after_last_line for run in runs if run.after_last_line is not None]
     off = [run.deviation for run in runs if run.deviation is not None]
     ends = f"{median(late):.1f}, {max(late):.1f}" if late else ""
     return (
-        f"| {kind} | {library} | {good} of {len(runs)} | {ends} | {max(map(abs, off)):.1%} |"
+        f"| {kind} | {what} | {good} of {len(runs)} | {ends} | {max(map(abs, off)):.1%} |"
         if off
-        else (f"| {kind} | {library} | {good} of {len(runs)} | {ends} | |")
+        else (f"| {kind} | {what} | {good} of {len(runs)} | {ends} | |")
     )
 
 
@@ -229,21 +254,21 @@ def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--busy", type=int, default=0, help="processes that always compute, beside")
-    parser.add_argument("--only", nargs="*", default=[], help="of untouched, struck, and the libraries")
+    parser.add_argument("--only", nargs="*", default=[], help="of untouched, struck, held-up, and the libraries")
     parser.add_argument("--seed", type=int, default=1, help="of the random moments")
     given = parser.parse_args(argv)
     random.seed(given.seed)
-    kinds = [kind for kind in ("untouched", "struck") if kind in given.only] or ["untouched", "struck"]
+    kinds = [kind for kind in KINDS if kind in given.only] or list(KINDS)
     libraries = [library for library in LIBRARIES if library in given.only] or list(LIBRARIES)
     folder = Path(tempfile.mkdtemp(prefix="count-scripts-"))
     rows, failed = [], 0
     with _busy(given.busy):
         for kind in kinds:
-            for library in libraries:
-                found = _count(kind, library, given.runs, folder)
+            for what in FAULTS if kind == "held-up" else libraries:
+                found = _count(kind, what, given.runs, folder)
                 failed += sum(bool(run.problems) for run in found)
-                rows.append(_row(kind, library, found))
-    print("| Script | Library | As it should be | Seconds after the last line: median, most | Goodput off by, most |")
+                rows.append(_row(kind, what, found))
+    print("| Kind | Of | As it should be | Seconds after the last line: median, most | Goodput off by, most |")
     print("|---|---|---|---|---|")
     print("\n".join(rows))
     if not failed:
