@@ -6,8 +6,8 @@
 
 Untouched: tests/fixtures/untouched, which know nothing of DDPJob. A run counts if it has Succeeded without a restart,
 within SECONDS of the last line of the script on any rank, and if its status had the step, the loss, the samples per
-second, the ETA where the library knows the total, and a goodput within SHARE of a stopwatch: what the
-script spent on training, of the time from the command to its last line.
+second, the ETA where the library knows the total, and a goodput within SHARE of a stopwatch: the
+time from the script's first forward pass to its last step, of the time that the command took.
 
 Struck: tests/trainer/integrations, with the one-line integrations; a rank gets SIGKILL at a random moment. A run counts
 if it has Succeeded and all its losses are those of a run without the signal, to the last bit.
@@ -142,10 +142,9 @@ def untouched(library: str, folder: Path) -> Run:
         failure = status.last_failure
         return Run((f"{status.phase}: {failure.reason if failure else ''}: {failure.message if failure else ''}",))
     notes = [json.loads((folder / "shared" / f"done-{rank}.json").read_text()) for rank in (0, 1)]
-    last_line = max(note["lastLine"] for note in notes)
-    late = ended - last_line
+    late = ended - max(note["lastLine"] for note in notes)
     goodput = status.goodput.ratio if status.goodput is not None else 0.0
-    deviation = (goodput or 0.0) / (notes[0]["training"] / (last_line - began)) - 1
+    deviation = (goodput or 0.0) / (notes[0]["training"] / (ended - began)) - 1
     wanted = {"step", "loss", "samples_per_second"} | ({"eta"} if library in KNOW_THEIR_TOTAL else set())
     step = status.progress.step if status.progress is not None else None
     found = {
