@@ -37,6 +37,12 @@ def test_an_untouched_script_succeeds_and_is_seen(train: Train, library: str) ->
     assert progress.samples_per_second is not None
 
 
+def test_the_smallest_script_runs_as_it_is(train: Train) -> None:
+    done = train({"nodes": 2}, script=(ROOT / "tests/fixtures/tutorials/smallest.py").read_text())
+    assert done.status.phase is Phase.SUCCEEDED, done.output()
+    assert done.output().count("| cuda") == 10  # local rank 0 of both pods
+
+
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_an_integrated_script_that_loses_a_rank_ends_with_the_same_losses(train: Train, library: str) -> None:
     script = on_the_gpu(f"tests/trainer/integrations/with_{library}.py")

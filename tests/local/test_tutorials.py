@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -70,3 +71,12 @@ def test_a_script_that_starts_its_ranks_itself_runs_in_a_job_with_one_rank(run_j
     assert len(set(losses)) == 1, "gradients that are averaged by hand are DDP's"
     assert (tmp_path / "checkpoint_epoch_0.pth").is_file()
     assert list((tmp_path / "runs" / "distributed_training").iterdir())
+
+
+def test_the_smallest_script_runs_as_it_is_and_its_steps_are_seen(run_job: Any, tmp_path: Path) -> None:
+    shutil.copy(TUTORIALS / "smallest.py", tmp_path)
+    run = run_job({"procsPerNode": 2, "entrypoint": {"script": str(tmp_path / "smallest.py")}}, name="smallest")
+    assert run.end() == 0, run.text()
+    assert re.findall(r"Epoch (\d) \| Loss: \d+\.\d{4} \| cpu", run.text()) == ["0", "1", "2", "3", "4"]
+    status = json.loads((run.shared / "logs" / "smallest" / "status.json").read_text())["status"]
+    assert status["progress"]["step"] == 5
