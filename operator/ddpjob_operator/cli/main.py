@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
+from typer.core import TyperCommand
 
 from ddpjob_operator.cli import cluster_commands, dashboard_command, snapshot_commands
 from ddpjob_operator.cli.parameters import (
@@ -59,7 +60,21 @@ def ddpjob(
     """Run a DDPJob or a script on this machine or on a cluster, and ask what became of it."""
 
 
-@app.command()
+class _TakesScript(TyperCommand):
+    """A command whose `--` separates its own options from those of the script."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """As before; an unknown option may be one of the script."""
+        try:
+            return super().parse_args(ctx, args)
+        except Exception as error:  # the class of an unknown option is typer's or click's, by version
+            if (option := getattr(error, "option_name", None)) is not None:
+                error.message = f"No such option: {option}; options of the script come after --"  # type: ignore[attr-defined]
+                error.possibilities = [found for found in error.possibilities or () if found != "--help"]  # type: ignore[attr-defined]
+            raise
+
+
+@app.command(cls=_TakesScript)
 def run(
     file: Target,
     args: ScriptArguments = None,
@@ -109,7 +124,7 @@ def run(
     raise typer.Exit(run_here(submission, shared, chaos, logs))
 
 
-@app.command()
+@app.command(cls=_TakesScript)
 def submit(
     file: Target,
     args: ScriptArguments = None,

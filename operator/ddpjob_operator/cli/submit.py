@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import sys
 from contextlib import suppress
 
@@ -20,6 +21,8 @@ from ddpjob_operator.submit.send import send
 SUCCEEDED, FAILED = 0, 1
 _SECONDS_UNTIL_WHY = 5.0
 """A pod whose image is there starts sooner, and a person wonders later."""
+_DURATION = re.compile(r" for [\w ]+:")
+"""In a headline: how long it has been so. What is otherwise the same is not printed again."""
 
 
 def submit(cluster: Cluster, submission: Submission, *, replace: bool, detach: bool) -> int:
@@ -77,6 +80,6 @@ async def _say_why_it_waits(job: AsyncJob) -> None:
     while True:
         await asyncio.sleep(_SECONDS_UNTIL_WHY)
         headline = (await job.why()).headline
-        if headline != said:
+        if (what := _DURATION.sub(":", headline)) != said:
             print_note(headline)
-            said = headline
+            said = what

@@ -60,9 +60,10 @@ def _has_no_webhook(error: ApiError) -> bool:
 
 
 def taken(kind: str, obj: Json) -> Problem:
+    """The name of a child is that of an object of another owner, such as the job that this one has replaced."""
     meta = obj["metadata"]
-    return Problem(
-        NAME_TAKEN,
-        f"{kind} {meta['name']} already exists and does not belong to this job, or is being deleted; "
-        "delete it, or wait for its deletion",
-    )
+    if meta.get("deletionTimestamp"):
+        said = "of an earlier job is still being deleted; this job goes on when it is gone"
+    else:
+        said = "already exists and does not belong to this job; delete it, or give the job another name"
+    return Problem(NAME_TAKEN, f"{kind} {meta['name']} {said}")

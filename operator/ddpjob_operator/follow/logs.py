@@ -25,6 +25,7 @@ from ddpjob_operator.wire.pods import parse_pod
 
 SECONDS_BETWEEN_LOOKS = 1.0
 _LOCAL_RANK = re.compile(r"\[local rank (\d+)\] ")
+_STAMP = re.compile(r"\d{4}-\d\d-\d\dT")
 _NOT_YET = (400, 404)
 """Answers for a container that has not started, or a pod that is gone again."""
 
@@ -186,6 +187,8 @@ class JobLogs:
         path = f"{paths.pods(self.namespace)}/{pod.name}/log"
         try:
             async for raw in self.client.lines(path, container=TRAINER_CONTAINER, timestamps="true", **query):
+                if not _STAMP.match(raw):
+                    continue  # of the kubelet itself, where the container's log is gone meanwhile
                 line = parse_line(raw, pod.node_rank or 0, self.ranks_per_node)
                 if is_wanted(line, self.wanted):
                     yield line

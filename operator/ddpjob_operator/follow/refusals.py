@@ -20,4 +20,6 @@ def in_words(error: ApiError) -> str:
         return f"{error.message}; ask for the role view or edit, or name your own namespace with --namespace"
     if error.status == 404 and _NO_SUCH_KIND.search(error.message):
         return "this cluster has no DDPJobs: install the operator in it, or name another one with --context"
+    if error.status == 404 and error.details.get("kind") == "namespaces":
+        return f"{error.message}; create it, or name another one with --namespace"
     return error.message

@@ -34,6 +34,7 @@ from ddp_trainer.launch.requirements import (
     pip_errors,
     read_requirements,
     site_packages,
+    unreachable,
 )
 
 
@@ -203,6 +204,26 @@ def test_an_environment_is_of_one_python_and_of_what_the_image_has(tmp_path: Pat
 )  # fmt: skip
 def test_the_error_lines_of_pip_are_what_is_reported(lines: list[str], says: str) -> None:
     assert pip_errors(lines) == says
+
+
+RETRY = "WARNING: Retrying (Retry(total=4, connect=None)) after connection broken by "
+NONE = "ERROR: Could not find a version that satisfies the requirement x (from versions: none)"
+
+
+@pytest.mark.parametrize(
+    ("lines", "says"),
+    [
+        ([RETRY + "'NewConnectionError('<pip._vendor.HTTPSConnection object at 0x7f>: Failed to establish a new "
+          "connection: [Errno -3] Temporary failure in name resolution')': /simple/x/", NONE],
+         "NewConnectionError('Failed to establish a new connection: [Errno -3] Temporary failure in name resolution')"),
+        ([RETRY + "'ConnectTimeoutError(<pip._vendor.HTTPSConnection object at 0x7f>, 'timed out')': /simple/x/", NONE],
+         "ConnectTimeoutError('timed out')"),
+        ([NONE], ""),
+        ([RETRY + "'ProtocolError('Connection aborted.')': /simple/x/", "ERROR: Failed building wheel for x"], ""),
+    ],
+)  # fmt: skip
+def test_an_index_that_the_pod_does_not_reach_is_told_from_a_package_that_it_lacks(lines: list[str], says: str) -> None:
+    assert unreachable(lines) == says
 
 
 def test_pip_is_the_images_or_the_one_that_python_brings(monkeypatch: pytest.MonkeyPatch) -> None:

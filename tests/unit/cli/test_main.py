@@ -54,6 +54,7 @@ def test_an_invalid_file_exits_with_2_and_one_line_a_problem(tmp_path: Path, com
             ["--chaos", "kill-rank=9@50%"],
             "error: --chaos: 'kill-rank=9@50%': the job has ranks 0 to 3; name one of them\n",
         ),
+        (["--warmup", "3"], "Error: No such option: --warmup; options of the script come after --\n"),
         (["--shared", "job.yaml"], "job.yaml: Not a directory; choose a folder that you may write to\n"),
     ],
 )

@@ -48,3 +48,28 @@ async def test_a_question_that_was_not_answered_does_not_change_how_the_job_ende
     client: Any = None
     assert await submit._follow(client, "team", DDPJob(script="train.py", folder=tmp_path).submission()) == 0
     assert capsys.readouterr().out.splitlines() == ["[rank 0] step 1", "train: Succeeded 0s ago"]
+
+
+class Waiting:
+    """A job whose pod waits, first for a name and then for a node."""
+
+    def __init__(self) -> None:
+        self.headlines = iter(("2s: NameTaken", "7s: NameTaken", "1m 2s: NameTaken", "1m 7s: Unschedulable"))
+
+    async def why(self) -> Answer:
+        if (what := next(self.headlines, None)) is None:
+            raise asyncio.CancelledError
+        return Answer(f"train: Starting for {what}: pod train-0-0", ())
+
+
+async def test_what_a_job_waits_for_is_said_once(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(submit, "_SECONDS_UNTIL_WHY", 0.0)
+    waiting: Any = Waiting()
+    with pytest.raises(asyncio.CancelledError):
+        await submit._say_why_it_waits(waiting)
+    assert capsys.readouterr().err.splitlines() == [
+        "ddpjob: train: Starting for 2s: NameTaken: pod train-0-0",
+        "ddpjob: train: Starting for 1m 7s: Unschedulable: pod train-0-0",
+    ]

@@ -66,7 +66,9 @@ def test_what_the_kubelet_can_leave_out_is_left_to_it() -> None:
 class Pods:
     """Answers as the API server does: one pod whose ranks 0 and 1 print in turn, and whose log ends."""
 
-    LOG = tuple(f"2030-01-01T12:00:0{number}Z {'[local rank 1] ' * (number % 2)}line {number}" for number in range(8))
+    LOG: tuple[str, ...] = tuple(
+        f"2030-01-01T12:00:0{number}Z {'[local rank 1] ' * (number % 2)}line {number}" for number in range(8)
+    )
 
     async def lines(self, path: str, **query: str) -> AsyncIterator[str]:
         log = [line for line in self.LOG if line >= query.get("sinceTime", "")]
@@ -90,6 +92,13 @@ async def test_the_last_lines_are_counted_among_those_that_are_wanted(wanted: Wa
     followed: list[str] = []
     await logs._stream(pod(0, 0), lambda line: followed.append(line.text), pytest.fail)
     assert followed == texts
+
+
+async def test_what_the_kubelet_says_of_a_container_that_is_gone_is_no_line_of_a_rank() -> None:
+    pods = Pods()
+    pods.LOG = (f"{STAMP} step 1", "error: code = NotFound desc = an error occurred when try to find container")
+    logs = JobLogs(cast(Any, pods), "default", "digits", ranks_per_node=2, wanted=Wanted())
+    assert [line.text for line in await logs._whole(pod(0, 0))] == ["step 1"]
 
 
 @pytest.mark.parametrize(("text", "expected"), [("90s", 90), ("10m", 600), ("1h30m", 5400), ("2h", 7200)])

@@ -14,6 +14,10 @@ from ddpjob_operator.runtime.errors import ApiError
         (ApiError(0, "ConnectionFailed", "GET /apis: refused"), "or name another one with --context"),
         (ApiError(401, "Unauthorized", "Unauthorized"), "log in to the cluster again"),
         (ApiError(403, "Forbidden", 'User "ann" cannot list resource "ddpjobs"'), "ask for the role view or edit"),
+        (
+            ApiError(404, "NotFound", 'namespaces "x" not found', {"kind": "namespaces"}),
+            "create it, or name another one",
+        ),
         (ApiError(404, "Not Found", "404 page not found"), "install the operator"),
         (ApiError(404, "NotFound", "the server could not find the requested resource"), "install the operator"),
     ],

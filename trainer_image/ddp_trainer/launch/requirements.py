@@ -51,6 +51,10 @@ _PINNED: Final = ("torch", "numpy")
 _KEPT_LINES: Final = 200
 _SHOWN_ERRORS: Final = 3
 _CONFLICT: Final = "The conflict is caused by:"
+_NO_VERSION: Final = "(from versions: none)"
+_BROKEN: Final = re.compile(r"after connection broken by '(.*)': /")
+"""pip's warning of a connection that it tries again, with the words of the exception."""
+_OBJECT: Final = re.compile(r"<[^>]*>[:,] ")
 _OTHER_FILE: Final = re.compile(r"(?:-r|--requirement|-c|--constraint)[\s=]*(\S+)")
 
 Pause = Callable[[float], bool]
@@ -157,6 +161,14 @@ def pip_errors(lines: Sequence[str]) -> str:
     return " | ".join((causes or errors or said)[-_SHOWN_ERRORS:]) or "pip printed nothing"
 
 
+def unreachable(lines: Sequence[str]) -> str:
+    """Why pip did not reach the index, if that left it without a single version of a package; else empty."""
+    if not any(_NO_VERSION in line for line in lines):
+        return ""
+    causes = [found[1] for line in lines if (found := _BROKEN.search(line))]
+    return _OBJECT.sub("", causes[-1]) if causes else ""
+
+
 def pip_command(python: Path) -> list[str]:
     """pip for the environment of `python`, as far as its options: the image's, or the one that comes with Python.
 
@@ -193,6 +205,12 @@ def _install(env: Path, work: Path, path: str, pins: Mapping[str, str], pause: P
         code, lines = _run(command, work, pause)
         if code != 0 and no_space("\n".join(lines)):
             raise OSError(errno.ENOSPC, f"no space left on device: {pip_errors(lines)}")
+        if code != 0 and (cause := unreachable(lines)):
+            raise UserError(
+                f"{path} cannot be installed: this pod does not reach the package index ({cause}); name one that it "
+                "reaches in PIP_INDEX_URL (submit -e), put wheels on the volume and the lines --no-index and "
+                "--find-links /mnt/shared/wheels into the file, or use an image that has the packages"
+            )
         if code != 0:
             raise UserError(
                 f"{path} cannot be installed: {pip_errors(lines)}; correct it and submit the code again. The log "

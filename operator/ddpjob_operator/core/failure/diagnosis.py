@@ -14,7 +14,8 @@ from ddpjob_operator.core.failure.symptoms import recognise
 ADVICE: dict[str, str] = {
     "OOMKilled": "The container exceeded its memory limit: raise resources.limits.memory, or reduce the batch size.",
     "OutOfMemory": "The device ran out of memory: reduce the micro-batch, use bf16, or shard the model.",
-    "ImportError": "A module is missing from the image: install it, or correct the import.",
+    "ImportError": "A module is missing from the image: add it with --requirements (spec.code.requirements) or to an "
+    "image of your own, or correct the import.",
     "UserError": "Correct the arguments or the script and apply the job again. A retry would fail in the same way.",
     "Fenced": "Another job uses the same checkpoint directory: use another job name or another volume.",
     "DiskFull": "The volume at /mnt/shared is full: delete files, lower snapshots.keep, or expand the claim.",
