@@ -47,6 +47,22 @@ These metrics outlive the jobs. A new leader starts from 0. Only the leader has 
 
 {operator}
 
+### Nodes and GPUs
+
+Two counters say what nodes and GPUs were held for. Do not add them up: they are the same seconds.
+
+- `ddpjob_held_node_seconds_total` and `ddpjob_held_gpu_seconds_total` count them as they pass. Use them for a rate, for
+  a bill by day or month, and for alerts. They cannot take back training that a failure loses later; subtract
+  `ddpjob_lost_node_seconds_total` and `ddpjob_lost_gpu_seconds_total`.
+- `ddpjob_node_seconds_total` and `ddpjob_gpu_seconds_total` count all seconds of a job when it ends, as only then its
+  outcome is known and no second can move to another label. Until then they are not in any series. Their causes are
+  those of `status.goodput` at the end, times pods or GPUs, and their sum is all that the job has held. A job that is
+  deleted before it has succeeded or failed has the outcome `Deleted`.
+
+The status of a job has its account, so that what an operator has seen before it was replaced is counted by the next
+one. Not counted is a job that is deleted while no operator runs. Series: at most 9 causes and 3 outcomes for each
+namespace, whatever the number of jobs.
+
 ## Status of each job, from the operator
 
 The leader exports these while the job exists. The values are those of the DDPJob's status.

@@ -36,7 +36,7 @@ MONEY = "currency:USD"
 def cost(by: str = "", selector: str = "") -> str:
     """What the nodes and GPUs cost that gangs held in the time shown, including those of deleted jobs."""
     parts = (
-        f"label_replace({counted(f'ddpjob_{kind}_seconds_total', RANGE, selector)}"
+        f"label_replace({counted(f'ddpjob_held_{kind}_seconds_total', RANGE, selector)}"
         f' * $price_{kind}_hour, "of", "{kind}", "", "")'
         for kind in ("gpu", "node")
     )
@@ -46,11 +46,20 @@ def cost(by: str = "", selector: str = "") -> str:
 def hourly_cost(by: str = "") -> str:
     """What an hour costs at the present pace."""
     parts = (
-        f"label_replace(rate(ddpjob_{kind}_seconds_total{{{TEAM}}}[{SMOOTH}])"
+        f"label_replace(rate(ddpjob_held_{kind}_seconds_total{{{TEAM}}}[{SMOOTH}])"
         f' * $price_{kind}_hour, "of", "{kind}", "", "")'
         for kind in ("gpu", "node")
     )
     return f"sum {by}({' or '.join(parts)})"
+
+
+def cost_of_ended(by: str) -> str:
+    """What jobs have cost that ended in the time shown, whenever they began."""
+    parts = (
+        f'label_replace({counted(f"ddpjob_{kind}_seconds_total", RANGE)} * $price_{kind}_hour, "of", "{kind}", "", "")'
+        for kind in ("gpu", "node")
+    )
+    return f"sum {by}({' or '.join(parts)}) / 3600"
 
 
 def lost_cost() -> str:
@@ -81,7 +90,7 @@ COST = Dashboard(
             stat("Lost with failures", "Steps that were lost, stalls, and starting again.",
                  f"{lost_cost()} + ({or_zero(cost(selector=AGAIN))})", unit=MONEY),
             stat("GPU hours", "For which gangs held GPUs.",
-                 f"({or_zero(seconds('ddpjob_gpu_seconds_total', RANGE))}) / 3600", unit="h"),
+                 f"({or_zero(seconds('ddpjob_held_gpu_seconds_total', RANGE))}) / 3600", unit="h"),
             stat("Node hours", "For which gangs held nodes.", f"{seconds(NODES, RANGE)} / 3600", unit="h"),
             stat("Until running jobs end", "What they will cost from now to their end, at their present size.",
                  or_zero(f"sum({TIME_LEFT} / 3600 * {HOURLY})"), unit=MONEY),
@@ -92,6 +101,8 @@ COST = Dashboard(
             bars("By activity", "In the time shown. Everything but training can be saved on: pulling (image size), "
                  "rendezvous and first_step (starts), saving (snapshots), recovering (failures).",
                  Query(f"sort_desc({cost('by (cause) ')})", "{{cause}}"), MONEY),
+            bars("By outcome", "Of jobs that ended in the time shown, from their beginning.",
+                 Query(f"sort_desc({cost_of_ended('by (outcome) ')})", "{{outcome}}"), MONEY),
             lines("An hour, by namespace", "At the pace of ten minutes.",
                   Query(hourly_cost("by (namespace) "), "{{namespace}}"), unit=MONEY, stacked=True),
         )),

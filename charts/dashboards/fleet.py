@@ -32,8 +32,8 @@ from queries import (
 )
 
 GOODPUT = (
-    f"({seconds('ddpjob_node_seconds_total', RANGE, TRAINING)}"
-    f" - {seconds('ddpjob_lost_node_seconds_total', RANGE)}) / {seconds('ddpjob_node_seconds_total', RANGE)}"
+    f"({seconds('ddpjob_held_node_seconds_total', RANGE, TRAINING)}"
+    f" - {seconds('ddpjob_lost_node_seconds_total', RANGE)}) / {seconds('ddpjob_held_node_seconds_total', RANGE)}"
 )
 FLEET = Dashboard(
     "fleet", "Fleet",

@@ -17,7 +17,7 @@ AT_WORK = 'phase=~"Running|Restarting"'
 HELD = 'activity!~"queued|initializing|suspended"'
 """Activities during which a gang holds its nodes."""
 TRAINING, AGAIN = 'cause="training"', 'cause=~"recovering|stalled"'
-NODES = "ddpjob_node_seconds_total"
+NODES = "ddpjob_held_node_seconds_total"
 LOST_NODES = "ddpjob_lost_node_seconds_total"
 RANGE, SMOOTH = "$__range", "10m"
 

@@ -10,6 +10,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 JOB_LABELS = ("namespace", "ddpjob")
+DELETED = "Deleted"
+OUTCOMES = ("Succeeded", "Failed", DELETED)
+"""How a job ended: its last phase, or that it was deleted before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,14 +106,24 @@ OPERATOR = (
             MetricRow(
                 f"ddpjob_{unit}_seconds_total",
                 "counter",
-                f"Seconds times {what} for which gangs held them, including deleted jobs. The cause is the activity.",
+                f"Seconds times {what} for which jobs that have ended held them, counted at their end. The cause is "
+                "the activity, lost training `recovering`; the outcome is "
+                f"{', '.join(f'`{each}`' for each in OUTCOMES)}.",
+                ("namespace", "cause", "outcome"),
+                "seconds",
+            ),
+            MetricRow(
+                f"ddpjob_held_{unit}_seconds_total",
+                "counter",
+                f"Seconds times {what} for which gangs held them, counted as they pass. The cause is the activity.",
                 ("namespace", "cause"),
                 "seconds",
             ),
             MetricRow(
                 f"ddpjob_lost_{unit}_seconds_total",
                 "counter",
-                f"Those of `ddpjob_{unit}_seconds_total` that were counted as training and that a failure lost later.",
+                f"Those of `ddpjob_held_{unit}_seconds_total` that were counted as training and that a failure lost "
+                "later.",
                 ("namespace",),
                 "seconds",
             ),

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from datetime import datetime
+from collections import Counter
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.api_server.conftest import StartOperator
 from tests.api_server.fleet import Fleet, ended, fleet
 from tests.api_server.harness import Cluster, Operator
+from tests.support.waiting import eventually_async
 
 WAVE = 100
 GPUS = 8
@@ -18,11 +20,15 @@ GPUS = 8
 Object = dict[str, Any]
 
 
-async def counted(operator: Operator, metric: str) -> float:
-    """Of all namespaces and causes, as Prometheus would scrape it."""
+async def counted(operator: Operator, metric: str) -> Counter[str]:
+    """By outcome, of all namespaces and causes, as Prometheus would scrape it. Jobs that have not ended have none."""
     _, page = await operator.probe("metrics")
     families = {family.name: family for family in text_string_to_metric_families(page)}
-    return sum(sample.value for sample in families[metric].samples if sample.name == f"{metric}_total")
+    found: Counter[str] = Counter()
+    for sample in families[metric].samples:
+        if sample.name == f"{metric}_total":
+            found[sample.labels.get("outcome", "")] += sample.value  # type: ignore[assignment]
+    return found
 
 
 def time_of(text: str) -> datetime:
@@ -36,37 +42,72 @@ def ran_since(job: Object) -> datetime:
 
 async def begin(cluster: Cluster, seen: Fleet, names: list[str]) -> dict[str, datetime]:
     """Since when each job runs."""
-    gpus = {"limits": {"nvidia.com/gpu": GPUS}}
-    await asyncio.gather(*(cluster.apply_job(name, nodes=1, resources=gpus) for name in names))
+    job = {"nodes": 1, "resources": {"limits": {"nvidia.com/gpu": GPUS}}, "restart": {"maxRestarts": 0}}
+    await asyncio.gather(*(cluster.apply_job(name, **job) for name in names))
     await seen.until(lambda: seen.in_phase(names, "Running"), "all jobs of the wave run")
     return {name: ran_since(seen.jobs[name]) for name in names}
 
 
-async def finish(cluster: Cluster, seen: Fleet, since: dict[str, datetime]) -> float:
-    """End the jobs and delete them; the seconds for which they ran."""
-    names = list(since)
-    await asyncio.gather(*(seen.report(f"{name}-0-0", ended(0)) for name in names))
-    await seen.until(lambda: seen.in_phase(names, "Succeeded"), "all jobs of the wave have succeeded")
-    until = {name: time_of(seen.jobs[name]["status"]["completionTime"]) for name in names}
-    await asyncio.gather(*(cluster.delete_job(name) for name in names))
+async def finish(
+    operator: Operator, cluster: Cluster, seen: Fleet, since: dict[str, datetime], outcomes: dict[str, str]
+) -> tuple[Counter[str], float]:
+    """End the jobs and delete them; the seconds for which they ran, by outcome, and how many more it may take until the
+    operator has noticed the deletions."""
+    deleted = [name for name, outcome in outcomes.items() if outcome == "Deleted"]
+    until: dict[str, datetime] = {}
+
+    async def delete(name: str) -> None:
+        await cluster.delete_job(name)
+        until.setdefault(name, datetime.now(UTC))
+
+    async def noticed() -> bool:
+        _, page = await operator.probe("metrics")
+        return not any(f'ddpjob="{name}"' in page for name in deleted)
+
+    await asyncio.gather(*(delete(name) for name in deleted))
+    await eventually_async(noticed, "the operator has noticed the deletions")
+    late = sum((datetime.now(UTC) - until[name]).total_seconds() for name in deleted)
+    ends = {name: outcome for name, outcome in outcomes.items() if outcome != "Deleted"}
+    await asyncio.gather(*(seen.report(f"{name}-0-0", ended(int(way == "Failed"))) for name, way in ends.items()))
+    await seen.until(
+        lambda: all(seen.phase(name) == outcome for name, outcome in ends.items()), "the jobs of the wave have ended"
+    )
+    until |= {name: time_of(seen.jobs[name]["status"]["completionTime"]) for name in ends}
+    await asyncio.gather(*(delete(name) for name in ends))
     await seen.until(lambda: not seen.jobs.keys() & since.keys(), "the wave is gone")
-    return sum((until[name] - since[name]).total_seconds() for name in names)
+    account: Counter[str] = Counter()
+    for name, outcome in outcomes.items():
+        account[outcome] += (until[name] - since[name]).total_seconds()  # type: ignore[assignment]
+    return account, late
 
 
 @pytest.mark.timeout(300)
 async def test_gpu_seconds_of_jobs_that_are_gone_are_counted_across_a_restart_of_the_operator(
     cluster: Cluster, start_operator: StartOperator
 ) -> None:
-    """Two waves; the operator is replaced while the jobs of the second one run."""
+    """Two waves; the operator is replaced while the jobs of the second one run. Half of them succeed, a quarter fails,
+    and a quarter is deleted before its end."""
+    first_wave = {f"first-{number}": "Succeeded" for number in range(WAVE)}
+    ways = ("Succeeded", "Failed", "Succeeded", "Deleted")
+    second_wave = {f"second-{number}": ways[number % len(ways)] for number in range(WAVE)}
+    metrics = [f"ddpjob_{kind}_seconds" for kind in ("gpu", "node", "held_gpu", "held_node")]
     first = await start_operator()
     async with fleet(cluster) as seen:
-        running = await begin(cluster, seen, [f"first-{number}" for number in range(WAVE)])
-        account = await finish(cluster, seen, running)
-        running = await begin(cluster, seen, [f"second-{number}" for number in range(WAVE)])
-        before = {unit: await counted(first, f"ddpjob_{unit}_seconds") for unit in ("gpu", "node")}
+        running = await begin(cluster, seen, list(first_wave))
+        account, _ = await finish(first, cluster, seen, running, first_wave)
+        running = await begin(cluster, seen, list(second_wave))
+        before = {metric: await counted(first, metric) for metric in metrics}
         assert await first.stop() == 0
         second = await start_operator()
-        account += await finish(cluster, seen, running)
-        total = {unit: before[unit] + await counted(second, f"ddpjob_{unit}_seconds") for unit in before}
-    assert total["node"] == pytest.approx(account, rel=0.01)
-    assert total["gpu"] == pytest.approx(account * GPUS, rel=0.01)
+        of_second, late = await finish(second, cluster, seen, running, second_wave)
+        account += of_second
+        total = {metric: before[metric] + await counted(second, metric) for metric in metrics}
+    for metric, each in zip(metrics, (GPUS, 1, GPUS, 1), strict=True):
+        by_outcome = total[metric]
+        assert account.total() * each * 0.99 <= by_outcome.total() <= (account.total() + late) * each * 1.01, metric
+        if "held" not in metric:
+            assert by_outcome["Succeeded"] == pytest.approx(account["Succeeded"] * each, rel=0.01)
+            assert by_outcome["Failed"] == pytest.approx(account["Failed"] * each, rel=0.01)
+            assert (
+                account["Deleted"] * each * 0.99 <= by_outcome["Deleted"] <= (account["Deleted"] + late) * each * 1.01
+            )

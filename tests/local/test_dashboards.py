@@ -140,13 +140,14 @@ def watching(folder: Path) -> Iterator[tuple[Prometheus, Path]]:
 
 
 def stand_in_for_the_rest_of_the_operator() -> None:
-    """A job that waits, one that failed, and what a running operator counts."""
+    """A job that waits, one that failed, one that succeeded, and what a running operator counts."""
     waiting = metrics.JobFigures(
         NAMESPACE, "waiting", Phase.STARTING, 0, 0, 0, 2, gpus=16, conditions={"Degraded": "Unschedulable"},
         created=parse_job(job_object("waiting")).created,
     )  # fmt: skip
     metrics.JOBS.put("waiting", waiting)
     metrics.FAILED_JOBS.labels(NAMESPACE, "UserError").inc()
+    metrics.NODE_SECONDS.labels(NAMESPACE, "training", "Succeeded").inc(3600)
     metrics.LEADER.set(1)
     metrics.API_REQUESTS.labels("GET", "pods", "200").inc()
     metrics.WATCH_STARTS.labels("pods").inc()

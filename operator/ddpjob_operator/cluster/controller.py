@@ -20,7 +20,7 @@ from ddpjob_operator.api.spec import DDPJobSpec
 from ddpjob_operator.api.status import DDPJobStatus
 from ddpjob_operator.cluster.apply import Applier
 from ddpjob_operator.cluster.cache import Cache, Json, Key, Owner
-from ddpjob_operator.cluster.figures import count, figures
+from ddpjob_operator.cluster.figures import count, count_deleted, figures
 from ddpjob_operator.cluster.rejections import Rejected
 from ddpjob_operator.cluster.status_poll import StatusPoller, Target
 from ddpjob_operator.cluster.status_write import Change, StatusWriter, change_between
@@ -56,6 +56,8 @@ class _LastPass:
     uid: str
     spec: DDPJobSpec | None = None
     """The last one that could be parsed: a job with pods goes on by it after an edit that cannot."""
+    status: DDPJobStatus | None = None
+    """The last one that was read or written: it is counted when the job is gone before its end."""
     rejected: Problem | None = None
     """What the API server rejected, until it is tried again: the plan then tries less, or gives the gang back."""
     status_written: float | None = None
@@ -166,6 +168,7 @@ class Controller:
             return None
         last = self._last.get(key)
         if last is None or last.uid != obj["metadata"]["uid"]:  # a new job of the same name
+            self._count_deleted(key)
             last = self._last[key] = _LastPass(obj["metadata"]["uid"])
         try:
             job = await _aside(obj, lambda: parse_job(obj))
@@ -173,7 +176,7 @@ class Controller:
             if last.spec is None:
                 return _View(key, obj, last, None, error.problems)
             job = replace(job_of(obj, last.spec), rejected_edit=unparsable_edit(error.problems))
-        last.spec = job.spec
+        last.spec, last.status = job.spec, job.status
         return _View(key, obj, last, job)
 
     async def _decided(self, view: _View) -> Plan:
@@ -224,6 +227,7 @@ class Controller:
         if not await self._writer.write(view.key, view.obj, change):
             return False
         view.last.status_written = asyncio.get_running_loop().time()
+        view.last.status = after
         count(view.key.namespace, view.job, before, after)
         for event in decided.events:
             self.recorder.record(Subject(API_VERSION, KIND, *view.key, view.owner.uid), event)
@@ -280,14 +284,23 @@ class Controller:
         What the API server rejected is forgotten: it may accept it by the time that this replica leads again."""
         self.poller.drop_all()
         for last in self._last.values():
-            last.rejected = None
+            last.rejected = last.status = None
         metrics.JOBS.clear()
 
     def _forget(self, key: Key) -> None:
         """The job is gone, or another controller's."""
+        if self.cache.job(key) is None:
+            self._count_deleted(key)
         self._last.pop(key, None)
         self.poller.drop(key)
         metrics.JOBS.drop(key)
+
+    def _count_deleted(self, key: Key) -> None:
+        """Count what a job has held that is gone before its end. What another replica leads is counted there."""
+        last = self._last.get(key)
+        if last is None or last.spec is None or last.status is None or last.status.is_final or not self._leading:
+            return
+        count_deleted(key.namespace, last.status, last.spec.gpus_per_node, self.clock())
 
 
 def trainer_of(uid: str, status: DDPJobStatus, observed: Observed) -> Target | None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from datetime import datetime
+
 from ddpjob_operator import metrics
 from ddpjob_operator.api.spec import DDPJobSpec
 from ddpjob_operator.api.status import DDPJobStatus, Phase
 from ddpjob_operator.cluster.cache import Key
 from ddpjob_operator.core.ledger.goodput import seconds_of
-from ddpjob_operator.core.ledger.usage import usage_between
+from ddpjob_operator.core.ledger.usage import until_deleted, usage_between, with_usage
 from ddpjob_operator.core.ledger.waits import waits_between
 from ddpjob_operator.core.values.job import SHOWN_DIGEST, Job
+from ddpjob_operator.metric_table import DELETED
 from ddpjob_operator.metrics import JobFigures
 
 ATTENTION = ("Degraded", "SnapshotsFailing", "LossNotFinite", "ShutdownTooShort")
@@ -65,16 +68,35 @@ def count(namespace: str, job: Job | None, before: DDPJobStatus, after: DDPJobSt
     ):
         if waited is not None:
             histogram.observe(waited)
+    _count_held(namespace, before, after, job.spec.gpus_per_node if job else 0)
+    if after.is_final and not before.is_final:
+        _count_ended(namespace, after, str(after.phase))
+
+
+def count_deleted(namespace: str, status: DDPJobStatus, gpus_per_node: int, now: datetime) -> None:
+    """Add a job that was deleted before its end, with the last status that it had."""
+    last = until_deleted(status, now)
+    _count_held(namespace, status, last, gpus_per_node)
+    _count_ended(namespace, with_usage(status, last, gpus_per_node), DELETED)
+
+
+def _count_held(namespace: str, before: DDPJobStatus, after: DDPJobStatus, gpus_per_node: int) -> None:
     usage = usage_between(before, after)
-    held = (
-        (metrics.NODE_SECONDS, metrics.LOST_NODE_SECONDS, usage.nodes),
-        (metrics.GPU_SECONDS, metrics.LOST_GPU_SECONDS, usage.nodes * job.spec.gpus_per_node if job else 0),
-    )
-    for counted, lost, number in held:
+    for counted, lost, number in (
+        (metrics.HELD_NODE_SECONDS, metrics.LOST_NODE_SECONDS, usage.nodes),
+        (metrics.HELD_GPU_SECONDS, metrics.LOST_GPU_SECONDS, usage.nodes * gpus_per_node),
+    ):
         if number:
             for activity, seconds in usage.seconds.items():
                 counted.labels(namespace, activity).inc(number * seconds)
             lost.labels(namespace).inc(number * usage.lost)
+
+
+def _count_ended(namespace: str, status: DDPJobStatus, outcome: str) -> None:
+    account = status.internal
+    for counted, spent in ((metrics.NODE_SECONDS, account.node_seconds), (metrics.GPU_SECONDS, account.gpu_seconds)):
+        for activity, seconds in spent.items():
+            counted.labels(namespace, activity, outcome).inc(seconds)
 
 
 def _queue(spec: DDPJobSpec) -> str:

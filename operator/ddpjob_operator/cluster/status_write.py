@@ -23,7 +23,7 @@ from ddpjob_operator.runtime.errors import ApiError
 logger = logging.getLogger(__name__)
 
 _PROGRESS = frozenset({"progress", "nodes", "snapshot", "goodput", "summary", "internal"})
-_INTERNAL_PROGRESS = frozenset({"reportedSeconds"})
+_INTERNAL_PROGRESS = frozenset({"reportedSeconds", "nodeSeconds", "gpuSeconds"})
 """Fields that follow the training by the second. Alone they are not worth a write each time."""
 
 

@@ -16,6 +16,7 @@ from ddpjob_operator.api.status import DDPJobStatus, Phase
 from ddpjob_operator.core import transitions
 from ddpjob_operator.core.ledger.goodput import with_goodput
 from ddpjob_operator.core.ledger.progress import warnings, with_failure, with_report
+from ddpjob_operator.core.ledger.usage import with_usage
 from ddpjob_operator.core.manifests.bounds import clamp_to_bounds
 from ddpjob_operator.core.stages.deadlines import missed_deadline, seconds_to_next
 from ddpjob_operator.core.stages.ends import releases_of_deleted_job, with_ends, with_releases
@@ -48,7 +49,7 @@ def plan(job: Job, observed: Observed, now: datetime, defaults: Defaults) -> Pla
     adopted = transitions.adopt_attempt(look)
     ended, found = with_late_cause(with_ends(with_report(adopted)))
     decided = with_releases(look, _by_stage(ended))
-    status = _with_goodput(job.status, decided.status, observed, now)
+    status = _with_ledger(job, decided.status, observed, now)
     events = (*found, *decided.events, *warnings(job.status, status))
     status_first = decided.status_first or adopted.status != job.status
     wait = soonest(
@@ -73,10 +74,10 @@ def _must_confirm(job: Job, observed: Observed, actions: tuple[Action, ...], *, 
     return not (observed.status_confirmed or guarded) and any(depends_on_status(action) for action in actions)
 
 
-def _with_goodput(before: DDPJobStatus, after: DDPJobStatus, observed: Observed, now: datetime) -> DDPJobStatus:
+def _with_ledger(job: Job, after: DDPJobStatus, observed: Observed, now: datetime) -> DDPJobStatus:
     """The ledger decides nothing: numbers that it cannot add up must not keep a job from being suspended or ended."""
     try:
-        return with_goodput(before, after, observed, now)
+        return with_usage(job.status, with_goodput(job.status, after, observed, now), job.spec.gpus_per_node)
     except (ArithmeticError, ValueError):
         return after
 

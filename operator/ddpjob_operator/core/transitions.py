@@ -364,9 +364,14 @@ def _made_from(
     look: Look, spec_digests: dict[str, str] | None, kept_pods: dict[str, int], succeeded: tuple[int, ...] = ()
 ) -> Internal:
     """What is on record of the pods of an attempt. None of a new one has succeeded."""
-    reported = look.status.internal.reported_seconds
+    known = look.status.internal
     return Internal(
-        spec_digests=spec_digests, kept_pods=kept_pods, succeeded_nodes=succeeded, reported_seconds=reported
+        spec_digests=spec_digests,
+        kept_pods=kept_pods,
+        succeeded_nodes=succeeded,
+        reported_seconds=known.reported_seconds,
+        node_seconds=known.node_seconds,
+        gpu_seconds=known.gpu_seconds,
     )
 
 

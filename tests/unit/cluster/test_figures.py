@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from typing import Any
 
 import pytest
 
 from ddpjob_operator import metrics
-from ddpjob_operator.api.status import DDPJobStatus, Goodput, NodeCount, Phase
+from ddpjob_operator.api.status import DDPJobStatus, Goodput, Internal, NodeCount, Phase
 from ddpjob_operator.cluster.cache import Key
-from ddpjob_operator.cluster.figures import count, figures
+from ddpjob_operator.cluster.figures import count, count_deleted, figures
 from ddpjob_operator.core.ledger.goodput import ACTIVITIES
 from ddpjob_operator.metrics import JobFigures
 from ddpjob_operator.wire.jobs import parse_job
@@ -84,10 +84,44 @@ def test_what_a_write_adds_to_the_ledger_is_counted_for_each_node_and_each_gpu()
     ]
     for before, after in pairwise([DDPJobStatus(), *statuses]):
         count("counted", job, before, after)
-    of_nodes = {cause: counted("ddpjob_node_seconds_total", cause=cause) for cause in ACTIVITIES}
+    of_nodes = {cause: counted("ddpjob_held_node_seconds_total", cause=cause) for cause in ACTIVITIES}
     assert {cause: seconds for cause, seconds in of_nodes.items() if seconds} == {
         "training": 120.0, "saving": 3.0, "recovering": 10.0,
     }  # fmt: skip
     assert counted("ddpjob_lost_node_seconds_total") == 40.0
-    assert counted("ddpjob_gpu_seconds_total", cause="training") == 60.0 * 8
+    assert counted("ddpjob_held_gpu_seconds_total", cause="training") == 60.0 * 8
     assert counted("ddpjob_lost_gpu_seconds_total") == 20.0 * 8
+
+
+def of_outcome(unit: str, namespace: str, outcome: str) -> dict[str, float]:
+    found = {
+        cause: counted(f"ddpjob_{unit}_seconds_total", namespace=namespace, cause=cause, outcome=outcome)
+        for cause in ACTIVITIES
+    }
+    return {cause: seconds for cause, seconds in found.items() if seconds}
+
+
+@pytest.mark.parametrize("phase", [Phase.SUCCEEDED, Phase.FAILED])
+def test_a_job_is_counted_with_its_outcome_once_when_it_ends(phase: Phase) -> None:
+    namespace = f"ends-{phase}".lower()
+    account = Internal(node_seconds={"training": 60.0, "recovering": 9.0}, gpu_seconds={"training": 240.0})
+    running, ended = DDPJobStatus(phase=Phase.RUNNING, internal=account), DDPJobStatus(phase=phase, internal=account)
+    count(namespace, None, DDPJobStatus(), running)
+    assert of_outcome("node", namespace, phase) == {}
+    count(namespace, None, running, ended)
+    count(namespace, None, ended, ended)
+    assert of_outcome("node", namespace, phase) == {"training": 60.0, "recovering": 9.0}
+    assert of_outcome("gpu", namespace, phase) == {"training": 240.0}
+
+
+def test_a_job_that_was_deleted_while_it_ran_is_counted_until_then() -> None:
+    status = DDPJobStatus(
+        phase=Phase.RUNNING,
+        nodes=NodeCount(total=2),
+        goodput=Goodput(queued=50.0, training=30.0, activity="training", last_update_time=NOON),
+        internal=Internal(node_seconds={"training": 60.0}, gpu_seconds={"training": 240.0}),
+    )
+    count_deleted("deleted", status, 4, NOON + timedelta(seconds=5))
+    assert of_outcome("node", "deleted", "Deleted") == {"training": 70.0}
+    assert of_outcome("gpu", "deleted", "Deleted") == {"training": 280.0}
+    assert counted("ddpjob_held_gpu_seconds_total", namespace="deleted", cause="training") == 40.0

@@ -85,6 +85,12 @@ def with_ledger(
     return status.model_copy(update={"goodput": goodput, "internal": internal})
 
 
+def with_held(status: DDPJobStatus, node_seconds: dict[str, float], gpu_seconds: dict[str, float]) -> DDPJobStatus:
+    """`status` with other seconds for which its gangs have held nodes and GPUs, by activity."""
+    internal = status.internal.model_copy(update={"node_seconds": node_seconds, "gpu_seconds": gpu_seconds})
+    return status.model_copy(update={"internal": internal})
+
+
 def resized(spec: DDPJobSpec, *, nodes: int, spares: int) -> DDPJobSpec:
     """`spec` with other numbers of pods."""
     return spec.model_copy(update={"nodes": nodes, "spares": spares})
