@@ -136,8 +136,8 @@ JOBS = (
     MetricRow(
         "ddpjob_info",
         "info",
-        "Image of the trainer; start of the digest of the code, and queue of the gang scheduler (empty without).",
-        (*JOB_LABELS, "image", "code", "queue"),
+        "Image of the trainer; start of the digest of the code, queue of the gang scheduler, owner (empty without).",
+        (*JOB_LABELS, "image", "code", "queue", "owner"),
     ),
     MetricRow("ddpjob_status_phase", "gauge", "1 for the phase of the job.", (*JOB_LABELS, "phase")),
     MetricRow(

@@ -139,6 +139,7 @@ class JobFigures:
     code: str = ""
     """Digest of the code, as far as people write it."""
     queue: str = ""
+    owner: str = ""
     conditions: Mapping[str, str] = field(default_factory=dict)
     """Conditions that need attention, and their reasons."""
     disruptions: int = 0
@@ -199,7 +200,8 @@ class JobTable:
         yield from self._of_values(rows, labels, open_metrics)
         yield _head("ddpjob_info", open_metrics)
         for row in rows:
-            yield f"ddpjob_info{{{_of(row, code=row.code, image=row.image, queue=row.queue)}}} 1.0\n"
+            info = {"code": row.code, "image": row.image, "owner": row.owner, "queue": row.queue}
+            yield f"ddpjob_info{{{_of(row, **info)}}} 1.0\n"
         yield _head("ddpjob_status_phase", open_metrics)
         for row in rows:
             yield f"ddpjob_status_phase{{{_of(row, phase=row.phase)}}} 1.0\n"

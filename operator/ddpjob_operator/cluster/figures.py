@@ -45,6 +45,7 @@ def figures(key: Key, job: Job | None, status: DDPJobStatus, default_image: str)
         image=(job.spec.image or default_image) if job else "",
         code=(job.code_digest or "")[:SHOWN_DIGEST] if job else "",
         queue=_queue(job.spec) if job else "",
+        owner=job.owner if job else "",
         conditions={each.type: each.reason for each in status.conditions if _needs_attention(each.type, each.status)},
         disruptions=status.disruptions,
         goodput=goodput.ratio if goodput else None,

@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from ddpjob_operator.api import API_VERSION, KIND
-from ddpjob_operator.api.spec import CONTROLLER_NAME, DDPJobSpec
+from ddpjob_operator.api.spec import CONTROLLER_NAME, OWNER_ANNOTATION, DDPJobSpec
 from ddpjob_operator.api.status import DDPJobStatus
 from ddpjob_operator.api.validation import problems as rule_problems
 from ddpjob_operator.core.values.job import Job
@@ -90,6 +90,7 @@ def job_of(obj: Object, spec: DDPJobSpec) -> Job:
         spec=spec,
         status=parse_status(obj.get("status") or {}),
         deleting="deletionTimestamp" in metadata,
+        owner=_owner(metadata),
     )
 
 
@@ -126,6 +127,16 @@ def _refuse_other_kinds(obj: Object) -> None:
         raise InvalidJob(tuple(f"{key}: is not a field of a {KIND}; move it under spec" for key in sorted(unknown)))
 
 
+_LONGEST_OWNER = 64
+
+
+def _owner(metadata: Object) -> str:
+    """The owner that the job's author names, bounded like every label value."""
+    annotations = metadata.get("annotations")
+    found = annotations.get(OWNER_ANNOTATION) if isinstance(annotations, Mapping) else None
+    return found.strip()[:_LONGEST_OWNER] if isinstance(found, str) else ""
+
+
 _KEPT_METADATA = (
     "name", "namespace", "uid", "resourceVersion", "generation", "creationTimestamp", "deletionTimestamp"
 )  # fmt: skip
@@ -142,6 +153,8 @@ def kept(obj: Object) -> Object:
     elif isinstance(spec, dict):
         spec = {field: value if _is_bounded(value) else _EXCESS for field, value in spec.items()}
     metadata = {name: value for name, value in (obj.get("metadata") or {}).items() if name in _KEPT_METADATA}
+    if owner := _owner(obj.get("metadata") or {}):
+        metadata["annotations"] = {OWNER_ANNOTATION: owner}
     return {**obj, "metadata": metadata} | ({} if spec is None else {"spec": spec})
 
 

@@ -14,7 +14,7 @@ from ddpjob_operator.cluster.cache import Key
 from ddpjob_operator.cluster.figures import count, count_deleted, figures
 from ddpjob_operator.core.ledger.goodput import ACTIVITIES
 from ddpjob_operator.metrics import JobFigures
-from ddpjob_operator.wire.jobs import parse_job
+from ddpjob_operator.wire.jobs import kept, parse_job
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 KEY = Key("team", "digits")
@@ -48,6 +48,22 @@ def test_code_is_named_by_the_start_of_its_digest() -> None:
 def test_image_and_queue_are_those_of_the_spec() -> None:
     found = of({"nodes": 1, "image": "mine:2", "scheduling": {"gang": "Kueue", "queue": "research"}}, {})
     assert (found.image, found.queue) == ("mine:2", "research")
+
+
+@pytest.mark.parametrize(
+    ("annotation", "shown"), [("ada@example.org", "ada@example.org"), (" vision\n", "vision"), ("x" * 100, "x" * 64)]
+)
+def test_the_owner_is_a_bounded_annotation_that_the_cache_keeps(annotation: str, shown: str) -> None:
+    annotations = {"training.ddpjob.io/owner": annotation, "large": "y" * 100_000}
+    remembered = kept({"metadata": METADATA | {"annotations": annotations}, "spec": {"nodes": 1}})
+    assert remembered["metadata"]["annotations"] == {"training.ddpjob.io/owner": shown}
+    job = parse_job(remembered)
+    assert figures(KEY, job, job.status, "").owner == shown
+
+
+@pytest.mark.parametrize("annotations", [None, {}, {"training.ddpjob.io/owner": 3}, ["x"]])
+def test_a_job_without_an_owner_has_an_empty_one(annotations: Any) -> None:
+    assert parse_job({"metadata": METADATA | {"annotations": annotations}, "spec": {"nodes": 1}}).owner == ""
 
 
 @pytest.mark.parametrize(("phase", "shown"), [("Running", NOON), ("Restarting", None), ("Succeeded", None)])

@@ -36,6 +36,8 @@ class Job:
     deleting: bool = False
     rejected_edit: Problem | None = None
     """An edit that the operator does not follow."""
+    owner: str = ""
+    """Who answers for it, as its author says."""
 
     @property
     def ranks(self) -> int:
