@@ -1,24 +1,33 @@
-"""The status of a run on this machine, on the shared folder: what a cluster has in its API server.
+"""The status of a run on this machine, on the shared folder: what a cluster has in its API server and its pods.
 
-`ddpjob run` writes it at every change, so that phase, failures and goodput can be read during the run and after it.
+`ddpjob run` writes it at every change, so that phase, failures and goodput can be read during the run and after it, and
+each second what the ranks report of themselves.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import time
+from collections.abc import Callable
 from contextlib import suppress
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 from ddpjob_operator.core.values.job import Job
+from ddpjob_operator.core.values.trainer_report import TrainerReport
 
 VERSION = 1
+_SECONDS_BETWEEN_RANKS = 1.0
 
 
 def status_file(shared: Path, job: str) -> Path:
     return shared / "logs" / job / "status.json"
+
+
+def ranks_file(shared: Path, job: str) -> Path:
+    return shared / "logs" / job / "ranks.json"
 
 
 class StatusFile:
@@ -42,9 +51,56 @@ class StatusFile:
             "procsPerNode": job.spec.ranks_per_node,
             "status": status,
         }
-        temporary = self._path.with_name(f".{self._path.name}.{os.getpid()}")
         with suppress(OSError):
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            temporary.write_text(json.dumps(content) + "\n")
-            temporary.replace(self._path)
+            _replace(self._path, content)
             self._written = status
+
+
+class RanksFile:
+    """The newest report of each rank of the newest attempt, also after its end. It is rewritten once a second."""
+
+    def __init__(self, shared: Path, job: Job, clock: Callable[[], float] = time.monotonic) -> None:
+        self._path = ranks_file(shared, job.name)
+        self._uid, self._clock = job.uid, clock
+        self._attempt = -1
+        self._ranks: dict[int, dict[str, Any]] = {}
+        self._written_at: float | None = None
+
+    def on_report(self, pod: str, report: TrainerReport, now: datetime) -> None:
+        """Take in what a launcher says of its ranks."""
+        attempt = report.attempt or 0
+        if attempt < self._attempt:
+            return
+        if attempt > self._attempt:
+            self._attempt, self._ranks = attempt, {}
+        for rank in report.ranks:
+            self._ranks[rank.rank] = {
+                "rank": rank.rank,
+                "pod": pod,
+                "phase": rank.phase,
+                "step": rank.step,
+                "stepSeconds": rank.step_seconds,
+                "dataSeconds": rank.data_seconds,
+                "time": None
+                if rank.age_seconds is None
+                else (now - timedelta(seconds=rank.age_seconds)).isoformat(timespec="milliseconds"),
+            }
+        if self._written_at is None or self._clock() - self._written_at >= _SECONDS_BETWEEN_RANKS:
+            self.write()
+
+    def write(self) -> None:
+        """All that is known, if anything is."""
+        if not self._ranks:
+            return
+        self._written_at = self._clock()
+        ranks = [self._ranks[rank] for rank in sorted(self._ranks)]
+        with suppress(OSError):
+            _replace(self._path, {"version": VERSION, "uid": self._uid, "attempt": self._attempt, "ranks": ranks})
+
+
+def _replace(path: Path, content: dict[str, Any]) -> None:
+    """Write it whole, or not at all."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary.write_text(json.dumps(content) + "\n")
+    temporary.replace(path)

@@ -28,7 +28,7 @@ from ddpjob_operator.local.network import fetch_status
 from ddpjob_operator.local.observed import NodeView, RunView
 from ddpjob_operator.local.output import Logs, OutputFollower
 from ddpjob_operator.local.processes import LocalPod
-from ddpjob_operator.local.record import StatusFile
+from ddpjob_operator.local.record import RanksFile, StatusFile
 from ddpjob_operator.local.volume import pod_log
 
 _POLL_SECONDS = 0.5
@@ -68,6 +68,7 @@ class Runner:
         self._stopped_by: signal.Signals | None = None
         self._output = OutputFollower(logs, display.output)
         self._record = StatusFile(machine.shared, self._job)
+        self._ranks = RanksFile(machine.shared, self._job)
 
     async def run(self) -> Outcome:
         """Until the job is Succeeded or Failed, or a signal stops it."""
@@ -84,6 +85,7 @@ class Runner:
             following.cancel()
             await self._end_all()
             self._output.close()
+            self._ranks.write()
             for number in _STOP_SIGNALS:
                 loop.remove_signal_handler(number)
         return Outcome(self._job.status, self._stopped_by, self._failed_log())
@@ -144,6 +146,7 @@ class Runner:
         report = await asyncio.to_thread(fetch_status, pod.endpoints.status_port)
         if report is not None and report.is_of(self._job.uid, pod.attempt):
             pod.on_report(report)
+            self._ranks.on_report(pod.name, report, datetime.now(UTC))
             self._changed.set()
 
     def _kill_if_due(self, reports: list[TrainerReport]) -> None:

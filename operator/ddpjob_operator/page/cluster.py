@@ -23,6 +23,7 @@ from ddpjob_operator.follow.table import printable
 from ddpjob_operator.follow.why import why
 from ddpjob_operator.page.answers import Answers
 from ddpjob_operator.page.list_view import tone_of
+from ddpjob_operator.page.rank_reports import read_ranks
 from ddpjob_operator.page.values import (
     TERMINATING,
     Command,
@@ -167,12 +168,15 @@ class ClusterSource:
         except ApiError as error:
             notes.append(f"Logs cannot be read: {error.message}")
         seen = seen_of(job, pods, (event for event, _ in happened), now)
+        ranks, ranks_note = await read_ranks(self._client, namespace, record.uid, record.status.attempt, seen.pods)
         return Detail(
             job=record,
             answer=why(seen),
             now=now,
             course=self._course(record, lines),
             pods=pod_rows(seen.pods),
+            ranks=ranks,
+            ranks_note=ranks_note,
             snapshots=_snapshots(record),
             set_aside=tuple(printable(line) for line in record.status.corrupt_snapshots),
             events=tuple(_event_row(item) for _, item in happened),

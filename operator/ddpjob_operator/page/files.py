@@ -19,7 +19,10 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from ddpjob_operator.page.values import Course, LossPoint, SnapshotRow
+from ddpjob_operator.follow.table import printable
+from ddpjob_operator.local.record import ranks_file
+from ddpjob_operator.page.values import Course, LossPoint, RankRow, SnapshotRow
+from ddpjob_operator.wire.objects import parse_time
 
 _WHOLE_BYTES = 4 << 20
 """Of a larger file of losses, lines at even distances are read."""
@@ -29,6 +32,7 @@ _EVENT_BYTES = 1 << 20
 _MANIFEST_BYTES = 1 << 20
 _MOST_SNAPSHOTS = 100
 _MOST_STACKS = 8
+_MOST_RANKS = 1024
 _STACK_BYTES = 64 << 10
 _ATTEMPT_FILE = re.compile(r"(\d{12})-(\d{6})-(.+)")
 _SNAPSHOT = re.compile(r"(?:step|checkpoint)-(\d+)")
@@ -145,6 +149,31 @@ def snapshots_of(shared: Shared, job: str) -> tuple[list[SnapshotRow], list[str]
             reason = " ".join(shared.read(folder / "reason.txt", 500).decode(errors="replace").split())
             aside.append(f"{name}: {reason}" if reason else name)
     return found, aside
+
+
+def ranks_of(shared: Shared, job: str, uid: str, attempt: int) -> list[RankRow]:
+    """What the ranks of this attempt last reported, if `ddpjob run` has noted it."""
+    found = shared.json(ranks_file(shared.root, job))
+    ranks = found.get("ranks")
+    if (found.get("uid"), found.get("attempt")) != (uid, attempt) or not isinstance(ranks, list):
+        return []
+    given = [rank for rank in ranks[:_MOST_RANKS] if isinstance(rank, dict) and isinstance(rank.get("rank"), int)]
+    return [_rank(rank) for rank in given]
+
+
+def _rank(given: dict[str, Any]) -> RankRow:
+    step, time = given.get("step"), None
+    with suppress(TypeError, ValueError):
+        time = parse_time(given.get("time"))
+    return RankRow(
+        rank=given["rank"],
+        pod=printable(str(given.get("pod") or "")),
+        phase=printable(str(given.get("phase") or "")),
+        step=step if isinstance(step, int) else None,
+        step_seconds=_finite(given.get("stepSeconds")),
+        data_seconds=_finite(given.get("dataSeconds")),
+        time=time if time is not None and time.tzinfo else None,
+    )
 
 
 def stacks_of(shared: Shared, job: str) -> list[tuple[str, str]]:

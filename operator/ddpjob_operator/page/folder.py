@@ -138,6 +138,7 @@ def detail_of(shared: Shared, name: str, now: datetime) -> Detail:
         now=now,
         course=files.course_of(shared, name, events),
         pods=_pods(shared, job),
+        ranks=tuple(files.ranks_of(shared, name, job.uid, job.status.attempt)),
         snapshots=tuple(snapshots),
         set_aside=tuple(set_aside),
         events=_event_rows(job.status, events),

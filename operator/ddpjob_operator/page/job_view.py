@@ -14,6 +14,7 @@ from ddpjob_operator.follow.why import Section
 from ddpjob_operator.local.observed import seconds_in_words
 from ddpjob_operator.page.charts import LossChart, Track, loss_chart, track
 from ddpjob_operator.page.list_view import Row, path_of, row_of, size_in_words
+from ddpjob_operator.page.ranks import RanksView, ranks_view
 from ddpjob_operator.page.timeline import Attempt, Share, Timeline, attempts_of, shares, timeline
 from ddpjob_operator.page.values import Detail, EventRow, LogQuery, SnapshotRow
 
@@ -112,6 +113,7 @@ class JobView:
     chart: Both | None
     timeline: Both | None
     shares: tuple[Share, ...]
+    ranks: RanksView
     failures: tuple[FailureView, ...]
     snapshots: tuple[SnapshotView, ...]
     events: tuple[EventView, ...]
@@ -146,6 +148,7 @@ def job_view(detail: Detail) -> JobView:
         chart=_both(charts),
         timeline=_both(lines),
         shares=shares(status.goodput),
+        ranks=ranks_view(detail.ranks, now),
         failures=tuple(_failure(failure, detail) for failure in reversed(_failures(detail))),
         snapshots=tuple(_snapshot(snapshot, detail, index == 0) for index, snapshot in enumerate(detail.snapshots)),
         events=tuple(_event(event, now) for event in list(reversed(detail.events))[:_MOST_EVENTS]),

@@ -91,6 +91,24 @@ class PodRow:
 
 
 @dataclass(frozen=True, slots=True)
+class RankRow:
+    """A rank as it last reported. None is unknown."""
+
+    rank: int
+    pod: str = ""
+    node: str = ""
+    """The Kubernetes node."""
+    phase: str = ""
+    step: int | None = None
+    step_seconds: float | None = None
+    """Median of the last steps."""
+    data_seconds: float | None = None
+    """Median of what they waited for data."""
+    time: datetime | None = None
+    """Of its last progress."""
+
+
+@dataclass(frozen=True, slots=True)
 class EventRow:
     """Something that happened."""
 
@@ -120,6 +138,10 @@ class Detail:
     now: datetime
     course: Course = Course()
     pods: tuple[PodRow, ...] = ()
+    ranks: tuple[RankRow, ...] = ()
+    """Of the current attempt."""
+    ranks_note: str = ""
+    """Why some are missing."""
     snapshots: tuple[SnapshotRow, ...] = ()
     set_aside: tuple[str, ...] = ()
     """Snapshots that did not verify, with the reason."""

@@ -153,6 +153,25 @@ class Client:
         except (aiohttp.ClientError, OSError) as error:
             raise ApiError(0, "ConnectionFailed", f"GET {path}: {error}") from error
 
+    async def bounded(self, path: str, most: int, seconds: float) -> bytes:
+        """What is at `path`, of at most so many bytes, within so many seconds: a pod answers, and may send anything.
+
+        Raises:
+            ApiError: the server refused, the connection broke, or it took too long.
+        """
+        try:
+            async with self._send("GET", path, {}, None, None, seconds) as response:
+                payload = b""
+                while len(payload) < most and (more := await response.content.read(most - len(payload))):
+                    payload += more
+                if response.status >= 400:
+                    raise _error(response.status, response.reason or "", payload)
+                return payload
+        except TimeoutError:
+            raise ApiError(0, "Timeout", f"GET {path}: no answer within {seconds:g} s") from None
+        except (aiohttp.ClientError, OSError) as error:
+            raise ApiError(0, "ConnectionFailed", f"GET {path}: {error}") from error
+
     async def watch(self, path: str, version: int, *, accept: str = "", **query: str) -> AsyncIterator[Json]:
         """Changes of a collection since `version`, bookmarks among them, until the server ends the request, which it
         does in time.

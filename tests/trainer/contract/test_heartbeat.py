@@ -95,6 +95,17 @@ def test_the_p99_of_step_times_leaves_out_saves_and_validation(beat, clock):
     assert beat.read()["counters"]["stepSeconds"]["sum"] == pytest.approx(98 * 0.05)
 
 
+def test_the_median_step_and_wait_for_data_are_not_moved_by_one_that_is_long(beat, clock):
+    beat.enter("train")
+    for step, wait in enumerate([0.01] * 9 + [30.0], start=1):
+        beat.waited_for_data(wait)
+        clock.now += 0.04 + wait
+        beat.step(step=step)
+    beat.flush()
+    assert beat.read()["stepSecondsMedian"] == pytest.approx(0.05)
+    assert beat.read()["dataSecondsMedian"] == 0.01
+
+
 def test_a_thread_that_saves_is_no_sign_of_life(beat, clock):
     beat.enter("train")
     clock.now += 50

@@ -12,7 +12,8 @@ import pytest
 from ddpjob_operator.api.spec import DDPJobSpec
 from ddpjob_operator.api.status import DDPJobStatus, Internal, Phase
 from ddpjob_operator.core.values.job import Job
-from ddpjob_operator.local.record import StatusFile, status_file
+from ddpjob_operator.core.values.trainer_report import RankReport, TrainerReport
+from ddpjob_operator.local.record import RanksFile, StatusFile, ranks_file, status_file
 from ddpjob_operator.wire.jobs import parse_status
 
 JOB = Job("digits", "local", "uid", 1, datetime(2030, 1, 1, tzinfo=UTC), DDPJobSpec(nodes=2), DDPJobStatus())
@@ -54,3 +55,33 @@ def test_what_an_earlier_run_left_is_replaced(tmp_path: Path, left: str) -> None
     path.write_text(left)
     StatusFile(tmp_path, JOB).write(RUNNING)
     assert json.loads(path.read_text())["job"] == "digits"
+
+
+def report(step: int, attempt: int = 0, age: float | None = 2.0) -> TrainerReport:
+    ranks = (RankReport(1, step=step, phase="train", age_seconds=age, step_seconds=0.5, data_seconds=0.1),)
+    return TrainerReport(uid="uid", attempt=attempt, ranks=ranks)
+
+
+def test_what_ranks_report_is_written_once_a_second_and_at_the_end(tmp_path: Path) -> None:
+    times = iter([0.0, 0.5, 1.5, 1.5, 1.6, 1.7])
+    record, path = RanksFile(tmp_path, JOB, lambda: next(times)), ranks_file(tmp_path, "digits")
+    now = datetime(2030, 1, 1, 0, 0, 5, tzinfo=UTC)
+
+    def written() -> tuple[int, int]:
+        found = json.loads(path.read_text())
+        return found["attempt"], found["ranks"][0]["step"]
+
+    record.on_report("digits-0-0", report(1), now)
+    rank = json.loads(path.read_text())["ranks"][0]
+    assert rank == {
+        "rank": 1, "pod": "digits-0-0", "phase": "train", "step": 1, "stepSeconds": 0.5, "dataSeconds": 0.1,
+        "time": "2030-01-01T00:00:03.000+00:00",
+    }  # fmt: skip
+    record.on_report("digits-0-0", report(2), now)
+    assert written() == (0, 1)
+    record.on_report("digits-1-0", report(3, attempt=1), now)
+    assert written() == (1, 3)
+    record.on_report("digits-1-0", report(4, attempt=1), now)
+    record.on_report("digits-0-0", report(9), now)
+    record.write()
+    assert written() == (1, 4)

@@ -60,6 +60,9 @@ class ApiServer:
             raise ApiError(404, "NotFound", "not found")
         return found[0]
 
+    async def bounded(self, path: str, most: int, seconds: float) -> bytes:
+        return b""
+
     async def lines(self, path: str, **query: str) -> Any:
         for line in self.log:
             yield line

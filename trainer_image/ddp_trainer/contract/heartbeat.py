@@ -43,7 +43,7 @@ DEVICE_LOSS_INTERVAL_SECONDS: Final = 1.0
 ROOM_BYTES: Final = 8192
 """Size of the file: with metrics of the script's own it may grow after the memory-backed directory is full."""
 STEP_WINDOW: Final = 512
-"""Intervals between steps that the p99 is taken over."""
+"""Steps that the p99 and the medians are taken over."""
 
 _STEP: Final = struct.Struct("<qq")
 """A pid, and the number of its last step."""
@@ -83,6 +83,7 @@ class Heartbeat:
         self._loss_read_at = -math.inf
         self._step_at: float | None = None
         self._intervals: deque[float] = deque(maxlen=STEP_WINDOW)
+        self._data_waits: deque[float] = deque(maxlen=STEP_WINDOW)
         self._state: dict[str, Any] = {
             "version": VERSION,
             "rank": rank,
@@ -104,6 +105,8 @@ class Heartbeat:
             "learningRate": None,
             "stepSeconds": None,
             "stepSecondsP99": None,
+            "stepSecondsMedian": None,
+            "dataSecondsMedian": None,
             "snapshot": None,
             "saveSeconds": None,
             "snapshotInterval": None,
@@ -206,6 +209,11 @@ class Heartbeat:
                 self._flush_if_due(now)
             self._step_at = now
 
+    def waited_for_data(self, seconds: float) -> None:
+        """The next step has waited so long for its samples."""
+        with self._lock:
+            self._data_waits.append(seconds)
+
     def snapshot(
         self,
         step: int | None = None,
@@ -298,6 +306,9 @@ class Heartbeat:
             if self._intervals:
                 ordered = sorted(self._intervals)
                 self._state["stepSecondsP99"] = ordered[math.ceil(0.99 * len(ordered)) - 1]
+                self._state["stepSecondsMedian"] = ordered[len(ordered) // 2]
+            if self._data_waits:
+                self._state["dataSecondsMedian"] = sorted(self._data_waits)[len(self._data_waits) // 2]
             with contextlib.suppress(OSError):
                 write_json(self._path, self._state, room=ROOM_BYTES)
 

@@ -8,7 +8,8 @@ and resumed ends with the same bits as one that was left alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -98,7 +99,7 @@ class TrainingLoop:
         )
 
     def _train_epoch(self) -> None:
-        for loaded in self.loader.epoch(self.cursor.epoch, self.cursor.offset):
+        for loaded in self._loaded():
             if self.step + 1 in self.attached.skipped_steps:
                 epoch_end = self.cursor.advance(loaded.total)
                 self.attached.skip_step(samples=loaded.total, epoch_end=epoch_end)
@@ -107,6 +108,17 @@ class TrainingLoop:
                 self._train_step(self._fitted(loaded))
             if self.step >= self.total_steps:
                 return
+
+    def _loaded(self) -> Iterator[StepBatch]:
+        """The rest of the epoch, step by step; the time that each takes to come is noted."""
+        batches = self.loader.epoch(self.cursor.epoch, self.cursor.offset)
+        while True:
+            began = time.perf_counter()
+            loaded = next(batches, None)
+            if loaded is None:
+                return
+            self.heartbeat.waited_for_data(time.perf_counter() - began)
+            yield loaded
 
     def _fitted(self, loaded: StepBatch) -> StepBatch:
         """A batch in micro-batches that have room, which the first step finds out."""

@@ -36,6 +36,13 @@ class RankReport:
     rank: int
     pid: int | None = None
     step: int | None = None
+    phase: str = ""
+    age_seconds: float | None = None
+    """Since its last progress."""
+    step_seconds: float | None = None
+    """Median of the last steps."""
+    data_seconds: float | None = None
+    """Median of what they waited for data."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,7 +207,15 @@ def _set_aside(given: Any) -> Iterator[str]:
 def _ranks(given: Any) -> Iterator[RankReport]:
     for item in map(_object, _items(given)):
         if (rank := _integer(item.get("rank"))) is not None:
-            yield RankReport(rank, _integer(item.get("pid")), _integer(item.get("step")))
+            yield RankReport(
+                rank,
+                pid=_integer(item.get("pid")),
+                step=_integer(item.get("step")),
+                phase=_text(item.get("phase"), _LONGEST_NAME),
+                age_seconds=_seconds(item.get("ageSeconds")),
+                step_seconds=_seconds(item.get("stepSeconds")),
+                data_seconds=_seconds(item.get("dataSeconds")),
+            )
 
 
 def _items(value: Any) -> list[Any]:

@@ -39,6 +39,7 @@ def trained(directory: Path, rank: int = 0, resumed: int = 0, steps: int = 120) 
     heartbeat.resumed(resumed, samples=resumed * 64)
     heartbeat.enter("train")
     for step in range(resumed + 1, resumed + steps + 1):
+        heartbeat.waited_for_data(0.004)
         heartbeat.step(
             step=step, epoch=3, total_steps=400, samples=step * 64, loss=0.31, samples_per_second=900.5,
             learning_rate=0.1, step_seconds=0.07,

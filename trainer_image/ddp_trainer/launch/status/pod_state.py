@@ -104,6 +104,8 @@ def _rank(entry: Mapping[str, Any], heartbeat: RankHeartbeat | None, now: float)
         "phase": heartbeat["phase"] if heartbeat else None,
         "step": heartbeat["step"] if heartbeat else None,
         "ageSeconds": round(max(0.0, now - heartbeat["time"]), 3) if heartbeat else None,
+        "stepSeconds": heartbeat.get("stepSecondsMedian") if heartbeat else None,
+        "dataSeconds": heartbeat.get("dataSecondsMedian") if heartbeat else None,
         "pid": entry["pid"],
     }
 
