@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import sys
 from pathlib import Path
 
@@ -43,6 +44,8 @@ async def _until_interrupted(source: Source, address: str, port: int) -> int:
         reason = error.strerror or str(error)
         print(f"error: --port {port} on {address}: {reason}; name another one, or --port 0", file=sys.stderr)
         return REFUSED
+    # what was imported stays: garbage collection need not look at it while a long list of jobs is parsed
+    gc.freeze()
     print(f"{url} shows the jobs of {source.where}; Ctrl-C ends it", flush=True)
     try:
         await asyncio.Event().wait()

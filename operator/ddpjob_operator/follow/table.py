@@ -49,4 +49,6 @@ def printable(text: str) -> str:
 
 def visible(line: str) -> str:
     """A line with its spaces, without control characters."""
+    if line.isprintable():
+        return line
     return "".join(character for character in line if character.isprintable() or character == "\t")

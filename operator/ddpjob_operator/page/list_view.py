@@ -10,7 +10,7 @@ from math import isfinite
 from urllib.parse import quote, urlencode
 
 from ddpjob_operator.api.status import Phase
-from ddpjob_operator.core.ledger.summary import duration, with_summary
+from ddpjob_operator.core.ledger.summary import duration, reason_of
 from ddpjob_operator.page.values import JobRecord
 
 TONES: Mapping[str, str] = {
@@ -134,7 +134,7 @@ def newest_first(jobs: Iterable[JobRecord]) -> list[JobRecord]:
 
 def row_of(job: JobRecord, now: datetime) -> Row:
     status = job.status
-    progress, summary = status.progress, with_summary(status).summary
+    progress = status.progress
     step, total = (progress.step, progress.total_steps) if progress else (None, None)
     return Row(
         namespace=job.namespace,
@@ -149,7 +149,7 @@ def row_of(job: JobRecord, now: datetime) -> Row:
         eta=eta_of(job, now),
         loss=f"{progress.loss:.4g}" if progress and progress.loss is not None and isfinite(progress.loss) else "",
         restarts=status.restarts,
-        reason=_reason(job, summary.reason or "" if summary else ""),
+        reason=_reason(job, reason_of(status) or ""),
         age=duration((now - job.created).total_seconds()) if job.created else "",
         created=job.created.isoformat() if job.created else "",
     )

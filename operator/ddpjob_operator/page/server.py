@@ -209,6 +209,9 @@ def _templates() -> jinja2.Environment:
     )
     environment.filters["count"] = lambda number: f"{number:,}"
     environment.globals["path_of"] = path_of
+    # compiled now, and not while somebody waits for the first page
+    for name in environment.list_templates():
+        environment.get_template(name)
     return environment
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from aiohttp import ClientResponse, ClientSession
 from aiohttp.test_utils import TestClient, TestServer
+from jinja2 import Environment
 from tests.support.waiting import PATIENCE_SECONDS
 from tests.unit.page.conftest import TIME, Folder
 
@@ -186,6 +187,14 @@ async def test_a_job_with_nothing_yet_has_every_part(client: Browser, folder: Fo
     ):
         assert words in text
     await page(client, "/jobs/local/digits/logs")
+
+
+def test_templates_are_compiled_before_the_first_request(folder: Folder) -> None:
+    environment = next(
+        value for value in make_app(FolderSource.at(folder.root)).values() if isinstance(value, Environment)
+    )  # fmt: skip
+    assert environment.cache is not None
+    assert len(environment.cache) == len(environment.list_templates()) > 0
 
 
 async def test_a_thousand_jobs_are_one_list(client: Browser, folder: Folder) -> None:

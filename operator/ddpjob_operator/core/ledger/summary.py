@@ -28,7 +28,7 @@ def with_summary(status: DDPJobStatus) -> DDPJobStatus:
         nodes=_nodes(status.nodes),
         progress=_steps(status.progress),
         eta=_eta(status.progress) if status.phase is Phase.RUNNING else None,
-        reason=_reason(status),
+        reason=reason_of(status),
     )
     return recorded(status, summary=summary if summary != Summary() else None)
 
@@ -72,7 +72,8 @@ def _eta(progress: Progress | None) -> str | None:
     return duration(progress.remaining_seconds)
 
 
-def _reason(status: DDPJobStatus) -> str | None:
+def reason_of(status: DDPJobStatus) -> str | None:
+    """The reason of the condition that explains the phase."""
     for type_, value in _EXPLAINS[status.phase] if status.phase else ():
         condition = cond.find(status.conditions, type_)
         if condition is not None and condition.status == value and condition.reason:
