@@ -25,6 +25,12 @@ def dashboard(
     address: Annotated[
         str, typer.Option(help="Address to listen on. Anybody who reaches it sees all that you see.")
     ] = "127.0.0.1",
+    link: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="TITLE=URL", help="A link on the page of each job; {name}, {namespace} and {uid} are the job's."
+        ),
+    ] = None,
 ) -> None:
     """Show jobs as web pages, on a cluster or (--shared) in a folder, until Ctrl-C. It changes nothing.
 
@@ -32,11 +38,16 @@ def dashboard(
     """
     from ddpjob_operator.cli.dashboard import show_cluster, show_folder
     from ddpjob_operator.cli.on_cluster import Cluster
+    from ddpjob_operator.page.links import parse_template
 
     if shared is not None and (namespace is not None or everywhere or context is not None):
         raise refused(("--shared: a folder has no namespaces and contexts; leave those options out",))
     if namespace is not None and everywhere:
         raise refused(("--namespace, --all-namespaces: give one of them",))
+    try:
+        links = [parse_template(text) for text in link or ()]
+    except ValueError as error:
+        raise refused((f"--link {error}",)) from None
     if shared is not None:
-        raise typer.Exit(show_folder(shared, address, port))
-    raise typer.Exit(show_cluster(Cluster(context, namespace), everywhere, address, port))
+        raise typer.Exit(show_folder(shared, address, port, links))
+    raise typer.Exit(show_cluster(Cluster(context, namespace), everywhere, address, port, links))

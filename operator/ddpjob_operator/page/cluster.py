@@ -22,6 +22,7 @@ from ddpjob_operator.follow.refusals import in_words
 from ddpjob_operator.follow.table import printable
 from ddpjob_operator.follow.why import why
 from ddpjob_operator.page.answers import Answers
+from ddpjob_operator.page.links import links_of_annotations
 from ddpjob_operator.page.list_view import tone_of
 from ddpjob_operator.page.rank_reports import read_ranks
 from ddpjob_operator.page.values import (
@@ -251,6 +252,7 @@ def record_of(item: Json) -> JobRecord:
         nodes=_positive(spec.get("nodes")) or 1,
         ranks_per_node=_positive(spec.get("procsPerNode")),
         about=tuple((title, printable(text)) for title, text in about if text),
+        links=links_of_annotations(metadata.get("annotations") or {}),
     )
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import ipaddress
 import json
 import socket
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -21,6 +21,7 @@ import jinja2
 from aiohttp import web
 
 from ddpjob_operator.page.job_view import job_view, log_lines, log_path
+from ddpjob_operator.page.links import LinkTemplate, all_links
 from ddpjob_operator.page.list_view import Filter, ListView, list_view, path_of
 from ddpjob_operator.page.values import Detail, LogQuery, Source, SourceError
 
@@ -38,12 +39,17 @@ _MOST_LINES = 5000
 _SECONDS_TO_END = 1.0
 _SOURCE = web.AppKey("source", Source)
 _TEMPLATES = web.AppKey("templates", jinja2.Environment)
+_LINKS = web.AppKey[tuple[LinkTemplate, ...]]("links")
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-def make_app(source: Source, names: frozenset[str] = frozenset()) -> web.Application:
-    """The pages of a source. `names` are host names that a request may be for, besides localhost and addresses."""
+def make_app(
+    source: Source, names: frozenset[str] = frozenset(), links: Sequence[LinkTemplate] = ()
+) -> web.Application:
+    """The pages of a source. `names` are host names that a request may be for, besides localhost and addresses; `links`
+    are links of every job.
+    """
 
     @web.middleware
     async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -62,7 +68,7 @@ def make_app(source: Source, names: frozenset[str] = frozenset()) -> web.Applica
 
     app = web.Application(middlewares=[guard])
     app.on_response_prepare.append(with_headers)
-    app[_SOURCE], app[_TEMPLATES] = source, _templates()
+    app[_SOURCE], app[_TEMPLATES], app[_LINKS] = source, _templates(), tuple(links)
     app.router.add_get("/", _list)
     app.router.add_get("/jobs/{namespace}/{name}", _job)
     app.router.add_get("/jobs/{namespace}/{name}/logs", _logs)
@@ -71,7 +77,9 @@ def make_app(source: Source, names: frozenset[str] = frozenset()) -> web.Applica
     return app
 
 
-async def serve(source: Source, address: str, port: int) -> tuple[web.AppRunner, str]:
+async def serve(
+    source: Source, address: str, port: int, links: Sequence[LinkTemplate] = ()
+) -> tuple[web.AppRunner, str]:
     """Serve them; port 0 takes a free one.
 
     Returns:
@@ -83,7 +91,7 @@ async def serve(source: Source, address: str, port: int) -> tuple[web.AppRunner,
     own = frozenset() if _is_loopback(address) else frozenset({socket.gethostname().lower(), address.lower()})
     # a window that is closed ends what it follows, also while no line comes
     runner = web.AppRunner(
-        make_app(source, own), access_log=None, shutdown_timeout=_SECONDS_TO_END, handler_cancellation=True
+        make_app(source, own, links), access_log=None, shutdown_timeout=_SECONDS_TO_END, handler_cancellation=True
     )
     await runner.setup()
     try:
@@ -119,8 +127,9 @@ async def _job(request: web.Request) -> web.Response:
     detail = await _detail(request)
     if detail is None:
         return _no_such_job(request)
-    view = job_view(detail)
-    return _page(request, "job.html", view=view, detail=detail, seconds=view.seconds)
+    view, job = job_view(detail), detail.job
+    links = all_links(request.app[_LINKS], job.links, job.namespace, job.name, job.uid)
+    return _page(request, "job.html", view=view, detail=detail, links=links, seconds=view.seconds)
 
 
 async def _logs(request: web.Request) -> web.Response:

@@ -11,6 +11,7 @@ from typing import Protocol
 from ddpjob_operator.api.status import DDPJobStatus
 from ddpjob_operator.follow.logs import Line
 from ddpjob_operator.follow.why import Answer
+from ddpjob_operator.page.links import Link
 
 STOPPED = "Stopped"
 """Phase of a run on this machine that has ended before its job."""
@@ -38,6 +39,8 @@ class JobRecord:
     ranks_per_node: int | None = None
     about: tuple[tuple[str, str], ...] = ()
     """Further properties: title and text."""
+    links: tuple[Link, ...] = ()
+    """That the job says of itself."""
 
 
 @dataclass(frozen=True, slots=True)
