@@ -128,7 +128,8 @@ async def _job(request: web.Request) -> web.Response:
     if detail is None:
         return _no_such_job(request)
     view, job = job_view(detail), detail.job
-    links = all_links(request.app[_LINKS], job.links, job.namespace, job.name, job.uid)
+    templates: tuple[LinkTemplate, ...] = request.app[_LINKS]
+    links = all_links(templates, job.links, job.namespace, job.name, job.uid)
     return _page(request, "job.html", view=view, detail=detail, links=links, seconds=view.seconds)
 
 
