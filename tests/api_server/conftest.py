@@ -134,10 +134,12 @@ def shared_operator(
     here = [item for item in request.session.items if item.path == request.path]
     names = [new_name() for item in here if "operator" in getattr(item, "fixturenames", ())]
     log = tmp_path_factory.mktemp("operator") / "operator.log"
-    operator = Operator(",".join(names), api_server.kubeconfig, log)
+    # its Lease is in the first one, which no test gets: it must not go with the namespace that a test deletes
+    served = [new_name(), *names]
+    operator = Operator(",".join(served), api_server.kubeconfig, log)
 
     async def prepare() -> subprocess.Popen[bytes]:
-        for name in names:
+        for name in served:
             found = await Cluster.connect(api_server.kubeconfig, name)
             await found.create_namespace()
             await found.client.close()
