@@ -20,10 +20,22 @@ GPUS = 8
 Object = dict[str, Any]
 
 
+async def page_of(operator: Operator) -> str:
+    """Its metrics. A busy one may take longer than a probe waits."""
+    pages: list[str] = []
+
+    async def answered() -> bool:
+        status, page = await operator.probe("metrics")
+        pages.append(page)
+        return status == 200
+
+    await eventually_async(answered, "the operator shows its metrics")
+    return pages[-1]
+
+
 async def counted(operator: Operator, metric: str) -> Counter[str]:
     """By outcome, of all namespaces and causes, as Prometheus would scrape it. Jobs that have not ended have none."""
-    _, page = await operator.probe("metrics")
-    families = {family.name: family for family in text_string_to_metric_families(page)}
+    families = {family.name: family for family in text_string_to_metric_families(await page_of(operator))}
     found: Counter[str] = Counter()
     for sample in families[metric].samples:
         if sample.name == f"{metric}_total":
@@ -61,7 +73,7 @@ async def finish(
         until.setdefault(name, datetime.now(UTC))
 
     async def noticed() -> bool:
-        _, page = await operator.probe("metrics")
+        page = await page_of(operator)
         return not any(f'ddpjob="{name}"' in page for name in deleted)
 
     await asyncio.gather(*(delete(name) for name in deleted))
