@@ -156,3 +156,13 @@ a version: they are served since 1.30. */}}
 {{- printf "dyn(%s)" (toJson $general) -}}
 {{- end -}}
 {{- end -}}
+
+{{/* The dashboard is none of the operator's pods: Service, NetworkPolicy and Deployment of each have their own selector. */}}
+{{- define "ddpjob.dashboardName" -}}
+{{- include "ddpjob.fullname" . }}-dashboard
+{{- end -}}
+
+{{- define "ddpjob.dashboardSelector" -}}
+app.kubernetes.io/name: ddpjob-dashboard
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end -}}

@@ -1,6 +1,6 @@
 """Links from a job to other tools: Grafana, TensorBoard, W&B, MLflow.
 
-They come from whoever started the dashboard, as templates, and from the job, as annotations. A browser runs what a link
+They come from the settings of the dashboard, as templates, and from the job, as annotations. A browser runs what a link
 with another scheme holds, so that only http and https are links, and each says which host it leads to.
 """
 

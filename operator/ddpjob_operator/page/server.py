@@ -78,9 +78,9 @@ def make_app(
 
 
 async def serve(
-    source: Source, address: str, port: int, links: Sequence[LinkTemplate] = ()
+    source: Source, address: str, port: int, links: Sequence[LinkTemplate] = (), names: frozenset[str] = frozenset()
 ) -> tuple[web.AppRunner, str]:
-    """Serve them; port 0 takes a free one.
+    """Serve them; port 0 takes a free one, and the address `*` is all that this machine has.
 
     Returns:
         the runner, to be cleaned up at the end, and the URL.
@@ -91,11 +91,14 @@ async def serve(
     own = frozenset() if _is_loopback(address) else frozenset({socket.gethostname().lower(), address.lower()})
     # a window that is closed ends what it follows, also while no line comes
     runner = web.AppRunner(
-        make_app(source, own, links), access_log=None, shutdown_timeout=_SECONDS_TO_END, handler_cancellation=True
+        make_app(source, own | names, links),
+        access_log=None,
+        shutdown_timeout=_SECONDS_TO_END,
+        handler_cancellation=True,
     )
     await runner.setup()
     try:
-        await web.TCPSite(runner, address, port).start()
+        await web.TCPSite(runner, None if address == "*" else address, port).start()
     except OSError:
         await runner.cleanup()
         raise

@@ -1,0 +1,120 @@
+"""The dashboard as a Service of the chart: what it may do, who reaches it, and that its pods are its own."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+
+import kubernetes_validate
+import pytest
+from tests.packaging.test_chart import ROOT, VERSIONS, Manifest, of_kind, rendered
+
+from ddpjob_operator.page.server import is_own_host
+
+NAME = "ddpjob-operator-dashboard"
+ON: Manifest = {"dashboard": {"enabled": True}}
+PROXY = {"namespaceSelector": {"matchLabels": {"team": "auth"}}}
+
+
+def own(kind: str, values: Manifest = ON) -> Manifest:
+    (found,) = [item for item in of_kind(kind, rendered(values)) if item["metadata"]["name"] == NAME]
+    return found
+
+
+def container(values: Manifest = ON) -> Manifest:
+    found: Manifest = own("Deployment", values)["spec"]["template"]["spec"]["containers"][0]
+    return found
+
+
+def test_it_is_off_by_default() -> None:
+    assert not [item for item in rendered({}) if item["metadata"]["name"] == NAME]
+
+
+def test_every_object_is_valid() -> None:
+    objects = [item for item in rendered(ON) if item["metadata"]["name"] == NAME]
+    assert len(objects) == 6
+    for item in objects:
+        kubernetes_validate.validate(item, VERSIONS[-1], strict=True)
+
+
+@pytest.mark.parametrize(("namespaces", "kind"), [([], "ClusterRole"), (["default"], "Role")])
+def test_its_account_can_only_read(namespaces: list[str], kind: str) -> None:
+    values = ON | {"watch": {"namespaces": namespaces}}
+    role, binding = own(kind, values), own(f"{kind}Binding", values)
+    assert {verb for rule in role["rules"] for verb in rule["verbs"]} <= {"get", "list", "watch"}
+    resources = {resource for rule in role["rules"] for resource in rule["resources"]}
+    assert resources == {"ddpjobs", "pods", "pods/log", "events"}
+    assert (binding["roleRef"]["kind"], binding["roleRef"]["name"]) == (kind, NAME)
+    assert binding["subjects"] == [{"kind": "ServiceAccount", "name": NAME, "namespace": "ddpjob-system"}]
+    assert own("Deployment", values)["spec"]["template"]["spec"]["serviceAccountName"] == NAME
+    assert role["metadata"].get("namespace") == (namespaces[0] if namespaces else None)
+    shown = "--namespace=default" if namespaces else "--all-namespaces"
+    assert shown in container(values)["args"]
+
+
+def test_nobody_reaches_it_until_a_peer_is_named() -> None:
+    policy = own("NetworkPolicy")["spec"]
+    assert (policy["policyTypes"], policy["ingress"]) == (["Ingress"], [])
+    named = own("NetworkPolicy", {"dashboard": {"enabled": True, "allowFrom": [PROXY]}})["spec"]
+    assert named["ingress"] == [{"ports": [{"port": "pages", "protocol": "TCP"}], "from": [PROXY]}]
+
+
+def test_its_pods_are_none_of_the_operators() -> None:
+    labels = own("Deployment")["spec"]["template"]["metadata"]["labels"]
+    assert own("Service")["spec"]["selector"].items() <= labels.items()
+    assert own("NetworkPolicy")["spec"]["podSelector"]["matchLabels"].items() <= labels.items()
+    others = [item for item in of_kind("Service", rendered(ON)) if item["metadata"]["name"] != NAME]
+    assert others
+    assert not any(item["spec"]["selector"].items() <= labels.items() for item in others)
+
+
+def test_it_is_confined_like_the_operator_and_probed_by_a_request_it_answers() -> None:
+    found = container()
+    assert found["securityContext"] == {
+        "allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]},
+    }  # fmt: skip
+    assert own("Deployment")["spec"]["template"]["spec"]["securityContext"]["runAsNonRoot"]
+    assert found["livenessProbe"]["httpGet"] == {"path": "/static/icon.svg", "port": "pages"}
+    assert is_own_host("10.0.0.7:8265", frozenset()), "a kubelet's Host header"
+
+
+def test_the_program_takes_its_arguments_and_the_names_of_the_service(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ddpjob_operator.page import __main__ as program
+
+    link = "Grafana=https://grafana.example.com/?var-ddpjob={name}"
+    values = {"dashboard": {"enabled": True, "hosts": ["jobs.example.com"], "links": [link]}}
+    given: list[object] = []
+
+    async def take(arguments: object, links: object) -> None:
+        given.extend([arguments, links])
+
+    monkeypatch.setattr(program, "_serve", take)
+    assert program.main(container(values)["args"]) == 0
+    arguments, links = given
+    assert (arguments.address, arguments.port, arguments.all_namespaces) == ("*", 8265, True)  # type: ignore[attr-defined]
+    names = frozenset(arguments.host)  # type: ignore[attr-defined]
+    for host in (NAME, f"{NAME}.ddpjob-system.svc", f"{NAME}.ddpjob-system.svc.cluster.local:80", "jobs.example.com"):
+        assert is_own_host(host, names), host
+    assert not is_own_host("evil.example", names)
+    assert [template.title for template in links] == ["Grafana"]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"dashboard": {"enabled": True}, "watch": {"namespaces": ["a", "b"]}},
+        {"dashboard": {"enabled": True, "links": ["a=javascript:alert(1)"]}},
+        {"dashboard": {"enabled": True, "surprise": 1}},
+    ],
+)
+def test_what_cannot_work_is_refused(values: Manifest) -> None:
+    with pytest.raises(Exception, match="dashboard"):
+        rendered(values)
+
+
+def test_the_program_needs_no_package_that_the_image_lacks() -> None:
+    lock = (ROOT / "requirements" / "operator.txt").read_text()
+    assert {"jinja2", "markupsafe", "aiohttp", "kubernetes"} <= set(re.findall(r"(?m)^([a-z0-9-]+)==", lock))
+    hidden = "import sys; sys.modules.update(dict.fromkeys(('rich', 'typer', 'pathspec')))"
+    subprocess.run([sys.executable, "-c", f"{hidden}; import ddpjob_operator.page.__main__"], check=True, timeout=120)
