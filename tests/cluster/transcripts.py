@@ -100,6 +100,21 @@ class Tour:
         self.sections.append(f"```console\n$ ddpjob {typed}\n" + "".join(f"{line}\n" for line in lines) + "```\n")
         return output
 
+    def complete(self, *words: str) -> None:
+        """Put on the page what the completion of the shells offers for the last of the words."""
+        offered = subprocess.run(
+            [*COMMAND, "__complete", *words],
+            env=to_cluster(self.kubectl.kubeconfig),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=PATIENCE_SECONDS,
+        ).stdout
+        assert offered, words
+        values = "  ".join(line.partition("\t")[0] for line in offered.splitlines())
+        self.sections.append(f"```console\n$ ddpjob {' '.join(words)}<TAB>\n{values}\n```\n")
+
     def phase(self) -> str:
         job = self.kubectl.get("ddpjob", "train") or {}
         return str((job.get("status") or {}).get("phase"))
@@ -118,6 +133,8 @@ class Tour:
 def travel(tour: Tour) -> None:
     """The tour itself."""
     (tour.folder / "train.py").write_text(TRAIN)
+    tour.heading("Before the first job", "What would stop one here, and how to mend it:")
+    tour.show("doctor")
     tour.heading("Submit", "The folder is sent, without an image build. Without `-d` the output is shown at once.")
     tour.show("submit", "train.py", "--nodes", "2", "-e", "OMP_NUM_THREADS=1", "-d", "--", "--lr", "0.02")
     tour.until(50)
@@ -148,11 +165,21 @@ def travel(tour: Tour) -> None:
     tour.heading("A wrong line", "Submitted without `-d`; the exit code is 1.")
     (tour.folder / "train.py").write_text(TRAIN.replace("optimizer.step()", "optimiser.step()"))
     tour.show("submit", "train.py", "-e", "OMP_NUM_THREADS=1", code=1)
+    tour.heading(
+        "A shell where it failed",
+        "A pod like the one that failed: its node, image and volume. On a terminal the shell opens at once.",
+    )
+    tour.show("debug", "train", "--for", "20s")
     tour.heading("A job that cannot start")
     (tour.folder / "train.py").write_text(TRAIN)
     tour.show("submit", "train.py", "--name", "large", "--gpus", "8", "-d")
     time.sleep(6)
     tour.show("why", "large")
+    tour.heading("Completion", "Names of jobs come from the cluster. In `~/.bashrc`:")
+    tour.sections.append("```console\n$ source <(ddpjob completion bash)\n```\n")
+    tour.complete("cancel", "")
+    tour.complete("snapshots", "")
+    tour.heading("Cancel")
     tour.show("cancel", "large", "--yes")
 
 

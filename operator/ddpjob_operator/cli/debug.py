@@ -35,7 +35,7 @@ def debug(cluster: Cluster, name: str, limit: int, *, any_node: bool, gpus: bool
         advice = "free what it waits for, or try --any-node" if visit.node is not None else "free what it waits for"
         print_note(f"starting a pod {in_words(failed, visit.node)}")
         async with volume_pod.started_pod(client, namespace, manifest, advice) as path:
-            command = shell_command(namespace, path.rpartition("/")[2], cluster.context)
+            command = shell_command(namespace, path.rpartition("/")[2], cluster.context, job)
             if is_terminal() and is_terminal(sys.stdin) and shutil.which(command[0]):
                 print_note(f"the pod is deleted when the shell ends, and after {seconds_in_words(limit)} at the latest")
                 return await _run(command)
@@ -59,7 +59,7 @@ def _failed(job: Job, pods: list[Json]) -> Failed:
         return failed
     running = next((pod["metadata"]["name"] for pod in pods if pod.get("status", {}).get("phase") == "Running"), None)
     todo = (
-        f"{as_text(shell_command(job.namespace, running, None))} opens a shell in a pod that runs"
+        f"{as_text(shell_command(job.namespace, running, None, job))} opens a shell in a pod that runs"
         if running
         else f"ddpjob why {job.name} says where it is"
     )

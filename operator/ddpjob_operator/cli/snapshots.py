@@ -11,9 +11,10 @@ from contextlib import nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
 
-from ddpjob_operator.cli.on_cluster import REFUSED, SUCCEEDED, Cluster, asked
+from ddpjob_operator.cli.on_cluster import REFUSED, SUCCEEDED, Cluster, asked, print_note
 from ddpjob_operator.cli.volume_pod import run_pod
 from ddpjob_operator.core.manifests.snapshot_pod import build_snapshot_pod
+from ddpjob_operator.core.values.job import Job
 from ddpjob_operator.core.values.names import TRAINER_CONTAINER
 from ddpjob_operator.follow.read import read_job, read_pods
 from ddpjob_operator.follow.snapshots import on_record, why_not_now
@@ -79,9 +80,19 @@ def run_on_volume(cluster: Cluster, name: str, command: str, options: Sequence[s
             )
         arguments = (command, f"{_CHECKPOINTS}/{name}", *options)
         manifest = build_snapshot_pod(job, used, arguments, writes=command in _CHANGES)
-        return await run_pod(client, namespace, manifest)
+        code = await run_pod(client, namespace, manifest)
+        if command == "restore" and code == SUCCEEDED:
+            print_note(what_begins_it(job))
+        return code
 
     return asked(cluster, ask)
+
+
+def what_begins_it(job: Job) -> str:
+    """The command that begins the attempt from a restored snapshot: a job that has succeeded would begin anew."""
+    if job.status.is_final:
+        return "ddpjob submit --resume, with the script and options of before, begins it"
+    return f"ddpjob unsuspend {job.name} begins it"
 
 
 def image_of(pods: Sequence[Json]) -> str | None:

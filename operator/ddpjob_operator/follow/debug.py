@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from ddpjob_operator.core.manifests.admission import admit
 from ddpjob_operator.core.manifests.admitted import Refused
-from ddpjob_operator.core.manifests.pod_environment import Place
+from ddpjob_operator.core.manifests.pod_environment import SHARED_PATH, Place
 from ddpjob_operator.core.manifests.pods import build_pod
 from ddpjob_operator.core.values.job import Bounds, Defaults, Job, Manifest, PodSecurity
 from ddpjob_operator.core.values.names import LABEL_ATTEMPT, LABEL_NODE_RANK, TRAINER_CONTAINER, service_name
@@ -66,10 +66,11 @@ def pod_of(failed: Failed, job: Job, image: str) -> Manifest:
     return pod | {"spec": pod["spec"] | {"containers": containers}}
 
 
-def shell_command(namespace: str, pod: str, context: str | None) -> tuple[str, ...]:
-    """Opens a shell in the pod."""
+def shell_command(namespace: str, pod: str, context: str | None, job: Job) -> tuple[str, ...]:
+    """Opens a shell in the pod; for submitted code in the folder in which the script ran."""
     where = ("--context", context) if context is not None else ()
-    return ("kubectl", *where, "exec", "-it", "-n", namespace, pod, "-c", TRAINER_CONTAINER, "--", "sh")
+    shell = ("sh", "-c", f"cd {SHARED_PATH}/work/{job.name}; exec sh") if job.spec.code is not None else ("sh",)
+    return ("kubectl", *where, "exec", "-it", "-n", namespace, pod, "-c", TRAINER_CONTAINER, "--", *shell)
 
 
 def in_words(failed: Failed, visit_node: str | None) -> str:

@@ -303,8 +303,12 @@ def _time(goodput: Goodput | None) -> tuple[Section, ...]:
         return ()
     shares = {activity: seconds / whole for activity, seconds in spent.items()}
     rest = sorted((name for name in _ACTIVITIES if shares[name] >= _NOTICED_SHARE), key=lambda name: -shares[name])
-    lines = [f"{shares[name]:>4.0%}  {name.replace('_', ' ')}, {seconds_in_words(spent[name])}" for name in rest]
+    lines = [f"{shares[name]:>4.0%}  {_activity(name)}, {seconds_in_words(spent[name])}" for name in rest]
     return _section("Time", *lines)
+
+
+def _activity(name: str) -> str:
+    return "unknown, such as imports before a first step" if name == "unknown" else name.replace("_", " ")
 
 
 def _attempts(failures: tuple[FailureStatus, ...]) -> tuple[Section, ...]:

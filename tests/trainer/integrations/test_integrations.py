@@ -52,6 +52,7 @@ def test_a_transformers_run_that_lost_a_rank_resumes_to_the_same_losses(job: Vol
     assert job.checkpoint_steps() == [7]
     job.trained(2, "with_transformers.py", DDPJOB_ATTEMPT="1")
     assert job.script_losses() == unbroken
+    assert not list((job.root / "shared" / "output").glob("checkpoint-*")), "the Trainer was to save nothing itself"
 
 
 def test_a_transformers_run_saves_once_at_the_end_of_each_epoch(job: Volume) -> None:

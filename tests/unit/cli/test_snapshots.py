@@ -10,9 +10,10 @@ from typing import Any, cast
 import pytest
 
 from ddpjob_operator.cli import volume_pod
-from ddpjob_operator.cli.snapshots import run_here
+from ddpjob_operator.cli.snapshots import run_here, what_begins_it
 from ddpjob_operator.local.volume import lock_job, newest_snapshot
 from ddpjob_operator.runtime.errors import ApiError
+from ddpjob_operator.wire.jobs import parse_job
 
 
 @pytest.fixture
@@ -33,6 +34,14 @@ def test_the_trainers_command_lists_verifies_restores_and_removes(
     assert capsys.readouterr().out.endswith("step-000000000010: removed\n")
     assert run_here(shared, "digits", "ls") == 0
     assert "no snapshot in" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("phase", "words"), [("Suspended", "ddpjob unsuspend digits"), ("Succeeded", "--resume"), ("Failed", "--resume")]
+)
+def test_after_a_restore_the_command_that_begins_from_it_is_named(phase: str, words: str) -> None:
+    metadata = {"name": "digits", "namespace": "ml", "uid": "u", "creationTimestamp": "2030-01-01T12:00:00Z"}
+    assert words in what_begins_it(parse_job({"metadata": metadata, "spec": {}, "status": {"phase": phase}}))
 
 
 @pytest.mark.parametrize("command", ["rm", "restore"])

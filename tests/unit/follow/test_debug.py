@@ -89,4 +89,10 @@ def test_a_pod_that_is_gone_is_made_from_the_job_as_the_operator_would_also_beyo
     ],
 )
 def test_the_command_can_be_copied(context: str | None, text: str) -> None:
-    assert as_text(shell_command("ml", "digits-debug-x", context)) == text
+    assert as_text(shell_command("ml", "digits-debug-x", context, job())) == text
+
+
+def test_a_shell_for_submitted_code_begins_in_the_folder_of_the_script() -> None:
+    submitted = job(code={"sha256": "0" * 64, "bytes": 1, "configMaps": ["code-0"]}, entrypoint={"script": "train.py"})
+    text = as_text(shell_command("ml", "x", None, submitted))
+    assert text == "kubectl exec -it -n ml x -c trainer -- sh -c 'cd /mnt/shared/work/digits; exec sh'"

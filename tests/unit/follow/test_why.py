@@ -212,7 +212,7 @@ def test_a_running_job_says_how_far_it_is_what_it_complains_of_and_where_its_tim
             progress={"step": 412, "totalSteps": 1000, "loss": 0.25},
             snapshot={"step": 400, "time": NOW - timedelta(seconds=20), "verified": True},
             conditions=[condition("SnapshotsFailing", "SavesFail", "No space left on device")],
-            goodput={"training": 800.0, "recovering": 150.0, "saving": 10.0, "queued": 40.0},
+            goodput={"training": 700.0, "recovering": 150.0, "saving": 10.0, "queued": 40.0, "unknown": 100.0},
         )
     )
     assert answer.headline == "digits: Running for 30m00s, attempt 0, restarts 1"
@@ -223,7 +223,11 @@ def test_a_running_job_says_how_far_it_is_what_it_complains_of_and_where_its_tim
     )
     assert found["Needs attention"][0] == "SavesFail: No space left on device"
     assert found["Needs attention"][1].startswith("Read the message. Check free space")
-    assert found["Time"] == (" 80%  training, 13m20s", " 15%  recovering, 2m30s")
+    assert found["Time"] == (
+        " 70%  training, 11m40s",
+        " 15%  recovering, 2m30s",
+        " 10%  unknown, such as imports before a first step, 1m40s",
+    )
 
 
 def test_a_suspended_job_says_who_resumes_it() -> None:

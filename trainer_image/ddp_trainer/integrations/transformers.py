@@ -8,7 +8,7 @@
 
 Whatever the Trainer saves is copied into the job's checkpoints, by the file system itself where it can: a link would
 change with the Trainer's file, which it writes again when it saves the same step again. It saves as its own arguments
-say and, besides, as often as `spec.snapshots.every`.
+say and, besides, as often as `spec.snapshots.every`. With `save_strategy="no"` only the copy stays.
 """
 
 from __future__ import annotations
@@ -88,6 +88,9 @@ class DDPJobCallback(TrainerCallback):  # type: ignore[misc]
             if args.local_process_index == 0:
                 _take_over(source, folder)
         self._saved = state.global_step
+        if args.save_strategy == "no" and args.local_process_index == 0:
+            # Saved for the job only, which has its copy: the Trainer never removes its own without save_total_limit.
+            shutil.rmtree(source, ignore_errors=True)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Leave as preempted, instead of going on to what follows a training that is finished."""
