@@ -42,6 +42,8 @@ def usage_between(before: DDPJobStatus, after: DDPJobStatus) -> Usage:
 
 def with_usage(before: DDPJobStatus, after: DDPJobStatus, gpus_per_node: int) -> DDPJobStatus:
     """`after` with the account of nodes and GPUs that `before` has, and what the ledger of `after` adds to it."""
+    if after.goodput == before.goodput:
+        return after  # a status that an operator without accounts has written is not written for the sake of one
     nodes, new = _nodes(before, after), _new(before, after)
     account = before.internal
     return with_held(
