@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
+import pytest
+import yaml
 from aiohttp.test_utils import TestClient, TestServer
 from tests.api_server.harness import Cluster, Operator
 from tests.api_server.test_postmortem import fail_on_node_rank_1
 from tests.support.waiting import eventually_async
 
+from ddpjob_operator.cluster import paths
 from ddpjob_operator.page.cluster import ClusterSource
 from ddpjob_operator.page.server import make_app
 from ddpjob_operator.runtime.client import connect
+from ddpjob_operator.runtime.errors import ApiError
+
+ROLE = Path(__file__).parents[2] / "charts/ddpjob-operator/files/rbac/dashboard.yaml"
+RBAC = "rbac.authorization.k8s.io"
 
 
 def refuse() -> None:
@@ -71,5 +79,44 @@ async def test_a_cluster_that_refuses_is_said_so(cluster: Cluster) -> None:
             answer = await browser.get("/")
             assert answer.status == 502
             assert "this cluster has no DDPJobs: install the operator in it" in await answer.text()
+    finally:
+        await client.close()
+
+
+async def test_the_account_of_the_chart_reads_all_that_is_shown_and_changes_nothing(
+    cluster: Cluster, operator: Operator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    roles, bindings = (f"/apis/{RBAC}/v1/namespaces/{cluster.namespace}/{kind}" for kind in ("roles", "rolebindings"))
+    kubeconfig = await cluster.kubeconfig_of("dashboard", tmp_path / "kubeconfig")
+    rules = {"metadata": {"name": "dashboard"}, "rules": yaml.safe_load(ROLE.read_text())}
+    await cluster.client.create(roles, "roles", rules)
+    of_account = {
+        "metadata": {"name": "dashboard"},
+        "roleRef": {"apiGroup": RBAC, "kind": "Role", "name": "dashboard"},
+        "subjects": [{"kind": "ServiceAccount", "name": "dashboard", "namespace": cluster.namespace}],
+    }
+    await cluster.client.create(bindings, "rolebindings", of_account)
+    await cluster.apply_job("digits")
+    monkeypatch.setenv("KUBECONFIG", str(kubeconfig))
+    client = await connect()
+    source = ClusterSource(client, cluster.namespace)
+    try:
+
+        async def shown() -> bool:
+            found = await source.detail(cluster.namespace, "digits")
+            return found is not None and bool(found.pods and found.events) and found.notes == ()
+
+        await eventually_async(shown, "the job is shown with its pods and events, and all of it could be read")
+        assert [job.name for job in await source.jobs()] == ["digits"]
+        job = f"{paths.jobs(cluster.namespace)}/digits"
+        for change in (
+            client.merge_patch(job, "ddpjobs", {"spec": {"suspend": True}}),
+            client.delete(job, "ddpjobs"),
+            client.delete(f"{paths.pods(cluster.namespace)}/digits-0-0", "pods"),
+            client.get(f"/api/v1/namespaces/{cluster.namespace}/secrets", "secrets"),
+        ):
+            with pytest.raises(ApiError) as refused:
+                await change
+            assert refused.value.status == 403
     finally:
         await client.close()
