@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from builders import NOW, UID, in_phase, make_job, make_pod, seen
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from looks import GANG, RUNNING, STARTING, created, deleted, look
 from promises import check_attempt_on_record_first, check_final_is_final, check_force_is_asked_for
@@ -102,6 +102,10 @@ def test_an_attempt_that_was_taken_from_labels_is_on_record_before_anything_is_d
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(specs, st.lists(events | forgeries, max_size=25))
+@example(
+    spec={"nodes": 1, "restart": {"maxRestarts": 4, "scope": "InPlace"}, "spares": 1},
+    story=[("look",), ("label", 0, 0, None)],
+)
 def test_a_job_comes_to_its_end_whatever_somebody_does_to_its_labels(
     spec: dict[str, Any], story: list[tuple[object, ...]]
 ) -> None:

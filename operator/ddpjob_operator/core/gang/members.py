@@ -55,11 +55,14 @@ def left_over(look: Look) -> tuple[PodView, ...]:
     for, whatever their labels say.
     """
     status, gang = look.status, {pod.uid for pod in look.gang}
+    of_ranks = {look.name_of(rank) for rank in range(look.gang_size)}
 
     def is_part(pod: PodView) -> bool:
         if pod.attempt != status.attempt:
             return is_kept(pod, status)
-        return not ended_before(pod, status) and (pod.node_rank is None or pod.uid in gang)
+        # a label can call a pod of the gang a spare: its name would never be free for the pod that is missing
+        is_spare = pod.node_rank is None and pod.name not in of_ranks
+        return not ended_before(pod, status) and (is_spare or pod.uid in gang)
 
     return tuple(pod for pod in look.observed.pods if not is_part(pod))
 
