@@ -72,10 +72,16 @@ async def finish(
         await cluster.delete_job(name)
         until.setdefault(name, datetime.now(UTC))
 
+    async def known() -> bool:
+        page = await page_of(operator)
+        return all(f'ddpjob="{name}"' in page for name in outcomes)
+
     async def noticed() -> bool:
         page = await page_of(operator)
         return not any(f'ddpjob="{name}"' in page for name in deleted)
 
+    # what is deleted before an operator has looked at it is deleted while none runs
+    await eventually_async(known, "the operator has looked at the jobs")
     await asyncio.gather(*(delete(name) for name in deleted))
     await eventually_async(noticed, "the operator has noticed the deletions")
     late = sum((datetime.now(UTC) - until[name]).total_seconds() for name in deleted)

@@ -14,6 +14,8 @@ SELDOM_USED = {
     "get networkpolicies.networking.k8s.io": "the same",
     "get podgroups.scheduling.x-k8s.io": "the same",
     "get podgroups.scheduling.volcano.sh": "the same",
+    "watch podgroups.scheduling.x-k8s.io": "where they are installed",
+    "watch podgroups.scheduling.volcano.sh": "the same",
     "create leases.coordination.k8s.io": "once per cluster: it outlives the release",
     "list events": "of a pod that does not start and does not say why",
     "patch events": "an event that repeats is counted up instead of made again",

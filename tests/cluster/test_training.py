@@ -14,7 +14,10 @@ from tests.cluster.history import nodes_with_two_pods, untrue_steps
 from tests.cluster.scenario import NODES, STEPS
 from tests.support.command import ddpjob
 
-PROGRESS = {"progress", "nodes", "snapshot", "goodput", "summary", "internal.reportedSeconds"}
+PROGRESS = {
+    *("progress", "nodes", "snapshot", "goodput", "summary"),
+    *("internal.reportedSeconds", "internal.nodeSeconds", "internal.gpuSeconds"),
+}
 """Parts of the status that follow training; a write of these alone is made at most every so many seconds."""
 
 WIDE = ["LOSS", "ACCURACY", "GOODPUT"]

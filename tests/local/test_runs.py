@@ -196,7 +196,7 @@ def test_a_missing_module_fails_the_job_in_its_first_attempt(run_job: Any, tmp_p
     text = run.text()
     assert "Failed: ImportError" in text
     assert "No module named 'torch_geometrik'" in text
-    assert "install it" in text
+    assert "add it with --requirements" in text
     assert "last lines of shared/logs/digits/pods/digits-0-0.log:" in text
     assert "Restarting" not in text
     logs = tmp_path / "shared" / "logs" / "digits" / "pods"
