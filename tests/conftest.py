@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import subprocess
 from collections.abc import Iterator
 from functools import cache
@@ -36,6 +37,8 @@ def pytest_configure(config: pytest.Config) -> None:
     """A wrong DDPJOB_REQUIRE is said before any test, and not by the tests that happen to skip."""
     required_tiers()
     name_this_run()
+    # in the background of a script it is ignored, and so it would be by every command that a test sends Ctrl-C
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     if not any("tests/gpu" in argument for argument in config.args):
         # everywhere else several ranks share this machine, which has fewer GPUs than they are
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
