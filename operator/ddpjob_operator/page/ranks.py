@@ -53,7 +53,7 @@ def slowest_of(ranks: Sequence[RankRow]) -> tuple[int, str] | None:
     """The rank that the others wait for, and why; None where none stands out.
 
     Ranks meet at each gradient reduction, so that one whose own work is slow makes the steps of all of them as long.
-    Its own wait for data is told apart all the same.
+    Its own wait for data is seen all the same.
     """
     timed = [(rank.step_seconds, rank.rank) for rank in ranks if rank.step_seconds]
     if len(timed) < 2:
