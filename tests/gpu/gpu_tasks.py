@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from typing import Any
+from abc import abstractmethod
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import Dataset
 
 from ddp_trainer.tasks.digits import Digits
 
@@ -31,8 +30,9 @@ class AtALoss(Digits):
             self.fault(output)
         return super().loss(output, batch)
 
+    @abstractmethod
     def fault(self, output: Tensor) -> None:
-        raise NotImplementedError
+        """What happens then."""
 
 
 class Asserts(AtALoss):
@@ -83,9 +83,6 @@ class StoppedWhileCompiling(Digits):
         model = super().model()
         model.register_forward_pre_hook(self._begun)
         return model
-
-    def train_dataset(self) -> Dataset[Any]:
-        return super().train_dataset()
 
     @torch._dynamo.disable
     def _begun(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> None:

@@ -153,7 +153,7 @@ class Applier:
             if claim["metadata"].get("deletionTimestamp") or controller_of(claim).get("uid", job.uid) != job.uid:
                 raise _not_ours(error, "PersistentVolumeClaim", claim) from None
         else:
-            self._say_that_it_was(lost, job, CLAIM, name)
+            self._report_restored(lost, job, CLAIM, name)
         self.cache.put_child(_owner(job), CLAIM, claim)
 
     async def _create_service(self, job: Job, action: CreateService) -> None:
@@ -166,7 +166,7 @@ class Applier:
             if owner_of(service) != _owner(job):
                 raise _not_ours(error, "Service", service) from None
         else:
-            self._say_that_it_was(lost, job, SERVICE, name)
+            self._report_restored(lost, job, SERVICE, name)
         self.cache.put_service(_owner(job), service)
 
     async def _create_at_its_address(self, collection: str, manifest: Json) -> Json:
@@ -314,7 +314,7 @@ class Applier:
             if owner_of(child) != _owner(job):
                 raise _not_ours(error, kind, child) from None
         else:
-            self._say_that_it_was(lost, job, Kind(version, kind), name)
+            self._report_restored(lost, job, Kind(version, kind), name)
             if kind == "Pod":
                 self.cache.count_creation(_owner(job), job.status.attempt, name, datetime.now(UTC))
         if kind == "Pod":
@@ -322,7 +322,7 @@ class Applier:
         else:
             self.cache.put_child(_owner(job), Kind(version, kind), child)
 
-    def _say_that_it_was(self, lost: bool, job: Job, kind: Kind, name: str) -> None:
+    def _report_restored(self, lost: bool, job: Job, kind: Kind, name: str) -> None:
         if not lost:
             return
         empty = "; its volume is new and has no snapshot" if kind == CLAIM else ""
