@@ -5,23 +5,24 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
-from dataclasses import dataclass
+from contextlib import ExitStack, asynccontextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from aiohttp import web
-from tests.api_server.harness import Cluster, Operator
-from tests.api_server.server import START_SECONDS, ApiServer, api_server_running
+from tests.api_server.harness import OPERATOR, Cluster, Operator
+from tests.api_server.server import START_SECONDS, ApiServer, api_server_running, as_kubeconfig
 from tests.kubernetes import Impossible, cannot_run
 
 from ddpjob_operator.cluster import paths
 
 HERE = Path(__file__).parent
 SERVER = pytest.StashKey[ApiServer | Impossible]()
+SHARED = pytest.StashKey["Shared"]()
 StartOperator = Callable[..., Awaitable[Operator]]
 NewCluster = Callable[..., Awaitable[Cluster]]
 
@@ -102,24 +103,34 @@ async def cluster(request: pytest.FixtureRequest, new_cluster: NewCluster) -> As
 
 @pytest.fixture
 async def start_operator(cluster: Cluster, tmp_path: Path) -> AsyncIterator[StartOperator]:
-    """Starts operators for the test's namespace, and ends those that still run."""
+    async with operators_of(cluster, tmp_path) as start:
+        yield start
+
+
+@asynccontextmanager
+async def operators_of(cluster: Cluster, folder: Path) -> AsyncIterator[StartOperator]:
+    """Starts operators for the cluster's namespace, and ends those that still run. Their logs are in the folder."""
     started: list[Operator] = []
 
-    async def start(kubeconfig: Path | None = None, *, ready: bool = True, **environment: Any) -> Operator:
+    async def start(
+        kubeconfig: Path | None = None, *, ready: bool = True, command: tuple[str, ...] = OPERATOR, **environment: Any
+    ) -> Operator:
         given = {name: str(value) for name, value in environment.items()}
-        log = tmp_path / f"operator-{len(started)}.log"
-        operator = await Operator(cluster.namespace, kubeconfig or cluster.kubeconfig, log, given).start()
+        log = folder / f"operator-{len(started)}.log"
+        operator = await Operator(cluster.namespace, kubeconfig or cluster.kubeconfig, log, given, command).start()
         started.append(operator)
         return await operator.ready() if ready else operator
 
-    yield start
-    for operator in started:
-        await operator.kill()
+    try:
+        yield start
+    finally:
+        for operator in started:
+            await operator.kill()
 
 
 @dataclass(eq=False)
 class Shared:
-    """An operator for the tests of one module, each of which gets one of the namespaces that it serves."""
+    """An operator for the tests of the folder, each of which gets one of the namespaces that it serves."""
 
     operator: Operator
     process: subprocess.Popen[bytes]
@@ -129,30 +140,44 @@ class Shared:
 @pytest.fixture(scope="module")
 def shared_operator(
     request: pytest.FixtureRequest, api_server: ApiServer, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Shared]:
+) -> Shared:
     """To start one takes as long as a test, so those that only need some operator have it in common."""
-    here = [item for item in request.session.items if item.path == request.path]
-    names = [new_name() for item in here if "operator" in getattr(item, "fixturenames", ())]
-    log = tmp_path_factory.mktemp("operator") / "operator.log"
+    folder = next(node for node in request.node.iter_parents() if node.path == HERE)
+    if SHARED not in folder.stash:
+        tests = [item for item in request.session.items if item.path.is_relative_to(HERE)]
+        names = [new_name() for item in tests if "operator" in getattr(item, "fixturenames", ())]
+        log = tmp_path_factory.mktemp("operator") / "operator.log"
+        folder.stash[SHARED] = shared = _shared(names, api_server, log)
+
+        def stop() -> None:
+            del folder.stash[SHARED]
+            shared.process.kill()
+            shared.process.wait()
+
+        folder.addfinalizer(stop)
+    return folder.stash[SHARED]
+
+
+def _shared(names: list[str], api_server: ApiServer, log: Path) -> Shared:
     # its Lease is in the first one, which no test gets: it must not go with the namespace that a test deletes
     served = [new_name(), *names]
     operator = Operator(",".join(served), api_server.kubeconfig, log)
 
     async def prepare() -> subprocess.Popen[bytes]:
-        for name in served:
-            found = await Cluster.connect(api_server.kubeconfig, name)
-            await found.create_namespace()
-            await found.client.close()
+        found = await Cluster.connect(api_server.kubeconfig, served[0])
+        await asyncio.gather(*(replace(found, namespace=name).create_namespace() for name in served))
+        await found.client.close()
         process = operator.start_without_a_loop()
-        await operator.ready()
+        try:
+            await operator.ready()
+        except BaseException:
+            process.kill()
+            raise
         return process
 
-    with pytest.MonkeyPatch.context() as environment, ThreadPoolExecutor(1) as aside:
-        environment.setenv("KUBECONFIG", str(api_server.kubeconfig))
+    with as_kubeconfig(api_server.kubeconfig), ThreadPoolExecutor(1) as aside:
         process = aside.submit(asyncio.run, prepare()).result()
-    yield Shared(operator, process, names)
-    process.kill()
-    process.wait()
+    return Shared(operator, process, names)
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""What the API-server tests have in common: a namespace, the operator as a process, the pods' phases, the audit log.
+"""What the API-server tests have in common: a namespace, the operator as a process, the pods' phases.
 
 No kubelet runs here. A test says what a pod's node would have reported, by patching the pod's status; all else is the
 real thing.
@@ -21,6 +21,7 @@ from typing import Any
 
 import aiohttp
 import yaml
+from tests.api_server.audit import Asked, AuditLog
 from tests.support.ports import free_port
 from tests.support.waiting import PATIENCE_SECONDS, eventually_async
 
@@ -40,19 +41,6 @@ OUTSIDE = ("leases", "events", "configmaps")
 """Resources whose calls are no part of what a job costs."""
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """One request that the API server wrote into its audit log."""
-
-    verb: str
-    resource: str
-    name: str
-    code: int
-
-    def __str__(self) -> str:
-        return f"{self.verb} {self.resource} {self.name} -> {self.code}"
-
-
 @dataclass(eq=False)
 class Cluster:
     """The API server, seen by a test that works in one namespace."""
@@ -60,19 +48,14 @@ class Cluster:
     kubeconfig: Path
     client: Client
     namespace: str
-    audit_log: Path | None
-    _audit_from: tuple[int, int] = (0, 0)
-    """The log's inode and size when the test began: it is rotated at 100 MB."""
+    audit: AuditLog | None
 
     @classmethod
     async def connect(cls, kubeconfig: Path, namespace: str) -> Cluster:
         """A client of the test's own, so that its requests can be told from the operator's."""
         login = await log_in()
         client = Client(replace(login, headers={**login.headers, "User-Agent": TEST_AGENT}), in_flight=32)
-        audit = kubeconfig.parent / "audit.log"
-        known = audit if audit.exists() else None
-        found = known.stat() if known else None
-        return cls(kubeconfig, client, namespace, known, (found.st_ino, found.st_size) if found else (0, 0))
+        return cls(kubeconfig, client, namespace, AuditLog.beside(kubeconfig))
 
     async def create_namespace(self) -> None:
         body = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": self.namespace}}
@@ -248,41 +231,19 @@ class Cluster:
     async def asked(self, agent: str = OPERATOR_AGENT) -> list[Asked]:
         """All that the operator, or another agent, has asked about this namespace so far, in order of completion.
 
-        From the audit log. What it is asking at this moment is waited for: a write can be seen before it is answered.
+        What it is asking at this moment is waited for: a write can be seen before it is answered.
         """
-        assert self.audit_log is not None, "this API server keeps no audit log beside its kubeconfig"
-        log = self.audit_log
+        assert self.audit is not None, "this API server keeps no audit log beside its kubeconfig"
+        log = self.audit
         # the log is in order, so once a request of ours is in it, so is everything that was answered before
         marker = f"marker-{os.urandom(6).hex()}"
         with suppress(ApiError):
             await self.client.get(f"/api/v1/namespaces/{self.namespace}/configmaps/{marker}", "configmaps")
 
-        async def logged() -> list[Object] | None:
-            text = _read_from(log, *self._audit_from)
-            if marker.encode() not in text:
-                return None
-            events = [event for line in text.splitlines() if (event := self._event(line, agent))]
-            ended = {event["auditID"] for event in events if event["stage"] != "RequestReceived"}
-            asking = [event for event in events if event["auditID"] not in ended and event["verb"] != "watch"]
-            return None if asking else [event for event in events if event["stage"] == "ResponseComplete"]
+        async def logged() -> list[Asked] | None:
+            return log.asked(self.namespace, agent, marker)
 
-        return [self._entry(event) for event in await eventually_async(logged, "the audit log has caught up")]
-
-    def _event(self, line: bytes, agent: str) -> Object | None:
-        """A line of the audit log, if it is about what this agent asked of this namespace."""
-        try:
-            event: Object = json.loads(line)
-        except ValueError:  # the line that is being written
-            return None
-        about = event.get("objectRef") or {}
-        is_theirs = event.get("userAgent", "").startswith(agent)
-        return event if is_theirs and about.get("namespace") == self.namespace else None
-
-    @staticmethod
-    def _entry(event: Object) -> Asked:
-        about = event["objectRef"]
-        resource = "/".join(part for part in (about["resource"], about.get("subresource")) if part)
-        return Asked(event["verb"], resource, about.get("name", ""), event.get("responseStatus", {}).get("code", 0))
+        return await eventually_async(logged, "the audit log has caught up")
 
     async def cost(self) -> list[Asked]:
         """What the operator has asked on behalf of jobs: no watches, no lists, no Lease, no Events."""
@@ -302,6 +263,7 @@ class Operator:
     kubeconfig: Path
     log: Path
     environment: dict[str, str] = field(default_factory=dict)
+    command: tuple[str, ...] = OPERATOR
     port: int = 0
     """Of its metrics."""
     probe_port: int = 0
@@ -311,7 +273,7 @@ class Operator:
         """Start it; `ready` waits until it acts."""
         with self.log.open("ab") as log:
             self.process = await asyncio.create_subprocess_exec(
-                *OPERATOR,
+                *self.command,
                 cwd=REPOSITORY,
                 env=self.process_environment(),
                 stdout=log,
@@ -323,7 +285,9 @@ class Operator:
     def start_without_a_loop(self) -> subprocess.Popen[bytes]:
         """Start it as a process that no event loop waits for."""
         with self.log.open("ab") as log:
-            return subprocess.Popen(OPERATOR, cwd=REPOSITORY, env=self.process_environment(), stdout=log, stderr=log)
+            return subprocess.Popen(
+                self.command, cwd=REPOSITORY, env=self.process_environment(), stdout=log, stderr=log
+            )
 
     def process_environment(self) -> dict[str, str]:
         """Of its process, with a new port."""
@@ -402,14 +366,3 @@ def _end_with_parent() -> None:
 def _condition(type_: str, status: str) -> Object:
     now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     return {"type": type_, "status": status, "lastTransitionTime": now}
-
-
-def _read_from(log: Path, inode: int, offset: int) -> bytes:
-    """What was written to the log since, through at most one rotation."""
-    parts = [*sorted(log.parent.glob(f"{log.stem}-*{log.suffix}")), log]
-    while len(parts) > 1 and parts[0].stat().st_ino != inode:
-        parts.pop(0)
-    text = b"".join(part.read_bytes() for part in parts[1:])
-    with parts[0].open("rb") as first:
-        first.seek(offset if parts[0].stat().st_ino == inode else 0)
-        return first.read() + text

@@ -83,6 +83,12 @@ async def test_a_job_of_another_controller_is_left_alone_even_if_it_makes_no_sen
     assert {asked.name.partition("-")[0] for asked in await cluster.cost() if asked.name} == {"ours"}
     for name in ("digits", "broken"):
         assert await cluster.status(name) == {}
-    _, page = await operator.probe("metrics")
-    assert 'job="ours"' in page
-    assert 'job="digits"' not in page
+    page = ""
+
+    async def is_shown() -> bool:
+        nonlocal page
+        _, page = await operator.probe("metrics")
+        return f'ddpjob="ours",namespace="{cluster.namespace}"' in page
+
+    await eventually_async(is_shown, "the operator shows its own job")
+    assert f'ddpjob="digits",namespace="{cluster.namespace}"' not in page

@@ -6,6 +6,7 @@ import asyncio
 import json
 import shutil
 import subprocess
+import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -188,6 +189,10 @@ async def test_it_watches_although_discovery_lags_behind_a_new_crd(
         await cluster.gang_exists()
 
 
+IMPATIENT = "import sys; from ddpjob_operator import main; main.BEGIN_SECONDS = 5.0; sys.exit(main.main())"
+"""An operator that gives its watches less than half a minute to begin."""
+
+
 async def test_an_operator_whose_watches_never_begin_ends_with_an_error(
     cluster: Cluster, start_operator: StartOperator, tmp_path: Path
 ) -> None:
@@ -202,7 +207,7 @@ async def test_an_operator_whose_watches_never_begin_ends_with_an_error(
         return web.json_response({"kind": "APIGroupList", "apiVersion": "v1", "groups": []})
 
     async with FaultProxy(await log_in(), tmp_path, read_fault=no_group_for_kopf) as proxy:
-        operator = await start_operator(proxy.kubeconfig, ready=False)
+        operator = await start_operator(proxy.kubeconfig, ready=False, command=(sys.executable, "-c", IMPATIENT))
         assert operator.process is not None
         async with asyncio.timeout(PATIENCE_SECONDS):
             assert await operator.process.wait() == 1

@@ -5,16 +5,18 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections import Counter
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
 from aiohttp import web
-from tests.api_server.conftest import StartOperator
+from tests.api_server.conftest import StartOperator, new_name, operators_of
 from tests.api_server.harness import Cluster, Operator
 from tests.api_server.history import recorded
 from tests.api_server.proxy import FaultProxy
+from tests.api_server.server import ApiServer, as_kubeconfig
 from tests.support.waiting import eventually_async
 
 from ddpjob_operator.runtime.leader import FENCE_SECONDS, LEASE_SECONDS, STANDBY_POLL_SECONDS
@@ -25,27 +27,71 @@ SLACK_SECONDS = 3.0
 """What a busy machine may add to a figure that is the sum of timers."""
 
 
+Operators = list[tuple[Operator, FaultProxy]]
+Waiting = Callable[[Cluster, Operators], Awaitable[None]]
+WAITING: dict[str, tuple[int, Waiting]] = {}
+
+
 @pytest.fixture
-async def pair(
-    cluster: Cluster, start_operator: StartOperator, tmp_path: Path
-) -> AsyncIterator[list[tuple[Operator, FaultProxy]]]:
-    """Two operators, each behind a proxy that counts its writes; the first one leads."""
+async def pair(cluster: Cluster, start_operator: StartOperator, tmp_path: Path) -> AsyncIterator[Operators]:
+    async with proxied(2, start_operator, tmp_path) as made:
+        yield made
+
+
+@asynccontextmanager
+async def proxied(count: int, start: StartOperator, folder: Path) -> AsyncIterator[Operators]:
+    """One or two operators, each behind a proxy that counts its writes; the first one leads."""
     async with AsyncExitStack() as stack:
         made = []
-        for name in ("first", "second"):
-            folder = tmp_path / name
-            folder.mkdir()
-            proxy = await stack.enter_async_context(FaultProxy(await log_in(), folder))
-            operator = await start_operator(proxy.kubeconfig, IDENTITY=name)
+        for name in ("first", "second")[:count]:
+            own = folder / name
+            own.mkdir()
+            proxy = await stack.enter_async_context(FaultProxy(await log_in(), own))
+            operator = await start(proxy.kubeconfig, IDENTITY=name)
             made.append((operator, proxy))
         yield made
+
+
+def at_once(operators: int) -> Callable[[Waiting], Callable[..., None]]:
+    """A test that waits for a Lease to expire most of its time. These tests run at the same time, each with so many
+    operators in a namespace of its own, when the first one is due, which has the time of all."""
+
+    def decorate(waiting: Waiting) -> Callable[..., None]:
+        def test(ended: dict[str, BaseException | None]) -> None:
+            if (error := ended[waiting.__name__]) is not None:
+                raise error
+
+        test.__name__, test.__doc__ = waiting.__name__, waiting.__doc__
+        WAITING[waiting.__name__] = operators, waiting
+        return pytest.mark.timeout(600)(test)
+
+    return decorate
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def ended(api_server: ApiServer, tmp_path_factory: pytest.TempPathFactory) -> dict[str, BaseException | None]:
+    """How each of them has ended."""
+    async with AsyncExitStack() as stack:
+        stack.enter_context(as_kubeconfig(api_server.kubeconfig))
+        begun = []
+        for count, waiting in WAITING.values():  # one after the other: a leader that must share two cores is slow
+            cluster = await Cluster.connect(api_server.kubeconfig, new_name())
+            stack.push_async_callback(cluster.client.close)
+            await cluster.create_namespace()
+            if not api_server.ours:
+                stack.push_async_callback(cluster.delete_namespace)
+            folder = tmp_path_factory.mktemp("operators")
+            start = await stack.enter_async_context(operators_of(cluster, folder))
+            begun.append(waiting(cluster, await stack.enter_async_context(proxied(count, start, folder))))
+        ends = await asyncio.gather(*begun, return_exceptions=True)
+    return dict(zip(WAITING, ends, strict=True))
 
 
 def writes(proxy: FaultProxy, cluster: Cluster) -> int:
     return len(proxy.calls.get(cluster.namespace, []))
 
 
-async def test_two_operators_do_the_work_once(cluster: Cluster, pair: list[tuple[Operator, FaultProxy]]) -> None:
+async def test_two_operators_do_the_work_once(cluster: Cluster, pair: Operators) -> None:
     (_, first), (_, second) = pair
     await cluster.apply_job(nodes=3)
     names = [pod["metadata"]["name"] for pod in await cluster.gang_exists(nodes=3)]
@@ -61,7 +107,7 @@ async def test_two_operators_do_the_work_once(cluster: Cluster, pair: list[tuple
     assert writes(second, cluster) == 0
 
 
-async def test_the_standby_takes_over_after_a_crash(cluster: Cluster, pair: list[tuple[Operator, FaultProxy]]) -> None:
+async def test_the_standby_takes_over_after_a_crash(cluster: Cluster, pair: Operators) -> None:
     (leader, _), (_, second) = pair
     await leader.kill()
     began = asyncio.get_running_loop().time()
@@ -73,9 +119,7 @@ async def test_the_standby_takes_over_after_a_crash(cluster: Cluster, pair: list
     assert LEASE_SECONDS + 2 * STANDBY_POLL_SECONDS <= TAKEOVER_SECONDS
 
 
-async def test_the_standby_takes_over_at_once_after_a_graceful_end(
-    cluster: Cluster, pair: list[tuple[Operator, FaultProxy]]
-) -> None:
+async def test_the_standby_takes_over_at_once_after_a_graceful_end(cluster: Cluster, pair: Operators) -> None:
     (leader, _), _ = pair
     assert await leader.stop() == 0
     began = asyncio.get_running_loop().time()
@@ -85,8 +129,9 @@ async def test_the_standby_takes_over_at_once_after_a_graceful_end(
 
 
 @pytest.mark.fault(13)
+@at_once(operators=2)
 async def test_a_leader_that_slept_past_its_lease_writes_nothing_when_it_wakes(
-    cluster: Cluster, pair: list[tuple[Operator, FaultProxy]]
+    cluster: Cluster, pair: Operators
 ) -> None:
     (leader, first), (_, second) = pair
     await cluster.apply_job("early")
@@ -116,8 +161,9 @@ async def test_a_leader_that_slept_past_its_lease_writes_nothing_when_it_wakes(
 
 
 @pytest.mark.fault(13)
+@at_once(operators=2)
 async def test_calls_of_a_leader_that_arrive_when_another_has_replaced_it_change_nothing(
-    cluster: Cluster, pair: list[tuple[Operator, FaultProxy]]
+    cluster: Cluster, pair: Operators
 ) -> None:
     """It sleeps in the middle of a restart, with calls on their way that no fence of its own can stop any more."""
     (leader, first), (_, second) = pair
@@ -148,8 +194,9 @@ async def test_calls_of_a_leader_that_arrive_when_another_has_replaced_it_change
     assert writes(second, cluster) > 0
 
 
+@at_once(operators=2)
 async def test_a_standby_whose_picture_of_a_job_is_old_leaves_its_new_gang_alone(
-    cluster: Cluster, pair: list[tuple[Operator, FaultProxy]]
+    cluster: Cluster, pair: Operators
 ) -> None:
     """Its watch of DDPJobs brings nothing any more, but that of pods does: they are of an attempt that it has not
     heard of."""
@@ -177,10 +224,12 @@ async def test_a_standby_whose_picture_of_a_job_is_old_leaves_its_new_gang_alone
     assert (status["attempt"], status["restarts"]) == (1, 1)
 
 
+@at_once(operators=1)
 async def test_a_leader_whose_lease_could_not_be_renewed_for_a_while_misses_nothing_of_that_time(
-    cluster: Cluster, start_operator: StartOperator, tmp_path: Path
+    cluster: Cluster, alone: Operators
 ) -> None:
     """What it looks at while it may not act is looked at again as soon as it may; the next resync is minutes away."""
+    ((operator, proxy),) = alone
     silent = asyncio.Event()
 
     async def no_leases(request: web.Request) -> web.StreamResponse | None:
@@ -188,17 +237,15 @@ async def test_a_leader_whose_lease_could_not_be_renewed_for_a_while_misses_noth
             await asyncio.sleep(60)
         return None
 
-    async with FaultProxy(await log_in(), tmp_path, read_fault=no_leases) as proxy:
-        operator = await start_operator(proxy.kubeconfig)
+    async def leads(expected: str) -> bool:
+        return f"ddpjob_operator_leader {expected}" in (await operator.probe("metrics"))[1]
 
-        async def leads(expected: str) -> bool:
-            return f"ddpjob_operator_leader {expected}" in (await operator.probe("metrics"))[1]
-
-        await eventually_async(lambda: leads("1.0"), "it leads", seconds=LEASE_SECONDS + SLACK_SECONDS)
-        silent.set()
-        await eventually_async(lambda: leads("0.0"), "it knows that it does not", seconds=2 * FENCE_SECONDS)
-        await cluster.apply_job()
-        await asyncio.sleep(1)
-        assert writes(proxy, cluster) == 0
-        silent.clear()
-        await cluster.gang_exists(seconds=LEASE_SECONDS + SLACK_SECONDS)
+    proxy.read_fault = no_leases
+    await eventually_async(lambda: leads("1.0"), "it leads", seconds=LEASE_SECONDS + SLACK_SECONDS)
+    silent.set()
+    await eventually_async(lambda: leads("0.0"), "it knows that it does not", seconds=2 * FENCE_SECONDS)
+    await cluster.apply_job()
+    await asyncio.sleep(1)
+    assert writes(proxy, cluster) == 0
+    silent.clear()
+    await cluster.gang_exists(seconds=LEASE_SECONDS + SLACK_SECONDS)

@@ -331,7 +331,7 @@ async def test_a_whole_life_of_a_job_is_within_what_the_operator_may_write(
         return True
 
     await eventually_async(gone, "the job is deleted when its time is over")
-    if tenant.audit_log is not None:
+    if tenant.audit is not None:
         assert [str(entry) for entry in await tenant.asked() if entry.code in (403, 422)] == []
 
 

@@ -144,8 +144,10 @@ def untrue_steps(statuses: list[dict[str, Any]]) -> list[str]:
     """Steps between statuses that must never be: a restart counted twice or taken back, a final phase left."""
     wrong = []
     for before, after in pairwise(statuses):
-        attempts, restarts = (after.get(key, 0) - before.get(key, 0) for key in ("attempt", "restarts"))
-        if attempts not in (0, 1) or restarts not in (0, attempts):
+        attempts, restarts, live = (
+            (after.get(key) or 0) - (before.get(key) or 0) for key in ("attempt", "restarts", "liveRecoveries")
+        )
+        if attempts not in (0, 1) or live not in (0, 1) or restarts - live not in (0, attempts):
             wrong.append(f"attempt and restarts went from {_counts(before)} to {_counts(after)}")
         if before.get("phase") in ("Succeeded", "Failed") and after.get("phase") != before["phase"]:
             wrong.append(f"phase went from {before['phase']} to {after.get('phase')}")

@@ -14,14 +14,10 @@ from typing import Any
 
 import pytest
 import yaml
+from tests.support.local_run import environment, job_object
 from tests.support.waiting import eventually
 
-ROOT = Path(__file__).parents[2]
 SECONDS = 120.0
-ENVIRONMENT = os.environ | {
-    "PYTHONPATH": os.pathsep.join([str(ROOT / "operator"), str(ROOT / "trainer_image")]),
-    "OMP_NUM_THREADS": "1",
-}
 
 
 @dataclass
@@ -75,12 +71,6 @@ class Started:
 Run = Callable[..., Started]
 
 
-@pytest.fixture(scope="session")
-def environment() -> dict[str, str]:
-    """The environment of a shell in which both packages are installed."""
-    return ENVIRONMENT
-
-
 @pytest.fixture
 def run_job(tmp_path: Path) -> Iterator[Run]:
     """Start `ddpjob run` on a spec, such as `run_job({"nodes": 2}, "--chaos", "…")`, in a folder of its own."""
@@ -94,7 +84,7 @@ def run_job(tmp_path: Path) -> Iterator[Run]:
             process = subprocess.Popen(
                 [sys.executable, "-m", "ddpjob_operator.cli.main", "run", str(file), *options],
                 cwd=tmp_path,
-                env=ENVIRONMENT,
+                env=environment(),
                 stdout=out if stdout is None else stdout,
                 stderr=subprocess.STDOUT,
                 stdin=subprocess.DEVNULL,
@@ -107,15 +97,6 @@ def run_job(tmp_path: Path) -> Iterator[Run]:
         if run.process.poll() is None:
             run.process.send_signal(signal.SIGKILL)
             run.process.wait()
-
-
-def job_object(name: str, spec: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "apiVersion": "training.ddpjob.io/v1alpha1",
-        "kind": "DDPJob",
-        "metadata": {"name": name},
-        "spec": spec,
-    }
 
 
 def _children() -> dict[int, list[int]]:

@@ -7,7 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.local.conftest import ENVIRONMENT, SECONDS
+from tests.local.conftest import SECONDS
+from tests.support.local_run import environment
 
 pytestmark = [pytest.mark.local, pytest.mark.timeout(240)]
 
@@ -26,7 +27,7 @@ def run(folder: Path, *arguments: str) -> tuple[int, str]:
     done = subprocess.run(
         [sys.executable, "-m", "ddpjob_operator.cli.main", "run", *arguments],
         cwd=folder,
-        env=ENVIRONMENT,
+        env=environment(),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -14,7 +14,7 @@ import shutil
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,8 @@ from tests.cluster.prometheus import Prometheus, started
 from tests.packaging.test_alerts import ALERTS
 from tests.packaging.test_dashboards import PAGES, panels
 from tests.packaging.test_monitors import served
+from tests.support import local_run
+from tests.support.local_run import new_job
 from tests.support.waiting import eventually
 
 from ddpjob_operator import metrics
@@ -30,13 +32,9 @@ from ddpjob_operator.api.status import DDPJobStatus, Phase
 from ddpjob_operator.cluster.cache import Key
 from ddpjob_operator.cluster.figures import count, figures
 from ddpjob_operator.core.values.job import Job
-from ddpjob_operator.local.chaos import parse_chaos
 from ddpjob_operator.local.display import PlainDisplay
-from ddpjob_operator.local.machine import this_machine
 from ddpjob_operator.local.observed import RunView
-from ddpjob_operator.local.runner import Runner
 from ddpjob_operator.local.volume import open_shared
-from ddpjob_operator.wire.jobs import parse_job
 
 pytestmark = [pytest.mark.local, pytest.mark.timeout(300)]
 
@@ -143,7 +141,7 @@ def stand_in_for_the_rest_of_the_operator() -> None:
     """A job that waits, one that failed, one that succeeded, and what a running operator counts."""
     waiting = metrics.JobFigures(
         NAMESPACE, "waiting", Phase.STARTING, 0, 0, 0, 2, gpus=16, conditions={"Degraded": "Unschedulable"},
-        created=parse_job(job_object("waiting")).created,
+        created=new_job("waiting", SPEC).created,
     )  # fmt: skip
     metrics.JOBS.put("waiting", waiting)
     metrics.FAILED_JOBS.labels(NAMESPACE, "UserError").inc()
@@ -151,11 +149,6 @@ def stand_in_for_the_rest_of_the_operator() -> None:
     metrics.LEADER.set(1)
     metrics.API_REQUESTS.labels("GET", "pods", "200").inc()
     metrics.WATCH_STARTS.labels("pods").inc()
-
-
-def job_object(name: str) -> dict[str, Any]:
-    metadata = {"name": name, "namespace": NAMESPACE, "uid": name, "creationTimestamp": "2026-01-01T00:00:00Z"}
-    return {"metadata": metadata, "spec": SPEC}
 
 
 def asked(expr: str) -> str:
@@ -183,15 +176,14 @@ def figure(server: Prometheus, page: str, title: str) -> float:
     return sample.value
 
 
-async def test_every_panel_shows_a_run_and_its_restart(tmp_path: Path, environment: dict[str, str]) -> None:
+async def test_every_panel_shows_a_run_and_its_restart(tmp_path: Path) -> None:
     stand_in_for_the_rest_of_the_operator()
-    job = parse_job(job_object("digits"))
+    job = new_job("digits", SPEC, namespace=NAMESPACE)
     shared = open_shared(tmp_path / "shared")
     with watching(tmp_path) as (server, targets):
         eventually(lambda: server.query('up{job="operator"} == 1'), "the operator's page is scraped before the run")
         display = Watched(job, targets)
-        machine = replace(this_machine(shared), environ=environment)
-        running = asyncio.create_task(Runner(job, machine, display, parse_chaos("kill-rank@1%", ranks=1)).run())
+        running = asyncio.create_task(local_run.run(job, shared, display, chaos="kill-rank@1%"))
         try:
             await asyncio.to_thread(
                 eventually, lambda: running.done() or not without_data(server), "every panel has data", 150,

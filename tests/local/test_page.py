@@ -13,9 +13,10 @@ from pathlib import Path
 
 import pytest
 from tests.kubernetes import cannot_run
-from tests.local.conftest import ENVIRONMENT, Run
+from tests.local.conftest import Run
 from tests.support.browser import Tab, browser_program, new_tab
 from tests.support.command import COMMAND
+from tests.support.local_run import environment
 from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.local, pytest.mark.timeout(300)]
@@ -63,7 +64,7 @@ def dashboard(shared: Path) -> Iterator[str]:
     output = shared.parent / "dashboard.txt"
     with output.open("wb") as out:
         command = [*COMMAND, "dashboard", "--shared", str(shared), "--port", "0"]
-        process = subprocess.Popen(command, env=ENVIRONMENT, stdin=subprocess.DEVNULL, stdout=out, stderr=out)
+        process = subprocess.Popen(command, env=environment(), stdin=subprocess.DEVNULL, stdout=out, stderr=out)
     try:
         said = eventually(lambda: re.match(r"http://127\.0\.0\.1:\d+", output.read_text()), "it says where it is")
         yield said[0]

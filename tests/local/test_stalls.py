@@ -5,17 +5,14 @@ from __future__ import annotations
 import asyncio
 import re
 import textwrap
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.support import local_run
+from tests.support.local_run import new_job
 
 from ddpjob_operator.api.status import DDPJobStatus, Phase
-from ddpjob_operator.local.display import PlainDisplay
-from ddpjob_operator.local.machine import this_machine
-from ddpjob_operator.local.runner import Runner
 from ddpjob_operator.local.volume import open_shared
-from ddpjob_operator.wire.jobs import parse_job
 
 pytestmark = [pytest.mark.local, pytest.mark.timeout(240)]
 
@@ -59,7 +56,7 @@ dist.broadcast(values, src=0)
 """
 
 
-async def run(folder: Path, environment: dict[str, str], nodes: int, case: str, guilty: int) -> DDPJobStatus:
+def run(folder: Path, nodes: int, case: str, guilty: int) -> DDPJobStatus:
     shared = open_shared(folder / "shared")
     (shared / "train.py").write_text(textwrap.dedent(SCRIPT))
     spec = {
@@ -69,9 +66,7 @@ async def run(folder: Path, environment: dict[str, str], nodes: int, case: str, 
         "stall": {"minSeconds": 1, "maxSeconds": 4},
         "restart": {"maxRestarts": 0},
     }
-    metadata = {"name": "hangs", "uid": f"uid-{folder.name}", "creationTimestamp": "2026-01-01T00:00:00Z"}
-    machine = replace(this_machine(shared), environ=environment)
-    return (await Runner(parse_job({"metadata": metadata, "spec": spec}), machine, PlainDisplay()).run()).status
+    return asyncio.run(local_run.run(new_job("hangs", spec), shared)).status
 
 
 @pytest.mark.parametrize(
@@ -83,9 +78,9 @@ async def run(folder: Path, environment: dict[str, str], nodes: int, case: str, 
     ],
 )
 def test_the_rank_that_holds_up_the_other_nodes_is_named(
-    tmp_path: Path, environment: dict[str, str], nodes: int, case: str, guilty: int, step: int, place: str
+    tmp_path: Path, nodes: int, case: str, guilty: int, step: int, place: str
 ) -> None:
-    status = asyncio.run(run(tmp_path, environment, nodes, case, guilty))
+    status = run(tmp_path, nodes, case, guilty)
     failure = status.last_failure
     assert status.phase is Phase.FAILED
     assert failure is not None

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import yaml
-from tests.packaging.test_chart import of_kind, rendered
+from tests.packaging.chart import of_kind, rendered
 from tests.support.promql import unknown_metrics
 
 ROOT = Path(__file__).parents[2]

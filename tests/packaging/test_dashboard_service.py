@@ -8,7 +8,7 @@ import sys
 
 import kubernetes_validate
 import pytest
-from tests.packaging.test_chart import ROOT, VERSIONS, Manifest, of_kind, rendered
+from tests.packaging.chart import ROOT, VERSIONS, Manifest, of_kind, rendered
 
 from ddpjob_operator.page.server import is_own_host
 

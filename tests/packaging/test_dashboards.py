@@ -13,8 +13,8 @@ from typing import Any
 import kubernetes_validate
 import pytest
 import yaml
+from tests.packaging.chart import Manifest, of_kind, rendered
 from tests.packaging.test_alerts import ALERTS
-from tests.packaging.test_chart import Manifest, of_kind, rendered
 from tests.support.promql import unknown_metrics
 
 ROOT = Path(__file__).parents[2]

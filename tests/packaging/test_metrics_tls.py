@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import kubernetes_validate
-from tests.packaging.test_chart import VERSIONS, Manifest, of_kind, rendered, settings_of
+from tests.packaging.chart import VERSIONS, Manifest, of_kind, rendered, settings_of
 
 WITH_TLS: Manifest = {"metrics": {"tls": {"secretName": "metrics-cert"}}, "serviceMonitor": {"enabled": True}}
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from tests.cluster.prometheus import Prometheus, started
-from tests.packaging.test_chart import of_kind, rendered
+from tests.packaging.chart import of_kind, rendered
 from tests.support.waiting import eventually
 
 from ddp_trainer.contract.environment import PodEnvironment
@@ -81,6 +81,7 @@ def scrape(monitor: dict[str, Any], endpoints: str, namespace: str, targets: dic
             {"targets": [address], "labels": {**labels, "pod": pod}} for pod, address in targets.items()
         ],
         "relabel_configs": relabelings,
+        **{snake(name): limit for name, limit in monitor["spec"].items() if name.endswith("Limit")},
     }
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import helm_python as helm
 import kubernetes_validate
 import pytest
-from tests.packaging.test_chart import CHART, VERSIONS, Manifest, of_kind, rendered
+from tests.packaging.chart import CHART, VERSIONS, Manifest, of_kind, rendered
 
 from ddpjob_operator.core.manifests.pod_environment import STATUS_PORT
 from ddpjob_operator.core.values.job import CLUSTER_DNS

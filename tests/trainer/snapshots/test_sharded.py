@@ -105,8 +105,8 @@ def test_a_run_over_two_ranks_then_one_then_two_ends_as_the_unbroken_one(branche
 def loaders(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """States that each of two ranks has for itself, what two made of them and then one."""
     out = tmp_path_factory.mktemp("loaders")
-    torchrun(2, "sharded_ranks.py", out, "own_loaders", "own_loaders_resumed", "own_loaders_broken")
-    torchrun(1, "sharded_ranks.py", out, "own_loaders_resumed")
+    torchrun(2, "loader_ranks.py", out, "own_loaders", "own_loaders_resumed", "own_loaders_broken")
+    torchrun(1, "loader_ranks.py", out, "own_loaders_resumed")
     return out
 
 

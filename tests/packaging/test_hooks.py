@@ -1,0 +1,81 @@
+"""The hooks of the chart: the Job after `helm uninstall`, and the Pod of `helm test`."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, ClassVar
+
+import pytest
+from tests.packaging.chart import (
+    everything,
+    of_kind,
+    operator_of,
+    rendered,
+)
+
+
+@pytest.mark.parametrize("namespaces", [[], ["team-a", "team-b"]])
+def test_uninstalling_leaves_no_pod_with_a_finalizer(namespaces: list[str]) -> None:
+    """The Job runs after the operator is gone, with an account of its own, which may patch pods and no more."""
+    found = everything({"watch": {"namespaces": namespaces}})
+    hooks = [m for m in found if m["metadata"].get("annotations", {}).get("helm.sh/hook") == "post-delete"]
+    (job,) = of_kind("Job", hooks)
+    (account,) = of_kind("ServiceAccount", hooks)
+    pod = job["spec"]["template"]["spec"]
+    assert pod["serviceAccountName"] == account["metadata"]["name"]
+    assert pod["containers"][0]["command"] == ["python", "-m", "ddpjob_operator.cluster.release"]
+    assert pod["containers"][0]["env"] == [{"name": "DDPJOB_OPERATOR_NAMESPACES", "value": ",".join(namespaces)}]
+    roles = of_kind("Role" if namespaces else "ClusterRole", hooks)
+    bindings = of_kind("RoleBinding" if namespaces else "ClusterRoleBinding", hooks)
+    assert [role["metadata"].get("namespace") for role in roles] == (namespaces or [None])
+    assert [role["rules"] for role in roles] == [[{"apiGroups": [""], "resources": ["pods"],
+                                                  "verbs": ["get", "list", "patch"]}]] * len(roles)  # fmt: skip
+    assert [one["subjects"][0]["name"] for one in bindings] == [account["metadata"]["name"]] * len(roles)
+    weights = [int(m["metadata"]["annotations"].get("helm.sh/hook-weight", 0)) for m in (*roles, *bindings, job)]
+    assert weights == sorted(weights)
+
+
+def test_the_job_after_uninstalling_can_be_left_out() -> None:
+    kept = everything({"uninstall": {"releasePods": False}})
+    assert not [m for m in kept if m["metadata"].get("annotations", {}).get("helm.sh/hook") == "post-delete"]
+
+
+class Answer(BaseHTTPRequestHandler):
+    """Answers /readyz as the operator does: 503 until it is ready."""
+
+    asked: ClassVar[list[str]] = []
+    ready_after: ClassVar[int] = 0
+
+    def do_GET(self) -> None:
+        self.asked.append(self.path)
+        ready = len(self.asked) > self.ready_after
+        self.send_response(200 if ready else 503)
+        self.end_headers()
+        self.wfile.write(b"ok" if ready else b"the watches have not begun yet")
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+@pytest.mark.parametrize(("ready_after", "seconds", "code"), [(0, "60", 0), (1, "60", 0), (99, "0", 1)])
+def test_helm_test_passes_once_the_operator_is_ready(ready_after: int, seconds: str, code: int) -> None:
+    (test,) = [m for m in everything({}) if m["metadata"].get("annotations", {}).get("helm.sh/hook") == "test"]
+    container = test["spec"]["containers"][0]
+    program, url, _ = container["args"]
+    service = of_kind("Service", rendered({}))[0]
+    (port,) = [item["port"] for item in service["spec"]["ports"] if item["name"] == "probes"]
+    assert service["metadata"]["name"] == "ddpjob-operator"
+    assert url == f"http://$(DDPJOB_OPERATOR_SERVICE_HOST):{port}/readyz"
+    assert test["spec"]["enableServiceLinks"]
+    assert container["image"] == operator_of({})["image"]
+    assert not test["metadata"]["labels"].items() >= service["spec"]["selector"].items()
+    handler = type("Handler", (Answer,), {"asked": [], "ready_after": ready_after})
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        here = f"http://127.0.0.1:{server.server_port}/readyz"
+        done = subprocess.run([sys.executable, "-c", program, here, seconds], capture_output=True, text=True)
+        server.shutdown()
+    assert (done.returncode, handler.asked) == (code, ["/readyz"] * min(ready_after + 1, 2 - code)), done.stderr

@@ -1,0 +1,186 @@
+"""What the values of the chart change, and which are refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import helm_python as helm
+import pytest
+from tests.packaging.chart import (
+    ALL_OPTIONS,
+    CHART,
+    Manifest,
+    everything,
+    of_kind,
+    operator_of,
+    rendered,
+    settings_of,
+)
+
+from ddpjob_operator.tenancy import read
+
+
+@pytest.mark.parametrize(
+    ("values", "named"),
+    [
+        ({"replicaCount": "two"}, "replicaCount"),
+        ({"replicaCount": 9}, "replicaCount"),
+        ({"replicas": 2}, "replicas"),
+        ({"crd": {"install": False}}, "crd"),
+        ({"global": {"imageRegistry": "https://registry.example"}}, "imageRegistry"),
+        ({"extraEnv": {"A": "b"}}, "extraEnv"),
+        ({"extraVolumeMounts": [{"name": "ca"}]}, "mountPath"),
+        ({"podDisruptionBudget": {"maxUnavailable": 0}}, "maxUnavailable"),
+        ({"topologySpreadConstraints": [{"maxSkew": 1}]}, "topologyKey"),
+        ({"image": {"pullPolicy": "Sometimes"}}, "pullPolicy"),
+        ({"image": {"digest": "latest"}}, "digest"),
+        ({"watch": {"namespaces": ["Team_A"]}}, "namespaces"),
+        ({"podMonitor": {"interval": "often"}}, "interval"),
+        ({"settings": {"NAMESPACES": "a"}}, "NAMESPACES"),
+        ({"settings": {"WORKERS": 4}}, "WORKERS"),
+        ({"networkPolicy": {"mode": "on"}}, "mode"),
+        ({"tenancy": {"bounds": {"maxNodes": 0}}}, "maxNodes"),
+        ({"tenancy": {"namespaces": {"students": {"bound": {}}}}}, "bound"),
+        ({"settings": {"SCRAPERS": "a=b"}}, "SCRAPERS"),
+        ({"replica": 1}, "replica"),
+        ({"admissionPolicies": {"enabled": "auto"}}, "enabled"),
+        ({"metrics": {"readers": [{"name": "prometheus"}]}}, "namespace"),
+        ({"serviceMonitor": {"tokenSecret": {"name": "token"}}}, "key"),
+    ],
+)
+def test_a_wrong_value_is_refused_by_name(values: Manifest, named: str) -> None:
+    with helm.Chart.load(CHART) as chart, pytest.raises(helm.HelmError, match=named):
+        chart.validate_schema(values)
+
+
+def test_jobs_are_closed_to_the_network_unless_that_is_switched_off() -> None:
+    assert settings_of({})["NETWORK_POLICY"] == "ingress"
+    assert settings_of({})["SCRAPERS"] == "kubernetes.io/metadata.name=monitoring"
+    # a value is merged into the chart's own, so the default label is taken away by a null
+    off = {"networkPolicy": {"mode": "off", "scrapers": {"kubernetes.io/metadata.name": None, "a": "b", "c": "d"}}}
+    assert (settings_of(off)["NETWORK_POLICY"], settings_of(off)["SCRAPERS"]) == ("off", "a=b,c=d")
+
+
+def test_bounds_reach_the_operator_as_a_file_that_it_understands(tmp_path: Path) -> None:
+    granted = {
+        "defaults": {"image": "registry.example/trainer:2"},
+        "bounds": {"maxNodes": 16, "resources": {"nvidia.com/gpu": 8}},
+        "namespaces": {"students": {"bounds": {"maxNodes": 2}}},
+    }
+    manifests = rendered({"tenancy": granted})
+    (file,) = of_kind("ConfigMap", manifests)[0]["data"].values()
+    (tmp_path / "tenancy.yaml").write_text(file)
+    assert read(tmp_path / "tenancy.yaml").namespaces["students"].bounds.max_nodes == 2
+    spec = of_kind("Deployment", manifests)[0]["spec"]["template"]["spec"]
+    mounts = {mount["name"]: mount["mountPath"] for mount in spec["containers"][0]["volumeMounts"]}
+    assert settings_of({"tenancy": granted})["CONFIG"] == f"{mounts['tenancy']}/tenancy.yaml"
+    assert "CONFIG" not in settings_of({})
+    assert not of_kind("ConfigMap", rendered({}))
+
+
+def test_other_bounds_bring_other_pods() -> None:
+    def annotations(most: int) -> Manifest:
+        deployment = of_kind("Deployment", rendered({"tenancy": {"bounds": {"maxNodes": most}}}))[0]
+        return dict(deployment["spec"]["template"]["metadata"]["annotations"])
+
+    assert annotations(1) == annotations(1) != annotations(2)
+
+
+def test_monitors_are_off_by_default_and_need_no_honor_labels() -> None:
+    assert not [m for m in rendered({}) if m["kind"].endswith("Monitor")]
+    manifests = rendered({"podMonitor": {"enabled": True}, "serviceMonitor": {"enabled": True}})
+    pods = of_kind("PodMonitor", manifests)[0]["spec"]["podMetricsEndpoints"][0]
+    operator = of_kind("ServiceMonitor", manifests)[0]["spec"]["endpoints"][0]
+    assert "honorLabels" not in pods | operator, "with it, a pod could write series of any namespace"
+    assert operator["relabelings"] == [{"action": "labeldrop", "regex": "namespace"}]
+
+
+LIMITS = ("sampleLimit", "labelLimit", "labelNameLengthLimit", "labelValueLengthLimit")
+
+
+def test_a_pod_cannot_fill_prometheus() -> None:
+    (limited,) = of_kind("PodMonitor", rendered({"podMonitor": {"enabled": True}}))
+    assert all(limited["spec"][name] > 0 for name in LIMITS)
+    unlimited = {"podMonitor": {"enabled": True, "limits": dict.fromkeys(LIMITS)}}
+    assert not set(LIMITS) & of_kind("PodMonitor", rendered(unlimited))[0]["spec"].keys()
+
+
+def test_all_options_have_the_effect_that_they_name() -> None:
+    manifests = rendered(ALL_OPTIONS)
+    deployment = of_kind("Deployment", manifests)[0]["spec"]
+    template, pod = deployment["template"]["metadata"], deployment["template"]["spec"]
+    container = pod["containers"][0]
+    assert deployment["replicas"] == 3
+    assert container["image"] == "mirror.example:5000/team/ddpjob-operator@sha256:" + "0" * 64
+    assert pod["imagePullSecrets"] == [{"name": "mirror"}, {"name": "registry"}]
+    assert pod["securityContext"] == {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}, "fsGroup": 1}
+    assert container["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": False,
+        "capabilities": {"drop": ["ALL"]},
+    }
+    assert container["env"][-1] == {"name": "HTTPS_PROXY", "value": "http://proxy:3128"}
+    assert container["volumeMounts"][-1]["name"] == pod["volumes"][-1]["name"] == "ca"
+    assert template["labels"].items() >= {"owner": "platform", "team": "ml"}.items()
+    assert pod["topologySpreadConstraints"] == [
+        ALL_OPTIONS["topologySpreadConstraints"][0] | {"labelSelector": deployment["selector"]}
+    ]
+    assert of_kind("PodDisruptionBudget", manifests)[0]["spec"]["maxUnavailable"] == "34%"
+    for kind, endpoints in (("ServiceMonitor", "endpoints"), ("PodMonitor", "podMetricsEndpoints")):
+        endpoint = of_kind(kind, manifests)[0]["spec"][endpoints][0]
+        asked = ALL_OPTIONS[kind[0].lower() + kind[1:]]
+        fields = [field for field in asked if "elabelings" in field]
+        assert fields
+        for field in fields:
+            assert endpoint[field][-len(asked[field]) :] == asked[field], "they come after the chart's own"
+
+
+def test_common_labels_are_on_every_object_and_never_in_a_selector() -> None:
+    manifests = everything(ALL_OPTIONS)
+    unlabelled = [m["kind"] for m in manifests if m["metadata"]["labels"].get("owner") != "platform"]
+    assert unlabelled == []
+    deployment = of_kind("Deployment", manifests)[0]["spec"]
+    assert deployment["template"]["metadata"]["labels"].items() >= deployment["selector"]["matchLabels"].items()
+    assert "owner" not in deployment["selector"]["matchLabels"]
+    assert "owner" not in of_kind("Service", manifests)[0]["spec"]["selector"]
+
+
+def test_a_label_of_the_user_cannot_hide_the_pods_from_the_service() -> None:
+    ours = {"app.kubernetes.io/name": "theirs"}
+    manifests = rendered({"commonLabels": ours, "podLabels": ours})
+    labels = of_kind("Deployment", manifests)[0]["spec"]["template"]["metadata"]["labels"]
+    assert labels.items() >= of_kind("Service", manifests)[0]["spec"]["selector"].items()
+
+
+def test_one_replica_may_be_drained_and_two_are_kept_apart() -> None:
+    one, two = rendered({}), rendered({"replicaCount": 2})
+    assert not of_kind("PodDisruptionBudget", one)
+    assert "topologySpreadConstraints" not in of_kind("Deployment", one)[0]["spec"]["template"]["spec"]
+    budget = of_kind("PodDisruptionBudget", two)[0]
+    deployment = of_kind("Deployment", two)[0]["spec"]
+    (spread,) = deployment["template"]["spec"]["topologySpreadConstraints"]
+    assert (budget["apiVersion"], budget["spec"]["maxUnavailable"]) == ("policy/v1", 1)
+    assert (spread["topologyKey"], spread["whenUnsatisfiable"]) == ("kubernetes.io/hostname", "ScheduleAnyway")
+    assert budget["spec"]["selector"] == spread["labelSelector"] == deployment["selector"]
+    assert not of_kind("PodDisruptionBudget", rendered({"replicaCount": 2, "podDisruptionBudget": {"enabled": False}}))
+
+
+@pytest.mark.parametrize(
+    ("values", "operator", "trainer"),
+    [
+        ({}, "localhost/ddpjob-operator:0.1.0", "localhost/ddpjob-trainer:0.1.0-cpu"),
+        (
+            {"image": {"registry": "r.example", "tag": "1"}},
+            "r.example/ddpjob-operator:1",
+            "r.example/ddpjob-trainer:0.1.0-cpu",
+        ),
+        ({"image": {"registry": "", "repository": "a/b"}}, "a/b:0.1.0", "ddpjob-trainer:0.1.0-cpu"),
+        (
+            {"global": {"imageRegistry": "m.example/"}, "trainer": {"image": "a/b:2"}},
+            "m.example/ddpjob-operator:0.1.0",
+            "a/b:2",
+        ),
+    ],
+)
+def test_images_come_from_the_registry_that_is_named(values: Manifest, operator: str, trainer: str) -> None:
+    assert (operator_of(values)["image"], settings_of(values)["TRAINER_IMAGE"]) == (operator, trainer)

@@ -1,0 +1,87 @@
+"""A loss that is not finite in a loop of one's own: stopped, rolled back, and recorded with a checkpoint."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.trainer.client.one_rank import model_and_optimizer, step
+
+from ddp_trainer.client.run import Run
+from ddp_trainer.contract.exit_codes import LossNotFinite, RollBack
+from ddp_trainer.snapshots.trust.manifest import Manifest
+
+
+def test_a_loop_of_ones_own_is_stopped_and_rolled_back_by_its_losses(attach: Any, tmp_path: Path) -> None:
+    def train(policy: str, losses: list[float]) -> Run:
+        model, optimizer = model_and_optimizer()
+        run = attach(model, optimizer, environ={"DDPJOB_NON_FINITE_LOSS": policy})
+        try:
+            for number in range(run.resume(), len(losses)):
+                step(model, optimizer)
+                run.step_end(losses[number])
+        except Exception as error:
+            run.emergency(error)  # as the worker does
+            raise
+        run.finish()
+        return run
+
+    broken = [0.5] * 4 + [float("inf")] + [0.5] * 5
+    with pytest.raises(LossNotFinite, match="the loss of step 5 is inf"):
+        train("Stop", broken)
+    with pytest.raises(RollBack, match="the loss of step 5 is inf"):
+        train("Rollback", broken)
+    run = train("Rollback", [0.5] * 10)
+    assert (run.rollbacks, run.skipped_steps) == (1, {4, 5})
+    lines = (tmp_path / "shared/logs/job/events.jsonl").read_text().splitlines()
+    resumed = [event["step"] for line in lines if (event := json.loads(line))["event"] == "resumed"]
+    assert resumed == [4, 2], "that of step 4 may hold what made the loss of step 5"
+
+
+def test_a_loop_of_ones_own_skips_what_it_was_rolled_back_from(attach: Any, tmp_path: Path) -> None:
+    def train() -> Run:
+        model, optimizer = model_and_optimizer()
+        run = attach(model, optimizer, environ={"DDPJOB_NON_FINITE_LOSS": "Rollback"})
+        for number in range(run.resume() + 1, 11):
+            if number in run.skipped_steps:
+                run.skip_step()
+                continue
+            step(model, optimizer)
+            run.step_end(float("inf") if number == 5 else 0.5)
+        run.finish()
+        return run
+
+    with pytest.raises(RollBack, match="skips steps 4 and 5"):
+        train()
+    assert train().step == 10
+    lines = (tmp_path / "shared/logs/job/events.jsonl").read_text().splitlines()
+    assert [event["step"] for line in lines if (event := json.loads(line))["event"] == "step_skipped"] == [4, 5]
+
+
+def test_checkpoints_of_ones_own_are_rolled_back_too(attach: Any) -> None:
+    rollback = {"environ": {"DDPJOB_NON_FINITE_LOSS": "Rollback"}}
+    run = attach(**rollback)
+    assert run.resume() == 0
+
+    def train() -> None:
+        for number in range(1, 9):
+            run.step_end(float("nan") if number == 5 else 0.5)
+            if run.should_save():
+                with run.checkpoint() as folder:
+                    (folder / "weights").write_text(str(number))
+
+    with pytest.raises(RollBack):
+        train()
+    assert attach(**rollback).resume() == 2
+
+
+def test_a_checkpoint_says_whether_its_loss_was_finite(attach: Any) -> None:
+    run = attach(config={"lr": 0.1})
+    run.resume()
+    run.step_end(float("nan"))
+    with run.checkpoint() as folder:
+        (folder / "weights").write_text("")
+    manifest = Manifest.read(run.latest())
+    assert (manifest.loss_is_finite, manifest.config) == (False, {"lr": 0.1})

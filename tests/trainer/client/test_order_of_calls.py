@@ -1,0 +1,159 @@
+"""Calls of a loop in the wrong order are noticed, and the message names the right one."""
+
+from __future__ import annotations
+
+import signal
+from typing import Any
+
+import pytest
+import torch
+from tests.trainer.client.one_rank import model_and_optimizer, step
+from torch.optim.lr_scheduler import StepLR
+from torch.optim.swa_utils import AveragedModel
+
+from ddp_trainer.contract.exit_codes import UserError
+
+
+def test_a_scheduler_that_is_stepped_after_the_end_of_the_step_is_an_error(attach: Any) -> None:
+    model, optimizer = model_and_optimizer()
+    scheduler = StepLR(optimizer, 1)
+    run = attach(model, optimizer, scheduler=scheduler)
+    run.resume()
+    run.step_end(step(model, optimizer))
+    scheduler.step()
+    with pytest.raises(
+        UserError, match=r"scheduler\.step\(\) was called after run\.step_end\(\).*before run\.step_end"
+    ):
+        step(model, optimizer)
+
+
+class Lookahead:
+    """An optimizer around another one, without torch's class."""
+
+    def __init__(self, inner: torch.optim.Optimizer) -> None:
+        self.inner = inner
+
+    def step(self) -> None:
+        self.inner.step()
+
+    def zero_grad(self) -> None:
+        self.inner.zero_grad()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"inner": self.inner.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.inner.load_state_dict(state["inner"])
+
+
+def test_the_order_around_an_optimizer_of_no_class_of_torchs_is_known_by_its_scheduler(attach: Any) -> None:
+    model, optimizer = model_and_optimizer()
+    wrapper, scheduler, ema = Lookahead(optimizer), StepLR(optimizer, 1), AveragedModel(model)
+    run = attach(model, wrapper, scheduler=scheduler, ema=ema)
+    run.resume()
+    for _ in range(2):
+        loss = step(model, wrapper)  # type: ignore[arg-type]
+        scheduler.step()
+        ema.update_parameters(model)
+        run.step_end(loss)
+    scheduler.step()
+    with pytest.raises(UserError, match=r"scheduler\.step\(\) was called after run\.step_end\(\)"):
+        step(model, wrapper)  # type: ignore[arg-type]
+
+
+def test_without_any_optimizer_of_torchs_nothing_is_said_of_the_order(attach: Any) -> None:
+    model, optimizer = model_and_optimizer()
+    wrapper, ema = Lookahead(optimizer), AveragedModel(model)
+    run = attach(model, wrapper, ema=ema)
+    run.resume()
+    for _ in range(2):
+        loss = step(model, wrapper)  # type: ignore[arg-type]
+        ema.update_parameters(model)
+        run.step_end(loss)
+    run.finish()
+
+
+def test_a_handler_of_sigterm_that_comes_after_resume_is_reported_once(attach: Any, capfd: Any) -> None:
+    model, optimizer = model_and_optimizer()
+    run = attach(model, optimizer)
+    run.resume()
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    for _ in range(2):
+        run.step_end(step(model, optimizer))
+    assert capfd.readouterr().out.count("SIGTERM has another handler since run.resume()") == 1
+
+
+def test_the_last_step_of_a_scheduler_is_noticed_at_the_end(attach: Any) -> None:
+    model, optimizer = model_and_optimizer()
+    scheduler = StepLR(optimizer, 1)
+    run = attach(model, optimizer, scheduler=scheduler)
+    run.resume()
+    run.step_end(step(model, optimizer))
+    scheduler.step()
+    with pytest.raises(UserError, match=r"scheduler\.step\(\) was called after"):
+        run.finish()
+
+
+def test_an_average_of_weights_that_is_updated_after_the_end_of_the_step_is_an_error(attach: Any) -> None:
+    model, optimizer = model_and_optimizer()
+    ema = AveragedModel(model)
+    run = attach(model, optimizer, ema=ema)
+    run.resume()
+    run.step_end(step(model, optimizer))
+    ema.update_parameters(model)
+    with pytest.raises(UserError, match=r"ema\.update_parameters\(\) was called after run\.step_end"):
+        step(model, optimizer)
+
+
+def test_the_end_of_a_step_without_an_optimizer_step_is_an_error(attach: Any) -> None:
+    model, optimizer = model_and_optimizer()
+    run = attach(model, optimizer)
+    run.resume()
+    run.step_end(step(model, optimizer))
+    with pytest.raises(UserError, match=r"step_end\(\) was called without an optimizer\.step\(\)"):
+        run.step_end(1.0)
+
+
+@pytest.mark.parametrize("call", ["step_end", "finish"])
+def test_a_call_before_resume_is_an_error(attach: Any, call: str) -> None:
+    model, optimizer = model_and_optimizer()
+    run = attach(model, optimizer)
+    loss = step(model, optimizer)
+    with pytest.raises(UserError, match=rf"run\.{call}\(\) was called before run\.resume\(\)"):
+        run.step_end(loss) if call == "step_end" else run.finish()
+
+
+def test_a_second_resume_is_an_error(attach: Any) -> None:
+    run = attach(*model_and_optimizer())
+    run.resume()
+    with pytest.raises(UserError, match=r"resume\(\) was called twice"):
+        run.resume()
+
+
+def test_a_scheduler_and_an_average_in_their_place_are_no_error(attach: Any) -> None:
+    model, optimizer = model_and_optimizer()
+    scheduler, ema = StepLR(optimizer, 1), AveragedModel(model)
+    run = attach(model, optimizer, scheduler=scheduler, ema=ema)
+    run.resume()
+    for _ in range(3):
+        loss = step(model, optimizer)
+        scheduler.step()
+        ema.update_parameters(model)
+        run.step_end(loss)
+    run.finish()
+    assert run.step == 3
+
+
+def test_a_step_that_a_gradient_scaler_skips_is_a_step(attach: Any) -> None:
+    model, optimizer = model_and_optimizer()
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
+    run = attach(model, optimizer, scaler=scaler)
+    run.resume()
+    for factor in (1.0, float("inf"), float("inf"), 1.0):
+        optimizer.zero_grad()
+        loss = model(torch.ones(2, 4)).mean()
+        scaler.scale(loss * factor).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        run.step_end(1.0)
+    assert (run.step, scaler.get_scale()) == (4, 0.5)

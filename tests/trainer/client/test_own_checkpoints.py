@@ -1,0 +1,130 @@
+"""A program on one rank that saves itself: which checkpoints it gets back, and what is recorded of them."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.trainer.client.one_rank import model_and_optimizer, step
+
+from ddp_trainer.client.run import Run
+from ddp_trainer.contract.exit_codes import UserError
+from ddp_trainer.contract.heartbeat import Heartbeat, heartbeat_dir, read_heartbeats
+from ddp_trainer.rank.observe import close_observer, observe
+
+
+def test_a_program_that_saves_itself_goes_on_from_its_newest_checkpoint(attach: Any) -> None:
+    run = attach()
+    assert (run.latest(), run.resume()) == (None, 0)
+    due = []
+    for number in range(1, 6):
+        run.step_end()
+        due.append(run.should_save())
+        with run.checkpoint() as folder:
+            (folder / "state.txt").write_text(f"step {number}")
+    assert due == [False, True, False, True, False]  # every 2 steps, as the job says
+    run = attach()
+    assert run.resume() == 5
+    latest = run.latest()
+    assert (latest.name, (latest / "state.txt").read_text()) == ("checkpoint-000000000005", "step 5")
+    assert sorted(path.name for path in latest.parent.glob("checkpoint-*"))[0] == "checkpoint-000000000004"
+
+
+def save(run: Run, step: int | None = None, text: str = "") -> None:
+    with run.checkpoint(step) as folder:
+        (folder / "state.txt").write_text(text)
+
+
+def test_a_second_checkpoint_of_a_step_is_an_error_and_the_first_one_stays(attach: Any) -> None:
+    run = attach()
+    run.resume()
+    save(run, 3, "first")
+    with pytest.raises(UserError, match=r"step 3 has a checkpoint of this run already.* pass step=…"):
+        save(run, 3, "second")
+    assert (run.latest() / "state.txt").read_text() == "first"
+    run = attach()
+    save(run, 3, "of the next attempt, whose step 3 is the same")
+    assert (run.latest() / "state.txt").read_text() == "first"
+
+
+def test_a_run_goes_on_from_the_checkpoint_that_the_program_has_loaded(attach: Any) -> None:
+    run = attach()
+    run.resume()
+    save(run, 3)
+    save(run, 5)
+    run = attach()
+    latest = run.latest()
+    assert latest.name == "checkpoint-000000000005"
+    (latest / "state.txt").write_text("damaged after it was verified")
+    assert (run.latest(), run.resume()) == (latest, 5)
+
+
+def test_a_save_that_has_been_made_is_no_longer_asked_for(attach: Any) -> None:
+    run = attach()
+    run.resume()
+    run.step_end()
+    run.step_end()
+    assert run.should_save()
+    save(run)
+    assert not run.should_save()
+
+
+def test_a_stopped_run_that_saves_itself_ends_with_its_log_closed(attach: Any) -> None:
+    before = set(threading.enumerate())
+    run = attach()
+    run.resume()
+    signal.raise_signal(signal.SIGTERM)
+    while not run.should_stop():
+        run.step_end()
+    save(run)
+    (logs,) = (thread for thread in set(threading.enumerate()) - before if thread.name == "logs")
+    run.finish()
+    assert not logs.is_alive()
+
+
+def test_the_time_of_a_checkpoint_counts_once(attach: Any, tmp_path: Path) -> None:
+    run = attach()
+    run.resume()
+    save(run, 1)
+    (beat,) = read_heartbeats(tmp_path / "run")
+    counters = beat["counters"]
+    assert beat["saveSeconds"] == counters["saveSeconds"]["sum"] > 0
+    assert counters["stallSeconds"]["sum"] == 0, "it is in the phase `save`"
+
+
+def test_a_checkpoint_is_on_record_in_the_status(attach: Any, tmp_path: Path) -> None:
+    run = attach()
+    run.resume()
+    with run.checkpoint(12) as folder:
+        (beat,) = read_heartbeats(tmp_path / "run")
+        assert beat["phase"] == "save"
+        (folder / "state").touch()
+    (beat,) = read_heartbeats(tmp_path / "run")
+    assert (beat["snapshot"]["step"], beat["snapshot"]["verified"], beat["counters"]["saves"]) == (
+        12,
+        True,
+        {"saved": 1},
+    )
+
+
+def test_a_program_that_saves_itself_is_still_observed_and_each_step_counts_once(attach: Any, tmp_path: Path) -> None:
+    heartbeat_dir(tmp_path / "run").mkdir(parents=True)
+    observe(Heartbeat(heartbeat_dir(tmp_path / "run"), observed=True), world_size=1)
+    try:
+        model, optimizer = model_and_optimizer()
+        run = attach(total_steps=9)
+        run.resume()
+        for _ in range(3):
+            loss = step(model, optimizer)
+            run.step_end(loss)
+        with run.checkpoint() as folder:
+            (folder / "state").touch()
+    finally:
+        close_observer()
+    (beat,) = read_heartbeats(tmp_path / "run")
+    assert (beat["step"], beat["totalSteps"], beat["counters"]["steps"]) == (3, 9, 3)
+    assert (beat["snapshot"]["step"], beat["observed"]) == (3, True)
+    assert beat["loss"] == pytest.approx(float(loss.detach()))

@@ -1,0 +1,118 @@
+"""What a run reports: phases, logged values, and the digest of its code."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.trainer.client.one_rank import model_and_optimizer, step
+
+from ddp_trainer.client.own_values import MOST_VALUES
+from ddp_trainer.contract.exit_codes import UserError
+from ddp_trainer.contract.heartbeat import read_heartbeats
+from ddp_trainer.snapshots.trust.manifest import Manifest
+
+
+def test_a_loss_of_more_than_one_number_is_refused(attach: Any) -> None:
+    model, optimizer = model_and_optimizer()
+    run = attach(model, optimizer)
+    run.resume()
+    step(model, optimizer)
+    with pytest.raises(UserError, match="the loss of a step is one number, and this one has 3: pass its mean"):
+        run.step_end(torch.ones(3))
+
+
+@pytest.mark.parametrize("steps", ["40", 40.5])
+def test_a_total_that_is_no_whole_number_is_refused(attach: Any, steps: Any) -> None:
+    with pytest.raises(UserError, match=r"total_steps=.*give a whole number"):
+        attach(*model_and_optimizer(), total_steps=steps)
+
+
+def test_a_phase_is_shown_and_its_time_is_no_step(attach: Any, tmp_path: Path) -> None:
+    model, optimizer = model_and_optimizer()
+    run = attach(model, optimizer)
+    run.resume()
+    run.step_end(step(model, optimizer))
+    with run.phase("validate"):
+        run.beat()
+        (beat,) = read_heartbeats(tmp_path / "run")
+        assert beat["phase"] == "validate"
+    (beat,) = read_heartbeats(tmp_path / "run")
+    assert beat["phase"] == "train"
+    assert "validate" in beat["phaseSeconds"]
+
+
+def test_an_unknown_phase_names_those_that_there_are(attach: Any) -> None:
+    with pytest.raises(UserError, match="the phases are load, validate, save"), attach().phase("compile"):
+        pass
+
+
+def test_logged_values_reach_the_status_and_tensorboard(attach: Any, tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    model, optimizer = model_and_optimizer()
+    run = attach(model, optimizer, global_batch=2)
+    run.resume()
+    run.step_end(step(model, optimizer))
+    run.log({"val/loss": 2.5}, accuracy=torch.tensor(0.75))
+    run.finish(final_accuracy=0.8)
+    (beat,) = read_heartbeats(tmp_path / "run")
+    assert beat["metrics"] == {"val/loss": 2.5, "accuracy": 0.75, "final_accuracy": 0.8}
+    assert (beat["phase"], beat["samples"], beat["learningRate"]) == ("done", 2, 0.1)
+    assert beat["epoch"] is None, "nothing has said that an epoch ended"
+    events = EventAccumulator(str(tmp_path / "shared" / "logs" / "job" / "tensorboard"))
+    events.Reload()
+    assert [(point.step, point.value) for point in events.Scalars("val/loss")] == [(1, 2.5)]
+
+
+@pytest.mark.parametrize("name", ["a b", "", "1st", "x" * 65])
+def test_a_name_that_no_series_can_have_is_an_error(attach: Any, name: str) -> None:
+    with pytest.raises(UserError, match=r"is no name of a value"):
+        attach().log({name: 1.0})
+
+
+def test_a_value_that_is_no_number_is_an_error(attach: Any) -> None:
+    with pytest.raises(UserError, match="accuracy is 'high', which is not a number"):
+        attach().log(accuracy="high")
+
+
+def test_a_run_logs_a_bounded_number_of_values(attach: Any, tmp_path: Path, capsys: Any) -> None:
+    run = attach()
+    for number in range(MOST_VALUES + 5):
+        run.log({f"value{number}": 1.0})
+    run.log(value0=2.0)
+    run.resume()
+    run.finish()
+    (beat,) = read_heartbeats(tmp_path / "run")
+    assert len(beat["metrics"]) == MOST_VALUES
+    assert beat["metrics"]["value0"] == 2.0
+    assert capsys.readouterr().err.count("is not reported") == 1
+
+
+def test_values_that_come_together_beyond_the_bound_are_refused_once(attach: Any, capsys: Any) -> None:
+    run = attach()
+    for _ in range(3):
+        run.log({f"value{number}": 1.0 for number in range(MOST_VALUES + 2)})
+    assert capsys.readouterr().err.count("is not reported: a run logs 64 values") == 1
+
+
+def test_help_does_not_print_the_environment() -> None:
+    assert "environ(" not in str(inspect.signature(importlib.import_module("ddp_trainer.client.attach").attach))
+
+
+def test_the_digest_of_submitted_code_is_in_snapshots_and_in_the_event_that_begins_the_run(attach, tmp_path) -> None:
+    model, optimizer = model_and_optimizer()
+    run = attach(model, optimizer, environ={"DDPJOB_CODE_DIR": "/etc/ddpjob/code", "DDPJOB_CODE_SHA256": "ab" * 32})
+    run.resume()
+    for _ in range(2):
+        run.step_end(step(model, optimizer))
+    run.finish()
+    (manifest,) = (tmp_path / "shared/checkpoints/job").glob("step-*2/manifest.json")
+    assert Manifest.read(manifest.parent).code_sha256 == "ab" * 32
+    events = [json.loads(line) for line in (tmp_path / "shared/logs/job/events.jsonl").read_text().splitlines()]
+    assert next(event for event in events if event["event"] == "started")["codeSha256"] == "ab" * 32

@@ -1,0 +1,225 @@
+"""What `attach` saves and restores, and which states it refuses before training."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from tests.trainer.client.one_rank import model_and_optimizer, step
+from torch import nn
+from torch.optim.lr_scheduler import LambdaLR, StepLR
+from torch.optim.swa_utils import AveragedModel
+
+from ddp_trainer.contract.exit_codes import UserError
+from ddp_trainer.snapshots.trust.disk import Disk
+from ddpjob_operator.core.failure.detect import Failure, Retry
+from ddpjob_operator.core.failure.diagnosis import diagnose
+
+
+def test_a_last_snapshot_that_does_not_fit_is_an_error_that_says_why(
+    attach: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, optimizer = model_and_optimizer()
+    run = attach(model, optimizer)
+    run.resume()
+    run.step_end(step(model, optimizer))
+    monkeypatch.setattr(Disk, "free_bytes", lambda disk, path: 0)
+    with pytest.raises(
+        RuntimeError, match=r"final snapshot of step 1 could not be saved: .*the volume is full \(0"
+    ) as error:
+        run.finish()
+    failure = Failure("WorkerException", f"rank 0 raised RuntimeError: {error.value}", Retry.YES)
+    assert "expand the claim" in diagnose(failure).advice
+    assert diagnose(failure).deterministic, "a second attempt would train to the same end"
+
+
+def trained(attach: Any, make: Callable[[], dict[str, Any]], steps: int) -> tuple[dict[str, Any], int]:
+    """States after so many more steps of the next attempt, and the step that it began with."""
+    states = make()
+    run = attach(states["model"], states["optimizer"], **{n: s for n, s in states.items() if n not in FIRST})
+    began = run.resume()
+    for _ in range(steps):
+        inner = [s for s in states.values() if isinstance(s, torch.optim.Optimizer)]
+        scaler = states.get("scaler")
+        for optimizer in inner:
+            optimizer.zero_grad()
+        loss = sum(m(torch.ones(2, 4)).square().mean() for n, m in states.items() if n in ("model", "critic"))
+        assert isinstance(loss, torch.Tensor)
+        (loss if scaler is None else scaler.scale(loss)).backward()
+        for optimizer in inner:
+            optimizer.step() if scaler is None else scaler.step(optimizer)
+        if scaler is not None:
+            scaler.update()
+        if "scheduler" in states:
+            states["scheduler"].step()
+        if "ema" in states:
+            states["ema"].update_parameters(states["model"])
+        run.step_end(loss)
+    run.finish()
+    return {name: value.state_dict() for name, value in states.items()}, began
+
+
+FIRST = ("model", "optimizer")
+
+
+def all_kinds() -> dict[str, Any]:
+    model, critic = nn.Linear(4, 1), nn.Linear(4, 2)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+    return {
+        "model": model,
+        "optimizer": optimizer,
+        "critic": critic,
+        "critic_optimizer": torch.optim.SGD(critic.parameters(), lr=0.1, momentum=0.9),
+        "scheduler": StepLR(optimizer, 2, gamma=0.5),
+        "scaler": torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=2),
+        "ema": AveragedModel(model),
+    }
+
+
+def with_accelerate() -> dict[str, Any]:
+    from accelerate import Accelerator
+
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+    prepared = Accelerator(cpu=True).prepare(model, optimizer, StepLR(optimizer, 2, gamma=0.5))
+    return dict(zip(("model", "optimizer", "scheduler"), prepared, strict=True))
+
+
+def flat(value: Any, path: str = "") -> dict[str, Any]:
+    if isinstance(value, dict):
+        return {k: v for key, item in value.items() for k, v in flat(item, f"{path}.{key}").items()}
+    if isinstance(value, list | tuple):
+        return flat(dict(enumerate(value)), path)
+    return {path: value.tolist() if isinstance(value, torch.Tensor) else value}
+
+
+@pytest.mark.parametrize("make", [all_kinds, with_accelerate])
+def test_a_resumed_run_has_the_states_of_an_unbroken_one(attach: Any, tmp_path: Path, make: Any) -> None:
+    torch.manual_seed(0)
+    elsewhere = {"DDPJOB_SHARED": str(tmp_path / "unbroken")}
+    unbroken, _ = trained(lambda *a, **k: attach(*a, environ=elsewhere, **k), make, 7)
+    torch.manual_seed(0)
+    _, began = trained(attach, make, 4)
+    assert began == 0
+    torch.manual_seed(99)
+    resumed, began = trained(attach, make, 3)
+    assert began == 4
+    assert flat(resumed) == flat(unbroken)
+
+
+def rates_of_epochs(attach: Any, until: int) -> tuple[list[float], int]:
+    """Train to a step, two of them an epoch; the learning rate of each step, and the finished epochs."""
+    model, optimizer = model_and_optimizer()
+    scheduler = LambdaLR(optimizer, lambda epoch: 0.1**epoch)
+    run = attach(model, optimizer, scheduler=scheduler)
+    rates = []
+    for number in range(run.resume(), until):
+        rates.append(optimizer.param_groups[0]["lr"])
+        loss = step(model, optimizer)
+        is_last = number % 2 == 1
+        if is_last:
+            scheduler.step()
+        run.step_end(loss, epoch_end=is_last)
+    run.finish()
+    return rates, run.epoch
+
+
+@pytest.mark.parametrize("stop", [1, 2, 3, 4])
+def test_a_scheduler_that_moves_once_an_epoch_goes_on_where_it_was(attach: Any, stop: int) -> None:
+    before, _ = rates_of_epochs(attach, stop)
+    after, epochs = rates_of_epochs(attach, 6)
+    assert [*before, *after] == pytest.approx([0.1, 0.1, 0.01, 0.01, 0.001, 0.001])
+    assert epochs == 3
+
+
+def refusal(attach: Any, *args: Any, **states: Any) -> str:
+    with pytest.raises(UserError) as caught:
+        attach(*args, **states)
+    return str(caught.value)
+
+
+@pytest.mark.usefixtures("process_group")
+def test_fsdp1_and_zero_are_refused_by_name_with_the_way_out(attach: Any) -> None:
+    from torch.distributed.fsdp import FullyShardedDataParallel
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    model, optimizer = model_and_optimizer()
+    sharded = FullyShardedDataParallel.__new__(FullyShardedDataParallel)
+    nn.Module.__init__(sharded)
+    text = refusal(attach, nn.Sequential(sharded), optimizer)
+    assert text.startswith("model cannot be saved in a snapshot: FullyShardedDataParallel (FSDP1)")
+    assert "fully_shard (FSDP2), or save with its own writer" in text
+    zero = ZeroRedundancyOptimizer(model.parameters(), torch.optim.Adam)
+    text = refusal(attach, model, zero)
+    assert text.startswith("optimizer cannot be saved in a snapshot: ZeroRedundancyOptimizer")
+    assert "run.checkpoint()" in text
+
+
+def test_a_deepspeed_engine_is_refused_by_name_with_the_way_out(attach: Any, monkeypatch: Any) -> None:
+    deepspeed: Any = ModuleType("deepspeed")
+    deepspeed.DeepSpeedEngine = type("DeepSpeedEngine", (nn.Module,), {})
+    monkeypatch.setitem(sys.modules, "deepspeed", deepspeed)
+    text = refusal(attach, deepspeed.DeepSpeedEngine(), model_and_optimizer()[1])
+    assert "a DeepSpeed engine writes its own checkpoints; save with its own writer instead" in text
+
+
+class Unsavable:
+    def state_dict(self) -> dict[str, Any]:
+        return {"function": print}
+
+    def load_state_dict(self, state: Any) -> None:
+        pass
+
+
+def test_a_state_that_no_snapshot_can_hold_is_refused_before_training(attach: Any) -> None:
+    text = refusal(attach, *model_and_optimizer(), loader=Unsavable())
+    assert "loader cannot be saved in a snapshot: loader.function is a builtins.builtin_function_or_method" in text
+
+
+def test_the_scaler_inside_accelerates_optimizer_has_to_be_among_the_states(attach: Any) -> None:
+    from accelerate.optimizer import AcceleratedOptimizer
+
+    model, optimizer = model_and_optimizer()
+    wrapped = AcceleratedOptimizer.__new__(AcceleratedOptimizer)
+    wrapped.optimizer, wrapped.scaler = optimizer, torch.amp.GradScaler("cpu")
+    assert "optimizer scales its gradients: pass its scaler too" in refusal(attach, model, wrapped)
+    attach(model, wrapped, scaler=wrapped.scaler)
+
+
+@pytest.mark.parametrize(
+    ("states", "said"),
+    [
+        ({"losses": Unsavable()}, "a state may not be called 'losses'"),
+        ({"rng": Unsavable()}, "a state may not be called 'rng'"),
+        ({"changes_with_optimizer": ["cursor"]}, "changes_with_optimizer names 'cursor', which is no state"),
+        ({"loader": object()}, "loader is a object without state_dict() and load_state_dict()"),
+    ],
+)
+def test_a_state_that_cannot_be_one_is_refused(attach: Any, states: Any, said: str) -> None:
+    assert said in refusal(attach, *model_and_optimizer(), **states)
+
+
+def test_a_model_and_an_optimizer_in_the_wrong_order_are_refused(attach: Any) -> None:
+    model, optimizer = model_and_optimizer()
+    assert "the model is a Adam, not a torch.nn.Module" in refusal(attach, optimizer, model)
+
+
+def test_a_model_without_an_optimizer_is_refused(attach: Any) -> None:
+    assert "attach() takes a model with its optimizer" in refusal(attach, nn.Linear(1, 1))
+
+
+@pytest.mark.usefixtures("process_group")
+def test_ranks_that_a_script_has_started_itself_under_torchrun_are_refused(attach: Any) -> None:
+    text = refusal(attach, environ={"RANK": "0", "WORLD_SIZE": "2"})
+    assert "torchrun has started this process as rank 0 of 2, and its process group says rank 0 of 1" in text
+    assert "torch.multiprocessing.spawn" in text
+
+
+def test_several_ranks_without_a_process_group_are_refused(attach: Any) -> None:
+    text = refusal(attach, environ={"RANK": "0", "WORLD_SIZE": "2"})
+    assert "call torch.distributed.init_process_group() before attach()" in text
