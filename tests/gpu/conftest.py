@@ -4,30 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from tests.support import local_run
+from tests.support.local_run import PACKAGES, ROOT, environment, new_job
 
 from ddp_trainer.logs.losses import read_losses
 from ddpjob_operator.api.status import DDPJobStatus
-from ddpjob_operator.local.chaos import parse_chaos
-from ddpjob_operator.local.display import PlainDisplay
-from ddpjob_operator.local.machine import this_machine
-from ddpjob_operator.local.runner import Runner
 from ddpjob_operator.local.volume import open_shared
-from ddpjob_operator.wire.jobs import parse_job
 
 HERE = Path(__file__).parent
-ROOT = HERE.parents[1]
 IMPORTED_FROM = (
     HERE / "shared",
-    ROOT / "operator",
-    ROOT / "trainer_image",
+    *PACKAGES,
     HERE,
     ROOT / "tests/trainer/train",
 )
@@ -86,16 +80,12 @@ def train(tmp_path_factory: pytest.TempPathFactory) -> Train:
         if script:
             (shared / "train.py").write_text(script)
             spec = {"entrypoint": {"script": "/mnt/shared/train.py"}, **spec}
-        environ = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, IMPORTED_FROM)), "OMP_NUM_THREADS": "1"}
-        metadata = {"name": name, "uid": f"uid-{name}", "creationTimestamp": "2026-01-01T00:00:00Z"}
         # every pod would get a GPU of its own, or none
         shared_gpu = {"name": "CUDA_VISIBLE_DEVICES", "value": "0"}
         whole = {"restart": {"backoff": {"initialSeconds": 0}}, "snapshots": {"every": "100steps"}, **spec}
         whole["env"] = [shared_gpu, *spec.get("env", [])]
-        job = parse_job({"metadata": metadata, "spec": whole})
-        fault = parse_chaos(chaos, ranks=whole.get("nodes", 1)) if chaos else None
-        machine = replace(this_machine(shared), environ=environ)
-        outcome = asyncio.run(Runner(job, machine, PlainDisplay(), fault).run())
+        environ = environment(IMPORTED_FROM)
+        outcome = asyncio.run(local_run.run(new_job(name, whole), shared, chaos=chaos, environ=environ))
         return Done(outcome.status, shared, name)
 
     return run

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from ddp_trainer.launch.status.host import GPUs
 from ddp_trainer.snapshots.codec import rng
 from ddp_trainer.snapshots.codec.tensorfile import Buffers, Memory
 from ddp_trainer.snapshots.session import Progress, SnapshotEvent
+from ddp_trainer.train.randomness import make_deterministic
 from ddpjob_operator.api.status import Phase
 
 LONG = ["--task", "digits", "--epochs", "40", "--micro-batch", "32"]
@@ -39,6 +41,19 @@ def test_a_killed_run_ends_with_the_same_losses_and_weights(train: Train, argume
     assert killed.events("resumed")[0]["step"] >= 100
     assert killed.losses() == whole.losses()
     assert killed.final_files() == whole.final_files()
+
+
+def test_torch_reads_the_workspace_of_cublas_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    matrix = torch.rand(64, 64, device="cuda")
+    try:
+        make_deterministic(matrix.device)
+        assert "CUBLAS_WORKSPACE_CONFIG" not in os.environ
+        torch.use_deterministic_algorithms(True)
+        assert torch.equal(matrix @ matrix, matrix @ matrix)
+    finally:
+        torch.use_deterministic_algorithms(False)
+        torch.backends.cuda.enable_cudnn_sdp(True)
 
 
 def test_generators_of_the_device_are_restored() -> None:

@@ -45,19 +45,43 @@ def random_numbers_kept() -> Iterator[None]:
         rng.restore(kept)
 
 
-def make_deterministic() -> None:
-    """Take kernels that give the same bits each time; warn, once an operation, where there is none.
+CUBLAS_WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
+
+
+def make_deterministic(device: torch.device) -> None:
+    """Take kernels that give the same bits each time on `device`; warn, once an operation, where there is none.
 
     Backward passes belong into `deterministic_backward`.
     """
-    # cuBLAS reads it when its handle is made: before the first matrix product
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True, warn_only=True)
     # Filling every new tensor is only of use against reads of memory that was never written.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     torch.backends.cudnn.benchmark = False
+    if CUBLAS_WORKSPACE not in os.environ:
+        os.environ[CUBLAS_WORKSPACE] = ":4096:8"
+        if device.type == "cuda":
+            forget_cublas_workspace(device)
     if torch.cuda.is_available():
         torch.backends.cuda.enable_cudnn_sdp(False)
+
+
+def forget_cublas_workspace(device: torch.device) -> None:
+    """Let torch see CUBLAS_WORKSPACE_CONFIG once, and remove it if torch does not ask again.
+
+    torch parses it at each matrix product, which makes a launch four times as long, for the size of the workspace. It
+    asks once whether the size is one of the deterministic ones. torch gives each handle and stream a workspace of its
+    own, which is what keeps results the same (cuBLAS, "Results reproducibility").
+    """
+    matrix = torch.ones(1, 1, device=device)
+    torch.mm(matrix, matrix)
+    setting = os.environ.pop(CUBLAS_WORKSPACE)
+    torch.set_deterministic_debug_mode("error")
+    try:
+        torch.mm(matrix, matrix)
+    except RuntimeError:
+        os.environ[CUBLAS_WORKSPACE] = setting
+    finally:
+        torch.set_deterministic_debug_mode("warn")
 
 
 @contextmanager
