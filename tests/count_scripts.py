@@ -32,21 +32,20 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from tests.local.test_stalls import run as hanging
+from tests.support import local_run
+from tests.support.local_run import new_job
 
 from ddp_trainer.contract import processes
 from ddpjob_operator.api.status import DDPJobStatus, Phase
 from ddpjob_operator.local.display import PlainDisplay
-from ddpjob_operator.local.machine import this_machine
 from ddpjob_operator.local.observed import RunView
-from ddpjob_operator.local.runner import Runner
 from ddpjob_operator.local.volume import open_shared
-from ddpjob_operator.wire.jobs import parse_job
 
 ROOT = Path(__file__).parents[1]
 UNTOUCHED = ROOT / "tests/fixtures/untouched"
@@ -92,21 +91,13 @@ class Run:
 async def _run(folder: Path, script: Path, *, strike: Strike | None = None, **spec: Any) -> tuple[DDPJobStatus, Seen]:
     shared = open_shared(folder / "shared")
     shutil.copy(script, shared / "train.py")
-    metadata = {"name": "counted", "uid": f"uid-{folder.name}", "creationTimestamp": "2026-01-01T00:00:00Z"}
     whole = {"nodes": 2, "entrypoint": {"script": "/mnt/shared/train.py"}, **spec}
     seen = Seen()
-    machine = replace(this_machine(shared), environ=_environment())
-    runner = Runner(parse_job({"metadata": metadata, "spec": whole}), machine, seen)
     striking = asyncio.create_task(strike()) if strike is not None else None
-    outcome = await runner.run()
+    outcome = await local_run.run(new_job("counted", whole), shared, seen)
     if striking is not None:
         striking.cancel()
     return outcome.status, seen
-
-
-def _environment() -> dict[str, str]:
-    paths = [str(ROOT / "operator"), str(ROOT / "trainer_image")]
-    return os.environ | {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
 
 
 @dataclass
@@ -193,7 +184,7 @@ def _losses(folder: Path) -> dict[int, Any]:
 
 def held_up(fault: str, folder: Path) -> Run:
     guilty = random.randrange(4)
-    status = asyncio.run(hanging(folder, _environment(), 4, fault, guilty))
+    status = hanging(folder, 4, fault, guilty)
     failure = status.last_failure
     if failure is None or (failure.reason, failure.rank) != ("Stalled", guilty):
         return Run((f"rank {guilty} held it up: {failure}",))

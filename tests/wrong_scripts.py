@@ -24,15 +24,15 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from tests.support import local_run
+from tests.support.local_run import new_job
+
 from ddpjob_operator.api.status import DDPJobStatus, Phase
 from ddpjob_operator.core.failure.detect import Failure, Retry
 from ddpjob_operator.core.failure.diagnosis import advice_for, diagnose
 from ddpjob_operator.follow.why import Seen, why
 from ddpjob_operator.local.display import PlainDisplay
-from ddpjob_operator.local.machine import this_machine
-from ddpjob_operator.local.runner import Runner
 from ddpjob_operator.local.volume import open_shared
-from ddpjob_operator.wire.jobs import parse_job
 
 ROOT = Path(__file__).parents[1]
 SCRIPTS = ROOT / "tests/fixtures/wrong_scripts"
@@ -130,15 +130,13 @@ def title_of(name: str) -> str:
     return docstring.splitlines()[0]
 
 
-def run(name: str, environment: dict[str, str], folder: Path) -> Row:
+def run(name: str, folder: Path) -> Row:
     """Run one script as a job, with `folder` as the volume."""
     shared = open_shared(folder)
     shutil.copy(SCRIPTS / f"{name}.py", shared)
-    metadata = {"name": "wrong", "uid": f"uid-{name}", "creationTimestamp": "2026-01-01T00:00:00Z"}
-    job = parse_job({"metadata": metadata, "spec": _spec(name)})
-    machine = replace(this_machine(shared), environ=environment)
+    job = new_job("wrong", _spec(name))
     began = time.monotonic()
-    outcome = asyncio.run(Runner(job, machine, PlainDisplay(io.StringIO())).run())
+    outcome = asyncio.run(local_run.run(job, shared, PlainDisplay(io.StringIO())))
     now = datetime.now(UTC)
     seen = Seen(job.name, job.created, job.spec, outcome.status, pods=(), warnings=(), now=now)
     row = replace(_row(title_of(name), outcome.status, time.monotonic() - began), answer=why(seen).text())
@@ -173,12 +171,6 @@ def _row(title: str, status: DDPJobStatus, seconds: float) -> Row:
     return Row(title, rank, failure.reason, failure.advice, restart, seconds, failure.message)
 
 
-def environment() -> dict[str, str]:
-    """Of a shell in which both packages are installed."""
-    path = os.pathsep.join([str(ROOT / "operator"), str(ROOT / "trainer_image")])
-    return dict(os.environ) | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
-
-
 def golden(name: str) -> str:
     """The row that the page has for a script, without the seconds."""
     return line_of(name).removesuffix(" |").rpartition(" ")[0]
@@ -196,7 +188,7 @@ def main(names: list[str]) -> int:
     rows: dict[str, str] = {}
     for name in names or [name for group in GROUPS.values() for name in group]:
         with tempfile.TemporaryDirectory() as folder:
-            row = run(name, environment(), Path(folder))
+            row = run(name, Path(folder))
         rows[name] = row.line
         print(row.line, flush=True)
         print(f"    {row.message.partition(chr(10))[0][:300]}", file=sys.stderr, flush=True)

@@ -13,8 +13,8 @@ NAMES = [name for group in GROUPS.values() for name in group]
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_wrong_script_is_judged_as_the_page_says(name: str, tmp_path: Path, environment: dict[str, str]) -> None:
-    row = run(name, environment, tmp_path)
+def test_a_wrong_script_is_judged_as_the_page_says(name: str, tmp_path: Path) -> None:
+    row = run(name, tmp_path)
     assert row.golden == golden(name), row.message
     # what `ddpjob why` says on a cluster
     assert row.answer.startswith(("wrong: Succeeded", "wrong: Failed")), row.answer

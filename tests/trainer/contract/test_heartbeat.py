@@ -57,13 +57,13 @@ def test_a_heartbeat_has_the_fields_of_the_contract(beat):
     assert (beat.read()["rank"], beat.read()["localRank"], beat.read()["pid"]) == (3, 1, os.getpid())
 
 
-def test_steps_are_written_at_most_each_100_ms_and_a_change_of_phase_at_once(beat, clock):
+def test_steps_are_written_at_most_four_times_a_second_and_a_change_of_phase_at_once(beat, clock):
     beat.enter("train")
     for step in (1, 2, 3, 4):
         clock.now += 0.01
         beat.step(step=step, samples=10 * step)
     assert beat.read()["samples"] == 20  # the first two tell the watchdog what a step is
-    clock.now += 0.1
+    clock.now += 0.25
     beat.step(step=5, samples=50)
     assert beat.read()["samples"] == 50
     beat.step(step=6, samples=60)

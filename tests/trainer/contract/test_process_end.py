@@ -81,6 +81,43 @@ def test_a_rank_that_is_done_runs_its_exit_handlers_and_leaves_its_groups(tmp_pa
     assert ended.stdout.splitlines() == ["a thread was waited for", "exit handlers ran, in a group: True"]
 
 
+CLOSES = """
+import logging, sys
+from pathlib import Path
+
+class Tee:
+    def __init__(self, stream):
+        self.stream, self.file = stream, Path(sys.argv[0]).with_name("log.txt").open("w")
+
+    def write(self, text):
+        self.file.write(text)
+        self.stream.write(text)
+
+    def flush(self):
+        self.file.flush()
+
+"""
+
+
+@pytest.mark.parametrize(
+    "last_lines",
+    [
+        "sys.stdout.close(); sys.stderr.close()",
+        "sys.stdout = sys.stderr = None",
+        "sys.stdout = sys.stderr = Tee(sys.stderr); sys.stderr.file.close()",
+    ],
+)
+@pytest.mark.processes
+def test_a_script_that_closes_its_streams_is_judged_by_what_it_did(last_lines: str, tmp_path: Path) -> None:
+    ended = run_rank(CLOSES + last_lines, tmp_path)
+    assert ended.returncode == 0, ended.stderr
+    (outcome,) = read_outcomes(tmp_path / "run")
+    assert outcome["reason"] == "Completed"
+    ended = run_rank(f"{CLOSES}{last_lines}\nraise ValueError('loss is NaN')", tmp_path)
+    assert ended.returncode == 1
+    assert "ValueError: loss is NaN" in ended.stderr
+
+
 @pytest.mark.parametrize(("last_line", "code"), [("sys.exit(3)", 3), ("raise ValueError('loss is NaN')", 1)])
 @pytest.mark.processes
 def test_a_rank_that_failed_keeps_its_exit_code(last_line: str, code: int, tmp_path: Path) -> None:

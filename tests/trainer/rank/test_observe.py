@@ -91,6 +91,78 @@ def test_two_optimizers_of_one_step_are_one_step(seen: Any) -> None:
     assert seen(train)["step"] == 6
 
 
+def test_batches_that_are_read_ahead_of_their_backward_passes_are_no_validation(seen: Any) -> None:
+    """As Hugging Face's Trainer does with gradient_accumulation_steps."""
+    model = torch.nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+
+    def train() -> None:
+        batches = iter(_loader(48))
+        for _ in range(3):
+            for batch in [next(batches) for _ in range(4)]:
+                _loss(model, batch).backward()
+            optimizer.step()
+
+    beat = seen(train)
+    assert (beat["phase"], beat["step"], beat["samples"]) == ("train", 3, 2 * 48)
+    assert "validate" not in beat["phaseSeconds"]
+    assert beat["stepSecondsP99"] is not None
+    assert beat["samplesPerSecond"] is not None
+
+
+def test_a_batch_with_several_losses_counts_once(seen: Any) -> None:
+    """As in a GAN: two losses of one network, one of the other, each with an optimizer."""
+    one, two = torch.nn.Linear(3, 3), torch.nn.Linear(3, 1)
+    optimizers = [torch.optim.SGD(two.parameters(), lr=0.1), torch.optim.SGD(one.parameters(), lr=0.1)]
+
+    def train() -> None:
+        for batch in _loader():
+            for optimizer, losses in zip(optimizers, (2, 1), strict=True):
+                for _ in range(losses):
+                    _loss(torch.nn.Sequential(one, two), batch).backward()
+                optimizer.step()
+
+    beat = seen(train)
+    assert (beat["step"], beat["samples"]) == (6, 2 * 24)
+
+
+def test_steps_on_one_batch_train_on_its_samples_each_time(seen: Any) -> None:
+    model = torch.nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    batch = next(iter(_loader()))
+    beat = seen(lambda: _train(model, optimizer, [next(iter(_loader()))] + [batch] * 2))  # type: ignore[arg-type]
+    assert (beat["step"], beat["samples"]) == (3, 3 * 2 * 4)
+
+
+def test_the_loss_of_an_optimizer_with_a_closure_is_that_of_its_first_evaluation(seen: Any) -> None:
+    model = torch.nn.Linear(3, 1)
+    optimizer = torch.optim.LBFGS(model.parameters(), lr=0.01, max_iter=5)
+    losses: list[float] = []
+
+    def train() -> None:
+        for batch in _loader():
+
+            def closure(batch: Any = batch) -> torch.Tensor:
+                optimizer.zero_grad()
+                loss = _loss(model, batch)
+                loss.backward()
+                return loss
+
+            losses.append(optimizer.step(closure).item())
+
+    beat = seen(train)
+    assert beat["loss"] == pytest.approx(losses[-1])
+    assert (beat["step"], beat["samples"]) == (6, 2 * 24)
+
+
+@pytest.mark.filterwarnings("error::UserWarning")
+def test_a_step_that_is_compiled_is_seen_and_gives_no_warning(seen: Any) -> None:
+    model = torch.nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    beat = seen(lambda: torch.compile(_train, backend="eager")(model, optimizer, _loader()))
+    assert (beat["step"], beat["samples"]) == (6, 2 * 24)
+
+
 def test_the_loss_is_shown_without_the_scale_of_a_grad_scaler(seen: Any) -> None:
     model = torch.nn.Linear(3, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.001)

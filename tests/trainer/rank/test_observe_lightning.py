@@ -60,7 +60,7 @@ def fit(directory: Path, dataset: Any = None, **settings: Any) -> tuple[dict[str
 
 def test_a_trainer_reports_steps_total_epoch_samples_validation_and_metrics(tmp_path: Path) -> None:
     beat, phases = fit(tmp_path, max_epochs=3)
-    assert (beat["phase"], beat["step"], beat["totalSteps"], beat["epoch"]) == ("done", 12, 12, 2)
+    assert (beat["phase"], beat["step"], beat["totalSteps"], beat["epoch"]) == ("done", 12, 12, 3)
     assert (beat["samples"], beat["learningRate"]) == (96, 0.1)
     assert 0 < beat["metrics"]["val_loss"] < 5
     assert phases.count("validate") == 3, "once an epoch, and not for the sanity check before training"

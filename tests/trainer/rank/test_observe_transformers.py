@@ -46,7 +46,7 @@ def test_a_trainer_reports_steps_total_epoch_samples_its_own_loss_and_metrics(tm
     finally:
         close_observer()
     (beat,) = read_heartbeats(tmp_path)
-    assert (beat["phase"], beat["step"], beat["totalSteps"], beat["epoch"]) == ("done", 8, 8, 1)
+    assert (beat["phase"], beat["step"], beat["totalSteps"], beat["epoch"]) == ("done", 8, 8, 2)
     assert beat["samples"] == 64
     logged = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
     assert beat["loss"] in logged

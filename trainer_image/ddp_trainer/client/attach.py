@@ -120,12 +120,19 @@ def attach(
         observer.heartbeat if observer is not None else _heartbeat(environ, world),
         log=log,
         observer=observer,
-        global_batch=global_batch,
-        total_steps=total_steps,
+        global_batch=_whole("global_batch", global_batch),
+        total_steps=None if total_steps is None else _whole("total_steps", total_steps),
         config=config,
     )
     on_failure(run.emergency)
     return run
+
+
+def _whole(name: str, value: Any) -> int:
+    """A number that the job's status shows. Raises UserError for text, such as an argument that was not converted."""
+    if isinstance(value, str) or int(value) != value:
+        raise UserError(f"attach(…, {name}={value!r}): give a whole number")
+    return int(value)
 
 
 def _world(environ: Mapping[str, str], device: torch.device) -> World:

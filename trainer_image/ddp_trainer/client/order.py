@@ -19,7 +19,7 @@ from torch.optim.swa_utils import AveragedModel
 
 from ddp_trainer.contract.exit_codes import UserError
 from ddp_trainer.snapshots.boundary import before_update
-from ddp_trainer.snapshots.codec.state import Stateful
+from ddp_trainer.snapshots.codec.state import Stateful, unwrapped
 
 
 class CallOrder:
@@ -32,7 +32,12 @@ class CallOrder:
         self._can_tell = any(isinstance(value, Optimizer | GradScaler) for value in states.values())
         self._has_updated = False
         self._marks: Mapping[str, Any] | None = None
-        for value in states.values():
+        # a scheduler knows the optimizer that a wrapper without that class hides
+        hidden = [unwrapped(value.optimizer) for value in states.values() if isinstance(value, LRScheduler)]
+        updating = {id(value): value for value in (*states.values(), *hidden)}
+        if not any(isinstance(value, Optimizer | GradScaler) for value in updating.values()):
+            self._marked = {}  # nothing tells when the next step begins
+        for value in updating.values():
             before_update(value, self._updating)
 
     def begins(self) -> None:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ddp_trainer.client.finite import FiniteLosses
+from ddp_trainer.contract.exit_codes import UserError
 from ddp_trainer.contract.heartbeat import Heartbeat
 from ddp_trainer.logs.runlog import RunLog, StepLog
 from ddp_trainer.rank.step_reduce import StepReduce
@@ -32,7 +33,8 @@ class Steps:
     """`step`, `samples` and `epoch` finished, over all attempts.
 
     `heartbeat` is None where an observer reports steps. `learning_rate` and `plotted` are asked for what is shown with
-    the loss; `plotted` has names and values for TensorBoard. With `prints`, there is a line for people too.
+    the loss; `plotted` has names and values for TensorBoard. With `prints`, there is a line for people too. Without
+    `has_epochs`, the epoch is not known before the first has ended.
     """
 
     def __init__(
@@ -46,8 +48,11 @@ class Steps:
         plot_every: int = PLOT_STEPS,
         plotted: Callable[[], Mapping[str, float]] = dict,
         prints: bool = False,
+        has_epochs: bool = False,
         losses: FiniteLosses,
+        has_newcomer: Callable[[], bool] = lambda: False,
     ) -> None:
+        self._has_newcomer = has_newcomer
         self.step = 0
         self.samples = 0
         self.epoch = 0
@@ -59,6 +64,7 @@ class Steps:
         self._plot_every = plot_every
         self._plotted = plotted
         self._prints = prints
+        self._has_epochs = has_epochs
         self._metrics: dict[str, float] = {}
         """Measured since the figures of the last epoch were reported."""
         self._losses = losses
@@ -87,6 +93,11 @@ class Steps:
         self.report_epoch()
         result = self._of_step.result()
         return result is not None and result.stop
+
+    def is_joined(self) -> bool:
+        """Whether a new rank waited to join when the step before ended, on all ranks alike; after `agreed_to_stop`."""
+        result = self._of_step.result()
+        return result is not None and result.joining
 
     def end(
         self,
@@ -151,6 +162,13 @@ class Steps:
         """What comes now is no step: its time is not in the throughput."""
         self._step_log.paused()
 
+    def regroup(self, progress: Progress) -> None:
+        """Go on after `progress.step` in a new process group. What the old one was still reducing is lost."""
+        self.step, self.epoch, self.samples = progress.step, progress.epoch, progress.samples
+        self._of_step.forget()
+        self._between.forget()
+        self.paused()
+
     def go_on(self) -> None:
         """What was no step has come to its end on all ranks."""
         self._between.result()
@@ -158,6 +176,8 @@ class Steps:
     def _begin_reduce(
         self, loss: Tensor | float | None, weight: float | None, gradient_norm: Tensor | float | None
     ) -> None:
+        if isinstance(loss, Tensor) and loss.numel() != 1:
+            raise UserError(f"the loss of a step is one number, and this one has {loss.numel()}: pass its mean")
         self._has_loss = loss is not None
         part = loss.detach() if isinstance(loss, Tensor) else torch.tensor(0.0 if loss is None else loss, device="cpu")
         if weight is None:
@@ -165,7 +185,14 @@ class Steps:
         elif weight != 1.0:
             part = part * weight
         norm = gradient_norm.detach() if isinstance(gradient_norm, Tensor) else gradient_norm
-        self._of_step.start(part, step=self.step, epoch=self.epoch, stop=self._stop.raised, gradient_norm=norm)
+        self._of_step.start(
+            part,
+            step=self.step,
+            epoch=self.epoch,
+            stop=self._stop.raised,
+            gradient_norm=norm,
+            joining=self._has_newcomer(),
+        )
 
     def _report(self, samples: int) -> None:
         """Tell the heartbeat, unless an observer does. The loss is that of the step before, which costs no wait."""
@@ -173,6 +200,11 @@ class Steps:
             self._has_begun = True
             # Time to the first step is what a user waits for, and what a restart costs.
             self._log.event("first_step", step=self.step)
+            if not self._stop.listens:
+                self._log.print_line(
+                    "SIGTERM has another handler since run.resume(), so the job will not stop in order when its pod "
+                    "has to go: call run.listen() after what sets that handler, or leave it out"
+                )
         if samples:
             self._step_log.trained(samples)
         if self._heartbeat is None:
@@ -181,7 +213,7 @@ class Steps:
             self._heartbeat.enter("train")
         self._heartbeat.step(
             step=self.step,
-            epoch=self.epoch,
+            epoch=self.epoch if self.epoch or self._has_epochs else None,
             total_steps=self.total_steps,
             samples=self.samples if samples else None,
             loss=self._log.losses.last_loss,

@@ -2,7 +2,7 @@
 
 A rank that hangs in a collective cannot answer a request, so it is never asked: it leaves its last known
 state in `$DDPJOB_RUN_DIR/heartbeats/rank-<RANK>.json` (docs/contracts.md section 4) and the launcher reads how
-old that is. Writing costs a rename on a memory-backed directory, at most once each 100 ms and once a change of
+old that is. Writing costs a rename on a memory-backed directory, at most four times a second and once a change of
 phase; a disk that fails never fails training, and on a full one the file is overwritten in place. The number of the
 last step is in a file of its own, written in every step: a rank that crashes has reported where, and the same crash at
 the same step is known as the same.
@@ -37,7 +37,7 @@ from ddp_trainer.contract.json_files import read_json, write_json
 
 VERSION: Final = 1
 PHASES: Final = ("init", "script", "rendezvous", "load", "first_step", "train", "validate", "save", "done")
-WRITE_INTERVAL_SECONDS: Final = 0.1
+WRITE_INTERVAL_SECONDS: Final = 0.25
 DEVICE_LOSS_INTERVAL_SECONDS: Final = 1.0
 """Reading a loss off an accelerator waits for everything queued before it, so it happens less often."""
 ROOM_BYTES: Final = 8192
@@ -208,6 +208,11 @@ class Heartbeat:
             else:
                 self._flush_if_due(now)
             self._step_at = now
+
+    def epochs_are(self, finished: int) -> None:
+        """Training is done, and so many epochs are; written with what comes next."""
+        with self._lock:
+            self._state["epoch"] = finished
 
     def waited_for_data(self, seconds: float) -> None:
         """The next step has waited so long for its samples."""

@@ -21,6 +21,7 @@ from ddp_trainer.contract.exit_codes import (
     EXIT_PREEMPTED,
     EXIT_USER,
     FencedError,
+    LiveRecoveryFailed,
     LossNotFinite,
     Preempted,
     RollBack,
@@ -74,6 +75,8 @@ def signal_of(code: int) -> str | None:
 def _classify_one(error: BaseException) -> ExitClass | None:
     if isinstance(error, LossNotFinite | RollBack):
         return error.exit_code, "LossNotFinite"
+    if isinstance(error, LiveRecoveryFailed):
+        return error.exit_code, "LiveRecoveryFailed"
     if isinstance(error, UserError | SyntaxError):
         return EXIT_USER, "UserError"
     if isinstance(error, ImportError):
@@ -153,7 +156,9 @@ def outcome_of(error: BaseException | None, *, rank: int, local_rank: int, pid: 
     outcome["exception"] = _qualified_name(error)
     message = _of_another_process(error) or str(error) or type(error).__name__
     outcome["message"] = message.removeprefix(_USER_ERROR)
-    if not isinstance(error, UserError | RollBack):  # their messages say what to do; where they were raised is no help
+    if not isinstance(
+        error, UserError | RollBack | LiveRecoveryFailed
+    ):  # their messages say what to do; where they were raised is no help
         outcome["traceback"] = "".join(traceback.format_exception(_trimmed(error)))
     return outcome
 

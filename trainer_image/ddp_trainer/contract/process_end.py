@@ -9,6 +9,7 @@ work was done. The exit code must not depend on that race.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import ctypes
 import os
 import sys
@@ -72,6 +73,16 @@ def settle(code: int, on_cut: OnCut | None = None) -> int:
         # now: Python 3.12 starts no thread any more once exit handlers run
         threading.Thread(target=_end_late, name="end", daemon=True).start()
     return code
+
+
+def restore_stderr() -> None:
+    """What follows a script is written there, though the script may have closed it or put something else in its place
+    that it has closed. The descriptor is open: Python never closes that of a standard stream.
+    """
+    try:
+        sys.stderr.flush()
+    except Exception:  # whatever the script has put there; None for a stream that Python could not open
+        sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115 - a descriptor
 
 
 def await_gloo() -> None:
@@ -155,9 +166,7 @@ def _destroy_process_groups() -> None:
 
 def _flush() -> None:
     for stream in (sys.stdout, sys.stderr):
-        if stream is not None:
-            try:
-                stream.flush()
-            except (OSError, ValueError):
-                continue  # closed, or the reader is gone
+        # closed, the reader is gone, or something of the script's without this method; or None
+        with contextlib.suppress(Exception):
+            stream.flush()
     ctypes.CDLL(None).fflush(None)

@@ -23,7 +23,7 @@ ANSWER_SECONDS = 1.0
 """Only a rank that is stuck in the kernel takes longer, and it will not answer at all; training waits meanwhile."""
 COPY_SECONDS = 5.0
 LONGEST_STACK = 8
-_PACKAGES = re.compile(r"site-packages|/lib/python|<frozen |/ddp_trainer/rank/worker\.py$")
+_PACKAGES = re.compile(r"site-packages|/lib/python|<frozen |/ddp_trainer/rank/")
 _COLLECTIVE = re.compile(r"/torch/(distributed/(?!elastic|launcher|run)|nn/parallel/distributed)")
 _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)$', re.MULTILINE)
 

@@ -15,6 +15,7 @@ import functools
 import json
 import math
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from ddp_trainer.logs.log_files import LogFile, LogThread, WriteErrors
 FOLDER = "losses"
 EVENTS = "events.jsonl"
 FLUSH_SECONDS = 1.0
+RECENT_LINES = 1000
 
 
 def read_losses(log_dir: Path) -> list[dict[str, Any]]:
@@ -68,11 +70,16 @@ class LossLog:
         attempt: int,
         write_errors: WriteErrors | None = None,
         thread: LogThread | None = None,
+        *,
+        may_lead: bool = False,
     ) -> None:
+        """`may_lead`: this rank may become rank 0 later (`lead`), with live recovery."""
         self._file = None if path is None else LogFile(path, thread or LogThread(), write_errors or WriteErrors())
         self._attempt = attempt
         self._asked_at = time.monotonic()
         self._restored: Sequence[str] = ()
+        self._recent: deque[str] | None = deque(maxlen=RECENT_LINES) if may_lead else None
+        """The last lines: the rank that writes may be lost with lines that it has not written out."""
         self.last_step = 0
         self.last_loss: float | None = None
         self.epoch: int | None = None
@@ -80,6 +87,15 @@ class LossLog:
         self._sum, self._count = 0.0, 0
         self.before_save: Callable[[], None] = lambda: None
         """Called when a snapshot is taken, to append what is still on its way."""
+
+    def lead(self, file: LogFile | None) -> None:
+        """This rank is rank 0 now, and writes; or it is not any more, and writes what it still has. Call it before
+        `resumed`.
+        """
+        if self._file is not None:
+            self._file.write_soon()
+        self._file = file
+        self._restored = list(self._recent or ()) if file is not None else ()
 
     def resumed(self, step: int) -> None:
         """Training goes on after `step`, 0 for a new run. Call it once, before the first `append`."""
@@ -97,11 +113,16 @@ class LossLog:
             self.epoch, self._sum, self._count = epoch, 0.0, 0
         self._sum += loss
         self._count += 1
-        if self._file is None:
+        if self._file is None and self._recent is None:
             return
         # repr of a float reads back as the same bits; JSON has no word for NaN
         value = loss if math.isfinite(loss) else None
-        self._file.lines.add(json.dumps({"step": step, "epoch": epoch, "loss": value, "attempt": self._attempt}))
+        line = json.dumps({"step": step, "epoch": epoch, "loss": value, "attempt": self._attempt})
+        if self._recent is not None:
+            self._recent.append(line)
+        if self._file is None:
+            return
+        self._file.lines.add(line)
         if time.monotonic() - self._asked_at >= FLUSH_SECONDS:
             self._asked_at = time.monotonic()
             self._file.write_soon()

@@ -43,6 +43,8 @@ class RunLog:
 
     def __init__(self, job: JobEnvironment, world: World, *, wandb: Mapping[str, Any] | None = None) -> None:
         directory = job.log_dir
+        self._world = world
+        self._given_directory = directory
         self._directory = directory if world.leads else None
         self._attempt = job.attempt
         self._wandb = wandb
@@ -51,8 +53,14 @@ class RunLog:
         self._events = LogFile(directory / EVENTS, self._thread, self._write_errors)
         self._writers: list[MetricWriter] | None = None
         self._resumed_at = 0
-        losses = directory / FOLDER / f"{Attempt(job.created, job.attempt, job.uid).name}.jsonl"
-        self.losses = LossLog(losses if world.leads else None, job.attempt, self._write_errors, self._thread)
+        self._losses_path = directory / FOLDER / f"{Attempt(job.created, job.attempt, job.uid).name}.jsonl"
+        self.losses = LossLog(
+            self._losses_path if world.leads else None,
+            job.attempt,
+            self._write_errors,
+            self._thread,
+            may_lead=job.live is not None,
+        )
 
     def event(self, kind: str, **facts: Any) -> None:
         """Append a line to events.jsonl."""
@@ -61,6 +69,14 @@ class RunLog:
         line = {"time": time.time(), "attempt": self._attempt, "event": kind, **facts}
         self._events.lines.add(json.dumps(line, default=str))
         self._events.write_soon()
+
+    def regrouped(self) -> None:
+        """The world has changed: its rank 0 writes from here on."""
+        if self._world.leads and self._directory is None:
+            self.losses.lead(LogFile(self._losses_path, self._thread, self._write_errors))
+        elif not self._world.leads and self._directory is not None:
+            self.losses.lead(None)
+        self._directory = self._given_directory if self._world.leads else None
 
     def resumed(self, step: int) -> None:
         """Training goes on after `step`: losses and TensorBoard drop what earlier attempts logged after it."""

@@ -77,7 +77,7 @@ def main(argv: Sequence[str]) -> int:
         except ChildFailedError as error:
             failures = [
                 {
-                    "rank": rank,
+                    "rank": own.first_rank + rank,
                     "localRank": failure.local_rank,
                     "pid": failure.pid,
                     "exitCode": failure.exitcode,

@@ -9,8 +9,9 @@ What is seen, and how:
 - a step: a call of an optimizer's `step()` (torch.optim.optimizer.register_optimizer_step_post_hook). With several
   optimizers, steps are those of the one that has made most. Backward passes without a step are gradient accumulation.
 - the loss: the sum of the scalars that `backward()` was called on for this step, which is what the step descends,
-  without the scale of a GradScaler. It is this rank's own.
-- samples: the batches that a `torch.utils.data.DataLoader` yielded for those backward passes, times the world size.
+  without the scale of a GradScaler; with LBFGS, that of the first evaluation. It is this rank's own.
+- samples: the batches that a `torch.utils.data.DataLoader` yielded for those backward passes, each once, times the
+  world size.
 - validation: a DataLoader that yields batch after batch without a backward pass.
 
 A loss that is NaN or infinite is reported, and ends the script with the policies Stop and Rollback: without snapshots
@@ -29,7 +30,8 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakKeyDictionary, ref
 
@@ -43,12 +45,20 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
 FETCHES_OF_VALIDATION: Final = 3
-"""Batches in a row without a backward pass that tell validation from a loader that is read ahead of training."""
+"""Batches in a row without a backward pass that tell validation from a loader that is read ahead of training. More
+where a step has as many backward passes: Hugging Face's Trainer reads all batches of a step before the first.
+"""
 
 SMOOTHING: Final = 0.9
 """Weight of the past in the moving average of samples per second."""
 
 _current: ScriptObserver | None = None
+
+
+def _keep_out_of_graphs() -> None:
+    """Let torch.compile leave alone what the hooks call, as it does with torch's own Python code."""
+    for name in (__name__, Heartbeat.__module__):
+        sys.modules["torch._dynamo.trace_rules"].add(name)
 
 
 def observe(heartbeat: Heartbeat, world_size: int, *, non_finite_loss: str = "Warn") -> ScriptObserver:
@@ -114,6 +124,14 @@ class ScriptObserver:
         """Samples of the batch that was fetched last."""
         self._fetches = 0
         """Batches since the last backward pass."""
+        self._unused = 0
+        """Batches that no backward pass has been made for."""
+        self._backwards = 0
+        """Backward passes since the last step."""
+        self._read_ahead = 2
+        """Batches that may be read before the first backward pass of a step: all of the step, and accelerate's loader
+        has one more.
+        """
         self._step_samples: int | None = 0
         self._samples: int | None = 0
         self._rate: float | None = None
@@ -144,6 +162,11 @@ class ScriptObserver:
         self._enter("validate")
         self._heartbeat.beat()
 
+    def ends(self, *, epochs: int) -> None:
+        """Training is done, after so many epochs that are finished."""
+        self.epoch = epochs
+        self._heartbeat.epochs_are(epochs)
+
     def measured(self, metrics: Mapping[str, float]) -> None:
         """Values that the script has measured, such as eval_loss."""
         self._heartbeat.metrics(**metrics)
@@ -153,8 +176,10 @@ class ScriptObserver:
         if os.getpid() != self._pid:
             return
         self._fetches += 1
+        self._unused += 1
         self._fetched = batch_size(batch)
-        if self._step and self._fetches >= FETCHES_OF_VALIDATION:
+        if self._step and self._fetches >= max(FETCHES_OF_VALIDATION, self._read_ahead + 1):
+            self._unused = min(self._unused, self._read_ahead)
             self.validates()
 
     def scaled(self, loss: Tensor, scaled: Tensor) -> None:
@@ -168,10 +193,12 @@ class ScriptObserver:
         scaled = self._scaled
         loss = scaled[1] if scaled is not None and scaled[0]() is root else root.detach()
         self._loss = loss if self._loss is None else self._loss + loss.to(self._loss.device)
+        self._backwards += 1
         self._fetches, fetched = 0, self._fetched
         if fetched is None or self._step_samples is None:
             self._step_samples = None
-        else:
+        elif self._unused:  # else another loss of the same batch, as a GAN has
+            self._unused -= 1
             self._step_samples += fetched
         self._enter("train" if self._step else "first_step")
 
@@ -184,6 +211,10 @@ class ScriptObserver:
             return  # another optimizer of the same step
         now, self._step = self._clock(), steps
         samples, self._step_samples = self._step_samples, 0
+        if samples == 0 and self._backwards:
+            samples = self._fetched  # a step on a batch of an earlier one
+        self._read_ahead = max(self._read_ahead, self._backwards + 1)
+        self._backwards = 0
         self._samples = None if not samples or self._samples is None else self._samples + samples * self._world_size
         self._enter("train")
         self._heartbeat.step(
@@ -216,6 +247,13 @@ class ScriptObserver:
             raise LossNotFinite(what)
         print(f"ddp_trainer: {what}; training continues", file=sys.stderr, flush=True)
 
+    @contextmanager
+    def evaluated_again(self) -> Iterator[None]:
+        """What an optimizer does with its closure in this step after the first time: other points, the same batch."""
+        seen = self._loss, self._step_samples, self._unused, self._backwards
+        yield
+        self._loss, self._step_samples, self._unused, self._backwards = seen
+
     def hook_into_torch(self) -> None:
         """Put the hooks in place; torch has been imported."""
         import torch
@@ -247,8 +285,24 @@ class ScriptObserver:
 
             return scale
 
+        def step_seen(function: Callable[..., Any]) -> Callable[..., Any]:
+            def step(optimizer: Any, closure: Callable[[], Any]) -> Any:
+                evaluations = 0
+
+                def evaluate() -> Any:
+                    nonlocal evaluations
+                    evaluations += 1
+                    with self.evaluated_again() if evaluations > 1 else nullcontext():
+                        return closure()
+
+                return function(optimizer, evaluate)
+
+            return step
+
         handle = register_optimizer_step_post_hook(lambda optimizer, args, kwargs: self.stepped(optimizer))
         self._undo.append(handle.remove)
+        self._wrap(torch.optim.LBFGS, "step", step_seen)
+        self.after_import("torch._dynamo.trace_rules", _keep_out_of_graphs)
         # Tensor.backward looks it up there at each call
         self._wrap(torch.autograd, "backward", backward_seen)
         self._wrap(_BaseDataLoaderIter, "__next__", fetch_seen)

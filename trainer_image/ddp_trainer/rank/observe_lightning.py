@@ -45,6 +45,7 @@ def with_report(connector: ModuleType, observer: Observer) -> Callable[[Callable
                 observer.measured(scalars(trainer.callback_metrics))
 
         def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+            observer.ends(epochs=trainer.current_epoch)
             observer.measured(scalars(trainer.callback_metrics))
 
     def wrapper(function: Callable[..., Any]) -> Callable[..., Any]:

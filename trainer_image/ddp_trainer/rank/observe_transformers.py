@@ -19,6 +19,7 @@ class Observer(Protocol):
 
     def begins(self, *, step: int, total_steps: int | None) -> None: ...
     def validates(self) -> None: ...
+    def ends(self, *, epochs: int) -> None: ...
     def measured(self, metrics: Mapping[str, float]) -> None: ...
 
 
@@ -44,7 +45,11 @@ def report_to(observer: Observer) -> None:
 
         def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             metrics = kwargs.get("metrics") or {}
-            observer.measured({name: float(value) for name, value in metrics.items() if isinstance(value, Real)})
+            values = {name: float(value) for name, value in metrics.items() if isinstance(value, Real)}
+            observer.measured({name: value for name, value in values.items() if name != "epoch"})
+
+        def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            observer.ends(epochs=int(state.epoch or 0))
 
     callbacks: list[Any] = DEFAULT_CALLBACKS
     callbacks.append(Report)

@@ -27,6 +27,9 @@ class StepResult:
     gradient_norm: float = 0.0
     """The mean over ranks; 0 where it is not known."""
 
+    joining: bool = False
+    """Whether a new rank waits to join."""
+
 
 class StepReduce:
     """One asynchronous all-reduce at a time: `start` launches it, `result` waits for it."""
@@ -35,15 +38,22 @@ class StepReduce:
         self._world = world
         self._pending: tuple[int, int] | None = None
         self._result: StepResult | None = None
-        self._buffer = torch.zeros(3, dtype=torch.float64, device=world.device)
+        self._buffer = torch.zeros(4, dtype=torch.float64, device=world.device)
         cuda = world.device.type == "cuda"
-        self._host = torch.zeros(3, dtype=torch.float64, device="cpu", pin_memory=cuda)
+        self._host = torch.zeros(4, dtype=torch.float64, device="cpu", pin_memory=cuda)
         self._copied = torch.Event("cuda") if cuda else None
         self._work: dist.Work | None = None
         self._has_norm = False
 
     def start(
-        self, loss_part: Tensor, *, step: int, epoch: int, stop: bool, gradient_norm: Tensor | float | None = None
+        self,
+        loss_part: Tensor,
+        *,
+        step: int,
+        epoch: int,
+        stop: bool,
+        gradient_norm: Tensor | float | None = None,
+        joining: bool = False,
     ) -> None:
         """Reduce finished step number `step`: this rank's part of its mean loss, whether it was asked to stop, and the
         norm of its gradients, if it is known.
@@ -52,6 +62,7 @@ class StepReduce:
         self._pending = (step, epoch)
         self._buffer[0] = loss_part
         self._buffer[1] = float(stop)
+        self._buffer[3] = float(joining)
         if gradient_norm is not None or self._has_norm:
             self._buffer[2] = 0.0 if gradient_norm is None else gradient_norm
             self._has_norm = gradient_norm is not None
@@ -64,6 +75,10 @@ class StepReduce:
             self._host.copy_(self._buffer, non_blocking=True)
             self._copied.record()
 
+    def forget(self) -> None:
+        """Drop what is under way: its group is gone."""
+        self._pending = self._work = self._result = None
+
     def result(self) -> StepResult | None:
         """The newest result, however often it is asked for; None before the first."""
         if self._pending is not None:
@@ -73,8 +88,8 @@ class StepReduce:
                 if self._work is not None:
                     self._work.wait()
                 self._host.copy_(self._buffer)
-            loss, stop, norm = self._host.tolist()
-            self._result = StepResult(*self._pending, loss, stop > 0, norm / self._world.size)
+            loss, stop, norm, joining = self._host.tolist()
+            self._result = StepResult(*self._pending, loss, stop > 0, norm / self._world.size, joining > 0)
             self._pending = self._work = None
         return self._result
 

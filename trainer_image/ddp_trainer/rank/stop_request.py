@@ -28,12 +28,17 @@ class StopRequest:
         signal.signal(signal.SIGTERM, self._note)
         os.register_at_fork(after_in_child=self._leave_to_child)
 
+    @property
+    def listens(self) -> bool:
+        """Whether SIGTERM still comes here: the script may have a handler of its own."""
+        return signal.getsignal(signal.SIGTERM) == self._note
+
     def _note(self, signum: int, frame: FrameType | None) -> None:
         self.raised = True
 
     def _leave_to_child(self) -> None:
         """A process that the script forks, such as a daemon, is ended by SIGTERM, as it expects: it saves nothing."""
-        if signal.getsignal(signal.SIGTERM) == self._note:
+        if self.listens:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 

@@ -18,11 +18,16 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
-from ddp_trainer.contract.environment import parse_job, parse_rank
-from ddp_trainer.contract.exit_codes import EXIT_OK, EXIT_PREEMPTED, Preempted, RollBack, UserError
+from ddp_trainer.contract.environment import number_live_rank, parse_job, parse_rank
+from ddp_trainer.contract.exit_codes import EXIT_OK, EXIT_PREEMPTED, LiveRecoveryFailed, Preempted, RollBack, UserError
 from ddp_trainer.contract.heartbeat import Heartbeat
 from ddp_trainer.contract.outcomes import classify, outcome_of, record_cut, reserve_outcome, write_outcome
-from ddp_trainer.contract.process_end import end_after_exit_handlers, end_helpers_at_exit, settle
+from ddp_trainer.contract.process_end import (
+    end_after_exit_handlers,
+    end_helpers_at_exit,
+    restore_stderr,
+    settle,
+)
 from ddp_trainer.contract.processes import die_with
 from ddp_trainer.contract.run_dir import STACK_SIGNAL, register, stack_file, stderr_pipe
 from ddp_trainer.rank.failures import failed
@@ -38,6 +43,7 @@ LEAVE_SECONDS = 5
 
 def main(argv: Sequence[str]) -> int:
     """Run one rank; returns the exit code towards torchrun."""
+    number_live_rank(os.environ)
     own = parse_rank(os.environ)
     if own.agent_pid is not None:
         die_with(own.agent_pid)
@@ -61,7 +67,9 @@ def main(argv: Sequence[str]) -> int:
         if os.getpid() != pid:
             raise
         failure = error
+        restore_stderr()
         failed(error)
+    restore_stderr()
     if os.getpid() != pid:
         return EXIT_OK  # a process that the script forked has come to its end: the record is the rank's
     if preempted_after() is not None and (failure is None or classify(failure)[0] == EXIT_OK):
@@ -70,7 +78,7 @@ def main(argv: Sequence[str]) -> int:
     outcome = outcome_of(failure, rank=own.rank, local_rank=own.local_rank, pid=os.getpid())
     if isinstance(failure, SystemExit) and isinstance(failure.code, str):
         print(failure.code, file=sys.stderr)
-    elif isinstance(failure, UserError | RollBack):
+    elif isinstance(failure, UserError | RollBack | LiveRecoveryFailed):
         print(f"ddp_trainer: {failure}", file=sys.stderr)
     elif outcome["traceback"] is not None and failure is not None:
         traceback.print_exception(failure)

@@ -128,6 +128,20 @@ def test_a_rank_that_finished_before_sigterm_came_has_succeeded():
     assert find_cause(evidence).exit_code == 0
 
 
+@pytest.mark.parametrize(("total", "code"), [(400, 143), (None, 143), (7, 0)])
+def test_a_script_that_exits_from_its_own_handler_of_sigterm_has_not_succeeded(total, code):
+    heartbeat = {"rank": 0, "localRank": 0, "phase": "done", "observed": True, "step": 7, "totalSteps": total}
+    evidence = ExitEvidence(
+        wall=1.0,
+        procs=1,
+        started=1,
+        outcomes=[record(0, None, 1)],
+        heartbeats=[heartbeat | {"metrics": {}, "snapshot": None}],
+        stop_requested=True,
+    )
+    assert find_cause(evidence).exit_code == code
+
+
 @pytest.mark.parametrize(("total", "code"), [(400, 143), (None, 143), (0, 143), (-1, 143), (7, 0)])
 def test_a_rank_that_was_stopped_has_succeeded_only_after_all_its_steps(total, code):
     heartbeat = {"rank": 0, "localRank": 0, "phase": "train", "step": 7, "totalSteps": total, "metrics": {}}

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import re
 import shutil
+import socket
 import subprocess
 import threading
 import urllib.error
 import urllib.request
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
@@ -25,7 +28,7 @@ from ddp_trainer.launch.status.host import Usage
 from ddp_trainer.launch.status.metric_table import CONTAINER, GPU, POD, RUN, TABLE
 from ddp_trainer.launch.status.metrics import MOST_METRICS, metrics_page
 from ddp_trainer.launch.status.pod_state import PodState, status
-from ddp_trainer.launch.status.server import StatusServer
+from ddp_trainer.launch.status.server import MOST_CONNECTIONS, StatusServer
 
 OPEN_METRICS = "application/openmetrics-text; version=1.0.0"
 CONTRACT = (Path(__file__).parents[4] / "docs" / "contracts.md").read_text()
@@ -253,6 +256,28 @@ def server():
 def test_each_page_answers(server, path, body):
     with urllib.request.urlopen(server + path, timeout=60) as response:
         assert response.read() == body
+
+
+def test_connections_beyond_the_most_are_closed_and_the_next_are_served_again(server):
+    address = urlsplit(server)
+    open_ones = [socket.create_connection((address.hostname, address.port)) for _ in range(MOST_CONNECTIONS)]
+    with socket.create_connection((address.hostname, address.port), timeout=60) as one_more:
+        answer = b""
+        with contextlib.suppress(ConnectionError):
+            one_more.sendall(b"GET /healthz HTTP/1.0\r\n\r\n")
+            answer = one_more.recv(1)
+        assert answer == b"", "closed without an answer"
+    for connection in open_ones:
+        connection.close()
+
+    def served():
+        try:
+            with urllib.request.urlopen(server + "/healthz", timeout=60) as response:
+                return response.read() == b"ok\n"
+        except OSError:
+            return False
+
+    eventually(served, "connections that have ended leave their places to others")
 
 
 @pytest.mark.parametrize(

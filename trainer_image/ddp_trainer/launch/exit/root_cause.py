@@ -200,7 +200,7 @@ def _by_record(outcome: Mapping[str, Any], evidence: ExitEvidence) -> ExitCause:
     rank, local_rank, reason = outcome["rank"], outcome["localRank"], outcome["reason"]
     name, text = outcome["exception"], outcome["message"]
     after = _after(evidence.heartbeats, rank)
-    if reason in ("UserError", "Fenced", "LossNotFinite") and name is not None:
+    if reason in ("UserError", "Fenced", "LossNotFinite", "LiveRecoveryFailed") and name is not None:
         message = f"rank {rank}: {text}"
     elif name is not None:
         message = f"rank {rank} raised {name}{after}: {text}"
@@ -278,8 +278,10 @@ def _finished(evidence: ExitEvidence, good: Sequence[Mapping[str, Any]]) -> bool
     """Whether training had come to its end when it was asked to stop."""
     if evidence.stop_time is not None and all(outcome["time"] < evidence.stop_time for outcome in good):
         return True
+    # A script that is only observed is done whenever it exits with 0, as one may from its own handler of SIGTERM.
     return bool(evidence.heartbeats) and all(
-        heartbeat["phase"] == "done" or 0 < (heartbeat["totalSteps"] or 0) <= (heartbeat["step"] or 0)
+        (heartbeat["phase"] == "done" and not heartbeat.get("observed"))
+        or 0 < (heartbeat["totalSteps"] or 0) <= (heartbeat["step"] or 0)
         for heartbeat in evidence.heartbeats
     )
 
