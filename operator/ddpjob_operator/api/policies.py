@@ -99,9 +99,10 @@ class Restart(APIModel):
     backoff: Backoff = Backoff()
     """Delay between restarts."""
 
-    scope: Literal["Gang", "InPlace"] = "Gang"
+    scope: Literal["Gang", "InPlace", "Live"] = "Gang"
     """Gang replaces all pods. InPlace replaces only failed pods; the other pods restart their ranks, without scheduling
-    or image pulls.
+    or image pulls. Live (alpha; ddp on CPUs in the built-in loop) replaces failed pods while the other ranks train on,
+    and restarts in place where they cannot.
     """
 
     rules: Annotated[tuple[RestartRule, ...], Field(max_length=32)] = ()

@@ -192,7 +192,7 @@ class Goodput(APIModel):
     """Suspended."""
 
     unknown: float = 0.0
-    """A script ran of which no training step was seen yet, or that had returned and was still at work."""
+    """A script ran of which no training step was seen yet, or it had returned and its pods were still at work."""
 
     ratio: float | None = None
     """Goodput: training seconds divided by all seconds except suspended ones, from 0 to 1. Unset if no training step
@@ -222,6 +222,14 @@ class UnresolvedSteps(APIModel):
     """Seconds that they took, as they are in goodput.training."""
 
 
+class Notification(StrEnum):
+    """What is on record of the notification of a job's end."""
+
+    PENDING = "Pending"
+    DELIVERED = "Delivered"
+    FAILED = "Failed"
+
+
 class Internal(APIModel):
     """Internal state of the operator. Not part of the API: any version may change it."""
 
@@ -236,6 +244,11 @@ class Internal(APIModel):
     succeeded_nodes: Annotated[tuple[int, ...], Field(max_length=2048)] = ()
     """Node ranks of the current attempt that succeeded and whose pods were deleted before the job was over."""
 
+    lost_pods: Annotated[dict[str, int], Field(max_length=2048)] = Field(default_factory=dict)
+    """With restart.scope Live: uids of pods of the current attempt that were lost and are replaced, and their node
+    ranks.
+    """
+
     reported_seconds: dict[str, float] = Field(default_factory=dict)
     """Seconds reported by the trainer in this attempt, by activity. They are included in goodput."""
 
@@ -247,6 +260,10 @@ class Internal(APIModel):
 
     unresolved_steps: UnresolvedSteps | None = None
     """What the attempt before has trained, while it is not known how much of it is lost."""
+
+    notification: Notification | None = None
+    """Notification of the job's end: Pending since the phase is final, then Delivered or Failed. Unset for jobs that
+    end while notifications are off."""
 
 
 class Summary(APIModel):
@@ -288,6 +305,11 @@ class DDPJobStatus(APIModel):
     restarts: int = 0
     """Number of restarts after failures."""
 
+    live_recoveries: int | None = None
+    """Number of times that pods were lost and replaced while the others went on (restart.scope Live). Included in
+    restarts.
+    """
+
     restarts_since_progress: int = 0
     """Number of consecutive restarts without a new snapshot. Limited by restart.maxRestarts; increases the backoff."""
 
@@ -296,11 +318,13 @@ class DDPJobStatus(APIModel):
 
     disruptions: int = 0
     """Number of restarts that do not count towards maxRestarts: evictions, preemptions, changes of the number of
-    nodes, gangs that were not scheduled in time, and failures that match a RestartAndIgnoreMaxRestarts rule.
+    nodes, and failures that match a RestartAndIgnoreMaxRestarts rule.
     """
 
     disruptions_since_progress: int = 0
-    """Number of consecutive disruptions without a new snapshot. Increases the backoff."""
+    """Number of consecutive disruptions, and of gangs that were released because they could not be completed, without a
+    new snapshot. Increases the backoff.
+    """
 
     restart_at: datetime | None = None
     """While Restarting with a backoff: when the next attempt starts."""

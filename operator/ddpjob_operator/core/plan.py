@@ -14,6 +14,7 @@ from datetime import datetime
 
 from ddpjob_operator.api.status import DDPJobStatus, Phase
 from ddpjob_operator.core import transitions
+from ddpjob_operator.core.gang.problems import degraded_events
 from ddpjob_operator.core.ledger.goodput import with_goodput
 from ddpjob_operator.core.ledger.progress import warnings, with_failure, with_report
 from ddpjob_operator.core.ledger.usage import with_usage
@@ -51,6 +52,8 @@ def plan(job: Job, observed: Observed, now: datetime, defaults: Defaults) -> Pla
     decided = with_releases(look, _by_stage(ended))
     status = _with_ledger(job, decided.status, observed, now)
     events = (*found, *decided.events, *warnings(job.status, status))
+    if not any(event.type == "Warning" for event in decided.events):  # which says the same, as GangReleased does
+        events = (*events, *degraded_events(job.status, status))
     status_first = decided.status_first or adopted.status != job.status
     wait = soonest(
         decided.requeue_after, until_late_cause(look.with_status(status)), _next_moment(look.with_status(status))

@@ -15,7 +15,7 @@ from datetime import datetime, timedelta
 
 from ddpjob_operator.api.status import Condition, DDPJobStatus, FailureStatus, Internal, NodeCount, Phase
 from ddpjob_operator.core.values import conditions as cond
-from ddpjob_operator.core.values.changes import transitioned
+from ddpjob_operator.core.values.changes import transitioned, with_lost_pods
 from ddpjob_operator.core.values.job import Problem
 from ddpjob_operator.core.values.look import Look
 from ddpjob_operator.core.values.names import LABEL_UID
@@ -115,7 +115,12 @@ def record_success(look: Look, node_ranks: Iterable[int]) -> Look:
     internal = look.status.internal
     nodes = tuple(sorted({*internal.succeeded_nodes, *node_ranks}))
     same_attempt = _made_from(look, internal.spec_digests, internal.kept_pods, nodes)
-    return look.with_status(transitioned(look.status, internal=same_attempt))
+    return replace_lost(look.with_status(transitioned(look.status, internal=same_attempt)), internal.lost_pods)
+
+
+def replace_lost(look: Look, lost_pods: dict[str, int]) -> Look:
+    """In the same attempt and phase: these pods, by uid, are no part of the gang any more, and replaced."""
+    return look.with_status(with_lost_pods(look.status, lost_pods))
 
 
 def reopen_gang(look: Look, message: str) -> Look:

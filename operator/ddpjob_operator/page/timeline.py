@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from itertools import zip_longest
 
-from ddpjob_operator.api.status import Goodput
+from ddpjob_operator.api.status import DDPJobStatus, FailureStatus, Goodput, Phase
 from ddpjob_operator.core.values.conditions import FAILED
 from ddpjob_operator.core.values.conditions import find as find_condition
 from ddpjob_operator.local.observed import seconds_in_words
@@ -44,6 +45,8 @@ class Attempt:
     end: datetime | None
     outcome: str
     tone: str
+    losses: tuple[datetime, ...] = ()
+    """Of pods that were replaced while the others went on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +62,8 @@ class Bar:
     label_x: float
     anchor: str
     """Of the label: `inside` the bar, `start` behind it, `end` before it, or empty where there is no room."""
+    losses: tuple[float, ...] = ()
+    """Where on the axis pods were lost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,10 +99,15 @@ def attempts_of(job: JobRecord, began: Mapping[int, datetime]) -> tuple[Attempt,
     """The attempts that are on record: those that failed, and the current one."""
     status = job.status
     found: list[Attempt] = []
-    for failure in status.failures:
+    losses: dict[int, tuple[datetime, ...]] = {}
+    for failure, following in zip_longest(status.failures, status.failures[1:]):
+        if _is_survived(failure, following, status):
+            losses[failure.attempt] = (*losses.get(failure.attempt, ()), failure.time)
+            continue
         earlier = found[-1].end if found else status.start_time
         start = earlier or began.get(failure.attempt) or failure.time
-        found.append(Attempt(failure.attempt, min(start, failure.time), failure.time, failure.reason, "bad"))
+        lost = losses.get(failure.attempt, ())
+        found.append(Attempt(failure.attempt, min(start, failure.time), failure.time, failure.reason, "bad", lost))
     recorded = {attempt.number for attempt in found}
     # attempts of which only their files are left
     for number, start in sorted(began.items()):
@@ -109,8 +119,18 @@ def attempts_of(job: JobRecord, began: Mapping[int, datetime]) -> tuple[Attempt,
         end = status.completion_time
         if end is None and job.phase in (STOPPED, UNKNOWN):
             end = max(current, status.goodput.last_update_time or current) if status.goodput else current
-        found.append(Attempt(status.attempt, current, end, _outcome(job), tone_of(job.phase)))
+        lost = losses.get(status.attempt, ())
+        found.append(Attempt(status.attempt, current, end, _outcome(job), tone_of(job.phase), lost))
     return tuple(sorted(found, key=lambda attempt: attempt.number))
+
+
+def _is_survived(failure: FailureStatus, following: FailureStatus | None, status: DDPJobStatus) -> bool:
+    """Whether the attempt of a failure went on (restart.scope Live)."""
+    if following is not None and following.attempt == failure.attempt:
+        return True
+    ended = status.completion_time
+    is_last = status.phase is Phase.FAILED and (ended is None or failure.time >= ended)
+    return failure.attempt == status.attempt and not is_last
 
 
 def timeline(attempts: tuple[Attempt, ...], now: datetime, width: float) -> Timeline | None:
@@ -131,7 +151,10 @@ def timeline(attempts: tuple[Attempt, ...], now: datetime, width: float) -> Time
         bar_width = max(3.0, round(x_end - x, 1))
         label_x, anchor = _place(x, bar_width, _CHARACTER * len(label), left, right)
         title = f"attempt {attempt.number}: {attempt.start:%Y-%m-%d %H:%M:%S} UTC, {words}, {attempt.outcome}"
-        bars.append(Bar(_TOP + index * _ROW, x, bar_width, attempt, title, label, label_x, anchor))
+        if attempt.losses:
+            title += f", live recoveries: {len(attempt.losses)}"
+        losses = tuple(axis.at((time - start).total_seconds()) for time in attempt.losses)
+        bars.append(Bar(_TOP + index * _ROW, x, bar_width, attempt, title, label, label_x, anchor, losses))
     bottom = _TOP + len(shown) * _ROW
     return Timeline(
         width=width,

@@ -70,6 +70,16 @@ def test_what_is_no_longer_what_was_put_there_is_fetched_again(
     assert (shared / "digits.bin").read_bytes() == BODY
 
 
+def test_what_was_replaced_by_a_file_of_equal_size_is_fetched_again_where_its_checksum_is_known(
+    web: Web, shared: Path
+) -> None:
+    task = Initializer("dataset", "digits.bin", source=web.url, sha256=DIGEST)
+    run(task, shared, shared)
+    (shared / "digits.bin").write_bytes(bytes(len(BODY)))
+    run(task, shared, shared)
+    assert (shared / "digits.bin").read_bytes() == BODY
+
+
 def test_a_file_with_another_checksum_never_gets_its_name(web: Web, shared: Path) -> None:
     task = Initializer("dataset", "digits.bin", source=web.url, sha256="0" * 64)
     with pytest.raises(FetchError, match=f"has the SHA-256 {DIGEST} and not 000"):

@@ -31,6 +31,7 @@ def check_history(cluster: Cluster) -> None:
     check_group_comes_first(cluster)
     check_logs_are_kept(cluster)
     check_ends_are_on_record(cluster)
+    check_begun_once(cluster)
 
 
 def check_one_live_pod_each(cluster: Cluster) -> None:
@@ -39,7 +40,8 @@ def check_one_live_pod_each(cluster: Cluster) -> None:
 
 
 def check_counted_once(cluster: Cluster) -> None:
-    """An attempt is a restart or a disruption, unless an edit of the spec or the end of a suspension began it."""
+    """An attempt is a restart or a disruption, unless an edit of the spec, the end of a suspension or a gang that could
+    not be completed began it."""
     before = DDPJobStatus()
     for status in cluster.statuses:
         attempts, restarts = status.attempt - before.attempt, status.restarts - before.restarts
@@ -50,6 +52,7 @@ def check_counted_once(cluster: Cluster) -> None:
             restarts = disruptions = 0
         assert min(restarts, disruptions) >= 0, "a counter went back"
         free = any(c.type == "Restarting" and c.reason in ("SpecChanged", "Resumed") for c in status.conditions)
+        free = free or (status.retry_at is not None and status.retry_at != before.retry_at)
         counted = restarts + disruptions
         expected = 0 if free and counted == 0 else attempts
         assert counted == expected, f"attempt {status.attempt} counted {counted} times"
@@ -193,6 +196,12 @@ def check_logs_are_kept(cluster: Cluster) -> None:
 def check_ends_are_on_record(cluster: Cluster) -> None:
     """No pod of the gang vanishes before the status says how it ended, or is about another attempt."""
     assert cluster.ends_lost == [], "nobody will know how these pods ended"
+
+
+def check_begun_once(cluster: Cluster) -> None:
+    """One pod at most begins as a node rank of an attempt: the fencing token of the volume tells attempts apart, and no
+    two pods of one. A pod that has not begun may be created again."""
+    assert cluster.begun_again == [], "their forerunners may still run and save"
 
 
 def check_sizes(cluster: Cluster) -> None:

@@ -85,6 +85,10 @@ class Cluster:
     """The job and its version before its status was last written."""
     lost: int = 0
     """How often the job's status was lost."""
+    begun: set[tuple[int, int | None]] = field(default_factory=set)
+    """Attempt and node rank of each pod whose container has begun, while it was created for them."""
+    begun_again: list[str] = field(default_factory=list)
+    """Pods that were created for an attempt and node rank that another pod had begun with."""
     live: list[tuple[str, ...]] = field(default_factory=list)
     """After each change, which pods were alive."""
     _uids: count[int] = field(default_factory=lambda: count(1))
@@ -179,6 +183,8 @@ class Cluster:
             return Problem("QuotaExceeded", "exceeded quota: pods")
         if self.hiccup():
             return Problem("AdmissionFailed", "failed calling webhook: context deadline exceeded")
+        if node_rank is not None and (attempt, node_rank) in self.begun and self.lost == 0:
+            self.begun_again.append(name)
         uid = f"uid-{next(self._uids)}"
         nodes, held = metadata["labels"].get("training.ddpjob.io/nodes"), bool(metadata.get("finalizers"))
         self.pods[name] = PodView(
@@ -200,6 +206,7 @@ class Cluster:
         pod = self.pods[name]
         if pod.phase is PodPhase.PENDING and pod.scheduled and not pod.deleting and self.answers(name):
             self._set(name, phase=PodPhase.RUNNING, pod_ip="10.0.0.1", ready=True, ready_since=self.now)
+            self.begun.add((pod.attempt, pod.node_rank))
             self.hear(name)
 
     def hear(self, name: str) -> None:

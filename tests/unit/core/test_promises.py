@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from promises import (
     check_attempt_on_record_first,
+    check_begun_once,
     check_counted_once,
     check_final_is_final,
     check_force_is_asked_for,
@@ -99,6 +100,18 @@ def takes_nodes_from_a_gang_that_starts(job: Job, *rest: Any) -> Plan:
     return replace(decided, actions=tuple(made))
 
 
+def creates_again_what_has_failed(job: Job, observed: Any, *rest: Any) -> Plan:
+    failed = [pod for pod in observed.pods if pod.termination is not None]
+    decided = policy.plan(job, observed, *rest)
+    begun = [action for action in decided.actions if isinstance(action, CreatePod)]
+    again = [
+        replace(begun[0], name=f"{pod.name}-again", attempt=pod.attempt, node_rank=pod.node_rank)
+        for pod in failed
+        if begun
+    ]
+    return replace(decided, actions=(*decided.actions, *again))
+
+
 def _story(world: World) -> Cluster:
     """A lost answer while the watch stalls, a dead operator, a pod that fails; then an attempt with a user error."""
     world.operator.pods, world.operator.lose_after = (), 3
@@ -136,6 +149,7 @@ def _story(world: World) -> Cluster:
         (deletes_by_force, check_force_is_asked_for),
         (shrinks_a_gang_that_is_not_elastic, check_sizes),
         (makes_a_new_pod_beside_each_that_lives_on, check_one_live_pod_each),
+        (creates_again_what_has_failed, check_begun_once),
         (takes_nodes_from_a_gang_that_starts, check_attempt_on_record_first),
     ],
     ids=lambda value: value.__name__,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
+from promises import check_begun_once
 from small_cluster import Cluster
 from world import World
 
@@ -57,6 +58,29 @@ def test_one_that_vanishes_once_is_back_at_once() -> None:
     world.cluster.delete("digits-0-1", 0)
     world.look()
     assert sorted(world.cluster.pods) == ["digits-0-0", "digits-0-1"]
+
+
+@pytest.mark.parametrize("grace", [0, 30], ids=["by force", "with grace"])
+@pytest.mark.parametrize("attempt", [0, 1], ids=["Starting", "Restarting"])
+def test_a_pod_that_has_begun_is_never_created_again_in_its_attempt(attempt: int, grace: int) -> None:
+    """It may still run somewhere, and the volume cannot tell it from a second one of that attempt and node rank."""
+    world = World.start(nodes=2, restart={"backoff": {"initialSeconds": 0}})
+    world.look()
+    if attempt:
+        world.settle()
+        world.cluster.end("digits-0-1", 1, "WorkerException")
+        world.look()
+    name = f"digits-{attempt}-0"
+    world.cluster.run(name)
+    world.look()
+    world.cluster.delete(name, grace)
+    world.look()
+    world.restart()
+    if grace:
+        world.cluster.reap(name)
+    world.settle()
+    assert (world.status.phase, world.status.attempt) == (Phase.RUNNING, attempt + 1)
+    check_begun_once(world.cluster)
 
 
 def test_an_initializer_that_vanishes_is_created_after_growing_waits() -> None:

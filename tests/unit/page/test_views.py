@@ -93,6 +93,17 @@ def test_attempts_follow_one_another_from_failure_to_failure() -> None:
     assert [a.outcome for a in found] == ["WorkerKilled", "WorkerKilled", "Running"]
 
 
+def test_an_attempt_that_survived_losses_goes_on_and_has_them_as_marks() -> None:
+    failures = [failure(0, 25), failure(0, 20), failure(1, 5)]
+    times = {"startTime": ago(minutes=30), "attemptStartTime": ago(minutes=20)}
+    found = attempts_of(job(attempt=1, failures=failures, **times), {})
+    assert [(a.number, a.outcome, len(a.losses)) for a in found] == [(0, "WorkerKilled", 1), (1, "Running", 1)]
+    drawn = timeline(found, NOW, 1000)
+    assert drawn is not None
+    assert all(bar.x < loss < bar.x + bar.width for bar in drawn.bars for loss in bar.losses)
+    assert "live recoveries: 1" in drawn.bars[1].title
+
+
 def test_a_run_that_was_stopped_ends_where_its_time_was_last_counted() -> None:
     given = {"startTime": ago(minutes=30), "attemptStartTime": ago(minutes=30)}
     (found,) = attempts_of(job(phase=STOPPED, goodput={"lastUpdateTime": ago(minutes=25)}, **given), {})

@@ -73,7 +73,10 @@ class Run:
         plot_every: int = PLOT_STEPS,
         plotted: Callable[[], Mapping[str, float]] = dict,
         prints_steps: bool = False,
+        has_epochs: bool = False,
         config: Mapping[str, Any] | None = None,
+        has_newcomer: Callable[[], bool] = lambda: False,
+        check_view: Callable[[], None] | None = None,
     ) -> None:
         """`observer` is what reports steps; None where the run does so itself. Without states, the program saves.
 
@@ -90,6 +93,7 @@ class Run:
         # a group of its own, where training uses NCCL
         needed = not states.saved or job.non_finite_loss == "Rollback"
         self._ranks = Ranks(world.rank, world.size if needed else 1)
+        self._uses_ranks = needed
         self._losses = FiniteLosses(job.non_finite_loss, log, heartbeat, self._ranks, lambda: self._fence)
         given = (*states.live.values(), *states.saved.values())
         self._modules = [value for value in given if isinstance(value, nn.Module)]
@@ -103,8 +107,12 @@ class Run:
             plot_every=plot_every,
             plotted=plotted,
             prints=prints_steps,
+            has_epochs=has_epochs,
             losses=self._losses,
+            has_newcomer=has_newcomer,
         )
+        self.is_joined = False
+        """After `step_end`, on all ranks alike: a new rank waits, and all ranks leave the process group now."""
         self._stopping = False
         self._should_save = False
         self._is_resumed = False
@@ -126,6 +134,7 @@ class Run:
                 changes_with_optimizer=(LOSSES, *states.changes_with_optimizer),
                 config=self._config,
                 loss_is_finite=self._loss_is_finite,
+                check_view=check_view,
             )
         self._order = CallOrder(states.live, self._snapshots.begin_update if self._snapshots is not None else None)
         directory = job_directory(job.shared, job.name)
@@ -219,6 +228,36 @@ class Run:
             self._heartbeat.enter("first_step")
         return self.step
 
+    def join(self) -> None:
+        """The process group is another one, and the world is that of it; before `resume` or `go_on`."""
+        if self._uses_ranks:
+            self._ranks.regroup(self._world.rank, self._world.size)
+        if self._snapshots is not None:
+            self._snapshots.join(self._world)
+        self._log.regrouped()
+
+    def go_on(self, progress: Progress) -> None:
+        """In place of `resume`, where the states are those of a peer, or still there: no snapshot is read."""
+        assert self._snapshots is not None
+        self._steps.regroup(progress)
+        self._snapshots.go_on(progress)
+        self._order.begins()
+        self._log.resumed(self.step)
+        self._log.event("regrouped", step=self.step, worldSize=self._world.size)
+        if not self._is_resumed:
+            self._is_resumed = True
+            self.listen()
+            self._heartbeat.resumed(self.step, self.samples)
+            self._heartbeat.enter("first_step")
+
+    def regroups(self) -> None:
+        """Say that this rank waits for the next process group, and takes no step meanwhile."""
+        self._heartbeat.enter("rendezvous")
+
+    def record_loss(self) -> None:
+        """Wait for the loss of the last step, before all ranks leave the process group."""
+        self._steps.record_loss()
+
     def step_end(
         self,
         loss: Tensor | float | None = None,
@@ -269,6 +308,7 @@ class Run:
             raise Preempted(f"asked to stop; the run ends after step {self.step}")
         self._order.step_ended()
         stop = self._steps.agreed_to_stop()
+        self.is_joined = self._steps.is_joined()
         self._steps.end(
             loss,
             weight=weight,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -107,6 +107,9 @@ class PodEnvironment:
     code: SubmittedCode | None = None
     """None where the code is in the image or on the volume already."""
 
+    live: bool = False
+    """The ranks agree among each other on who takes part: no torchrun spans pods."""
+
     site_packages: Path | None = None
     """The folder of the packages that the code requires; it is known once they are installed."""
 
@@ -130,6 +133,8 @@ class AgentEnvironment:
 
     run_dir: Path
     launcher_pid: int
+    first_rank: int = 0
+    """What the number of a rank that recovers live is ahead of the one that this torchrun gives it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +163,25 @@ class RankEnvironment:
 
     observe_script: bool = True
     """Report the progress of a script that does not report itself (`spec.observeScript`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class LivePlace:
+    """The place of a rank in a gang whose ranks recover live. torchrun knows those of this node only."""
+
+    node_rank: int
+    local_rank: int
+    ranks: int
+    """Of the whole gang."""
+
+    procs_per_node: int
+    host: str
+    """The address at which the others reach this pod."""
+
+    @property
+    def rank(self) -> int:
+        """As long as no node is missing."""
+        return self.node_rank * self.procs_per_node + self.local_rank
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,6 +215,9 @@ class JobEnvironment:
 
     code_sha256: str | None = None
     """Digest of the submitted code; None without."""
+
+    live: LivePlace | None = None
+    """Where ranks recover live: the place of this one."""
 
     @property
     def log_dir(self) -> Path:
@@ -236,6 +263,7 @@ def parse_pod(env: Mapping[str, str], place: Assignment | None = None) -> PodEnv
         assignment_dir=reader.path("DDPJOB_ASSIGNMENT_DIR") if env.get("DDPJOB_ASSIGNMENT_DIR") else None,
         reassign_seconds=reader.seconds("DDPJOB_REASSIGN_SECONDS", 300.0),
         code=reader.code(),
+        live=env.get("DDPJOB_LIVE") == "true",
     )
     if parsed.stall_min_seconds > parsed.stall_max_seconds:
         reader.problems.append("DDPJOB_STALL_MIN_SECONDS is greater than DDPJOB_STALL_MAX_SECONDS")
@@ -247,6 +275,8 @@ def parse_agent(env: Mapping[str, str]) -> AgentEnvironment:
     """The environment of torchrun's agent. Raises UserError."""
     reader = _Reader(env)
     parsed = AgentEnvironment(reader.path("DDPJOB_RUN_DIR"), reader.integer("DDPJOB_LAUNCHER_PID", 1, MAX_PID))
+    if (place := reader.live_place()) is not None:
+        parsed = replace(parsed, first_rank=place.rank)
     reader.check()
     return parsed
 
@@ -279,6 +309,17 @@ def rank_variables(rank: int, size: int) -> dict[str, str]:
     return {name: str(value) for name, value in places.items()}
 
 
+def number_live_rank(env: MutableMapping[str, str]) -> None:
+    """Give a rank whose gang recovers live its number in the gang: torchrun, which knows one node, gives that of the
+    node. Raises UserError.
+    """
+    reader = _Reader(env)
+    place = reader.live_place()
+    reader.check()
+    if place is not None:
+        env.update(RANK=str(place.rank), WORLD_SIZE=str(place.ranks))
+
+
 def parse_job(env: Mapping[str, str], *, default_name: str) -> JobEnvironment:
     """The job of this rank; what the operator has not set gets the values of a run without it. Raises UserError."""
     reader = _Reader(env)
@@ -296,6 +337,7 @@ def parse_job(env: Mapping[str, str], *, default_name: str) -> JobEnvironment:
         non_finite_loss=reader.choice("DDPJOB_NON_FINITE_LOSS", NON_FINITE_LOSS),
         elastic_min_nodes=reader.integer("DDPJOB_ELASTIC_MIN_NODES", 1, MAX_NODES, default=0) or None,
         code_sha256=code.sha256 if (code := reader.code()) is not None else None,
+        live=reader.live_place(),
     )
     reader.check()
     return parsed
@@ -323,6 +365,13 @@ class _Reader:
         """Attempt, node rank and nodes."""
         nodes = self.integer("DDPJOB_NODES", 1, MAX_NODES)
         return self.attempt(), self.integer("DDPJOB_NODE_RANK", 0, nodes - 1), nodes
+
+    def live_place(self) -> LivePlace | None:
+        if self._env.get("DDPJOB_LIVE") != "true":
+            return None
+        procs, (_, node_rank, nodes) = self.integer("DDPJOB_PROCS_PER_NODE", 1, 1024), self.place()
+        local_rank = self.integer("LOCAL_RANK", 0, procs - 1, default=0)
+        return LivePlace(node_rank, local_rank, nodes * procs, procs, self.text("POD_IP"))
 
     def attempt(self, default: int | None = None) -> int:
         return self.integer("DDPJOB_ATTEMPT", 0, MAX_ATTEMPT, default=default)

@@ -36,6 +36,12 @@ class RollBack(Exception):
     exit_code: ClassVar[int] = EXIT_FAILED
 
 
+class LiveRecoveryFailed(Exception):
+    """The ranks, which recover live, cannot go on without another attempt; the message says why."""
+
+    exit_code: ClassVar[int] = EXIT_FAILED
+
+
 class FencedError(Exception):
     """A newer attempt holds the fencing token of the volume; this one must write nothing more."""
 

@@ -115,7 +115,7 @@ def run(task: Initializer, shared: Path, pvcs: Path) -> None:
         UserError, FetchError, OSError: as `ddp_trainer.initialize.sources.fetch`.
     """
     target, marker = shared / task.path, shared / MARKERS / f"{task.digest}.json"
-    if _is_done(target, marker):
+    if _is_done(task, target, marker):
         log(f"{task.name}: {task.path} is on the volume already")
         return
     began = time.monotonic()
@@ -141,12 +141,15 @@ def measure(path: Path) -> Size:
     return Size(len(sizes), sum(sizes))
 
 
-def _is_done(target: Path, marker: Path) -> bool:
+def _is_done(task: Initializer, target: Path, marker: Path) -> bool:
+    """Whether the result is there as it was put there: by its checksum where the task has one, since whoever mounts the
+    volume may have replaced it, else by its size."""
     known = read_json(marker)
     if known is None or not target.exists():
         return False
     size = measure(target)
-    if (known.get("files"), known.get("bytes")) == (size.files, size.bytes):
+    same_size = (known.get("files"), known.get("bytes")) == (size.files, size.bytes)
+    if same_size and (task.sha256 is None or (target.is_file() and _digest(target) == task.sha256)):
         return True
     log(f"{target.name} is not what was put there ({known.get('files')} files, {known.get('bytes')} bytes): once more")
     return False
@@ -170,13 +173,17 @@ def _fetch(task: Initializer, target: Path, pvcs: Path) -> None:
 def _verify(part: Path, task: Initializer) -> None:
     if part.is_dir():
         raise UserError(f"sha256 is of a single file, and {shown(task.source or task.path)} is a folder; remove it")
+    if (digest := _digest(part)) != task.sha256:
+        what = shown(task.source or task.path)
+        raise FetchError(f"{what} has the SHA-256 {digest} and not {task.sha256}: it is not used")
+
+
+def _digest(path: Path) -> str:
     digest = hashlib.sha256()
-    with part.open("rb") as file:
+    with path.open("rb") as file:
         while chunk := file.read(CHUNK_BYTES):
             digest.update(chunk)
-    if digest.hexdigest() != task.sha256:
-        what = shown(task.source or task.path)
-        raise FetchError(f"{what} has the SHA-256 {digest.hexdigest()} and not {task.sha256}: it is not used")
+    return digest.hexdigest()
 
 
 def _run_script(task: Initializer, shared: Path, target: Path) -> None:

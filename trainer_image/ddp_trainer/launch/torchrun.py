@@ -19,14 +19,15 @@ from ddp_trainer.contract.run_dir import JOIN_TIMEOUT_SECONDS
 
 def torchrun_arguments(pod: PodEnvironment, target: Target) -> list[str]:
     """Arguments of torchrun. No restarts of its own: a new attempt is the operator's decision."""
-    host = pod.pod_ip if pod.node_rank == 0 else pod.rdzv_host
+    node_rank, nodes, port = (0, 1, 0) if pod.live else (pod.node_rank, pod.nodes, pod.rdzv_port)
+    host = pod.pod_ip if node_rank == 0 else pod.rdzv_host
     return [
-        f"--nnodes={pod.nodes}",
+        f"--nnodes={nodes}",
         f"--nproc-per-node={pod.procs_per_node}",
-        f"--node-rank={pod.node_rank}",
+        f"--node-rank={node_rank}",
         "--rdzv-backend=static",
         f"--rdzv-id={pod.uid}-{pod.attempt}",
-        f"--rdzv-endpoint={_bracketed(host)}:{pod.rdzv_port}",
+        f"--rdzv-endpoint={_bracketed(host)}:{port}",
         f"--rdzv-conf=timeout={JOIN_TIMEOUT_SECONDS}",
         f"--local-addr={pod.pod_ip}",
         "--max-restarts=0",

@@ -26,14 +26,21 @@ from ddp_trainer.rank.fresh_store import fresh_store
 CPU: Final = torch.device("cpu")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class World:
-    """This rank among all of them. `local_rank` counts within a node and picks its device."""
+    """This rank among all of them. `local_rank` counts within a node and picks its device.
+
+    After a live recovery `rank` and `size` are those of the new view: hold the World, not its numbers.
+    """
 
     rank: int = 0
     size: int = 1
     local_rank: int = 0
     device: torch.device = CPU
+
+    def move(self, rank: int, size: int) -> None:
+        """To another place among the ranks, or among fewer or more of them."""
+        self.rank, self.size = rank, size
 
     @property
     def backend(self) -> str:

@@ -49,7 +49,7 @@ class Boundaries:
         self.obstacle = _obstacle(stateful, changes_with_optimizer)
         """Why no state of this program can be shown to be that of a boundary; None if it can."""
         self._ranks = ranks
-        self._buffers = {name: list(_buffers(value)) for name, value in stateful.items()} if ranks.rank == 0 else {}
+        self._places = {name: list(_buffers(value)) for name, value in stateful.items()}
         self._is_updating = False
         for value in stateful.values():
             before_update(value, self.begin_update)
@@ -65,12 +65,16 @@ class Boundaries:
             self.newest.generators.wait()
         buffers = {
             name: {key: value.clone() for key, owner, leaf in places if (value := owner.get(leaf)) is not None}
-            for name, places in self._buffers.items()
-            if self.obstacle is None and places
+            for name, places in self._places.items()
+            if self.obstacle is None and places and self._ranks.rank == 0
         }
         self.newest = Boundary(progress, self._ranks.begin_gather(rng.capture()), buffers)
         self._is_updating = False
         return self.newest
+
+    def forget(self) -> None:
+        """The ranks of the last boundary are no longer these."""
+        self.newest = None
 
     def problem(self) -> str | None:
         """Why the states cannot be shown to be those of the newest boundary; None if they are."""

@@ -72,6 +72,11 @@ class Ranks:
             else:
                 self.group = dist.group.WORLD if dist.get_backend() == "gloo" else dist.new_group(backend="gloo")
 
+    def regroup(self, rank: int, world_size: int) -> None:
+        """The same in the process group that there is now."""
+        self.rank, self.world_size = rank, world_size
+        self.group = dist.group.WORLD if world_size > 1 else None
+
     def from_first(self, value: dict[str, Any] | None) -> dict[str, Any]:
         """Rank 0's `value`, JSON, on every rank; the others pass None."""
         if self.group is None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import errno
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,13 @@ Files = dict[str, File]
 
 
 def acquire(
-    directory: Path, identity: Identity, *, keep: int, keep_every: int | None = None, series: Series = "step"
+    directory: Path,
+    identity: Identity,
+    *,
+    keep: int,
+    keep_every: int | None = None,
+    series: Series = "step",
+    check_view: Callable[[], None] | None = None,
 ) -> SnapshotStore:
     """Rank 0's store, owned by this attempt, without what a person or an earlier one has asked to go back behind.
 
@@ -47,6 +53,7 @@ def acquire(
             uid=identity.uid,
             world_size=identity.world_size,
             nodes=identity.nodes,
+            check_view=check_view,
         )
         restore.carry_out(directory, fence)  # first: what it sets aside, a rollback would remove
         rollback.carry_out(directory, fence, keep=keep)
@@ -61,7 +68,13 @@ def acquire(
 
 
 def find_newest(
-    directory: Path, identity: Identity, ranks: Ranks, *, keep: int, keep_every: int | None = None
+    directory: Path,
+    identity: Identity,
+    ranks: Ranks,
+    *,
+    keep: int,
+    keep_every: int | None = None,
+    check_view: Callable[[], None] | None = None,
 ) -> tuple[SnapshotStore | None, tuple[Manifest, Files] | None]:
     """Rank 0's store, None on the others, and the newest valid snapshot, the same on all ranks: None if there is none,
     its files verified and in memory on rank 0.
@@ -74,7 +87,7 @@ def find_newest(
     error: Exception | None = None
     if ranks.rank == 0:
         try:
-            store = acquire(directory, identity, keep=keep, keep_every=keep_every)
+            store = acquire(directory, identity, keep=keep, keep_every=keep_every, check_view=check_view)
             newest = store.load_newest(read_files)
             if newest is not None:
                 manifest, files = newest

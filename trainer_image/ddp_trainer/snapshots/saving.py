@@ -147,6 +147,10 @@ class Saver:
             SnapshotEvent("saved", outcome.step, message, outcome.manifest, outcome.stall_seconds, outcome.seconds)
         )
 
+    def lead(self, store: SnapshotStore | None) -> None:
+        """This rank is rank 0 now, and owns the directory; or it is not any more."""
+        self._store = store
+
     def close(self) -> None:
         """Wait for the save in flight and report how it ended; raises nothing."""
         is_over = self._writer.wait(self._timeout)

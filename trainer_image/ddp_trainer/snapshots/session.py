@@ -20,6 +20,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -60,7 +61,7 @@ class Snapshots:
     small ones of which each rank has its own, `changes_with_optimizer` those, besides modules, optimizers and
     schedulers, that change only between `begin_update` and `step_end`, as a data cursor does that moves on at the end
     of a step. `config` and what `loss_is_finite` says when a save begins are noted in the manifest; it may raise
-    instead, the same on all ranks.
+    instead, the same on all ranks. `check_view` is that of `Fence`.
     """
 
     def __init__(
@@ -81,6 +82,7 @@ class Snapshots:
         keep_every: int | None = None,
         config: Mapping[str, Any] | None = None,
         loss_is_finite: Callable[[], bool] = lambda: True,
+        check_view: Callable[[], None] | None = None,
     ) -> None:
         if RNG in stateful:
             raise UserError(
@@ -97,6 +99,7 @@ class Snapshots:
         self._keep_every = keep_every
         self._config = config
         self._loss_is_finite = loss_is_finite
+        self._check_view = check_view
         self._strategy = strategy
         self._global_batch = global_batch
         self._on_event = on_event
@@ -132,6 +135,7 @@ class Snapshots:
         changes_with_optimizer: Collection[str] = (),
         config: Mapping[str, Any] | None = None,
         loss_is_finite: Callable[[], bool] = lambda: True,
+        check_view: Callable[[], None] | None = None,
     ) -> Snapshots:
         """Where and as often as `job` says. Raises UserError for a job name or an interval that is none."""
         return cls(
@@ -149,6 +153,7 @@ class Snapshots:
             keep_every=job.snapshot_keep_every,
             config=config,
             loss_is_finite=loss_is_finite,
+            check_view=check_view,
         )
 
     @property
@@ -170,7 +175,12 @@ class Snapshots:
         written, SnapshotError.
         """
         store, found = resuming.find_newest(
-            self.directory, self.identity, self._ranks, keep=self._keep, keep_every=self._keep_every
+            self.directory,
+            self.identity,
+            self._ranks,
+            keep=self._keep,
+            keep_every=self._keep_every,
+            check_view=self._check_view,
         )
         self._store = store
         for info in store.set_aside if store is not None else ():
@@ -201,6 +211,39 @@ class Snapshots:
         )
         self._schedule.start(resumed.step if resumed else 0)
         return resumed
+
+    def join(self, world: World) -> None:
+        """The ranks are those of another process group; before `resume` or `go_on`."""
+        self.identity = replace(self.identity, rank=world.rank, world_size=world.size)
+        self._ranks.regroup(world.rank, world.size)
+        self._boundaries.forget()
+
+    def go_on(self, progress: Progress) -> None:
+        """In place of `resume`, where all ranks have the states after `progress.step`. Reads no snapshot.
+
+        Raises FencedError on all ranks if a newer attempt has taken over.
+        """
+        store, error = self._store, None
+        world = self._ranks
+        if world.rank == 0 and store is None:
+            try:
+                store = resuming.acquire(
+                    self.directory,
+                    self.identity,
+                    keep=self._keep,
+                    keep_every=self._keep_every,
+                    check_view=self._check_view,
+                )
+            except Exception as problem:
+                error = problem
+        resuming.decided_by_first(self._ranks, None, error)
+        if self._saver is None:
+            self._saver = Saver(
+                self._stateful, None, self._ranks, store, self._emit, last_saved=None, timeout=self._save_timeout
+            )
+        self._store = store if world.rank == 0 else None
+        self._saver.lead(self._store)
+        self._schedule.start(progress.step)
 
     def step_end(self, progress: Progress, *, epoch_end: bool = False) -> None:
         """Say that an optimizer step is done; saves if it is time. Raises FencedError if fenced."""

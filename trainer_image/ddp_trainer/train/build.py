@@ -11,10 +11,11 @@ from typing import Any
 from torch.utils.data import Dataset
 
 from ddp_trainer.client.run import Run
-from ddp_trainer.client.states import States
+from ddp_trainer.client.states import LOSSES, States
 from ddp_trainer.contract.environment import parse_job
 from ddp_trainer.contract.exit_codes import UserError
 from ddp_trainer.contract.heartbeat import Heartbeat
+from ddp_trainer.live.membership import Membership
 from ddp_trainer.logs.runlog import RunLog
 from ddp_trainer.logs.writers import check_wandb
 from ddp_trainer.rank.world import World
@@ -27,13 +28,19 @@ from ddp_trainer.train.optim import OptimizerSettings, build_optimizer, build_sc
 from ddp_trainer.train.precision import Precision
 from ddp_trainer.train.profiling import Profiler
 from ddp_trainer.train.randomness import make_deterministic, seed_everything
+from ddp_trainer.train.recovery import Recovery
 from ddp_trainer.train.strategies import strategy_class
 
 
-def build(config: TrainConfig, world: World, heartbeat: Heartbeat) -> TrainingLoop:
-    """The loop of one run. Raises UserError for a task, strategy or setting that cannot work."""
+def build(
+    config: TrainConfig, world: World, heartbeat: Heartbeat, membership: Membership | None = None
+) -> TrainingLoop:
+    """The loop of one run. Raises UserError for a task, strategy or setting that cannot work.
+
+    With `membership`, the ranks recover live. They join each other when the loop begins: here each is alone.
+    """
     if config.deterministic:
-        make_deterministic()
+        make_deterministic(world.device)
     job = parse_job(os.environ, default_name=config.task)
     note = MicroBatchNote(job.log_dir / "micro_batch.json", job.uid)
     limit = from_first_rank(world, note.read())
@@ -88,8 +95,25 @@ def build(config: TrainConfig, world: World, heartbeat: Heartbeat) -> TrainingLo
         plot_every=config.log_every,
         plotted=lambda: precision.plotted,
         prints_steps=True,
+        has_epochs=True,
         config=dataclasses.asdict(config),
+        has_newcomer=(lambda: membership.has_newcomer) if membership is not None else (lambda: False),
+        check_view=membership.check_leads if membership is not None else None,
     )
+    micro_batches = MicroBatches(world, strategy.data_world.size, note, limit=limit)
+    recovery = None
+    if membership is not None and job.live is not None:
+        recovery = Recovery(
+            membership=membership,
+            place=job.live,
+            world=world,
+            strategy=strategy,
+            attached=attached,
+            cursor=cursor,
+            micro_batches=micro_batches,
+            log=log,
+            states={**states.saved, LOSSES: log.losses},
+        )
     return TrainingLoop(
         config=config,
         world=world,
@@ -112,8 +136,9 @@ def build(config: TrainConfig, world: World, heartbeat: Heartbeat) -> TrainingLo
         attached=attached,
         heartbeat=heartbeat,
         log=log,
-        micro_batches=MicroBatches(world, strategy.data_world.size, note, limit=limit),
+        micro_batches=micro_batches,
         profiler=Profiler(config.profile_window, job.log_dir / "profile", world),
+        recovery=recovery,
     )
 
 

@@ -22,6 +22,7 @@ from torch.utils.data import Dataset
 from ddp_trainer.client.run import Run
 from ddp_trainer.contract.exit_codes import Preempted
 from ddp_trainer.contract.heartbeat import Heartbeat
+from ddp_trainer.live.membership import Excluded, Finished
 from ddp_trainer.logs.runlog import RunLog
 from ddp_trainer.rank.world import World
 from ddp_trainer.train.config import TrainConfig
@@ -29,8 +30,13 @@ from ddp_trainer.train.data import Cursor, Loader, StepBatch
 from ddp_trainer.train.memory import MicroBatches
 from ddp_trainer.train.precision import Precision
 from ddp_trainer.train.profiling import Profiler
+from ddp_trainer.train.recovery import Recovery, is_peer_lost
 from ddp_trainer.train.strategies.base import Strategy
 from ddp_trainer.train.validate import Evaluation, evaluate
+
+
+class _NewRank(Exception):
+    """A new rank waits to join: all leave the process group after this step."""
 
 
 @dataclass(kw_only=True)
@@ -53,11 +59,14 @@ class TrainingLoop:
     log: RunLog
     micro_batches: MicroBatches
     profiler: Profiler
+    recovery: Recovery | None = None
+    """With live recovery: the ranks join each other here, and go on when one is lost."""
 
     def __post_init__(self) -> None:
         self._interval = self.config.validation_interval
         self._evaluation: Evaluation | None = None
-        self._is_first_step = True
+        # warming up is a collective that a rank which joins later would be alone in
+        self._is_first_step = self.recovery is None
         self.micro_batches.on_lowered = self._micro_batch_lowered
 
     @property
@@ -70,19 +79,41 @@ class TrainingLoop:
         snapshot is saved.
         """
         try:
-            self._resume()
+            if self.recovery is None or not self.recovery.join():
+                self._resume()
+            if self.recovery is not None:
+                self.recovery.resumed()
+            while not self._is_at_end():
+                assert self.recovery is not None
+                self.recovery.go_on()
+            return self._evaluation
+        except (Finished, Excluded):
+            raise  # the volume is that of the others
+        except Exception as error:
+            self.attached.emergency(error)
+            raise
+        finally:
+            self.log.close()
+
+    def _is_at_end(self) -> bool:
+        """Train to the end. False where the ranks have to leave their process group before."""
+        try:
             self.strategy.model.train()
             if self.step:
                 # The validation that belongs to this step may not have come to its end.
                 self._validate_if_due(epoch_end=self.cursor.offset == 0)
             while self.step < self.total_steps:
                 self._train_epoch()
-            return self._finish()
-        except Exception as error:
-            self.attached.emergency(error)
-            raise
-        finally:
-            self.log.close()
+            self._finish()
+        except _NewRank:
+            self.attached.record_loss()
+            return False
+        except RuntimeError as error:
+            if self.recovery is None or not is_peer_lost(error):
+                raise
+            self.recovery.lost(error)
+            return False
+        return True
 
     def _resume(self) -> None:
         step = self.attached.resume()
@@ -147,6 +178,8 @@ class TrainingLoop:
     def _train_step(self, batch: StepBatch) -> None:
         """One optimizer step and what follows from it, in the order that makes a resumed run repeat it."""
         self.profiler.before_step(self.step + 1)
+        if self.recovery is not None:
+            self.recovery.begin_step()
         self.optimizer.zero_grad(set_to_none=True)
         with self._memory_noted(batch):
             loss_part = self.strategy.forward_backward(batch)
@@ -158,10 +191,14 @@ class TrainingLoop:
         if traces := self.profiler.after_step(self.step):
             self.log.print_line(f"profiled up to step {self.step}: {traces}")
         self.attached.step_end(loss_part, weight=1.0, samples=batch.total, epoch_end=epoch_end, gradient_norm=norm)
+        if self.recovery is not None:
+            self.recovery.end_step()
         self._after_step(epoch_end=epoch_end)
 
     def _after_step(self, *, epoch_end: bool) -> None:
         self._leave_if_stopped()
+        if self.recovery is not None and self.attached.is_joined:
+            raise _NewRank
         if self.step < self.total_steps:  # the end has a validation of its own
             self._validate_if_due(epoch_end=epoch_end)
 
@@ -201,10 +238,9 @@ class TrainingLoop:
         if self.attached.should_stop():
             raise Preempted(f"asked to stop; the snapshot of step {self.step} is saved")
 
-    def _finish(self) -> Evaluation | None:
+    def _finish(self) -> None:
         self.attached.save_last()
         if self._interval.count:
             self._validate(may_leave=False)
         self.attached.finish(**(self._evaluation.metrics if self._evaluation else {}))
         self.log.print_line(f"finished after {self.step} steps" + (f": {self._evaluation}" if self._evaluation else ""))
-        return self._evaluation

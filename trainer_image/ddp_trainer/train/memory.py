@@ -39,6 +39,10 @@ class MicroBatches:
         self._ranks = ranks
         self._note = note
 
+    def regroup(self, ranks: int) -> None:
+        """From here on so many ranks share a batch."""
+        self._ranks = ranks
+
     def size(self, batch: StepBatch) -> int:
         """Samples of the largest micro-batch on any rank."""
         return -(-batch.total // (self._ranks * len(batch.micro_batches)))

@@ -71,6 +71,11 @@ def disrupted(status: DDPJobStatus) -> DDPJobStatus:
     )
 
 
+def released(status: DDPJobStatus) -> DDPJobStatus:
+    """`status` after a gang that could not be completed was released: no restart, but the next wait is longer."""
+    return recorded(status, disruptions_since_progress=status.disruptions_since_progress + 1)
+
+
 def refunded(status: DDPJobStatus) -> DDPJobStatus:
     """`status` after its last restart turned out to be one that does not count."""
     return recorded(

@@ -26,6 +26,7 @@ ADVICE: dict[str, str] = {
     "WorkerException": "The training program failed. The message has its last lines, the pod's log has all of them.",
     "PeerLost": "The connection to another rank was lost: check the network and the other pods of this attempt.",
     "RendezvousFailed": "Not all ranks joined in time: check that pods can reach each other on port 29500.",
+    "LiveRecoveryFailed": "The next attempt starts in place from the last snapshot. If it recurs, use scope InPlace.",
     "StartError": "The container did not start: check that the image contains python and the package ddp_trainer.",
     "InitContainerFailed": "The trainer was not started: read the log of that container, and correct podTemplate.",
     "PodDeleted": "The pod was deleted. Training resumes from the last snapshot.",

@@ -23,7 +23,7 @@ from ddpjob_operator.core.values.observed import PodView
 
 def kept_pods(look: Look, size: int) -> dict[str, int]:
     """The pods that take part in the next attempt, of `size` nodes, and the node ranks that they have in it."""
-    if look.job.spec.restart.scope != "InPlace":
+    if look.job.spec.restart.scope == "Gang":
         return {}
     if look.status.internal.spec_digests != digests(look.job, look.defaults):
         return {}  # those that are there are not like those that would be made now

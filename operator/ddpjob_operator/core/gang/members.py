@@ -32,7 +32,8 @@ STAYS_SPARE = -1
 
 def members(look: Look) -> tuple[PodView, ...]:
     """The pods of the gang that have joined the current attempt: a kept pod that ended before it did not."""
-    return tuple(pod for pod in look.gang if not ended_before(pod, look.status))
+    lost = look.status.internal.lost_pods
+    return tuple(pod for pod in look.gang if not ended_before(pod, look.status) and pod.uid not in lost)
 
 
 def done_and_gone(look: Look) -> frozenset[int]:
@@ -46,7 +47,7 @@ def missing(look: Look) -> list[tuple[str, int]]:
     status = look.status
     if status.phase is not Phase.RUNNING:
         return []
-    present = {pod.node_rank for pod in look.gang} | done_and_gone(look)
+    present = {pod.node_rank for pod in look.gang} | done_and_gone(look) | set(status.internal.lost_pods.values())
     return [(look.name_of(rank), rank) for rank in range(look.gang_size) if rank not in present]
 
 
@@ -60,6 +61,8 @@ def left_over(look: Look) -> tuple[PodView, ...]:
     def is_part(pod: PodView) -> bool:
         if pod.attempt != status.attempt:
             return is_kept(pod, status)
+        if pod.uid in status.internal.lost_pods:
+            return False
         # a label can call a pod of the gang a spare: its name would never be free for the pod that is missing
         is_spare = pod.node_rank is None and pod.name not in of_ranks
         return not ended_before(pod, status) and (is_spare or pod.uid in gang)

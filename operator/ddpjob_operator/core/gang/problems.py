@@ -19,7 +19,7 @@ from ddpjob_operator.core.gang.members import members, starting_since
 from ddpjob_operator.core.manifests.spec_changes import edited_fields
 from ddpjob_operator.core.transitions import degrade, mark_scheduled, mark_unscheduled, recover
 from ddpjob_operator.core.values import conditions as cond
-from ddpjob_operator.core.values.actions import ReadWarnings
+from ddpjob_operator.core.values.actions import Event, ReadWarnings
 from ddpjob_operator.core.values.changes import recorded
 from ddpjob_operator.core.values.job import Problem
 from ddpjob_operator.core.values.look import Look
@@ -156,6 +156,15 @@ def with_problems(look: Look) -> Look:
         message = f"training with {total} of {job.spec.nodes} nodes until more are available"
         return degrade(look, Problem("FewerNodes", message))
     return recover(look)
+
+
+def degraded_events(before: DDPJobStatus, after: DDPJobStatus) -> tuple[Event, ...]:
+    """The event for what has come in the job's way: one for each reason, however long it lasts."""
+    known, found = _known(before), _known(after)
+    if found is None or (known is not None and known.reason == found.reason):
+        return ()
+    first, _, _ = found.message.partition("\n")
+    return (Event("Warning", cond.DEGRADED, f"{found.reason}: {first}"),)
 
 
 def startup_problem(look: Look, pods: tuple[PodView, ...]) -> Problem | None:

@@ -51,6 +51,11 @@ _OF_PHASE = {
 }
 """From the trainer's phases (docs/contracts.md section 4) to ours."""
 
+_OLDEST_REPORT = timedelta(seconds=5)
+
+_AT_WORK = ("first_step", "training", "validating", "saving")
+"""Activities of which the trainer reports each second."""
+
 
 def with_goodput(before: DDPJobStatus, after: DDPJobStatus, observed: Observed, now: datetime) -> DDPJobStatus:
     """`after` with its ledger brought up to `now`, if anything has happened since the ledger of `before`."""
@@ -65,9 +70,9 @@ def with_goodput(before: DDPJobStatus, after: DDPJobStatus, observed: Observed, 
     if before.goodput is not None and unchanged and not over:
         return after
     report = _report(before, observed)
-    stalled = over and after.last_failure != before.last_failure and _reason(after) == "Stalled"
-    reported = _reported(report, before, _milliseconds(ledger.last_update_time, now))
-    milliseconds = _advanced(ledger, reported.new, now, "stalled" if stalled else ledger.activity)
+    spent = _seconds_reported(report, timedelta(0) if over else _age(report, now))
+    reported = _reported(spent, before, _milliseconds(ledger.last_update_time, now))
+    milliseconds = _advanced(ledger, reported.new, now, _of_rest(ledger.activity, before, after, observed))
     seconds, recomputed = reported.seconds, ledger.recomputed_steps
     if unresolved is not None and resumed is not None:
         milliseconds, lost = _without_lost(milliseconds, unresolved, resumed)
@@ -115,19 +120,30 @@ def _activity(status: DDPJobStatus, observed: Observed) -> str:
 
 def _report(before: DDPJobStatus, observed: Observed) -> TrainerReport | None:
     """What the trainer of the attempt last said, at its end in its termination message."""
-    of_attempt = [pod for pod in observed.pods if pod.attempt == before.attempt]
-    if (last := last_report(of_attempt)) is not None:
+    if (last := _final_report(before, observed)) is not None:
         return last
     report = observed.report
     return report if report is not None and report.attempt == before.attempt else None
 
 
-def _seconds_reported(report: TrainerReport | None) -> dict[str, float]:
-    """Seconds by activity that the trainer reports of this attempt."""
+def _final_report(before: DDPJobStatus, observed: Observed) -> TrainerReport | None:
+    return last_report([pod for pod in observed.pods if pod.attempt == before.attempt])
+
+
+def _age(report: TrainerReport | None, now: datetime) -> timedelta:
+    """How long ago the trainer made its report: it is asked every two seconds, and clocks of nodes differ."""
+    if report is None or report.time is None:
+        return timedelta(0)
+    return min(_OLDEST_REPORT, max(timedelta(0), timedelta(seconds=now.timestamp() - report.time)))
+
+
+def _seconds_reported(report: TrainerReport | None, age: timedelta) -> dict[str, float]:
+    """Seconds by activity that the trainer reports of this attempt; `age` later it is in the same phase still."""
     found: dict[str, float] = {}
     for phase, spent in report.seconds.items() if report else ():
         if (activity := _OF_PHASE.get(phase)) is not None:
-            found[activity] = round(found.get(activity, 0.0) + spent, 3)
+            since = age.total_seconds() if report is not None and phase == report.phase else 0.0
+            found[activity] = round(found.get(activity, 0.0) + spent + since, 3)
     return found
 
 
@@ -139,13 +155,16 @@ class _Reported:
     new: dict[str, int]
 
 
-def _reported(report: TrainerReport | None, before: DDPJobStatus, left: int) -> _Reported:
-    """What the trainer reports beyond what is known, `left` milliseconds at most. What the trainer is ahead of the
+def _reported(spent: Mapping[str, float], before: DDPJobStatus, left: int) -> _Reported:
+    """What of `spent` goes beyond what is known, `left` milliseconds at most. What the trainer is ahead of the
     clock is taken the next time.
+
+    It is ahead by the step that was under way when a report was read, whose time has gone to the activity before. So
+    steps come first: what is too little then is the time after the last one.
     """
     seconds, new = dict(before.internal.reported_seconds), {}
-    for activity, spent in _seconds_reported(report).items():
-        new[activity] = max(0, min(left, round((spent - seconds.get(activity, 0.0)) * 1000)))
+    for activity in sorted(spent, key=lambda activity: activity not in _AT_WORK):
+        new[activity] = max(0, min(left, round((spent[activity] - seconds.get(activity, 0.0)) * 1000)))
         seconds[activity] = round(seconds.get(activity, 0.0) + new[activity] / 1000, 3)
         left -= new[activity]
     return _Reported(seconds, new)
@@ -159,6 +178,19 @@ def _advanced(ledger: Goodput, new: Mapping[str, int], now: datetime, rest_to: s
     rest = _milliseconds(ledger.last_update_time, now) - sum(new.values())
     counts[rest_to if rest_to in counts else "queued"] += rest
     return counts
+
+
+def _of_rest(last: str, before: DDPJobStatus, after: DDPJobStatus, observed: Observed) -> str:
+    """What the time goes to that the trainer does not report: as a rule `last`, the activity until now. An attempt that
+    has ended did not go on with it until its end was seen.
+    """
+    if after.attempt == before.attempt and not after.is_final:
+        return last
+    if after.last_failure != before.last_failure and _reason(after) == "Stalled":
+        return "stalled"
+    if last not in _AT_WORK or _final_report(before, observed) is None:
+        return last
+    return "unknown" if after.phase is Phase.SUCCEEDED else "recovering"
 
 
 def _trained(

@@ -55,7 +55,7 @@ def is_assignable(job: Job) -> bool:
     The launcher then reads it from the pod's labels, through a volume that the kubelet keeps up to date; the
     environment has only what the place was when the pod was made.
     """
-    return job.spec.restart.scope == "InPlace" or job.spec.spares > 0 or job.spec.elastic is not None
+    return job.spec.restart.scope != "Gang" or job.spec.spares > 0 or job.spec.elastic is not None
 
 
 def environment(job: Job, place: Place) -> list[Manifest]:
@@ -98,6 +98,8 @@ def environment(job: Job, place: Place) -> list[Manifest]:
         own["DDPJOB_ELASTIC_MIN_NODES"] = str(job.spec.elastic.min_nodes)
     if not job.spec.observe_script:
         own["DDPJOB_OBSERVE_SCRIPT"] = "false"
+    if job.spec.restart.scope == "Live":
+        own["DDPJOB_LIVE"] = "true"
     if is_assignable(job):
         own["DDPJOB_ASSIGNMENT_DIR"] = ASSIGNMENT_DIR
     downward = {

@@ -56,7 +56,7 @@ def _kueue(job: Job, attempt: int, node_rank: int | None, nodes: int) -> Members
     if node_rank is None:
         # the group is admitted when all of it is there, and spares are made later: each queues for itself
         return Membership(labels, gates=(KUEUE_GATE,))
-    in_place = job.spec.restart.scope == "InPlace"
+    in_place = job.spec.restart.scope != "Gang"
     labels["kueue.x-k8s.io/pod-group-name"] = group_name(job.name) if in_place else pod_name(job.name, attempt, 0)
     annotations = {
         "kueue.x-k8s.io/pod-group-total-count": str(nodes),

@@ -2,8 +2,9 @@
 
 Two gangs that each hold half of what there is would wait for each other for ever. So when the API server refuses a
 pod of the gang (quota, admission), the others are deleted at once; and when some pods have nodes and the rest has
-none for longer than `scheduling.timeoutSeconds`, all of them are. The next try is a new attempt, which costs nothing
-and comes after a growing wait. That the job waits is on record since the first try, and so is its startup deadline.
+none for longer than `scheduling.timeoutSeconds`, all of them are. The next try comes after a growing wait and is
+neither a restart nor a disruption. It is a new attempt, since pods of this one may have begun on their nodes. That the
+job waits is on record since the first try, and so is its startup deadline.
 
 Some things are not given back: what an elastic gang can go on with, the place in a queue of pods that hold no node yet,
 and, when the API server refuses a pod, a gang whose last attempt is still going, or whose names another owner has: what
@@ -13,9 +14,11 @@ of 256 pods, one in a hundred would keep it from ever being complete.
 
 from __future__ import annotations
 
+import re
+
 from ddpjob_operator.api.status import Phase
 from ddpjob_operator.core import transitions
-from ddpjob_operator.core.failure.budget import backoff_seconds, disrupted
+from ddpjob_operator.core.failure.budget import backoff_seconds, released
 from ddpjob_operator.core.failure.detect import SETTLE_SECONDS
 from ddpjob_operator.core.gang.members import asking_since, done_and_gone, members, stop
 from ddpjob_operator.core.manifests.admission import admission
@@ -48,17 +51,22 @@ def plan_release(look: Look) -> Plan | None:
     delay = max(
         LEAST_WAIT_SECONDS, backoff_seconds(job.spec.restart.backoff, waits, f"{job.uid}/{look.status.attempt}")
     )
-    released = f"{len(members(look))} of {size} pods were released: {problem.message}"
-    message = f"{released}; retrying in {delay:.0f} s"
+    found = f"{len(members(look))} of {size} pods were released: {problem.message}"
+    message = f"{found}; retrying in {delay:.0f} s"
     following = NextAttempt(size, problem.reason, message, digests(job, look.defaults), delay)
-    look = transitions.release_gang(look.with_status(disrupted(look.status)), following)
+    look = transitions.release_gang(look.with_status(released(look.status)), following)
     return Plan(
         look.status,
         stop(look.observed.pods, everything=True),
         status_first=True,
         requeue_after=delay,
-        events=(Event("Warning", "GangReleased", released.splitlines()[0]),),
+        events=(Event("Warning", "GangReleased", _without_attempt(look, found.splitlines()[0])),),
     )
+
+
+def _without_attempt(look: Look, said: str) -> str:
+    """The message of an event without the numbers of attempts, so that the same refusal raises one event's count."""
+    return re.sub(rf"\b{re.escape(look.job.name)}-\d+-(?=\d)", f"{look.job.name}-*-", said)
 
 
 def until_released(look: Look) -> float | None:

@@ -12,6 +12,7 @@ from ddpjob_operator.core.failure.detect import cut_work, has_succeeded, last_re
 from ddpjob_operator.core.failure.node_lost import force_deletions, until_lost
 from ddpjob_operator.core.gang.children import missing_policies
 from ddpjob_operator.core.gang.members import RESTART_GRACE_SECONDS, done_and_gone, members, stop, with_node_counts
+from ddpjob_operator.core.ledger.notification import is_pending
 from ddpjob_operator.core.ledger.progress import with_final_report, with_loss_status
 from ddpjob_operator.core.manifests.admission import admission
 from ddpjob_operator.core.manifests.admitted import Refused
@@ -21,6 +22,9 @@ from ddpjob_operator.core.values import conditions as cond
 from ddpjob_operator.core.values.actions import Action, CreateChild, DeleteJob, DeletePod, Event, Plan, soonest
 from ddpjob_operator.core.values.look import Look
 from ddpjob_operator.core.values.observed import PodView
+
+NOTIFICATION_SECONDS = 600.0
+"""For which a job that has ended stays until the notification of its end has an outcome."""
 
 
 def has_finished(look: Look) -> bool:
@@ -107,7 +111,9 @@ def seconds_to_live(look: Look) -> float | None:
     ttl, ended = look.job.spec.ttl_seconds_after_finished, look.status.completion_time
     if ttl is None or ended is None or not look.status.is_final:
         return None
-    return look.seconds_until(ended + timedelta(seconds=ttl))
+    # the record that a notification is pending would go with the job
+    least = NOTIFICATION_SECONDS if is_pending(look.status) else 0.0
+    return look.seconds_until(ended + timedelta(seconds=max(ttl, least)))
 
 
 def _initializer(look: Look) -> tuple[DeletePod, ...]:

@@ -23,7 +23,8 @@ from ddpjob_operator.core.failure.log_tail import log_tail, log_to_read, without
 from ddpjob_operator.core.failure.node_lost import STRANDED_SECONDS, lost_nodes, stranded, until_lost
 from ddpjob_operator.core.gang.elastic import Resize, grace_of_old, next_size, still_saving
 from ddpjob_operator.core.gang.in_place import kept_pods
-from ddpjob_operator.core.gang.members import discard, fill_gang, members, missing, with_node_counts
+from ddpjob_operator.core.gang.live import is_live, obstacle, without_lost
+from ddpjob_operator.core.gang.members import discard, fill_gang, left_over, members, missing, with_node_counts
 from ddpjob_operator.core.ledger.progress import with_failure, with_final_report
 from ddpjob_operator.core.manifests.admission import admission
 from ddpjob_operator.core.manifests.admitted import Refused
@@ -33,6 +34,7 @@ from ddpjob_operator.core.transitions import NextAttempt
 from ddpjob_operator.core.values.actions import Action, Event, Plan
 from ddpjob_operator.core.values.changes import recorded
 from ddpjob_operator.core.values.look import Look
+from ddpjob_operator.core.values.observed import PodView
 
 SETTLE_LOOK_SECONDS = 0.5
 
@@ -56,6 +58,9 @@ def plan_restart(look: Look) -> Plan | None:
     pods, policy = members(look), look.job.spec.restart
     failures = find_failures(pods, missing(look), look.now) + lost_nodes(pods, policy, look.now)
     failures = failures or stranded(pods, look.status.attempt, look.observed.report)
+    why_not = obstacle(look, pods, failures) if failures and is_live(look) else ""
+    if why_not is None:
+        return _replace_lost(look, pods, failures)
     stopping = any(is_stopping(pod, look.now) for pod in pods)
     if not (failures or stopping):
         return None
@@ -64,15 +69,42 @@ def plan_restart(look: Look) -> Plan | None:
         return Plan(look.status, requeue_after=SETTLE_LOOK_SECONDS)
     if (read := log_to_read(look.observed, cause)) is not None:
         return Plan(look.status, (read,))  # a log goes with its pod
-    return _after_failure(with_node_counts(look), cause)
+    return _after_failure(with_node_counts(look), cause, why_not)
 
 
-def _after_failure(look: Look, cause: Failure) -> Plan:
-    before = look.status
-    look = look.with_status(with_final_report(look.status, cause.report, look.now))
+def _replace_lost(look: Look, pods: tuple[PodView, ...], failures: tuple[Failure, ...]) -> Plan:
+    """The others train on: take the place of the lost pods, in the same attempt. They count as one restart."""
+    cause = first_cause(failures, look.now) or failures[0]
+    if (read := log_to_read(look.observed, cause)) is not None:
+        return Plan(look.status, (read,))
+    post_mortem, tail = _with_log(look, cause)
+    decided = decide(look, post_mortem)
+    if isinstance(decided, GiveUp):  # the log has shown that it failed so before
+        return _after_failure(with_node_counts(look), cause)
+    look = without_lost(look.with_status(decided.status), pods, failures)
+    look = with_failure(with_node_counts(look), post_mortem, tail)
+    what = with_clause(post_mortem.message, decided.explanation).splitlines()[0]
+    message = f"{what}; the other ranks of attempt {look.status.attempt} go on, and the pod is replaced"
+    return Plan(
+        look.status,
+        discard(look, left_over(look)),
+        status_first=True,
+        requeue_after=0.0,
+        events=(Event("Warning", "RecoveringLive", message),),
+    )
+
+
+def _with_log(look: Look, cause: Failure) -> tuple[Failure, str]:
+    """`cause` as people may read it, and the last lines of its pod's log."""
     tail = log_tail(look.job, look.observed, cause)
     cause = with_last_log_line(cause, tail)
-    cause = replace(cause, message=without_secrets(look.job, cause.message))
+    return replace(cause, message=without_secrets(look.job, cause.message)), tail
+
+
+def _after_failure(look: Look, cause: Failure, why_not_live: str = "") -> Plan:
+    before = look.status
+    look = look.with_status(with_final_report(look.status, cause.report, look.now))
+    cause, tail = _with_log(look, cause)
     match decide(look, cause):
         case GiveUp("BackoffLimitExceeded") if (wait := _until_cause_shows(look, cause)) is not None:
             return Plan(before, requeue_after=wait)
@@ -80,6 +112,7 @@ def _after_failure(look: Look, cause: Failure) -> Plan:
             return plan_failed(with_failure(look, cause, tail), reason, message)
         case RestartIn(reason, seconds, after, why):
             look = with_failure(look.with_status(after), cause, tail)
+            why = f"{why}; no live recovery: {why_not_live}" if why_not_live else why
             return next_attempt(look, Cause(reason, with_clause(cause.message, why), seconds))
 
 

@@ -6,17 +6,28 @@ from ddpjob_operator.core import transitions
 from ddpjob_operator.core.failure.node_lost import until_lost
 from ddpjob_operator.core.gang.children import lost_children
 from ddpjob_operator.core.gang.elastic import until_resized, wanted_resize
-from ddpjob_operator.core.gang.members import discard, ended_before, left_over, with_node_counts
+from ddpjob_operator.core.gang.live import without_replaced
+from ddpjob_operator.core.gang.members import (
+    discard,
+    ended_before,
+    fill_gang,
+    left_over,
+    until_filled,
+    with_node_counts,
+)
 from ddpjob_operator.core.gang.problems import with_problems
 from ddpjob_operator.core.gang.spares import ready_spares, spare_actions, until_spared
+from ddpjob_operator.core.manifests.admission import admission
+from ddpjob_operator.core.manifests.admitted import Refused
 from ddpjob_operator.core.stages.restart import plan_restart, resize
 from ddpjob_operator.core.stages.starting import complete_gang
-from ddpjob_operator.core.values.actions import Plan, soonest
+from ddpjob_operator.core.values.actions import Action, CreatePod, Plan, soonest
 from ddpjob_operator.core.values.look import Look
 
 
 def plan_running(look: Look) -> Plan:
     """What to do about a gang that runs."""
+    look = without_replaced(look)
     if (restart := plan_restart(look)) is not None:
         return restart
     if early := [pod.name for pod in look.gang if ended_before(pod, look.status)]:
@@ -27,12 +38,23 @@ def plan_running(look: Look) -> Plan:
     return _tend(look)
 
 
+def _replacements(look: Look) -> tuple[Action, ...]:
+    """Pods for the node ranks that lost theirs while the others train on, once the names of those are free."""
+    if not look.status.internal.lost_pods:
+        return ()
+    admitted, taken = admission(look), {pod.name for pod in look.observed.pods}
+    actions = () if isinstance(admitted, Refused) else fill_gang(look, admitted)
+    return tuple(action for action in actions if not (isinstance(action, CreatePod) and action.name in taken))
+
+
 def _tend(look: Look) -> Plan:
     """Delete what older attempts left, keep as many spares as wanted, restore children, and update the status."""
     spares = spare_actions(look)
     children = tuple(action for action in lost_children(look) if action not in spares)  # they need the Service, too
-    actions = (*discard(look, left_over(look)), *spares, *children)
+    actions = (*discard(look, left_over(look)), *_replacements(look), *spares, *children)
     look = with_problems(with_node_counts(look, len(ready_spares(look))))
     lost = until_lost(look.observed.pods, look.job.spec.restart, look.now)
     wait = soonest(lost, until_resized(look), until_spared(look))
+    if look.status.internal.lost_pods:
+        wait = soonest(wait, until_filled(look))
     return Plan(look.status, actions, requeue_after=wait)

@@ -70,11 +70,14 @@ def _suspended(look: Look) -> Plan:
     status, pods = look.status, look.observed.pods
     if status.phase is Phase.SUSPENDED:
         return Plan(status)
+    # Once a pod has ended, the kubelet deletes it with a grace of 0, and its deletionTimestamp moves back: it may be as
+    # old as one that is given up before how it ended was read.
+    last = last_report(pod for pod in pods if pod.attempt == status.attempt)
+    look = look.with_status(status := with_final_report(status, last, look.now))
     message = "stopped; set spec.suspend to false to resume"
     if status.snapshot is not None:
         message += f" from the snapshot of step {status.snapshot.step}"
-    if pods:
-        stuck = ", ".join(f"{pod.name} on {pod.node_name}" for pod in pods)
+    if stuck := ", ".join(f"{pod.name} on {pod.node_name}" for pod in pods if not pod.ended):
         message += f". These pods did not confirm their end, and may still run: {stuck}"
     return Plan(transitions.suspend(look, message).status, events=(Event("Normal", "Suspended", message),))
 

@@ -16,6 +16,7 @@ from ddpjob_operator.api.status import (
     Goodput,
     Internal,
     NodeCount,
+    Notification,
     Phase,
     Progress,
     SnapshotStatus,
@@ -29,6 +30,7 @@ class Recorded(TypedDict, total=False):
 
     summary: Summary | None
     restarts: int
+    live_recoveries: int | None
     restarts_since_progress: int
     restart_times: tuple[datetime, ...]
     disruptions: int
@@ -89,6 +91,17 @@ def with_held(status: DDPJobStatus, node_seconds: dict[str, float], gpu_seconds:
     """`status` with other seconds for which its gangs have held nodes and GPUs, by activity."""
     internal = status.internal.model_copy(update={"node_seconds": node_seconds, "gpu_seconds": gpu_seconds})
     return status.model_copy(update={"internal": internal})
+
+
+def with_notification(status: DDPJobStatus, notification: Notification) -> DDPJobStatus:
+    """`status` with another record of the notification of the job's end."""
+    internal = status.internal.model_copy(update={"notification": notification})
+    return status.model_copy(update={"internal": internal})
+
+
+def with_lost_pods(status: DDPJobStatus, lost_pods: dict[str, int]) -> DDPJobStatus:
+    """`status` with other pods of this attempt on record as lost and replaced. For `core.transitions` alone."""
+    return status.model_copy(update={"internal": status.internal.model_copy(update={"lost_pods": lost_pods})})
 
 
 def resized(spec: DDPJobSpec, *, nodes: int, spares: int) -> DDPJobSpec:

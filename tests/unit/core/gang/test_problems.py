@@ -68,6 +68,33 @@ def test_trouble_is_a_reason_that_lasts(status: DDPJobStatus, pods: list[PodView
     assert (found.reason if found else None) == reason
 
 
+@pytest.mark.parametrize(
+    ("before", "pods", "said"),
+    [
+        pytest.param(LASTING, [make_pod(0), NO_IMAGE], ["ErrImagePull: pod digits-0-1: not found"], id="news"),
+        pytest.param(degraded(Problem("ErrImagePull", "pod digits-0-0: not found")), [make_pod(0), NO_IMAGE], [],
+                     id="the same of another pod"),
+        pytest.param(degraded(Problem("Unschedulable", "0/2 nodes")), [make_pod(0), NO_IMAGE],
+                     ["ErrImagePull: pod digits-0-1: not found"], id="another reason"),
+        pytest.param(LASTING, [make_pod(0), make_pod(1)], [], id="nothing is wrong"),
+    ],
+)  # fmt: skip
+def test_each_reason_for_which_a_job_is_degraded_is_one_event(
+    before: DDPJobStatus, pods: list[PodView], said: list[str]
+) -> None:
+    decided = plan(make_job(before), seen(*pods), NOW, DEFAULTS)
+    found = [event for event in decided.events if event.reason == "Degraded"]
+    assert [event.message.partition(". The image")[0] for event in found] == said
+    assert all(event.type == "Warning" for event in found)
+
+
+def test_a_gang_that_is_released_is_one_event_and_not_two() -> None:
+    refused = seen(make_pod(0, "Pending"), problem=Problem("QuotaExceeded", "exceeded quota"))
+    decided = plan(make_job(LASTING), refused, NOW, DEFAULTS)
+    assert [event.reason for event in decided.events] == ["GangReleased"]
+    assert any(item.type == "Degraded" and item.status == "True" for item in decided.status.conditions)
+
+
 def test_what_the_api_server_refused_is_said_at_once() -> None:
     found = startup_problem(at(make_job(FRESH), seen(problem=Problem("QuotaExceeded", "exceeded quota"))), ())
     assert found is not None

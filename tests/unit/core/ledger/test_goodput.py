@@ -114,6 +114,39 @@ def test_what_a_trainer_is_ahead_of_the_clock_is_counted_the_next_time() -> None
     assert spent(with_goodput(once, after, observed, later(9))) == {"training": 5.0, "rendezvous": 4.0}
 
 
+def test_the_time_until_the_end_of_the_pods_is_seen_is_no_training() -> None:
+    """The trainer has reported each second of its training when it ended."""
+    before = in_phase(Phase.RUNNING, goodput=ledger("training", training=4.0), reported_seconds={"training": 4.0})
+    message = make_report("Completed", step=100, seconds={"train": 9.0})
+    pods = (make_pod(0, "Succeeded", termination=ended(0, message)), make_pod(1, "Succeeded", termination=ended(0)))
+    after = with_goodput(before, before.model_copy(update={"phase": Phase.SUCCEEDED}), seen(*pods), later(6))
+    assert spent(after) == {"training": 9.0, "unknown": 1.0}
+
+
+def test_a_step_under_way_when_the_trainer_was_asked_is_training_in_the_end() -> None:
+    before = in_phase(Phase.RUNNING, goodput=ledger("unknown"))
+    observed = seen(*RUNS, report=reported("train", step=2, seconds={"script": 3.0, "train": 1.5}))
+    running = with_goodput(before, before.model_copy(update={"progress": Progress(step=2)}), observed, later(5))
+    assert spent(running) == {"unknown": 3.5, "training": 1.5}, "half a second of a step is not reported yet"
+    message = make_report("Completed", step=20, seconds={"script": 3.0, "train": 10.0, "done": 1.0})
+    pods = (make_pod(0, "Succeeded", termination=ended(0, message)), make_pod(1, "Succeeded", termination=ended(0)))
+    after = with_goodput(running, running.model_copy(update={"phase": Phase.SUCCEEDED}), seen(*pods), later(14))
+    assert spent(after) == {"unknown": 4.0, "training": 10.0}
+
+
+@pytest.mark.parametrize(
+    ("ago", "training"), [(0, 4.0), (1.5, 5.5), (60, 9.0), (-60, 4.0)], ids=["new", "old", "clock behind", "ahead"]
+)
+def test_a_report_is_as_old_as_it_says_within_what_clocks_may_differ(ago: float, training: float) -> None:
+    before = in_phase(Phase.RUNNING, goodput=ledger("rendezvous"))
+    time = later(10 - ago).timestamp()
+    observed = seen(*RUNS, report=reported("train", step=2, seconds={"script": 1.0, "train": 4.0}, time=time))
+    after = with_goodput(before, before.model_copy(update={"progress": Progress(step=2)}), observed, later(10))
+    assert spent(after) == (
+        {"unknown": 1.0, "training": training} | ({"rendezvous": 9 - training} if training < 9 else {})
+    )
+
+
 def failed_at(step: int, kept: int | None, *, reason: str = "WorkerKilled", began: int = 0) -> DDPJobStatus:
     """A job of 100 s of training whose attempt ends at `step`, with a snapshot of step `kept`."""
     before = in_phase(
@@ -138,11 +171,11 @@ def failed_at(step: int, kept: int | None, *, reason: str = "WorkerKilled", bega
 @pytest.mark.parametrize(
     ("step", "kept", "began", "training", "lost"),
     [
-        (100, 80, 0, 90.0, 20),
-        (100, 100, 0, 110.0, 0),
-        (100, None, 0, 10.0, 100),
-        (100, 80, 60, 60.0, 20),
-        (100, 100, 100, 110.0, 0),
+        (100, 80, 0, 80.0, 20),
+        (100, 100, 0, 100.0, 0),
+        (100, None, 0, 0.0, 100),
+        (100, 80, 60, 50.0, 20),
+        (100, 100, 100, 100.0, 0),
     ],
     ids=["a fifth", "nothing", "everything", "half of what this attempt did", "an attempt that took no step"],
 )
@@ -150,13 +183,13 @@ def test_training_that_no_snapshot_kept_was_recovering(
     step: int, kept: int | None, began: int, training: float, lost: int
 ) -> None:
     over = failed_at(step, kept, began=began)
-    assert spent(over) == {"training": 110.0}, "what is lost is known once the next attempt has resumed"
+    assert spent(over) == {"training": 100.0, "recovering": 10.0}, "what is lost is known once the next one has resumed"
     assert over.internal.reported_seconds == {}
     assert over.goodput is not None
     after = resumed(over, kept or 0)
     assert after.goodput is not None
     recovering = 110 - training + (RESTART_SECONDS if over.internal.unresolved_steps else 0)
-    assert spent(after) == {"training": training} | ({"recovering": recovering} if recovering else {})
+    assert spent(after) == ({"training": training} if training else {}) | {"recovering": recovering}
     assert (over.goodput.recomputed_steps, after.goodput.recomputed_steps) == (0, lost)
     assert after.internal.unresolved_steps is None
 
@@ -176,7 +209,7 @@ def test_a_snapshot_that_the_ranks_saved_when_they_left_loses_nothing() -> None:
     after = resumed(failed_at(100, 20), 100)
     assert after.goodput is not None
     assert after.goodput.recomputed_steps == 0
-    assert spent(after) == {"training": 110.0, "recovering": RESTART_SECONDS}
+    assert spent(after) == {"training": 100.0, "recovering": 10.0 + RESTART_SECONDS}
 
 
 def test_a_script_that_does_not_say_where_it_resumes_has_lost_what_no_snapshot_kept() -> None:

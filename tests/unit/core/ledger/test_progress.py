@@ -42,6 +42,13 @@ def test_a_report_becomes_progress_and_snapshot() -> None:
     assert status.snapshot.model_dump() == {"step": 100, "time": later(-5), "verified": True}
 
 
+def test_a_figure_has_six_digits() -> None:
+    """kubectl get prints every digit that there is."""
+    status = after(REPORT | {"loss": 0.12345678, "metrics": {"eval_accuracy": 0.9861111111111112}})
+    assert status.progress is not None
+    assert (status.progress.loss, status.progress.metrics) == (0.123457, {"eval_accuracy": 0.986111})
+
+
 @pytest.mark.parametrize(
     "report",
     [

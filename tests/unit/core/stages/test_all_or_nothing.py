@@ -118,7 +118,7 @@ def test_the_next_try_is_a_new_attempt_that_costs_nothing_and_says_what_it_waits
     decided = decide(placed(0, attempt=3), problem=QUOTA, status=before)
     assert decided is not None
     after = decided.status
-    assert (after.phase, after.attempt, after.restarts, after.disruptions) == (Phase.RESTARTING, 4, 2, 1)
+    assert (after.phase, after.attempt, after.restarts, after.disruptions) == (Phase.RESTARTING, 4, 2, 0)
     assert (after.restarts_since_progress, after.internal.kept_pods) == (1, {})
     assert after.attempt_start_time == before.attempt_start_time, "the job has waited for its nodes since then"
     degraded = cond.find(after.conditions, cond.DEGRADED)
@@ -128,6 +128,19 @@ def test_the_next_try_is_a_new_attempt_that_costs_nothing_and_says_what_it_waits
         "1 of 4 pods were released: the API server rejected Pod digits-0-2: exceeded quota: few; retrying in 1 s"
     )
     assert [(event.type, event.reason) for event in decided.events] == [("Warning", "GangReleased")]
+
+
+def test_the_same_refusal_of_each_try_is_the_same_event() -> None:
+    """Then it raises the count of the first one, where seven tries would make seven."""
+    said = set()
+    for attempt in range(2):
+        words = f"the API server rejected Pod digits-{attempt}-2: exceeded quota: few"
+        status = in_phase(Phase.STARTING, nodes=4, attempt=attempt)
+        decided = decide(placed(0, attempt=attempt), problem=Problem("QuotaExceeded", words), status=status)
+        assert decided is not None
+        said |= {event.message for event in decided.events}
+        assert f"Pod digits-{attempt}-2" in str(decided.status.conditions)
+    assert said == {"1 of 4 pods were released: the API server rejected Pod digits-*-2: exceeded quota: few"}
 
 
 def test_a_late_gang_says_why_in_the_words_of_the_scheduler() -> None:

@@ -131,6 +131,18 @@ def test_the_snapshot_that_the_first_node_saved_is_known() -> None:
     assert decided.status.snapshot.step == 123
 
 
+def test_a_pod_that_has_ended_tells_its_snapshot_although_its_grace_was_cut_by_the_kubelet() -> None:
+    """Its last deletion, with a grace of 0, moves the deletionTimestamp back to when it was asked to stop."""
+    message = make_report("Preempted", snapshot={"step": 200, "time": NOW.timestamp(), "verified": True})
+    first = make_pod(0, "Failed", termination=ended(143, message), deleting=True, gone_by=later(-10))
+    decided = look(make_job(suspending(), suspend=True), seen(first))
+    assert decided.status.phase is Phase.SUSPENDED
+    assert decided.status.snapshot is not None
+    assert decided.status.snapshot.step == 200
+    assert "from the snapshot of step 200" in decided.events[0].message
+    assert "did not confirm" not in decided.events[0].message
+
+
 def test_a_suspension_in_progress_costs_no_further_write_and_no_call() -> None:
     going = tuple(make_pod(rank, deleting=True, gone_by=later(60)) for rank in (0, 1))
     decided = look(make_job(suspending(), suspend=True), seen(*going))

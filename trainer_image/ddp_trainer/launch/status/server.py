@@ -6,6 +6,7 @@ import contextlib
 import json
 import socket
 import socketserver
+import threading
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -15,19 +16,37 @@ PAGE_SECONDS = 10
 """Timeout of a connection on which nothing is read or written."""
 
 
+MOST_CONNECTIONS = 32
+"""Each has a thread. What comes beyond is closed at once: the pod has its ranks to feed."""
+
+
 class StatusServer(ThreadingHTTPServer):
     """Serves on all addresses of `port` (0: a free one), IPv6 too where there is any."""
 
     daemon_threads = True
+    request_queue_size = MOST_CONNECTIONS
 
     def __init__(
         self, port: int, status: Callable[[], dict[str, Any]], metrics: Callable[[str], tuple[bytes, str]]
     ) -> None:
         self.status = status
         self.metrics = metrics
+        self._free = threading.Semaphore(MOST_CONNECTIONS)
         # the scraper is another pod, with an address of either kind
         self.address_family = socket.AF_INET6 if _has_ipv6() else socket.AF_INET
         super().__init__(("::" if self.address_family == socket.AF_INET6 else "0.0.0.0", port), _Handler)  # noqa: S104
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if self._free.acquire(blocking=False):
+            super().process_request(request, client_address)
+        else:
+            self.shutdown_request(request)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._free.release()
 
     def server_bind(self) -> None:
         if self.address_family == socket.AF_INET6:

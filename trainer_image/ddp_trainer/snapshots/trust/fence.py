@@ -15,6 +15,7 @@ import os
 import re
 import socket
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -51,6 +52,10 @@ class Fence:
 
     directory: Path
     own: Attempt
+    check_view: Callable[[], None] | None = None
+    """Of ranks that recover live, which change places within an attempt: raises SnapshotError where another rank
+    writes now, OSError where that cannot be known.
+    """
 
     @classmethod
     def acquire(
@@ -62,6 +67,7 @@ class Fence:
         uid: str,
         world_size: int = 1,
         nodes: int = 1,
+        check_view: Callable[[], None] | None = None,
         disk: Disk | None = None,
     ) -> Fence:
         """Create the fencing token of this attempt. The same numbers and uid again are the same attempt, restarted.
@@ -81,7 +87,7 @@ class Fence:
             raise UserError(f"{tokens} is a symbolic link: remove it, fencing tokens belong in the job's own directory")
         with contextlib.suppress(FileExistsError):
             disk.make_directory(tokens)
-        fence = cls(job_dir, own)
+        fence = cls(job_dir, own, check_view)
         fence.check()
         details = {"time": own.time, "host": own.host, "worldSize": world_size, "nodes": nodes}
         with contextlib.suppress(FileExistsError):
@@ -93,7 +99,7 @@ class Fence:
         return fence
 
     def check(self) -> None:
-        """Raise FencedError if there is a token of a newer attempt by now."""
+        """Raise FencedError if there is a token of a newer attempt by now, and what `check_view` raises."""
         tokens = self.directory / ATTEMPTS
         # An NFS client may answer a listing from its cache. Setting the directory's time goes to the server, whose
         # reply shows that the directory has changed and so drops the cached listing.
@@ -107,6 +113,8 @@ class Fence:
                 f"(uid {newer.uid}) owns {self.directory}. This attempt is older: "
                 "it stops here and leaves every file to the newer one"
             )
+        if self.check_view is not None:
+            self.check_view()
 
 
 def history(job_dir: Path) -> list[Attempt]:

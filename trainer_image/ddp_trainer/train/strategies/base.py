@@ -63,6 +63,9 @@ class Strategy:
         self.compile_if_asked()
         self.module = self.model
 
+    def regroup(self) -> None:
+        """The process group is another one. The model and the optimizer stay."""
+
     def compile_if_asked(self) -> None:
         if self.config.compile:
             # in place, so that the names in the state dict stay

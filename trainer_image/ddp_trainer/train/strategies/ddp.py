@@ -9,6 +9,7 @@ from __future__ import annotations
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -27,8 +28,17 @@ class DDP(Strategy):
         if self.config.sync_batchnorm:
             model = nn.SyncBatchNorm.convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]
         super().wrap(model)
+        if dist.is_initialized():  # with live recovery it is not yet
+            self._distribute(init_sync=True)
+
+    def regroup(self) -> None:
+        """Build DDP anew. The weights are made equal by whoever regroups."""
+        self._distribute(init_sync=False)
+
+    def _distribute(self, *, init_sync: bool) -> None:
         self.module = DistributedDataParallel(
             self.model,
+            init_sync=init_sync,
             device_ids=[self.world.device.index] if self.world.device.type == "cuda" else None,
             # Gradients live in the buckets that are reduced: no copy, and half the memory for them.
             gradient_as_bucket_view=True,

@@ -1,0 +1,55 @@
+"""`ddpjob run` with restart.scope Live: a killed rank costs one step, and no snapshot is read."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.support import local_run
+
+from ddp_trainer.logs.losses import read_losses
+from ddpjob_operator.api.status import DDPJobStatus, Phase
+from ddpjob_operator.local.volume import open_shared
+
+pytestmark = [pytest.mark.local, pytest.mark.timeout(240)]
+
+STEPS = 60
+ARGS = ["--task", "live_tasks:Slow", "--global-batch", "24", "--max-steps", str(STEPS), "--lr", "0.003"]
+TASKS = local_run.ROOT / "tests" / "trainer" / "live"
+
+
+def run(folder: Path, args: list[str], spec: dict[str, Any], *, chaos: str | None = None) -> DDPJobStatus:
+    job = local_run.new_job("digits", {"args": ARGS + args, "snapshots": {"every": "1000steps"}} | spec)
+    environ = local_run.environment()
+    environ["PYTHONPATH"] += f"{os.pathsep}{TASKS}"
+    return asyncio.run(local_run.run(job, open_shared(folder), chaos=chaos, environ=environ)).status
+
+
+def losses(folder: Path) -> dict[int, float]:
+    return {entry["step"]: entry["loss"] for entry in read_losses(folder / "logs" / "digits")}
+
+
+def events(folder: Path, kind: str) -> list[dict[str, Any]]:
+    lines = (folder / "logs" / "digits" / "events.jsonl").read_text().splitlines()
+    return [event for line in lines if (event := json.loads(line))["event"] == kind]
+
+
+def test_a_killed_rank_costs_no_attempt_and_no_snapshot(tmp_path: Path) -> None:
+    run(tmp_path / "unbroken", ["--task-options", "seconds=0"], {"nodes": 1})
+    killed = tmp_path / "killed"
+    # its steps wait for the new rank
+    spec = {"nodes": 3, "restart": {"scope": "Live"}, "stall": {"minSeconds": 300}}
+    status = run(killed, [], spec, chaos="kill-rank@25%")
+    assert (status.phase, status.attempt, status.restarts) == (Phase.SUCCEEDED, 0, 1)
+    assert (status.live_recoveries, [event["worldSize"] for event in events(killed, "recovered")]) == (1, [2])
+    assert status.last_failure is not None
+    assert status.last_failure.reason == "WorkerKilled"
+    assert [event["worldSize"] for event in events(killed, "regrouped")] == [2, 3]
+    assert not events(killed, "resumed"), "a snapshot was read"
+    unbroken, found = losses(tmp_path / "unbroken"), losses(killed)
+    assert len(found) >= STEPS - 1, "more is missing than the loss that was under way"
+    assert max(abs(loss - unbroken[step]) for step, loss in found.items()) < 1e-5

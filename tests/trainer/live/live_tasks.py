@@ -1,0 +1,50 @@
+"""A task whose steps take a while, for tests that end ranks in the middle of training."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ddp_trainer.tasks.digits import Digits
+
+ALONE_STEPS = 3
+PATIENCE_SECONDS = 180.0
+
+
+class Slow(Digits):
+    """Digits with steps of at least `seconds`; nothing is random. With fewer than `ranks`, a few steps are taken, and
+    then a new rank is waited for: however slow the machine is, it comes before the end.
+    """
+
+    def __init__(self, seconds: float = 0.05, ranks: int = 3) -> None:
+        super().__init__(width=8, dropout=0.0)
+        self._seconds, self._ranks = seconds, ranks
+        self._alone = 0
+
+    def loss(self, output: Tensor, batch: tuple[Tensor, Tensor]) -> Tensor:
+        if torch.is_grad_enabled() and self._seconds:
+            is_small = dist.is_initialized() and dist.get_world_size() < self._ranks
+            self._alone = self._alone + 1 if is_small else 0
+            if self._alone > ALONE_STEPS:
+                _await_new_rank()
+            time.sleep(self._seconds * (10 if is_small else 1))
+        return super().loss(output, batch)
+
+
+def _await_new_rank() -> None:
+    """Until a process has registered since the newest view: it asks to join right after that."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    (views,) = Path(os.environ["DDPJOB_SHARED"]).glob("checkpoints/*/views/*")
+    while time.monotonic() < deadline:
+        entered, decided = (
+            max(path.stat().st_mtime_ns for path in views.glob(pattern)) for pattern in ("present-*.json", "0*.json")
+        )
+        if entered > decided:
+            return
+        time.sleep(0.02)
+    raise AssertionError(f"no new rank came within {PATIENCE_SECONDS} s")

@@ -1,0 +1,122 @@
+"""Where the ranks cannot go on by themselves: one process says why and ends, the others wait for the next attempt."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from tests.support.ports import free_port
+
+from ddp_trainer.contract.exit_codes import LiveRecoveryFailed
+from ddp_trainer.contract.outcomes import classify
+from ddp_trainer.live import membership, views
+from ddp_trainer.live.membership import Finished, Membership
+from ddp_trainer.live.register import Register
+from ddp_trainer.live.views import Member, View
+
+Start = Callable[..., Membership]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "views"
+
+
+@pytest.fixture
+def start(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
+    """A process of the gang; the waits are short."""
+    monkeypatch.setattr(membership, "ALONE_SECONDS", 0.1)
+    monkeypatch.setattr(membership, "WATCH_SECONDS", 0.05)
+    monkeypatch.setattr(views, "REPLACEMENT_SECONDS", 0.1)
+    monkeypatch.setattr(views, "MINORITY_SECONDS", 0.1)
+    started: list[Membership] = []
+
+    def start(node_rank: int, *, least: int = 1) -> Membership:
+        started.append(
+            Membership(
+                Register(folder),
+                node_rank=node_rank,
+                local_rank=0,
+                host="127.0.0.1",
+                least=least,
+                timeout_seconds=60.0,
+            )
+        )
+        return started[-1]
+
+    yield start
+    for one in started:
+        one.stop()
+
+
+def ended(node_rank: int) -> Member:
+    """A process that has ended: its port is closed."""
+    return Member(f"ended-{node_rank}", node_rank, 0, "127.0.0.1", free_port())
+
+
+def propose(folder: Path, *members: Member) -> View:
+    return Register(folder).propose(View(0, members, members[0].id, "127.0.0.1", 1))
+
+
+def test_new_processes_give_up_where_no_process_with_the_state_is_left(start: Start, folder: Path) -> None:
+    propose(folder, ended(0), ended(1))
+    first, second = start(0), start(1)
+    with pytest.raises(LiveRecoveryFailed, match="no rank that has the state answers") as failed:
+        first.begin(2)
+    assert classify(failed.value) == (1, "LiveRecoveryFailed")
+    with pytest.raises(RuntimeError, match="no rank that has the state answers") as peer_lost:
+        second.begin(2)
+    assert classify(peer_lost.value) == (1, "PeerLost"), "its pod would not wait for the next attempt"
+
+
+def test_a_new_process_does_not_give_up_where_training_is_complete(start: Start, folder: Path) -> None:
+    propose(folder, ended(0), ended(1))
+    Register(folder).finish()
+    with pytest.raises(Finished):
+        start(0).begin(2)
+
+
+def test_fewer_than_must_take_part_give_up_where_no_replacement_comes(start: Start, folder: Path) -> None:
+    left = start(0, least=2)
+    left.view = propose(folder, left.own, ended(1))
+    with pytest.raises(LiveRecoveryFailed, match="1 of the 2 ranks that must take part"):
+        left.next_view()
+
+
+def test_without_the_volume_nobody_goes_on(start: Start, folder: Path) -> None:
+    left = start(0)
+    left.view = propose(folder, left.own, ended(1))
+    shutil.rmtree(folder)
+    with pytest.raises(LiveRecoveryFailed, match="the volume"):
+        left.next_view()
+
+
+def test_the_reason_is_on_record_once(folder: Path) -> None:
+    register = Register(folder)
+    said = [register.give_up(f"reason {number}") for number in range(3)]
+    assert (said, register.given_up) == ([True, False, False], "reason 0")
+
+
+def test_the_smaller_half_goes_on_once_it_has_waited(
+    start: Start, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of three, two stand still: their listeners accept, and do not answer."""
+    monkeypatch.setattr(views, "SILENT_SECONDS", 0.1)
+    monkeypatch.setattr(membership, "SILENT_SECONDS", 0.1)
+    silent = [_silent_member(rank) for rank in (1, 2)]
+    left = start(0)
+    left.view = propose(folder, left.own, *(member for member, _ in silent))
+    formed: list[View] = []
+    monkeypatch.setattr(left, "_form", formed.append)
+    left.next_view()
+    for _, close in silent:
+        close()
+    assert [view.members for view in formed] == [(left.own,)]
+
+
+def _silent_member(node_rank: int) -> tuple[Member, Callable[[], None]]:
+    listening = socket.create_server(("127.0.0.1", 0), backlog=64)
+    return Member(f"silent-{node_rank}", node_rank, 0, "127.0.0.1", listening.getsockname()[1]), listening.close

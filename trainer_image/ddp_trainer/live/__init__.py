@@ -1,0 +1,9 @@
+"""Live recovery: the ranks that are left when one dies agree on a new membership view, and take the next step in it.
+
+views       who takes part, and every decision on who takes part next, as pure functions
+register    the views of an attempt on the volume, each written once
+listener    answers the other members while this one trains
+membership  the protocol of one member, from a broken group to the next
+
+docs/decisions/0015-live-recovery.md has the protocol and the reasons.
+"""

@@ -1,0 +1,211 @@
+"""Live recovery of the built-in loop: ranks join, leave and go on with the states that they have.
+
+`join` forms a group, `go_on` the next one, after a rank was lost or when a new one waits. Both end with equal states on
+all ranks: those of a rank that has finished the most steps. What a step that was dropped has changed is put back first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ddp_trainer.client.run import Run
+from ddp_trainer.contract.environment import LivePlace
+from ddp_trainer.contract.exit_codes import UserError
+from ddp_trainer.contract.outcomes import classify
+from ddp_trainer.live.membership import Membership
+from ddp_trainer.live.views import source_of_state
+from ddp_trainer.logs.runlog import RunLog
+from ddp_trainer.rank.world import World
+from ddp_trainer.snapshots.codec.state import Staging, Stateful, file_in_memory, parse_files
+from ddp_trainer.snapshots.values import Progress
+from ddp_trainer.train.config import TrainConfig
+from ddp_trainer.train.data import Cursor
+from ddp_trainer.train.memory import MicroBatches
+from ddp_trainer.train.strategies.base import Strategy
+
+NO_STATE = -1
+
+
+def check_live(config: TrainConfig, world: World) -> None:
+    """Refuse what live recovery cannot keep equal yet. Raises UserError."""
+    problems = {
+        f"--strategy {config.strategy}": config.strategy != "ddp",
+        "--workers": config.workers > 0,
+        "--static-graph": config.static_graph,
+        "CUDA": world.device.type == "cuda",
+    }
+    for what, is_problem in problems.items():
+        if is_problem:
+            raise UserError(f"restart.scope Live does not work with {what} yet: use InPlace")
+
+
+def is_peer_lost(error: BaseException) -> bool:
+    """Whether a collective failed because another rank has left it."""
+    return classify(error)[1] in ("PeerLost", "RendezvousFailed")
+
+
+@dataclass(kw_only=True)
+class Recovery:
+    """What a recovery changes. `states` are all that must be equal on every rank."""
+
+    membership: Membership
+    place: LivePlace
+    world: World
+    strategy: Strategy
+    attached: Run
+    cursor: Cursor
+    micro_batches: MicroBatches
+    log: RunLog
+    states: Mapping[str, Stateful]
+
+    def __post_init__(self) -> None:
+        self._staging = Staging()
+        self._has_state = False
+        self._before_step: tuple[int, Tensor, list[Tensor]] | None = None
+        self._step_ended: float | None = None
+        self._is_recovering = False
+
+    def begin_step(self) -> None:
+        """Remember what a forward pass changes, in case the step is dropped."""
+        buffers = [buffer.clone() for buffer in self.strategy.model.buffers()]
+        self._before_step = (self.cursor.steps, torch.get_rng_state(), buffers)
+
+    def end_step(self) -> None:
+        """A step is finished by all ranks. The first after a loss ends the recovery."""
+        now = time.monotonic()
+        if self._is_recovering and self._step_ended is not None:
+            seconds = round(now - self._step_ended, 3)
+            self.log.event("recovered", step=self.cursor.steps, seconds=seconds, worldSize=self.world.size)
+        self._step_ended, self._is_recovering = now, False
+
+    def lost(self, error: Exception) -> None:
+        """A collective has failed because another rank was lost."""
+        self._is_recovering = True
+        self.log.event("peer_lost", step=self.cursor.steps, message=str(error).partition("\n")[0])
+
+    def join(self) -> bool:
+        """Become one of the ranks. Whether their states are here now; else no rank has any, and all are to resume.
+
+        Raises Finished where the others have come to the end meanwhile.
+        """
+        self.membership.begin(self.place.ranks)
+        return self._settle()
+
+    def resumed(self) -> None:
+        """The states of a snapshot are loaded, or training begins."""
+        self._has_state = True
+
+    def go_on(self) -> None:
+        """Form the next group, after a loss or for a new rank. Raises Excluded where the others went on without this
+        one.
+        """
+        self.membership.leave()
+        with contextlib.suppress(RuntimeError):
+            self.attached.record_loss()  # that of the last step, if it had arrived
+        self._drop_unfinished_step()
+        self.attached.regroups()
+        self.membership.next_view()
+        self._settle()
+
+    def _settle(self) -> bool:
+        """In a new group: equal states on all ranks, and everything that knows the world. Again where a rank is lost
+        meanwhile.
+        """
+        while True:
+            with contextlib.suppress(_Lost):
+                return self._try_to_settle()
+            self.membership.next_view()
+
+    def _try_to_settle(self) -> bool:
+        try:
+            self.world.move(self.membership.rank, self.membership.size)
+            self.strategy.regroup()
+            self.micro_batches.regroup(self.world.size)
+            self.attached.join()
+            own = self.cursor.steps if self._has_state else NO_STATE
+            steps = _of_all(own, self.world)
+            source = source_of_state(steps)
+            if steps[source] == NO_STATE:
+                return False
+            if min(steps) < steps[source]:
+                self._share(source, is_behind=own < steps[source])
+            self._has_state = True
+            self.attached.go_on(Progress(self.cursor.steps, self.cursor.epoch, self.cursor.samples))
+        except RuntimeError as error:
+            if not is_peer_lost(error):
+                raise
+            raise _Lost from error
+        return True
+
+    def _drop_unfinished_step(self) -> None:
+        if self._before_step is None or self._before_step[0] != self.cursor.steps:
+            return
+        _, generator, buffers = self._before_step
+        torch.set_rng_state(generator)
+        with torch.no_grad():
+            for buffer, before in zip(self.strategy.model.buffers(), buffers, strict=True):
+                buffer.copy_(before)
+
+    def _share(self, source: int, *, is_behind: bool) -> None:
+        """Send the states of rank `source` to all; those that are behind take them over."""
+        sizes: dict[str, Any] = {"files": {}, "limit": self.micro_batches.limit}
+        files = {}
+        if self.world.rank == source:
+            staged = self._staging.stage({name: _plain(name, value) for name, value in self.states.items()})
+            contents = {name: (header, data) for name, (header, data) in staged.files.items()}
+            sizes["files"] = {name: len(header) + data.numel() for name, (header, data) in contents.items()}
+            sizes["files"]["state.json"] = len(staged.structure)
+        sizes = json.loads(_bytes_from(source, json.dumps(sizes).encode(), self.world))
+        for name, size in sorted(sizes["files"].items()):
+            content = torch.empty(size, dtype=torch.uint8, device="cpu")
+            if self.world.rank == source:
+                header, data = contents.get(name, (staged.structure, torch.empty(0, dtype=torch.uint8, device="cpu")))
+                content = torch.cat([torch.frombuffer(bytearray(header), dtype=torch.uint8), data])
+            dist.broadcast(content, src=source)
+            if is_behind:
+                files[name] = file_in_memory(name, size)
+                position = 0
+                for piece in files[name].pieces():
+                    piece[:] = content[position : position + len(piece)].numpy().data
+                    position += len(piece)
+        self.micro_batches.limit = sizes["limit"]
+        if is_behind:
+            for name, state in parse_files(files).items():
+                self.states[name].load_state_dict(state)
+
+
+class _Lost(Exception):
+    """Another rank was lost while the ranks settled in their group."""
+
+
+def _plain(name: str, value: Stateful) -> Mapping[str, Any]:
+    """Lines that wait for the volume are written by the rank that has them, not by those that take over its state."""
+    state = dict(value.state_dict())
+    return {**state, "waiting": []} if "waiting" in state else state
+
+
+def _of_all(value: int, world: World) -> list[int]:
+    values = torch.zeros(world.size, dtype=torch.int64, device="cpu")
+    values[world.rank] = value
+    dist.all_reduce(values)
+    found: list[int] = values.tolist()
+    return found
+
+
+def _bytes_from(source: int, data: bytes, world: World) -> bytes:
+    size = torch.tensor([len(data)], device="cpu")
+    dist.broadcast(size, src=source)
+    content = torch.empty(int(size), dtype=torch.uint8, device="cpu")
+    if world.rank == source:
+        content = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+    dist.broadcast(content, src=source)
+    return bytes(content.numpy())
