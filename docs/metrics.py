@@ -64,8 +64,8 @@ Two counters say what nodes and GPUs were held for. Do not add them up: they are
   deleted before it has succeeded or failed has the outcome `Deleted`.
 
 The status of a job has its account, so that what an operator has seen before it was replaced is counted by the next
-one. Not counted is a job that is deleted while no operator runs. Series: at most 9 causes and 3 outcomes for each
-namespace, whatever the number of jobs.
+one. Not counted is a job that is deleted while no operator leads: its account goes with its status. Series: at most 9
+causes and 3 outcomes for each namespace, whatever the number of jobs.
 
 ## Status of each job, from the operator
 

@@ -29,6 +29,7 @@ from ddpjob_operator.cluster.child_watch import ChildWatch
 from ddpjob_operator.cluster.controller import Controller
 from ddpjob_operator.cluster.resync import Resync
 from ddpjob_operator.cluster.status_poll import StatusPoller
+from ddpjob_operator.core.ledger.notification import CONTENT_TYPE
 from ddpjob_operator.core.values.job import Defaults
 from ddpjob_operator.runtime import access
 from ddpjob_operator.runtime.certificate import Certificate
@@ -37,6 +38,7 @@ from ddpjob_operator.runtime.errors import ApiError
 from ddpjob_operator.runtime.events import EventRecorder
 from ddpjob_operator.runtime.leader import Leader
 from ddpjob_operator.runtime.queue import WorkQueue
+from ddpjob_operator.runtime.webhook import Webhook
 from ddpjob_operator.settings import VERSION, BadSetting, Settings
 from ddpjob_operator.tenancy import load_defaults
 from ddpjob_operator.watching import framework
@@ -142,6 +144,14 @@ def _certificate(settings: Settings, cleanup: AsyncExitStack) -> ssl.SSLContext 
     return certificate.context
 
 
+def _webhook(settings: Settings, cleanup: AsyncExitStack) -> Webhook | None:
+    if not settings.notify_url:
+        return None
+    webhook = Webhook(settings.notify_url, settings.notify_token, CONTENT_TYPE)
+    cleanup.push_async_callback(webhook.close)
+    return webhook
+
+
 async def _assemble(settings: Settings, defaults: Callable[[str], Defaults], cleanup: AsyncExitStack) -> Operator:
     client = await connect(settings.requests)
     cleanup.push_async_callback(client.close)
@@ -169,6 +179,7 @@ async def _assemble(settings: Settings, defaults: Callable[[str], Defaults], cle
         enqueue=queue.add_unless_backing_off,
         poller=poller,
         leader=leader,
+        webhook=_webhook(settings, cleanup),
     )
     resync = Resync(client, cache, settings.namespaces, settings.resync_seconds, queue.add_all)
     child_watch = ChildWatch(client, cache, settings.namespaces, settings.resync_seconds, queue.add)

@@ -69,9 +69,21 @@ OPERATOR = (
     MetricRow("ddpjob_operator_status_polls_total", "counter", "Requests to trainers for their status.", ("result",)),
     MetricRow("ddpjob_operator_events_total", "counter", "Kubernetes Events about jobs.", ("result",)),
     MetricRow(
+        "ddpjob_operator_notifications_total",
+        "counter",
+        "Notifications of the end of jobs: `delivered`, or `failed` after the last try.",
+        ("result",),
+    ),
+    MetricRow(
         "ddpjob_operator_restarts_total",
         "counter",
         "Restarts of all jobs after failures, including deleted jobs.",
+        ("namespace", "reason"),
+    ),
+    MetricRow(
+        "ddpjob_operator_live_recoveries_total",
+        "counter",
+        "Times that pods of all jobs were replaced while the other ranks went on, including deleted jobs.",
         ("namespace", "reason"),
     ),
     MetricRow(
@@ -181,6 +193,12 @@ JOBS = (
     ),
     MetricRow("ddpjob_status_attempt", "gauge", "Number of the current attempt, from 0.", JOB_LABELS, aggregate="max"),
     MetricRow("ddpjob_status_restarts_total", "counter", "Restarts after failures.", JOB_LABELS),
+    MetricRow(
+        "ddpjob_status_live_recoveries_total",
+        "counter",
+        "Times that pods were replaced while the other ranks went on. Included in restarts.",
+        JOB_LABELS,
+    ),
     MetricRow(
         "ddpjob_status_disruptions_total", "counter", "Restarts that do not count towards maxRestarts.", JOB_LABELS
     ),

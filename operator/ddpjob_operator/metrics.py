@@ -50,7 +50,9 @@ RESYNCS = Counter(**_row("ddpjob_operator_resyncs_total"))
 STATUS_WRITES = Counter(**_row("ddpjob_operator_status_writes_total"))
 STATUS_POLLS = Counter(**_row("ddpjob_operator_status_polls_total"))
 EVENTS = Counter(**_row("ddpjob_operator_events_total"))
+NOTIFICATIONS = Counter(**_row("ddpjob_operator_notifications_total"))
 RESTARTS = Counter(**_row("ddpjob_operator_restarts_total"))
+LIVE_RECOVERIES = Counter(**_row("ddpjob_operator_live_recoveries_total"))
 FAILED_JOBS = Counter(**_row("ddpjob_operator_failed_jobs_total"))
 QUEUE_SECONDS = Histogram(**_row("ddpjob_queue_seconds"), buckets=_WAIT_BUCKETS)
 FIRST_STEP_WAIT = Histogram(**_row("ddpjob_first_step_wait_seconds"), buckets=_WAIT_BUCKETS)
@@ -143,6 +145,7 @@ class JobFigures:
     conditions: Mapping[str, str] = field(default_factory=dict)
     """Conditions that need attention, and their reasons."""
     disruptions: int = 0
+    live_recoveries: int = 0
     goodput: float | None = None
     recomputed_steps: int | None = None
     seconds: Mapping[str, float] = field(default_factory=dict)
@@ -160,6 +163,7 @@ _PER_JOB: dict[str, Callable[[JobFigures], float | None]] = {
     "ddpjob_status_eta_timestamp_seconds": lambda job: _unix(job.eta),
     "ddpjob_status_attempt": lambda job: job.attempt,
     "ddpjob_status_restarts_total": lambda job: job.restarts,
+    "ddpjob_status_live_recoveries_total": lambda job: job.live_recoveries,
     "ddpjob_status_disruptions_total": lambda job: job.disruptions,
     "ddpjob_status_recomputed_steps_total": lambda job: job.recomputed_steps,
     "ddpjob_status_nodes": lambda job: job.nodes,

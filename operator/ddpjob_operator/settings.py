@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from ipaddress import ip_network
 from pathlib import Path
+from urllib.parse import urlsplit
 
 PREFIX = "DDPJOB_OPERATOR_"
 EXIT_BAD_SETTING = 64
@@ -97,6 +98,12 @@ class Settings:
     """SCRAPERS: labels of the namespaces that may read metrics of pods under such a policy, such as
     kubernetes.io/metadata.name=monitoring, separated by commas. Empty: the operator alone may."""
 
+    notify_url: str = field(default="", repr=False)
+    """NOTIFY_URL: http(s) URL to which the end of each job is posted as a CloudEvent. Empty: nowhere."""
+
+    notify_token: str = field(default="", repr=False)
+    """NOTIFY_TOKEN: bearer token of these requests. Empty: none."""
+
     leader_election: bool = True
     """LEADER_ELECTION: hold a Lease while acting, so that of several replicas only one acts."""
 
@@ -142,7 +149,8 @@ def load(environ: Mapping[str, str] = os.environ) -> Settings:
         try:
             values[name.lower()] = _READERS[name](text)
         except ValueError as error:
-            raise BadSetting(f"{PREFIX}{name} is {text!r}, but must be {error}") from None
+            is_not = "has a value that cannot be used: it" if name in _SECRET else f"is {text!r}, but"
+            raise BadSetting(f"{PREFIX}{name} {is_not} must be {error}") from None
     return Settings(**values)  # type: ignore[arg-type]
 
 
@@ -205,6 +213,24 @@ def _resolvers(text: str) -> tuple[str, ...]:
     return tuple(found)
 
 
+def _url(text: str) -> str:
+    """Of a receiver. The error does not quote it: its path or query may be the secret."""
+    try:
+        parts = urlsplit(text)
+        whole = bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        whole = False
+    if not whole or parts.scheme not in ("http", "https") or "@" in parts.netloc or not re.fullmatch(r"[!-~]+", text):
+        raise ValueError("an http:// or https:// URL without a user name")
+    return text
+
+
+def _token(text: str) -> str:
+    if not re.fullmatch(r"[!-~]{1,8192}", text):
+        raise ValueError("a token of visible ASCII characters")
+    return text
+
+
 def _text(text: str) -> str:
     return text
 
@@ -260,8 +286,13 @@ _READERS: dict[str, Callable[[str], object]] = {
     "SCRAPERS": _labels,
     "RESOLVERS": _resolvers,
     "SOURCES": _networks,
+    "NOTIFY_URL": _url,
+    "NOTIFY_TOKEN": _token,
     "LEADER_ELECTION": _flag,
     "LEASE_NAME": _text,
     "LEASE_NAMESPACE": _namespace,
     "IDENTITY": _text,
 }
+
+_SECRET = ("NOTIFY_URL", "NOTIFY_TOKEN")
+"""Variables whose value is not shown."""

@@ -65,6 +65,35 @@ def test_a_value_that_cannot_be_used_is_refused_by_name(name: str, value: str) -
         load({f"DDPJOB_OPERATOR_{name}": value})
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("NOTIFY_URL", "hooks.example/s3cret"),
+        ("NOTIFY_URL", "ftp://hooks.example/s3cret"),
+        ("NOTIFY_URL", "https://"),
+        ("NOTIFY_URL", "https://user:s3cret@hooks.example/"),
+        ("NOTIFY_URL", "https://hooks.example:s3cret/"),
+        ("NOTIFY_URL", "https://[s3cret/"),
+        ("NOTIFY_URL", "https://hooks.example/s3cret\nHost: other"),
+        ("NOTIFY_TOKEN", "s3cret\r\nHost: other"),
+    ],
+)
+def test_a_secret_value_that_cannot_be_used_is_refused_without_being_shown(name: str, value: str) -> None:
+    with pytest.raises(
+        BadSetting, match=f"DDPJOB_OPERATOR_{name} has a value that cannot be used: it must be"
+    ) as error:
+        load({f"DDPJOB_OPERATOR_{name}": value})
+    assert "s3cret" not in str(error.value)
+    assert error.value.__suppress_context__
+
+
+def test_secret_values_are_read_and_not_shown() -> None:
+    url = "https://hooks.example:8443/s3cret?team=ml"
+    settings = load({"DDPJOB_OPERATOR_NOTIFY_URL": f"{url}\n", "DDPJOB_OPERATOR_NOTIFY_TOKEN": "s3cret"})
+    assert (settings.notify_url, settings.notify_token) == (url, "s3cret")
+    assert "s3cret" not in repr(settings)
+
+
 def test_a_misspelt_variable_is_refused() -> None:
     with pytest.raises(BadSetting, match="DDPJOB_OPERATOR_NAMESPACE is not a setting"):
         load({"DDPJOB_OPERATOR_NAMESPACE": "a"})

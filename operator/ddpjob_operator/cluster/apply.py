@@ -182,7 +182,7 @@ class Applier:
     async def _point_service(self, job: Job, action: PointService) -> None:
         path = f"{paths.services(job.namespace)}/{action.name}"
         try:
-            service = await self.client.merge_patch(path, "services", {"spec": {"selector": action.selector}})
+            service = await self._select(path, action, self.cache.service_version(_owner(job), action.name))
         except ApiError as error:
             if not error.not_found:
                 raise
@@ -190,6 +190,18 @@ class Applier:
             self.cache.drop_service(_owner(job))
         else:
             self.cache.put_service(_owner(job), service)
+
+    async def _select(self, path: str, action: PointService, seen: int | None) -> Json:
+        """Guarded by the resourceVersion: a call that was on its way when another replica began to lead, and that
+        arrives after the call of that one, would point to an attempt that is over."""
+        try:
+            return await self.client.merge_patch(path, "services", _selecting(action, seen))
+        except ApiError as error:
+            if not error.conflict:
+                raise
+        service = await self.client.get(path, "services")
+        seen = int(service["metadata"]["resourceVersion"])
+        return await self.client.merge_patch(path, "services", _selecting(action, seen))
 
     async def _create_pod(self, job: Job, action: CreatePod) -> None:
         collection = paths.pods(job.namespace)
@@ -427,3 +439,8 @@ def _not_ours(error: ApiError | Rejected, kind: str, found: Json) -> Rejected:
 
 def _owner(job: Job) -> Owner:
     return Owner(job.namespace, job.uid)
+
+
+def _selecting(action: PointService, seen: int | None) -> Json:
+    guard: Json = {} if seen is None else {"metadata": {"resourceVersion": str(seen)}}
+    return guard | {"spec": {"selector": action.selector}}

@@ -93,6 +93,8 @@ class Cache:
     """The operator's picture of the cluster. Only the event loop's thread touches it."""
 
     _jobs: dict[Key, Json] = field(default_factory=dict)
+    _dropped: dict[Key, Json] = field(default_factory=dict)
+    """Until the next pass over the key."""
     _pods: dict[str, _Pod] = field(default_factory=dict)
     _pods_of: dict[Owner, _Siblings] = field(default_factory=dict)
     _owners: dict[Key, set[Owner]] = field(default_factory=dict)
@@ -158,6 +160,10 @@ class Cache:
         known = self._pods.get(uid)
         return known.version if known else None
 
+    def service_version(self, owner: Owner, name: str) -> int | None:
+        """The resourceVersion of a job's Service as last seen."""
+        return self._of(owner).children.versions.get(Child(SERVICE, name))
+
     def unclaimed(self, key: Key, uid: str | None) -> tuple[ReleasePod, ...]:
         """Pods with our finalizer that no plan is made for, since they do not belong to the job `uid`, and which are
         being deleted or have lost their job's reference or our label."""
@@ -196,8 +202,16 @@ class Cache:
         known = self._jobs.get(Key(meta["namespace"], meta["name"]))
         if known is None or known["metadata"]["uid"] != meta["uid"]:
             return False
-        del self._jobs[Key(meta["namespace"], meta["name"])]
+        key = Key(meta["namespace"], meta["name"])
+        gone = self._jobs.pop(key)
+        if self.is_listed(key.namespace):
+            self._dropped[key] = gone
         return True
+
+    def take_dropped(self, key: Key) -> Json | None:
+        """The last DDPJob of this name that has gone since its namespace was listed, as it was last seen; once. Of
+        what was gone by then another process may know."""
+        return self._dropped.pop(key, None)
 
     def put_pod(self, obj: Json) -> bool:
         """Take in a pod as seen; whether that was news."""
@@ -394,12 +408,12 @@ class Cache:
         Returns:
             the keys of jobs that were there before or are there now, and of those that pods are left of.
         """
-        self._listed.add(namespace)
         before = {key for key in self._jobs if namespace in (None, key.namespace)}
         for key in before:
             obj = self._jobs[key]
             if obj["metadata"]["uid"] not in jobs.uids and _version(obj) <= jobs.version:
                 self.drop_job(obj)
+        self._listed.add(namespace)
         for uid, known in list(self._pods.items()):
             in_scope = namespace in (None, known.owner.namespace)
             if in_scope and uid not in pods.uids and known.version <= pods.version:

@@ -8,6 +8,7 @@ plan says so.
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -17,13 +18,14 @@ from typing import TypeVar
 from ddpjob_operator import metrics
 from ddpjob_operator.api import API_VERSION, KIND
 from ddpjob_operator.api.spec import DDPJobSpec
-from ddpjob_operator.api.status import DDPJobStatus
+from ddpjob_operator.api.status import DDPJobStatus, Notification
 from ddpjob_operator.cluster.apply import Applier
 from ddpjob_operator.cluster.cache import Cache, Json, Key, Owner
 from ddpjob_operator.cluster.figures import count, count_deleted, figures
 from ddpjob_operator.cluster.rejections import Rejected
 from ddpjob_operator.cluster.status_poll import StatusPoller, Target
 from ddpjob_operator.cluster.status_write import Change, StatusWriter, change_between
+from ddpjob_operator.core.ledger.notification import end_event, is_pending, recorded_notification
 from ddpjob_operator.core.plan import plan
 from ddpjob_operator.core.stages.invalid_spec import plan_internal_error, plan_invalid_spec, unparsable_edit
 from ddpjob_operator.core.values.actions import Event, Plan
@@ -34,6 +36,7 @@ from ddpjob_operator.runtime.client import Client
 from ddpjob_operator.runtime.errors import ApiError
 from ddpjob_operator.runtime.events import EventRecorder, Subject
 from ddpjob_operator.runtime.leader import Leader
+from ddpjob_operator.runtime.webhook import Webhook
 from ddpjob_operator.wire.jobs import InvalidJob, has_patterns, is_left_to_another, job_of, parse_job, parse_status
 
 logger = logging.getLogger(__name__)
@@ -45,6 +48,8 @@ A job takes three at most; more means that they do not come to rest, and must no
 """
 
 UNSETTLED_SECONDS = 5.0
+NOTIFIED_LATER_SECONDS = 30.0
+"""Until a notification is offered again for which there was no room."""
 
 T = TypeVar("T")
 
@@ -60,6 +65,8 @@ class _LastPass:
     """The last one that was read or written: it is counted when the job is gone before its end."""
     rejected: Problem | None = None
     """What the API server rejected, until it is tried again: the plan then tries less, or gives the gang back."""
+    notified: Notification | None = None
+    """What the notification of its end has come to, until that is on record."""
     status_written: float | None = None
     """When the status was last written, on the event loop's clock: mere progress is not written at once again."""
 
@@ -101,6 +108,8 @@ class Controller:
     poller: StatusPoller
     leader: Leader | None
     """None where this replica is the only one."""
+    webhook: Webhook | None = None
+    """Where the ends of jobs are notified; None where they are not."""
     clock: Callable[[], datetime] = lambda: datetime.now(UTC)
     _applier: Applier = field(init=False)
     _writer: StatusWriter = field(init=False)
@@ -133,6 +142,7 @@ class Controller:
                 self._forget(key)
                 return None
             decided = await self._decided(view)
+            self._notify(view, view.status)  # before a job whose time to live is over is deleted
             if decided.confirm_first and not await self._writer.is_current(key, view.obj):
                 continue
             if decided.status_first and not await self._write(view, decided):
@@ -182,7 +192,12 @@ class Controller:
     async def _decided(self, view: _View) -> Plan:
         """What to do. An internal error is written into the status as well."""
         try:
-            return await self._decide(view)
+            decided = await self._decide(view)
+            if self.webhook is None:
+                return decided
+            status = recorded_notification(view.status, decided.status, view.last.notified)
+            again = is_pending(view.status) and not is_pending(status)  # a deletion may have waited for it
+            return replace(decided, status=status, requeue_after=0.0 if again else decided.requeue_after)
         except Exception as error:
             await self._write(view, plan_internal_error(view.status, error, self.clock(), view.generation))
             raise
@@ -205,8 +220,8 @@ class Controller:
                 return 0.0
         self._update_metrics(view, decided.status)
         self._watch_trainer(view, decided.status)
-        waits = [wait for wait in (due, decided.requeue_after) if wait is not None]
-        return min(waits, default=None)
+        waits = (due, decided.requeue_after, self._notify(view, decided.status))
+        return min((wait for wait in waits if wait is not None), default=None)
 
     def _wait_of(self, change: Change, last: _LastPass) -> float | None:
         """Seconds that a change of mere progress should wait, or None to write it (if there is any) now."""
@@ -232,6 +247,25 @@ class Controller:
         for event in decided.events:
             self.recorder.record(Subject(API_VERSION, KIND, *view.key, view.owner.uid), event)
         return True
+
+    def _notify(self, view: _View, status: DDPJobStatus) -> float | None:
+        """Hand over the notification of the job's end if it is due; seconds until it is to be offered again, or None.
+
+        It is due only if the status on record says so.
+        """
+        if self.webhook is None or not self._leading or not is_pending(status) or view.last.notified is not None:
+            return None
+
+        def document() -> bytes:
+            return json.dumps(end_event(view.obj["metadata"], view.job, status)).encode()
+
+        def done(delivered: bool) -> None:
+            last = self._last.get(view.key)
+            if last is not None and last.uid == view.owner.uid:
+                last.notified = Notification.DELIVERED if delivered else Notification.FAILED
+                self.enqueue(view.key)
+
+        return None if self.webhook.offer(view.owner.uid, document, done) else NOTIFIED_LATER_SECONDS
 
     def _report(self, job: Job, event: Event) -> None:
         self.recorder.record(Subject(API_VERSION, KIND, job.namespace, job.name, job.uid), event)
@@ -283,6 +317,8 @@ class Controller:
         """Another replica acts from now on: ask no trainer, and show no job's figures, which would be counted twice.
         What the API server rejected is forgotten: it may accept it by the time that this replica leads again."""
         self.poller.drop_all()
+        if self.webhook is not None:
+            self.webhook.drop_all()
         for last in self._last.values():
             last.rejected = last.status = None
         metrics.JOBS.clear()
@@ -297,10 +333,24 @@ class Controller:
 
     def _count_deleted(self, key: Key) -> None:
         """Count what a job has held that is gone before its end. What another replica leads is counted there."""
+        dropped = self.cache.take_dropped(key)
         last = self._last.get(key)
+        if last is None or last.status is None:
+            last = _never_looked_at(dropped)
         if last is None or last.spec is None or last.status is None or last.status.is_final or not self._leading:
             return
         count_deleted(key.namespace, last.status, last.spec.gpus_per_node, self.clock())
+
+
+def _never_looked_at(dropped: Json | None) -> _LastPass | None:
+    """A job that was deleted between the list of this process and the first pass over it."""
+    if dropped is None or is_left_to_another(dropped):
+        return None
+    try:
+        job = parse_job(dropped)
+    except InvalidJob:
+        return None
+    return _LastPass(job.uid, job.spec, job.status)
 
 
 def trainer_of(uid: str, status: DDPJobStatus, observed: Observed) -> Target | None:

@@ -29,6 +29,7 @@ def figures(key: Key, job: Job | None, status: DDPJobStatus, default_image: str)
         phase=status.phase or Phase.PENDING,
         attempt=status.attempt,
         restarts=status.restarts,
+        live_recoveries=status.live_recoveries or 0,
         nodes_ready=status.nodes.ready,
         nodes=nodes,
         step=progress.step if progress else None,
@@ -59,6 +60,8 @@ def count(namespace: str, job: Job | None, before: DDPJobStatus, after: DDPJobSt
     cause = metrics.bounded(after.last_failure.reason if after.last_failure else "Unknown")
     if after.restarts > before.restarts:
         metrics.RESTARTS.labels(namespace, cause).inc(after.restarts - before.restarts)
+    if recovered := (after.live_recoveries or 0) - (before.live_recoveries or 0):
+        metrics.LIVE_RECOVERIES.labels(namespace, cause).inc(max(0, recovered))
     if after.phase is Phase.FAILED and before.phase is not Phase.FAILED:
         metrics.FAILED_JOBS.labels(namespace, cause).inc()
     waits = waits_between(before, after)

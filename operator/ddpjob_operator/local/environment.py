@@ -22,6 +22,12 @@ from ddpjob_operator.local.expansion import expand
 _OF_AN_OUTER_RUN = re.compile(
     r"RANK|LOCAL_RANK|WORLD_SIZE|LOCAL_WORLD_SIZE|MASTER_ADDR|MASTER_PORT|(TORCHELASTIC|DDPJOB|PET)_.*"
 )
+_OF_ANY_PROGRAM = re.compile(
+    r"PATH|HOME|USER|LOGNAME|SHELL|TERM|TZ|TMPDIR|LANG|LANGUAGE|LC_.*|XDG_.*|PYTHON.*|VIRTUAL_ENV|CONDA_PREFIX"
+    r"|LD_LIBRARY_PATH|(?i:https?_proxy|no_proxy|all_proxy)|SSL_CERT_(FILE|DIR)|(REQUESTS|CURL)_CA_BUNDLE"
+)
+"""What an initializer has of the shell's environment beside the variables that it names: the shell script of a job file
+that somebody else has written is to find programs, not keys."""
 _SUBSCRIPT = re.compile(r"metadata\.(labels|annotations)\['([^']+)'\]")
 _AT_MOUNT_PATH = re.compile(rf"(^|[=:,]){re.escape(SHARED_PATH)}(?=[/:,]|$)")
 
@@ -108,9 +114,11 @@ def build_command(
     if container is None:
         container = trainer_container(manifest)
         local = _overrides(container, machine, endpoints, own, gpus)
+        machine_env = dict(machine.environ)
     else:
         local = _everywhere(machine, endpoints)
-    env = {name: value for name, value in machine.environ.items() if not _OF_AN_OUTER_RUN.fullmatch(name)}
+        machine_env = {name: value for name, value in machine.environ.items() if _OF_ANY_PROGRAM.fullmatch(name)}
+    env = {name: value for name, value in machine_env.items() if not _OF_AN_OUTER_RUN.fullmatch(name)}
     env |= local
     defined: dict[str, str] = {}
     problems: list[str] = []

@@ -54,6 +54,11 @@ def missing_here(job: Job, machine: Machine) -> tuple[str, ...]:
 def different_here(job: Job, machine: Machine) -> tuple[str, ...]:
     """What a person should know of how this run differs from the same job in a cluster."""
     notes = list(left_out(_first_pod(job)))
+    for item in job.spec.initializers:
+        if item.script is not None:
+            first, *more = item.script.strip().splitlines() or [""]
+            length = f" … ({1 + len(more)} lines)" if more else ""
+            notes.append(f"initializer {item.name} runs a shell script on this machine, as you: {first}{length}")
     if job.spec.suspend:
         notes.append("spec.suspend is for a cluster: a run that somebody starts by hand is meant to run")
     ranks = seats(job.spec) * job.spec.ranks_per_node

@@ -14,6 +14,8 @@ LOOPBACK = "127.0.0.1"
 _FIRST_PORT = 20000
 _DEFAULT_EPHEMERAL_START = 32768
 _TRIES = 1000
+_RANDOM = random.SystemRandom()
+"""Of its own: two programs that seed Python's generator alike would take the same ports at the same time."""
 
 
 def free_port(taken: set[int]) -> int:
@@ -26,7 +28,7 @@ def free_port(taken: set[int]) -> int:
         OSError: if none was found.
     """
     last = max(_ephemeral_start(), _FIRST_PORT + _TRIES)
-    for port in random.sample(range(_FIRST_PORT, last), _TRIES):
+    for port in _RANDOM.sample(range(_FIRST_PORT, last), _TRIES):
         if port not in taken and _is_free(port):
             taken.add(port)
             return port

@@ -147,6 +147,24 @@ async def test_no_pod_gets_the_address_of_a_service_that_is_gone(server: Server,
     assert cache.observed(Owner("ns", "job-1")).service is None
 
 
+async def test_a_service_is_pointed_at_an_attempt_only_as_it_was_last_seen(server: Server, client: Client) -> None:
+    """Else the call of a replica that leads no more, which arrives late, would undo what the next one has done."""
+    cache, bodies = Cache(), []
+    cache.put_service(Owner("ns", "job-1"), SERVICE | SPEC)
+
+    async def keep(request: web.Request, answer: web.Response) -> web.Response:
+        bodies.append(json.loads(await request.text()))
+        return answer
+
+    newer = ok(SERVICE | SPEC | {"metadata": SERVICE["metadata"] | {"resourceVersion": "9"}})
+    refused = status(409, "Conflict", "the object has been modified")
+    server.answers = [lambda request: keep(request, refused), newer, lambda request: keep(request, newer)]
+    point = PointService("digits-rdzv", 1, {"training.ddpjob.io/attempt": "1"})
+    assert await Applier(client, cache).carry_out(JOB, [point]) is None
+    assert [request.method for request in server.asked] == ["PATCH", "GET", "PATCH"]
+    assert [body["metadata"]["resourceVersion"] for body in bodies] == ["7", "9"]
+
+
 QUOTA = status(403, "Forbidden", "exceeded quota: few")
 OWNED = {"kind": "DDPJob", "name": "digits", "uid": "job-1", "controller": True}
 NETWORK = {"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy", "metadata": {"name": "digits"}}

@@ -79,6 +79,32 @@ def test_a_change_that_no_decision_depends_on_is_no_news() -> None:
     assert not cache.put_pod(pod(6))
 
 
+@pytest.mark.fault(25)
+@pytest.mark.parametrize(
+    ("first", "later", "counts"),
+    [
+        ("Failed", "Running", "Failed"),
+        ("Failed", "Succeeded", "Failed"),
+        ("Succeeded", "Failed", "Succeeded"),
+        ("Running", "Failed", "Failed"),
+    ],
+)
+def test_the_first_final_phase_counts_and_what_the_pod_said_then(first: str, later: str, counts: str) -> None:
+    def ending(version: int, phase: str) -> dict[str, Any]:
+        code = {"Failed": 1, "Succeeded": 0}.get(phase)
+        state = {"running": {}} if code is None else {"terminated": {"exitCode": code}}
+        found = pod(version, phase=phase)
+        found["status"]["containerStatuses"] = [{"name": "trainer", "state": state}]
+        return found
+
+    cache = Cache()
+    cache.put_pod(ending(5, first))
+    cache.put_pod(ending(6, later))
+    (view,) = cache.observed(OWNER).pods
+    assert view.termination is not None
+    assert (view.phase.value, view.termination.exit_code) == (counts, int(counts == "Failed"))
+
+
 def test_a_late_event_does_not_bring_back_what_is_gone() -> None:
     cache = Cache()
     cache.put_pod(pod(5))

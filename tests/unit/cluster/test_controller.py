@@ -1,18 +1,36 @@
-"""What a replica forgets when another one acts."""
+"""What a replica forgets when another one acts, and what it counts of jobs that are gone."""
 
 from __future__ import annotations
 
-from ddpjob_operator.cluster.cache import Cache, Key
+import asyncio
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from aiohttp import web
+from tests.unit.answers import Server, ok
+
+from ddpjob_operator import metrics
+from ddpjob_operator.api.status import DDPJobStatus, Goodput, Internal, NodeCount, Phase
+from ddpjob_operator.cluster.cache import Cache, Key, Listed, Owner
+from ddpjob_operator.cluster.children import CLAIM
 from ddpjob_operator.cluster.controller import Controller, _LastPass
 from ddpjob_operator.cluster.status_poll import StatusPoller
+from ddpjob_operator.cluster.status_write import wire_form
 from ddpjob_operator.core.values.job import Defaults, Problem
 from ddpjob_operator.runtime.client import Client
 from ddpjob_operator.runtime.events import EventRecorder
 
+KEY = Key("ns", "digits")
+NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 
-async def test_a_refusal_is_forgotten_when_another_replica_leads(client: Client) -> None:
-    key, poller = Key("ns", "digits"), StatusPoller()
-    controller = Controller(
+
+@pytest.fixture
+async def controller(client: Client) -> AsyncIterator[Controller]:
+    poller = StatusPoller()
+    yield Controller(
         client=client,
         cache=Cache(),
         recorder=EventRecorder(client, "here"),
@@ -21,8 +39,110 @@ async def test_a_refusal_is_forgotten_when_another_replica_leads(client: Client)
         enqueue=lambda _: None,
         poller=poller,
         leader=None,
+        clock=lambda: NOON,
     )
-    last = controller._last[key] = _LastPass("job-1", rejected=Problem("QuotaExceeded", "exceeded quota"))
-    controller.stand_down()
-    assert (controller._last[key], last.rejected) == (last, None)
     await poller.close()
+
+
+async def test_a_refusal_is_forgotten_when_another_replica_leads(controller: Controller) -> None:
+    last = controller._last[KEY] = _LastPass("job-1", rejected=Problem("QuotaExceeded", "exceeded quota"))
+    controller.stand_down()
+    assert (controller._last[KEY], last.rejected) == (last, None)
+
+
+def running(namespace: str, **spec: object) -> dict[str, Any]:
+    """A job of one node with 8 GPUs that has trained for 60 s."""
+    status = DDPJobStatus(
+        phase=Phase.RUNNING,
+        nodes=NodeCount(total=1),
+        goodput=Goodput(training=60.0, activity="training", last_update_time=NOON),
+        internal=Internal(node_seconds={"training": 60.0}, gpu_seconds={"training": 480.0}),
+    )
+    metadata = {"name": "digits", "namespace": namespace, "uid": "job-1", "resourceVersion": "1"}
+    gpus = {"nodes": 1, "resources": {"limits": {"nvidia.com/gpu": 8}}}
+    return {
+        "metadata": metadata | {"creationTimestamp": "2026-01-01T00:00:00Z"},
+        "spec": gpus | spec,
+        "status": wire_form(status),
+    }
+
+
+def counted_as_deleted(namespace: str) -> float:
+    labels = {"namespace": namespace, "cause": "training", "outcome": "Deleted"}
+    return metrics.REGISTRY.get_sample_value("ddpjob_gpu_seconds_total", labels) or 0.0
+
+
+async def test_a_job_that_is_deleted_before_the_first_pass_over_it_is_counted_once(controller: Controller) -> None:
+    cache, job = controller.cache, running("early")
+    cache.put_job(job)
+    cache.end_lists(None, Listed({"job-1"}, 1), Listed(set(), 1))
+    assert cache.drop_job(job)
+    for _ in range(2):
+        await controller.reconcile(Key("early", "digits"))
+    assert counted_as_deleted("early") == 480.0
+
+
+async def test_a_job_that_was_gone_when_this_process_listed_is_counted_by_the_one_before(
+    controller: Controller,
+) -> None:
+    cache, job = controller.cache, running("late")
+    cache.put_job(job)
+    cache.end_lists(None, Listed(set(), 2), Listed(set(), 2))
+    await controller.reconcile(Key("late", "digits"))
+    assert counted_as_deleted("late") == 0.0
+
+
+async def test_a_job_of_another_controller_is_not_counted(controller: Controller) -> None:
+    cache, job = controller.cache, running("others", managedBy="example.com/other")
+    cache.put_job(job)
+    cache.end_lists(None, Listed({"job-1"}, 1), Listed(set(), 1))
+    cache.drop_job(job)
+    await controller.reconcile(Key("others", "digits"))
+    assert counted_as_deleted("others") == 0.0
+
+
+@pytest.mark.parametrize("deposed", [False, True])
+async def test_a_pass_that_outlives_the_leadership_asks_no_trainer_and_shows_no_job(
+    server: Server, controller: Controller, deposed: bool
+) -> None:
+    key, owner, cache = Key("ns", "digits"), Owner("ns", "job-1"), controller.cache
+    leader: Any = SimpleNamespace(leading=True, begin_pass=lambda: None)
+    controller.leader = leader
+    job = {
+        "metadata": {"name": "digits", "namespace": "ns", "uid": "job-1", "resourceVersion": "5", "generation": 1},
+        "spec": {"nodes": 1},
+        "status": wire_form(DDPJobStatus(phase=Phase.STARTING, nodes=NodeCount(total=1))),
+    }
+    pod = {
+        "metadata": {
+            "name": "digits-0-0",
+            "namespace": "ns",
+            "uid": "pod-1",
+            "resourceVersion": "6",
+            "labels": {f"training.ddpjob.io/{name}": "0" for name in ("attempt", "node-rank")},
+            "ownerReferences": [{"kind": "DDPJob", "name": "digits", "uid": "job-1", "controller": True}],
+        },
+        "spec": {"nodeName": "node-1"},
+        "status": {"phase": "Running", "podIP": "127.0.0.1"},
+    }
+    cache.take_lists("ns", [job], [pod], 7, 7)
+    child = {"metadata": {"name": "digits-rdzv", "namespace": "ns", "uid": "child-1", "resourceVersion": "4"}}
+    selector = {"training.ddpjob.io/attempt": "0"}
+    service = {"spec": {"clusterIP": "10.96.0.7", "ports": [{"port": 29500}], "selector": selector}}
+    cache.put_service(owner, child | service)
+    cache.put_child(owner, CLAIM, child)
+
+    async def written(request: web.Request) -> web.Response:
+        """The status has been written when another replica begins to lead."""
+        if request.path.endswith("/status") and deposed:
+            leader.leading = False
+            controller.stand_down()
+        kept = {"metadata": job["metadata"] | {"resourceVersion": "8"}, "spec": job["spec"]}
+        return ok(kept | {"status": (await request.json()).get("status", {})} if request.can_read_body else kept)
+
+    server.answers = [written]
+    await controller.reconcile(key)
+    shown = 'ddpjob="digits"' in (await metrics.page(""))[0].decode()
+    asked = f"status of {key}" in {task.get_name() for task in asyncio.all_tasks()}
+    assert (asked, shown) == (not deposed, not deposed)
+    controller.stand_down()

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ddpjob_operator import metrics
-from ddpjob_operator.api.status import DDPJobStatus, Goodput, Internal, NodeCount, Phase
+from ddpjob_operator.api.status import DDPJobStatus, FailureStatus, Goodput, Internal, NodeCount, Phase
 from ddpjob_operator.cluster.cache import Key
 from ddpjob_operator.cluster.figures import count, count_deleted, figures
 from ddpjob_operator.core.ledger.goodput import ACTIVITIES
@@ -141,3 +141,13 @@ def test_a_job_that_was_deleted_while_it_ran_is_counted_until_then() -> None:
     assert of_outcome("node", "deleted", "Deleted") == {"training": 70.0}
     assert of_outcome("gpu", "deleted", "Deleted") == {"training": 280.0}
     assert counted("ddpjob_held_gpu_seconds_total", namespace="deleted", cause="training") == 40.0
+
+
+def test_live_recoveries_are_counted_by_reason_and_as_restarts() -> None:
+    lost = FailureStatus(attempt=0, time=NOON, reason="WorkerKilled", message="killed")
+    before = DDPJobStatus(phase=Phase.RUNNING, restarts=1, live_recoveries=1, last_failure=lost)
+    after = before.model_copy(update={"restarts": 2, "live_recoveries": 2})
+    count("lives", None, before, after)
+    count("lives", None, after, after)
+    assert counted("ddpjob_operator_live_recoveries_total", namespace="lives", reason="WorkerKilled") == 1.0
+    assert counted("ddpjob_operator_restarts_total", namespace="lives", reason="WorkerKilled") == 1.0

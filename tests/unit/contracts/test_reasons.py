@@ -40,7 +40,7 @@ KUBERNETES = frozenset([
 """Kinds, fields and values of Kubernetes that are no reasons of ours."""
 
 OTHER = frozenset([
-    "All", "Any", "Ei", "ExcludeNode", "Fail", "FirstNode", "Gi", "InPlace", "Ki", "Mi", "Missing", "None",
+    "All", "Any", "Ei", "ExcludeNode", "Fail", "FirstNode", "Gang", "Gi", "Ki", "Live", "Mi", "Missing", "None",
     "OutOfMemoryError", "Pi", "ProcessRaisedException", "Rendezvous", "Restart", "RestartAndIgnoreMaxRestarts", "Ti",
     "Warn",
 ])  # fmt: skip

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from ddpjob_operator.core.manifests.admitted import Admitted
+from ddpjob_operator.core.manifests.initializer import build_initializer
 from ddpjob_operator.core.manifests.pod_environment import Place
 from ddpjob_operator.core.manifests.pods import build_pod
-from ddpjob_operator.core.values.job import Defaults
+from ddpjob_operator.core.values.job import Defaults, Job
 from ddpjob_operator.core.values.observed import ServiceView
 from ddpjob_operator.local.environment import (
     Command,
@@ -30,8 +31,8 @@ MACHINE = Machine(host="laptop", shared=SHARED, environ={"PATH": "/usr/bin", "HO
 ENDPOINTS = Endpoints(rendezvous_port=20001, status_port=20002, scratch=Path("/dev/shm/x"))
 
 
-def command_of(spec: dict[str, Any], *, machine: Machine = MACHINE, node_rank: int = 0) -> Command:
-    job = parse_job(
+def job_of(spec: dict[str, Any]) -> Job:
+    return parse_job(
         {
             "apiVersion": "training.ddpjob.io/v1alpha1",
             "kind": "DDPJob",
@@ -40,6 +41,10 @@ def command_of(spec: dict[str, Any], *, machine: Machine = MACHINE, node_rank: i
         },
         strict=True,
     )
+
+
+def command_of(spec: dict[str, Any], *, machine: Machine = MACHINE, node_rank: int = 0) -> Command:
+    job = job_of(spec)
     manifest = build_pod(Admitted(job, Defaults()), Place(3, node_rank, ServiceView("10.0.0.1", 3)))
     own = frozenset(variable.name for variable in job.spec.env)
     return build_command(manifest, machine, ENDPOINTS, own=own)
@@ -90,6 +95,17 @@ def test_variables_of_a_surrounding_torchrun_do_not_leak_in() -> None:
     env = command_of({}, machine=replace(MACHINE, environ=outer)).env
     assert not env.keys() & {"RANK", "MASTER_ADDR", "TORCHELASTIC_RUN_ID", "DDPJOB_DEBUG"}
     assert env["RANKING"] == "kept"
+
+
+def test_an_initializer_has_of_the_shell_what_any_program_needs_and_what_it_names() -> None:
+    """The shell script of a job file that somebody else has written finds no key that was not meant for it."""
+    token = {"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": "hub", "key": "token"}}}
+    initializer = {"name": "data", "path": "data", "script": "true", "env": [token]}
+    shell = {"PATH": "/bin", "https_proxy": "p", "HF_TOKEN": "meant", "AWS_SECRET_ACCESS_KEY": "key", "RANK": "3"}
+    pod = build_initializer(Admitted(job_of({"initializers": [initializer]}), Defaults()), 0)
+    (container,) = pod["spec"]["containers"]
+    env = build_command(pod, replace(MACHINE, environ=shell), ENDPOINTS, container=container).env
+    assert shell.items() & env.items() == {("PATH", "/bin"), ("https_proxy", "p"), ("HF_TOKEN", "meant")}
 
 
 def test_home_stays_the_users_unless_the_job_sets_it() -> None:

@@ -35,6 +35,17 @@ def test_whoever_runs_a_suspended_job_is_told_that_it_runs_all_the_same(suspend:
     assert any("spec.suspend" in note for note in notes) is suspend
 
 
+def test_a_shell_script_of_a_job_is_announced(tmp_path: Path) -> None:
+    both = [
+        {"name": "code", "path": "code", "script": "git clone https://example.com/code.git code\nrm -rf ~/old"},
+        {"name": "data", "path": "data", "source": "https://example.com/data.tar"},
+    ]
+    assert different_here(job(initializers=both), this_machine(tmp_path)) == (
+        "initializer code runs a shell script on this machine, as you: git clone https://example.com/code.git code "
+        "… (2 lines)",
+    )
+
+
 def missing(shared: Path, environ: dict[str, str], **spec: Any) -> tuple[str, ...]:
     return missing_here(job(**spec), Machine(host="laptop", shared=shared, environ=environ, cores=2))
 

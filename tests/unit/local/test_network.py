@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import socket
 import threading
 from collections.abc import Iterator
@@ -86,3 +87,14 @@ def test_a_launcher_that_hangs_is_given_up_on() -> None:
         silent.bind(("127.0.0.1", 0))
         silent.listen()
         assert fetch_status(silent.getsockname()[1], timeout=0.1) is None
+
+
+def test_programs_that_seed_python_alike_take_other_ports():
+    def taken() -> set[int]:
+        random.seed(7)
+        ports: set[int] = set()
+        for _ in range(3):
+            free_port(ports)
+        return ports
+
+    assert taken() != taken()

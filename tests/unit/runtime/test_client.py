@@ -67,6 +67,31 @@ async def test_a_server_that_hangs_is_given_up(server: Server, client: Client, m
     never.set()
 
 
+@pytest.mark.fault(8)
+async def test_a_watch_that_falls_silent_is_given_up(
+    server: Server, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The watches of Services, claims and the like: its caller begins anew."""
+    never = asyncio.Event()
+
+    async def one_event(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        await response.write(b'{"type": "ADDED", "object": {}}\n')
+        await never.wait()
+        return response
+
+    assert api.SILENCE_SECONDS == 70
+    monkeypatch.setattr(api, "SILENCE_SECONDS", 0.2)
+    server.answers = [one_event]
+    events = client.watch("/api/v1/services", 7)
+    async with asyncio.timeout(60):
+        assert (await anext(events))["type"] == "ADDED"
+        with pytest.raises(ApiError, match="the watch broke"):
+            await anext(events)
+    never.set()
+
+
 async def test_a_busy_server_is_asked_again_when_it_said(server: Server, client: Client) -> None:
     server.answers = [status(429, "TooManyRequests", **{"Retry-After": "0"}), ok({"kind": "Pod"})]
     assert await client.get("/api/v1/pods", "pods") == {"kind": "Pod"}
