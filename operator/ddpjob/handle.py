@@ -9,11 +9,14 @@ from collections.abc import AsyncIterator, Mapping
 from types import TracebackType
 from typing import Any
 
+from ddpjob.notebook import display_here
 from ddpjob_operator.api.status import DDPJobStatus, Phase, SnapshotStatus
 from ddpjob_operator.cluster import paths
 from ddpjob_operator.follow.logs import JobLogs, Line, Wanted
 from ddpjob_operator.follow.read import ranks_per_node, read_job, see
+from ddpjob_operator.follow.watch import watch
 from ddpjob_operator.follow.why import Answer, why
+from ddpjob_operator.local.display import Display
 from ddpjob_operator.runtime.client import Client, Json, connect
 from ddpjob_operator.runtime.errors import ApiError
 from ddpjob_operator.runtime.login import CLI
@@ -89,6 +92,16 @@ class AsyncJob:
         if status.phase is not Phase.SUCCEEDED:
             raise JobFailed(status, await self.why())
         return status
+
+    async def watch(self, display: Display | None = None) -> DDPJobStatus:
+        """Show it until it has ended: in a notebook as an output that is replaced, on a terminal as a live view. The
+        status that it ended with, also of a failure.
+
+        Raises:
+            ApiError: it was deleted, or the cluster refused.
+        """
+        with display or display_here() as shown:
+            return await watch(self._client, self.namespace, self.name, shown)
 
     async def logs(
         self, *, follow: bool = True, rank: int | None = None, grep: str | None = None

@@ -5,16 +5,21 @@ notebook.
 from __future__ import annotations
 
 import asyncio
+import queue
 import threading
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from functools import cache
 from html import escape
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 from ddpjob.handle import AsyncJob
+from ddpjob.notebook import display_here
 from ddpjob_operator.api.status import DDPJobStatus, SnapshotStatus
+from ddpjob_operator.core.values.actions import Event
 from ddpjob_operator.follow.logs import Line
 from ddpjob_operator.follow.why import Answer
+from ddpjob_operator.local.display import Display
+from ddpjob_operator.local.observed import RunView
 
 T = TypeVar("T")
 
@@ -64,6 +69,24 @@ class Job:
             ApiError: it was deleted, or the cluster refused.
         """
         return run(self._job.wait(seconds))
+
+    def watch(self) -> DDPJobStatus:
+        """Show it until it has ended: in a notebook as an output that is replaced, on a terminal as a live view. The
+        status that it ended with, also of a failure. Ctrl-C ends the watching; the job goes on.
+
+        Raises:
+            ApiError: it was deleted, or the cluster refused.
+        """
+        calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        with display_here() as display:
+            watching = asyncio.run_coroutine_threadsafe(self._job.watch(_FromThread(display, calls.put)), _loop())
+            watching.add_done_callback(lambda _: calls.put(None))
+            try:
+                while (call := calls.get()) is not None:
+                    call()
+            finally:
+                watching.cancel()
+            return watching.result()
 
     def logs(self, *, follow: bool = True, rank: int | None = None, grep: str | None = None) -> Iterator[Line]:
         """What the ranks print: with `follow` as it comes, over all attempts until the job has ended."""
@@ -117,6 +140,32 @@ class Job:
         }
         cells = "".join(f"<tr><th>{name}</th><td>{escape(value)}</td></tr>" for name, value in rows.items() if value)
         return f"<p>{escape(answer.headline)}</p><table>{cells}</table>"
+
+
+class _FromThread:
+    """A display in another thread: a notebook shows what the thread of its cell shows."""
+
+    def __init__(self, display: Display, call: Callable[[Callable[[], None]], None]) -> None:
+        self._display = display
+        self._call = call
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        return None
+
+    def show(self, view: RunView) -> None:
+        self._call(lambda: self._display.show(view))
+
+    def event(self, event: Event) -> None:
+        self._call(lambda: self._display.event(event))
+
+    def write_line(self, line: str) -> None:
+        self._call(lambda: self._display.write_line(line))
+
+    def output(self, line: str) -> None:
+        self._call(lambda: self._display.output(line))
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:

@@ -1,0 +1,130 @@
+"""`job.watch()`: in a notebook, and where there is none."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from types import ModuleType
+from typing import Any
+
+import pytest
+from aiohttp import web
+from tests.unit.answers import Server, ok
+
+from ddpjob import Job
+from ddpjob.notebook import NotebookDisplay, display_here, html_of
+from ddpjob_operator.api.status import DDPJobStatus, FailureStatus, Phase, Progress
+from ddpjob_operator.local.display import PlainDisplay
+from ddpjob_operator.local.observed import NodeView, RunView
+from ddpjob_operator.runtime.client import Client
+from ddpjob_operator.runtime.errors import ApiError
+
+NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+EVIL = "<script>alert(1)</script>"
+
+
+@dataclass
+class Outputs:
+    """What IPython's protocol for displays was asked for: one output, and what has replaced it."""
+
+    contents: list[dict[str, str]] = field(default_factory=list)
+    threads: set[threading.Thread] = field(default_factory=set)
+
+    def display(self, content: dict[str, str], *, raw: bool, display_id: bool) -> Outputs:
+        assert raw
+        assert display_id
+        assert not self.contents, "a second output"
+        self.update(content, raw=True)
+        return self
+
+    def update(self, content: dict[str, str], *, raw: bool) -> None:
+        assert raw
+        self.contents.append(content)
+        self.threads.add(threading.current_thread())
+
+
+def ipython(monkeypatch: pytest.MonkeyPatch, kernel: object) -> Outputs:
+    """What a program finds of IPython that runs in it."""
+    outputs, package, displays = Outputs(), ModuleType("IPython"), ModuleType("IPython.display")
+    shell = type("Shell", (), {"kernel": kernel} if kernel else {})()
+    package.get_ipython = lambda: shell  # type: ignore[attr-defined]
+    displays.display = outputs.display  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "IPython", package)
+    monkeypatch.setitem(sys.modules, "IPython.display", displays)
+    return outputs
+
+
+@pytest.fixture
+def notebook(monkeypatch: pytest.MonkeyPatch) -> Iterator[Outputs]:
+    return ipython(monkeypatch, object())
+
+
+def job(**status: Any) -> dict[str, Any]:
+    metadata = {"name": "train", "namespace": "default", "uid": "job-1", "creationTimestamp": "2026-01-01T00:00:00Z"}
+    return {"metadata": metadata, "spec": {"nodes": 1}, "status": status}
+
+
+def served(server: Server, *jobs: dict[str, Any]) -> None:
+    """The job at each time that it is read, at last the last one."""
+    left = list(jobs)
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        if "/ddpjobs/" not in request.path:
+            return ok({"metadata": {"resourceVersion": "1"}, "items": []})
+        return ok(left.pop(0) if len(left) > 1 else left[0])
+
+    server.answers = [answer]
+
+
+def watched() -> DDPJobStatus:
+    with Job.get("train", namespace="default") as found:
+        return found.watch()
+
+
+async def test_one_output_follows_the_job_to_its_end(server: Server, client: Client, notebook: Outputs) -> None:
+    running = job(phase="Running", progress={"step": 1, "totalSteps": 4, "loss": 2.0})
+    over = job(phase="Succeeded", progress={"step": 4, "totalSteps": 4, "loss": 1.0})
+    served(server, running, running, running, over)
+    status = await asyncio.to_thread(watched)
+    assert status.phase is Phase.SUCCEEDED
+    assert [content["text/plain"] for content in notebook.contents] == ["train: Running", "train: Succeeded"]
+    first, last = (content["text/html"] for content in notebook.contents)
+    assert '<progress aria-label="steps" value="1" max="4">' in first
+    assert "step 4/4 (100%), loss 1" in last
+    assert "█▁</span> loss" in last
+    assert "ddpjob" not in {thread.name for thread in notebook.threads}, "a notebook shows what its own thread shows"
+
+
+async def test_a_job_that_is_gone_ends_the_watching(server: Server, client: Client, notebook: Outputs) -> None:
+    left = [job(phase="Running")] * 3
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        if "/ddpjobs/" in request.path:
+            return ok(left.pop()) if left else web.json_response({"kind": "Status", "reason": "NotFound"}, status=404)
+        return ok({"metadata": {"resourceVersion": "1"}, "items": []})
+
+    server.answers = [answer]
+    with pytest.raises(ApiError, match="there is no DDPJob train"):
+        await asyncio.to_thread(watched)
+
+
+def test_without_a_notebook_lines_or_a_live_view_are_printed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "IPython", None)
+    assert isinstance(display_here(), PlainDisplay)
+    ipython(monkeypatch, None)
+    assert isinstance(display_here(), PlainDisplay), "IPython on a terminal"
+    ipython(monkeypatch, object())
+    assert isinstance(display_here(), NotebookDisplay)
+
+
+def test_what_a_tenant_writes_stays_text() -> None:
+    failure = FailureStatus(attempt=0, time=NOW, reason=EVIL, message=EVIL, advice=EVIL, pod_name=EVIL)
+    status = DDPJobStatus(phase=Phase.FAILED, progress=Progress(step=1), last_failure=failure)
+    node = NodeView(0, EVIL, EVIL, None, None, EVIL, None, EVIL)
+    html = html_of(RunView(EVIL, status, (node,), NOW, NOW), EVIL, (EVIL,))
+    assert EVIL not in html
+    assert html.count("&lt;script&gt;") == 11
