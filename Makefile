@@ -29,8 +29,8 @@ demo-cluster: $(VENV)/.dev  ## the same on a real Kubernetes cluster, installed 
 	$(BIN)/python -m tests.cluster.demo
 
 ##@ Check it
-test: lint tools  ## everything: style, types, layers, and every test, three tiers at a time; prints how long each took
-	$(PYTEST) -q -n $(WORKERS) --max-worker-restart=0 tests
+test: lint tools  ## everything: style, types, layers, and every test, three tiers at a time; prints how long they and the longest tests took
+	$(PYTEST) -q -n $(WORKERS) --max-worker-restart=0 --durations=25 tests
 
 check: $(VENV)/.dev  ## lint, and every test that starts no process of the trainer, on all cores: under a minute
 	@$(MAKE) --no-print-directory -j --output-sync=target lint check-in-process
@@ -192,9 +192,10 @@ python-venv:
 
 # what some tests run and a fresh Debian lacks; elsewhere those tests skip and say so
 tools: $(VENV)/.dev
-	@command -v promtool >/dev/null && command -v shellcheck >/dev/null && command -v chromium >/dev/null || \
-	  tests/cluster/cluster.sh need prometheus shellcheck chromium || \
-	  echo "promtool, shellcheck or chromium is missing and cannot be installed here: their tests will be skipped"
+	@command -v promtool >/dev/null && command -v shellcheck >/dev/null && command -v chromium >/dev/null && \
+	  command -v zsh >/dev/null && command -v fish >/dev/null || \
+	  tests/cluster/cluster.sh need prometheus shellcheck chromium zsh fish || \
+	  echo "promtool, shellcheck, chromium, zsh or fish is missing and cannot be installed here: their tests will be skipped"
 
 # torch first and on its own: a build that is there already satisfies every range
 $(VENV)/.torch: requirements/torch.txt | $(BIN)/python

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import json
 import os
+import re
 import subprocess
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +15,7 @@ from tests.cluster.scenario import NODES, Scenario
 from tests.support.command import COMMAND, to_cluster
 
 from ddpjob import ApiError, DDPJob, Job, JobFailed
+from ddpjob_operator.api.status import DDPJobStatus, Goodput
 
 SCRIPT = """
 import sys
@@ -70,6 +73,43 @@ def test_an_edited_line_runs_on_two_nodes(scenario: Scenario, tmp_path: Path) ->
     assert failed.returncode == 1, failed.stdout
     assert "train: Failed" in failed.stdout
     assert "wrong flag" in failed.stdout
+
+
+LOOP = """
+import time
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.utils.data import DataLoader, TensorDataset
+dist.init_process_group("gloo")
+model = DDP(torch.nn.Linear(4, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+began = None
+for inputs, targets in DataLoader(TensorDataset(torch.ones(80, 4), torch.ones(80, 1)), batch_size=2):
+    began = began or time.time()
+    time.sleep(0.5)
+    optimizer.zero_grad()
+    torch.nn.functional.mse_loss(model(inputs), targets).backward()
+    optimizer.step()
+print("trained for", time.time() - began, "s", flush=True)
+dist.destroy_process_group()
+"""
+ACTIVITIES = {name for name, field in Goodput.model_fields.items() if field.annotation is float}
+
+
+def test_a_script_that_knows_nothing_of_ddpjob_is_seen(scenario: Scenario, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(LOOP)
+    done = ddpjob(scenario, tmp_path, "submit", "train.py", "--nodes", str(NODES), "-e", "OMP_NUM_THREADS")
+    assert done.returncode == 0, done.stdout
+    stopwatch = float(re.search(r"\[rank 0\] trained for (\S+) s", done.stdout)[1])
+    status = json.loads(scenario.kubectl.run("get", "ddpjob", "train", "-o", "json").stdout)["status"]
+    progress = status["progress"]
+    assert progress["step"] == 40
+    assert 0 <= progress["loss"] < 10
+    assert progress["samplesPerSecond"] == pytest.approx(2 * NODES / 0.5, rel=0.3)
+    goodput = DDPJobStatus.model_validate(status).goodput
+    seconds = sum(getattr(goodput, name) for name in ACTIVITIES)
+    assert goodput.ratio * seconds == pytest.approx(stopwatch, rel=0.05)
 
 
 MODULE = """

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from tests.local.conftest import ENVIRONMENT, ROOT, job_object
 from tests.support.browser import browser_program, new_tab
 from tests.support.command import COMMAND
+from tests.support.local_run import ROOT, environment, job_object
 
 from ddpjob_operator.page.folder import FolderSource
 from ddpjob_operator.page.server import serve
@@ -90,7 +90,7 @@ async def started(work: Path, name: str) -> asyncio.subprocess.Process:
     chaos = ["--chaos", "kill-rank@50%"] if name == "digits" else []
     command = [*COMMAND, "run", f"{name}.yaml", *chaos]
     quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    return await asyncio.create_subprocess_exec(*command, cwd=work, env=ENVIRONMENT, **quiet)
+    return await asyncio.create_subprocess_exec(*command, cwd=work, env=environment(), **quiet)
 
 
 if __name__ == "__main__":

@@ -7,21 +7,18 @@ import json
 import os
 import re
 import signal
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support import local_run
+from tests.support.local_run import new_job
 from tests.support.processes import all_end
 
 from ddp_trainer.logs.losses import read_losses
 from ddpjob_operator.api.status import DDPJobStatus, Phase
-from ddpjob_operator.local.chaos import parse_chaos
-from ddpjob_operator.local.display import PlainDisplay
-from ddpjob_operator.local.machine import this_machine
-from ddpjob_operator.local.runner import Runner
 from ddpjob_operator.local.volume import open_shared
-from ddpjob_operator.wire.jobs import parse_job
 
 pytestmark = [pytest.mark.local, pytest.mark.timeout(240)]
 
@@ -43,20 +40,17 @@ class Done:
     shared: Path
 
 
-async def train(folder: Path, environment: dict[str, str], chaos: str | None = None, **spec: Any) -> Done:
+def train(folder: Path, chaos: str | None = None, **spec: Any) -> Done:
     """Run the digits job, with `spec` over it, in this process and keep its status."""
     shared = open_shared(folder)
-    metadata = {"name": "digits", "uid": f"uid-{folder.name}", "creationTimestamp": "2026-01-01T00:00:00Z"}
-    job = parse_job({"metadata": metadata, "spec": DIGITS | spec})
-    fault = parse_chaos(chaos, ranks=2) if chaos else None
-    outcome = await Runner(job, replace(this_machine(shared), environ=environment), PlainDisplay(), fault).run()
+    outcome = asyncio.run(local_run.run(new_job("digits", DIGITS | spec), shared, chaos=chaos))
     return Done(outcome.status, shared)
 
 
 @pytest.fixture(scope="module")
-def unbroken(tmp_path_factory: pytest.TempPathFactory, environment: dict[str, str]) -> Done:
+def unbroken(tmp_path_factory: pytest.TempPathFactory) -> Done:
     """The job from its first step to its last, undisturbed."""
-    return asyncio.run(train(tmp_path_factory.mktemp("unbroken"), environment))
+    return train(tmp_path_factory.mktemp("unbroken"))
 
 
 PRINTS = """
@@ -116,10 +110,8 @@ def test_the_digits_job_succeeds(unbroken: Done) -> None:
 
 
 @pytest.mark.fault(28, 40)
-def test_a_killed_rank_costs_one_restart_and_not_one_bit(
-    unbroken: Done, tmp_path: Path, environment: dict[str, str]
-) -> None:
-    killed = asyncio.run(train(tmp_path / "killed", environment, chaos="kill-rank@50%"))
+def test_a_killed_rank_costs_one_restart_and_not_one_bit(unbroken: Done, tmp_path: Path) -> None:
+    killed = train(tmp_path / "killed", chaos="kill-rank@50%")
     failure = killed.status.last_failure
     assert (killed.status.phase, killed.status.restarts, killed.status.attempt) == (Phase.SUCCEEDED, 1, 1)
     assert failure is not None
@@ -132,11 +124,9 @@ def test_a_killed_rank_costs_one_restart_and_not_one_bit(
     assert not list(Path("/dev/shm").glob("ddpjob-digits-*"))
 
 
-def test_a_killed_rank_in_place_leaves_the_other_nodes_pod_where_it_is(
-    unbroken: Done, tmp_path: Path, environment: dict[str, str]
-) -> None:
+def test_a_killed_rank_in_place_leaves_the_other_nodes_pod_where_it_is(unbroken: Done, tmp_path: Path) -> None:
     restart = {"scope": "InPlace", "backoff": {"initialSeconds": 0}}
-    killed = asyncio.run(train(tmp_path / "killed", environment, chaos="kill-rank@50%", restart=restart))
+    killed = train(tmp_path / "killed", chaos="kill-rank@50%", restart=restart)
     failure = killed.status.last_failure
     assert (killed.status.phase, killed.status.restarts, killed.status.attempt) == (Phase.SUCCEEDED, 1, 1)
     assert failure is not None

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import select
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import typer
+from tests.support.waiting import PATIENCE_SECONDS, eventually
 
 from ddpjob_operator.cli.completion import SCRIPTS, Candidate, candidates, place_of, print_for_kubectl, wants_jobs
 from ddpjob_operator.cli.main import app
@@ -69,17 +72,95 @@ def test_without_a_cluster_there_are_no_names_and_no_messages(tmp_path: Path) ->
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
-def test_bash_completes_with_the_script(tmp_path: Path) -> None:
-    program = tmp_path / "ddpjob"
+@pytest.fixture
+def typing(tmp_path: Path) -> Path:
+    """A folder with `ddpjob`, the scripts of the shells, and a file to be completed."""
+    (tmp_path / "bin").mkdir()
+    program = tmp_path / "bin/ddpjob"
     program.write_text(f"#!{sys.executable}\nfrom ddpjob_operator.cli.main import main\nmain()\n")
     program.chmod(0o755)
-    (tmp_path / "completion").write_text(SCRIPTS["bash"])
-    typed = "COMP_WORDS=(ddpjob snapshots v); COMP_CWORD=2; _ddpjob_completion; echo ${COMPREPLY[@]}"
-    env = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    for shell, text in SCRIPTS.items():
+        (tmp_path / f"script.{shell}").write_text(text)
+    (tmp_path / "job.yaml").touch()
+    return tmp_path
+
+
+def shell_environment(folder: Path) -> dict[str, str]:
+    home = {"HOME": str(folder), "XDG_CONFIG_HOME": str(folder), "XDG_DATA_HOME": str(folder), "TERM": "xterm"}
+    return os.environ | home | {"PATH": f"{folder}/bin:{os.environ['PATH']}", "KUBECONFIG": str(folder / "none")}
+
+
+def told(folder: Path, *command: str) -> str:
+    """What a shell prints, without a word on stderr."""
     done = subprocess.run(
-        ["bash", "-c", f"source {tmp_path}/completion; {typed}"], env=env, capture_output=True, text=True, timeout=60
+        command, cwd=folder, env=shell_environment(folder), capture_output=True, text=True, timeout=PATIENCE_SECONDS
     )
-    assert (done.stdout, done.stderr) == ("verify\n", "")
+    assert done.stderr == ""
+    return done.stdout
+
+
+def test_bash_completes_with_the_script(typing: Path) -> None:
+    typed = "COMP_WORDS=(ddpjob snapshots v); COMP_CWORD=2; _ddpjob_completion; echo ${COMPREPLY[@]}"
+    assert told(typing, "bash", "-c", f"source script.bash; {typed}") == "verify\n"
+
+
+@pytest.mark.skipif(shutil.which("fish") is None, reason="fish is not installed (Debian package fish)")
+def test_fish_completes_with_the_script(typing: Path) -> None:
+    lines = ["snapshots v", "get -o w", "get --output=w", "validate jo"]
+    asked = "; ".join(f"complete -C 'ddpjob {line}'" for line in lines)
+    found = told(typing, "fish", "--no-config", "-c", f"source script.fish; {asked}").splitlines()
+    verb, *others = found
+    assert verb.startswith("verify\tRead snapshots")
+    assert [line.partition("\t")[0] for line in others] == ["wide", "--output=wide", "job.yaml"]
+
+
+@pytest.mark.skipif(
+    not (shutil.which("zsh") and shutil.which("setsid")), reason="zsh is not installed (Debian package zsh)"
+)
+def test_zsh_completes_with_the_script(typing: Path) -> None:
+    """In a terminal: its completion does not run without its line editor. Ctrl-X writes the line into a file."""
+    (typing / ".zshrc").write_text(
+        "autoload -Uz compinit; compinit -u; source script.zsh; PS1='ready> '; unsetopt zle_bracketed_paste\n"
+        "show() { print -r -- $BUFFER > line.part; mv line.part line; BUFFER= }; zle -N show; bindkey '^X' show\n"
+    )
+    terminal, end = os.openpty()
+    command, environment = ["setsid", "--ctty", "zsh", "-i"], shell_environment(typing) | {"ZDOTDIR": str(typing)}
+    shell = subprocess.Popen(command, cwd=typing, env=environment, stdin=end, stdout=end, stderr=end)
+    os.close(end)
+    printed = bytearray()
+
+    def ready() -> bool:
+        read()
+        return b"ready> " in printed
+
+    def read() -> None:
+        """A terminal that nobody reads from blocks."""
+        if select.select([terminal], [], [], 0)[0]:
+            printed.extend(os.read(terminal, 4096))
+
+    def completed(typed: str) -> str:
+        os.write(terminal, f"ddpjob {typed}\t\x18".encode())
+        line = typing / "line"
+
+        def written() -> bool:
+            read()
+            return line.exists()
+
+        eventually(written, f"zsh completes {typed}", instead=lambda: bytes(printed))
+        text = line.read_text().strip()
+        line.unlink()
+        return text
+
+    try:
+        eventually(ready, "zsh is ready", instead=lambda: bytes(printed))
+        assert completed("snapshots v") == "ddpjob snapshots verify"
+        assert completed("get -o w") == "ddpjob get -o wide"
+        assert completed("get --output=w") == "ddpjob get --output=wide"
+        assert completed("validate jo") == "ddpjob validate job.yaml"
+    finally:
+        shell.kill()
+        shell.wait()
+        os.close(terminal)
 
 
 def test_kubectl_gets_cobras_form(capsys: pytest.CaptureFixture[str]) -> None:
