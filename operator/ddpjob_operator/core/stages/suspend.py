@@ -34,7 +34,7 @@ def plan_suspension(look: Look) -> Plan | None:
     """
     if not look.job.spec.suspend and not is_suspending(look.status):
         return None
-    look = with_data(look)  # their pod may be gone when the job is resumed
+    look = _with_ends(with_data(look))  # their pods may be gone when the job is resumed
     left = tuple(pod for pod in look.observed.pods if not _given_up(look, pod))
     if left or _fetching(look):
         return _suspending(look, left)
@@ -52,8 +52,7 @@ def _suspending(look: Look, left: tuple[PodView, ...]) -> Plan:
     actions = (*stop(observed.pods, everything=True, grace_seconds=None), *_stop_fetching(look))
     if status.phase is Phase.SUSPENDED:
         return Plan(status, actions)  # a pod that was not seen before, or that belongs to no attempt
-    last = last_report(pod for pod in left if pod.attempt == status.attempt)
-    after = transitions.begin_suspension(look.with_status(with_final_report(status, last, look.now))).status
+    after = transitions.begin_suspension(look).status
     event = Event("Normal", SUSPENDING, "stopping all pods after a snapshot")
     fetching = (observed.initializer,) if observed.initializer is not None else ()
     waits = [wait for pod in (*left, *fetching) if (wait := _seconds_to_give_up(look, pod)) is not None]
@@ -70,16 +69,23 @@ def _suspended(look: Look) -> Plan:
     status, pods = look.status, look.observed.pods
     if status.phase is Phase.SUSPENDED:
         return Plan(status)
-    # Once a pod has ended, the kubelet deletes it with a grace of 0, and its deletionTimestamp moves back: it may be as
-    # old as one that is given up before how it ended was read.
-    last = last_report(pod for pod in pods if pod.attempt == status.attempt)
-    look = look.with_status(status := with_final_report(status, last, look.now))
     message = "stopped; set spec.suspend to false to resume"
     if status.snapshot is not None:
         message += f" from the snapshot of step {status.snapshot.step}"
     if stuck := ", ".join(f"{pod.name} on {pod.node_name}" for pod in pods if not pod.ended):
         message += f". These pods did not confirm their end, and may still run: {stuck}"
     return Plan(transitions.suspend(look, message).status, events=(Event("Normal", "Suspended", message),))
+
+
+def _with_ends(look: Look) -> Look:
+    """The look with what the pods of this attempt reported at their end.
+
+    Also those that are given up: once a pod has ended, the kubelet deletes it with a grace of 0, and its
+    deletionTimestamp moves back.
+    """
+    status = look.status
+    last = last_report(pod for pod in look.observed.pods if pod.attempt == status.attempt)
+    return look.with_status(with_final_report(status, last, look.now))
 
 
 def _given_up(look: Look, pod: PodView | InitializerView) -> bool:

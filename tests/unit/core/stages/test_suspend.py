@@ -143,6 +143,17 @@ def test_a_pod_that_has_ended_tells_its_snapshot_although_its_grace_was_cut_by_t
     assert "did not confirm" not in decided.events[0].message
 
 
+def test_what_the_first_node_said_is_recorded_while_the_others_still_stop() -> None:
+    """Its pod is released in this pass, and gone in the next one."""
+    message = make_report("Preempted", snapshot={"step": 200, "time": NOW.timestamp(), "verified": True})
+    first = make_pod(0, "Failed", termination=ended(143, message), deleting=True, gone_by=later(-10))
+    second = make_pod(1, deleting=True, gone_by=later(20))
+    decided = look(make_job(suspending(), suspend=True), seen(first, second))
+    assert decided.status_first
+    assert decided.status.snapshot is not None
+    assert decided.status.snapshot.step == 200
+
+
 def test_a_suspension_in_progress_costs_no_further_write_and_no_call() -> None:
     going = tuple(make_pod(rank, deleting=True, gone_by=later(60)) for rank in (0, 1))
     decided = look(make_job(suspending(), suspend=True), seen(*going))
