@@ -93,11 +93,11 @@ class Operator:
 @pytest.fixture(scope="session")
 def operator(cluster: Kubectl, images: Images) -> Iterator[Operator]:
     """The chart, installed by Helm for the whole session."""
-    since = datetime.now(UTC)
     with operator_installed(cluster, images) as kubectl:
         pod = kubectl.get("pod", wait_operator(kubectl))
         assert pod is not None
-        yield Operator(kubectl, since, pod["spec"]["serviceAccountName"])
+        created = datetime.fromisoformat(pod["metadata"]["creationTimestamp"])
+        yield Operator(kubectl, created, pod["spec"]["serviceAccountName"])
 
 
 @pytest.fixture(scope="session")

@@ -95,6 +95,8 @@ def operator_installed(kubectl: Kubectl, images: Images, **values: Any) -> Itera
     with helm.Config(kubeconfig_path=kubectl.kubeconfig, namespace=NAMESPACE) as config:
         config.uninstall(RELEASE, ignore_not_found=True, wait="watcher", timeout=60)
         system = kubectl.within(NAMESPACE)
+        # Helm waits for the Deployment; its pods end later, and still ask for what their role no longer allows
+        eventually(lambda: system.list("pods", f"app.kubernetes.io/instance={RELEASE}") == [], "no operator is left")
         try:
             config.install(
                 CHART, RELEASE, chart_values(images) | values, create_namespace=True, wait="watcher", timeout=300
