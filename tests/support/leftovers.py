@@ -14,8 +14,8 @@ from typing import Final
 
 from tests.support.waiting import NeverHappened, eventually
 
-VARIABLE: Final = "PYTEST_RUN_OF_DDPJOB"
-"""Not DDPJOB_…: those are kept from pods and launchers."""
+VARIABLE: Final = "PYTHON_TESTS_OF_DDPJOB"
+"""One of those that `ddpjob run` passes on to ranks."""
 SECONDS: Final = 60.0
 OF_PYTHON: Final = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
 """Python's own, which end with the process that runs the tests."""

@@ -17,7 +17,7 @@ from ddpjob_operator.core.values.job import Job
 from ddpjob_operator.local.chaos import KillRank, parse_chaos
 from ddpjob_operator.local.display import display_for
 from ddpjob_operator.local.environment import Machine, MountedCode
-from ddpjob_operator.local.machine import different_here, missing_here, this_machine
+from ddpjob_operator.local.machine import different_here, missing_here, program_in_words, this_machine
 from ddpjob_operator.local.observed import short, success_in_words
 from ddpjob_operator.local.output import Logs
 from ddpjob_operator.local.runner import Outcome, Runner
@@ -74,6 +74,7 @@ def _run(submission: Submission, machine: Machine, fault: KillRank | None, logs:
     resume_from = newest_snapshot(machine.shared, job.name)
     with in_background(), display_for(sys.stdout) as display:
         display.write_line(f"{job.name}: {job.size_in_words} on this machine, files in {short(machine.shared)}")
+        display.write_line(f"each rank runs as you: {program_in_words(job)}")
         display.write_line(f"{_SHOWN[logs]}; all output: {short(pod_log(machine.shared, job.name, '*'))}")
         if code is not None:
             work = short(machine.shared / "work" / job.name)

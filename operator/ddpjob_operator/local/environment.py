@@ -22,12 +22,17 @@ from ddpjob_operator.local.expansion import expand
 _OF_AN_OUTER_RUN = re.compile(
     r"RANK|LOCAL_RANK|WORLD_SIZE|LOCAL_WORLD_SIZE|MASTER_ADDR|MASTER_PORT|(TORCHELASTIC|DDPJOB|PET)_.*"
 )
-_OF_ANY_PROGRAM = re.compile(
-    r"PATH|HOME|USER|LOGNAME|SHELL|TERM|TZ|TMPDIR|LANG|LANGUAGE|LC_.*|XDG_.*|PYTHON.*|VIRTUAL_ENV|CONDA_PREFIX"
-    r"|LD_LIBRARY_PATH|(?i:https?_proxy|no_proxy|all_proxy)|SSL_CERT_(FILE|DIR)|(REQUESTS|CURL)_CA_BUNDLE"
+_PASSED_ON = re.compile(
+    r"PATH|HOME|USER|LOGNAME|SHELL|TERM|TZ|TMPDIR|TEMP|TMP|LANG|LANGUAGE|LC_.*|XDG_.*|PYTHON.*|VIRTUAL_ENV|CONDA_PREFIX"
+    r"|LD_(LIBRARY_PATH|PRELOAD)|CC|CXX|CPATH|LIBRARY_PATH|(C|CXX|LD)FLAGS"
+    r"|(?i:https?_proxy|no_proxy|all_proxy)|SSL_CERT_(FILE|DIR)|(REQUESTS|CURL)_CA_BUNDLE"
+    r"|(OMP|KMP|MKL|GOMP|OPENBLAS|NUMEXPR|MALLOC|NCCL|GLOO|UCX|FI|TORCH|TORCHINDUCTOR|TORCHDYNAMO|PYTORCH|TRITON"
+    r"|CUDA|CUBLAS|CUDNN|NVIDIA|NVTE|ROCM|ROCR|HIP|HSA|HF|TRANSFORMERS|TOKENIZERS|DIFFUSERS|ACCELERATE)_.*"
 )
-"""What an initializer has of the shell's environment beside the variables that it names: the shell script of a job file
-that somebody else has written is to find programs, not keys."""
+_SECRET = re.compile(r"KEY|TOKEN(?!IZER)|SECRET|PASSW|CREDENTIAL", re.IGNORECASE)
+"""What a process has of the shell's environment beside the variables that the job names: programs, caches, and how the
+libraries of training are set, but no keys. The job file may be somebody else's, and a pod has none of them either."""
+_OFTEN_MEANT = re.compile(r"HF_TOKEN|HUGGING_FACE_HUB_TOKEN|(WANDB|MLFLOW|COMET|NEPTUNE|AWS|AZURE|GOOGLE)_.*")
 _SUBSCRIPT = re.compile(r"metadata\.(labels|annotations)\['([^']+)'\]")
 _AT_MOUNT_PATH = re.compile(rf"(^|[=:,]){re.escape(SHARED_PATH)}(?=[/:,]|$)")
 
@@ -57,7 +62,7 @@ class Machine:
     host: str
     shared: Path
     environ: Mapping[str, str]
-    """The environment of `ddpjob run`: it takes the place of what an image would set."""
+    """The environment of `ddpjob run`. What is passed on of it takes the place of what an image would set."""
 
     cores: int
     gpus: tuple[str, ...] = ()
@@ -114,12 +119,9 @@ def build_command(
     if container is None:
         container = trainer_container(manifest)
         local = _overrides(container, machine, endpoints, own, gpus)
-        machine_env = dict(machine.environ)
     else:
         local = _everywhere(machine, endpoints)
-        machine_env = {name: value for name, value in machine.environ.items() if _OF_ANY_PROGRAM.fullmatch(name)}
-    env = {name: value for name, value in machine_env.items() if not _OF_AN_OUTER_RUN.fullmatch(name)}
-    env |= local
+    env = {name: value for name, value in machine.environ.items() if _is_passed_on(name)} | local
     defined: dict[str, str] = {}
     problems: list[str] = []
     for variable in container.get("env") or ():
@@ -153,6 +155,12 @@ def trainer_container(manifest: Manifest) -> Manifest:
     return next(item for item in manifest["spec"]["containers"] if item["name"] == TRAINER_CONTAINER)
 
 
+def kept_back(manifest: Manifest, machine: Machine) -> list[str]:
+    """Variables of this shell that training scripts often read, and that the ranks do not get: no one names them."""
+    named = {variable["name"] for variable in trainer_container(manifest).get("env") or ()}
+    return sorted(name for name in machine.environ.keys() - named if _is_kept_back(name))
+
+
 def left_out(manifest: Manifest) -> Iterator[str]:
     """What the pod would have in a cluster and has not here, one sentence each."""
     spec = manifest["spec"]
@@ -161,6 +169,16 @@ def left_out(manifest: Manifest) -> Iterator[str]:
     for item in spec["containers"]:
         if item["name"] != TRAINER_CONTAINER:
             yield f"spec.podTemplate.spec.containers: {item['name']} is not run on this machine"
+
+
+def _is_passed_on(name: str) -> bool:
+    if _OF_AN_OUTER_RUN.fullmatch(name) or _SECRET.search(name):
+        return False
+    return _PASSED_ON.fullmatch(name) is not None
+
+
+def _is_kept_back(name: str) -> bool:
+    return _OFTEN_MEANT.fullmatch(name) is not None and not _is_passed_on(name)
 
 
 def _everywhere(machine: Machine, endpoints: Endpoints) -> dict[str, str]:

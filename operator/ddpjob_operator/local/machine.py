@@ -5,13 +5,14 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
+import shlex
 import socket
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from ddpjob_operator.api.spec import DDPJobSpec
+from ddpjob_operator.api.spec import BUILT_IN_MODULE, DDPJobSpec
 from ddpjob_operator.core.manifests.admission import admit
 from ddpjob_operator.core.manifests.admitted import Admitted
 from ddpjob_operator.core.manifests.initializer import build_initializer, source_claim
@@ -24,6 +25,7 @@ from ddpjob_operator.local.environment import (
     Machine,
     NotOnThisMachine,
     build_command,
+    kept_back,
     left_out,
     on_volume,
 )
@@ -32,6 +34,7 @@ from ddpjob_operator.local.network import LOOPBACK
 from ddpjob_operator.local.script_paths import written_in
 
 _NEEDED = ("torch", "ddp_trainer")
+_LONGEST_COMMAND = 200
 _INSTALL = "pip install 'ddpjob[cli,trainer]'"
 
 
@@ -53,18 +56,30 @@ def missing_here(job: Job, machine: Machine) -> tuple[str, ...]:
 
 def different_here(job: Job, machine: Machine) -> tuple[str, ...]:
     """What a person should know of how this run differs from the same job in a cluster."""
-    notes = list(left_out(_first_pod(job)))
+    pod = _first_pod(job)
+    notes = list(left_out(pod))
     for item in job.spec.initializers:
         if item.script is not None:
             first, *more = item.script.strip().splitlines() or [""]
             length = f" … ({1 + len(more)} lines)" if more else ""
             notes.append(f"initializer {item.name} runs a shell script on this machine, as you: {first}{length}")
+    if names := kept_back(pod, machine):
+        notes.append(f"not passed on from this shell: {', '.join(names)}; --env {names[0]} passes one on")
     if job.spec.suspend:
         notes.append("spec.suspend is for a cluster: a run that somebody starts by hand is meant to run")
     ranks = seats(job.spec) * job.spec.ranks_per_node
     if machine.gpus and len(machine.gpus) < ranks:
         notes.append(f"{len(machine.gpus)} GPU(s) for {ranks} ranks: training runs on the CPU")
     return tuple(notes)
+
+
+def program_in_words(job: Job) -> str:
+    """The command line of a rank, in one line; torchrun starts it."""
+    entrypoint = job.spec.entrypoint
+    program = [entrypoint.script] if entrypoint.script else ["-m", entrypoint.module or BUILT_IN_MODULE]
+    command = shlex.join(["python", *program, *job.spec.args])
+    words = "".join(character for character in command if character.isprintable())
+    return words if len(words) <= _LONGEST_COMMAND else f"{words[:_LONGEST_COMMAND]}…"
 
 
 def as_run_here(job: Job) -> Job:

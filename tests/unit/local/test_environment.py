@@ -90,22 +90,43 @@ def test_a_pod_whose_place_may_change_reads_it_from_its_own_scratch() -> None:
     assert env["DDPJOB_ASSIGNMENT_DIR"] == "/dev/shm/x/assignment"
 
 
-def test_variables_of_a_surrounding_torchrun_do_not_leak_in() -> None:
-    outer = {"RANK": "3", "MASTER_ADDR": "x", "TORCHELASTIC_RUN_ID": "y", "DDPJOB_DEBUG": "1", "RANKING": "kept"}
+SHELL = {
+    "PATH": "/bin",
+    "https_proxy": "p",
+    "LD_PRELOAD": "jemalloc.so",
+    "PYTHONPATH": "lib",
+    "CC": "gcc",
+    "NCCL_DEBUG": "INFO",
+    "OMP_NUM_THREADS": "4",
+    "HF_HOME": "/hub",
+    "TOKENIZERS_PARALLELISM": "false",
+}
+OF_A_SURROUNDING_TORCHRUN = {"RANK": "3", "MASTER_ADDR": "x", "TORCHELASTIC_RUN_ID": "y", "DDPJOB_DEBUG": "1"}
+KEYS = {"HF_TOKEN": "t", "AWS_SECRET_ACCESS_KEY": "k", "WANDB_API_KEY": "k", "TORCH_HUB_TOKEN": "t", "MY_PASSWORD": "p"}
+OTHERS = {"SSH_AUTH_SOCK": "s", "KUBECONFIG": "k", "DISPLAY": ":0", "RANKING": "1"}
+
+
+def test_ranks_have_of_the_shell_how_programs_and_libraries_are_set() -> None:
+    """A pod of the same job has no key either, and the job file may be somebody else's."""
+    outer = SHELL | OF_A_SURROUNDING_TORCHRUN | KEYS | OTHERS
     env = command_of({}, machine=replace(MACHINE, environ=outer)).env
-    assert not env.keys() & {"RANK", "MASTER_ADDR", "TORCHELASTIC_RUN_ID", "DDPJOB_DEBUG"}
-    assert env["RANKING"] == "kept"
+    assert env.items() & outer.items() == SHELL.items()
 
 
-def test_an_initializer_has_of_the_shell_what_any_program_needs_and_what_it_names() -> None:
-    """The shell script of a job file that somebody else has written finds no key that was not meant for it."""
+def test_a_variable_that_the_job_names_is_passed_on() -> None:
+    token = {"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": "hub", "key": "token"}}}
+    env = command_of({"env": [token]}, machine=replace(MACHINE, environ=SHELL | KEYS)).env
+    assert env.items() & KEYS.items() == {("HF_TOKEN", "t")}
+
+
+def test_an_initializer_has_no_more_of_the_shell_than_the_ranks() -> None:
     token = {"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": "hub", "key": "token"}}}
     initializer = {"name": "data", "path": "data", "script": "true", "env": [token]}
-    shell = {"PATH": "/bin", "https_proxy": "p", "HF_TOKEN": "meant", "AWS_SECRET_ACCESS_KEY": "key", "RANK": "3"}
+    shell = SHELL | OF_A_SURROUNDING_TORCHRUN | KEYS | OTHERS
     pod = build_initializer(Admitted(job_of({"initializers": [initializer]}), Defaults()), 0)
     (container,) = pod["spec"]["containers"]
     env = build_command(pod, replace(MACHINE, environ=shell), ENDPOINTS, container=container).env
-    assert shell.items() & env.items() == {("PATH", "/bin"), ("https_proxy", "p"), ("HF_TOKEN", "meant")}
+    assert shell.items() & env.items() == SHELL.items() | {("HF_TOKEN", "t")}
 
 
 def test_home_stays_the_users_unless_the_job_sets_it() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from ddpjob_operator.api.spec import DDPJobSpec
 from ddpjob_operator.api.status import DDPJobStatus
 from ddpjob_operator.core.values.job import Job
 from ddpjob_operator.local.environment import Machine
-from ddpjob_operator.local.machine import as_run_here, different_here, missing_here, this_machine
+from ddpjob_operator.local.machine import as_run_here, different_here, missing_here, program_in_words, this_machine
 from ddpjob_operator.local.script_paths import written_in
 
 SECRET = {"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": "hub", "key": "token"}}}
@@ -40,10 +41,28 @@ def test_a_shell_script_of_a_job_is_announced(tmp_path: Path) -> None:
         {"name": "code", "path": "code", "script": "git clone https://example.com/code.git code\nrm -rf ~/old"},
         {"name": "data", "path": "data", "source": "https://example.com/data.tar"},
     ]
-    assert different_here(job(initializers=both), this_machine(tmp_path)) == (
+    assert different_here(job(initializers=both), replace(this_machine(tmp_path), environ={})) == (
         "initializer code runs a shell script on this machine, as you: git clone https://example.com/code.git code "
         "… (2 lines)",
     )
+
+
+def test_keys_of_the_shell_that_the_ranks_do_not_get_are_announced(tmp_path: Path) -> None:
+    shell = {"WANDB_API_KEY": "k", "HF_TOKEN": "t", "HF_HOME": "/hub", "SSH_AUTH_SOCK": "s"}
+    machine = replace(this_machine(tmp_path), environ=shell)
+    assert different_here(job(), machine) == (
+        "not passed on from this shell: HF_TOKEN, WANDB_API_KEY; --env HF_TOKEN passes one on",
+    )
+    named = [{"name": name, "value": "v"} for name in shell]
+    assert different_here(job(env=named), machine) == ()
+
+
+def test_what_each_rank_runs_is_announced_in_one_line() -> None:
+    assert program_in_words(job()) == "python -m ddp_trainer.train"
+    script = job(entrypoint={"script": "/mnt/shared/train.py"}, args=["--name", "a b\n\x1b[2J", "x" * 300])
+    words = program_in_words(script)
+    assert words.startswith("python /mnt/shared/train.py --name 'a b[2J' xxx")
+    assert len(words) <= 201
 
 
 def missing(shared: Path, environ: dict[str, str], **spec: Any) -> tuple[str, ...]:
