@@ -64,7 +64,7 @@ def show_logs(cluster: Cluster, name: str, wanted: Wanted, follow: bool) -> int:
         if follow:
             return SUCCEEDED if await logs.follow(print_line, print_note) else FAILED
         found = False
-        async for line in logs.now():
+        async for line in logs.now(print_note):
             found = True
             print_line(line)
         if not found:

@@ -10,7 +10,6 @@ import asyncio
 import heapq
 import re
 from collections.abc import AsyncIterator, Callable, Iterable
-from contextlib import suppress
 from dataclasses import dataclass
 
 from ddpjob_operator.cluster import paths
@@ -98,6 +97,16 @@ def pods_of(pods: Iterable[PodView], wanted: Wanted, ranks_per_node: int) -> lis
     return sorted(found, key=lambda pod: pod.node_rank or 0)
 
 
+def nodes_without_log(pods: Iterable[PodView], read: Iterable[PodView], nodes: int, name: str) -> str | None:
+    """Which of `nodes` node ranks have no line among those of the pods that could be `read`, and where to look."""
+    waiting = {pod.node_rank for pod in pods if pod.phase is PodPhase.PENDING}
+    gone = sorted(set(range(nodes)) - {pod.node_rank for pod in read} - waiting)
+    if not gone:
+        return None
+    ranks = f"node rank {gone[0]}" if len(gone) == 1 else f"node ranks {', '.join(map(str, gone))}"
+    return f"no log of {ranks} any more; on the job's volume, logs/{name}/pods has it while it is kept"
+
+
 def last_of(lines: list[Line], wanted: Wanted) -> list[Line]:
     """Of the wanted lines of a pod, those that `tail` leaves."""
     return lines if wanted.tail is None else lines[max(0, len(lines) - wanted.tail) :]
@@ -113,15 +122,21 @@ class JobLogs:
     ranks_per_node: int
     wanted: Wanted
 
-    async def now(self) -> AsyncIterator[Line]:
-        """Every line that the pods have now, by time."""
+    async def now(self, note: Callable[[str], None] = lambda _: None) -> AsyncIterator[Line]:
+        """Every line that the pods have now, by time; then a note if some of the job's nodes have none any more."""
         job = await read_job(self.client, self.namespace, self.name)
         pods = pods_of(
             map(parse_pod, await read_pods(self.client, self.namespace, job)), self.wanted, self.ranks_per_node
         )
         logs = await asyncio.gather(*(self._whole(pod) for pod in pods))
-        for line in heapq.merge(*logs, key=lambda line: line.stamp):
+        for line in heapq.merge(*(log for log in logs if log is not None), key=lambda line: line.stamp):
             yield line
+        status = parse_status(job.get("status") or {})
+        of_all = self.wanted.node is None and self.wanted.rank is None
+        if of_all and pods and pods[0].attempt == status.attempt:
+            read = [pod for pod, log in zip(pods, logs, strict=True) if log is not None]
+            if said := nodes_without_log(pods, read, status.nodes.total, self.name):
+                note(said)
 
     async def follow(self, say: Callable[[Line], None], note: Callable[[str], None]) -> bool:
         """Each line as it comes, of this attempt and of those that follow, until the job has ended.
@@ -152,10 +167,12 @@ class JobLogs:
                 stream.cancel()
             await asyncio.gather(*streams.values(), return_exceptions=True)
 
-    async def _whole(self, pod: PodView) -> list[Line]:
-        with suppress(_Absent):
+    async def _whole(self, pod: PodView) -> list[Line] | None:
+        """None if it has no log yet, or none any more."""
+        try:
             return last_of([line async for line in self._lines(pod, **self.wanted.query())], self.wanted)
-        return []
+        except _Absent:
+            return None
 
     async def _stream(self, pod: PodView, say: Callable[[Line], None], note: Callable[[str], None]) -> None:
         """One pod's log to its end. A connection that breaks is made again, from the last line on."""
@@ -184,11 +201,14 @@ class JobLogs:
                 await asyncio.sleep(SECONDS_BETWEEN_LOOKS)
 
     async def _lines(self, pod: PodView, **query: str) -> AsyncIterator[Line]:
-        path = f"{paths.pods(self.namespace)}/{pod.name}/log"
+        path, is_there = f"{paths.pods(self.namespace)}/{pod.name}/log", False
         try:
             async for raw in self.client.lines(path, container=TRAINER_CONTAINER, timestamps="true", **query):
-                if not _STAMP.match(raw):
-                    continue  # of the kubelet itself, where the container's log is gone meanwhile
+                if not _STAMP.match(raw):  # of the kubelet itself: the container's log is gone, maybe meanwhile
+                    if is_there:
+                        continue
+                    raise _Absent
+                is_there = True
                 line = parse_line(raw, pod.node_rank or 0, self.ranks_per_node)
                 if is_wanted(line, self.wanted):
                     yield line

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
 
 from ddpjob_operator.cli.on_cluster import seconds
 from ddpjob_operator.core.values.observed import NO_ATTEMPT, PodPhase, PodView
-from ddpjob_operator.follow.logs import JobLogs, Wanted, is_wanted, parse_line, pods_of
+from ddpjob_operator.follow.logs import JobLogs, Wanted, is_wanted, nodes_without_log, parse_line, pods_of
 
 STAMP = "2030-01-01T12:00:00.123456789Z"
 
@@ -88,7 +89,7 @@ class Pods:
 )
 async def test_the_last_lines_are_counted_among_those_that_are_wanted(wanted: Wanted, texts: list[str]) -> None:
     logs = JobLogs(cast(Any, Pods()), "default", "digits", ranks_per_node=2, wanted=wanted)
-    assert [line.text for line in await logs._whole(pod(0, 0))] == texts
+    assert [line.text for line in await logs._whole(pod(0, 0)) or ()] == texts
     followed: list[str] = []
     await logs._stream(pod(0, 0), lambda line: followed.append(line.text), pytest.fail)
     assert followed == texts
@@ -98,7 +99,29 @@ async def test_what_the_kubelet_says_of_a_container_that_is_gone_is_no_line_of_a
     pods = Pods()
     pods.LOG = (f"{STAMP} step 1", "error: code = NotFound desc = an error occurred when try to find container")
     logs = JobLogs(cast(Any, pods), "default", "digits", ranks_per_node=2, wanted=Wanted())
-    assert [line.text for line in await logs._whole(pod(0, 0))] == ["step 1"]
+    assert [line.text for line in await logs._whole(pod(0, 0)) or ()] == ["step 1"]
+    pods.LOG = pods.LOG[1:]
+    assert await logs._whole(pod(0, 0)) is None
+
+
+@pytest.mark.parametrize(
+    ("there", "with_log", "ranks"),
+    [
+        ([0, 1, 2], [0, 1, 2], None),
+        ([0, 2], [0, 2], "node rank 1"),
+        ([0, 1, 2], [2], "node ranks 0, 1"),
+    ],
+)
+def test_nodes_whose_log_is_gone_are_named(there: list[int], with_log: list[int], ranks: str | None) -> None:
+    said = nodes_without_log([pod(0, rank) for rank in there], [pod(0, rank) for rank in with_log], 3, "digits")
+    assert said == (
+        ranks and f"no log of {ranks} any more; on the job's volume, logs/digits/pods has it while it is kept"
+    )
+
+
+def test_a_pod_that_has_not_started_is_not_missed() -> None:
+    waiting = replace(pod(0, 1), phase=PodPhase.PENDING)
+    assert nodes_without_log([pod(0, 0), waiting], [pod(0, 0)], 2, "digits") is None
 
 
 @pytest.mark.parametrize(("text", "expected"), [("90s", 90), ("10m", 600), ("1h30m", 5400), ("2h", 7200)])
