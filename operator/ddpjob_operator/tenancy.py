@@ -76,6 +76,7 @@ class JobBounds(_Strict):
     schedulers: Names | None = None
     runtime_classes: Names | None = None
     volume_types: Names | None = None
+    shared_scopes: Names | None = None
     annotations: Names | None = None
     tolerations: Names | None = None
     node_names: Names | None = None

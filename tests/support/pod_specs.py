@@ -155,6 +155,7 @@ NAMED: dict[str, tuple[dict[str, Any], str]] = {
     "schedulers": ({"schedulerName": "mine"}, "mine"),
     "runtimeClasses": ({"runtimeClassName": "kata"}, "kata"),
     "volumeTypes": ({"volumes": [{"name": "data", "nfs": {"server": "a", "path": "/"}}]}, "nfs"),
+    "sharedScopes": ({"volumes": [{"name": "theirs", "persistentVolumeClaim": {"claimName": "theirs"}}]}, "Claim"),
     "tolerations": ({"tolerations": [{"key": "control-plane", "operator": "Exists"}]}, "control-plane"),
     "nodeNames": ({"nodeName": "node-1"}, "node-1"),
     "resourceClaims": ({"resourceClaims": [{"name": "gpu", "resourceClaimTemplateName": "all"}]}, "all"),

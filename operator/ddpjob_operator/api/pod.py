@@ -91,6 +91,11 @@ class Shared(APIModel):
     claim_name: ObjectName | None = None
     """Name of an existing PersistentVolumeClaim to use instead. The operator never deletes it."""
 
+    scope: Literal["Claim", "Job"] | None = None
+    """How much of an existing claim the pods see. Claim, the default: all of it. Job: its folder `jobs/<job>` as
+    /mnt/shared, and its folder `datasets`, read-only, as /mnt/shared/datasets. Requires `claimName`.
+    """
+
     retain: Annotated[bool, Field(strict=True)] = True
     """Keep the claim when the job is deleted. A new job of the same name then resumes from its snapshots."""
 

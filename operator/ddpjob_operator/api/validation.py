@@ -82,6 +82,27 @@ def _both_volumes(spec: DDPJobSpec) -> str | None:
     )
 
 
+def _scope_of_a_claim(spec: DDPJobSpec) -> str | None:
+    if spec.shared.scope is None or spec.shared.claim_name is not None:
+        return None
+    return (
+        f"spec.shared.scope: {spec.shared.scope!r} is for an existing claim, which several jobs may use; set claimName "
+        "too, or remove scope"
+    )
+
+
+def _fetched_into_datasets(spec: DDPJobSpec) -> str | None:
+    if spec.shared.scope != "Job":
+        return None
+    for index, item in enumerate(spec.initializers):
+        if item.path.split("/")[0] == "datasets":
+            return (
+                f"spec.initializers[{index}].path: {item.path!r} is read-only with shared.scope Job; use another "
+                "folder, such as data/"
+            )
+    return None
+
+
 def _reserved_env(spec: DDPJobSpec) -> str | None:
     for index, variable in enumerate(spec.env):
         if is_reserved(variable.name):
@@ -267,6 +288,19 @@ BETWEEN_FIELDS: tuple[Rule, ...] = (
         "!has(self.claimName) || !(has(self.size) || has(self.storageClassName))",
         "size and storageClassName cannot be combined with claimName, an existing volume; remove one of them",
         _both_volumes,
+    ),
+    Rule(
+        ("shared",),
+        "!has(self.scope) || has(self.claimName)",
+        "scope is for an existing claim, which several jobs may use; set claimName too, or remove scope",
+        _scope_of_a_claim,
+    ),
+    Rule(
+        (),
+        "!has(self.shared.scope) || self.shared.scope != 'Job' || "
+        "self.initializers.all(item, !item.path.matches('^datasets(/|$)'))",
+        "paths of initializers below datasets/ are read-only with shared.scope Job; use another folder, such as data/",
+        _fetched_into_datasets,
     ),
     Rule(
         ("env", "[]"),

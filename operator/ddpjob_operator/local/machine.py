@@ -15,9 +15,10 @@ from pathlib import Path
 from ddpjob_operator.api.spec import BUILT_IN_MODULE, DDPJobSpec
 from ddpjob_operator.core.manifests.admission import admit
 from ddpjob_operator.core.manifests.admitted import Admitted
-from ddpjob_operator.core.manifests.initializer import build_initializer, source_claim
+from ddpjob_operator.core.manifests.initializer import build_initializer
 from ddpjob_operator.core.manifests.pod_environment import SHARED_PATH, Place
 from ddpjob_operator.core.manifests.pods import build_pod
+from ddpjob_operator.core.manifests.shared import source_claim
 from ddpjob_operator.core.values.job import Bounds, Defaults, Job, Manifest, PodSecurity
 from ddpjob_operator.core.values.observed import ServiceView
 from ddpjob_operator.local.environment import (

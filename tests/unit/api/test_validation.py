@@ -88,6 +88,18 @@ def initializer(name: str, **fields: Any) -> dict[str, Any]:
         pytest.param({"shared": {"size": "1Gi", "storageClassName": "x"}}, None, id="a size and a class are fine"),
         pytest.param({"shared": {"claimName": "c", "size": "1Gi"}}, "size", id="a claim has its size already"),
         pytest.param({"shared": {"claimName": "c", "storageClassName": "x"}}, "storageClassName", id="and its class"),
+        pytest.param({"shared": {"scope": "Job"}}, "set claimName", id="a scope without an existing claim"),
+        pytest.param({"shared": {"claimName": "c", "scope": "Job"}}, None, id="a scope of a claim is fine"),
+        pytest.param(
+            {"shared": {"claimName": "c", "scope": "Job"}, "initializers": [initializer("a")]},
+            "use another folder",
+            id="data sets are read-only with the scope Job",
+        ),
+        pytest.param(
+            {"shared": {"claimName": "c", "scope": "Claim"}, "initializers": [initializer("a")]},
+            None,
+            id="and writable with the scope Claim",
+        ),
         pytest.param(env("A", value="1", valueFrom={"fieldRef": {}}), "keep one", id="a variable has one source"),
         pytest.param(env("MY_RANK"), None, id="a name that only contains a reserved one is fine"),
         pytest.param({"restart": {"backoff": {"initialSeconds": 5, "maxSeconds": 5}}}, None, id="equal waits are fine"),

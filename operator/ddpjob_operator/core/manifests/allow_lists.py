@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from ddpjob_operator.core.manifests.code import VOLUME as CODE
 from ddpjob_operator.core.manifests.placement import LOST_NODE_TAINTS
 from ddpjob_operator.core.manifests.pod_security import TEMPLATE, volume_types
+from ddpjob_operator.core.manifests.shared import other_claims, source_claim
 from ddpjob_operator.core.values.job import Bounds, Job, Manifest
 
 SPEC = f"{TEMPLATE}.spec"
@@ -116,6 +117,15 @@ def _resource_claims(_: Job, pod: Manifest) -> Named:
                 yield f"{SPEC}.resourceClaims[{claim.get('name')}]", str(source[kind])
 
 
+def _shared_scopes(job: Job, pod: Manifest) -> Named:
+    """What pods see of claims that they did not get for themselves: another claim is seen whole."""
+    if job.spec.shared.claim_name is not None:
+        yield "spec.shared.scope", job.spec.shared.scope or "Claim"
+    sources = {claim for item in job.spec.initializers if (claim := source_claim(item)) is not None}
+    for name, claim in other_claims(job, pod["spec"]).items():
+        yield f"spec.initializers, pvc://{claim}" if claim in sources else f"{SPEC}.volumes[{name}]", "Claim"
+
+
 def _objects(value: Any) -> Iterator[Manifest]:
     yield from (item for item in (value if isinstance(value, list) else ()) if isinstance(item, dict))
 
@@ -126,6 +136,7 @@ ALLOW_LISTS = (
     AllowList("schedulers", _field("schedulerName")),
     AllowList("runtimeClasses", _field("runtimeClassName")),
     AllowList("volumeTypes", _volumes),
+    AllowList("sharedScopes", _shared_scopes),
     AllowList("annotations", _annotations),
     AllowList("tolerations", _tolerations),
     AllowList("nodeNames", _field("nodeName")),

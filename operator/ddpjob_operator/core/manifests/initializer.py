@@ -16,9 +16,9 @@ from ddpjob_operator.core.manifests.pod_environment import SHARED_PATH, TERMINAT
 from ddpjob_operator.core.manifests.pods import (
     restricted_container,
     restricted_context,
-    shared_volume,
     users_labels,
 )
+from ddpjob_operator.core.manifests.shared import confined, shared_mount, shared_volume, source_claim
 from ddpjob_operator.core.values.job import Defaults, Job, Manifest
 from ddpjob_operator.core.values.names import INITIALIZER, LABEL_ATTEMPT, LABEL_ROLE, initializer_name, job_labels
 
@@ -53,6 +53,7 @@ def build_initializer(admitted: Admitted, number: int) -> Manifest:
     spec = merge(spec, {"restartPolicy": "Never", "containers": [last], "volumes": [shared_volume(job), *sources]})
     if first:
         spec["initContainers"] = first
+    spec = confined(job, spec)
     own = job_labels(job.name, job.uid) | {LABEL_ROLE: INITIALIZER, LABEL_ATTEMPT: str(number)}
     return {
         "apiVersion": "v1",
@@ -68,12 +69,6 @@ def build_initializer(admitted: Admitted, number: int) -> Manifest:
     }
 
 
-def source_claim(item: Initializer) -> str | None:
-    """The claim that `pvc://claim/path` names."""
-    kind, _, rest = (item.source or "").partition("://")
-    return rest.partition("/")[0] if kind == "pvc" else None
-
-
 def _container(job: Job, item: Initializer, defaults: Defaults, volumes: dict[str, str]) -> Manifest:
     task = item.model_dump(by_alias=True, exclude_none=True, exclude={"env"})
     own = {
@@ -86,7 +81,7 @@ def _container(job: Job, item: Initializer, defaults: Defaults, volumes: dict[st
     if not any(variable.name == "HOME" for variable in users):
         own["HOME"] = "/tmp"  # noqa: S108 - writable although the root is read-only
     mounts: list[Manifest] = [
-        {"name": "shared", "mountPath": SHARED_PATH},
+        shared_mount(),
         {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108 - a mount of the pod
     ]
     if (claim := source_claim(item)) is not None:

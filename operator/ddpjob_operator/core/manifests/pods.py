@@ -18,7 +18,6 @@ from ddpjob_operator.core.manifests.placement import leaving_lost_nodes, placed,
 from ddpjob_operator.core.manifests.pod_environment import (
     ASSIGNMENT_DIR,
     RENDEZVOUS_PORT,
-    SHARED_PATH,
     STATUS_PORT,
     TERMINATION_LOG,
     Place,
@@ -27,6 +26,7 @@ from ddpjob_operator.core.manifests.pod_environment import (
     launch_args,
 )
 from ddpjob_operator.core.manifests.pod_group import membership
+from ddpjob_operator.core.manifests.shared import confined, shared_mount, shared_volume
 from ddpjob_operator.core.values.job import Defaults, Job, Manifest
 from ddpjob_operator.core.values.names import (
     DOMAIN,
@@ -119,6 +119,7 @@ def build_pod(admitted: Admitted, place: Place) -> Manifest:
         with_default_resources(item, defaults.resources) if item["name"] == TRAINER_CONTAINER else item
         for item in spec["containers"]
     ]
+    spec = confined(job, spec)
     if member.gates:
         spec["schedulingGates"] = [*(spec.get("schedulingGates") or ()), *({"name": gate} for gate in member.gates)]
     labels = job_labels(job.name, job.uid) | pod_labels(attempt, node_rank, nodes if is_assignable(job) else None)
@@ -202,7 +203,7 @@ def _owned_pod_spec(job: Job, defaults: Defaults, env: list[Manifest]) -> Manife
         "terminationMessagePath": TERMINATION_LOG,
         "terminationMessagePolicy": "File",
         "volumeMounts": [
-            {"name": "shared", "mountPath": SHARED_PATH},
+            shared_mount(),
             {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108 - a mount of the pod
             {"name": "shm", "mountPath": "/dev/shm"},  # noqa: S108
         ],
@@ -222,12 +223,6 @@ def _owned_pod_spec(job: Job, defaults: Defaults, env: list[Manifest]) -> Manife
         "containers": [container],
         "volumes": volumes,
     }
-
-
-def shared_volume(job: Job) -> Manifest:
-    """The volume at /mnt/shared: the user's claim or the operator's."""
-    claim = job.spec.shared.claim_name or pvc_name(job.name)
-    return {"name": "shared", "persistentVolumeClaim": {"claimName": claim}}
 
 
 def _assignment_files() -> list[Manifest]:

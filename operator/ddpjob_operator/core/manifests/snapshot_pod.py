@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ddpjob_operator.core.manifests.merge import merge
-from ddpjob_operator.core.manifests.pod_environment import SHARED_PATH
-from ddpjob_operator.core.manifests.pods import restricted_container, restricted_context, shared_volume
+from ddpjob_operator.core.manifests.pods import restricted_container, restricted_context
+from ddpjob_operator.core.manifests.shared import confined, shared_mount, shared_volume
 from ddpjob_operator.core.manifests.short_lived import LEAST, short_lived_metadata
 from ddpjob_operator.core.values.job import Job, Manifest
 
@@ -43,13 +43,9 @@ def build_snapshot_pod(job: Job, image: str, arguments: Sequence[str], *, writes
         "resources": _RESOURCES,
         "securityContext": restricted_container(),
         "volumeMounts": [
-            {"name": "shared", "mountPath": SHARED_PATH, "readOnly": not writes},
+            shared_mount() | {"readOnly": not writes},
             {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108
         ],
     }
-    return {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": short_lived_metadata(job, ROLE),
-        "spec": spec | {"containers": [container], "volumes": [shared_volume(job), {"name": "tmp", "emptyDir": {}}]},
-    }
+    spec |= {"containers": [container], "volumes": [shared_volume(job), {"name": "tmp", "emptyDir": {}}]}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": short_lived_metadata(job, ROLE), "spec": confined(job, spec)}

@@ -53,6 +53,20 @@ def test_the_volume_of_submitted_code_needs_no_entry() -> None:
     assert len(refusals(only("volumeTypes"), taken)) == 1
 
 
+def test_the_scope_of_a_shared_claim_and_other_claims_can_be_bounded() -> None:
+    def refused(**spec: Any) -> list[str]:
+        found = admit(make_job(**spec), replace(DEFAULTS, bounds=only("sharedScopes", "Job")))
+        return list(found.problems) if isinstance(found, Refused) else []
+
+    own = {"volumes": [{"name": "again", "persistentVolumeClaim": {"claimName": "team"}}]}
+    assert refused() == []
+    assert refused(shared={"claimName": "team", "scope": "Job"}, podTemplate={"spec": own}) == []
+    (said,) = refused(shared={"claimName": "team"})
+    assert said.startswith("spec.shared.scope: 'Claim' is not among those")
+    (said,) = refused(initializers=[{"name": "data", "path": "data", "source": "pvc://theirs/all"}])
+    assert said.startswith("spec.initializers, pvc://theirs: 'Claim' is not among those")
+
+
 def test_annotations_are_those_of_the_template() -> None:
     given = {"metadata": {"annotations": {"team.example/owner": "a", "k8s.example/net": "b"}}}
     (said,) = refusals(only("annotations", "team.example/*"), {}, **given)

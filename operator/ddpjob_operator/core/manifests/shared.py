@@ -1,0 +1,85 @@
+"""The volume at /mnt/shared: a claim of the job's own, or one that several jobs use and that each sees its part of."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ddpjob_operator.api.pod import Initializer
+from ddpjob_operator.core.manifests.pod_environment import SHARED_PATH
+from ddpjob_operator.core.values.job import Job, Manifest
+from ddpjob_operator.core.values.names import pvc_name
+
+VOLUME = "shared"
+DATA_SETS = "datasets"
+_CONTAINERS = ("containers", "initContainers")
+_SUB_PATHS = ("subPath", "subPathExpr")
+
+
+def shared_volume(job: Job) -> Manifest:
+    """The user's claim or the operator's."""
+    claim = job.spec.shared.claim_name or pvc_name(job.name)
+    return {"name": VOLUME, "persistentVolumeClaim": {"claimName": claim}}
+
+
+def shared_mount() -> Manifest:
+    """The mount of that volume in a container."""
+    return {"name": VOLUME, "mountPath": SHARED_PATH}
+
+
+def confined(job: Job, spec: Manifest) -> Manifest:
+    """The spec of a pod of `job` in which no container, of the podTemplate either, sees more of the claim than the job
+    may: with `shared.scope: Job` every mount of it is below `jobs/<job>`, and its data sets are read-only.
+    """
+    if job.spec.shared.scope != "Job":
+        return spec
+    claim = job.spec.shared.claim_name
+    volumes = {item.get("name") for item in _objects(spec.get("volumes")) if _claim_of(item) == claim}
+    return spec | {
+        kind: [_confined_container(item, volumes, f"jobs/{job.name}") for item in spec[kind]]
+        for kind in _CONTAINERS
+        if kind in spec
+    }
+
+
+def other_claims(job: Job, spec: Manifest) -> dict[str, str]:
+    """Volumes of a pod that are claims which `job` is not confined in, with the names of these."""
+    own = job.spec.shared.claim_name or pvc_name(job.name)
+    claims = {str(item.get("name")): _claim_of(item) for item in _objects(spec.get("volumes"))}
+    return {name: claim for name, claim in claims.items() if claim is not None and claim != own}
+
+
+def source_claim(item: Initializer) -> str | None:
+    """The claim that `pvc://claim/path` names."""
+    kind, _, rest = (item.source or "").partition("://")
+    return rest.partition("/")[0] if kind == "pvc" else None
+
+
+def _confined_container(container: Manifest, volumes: set[Any], folder: str) -> Manifest:
+    mounts: list[Manifest] = []
+    for mount in _objects(container.get("volumeMounts")):
+        mounts.append(_below(mount, folder) if mount.get("name") in volumes else mount)
+        if (mount.get("name"), mount.get("mountPath")) == (VOLUME, SHARED_PATH):
+            mounts.append(
+                {
+                    "name": VOLUME,
+                    "mountPath": f"{SHARED_PATH}/{DATA_SETS}",
+                    "subPath": DATA_SETS,
+                    "readOnly": True,
+                }
+            )
+    return container | {"volumeMounts": mounts} if mounts else container
+
+
+def _below(mount: Manifest, folder: str) -> Manifest:
+    """The mount with its path within the claim below `folder`."""
+    given = next((name for name in _SUB_PATHS if mount.get(name)), None)
+    return mount | ({given: f"{folder}/{mount[given]}"} if given else {"subPath": folder})
+
+
+def _claim_of(volume: Manifest) -> str | None:
+    source = volume.get("persistentVolumeClaim")
+    return source.get("claimName") if isinstance(source, dict) else None
+
+
+def _objects(value: Any) -> list[Manifest]:
+    return [item for item in (value if isinstance(value, list) else ()) if isinstance(item, dict)]
