@@ -161,13 +161,23 @@ class Cluster:
         return await eventually_async(reached, f"{name} is {phase}", seconds, lambda: json.dumps(seen, indent=1))
 
     async def gang_exists(
-        self, attempt: int = 0, nodes: int = 2, job: str = "digits", seconds: float = PATIENCE_SECONDS
+        self,
+        attempt: int = 0,
+        nodes: int = 2,
+        job: str = "digits",
+        seconds: float = PATIENCE_SECONDS,
+        owner: Object | None = None,
     ) -> list[Object]:
-        """Wait until all pods of an attempt are there, and return them by node rank."""
+        """Wait until all pods of an attempt are there, and return them by node rank; only those of `owner`, where one
+        of the same name has just been deleted.
+        """
         names = {f"{job}-{attempt}-{rank}" for rank in range(nodes)}
 
         async def complete() -> list[Object] | None:
             found = [pod for pod in await self.pods() if pod["metadata"]["name"] in names]
+            if owner is not None:
+                uid = owner["metadata"]["uid"]
+                found = [pod for pod in found if pod["metadata"]["ownerReferences"][0]["uid"] == uid]
             return found if len(found) == nodes else None
 
         return await eventually_async(complete, f"the {nodes} pods of attempt {attempt} exist", seconds)

@@ -230,6 +230,6 @@ async def test_a_volume_that_goes_with_the_job_before_is_waited_for(cluster: Clu
     again = await cluster.apply_job(shared={"retain": False})
     assert "PersistentVolumeClaim digits-shared" in (await degraded(cluster, "NameTaken"))["message"]
     await cluster.client.merge_patch(path, "persistentvolumeclaims", {"metadata": {"finalizers": None}})
-    await cluster.gang_exists(seconds=60)
+    await cluster.gang_exists(seconds=60, owner=again)
     claim = await cluster.client.get(path, "persistentvolumeclaims")
     assert [owner["uid"] for owner in claim["metadata"]["ownerReferences"]] == [again["metadata"]["uid"]]
