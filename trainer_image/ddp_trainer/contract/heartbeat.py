@@ -20,8 +20,8 @@ Under no launcher (DDPJOB_RUN_DIR unset) the same calls do nothing.
 from __future__ import annotations
 
 import contextlib
-import io
 import math
+import mmap
 import os
 import struct
 import threading
@@ -75,13 +75,17 @@ class Heartbeat:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._path = directory / f"rank-{rank}.json" if directory is not None else None
-        self._last_step: io.FileIO | None = None
+        self._last_step: mmap.mmap | None = None
         self._clock = clock
         self._lock = threading.RLock()
         self._written_at = -math.inf
         self._loss: Any = None
         self._loss_read_at = -math.inf
         self._step_at: float | None = None
+        self._steps: list[tuple[float, int, int | None, float | None]] = []
+        """Steps since the last write: when, number, samples, seconds."""
+        self._of_step: tuple[int | None, int | None, float | None, float | None] | None = None
+        """Epoch, total, samples per second and learning rate of the newest one."""
         self._intervals: deque[float] = deque(maxlen=STEP_WINDOW)
         self._data_waits: deque[float] = deque(maxlen=STEP_WINDOW)
         self._state: dict[str, Any] = {
@@ -183,31 +187,20 @@ class Heartbeat:
         """One optimizer step is done: `step` in the whole run, on `samples` samples by all ranks together.
 
         `loss` is a number or a one-element tensor of any device; it is only read when a write is due.
-        `step_seconds` is measured between calls where it is not given.
+        `step_seconds` is measured between calls where it is not given. All but the number of the step is reckoned when
+        a write is due: beside a step, code that is in no cache takes several times as long.
         """
         with self._lock:
-            now = self._progress()
-            interval = None if self._step_at is None else now - self._step_at
-            if interval is not None:
-                self._intervals.append(interval)
-            self._count(step, samples, interval if step_seconds is None else step_seconds)
+            now = self._clock()
+            self._steps.append((now, step, samples, step_seconds))
             if loss is not None:
                 # detached, or the last loss would keep its whole graph alive
-                self._loss = loss.detach() if hasattr(loss, "detach") else loss
-            for name, value in (
-                ("epoch", epoch),
-                ("totalSteps", total_steps),
-                ("samplesPerSecond", samples_per_second),
-                ("learningRate", learning_rate),
-            ):
-                if value is not None:
-                    self._state[name] = value
-            if self._step_at is None or len(self._intervals) == 1:
-                # the first step is news, and from the second on the watchdog can tell slow from hung
+                self._loss = loss.detach() if getattr(loss, "requires_grad", False) else loss
+            self._of_step = (epoch, total_steps, samples_per_second, learning_rate)
+            self._write_step(step)
+            # the first step is news, and from the second on the watchdog can tell slow from hung
+            if len(self._intervals) == 0 or now - self._written_at >= WRITE_INTERVAL_SECONDS:
                 self.flush()
-            else:
-                self._flush_if_due(now)
-            self._step_at = now
 
     def epochs_are(self, finished: int) -> None:
         """Training is done, and so many epochs are; written with what comes next."""
@@ -303,9 +296,10 @@ class Heartbeat:
 
     def flush(self) -> None:
         """Write what is known. A file system that refuses is ignored: the next write tries again."""
-        if self._path is None:
-            return
         with self._lock:
+            self._reckon()
+            if self._path is None:
+                return
             self._written_at = self._clock()
             self._read_loss(self._written_at)
             if self._intervals:
@@ -318,9 +312,28 @@ class Heartbeat:
                 write_json(self._path, self._state, room=ROOM_BYTES)
 
     def _progress(self) -> float:
+        self._reckon()
         now = self._clock()
         self._state["time"] = now
         return now
+
+    def _reckon(self) -> None:
+        """Put the steps since the last write into the state."""
+        if not self._steps:
+            return
+        for now, step, samples, seconds in self._steps:
+            interval = None if self._step_at is None else now - self._step_at
+            if interval is not None:
+                self._intervals.append(interval)
+            self._count(step, samples, interval if seconds is None else seconds)
+            self._step_at = now
+        self._state["time"] = self._step_at
+        self._steps.clear()
+        if self._of_step is not None:
+            names = ("epoch", "totalSteps", "samplesPerSecond", "learningRate")
+            given = zip(names, self._of_step, strict=True)
+            self._state.update((name, value) for name, value in given if value is not None)
+            self._of_step = None
 
     def _flush_if_due(self, now: float) -> None:
         if now - self._written_at >= WRITE_INTERVAL_SECONDS:
@@ -338,16 +351,17 @@ class Heartbeat:
             state["samples"] = samples
         counters["steps"] += 1 if state["step"] is None else max(0, step - state["step"])
         state["step"] = step
-        self._write_step(step)
 
     def _write_step(self, step: int) -> None:
+        """Into memory that the file keeps when this process dies: a system call in each step would cost ten times as
+        much.
+        """
         if self._path is None:
             return
         with contextlib.suppress(OSError):
             if self._last_step is None:
-                self._path.parent.mkdir(parents=True, exist_ok=True)
-                self._last_step = io.FileIO(self._path.with_suffix(".step"), "w")
-            os.pwrite(self._last_step.fileno(), _STEP.pack(os.getpid(), step), 0)
+                self._last_step = _mapped(self._path.with_suffix(".step"), _STEP.pack(os.getpid(), step))
+            _STEP.pack_into(self._last_step, 0, os.getpid(), step)
 
     def _read_loss(self, now: float) -> None:
         loss = self._loss
@@ -359,6 +373,14 @@ class Heartbeat:
             return
         self._state["loss"] = float(loss)
         self._loss, self._loss_read_at = None, now
+
+
+def _mapped(path: Path, first: bytes) -> mmap.mmap:
+    """The file's memory, which is written to first: where there is none, that is an OSError and no SIGBUS."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w+b", buffering=0) as file:
+        file.write(first)
+        return mmap.mmap(file.fileno(), len(first))
 
 
 def heartbeat_dir(run_dir: Path) -> Path:

@@ -30,7 +30,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakKeyDictionary, ref
@@ -53,6 +53,16 @@ SMOOTHING: Final = 0.9
 """Weight of the past in the moving average of samples per second."""
 
 _current: ScriptObserver | None = None
+_forks = 0
+"""Between this process and the one that imported this module."""
+
+
+def _count_fork() -> None:
+    global _forks
+    _forks += 1
+
+
+os.register_at_fork(after_in_child=_count_fork)
 
 
 def _keep_out_of_graphs() -> None:
@@ -107,9 +117,12 @@ class ScriptObserver:
         self._heartbeat = heartbeat
         self._world_size = world_size
         self._clock = clock
-        self._pid = os.getpid()
+        self._forks = _forks
         self._undo: list[Callable[[], None]] = []
+        self._leader: Callable[[], Optimizer | None] = _nobody
+        """The optimizer that has made most steps, as a weak reference."""
         self._steps: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()
+        """Steps of the others."""
         self._step = 0
         self._before = 0
         """Steps of the run before this process began."""
@@ -173,7 +186,7 @@ class ScriptObserver:
 
     def fetched(self, batch: object) -> None:
         """A DataLoader has yielded a batch."""
-        if os.getpid() != self._pid:
+        if _forks != self._forks:
             return
         self._fetches += 1
         self._unused += 1
@@ -188,7 +201,7 @@ class ScriptObserver:
 
     def backward_begins(self, root: Tensor) -> None:
         """`backward()` is called on `root`."""
-        if os.getpid() != self._pid or root.numel() != 1:
+        if _forks != self._forks or root.numel() != 1:
             return
         scaled = self._scaled
         loss = scaled[1] if scaled is not None and scaled[0]() is root else root.detach()
@@ -204,12 +217,12 @@ class ScriptObserver:
 
     def stepped(self, optimizer: Optimizer) -> None:
         """An optimizer has made a step."""
-        if os.getpid() != self._pid:
+        if _forks != self._forks:
             return
-        steps = self._steps[optimizer] = self._steps.get(optimizer, 0) + 1
-        if steps <= self._step:
+        if self._leader() is not optimizer and not self._takes_the_lead(optimizer):
             return  # another optimizer of the same step
-        now, self._step = self._clock(), steps
+        now, steps = self._clock(), self._step + 1
+        self._step = steps
         samples, self._step_samples = self._step_samples, 0
         if samples == 0 and self._backwards:
             samples = self._fetched  # a step on a batch of an earlier one
@@ -230,6 +243,17 @@ class ScriptObserver:
         self._stepped_at = now
         if self._checks_loss:
             self._check_loss(self._before + steps)
+
+    def _takes_the_lead(self, optimizer: Optimizer) -> bool:
+        """Whether this step of an optimizer, other than that with most steps, makes it the one."""
+        steps = self._steps.get(optimizer, 0) + 1
+        if steps <= self._step:
+            self._steps[optimizer] = steps
+            return False
+        if (leader := self._leader()) is not None:
+            self._steps[leader] = self._step
+        self._leader = ref(optimizer)
+        return True
 
     def _check_loss(self, step: int) -> None:
         """The one that the heartbeat has read: not that of each step is, and NaN does not go away."""
@@ -381,11 +405,18 @@ def batch_size(batch: object, depth: int = 3) -> int | None:
     if shape is not None:
         return int(shape[0]) if len(shape) else None
     if depth:
-        values = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, Sequence) else ()
+        if type(batch) is list or type(batch) is tuple:  # as most are, and cheap to tell
+            values: Iterable[object] = batch
+        else:
+            values = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, Sequence) else ()
         for value in values if not isinstance(values, str | bytes) else ():
             if (size := batch_size(value, depth - 1)) is not None:
                 return size
     return None
+
+
+def _nobody() -> None:
+    """The optimizer that leads before any has made a step."""
 
 
 def _learning_rate(optimizer: Optimizer) -> float | None:
