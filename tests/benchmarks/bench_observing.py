@@ -25,6 +25,7 @@ from ddp_trainer.rank.observe import close_observer, observe, observing
 
 MAX_RATIO = 1.005
 STEP_SECONDS = 0.010
+START_SECONDS = 300.0
 BEFORE, TURN, TURNS = 20, 100, 100
 """Steps of a turn before the clock starts, and after; turns of a round. The machine's own speed changes within seconds
 by more than what is measured: turns are short, and each is compared with the one before it.
@@ -59,9 +60,9 @@ def _round(run_dir: Path) -> Cost:
 
 
 def _as_if_steps_were_longer() -> float:
-    """The heartbeat's clock: its writes come as often as in steps of STEP_SECONDS."""
+    """The heartbeat's clock: its writes come as often as in steps of STEP_SECONDS, some minutes after the start."""
     observer = observing()
-    return observer.step * STEP_SECONDS if observer is not None else 0.0
+    return START_SECONDS + observer.step * STEP_SECONDS if observer is not None and observer.step else 0.0
 
 
 def _train() -> Cost:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ddp_trainer.contract.heartbeat import Heartbeat, heartbeat_dir, read_heartbeats
+from ddp_trainer.contract.heartbeat import BUCKETS, Heartbeat, heartbeat_dir, read_heartbeats
 from ddp_trainer.launch.status.pod_state import phase_seconds
 
 CONTRACT = (Path(__file__).parents[3] / "docs" / "contracts.md").read_text()
@@ -69,6 +69,24 @@ def test_steps_are_written_at_most_four_times_a_second_and_a_change_of_phase_at_
     beat.step(step=6, samples=60)
     beat.enter("save")
     assert (beat.read()["samples"], beat.read()["phase"]) == (60, "save")
+
+
+def test_a_long_run_writes_once_a_second_and_counts_every_step(beat, clock):
+    beat.enter("train")
+    beat.step(step=1, samples=10)
+    beat.step(step=2, samples=20)
+    clock.now += 100
+    beat.step(step=3, samples=30)
+    for step in range(4, 14):
+        clock.now += 0.099
+        beat.step(step=step, samples=10 * step)
+    assert beat.read()["samples"] == 30
+    clock.now += 0.05
+    beat.beat()
+    found = beat.read()
+    assert (found["samples"], found["counters"]["samples"], found["counters"]["steps"]) == (130, 130, 13)
+    assert found["counters"]["stepSeconds"]["counts"][BUCKETS.index(0.1)] == 10
+    assert found["stepSecondsMedian"] == pytest.approx(0.099)
 
 
 def test_the_number_of_the_last_step_is_never_late(beat, tmp_path):

@@ -2,10 +2,10 @@
 
 A rank that hangs in a collective cannot answer a request, so it is never asked: it leaves its last known
 state in `$DDPJOB_RUN_DIR/heartbeats/rank-<RANK>.json` (docs/contracts.md section 4) and the launcher reads how
-old that is. Writing costs a rename on a memory-backed directory, at most four times a second and once a change of
-phase; a disk that fails never fails training, and on a full one the file is overwritten in place. The number of the
-last step is in a file of its own, written in every step: a rank that crashes has reported where, and the same crash at
-the same step is known as the same.
+old that is. Writing costs a rename on a memory-backed directory, at most four times a second, after a hundred seconds
+once a second, and once a change of phase; a disk that fails never fails training, and on a full one the file is
+overwritten in place. The number of the last step is in a file of its own, written in every step: a rank that crashes
+has reported where, and the same crash at the same step is known as the same.
 
     heartbeat = Heartbeat.from_env()
     heartbeat.enter("train")
@@ -38,6 +38,11 @@ from ddp_trainer.contract.json_files import read_json, write_json
 VERSION: Final = 1
 PHASES: Final = ("init", "script", "rendezvous", "load", "first_step", "train", "validate", "save", "done")
 WRITE_INTERVAL_SECONDS: Final = 0.25
+FULL_RATE_SECONDS: Final = 25.0
+LONGEST_INTERVAL: Final = 4
+"""After so many seconds the interval grows with the run, to so many times its length: a longer run is judged by longer
+times.
+"""
 DEVICE_LOSS_INTERVAL_SECONDS: Final = 1.0
 """Reading a loss off an accelerator waits for everything queued before it, so it happens less often."""
 ROOM_BYTES: Final = 8192
@@ -78,7 +83,8 @@ class Heartbeat:
         self._last_step: mmap.mmap | None = None
         self._clock = clock
         self._lock = threading.RLock()
-        self._written_at = -math.inf
+        self._began_at = clock()
+        self._due_at = -math.inf
         self._loss: Any = None
         self._loss_read_at = -math.inf
         self._step_at: float | None = None
@@ -199,8 +205,10 @@ class Heartbeat:
             self._of_step = (epoch, total_steps, samples_per_second, learning_rate)
             self._write_step(step)
             # the first step is news, and from the second on the watchdog can tell slow from hung
-            if len(self._intervals) == 0 or now - self._written_at >= WRITE_INTERVAL_SECONDS:
+            if not self._intervals:
                 self.flush()
+            else:
+                self._flush_if_due(now)
 
     def epochs_are(self, finished: int) -> None:
         """Training is done, and so many epochs are; written with what comes next."""
@@ -300,8 +308,10 @@ class Heartbeat:
             self._reckon()
             if self._path is None:
                 return
-            self._written_at = self._clock()
-            self._read_loss(self._written_at)
+            now = self._clock()
+            so_far = (now - self._began_at) / FULL_RATE_SECONDS
+            self._due_at = now + WRITE_INTERVAL_SECONDS * min(max(1.0, so_far), LONGEST_INTERVAL)
+            self._read_loss(now)
             if self._intervals:
                 ordered = sorted(self._intervals)
                 self._state["stepSecondsP99"] = ordered[math.ceil(0.99 * len(ordered)) - 1]
@@ -336,7 +346,7 @@ class Heartbeat:
             self._of_step = None
 
     def _flush_if_due(self, now: float) -> None:
-        if now - self._written_at >= WRITE_INTERVAL_SECONDS:
+        if now >= self._due_at:
             self.flush()
 
     def _count(self, step: int, samples: int | None, seconds: float | None) -> None:
@@ -358,10 +368,11 @@ class Heartbeat:
         """
         if self._path is None:
             return
-        with contextlib.suppress(OSError):
-            if self._last_step is None:
+        if self._last_step is None:
+            with contextlib.suppress(OSError):
                 self._last_step = _mapped(self._path.with_suffix(".step"), _STEP.pack(os.getpid(), step))
-            _STEP.pack_into(self._last_step, 0, os.getpid(), step)
+            return
+        _STEP.pack_into(self._last_step, 0, os.getpid(), step)
 
     def _read_loss(self, now: float) -> None:
         loss = self._loss

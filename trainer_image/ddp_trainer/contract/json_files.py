@@ -53,7 +53,7 @@ def reserve(path: Path, size: int) -> None:
 
 
 def _write(path: Path, data: bytes) -> None:
-    """As Path.write_bytes, in half the time: a rank does it four times a second, beside its steps."""
+    """As Path.write_bytes, in half the time: a rank does it every second, beside its steps."""
     with io.FileIO(path, "w") as file:
         left = memoryview(data)
         while left:

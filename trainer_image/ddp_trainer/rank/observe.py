@@ -191,7 +191,7 @@ class ScriptObserver:
         self._fetches += 1
         self._unused += 1
         self._fetched = batch_size(batch)
-        if self._step and self._fetches >= max(FETCHES_OF_VALIDATION, self._read_ahead + 1):
+        if self._fetches >= FETCHES_OF_VALIDATION and self._fetches > self._read_ahead and self._step:
             self._unused = min(self._unused, self._read_ahead)
             self.validates()
 
@@ -213,7 +213,8 @@ class ScriptObserver:
         elif self._unused:  # else another loss of the same batch, as a GAN has
             self._unused -= 1
             self._step_samples += fetched
-        self._enter("train" if self._step else "first_step")
+        if self._phase != "train":
+            self._enter("train" if self._step else "first_step")
 
     def stepped(self, optimizer: Optimizer) -> None:
         """An optimizer has made a step."""
@@ -229,7 +230,8 @@ class ScriptObserver:
         self._read_ahead = max(self._read_ahead, self._backwards + 1)
         self._backwards = 0
         self._samples = None if not samples or self._samples is None else self._samples + samples * self._world_size
-        self._enter("train")
+        if self._phase != "train":
+            self._enter("train")
         self._heartbeat.step(
             step=self._before + steps,
             epoch=self.epoch,
@@ -422,4 +424,4 @@ def _nobody() -> None:
 def _learning_rate(optimizer: Optimizer) -> float | None:
     rate = optimizer.param_groups[0].get("lr")
     # a tensor may lie on a GPU, and reading it would wait for all that is queued there
-    return float(rate) if isinstance(rate, int | float) else None
+    return float(rate) if isinstance(rate, (float, int)) else None
