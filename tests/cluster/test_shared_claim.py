@@ -10,7 +10,8 @@ from tests.cluster.scenario import Scenario, reader_pod
 PREPARE = """
 import pathlib
 shared = pathlib.Path("/mnt/shared")
-for path in ("datasets/digits.txt", "checkpoints/other/secret"):
+# the last one would end every attempt of the job, if it were where the job looks
+for path in ("datasets/digits.txt", "checkpoints/other/secret", "checkpoints/digits/attempts/999999999999-planted"):
     (shared / path).parent.mkdir(parents=True)
     (shared / path).write_text("of another job")
 """
@@ -30,7 +31,8 @@ shared = pathlib.Path("/mnt/shared")
 print(json.dumps({
     "all": (shared / "jobs/digits/seen/all").read_text().splitlines(),
     "snapshots": len(list((shared / "jobs/digits/checkpoints/digits").glob("step-*"))),
-    "elsewhere": sorted(path.name for path in shared.glob("*/digits*")),
+    "of its name": sorted(str(path.relative_to(shared)) for path in shared.glob("*/digits*")),
+    "beside": [path.name for path in (shared / "checkpoints/digits").iterdir()],
 }))
 """
 
@@ -55,7 +57,8 @@ def test_a_job_finds_its_own_folder_and_the_data_sets_and_nothing_of_other_jobs(
     assert any("Read-only file system" in line for line in seen)
     assert sum("No such file or directory" in line for line in seen) == 2
     assert found["snapshots"] > 0
-    assert found["elsewhere"] == ["digits", "digits.txt"], "its folder in jobs/, and the data set"
+    assert found["of its name"] == ["checkpoints/digits", "datasets/digits.txt", "jobs/digits"]
+    assert found["beside"] == ["attempts"], "nothing was written into the folder of its name outside its own"
 
 
 def claim(name: str) -> Object:

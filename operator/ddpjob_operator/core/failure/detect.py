@@ -79,6 +79,9 @@ class Failure:
     """The pod's termination message, if it left one."""
 
 
+_GONE = "is no pod of the job any more: it was deleted, or its labels were"
+
+
 def find_failures(pods: Iterable[PodView], missing: Iterable[tuple[str, int]], now: datetime) -> tuple[Failure, ...]:
     """Every failure among the pods of one attempt.
 
@@ -88,7 +91,7 @@ def find_failures(pods: Iterable[PodView], missing: Iterable[tuple[str, int]], n
     found = {pod.uid: failure for pod in pods if (failure := _of_pod(pod, now))}
     failures = [_beside([pod for pod in pods if pod.uid not in found], failure) for failure in found.values()]
     failures += [
-        Failure("PodDeleted", f"pod {name} was deleted", Retry.YES, pod_name=name, node_rank=node_rank, outside=True)
+        Failure("PodDeleted", f"{name} {_GONE}", Retry.YES, pod_name=name, node_rank=node_rank, outside=True)
         for name, node_rank in missing
     ]
     return tuple(failures)

@@ -55,7 +55,7 @@ HINTS: tuple[tuple[str, str, str], ...] = (
     (
         "Unschedulable",
         r"persistentvolumeclaim \S+ not found",
-        "Create the PersistentVolumeClaim, or correct spec.shared.claimName.",
+        "If spec.shared.claimName names it, create it or correct the name. A claim of the operator's is created again.",
     ),
     (
         "Unschedulable",

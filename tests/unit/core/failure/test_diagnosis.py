@@ -23,6 +23,12 @@ def test_there_is_advice_for_every_reason_that_the_launcher_gives() -> None:
     assert advice_for("NobodyKnows") == ""
 
 
+def test_the_advice_for_a_drain_and_for_an_eviction_differ() -> None:
+    assert "maintenance" in advice_for("Drained")
+    assert "resources.requests" not in advice_for("Drained")
+    assert "resources.requests" in advice_for("Evicted")
+
+
 def test_an_image_without_the_trainer_is_known_by_the_last_line_of_its_pods_log() -> None:
     pods = (failed(0, 1), make_pod(1))
     log = "/usr/bin/python: Error while finding module specification for 'ddp_trainer.launch' (ModuleNotFoundError: No "

@@ -53,6 +53,24 @@ def test_the_volume_of_submitted_code_needs_no_entry() -> None:
     assert len(refusals(only("volumeTypes"), taken)) == 1
 
 
+@pytest.mark.parametrize(
+    "source",
+    [
+        {"csi": {"driver": "inline.example"}},
+        {"ephemeral": {"volumeClaimTemplate": {"spec": {"resources": {"requests": {"storage": "1Pi"}}}}}},
+        {"iscsi": {"targetPortal": "a", "iqn": "b", "lun": 0}},
+        {"flexVolume": {"driver": "a/b"}},
+    ],
+    ids=lambda source: next(iter(source)),
+)
+def test_a_kind_of_volume_that_is_not_listed_is_refused_by_its_name(source: dict[str, Any]) -> None:
+    (kind,) = source
+    volumes = {"volumes": [{"name": "data", **source}]}
+    (said,) = refusals(only("volumeTypes", "configMap"), volumes)
+    assert f"volumes[data]: {kind!r}" in said
+    assert refusals(only("volumeTypes", kind), volumes) == []
+
+
 def test_the_scope_of_a_shared_claim_and_other_claims_can_be_bounded() -> None:
     def refused(**spec: Any) -> list[str]:
         found = admit(make_job(**spec), replace(DEFAULTS, bounds=only("sharedScopes", "Job")))
