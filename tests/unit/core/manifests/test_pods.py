@@ -357,3 +357,13 @@ def test_the_users_own_claim_is_mounted_and_not_made() -> None:
     assert build_pvc(admitted(make_job(shared={"claimName": "mine"}))) is None
     volumes = pod(shared={"claimName": "mine"})["spec"]["volumes"]
     assert {"name": "shared", "persistentVolumeClaim": {"claimName": "mine"}} in volumes
+
+
+def test_a_pod_of_the_gang_leaves_a_node_that_is_lost_in_the_time_that_the_job_says() -> None:
+    """Also one that has not begun there, or whose sidecar has ended: no other sign tells of those."""
+    seconds = {
+        item["key"]: item.get("tolerationSeconds")
+        for item in pod(restart={"nodeLostSeconds": 20})["spec"]["tolerations"]
+        if item.get("effect") == "NoExecute"
+    }
+    assert seconds == {"node.kubernetes.io/not-ready": 20, "node.kubernetes.io/unreachable": 20}
