@@ -21,7 +21,7 @@ LOOK_AROUND = """
   ls -A /mnt/shared
   cat datasets/digits.txt; echo
   if touch datasets/planted; then echo planted; fi
-  ls checkpoints/other ../checkpoints/other
+  ls checkpoints/other ../checkpoints/other || true
 } > seen/all 2>&1
 """
 
