@@ -1,4 +1,4 @@
-"""Posts JSON documents to one URL, aside: whoever hands one over waits for nothing.
+"""Posts JSON documents to one URL, in the background: the caller does not wait.
 
 The URL may contain a secret, as the webhooks of chat systems do. Neither it nor the text of an exception, which may
 quote it, is logged.
