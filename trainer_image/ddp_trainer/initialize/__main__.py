@@ -142,8 +142,8 @@ def measure(path: Path) -> Size:
 
 
 def _is_done(task: Initializer, target: Path, marker: Path) -> bool:
-    """Whether the result is there as it was put there: by its checksum where the task has one, since a pod that mounts
-    the volume may have replaced it, else by its size."""
+    """Whether the result is there as it was put there: by its checksum where the task has one, since a pod that
+    mounts the volume may have replaced it, else by its size."""
     known = read_json(marker)
     if known is None or not target.exists():
         return False

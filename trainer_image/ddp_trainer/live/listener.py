@@ -5,8 +5,8 @@
     {"ask": "next", "view": 3, "member": …}   → view 4, once it is decided; the connection stays open until then
 
 "next" comes from a member that has left view 3, or from a new one that wants to join. A connection that is refused is
-proof that a process has ended, which a timeout is not. As with the process group itself, a process that reaches the port
-of a pod is trusted: the job's network policy admits its own pods.
+proof that a process has ended, which a timeout is not. As with the process group itself, a process that reaches the
+port of a pod is trusted: the job's network policy admits its own pods.
 """
 
 from __future__ import annotations
