@@ -29,9 +29,9 @@ _PASSED_ON = re.compile(
     r"|(OMP|KMP|MKL|GOMP|OPENBLAS|NUMEXPR|MALLOC|NCCL|GLOO|UCX|FI|TORCH|TORCHINDUCTOR|TORCHDYNAMO|PYTORCH|TRITON"
     r"|CUDA|CUBLAS|CUDNN|NVIDIA|NVTE|ROCM|ROCR|HIP|HSA|HF|TRANSFORMERS|TOKENIZERS|DIFFUSERS|ACCELERATE)_.*"
 )
-_SECRET = re.compile(r"KEY|TOKEN(?!IZER)|SECRET|PASSW|CREDENTIAL", re.IGNORECASE)
 """What a process has of the shell's environment beside the variables that the job names: programs, caches, and how the
 libraries of training are set, but no keys. The job file may be somebody else's, and a pod has none of them either."""
+_SECRET = re.compile(r"KEY|TOKEN(?!IZER)|SECRET|PASSW|CREDENTIAL", re.IGNORECASE)
 _OFTEN_MEANT = re.compile(r"HF_TOKEN|HUGGING_FACE_HUB_TOKEN|(WANDB|MLFLOW|COMET|NEPTUNE|AWS|AZURE|GOOGLE)_.*")
 _SUBSCRIPT = re.compile(r"metadata\.(labels|annotations)\['([^']+)'\]")
 _AT_MOUNT_PATH = re.compile(rf"(^|[=:,]){re.escape(SHARED_PATH)}(?=[/:,]|$)")

@@ -32,7 +32,7 @@ class DDP(Strategy):
             self._distribute(init_sync=True)
 
     def regroup(self) -> None:
-        """Build DDP anew. The weights are made equal by whoever regroups."""
+        """Build DDP anew. The caller makes the weights equal."""
         self._distribute(init_sync=False)
 
     def _distribute(self, *, init_sync: bool) -> None:
