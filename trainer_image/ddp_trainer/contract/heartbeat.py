@@ -53,6 +53,17 @@ STEP_WINDOW: Final = 512
 _STEP: Final = struct.Struct("<qq")
 """A pid, and the number of its last step."""
 
+_pid = os.getpid()
+"""Asked for once: in each step it would be a system call."""
+
+
+def _read_pid() -> None:
+    global _pid
+    _pid = os.getpid()
+
+
+os.register_at_fork(after_in_child=_read_pid)
+
 # fmt: off
 BUCKETS: Final = (
     0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0,
@@ -98,7 +109,7 @@ class Heartbeat:
             "version": VERSION,
             "rank": rank,
             "localRank": local_rank,
-            "pid": os.getpid(),
+            "pid": _pid,
             "observed": observed,
             "ownLoop": own_loop,
             "time": clock(),
@@ -370,9 +381,9 @@ class Heartbeat:
             return
         if self._last_step is None:
             with contextlib.suppress(OSError):
-                self._last_step = _mapped(self._path.with_suffix(".step"), _STEP.pack(os.getpid(), step))
+                self._last_step = _mapped(self._path.with_suffix(".step"), _STEP.pack(_pid, step))
             return
-        _STEP.pack_into(self._last_step, 0, os.getpid(), step)
+        _STEP.pack_into(self._last_step, 0, _pid, step)
 
     def _read_loss(self, now: float) -> None:
         loss = self._loss
