@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from tests.cluster.conftest import Operator
-from tests.cluster.history import nodes_with_two_pods, untrue_steps
+from tests.cluster.history import JOB, nodes_with_two_pods, untrue_steps
 from tests.cluster.installation import node_lost, wait_operator
 from tests.cluster.kube import Object, describe
 from tests.cluster.scenario import SNAPSHOT_STEPS, Scenario
@@ -79,6 +79,35 @@ def test_training_goes_on_without_a_node_that_died_and_takes_it_in_again(
 
 
 @pytest.mark.fault(24)
+def test_a_gang_that_loses_a_node_to_a_power_cut_trains_on_elsewhere(
+    scenario: Scenario, victim: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With the defaults of spec.restart. A pod of the next attempt may be bound to the dead node before it is seen."""
+    spread = {
+        "maxSkew": 1,
+        "topologyKey": "kubernetes.io/hostname",
+        "whenUnsatisfiable": "ScheduleAnyway",
+        "labelSelector": {"matchLabels": {JOB: scenario.name}},
+    }
+    scenario.apply(args=LONG, podTemplate={"spec": {"topologySpreadConstraints": [spread]}})
+    before = scenario.wait_trained(60)
+    assert victim in {node_of(pod) for pod in gang(scenario)}
+    with lost(victim, power=True) as died:
+        after = wait_steps(scenario, nodes=2, beyond=before["snapshot"]["step"], attempt=1)
+        seconds = time.time() - died
+        assert {node_of(pod) for pod in gang(scenario)} == others(scenario, victim)
+        status = scenario.status
+    with capsys.disabled():
+        print(f"\nfrom the death of a node to the next step of a gang: {seconds:.1f} s")
+    assert after["resumedFromStep"] >= before["snapshot"]["step"]
+    assert status.get("restarts", 0) == 0, "a lost node costs no budget"
+    assert status["disruptions"] == status["attempt"] <= 2
+    assert status["lastFailure"]["reason"] == "NodeLost"
+    assert status["lastFailure"]["nodeName"] == victim
+    assert untrue_steps(scenario.statuses) == []
+
+
+@pytest.mark.fault(24)
 def test_a_trainer_that_runs_on_unseen_on_a_silent_node_is_refused_by_the_volume(
     scenario: Scenario, victim: str
 ) -> None:
@@ -106,13 +135,13 @@ def test_a_trainer_that_runs_on_unseen_on_a_silent_node_is_refused_by_the_volume
     assert untrue_steps(scenario.statuses) == []
 
 
-def wait_steps(scenario: Scenario, nodes: int, beyond: int) -> dict[str, Any]:
-    """Node rank 0's report once a gang of so many nodes has trained beyond a step."""
+def wait_steps(scenario: Scenario, nodes: int, beyond: int, attempt: int = 0) -> dict[str, Any]:
+    """Node rank 0's report once a gang of so many nodes, of this or a later attempt, has trained beyond a step."""
     seen: list[Any] = [None]
 
     def trains() -> dict[str, Any] | None:
         status = scenario.status
-        if status.get("phase") != "Running" or status["nodes"]["total"] != nodes:
+        if status.get("phase") != "Running" or status["nodes"]["total"] != nodes or status["attempt"] < attempt:
             return None
         seen[0] = report = scenario.report(0, status["attempt"])
         fits = report and report["attempt"] == status["attempt"] and report["worldSize"] == nodes

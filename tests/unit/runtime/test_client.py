@@ -171,6 +171,30 @@ async def test_no_more_calls_are_in_flight_than_allowed(server: Server, client: 
     assert most == 2
 
 
+async def test_a_namespace_that_waits_for_its_calls_leaves_places_to_others(server: Server, client: Client) -> None:
+    """1,024 creates behind a slow admission webhook of one tenant do not hold up another's."""
+    answered = asyncio.Event()
+
+    async def slow_for_one(request: web.Request) -> web.Response:
+        if "/tenant-a/" in request.path:
+            await answered.wait()
+        return ok({})
+
+    server.answers = [slow_for_one]
+    shared = await connect(in_flight=8)
+    creates = [asyncio.create_task(shared.create("/api/v1/namespaces/tenant-a/pods", "pods", {})) for _ in range(64)]
+    try:
+        async with asyncio.timeout(10):
+            while len(server.asked) < 6:  # three quarters of the places
+                await asyncio.sleep(0.01)
+            await shared.get("/api/v1/namespaces/tenant-b/pods", "pods")
+        assert len([request for request in server.asked if "/tenant-a/" in request.path]) == 6
+    finally:
+        answered.set()
+        await asyncio.gather(*creates)
+        await shared.close()
+
+
 async def test_a_list_is_read_to_its_last_page(server: Server, client: Client) -> None:
     server.answers = [
         ok({"metadata": {"resourceVersion": "7", "continue": "more"}, "items": [{"n": 1}]}),

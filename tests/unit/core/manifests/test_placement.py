@@ -10,7 +10,7 @@ import pytest
 from builders import DEFAULTS, UID, make_job
 from looks import admitted
 
-from ddpjob_operator.core.manifests.placement import REQUIRED, leaving_lost_nodes
+from ddpjob_operator.core.manifests.placement import REQUIRED
 from ddpjob_operator.core.manifests.pod_environment import Place
 from ddpjob_operator.core.manifests.pods import build_pod
 from ddpjob_operator.core.values.job import Bounds, Manifest
@@ -162,5 +162,5 @@ NOT_READY, UNREACHABLE = "node.kubernetes.io/not-ready", "node.kubernetes.io/unr
     ],
 )
 def test_pods_leave_a_lost_node_in_time(given: list[dict[str, Any]], seconds: dict[str | None, int | None]) -> None:
-    spec = leaving_lost_nodes({"tolerations": given}, 12)
+    spec = spec_of(template={"tolerations": given}, restart={"nodeLostSeconds": 12})
     assert {item.get("key"): item.get("tolerationSeconds") for item in spec["tolerations"]} == seconds
