@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -11,10 +12,10 @@ import pytest
 import torch
 from tests.trainer.snapshots.one_rank import Cursor, Run
 
-from ddp_trainer.contract.exit_codes import FencedError
+from ddp_trainer.contract.exit_codes import FencedError, UserError
 from ddp_trainer.snapshots import resuming
 from ddp_trainer.snapshots.session import Identity, Progress, SaveInterval, Snapshots
-from ddp_trainer.snapshots.trust.errors import IncompatibleSnapshotError
+from ddp_trainer.snapshots.trust.errors import IncompatibleSnapshotError, SnapshotError
 from ddp_trainer.snapshots.trust.fence import Fence
 
 
@@ -159,9 +160,28 @@ def test_a_snapshot_of_another_program_stops_the_job_for_good(
 
 
 @pytest.mark.fault(33)
-def test_a_volume_that_cannot_be_written_is_the_users_error(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("number", "kind", "advice"),
+    [
+        (errno.EROFS, UserError, "Mount the volume writable"),
+        (errno.EACCES, UserError, "Mount the volume writable"),
+        (errno.ENOSPC, SnapshotError, "Check that the volume is mounted and not full"),
+    ],
+)
+def test_a_volume_that_cannot_be_written_is_named_and_a_retry_is_made_where_it_may_help(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, kind: type[Exception], advice: str
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(Fence, "acquire", refuse)
+    with pytest.raises(kind, match=rf"got no fencing token for attempt 0: .*{advice}"):
+        Run(tmp_path / "digits").snapshots.resume()
+
+
+def test_a_volume_that_is_a_file_is_an_error_that_says_where_to_look(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(Exception, match=r"got no fencing token for attempt 0: .*Check that the volume is mounted"):
+    with pytest.raises(SnapshotError, match=r"got no fencing token for attempt 0: .*Check that the volume is mounted"):
         Run(tmp_path / "file" / "digits").snapshots.resume()
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from aiohttp import web
+from tests.support.waiting import eventually_async
 from tests.unit.answers import Server, ok, status
 
 from ddpjob_operator.cli.on_cluster import Cluster, asked
@@ -180,13 +181,15 @@ async def test_a_namespace_that_waits_for_its_calls_leaves_places_to_others(serv
             await answered.wait()
         return ok({})
 
+    async def taken() -> bool:
+        return len(server.asked) >= 6
+
     server.answers = [slow_for_one]
     shared = await connect(in_flight=8)
     creates = [asyncio.create_task(shared.create("/api/v1/namespaces/tenant-a/pods", "pods", {})) for _ in range(64)]
     try:
+        await eventually_async(taken, "three quarters of the places are taken")
         async with asyncio.timeout(10):
-            while len(server.asked) < 6:  # three quarters of the places
-                await asyncio.sleep(0.01)
             await shared.get("/api/v1/namespaces/tenant-b/pods", "pods")
         assert len([request for request in server.asked if "/tenant-a/" in request.path]) == 6
     finally:
