@@ -68,6 +68,9 @@ class Cluster:
     reaped: set[str] = field(default_factory=set)
     """Uids of pods that only a finalizer keeps."""
     silent: set[str] = field(default_factory=set)
+    """Nodes that answer nothing."""
+    not_ready: set[str] = field(default_factory=set)
+    """Those of them of which the control plane has noticed it: the scheduler gives them no more pods."""
     capacity: int | None = None
     """Pods that there is room for on all nodes together."""
     report: TrainerReport | None = None
@@ -195,11 +198,14 @@ class Cluster:
         return None
 
     def schedule(self, name: str) -> None:
-        """The pod is given a node that answers, if there is one."""
-        pod, nodes = self.pods[name], [node for node in NODES if node not in self.silent]
+        """The pod is given a node that is ready, if there is one. It may have died a moment ago."""
+        pod, nodes = self.pods[name], [node for node in NODES if node not in self.not_ready]
         if pod.phase is PodPhase.PENDING and not (pod.scheduled or pod.deleting) and nodes and self.has_room():
             load = Counter(other.node_name for other in self.pods.values())
-            self._set(name, scheduled=True, node_name=min(nodes, key=lambda node: (load[node], node)))
+            node = min(nodes, key=lambda node: (load[node], node))
+            self._set(
+                name, scheduled=True, node_name=node, unacknowledged_since=self.now if node in self.silent else None
+            )
 
     def run(self, name: str) -> None:
         self.schedule(name)
@@ -234,27 +240,41 @@ class Cluster:
 
     def can_run(self, name: str) -> bool:
         pod = self.pods[name]
-        placeable = self.answers(name) if pod.scheduled else len(self.silent) < len(NODES) and self.has_room()
+        placeable = self.answers(name) if pod.scheduled else len(self.not_ready) < len(NODES) and self.has_room()
         return pod.phase is PodPhase.PENDING and not pod.deleting and placeable
 
     def answers(self, name: str) -> bool:
         """Whether a pod's node is there to do and say anything about it."""
         return self.pods[name].node_name not in self.silent
 
-    def fall_silent(self, node: str) -> None:
-        """A node dies, or only its kubelet. The control plane notices, and marks what ran there not ready."""
+    def die(self, node: str) -> None:
+        """A node dies, or only its kubelet, and nobody has noticed."""
         self.silent.add(node)
+
+    def fall_silent(self, node: str) -> None:
+        """A node has died, or dies. The control plane notices, and marks what ran there not ready."""
+        self.silent.add(node)
+        self.not_ready.add(node)
         for name, pod in self.pods.items():
             if pod.node_name == node and pod.phase is PodPhase.RUNNING:
                 self._set(name, ready=False, ready_since=None, not_ready_since=pod.not_ready_since or self.now)
 
+    def evict_by_taint(self) -> None:
+        """The time is over that pods tolerate a node that is not ready: they are deleted, and nobody confirms it."""
+        for name, pod in self.pods.items():
+            if pod.node_name in self.not_ready and not pod.deleting:
+                gone_by = self.now + timedelta(seconds=POD_GRACE_SECONDS)
+                self._set(name, deleting=True, gone_by=gone_by, disruption="DeletionByTaintManager")
+
     def come_back(self, node: str) -> None:
         """Its kubelet tells again what became of its pods."""
         self.silent.discard(node)
+        self.not_ready.discard(node)
         for name, pod in self.pods.items():
             if pod.node_name == node:
                 running = pod.phase is PodPhase.RUNNING
-                self._set(name, not_ready_since=None, ready=running, ready_since=self.now if running else None)
+                since = self.now if running else None
+                self._set(name, not_ready_since=None, unacknowledged_since=None, ready=running, ready_since=since)
 
     def end(self, name: str, exit_code: int, reason: str = "", *, skew: float = 0.0) -> None:
         """The trainer of a pod that runs comes to its end."""

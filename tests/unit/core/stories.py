@@ -42,7 +42,9 @@ events = st.one_of(
     st.tuples(st.just("scale"), st.integers(1, 4)),
     st.tuples(st.just("capacity"), st.sampled_from((0, 1, 2, 3, None))),
     st.tuples(st.just("save")),
+    st.tuples(st.just("die"), st.sampled_from(NODES)),
     st.tuples(st.just("silence"), st.sampled_from(NODES)),
+    st.tuples(st.just("taint")),
     st.tuples(st.just("come back"), st.sampled_from(NODES)),
     st.tuples(st.just("quota"), st.sampled_from((0, 1, None))),
     st.tuples(st.just("fetch"), st.sampled_from((0, 1, 64))),
@@ -141,6 +143,10 @@ def happen(world: World, event: tuple[object, ...]) -> None:
             cluster.capacity = pods  # type: ignore[assignment]
         case ("save",):
             cluster.save()
+        case ("die", str(node)):
+            cluster.die(node)
+        case ("taint",):
+            cluster.evict_by_taint()
         case ("silence", str(node)):
             cluster.fall_silent(node)
         case ("come back", str(node)):
