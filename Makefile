@@ -119,6 +119,9 @@ chaos: $(VENV)/.dev  ## faults at random on two real nodes: SEED=1 MINUTES=10; f
 	$(BIN)/python -m tests.cluster.chaos --seed $(or $(SEED),1) --minutes $(or $(MINUTES),10) --record
 	$(BIN)/python docs/reliability.py
 
+upgrade: $(VENV)/.dev  ## jobs of an earlier version under this one, on two real nodes: FROM=v0.1.0, or any commit
+	$(BIN)/python -m tests.cluster.upgrade $(FROM)
+
 soak: $(VENV)/.dev  ## jobs that come and go, and nothing of the operator grows: JOBS=1000 MINUTES=30
 	$(BIN)/python -m tests.api_server.soak --jobs $(or $(JOBS),1000) --minutes $(or $(MINUTES),30)
 
@@ -225,5 +228,5 @@ build/scan/.installed: requirements/scan.txt | $(BIN)/python
 help:
 	@awk 'BEGIN {FS = ":.*##"} /^##@/ {printf "\n%s\n", substr($$0, 5)} /^[a-z-]+:.*##/ {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-.PHONY: test-gpu screenshots tour scan bench-operator chaos soak count-scripts troubleshooting mutate busy-test check-in-process lint-style lint-types lint-layers lint-files demo demo-cluster test test-unit test-trainer test-local test-api test-cluster test-packaging check lint prove bench-trainer bench format generate \
+.PHONY: test-gpu screenshots tour scan bench-operator chaos soak upgrade count-scripts troubleshooting mutate busy-test check-in-process lint-style lint-types lint-layers lint-files demo demo-cluster test test-unit test-trainer test-local test-api test-cluster test-packaging check lint prove bench-trainer bench format generate \
 	release-check release-notes wheel chart-package krew-package sbom images run-operator cluster-up cluster-down clean python-venv tools help

@@ -85,7 +85,7 @@ def node_lost(name: str, *, power: bool) -> Iterator[float]:
 
 
 @contextmanager
-def operator_installed(kubectl: Kubectl, images: Images, **values: Any) -> Iterator[Kubectl]:
+def operator_installed(kubectl: Kubectl, images: Images, *, chart: Path = CHART, **values: Any) -> Iterator[Kubectl]:
     """The chart, installed by Helm until the end of the block; kubectl within its namespace.
 
     `values` are merged over the images. What a run that was killed left behind is replaced.
@@ -99,7 +99,7 @@ def operator_installed(kubectl: Kubectl, images: Images, **values: Any) -> Itera
         eventually(lambda: system.list("pods", f"app.kubernetes.io/instance={RELEASE}") == [], "no operator is left")
         try:
             config.install(
-                CHART, RELEASE, chart_values(images) | values, create_namespace=True, wait="watcher", timeout=300
+                chart, RELEASE, chart_values(images) | values, create_namespace=True, wait="watcher", timeout=300
             )
         except helm.HelmError as error:
             # Helm says that a Deployment is not ready, never why
