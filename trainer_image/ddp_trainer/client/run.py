@@ -20,7 +20,6 @@ import json
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -29,6 +28,7 @@ from torch.optim import Optimizer
 
 from ddp_trainer.client.finite import FiniteLosses, are_finite
 from ddp_trainer.client.order import CallOrder
+from ddp_trainer.client.own_files import OwnFiles
 from ddp_trainer.client.own_values import OwnValues
 from ddp_trainer.client.states import LOSSES, States
 from ddp_trainer.client.steps import PLOT_STEPS, Steps
@@ -40,14 +40,9 @@ from ddp_trainer.rank.observe import ScriptObserver
 from ddp_trainer.rank.step_reduce import on_any_rank
 from ddp_trainer.rank.stop_request import leave_as_preempted
 from ddp_trainer.rank.world import World
-from ddp_trainer.snapshots.checkpoints import Checkpoints
 from ddp_trainer.snapshots.ranks import Ranks
-from ddp_trainer.snapshots.schedule import SaveInterval, SaveSchedule
 from ddp_trainer.snapshots.session import Progress, Snapshots
 from ddp_trainer.snapshots.trust.fence import Fence
-from ddp_trainer.snapshots.trust.manifest import Manifest
-from ddp_trainer.snapshots.trust.names import job_directory
-from ddp_trainer.snapshots.values import Identity, SnapshotEvent
 
 PHASES: Final = ("load", "validate", "save")
 """What a program may say that it does between steps; each has the longest allowance of the stall detection."""
@@ -114,13 +109,11 @@ class Run:
         self.is_joined = False
         """After `step_end`, on all ranks alike: a new rank waits, and all ranks leave the process group now."""
         self._stopping = False
-        self._should_save = False
         self._is_resumed = False
         self._is_failing = False
         self._values = OwnValues()
         report = SnapshotReporter(heartbeat, log)
         self._snapshots: Snapshots | None = None
-        self._schedule: SaveSchedule | None = None
         if states.saved:
             self._snapshots = Snapshots.of_job(
                 {**states.saved, LOSSES: log.losses},
@@ -137,26 +130,14 @@ class Run:
                 check_view=check_view,
             )
         self._order = CallOrder(states.live, self._snapshots.begin_update if self._snapshots is not None else None)
-        directory = job_directory(job.shared, job.name)
-        if not states.saved:
-            every = SaveInterval.parse(job.snapshot_every)
-            self._schedule = SaveSchedule(every, self._ranks, directory, nodes=job.nodes)
-
-        def checkpointed(event: SnapshotEvent) -> None:
-            chosen = self._schedule.saved(event) if self._schedule and event.result == "saved" else event
-            report(replace(chosen, stall_seconds=0.0))  # the phase `save` has that time already
-
-        self._checkpoints = Checkpoints(
-            directory,
-            keep=job.snapshot_keep,
-            identity=Identity.of_job(job, world),
+        self._files = OwnFiles(
+            job,
+            world,
+            self._ranks if self._snapshots is None else None,
             global_batch=global_batch,
-            on_event=checkpointed,
-            keep_every=job.snapshot_keep_every,
             config=self._config,
+            report=report,
         )
-        self._found: tuple[tuple[Manifest, Path] | None] | None = None
-        """What `latest` or `resume` has verified for the other of the two."""
 
     @property
     def step(self) -> int:
@@ -193,20 +174,11 @@ class Run:
             raise UserError("run.resume() was called twice: call it once, before the loop")
         if self._observer is None:
             self._heartbeat.enter("load")
-        if self._snapshots is not None:
-            manifest = self._snapshots.resume()
-        else:
-            # What `latest` has given: another search may find another one, whose weights the program does not have.
-            self._found = self._found or (self._checkpoints.newest(),)
-            (newest,) = self._found
-            manifest = newest[0] if newest is not None else None
-            if manifest is not None:
-                self._checkpoints.resumed(manifest)
+        manifest = self._snapshots.resume() if self._snapshots is not None else self._files.resume()
         if manifest is not None:
             steps = self._steps
             steps.step, steps.epoch, steps.samples = manifest.step, manifest.epoch, manifest.samples
-        if self._schedule is not None:
-            self._schedule.start(self.step)
+        self._files.begins(self.step)
         self._losses.resumed()
         self._is_resumed = True
         self._order.begins()
@@ -241,6 +213,7 @@ class Run:
         assert self._snapshots is not None
         self._steps.regroup(progress)
         self._snapshots.go_on(progress)
+        self._files.begins(self.step)
         self._order.begins()
         self._log.resumed(self.step)
         self._log.event("regrouped", step=self.step, worldSize=self._world.size)
@@ -322,8 +295,8 @@ class Run:
             self.stop()
         elif self._snapshots is not None:
             self._snapshots.step_end(self._steps.progress, epoch_end=epoch_end)
-        elif self._schedule is not None:
-            self._should_save = self._schedule.after(self._steps.progress, epoch_end=epoch_end)
+        else:
+            self._files.step_ended(self._steps.progress, epoch_end=epoch_end)
 
     def should_stop(self) -> bool:
         """Whether to leave the loop, the same on every rank; the exit code will say preempted. The snapshot is saved;
@@ -335,7 +308,7 @@ class Run:
         """For a program that saves itself: whether the job's save interval, or a stop, asks for a checkpoint after this
         step, until there is one; the same on every rank.
         """
-        return self._should_save
+        return self._files.should_save
 
     def finish(self, **metrics: float) -> None:
         """After the loop: save a last snapshot, unless it was left early, and report measured values, such as
@@ -369,7 +342,7 @@ class Run:
         if self._snapshots is not None:
             self._save("preempted")
         else:
-            self._should_save = True
+            self._files.should_save = True
         self._log.event("preempted", step=self.step)
         if self._snapshots is not None:
             self._log.print_line(f"asked to stop: snapshot of step {self.step}{self._of_total} is saved")
@@ -452,17 +425,14 @@ class Run:
         kind: Literal["preempted", "periodic"] = "preempted" if self._stopping else "periodic"
         progress = Progress(at, self.epoch, self.samples)
         finite = self._loss_is_finite()
-        with self.phase("save"), self._checkpoints.writing(progress, kind=kind, loss_is_finite=finite) as folder:
+        with self.phase("save"), self._files.writing(progress, kind=kind, loss_is_finite=finite) as folder:
             yield folder
-        self._found = None
         if at == self.step:
-            self._should_save = False
+            self._files.should_save = False
 
     def latest(self) -> Path | None:
         """The newest checkpoint whose every byte verifies, the same folder on every rank; None if there is none."""
-        (newest,) = self._found or (self._checkpoints.newest(),)
-        self._found = None if self._is_resumed else (newest,)
-        return None if newest is None else newest[1]
+        return self._files.latest()
 
     # A loss that is not finite
 
@@ -489,7 +459,7 @@ class Run:
 
     @property
     def _fence(self) -> Fence | None:
-        return self._snapshots.fence if self._snapshots is not None else self._checkpoints.fence
+        return self._snapshots.fence if self._snapshots is not None else self._files.fence
 
     def _loss_is_finite(self) -> bool:
         """For a snapshot of this step: the loss was, and the weights are. Raises as the policy says, on all ranks
