@@ -10,6 +10,7 @@ new trainer go on from the snapshots of the old ones.
 from __future__ import annotations
 
 import argparse
+import re
 import subprocess
 import sys
 import tempfile
@@ -69,11 +70,13 @@ def seen(job: Scenario) -> Seen:
 
 @contextmanager
 def checkout(ref: str) -> Iterator[Path]:
-    """The project at `ref`, in a folder of its own."""
+    """The project at `ref`, in a folder of its own, with a version that is not the working tree's: images have it."""
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder, "earlier")
         subprocess.run(["git", "-C", ROOT, "worktree", "add", "--quiet", "--detach", place, ref], check=True)
         try:
+            project = place / "pyproject.toml"
+            project.write_text(re.sub(r'^version = ".*"$', 'version = "0.0.1"', project.read_text(), flags=re.M))
             yield place
         finally:
             subprocess.run(["git", "-C", ROOT, "worktree", "remove", "--force", place], check=True)
