@@ -10,6 +10,8 @@ new trainer go on from the snapshots of the old ones.
 from __future__ import annotations
 
 import argparse
+import json
+import os
 import re
 import subprocess
 import sys
@@ -93,6 +95,25 @@ def images_of(place: Path) -> Images:
     return Images(*(reference for reference, _ in lines))
 
 
+VALUES = """
+import json, sys
+from tests.cluster.installation import Images, chart_values
+print(json.dumps(chart_values(Images(*sys.argv[1:]))))
+"""
+
+
+def values_of(place: Path, images: Images) -> dict[str, Any]:
+    """The values of the checkout's chart that make it use its images: the names of values may have changed."""
+    path = os.pathsep.join(str(place / folder) for folder in ("", "operator", "trainer_image"))
+    printed = subprocess.check_output(
+        [sys.executable, "-c", VALUES, images.operator, images.trainer],
+        cwd=place,
+        env=os.environ | {"PYTHONPATH": path},
+    )
+    found: dict[str, Any] = json.loads(printed)
+    return found
+
+
 def begin(jobs: dict[str, Scenario]) -> None:
     """Jobs that train, one that was suspended in its middle, and one that is over."""
     for name, spec in RUNNING.items():
@@ -150,8 +171,11 @@ def main(argv: Sequence[str]) -> int:
     console = Console(highlight=False)
     with checkout(parser.parse_args(argv).ref) as earlier, cluster_started() as kubectl:
         new = load_images()
-        chart = earlier / CHART.relative_to(ROOT)
-        with operator_installed(kubectl, images_of(earlier), chart=chart), _tenant(kubectl) as history:
+        old, chart = images_of(earlier), earlier / CHART.relative_to(ROOT)
+        with (
+            operator_installed(kubectl, old, chart=chart, **values_of(earlier, old)),
+            _tenant(kubectl) as history,
+        ):
             jobs = {name: Scenario(history.kubectl, history, "", name) for name in (*RUNNING, SUSPENDED, FINISHED)}
             begin(jobs)
             before = {name: seen(jobs[name]) for name in (*RUNNING, SUSPENDED)}
