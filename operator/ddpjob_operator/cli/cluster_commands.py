@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ddpjob_operator.cli.parameters import Context, JobForm, JobName, Namespace, Output, refused
+from ddpjob_operator.cli.parameters import Context, JobForm, JobName, Namespace, Output, Shared, refused
 
 app = typer.Typer()
 
@@ -45,17 +45,21 @@ def get(name: JobName, namespace: Namespace = None, context: Context = None, out
 @app.command()
 def why(
     name: JobName,
+    shared: Shared = None,
     namespace: Namespace = None,
     context: Context = None,
     output: Annotated[Output, typer.Option("--output", "-o", help="How to print it.")] = Output.TEXT,
 ) -> None:
-    """Say why a job on a cluster is where it is: what ended it, what it waits for, what was lost, and what to do.
+    """Say why a job is where it is: what ended it, what it waits for, what was lost, and what to do.
 
-    Exit codes: 0 answered, 2 no such job, or the cluster refused.
+    The job is on a cluster or (--shared) in a folder. Exit codes: 0 answered, 2 no such job, or the cluster refused.
     """
-    from ddpjob_operator.cli.on_cluster import Cluster, show_why
+    from ddpjob_operator.cli.on_cluster import Cluster
+    from ddpjob_operator.cli.why import explain_in_folder, explain_on_cluster
 
-    raise typer.Exit(show_why(Cluster(context, namespace), name, output))
+    if shared is not None:
+        raise typer.Exit(explain_in_folder(shared, name, output))
+    raise typer.Exit(explain_on_cluster(Cluster(context, namespace), name, output))
 
 
 @app.command()

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import re
 import sys
 from collections.abc import Awaitable, Callable
-from dataclasses import asdict, dataclass
-
-import yaml
+from dataclasses import dataclass
 
 from ddpjob.handle import AsyncJob
 from ddpjob_operator.api.status import DDPJobStatus, Phase
-from ddpjob_operator.cli.parameters import Output
 from ddpjob_operator.core.values.observed import PodView
 from ddpjob_operator.follow.logs import Line, Wanted, pods_of
 from ddpjob_operator.follow.read import read_job, read_pods, see
@@ -37,22 +33,6 @@ class Cluster:
 
     context: str | None = None
     namespace: str | None = None
-
-
-def show_why(cluster: Cluster, name: str, output: Output = Output.TEXT) -> int:
-    """Print why the job is where it is."""
-
-    async def ask(client: Client, namespace: str) -> int:
-        answer = why(await see(client, namespace, name))
-        if output is Output.TEXT:
-            print(answer.text())
-        elif output is Output.JSON:
-            print(json.dumps(asdict(answer), indent=2))
-        else:
-            print(yaml.safe_dump(json.loads(json.dumps(asdict(answer))), sort_keys=False, allow_unicode=True), end="")
-        return SUCCEEDED
-
-    return asked(cluster, ask)
 
 
 def show_logs(cluster: Cluster, name: str, wanted: Wanted, follow: bool) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from enum import StrEnum
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -63,6 +64,10 @@ Fresh = Annotated[
     ),
 ]
 Claim = Annotated[str | None, typer.Option(help="Existing PersistentVolumeClaim to use; by default one is created.")]
+Shared = Annotated[
+    Path | None,
+    typer.Option(metavar="DIR", help="The folder that `ddpjob run` had as --shared, or where the volume is mounted."),
+]
 JobForm = Annotated[
     Form | None,
     typer.Option("--output", "-o", help="wide has more columns; json and yaml are the object; name is its name only."),

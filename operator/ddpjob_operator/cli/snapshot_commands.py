@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ddpjob_operator.cli.parameters import Context, JobName, Namespace, refused
+from ddpjob_operator.cli.parameters import Context, JobName, Namespace, Shared, refused
 
 app = typer.Typer(
     name="snapshots",
@@ -15,10 +15,6 @@ app = typer.Typer(
     help="List, verify, export, restore and remove the snapshots of a job, on a cluster or (--shared) in a folder.",
 )
 
-Shared = Annotated[
-    Path | None,
-    typer.Option(metavar="DIR", help="The folder that `ddpjob run` had as --shared, or where the volume is mounted."),
-]
 Image = Annotated[
     str | None, typer.Option(help="Trainer image of the pod that reads the volume; by default that of the job.")
 ]

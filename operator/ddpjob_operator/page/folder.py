@@ -134,7 +134,7 @@ def detail_of(shared: Shared, name: str, now: datetime) -> Detail:
     snapshots, set_aside = files.snapshots_of(shared, name)
     return Detail(
         job=job,
-        answer=_answer(job, now),
+        answer=answer_of(job, now),
         now=now,
         course=files.course_of(shared, name, events),
         pods=_pods(shared, job),
@@ -159,7 +159,8 @@ def log_of(shared: Shared, name: str, query: LogQuery) -> list[Line]:
     return found
 
 
-def _answer(job: JobRecord, now: datetime) -> Answer:
+def answer_of(job: JobRecord, now: datetime) -> Answer:
+    """Why the job is where it is, as far as its folder says."""
     status, created = job.status, job.created or now
     if job.phase == STOPPED:
         resumes = f"from the snapshot of step {status.snapshot.step}" if status.snapshot else "from the start"

@@ -56,7 +56,7 @@ _GPU = (
         "The pod sees no GPU: set nvidia.com/gpu in resources.limits, and check the node's device plugin.",
     ),
     Symptom(
-        r"not compiled with cuda|doesn't have nccl built in",
+        r"not compiled with cuda|doesn't have nccl built in|torch\._c' has no attribute '_cuda_",
         "CUDANotInImage",
         "The image's PyTorch is built for the CPU: use an image with CUDA, or let the job run on the CPU with gloo.",
     ),

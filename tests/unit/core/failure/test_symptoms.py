@@ -89,6 +89,7 @@ CASES = [
     case("cudaErrorNoDevice", "GPUMissing", "CUDA error: no CUDA-capable device is detected"),
     case("cudaErrorDevicesUnavailable", "GPUMissing", "CUDA error: CUDA-capable device(s) is/are busy or unavailable"),
     case("c10d/ProcessGroupNCCL.cpp", "GPUMissing", "ProcessGroupNCCL is only supported with GPUs, no GPUs found!"),
+    case("torch.cuda.set_device", "CUDANotInImage", "module 'torch._C' has no attribute '_cuda_setDevice'"),
     case("distributed_c10d.py", "CUDANotInImage", "Distributed package doesn't have NCCL built in"),
     case("cudaErrorInvalidDevice", "TooFewGPUs", "CUDA error: invalid device ordinal"),
     case(

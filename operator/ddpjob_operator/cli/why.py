@@ -1,0 +1,55 @@
+"""`ddpjob why`: the answer for a job on a cluster, or for one in the folder of `ddpjob run`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+
+import yaml
+
+from ddpjob_operator.cli.on_cluster import REFUSED, SUCCEEDED, Cluster, asked
+from ddpjob_operator.cli.parameters import Output
+from ddpjob_operator.follow.read import see
+from ddpjob_operator.follow.why import Answer, why
+from ddpjob_operator.page.files import Shared
+from ddpjob_operator.page.folder import answer_of, record_of
+from ddpjob_operator.runtime.client import Client
+
+_DEFAULT_FOLDER = Path("shared")
+"""Of `ddpjob run`."""
+
+
+def explain_on_cluster(cluster: Cluster, name: str, output: Output = Output.TEXT) -> int:
+    """Print why the job is where it is. Where the cluster does not say, name a run of that name on this machine."""
+
+    async def ask(client: Client, namespace: str) -> int:
+        _print(why(await see(client, namespace, name)), output)
+        return SUCCEEDED
+
+    code = asked(cluster, ask)
+    if code == REFUSED and Shared(_DEFAULT_FOLDER.resolve()).has(name):
+        print(f"ddpjob run had a job {name} here: ddpjob why {name} --shared {_DEFAULT_FOLDER}", file=sys.stderr)
+    return code
+
+
+def explain_in_folder(folder: Path, name: str, output: Output = Output.TEXT) -> int:
+    """The same of a job in the folder of `ddpjob run`, or in a mounted volume."""
+    shared = Shared(folder.expanduser().resolve())
+    if not shared.has(name):
+        known = ", ".join(shared.job_names()) or "none"
+        print(f"error: --shared {folder}: no job {name} there; jobs: {known}", file=sys.stderr)
+        return REFUSED
+    _print(answer_of(record_of(shared, name), datetime.now(UTC)), output)
+    return SUCCEEDED
+
+
+def _print(answer: Answer, output: Output) -> None:
+    if output is Output.TEXT:
+        print(answer.text())
+    elif output is Output.JSON:
+        print(json.dumps(asdict(answer), indent=2))
+    else:
+        print(yaml.safe_dump(json.loads(json.dumps(asdict(answer))), sort_keys=False, allow_unicode=True), end="")
