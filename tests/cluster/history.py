@@ -141,13 +141,18 @@ def nodes_with_two_pods(changes: list[Change]) -> list[str]:
 
 
 def untrue_steps(statuses: list[dict[str, Any]]) -> list[str]:
-    """Steps between statuses that must never be: a restart counted twice or taken back, a final phase left."""
+    """Steps between statuses that must never be: a restart counted twice or taken back, a final phase left.
+
+    A cause that becomes known late, such as a lost node, makes a disruption of the restart that was counted.
+    """
     wrong = []
     for before, after in pairwise(statuses):
-        attempts, restarts, live = (
-            (after.get(key) or 0) - (before.get(key) or 0) for key in ("attempt", "restarts", "liveRecoveries")
+        attempts, restarts, live, disruptions = (
+            (after.get(key) or 0) - (before.get(key) or 0)
+            for key in ("attempt", "restarts", "liveRecoveries", "disruptions")
         )
-        if attempts not in (0, 1) or live not in (0, 1) or restarts - live not in (0, attempts):
+        counted = attempts in (0, 1) and live in (0, 1) and restarts - live in (0, attempts)
+        if not counted and (attempts, restarts, disruptions) != (0, -1, 1):
             wrong.append(f"attempt and restarts went from {_counts(before)} to {_counts(after)}")
         if before.get("phase") in ("Succeeded", "Failed") and after.get("phase") != before["phase"]:
             wrong.append(f"phase went from {before['phase']} to {after.get('phase')}")

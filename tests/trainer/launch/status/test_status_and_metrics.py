@@ -176,7 +176,7 @@ def test_only_node_rank_0_counts_the_run_so_that_a_sum_over_pods_is_right(pod, t
 def test_counters_go_on_when_another_process_takes_the_ranks_place(pod, tmp_path, monkeypatch):
     ledger, totals = CounterLedger(), []
     for pid, resumed, steps in ((11, 0, 120), (12, 100, 30)):
-        monkeypatch.setattr("os.getpid", lambda pid=pid: pid)
+        monkeypatch.setattr("ddp_trainer.contract.heartbeat._pid", pid)
         trained(tmp_path, resumed=resumed, steps=steps)
         values = shown(pod, pod_state(tmp_path), ledger)
         totals.append(
