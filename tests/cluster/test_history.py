@@ -41,3 +41,9 @@ def test_a_status_that_contradicts_itself_is_noticed(after: dict[str, Any], said
 def test_a_restart_and_a_new_attempt_after_an_edit_are_true_steps() -> None:
     first, restarted = {"attempt": 0, "restarts": 0}, {"attempt": 1, "restarts": 1}
     assert untrue_steps([first, first, restarted, {"attempt": 2, "restarts": 1}]) == []
+
+
+def test_a_restart_is_taken_back_only_where_it_becomes_a_disruption() -> None:
+    restarted, disrupted = {"attempt": 1, "restarts": 1}, {"attempt": 1, "restarts": 0, "disruptions": 1}
+    assert untrue_steps([restarted, disrupted]) == []
+    assert len(untrue_steps([restarted, disrupted | {"disruptions": 0}])) == 1
