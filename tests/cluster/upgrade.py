@@ -38,7 +38,7 @@ from tests.cluster.installation import (
     operator_installed,
     wait_operator,
 )
-from tests.cluster.kube import Kubectl
+from tests.cluster.kube import Kubectl, describe
 from tests.cluster.scenario import Scenario
 from tests.kubernetes import script
 from tests.support.waiting import eventually
@@ -185,7 +185,12 @@ def main(argv: Sequence[str]) -> int:
             upgrade(kubectl, new)
             console.print(f"upgraded in {time.monotonic() - began:.1f} s")
             for name, step in {name: step_of(jobs[name]) for name in RUNNING}.items():
-                eventually(lambda name=name, step=step: step_of(jobs[name]) > step + 20, f"{name} trains on", 120)
+                eventually(
+                    lambda name=name, step=step: step_of(jobs[name]) > step + 20,
+                    f"{name} trains on",
+                    120,
+                    lambda: describe(history.kubectl) + kubectl.within(NAMESPACE).logs(f"deployment/{RELEASE}"),
+                )
             wrong = [*check(jobs, before, over)]
             console.print("pods, attempts and counters are as before" if not wrong else "\n".join(wrong))
             wrong += go_on(jobs, before)
@@ -197,7 +202,8 @@ def main(argv: Sequence[str]) -> int:
 def _tenant(kubectl: Kubectl) -> Iterator[History]:
     kubectl.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": TENANT}})
     try:
-        with History(kubectl.within(TENANT)) as history:
+        # an API server forgets the changes of a resource before its definition's
+        with History(kubectl.within(TENANT), relist=True) as history:
             yield history
     finally:
         kubectl.delete("namespace", TENANT)
