@@ -210,7 +210,7 @@ def resume(look: Look) -> Look:
     status = look.status
     suspended = status.suspended_seconds + _suspended_for(look)
     conditions = _conditions(look, cond.Update(cond.SUSPENDED, False, "Resumed"))
-    if status.internal.spec_digests is not None:
+    if _has_had_gang(status):
         return look.with_status(transitioned(status, conditions=conditions, suspended_seconds=suspended))
     return look.with_status(
         transitioned(
@@ -222,6 +222,12 @@ def resume(look: Look) -> Look:
             suspended_seconds=suspended,
         )
     )
+
+
+def _has_had_gang(status: DDPJobStatus) -> bool:
+    """An operator of another version may have kept the record of its pods elsewhere, which this CRD prunes."""
+    reported = status.progress is not None or status.snapshot is not None
+    return status.internal.spec_digests is not None or status.attempt > 0 or reported
 
 
 def succeed(look: Look, message: str) -> Look:

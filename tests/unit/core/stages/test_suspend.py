@@ -8,7 +8,7 @@ import pytest
 from builders import DEFAULTS, NOW, ended, failed, in_phase, later, make_job, make_pod, make_report, seen, succeeded
 from looks import at, condition, look
 
-from ddpjob_operator.api.status import DDPJobStatus, Phase, SnapshotStatus
+from ddpjob_operator.api.status import DDPJobStatus, Internal, Phase, SnapshotStatus
 from ddpjob_operator.core.plan import plan
 from ddpjob_operator.core.stages.finished import has_finished
 from ddpjob_operator.core.stages.suspend import is_suspending
@@ -283,6 +283,13 @@ def test_a_status_that_was_lost_is_suspended_and_resumed_with_an_attempt_of_its_
     gone = look(make_job(lost, suspend=True), seen(attempt=3)).status
     assert (gone.phase, gone.attempt) == (Phase.SUSPENDED, 3)
     assert look(make_job(gone), seen(attempt=3)).status.attempt == 4
+
+
+def test_a_job_that_another_version_suspended_resumes_with_an_attempt_of_its_own() -> None:
+    """Of its record, which was elsewhere, only what the trainer had reported is left."""
+    pruned = suspended().model_copy(update={"internal": Internal()})
+    after = look(make_job(pruned), seen()).status
+    assert (after.phase, after.attempt) == (Phase.RESTARTING, 1)
 
 
 @pytest.mark.parametrize(("seconds", "counted"), [(0, 60.0), (40, 100.0), (-3600, 0.0)])
