@@ -141,6 +141,23 @@ def missing_scaler(run: Run) -> None:
     run.snapshots._stateful["scaler"] = Cursor()
 
 
+class Settings(Cursor):
+    may_be_absent = True
+
+
+def test_a_state_that_an_earlier_version_did_not_save_stays_as_it_is(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    run.snapshots.resume()
+    run.train(2)
+    run.snapshots.close()
+    other = Run(tmp_path, attempt=1)
+    other.snapshots._stateful["settings"] = Settings()
+    found = other.snapshots.resume()
+    assert found is not None
+    assert found.step == 2
+    assert torch.equal(other.model[0].weight, run.model[0].weight)
+
+
 @pytest.mark.parametrize(
     ("change", "named"), [(changed_model, "model: .*weight"), (missing_scaler, r"the program has .*scaler")]
 )

@@ -178,9 +178,13 @@ def describe(manifest: Manifest) -> str:
 
 
 def _load_states(states: dict[str, Any], stateful: Mapping[str, Stateful]) -> None:
-    if states.keys() != stateful.keys():
+    """A state with a true `may_be_absent` stays as it is where the snapshot, of an earlier version, lacks it."""
+    needed = {name for name, value in stateful.items() if not getattr(value, "may_be_absent", False)}
+    if not needed <= states.keys() <= stateful.keys():
         raise IncompatibleSnapshotError(f"it holds {sorted(states)}, the program has {sorted(stateful)}")
     for name, value in stateful.items():
+        if name not in states:
+            continue
         try:
             value.load_state_dict(states.pop(name))
         except Exception as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import torch
 from torch import nn
@@ -53,6 +53,9 @@ class OptimizerSettings:
     An optimizer that loads its state takes over the saved settings whole: without this, another learning rate would
     be ignored in silence, and another kind of optimizer would fail at its first step, or not at all.
     """
+
+    may_be_absent: ClassVar[bool] = True
+    """From snapshots of versions that did not compare settings."""
 
     def __init__(self, config: TrainConfig) -> None:
         self._settings = {name: getattr(config, name) for name in SETTINGS}
