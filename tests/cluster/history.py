@@ -143,7 +143,8 @@ def nodes_with_two_pods(changes: list[Change]) -> list[str]:
 def untrue_steps(statuses: list[dict[str, Any]]) -> list[str]:
     """Steps between statuses that must never be: a restart counted twice or taken back, a final phase left.
 
-    A cause that becomes known late, such as a lost node, makes a disruption of the restart that was counted.
+    A cause that becomes known late, such as a lost node, makes a disruption of the restart that was counted, and
+    is then the last failure.
     """
     wrong = []
     for before, after in pairwise(statuses):
@@ -152,11 +153,16 @@ def untrue_steps(statuses: list[dict[str, Any]]) -> list[str]:
             for key in ("attempt", "restarts", "liveRecoveries", "disruptions")
         )
         counted = attempts in (0, 1) and live in (0, 1) and restarts - live in (0, attempts)
-        if not counted and (attempts, restarts, disruptions) != (0, -1, 1):
+        has_late_cause = _last_reason(before) != _last_reason(after)
+        if not counted and not (has_late_cause and (attempts, restarts, disruptions) == (0, -1, 1)):
             wrong.append(f"attempt and restarts went from {_counts(before)} to {_counts(after)}")
         if before.get("phase") in ("Succeeded", "Failed") and after.get("phase") != before["phase"]:
             wrong.append(f"phase went from {before['phase']} to {after.get('phase')}")
     return wrong
+
+
+def _last_reason(status: dict[str, Any]) -> str | None:
+    return (status.get("lastFailure") or {}).get("reason")
 
 
 def _counts(status: dict[str, Any]) -> tuple[int, int]:

@@ -44,6 +44,8 @@ def test_a_restart_and_a_new_attempt_after_an_edit_are_true_steps() -> None:
 
 
 def test_a_restart_is_taken_back_only_where_it_becomes_a_disruption() -> None:
-    restarted, disrupted = {"attempt": 1, "restarts": 1}, {"attempt": 1, "restarts": 0, "disruptions": 1}
+    restarted: dict[str, Any] = {"attempt": 1, "restarts": 1, "lastFailure": {"reason": "PeerLost"}}
+    disrupted = {"attempt": 1, "restarts": 0, "disruptions": 1, "lastFailure": {"reason": "NodeLost"}}
     assert untrue_steps([restarted, disrupted]) == []
+    assert len(untrue_steps([restarted, disrupted | {"lastFailure": restarted["lastFailure"]}])) == 1
     assert len(untrue_steps([restarted, disrupted | {"disruptions": 0}])) == 1

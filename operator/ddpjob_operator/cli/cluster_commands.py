@@ -57,6 +57,8 @@ def why(
     from ddpjob_operator.cli.on_cluster import Cluster
     from ddpjob_operator.cli.why import explain_in_folder, explain_on_cluster
 
+    if shared is not None and (namespace is not None or context is not None):
+        raise refused(("--shared: a folder has no namespaces and contexts; leave those options out",))
     if shared is not None:
         raise typer.Exit(explain_in_folder(shared, name, output))
     raise typer.Exit(explain_on_cluster(Cluster(context, namespace), name, output))

@@ -6,7 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
+import typer
 
+from ddpjob_operator.cli.cluster_commands import why
 from ddpjob_operator.cli.on_cluster import REFUSED, Cluster
 from ddpjob_operator.cli.parameters import Output
 from ddpjob_operator.cli.why import explain_in_folder, explain_on_cluster
@@ -50,6 +52,13 @@ def test_a_job_that_the_folder_lacks_is_refused_with_those_that_it_has(
 ) -> None:
     assert explain_in_folder(shared, "letters") == REFUSED
     assert capsys.readouterr().err == f"error: --shared {shared}: no job letters there; jobs: digits\n"
+
+
+def test_a_folder_has_no_namespace(shared: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(typer.Exit) as ended:
+        why("digits", shared, namespace="research")
+    assert ended.value.exit_code == REFUSED
+    assert "--shared: a folder has no namespaces" in capsys.readouterr().err
 
 
 def test_without_a_cluster_the_run_of_this_machine_is_named(shared: Path, capsys: pytest.CaptureFixture[str]) -> None:
