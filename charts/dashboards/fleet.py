@@ -97,8 +97,9 @@ FLEET = Dashboard(
                   *quantiles("ddpjob_first_step_wait_seconds", "6h", legend="first step ", most=90), unit="s"),
         )),
         Row("Operator", (
-            stat("Leaders", "1 is right. 0: no replica acts, see the alert DDPJobOperatorDown.",
-                 or_zero("sum(ddpjob_operator_leader)"), steps=((0, "red"), (1, "green"), (2, "red"))),
+            stat("Leaders", "Of each shard. 1 is right. Less: no replica acts, see the alert DDPJobOperatorDown.",
+                 or_zero("sum(ddpjob_operator_leader) / max(ddpjob_operator_shards)"),
+                 steps=((0, "red"), (1, "green"), (1.01, "red"))),
             stat("Jobs in its queue", "Jobs that wait to be reconciled. Above 10 for long: DDPJobOperatorBacklog.",
                  "max(ddpjob_operator_queue_depth)", steps=((0, "green"), (10, "orange"), (100, "red"))),
             lines("Reconciliation", "How long one look at a job takes, API requests included. Seconds point to the API "

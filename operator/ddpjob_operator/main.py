@@ -33,13 +33,14 @@ from ddpjob_operator.core.ledger.notification import CONTENT_TYPE
 from ddpjob_operator.core.values.job import Defaults
 from ddpjob_operator.runtime import access
 from ddpjob_operator.runtime.certificate import Certificate
-from ddpjob_operator.runtime.client import connect
+from ddpjob_operator.runtime.client import Client, connect
 from ddpjob_operator.runtime.errors import ApiError
 from ddpjob_operator.runtime.events import EventRecorder
-from ddpjob_operator.runtime.leader import Leader
+from ddpjob_operator.runtime.leader import Leader, Lease
 from ddpjob_operator.runtime.queue import WorkQueue
 from ddpjob_operator.runtime.webhook import Webhook
 from ddpjob_operator.settings import VERSION, BadSetting, Settings
+from ddpjob_operator.shards import Shard, layout, shard_lease
 from ddpjob_operator.tenancy import load_defaults
 from ddpjob_operator.watching import framework
 from ddpjob_operator.watching import handlers as watch
@@ -67,7 +68,9 @@ class WatchEnded(Exception):
 class Operator:
     """The parts of one running operator, and what they say of their health."""
 
-    settings: Settings
+    namespaces: tuple[str, ...]
+    """Whose objects are watched; none: all of them."""
+    shard: Shard
     cache: Cache
     queue: WorkQueue[Key]
     controller: Controller
@@ -81,7 +84,7 @@ class Operator:
         """What only a new process can mend."""
         wrong = []
         if self.watching:
-            wrong += [f"{task}: has ended" for task in framework.dead_watches(self.settings.namespaces)]
+            wrong += [f"{task}: has ended" for task in framework.dead_watches(self.namespaces)]
         if dead := self.queue.dead_workers():
             wrong.append(f"{dead} workers of the queue have ended")
         if (longest := self.queue.longest_pass()) > STUCK_SECONDS:
@@ -120,8 +123,10 @@ async def run(settings: Settings, defaults: Callable[[str], Defaults]) -> None:
         authorize, tls = await _authorize(settings, cleanup), _certificate(settings, cleanup)
         page, port = await server.serve_metrics(settings.port, authorize, tls)
         cleanup.push_async_callback(page.cleanup)
-        logger.info("ddpjob-operator %s serves %s, metrics on port %d, probes on port %d", VERSION,
-                    ", ".join(settings.namespaces) or "all namespaces", port, probe_port)  # fmt: skip
+        logger.info("ddpjob-operator %s serves %s%s, metrics on port %d, probes on port %d", VERSION,
+                    ", ".join(operator.namespaces) or "all namespaces",
+                    f" of shard {settings.shard} of {settings.shards}" if settings.shards > 1 else "",
+                    port, probe_port)  # fmt: skip
         await _run_parts(operator, stop)
     logger.info("stopped")
 
@@ -152,9 +157,23 @@ def _webhook(settings: Settings, cleanup: AsyncExitStack) -> Webhook | None:
     return webhook
 
 
+def leases_of(settings: Settings, client: Client) -> tuple[Lease, ...]:
+    """What a leader has to hold."""
+    whole, namespace = settings.lease_name, settings.lease_namespace
+    if settings.shards == 1:
+        return (Lease(client, namespace, whole, settings.identity),)
+    return (
+        Lease(client, namespace, whole, layout(settings.shards), shared=True),
+        Lease(client, namespace, shard_lease(whole, settings.shard), settings.identity),
+    )
+
+
 async def _assemble(settings: Settings, defaults: Callable[[str], Defaults], cleanup: AsyncExitStack) -> Operator:
     client = await connect(settings.requests)
     cleanup.push_async_callback(client.close)
+    shard = Shard(settings.shard, settings.shards)
+    namespaces = shard.served(settings.namespaces)
+    metrics.SHARDS.set(shard.count)
     cache = Cache()
     queue: WorkQueue[Key] = WorkQueue(settings.workers, share=lambda key: key.namespace)
     metrics.watch_queue_depth(lambda: queue.depth)
@@ -163,7 +182,7 @@ async def _assemble(settings: Settings, defaults: Callable[[str], Defaults], cle
         # a connection of its own: renewing must not wait behind the work that it protects
         own = await connect(1)
         cleanup.push_async_callback(own.close)
-        leader = Leader(own, settings.lease_namespace, settings.lease_name, settings.identity)
+        leader = Leader(leases_of(settings, own))
         client.fence = leader.fence
     else:
         metrics.LEADER.set(1)
@@ -181,9 +200,9 @@ async def _assemble(settings: Settings, defaults: Callable[[str], Defaults], cle
         leader=leader,
         webhook=_webhook(settings, cleanup),
     )
-    resync = Resync(client, cache, settings.namespaces, settings.resync_seconds, queue.add_all)
-    child_watch = ChildWatch(client, cache, settings.namespaces, settings.resync_seconds, queue.add)
-    return Operator(settings, cache, queue, controller, resync, child_watch, recorder, leader)
+    resync = Resync(client, cache, namespaces, settings.resync_seconds, queue.add_all, shard)
+    child_watch = ChildWatch(client, cache, namespaces, settings.resync_seconds, queue.add)
+    return Operator(namespaces, shard, cache, queue, controller, resync, child_watch, recorder, leader)
 
 
 async def _run_parts(operator: Operator, stop: asyncio.Event) -> None:
@@ -234,8 +253,8 @@ async def _watch(operator: Operator, stopping: asyncio.Task[Any], parts: set[asy
     """
     registry = kopf.OperatorRegistry()
     framework.register_login(registry, operator.resync.watch_from)
-    watch.register(registry, operator.cache, operator.queue)
-    namespaces = operator.settings.namespaces
+    watch.register(registry, operator.cache, operator.queue, operator.shard)
+    namespaces = operator.namespaces
     before_kopf = asyncio.all_tasks()
     kopf_stop = asyncio.Event()
     tasks = await kopf.spawn_tasks(
@@ -281,12 +300,12 @@ async def _until_a_watch_ends(operator: Operator) -> None:
     (1.45.2). A watch that never begins counts as one that has ended: the next process reads discovery anew."""
     try:
         async with asyncio.timeout(BEGIN_SECONDS):
-            while framework.dead_watches(operator.settings.namespaces):  # noqa: ASYNC110
+            while framework.dead_watches(operator.namespaces):  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
     except TimeoutError:
         return
     operator.watching = True
-    while not framework.dead_watches(operator.settings.namespaces):  # noqa: ASYNC110
+    while not framework.dead_watches(operator.namespaces):  # noqa: ASYNC110
         await asyncio.sleep(1.0)
 
 

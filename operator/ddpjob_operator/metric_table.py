@@ -33,6 +33,12 @@ class MetricRow:
 OPERATOR = (
     MetricRow("ddpjob_operator_build_info", "info", "Version of the operator.", ("version",)),
     MetricRow("ddpjob_operator_leader", "gauge", "1 if this replica is the leader, otherwise 0."),
+    MetricRow(
+        "ddpjob_operator_shards",
+        "gauge",
+        "Into how many shards namespaces are divided: how many leaders there should be.",
+        aggregate="max",
+    ),
     MetricRow("ddpjob_operator_queue_depth", "gauge", "Jobs that wait to be reconciled."),
     MetricRow(
         "ddpjob_operator_reconcile_seconds",

@@ -64,6 +64,7 @@ GPU_SECONDS = Counter(**_row("ddpjob_gpu_seconds_total"))
 HELD_GPU_SECONDS = Counter(**_row("ddpjob_held_gpu_seconds_total"))
 LOST_GPU_SECONDS = Counter(**_row("ddpjob_lost_gpu_seconds_total"))
 LEADER = Gauge(**_row("ddpjob_operator_leader"))
+SHARDS = Gauge(**_row("ddpjob_operator_shards"))
 QUEUE_DEPTH = Gauge(**_row("ddpjob_operator_queue_depth"))
 Info("ddpjob_operator_build", TABLE["ddpjob_operator_build_info"].help, registry=REGISTRY).info({"version": VERSION})
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 PREFIX = "DDPJOB_OPERATOR_"
+MOST_SHARDS = 32
 EXIT_BAD_SETTING = 64
 """Exit code of a configuration that cannot be used (EX_USAGE of sysexits.h, as in docs/contracts.md section 3)."""
 
@@ -107,8 +108,15 @@ class Settings:
     leader_election: bool = True
     """LEADER_ELECTION: hold a Lease while acting, so that of several replicas only one acts."""
 
+    shards: int = 1
+    """SHARDS: how many operators divide the namespaces among them, each with its SHARD and with replicas of its own.
+    All of them need the same number here, and wait until no operator with another number holds the Lease."""
+
+    shard: int = 0
+    """SHARD: which of them this is, from 0."""
+
     lease_name: str = "ddpjob-operator"
-    """LEASE_NAME: name of that Lease."""
+    """LEASE_NAME: name of that Lease. Each shard has another one, named after it and its number."""
 
     lease_namespace: str = "default"
     """LEASE_NAMESPACE: its namespace. Default: the operator's own."""
@@ -151,7 +159,17 @@ def load(environ: Mapping[str, str] = os.environ) -> Settings:
         except ValueError as error:
             is_not = "has a value that cannot be used: it" if name in _SECRET else f"is {text!r}, but"
             raise BadSetting(f"{PREFIX}{name} {is_not} must be {error}") from None
-    return Settings(**values)  # type: ignore[arg-type]
+    return _refuse_shards(Settings(**values))  # type: ignore[arg-type]
+
+
+def _refuse_shards(settings: Settings) -> Settings:
+    if settings.shard >= settings.shards:
+        most = f"0 to {settings.shards - 1}" if settings.shards > 1 else f"0, or set {PREFIX}SHARDS"
+        raise BadSetting(f"{PREFIX}SHARD is {settings.shard}, but must be {most}")
+    if settings.shards > 1 and not settings.leader_election:
+        raise BadSetting(f"{PREFIX}SHARDS is {settings.shards}: leave {PREFIX}LEADER_ELECTION on, its Leases keep "
+                         "operators apart that divide the namespaces in different ways")  # fmt: skip
+    return settings
 
 
 def _is_service_link(name: str, value: str) -> bool:
@@ -289,6 +307,8 @@ _READERS: dict[str, Callable[[str], object]] = {
     "NOTIFY_URL": _url,
     "NOTIFY_TOKEN": _token,
     "LEADER_ELECTION": _flag,
+    "SHARDS": _whole(1, MOST_SHARDS),
+    "SHARD": _whole(0, MOST_SHARDS - 1),
     "LEASE_NAME": _text,
     "LEASE_NAMESPACE": _namespace,
     "IDENTITY": _text,

@@ -16,6 +16,9 @@ from tests.packaging.chart import (
     settings_of,
 )
 
+from ddpjob_operator.main import leases_of
+from ddpjob_operator.settings import Settings
+
 
 def test_the_policies_are_about_the_namespaces_and_the_account_of_the_release() -> None:
     values = {"watch": {"namespaces": ["a", "b"]}, "serviceAccount": {"create": False, "name": "mine"}}
@@ -101,6 +104,16 @@ def test_roles_in_another_release_name_their_own_lease() -> None:
     (leader,) = [m for m in of_kind("Role", rendered(ALL_OPTIONS)) if m["metadata"]["name"] == "ddp-leader"]
     assert [rule.get("resourceNames") for rule in leader["rules"]] == [None, ["ddp"]]
     assert settings_of(ALL_OPTIONS)["LEASE_NAME"] == "ddp"
+
+
+def test_the_leader_of_a_shard_may_renew_the_leases_that_it_holds() -> None:
+    (leader,) = [m for m in of_kind("Role", rendered({"shards": 2})) if m["metadata"]["name"].endswith("-leader")]
+    held = {
+        lease.name
+        for shard in (0, 1)
+        for lease in leases_of(Settings(shards=2, shard=shard), None)  # type: ignore[arg-type]
+    }
+    assert {name for rule in leader["rules"] for name in rule.get("resourceNames", ())} == held
 
 
 def test_the_roles_of_the_manifests_are_written_from_the_rules_of_the_chart() -> None:

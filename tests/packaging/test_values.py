@@ -25,6 +25,9 @@ from ddpjob_operator.tenancy import read
     [
         ({"replicaCount": "two"}, "replicaCount"),
         ({"replicaCount": 9}, "replicaCount"),
+        ({"shards": 0}, "shards"),
+        ({"shards": 33}, "shards"),
+        ({"settings": {"SHARD": "1"}}, "SHARD"),
         ({"replicas": 2}, "replicas"),
         ({"crd": {"install": False}}, "crd"),
         ({"global": {"imageRegistry": "https://registry.example"}}, "imageRegistry"),
@@ -59,6 +62,36 @@ def test_jobs_are_closed_to_the_network_unless_that_is_switched_off() -> None:
     # a value is merged into the chart's own, so the default label is taken away by a null
     off = {"networkPolicy": {"mode": "off", "scrapers": {"kubernetes.io/metadata.name": None, "a": "b", "c": "d"}}}
     assert (settings_of(off)["NETWORK_POLICY"], settings_of(off)["SCRAPERS"]) == ("off", "a=b,c=d")
+
+
+def test_each_shard_has_a_deployment_that_selects_its_own_pods() -> None:
+    manifests = rendered({"shards": 3, "replicaCount": 2})
+    deployments = of_kind("Deployment", manifests)
+    assert [item["metadata"]["name"] for item in deployments] == [f"ddpjob-operator-shard-{i}" for i in range(3)]
+    environments = [
+        {entry["name"]: entry.get("value") for entry in item["spec"]["template"]["spec"]["containers"][0]["env"]}
+        for item in deployments
+    ]
+    given = [[found[f"DDPJOB_OPERATOR_{name}"] for name in ("SHARD", "SHARDS", "LEASE_NAME")] for found in environments]
+    assert given == [[str(number), "3", "ddpjob-operator"] for number in range(3)]
+    selectors = [item["spec"]["selector"]["matchLabels"] for item in deployments]
+    budgets = [item["spec"]["selector"]["matchLabels"] for item in of_kind("PodDisruptionBudget", manifests)]
+    spreads = [item["spec"]["template"]["spec"]["topologySpreadConstraints"][0] for item in deployments]
+    assert budgets == selectors == [spread["labelSelector"]["matchLabels"] for spread in spreads]
+    for number, item in enumerate(deployments):
+        labels = item["spec"]["template"]["metadata"]["labels"].items()
+        assert [selector.items() <= labels for selector in selectors] == [place == number for place in range(3)]
+    service = of_kind("Service", manifests)[0]["spec"]["selector"].items()
+    assert all(service <= item["spec"]["template"]["metadata"]["labels"].items() for item in deployments)
+
+
+def test_one_shard_is_an_operator_as_ever() -> None:
+    """The selector of a Deployment cannot be changed, so an upgrade must not bring another one."""
+    (deployment,) = of_kind("Deployment", rendered({}))
+    assert deployment["metadata"]["name"] == "ddpjob-operator"
+    assert set(deployment["spec"]["selector"]["matchLabels"]) == {
+        "app.kubernetes.io/name", "app.kubernetes.io/instance"
+    }  # fmt: skip
 
 
 def test_bounds_reach_the_operator_as_a_file_that_it_understands(tmp_path: Path) -> None:

@@ -40,8 +40,24 @@ def test_values_are_read_and_an_empty_one_is_the_default() -> None:
 
 
 @pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ({"SHARD": "1"}, "SHARD is 1, but must be 0, or set DDPJOB_OPERATOR_SHARDS"),
+        ({"SHARD": "4", "SHARDS": "4"}, "SHARD is 4, but must be 0 to 3"),
+        ({"SHARDS": "2", "LEADER_ELECTION": "false"}, "LEADER_ELECTION"),
+    ],
+)
+def test_a_shard_that_does_not_exist_or_has_no_lease_is_refused(given: dict[str, str], named: str) -> None:
+    with pytest.raises(BadSetting, match=named):
+        load({f"DDPJOB_OPERATOR_{name}": value for name, value in given.items()})
+
+
+@pytest.mark.parametrize(
     ("name", "value"),
     [
+        ("SHARDS", "0"),
+        ("SHARDS", "33"),
+        ("SHARD", "-1"),
         ("PORT", "http"),
         ("PORT", "70000"),
         ("PORT", "-1"),

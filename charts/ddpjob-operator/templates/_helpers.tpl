@@ -33,9 +33,25 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- merge (include "ddpjob.selector" $root | fromYaml) $own $root.Values.commonLabels $chart | toYaml -}}
 {{- end -}}
 
-{{/* Labels of the operator's pods. The selector's win, or the Deployment would not find its pods. */}}
+{{/* Name of what there is once for each shard: (list $ NUMBER). The release's own where there is one shard. */}}
+{{- define "ddpjob.shardName" -}}
+{{- $root := index . 0 -}}
+{{- include "ddpjob.fullname" $root -}}
+{{- if gt (int $root.Values.shards) 1 -}}{{- printf "-shard-%d" (index . 1) -}}{{- end -}}
+{{- end -}}
+
+{{- define "ddpjob.shardSelector" -}}
+{{- $root := index . 0 -}}
+{{- include "ddpjob.selector" $root -}}
+{{- if gt (int $root.Values.shards) 1 }}
+training.ddpjob.io/shard: {{ index . 1 | quote }}
+{{- end -}}
+{{- end -}}
+
+{{/* Labels of the pods of a shard: (list $ NUMBER). The selector's win, or the Deployment would not find its pods. */}}
 {{- define "ddpjob.podLabels" -}}
-{{- merge (include "ddpjob.selector" . | fromYaml) .Values.podLabels .Values.commonLabels | toYaml -}}
+{{- $values := (index . 0).Values -}}
+{{- merge (include "ddpjob.shardSelector" . | fromYaml) $values.podLabels $values.commonLabels | toYaml -}}
 {{- end -}}
 
 {{/* Annotations of what runs after `helm uninstall`. */}}
@@ -78,15 +94,16 @@ imagePullSecrets: {{- toYaml . | nindent 2 }}
 {{- end -}}
 {{- end -}}
 
-{{/* Constraints of the user, each with the Deployment's selector where it has none; for two or more replicas without
+{{/* Of the pods of a shard, (list $ NUMBER): constraints of the user, each with the Deployment's selector where it has none; for two or more replicas without
 constraints, a preference for different nodes. */}}
 {{- define "ddpjob.topologySpreadConstraints" -}}
-{{- $selector := dict "matchLabels" (include "ddpjob.selector" . | fromYaml) -}}
+{{- $values := (index . 0).Values -}}
+{{- $selector := dict "matchLabels" (include "ddpjob.shardSelector" . | fromYaml) -}}
 {{- $constraints := list -}}
-{{- range .Values.topologySpreadConstraints -}}
+{{- range $values.topologySpreadConstraints -}}
 {{- $constraints = append $constraints (merge (deepCopy .) (dict "labelSelector" $selector)) -}}
 {{- end -}}
-{{- if and (not $constraints) (gt (int .Values.replicaCount) 1) -}}
+{{- if and (not $constraints) (gt (int $values.replicaCount) 1) -}}
 {{- $constraints = list (dict "maxSkew" 1 "topologyKey" "kubernetes.io/hostname" "whenUnsatisfiable" "ScheduleAnyway" "labelSelector" $selector) -}}
 {{- end -}}
 {{- with $constraints -}}

@@ -26,6 +26,7 @@ from ddpjob_operator.core.values import names
 from ddpjob_operator.runtime.client import PAGE, Client, namespace_of
 from ddpjob_operator.runtime.errors import ApiError
 from ddpjob_operator.runtime.queue import Backoff
+from ddpjob_operator.shards import Shard
 
 logger = logging.getLogger(__name__)
 
@@ -41,6 +42,8 @@ class Resync:
     namespaces: tuple[str, ...]
     every: float
     enqueue: Callable[[Iterable[Key]], None]
+    shard: Shard = Shard()  # noqa: RUF009 - it is frozen
+    """Whose objects are kept."""
     first_done: asyncio.Event = field(default_factory=asyncio.Event)
     healthy: bool = False
     """Whether the last round of lists succeeded, for one namespace at least."""
@@ -125,8 +128,9 @@ class Resync:
             if page.first:
                 uids.clear()
             for obj in page.items:
-                uids.add(obj["metadata"]["uid"])
-                put(obj)
+                if self.shard.has(obj["metadata"]["namespace"]):
+                    uids.add(obj["metadata"]["uid"])
+                    put(obj)
             page.items.clear()  # while the next page is on its way
             version = page.version
         return Listed(uids, version)

@@ -1,4 +1,4 @@
-"""Leader election with a Lease: of several replicas one acts, the others keep their picture of the cluster warm.
+"""Leader election with Leases: of several replicas one acts, the others keep their picture of the cluster warm.
 
 Like client-go's leaderelection: a holder renews its Lease; another takes it when it has not seen it change for the
 whole of its duration *on its own monotonic clock*, so no two machines need agree on the time. A holder that could not
@@ -7,6 +7,10 @@ at the end, so that a rolling update costs a second.
 
 Leadership is an epoch: it ends when the fence closes, even if the Lease is renewed a moment later, because another
 replica may have led in between. Each new epoch calls `elected`, and what was decided in an earlier one is not written.
+
+A leader holds all of its Leases. There is one, or two where namespaces are divided into shards: that of the shard,
+which one replica holds, and before it that of the operator, which the replicas of all shards hold together under one
+identity. So a shard never acts beside an operator that divides the namespaces in another way.
 
 Takeover: at most LEASE + 2 x STANDBY_POLL = 14 s after a crash, STANDBY_POLL = 1 s after a graceful end, plus the
 calls themselves.
@@ -46,7 +50,84 @@ class NotLeading(ApiError):
 
 @dataclass(eq=False)
 class Leader:
-    """Runs for the Lease `namespace/name` as `identity`.
+    """Runs for `leases`, one after the other: the next one only while those before it are held."""
+
+    leases: tuple[Lease, ...]
+    known: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set once it is known who leads."""
+
+    @property
+    def leading(self) -> bool:
+        """Whether this replica holds its Leases and may write at this moment."""
+        return all(lease.held for lease in self.leases)
+
+    @property
+    def epoch(self) -> int:
+        """How often leadership has begun, or more: it grows with each beginning."""
+        return sum(lease.epoch for lease in self.leases)
+
+    def begin_pass(self) -> None:
+        """What the running task, and those that it starts, write from now on was decided in this epoch."""
+        _epoch_of_pass.set(self.epoch)
+
+    def fence(self) -> None:
+        """Raises:
+        NotLeading: a Lease is not ours, or could not be renewed in time, or this was decided in an earlier epoch.
+        """
+        for lease in self.leases:
+            if not lease.held:
+                raise NotLeading(0, "NotLeading", f"{lease.identity} does not hold the lease {lease}")
+        if _epoch_of_pass.get() not in (None, self.epoch):
+            raise NotLeading(0, "NotLeading", f"the lease {self.leases[-1]} was lost since this was decided")
+
+    async def run(self, elected: Callable[[], None], deposed: Callable[[], None]) -> None:
+        """Take part until cancelled. Calls `elected` at the beginning of each epoch, `deposed` when a Lease is lost or
+        in doubt."""
+        led: int | None = None
+        while True:
+            began, pause = _now(), RETRY_SECONDS
+            if await self._run_for_all():
+                pause = max(RETRY_SECONDS, began + RENEW_SECONDS - _now())
+            leads = self.leading
+            if leads and led != self.epoch:
+                led = self.epoch
+                logger.info("leading as %s, epoch %d", self.leases[-1].identity, self.epoch)
+                elected()
+            elif led is not None and not leads:
+                led = None
+                for lease in self.leases:
+                    lease.give_up()
+                logger.warning("no longer leading")
+                deposed()
+            metrics.LEADER.set(leads)
+            await asyncio.sleep(pause if leads else STANDBY_POLL_SECONDS)
+
+    async def _run_for_all(self) -> bool:
+        """Renew, take or look at the Leases; whether all answered."""
+        for lease in self.leases:
+            try:
+                async with asyncio.timeout(lease.longest_try()):
+                    await lease.run_for()
+            except (ApiError, TimeoutError) as error:
+                logger.warning("lease %s: %s", lease, error or "no answer")
+                return False
+            if not lease.held:
+                break
+        self.known.set()
+        return True
+
+    async def release(self) -> None:
+        """Give the Lease back, if it is ours, so that another replica need not wait until it expires. One that is
+        shared is left to those who share it."""
+        for lease in self.leases[:-1]:
+            lease.give_up()
+        metrics.LEADER.set(0)
+        await self.leases[-1].release()
+
+
+@dataclass(eq=False)
+class Lease:
+    """The Lease `namespace/name`, and whether `identity` holds it.
 
     Its client must not be fenced.
     """
@@ -55,93 +136,67 @@ class Leader:
     namespace: str
     name: str
     identity: str
-    known: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set once it is known who leads."""
+    shared: bool = False
+    """Whether other replicas renew it under this identity too: then what was seen of it is old by the next time."""
     epoch: int = 0
-    """How often leadership has begun."""
+    """How often holding it has begun."""
     _held_until: float | None = None
     _seen: Json | None = None
     _seen_at: float = 0.0
 
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
     @property
-    def leading(self) -> bool:
-        """Whether this replica holds the Lease and may write at this moment."""
+    def held(self) -> bool:
+        """Whether it is ours at this moment."""
         return self._held_until is not None and _now() < self._held_until
 
-    def begin_pass(self) -> None:
-        """What the running task, and those that it starts, write from now on was decided in this epoch."""
-        _epoch_of_pass.set(self.epoch)
+    def give_up(self) -> None:
+        """Count it as not held, whatever the server says."""
+        self._held_until = None
 
-    def fence(self) -> None:
-        """Raises:
-        NotLeading: the Lease is not ours, or could not be renewed in time, or this was decided in an earlier epoch.
-        """
-        lease = f"the lease {self.namespace}/{self.name}"
-        if not self.leading:
-            raise NotLeading(0, "NotLeading", f"{self.identity} does not hold {lease}")
-        if _epoch_of_pass.get() not in (None, self.epoch):
-            raise NotLeading(0, "NotLeading", f"{self.identity} lost {lease} since this was decided")
-
-    async def run(self, elected: Callable[[], None], deposed: Callable[[], None]) -> None:
-        """Take part until cancelled. Calls `elected` at the beginning of each epoch, `deposed` when the Lease is lost
-        or in doubt."""
-        led: int | None = None
-        while True:
-            began, pause = _now(), RETRY_SECONDS
-            try:
-                async with asyncio.timeout(self._longest_try()):
-                    await self._try()
-                pause = max(RETRY_SECONDS, began + RENEW_SECONDS - _now())
-            except (ApiError, TimeoutError) as error:
-                logger.warning("lease %s/%s: %s", self.namespace, self.name, error or "no answer")
-            leads = self.leading
-            if leads and led != self.epoch:
-                led = self.epoch
-                logger.info("leading as %s, epoch %d", self.identity, self.epoch)
-                elected()
-            elif led is not None and not leads:
-                led = self._held_until = None
-                logger.warning("no longer leading")
-                deposed()
-            metrics.LEADER.set(leads)
-            await asyncio.sleep(pause if leads else STANDBY_POLL_SECONDS)
-
-    def _longest_try(self) -> float:
-        if not self.leading or self._held_until is None:
+    def longest_try(self) -> float:
+        """Seconds that one `run_for` may take."""
+        if self._held_until is None or not self.held:
             return FENCE_SECONDS / 2
         return max(LEAST_TRY_SECONDS, (self._held_until - _now()) / 2)
 
     async def release(self) -> None:
-        """Give the Lease back, if it is ours, so that another replica need not wait until it expires."""
+        """Give it back, if it is ours."""
         if self._held_until is None or self._seen is None:
             return
         self._held_until = None
-        metrics.LEADER.set(0)
         try:
             await self._write(self._seen, holder="", duration=1)
-            logger.info("gave the lease back")
+            logger.info("gave the lease %s back", self)
         except ApiError as error:
-            logger.warning("could not give the lease back: %s", error)
+            logger.warning("could not give the lease %s back: %s", self, error)
 
-    async def _try(self) -> None:
+    async def run_for(self) -> None:
+        """Renew it, take it if it is free, or look at it.
+
+        Raises:
+            ApiError: the server did not answer, or refused.
+        """
         began = _now()
-        lease = self._seen if self._held_until is not None and self._seen is not None else await self._read()
+        ours = self._held_until is not None and not self.shared
+        lease = self._seen if ours and self._seen is not None else await self._read()
         if lease is None:
             lease = await self._create()
         elif self._may_take(lease, began):
             lease = await self._take(lease)
         if lease is not None:
             self._look(lease)
-            self.known.set()
         if lease is not None and lease["spec"].get("holderIdentity") == self.identity:
             self._hold(began + FENCE_SECONDS)
         else:
             self._held_until = None
 
     def _hold(self, until: float) -> None:
-        """The Lease is ours. Another epoch begins unless the fence has been open since the last renewal."""
-        led, self._held_until = self.leading, until
-        if self.leading and not led:
+        """It is ours. Another epoch begins unless the fence has been open since the last renewal."""
+        held, self._held_until = self.held, until
+        if self.held and not held:
             self.epoch += 1
 
     def _may_take(self, lease: Json, now: float) -> bool:
@@ -192,10 +247,12 @@ class Leader:
                 return None
             if not error.conflict:
                 raise
-        # an earlier renewal whose answer was lost may have taken effect
         found = await self._read()
         if found is None or found["spec"].get("holderIdentity") != self.identity:
             return found
+        if self.shared:  # it was read in this try, so another of ours has renewed it since
+            return found
+        # an earlier renewal whose answer was lost has taken effect, but it may have been long ago
         return await self._write(found, self.identity, LEASE_SECONDS)
 
     async def _write(self, lease: Json, holder: str, duration: int) -> Json:

@@ -134,6 +134,13 @@ NO_INGRESS = policy(policyTypes=["Ingress"])
         ("operator", {"deployments": (deployment(0),)}, PROBLEM, "0 of 1 are ready"),
         ("operator", {"deployments": (deployment(NAMESPACES="a,b"),)}, PROBLEM, "does not serve the namespace ml"),
         ("operator", {"deployments": (deployment(NAMESPACES="a, ml"),)}, OK, "serves ml"),
+        (
+            "operator",
+            {"deployments": (deployment(0, SHARDS="2", SHARD="1"), deployment(SHARDS="2", SHARD="0"))},
+            OK,
+            "serves ml",
+        ),
+        ("operator", {"deployments": (deployment(SHARDS="2", SHARD="1"),)}, PROBLEM, "does not serve the namespace ml"),
         ("operator", {"namespace": "ddpjob-system"}, PROBLEM, "does not serve"),
         ("operator", {"namespace": "kube-system"}, PROBLEM, "never served"),
         ("operator", {"leases": (lease(timedelta(minutes=3)),)}, PROBLEM, "nobody has renewed the Lease"),

@@ -10,48 +10,52 @@ from typing import Any
 import pytest
 from tests.unit.virtual_time import run
 
+from ddpjob_operator.main import leases_of
 from ddpjob_operator.runtime.errors import ApiError
 from ddpjob_operator.runtime.leader import FENCE_SECONDS, LEASE_SECONDS, STANDBY_POLL_SECONDS, Leader, NotLeading
+from ddpjob_operator.settings import Settings
+from ddpjob_operator.shards import Shard
 
 Json = dict[str, Any]
 
 
 @dataclass
 class Server:
-    """Serves one Lease. `delay` gives the seconds that a write begun at a time takes; `loses` whether its answer is
-    lost, after it took effect."""
+    """Serves Leases by path. `delay` gives the seconds that a write begun at a time takes; `loses` whether its answer
+    is lost, after it took effect."""
 
     delay: Callable[[float], float] = lambda now: 0.0
     loses: Callable[[float], bool] = lambda now: False
-    lease: Json | None = None
+    leases: dict[str, Json] = field(default_factory=dict)
     renewals: list[float] = field(default_factory=list)
 
     async def get(self, path: str, resource: str) -> Json:
-        if self.lease is None:
+        if path not in self.leases:
             raise ApiError(404, "NotFound", "no such lease")
-        return self.lease
+        return self.leases[path]
 
     async def create(self, path: str, resource: str, body: Json) -> Json:
-        if self.lease is not None:
+        path = f"{path}/{body['metadata']['name']}"
+        if path in self.leases:
             raise ApiError(409, "AlreadyExists", "it exists")
-        self.lease = body | {"metadata": body["metadata"] | {"resourceVersion": "1"}}
-        return self.lease
+        self.leases[path] = body | {"metadata": body["metadata"] | {"resourceVersion": "1"}}
+        return self.leases[path]
 
     async def merge_patch(self, path: str, resource: str, body: Json) -> Json:
         began = clock()
         await asyncio.sleep(self.delay(began))
-        assert self.lease is not None
-        if body["metadata"]["resourceVersion"] != self.lease["metadata"]["resourceVersion"]:
+        before = self.leases[path]
+        if body["metadata"]["resourceVersion"] != before["metadata"]["resourceVersion"]:
             raise ApiError(409, "Conflict", "the object has been modified")
-        version = str(int(self.lease["metadata"]["resourceVersion"]) + 1)
-        self.lease = self.lease | {
-            "metadata": self.lease["metadata"] | {"resourceVersion": version},
-            "spec": self.lease["spec"] | body["spec"],
+        version = str(int(before["metadata"]["resourceVersion"]) + 1)
+        self.leases[path] = before | {
+            "metadata": before["metadata"] | {"resourceVersion": version},
+            "spec": before["spec"] | body["spec"],
         }
         self.renewals.append(began)
         if self.loses(began):
             raise ApiError(0, "ConnectionFailed", "reset by peer")
-        return self.lease
+        return self.leases[path]
 
 
 def clock() -> float:
@@ -64,11 +68,15 @@ class Replica:
 
     server: Server
     identity: str = "one"
+    shard: Shard = Shard()  # noqa: RUF009 - it is frozen
     elected: list[float] = field(default_factory=list)
     deposed: list[float] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.leader = Leader(self.server, "ns", "lease", self.identity)  # type: ignore[arg-type]
+        settings = Settings(
+            shards=self.shard.count, shard=self.shard.number, identity=self.identity, lease_namespace="ns"
+        )
+        self.leader = Leader(leases_of(settings, self.server))  # type: ignore[arg-type]
 
     def start(self) -> asyncio.Task[None]:
         return asyncio.create_task(
@@ -201,6 +209,100 @@ def test_a_lease_that_is_given_back_is_taken_by_the_next() -> None:
         return second.elected[0]
 
     assert run(scenario()) <= 10.5 + STANDBY_POLL_SECONDS
+
+
+async def seconds_of(replicas: list[Replica], seconds: float) -> list[list[Shard]]:
+    """Of which shards replicas led at once, tenth by tenth of a second."""
+    seen = []
+    for _ in range(int(seconds * 10)):
+        await asyncio.sleep(0.1)
+        seen.append([replica.shard for replica in replicas if replica.leader.leading])
+    return seen
+
+
+def started(*replicas: Replica) -> list[asyncio.Task[None]]:
+    return [replica.start() for replica in replicas]
+
+
+def test_each_shard_has_a_leader_of_its_own_and_they_renew_what_they_share_side_by_side(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def scenario() -> list[Replica]:
+        server = Server(delay=lambda now: 0.02)
+        replicas = [Replica(server, f"{number}-{i}", Shard(number, 3)) for number in range(3) for i in range(2)]
+        tasks = started(*replicas)
+        await asyncio.sleep(600)
+        for task in tasks:
+            task.cancel()
+        return replicas
+
+    replicas = run(scenario())
+    assert sorted(replica.shard.number for replica in replicas if replica.elected) == [0, 1, 2]
+    assert [replica.deposed for replica in replicas] == [[]] * 6
+    assert not [record for record in caplog.records if record.levelname == "WARNING"], "renewals were refused"
+
+
+def test_the_standby_of_a_shard_takes_over_and_the_other_shard_notices_nothing() -> None:
+    async def scenario() -> tuple[Replica, Replica]:
+        server = Server()
+        first, second = Replica(server, "one", Shard(0, 2)), Replica(server, "two", Shard(0, 2))
+        other = Replica(server, "three", Shard(1, 2))
+        crashing, *tasks = started(first, second, other)
+        await asyncio.sleep(60.5)
+        crashing.cancel()
+        await asyncio.sleep(30)
+        for task in tasks:
+            task.cancel()
+        return second, other
+
+    second, other = run(scenario())
+    assert LEASE_SECONDS - 2 <= second.elected[0] - 60.5 <= LEASE_SECONDS + 2 * STANDBY_POLL_SECONDS
+    assert (len(other.elected), other.deposed) == (1, [])
+
+
+@pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 1), (2, 3)])
+def test_shards_of_another_number_wait_until_the_former_ones_have_gone(before: int, after: int) -> None:
+    async def scenario() -> list[list[Shard]]:
+        server = Server()
+        former = [Replica(server, f"former-{number}", Shard(number, before)) for number in range(before)]
+        later = [Replica(server, f"later-{number}", Shard(number, after)) for number in range(after)]
+        tasks = started(*former)
+        await asyncio.sleep(10.5)
+        waiting = started(*later)
+        seen = await seconds_of([*former, *later], 60)
+        for task, replica in zip(tasks, former, strict=True):  # one after the other
+            task.cancel()
+            await replica.leader.release()
+            seen += await seconds_of([*former, *later], 5)
+        seen += await seconds_of([*former, *later], LEASE_SECONDS + 2 * STANDBY_POLL_SECONDS)
+        for task in waiting:
+            task.cancel()
+        return seen
+
+    seen = run(scenario())
+    assert max(len({shard.count for shard in leaders}) for leaders in seen) == 1, "both divide the namespaces at once"
+    assert {shard.count for shard in seen[590]} == {before}
+    assert sorted(shard.number for shard in seen[-1]) == list(range(after))
+
+
+def test_two_divisions_never_lead_at_once_and_no_shard_has_two_leaders_whatever_the_server_does() -> None:
+    async def scenario() -> list[list[Shard]]:
+        def moody(now: float) -> float:
+            return (0.0, 0.5, 3.0, 9.0, 30.0)[int(now / 7) % 5]
+
+        server = Server(delay=moody, loses=lambda now: int(now) % 11 == 0)
+        shards = [Shard(0, 2), Shard(1, 2), Shard(1, 2), Shard(0, 3), Shard(1, 3), Shard(2, 3), Shard()]
+        replicas = [Replica(server, f"replica-{place}", shard) for place, shard in enumerate(shards)]
+        tasks = started(*replicas)
+        seen = await seconds_of(replicas, 1800)
+        for task in tasks:
+            task.cancel()
+        return seen
+
+    seen = run(scenario())
+    assert any(seen), "nobody leads"
+    assert max(len({shard.count for shard in leaders}) for leaders in seen) == 1
+    assert all(len(set(leaders)) == len(leaders) for leaders in seen)
 
 
 def writes(leader: Leader) -> bool:

@@ -9,9 +9,12 @@ from ddpjob_operator.api.spec import CONTROLLER_NAME
 from ddpjob_operator.core.ledger.summary import duration
 from ddpjob_operator.follow.doctor.facts import Facts, Right, Unread
 from ddpjob_operator.follow.doctor.findings import Finding, Level, ok, problem, unknown, warning
+from ddpjob_operator.shards import Shard, shard_lease
 from ddpjob_operator.tenancy import OF_THE_CLUSTER
 from ddpjob_operator.wire.objects import Object, parse_time
 
+LEASE = "ddpjob-operator"
+"""Its name where nothing else is set."""
 _LEASE_LATE = timedelta(seconds=60)
 """It is renewed every 2 s, by a clock that may differ."""
 _JOB_LATE = timedelta(seconds=60)
@@ -68,7 +71,7 @@ def operator(facts: Facts) -> Finding:
         if lease is not None:
             return _by_lease(lease, now)
         return problem(check, "no operator is installed", "helm install it, as the README says")
-    serving = [item for item in facts.deployments if _serves(item, facts.namespace)]
+    serving = [item for item in facts.deployments if serves(item, facts.namespace)]
     if not serving:
         names = ", ".join(map(_name, facts.deployments))
         return problem(
@@ -106,7 +109,7 @@ def trainer_image(facts: Facts) -> str | None:
     """That of jobs that name none, as the operator's Deployment says."""
     if isinstance(facts.deployments, Unread):
         return None
-    serving = (item for item in facts.deployments if _serves(item, facts.namespace))
+    serving = (item for item in facts.deployments if serves(item, facts.namespace))
     return next((image for item in serving if (image := environment(item).get("DDPJOB_OPERATOR_TRAINER_IMAGE"))), None)
 
 
@@ -116,9 +119,24 @@ def environment(deployment: Object) -> dict[str, str]:
     return {item["name"]: item.get("value") or "" for found in containers for item in found.get("env") or ()}
 
 
-def _serves(deployment: Object, namespace: str) -> bool:
+def lease_name(deployment: Object) -> str:
+    """The Lease that its leader holds: of its shard, where there are several."""
+    given = environment(deployment)
+    name = given.get("DDPJOB_OPERATOR_LEASE_NAME") or LEASE
+    return shard_lease(name, _shard(deployment).number) if _shard(deployment).count > 1 else name
+
+
+def serves(deployment: Object, namespace: str) -> bool:
+    """Whether jobs of this namespace are those of this operator, and of this shard of it."""
+    if namespace == deployment["metadata"]["namespace"] or not _shard(deployment).has(namespace):
+        return False
     served = [name.strip() for name in environment(deployment).get("DDPJOB_OPERATOR_NAMESPACES", "").split(",")]
-    return namespace != deployment["metadata"]["namespace"] and (not any(served) or namespace in served)
+    return not any(served) or namespace in served
+
+
+def _shard(deployment: Object) -> Shard:
+    number, count = (environment(deployment).get(f"DDPJOB_OPERATOR_{name}", "") for name in ("SHARD", "SHARDS"))
+    return Shard(int(number), int(count)) if number.isdecimal() and count.isdecimal() and int(count) else Shard()
 
 
 def _left_alone(facts: Facts, now: datetime) -> str:
