@@ -36,6 +36,7 @@ from ddpjob_operator.runtime.certificate import Certificate
 from ddpjob_operator.runtime.client import Client, connect
 from ddpjob_operator.runtime.errors import ApiError
 from ddpjob_operator.runtime.events import EventRecorder
+from ddpjob_operator.runtime.garbage import keep_collections_short
 from ddpjob_operator.runtime.leader import Leader, Lease
 from ddpjob_operator.runtime.queue import WorkQueue
 from ddpjob_operator.runtime.webhook import Webhook
@@ -331,6 +332,7 @@ def main() -> int:
         print(f"ddpjob-operator: {error}", file=sys.stderr)
         return configuration.EXIT_BAD_SETTING
     logs.configure(settings.log_level, settings.log_format)
+    keep_collections_short()
     try:
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
             try:

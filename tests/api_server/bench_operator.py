@@ -178,6 +178,7 @@ async def measure(server: ApiServer, jobs: int, nodes: int, folder: Path, bench:
                 await seen.until(lambda: new <= seen.pods.keys(), "all of them have their new pods")
                 bench.add(f"{len(hit)} failures at once → all new pods", seen.loop_time - began, "s")
             bench.add("longest answer of the probe under this load", health.longest * 1000, "ms", 100)
+            bench.add("  of an idle server beside it", health.idle * 1000, "ms")
             bench.add("peak memory", peak_bytes(operator) / MIB, "MiB", 200)
         began = seen.loop_time
         async with operating(cluster, folder, RESYNC_SECONDS="15") as operator:
@@ -185,6 +186,7 @@ async def measure(server: ApiServer, jobs: int, nodes: int, folder: Path, bench:
             async with probed(operator) as health:
                 await asyncio.sleep(35)
             bench.add("longest answer of the probe in two resyncs", health.longest * 1000, "ms", 100)
+            bench.add("  of an idle server beside it", health.idle * 1000, "ms")
             bench.add("peak memory after a start", peak_bytes(operator) / MIB, "MiB", 200)
 
 

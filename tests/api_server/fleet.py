@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-from tests.api_server.harness import Cluster, Operator
+from tests.api_server.harness import REPOSITORY, Cluster, Operator
 
 from ddpjob_operator.cluster import paths
 from ddpjob_operator.runtime.errors import ApiError
@@ -25,7 +26,6 @@ RUNNING: Object = {
     "podIPs": [{"ip": "127.94.0.2"}],
     "conditions": [{"type": name, "status": "True"} for name in ("PodScheduled", "ContainersReady", "Ready")],
 }
-PROBE_SECONDS = 0.05
 
 
 def ended(code: int) -> Object:
@@ -129,32 +129,27 @@ class Health:
     """How long the operator's probe took to answer, at most: what its event loop is held up by, and a millisecond."""
 
     longest: float = 0.0
+    idle: float = 0.0
+    """The same of a server beside it that does nothing."""
     unanswered: int = 0
 
 
 @asynccontextmanager
 async def probed(operator: Operator) -> AsyncIterator[Health]:
-    """Ask its probe all the time until the end of the block."""
-    health = Health()
-
-    async def ask() -> None:
-        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=30)) as session:
-            while True:
-                began = asyncio.get_running_loop().time()
-                try:
-                    async with session.get(f"http://127.0.0.1:{operator.probe_port}/healthz") as answer:
-                        await answer.read()
-                except (aiohttp.ClientError, TimeoutError):
-                    health.unanswered += 1
-                health.longest = max(health.longest, asyncio.get_running_loop().time() - began)
-                await asyncio.sleep(PROBE_SECONDS)
-
-    task = asyncio.create_task(ask())
+    """Ask its probe all the time until the end of the block, which then knows the answers."""
+    health, pipe = Health(), asyncio.subprocess.PIPE
+    command = (sys.executable, "-m", "tests.api_server.prober", str(operator.probe_port))
+    process = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, cwd=REPOSITORY)
     try:
+        assert process.stdout is not None
+        await process.stdout.readline()
         yield health
+        found, _ = await process.communicate(b"")
+        health.longest, health.idle, health.unanswered = json.loads(found).values()
     finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
 
 
 def peak_bytes(operator: Operator) -> int:

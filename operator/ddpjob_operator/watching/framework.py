@@ -36,6 +36,38 @@ class EndlessBackoffs:
             yield 30.0
 
 
+class _NoProgress(kopf.ProgressStorage):
+    """Nothing is stored of event handlers. kopf's own storages copy each object that an event brings, several times."""
+
+    def fetch(self, **_: Any) -> None:
+        return None
+
+    def store(self, **_: Any) -> None:
+        pass
+
+    def purge(self, **_: Any) -> None:
+        pass
+
+    def touch(self, **_: Any) -> None:
+        pass
+
+    def clear(self, *, essence: kopf.BodyEssence) -> kopf.BodyEssence:
+        return essence
+
+
+class _NoDiffBase(kopf.DiffBaseStorage):
+    """As `_NoProgress`: no handler asks what has changed since the last event."""
+
+    def build(self, **_: Any) -> kopf.BodyEssence:
+        return kopf.BodyEssence()
+
+    def fetch(self, **_: Any) -> None:
+        return None
+
+    def store(self, **_: Any) -> None:
+        pass
+
+
 def settings() -> kopf.OperatorSettings:
     """kopf as this operator needs it."""
     chosen = kopf.OperatorSettings()
@@ -45,6 +77,10 @@ def settings() -> kopf.OperatorSettings:
     chosen.posting.enabled = False
     # No watching of CRDs and namespaces: it needs rights over the whole cluster, and we wait for the CRD ourselves.
     chosen.scanning.disabled = True
+    chosen.persistence.progress_storage = _NoProgress()
+    chosen.persistence.diffbase_storage = _NoDiffBase()
+    # A worker for each object that has had an event waits so long for the next one.
+    chosen.queueing.idle_timeout = 1.0
     chosen.networking.request_timeout = REQUEST_SECONDS
     chosen.networking.error_backoffs = EndlessBackoffs()
     # A stream that is lost without a word is noticed: bookmarks come every minute, and the server ends each request

@@ -1,0 +1,45 @@
+"""Collections of garbage stay short. In a process of its own, because the collector is the whole process's."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+
+
+def in_a_process(program: str) -> str:
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+def test_what_has_survived_a_full_collection_is_not_visited_again() -> None:
+    assert (
+        in_a_process("""
+        import gc
+        from ddpjob_operator.runtime.garbage import keep_collections_short
+        keep_collections_short()
+        kept = [[number] for number in range(200_000)]
+        gc.collect()
+        print(len(gc.get_objects()) < 1000)
+    """)
+        == "True"
+    )
+
+
+def test_cycles_are_collected_all_the_same() -> None:
+    assert (
+        in_a_process("""
+        import gc, weakref
+        from ddpjob_operator.runtime.garbage import keep_collections_short
+        class Node: pass
+        keep_collections_short()
+        alive = []
+        for _ in range(100_000):
+            node = Node()
+            node.itself = node
+            alive.append(weakref.ref(node))
+        del node
+        print(sum(ref() is not None for ref in alive) < 50_000)
+    """)
+        == "True"
+    )
