@@ -30,6 +30,9 @@ from ddpjob_operator.shards import Shard
 
 logger = logging.getLogger(__name__)
 
+YIELD_AFTER = 20
+"""Objects of a page that are taken in before others go on."""
+
 OUR_PODS = f"{names.LABEL_MANAGED_BY}={names.MANAGED_BY}"
 
 
@@ -127,11 +130,13 @@ class Resync:
         async for page in self.client.pages(path, resource, PAGE, **query):
             if page.first:
                 uids.clear()
-            for obj in page.items:
+            while page.items:  # nothing of it is kept while the next page is on its way
+                obj = page.items.pop()
                 if self.shard.has(obj["metadata"]["namespace"]):
                     uids.add(obj["metadata"]["uid"])
                     put(obj)
-            page.items.clear()  # while the next page is on its way
+                if len(page.items) % YIELD_AFTER == 0:
+                    await asyncio.sleep(0)
             version = page.version
         return Listed(uids, version)
 

@@ -47,8 +47,9 @@ WATCH_SECONDS = 300
 SILENCE_SECONDS = 70.0
 """A watch without bookmarks, of which the server sends one a minute, has lost its connection."""
 
-PAGE = 200
-"""Objects in one page of a list: pods have 10 kB of JSON and more, and take several times that while they are decoded.
+PAGE = 100
+"""Objects in one page of a list: pods have 10 kB of JSON and more, and take several times that while they are decoded,
+which holds up the event loop.
 """
 
 

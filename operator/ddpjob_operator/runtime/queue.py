@@ -14,7 +14,6 @@ import random
 from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable, Hashable, Iterable
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import Generic, TypeVar
 
 from ddpjob_operator import metrics
@@ -37,6 +36,9 @@ class Backoff:
         """The wait after so many failures in a row (from 1); `spread` from 0 to 1 picks within the jitter."""
         whole = min(self.longest, self.first * 2.0 ** min(failures - 1, 30))
         return whole * (0.5 + 0.5 * spread)
+
+
+NOBODY = object()
 
 
 @dataclass(slots=True)
@@ -62,6 +64,9 @@ class WorkQueue(Generic[K]):
     _failures: dict[K, int] = field(default_factory=dict)
     _tasks: list[asyncio.Task[None]] = field(default_factory=list)
     _news: asyncio.Event = field(default_factory=asyncio.Event)
+    _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """One pass begins in a turn of the event loop: many may need no call, and would keep the calls of others, probes
+    and the Lease waiting."""
     _stopping: bool = False
 
     def __post_init__(self) -> None:
@@ -145,20 +150,22 @@ class WorkQueue(Generic[K]):
         return 0 if self._stopping else sum(task.done() for task in self._tasks)
 
     async def _work(self, look: Callable[[K], Awaitable[float | None]]) -> None:
-        while not self._stopping:
-            allowed = list(islice((whose for whose in self._ready if self._shares.may_take(whose)), 1))
-            if not allowed:
+        while True:
+            async with self._turn:
+                await asyncio.sleep(0)
+            if self._stopping:
+                return
+            whose = next(filter(self._shares.may_take, self._ready), NOBODY)
+            if whose is NOBODY:
                 self._news.clear()
                 await self._news.wait()
                 continue
-            whose = allowed[0]
             key = self._take_from(whose)
             try:
                 await self._pass(key, look)
             finally:
                 self._shares.give_back(whose)
                 self._news.set()  # a share that had enough may go on
-            await asyncio.sleep(0)  # a pass without any call would keep calls, probes and the Lease waiting
 
     def _take_from(self, whose: Hashable) -> K:
         """The next key of a share, which comes last then."""
