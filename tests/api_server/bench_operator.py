@@ -2,15 +2,17 @@
 
     python -m tests.api_server.bench_operator [--jobs 1000] [--nodes 8]
 
-No kubelet runs: one here patches each new pod to Running. The bare loop creates the Service, the claim and the pods of
-each job and writes two statuses, as many at once as the operator may; its pods are patched in the same way.
-Latencies and rates are of this machine; the ratios, requests and memory are of the program.
+No kubelet runs: one here patches each new pod to Running. The bare loop makes the requests that the operator makes,
+with the bodies that the operator sends, and decides nothing: it has no watch of its own, no cache and no queue. Its
+pods are patched in the same way. Latencies and rates are of this machine; ratios, requests and memory are of the
+program.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import copy
 import secrets
 import statistics
 import sys
@@ -19,11 +21,10 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.table import Table
-from tests.api_server.fleet import Fleet, ended, fleet, peak_bytes, probed, requests_made
+from tests.api_server.fleet import Fleet, Object, ended, fleet, peak_bytes, probed, requests_made
 from tests.api_server.harness import Cluster, Operator
 from tests.api_server.server import ApiServer, api_server_running, as_kubeconfig
 from tests.kubernetes import Impossible
@@ -84,7 +85,122 @@ async def operating(cluster: Cluster, folder: Path, **environment: str) -> Async
         await operator.kill()
 
 
-async def latencies(cluster: Cluster, seen: Fleet, rounds: int, bench: Bench) -> None:
+@dataclass(frozen=True)
+class Bodies:
+    """What the operator sends for a job, taken from one that it has started. What the server adds is left out."""
+
+    service: Object
+    claim: Object
+    pod: Object
+    status: Object
+
+    def named(self, kind: str, name: str) -> Object:
+        body: Object = copy.deepcopy(getattr(self, kind))
+        body["metadata"]["name"] = name
+        return body
+
+
+def _as_sent(obj: Object) -> Object:
+    meta = obj["metadata"]
+    spec = {name: value for name, value in obj["spec"].items() if name not in ("clusterIP", "clusterIPs")}
+    kept = {name: meta[name] for name in ("labels", "annotations") if name in meta}
+    return {"apiVersion": "v1", "kind": obj["kind"], "metadata": kept, "spec": spec}
+
+
+async def bodies_of(cluster: Cluster, seen: Fleet) -> Bodies:
+    """Of a job that the operator starts for this."""
+    await cluster.apply_job("model")
+    await seen.until(lambda: seen.phase("model") == "Running", "it runs")
+    claim = await cluster.client.get(f"{paths.claims(cluster.namespace)}/model-shared", "persistentvolumeclaims")
+    pod = seen.pods["model-0-0"] | {"kind": "Pod"}
+    found = Bodies(
+        _as_sent(await cluster.service("model-rdzv") | {"kind": "Service"}),
+        _as_sent(claim | {"kind": "PersistentVolumeClaim"}),
+        _as_sent(pod),
+        seen.jobs["model"]["status"],
+    )
+    await cluster.delete_job("model")
+    return found
+
+
+class Bare:
+    """The operator's requests for a job, one after the other where it waits for an answer."""
+
+    def __init__(self, cluster: Cluster, bodies: Bodies) -> None:
+        self._cluster, self._bodies, self._limit = cluster, bodies, asyncio.Semaphore(IN_FLIGHT)
+
+    async def apply(self, name: str) -> None:
+        """The job itself, which the operator leaves to another controller."""
+        async with self._limit:
+            await self._cluster.apply_job(name, managedBy="example.com/bare")
+
+    async def start(self, name: str, nodes: int, attempt: int = 0) -> None:
+        if attempt == 0:
+            await asyncio.gather(
+                self._create(paths.services(self._cluster.namespace), "services", "service", f"{name}-rdzv"),
+                self._create(
+                    paths.claims(self._cluster.namespace), "persistentvolumeclaims", "claim", f"{name}-shared"
+                ),
+            )
+        await self.write(name, attempt)
+        pods, names = paths.pods(self._cluster.namespace), [f"{name}-{attempt}-{rank}" for rank in range(nodes)]
+        await asyncio.gather(*(self._create(pods, "pods", "pod", pod) for pod in names))
+
+    async def restart(self, name: str, nodes: int) -> None:
+        """As the operator does it: the status, the Service's attempt, then old pods go while new ones come."""
+        body = {"spec": {"selector": self._bodies.service["spec"]["selector"] | {"attempt": "1"}}}
+        await self.write(name, 1)
+        async with self._limit:
+            path = f"{paths.services(self._cluster.namespace)}/{name}-rdzv"
+            await self._cluster.client.merge_patch(path, "services", body)
+        gone = (self._delete(f"{name}-0-{rank}") for rank in range(nodes))
+        made = (self._create(paths.pods(self._cluster.namespace), "pods", "pod", f"{name}-1-{rank}")
+                for rank in range(nodes))  # fmt: skip
+        await asyncio.gather(*gone, *made)
+
+    async def write(self, name: str, attempt: int) -> None:
+        """The status."""
+        async with self._limit:
+            path = f"{paths.jobs(self._cluster.namespace)}/{name}/status"
+            body = {"status": self._bodies.status | {"attempt": attempt}}
+            await self._cluster.client.merge_patch(path, "ddpjobs/status", body)
+
+    async def _create(self, path: str, resource: str, kind: str, name: str) -> None:
+        async with self._limit:
+            await self._cluster.client.create(path, resource, self._bodies.named(kind, name))
+
+    async def _delete(self, pod: str) -> None:
+        async with self._limit:
+            await self._cluster.client.delete(f"{paths.pods(self._cluster.namespace)}/{pod}", "pods")
+
+
+def has_ended(pod: Object) -> bool:
+    return bool(pod["status"].get("phase") == "Failed")
+
+
+async def bare_latencies(cluster: Cluster, seen: Fleet, bodies: Bodies, rounds: int) -> tuple[float, float]:
+    """Medians in seconds of what `latencies` measures, without an operator's part."""
+    start, restart, bare = [], [], Bare(cluster, bodies)
+    for number in range(rounds):
+        name = f"hand{number}"
+        began = seen.loop_time
+        await bare.apply(name)
+        await seen.until(lambda name=name: name in seen.jobs, "the watch has the job")
+        await bare.start(name, 2)
+        await seen.until(lambda name=name: len(seen.pods_of(name)) == 2, "the pods exist")
+        start.append(max(seen.seen[pod] for pod in seen.pods_of(name)) - began)
+        began = seen.loop_time
+        await seen.report(f"{name}-0-1", ended(137))
+        await seen.until(lambda name=name: has_ended(seen.pods[f"{name}-0-1"]), "the watch has its end")
+        await bare.restart(name, 2)
+        new = {f"{name}-1-0", f"{name}-1-1"}
+        await seen.until(lambda new=new: new <= seen.pods.keys(), "the pods of the next attempt exist")
+        restart.append(max(seen.seen[pod] for pod in new) - began)
+        await cluster.delete_job(name)
+    return statistics.median(start), statistics.median(restart)
+
+
+async def latencies(cluster: Cluster, seen: Fleet, bodies: Bodies, rounds: int, bench: Bench) -> None:
     """One job at a time: from its creation to its last pod, and from a failure to the last pod after it."""
     start, restart = [], []
     for number in range(rounds):
@@ -100,40 +216,26 @@ async def latencies(cluster: Cluster, seen: Fleet, rounds: int, bench: Bench) ->
         await seen.until(lambda new=new: new <= seen.pods.keys(), "the pods of the next attempt exist")
         restart.append(max(seen.seen[pod] for pod in new) - began)
         await cluster.delete_job(name)
-    bench.add("apply → last pod, median", statistics.median(start) * 1000, "ms", 30)
-    bench.add("failure → last pod of the next attempt, median", statistics.median(restart) * 1000, "ms", 60)
+    began, failed = await bare_latencies(cluster, seen, bodies, rounds)
+    bench.add("the requests of a start alone, median", began * 1000, "ms")
+    bench.add("apply → last pod, median", statistics.median(start) * 1000, "ms")
+    bench.add("  of these requests alone", statistics.median(start) / began, "ratio", 2.0)
+    bench.add("the requests of a restart alone, median", failed * 1000, "ms")
+    bench.add("failure → last pod of the next attempt, median", statistics.median(restart) * 1000, "ms")
+    bench.add("  of these requests alone", statistics.median(restart) / failed, "ratio", 2.0)
 
 
-async def bare(cluster: Cluster, seen: Fleet, jobs: int, nodes: int) -> float:
+async def bare_rate(cluster: Cluster, seen: Fleet, bodies: Bodies, jobs: int, nodes: int) -> float:
     """Jobs a second of the loop without an operator."""
-    limit = asyncio.Semaphore(IN_FLIGHT)
+    bare, began = Bare(cluster, bodies), seen.loop_time
 
-    async def create(path: str, resource: str, body: dict[str, Any]) -> None:
-        async with limit:
-            await cluster.client.create(path, resource, body)
+    async def one(name: str) -> None:
+        await bare.apply(name)
+        await bare.start(name, nodes)
+        await seen.run([f"{name}-0-{rank}" for rank in range(nodes)])
+        await bare.write(name, 0)
 
-    async def one(number: int) -> None:
-        name = f"bare{number}"
-        named = {"apiVersion": "v1", "metadata": {"name": name}}
-        service = named | {"kind": "Service", "spec": {"ports": [{"port": 29500}]}}
-        await create(paths.services(cluster.namespace), "services", service)
-        storage = {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}}
-        claim = named | {"kind": "PersistentVolumeClaim", "spec": storage}
-        await create(paths.claims(cluster.namespace), "persistentvolumeclaims", claim)
-        spec = {"schedulerName": "none", "containers": [{"name": "trainer", "image": "x"}]}
-        pods = [{"apiVersion": "v1", "kind": "Pod", "metadata": {"name": f"{name}-0-{rank}"}, "spec": spec}
-                for rank in range(nodes)]  # fmt: skip
-        await asyncio.gather(*(create(paths.pods(cluster.namespace), "pods", pod) for pod in pods))
-
-    began = seen.loop_time
-    await asyncio.gather(*(one(number) for number in range(jobs)))
-
-    def all_run() -> bool:
-        return sum(pod["status"].get("phase") == "Running" for pod in seen.pods.values()) >= jobs * nodes
-
-    await seen.until(all_run, "all pods of the bare loop run")
-    for number in range(jobs):
-        await seen.report(f"bare{number}-0-0", {"message": "once more, for the status of the job"})
+    await asyncio.gather(*(one(f"bare{number}") for number in range(jobs)))
     return jobs / (seen.loop_time - began)
 
 
@@ -155,16 +257,18 @@ async def many(cluster: Cluster, seen: Fleet, prefix: str, jobs: int, nodes: int
 async def measure(server: ApiServer, jobs: int, nodes: int, folder: Path, bench: Bench) -> None:
     few = max(10, jobs // 10)
     async with namespace(server) as cluster, fleet(cluster) as seen:
-        bare_rate = await bare(cluster, seen, few, nodes)
-        bench.add(f"bare loop, {few} jobs × {nodes} pods", bare_rate, "jobs/s")
+        async with operating(cluster, folder):
+            bodies = await bodies_of(cluster, seen)
+        rate_of_loop = await bare_rate(cluster, seen, bodies, few, nodes)
+        bench.add(f"bare loop, {few} jobs × {nodes} pods", rate_of_loop, "jobs/s")
     async with namespace(server) as cluster, fleet(cluster) as seen:
         async with operating(cluster, folder) as operator:
             bench.add("memory of an idle operator", operator.resident_bytes() / MIB, "MiB")
-            await latencies(cluster, seen, 20, bench)
+            await latencies(cluster, seen, bodies, 20, bench)
             made = sum((await requests_made(operator)).values())
             few_rate = await many(cluster, seen, "few", few, nodes)
             bench.add(f"{few} jobs × {nodes} pods to Running", few_rate, "jobs/s")
-            bench.add("  of the bare loop", few_rate / bare_rate, "ratio", 0.45, least=True)
+            bench.add("  of the bare loop", few_rate / rate_of_loop, "ratio", 0.45, least=True)
             made = sum((await requests_made(operator)).values()) - made
             bench.add("  requests a job, events included", made / few, "requests")
             async with probed(operator) as health:

@@ -45,6 +45,8 @@ class Fleet:
     """When each pod was first seen, on the event loop's clock."""
     kubelet: Callable[[Object], Object | None] = lambda pod: RUNNING
     """The status that a new pod gets."""
+    _awaited: dict[str, asyncio.Future[None]] = field(default_factory=dict)
+    """By pod: done when it runs."""
     _news: asyncio.Event = field(default_factory=asyncio.Event)
     _patches: set[asyncio.Task[None]] = field(default_factory=set)
 
@@ -66,6 +68,15 @@ class Fleet:
 
     def in_phase(self, names: list[str], phase: str) -> bool:
         return all(self.phase(name) == phase for name in names)
+
+    async def run(self, pods: list[str]) -> None:
+        """Wait until these run, at no cost for each event: many may wait."""
+        awaited = [self._awaited.setdefault(pod, asyncio.get_running_loop().create_future())
+                   for pod in pods if not self._runs(pod)]  # fmt: skip
+        await asyncio.gather(*awaited)
+
+    def _runs(self, pod: str) -> bool:
+        return pod in self.pods and self.pods[pod]["status"].get("phase") == "Running"
 
     def pods_of(self, job: str) -> dict[str, Object]:
         return {name: pod for name, pod in self.pods.items() if name.rpartition("-")[0].rpartition("-")[0] == job}
@@ -89,6 +100,8 @@ class Fleet:
                     task = asyncio.create_task(self.report(name, status))
                     self._patches.add(task)
                     task.add_done_callback(self._patches.discard)
+            if name in self._awaited and self._runs(name):
+                self._awaited.pop(name).set_result(None)
         self._news.set()
 
 

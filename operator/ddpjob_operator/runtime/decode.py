@@ -101,13 +101,14 @@ class _ShallowStream:
         return getattr(self._stream, name)
 
     async def iter_chunked(self, size: int) -> AsyncIterator[bytes]:
-        """Whole lines."""
+        """Whole lines, between which others go on: a chunk may have a dozen events, which kopf decodes at once."""
         line: list[bytes] = []
         async for chunk in self._stream.iter_chunked(size):
             *ended, rest = chunk.split(b"\n")
             for part in ended:
                 yield await _shallow(b"".join((*line, part))) + b"\n"
                 line.clear()
+                await asyncio.sleep(0)
             line.append(rest)
         if last := b"".join(line):
             yield await _shallow(last)
