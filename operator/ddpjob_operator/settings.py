@@ -71,7 +71,7 @@ class Settings:
     workers: int = 16
     """WORKERS: jobs that are looked at side by side."""
 
-    requests: int = 64
+    requests: int = 32
     """REQUESTS: calls to the API server that may be in flight at once."""
 
     resync_seconds: float = 300.0

@@ -149,9 +149,10 @@ class Health:
 
 @asynccontextmanager
 async def probed(operator: Operator) -> AsyncIterator[Health]:
-    """Ask its probe all the time until the end of the block, which then knows the answers."""
+    """Ask its probe all the time until the end of the block, which then knows the answers (`prober`)."""
+    assert operator.process is not None
     health, pipe = Health(), asyncio.subprocess.PIPE
-    command = (sys.executable, "-m", "tests.api_server.prober", str(operator.probe_port))
+    command = (sys.executable, "-m", "tests.api_server.prober", str(operator.probe_port), str(operator.process.pid))
     process = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, cwd=REPOSITORY)
     try:
         assert process.stdout is not None

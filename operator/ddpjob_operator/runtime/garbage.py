@@ -11,8 +11,9 @@ from __future__ import annotations
 import gc
 from collections.abc import Mapping
 
-YOUNG = 10_000
-"""New objects before a collection of these. Python's 700 are passed thousands of times in a list of pods."""
+YOUNG = 2_000
+"""New objects before a collection of these. Python's 700 are passed thousands of times in a list of pods; with 10,000
+there is so much to free at once that it takes 80 ms."""
 
 
 def keep_collections_short() -> None:
