@@ -54,7 +54,7 @@ class Fleet:
     def loop_time(self) -> float:
         return asyncio.get_running_loop().time()
 
-    async def until(self, condition: Callable[[], bool], what: str, seconds: float = 1800) -> None:
+    async def until(self, condition: Callable[[], bool], what: str, seconds: float = 400) -> None:
         try:
             async with asyncio.timeout(seconds):
                 while not condition():
