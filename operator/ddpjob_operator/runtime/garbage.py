@@ -18,7 +18,7 @@ there is so much to free at once that it takes 80 ms."""
 
 def keep_collections_short() -> None:
     """From now on, for the whole process."""
-    gc.set_threshold(YOUNG, 10, 10)
+    gc.set_threshold(YOUNG, 5, 5)
     gc.collect()
     gc.freeze()
     if _freeze_survivors not in gc.callbacks:
