@@ -167,7 +167,8 @@ def _chaos(figures: list[dict[str, Any]]) -> str:
 `make chaos SEED=1 MINUTES=10` starts three jobs of two tenants on a cluster of two nodes. Ranks, pods, nodes, the
 operator, the API server and DNS die at moments that follow from the seed. At the end all jobs have succeeded, the
 weights and losses equal those of unbroken runs bit for bit, the counters are those that the faults explain, no pair of
-attempt and rank had two pods, and nothing is left over."""
+attempt and rank had two pods, and nothing is left over. Lost steps are compared with those that the ranks made again:
+the step that was under way when an attempt ended counts as one."""
     if not figures:
         return intro
     rows = ["| Kubernetes | Seed | Minutes | Faults | Restarts | Disruptions | Steps lost | Violations |",

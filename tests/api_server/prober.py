@@ -30,7 +30,7 @@ def main() -> None:
     idle.start()
     with suppress(PermissionError):
         for pid in (os.getpid(), idle.pid or 0, *map(int, sys.argv[2:])):
-            os.setpriority(os.PRIO_PROCESS, pid, -10)
+            os.setpriority(os.PRIO_PROCESS, pid, -20)
     asyncio.run(_ask(port, idle_port))
     idle.terminate()
 

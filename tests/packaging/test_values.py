@@ -39,6 +39,7 @@ from ddpjob_operator.tenancy import read
         ({"image": {"digest": "latest"}}, "digest"),
         ({"watch": {"namespaces": ["Team_A"]}}, "namespaces"),
         ({"podMonitor": {"interval": "often"}}, "interval"),
+        ({"podMonitor": {"limits": {"bodySizeLimit": "8 megabytes"}}}, "bodySizeLimit"),
         ({"settings": {"NAMESPACES": "a"}}, "NAMESPACES"),
         ({"settings": {"WORKERS": 4}}, "WORKERS"),
         ({"networkPolicy": {"mode": "on"}}, "mode"),
@@ -134,6 +135,7 @@ LIMITS = ("sampleLimit", "labelLimit", "labelNameLengthLimit", "labelValueLength
 def test_a_pod_cannot_fill_prometheus() -> None:
     (limited,) = of_kind("PodMonitor", rendered({"podMonitor": {"enabled": True}}))
     assert all(limited["spec"][name] > 0 for name in LIMITS)
+    assert limited["spec"]["bodySizeLimit"] == "8MB"
     unlimited = {"podMonitor": {"enabled": True, "limits": dict.fromkeys(LIMITS)}}
     assert not set(LIMITS) & of_kind("PodMonitor", rendered(unlimited))[0]["spec"].keys()
 

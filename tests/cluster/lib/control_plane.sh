@@ -23,10 +23,10 @@ control_plane() {
   # event every 15 s that there is no volume. Nothing asks for endpoints, which are a third of all writes.
   local controllers='*'
   [ -z "$CONTROL_PLANE_ONLY" ] || controllers='*,-podgc,-persistentvolume-binder,-endpoint,-endpointslice,-endpointslicemirroring'
-  # Node deadlines are short, so that a test loses a node in seconds.
+  # Node deadlines are short, so that a test loses a node in seconds. By default Kubernetes waits 40 s, since 1.32 50 s.
   start controller-manager "$(program kube-controller-manager)" --kubeconfig "$KUBECONFIG" --leader-elect=false "${ports[@]}" \
     --controllers "$controllers" --service-account-private-key-file "$DIR/pki/sa.key" --root-ca-file "$DIR/pki/apiserver/apiserver.crt" \
-    --node-monitor-period 2s --node-monitor-grace-period 12s --kube-api-qps 200 --kube-api-burst 400
+    --node-monitor-period 2s --node-monitor-grace-period "${DDPJOB_NODE_GRACE:-12s}" --kube-api-qps 200 --kube-api-burst 400
   if [ -z "$CONTROL_PLANE_ONLY" ]; then
     mapfile -t ports < <(no_ports kube-scheduler)
     start scheduler "$(program kube-scheduler)" --kubeconfig "$KUBECONFIG" --leader-elect=false "${ports[@]}"
