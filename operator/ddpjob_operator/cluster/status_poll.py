@@ -24,6 +24,8 @@ logger = logging.getLogger(__name__)
 TIMEOUT_SECONDS = 2.0
 _LARGEST = 256 * 1024
 _AT_ONCE = 64
+_A_SECOND = 50.0
+"""Questions to all trainers together: each answer costs a look at its job."""
 _FREE_TRIES = 10
 _LONGEST_PAUSE = 30.0
 
@@ -82,7 +84,7 @@ class StatusPoller:
             silent = 0 if report is not None else silent + 1
             if report is not None:
                 on_report(key, target, report)
-            await asyncio.sleep(pause_seconds(self.every, silent))
+            await asyncio.sleep(pause_seconds(self.every, silent, len(self._asking)))
 
     async def _ask(self, target: Target) -> TrainerReport | None:
         if self._session is None:
@@ -107,9 +109,13 @@ class StatusPoller:
             metrics.STATUS_POLLS.labels(result=result).inc()
 
 
-def pause_seconds(every: float, silent: int) -> float:
-    """Until the next question to a trainer that has left so many unanswered in a row: a few while it starts, then less
-    and less often, since each may hold one of `_AT_ONCE` places until its timeout."""
+def pause_seconds(every: float, silent: int, trainers: int) -> float:
+    """Until the next question to one of so many trainers.
+
+    It has left `silent` unanswered in a row: a few while it starts, then it is asked less and less often, since each
+    may hold one of `_AT_ONCE` places until its timeout.
+    """
+    every = max(every, trainers / _A_SECOND)
     return max(every, min(_LONGEST_PAUSE, every * 2.0 ** min(silent - _FREE_TRIES, 30)))
 
 

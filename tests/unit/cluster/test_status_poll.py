@@ -112,7 +112,13 @@ async def test_an_answer_without_end_is_read_no_further_than_the_largest_and_ref
 
 @pytest.mark.parametrize(("silent", "seconds"), [(0, 2.0), (10, 2.0), (11, 4.0), (14, 30.0), (10_000, 30.0)])
 def test_a_trainer_that_never_answers_is_asked_less_often(silent: int, seconds: float) -> None:
-    assert pause_seconds(2.0, silent) == seconds
+    assert pause_seconds(2.0, silent, 1) == seconds
+
+
+@pytest.mark.parametrize(("trainers", "seconds"), [(1, 2.0), (100, 2.0), (1000, 20.0), (10_000, 200.0)])
+def test_many_trainers_are_asked_no_more_often_together(trainers: int, seconds: float) -> None:
+    assert pause_seconds(2.0, 0, trainers) == seconds
+    assert pause_seconds(2.0, 10_000, trainers) >= seconds
 
 
 class Question(NamedTuple):
