@@ -135,7 +135,9 @@ LIMITS = ("sampleLimit", "labelLimit", "labelNameLengthLimit", "labelValueLength
 def test_a_pod_cannot_fill_prometheus() -> None:
     (limited,) = of_kind("PodMonitor", rendered({"podMonitor": {"enabled": True}}))
     assert all(limited["spec"][name] > 0 for name in LIMITS)
-    assert limited["spec"]["bodySizeLimit"] == "8MB"
+    assert "bodySizeLimit" not in limited["spec"]
+    (sized,) = of_kind("PodMonitor", rendered({"podMonitor": {"enabled": True, "limits": {"bodySizeLimit": "8MB"}}}))
+    assert sized["spec"]["bodySizeLimit"] == "8MB"
     unlimited = {"podMonitor": {"enabled": True, "limits": dict.fromkeys(LIMITS)}}
     assert not set(LIMITS) & of_kind("PodMonitor", rendered(unlimited))[0]["spec"].keys()
 
