@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from ddpjob_operator.main import Operator
+from ddpjob_operator.shards import Shard
 from ddpjob_operator.watching import framework
 
 WATCHES = sorted(framework.expected_watches(("research",)))
@@ -27,7 +28,8 @@ def operator(
     parts: dict[str, Any] = dict.fromkeys(("cache", "controller", "child_watch", "recorder"))
     return Operator(
         **parts,
-        settings=SimpleNamespace(namespaces=("research",)),  # type: ignore[arg-type]
+        namespaces=("research",),
+        shard=Shard(),
         queue=SimpleNamespace(dead_workers=lambda: dead_workers, longest_pass=lambda: longest_pass),  # type: ignore[arg-type]
         resync=SimpleNamespace(first_done=event(listed), healthy=last_list),  # type: ignore[arg-type]
         leader=None if leader is None else SimpleNamespace(known=event(leader)),  # type: ignore[arg-type]
