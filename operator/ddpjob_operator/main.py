@@ -181,7 +181,7 @@ async def _assemble(settings: Settings, defaults: Callable[[str], Defaults], cle
     leader = None
     if settings.leader_election:
         # a connection of its own: renewing must not wait behind the work that it protects
-        own = await connect(1)
+        own = await connect(2 if settings.shards > 1 else 1)
         cleanup.push_async_callback(own.close)
         leader = Leader(leases_of(settings, own))
         client.fence = leader.fence

@@ -104,17 +104,16 @@ class Leader:
 
     async def _run_for_all(self) -> bool:
         """Renew, take or look at the Leases; whether all answered."""
-        for lease in self.leases:
-            try:
-                async with asyncio.timeout(lease.longest_try()):
-                    await lease.run_for()
-            except (ApiError, TimeoutError) as error:
-                logger.warning("lease %s: %s", lease, error or "no answer")
-                return False
-            if not lease.held:
-                break
-        self.known.set()
-        return True
+        if self.leading:  # side by side: two slow answers take no longer than one
+            answered = all(await asyncio.gather(*map(_run_for, self.leases)))
+        else:
+            answered = True
+            for place, lease in enumerate(self.leases):
+                look_only = not all(before.held for before in self.leases[:place])
+                answered = answered and await _run_for(lease, look_only=look_only)
+        if answered:
+            self.known.set()
+        return answered
 
     async def release(self) -> None:
         """Give the Lease back, if it is ours, so that another replica need not wait until it expires. One that is
@@ -137,7 +136,7 @@ class Lease:
     name: str
     identity: str
     shared: bool = False
-    """Whether other replicas renew it under this identity too: then what was seen of it is old by the next time."""
+    """Whether other replicas renew it under this identity too."""
     epoch: int = 0
     """How often holding it has begun."""
     _held_until: float | None = None
@@ -173,6 +172,11 @@ class Lease:
         except ApiError as error:
             logger.warning("could not give the lease %s back: %s", self, error)
 
+    async def observe(self) -> None:
+        """See whether it changes, without a try to take it, so that its holder's time runs already."""
+        if (lease := await self._read()) is not None:
+            self._look(lease)
+
     async def run_for(self) -> None:
         """Renew it, take it if it is free, or look at it.
 
@@ -180,6 +184,9 @@ class Lease:
             ApiError: the server did not answer, or refused.
         """
         began = _now()
+        if self.shared and await self._renew_shared():
+            self._hold(began + FENCE_SECONDS)
+            return
         ours = self._held_until is not None and not self.shared
         lease = self._seen if ours and self._seen is not None else await self._read()
         if lease is None:
@@ -192,6 +199,21 @@ class Lease:
             self._hold(began + FENCE_SECONDS)
         else:
             self._held_until = None
+
+    async def _renew_shared(self) -> bool:
+        """Renew it whoever of ours has renewed it since: the server refuses if it is no longer ours. Whether it was."""
+        if self._seen is None or self._seen["spec"].get("holderIdentity") != self.identity:
+            return False
+        ours = {"op": "test", "path": "/spec/holderIdentity", "value": self.identity}
+        now = {"op": "replace", "path": "/spec/renewTime", "value": _stamp()}
+        try:
+            lease = await self.client.json_patch(f"{paths.leases(self.namespace)}/{self.name}", "leases", (ours, now))
+        except ApiError as error:
+            if error.status not in (404, 422):
+                raise
+            return False
+        self._look(lease)
+        return True
 
     def _hold(self, until: float) -> None:
         """It is ours. Another epoch begins unless the fence has been open since the last renewal."""
@@ -265,6 +287,17 @@ class Lease:
     @staticmethod
     def _spec(holder: str, duration: int) -> Json:
         return {"holderIdentity": holder, "leaseDurationSeconds": duration, "renewTime": _stamp()}
+
+
+async def _run_for(lease: Lease, *, look_only: bool = False) -> bool:
+    """Whether the server answered in time."""
+    try:
+        async with asyncio.timeout(lease.longest_try()):
+            await (lease.observe() if look_only else lease.run_for())
+    except (ApiError, TimeoutError) as error:
+        logger.warning("lease %s: %s", lease, error or "no answer")
+        return False
+    return True
 
 
 def _now() -> float:

@@ -65,8 +65,8 @@ class WorkQueue(Generic[K]):
     _tasks: list[asyncio.Task[None]] = field(default_factory=list)
     _news: asyncio.Event = field(default_factory=asyncio.Event)
     _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """One pass begins in a turn of the event loop: many may need no call, and would keep the calls of others, probes
-    and the Lease waiting."""
+    """At most one pass begins in a turn of the event loop: many may need no call, and would keep the calls of others,
+    probes and the Lease waiting."""
     _stopping: bool = False
 
     def __post_init__(self) -> None:

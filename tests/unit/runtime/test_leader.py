@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,10 +26,13 @@ class Server:
 
     delay: Callable[[float], float] = lambda now: 0.0
     loses: Callable[[float], bool] = lambda now: False
+    reading: float = 0.0
+    """Seconds that a read takes."""
     leases: dict[str, Json] = field(default_factory=dict)
     renewals: list[float] = field(default_factory=list)
 
     async def get(self, path: str, resource: str) -> Json:
+        await asyncio.sleep(self.reading)
         if path not in self.leases:
             raise ApiError(404, "NotFound", "no such lease")
         return self.leases[path]
@@ -41,16 +44,32 @@ class Server:
         self.leases[path] = body | {"metadata": body["metadata"] | {"resourceVersion": "1"}}
         return self.leases[path]
 
+    async def json_patch(self, path: str, resource: str, operations: Sequence[Json]) -> Json:
+        test, change = operations
+        assert (test["op"], test["path"], change["path"]) == ("test", "/spec/holderIdentity", "/spec/renewTime")
+
+        def accepts(lease: Json) -> None:
+            if lease["spec"]["holderIdentity"] != test["value"]:
+                raise ApiError(422, "Invalid", "testing value failed")
+
+        return await self._write(path, {"renewTime": change["value"]}, accepts)
+
     async def merge_patch(self, path: str, resource: str, body: Json) -> Json:
+        def accepts(lease: Json) -> None:
+            if body["metadata"]["resourceVersion"] != lease["metadata"]["resourceVersion"]:
+                raise ApiError(409, "Conflict", "the object has been modified")
+
+        return await self._write(path, body["spec"], accepts)
+
+    async def _write(self, path: str, spec: Json, accepts: Callable[[Json], None]) -> Json:
         began = clock()
         await asyncio.sleep(self.delay(began))
         before = self.leases[path]
-        if body["metadata"]["resourceVersion"] != before["metadata"]["resourceVersion"]:
-            raise ApiError(409, "Conflict", "the object has been modified")
+        accepts(before)
         version = str(int(before["metadata"]["resourceVersion"]) + 1)
         self.leases[path] = before | {
             "metadata": before["metadata"] | {"resourceVersion": version},
-            "spec": before["spec"] | body["spec"],
+            "spec": before["spec"] | spec,
         }
         self.renewals.append(began)
         if self.loses(began):
@@ -240,6 +259,44 @@ def test_each_shard_has_a_leader_of_its_own_and_they_renew_what_they_share_side_
     assert sorted(replica.shard.number for replica in replicas if replica.elected) == [0, 1, 2]
     assert [replica.deposed for replica in replicas] == [[]] * 6
     assert not [record for record in caplog.records if record.levelname == "WARNING"], "renewals were refused"
+
+
+@pytest.mark.parametrize("seconds", [1.2, 1.8, 2.2])
+def test_a_slow_server_deposes_no_leader_of_a_shard_that_it_would_not_depose_without(seconds: float) -> None:
+    """Each change of the leader lists everything anew, which a slow server would bear least."""
+
+    async def scenario(shard: Shard) -> Replica:
+        replica = Replica(Server(), "one", shard)
+        task = replica.start()
+        await asyncio.sleep(5)
+        replica.server.delay, replica.server.reading = (lambda now: seconds), seconds
+        await asyncio.sleep(600)
+        task.cancel()
+        return replica
+
+    for shard in (Shard(), Shard(0, 2)):
+        replica = run(scenario(shard))
+        assert (len(replica.elected), replica.deposed) == (1, []), shard
+
+
+def test_shards_of_another_number_wait_no_longer_where_the_former_ones_have_crashed() -> None:
+    async def scenario() -> list[float]:
+        server = Server()
+        former = [Replica(server, f"former-{number}", Shard(number, 2)) for number in range(2)]
+        later = [Replica(server, f"later-{number}", Shard(number, 3)) for number in range(3)]
+        tasks = started(*former)
+        await asyncio.sleep(10.5)
+        waiting = started(*later)
+        await asyncio.sleep(30)
+        for task in tasks:
+            task.cancel()
+        crashed = clock()
+        await asyncio.sleep(60)
+        for task in waiting:
+            task.cancel()
+        return [replica.elected[0] - crashed for replica in later]
+
+    assert max(run(scenario())) <= LEASE_SECONDS + 2 * STANDBY_POLL_SECONDS
 
 
 def test_the_standby_of_a_shard_takes_over_and_the_other_shard_notices_nothing() -> None:
