@@ -150,6 +150,8 @@ class Cluster:
                 self.fetchers.setdefault(metadata["name"], fetcher)
             case CreateChild(manifest):
                 self.children.add((manifest["kind"], manifest["metadata"]["name"]))
+            case DeleteJob() if self.job.deleting:
+                pass  # whose answer was lost
             case DeleteJob():
                 # a finalizer of somebody's holds it, so that it can be seen whether it is left alone
                 self.job, self.version = replace(self.job, deleting=True), self.version + 1

@@ -101,6 +101,9 @@ def test_no_job_outlives_its_deadline_and_none_fails_before_it(story: list[tuple
 
 @settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(events, max_size=25))
+@example(  # the watch does not tell of the deletion
+    [("look",), ("run", 0), ("end", 0, (64, "UserError"), 0.0), ("watch of the job stalls",), ("clock", 120.0)]
+)
 def test_a_job_is_deleted_once_and_not_before_its_time_to_live_is_up(story: list[tuple[object, ...]]) -> None:
     ttl = 60
     world = World.start(nodes=2, restart={"maxRestarts": 4}, ttlSecondsAfterFinished=ttl)

@@ -24,6 +24,7 @@ from ddpjob_operator.core.values.actions import (
     CreateChild,
     CreatePod,
     CreateService,
+    DeleteJob,
     DeletePod,
     Plan,
     PointService,
@@ -140,6 +141,8 @@ class Operator:
         return written
 
     def _do(self, action: Action) -> Problem | None:
+        seen = self.job is None and self.cluster.job.deleting
+        assert not (seen and isinstance(action, DeleteJob)), "a job is deleted again that is seen to be deleted"
         self._before_call()
         problem = self.cluster.apply(action)
         self._after_call()
@@ -155,6 +158,8 @@ class Operator:
                 self.warnings[uid] = PodWarning(self.cluster.now, "FailedMount", "a volume")
             case CreatePod() | DeletePod() | ReleasePod() | AssignPod():
                 self.pods = None  # the answer carries what is true now
+            case DeleteJob():
+                self.job = None  # likewise
         return problem
 
     def _before_call(self) -> None:
