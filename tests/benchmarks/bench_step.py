@@ -19,7 +19,9 @@ import tempfile
 import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tests.benchmarks.job import ROOT, RunningJob, running
 from tests.benchmarks.table import Cost, Ratio, report
@@ -31,7 +33,7 @@ from ddp_trainer.logs.losses import read_losses
 MAX_RATIO = 1.02
 SNAPSHOT_EVERY = 50
 TURN = 10
-BARE_TURN = 5
+"""Steps of the product in a row; the bare loop makes half as many."""
 BATCH = 16
 """Samples a rank. With fewer a step is shorter, and what surrounds it, which costs the same, weighs more."""
 WARM_UP = 5
@@ -40,41 +42,55 @@ WARM_UP = 5
 
 def ratio(ranks: int, rounds: int, batch: int, device: str = "cpu") -> Ratio:
     """Measure with so many ranks and so many samples a rank, on cpu or cuda."""
-    with tempfile.TemporaryDirectory(prefix="bench-step-") as folder, ExitStack() as stack:
-        directory = Path(folder)
-        judge, environ = stack.enter_context(referee(directory))
-        arguments = ["--task=tests.benchmarks.step_task:TinyLMInTurns", "--validate-every=never", "--weight-decay=0.01"]
-        arguments += [f"--global-batch={batch * ranks}", f"--max-steps={WARM_UP + rounds * SNAPSHOT_EVERY + 1}"]
-        arguments += [f"--strategy={'ddp' if ranks > 1 else 'single'}", f"--device={device}"]
-        spec = {
-            "procsPerNode": ranks,
-            "args": arguments,
-            "snapshots": {"every": f"{SNAPSHOT_EVERY}steps"},
-        }
-        job = stack.enter_context(running(directory, spec, environ))
-        product = judge.seat("product", job.process.pid, ranks)
-        product.play(WARM_UP)
-        bare = judge.seat("bare", stack.enter_context(_bare_loop(ranks, batch, device, environ)), ranks)
-        bare.play(WARM_UP)
-        found = [_round(product, bare, job) for _ in range(rounds)]
-        product.let_go()
-        _check(job, rounds)
-        return Ratio(
-            f"a step at {ranks} rank{'s' if ranks > 1 else ''}",
-            "bare loop",
-            [cost / SNAPSHOT_EVERY for cost, _ in found],
-            [floor / (SNAPSHOT_EVERY * BARE_TURN / TURN) for _, floor in found],
-            MAX_RATIO,
-        )
+    arguments = ["--task=tests.benchmarks.step_task:TinyLMInTurns", "--weight-decay=0.01"]
+    arguments += [f"--global-batch={batch * ranks}", f"--strategy={'ddp' if ranks > 1 else 'single'}"]
+    found = Comparison(
+        {"procsPerNode": ranks}, [*arguments, f"--device={device}"], "bare_loop.py", [str(batch), device], ranks
+    ).rounds(rounds)
+    costs, floors = zip(*found, strict=True)
+    return Ratio(f"a step at {ranks} rank{'s' if ranks > 1 else ''}", "bare loop", costs, floors, MAX_RATIO)
 
 
-def _round(product: Player, bare: Player, job: RunningJob) -> tuple[Cost, Cost]:
-    """Sums over the turns of one round: the product's and the bare loop's."""
-    costs, floors = [], []
-    for _ in range(SNAPSHOT_EVERY // TURN):
-        costs.append(product.play(TURN, meanwhile=lambda: _scrape(product)))
-        floors.append(bare.play(BARE_TURN))
-    return _sum(costs), _sum(floors)
+@dataclass(frozen=True)
+class Comparison:
+    """A job of so many ranks, and the loop in the file `bare`."""
+
+    spec: dict[str, Any]
+    arguments: list[str]
+    bare: str
+    bare_arguments: list[str]
+    ranks: int
+    snapshot_every: int = SNAPSHOT_EVERY
+    turn: int = TURN
+
+    def rounds(self, rounds: int) -> list[tuple[Cost, Cost]]:
+        """What a step of each took, in so many rounds."""
+        with tempfile.TemporaryDirectory(prefix="bench-step-") as folder, ExitStack() as stack:
+            directory = Path(folder)
+            judge, environ = stack.enter_context(referee(directory))
+            steps = WARM_UP + rounds * self.snapshot_every + 1
+            spec = self.spec | {
+                "args": [*self.arguments, "--validate-every=never", f"--max-steps={steps}"],
+                "snapshots": {"every": f"{self.snapshot_every}steps"},
+            }
+            job = stack.enter_context(running(directory, spec, environ))
+            product = judge.seat("product", job.process.pid, self.ranks)
+            product.play(WARM_UP)
+            loop = stack.enter_context(_bare_loop(self.ranks, self.bare, self.bare_arguments, environ))
+            bare = judge.seat("bare", loop, self.ranks)
+            bare.play(WARM_UP)
+            found = [self._round(product, bare) for _ in range(rounds)]
+            product.let_go()
+            _check(job, rounds, self.snapshot_every)
+            return found
+
+    def _round(self, product: Player, bare: Player) -> tuple[Cost, Cost]:
+        """As many steps as lie between two snapshots, in turns: the product's and the bare loop's, for one step."""
+        costs, floors = [], []
+        for _ in range(self.snapshot_every // self.turn):
+            costs.append(product.play(self.turn, meanwhile=lambda: _scrape(product)))
+            floors.append(bare.play(self.turn // 2))
+        return _sum(costs) / self.snapshot_every, _sum(floors) / (len(floors) * (self.turn // 2))
 
 
 def _scrape(product: Player) -> None:
@@ -85,11 +101,11 @@ def _scrape(product: Player) -> None:
         assert b"ddpjob_train_step{" in page.read()
 
 
-def _check(job: RunningJob, rounds: int) -> None:
+def _check(job: RunningJob, rounds: int, every: int) -> None:
     """That everything was on: or else what was measured is not what was promised."""
     code = job.end()
     saved = [event["step"] for event in job.events("snapshot_saved")]
-    wanted = [SNAPSHOT_EVERY * (number + 1) for number in range(rounds)]
+    wanted = [every * (number + 1) for number in range(rounds)]
     curves = list((job.logs / "tensorboard").iterdir())
     losses = len(read_losses(job.logs))
     if code or saved[:rounds] != wanted or not curves or losses <= wanted[-1]:
@@ -97,12 +113,12 @@ def _check(job: RunningJob, rounds: int) -> None:
 
 
 @contextmanager
-def _bare_loop(ranks: int, batch: int, device: str, environ: dict[str, str]) -> Iterator[int]:
+def _bare_loop(ranks: int, file: str, arguments: list[str], environ: dict[str, str]) -> Iterator[int]:
     """The process id of a bare loop, which is killed in the end."""
     torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"] if ranks > 1 else []
     paths = os.pathsep.join(map(str, (ROOT / "trainer_image", ROOT)))
     process = subprocess.Popen(
-        [sys.executable, *torchrun, str(Path(__file__).with_name("bare_loop.py")), str(batch), device],
+        [sys.executable, *torchrun, str(Path(__file__).with_name(file)), *arguments],
         env={**environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
         stdin=subprocess.DEVNULL,
     )

@@ -32,7 +32,8 @@ class RunningJob:
         self._output = directory / "output.txt"
         file = directory / "job.yaml"
         body = {"apiVersion": "training.ddpjob.io/v1alpha1", "kind": "DDPJob", "metadata": {"name": NAME}}
-        file.write_text(yaml.safe_dump({**body, "spec": dict(spec)}))
+        env = [{"name": name, "value": value} for name, value in environ.items() if name not in os.environ]
+        file.write_text(yaml.safe_dump({**body, "spec": {**spec, "env": env}}))
         paths = (ROOT / "operator", ROOT / "trainer_image", ROOT)
         self.asked = time.time()
         """When the command was given, in epoch seconds."""

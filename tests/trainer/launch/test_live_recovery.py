@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import time
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -26,7 +27,7 @@ TASKS = Path(__file__).parent.parent / "live"
 ARGS = ("--task", "live_tasks:Slow", "--global-batch", "24", "--max-steps", str(STEPS), "--lr", "0.003")
 
 
-def start(start_pod: StartPod, node_rank: int, shared: Path, **env: str) -> Pod:
+def start(start_pod: StartPod, node_rank: int, shared: Path, *args: str, **env: str) -> Pod:
     environment = {
         "DDPJOB_UID": "0b0c",
         "DDPJOB_SHARED": str(shared),
@@ -37,7 +38,7 @@ def start(start_pod: StartPod, node_rank: int, shared: Path, **env: str) -> Pod:
         "DDPJOB_STALL_MIN_SECONDS": "300",  # steps wait for a new rank
         "PYTHONPATH": os.pathsep.join([str(TASKS.parents[2] / "trainer_image"), str(TASKS)]),
     }
-    return start_pod("", argv=["--module", "ddp_trainer.train", "--", *ARGS], **environment | env)
+    return start_pod("", argv=["--module", "ddp_trainer.train", "--", *ARGS, *args], **environment | env)
 
 
 def events(shared: Path, kind: str) -> list[dict[str, Any]]:
@@ -64,22 +65,25 @@ def unbroken_losses(tmp_path_factory: pytest.TempPathFactory) -> dict[int, float
     return losses(shared)
 
 
+@pytest.mark.parametrize("strategy", ["ddp", "manual_rs_ag"])
 def test_the_others_take_the_next_step_and_a_new_rank_joins(
-    start_pod: StartPod, tmp_path: Path, unbroken_losses: dict[int, float]
+    start_pod: StartPod, tmp_path: Path, unbroken_losses: dict[int, float], strategy: str
 ) -> None:
     victim = 0  # which hosts the store, and writes
     shared = tmp_path / "shared"
-    pods = [start(start_pod, node_rank, shared) for node_rank in range(3)]
+    pods = [start(start_pod, node_rank, shared, "--strategy", strategy) for node_rank in range(3)]
     witness = pods[(victim + 1) % 3]
     eventually(lambda: (witness.status()["step"] or 0) >= KILLED_AFTER, "training has begun")
     os.kill(pods[victim].pids()[victim], signal.SIGKILL)
     assert pods[victim].wait() == 1
     assert (pods[victim].message["reason"], pods[victim].message["rank"]) == ("WorkerKilled", victim)
-    pods[victim] = start(start_pod, victim, shared)
+    pods[victim] = start(start_pod, victim, shared, "--strategy", strategy)
     assert [pod.wait() for pod in pods] == [0, 0, 0]
 
     regrouped = events(shared, "regrouped")
     assert [event["worldSize"] for event in regrouped] == [2, 3]
+    (recovered,) = events(shared, "recovered")
+    assert (recovered["worldSize"], recovered["seconds"] > 0) == (2, True)
     assert not events(shared, "resumed"), "a snapshot was read"
     found = losses(shared)
     steps = sorted(found)
@@ -88,6 +92,57 @@ def test_the_others_take_the_next_step_and_a_new_rank_joins(
     assert all(later - earlier <= 2 for earlier, later in pairwise(steps))
     assert max(abs(found[step] - unbroken_losses[step]) for step in steps) < 1e-5
     assert (shared / "checkpoints" / "digits" / f"step-{STEPS:012d}" / "manifest.json").exists()
+
+
+# rank 0 hosts the store, and writes
+@pytest.mark.parametrize(("left", "strategy"), [(0, "ddp"), (2, "manual_allreduce")])
+def test_a_pod_that_is_asked_to_stop_leaves_after_a_step_and_the_others_go_on(
+    start_pod: StartPod, tmp_path: Path, unbroken_losses: dict[int, float], left: int, strategy: str
+) -> None:
+    shared = tmp_path / "shared"
+    pods = [start(start_pod, node_rank, shared, "--strategy", strategy) for node_rank in range(3)]
+    eventually(lambda: (pods[left].status()["step"] or 0) >= KILLED_AFTER, "training has begun")
+    pods[left].process.send_signal(signal.SIGTERM)
+    assert pods[left].wait() == 143
+    assert pods[left].message["reason"] == "Left"
+    pods[left] = start(start_pod, left, shared, "--strategy", strategy)
+    assert [pod.wait() for pod in pods] == [0, 0, 0]
+
+    assert len(events(shared, "rank_left")) == 1
+    assert not events(shared, "peer_lost")
+    assert not events(shared, "resumed"), "a snapshot was read"
+    assert [event["worldSize"] for event in events(shared, "regrouped")] == [2, 3]
+    assert [event["worldSize"] for event in events(shared, "recovered")] == [2]
+    # rank 0 writes, and a new rank 0 had no step before
+    assert [event["worldSize"] for event in events(shared, "joined")] == ([3] if left else [])
+    found = losses(shared)
+    assert sorted(found) == list(range(1, STEPS + 1)), "a step was dropped, or its loss"
+    assert max(abs(found[step] - unbroken_losses[step]) for step in found) < 1e-5
+
+
+def test_pods_that_are_all_asked_to_stop_leave_a_snapshot_of_the_last_step(start_pod: StartPod, tmp_path: Path) -> None:
+    shared = tmp_path / "shared"
+    pods = [start(start_pod, node_rank, shared, "--task-options", "ranks=1") for node_rank in range(3)]
+    eventually(lambda: (pods[0].status()["step"] or 0) >= KILLED_AFTER, "training has begun")
+    for pod in pods:  # one after the other: the first may have left when the last is asked
+        pod.process.send_signal(signal.SIGTERM)
+        time.sleep(0.2)
+    assert [pod.wait() for pod in pods] == [143, 143, 143]
+    assert "Preempted" in [pod.message["reason"] for pod in pods]
+    last = max(losses(shared))
+    manifest = json.loads((shared / f"checkpoints/digits/step-{last:012d}/manifest.json").read_text())
+    assert (manifest["step"], manifest["kind"]) == (last, "preempted")
+
+
+def test_where_too_few_would_be_left_all_stop_and_save(start_pod: StartPod, tmp_path: Path) -> None:
+    shared = tmp_path / "shared"
+    pods = [start(start_pod, node_rank, shared, DDPJOB_ELASTIC_MIN_NODES="3") for node_rank in range(3)]
+    eventually(lambda: (pods[0].status()["step"] or 0) >= KILLED_AFTER, "training has begun")
+    pods[1].process.send_signal(signal.SIGTERM)
+    assert [pod.wait() for pod in pods] == [143, 143, 143]
+    assert [pod.message["reason"] for pod in pods] == ["Preempted"] * 3
+    last = max(losses(shared))
+    assert (shared / f"checkpoints/digits/step-{last:012d}/manifest.json").exists()
 
 
 def test_where_no_rank_with_the_state_is_left_one_pod_ends_and_the_other_waits(

@@ -48,6 +48,15 @@ class FencedError(Exception):
     exit_code: ClassVar[int] = EXIT_FENCED
 
 
+class Left(BaseException):
+    """SIGTERM came to this rank, and the others, which recover live, go on without it: no snapshot is needed.
+
+    A BaseException for the reason of Preempted.
+    """
+
+    exit_code: ClassVar[int] = EXIT_PREEMPTED
+
+
 class Preempted(BaseException):
     """SIGTERM came, all ranks agreed to stop, and the snapshot is saved.
 

@@ -21,6 +21,7 @@ from ddp_trainer.contract.exit_codes import (
     EXIT_PREEMPTED,
     EXIT_USER,
     FencedError,
+    Left,
     LiveRecoveryFailed,
     LossNotFinite,
     Preempted,
@@ -83,6 +84,8 @@ def _classify_one(error: BaseException) -> ExitClass | None:
         return EXIT_USER, "ImportError"
     if isinstance(error, FencedError):
         return EXIT_FENCED, "Fenced"
+    if isinstance(error, Left):
+        return EXIT_PREEMPTED, "Left"
     if isinstance(error, Preempted):
         return EXIT_PREEMPTED, "Preempted"
     text = str(error)

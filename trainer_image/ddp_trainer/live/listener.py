@@ -69,11 +69,10 @@ class Listener:
             arrivals, self._arrivals = list(self._arrivals.values()), {}
         return arrivals
 
-    @property
-    def has_newcomer(self) -> bool:
-        """Whether a new member waits to join."""
+    def has_newcomer(self, view: int) -> bool:
+        """Whether a new member waits for the view after `view`. One that asked for an earlier one has gone on since."""
         with self._lock:
-            return any(arrival.is_new for arrival in self._arrivals.values())
+            return any(arrival.is_new and arrival.view >= view for arrival in self._arrivals.values())
 
     def close(self) -> None:
         self._socket.close()

@@ -15,6 +15,8 @@ It has no group and takes no further step.
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
 import socket
 import sys
 import threading
@@ -28,9 +30,10 @@ from typing import Any, Final, NoReturn
 
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, TCPStore
+from torch.distributed import Work
 
 from ddp_trainer.contract.exit_codes import LiveRecoveryFailed
-from ddp_trainer.live.group_sockets import GroupSockets
+from ddp_trainer.live.connections import Connections, Stuck
 from ddp_trainer.live.listener import ANSWER_SECONDS, Listener, ask, receive, send
 from ddp_trainer.live.register import Register
 from ddp_trainer.live.views import (
@@ -77,7 +80,8 @@ class Membership:
         self, register: Register, *, node_rank: int, local_rank: int, host: str, least: int, timeout_seconds: float
     ) -> None:
         self._register = register
-        self._least = least
+        self.least = least
+        """How few ranks may go on."""
         own = uuid.uuid4().hex
         self._listener = Listener(host, own, self._abort)
         self.own = Member(own, node_rank, local_rank, host, self._listener.port)
@@ -85,10 +89,12 @@ class Membership:
         self._timeout = timedelta(seconds=timeout_seconds)
         self.view: View | None = None
         """The one whose group is formed, or was formed last."""
-        self._sockets = GroupSockets()
+        self._connections = Connections()
         self._silent: set[str] = set()
         """What the watch has found."""
         self._is_leaving = threading.Event()
+        self._is_lost = threading.Event()
+        """A rank of the view is, as another has said or the watch has found."""
         threading.Thread(target=self._watch, name="live watch", daemon=True).start()
 
     @property
@@ -106,7 +112,7 @@ class Membership:
     @property
     def has_newcomer(self) -> bool:
         """Whether a new member waits at this one: all should leave the view after the same step."""
-        return self._listener.has_newcomer
+        return self.view is not None and self._listener.has_newcomer(self.view.number)
 
     def check_leads(self) -> None:
         """Raise SnapshotError unless this process is rank 0 of the newest view, which alone writes snapshots; OSError
@@ -133,6 +139,11 @@ class Membership:
         """Answer no other member any more."""
         self._is_leaving.set()
         self._listener.close()
+
+    def depart(self) -> None:
+        """Leave for good: the others learn at once that this process has ended."""
+        self.stop()
+        self._leave_group()
 
     # Forming a group
 
@@ -164,7 +175,15 @@ class Membership:
     def leave(self) -> None:
         """Leave the group: no collective of it, under way or to come, waits for another rank any more."""
         self._is_leaving.set()
-        self._sockets.shut_down()
+        self._connections.close()
+
+    def lost(self) -> None:
+        """A rank of the view is lost: a collective has failed."""
+        self._is_lost.set()
+
+    def waited(self, work: Work) -> None:
+        """Wait for a collective that is not of a step. Raises RuntimeError where it fails, or a rank is lost."""
+        self._connections.waited(work, self._is_lost.is_set)
 
     def next_view(self) -> None:
         """Leave the view, and form the next one that this member is in. Raises Excluded, LiveRecoveryFailed, and
@@ -192,8 +211,9 @@ class Membership:
                 print(f"ddp_trainer: view {self.view.number} was not formed: {error}", file=sys.stderr, flush=True)
                 tries += 1
                 if tries == FORM_TRIES:
-                    self._give_up(f"the process group could not be formed {tries} times in a row: {error}")
+                    self.give_up(f"the process group could not be formed {tries} times in a row: {error}")
                 continue
+            self._is_lost.clear()
             self._is_leaving.clear()
             return
 
@@ -203,21 +223,20 @@ class Membership:
         if view.proposer != self.own.id or store is None:
             seconds = timedelta(seconds=FORM_SECONDS)
             store = TCPStore(view.store_host, view.store_port, is_master=False, wait_for_workers=False, timeout=seconds)
-        with self._sockets.opened():
-            dist.init_process_group(
-                "gloo",
-                store=PrefixStore(f"view-{view.number}", store),
-                rank=view.rank_of(self.own.id) or 0,
-                world_size=len(view.members),
-                timeout=timedelta(seconds=FORM_SECONDS),
-            )
-        dist.distributed_c10d._get_default_group().set_timeout(self._timeout)
+        dist.init_process_group(
+            "gloo",
+            store=PrefixStore(f"view-{view.number}", store),
+            rank=view.rank_of(self.own.id) or 0,
+            world_size=len(view.members),
+            timeout=timedelta(seconds=FORM_SECONDS),
+        )
+        group = dist.distributed_c10d._get_default_group()
+        group.set_timeout(self._timeout)
+        self._connections.opened(group)
 
     def _leave_group(self) -> None:
         """Without waiting for another rank, and so that none waits for this one."""
-        self._sockets.shut_down()
-        if dist.is_initialized():
-            dist.distributed_c10d._abort_process_group()
+        self._connections.destroy(is_lost=self._is_lost.is_set())
 
     # Deciding on the next view
 
@@ -253,7 +272,7 @@ class Membership:
                     raise Finished("training has come to its end before this process could join")
                 alone_since = alone_since or time.monotonic()
                 if time.monotonic() - alone_since > ALONE_SECONDS:
-                    self._give_up(f"no rank that has the state answers: those of view {view.number} are lost")
+                    self.give_up(f"no rank that has the state answers: those of view {view.number} are lost")
                 time.sleep(WATCH_SECONDS)
                 view = self._newest() or view
         return view
@@ -270,6 +289,9 @@ class Membership:
                 while True:
                     with contextlib.suppress(TimeoutError):
                         return View.from_json(receive(connection))
+                    # the answer may be lost, of one that decided and was cut off, or this member may coordinate no more
+                    if (newest := self._newest()) is not None and newest.number > view.number:
+                        return newest
                     # a long step is no silence: the listener answers meanwhile
                     with contextlib.suppress(TimeoutError):
                         ask(member.address, {"ask": "alive"})
@@ -296,15 +318,15 @@ class Membership:
             joining = [arrival.member for arrival in arrivals.values() if arrival.is_new]
             known_since = (known_since or now) if is_known(view, self.own.id, answers) else None
             waited = 0.0 if known_since is None else now - known_since
-            verdict = judged(view, self.own.id, answers, joining=len(joining), least=self._least, waited=waited)
+            verdict = judged(view, self.own.id, answers, joining=len(joining), least=self.least, waited=waited)
             if verdict is Verdict.PROPOSE:
                 stay = {one for one, arrival in arrivals.items() if not arrival.is_new}
                 members = successors(view, self.own.id, stay, joining)
                 return self._answered(self._propose(view.number + 1, members))
             if verdict is Verdict.GIVE_UP:
                 left = len(view.members) - len(lost(view, self.own.id, answers))
-                self._give_up(
-                    f"{left} of the {self._least} ranks that must take part are left, and no replacement came within "
+                self.give_up(
+                    f"{left} of the {self.least} ranks that must take part are left, and no replacement came within "
                     f"{REPLACEMENT_SECONDS:.0f} s"
                 )
             for member in view.members:
@@ -318,9 +340,9 @@ class Membership:
             raise RuntimeError(f"Connection closed by peer: live recovery was given up: {why}")
         return self._register.newest()
 
-    def _give_up(self, why: str) -> NoReturn:
-        """End this attempt. One process says why, and ends its pod; the others have lost their peer, so that their pods
-        wait for the next attempt, in place.
+    def give_up(self, why: str) -> NoReturn:
+        """End this attempt. One process says why (LiveRecoveryFailed), and ends its pod; the others have lost their
+        peer (RuntimeError), so that their pods wait for the next attempt, in place.
         """
         if self._register.give_up(why):
             raise LiveRecoveryFailed(why)
@@ -354,13 +376,20 @@ class Membership:
     def _abort(self, number: int) -> None:
         """Make training leave view `number`. On a thread of the listener or of the watch."""
         if not self._is_leaving.is_set() and self.view is not None and self.view.number == number:
-            self._sockets.shut_down()
+            self._is_lost.set()
+            self._connections.close()
 
     def _watch(self) -> None:
         """See that the next member is alive: no connection breaks where a process or a node stands still."""
         silent_since: float | None = None
+        stuck = Stuck()
         while True:
             time.sleep(WATCH_SECONDS)
+            if not self._is_lost.is_set() or self._is_leaving.is_set():
+                stuck.reset()
+            elif stuck.look():
+                print("ddp_trainer: this rank waits for a lost one, and nothing wakes it: it ends", file=sys.stderr)
+                os.kill(os.getpid(), signal.SIGKILL)  # the others go on, and a new one joins
             view = self.view
             if view is None or self._is_leaving.is_set() or len(view.members) < 2:
                 silent_since = None

@@ -1,4 +1,4 @@
-"""The small asynchronous all-reduce of each step: its mean loss, and whether any rank was asked to stop.
+"""The small asynchronous all-reduce of each step: its mean loss, and how many ranks were asked to stop.
 
 A rank that was asked to stop (SIGTERM reaches one pod of many) must not stop alone: the others would wait for
 it. So each rank adds a stop flag to its part of the loss. The result is read one step later, when it
@@ -23,7 +23,12 @@ class StepResult:
     step: int
     epoch: int
     loss: float
-    stop: bool
+    stopping: int
+    """Ranks that had been asked to stop."""
+
+    is_stopping: bool
+    """Whether this rank is one of them; the one value that differs."""
+
     gradient_norm: float = 0.0
     """The mean over ranks; 0 where it is not known."""
 
@@ -36,7 +41,7 @@ class StepReduce:
 
     def __init__(self, world: World) -> None:
         self._world = world
-        self._pending: tuple[int, int] | None = None
+        self._pending: tuple[int, int, bool] | None = None
         self._result: StepResult | None = None
         self._buffer = torch.zeros(4, dtype=torch.float64, device=world.device)
         cuda = world.device.type == "cuda"
@@ -59,7 +64,7 @@ class StepReduce:
         norm of its gradients, if it is known.
         """
         assert self._pending is None, "the last result was not read"
-        self._pending = (step, epoch)
+        self._pending = (step, epoch, stop)
         self._buffer[0] = loss_part
         self._buffer[1] = float(stop)
         self._buffer[3] = float(joining)
@@ -75,6 +80,11 @@ class StepReduce:
             self._host.copy_(self._buffer, non_blocking=True)
             self._copied.record()
 
+    @property
+    def is_complete(self) -> bool:
+        """Whether `result` does not wait."""
+        return self._work is None or self._work.is_completed()
+
     def forget(self) -> None:
         """Drop what is under way: its group is gone."""
         self._pending = self._work = self._result = None
@@ -89,7 +99,8 @@ class StepReduce:
                     self._work.wait()
                 self._host.copy_(self._buffer)
             loss, stop, norm, joining = self._host.tolist()
-            self._result = StepResult(*self._pending, loss, stop > 0, norm / self._world.size, joining > 0)
+            step, epoch, is_stopping = self._pending
+            self._result = StepResult(step, epoch, loss, round(stop), is_stopping, norm / self._world.size, joining > 0)
             self._pending = self._work = None
         return self._result
 

@@ -20,6 +20,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import Dataset
 
 from ddp_trainer.client.run import Run
+from ddp_trainer.client.steps import Change
 from ddp_trainer.contract.exit_codes import Preempted
 from ddp_trainer.contract.heartbeat import Heartbeat
 from ddp_trainer.live.membership import Excluded, Finished
@@ -35,8 +36,8 @@ from ddp_trainer.train.strategies.base import Strategy
 from ddp_trainer.train.validate import Evaluation, evaluate
 
 
-class _NewRank(Exception):
-    """A new rank waits to join: all leave the process group after this step."""
+class _Regroup(Exception):
+    """A new rank waits to join, or one leaves: the others form another process group after this step."""
 
 
 @dataclass(kw_only=True)
@@ -105,8 +106,7 @@ class TrainingLoop:
             while self.step < self.total_steps:
                 self._train_epoch()
             self._finish()
-        except _NewRank:
-            self.attached.record_loss()
+        except _Regroup:
             return False
         except RuntimeError as error:
             if self.recovery is None or not is_peer_lost(error):
@@ -197,8 +197,8 @@ class TrainingLoop:
 
     def _after_step(self, *, epoch_end: bool) -> None:
         self._leave_if_stopped()
-        if self.recovery is not None and self.attached.is_joined:
-            raise _NewRank
+        if self.step < self.total_steps:  # at the end all are done
+            self._regroup_if_agreed()
         if self.step < self.total_steps:  # the end has a validation of its own
             self._validate_if_due(epoch_end=epoch_end)
 
@@ -220,9 +220,12 @@ class TrainingLoop:
 
         def after_batch() -> None:
             self.attached.beat()
-            if may_leave and self.attached.agreed_to_stop():
+            if not may_leave:
+                return
+            if self.attached.agreed_to_stop():
                 self.attached.stop()
                 self._leave_if_stopped()
+            self._regroup_if_agreed()
 
         batch = self.config.eval_batch or self.config.micro_batch or self.config.global_batch // self.world.size
         batch = min(batch, self.micro_batches.limit or batch)
@@ -233,6 +236,18 @@ class TrainingLoop:
         self.attached.check_loss(self._evaluation.loss)
         self.attached.log(metrics)
         self.log.event("validated", step=self.step, epoch=self.cursor.epoch, **metrics)
+
+    def _regroup_if_agreed(self) -> None:
+        """With live recovery: leave the process group, where a rank joins or leaves. Raises Left on one that leaves."""
+        change = self.attached.change
+        if self.recovery is None or change is Change.NONE:
+            return
+        self.attached.record_loss()  # in which all ranks take part
+        if change is Change.JOINED:
+            self.recovery.joined()
+        else:
+            self.recovery.left(is_own=change is Change.LEAVES)
+        raise _Regroup
 
     def _leave_if_stopped(self) -> None:
         if self.attached.should_stop():

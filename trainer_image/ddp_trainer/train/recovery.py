@@ -6,12 +6,12 @@ all ranks: those of a rank that has finished the most steps. What a step that wa
 
 from __future__ import annotations
 
-import contextlib
 import json
+import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import torch
 import torch.distributed as dist
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ddp_trainer.client.run import Run
 from ddp_trainer.contract.environment import LivePlace
-from ddp_trainer.contract.exit_codes import UserError
+from ddp_trainer.contract.exit_codes import Left, UserError
 from ddp_trainer.contract.outcomes import classify
 from ddp_trainer.live.membership import Membership
 from ddp_trainer.live.views import source_of_state
@@ -33,12 +33,16 @@ from ddp_trainer.train.memory import MicroBatches
 from ddp_trainer.train.strategies.base import Strategy
 
 NO_STATE = -1
+REPLICATED: Final = ("ddp", "manual_allreduce", "manual_rs_ag")
+"""Those in which each rank holds the whole state."""
+SETTLE_TRIES: Final = 10
+"""Process groups in a row that are lost before all ranks have the same state, until live recovery is given up."""
 
 
 def check_live(config: TrainConfig, world: World) -> None:
     """Refuse what live recovery cannot keep equal yet. Raises UserError."""
     problems = {
-        f"--strategy {config.strategy}": config.strategy != "ddp",
+        f"--strategy {config.strategy}": config.strategy not in REPLICATED,
         "--workers": config.workers > 0,
         "--static-graph": config.static_graph,
         "CUDA": world.device.type == "cuda",
@@ -72,7 +76,8 @@ class Recovery:
         self._has_state = False
         self._before_step: tuple[int, Tensor, list[Tensor]] | None = None
         self._step_ended: float | None = None
-        self._is_recovering = False
+        self._awaited: str | None = None
+        """The event that the first step of the next group is."""
 
     def begin_step(self) -> None:
         """Remember what a forward pass changes, in case the step is dropped."""
@@ -80,17 +85,32 @@ class Recovery:
         self._before_step = (self.cursor.steps, torch.get_rng_state(), buffers)
 
     def end_step(self) -> None:
-        """A step is finished by all ranks. The first after a loss ends the recovery."""
+        """A step is finished by all ranks. The first of a group ends what led to it."""
         now = time.monotonic()
-        if self._is_recovering and self._step_ended is not None:
+        if self._awaited is not None and self._step_ended is not None:
             seconds = round(now - self._step_ended, 3)
-            self.log.event("recovered", step=self.cursor.steps, seconds=seconds, worldSize=self.world.size)
-        self._step_ended, self._is_recovering = now, False
+            self.log.event(self._awaited, step=self.cursor.steps, seconds=seconds, worldSize=self.world.size)
+        self._step_ended, self._awaited = now, None
 
     def lost(self, error: Exception) -> None:
         """A collective has failed because another rank was lost."""
-        self._is_recovering = True
+        self.membership.lost()
+        self._awaited = "recovered"
         self.log.event("peer_lost", step=self.cursor.steps, message=str(error).partition("\n")[0])
+
+    def left(self, *, is_own: bool) -> None:
+        """Ranks that were asked to stop leave after this step, for the others a loss. Raises Left on those themselves
+        (`is_own`).
+        """
+        self._awaited = "recovered"
+        self.log.event("rank_left", step=self.cursor.steps)
+        if is_own:
+            self.membership.depart()
+            raise Left(f"asked to stop after step {self.cursor.steps}; the other ranks go on")
+
+    def joined(self) -> None:
+        """A new rank is let in after this step."""
+        self._awaited = "joined"
 
     def join(self) -> bool:
         """Become one of the ranks. Whether their states are here now; else no rank has any, and all are to resume.
@@ -109,8 +129,7 @@ class Recovery:
         one.
         """
         self.membership.leave()
-        with contextlib.suppress(RuntimeError):
-            self.attached.record_loss()  # that of the last step, if it had arrived
+        self.attached.lost_group()
         self._drop_unfinished_step()
         self.attached.regroups()
         self.membership.next_view()
@@ -120,9 +139,16 @@ class Recovery:
         """In a new group: equal states on all ranks, and everything that knows the world. Again where a rank is lost
         meanwhile.
         """
+        tries = 0
         while True:
-            with contextlib.suppress(_Lost):
+            try:
                 return self._try_to_settle()
+            except _Lost as lost:
+                tries += 1
+                error = lost.__cause__
+                print(f"ddp_trainer: the ranks do not have the same state yet: {error}", file=sys.stderr, flush=True)
+            if tries == SETTLE_TRIES:
+                self.membership.give_up(f"sharing the state failed {tries} times in a row: {error}")
             self.membership.next_view()
 
     def _try_to_settle(self) -> bool:
@@ -132,7 +158,7 @@ class Recovery:
             self.micro_batches.regroup(self.world.size)
             self.attached.join()
             own = self.cursor.steps if self._has_state else NO_STATE
-            steps = _of_all(own, self.world)
+            steps = self._of_all(own)
             source = source_of_state(steps)
             if steps[source] == NO_STATE:
                 return False
@@ -143,6 +169,7 @@ class Recovery:
         except RuntimeError as error:
             if not is_peer_lost(error):
                 raise
+            self.membership.lost()
             raise _Lost from error
         return True
 
@@ -164,13 +191,13 @@ class Recovery:
             contents = {name: (header, data) for name, (header, data) in staged.files.items()}
             sizes["files"] = {name: len(header) + data.numel() for name, (header, data) in contents.items()}
             sizes["files"]["state.json"] = len(staged.structure)
-        sizes = json.loads(_bytes_from(source, json.dumps(sizes).encode(), self.world))
+        sizes = json.loads(self._bytes_from(source, json.dumps(sizes).encode()))
         for name, size in sorted(sizes["files"].items()):
             content = torch.empty(size, dtype=torch.uint8, device="cpu")
             if self.world.rank == source:
                 header, data = contents.get(name, (staged.structure, torch.empty(0, dtype=torch.uint8, device="cpu")))
                 content = torch.cat([torch.frombuffer(bytearray(header), dtype=torch.uint8), data])
-            dist.broadcast(content, src=source)
+            self._broadcast(content, source)
             if is_behind:
                 files[name] = file_in_memory(name, size)
                 position = 0
@@ -182,6 +209,30 @@ class Recovery:
             for name, state in parse_files(files).items():
                 self.states[name].load_state_dict(state)
 
+    def _of_all(self, value: int) -> list[int]:
+        values = torch.zeros(self.world.size, dtype=torch.int64, device="cpu")
+        values[self.world.rank] = value
+        self.membership.waited(_started(dist.all_reduce(values, async_op=True)))
+        found: list[int] = values.tolist()
+        return found
+
+    def _bytes_from(self, source: int, data: bytes) -> bytes:
+        size = torch.tensor([len(data)], device="cpu")
+        self._broadcast(size, source)
+        content = torch.empty(int(size), dtype=torch.uint8, device="cpu")
+        if self.world.rank == source:
+            content = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+        self._broadcast(content, source)
+        return bytes(content.numpy())
+
+    def _broadcast(self, content: Tensor, source: int) -> None:
+        self.membership.waited(_started(dist.broadcast(content, src=source, async_op=True)))
+
+
+def _started(work: dist.Work | None) -> dist.Work:
+    assert work is not None, "this process is not of the group"
+    return work
+
 
 class _Lost(Exception):
     """Another rank was lost while the ranks settled in their group."""
@@ -191,21 +242,3 @@ def _plain(name: str, value: Stateful) -> Mapping[str, Any]:
     """Lines that wait for the volume are written by the rank that has them, not by those that take over its state."""
     state = dict(value.state_dict())
     return {**state, "waiting": []} if "waiting" in state else state
-
-
-def _of_all(value: int, world: World) -> list[int]:
-    values = torch.zeros(world.size, dtype=torch.int64, device="cpu")
-    values[world.rank] = value
-    dist.all_reduce(values)
-    found: list[int] = values.tolist()
-    return found
-
-
-def _bytes_from(source: int, data: bytes, world: World) -> bytes:
-    size = torch.tensor([len(data)], device="cpu")
-    dist.broadcast(size, src=source)
-    content = torch.empty(int(size), dtype=torch.uint8, device="cpu")
-    if world.rank == source:
-        content = torch.frombuffer(bytearray(data), dtype=torch.uint8)
-    dist.broadcast(content, src=source)
-    return bytes(content.numpy())

@@ -127,6 +127,9 @@ def _preempted(evidence: ExitEvidence) -> ExitCause:
     late = f"; {len(evidence.killed)} ranks did not stop in time and were killed" if evidence.killed else ""
     if not evidence.started:
         return ExitCause(EXIT_PREEMPTED, "Preempted", "stopped by SIGTERM before any rank had started")
+    if any(outcome["reason"] == "Left" for outcome in evidence.outcomes):
+        after = _after(evidence.heartbeats, None)
+        return ExitCause(EXIT_PREEMPTED, "Left", f"stopped by SIGTERM{after}; the other ranks go on without this pod")
     return ExitCause(
         EXIT_PREEMPTED, "Preempted", f"stopped by SIGTERM{_after(evidence.heartbeats, None)}; {saved}{late}"
     )

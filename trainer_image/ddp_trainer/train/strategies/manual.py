@@ -22,7 +22,7 @@ class ManualReduction(Strategy):
     def wrap(self, model: nn.Module) -> None:
         """Start from rank 0's weights, whatever the other ranks have drawn."""
         super().wrap(model)
-        if self.world.size > 1:
+        if dist.is_initialized():  # with live recovery it is not yet
             for tensor in self.model.state_dict().values():
                 dist.broadcast(tensor, src=0)
 

@@ -1,0 +1,48 @@
+"""What live recovery costs while nothing fails: steps of 50 ms with `restart.scope: Live`, beside DDP under torchrun.
+
+    python -m tests.benchmarks.bench_live_step [--rounds 5] [--ranks 2 4]
+
+As `bench_step`: all features are on, snapshots included, and the two programs take turns. Steps leave the processor
+free, as where a device computes, or four ranks would wait for two cores. The same job with scope Gang is measured too:
+the difference is the price of live recovery, the rest that of everything else.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from tests.benchmarks.bench_step import Comparison
+from tests.benchmarks.table import Ratio, report
+
+MAX_RATIO = 1.01
+BATCH = 8
+"""Samples a rank."""
+TURN = 100
+SNAPSHOT_EVERY = 200
+"""Steps: 10 s, six times as often as by default."""
+
+
+def ratio(ranks: int, rounds: int, scope: str) -> Ratio:
+    """Measure with so many pods of a rank each."""
+    spec = {"nodes": ranks, "restart": {"scope": scope}}
+    arguments = ["--task=tests.benchmarks.paced_task:Paced", "--strategy=ddp", "--device=cpu"]
+    arguments += [f"--global-batch={BATCH * ranks}", "--epochs=1000"]
+    found = Comparison(
+        spec, arguments, "paced_loop.py", [str(BATCH)], ranks, snapshot_every=SNAPSHOT_EVERY, turn=TURN
+    ).rounds(rounds)
+    costs, floors = zip(*found, strict=True)
+    return Ratio(f"a step of 50 ms at {ranks} ranks, scope {scope}", "DDP by hand", costs, floors, MAX_RATIO)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.bench_live_step", description=__doc__)
+    parser.add_argument("--rounds", type=int, default=5, help="of 200 steps (default: %(default)s)")
+    parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4])
+    options = parser.parse_args()
+    found = [ratio(ranks, options.rounds, scope) for ranks in options.ranks for scope in ("Live", "Gang")]
+    return report(found)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

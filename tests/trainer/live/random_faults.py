@@ -1,0 +1,309 @@
+"""Ranks that recover live, under faults at random for as long as it takes, and what must be true in the end.
+
+    python -m tests.trainer.live.random_faults --seed 1 --faults 200
+
+Four launchers on this machine train one model. Ranks and whole pods are killed, alone or two at once, stopped and
+continued, or asked to stop, at moments that follow from the seed: also while another rank joins, validates or saves. A
+pod that ends is started again, as the operator does it. In the end every pod has succeeded; the loss of each step is
+that of a run of one rank that nothing happens to, so every sample counted once and the learning rate was the same; and
+no two histories of the ranks go on from different weights after the same step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import shutil
+import signal
+import statistics
+import sys
+import tempfile
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.support.waiting import eventually
+from tests.trainer.launch.conftest import Pod
+from tests.trainer.live.recorded_task import HISTORY
+
+from ddp_trainer.contract import processes
+from ddp_trainer.logs.losses import read_losses
+
+NODES = 4
+ROOT = Path(__file__).parents[3]
+MOST_DIFFERENCE = 1e-5
+"""Between the losses of a step, in fp32: the order of sums differs."""
+SILENT_SECONDS = 6.0
+"""How long a rank is stopped: longer than the others wait for it."""
+SECONDS = 600.0
+
+
+@dataclass(frozen=True)
+class Step:
+    """One optimizer step of one process."""
+
+    time: float
+    step: int
+    ranks: int
+    weights: str
+    """A digest."""
+
+
+class Gang:
+    """The pods of a job on this machine, of which `keep_alive` starts those that have ended again."""
+
+    def __init__(self, folder: Path, args: list[str]) -> None:
+        self.folder, self.shared, self.history = folder, folder / "shared", folder / "history"
+        self.history.mkdir(parents=True)
+        self._args = args
+        self._started = 0
+        self.ends: Counter[str] = Counter()
+        """Of pods that were started again, by the reason in their termination message."""
+        self.pods = [self._start(rank) for rank in range(NODES)]
+
+    def _start(self, node_rank: int) -> Pod:
+        directory = self.folder / f"pod{self._started}"
+        directory.mkdir()
+        self._started += 1
+        environment = {
+            "DDPJOB_UID": "0b0c",
+            "DDPJOB_SHARED": str(self.shared),
+            "DDPJOB_NODES": str(NODES),
+            "DDPJOB_NODE_RANK": str(node_rank),
+            "DDPJOB_LIVE": "true",
+            "DDPJOB_SNAPSHOT_EVERY": "50steps",
+            "DDPJOB_STALL_MIN_SECONDS": "300",
+            "PYTHONPATH": python_path(),
+            HISTORY: str(self.history),
+        }
+        return Pod(directory, self.shared, ["--module", "ddp_trainer.train", "--", *self._args], environment)
+
+    def keep_alive(self) -> None:
+        for rank, pod in enumerate(self.pods):
+            code = pod.process.poll()
+            if code is None or code == 0:
+                continue
+            self.ends[self._reason(pod)] += 1
+            pod.end()
+            self.pods[rank] = self._start(rank)
+
+    def _reason(self, pod: Pod) -> str:
+        try:
+            return str(pod.message["reason"])
+        except (OSError, ValueError):  # the launcher was killed
+            return "PodKilled"
+
+    def training(self) -> list[int]:
+        """Node ranks whose pod trains, or validates."""
+        return [rank for rank, pod in enumerate(self.pods) if self._report(pod).get("phase") in ("train", "validate")]
+
+    def step(self) -> int:
+        return max((self._report(pod).get("step") or 0 for pod in self.pods), default=0)
+
+    def _report(self, pod: Pod) -> dict[str, Any]:
+        if pod.process.poll() is not None or not (pod.run_dir / "port").exists():
+            return {}
+        try:
+            return pod.status()
+        except (OSError, ValueError):
+            return {}
+
+    def end(self) -> None:
+        for pod in self.pods:
+            pod.end()
+
+
+class Faults:
+    """What is done to a pod. Each rank of `victims` trains, and another one that does is left alone."""
+
+    def __init__(self, gang: Gang, seed: int) -> None:
+        self.gang, self.chance = gang, random.Random(seed)
+        self.done: Counter[str] = Counter()
+        self._stopped: list[tuple[float, list[int]]] = []
+        self._hit: set[Pod] = set()
+        """One that was asked to stop, say, trains on for a step; the state must not be lost with the others."""
+
+    def hit(self) -> None:
+        """One fault, once there are two pods that train."""
+        training: list[int] = eventually(self._enough, "two pods train", SECONDS)
+        kind = self.chance.choice(("kill rank", "kill pod", "kill two", "stop rank", "ask to stop", "ask to stop"))
+        count = 2 if kind == "kill two" and len(training) > 2 else 1
+        for rank in self.chance.sample(training, count):
+            self._hit.add(self.gang.pods[rank])
+            self._one(kind, self.gang.pods[rank])
+        self.done[kind] += 1
+
+    def _enough(self) -> list[int] | None:
+        found = self._training()
+        assert any(pod.process.poll() is None for pod in self.gang.pods), "training is over: it needs more --steps"
+        gave_up = [path.read_text() for path in self.gang.shared.glob("checkpoints/digits/views/*/given-up")]
+        assert not gave_up, gave_up
+        return found if len(found) >= 2 else None
+
+    def _training(self) -> list[int]:
+        self.gang.keep_alive()
+        self.go_on()
+        return [rank for rank in self.gang.training() if self.gang.pods[rank] not in self._hit]
+
+    def _one(self, kind: str, pod: Pod) -> None:
+        if kind == "ask to stop":
+            pod.process.send_signal(signal.SIGTERM)
+        elif kind == "kill pod":
+            processes.send([pod.process.pid, *processes.descendants(pod.process.pid)], signal.SIGKILL)
+        elif kind == "stop rank":
+            pids = self._ranks(pod)
+            processes.send(pids, signal.SIGSTOP)
+            self._stopped.append((time.monotonic() + SILENT_SECONDS, pids))
+        else:
+            processes.send(self._ranks(pod), signal.SIGKILL)
+
+    def _ranks(self, pod: Pod) -> list[int]:
+        return list(pod.pids().values()) if pod.process.poll() is None else []
+
+    def go_on(self) -> None:
+        """Continue ranks that were stopped for long enough: the others have gone on without them."""
+        for item in [item for item in self._stopped if item[0] < time.monotonic()]:
+            processes.send(item[1], signal.SIGCONT)
+            self._stopped.remove(item)
+
+    def is_at_rest(self) -> bool:
+        self.go_on()
+        return not self._stopped
+
+
+def python_path() -> str:
+    return os.pathsep.join([str(ROOT / "trainer_image"), str(Path(__file__).parent)])
+
+
+def train_alone(folder: Path, args: list[str]) -> dict[int, float]:
+    """Losses of one rank that nothing happens to."""
+    folder.mkdir()
+    shared = folder / "shared"
+    argv = ["--module", "ddp_trainer.train", "--", *args, "--strategy", "single", "--task-options", "seconds=0"]
+    pod = Pod(folder, shared, argv, {"DDPJOB_SHARED": str(shared), "PYTHONPATH": python_path()})
+    try:
+        assert pod.wait(SECONDS * 3) == 0, pod.log
+    finally:
+        pod.end()
+    return losses_of(shared)
+
+
+def losses_of(shared: Path) -> dict[int, float]:
+    return {entry["step"]: entry["loss"] for entry in read_losses(shared / "logs" / "digits")}
+
+
+def histories(folder: Path) -> list[list[Step]]:
+    """Of each process; a line that a kill cut short is left out."""
+    found = []
+    for path in folder.iterdir():
+        steps = []
+        for line in path.read_text().splitlines(keepends=True):
+            if line.endswith("\n"):
+                moment, step, ranks, weights = line.split()
+                steps.append(Step(float(moment), int(step), int(ranks), weights))
+        found.append(steps)
+    return [steps for steps in found if steps]
+
+
+def split_brain(found: list[list[Step]]) -> list[str]:
+    """Steps after which processes went on from different weights.
+
+    A rank that is lost may have finished a step that the others have made again: it takes no further one.
+    """
+    went_on: dict[int, set[str]] = defaultdict(set)
+    for steps in found:
+        for one in steps[:-1]:
+            went_on[one.step].add(one.weights)
+    return [f"after step {step} ranks went on from {len(weights)} different states"
+            for step, weights in sorted(went_on.items()) if len(weights) > 1]  # fmt: skip
+
+
+def problems(gang: Gang, faults: Faults, unbroken: dict[int, float], events: list[dict[str, Any]]) -> Iterator[str]:
+    codes = [pod.process.poll() for pod in gang.pods]
+    if codes != [0] * NODES:
+        yield f"pods ended with {codes}"
+    found, last = losses_of(gang.shared), max(unbroken)
+    if not (gang.shared / f"checkpoints/digits/step-{last:012d}/manifest.json").exists():
+        yield "there is no snapshot of the last step"
+    missing = sorted(unbroken.keys() - found.keys())
+    if len(missing) > faults.done.total():
+        yield f"{len(missing)} losses are missing, after {faults.done.total()} faults: {missing[:20]}"
+    wrong = {step: abs(loss - unbroken[step]) for step, loss in found.items()}
+    worst = max(wrong, key=wrong.__getitem__)
+    if wrong[worst] > MOST_DIFFERENCE:
+        first = min(step for step, difference in wrong.items() if difference > MOST_DIFFERENCE)
+        yield f"the loss of step {worst} differs by {wrong[worst]:.2g}; step {first} is the first that differs"
+    yield from split_brain(histories(gang.history))
+    if any(event["event"] == "resumed" for event in events):
+        yield "a snapshot was read"
+
+
+@contextmanager
+def folder_in_memory() -> Iterator[Path]:
+    folder = Path(tempfile.mkdtemp(prefix="ddpjob-faults-", dir="/dev/shm"))
+    try:
+        yield folder
+    finally:
+        with suppress(OSError):
+            shutil.rmtree(folder)
+
+
+def run(seed: int, count: int, steps: int, folder: Path) -> list[str]:
+    """What was wrong; prints figures."""
+    args = ["--task", "recorded_task:Recorded", "--global-batch", "24", "--lr", "0.001", "--scheduler", "cosine"]
+    args += ["--epochs", str(steps), "--max-steps", str(steps)]
+    unbroken = train_alone(folder / "alone", args)
+    began = time.monotonic()
+    gang = Gang(folder, args)
+    faults = Faults(gang, seed)
+    try:
+        while faults.done.total() < count:
+            faults.hit()
+            until = time.monotonic() + faults.chance.uniform(0.2, 8.0)
+            while time.monotonic() < until:
+                time.sleep(0.1)
+                gang.keep_alive()
+                faults.go_on()
+        print(f"{count} faults in {time.monotonic() - began:.0f} s, at step {gang.step()} of {steps}", flush=True)
+
+        def over() -> bool:
+            gang.keep_alive()
+            return faults.is_at_rest() and all(pod.process.poll() == 0 for pod in gang.pods)
+
+        eventually(over, "all pods succeed", steps * 0.2 + SECONDS, lambda: "\n".join(pod.log for pod in gang.pods))
+        lines = (gang.shared / "logs/digits/events.jsonl").read_text().splitlines()
+        events = [json.loads(line) for line in lines]
+        found = losses_of(gang.shared)
+        waits = [event["seconds"] for event in events if event["event"] == "recovered"]
+        pauses = [event["seconds"] for event in events if event["event"] == "joined"]
+        print(f"faults: {dict(faults.done)}; ends of pods: {dict(gang.ends)}")
+        print(f"{steps} steps; losses missing: {len(unbroken.keys() - found.keys())}; greatest difference of a loss: "
+              f"{max(abs(loss - unbroken[step]) for step, loss in found.items()):.2g}")  # fmt: skip
+        for what, seconds in (("from step to step over a loss", waits), ("over a new rank", pauses)):
+            if seconds:
+                print(f"{what}: {statistics.median(seconds):.2f} s, at most {max(seconds):.2f} s, of {len(seconds)}")
+        return list(problems(gang, faults, unbroken, events))
+    finally:
+        gang.end()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.trainer.live.random_faults", description=__doc__)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--faults", type=int, default=200)
+    parser.add_argument("--steps", type=int, default=20000, help="more than there is time for until the last fault")
+    given = parser.parse_args()
+    with folder_in_memory() as folder:
+        wrong = run(given.seed, given.faults, given.steps, folder)
+    print("\n".join(wrong) or "nothing is wrong")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

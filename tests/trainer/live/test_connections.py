@@ -1,0 +1,67 @@
+"""Leaving a gloo group: no collective waits for another rank any more."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ddp_trainer.contract.messages import peer_lost
+
+SCRIPT = """
+import os, signal, sys, threading, time
+from datetime import timedelta
+from pathlib import Path
+import torch, torch.distributed as dist
+from ddp_trainer.live.connections import Connections
+
+folder, rank, case = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+store = f"file://{folder}/store"
+dist.init_process_group("gloo", init_method=store, rank=rank, world_size=2, timeout=timedelta(seconds=100))
+group = dist.distributed_c10d._get_default_group()
+connections = Connections()
+connections.opened(group)
+large = torch.ones(100_000_000 if case == "half a message" else 1)
+dist.barrier()
+if rank == 1:
+    if case == "lost buffer":
+        group.send([torch.ones(1000)], 0, 1).wait()
+    if case == "half a message":
+        threading.Timer(0.05, lambda: os.kill(os.getpid(), signal.SIGKILL)).start()
+        dist.broadcast(large, src=1)
+    time.sleep(1000)
+if case == "half a message":
+    awaited = dist.broadcast(large, src=1, async_op=True)
+else:
+    if case == "lost buffer":
+        group.recv([torch.empty(1000)], 1, 1)  # nobody keeps it: as of a collective that has failed
+    awaited = group.recv([torch.empty(1)], 1, 2)
+    time.sleep(1)
+    connections.close()
+began = time.monotonic()
+try:
+    connections.waited(awaited, lambda: time.monotonic() > began + 1)
+except RuntimeError as error:
+    print(str(error).partition(chr(10))[0])
+connections.destroy(is_lost=True)
+del awaited, group
+"""
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("case", ["nothing was sent", "lost buffer", "half a message"])
+def test_a_rank_goes_on_at_once(tmp_path: Path, case: str) -> None:
+    script = tmp_path / "ranks.py"
+    script.write_text(SCRIPT)
+    command = [sys.executable, str(script), str(tmp_path)]
+    ranks = [subprocess.Popen([*command, str(rank), case], stdout=subprocess.PIPE, text=True) for rank in range(2)]
+    try:
+        printed, _ = ranks[0].communicate(timeout=80)  # the timeout of the group is 100 s
+    finally:
+        for process in ranks:
+            process.kill()
+            process.wait()
+    assert ranks[0].returncode == 0
+    assert peer_lost(printed), printed

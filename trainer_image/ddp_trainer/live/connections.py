@@ -1,0 +1,94 @@
+"""How a gloo group is left, so that no collective of it waits for another rank any more (torch 2.13).
+
+`abort()` wakes no collective that waits for a rank which is alive but has left: it waits for its timeout. A receive
+that times out does: gloo then closes all connections of its group, so that their collectives fail, here and on the
+peers.
+
+The end of a connection does not wake everything, either. While a connection has a message for a collective that has
+failed meanwhile, gloo does not read on from it, not even its end: closing it here wakes the others that wait on it. A
+collective whose only message is half received, or not sent at all, is not woken: wait for one by `waited`, where that
+is possible; elsewhere `Stuck` ends the process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import threading
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Final
+
+import torch
+import torch.distributed as dist
+from torch.distributed import ProcessGroup, Work
+
+UNUSED_TAG: Final = 0x6C656674
+"""Of messages that nobody sends."""
+LOOK: Final = timedelta(milliseconds=200)
+STUCK_SECONDS: Final = 5.0
+IDLE_SECONDS: Final = 0.05
+"""Of a processor; Python's own threads take turns, and the first look at a collective takes some."""
+
+
+class Connections:
+    """Those of the newest group. `close` may be called from any thread, and as often as wanted."""
+
+    def __init__(self) -> None:
+        self._group: ProcessGroup | None = None
+
+    def opened(self, group: ProcessGroup) -> None:
+        """A group was made."""
+        self._group = group
+
+    def close(self) -> None:
+        """Make all collectives of the group fail, under way and to come."""
+        if (group := self._group) is None:
+            return
+        for rank in set(range(group.size())) - {group.rank()}:
+            with contextlib.suppress(RuntimeError):
+                group.recv([torch.empty(1, device="cpu")], rank, UNUSED_TAG).wait(timedelta(milliseconds=1))
+
+    def waited(self, work: Work, is_lost: Callable[[], bool]) -> None:
+        """Wait for a collective. Raises RuntimeError where it fails, or has not ended although a rank is lost."""
+        while True:
+            try:
+                work.wait(LOOK)
+                return
+            except RuntimeError as error:
+                if work.is_completed():
+                    raise
+                if is_lost():
+                    raise RuntimeError("Connection closed by peer in the middle of a message") from error
+
+    def destroy(self, *, is_lost: bool) -> None:
+        """Close them, and free the group, unless a rank of it is lost."""
+        self.close()
+        if is_lost and self._group is not None:
+            # the group might wait for its thread, and that for its timeout, with the lock of the interpreter
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._group))
+        self._group = None
+        if dist.is_initialized():
+            dist.distributed_c10d._abort_process_group()
+
+
+class Stuck:
+    """Whether the main thread waits for a collective that nothing wakes, although its connections are closed: it does
+    not compute.
+    """
+
+    def __init__(self) -> None:
+        self._clock = time.pthread_getcpuclockid(threading.main_thread().ident or 0)
+        self._used = self._since = 0.0
+
+    def reset(self) -> None:
+        """The group is left, or whole."""
+        self._since = 0.0
+
+    def look(self) -> bool:
+        """To be asked again and again while a rank of the group is lost."""
+        used, now = time.clock_gettime(self._clock), time.monotonic()
+        if not self._since or used - self._used > IDLE_SECONDS:
+            self._used, self._since = used, now
+        return now - self._since >= STUCK_SECONDS
