@@ -98,6 +98,16 @@ def test_the_number_of_the_last_step_is_never_late(beat, tmp_path):
     assert beat.read()["step"] < 7  # a file that cannot be read leaves the heartbeat as it was written
 
 
+def test_the_epochs_at_the_end_are_not_those_of_the_last_step(beat, clock):
+    beat.enter("train")
+    for step in range(1, 5):
+        clock.now += 0.01
+        beat.step(step=step, epoch=2)
+    beat.epochs_are(3)
+    beat.enter("done")
+    assert (beat.read()["step"], beat.read()["epoch"]) == (4, 3)
+
+
 def test_the_p99_of_step_times_leaves_out_saves_and_validation(beat, clock):
     beat.enter("train")
     for step in range(1, 100):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import pytest
 import torch
 
 from ddp_trainer.contract.heartbeat import Heartbeat, heartbeat_dir, read_heartbeats
@@ -18,25 +20,24 @@ class Batches(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
         return {"input_ids": torch.full((8,), index % 5), "labels": torch.tensor(index % 2)}
 
 
-def test_a_trainer_reports_steps_total_epoch_samples_its_own_loss_and_metrics(tmp_path: Path) -> None:
+def trained(tmp_path: Path, world_size: int, **arguments: Any) -> Any:
+    """A Trainer that has trained, observed as one of so many ranks."""
     import transformers  # takes seconds
 
     heartbeat_dir(tmp_path).mkdir()
-    observer = observe(Heartbeat(heartbeat_dir(tmp_path), observed=True), world_size=1)
+    observer = observe(Heartbeat(heartbeat_dir(tmp_path), observed=True), world_size=world_size)
     try:
         settings = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8}
         trainer = transformers.Trainer(
             model=transformers.BertForSequenceClassification(transformers.BertConfig(vocab_size=8, **settings)),
             args=transformers.TrainingArguments(
                 str(tmp_path / "out"),
-                num_train_epochs=2,
                 per_device_train_batch_size=4,
-                gradient_accumulation_steps=2,
-                eval_strategy="epoch",
                 save_strategy="no",
                 logging_steps=1,
                 report_to=[],
                 use_cpu=True,
+                **arguments,
             ),
             train_dataset=Batches(),
             eval_dataset=Batches(),
@@ -45,9 +46,22 @@ def test_a_trainer_reports_steps_total_epoch_samples_its_own_loss_and_metrics(tm
         observer.done()
     finally:
         close_observer()
+    return trainer
+
+
+def test_a_trainer_reports_steps_total_epoch_samples_its_own_loss_and_metrics(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    trainer = trained(tmp_path, world_size=1, num_train_epochs=2, gradient_accumulation_steps=2, eval_strategy="epoch")
     (beat,) = read_heartbeats(tmp_path)
     assert (beat["phase"], beat["step"], beat["totalSteps"], beat["epoch"]) == ("done", 8, 8, 2)
     assert beat["samples"] == 64
     logged = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
     assert beat["loss"] in logged
     assert 0 < beat["metrics"]["eval_loss"] < 5
+    assert "for itself" not in capfd.readouterr().err
+
+
+def test_a_trainer_that_knows_of_no_other_rank_is_named(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    trained(tmp_path, world_size=2, max_steps=2)
+    assert "the Trainer counts 1 of the 2 ranks" in capfd.readouterr().err

@@ -31,7 +31,7 @@ from ddp_trainer.client.order import CallOrder
 from ddp_trainer.client.own_files import OwnFiles
 from ddp_trainer.client.own_values import OwnValues
 from ddp_trainer.client.states import LOSSES, States
-from ddp_trainer.client.steps import PLOT_STEPS, Steps
+from ddp_trainer.client.steps import PLOT_STEPS, Change, Steps
 from ddp_trainer.contract.environment import JobEnvironment
 from ddp_trainer.contract.exit_codes import LossNotFinite, Preempted, RollBack, UserError
 from ddp_trainer.contract.heartbeat import Heartbeat
@@ -71,6 +71,7 @@ class Run:
         has_epochs: bool = False,
         config: Mapping[str, Any] | None = None,
         has_newcomer: Callable[[], bool] = lambda: False,
+        least: int | None = None,
         check_view: Callable[[], None] | None = None,
     ) -> None:
         """`observer` is what reports steps; None where the run does so itself. Without states, the program saves.
@@ -105,9 +106,8 @@ class Run:
             has_epochs=has_epochs,
             losses=self._losses,
             has_newcomer=has_newcomer,
+            least=least,
         )
-        self.is_joined = False
-        """After `step_end`, on all ranks alike: a new rank waits, and all ranks leave the process group now."""
         self._stopping = False
         self._is_resumed = False
         self._is_failing = False
@@ -231,6 +231,10 @@ class Run:
         """Wait for the loss of the last step, before all ranks leave the process group."""
         self._steps.record_loss()
 
+    def lost_group(self) -> None:
+        """The process group is lost: take the loss of the last step if it has arrived."""
+        self._steps.lost_group()
+
     def step_end(
         self,
         loss: Tensor | float | None = None,
@@ -281,7 +285,6 @@ class Run:
             raise Preempted(f"asked to stop; the run ends after step {self.step}")
         self._order.step_ended()
         stop = self._steps.agreed_to_stop()
-        self.is_joined = self._steps.is_joined()
         self._steps.end(
             loss,
             weight=weight,
@@ -336,6 +339,11 @@ class Run:
         asked to stop at the call before. `stop` then saves.
         """
         return self._steps.agreed_between_steps()
+
+    @property
+    def change(self) -> Change:
+        """With live recovery, after the end of a step or `agreed_to_stop`: what becomes of the process group now."""
+        return self._steps.change
 
     def stop(self) -> None:
         """After the end of a step, on every rank alike: save it, and let `should_stop` say so."""

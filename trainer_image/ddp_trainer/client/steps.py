@@ -6,8 +6,10 @@ What ranks have to agree on goes through one small all-reduce, which is read a s
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Mapping
+from enum import Enum, auto
 from typing import Final
 
 import torch
@@ -17,7 +19,7 @@ from ddp_trainer.client.finite import FiniteLosses
 from ddp_trainer.contract.exit_codes import UserError
 from ddp_trainer.contract.heartbeat import Heartbeat
 from ddp_trainer.logs.runlog import RunLog, StepLog
-from ddp_trainer.rank.step_reduce import StepReduce
+from ddp_trainer.rank.step_reduce import StepReduce, StepResult
 from ddp_trainer.rank.stop_request import StopRequest
 from ddp_trainer.rank.world import World
 from ddp_trainer.snapshots.values import Progress
@@ -27,6 +29,18 @@ EPOCH_LOSS: Final = "epoch_loss"
 
 PLOT_STEPS: Final = 10
 """Steps from one point in TensorBoard to the next."""
+
+
+class Change(Enum):
+    """What becomes of the process group after a step, with live recovery. All ranks leave it, and form another."""
+
+    NONE = auto()
+    JOINED = auto()
+    """A new rank waits to be one of them."""
+    LEFT = auto()
+    """Other ranks were asked to stop, and end; enough are left to go on."""
+    LEAVES = auto()
+    """This rank was."""
 
 
 class Steps:
@@ -51,8 +65,13 @@ class Steps:
         has_epochs: bool = False,
         losses: FiniteLosses,
         has_newcomer: Callable[[], bool] = lambda: False,
+        least: int | None = None,
     ) -> None:
+        """`least`, with live recovery: ranks that were asked to stop leave alone if so many are left."""
         self._has_newcomer = has_newcomer
+        self._least = least
+        self.change = Change.NONE
+        """After `agreed_to_stop` and `agreed_between_steps`, which found no stop; the same on the ranks that go on."""
         self.step = 0
         self.samples = 0
         self.epoch = 0
@@ -88,16 +107,24 @@ class Steps:
         self._stop.listen()
 
     def agreed_to_stop(self) -> bool:
-        """At the end of a step, before `end`: whether a rank had been asked to stop when the step before ended."""
+        """At the end of a step, before `end`: whether all ranks stop, because of what one had been asked to when the
+        step before ended.
+        """
         self.record_loss()
         self.report_epoch()
-        result = self._of_step.result()
-        return result is not None and result.stop
+        return self._agreed(self._of_step.result())
 
-    def is_joined(self) -> bool:
-        """Whether a new rank waited to join when the step before ended, on all ranks alike; after `agreed_to_stop`."""
-        result = self._of_step.result()
-        return result is not None and result.joining
+    def _agreed(self, result: StepResult | None) -> bool:
+        self.change = Change.NONE
+        if result is None:
+            return False
+        if result.stopping and (self._least is None or self._world.size - result.stopping < self._least):
+            return True
+        if result.stopping:
+            self.change = Change.LEAVES if result.is_stopping else Change.LEFT
+        elif result.joining:
+            self.change = Change.JOINED
+        return False
 
     def end(
         self,
@@ -152,9 +179,10 @@ class Steps:
 
     def agreed_between_steps(self) -> bool:
         """The same vote in what is no step, where this is called again and again on all ranks alike."""
-        result = self._between.result()
-        if result is not None and result.stop:
+        if self._agreed(self._between.result()):
             return True
+        if self.change is not Change.NONE:
+            return False
         self._between.start(self._nothing, step=self.step, epoch=self.epoch, stop=self._stop.raised)
         return False
 
@@ -162,8 +190,16 @@ class Steps:
         """What comes now is no step: its time is not in the throughput."""
         self._step_log.paused()
 
+    def lost_group(self) -> None:
+        """The process group is lost, and what it was still reducing, but for a loss that has arrived."""
+        with contextlib.suppress(RuntimeError):
+            if self._of_step.is_complete:
+                self.record_loss()
+        self._of_step.forget()
+        self._between.forget()
+
     def regroup(self, progress: Progress) -> None:
-        """Go on after `progress.step` in a new process group. What the old one was still reducing is lost."""
+        """Go on after `progress.step` in a new process group."""
         self.step, self.epoch, self.samples = progress.step, progress.epoch, progress.samples
         self._of_step.forget()
         self._between.forget()

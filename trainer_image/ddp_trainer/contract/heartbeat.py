@@ -90,6 +90,7 @@ class Heartbeat:
         own_loop: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self.rank = rank
         self._path = directory / f"rank-{rank}.json" if directory is not None else None
         self._last_step: mmap.mmap | None = None
         self._clock = clock
@@ -224,6 +225,7 @@ class Heartbeat:
     def epochs_are(self, finished: int) -> None:
         """Training is done, and so many epochs are; written with what comes next."""
         with self._lock:
+            self._reckon()  # or the last step would put its own epoch in the place of it
             self._state["epoch"] = finished
 
     def waited_for_data(self, seconds: float) -> None:

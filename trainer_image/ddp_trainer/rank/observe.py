@@ -166,6 +166,18 @@ class ScriptObserver:
         self._checks_loss = False  # the run does
         self._heartbeat.resumed(step)
 
+    def divides_data_among(self, ranks: int) -> None:
+        """A Trainer's own count of the ranks. Without use_cpu=True, that of transformers leaves a process group on CPUs
+        unused, and each rank takes all steps on all the data.
+        """
+        if ranks < self._world_size and self._heartbeat.rank == 0:
+            print(
+                f"ddp_trainer: the Trainer counts {ranks} of the {self._world_size} ranks, so each trains on all the "
+                "data, and for itself; on CPUs it takes TrainingArguments(use_cpu=True)",
+                file=sys.stderr,
+                flush=True,
+            )
+
     def skipped(self) -> None:
         """The run has a step without an update."""
         self._before += 1
