@@ -42,6 +42,11 @@ def get(name: JobName, namespace: Namespace = None, context: Context = None, out
     raise typer.Exit(show_job(Cluster(context, namespace), name, output))
 
 
+def _check_folder_options(namespace: str | None, context: str | None) -> None:
+    if namespace is not None or context is not None:
+        raise refused(("--shared: a folder has no namespaces and contexts; leave those options out",))
+
+
 @app.command()
 def why(
     name: JobName,
@@ -57,9 +62,8 @@ def why(
     from ddpjob_operator.cli.on_cluster import Cluster
     from ddpjob_operator.cli.why import explain_in_folder, explain_on_cluster
 
-    if shared is not None and (namespace is not None or context is not None):
-        raise refused(("--shared: a folder has no namespaces and contexts; leave those options out",))
     if shared is not None:
+        _check_folder_options(namespace, context)
         raise typer.Exit(explain_in_folder(shared, name, output))
     raise typer.Exit(explain_on_cluster(Cluster(context, namespace), name, output))
 
@@ -239,6 +243,7 @@ def scale(
 @app.command()
 def logs(
     name: JobName,
+    shared: Shared = None,
     namespace: Namespace = None,
     context: Context = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job has ended.")] = False,
@@ -249,7 +254,8 @@ def logs(
     since: Annotated[str | None, typer.Option(metavar="DURATION", help="Only newer lines, such as 10m.")] = None,
     grep: Annotated[str | None, typer.Option(metavar="REGEX", help="Only lines that match.")] = None,
 ) -> None:
-    """Print what the ranks of a job on a cluster print, in one stream, each line with its rank.
+    """Print what the ranks of a job print, each line with its rank: in one stream from a cluster, node after node from
+    a folder (--shared), which has the logs of pods that are gone too.
 
     Exit codes: 0 printed, or with --follow succeeded; 1 with --follow failed; 2 no such job, or the cluster refused.
     """
@@ -268,4 +274,42 @@ def logs(
     if rank is not None and node is not None:
         raise refused(("--rank, --node: a rank is on one node; give one of them",))
     wanted = Wanted(node=node, rank=rank, attempt=attempt, pattern=pattern, tail=tail, since_seconds=since_seconds)
+    if shared is not None:
+        from ddpjob_operator.cli.folder_logs import show_folder_logs
+
+        _check_folder_options(namespace, context)
+        if since is not None:
+            raise refused(("--since: the lines in a folder have no times; give --tail",))
+        if follow and tail is not None and (wanted.is_selective or node is not None):
+            raise refused(("--tail: with --shared and --follow it counts all lines; leave it or the selection out",))
+        raise typer.Exit(show_folder_logs(shared, name, wanted, follow=follow))
     raise typer.Exit(show_logs(Cluster(context, namespace), name, wanted, follow))
+
+
+@app.command()
+def drain_node(
+    node: Annotated[str, typer.Argument(metavar="NODE", help="Name of a Kubernetes node.")],
+    timeout: Annotated[
+        str, typer.Option("--timeout", metavar="DURATION", help="How long to wait for the pods, such as 30m.")
+    ] = "10m",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and change nothing.")] = False,
+    context: Context = None,
+) -> None:
+    """Take a Kubernetes node out of service for jobs: cordon it, evict their pods, and wait until these are gone.
+
+    It says what follows for each job, and leaves all other pods alone, as kubectl drain is for those. An eviction that
+    a PodDisruptionBudget refuses is tried again until --timeout. It may be run again, and goes on then. It takes the
+    rights to get and patch nodes, to list pods in all namespaces, to create pods/eviction and to get ddpjobs. Exit
+    codes: 0 drained, also if no pod of a job was there, 1 pods are still there after --timeout, 2 no such node, or the
+    cluster refused, 130 Ctrl-C, after which the node stays cordoned.
+    """
+    from ddpjob_operator.cli.drain_node import drain_node as drain
+    from ddpjob_operator.cli.on_cluster import Cluster, seconds
+
+    try:
+        limit = seconds(timeout)
+    except ValueError as error:
+        raise refused((f"--timeout: {error}",)) from None
+    if limit == 0:
+        raise refused((f"--timeout: {timeout} is no time; write such as 10m",))
+    raise typer.Exit(drain(Cluster(context), node, limit, dry_run=dry_run))

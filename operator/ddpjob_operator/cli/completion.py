@@ -1,4 +1,4 @@
-"""Completion for three shells and for `kubectl ddpjob`: verbs, options, their values, and the names of jobs.
+"""Completion for three shells and for `kubectl ddpjob`: verbs, options, their values, names of jobs and nodes.
 
 The shells' scripts call `ddpjob __complete WORD...`, with the words before the cursor and the one that it is in, as
 those of cobra do; kubectl calls `kubectl_complete-ddpjob` in the same way. Errors are silent: a message would end up in
@@ -113,20 +113,30 @@ def place_of(root: Any, words: Sequence[str]) -> Place | None:
     return place
 
 
-def candidates(place: Place, word: str, jobs: Sequence[Candidate] = ()) -> list[Candidate]:
-    """What `word` may become at this place. Jobs are those of the cluster."""
-    return [found for found in _candidates(place, word, jobs) if found.value.startswith(word)]
+def candidates(place: Place, word: str, names: Sequence[Candidate] = ()) -> list[Candidate]:
+    """What `word` may become at this place. Names are those of the cluster: of jobs or of nodes, as belong there."""
+    return [found for found in _candidates(place, word, names) if found.value.startswith(word)]
 
 
 def wants_jobs(place: Place, word: str) -> bool:
     """Whether the word is the name of a job on a cluster."""
-    if place.option is not None or word.startswith("-") or "shared" in place.given:
-        return False
+    return "shared" not in place.given and _argument(place, word) == "name"
+
+
+def wants_nodes(place: Place, word: str) -> bool:
+    """Whether the word is the name of a Kubernetes node."""
+    return _argument(place, word) == "node"
+
+
+def _argument(place: Place, word: str) -> str | None:
+    """Name of the argument that the word is; None if it is something else."""
+    if place.option is not None or word.startswith("-"):
+        return None
     arguments = _parameters(place.command, "argument")
-    return place.positional < len(arguments) and arguments[place.positional].name == "name"
+    return str(arguments[place.positional].name) if place.positional < len(arguments) else None
 
 
-def _candidates(place: Place, word: str, jobs: Sequence[Candidate]) -> Iterator[Candidate]:
+def _candidates(place: Place, word: str, names: Sequence[Candidate]) -> Iterator[Candidate]:
     if place.option is not None:
         yield from map(Candidate, choices(place.option))
     elif word.startswith("-"):
@@ -143,8 +153,8 @@ def _candidates(place: Place, word: str, jobs: Sequence[Candidate]) -> Iterator[
         for name, command in place.command.commands.items():
             if not command.hidden:
                 yield Candidate(name, (command.help or "").strip().partition("\n")[0])
-    elif wants_jobs(place, word):
-        yield from jobs
+    elif wants_jobs(place, word) or wants_nodes(place, word):
+        yield from names
     else:
         arguments = _parameters(place.command, "argument")
         if place.positional < len(arguments):
@@ -168,34 +178,39 @@ def choices(parameter: Any) -> list[str]:
 
 
 def complete(root: Any, words: Sequence[str]) -> list[Candidate]:
-    """Candidates for the last of the words, with names of jobs from the cluster where one belongs."""
+    """Candidates for the last of the words, with names of jobs or nodes from the cluster where one belongs."""
     words = words or ("",)
     place = place_of(root, words)
     if place is None:
         return []
-    jobs: list[Candidate] = []
-    if wants_jobs(place, words[-1]):
+    names: list[Candidate] = []
+    if (nodes := wants_nodes(place, words[-1])) or wants_jobs(place, words[-1]):
         # a login plugin or a resolver may block for longer than anything here can interrupt
-        reading = threading.Thread(target=_jobs_into, args=(place, jobs), daemon=True)
+        reading = threading.Thread(target=_names_into, args=(place, names, nodes), daemon=True)
         reading.start()
         reading.join(SECONDS_FOR_NAMES)
-    return candidates(place, words[-1], tuple(jobs))
+    return candidates(place, words[-1], tuple(names))
 
 
-def _jobs_into(place: Place, jobs: list[Candidate]) -> None:
+def _names_into(place: Place, names: list[Candidate], nodes: bool) -> None:
     with suppress(Exception):
-        asyncio.run(_read_jobs(place.given.get("context"), place.given.get("namespace"), jobs))
+        asyncio.run(_read_names(place, names, nodes))
 
 
-async def _read_jobs(context: str | None, namespace: str | None, into: list[Candidate]) -> None:
-    """Put names with their phase into `into`, as many as the cluster sends in time."""
+async def _read_names(place: Place, into: list[Candidate], nodes: bool) -> None:
+    """Put names of nodes, or of jobs with their phase, into `into`, as many as the cluster sends in time."""
     from ddpjob_operator.cluster import paths
-    from ddpjob_operator.runtime.client import connect
+    from ddpjob_operator.runtime.client import METADATA_LIST, connect
     from ddpjob_operator.runtime.login import CLI
+    from ddpjob_operator.runtime.paths import collection
 
-    client = await connect(context=context, agent=CLI)
+    client = await connect(context=place.given.get("context"), agent=CLI)
     try:
-        async for page in client.pages(paths.jobs(namespace or client.namespace), "ddpjobs"):
+        if nodes:
+            async for page in client.pages(collection("v1", "nodes", None), "nodes", accept=METADATA_LIST):
+                into += (Candidate(node["metadata"]["name"]) for node in page.items)
+            return
+        async for page in client.pages(paths.jobs(place.given.get("namespace") or client.namespace), "ddpjobs"):
             into += (Candidate(job["metadata"]["name"], _phase(job)) for job in page.items)
     finally:
         await client.close()

@@ -60,7 +60,8 @@ Fresh = Annotated[
     bool | None,
     typer.Option(
         "--fresh/--resume",
-        help="Begin anew, with snapshots of an earlier job of the name set aside; or resume from them.",
+        help="Begin anew and set snapshots of an earlier job of this name aside, or resume from them. By default a "
+        "job resumes, but begins anew where it replaces one on a cluster that has succeeded.",
     ),
 ]
 Claim = Annotated[str | None, typer.Option(help="Existing PersistentVolumeClaim to use; by default one is created.")]

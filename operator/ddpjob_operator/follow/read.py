@@ -37,6 +37,12 @@ async def read_job(client: Client, namespace: str, name: str) -> Json:
         raise ApiError(404, "NotFound", f"there is no DDPJob {name} in namespace {namespace}; {detail}") from None
 
 
+async def read_pods_on(client: Client, node: str) -> list[Json]:
+    """The pods of a Kubernetes node, of all namespaces."""
+    items, _ = await client.list(paths.pods(None), "pods", fieldSelector=f"spec.nodeName={node}")
+    return items
+
+
 async def read_pods(client: Client, namespace: str, job: Json) -> list[Json]:
     """The pods that the job controls."""
     uid = job["metadata"]["uid"]

@@ -13,18 +13,26 @@ import pytest
 import typer
 from tests.support.waiting import PATIENCE_SECONDS, eventually
 
-from ddpjob_operator.cli.completion import SCRIPTS, Candidate, candidates, place_of, print_for_kubectl, wants_jobs
+from ddpjob_operator.cli.completion import (
+    SCRIPTS,
+    Candidate,
+    candidates,
+    place_of,
+    print_for_kubectl,
+    wants_jobs,
+    wants_nodes,
+)
 from ddpjob_operator.cli.main import app
 
 ROOT = typer.main.get_command(app)
-JOBS = (Candidate("digits", "Running"), Candidate("mnist"))
+NAMES = (Candidate("digits", "Running"), Candidate("mnist"))
 
 
 def values(line: str) -> list[str]:
-    """Candidates for the last word of a command line, with two jobs on the cluster."""
+    """Candidates for the last word of a command line, with two names on the cluster."""
     words = line.split(" ")
     place = place_of(ROOT, words)
-    return [found.value for found in candidates(place, words[-1], JOBS)] if place is not None else []
+    return [found.value for found in candidates(place, words[-1], NAMES)] if place is not None else []
 
 
 @pytest.mark.parametrize(
@@ -41,6 +49,9 @@ def values(line: str) -> list[str]:
         ("logs digits --foll", ["--follow"]),
         ("get -o ", ["wide", "json", "yaml", "name"]),
         ("get --output=w", ["--output=wide"]),
+        ("drain-node ", ["digits", "mnist"]),
+        ("drain-node --timeout ", []),
+        ("drain-node digits ", []),
         ("completion ", ["bash", "zsh", "fish"]),
         ("validate ", []),
         ("nothing ", []),
@@ -63,6 +74,14 @@ def test_names_are_asked_for_in_the_namespace_and_context_of_the_line() -> None:
     assert place is not None
     assert wants_jobs(place, "")
     assert place.given == {"context": "prod", "namespace": "team"}
+
+
+def test_a_node_is_asked_for_where_one_belongs_and_a_job_elsewhere() -> None:
+    of_node, of_job = place_of(ROOT, ["drain-node", ""]), place_of(ROOT, ["get", ""])
+    assert of_node is not None
+    assert of_job is not None
+    assert (wants_nodes(of_node, ""), wants_jobs(of_node, "")) == (True, False)
+    assert (wants_nodes(of_job, ""), wants_jobs(of_job, "")) == (False, True)
 
 
 def test_without_a_cluster_there_are_no_names_and_no_messages(tmp_path: Path) -> None:
