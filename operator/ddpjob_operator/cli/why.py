@@ -37,13 +37,21 @@ def explain_on_cluster(cluster: Cluster, name: str, output: Output = Output.TEXT
 
 def explain_in_folder(folder: Path, name: str, output: Output = Output.TEXT) -> int:
     """The same of a job in the folder of `ddpjob run`, or in a mounted volume."""
-    shared = Shared(folder.expanduser().resolve())
-    if not shared.has(name):
-        known = ", ".join(shared.job_names()) or "none"
-        print(f"error: --shared {folder}: no job {name} there; jobs: {known}", file=sys.stderr)
+    shared = job_in(folder, name)
+    if shared is None:
         return REFUSED
     _print(answer_of(record_of(shared, name), datetime.now(UTC)), output)
     return SUCCEEDED
+
+
+def job_in(folder: Path, name: str) -> Shared | None:
+    """The folder, if it has such a job; else one line says which it has."""
+    shared = Shared(folder.expanduser().resolve())
+    if shared.has(name):
+        return shared
+    known = ", ".join(shared.job_names()) or "none"
+    print(f"error: --shared {folder}: no job {name} there; jobs: {known}", file=sys.stderr)
+    return None
 
 
 def _print(answer: Answer, output: Output) -> None:

@@ -24,6 +24,7 @@ from ddpjob_operator.core.values.actions import (
     ReadLog,
     ReadWarnings,
     ReleasePod,
+    SyncPod,
 )
 from ddpjob_operator.core.values.job import Job, Manifest
 from ddpjob_operator.core.values.names import LABEL_ATTEMPT
@@ -111,6 +112,8 @@ class Children:
             case CreateChild(manifest):
                 # no network policy is enforced here and no gang is admitted; to record the request is enough
                 self._others.add((manifest["kind"], manifest["metadata"]["name"]))
+            case SyncPod():
+                return False  # its files are written at once
             case ReleasePod():
                 return False  # nothing collects a process's end before it has been seen
             case ReadWarnings():

@@ -94,9 +94,9 @@ def success_in_words(status: DDPJobStatus) -> str:
     progress = status.progress or Progress()
     parts = []
     if progress.epoch is not None:
-        parts.append(f"{progress.epoch} epochs")
+        parts.append(f"{progress.epoch} epoch{'' if progress.epoch == 1 else 's'}")
     if progress.step is not None:
-        parts.append(f"{progress.step} steps")
+        parts.append(f"{progress.step} step{'' if progress.step == 1 else 's'}")
     parts.append(f"restarts {status.restarts}")
     # those of the last epoch are not the run's result
     results = {name: value for name, value in (progress.metrics or {}).items() if not name.startswith("epoch_")}

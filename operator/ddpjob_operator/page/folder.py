@@ -149,12 +149,12 @@ def detail_of(shared: Shared, name: str, now: datetime) -> Detail:
     )
 
 
-def log_of(shared: Shared, name: str, query: LogQuery) -> list[Line]:
-    """The last lines of each pod, in the order of the node ranks."""
+def log_of(shared: Shared, name: str, query: LogQuery, most: int = _LOG_BYTES) -> list[Line]:
+    """The last lines of each pod, of at most so many bytes, in the order of the node ranks."""
     ranks = record_of(shared, name).ranks_per_node or 1
     found: list[Line] = []
     for path, node in _pod_logs(shared, name, query):
-        text = shared.read(path, _LOG_BYTES, from_end=True).decode(errors="replace")
+        text = shared.read(path, most, from_end=True).decode(errors="replace")
         found += _parsed(_of_newest_run(text.splitlines()), node, ranks, query)[-query.tail :]
     return found
 

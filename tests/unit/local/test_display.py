@@ -168,6 +168,9 @@ def test_success_names_what_was_reached() -> None:
         restarts=1, progress=Progress(epoch=29, step=690, metrics={"eval_loss": 0.1, "eval_accuracy": 0.97})
     )
     assert success_in_words(status) == "Succeeded: 29 epochs, 690 steps, restarts 1, eval_accuracy 0.97, eval_loss 0.1"
+    assert success_in_words(DDPJobStatus(progress=Progress(epoch=1, step=1))) == (
+        "Succeeded: 1 epoch, 1 step, restarts 0"
+    )
 
 
 def test_progress_tells_speed_and_time_left() -> None:
