@@ -103,8 +103,10 @@ FLEET = Dashboard(
             stat("Jobs in its queue", "Jobs that wait to be reconciled. Above 10 for long: DDPJobOperatorBacklog.",
                  "max(ddpjob_operator_queue_depth)", steps=((0, "green"), (10, "orange"), (100, "red"))),
             lines("Reconciliation", "How long one look at a job takes, API requests included. Seconds point to the API "
-                  "server.",
-                  *quantiles("ddpjob_operator_reconcile_seconds", "$__rate_interval"), unit="s", width=6),
+                  "server, a lag of the event loop above 0.1 s to too little CPU.",
+                  *quantiles("ddpjob_operator_reconcile_seconds", "$__rate_interval"),
+                  quantiles("ddpjob_operator_loop_lag_seconds", "$__rate_interval", legend="event loop's lag ")[1],
+                  unit="s", width=6),
             lines("API requests by code", "429 is throttling, 403 a missing permission, 0 no answer at all.",
                   Query("sum by (code) (rate(ddpjob_operator_api_requests_total[$__rate_interval]))", "{{code}}"),
                   unit="reqps", width=6),

@@ -37,6 +37,7 @@ from ddpjob_operator.runtime.client import Client, connect
 from ddpjob_operator.runtime.errors import ApiError
 from ddpjob_operator.runtime.events import EventRecorder
 from ddpjob_operator.runtime.garbage import keep_collections_short
+from ddpjob_operator.runtime.lag import measure_lag
 from ddpjob_operator.runtime.leader import Leader, Lease
 from ddpjob_operator.runtime.queue import WorkQueue
 from ddpjob_operator.runtime.webhook import Webhook
@@ -71,6 +72,7 @@ class Operator:
 
     namespaces: tuple[str, ...]
     """Whose objects are watched; none: all of them."""
+    watches: framework.Watches
     shard: Shard
     cache: Cache
     queue: WorkQueue[Key]
@@ -85,7 +87,7 @@ class Operator:
         """What only a new process can mend."""
         wrong = []
         if self.watching:
-            wrong += [f"{task}: has ended" for task in framework.dead_watches(self.namespaces)]
+            wrong += [f"{task}: has ended" for task in self.watches.dead()]
         if dead := self.queue.dead_workers():
             wrong.append(f"{dead} workers of the queue have ended")
         if (longest := self.queue.longest_pass()) > STUCK_SECONDS:
@@ -203,14 +205,16 @@ async def _assemble(settings: Settings, defaults: Callable[[str], Defaults], cle
     )
     resync = Resync(client, cache, namespaces, settings.resync_seconds, queue.add_all, shard)
     child_watch = ChildWatch(client, cache, namespaces, settings.resync_seconds, queue.add)
-    return Operator(namespaces, shard, cache, queue, controller, resync, child_watch, recorder, leader)
+    watches = framework.Watches(namespaces)
+    return Operator(namespaces, watches, shard, cache, queue, controller, resync, child_watch, recorder, leader)
 
 
 async def _run_parts(operator: Operator, stop: asyncio.Event) -> None:
     """Start everything, wait for `stop` or for a part's end, stop everything."""
     parts = {asyncio.create_task(operator.resync.run(), name="resync"),
              asyncio.create_task(_watch_children(operator), name="watches of children"),
-             asyncio.create_task(operator.recorder.run(), name="event recorder")}  # fmt: skip
+             asyncio.create_task(operator.recorder.run(), name="event recorder"),
+             asyncio.create_task(measure_lag(), name="lag of the event loop")}  # fmt: skip
     stopping = asyncio.create_task(stop.wait(), name="stop signal")
     watchable = asyncio.create_task(_until_watchable(operator), name="first lists")
     try:
@@ -278,7 +282,7 @@ async def _watch(operator: Operator, stopping: asyncio.Task[Any], parts: set[asy
             {framework_task, watch_loss, signalled, stopping, *parts}, return_when=asyncio.FIRST_COMPLETED
         )
         if watch_loss.done() or framework_task.done():
-            ended = ", ".join(framework.dead_watches(namespaces)) or "all of them"
+            ended = ", ".join(operator.watches.dead()) or "all of them"
             logger.error("watches have ended for good (%s); exiting, so that the kubelet restarts the operator", ended)
             raise WatchEnded(ended)
     finally:
@@ -301,12 +305,12 @@ async def _until_a_watch_ends(operator: Operator) -> None:
     (1.45.2). A watch that never begins counts as one that has ended: the next process reads discovery anew."""
     try:
         async with asyncio.timeout(BEGIN_SECONDS):
-            while framework.dead_watches(operator.namespaces):  # noqa: ASYNC110
+            while operator.watches.dead():  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
     except TimeoutError:
         return
     operator.watching = True
-    while not framework.dead_watches(operator.namespaces):  # noqa: ASYNC110
+    while not operator.watches.dead():  # noqa: ASYNC110
         await asyncio.sleep(1.0)
 
 

@@ -46,6 +46,12 @@ OPERATOR = (
         "Duration of the reconciliation of one job, including API requests.",
         unit="seconds",
     ),
+    MetricRow(
+        "ddpjob_operator_loop_lag_seconds",
+        "histogram",
+        "How late the event loop runs a timer. If it is often above 0.1, the operator needs more CPU.",
+        unit="seconds",
+    ),
     MetricRow("ddpjob_operator_reconcile_errors_total", "counter", "Reconciliations that failed and are retried."),
     MetricRow(
         "ddpjob_operator_api_requests_total",

@@ -31,6 +31,7 @@ ProcessCollector(registry=REGISTRY)
 PlatformCollector(registry=REGISTRY)
 
 _RECONCILE_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 15)
+_LAG_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.25, 0.5, 1, 2.5)
 _WAIT_BUCKETS = (1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1800, 3600, 3 * 3600, 6 * 3600, 24 * 3600, 72 * 3600)
 
 
@@ -41,6 +42,7 @@ def _row(name: str) -> dict[str, Any]:
 
 
 RECONCILE_SECONDS = Histogram(**_row("ddpjob_operator_reconcile_seconds"), buckets=_RECONCILE_BUCKETS)
+LOOP_LAG = Histogram(**_row("ddpjob_operator_loop_lag_seconds"), buckets=_LAG_BUCKETS)
 RECONCILE_ERRORS = Counter(**_row("ddpjob_operator_reconcile_errors_total"))
 API_REQUESTS = Counter(**_row("ddpjob_operator_api_requests_total"))
 WATCH_EVENTS = Counter(**_row("ddpjob_operator_watch_events_total"))

@@ -65,7 +65,9 @@ class Bench:
     def probe(self, when: str, health: Health) -> None:
         """What its event loop is held up by; an idle server is held up by the machine alone."""
         self.add(f"longest answer of an idle server {when}", health.idle * 1000, "ms")
-        self.add(f"longest answer of the probe {when}", health.longest * 1000, "ms", 100 + health.idle * 1000)
+        limit = 100 + health.idle * 1000
+        self.add(f"longest lag of the event loop {when}", health.lag * 1000, "ms", limit)
+        self.add(f"longest answer of the probe {when}", health.longest * 1000, "ms", limit)
 
 
 @asynccontextmanager

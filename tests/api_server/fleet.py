@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import sys
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -139,9 +141,12 @@ async def _watch(session: aiohttp.ClientSession, url: str, kind: str, since: int
 
 @dataclass(eq=False)
 class Health:
-    """How long the operator's probe took to answer, at most: what its event loop is held up by, and a millisecond."""
+    """What the operator's event loop was held up by. All times are the longest ones, in seconds."""
 
+    lag: float = 0.0
+    """As the operator measures it itself: the upper bound of the bucket of its histogram."""
     longest: float = 0.0
+    """An answer of its probe, which takes a few turns of the loop."""
     idle: float = 0.0
     """The same of a server beside it that does nothing."""
     unanswered: int = 0
@@ -151,7 +156,7 @@ class Health:
 async def probed(operator: Operator) -> AsyncIterator[Health]:
     """Ask its probe all the time until the end of the block, which then knows the answers (`prober`)."""
     assert operator.process is not None
-    health, pipe = Health(), asyncio.subprocess.PIPE
+    health, pipe, before = Health(), asyncio.subprocess.PIPE, await _lags(operator)
     command = (sys.executable, "-m", "tests.api_server.prober", str(operator.probe_port), str(operator.process.pid))
     process = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, cwd=REPOSITORY)
     try:
@@ -160,10 +165,19 @@ async def probed(operator: Operator) -> AsyncIterator[Health]:
         yield health
         found, _ = await process.communicate(b"")
         health.longest, health.idle, health.unanswered = json.loads(found).values()
+        after = await _lags(operator)
+        health.lag = min(bound for bound in after if after[bound] - before[bound] == after[inf] - before[inf])
     finally:
         if process.returncode is None:
             process.kill()
             await process.wait()
+
+
+async def _lags(operator: Operator) -> dict[float, float]:
+    """Timers of its event loop by the longest time that they were late."""
+    _, page = await operator.probe("metrics")
+    found = re.findall(r'^ddpjob_operator_loop_lag_seconds_bucket{le="(.+?)"} (\S+)', page, re.MULTILINE)
+    return {float(bound): float(count) for bound, count in found}
 
 
 def peak_bytes(operator: Operator) -> int:

@@ -27,6 +27,7 @@ from ddpjob_operator.core.values.actions import (
     DeletePod,
     ReadLog,
     ReleasePod,
+    SyncPod,
 )
 from ddpjob_operator.core.values.job import Defaults, Job, Problem
 from ddpjob_operator.core.values.names import FINALIZER
@@ -82,6 +83,18 @@ async def test_a_pod_gets_its_new_place_by_its_labels(cluster: Cluster, job: dic
     assert found["metadata"]["labels"].items() >= {
         f"{GROUP}/attempt": "3", f"{GROUP}/node-rank": "0", f"{GROUP}/nodes": "5", f"{GROUP}/uid": actor.job.uid,
     }.items()  # fmt: skip
+
+
+async def test_a_kubelet_is_to_show_a_pod_its_place_again(cluster: Cluster, job: dict[str, Any]) -> None:
+    actor = Actor(cluster, job)
+    pod = await actor.make_pod(node_rank=1)
+    before = (await cluster.pods())[0]["metadata"]
+    assert await actor.do(SyncPod(pod.name, pod.uid, "0-1")) is None
+    after = (await cluster.pods())[0]["metadata"]
+    assert after["labels"] == before["labels"] | {f"{GROUP}/sync": "0-1"}
+    assert [seen.sync for seen in actor.pods] == ["0-1"]
+    assert await Actor(cluster, job).do(SyncPod(pod.name, FOREIGN, "0-2")) is None, "another pod has the name now"
+    assert (await cluster.pods())[0]["metadata"]["resourceVersion"] == after["resourceVersion"]
 
 
 async def test_another_pod_of_that_name_is_not_relabelled_and_the_one_that_is_gone_is_forgotten(

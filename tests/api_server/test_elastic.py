@@ -100,6 +100,47 @@ async def test_a_pod_on_a_silent_node_is_removed_by_force_only_where_the_policy_
     await eventually_async(removed, "it is gone, or waits for its kubelet's word")
 
 
+@pytest.mark.fault(24)
+async def test_a_silent_node_is_given_up_although_a_sidecar_of_its_pod_had_ended(
+    cluster: Cluster, operator: Operator
+) -> None:
+    """Such a pod is not ready anyway, so the node's silence changes no condition. Its deletion by the taint does."""
+    sidecar = {"name": "helper", "image": "helper"}
+    await cluster.apply_job(
+        restart={"nodeLostSeconds": 7, "backoff": {"initialSeconds": 0}},
+        podTemplate={"spec": {"containers": [sidecar]}},
+    )
+    _, pod = await cluster.gang_exists()
+    patience = {item["key"]: item.get("tolerationSeconds") for item in pod["spec"]["tolerations"]}
+    assert patience["node.kubernetes.io/unreachable"] == patience["node.kubernetes.io/not-ready"] == 7
+    await cluster.bound("digits-0-1", node="silent")
+    await cluster.runs("digits-0-0", "digits-0-1")
+    await cluster.phase_is("Running")
+    ended = {"terminated": {"exitCode": 0, "reason": "Completed"}}
+    states = {"trainer": {"running": {}}, "helper": ended}
+    not_ready = [
+        {"type": name, "status": "False", "reason": "ContainersNotReady"} for name in ("ContainersReady", "Ready")
+    ]
+    status = {
+        "phase": "Running",
+        "conditions": [{"type": "PodScheduled", "status": "True"}, *not_ready],
+        "containerStatuses": [
+            {"name": name, "image": "x", "imageID": "", "ready": name == "trainer", "restartCount": 0, "state": state}
+            for name, state in states.items()
+        ],
+    }
+    await cluster.report("digits-0-1", status)
+    tainted = {"type": "DisruptionTarget", "status": "True", "reason": "DeletionByTaintManager"}
+    await cluster.report("digits-0-1", status | {"conditions": [*status["conditions"], tainted]})
+    await cluster.client.delete(f"{paths.pods(cluster.namespace)}/digits-0-1", "pods")
+    await cluster.gang_exists(attempt=1)
+    found = await cluster.status()
+    assert (found["lastFailure"]["reason"], found["lastFailure"]["podName"]) == ("NodeLost", "digits-0-1")
+    assert (found.get("restarts", 0), found["disruptions"]) == (0, 1)
+    pods = {pod["metadata"]["name"]: pod["metadata"] for pod in await cluster.pods()}
+    assert "deletionTimestamp" in pods["digits-0-1"], "only its kubelet may say that it has ended"
+
+
 async def lost(cluster: Cluster, restart: dict[str, Any]) -> dict[str, Any]:
     """The status once the node under node rank 1 was given up."""
     await cluster.apply_job(restart={"backoff": {"initialSeconds": 0}} | restart)

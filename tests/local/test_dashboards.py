@@ -86,6 +86,7 @@ class Watched(PlainDisplay):
     def show(self, view: RunView) -> None:
         key = Key(NAMESPACE, self.job.name)
         metrics.RECONCILE_SECONDS.observe(0.01)
+        metrics.LOOP_LAG.observe(0.001)
         count(NAMESPACE, self.job, self.status, view.status)
         metrics.JOBS.put(key, figures(key, self.job, view.status, "trainer:1"))
         self.status = view.status

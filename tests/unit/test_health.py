@@ -29,6 +29,7 @@ def operator(
     return Operator(
         **parts,
         namespaces=("research",),
+        watches=framework.Watches(("research",)),
         shard=Shard(),
         queue=SimpleNamespace(dead_workers=lambda: dead_workers, longest_pass=lambda: longest_pass),  # type: ignore[arg-type]
         resync=SimpleNamespace(first_done=event(listed), healthy=last_list),  # type: ignore[arg-type]
@@ -62,6 +63,20 @@ async def test_what_only_a_new_process_mends_is_unhealthy(
     watches = [asyncio.create_task(asyncio.sleep(60), name=name) for name in alive]
     assert operator(**parts).unhealthy() == said
     for watch in watches:
+        watch.cancel()
+
+
+async def test_a_watch_that_ends_later_is_dead_until_another_has_taken_its_place() -> None:
+    found = operator()
+    watches = {name: asyncio.create_task(asyncio.sleep(60), name=name) for name in WATCHES}
+    assert found.watches.dead() == []
+    ended = watches[WATCHES[0]]
+    ended.cancel()
+    await asyncio.wait([ended])
+    assert found.watches.dead() == WATCHES[:1]
+    watches[WATCHES[0]] = asyncio.create_task(asyncio.sleep(60), name=WATCHES[0])
+    assert found.watches.dead() == []
+    for watch in watches.values():
         watch.cancel()
 
 

@@ -34,9 +34,17 @@ from ddpjob_operator.core.values.actions import (
     ReadLog,
     ReadWarnings,
     ReleasePod,
+    SyncPod,
 )
 from ddpjob_operator.core.values.job import ADMISSION_FAILED, Job
-from ddpjob_operator.core.values.names import FINALIZER, LABEL_ATTEMPT, LABEL_NODE_RANK, LABEL_NODES, TRAINER_CONTAINER
+from ddpjob_operator.core.values.names import (
+    FINALIZER,
+    LABEL_ATTEMPT,
+    LABEL_NODE_RANK,
+    LABEL_NODES,
+    LABEL_SYNC,
+    TRAINER_CONTAINER,
+)
 from ddpjob_operator.runtime.client import Client, Json
 from ddpjob_operator.runtime.errors import ApiError
 from ddpjob_operator.runtime.paths import events
@@ -109,7 +117,7 @@ class Applier:
         try:
             await self._act(job, action)
         except ApiError as error:
-            if not (isinstance(action, AssignPod | DeletePod | PointService | ReleasePod) and forbids(error)):
+            if not (isinstance(action, AssignPod | DeletePod | PointService | ReleasePod | SyncPod) and forbids(error)):
                 raise
             raise Rejected(problem_with(action.name, error), status=error.status) from error
 
@@ -128,7 +136,10 @@ class Applier:
             case ReleasePod():
                 await self.release(job.namespace, action)
             case AssignPod():
-                await self._assign_pod(job, action)
+                labels = {LABEL_ATTEMPT: action.attempt, LABEL_NODE_RANK: action.node_rank, LABEL_NODES: action.nodes}
+                await self._label_pod(job, action, {name: str(value) for name, value in labels.items()})
+            case SyncPod(sync=sync):
+                await self._label_pod(job, action, {LABEL_SYNC: sync})
             case CreateChild():
                 await self._create_child(job, action)
             case ReadLog():
@@ -280,7 +291,7 @@ class Applier:
                 raise result
         return [result for result in results if isinstance(result, ApiError)]
 
-    async def _is_replaced(self, namespace: str, action: DeletePod | AssignPod) -> bool:
+    async def _is_replaced(self, namespace: str, action: DeletePod | AssignPod | SyncPod) -> bool:
         """Whether the pod of that name is another one, which a 409 can mean, but need not."""
         pod = await self._read_pod(namespace, action.name)
         return pod is None or bool(pod["metadata"]["uid"] != action.uid)
@@ -295,13 +306,8 @@ class Applier:
         self.cache.put_pod(pod)
         return pod
 
-    async def _assign_pod(self, job: Job, action: AssignPod) -> None:
+    async def _label_pod(self, job: Job, action: AssignPod | SyncPod, labels: dict[str, str]) -> None:
         """The uid in the patch keeps it from a pod that has got the name since: a 409, or a 422 of older servers."""
-        labels = {
-            LABEL_ATTEMPT: str(action.attempt),
-            LABEL_NODE_RANK: str(action.node_rank),
-            LABEL_NODES: str(action.nodes),
-        }
         body = {"metadata": {"uid": action.uid, "labels": labels}}
         try:
             pod = await self.client.merge_patch(f"{paths.pods(job.namespace)}/{action.name}", "pods", body)

@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -23,10 +23,11 @@ from ddpjob_operator import metrics
 from ddpjob_operator.cluster import paths
 from ddpjob_operator.cluster.cache import Cache, Json, Key, Listed
 from ddpjob_operator.core.values import names
-from ddpjob_operator.runtime.client import PAGE, Client, namespace_of
+from ddpjob_operator.runtime.client import PAGE, Client, Page, namespace_of
 from ddpjob_operator.runtime.errors import ApiError
 from ddpjob_operator.runtime.queue import Backoff
 from ddpjob_operator.shards import Shard
+from ddpjob_operator.wire.pods import decode_pods
 
 logger = logging.getLogger(__name__)
 
@@ -109,8 +110,8 @@ class Resync:
         for namespace in scopes:
             try:
                 jobs, pods = await asyncio.gather(
-                    self._listed(paths.jobs(namespace), "ddpjobs", self.cache.put_job),
-                    self._listed(paths.pods(namespace), "pods", self.cache.put_pod, labelSelector=OUR_PODS),
+                    self._listed(self._jobs(namespace), self.cache.put_job),
+                    self._listed(self._pods(namespace), self.cache.put_pod),
                 )
             except ApiError as error:
                 failed[namespace] = error
@@ -124,10 +125,17 @@ class Resync:
             self.cache.expire(min(oldest))
         return failed
 
-    async def _listed(self, path: str, resource: str, put: Callable[[Json], object], **query: str) -> Listed:
+    def _jobs(self, namespace: str | None) -> AsyncIterator[Page]:
+        return self.client.pages(paths.jobs(namespace), "ddpjobs", PAGE)
+
+    def _pods(self, namespace: str | None) -> AsyncIterator[Page]:
+        path = paths.pods(namespace)
+        return self.client.pages(path, "pods", PAGE, decode_pods, labelSelector=OUR_PODS)
+
+    async def _listed(self, pages: AsyncIterator[Page], put: Callable[[Json], object]) -> Listed:
         """Take in a collection page by page. Nothing of a page is kept but what the cache makes of it."""
         uids, version = set[str](), 0
-        async for page in self.client.pages(path, resource, PAGE, **query):
+        async for page in pages:
             if page.first:
                 uids.clear()
             while page.items:  # nothing of it is kept while the next page is on its way

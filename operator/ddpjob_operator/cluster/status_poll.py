@@ -18,6 +18,7 @@ from ddpjob_operator import metrics
 from ddpjob_operator.core.manifests.pod_environment import STATUS_PORT
 from ddpjob_operator.core.values.trainer_report import TrainerReport, read_status
 from ddpjob_operator.runtime.shares import FairSemaphore
+from ddpjob_operator.runtime.turns import OneATurn
 
 logger = logging.getLogger(__name__)
 
@@ -51,6 +52,7 @@ class StatusPoller:
     _asking: dict[Any, tuple[Target, asyncio.Task[None]]] = field(default_factory=dict)
     _session: aiohttp.ClientSession | None = None
     _at_once: FairSemaphore = field(default_factory=lambda: FairSemaphore(_AT_ONCE))
+    _turns: OneATurn = field(default_factory=OneATurn)
 
     def watch(self, key: Any, target: Target, on_report: OnReport) -> None:
         """Ask `target` from now on, instead of any other that was asked under this key, and hand on its answers."""
@@ -80,6 +82,7 @@ class StatusPoller:
         silent, share = 0, getattr(key, "namespace", None)
         while True:
             async with self._at_once.place(share):
+                await self._turns.wait()
                 report = await self._ask(target)
             silent = 0 if report is not None else silent + 1
             if report is not None:

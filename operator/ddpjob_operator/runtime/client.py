@@ -11,7 +11,7 @@ import asyncio
 import json
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Any, NamedTuple
@@ -23,6 +23,7 @@ from ddpjob_operator.runtime.decode import decode, decode_aside
 from ddpjob_operator.runtime.errors import ApiError
 from ddpjob_operator.runtime.login import OPERATOR, Login, log_in, open_session
 from ddpjob_operator.runtime.shares import FairSemaphore
+from ddpjob_operator.runtime.turns import OneATurn
 
 logger = logging.getLogger(__name__)
 
@@ -72,6 +73,7 @@ class Client:
         self._context = context
         self._agent = agent
         self._in_flight = FairSemaphore(in_flight)
+        self._turns = OneATurn()
         self._logging_in = asyncio.Lock()
         self._session = open_session(current)
         self._closing: asyncio.Task[None] | None = None
@@ -207,35 +209,50 @@ class Client:
         return items, version
 
     async def pages(
-        self, path: str, resource: str, page: int = PAGE, *, accept: str = "", **query: str
+        self,
+        path: str,
+        resource: str,
+        page: int = PAGE,
+        decoder: Callable[[bytes], Json] | None = None,
+        /,
+        *,
+        accept: str = "",
+        **query: str,
     ) -> AsyncIterator[Page]:
-        """A collection page by page, so that a large one is never in memory as a whole. A list that expires midway
-        starts over, with another first page."""
+        """A collection page by page, so that a large one is never in memory as a whole; the next page is on its way
+        while one is taken in. A list that expires midway starts over, with another first page.
+
+        `decoder` makes of a page what is read of it; a page for which it raises ValueError is decoded whole.
+        """
         headers = {"Accept": accept} if accept else None
+
+        def ask(token: str) -> asyncio.Task[bytes]:
+            asked = {**query, "limit": str(page)} | ({"continue": token} if token else {})
+            answer = self._answer("GET", path, resource, query=asked, headers=headers, verb="LIST")
+            return asyncio.create_task(answer, name=f"page of {resource}")
+
         for _ in range(3):
-            token = ""
+            on_its_way, first = ask(""), True
             try:
                 while True:
-                    more = {"continue": token} if token else {}
-                    asked = {**query, "limit": str(page), **more}
-                    answer = await self._call("GET", path, resource, query=asked, headers=headers, verb="LIST")
-                    metadata, first = answer["metadata"], not token
+                    answer = await _decoded(await on_its_way, f"GET {path}", decoder)
+                    metadata = answer["metadata"]
                     token = metadata.get("continue") or ""
+                    if token:  # the server makes the next page while this one is taken in
+                        on_its_way = ask(token)
                     yield Page(answer.pop("items", None) or [], int(metadata["resourceVersion"]), first)
+                    first = False
                     if not token:
                         return
             except ApiError as error:
                 if error.status != 410:
                     raise
+            finally:
+                on_its_way.cancel()
         raise ApiError(410, "Expired", f"the list of {resource} expired three times before its last page was read")
 
     async def _call(self, method: str, path: str, resource: str, **options: Any) -> Json:
-        payload = await self._answer(method, path, resource, **options)
-        try:
-            answer: Json = await decode_aside(payload)
-        except ValueError as error:
-            raise ApiError(0, "BadAnswer", f"{method} {path}: the answer is not JSON: {error}") from error
-        return answer
+        return await _decoded(await self._answer(method, path, resource, **options), f"{method} {path}")
 
     async def _answer(
         self,
@@ -256,6 +273,7 @@ class Client:
             used = self._login
             try:
                 async with self._in_flight.place(namespace_of(path)):
+                    await self._turns.wait()
                     if self.fence is not None and method != "GET":
                         self.fence()
                     return await self._once(method, path, resource, query or {}, body, headers, verb or method)
@@ -340,6 +358,17 @@ def namespace_of(path: str) -> str:
 async def connect(in_flight: int = 64, context: str | None = None, agent: str = OPERATOR) -> Client:
     """A client for the configured API server, or for that of a `context` of the kubeconfig."""
     return Client(await log_in(context, agent), in_flight, context, agent)
+
+
+async def _decoded(payload: bytes, call: str, decoder: Callable[[bytes], Json] | None = None) -> Json:
+    if decoder is not None:
+        with suppress(ValueError):
+            return decoder(payload)
+    try:
+        answer: Json = await decode_aside(payload)
+    except ValueError as error:
+        raise ApiError(0, "BadAnswer", f"{call}: the answer is not JSON: {error}") from error
+    return answer
 
 
 async def _close_later(session: aiohttp.ClientSession) -> None:

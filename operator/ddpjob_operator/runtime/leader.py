@@ -201,7 +201,7 @@ class Lease:
             self._held_until = None
 
     async def _renew_shared(self) -> bool:
-        """Renew it whoever of ours has renewed it since: the server refuses if it is no longer ours. Whether it was."""
+        """Renew it, whichever replica of ours renewed it last; the server refuses if it is not ours. Whether it was."""
         if self._seen is None or self._seen["spec"].get("holderIdentity") != self.identity:
             return False
         ours = {"op": "test", "path": "/spec/holderIdentity", "value": self.identity}

@@ -18,6 +18,7 @@ from typing import Generic, TypeVar
 
 from ddpjob_operator import metrics
 from ddpjob_operator.runtime.shares import Shares
+from ddpjob_operator.runtime.turns import OneATurn
 
 logger = logging.getLogger(__name__)
 
@@ -64,9 +65,8 @@ class WorkQueue(Generic[K]):
     _failures: dict[K, int] = field(default_factory=dict)
     _tasks: list[asyncio.Task[None]] = field(default_factory=list)
     _news: asyncio.Event = field(default_factory=asyncio.Event)
-    _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """At most one pass begins in a turn of the event loop: many may need no call, and would keep the calls of others,
-    probes and the Lease waiting."""
+    _turns: OneATurn = field(default_factory=OneATurn)
+    """Many passes need no call, and would run in the turn in which they begin."""
     _stopping: bool = False
 
     def __post_init__(self) -> None:
@@ -151,8 +151,7 @@ class WorkQueue(Generic[K]):
 
     async def _work(self, look: Callable[[K], Awaitable[float | None]]) -> None:
         while True:
-            async with self._turn:
-                await asyncio.sleep(0)
+            await self._turns.wait()
             if self._stopping:
                 return
             whose = next(filter(self._shares.may_take, self._ready), NOBODY)

@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 
-from ddpjob_operator.cluster.cache import Cache, Key, Owner, key_of_pod
+from ddpjob_operator.cluster.cache import Cache, Key, Owner, key_of_pod, owner_of
 from ddpjob_operator.cluster.children import CLAIM, POLICY, SERVICE
 from ddpjob_operator.core.values.actions import ReleasePod
+from ddpjob_operator.core.values.names import FINALIZER
 from ddpjob_operator.core.values.trainer_report import TrainerReport
+from ddpjob_operator.wire.pods import decode_pods
 
 KEY = Key("ns", "digits")
 OWNER = Owner("ns", "job-1")
@@ -64,6 +66,21 @@ def test_an_older_or_equal_version_is_no_news(version: int) -> None:
     cache.put_pod(pod(5, phase="Running"))
     assert not cache.put_pod(pod(version, phase="Pending"))
     assert phases(cache) == ["Running"]
+
+
+def test_a_pod_is_known_from_a_list_as_it_is_from_a_watch() -> None:
+    watched = pod(5, phase="Running") | {"spec": {"nodeName": "node-1"}}
+    times = {"creationTimestamp": "2026-01-02T03:04:05Z", "deletionTimestamp": "2026-01-02T03:04:35Z"}
+    watched["metadata"] |= times | {"finalizers": [FINALIZER]}
+    (listed,) = decode_pods(json.dumps({"metadata": {}, "items": [watched]}).encode())["items"]
+    pictures = []
+    for found in (watched, listed):
+        cache = Cache()
+        cache.put_job(job(1))
+        assert cache.put_pod(found)
+        pictures.append((cache.observed(OWNER), cache.drop_pod(found), owner_of(found), key_of_pod(found)))
+    assert pictures[0] == pictures[1]
+    assert pictures[0][0].pods[0].held
 
 
 def test_versions_are_compared_as_numbers() -> None:

@@ -26,7 +26,7 @@ class Lists:
         self.asked: list[str] = []
         self.found: dict[str, list[Page]] = {}
 
-    async def pages(self, path: str, resource: str, page: int, **_: str) -> AsyncIterator[Page]:
+    async def pages(self, path: str, resource: str, *_: Any, **__: str) -> AsyncIterator[Page]:
         namespace = path.split("/namespaces/")[1].split("/")[0]
         if resource == "pods":
             self.asked.append(namespace)
@@ -63,8 +63,8 @@ def test_a_namespace_that_cannot_be_read_is_tried_soon_again_and_the_others_in_t
 @pytest.mark.fault(6)
 def test_two_minutes_of_refused_lists_are_survived_without_a_storm() -> None:
     class Down(Lists):
-        async def pages(self, path: str, resource: str, page: int, **options: str) -> AsyncIterator[Page]:
-            async for found in super().pages(path, resource, page, **options):
+        async def pages(self, path: str, resource: str, *given: Any, **options: str) -> AsyncIterator[Page]:
+            async for found in super().pages(path, resource, *given, **options):
                 if asyncio.get_running_loop().time() < 120:
                     raise ApiError(503, "ServiceUnavailable", "no")
                 yield found
@@ -102,8 +102,8 @@ def test_a_list_that_began_before_this_replica_led_does_not_count() -> None:
     """It may be older than what the last leader wrote."""
 
     class Slow(Lists):
-        async def pages(self, path: str, resource: str, page: int, **options: str) -> AsyncIterator[Page]:
-            async for found in super().pages(path, resource, page, **options):
+        async def pages(self, path: str, resource: str, *given: Any, **options: str) -> AsyncIterator[Page]:
+            async for found in super().pages(path, resource, *given, **options):
                 await asyncio.sleep(5)
                 yield found
 

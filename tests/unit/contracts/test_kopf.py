@@ -234,7 +234,8 @@ def test_each_watch_is_a_task_of_the_name_that_liveness_expects(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, namespaces: tuple[str, ...]
 ) -> None:
     async def check(api: Api) -> None:
-        await until(lambda: not framework.dead_watches(namespaces), "all watches are there")
+        found = framework.Watches(namespaces)
+        await until(lambda: not found.dead(), "all watches are there")
         assert watches() == framework.expected_watches(namespaces)
 
     under_kopf(tmp_path, monkeypatch, check, namespaces=namespaces)
@@ -254,7 +255,7 @@ def test_a_watch_that_cannot_list_ends_for_good(
 
     async def check(api: Api) -> None:
         await until(lambda: watches() == {PODS}, "the watch of jobs has ended, and that of pods has not")
-        assert framework.dead_watches(()) == [JOBS]
+        assert framework.Watches(()).dead() == [JOBS]
 
     under_kopf(tmp_path, monkeypatch, check, api=lambda: Api(lists=[status]), backoffs=backoffs)
 

@@ -146,6 +146,8 @@ async def test_the_operator_and_the_command_can_be_told_apart(server: Server, cl
     await asyncio.to_thread(asked, Cluster(), ask)
     agents = [request.headers["User-Agent"] for request in server.asked]
     assert agents == [f"ddpjob-operator/{VERSION}", *[f"ddpjob-cli/{VERSION}"] * 2]
+    encodings = [request.headers["Accept-Encoding"] for request in server.asked]
+    assert [encoding == "identity" for encoding in encodings] == [True, False, False], "people may be far away"
 
 
 async def test_a_401_that_stays_is_an_error(server: Server, client: Client) -> None:
@@ -206,6 +208,40 @@ async def test_a_list_is_read_to_its_last_page(server: Server, client: Client) -
     assert await client.list("/api/v1/pods", "pods", labelSelector="a=b") == ([{"n": 1}, {"n": 2}], 7)
     assert [request.query.get("continue") for request in server.asked] == [None, "more"]
     assert all(request.query["labelSelector"] == "a=b" for request in server.asked)
+
+
+async def test_the_next_page_is_on_its_way_while_one_is_taken_in(server: Server, client: Client) -> None:
+    async def both_asked() -> bool:
+        return len(server.asked) == 2
+
+    server.answers = [
+        ok({"metadata": {"resourceVersion": "7", "continue": "more"}, "items": [{"n": 1}]}),
+        ok({"metadata": {"resourceVersion": "7"}, "items": [{"n": 2}]}),
+    ]
+    found = []
+    async for page in client.pages("/api/v1/pods", "pods"):
+        await eventually_async(both_asked, "the next page is asked for")
+        found.append((page.items, page.first))
+    assert found == [([{"n": 1}], True), ([{"n": 2}], False)]
+
+
+async def test_a_list_that_is_not_read_to_its_end_leaves_no_call_behind(server: Server, client: Client) -> None:
+    answered = asyncio.Event()
+
+    async def late(request: web.Request) -> web.Response:
+        await answered.wait()
+        return ok({"metadata": {"resourceVersion": "7"}, "items": []})
+
+    server.answers = [ok({"metadata": {"resourceVersion": "7", "continue": "more"}, "items": [{"n": 1}]}), late]
+    pages = client.pages("/api/v1/pods", "pods")
+    try:
+        await anext(pages)
+        (call,) = (task for task in asyncio.all_tasks() if task.get_name() == "page of pods")
+        await pages.aclose()
+        await asyncio.wait([call], timeout=10)
+        assert call.cancelled()
+    finally:
+        answered.set()
 
 
 async def test_a_list_that_expires_midway_starts_over(server: Server, client: Client) -> None:

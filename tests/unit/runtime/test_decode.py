@@ -13,6 +13,7 @@ from tests.unit.answers import Server
 from ddpjob_operator.runtime.client import Client
 from ddpjob_operator.runtime.decode import LEVELS, cut, decode
 from ddpjob_operator.runtime.login import log_in, open_session
+from ddpjob_operator.wire.pods import decode_pods
 
 GO_LIMIT = 10_000
 """The API server's own decoder takes no more."""
@@ -43,6 +44,14 @@ async def test_a_list_is_read_although_one_object_is_too_deep(server: Server, cl
     assert [item["metadata"]["name"] for item in items] == ["0", "1", "2"]
     assert items[2]["spec"] == {"nodes": 2}
     assert depth(items[1]) < 200
+
+
+@pytest.mark.parametrize("item", [deep(1_000), "7"], ids=["too deep", "no object"])
+async def test_a_page_that_its_decoder_cannot_read_is_decoded_whole(server: Server, client: Client, item: str) -> None:
+    page = f'{{"metadata":{{"resourceVersion":"7"}},"items":[{{"metadata":{{}},"spec":{item},"extra":1}}]}}'
+    server.answers = [web.Response(text=page, content_type="application/json")]
+    (found,) = [page async for page in client.pages("/api/v1/pods", "pods", 100, decode_pods)]
+    assert found.items[0]["extra"] == 1
 
 
 @pytest.mark.usefixtures("client")

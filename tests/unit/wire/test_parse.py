@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from datetime import UTC, datetime
 from typing import Any
@@ -10,10 +11,19 @@ import pytest
 import yaml
 
 from ddpjob_operator.api.status import DDPJobStatus, NodeCount
-from ddpjob_operator.core.values.observed import NO_ATTEMPT, InitFailure, PodPhase, Termination
+from ddpjob_operator.core.values.observed import NO_ATTEMPT, InitFailure, PodPhase, PodView, Termination
+from ddpjob_operator.wire import pods
 from ddpjob_operator.wire.jobs import InvalidJob, parse_job, parse_status
 from ddpjob_operator.wire.objects import parse_time
-from ddpjob_operator.wire.pods import parse_pod
+
+
+def parse_pod(found: dict[str, Any]) -> PodView:
+    """The view of a pod, which is the same whether a list or a watch has brought it."""
+    view = pods.parse_pod(found)
+    (listed,) = pods.decode_pods(json.dumps({"metadata": {}, "items": [found]}).encode())["items"]
+    assert pods.parse_pod(listed) == view
+    return view
+
 
 MINIMAL = """
 apiVersion: training.ddpjob.io/v1alpha1
@@ -306,6 +316,24 @@ def test_a_pod_has_been_scheduled_once_it_has_a_node() -> None:
     assert waits is not None
     assert placed is not None
     assert (waits.scheduled, placed.scheduled) == (False, True)
+
+
+def test_the_nodes_that_a_waiting_pod_is_kept_from_are_known() -> None:
+    terms = [{"matchFields": [{"key": "metadata.name", "operator": "NotIn", "values": ["node-1"]}]}]
+    required = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}}
+    assert parse_pod(pod() | {"spec": {"affinity": required}}).avoids == {"node-1"}
+
+
+def test_of_a_listed_pod_nothing_is_decoded_that_is_not_read() -> None:
+    large = pod({"phase": "Running"}, managedFields=[{"manager": "kubelet"}], annotations={"a": "b"})
+    large["spec"] = {"nodeName": "node-1", "containers": [{"name": "trainer"}]}
+    (found,) = pods.decode_pods(json.dumps({"kind": "PodList", "metadata": {}, "items": [large]}).encode())["items"]
+    assert found == {
+        "metadata": {name: large["metadata"][name] for name in found["metadata"]},
+        "spec": {"nodeName": "node-1"},
+        "status": {"phase": "Running"},
+    }
+    assert found["metadata"].keys() == large["metadata"].keys() - {"managedFields", "annotations"}
 
 
 def nested(levels: int) -> dict[str, Any]:
