@@ -101,8 +101,8 @@ class Restart(APIModel):
 
     scope: Literal["Gang", "InPlace", "Live"] = "Gang"
     """Gang replaces all pods. InPlace replaces only failed pods; the other pods restart their ranks, without scheduling
-    or image pulls. Live (alpha; ddp on CPUs in the built-in loop) replaces failed pods while the other ranks train on,
-    and restarts in place where they cannot.
+    or image pulls. Live (alpha; data parallel on CPUs in the built-in loop) replaces failed pods while the other ranks
+    train on, and restarts in place where they cannot.
     """
 
     rules: Annotated[tuple[RestartRule, ...], Field(max_length=32)] = ()
@@ -111,8 +111,9 @@ class Restart(APIModel):
     """
 
     node_lost_seconds: Seconds = 30
-    """Seconds that a node may be NotReady before the job is restarted without it. The node of a pod that was bound but
-    not acknowledged by its kubelet is lost after 10 s and this time.
+    """Seconds that a node may be NotReady before the job is restarted without it. While its ranks take no step it is
+    not waited for. The node of a pod that was bound but not acknowledged by its kubelet is lost after 10 s and this
+    time; after 10 s if it has not confirmed a deletion either.
     """
 
     force_delete_lost_pods: Annotated[bool, Field(strict=True)] = False

@@ -67,6 +67,12 @@ STATES = (
     Reason("KeptPodEnded", "Restarting=True", "With scope InPlace: a reused pod had already ended. It is replaced."),
     Reason("ScaledUp", "Restarting=True", "The next attempt has more nodes."),
     Reason("ScaledDown", "Restarting=True", "The next attempt has fewer nodes."),
+    Reason(
+        "NodesForgiven",
+        "Restarting=True",
+        "A pod finds no node, and one that it keeps away from may be used again: it has not failed the job for a day, "
+        "or confirms deletions again.",
+    ),
     Reason("Resumed", "Restarting=True, Suspended=False", "The suspension is over."),
     Reason("Suspending", "Suspended=False", "Pods are saving a snapshot and terminating."),
     Reason("Suspended", "Suspended=True", "The job is suspended.", "Set spec.suspend to false to resume it."),
@@ -192,6 +198,7 @@ FAILURES = (
     Reason("RankFinishedEarly", "", "A rank had finished while another still waited for it in a collective."),
     Reason("Fenced", "", "A newer attempt or another job owns the checkpoint directory (exit code 77)."),
     Reason("Preempted", "", "A pod was preempted, or stopped by SIGTERM after a snapshot. A disruption."),
+    Reason("Left", "", "With scope Live: a pod was stopped by SIGTERM, and the others go on. A disruption."),
     Reason("Evicted", "", "The kubelet evicted a pod because its node ran short of a resource. A disruption."),
     Reason("Drained", "", "A pod was evicted by the eviction API, as kubectl drain does. A disruption."),
     Reason("NodeTainted", "", "A pod was deleted for a taint of its node, and ended in order. A disruption."),

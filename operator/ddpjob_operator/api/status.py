@@ -36,7 +36,7 @@ class Condition(APIModel):
 
     type: Annotated[str, Field(max_length=316)]
     """Type: Suspended, Initialized, Scheduled, Running, Restarting, Degraded, SnapshotsFailing,
-    ShutdownTooShort, Complete or Failed.
+    LossNotFinite, ShutdownTooShort, Complete or Failed.
     """
 
     status: Annotated[str, Field(json_schema_extra={"enum": ["True", "False", "Unknown"]})]
@@ -293,7 +293,7 @@ class DDPJobStatus(APIModel):
 
     conditions: tuple[Condition, ...] = ()
     """Conditions of the types Suspended, Initialized, Scheduled, Running, Restarting, Degraded, SnapshotsFailing,
-    ShutdownTooShort, Complete and Failed. docs/conditions.md lists their reasons.
+    LossNotFinite, ShutdownTooShort, Complete and Failed. docs/conditions.md lists their reasons.
     """
 
     attempt: int = 0
@@ -354,15 +354,13 @@ class DDPJobStatus(APIModel):
     """The last five failures, newest last, with shortened messages."""
 
     node_failures: dict[str, int] = Field(default_factory=dict)
-    """Number of failures of this job by node, those of the last day and before without a day between them. See
-    restart.excludeNodeAfter.
-    """
+    """Number of failures of this job by node (restart.excludeNodeAfter). A node is forgotten a day after the last."""
 
     node_failure_times: dict[str, datetime] = Field(default_factory=dict)
-    """Time of the last failure of each of these nodes. A day later the node is forgotten, and used again."""
+    """Time of the last failure of each of these nodes."""
 
     excluded_nodes: tuple[str, ...] = ()
-    """Nodes that the job no longer uses."""
+    """Nodes that the job does not use: until a day after their last failure, those of a rule for good."""
 
     corrupt_snapshots: tuple[str, ...] = ()
     """Snapshots that failed verification and were set aside, with the reason."""

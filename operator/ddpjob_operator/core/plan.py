@@ -49,7 +49,8 @@ def plan(job: Job, observed: Observed, now: datetime, defaults: Defaults) -> Pla
         return with_releases(look, plan_finished(look))
     adopted = transitions.adopt_attempt(look)
     ended, found = with_late_cause(with_ends(with_report(adopted)))
-    decided = with_releases(look, _by_stage(ended))
+    # what follows from a cause is decided once that is on record: a restart is taken back before another one is counted
+    decided = with_releases(look, Plan(ended.status, requeue_after=0.0) if found else _by_stage(ended))
     status = _with_ledger(job, decided.status, observed, now)
     events = (*found, *decided.events, *warnings(job.status, status))
     if not any(event.type == "Warning" for event in decided.events):  # which says the same, as GangReleased does

@@ -40,8 +40,9 @@ def check_one_live_pod_each(cluster: Cluster) -> None:
 
 
 def check_counted_once(cluster: Cluster) -> None:
-    """An attempt is a restart or a disruption, unless an edit of the spec, the end of a suspension or a gang that could
-    not be completed began it."""
+    """An attempt is a restart or a disruption, unless an edit of the spec, the end of a suspension, a node that may be
+    used again or a gang that could not be completed began it.
+    """
     before = DDPJobStatus()
     for status in cluster.statuses:
         attempts, restarts = status.attempt - before.attempt, status.restarts - before.restarts
@@ -51,7 +52,10 @@ def check_counted_once(cluster: Cluster) -> None:
             assert status.last_failure != before.last_failure
             restarts = disruptions = 0
         assert min(restarts, disruptions) >= 0, "a counter went back"
-        free = any(c.type == "Restarting" and c.reason in ("SpecChanged", "Resumed") for c in status.conditions)
+        free = any(
+            c.type == "Restarting" and c.reason in ("SpecChanged", "Resumed", "NodesForgiven")
+            for c in status.conditions
+        )
         free = free or (status.retry_at is not None and status.retry_at != before.retry_at)
         counted = restarts + disruptions
         expected = 0 if free and counted == 0 else attempts

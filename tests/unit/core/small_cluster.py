@@ -18,6 +18,7 @@ from builders import NOW, heard, make_report
 from ddpjob_operator.api.spec import DDPJobSpec
 from ddpjob_operator.api.status import DDPJobStatus, Phase
 from ddpjob_operator.core.gang.members import ended_before
+from ddpjob_operator.core.manifests.placement import avoided_nodes
 from ddpjob_operator.core.stages.suspend import is_suspending
 from ddpjob_operator.core.values.actions import (
     Action,
@@ -30,6 +31,7 @@ from ddpjob_operator.core.values.actions import (
     DeletePod,
     PointService,
     ReleasePod,
+    SyncPod,
 )
 from ddpjob_operator.core.values.job import Job, Problem
 from ddpjob_operator.core.values.observed import InitializerView, PodPhase, PodView, ServiceView, Termination
@@ -131,10 +133,13 @@ class Cluster:
                 assert self.service is not None, "a patch of a Service that is not there"
                 self.service = replace(self.service, attempt=attempt)
             case CreatePod(name, attempt, node_rank, manifest):
-                return self._create(name, attempt, node_rank, manifest["metadata"])
+                return self._create(name, attempt, node_rank, manifest)
             case AssignPod(name, uid, attempt, node_rank, nodes):
                 if name in self.pods and self.pods[name].uid == uid:
                     self._set(name, attempt=attempt, node_rank=node_rank, nodes=nodes)
+            case SyncPod(name, uid, sync):
+                if name in self.pods and self.pods[name].uid == uid:
+                    self._set(name, sync=sync)
             case DeletePod(name, uid) if name in self.fetchers:
                 self.delete_fetcher(name, uid=uid)
             case DeletePod(name, uid, grace):
@@ -181,7 +186,8 @@ class Cluster:
         else:
             self.fetchers[name] = replace(pod, deleting=True, gone_by=self.now + timedelta(seconds=10))
 
-    def _create(self, name: str, attempt: int, node_rank: int | None, metadata: dict[str, Any]) -> Problem | None:
+    def _create(self, name: str, attempt: int, node_rank: int | None, manifest: dict[str, Any]) -> Problem | None:
+        metadata = manifest["metadata"]
         if name in self.pods:
             return None
         if self.quota is not None and len(self.pods) >= self.quota:
@@ -193,18 +199,26 @@ class Cluster:
         uid = f"uid-{next(self._uids)}"
         nodes, held = metadata["labels"].get("training.ddpjob.io/nodes"), bool(metadata.get("finalizers"))
         self.pods[name] = PodView(
-            name, uid, attempt, node_rank, PodPhase.PENDING, nodes=nodes and int(nodes), held=held
+            name,
+            uid,
+            attempt,
+            node_rank,
+            PodPhase.PENDING,
+            nodes=nodes and int(nodes),
+            held=held,
+            avoids=avoided_nodes(manifest["spec"]),
         )
         self.heard[uid] = attempt
         self._changed()
         return None
 
-    def schedule(self, name: str) -> None:
-        """The pod is given a node that is ready, if there is one. It may have died a moment ago."""
-        pod, nodes = self.pods[name], [node for node in NODES if node not in self.not_ready]
+    def schedule(self, name: str, node: str | None = None) -> None:
+        """The pod is given this node, or any that is ready, if there is one. It may have died a moment ago."""
+        pod = self.pods[name]
+        nodes = [node for node in NODES if node not in self.not_ready and node not in pod.avoids]
         if pod.phase is PodPhase.PENDING and not (pod.scheduled or pod.deleting) and nodes and self.has_room():
             load = Counter(other.node_name for other in self.pods.values())
-            node = min(nodes, key=lambda node: (load[node], node))
+            node = node or min(nodes, key=lambda node: (load[node], node))
             self._set(
                 name, scheduled=True, node_name=node, unacknowledged_since=self.now if node in self.silent else None
             )
@@ -242,7 +256,8 @@ class Cluster:
 
     def can_run(self, name: str) -> bool:
         pod = self.pods[name]
-        placeable = self.answers(name) if pod.scheduled else len(self.not_ready) < len(NODES) and self.has_room()
+        out = self.not_ready | pod.avoids
+        placeable = self.answers(name) if pod.scheduled else not out.issuperset(NODES) and self.has_room()
         return pod.phase is PodPhase.PENDING and not pod.deleting and placeable
 
     def answers(self, name: str) -> bool:

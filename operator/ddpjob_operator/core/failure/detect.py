@@ -30,7 +30,9 @@ LOG_LINE_LIMIT = 500
 
 CONSEQUENCES = ("PeerLost", "RendezvousFailed")
 PREEMPTED = "Preempted"
-TRACES_OF_A_STOP = (PREEMPTED, "WorkerKilled", *CONSEQUENCES)
+LEFT = "Left"
+"""Live recovery: the ranks of the pod were asked to stop, and the others go on without them."""
+TRACES_OF_A_STOP = (PREEMPTED, LEFT, "WorkerKilled", *CONSEQUENCES)
 """What a pod says of its end when the kubelet ended it: a deletion or an eviction explains these, and nothing else."""
 
 _TIMED_OUT = re.compile(r"timed out waiting|collective operation timeout|socket timeout", re.IGNORECASE)

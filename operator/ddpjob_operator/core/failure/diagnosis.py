@@ -32,6 +32,7 @@ ADVICE: dict[str, str] = {
     "PodDeleted": "The pod was deleted. Training resumes from the last snapshot.",
     "Evicted": "The node ran out of a resource: set resources.requests to the actual usage of the job.",
     "Preempted": "The pod was stopped and saved a snapshot. Training resumes from it.",
+    "Left": "The pod was stopped. The other ranks train on, and another pod takes its place.",
     "Drained": "The node is drained for maintenance. Training resumes on other nodes from the last snapshot.",
     "NodeTainted": "The node has a taint that the pod does not tolerate: see kubectl describe node.",
     "NodeRebooted": "The node was restarted, or its container runtime. If nobody did, check its power and kernel log.",

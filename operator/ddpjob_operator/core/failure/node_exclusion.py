@@ -27,7 +27,7 @@ FORGIVEN_SECONDS = 86400.0
 def blame_node(look: Look, failure: Failure, *, exclude: bool) -> DDPJobStatus:
     """The status after `failure`; `exclude` is what a rule asks for."""
     policy, node = look.job.spec.restart, failure.node_name
-    status = _forgiven(policy, look.status, look.now)
+    status = forgiven(policy, look.status, look.now)
     if node is None or not (exclude or diagnose(failure).node_suspect):
         return status
     failures = status.node_failures | {node: status.node_failures.get(node, 0) + 1}
@@ -43,9 +43,10 @@ def blame_node(look: Look, failure: Failure, *, exclude: bool) -> DDPJobStatus:
     return recorded(status, node_failures=kept, node_failure_times=times, excluded_nodes=excluded[-NODES_KEPT:])
 
 
-def _forgiven(policy: Restart, status: DDPJobStatus, now: datetime) -> DDPJobStatus:
+def forgiven(policy: Restart, status: DDPJobStatus, now: datetime) -> DDPJobStatus:
     """`status` without the nodes that have not failed the job for a day: faults are mended, and a month of them would
-    rule out every node. What a rule has excluded stays excluded."""
+    rule out every node. What a rule has excluded stays excluded.
+    """
     old = {name for name, time in status.node_failure_times.items() if (now - time).total_seconds() > FORGIVEN_SECONDS}
     if not old:
         return status
@@ -56,6 +57,13 @@ def _forgiven(policy: Restart, status: DDPJobStatus, now: datetime) -> DDPJobSta
         node_failure_times={name: time for name, time in status.node_failure_times.items() if name not in old},
         excluded_nodes=tuple(name for name in status.excluded_nodes if name not in counted),
     )
+
+
+def until_forgiven(policy: Restart, status: DDPJobStatus, now: datetime) -> float | None:
+    """Seconds until the first excluded node is used again; None if none will be."""
+    counted = _offenders(policy, status.node_failures) & {*status.excluded_nodes}
+    times = [status.node_failure_times[name] for name in counted if name in status.node_failure_times]
+    return min((FORGIVEN_SECONDS + 1 - (now - time).total_seconds() for time in times), default=None)
 
 
 def unwelcome(policy: Restart, status: DDPJobStatus) -> tuple[str, ...]:

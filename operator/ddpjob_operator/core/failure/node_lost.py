@@ -9,16 +9,23 @@ keeps it away from a node that is not ready (KEP-382), and a pod that still runs
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from ddpjob_operator.api.policies import Restart
+from ddpjob_operator.api.status import Phase
 from ddpjob_operator.core.failure.detect import Failure, Retry
 from ddpjob_operator.core.values.actions import DeletePod
+from ddpjob_operator.core.values.look import Look
 from ddpjob_operator.core.values.observed import PodView
 from ddpjob_operator.core.values.trainer_report import TrainerReport
 
 KUBELET_SECONDS = 10.0
 """How long a kubelet that lives may take to see a pod that was bound to it; usually it is a second."""
+
+STILL_SECONDS = 10.0
+STILL_STEPS = 10
+"""How long a gang may take no step, in seconds and in steps, until it stands still."""
 
 STRANDED_SECONDS = 60.0
 """How long node rank 0 may wait for the next attempt before it is given one for that alone: longer than Kubernetes
@@ -26,10 +33,64 @@ takes to notice a silent node (node-monitor-grace-period, 40 to 50 s), which wou
 """
 
 
-def is_lost(pod: PodView, policy: Restart, now: datetime) -> bool:
-    """Whether the pod's node has been silent for `restart.nodeLostSeconds`."""
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """For how long nodes may be silent."""
+
+    seconds: float
+    unresponsive: frozenset[str] = frozenset()
+    """Nodes that show another sign already: there is no need to wait for them."""
+
+    def of(self, pod: PodView) -> float:
+        """Seconds for which the node of `pod` may be silent."""
+        return 0.0 if pod.node_name in self.unresponsive else self.seconds
+
+
+def patience(look: Look) -> Patience:
+    """`restart.nodeLostSeconds`, or none while the gang takes no step, or for a node that confirms no deletion.
+
+    Nodes are silent for some seconds, too, where an API server comes back; but then their ranks train on.
+    """
+    stands_still = look.status.phase is Phase.RUNNING and _stands_still(look)
+    seconds = 0.0 if stands_still else float(look.job.spec.restart.node_lost_seconds)
+    return Patience(seconds, unresponsive_nodes(look))
+
+
+def unresponsive_nodes(look: Look) -> frozenset[str]:
+    """Nodes that have not confirmed the deletion of a pod of this job in time. Kubernetes may not know it yet, and
+    place the next pods there.
+    """
+    return frozenset(pod.node_name for pod in look.observed.pods if pod.node_name and is_unconfirmed(pod, look.now))
+
+
+def is_unconfirmed(pod: PodView, now: datetime) -> bool:
+    """Whether nothing is heard of the pod although it should have been gone for as long as a kubelet may take."""
+    if pod.ended or pod.termination is not None or pod.gone_by is None:
+        return False
+    return (now - pod.gone_by).total_seconds() >= KUBELET_SECONDS
+
+
+def _stands_still(look: Look) -> bool:
+    """Whether node rank 0 says that its ranks wait for others, in a collective or for the next attempt, or has not
+    answered for as long.
+    """
+    report = look.observed.report
+    if report is None or report.attempt != look.status.attempt:
+        return False
+    if report.time is not None and look.now.timestamp() - report.time >= STILL_SECONDS:
+        return True
+    if report.phase == "waiting":
+        return (report.phase_seconds or 0) >= STILL_SECONDS
+    return report.phase == "train" and any(
+        rank.age_seconds is not None and rank.age_seconds >= max(STILL_SECONDS, STILL_STEPS * (rank.step_seconds or 0))
+        for rank in report.ranks
+    )
+
+
+def is_lost(pod: PodView, patience: Patience, now: datetime) -> bool:
+    """Whether the pod's node has been silent for too long."""
     since = silent_since(pod)
-    return since is not None and _left(since, policy, now) <= 0
+    return since is not None and _left(since, patience.of(pod), now) <= 0
 
 
 def silent_since(pod: PodView) -> datetime | None:
@@ -39,7 +100,7 @@ def silent_since(pod: PodView) -> datetime | None:
     return pod.not_ready_since
 
 
-def lost_nodes(pods: Iterable[PodView], policy: Restart, now: datetime) -> tuple[Failure, ...]:
+def lost_nodes(pods: Iterable[PodView], patience: Patience, now: datetime) -> tuple[Failure, ...]:
     """A failure for each pod of the gang whose node is lost."""
     return tuple(
         Failure(
@@ -52,7 +113,7 @@ def lost_nodes(pods: Iterable[PodView], policy: Restart, now: datetime) -> tuple
             time=silent_since(pod),
         )
         for pod in pods
-        if is_lost(pod, policy, now)
+        if is_lost(pod, patience, now)
     )
 
 
@@ -68,9 +129,9 @@ def _what_is_lost(pod: PodView) -> str:
     )
 
 
-def until_lost(pods: Iterable[PodView], policy: Restart, now: datetime) -> float | None:
+def until_lost(pods: Iterable[PodView], patience: Patience, now: datetime) -> float | None:
     """Seconds until the first node that is silent now will be lost; None if all of them answer, or are."""
-    waits = [_left(since, policy, now) for pod in pods if (since := silent_since(pod)) is not None]
+    waits = [_left(since, patience.of(pod), now) for pod in pods if (since := silent_since(pod)) is not None]
     return min((wait for wait in waits if wait > 0), default=None)
 
 
@@ -78,7 +139,8 @@ def force_deletions(pods: Iterable[PodView], policy: Restart, now: datetime) -> 
     """Pods on lost nodes taken off the API server by force, where the policy allows it: even those that are going."""
     if not policy.force_delete_lost_pods:
         return ()
-    return tuple(DeletePod(pod.name, pod.uid, 0) for pod in pods if is_lost(pod, policy, now))
+    patience = Patience(policy.node_lost_seconds)
+    return tuple(DeletePod(pod.name, pod.uid, 0) for pod in pods if is_lost(pod, patience, now))
 
 
 def stranded(pods: Iterable[PodView], attempt: int, report: TrainerReport | None) -> tuple[Failure, ...]:
@@ -100,5 +162,5 @@ def stranded(pods: Iterable[PodView], attempt: int, report: TrainerReport | None
     return (Failure("PeerLost", message, Retry.YES, pod_name=name, node_name=node, node_rank=0),)
 
 
-def _left(since: datetime, policy: Restart, now: datetime) -> float:
-    return policy.node_lost_seconds - (now - since).total_seconds()
+def _left(since: datetime, seconds: float, now: datetime) -> float:
+    return seconds - (now - since).total_seconds()

@@ -11,12 +11,13 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from ddpjob_operator.api.policies import Restart, RestartRule
-from ddpjob_operator.core.failure.detect import EXIT_FENCED, PREEMPTED, Failure, Retry
+from ddpjob_operator.core.failure.detect import EXIT_FENCED, LEFT, PREEMPTED, Failure, Retry
 from ddpjob_operator.core.failure.symptoms import found
 
 DISRUPTIONS = frozenset(
     {
         PREEMPTED,  # by the scheduler for a pod of higher priority, or asked to stop and stopped in order (exit 143)
+        LEFT,  # asked to stop, and left the ranks that recover live
         "Evicted",  # by the kubelet when a resource runs out
         "Drained",  # by the eviction API
         "NodeTainted",  # for a taint of its node, which ended it in order

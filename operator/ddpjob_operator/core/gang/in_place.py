@@ -12,13 +12,27 @@ given to two pods, whatever the operator sees later, late or not at all. `gang.m
 from __future__ import annotations
 
 from collections.abc import Iterable
+from datetime import timedelta
+from typing import Final
 
-from ddpjob_operator.core.failure.node_lost import is_lost
-from ddpjob_operator.core.gang.members import STAYS_SPARE, can_be_kept
+from ddpjob_operator.core.failure.node_lost import is_lost, patience
+from ddpjob_operator.core.gang.members import STAYS_SPARE, can_be_kept, members, starting_since
 from ddpjob_operator.core.gang.spares import ready_spares
 from ddpjob_operator.core.manifests.spec_changes import digests
+from ddpjob_operator.core.values.actions import SyncPod, soonest
 from ddpjob_operator.core.values.look import Look
 from ddpjob_operator.core.values.observed import PodView
+
+SYNC_SECONDS: Final = (3.0, 8.0, 20.0)
+"""After the beginning of an attempt. A kubelet usually shows a pod its new labels within a second. Sometimes (1 in 20
+patches, with Kubernetes 1.20) it reads the old ones once more, and shows the new ones at its next sync, a minute later.
+"""
+
+LATEST_SYNC_SECONDS: Final = 60.0
+"""After the last of these, kubelets have synced all pods anyway."""
+
+JOINED: Final = ("load", "first_step", "train", "validate", "save", "done")
+"""Phases of node rank 0 in which every pod knows its place: the ranks have met."""
 
 
 def kept_pods(look: Look, size: int) -> dict[str, int]:
@@ -29,12 +43,45 @@ def kept_pods(look: Look, size: int) -> dict[str, int]:
         return {}  # those that are there are not like those that would be made now
 
     def may_stay(pod: PodView) -> bool:
-        return not is_lost(pod, look.job.spec.restart, look.now) and pod.node_name not in look.status.excluded_nodes
+        return not is_lost(pod, patience(look), look.now) and pod.node_name not in look.status.excluded_nodes
 
     survivors = [pod for pod in look.gang if can_be_kept(pod) and may_stay(pod)]
     spares = [pod for pod in ready_spares(look) if may_stay(pod)]
     ranked = assign(survivors, spares, size)
     return ranked | {pod.name: STAYS_SPARE for pod in spares if pod.name not in ranked}
+
+
+def syncs(look: Look) -> tuple[SyncPod, ...]:
+    """What has the kubelets show the kept pods their places again, which they may not know yet."""
+    waits = _sync_waits(look)
+    count = sum(wait <= 0 for wait in waits)
+    if count == 0 or waits[-1] < -LATEST_SYNC_SECONDS or not _may_lack_pods(look):
+        return ()
+    sync = f"{look.status.attempt}-{count}"
+    return tuple(SyncPod(pod.name, pod.uid, sync) for pod in _kept_members(look) if pod.sync != sync)
+
+
+def until_synced(look: Look) -> float | None:
+    """Seconds until `syncs` may have more to do."""
+    if not (_kept_members(look) and _may_lack_pods(look)):
+        return None
+    return soonest(*(wait for wait in _sync_waits(look) if wait > 0))
+
+
+def _kept_members(look: Look) -> list[PodView]:
+    kept = look.status.internal.kept_pods
+    return [pod for pod in members(look) if pod.name in kept and pod.running and not pod.deleting]
+
+
+def _may_lack_pods(look: Look) -> bool:
+    """Whether node rank 0 has not said that all pods take part in the attempt."""
+    report = look.observed.report
+    return report is None or report.attempt != look.status.attempt or report.phase not in JOINED
+
+
+def _sync_waits(look: Look) -> list[float]:
+    since = starting_since(look.status)
+    return [] if since is None else [look.seconds_until(since + timedelta(seconds=after)) for after in SYNC_SECONDS]
 
 
 def assign(survivors: Iterable[PodView], spares: Iterable[PodView], size: int) -> dict[str, int]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from ddpjob_operator.api.status import Phase
 from ddpjob_operator.core import transitions
 from ddpjob_operator.core.failure.decide import GiveUp, decide
-from ddpjob_operator.core.failure.detect import CONSEQUENCES, EXIT_PREEMPTED, Failure
+from ddpjob_operator.core.failure.detect import CONSEQUENCES, EXIT_PREEMPTED, LEFT, Failure
 from ddpjob_operator.core.gang.members import members, missing
 from ddpjob_operator.core.values.changes import recorded
 from ddpjob_operator.core.values.look import Look
@@ -39,7 +39,8 @@ def obstacle(look: Look, pods: tuple[PodView, ...], failures: tuple[Failure, ...
     for failure in failures:
         if failure.reason == ENDED:
             return "the ranks gave it up"
-        if failure.exit_code == EXIT_PREEMPTED:  # of an evicted pod, say: its ranks agreed on it with all others
+        has_left = failure.report is not None and failure.report.reason == LEFT
+        if failure.exit_code == EXIT_PREEMPTED and not has_left:  # too few are left: all have saved, and stop
             return "all ranks were asked to stop"
         if failure.reason in CONSEQUENCES and not failure.outside:
             return f"the ranks of pod {failure.pod_name} did not go on ({failure.reason})"

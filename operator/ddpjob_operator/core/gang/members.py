@@ -9,8 +9,8 @@ from datetime import datetime
 
 from ddpjob_operator.api.status import DDPJobStatus, NodeCount, Phase
 from ddpjob_operator.core.failure.detect import has_succeeded
-from ddpjob_operator.core.failure.node_exclusion import unwelcome
-from ddpjob_operator.core.failure.node_lost import force_deletions
+from ddpjob_operator.core.failure.node_exclusion import NODES_KEPT, unwelcome
+from ddpjob_operator.core.failure.node_lost import force_deletions, unresponsive_nodes
 from ddpjob_operator.core.gang.creation import until_creatable
 from ddpjob_operator.core.manifests.admitted import Admitted
 from ddpjob_operator.core.manifests.placement import preferring_others
@@ -159,10 +159,15 @@ def until_filled(look: Look) -> float | None:
 
 
 def create_pod_action(look: Look, admitted: Admitted, place: Place) -> CreatePod:
-    """Create a pod of the current attempt, which keeps away from the nodes that failed the job."""
+    """Create a pod of the current attempt, which keeps away from the nodes that failed the job, and from those that
+    seem to be gone.
+    """
     status = look.status
     name = place.name or pod_name(look.job.name, place.attempt, place.node_rank or 0)
-    manifest = build_pod(admitted, replace(place, name=name, nodes=look.gang_size, avoid=status.excluded_nodes))
+    # one that is created while the gang runs would have to do without such a node for good
+    gone = unresponsive_nodes(look) if status.phase is not Phase.RUNNING else frozenset[str]()
+    avoid = (*status.excluded_nodes, *sorted(gone - {*status.excluded_nodes})[:NODES_KEPT])
+    manifest = build_pod(admitted, replace(place, name=name, nodes=look.gang_size, avoid=avoid))
     manifest = preferring_others(manifest, unwelcome(look.job.spec.restart, status))
     return CreatePod(name, place.attempt, place.node_rank, manifest)
 

@@ -10,7 +10,7 @@ import itertools
 from collections.abc import Sequence
 
 from ddpjob_operator.api.status import DDPJobStatus, Phase
-from ddpjob_operator.core.failure.node_lost import is_lost
+from ddpjob_operator.core.failure.node_lost import is_lost, patience
 from ddpjob_operator.core.gang.children import create_service
 from ddpjob_operator.core.gang.creation import until_creatable
 from ddpjob_operator.core.gang.members import can_be_kept, create_pod_action, discard, is_kept, needs_assignment
@@ -77,7 +77,7 @@ def _lacking(look: Look) -> tuple[str, ...]:
 def _good(look: Look) -> list[PodView]:
     """Spares that are of use. Those that run come first."""
     spares = (pod for pod in look.observed.pods if _is_spare(pod, look.status))
-    good = [pod for pod in spares if _is_usable(pod) and not is_lost(pod, look.job.spec.restart, look.now)]
+    good = [pod for pod in spares if _is_usable(pod) and not is_lost(pod, patience(look), look.now)]
     return sorted(good, key=lambda pod: (not pod.running, pod.name))
 
 

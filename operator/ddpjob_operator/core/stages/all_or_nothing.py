@@ -20,6 +20,7 @@ from ddpjob_operator.api.status import Phase
 from ddpjob_operator.core import transitions
 from ddpjob_operator.core.failure.budget import backoff_seconds, released
 from ddpjob_operator.core.failure.detect import SETTLE_SECONDS
+from ddpjob_operator.core.failure.node_exclusion import forgiven
 from ddpjob_operator.core.gang.members import asking_since, done_and_gone, members, stop
 from ddpjob_operator.core.manifests.admission import admission
 from ddpjob_operator.core.manifests.admitted import Refused
@@ -54,7 +55,8 @@ def plan_release(look: Look) -> Plan | None:
     found = f"{len(members(look))} of {size} pods were released: {problem.message}"
     message = f"{found}; retrying in {delay:.0f} s"
     following = NextAttempt(size, problem.reason, message, digests(job, look.defaults), delay)
-    look = transitions.release_gang(look.with_status(released(look.status)), following)
+    status = released(forgiven(job.spec.restart, look.status, look.now))
+    look = transitions.release_gang(look.with_status(status), following)
     return Plan(
         look.status,
         stop(look.observed.pods, everything=True),

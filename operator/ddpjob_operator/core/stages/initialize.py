@@ -10,7 +10,7 @@ from __future__ import annotations
 from ddpjob_operator.core import transitions
 from ddpjob_operator.core.failure.budget import backoff_seconds
 from ddpjob_operator.core.failure.detect import EXIT_USER, SETTLE_SECONDS, Failure, Retry
-from ddpjob_operator.core.failure.node_lost import is_lost, until_lost
+from ddpjob_operator.core.failure.node_lost import is_lost, patience, until_lost
 from ddpjob_operator.core.gang.children import lost_children, missing_children
 from ddpjob_operator.core.gang.creation import until_creatable
 from ddpjob_operator.core.gang.members import awaits_data
@@ -56,7 +56,7 @@ def plan_initializers(look: Look) -> tuple[Look, Plan | None]:
         return with_data(look), None
     if pod.deleting and (left := _grace_left(look, pod)) > 0:
         return look, Plan(look.status, requeue_after=left)  # its end comes as an event, unless its node is gone
-    if pod.ended or pod.deleting or is_lost(_as_pod(look, pod), look.job.spec.restart, look.now):
+    if pod.ended or pod.deleting or is_lost(_as_pod(look, pod), patience(look), look.now):
         return look, _after_failure(look, pod)
     return look, _waiting(look, pod)
 
@@ -106,7 +106,7 @@ def _waiting(look: Look, pod: InitializerView) -> Plan:
     wait = soonest(
         STARTUP_GRACE_SECONDS if pod.phase is PodPhase.PENDING else None,
         until_warnings_are_read(look, pods),
-        until_lost(pods, look.job.spec.restart, look.now),
+        until_lost(pods, patience(look), look.now),
     )
     actions = (*warnings_to_read(look, pods), *lost_children(look))
     return Plan(look.status, actions, requeue_after=wait, events=events)

@@ -14,7 +14,7 @@ from ddpjob_operator.core.failure.budget import refunded
 from ddpjob_operator.core.failure.decide import remember, with_clause
 from ddpjob_operator.core.failure.detect import CONSEQUENCES, NODE_LOST, Failure, Retry, end_of_restarted_node
 from ddpjob_operator.core.failure.node_exclusion import blame_node
-from ddpjob_operator.core.failure.node_lost import KUBELET_SECONDS, lost_nodes
+from ddpjob_operator.core.failure.node_lost import KUBELET_SECONDS, is_unconfirmed, lost_nodes, patience
 from ddpjob_operator.core.failure.restart_rules import rule_on
 from ddpjob_operator.core.ledger.progress import failure_status
 from ddpjob_operator.core.values.actions import Event, soonest
@@ -58,11 +58,9 @@ def _unconfirmed(look: Look) -> tuple[PodView, ...]:
 def _sign(look: Look, pod: PodView) -> Failure | None:
     if (restarted := end_of_restarted_node(pod)) is not None:
         return restarted
-    if silent := lost_nodes((pod,), look.job.spec.restart, look.now):
+    if silent := lost_nodes((pod,), patience(look), look.now):
         return silent[0]
-    if pod.ended or pod.termination is not None or pod.gone_by is None:
-        return None
-    if look.seconds_since(pod.gone_by) < KUBELET_SECONDS:
+    if not is_unconfirmed(pod, look.now):
         return None
     message = f"node {pod.node_name} does not confirm the deletion of pod {pod.name}"
     return Failure(NODE_LOST, message, Retry.YES, pod.name, pod.node_name, pod.node_rank, time=pod.gone_by)

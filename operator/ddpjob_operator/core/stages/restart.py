@@ -20,7 +20,8 @@ from ddpjob_operator.core.failure.detect import (
     with_last_log_line,
 )
 from ddpjob_operator.core.failure.log_tail import log_tail, log_to_read, without_secrets
-from ddpjob_operator.core.failure.node_lost import STRANDED_SECONDS, lost_nodes, stranded, until_lost
+from ddpjob_operator.core.failure.node_exclusion import forgiven
+from ddpjob_operator.core.failure.node_lost import STRANDED_SECONDS, lost_nodes, patience, stranded, until_lost
 from ddpjob_operator.core.gang.elastic import Resize, grace_of_old, next_size, still_saving
 from ddpjob_operator.core.gang.in_place import kept_pods
 from ddpjob_operator.core.gang.live import is_live, obstacle, without_lost
@@ -55,8 +56,8 @@ class Cause:
 
 def plan_restart(look: Look) -> Plan | None:
     """Restart the gang, or fail the job, if a pod of the gang has failed; None if none has."""
-    pods, policy = members(look), look.job.spec.restart
-    failures = find_failures(pods, missing(look), look.now) + lost_nodes(pods, policy, look.now)
+    pods = members(look)
+    failures = find_failures(pods, missing(look), look.now) + lost_nodes(pods, patience(look), look.now)
     failures = failures or stranded(pods, look.status.attempt, look.observed.report)
     why_not = obstacle(look, pods, failures) if failures and is_live(look) else ""
     if why_not is None:
@@ -121,11 +122,11 @@ def _until_cause_shows(look: Look, cause: Failure) -> float | None:
 
     The node of a pod that still runs may be gone, which is a disruption, and shows after up to a minute.
     """
-    pods, policy = members(look), look.job.spec.restart
+    pods = members(look)
     if cause.reason not in CONSEQUENCES or cause.time is None or not any(pod.running for pod in pods):
         return None
     left = STRANDED_SECONDS - look.seconds_since(cause.time)
-    return until_lost(pods, policy, look.now) or (left if 0 < left <= STRANDED_SECONDS else None)
+    return until_lost(pods, patience(look), look.now) or (left if 0 < left <= STRANDED_SECONDS else None)
 
 
 def resize(look: Look, change: Resize) -> Plan:
@@ -144,6 +145,7 @@ def resume_attempt(look: Look) -> Plan:
 
 def next_attempt(look: Look, cause: Cause) -> Plan:
     """Begin the next attempt; or fail, if an edit that the API server could not refuse is beyond a bound."""
+    look = look.with_status(forgiven(look.job.spec.restart, look.status, look.now))
     admitted = admission(look)
     if isinstance(admitted, Refused):
         return plan_refused(look, admitted)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from ddpjob_operator.core import transitions
-from ddpjob_operator.core.failure.node_lost import until_lost
+from ddpjob_operator.core.failure.node_lost import patience, until_lost
 from ddpjob_operator.core.gang.children import lost_children
 from ddpjob_operator.core.gang.elastic import until_resized, wanted_resize
+from ddpjob_operator.core.gang.in_place import syncs, until_synced
 from ddpjob_operator.core.gang.live import without_replaced
 from ddpjob_operator.core.gang.members import (
     discard,
@@ -23,6 +24,8 @@ from ddpjob_operator.core.stages.restart import plan_restart, resize
 from ddpjob_operator.core.stages.starting import complete_gang
 from ddpjob_operator.core.values.actions import Action, CreatePod, Plan, soonest
 from ddpjob_operator.core.values.look import Look
+
+SILENT_LOOK_SECONDS = 2.0
 
 
 def plan_running(look: Look) -> Plan:
@@ -51,10 +54,12 @@ def _tend(look: Look) -> Plan:
     """Delete what older attempts left, keep as many spares as wanted, restore children, and update the status."""
     spares = spare_actions(look)
     children = tuple(action for action in lost_children(look) if action not in spares)  # they need the Service, too
-    actions = (*discard(look, left_over(look)), *_replacements(look), *spares, *children)
+    actions = (*discard(look, left_over(look)), *syncs(look), *_replacements(look), *spares, *children)
     look = with_problems(with_node_counts(look, len(ready_spares(look))))
-    lost = until_lost(look.observed.pods, look.job.spec.restart, look.now)
-    wait = soonest(lost, until_resized(look), until_spared(look))
+    lost = until_lost(look.observed.pods, patience(look), look.now)
+    if lost is not None:
+        lost = min(lost, SILENT_LOOK_SECONDS)  # by then the gang may stand still
+    wait = soonest(lost, until_resized(look), until_spared(look), until_synced(look))
     if look.status.internal.lost_pods:
         wait = soonest(wait, until_filled(look))
     return Plan(look.status, actions, requeue_after=wait)

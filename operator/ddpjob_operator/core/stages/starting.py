@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from ddpjob_operator.api.status import Phase
 from ddpjob_operator.core import transitions
-from ddpjob_operator.core.failure.node_lost import until_lost
+from ddpjob_operator.core.failure.node_exclusion import forgiven, until_forgiven
+from ddpjob_operator.core.failure.node_lost import patience, unresponsive_nodes, until_lost
 from ddpjob_operator.core.gang.children import create_service, missing_children
 from ddpjob_operator.core.gang.elastic import grace_of_old, still_saving, until_resized, wanted_resize
+from ddpjob_operator.core.gang.in_place import syncs, until_synced
 from ddpjob_operator.core.gang.members import (
     discard,
     done_and_gone,
@@ -37,6 +39,9 @@ from ddpjob_operator.core.stages.restart import Cause, next_attempt, plan_restar
 from ddpjob_operator.core.values.actions import Event, Plan, soonest
 from ddpjob_operator.core.values.job import SHOWN_DIGEST
 from ddpjob_operator.core.values.look import Look
+from ddpjob_operator.core.values.observed import PodView
+
+NODES_FORGIVEN = "NodesForgiven"
 
 
 def plan_starting(look: Look) -> Plan:
@@ -46,7 +51,30 @@ def plan_starting(look: Look) -> Plan:
         return fetching
     if _was_edited(look):
         return next_attempt(look, Cause("SpecChanged"))
-    return plan_restart(look) or complete_gang(look)
+    return plan_restart(look) or _with_forgiven_nodes(look) or complete_gang(look)
+
+
+def _with_forgiven_nodes(look: Look) -> Plan | None:
+    """Begin again where a pod waits for a node, and may use more of them than when it was created."""
+    waiting = _waiting_for_node(look)
+    if not waiting:
+        return None
+    status = forgiven(look.job.spec.restart, look.status, look.now)
+    again = [name for name in look.status.excluded_nodes if name not in status.excluded_nodes]
+    message = f"{', '.join(again)} may be used again, a day after the last failure there"
+    if not again:
+        # only nodes that failed the job: those of the podTemplate's own terms stay as they are
+        avoided = frozenset[str]().union(*(pod.avoids for pod in waiting)) & look.status.node_failures.keys()
+        again = sorted(avoided - unresponsive_nodes(look) - {*status.excluded_nodes})
+        message = f"{', '.join(again)} may be used again: nothing is left there that does not confirm its deletion"
+    if not again:
+        return None
+    event = Event("Normal", NODES_FORGIVEN, message)
+    return next_attempt(look.with_status(status), Cause(NODES_FORGIVEN, message, event=event))
+
+
+def _waiting_for_node(look: Look) -> list[PodView]:
+    return [pod for pod in members(look) if not (pod.scheduled or pod.node_name or pod.deleting)]
 
 
 def complete_gang(look: Look) -> Plan:
@@ -74,7 +102,7 @@ def _fill(look: Look) -> Plan:
         problem = look.observed.problem
         look = look if problem is None else transitions.degrade(look, problem)
         return Plan(look.status, (*stale, *lacking))
-    create = (*fill_gang(look, admitted), *spare_actions(look))
+    create = (*fill_gang(look, admitted), *syncs(look), *spare_actions(look))
     before = with_node_counts(look, spares)
     after, events = _advanced(before)
     after = with_problems(after)
@@ -89,9 +117,11 @@ def _fill(look: Look) -> Plan:
             None if running else until_startup_problem(after),
             until_warnings_are_read(after, pods),
             until_released(after),
-            until_lost(look.observed.pods, look.job.spec.restart, look.now),
+            until_lost(look.observed.pods, patience(look), look.now),
             until_resized(after),
+            until_forgiven(look.job.spec.restart, after.status, look.now) if _waiting_for_node(after) else None,
             until_filled(look),
+            until_synced(look),
             # spares are created once it is on record that the gang runs
             0.0 if running and wanted(after) else None,
         ),

@@ -78,6 +78,15 @@ class AssignPod:
 
 
 @dataclass(frozen=True, slots=True)
+class SyncPod:
+    """Have the kubelet show a kept pod its labels again, by a patch of another label."""
+
+    name: str
+    uid: str
+    sync: str
+
+
+@dataclass(frozen=True, slots=True)
 class CreateChild:
     """Create an object of another kind unless it exists: a NetworkPolicy, a PodGroup, the initializers' pod."""
 
@@ -115,6 +124,7 @@ Action = (
     | DeletePod
     | ReleasePod
     | AssignPod
+    | SyncPod
     | CreateChild
     | ReadLog
     | ReadWarnings

@@ -21,6 +21,9 @@ LABEL_NODE_RANK = f"{DOMAIN}/node-rank"
 LABEL_NODES = f"{DOMAIN}/nodes"
 """Size of the gang. Only on pods that read their place in it from their labels."""
 
+LABEL_SYNC = f"{DOMAIN}/sync"
+"""Changed only so that the kubelet syncs the pod."""
+
 FINALIZER = f"{DOMAIN}/job-tracking"
 """Keeps a pod of a gang visible until its end is on record. Named after that of batch/v1 Jobs (KEP-2307)."""
 

@@ -67,8 +67,12 @@ class PodView:
     """When it became ready, while it is."""
     nodes: int | None = None
     """Size of the gang by the pod's labels."""
+    sync: str = ""
+    """Value of the label that `SyncPod` changes."""
     scheduled: bool = False
     """Whether it has been given a node (condition PodScheduled)."""
+    avoids: frozenset[str] = frozenset()
+    """Nodes that it must not get, while it waits for one."""
     not_ready_since: datetime | None = None
     """When a pod that runs was marked not ready, which only the node lifecycle controller does: its node is silent."""
     unacknowledged_since: datetime | None = None

@@ -12,6 +12,7 @@ from ddpjob_operator.api.status import DDPJobStatus, Phase, SnapshotStatus
 from ddpjob_operator.core.failure.detect import Failure, Retry
 from ddpjob_operator.core.failure.node_lost import (
     STRANDED_SECONDS,
+    Patience,
     force_deletions,
     is_lost,
     lost_nodes,
@@ -20,6 +21,7 @@ from ddpjob_operator.core.failure.node_lost import (
 )
 from ddpjob_operator.core.manifests.spec_changes import digests
 from ddpjob_operator.core.plan import plan
+from ddpjob_operator.core.stages.running import SILENT_LOOK_SECONDS
 from ddpjob_operator.core.values.actions import CreatePod, DeletePod, Plan
 from ddpjob_operator.core.values.observed import Observed, PodView
 
@@ -44,13 +46,12 @@ def silent(node_rank: int, since: float, **fields: Any) -> PodView:
 def test_a_node_is_lost_once_it_was_silent_for_the_time_that_the_policy_gives_it(
     pod: PodView, seconds: int, lost: bool, left: float | None
 ) -> None:
-    policy = Restart(node_lost_seconds=seconds)
-    assert is_lost(pod, policy, NOW) is lost
-    assert until_lost([make_pod(1), pod], policy, NOW) == left
+    assert is_lost(pod, Patience(seconds), NOW) is lost
+    assert until_lost([make_pod(1), pod], Patience(seconds), NOW) == left
 
 
 def test_the_failure_names_node_and_pod_and_that_what_still_runs_there_is_harmless() -> None:
-    assert lost_nodes([make_pod(0), silent(1, -31)], POLICY, NOW) == (
+    assert lost_nodes([make_pod(0), silent(1, -31)], Patience(30), NOW) == (
         Failure(
             "NodeLost",
             "node node-1 is NotReady since 03:03:34 UTC; pod digits-0-1 may still be running, but cannot write "
@@ -131,7 +132,43 @@ def deletions(decided: Plan) -> list[tuple[str, int | None]]:
 
 def test_a_silent_node_is_looked_at_again_when_its_time_is_over() -> None:
     decided = look(running(), seen(make_pod(0), silent(1, 0)), 10)
-    assert (decided.actions, decided.requeue_after, decided.status.phase) == ((), 20.0, Phase.RUNNING)
+    assert (decided.actions, decided.requeue_after, decided.status.phase) == ((), SILENT_LOOK_SECONDS, Phase.RUNNING)
+
+
+def rank(age: float, step_seconds: float = 0.5) -> dict[str, Any]:
+    return {"ranks": [{"rank": 0, "phase": "train", "ageSeconds": age, "stepSeconds": step_seconds}]}
+
+
+@pytest.mark.parametrize("scope", ["Gang", "InPlace"])
+@pytest.mark.parametrize(
+    ("report", "lost"),
+    [
+        pytest.param({"phase": "train"} | rank(12.0), True, id="its ranks wait in a collective"),
+        pytest.param({"phase": "train"} | rank(8.0), False, id="for a moment only"),
+        pytest.param({"phase": "train"} | rank(12.0, step_seconds=5.0), False, id="its steps take long"),
+        pytest.param({"phase": "train"} | rank(51.0, step_seconds=5.0), True, id="not as long as this one"),
+        pytest.param({"phase": "validate"} | rank(60.0), False, id="it does something that is no step"),
+        pytest.param({"phase": "waiting", "phaseSeconds": 12.0}, True, id="they have lost a peer, and wait"),
+        pytest.param({"phase": "train", "time": NOW.timestamp() - 9} | rank(0.1), True, id="it answers no more"),
+        pytest.param({"phase": "train", "time": NOW.timestamp()} | rank(0.1), False, id="it trains"),
+        pytest.param({"phase": "train", "attempt": 3} | rank(60.0), False, id="the report is of another attempt"),
+    ],
+)
+def test_a_silent_node_is_lost_at_once_where_the_gang_stands_still(
+    scope: str, report: dict[str, Any], lost: bool
+) -> None:
+    pods = seen(make_pod(0), silent(1, 0), report=heard(**report))
+    decided = look(running(scope=scope), pods, 1, scope=scope)
+    assert decided.status.attempt == int(lost)
+    if lost:
+        assert decided.status.last_failure is not None
+        assert (decided.status.last_failure.reason, decided.status.last_failure.node_name) == ("NodeLost", "node-1")
+        assert decided.status.internal.kept_pods == ({"digits-0-0": 0} if scope == "InPlace" else {})
+
+
+def test_a_gang_that_stands_still_on_nodes_that_answer_is_left_alone() -> None:
+    standing = heard(phase="train", **rank(60.0))
+    assert look(running(), seen(make_pod(0), make_pod(1), report=standing), 1).status.attempt == 0
 
 
 def test_the_next_attempt_does_not_wait_for_the_pod_of_a_lost_node() -> None:
@@ -185,8 +222,8 @@ def unseen(node_rank: int, since: float) -> PodView:
 def test_a_node_that_never_sees_a_pod_that_was_bound_to_it_is_lost(
     since: float, lost: bool, left: float | None
 ) -> None:
-    assert is_lost(unseen(0, since), POLICY, NOW) is lost
-    assert until_lost([unseen(0, since)], POLICY, NOW) == left
+    assert is_lost(unseen(0, since), Patience(30), NOW) is lost
+    assert until_lost([unseen(0, since)], Patience(30), NOW) == left
 
 
 @pytest.mark.parametrize("phase", [Phase.STARTING, Phase.RESTARTING])

@@ -6,13 +6,13 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from builders import DEFAULTS, NOW, failed, in_phase, later, make_job, make_pod, make_report, seen, succeeded
+from builders import DEFAULTS, NOW, failed, heard, in_phase, later, make_job, make_pod, make_report, seen, succeeded
 
 from ddpjob_operator.api.status import DDPJobStatus, Phase, SnapshotStatus
 from ddpjob_operator.core.manifests.spec_changes import digests
 from ddpjob_operator.core.plan import plan
 from ddpjob_operator.core.values import conditions as cond
-from ddpjob_operator.core.values.actions import AssignPod, CreatePod, DeletePod, Plan, PointService
+from ddpjob_operator.core.values.actions import AssignPod, CreatePod, DeletePod, Plan, PointService, SyncPod
 from ddpjob_operator.core.values.job import Defaults, Job
 from ddpjob_operator.core.values.observed import Observed, PodView
 
@@ -96,6 +96,54 @@ def test_the_gang_runs_again_once_the_new_pod_does() -> None:
         in_place(decided.status), seen(failed(0, 137, attempt=1), make_pod(1, attempt=1), assigned(2), attempt=1)
     )
     assert again.status.internal.kept_pods == {"digits-1-1": 1, "digits-0-2": 2}, "pods of any age are kept"
+
+
+def begun(**report: Any) -> tuple[Job, Observed]:
+    """Attempt 1 of a gang of which two pods were kept, and what node rank 0 says of it."""
+    status = look(in_place(running()), seen(make_pod(0), failed(1, 137), make_pod(2))).status
+    pods = (assigned(0), make_pod(1, attempt=1), assigned(2))
+    status = look(in_place(status), seen(*pods, attempt=1)).status
+    return in_place(status), seen(*pods, attempt=1, report=heard(**report) if report else None)
+
+
+@pytest.mark.parametrize(
+    ("after", "sync", "wait"), [(2.9, "", 0.1), (3.1, "1-1", 4.9), (8.1, "1-2", 11.9), (21, "1-3", None)]
+)
+@pytest.mark.parametrize(
+    "report",
+    [
+        pytest.param({}, id="nothing is heard"),
+        pytest.param({"attempt": 0, "phase": "waiting"}, id="node rank 0 does not know either"),
+        pytest.param({"attempt": 1, "phase": "rendezvous"}, id="node rank 0 waits for the others"),
+    ],
+)
+def test_kubelets_are_to_show_kept_pods_their_place_again_while_the_ranks_have_not_met(
+    after: float, sync: str, wait: float | None, report: dict[str, Any]
+) -> None:
+    job, observed = begun(**report)
+    decided = look(job, observed, after)
+    kept = ("digits-0-0", "digits-0-2")
+    wanted = [SyncPod(name, pod_uid(observed, name), sync) for name in kept] if sync else []
+    assert [action for action in decided.actions if isinstance(action, SyncPod)] == wanted
+    assert decided.requeue_after == (None if wait is None else pytest.approx(wait))
+    shown = replace(observed, pods=tuple(replace(pod, sync=sync) for pod in observed.pods))
+    assert done(look(job, shown, after)) == set(), "once each"
+
+
+@pytest.mark.parametrize(
+    ("report", "after"),
+    [
+        pytest.param({"attempt": 1, "phase": "first_step"}, 5, id="the ranks have met"),
+        pytest.param({}, 100, id="kubelets have synced all pods meanwhile"),
+    ],
+)
+def test_kubelets_are_left_alone_where_pods_know_their_place(report: dict[str, Any], after: float) -> None:
+    job, observed = begun(**report)
+    assert done(look(job, observed, after)) == set()
+
+
+def pod_uid(observed: Observed, name: str) -> str:
+    return next(pod.uid for pod in observed.pods if pod.name == name)
 
 
 def test_survivors_are_left_in_peace_during_a_backoff() -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import groupby
 
 import pytest
 from promises import check_history
 from world import World
 
-from ddpjob_operator.api.status import Phase
+from ddpjob_operator.api.status import FailureStatus, Phase
 from ddpjob_operator.core.values.observed import PodPhase, Termination
 
 
@@ -50,6 +51,63 @@ def test_a_deletion_that_nobody_confirms_shows_that_the_node_is_lost() -> None:
     assert [failure.reason for failure in world.status.failures] == ["NodeLost"]
     assert world.status.node_failures == {"node-1": 1}
     check_history(world.cluster)
+
+
+def next_pods_are_bound(world: World) -> None:
+    """Kubernetes does not know yet that the node is gone, and places a pod of the next attempt there."""
+    world.cluster.reap("digits-0-0")
+    wait(world, 1)
+    world.cluster.schedule("digits-1-0", "node-0")
+    world.cluster.run("digits-1-0")
+    world.cluster.schedule("digits-1-1", "node-1")
+
+
+def test_a_pod_on_a_node_that_confirms_no_deletion_is_not_waited_for() -> None:
+    world = node_dies(nodeLostSeconds=30)
+    wait(world, 7)
+    next_pods_are_bound(world)
+    wait(world, 12)
+    assert (*counted(world), world.status.attempt) == ("NodeLost", 0, 2, 2)
+    assert "has not begun to start it" in (world.status.last_failure or FailureStatus()).message
+    check_history(world.cluster)
+
+
+def test_a_restart_is_taken_back_before_another_one_is_counted() -> None:
+    world = node_dies(nodeLostSeconds=30)
+    wait(world, 7)
+    next_pods_are_bound(world)
+    world.pass_time(15)
+    wait(world, 2)  # both are seen by the same look
+    counts = [(status.attempt, status.restarts, status.disruptions) for status in world.cluster.statuses]
+    assert [count for count, _ in groupby(counts)][-3:] == [(1, 1, 0), (1, 0, 1), (2, 0, 2)]
+
+
+def test_the_pods_that_follow_keep_away_from_that_node_until_it_answers() -> None:
+    world = node_dies(nodeLostSeconds=30)
+    wait(world, 7)
+    next_pods_are_bound(world)
+    wait(world, 15)
+    following = ("digits-2-0", "digits-2-1")
+    assert all(world.cluster.pods[name].avoids == {"node-1"} for name in following)
+    world.cluster.capacity = 2  # there is room for one of them
+    world.cluster.run("digits-2-0")
+    wait(world, 60)
+    assert world.status.attempt == 2, "no other node is free: it waits for one"
+    world.cluster.come_back("node-1")
+    world.cluster.capacity = None
+    world.settle()
+    assert (world.status.phase, world.status.attempt, world.status.restarts) == (Phase.RUNNING, 3, 0)
+    check_history(world.cluster)
+
+
+def test_a_node_that_confirms_the_deletion_gets_its_time() -> None:
+    world = node_dies(nodeLostSeconds=30)
+    wait(world, 7)
+    next_pods_are_bound(world)
+    world.cluster.silent.clear()
+    world.cluster.reap("digits-0-1")
+    wait(world, 15)
+    assert (*counted(world), world.status.attempt) == ("PeerLost", 1, 0, 1)
 
 
 def test_a_restarted_node_is_no_fault_of_the_job() -> None:

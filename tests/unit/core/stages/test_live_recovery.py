@@ -61,6 +61,24 @@ def test_a_deleted_pod_that_is_gone_is_replaced_as_well() -> None:
     assert done(look(first.status, [make_pod(0), make_pod(2)])) == {"create digits-0-1"}
 
 
+@pytest.mark.parametrize(
+    ("given", "reason"), [({"disruption": "EvictionByEvictionAPI"}, "Drained"), ({}, "PodDeleted")]
+)
+def test_a_pod_that_leaves_when_it_is_asked_to_stop_is_replaced_once(given: dict[str, Any], reason: str) -> None:
+    others = [make_pod(0), make_pod(2)]
+    leaving = make_pod(1, deleting=True, gone_by=later(60), **given)
+    asked = look(running(), [*others, leaving])
+    assert done(asked) == set(), "it has time to leave"
+    left = look(asked.status, [*others, failed(1, 143, "Left", deleting=True, **given)], seconds=1)
+    gone = look(left.status, others, seconds=2)
+    assert done(gone) == {"create digits-0-1"}
+    there = look(gone.status, [*others, new(1)], seconds=3).status
+    assert (there.attempt, there.live_recoveries, there.nodes.ready) == (0, 1, 3)
+    assert there.last_failure is not None
+    assert there.last_failure.reason == reason
+    assert ((there.disruptions or 0), (there.restarts or 0)) == ((1, 0) if given else (0, 1))
+
+
 def test_a_second_loss_before_the_replacement_runs_is_replaced_too() -> None:
     first = look(running(), [make_pod(0), failed(1, 1, "WorkerKilled"), make_pod(2)])
     second = look(first.status, [make_pod(0), new(1, "Pending"), failed(2, 1, "WorkerKilled")])
@@ -85,6 +103,10 @@ def test_two_pods_lost_at_once_are_one_restart() -> None:
         ([failed(0, 143, "Preempted"), make_pod(1), make_pod(2)], "all ranks were asked to stop"),
         (
             [make_pod(0), failed(1, 143, "Preempted", disruption="EvictionByEvictionAPI", deleting=True), make_pod(2)],
+            "all ranks were asked to stop",
+        ),
+        (
+            [failed(0, 143, "Left", deleting=True), failed(1, 143, "Preempted", deleting=True), make_pod(2)],
             "all ranks were asked to stop",
         ),
         ([failed(0, 1, "LiveRecoveryFailed"), make_pod(1), make_pod(2)], "the ranks gave it up"),
