@@ -74,7 +74,7 @@ def start_by_hand(scenario: Scenario, floor: ByHand) -> Start:
     asked = time.time()
     scenario.kubectl.apply(*objects)
     scenario.history.wait(
-        lambda: all(_phase(scenario, name) == "Succeeded" for name in names), 120, "the pods by hand are done"
+        lambda: all(_phase(scenario, name) == "Succeeded" for name in names), "the pods by hand are done"
     )
     return _timeline(scenario, asked, attempt=0, pods=names)
 

@@ -106,14 +106,14 @@ def condition(job: Object | None, type_: str) -> dict[str, Any] | None:
     return next((found for found in conditions if found["type"] == type_), None)
 
 
-def wait_degraded(history: History, cause: Cause, seconds: float = 60) -> dict[str, Any]:
+def wait_degraded(history: History, cause: Cause) -> dict[str, Any]:
     """The condition that says why the job does not start, once it is there."""
 
     def said() -> dict[str, Any] | None:
         found = condition(history.latest("ddpjobs", cause.name), "Degraded")
         return found if found and (found["status"], found["reason"]) == ("True", cause.reason) else None
 
-    return history.wait(said, seconds, f"job {cause.name} is Degraded: {cause.reason}")
+    return history.wait(said, f"job {cause.name} is Degraded: {cause.reason}")
 
 
 def prepare(kubectl: Kubectl) -> None:

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from tests.cluster.kube import Kubectl, Object, describe
 from tests.cluster.watch import Watch, WatchExpired
-from tests.support.waiting import NeverHappened
+from tests.support.waiting import CLUSTER_SECONDS, NeverHappened
 
 T = TypeVar("T")
 
@@ -103,7 +103,7 @@ class History:
             obj for name in dict.fromkeys(change.name for change in self.of(kind)) if (obj := self.latest(kind, name))
         ]
 
-    def wait(self, condition: Callable[[], T | None], seconds: float, what: str) -> T:
+    def wait(self, condition: Callable[[], T | None], what: str, seconds: float = CLUSTER_SECONDS) -> T:
         """What `condition` returns as soon as that is true; it is asked again at each change.
 
         Raises NeverHappened, with all there is to see in the namespace.

@@ -19,7 +19,7 @@ from typing import Any
 
 from tests.cluster.kube import Kubectl, describe
 from tests.kubernetes import Impossible, cluster_running, script
-from tests.support.waiting import eventually
+from tests.support.waiting import CLUSTER_SECONDS, eventually
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
@@ -128,13 +128,13 @@ def operator_pod(kubectl: Kubectl) -> str | None:
     return None
 
 
-def wait_operator(kubectl: Kubectl, seconds: float = 60) -> str:
+def wait_operator(kubectl: Kubectl) -> str:
     """Name of the operator's pod once it is ready."""
     system = kubectl.within(NAMESPACE)
     return eventually(
         lambda: operator_pod(kubectl),
         "the operator's pod is ready",
-        seconds,
+        CLUSTER_SECONDS,
         lambda: system.run("describe", "pods", check=False).stdout + system.logs(f"deployment/{RELEASE}"),
     )
 

@@ -22,7 +22,7 @@ from typing import Any
 
 import yaml
 from tests.cluster.kube import Kubectl, Object
-from tests.cluster.watch import Watch, WatchExpired
+from tests.cluster.watch import Watch
 from tests.support.ports import free_port
 from tests.support.waiting import eventually
 
@@ -130,23 +130,14 @@ def started(binary: Path, scrapes: list[dict[str, Any]], folder: Path) -> Iterat
 @contextmanager
 def _targets(kubectl: Kubectl, server: str, pods: Pods, file: Path) -> Iterator[None]:
     """Keep a target file in step with the pods that run, by a watch, until the end of the block."""
-    watch = Watch(kubectl, "/api/v1/pods", labelSelector=pods.selector)
-    thread = threading.Thread(target=_follow, args=(watch, server, pods, file), daemon=True)
+    watch = Watch(kubectl, "/api/v1/pods", relist=True, labelSelector=pods.selector)
+    thread = threading.Thread(target=_write_targets, args=(watch, server, pods, file), daemon=True)
     thread.start()
     try:
         yield
     finally:
         watch.stop()
         thread.join(5)
-
-
-def _follow(watch: Watch, server: str, pods: Pods, file: Path) -> None:
-    """All of the watch; where it missed changes, all of it again from the pods that are there by then."""
-    while True:
-        try:
-            return _write_targets(watch, server, pods, file)
-        except WatchExpired:
-            continue
 
 
 def _write_targets(watch: Watch, server: str, pods: Pods, file: Path) -> None:

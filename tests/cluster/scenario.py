@@ -12,7 +12,7 @@ from typing import Any
 
 from tests.cluster.history import ATTEMPT, JOB, NODE_RANK, History
 from tests.cluster.kube import Kubectl, KubectlFailed, Object, describe
-from tests.support.waiting import eventually
+from tests.support.waiting import CLUSTER_SECONDS, eventually
 
 NODES = 2
 EPOCHS = 24
@@ -111,7 +111,7 @@ class Scenario:
         """Every status that the job ever had, oldest first."""
         return [change.status for change in self.history.of("ddpjobs", self.name) if change.type != "DELETED"]
 
-    def wait_phase(self, phase: str, seconds: float = 240) -> dict[str, Any]:
+    def wait_phase(self, phase: str, seconds: float = CLUSTER_SECONDS) -> dict[str, Any]:
         """The job's status once it is in `phase`; fails at once if it ends in another."""
 
         def reached() -> dict[str, Any] | None:
@@ -121,7 +121,7 @@ class Scenario:
                 raise AssertionError(f"the job became {now}, not {phase}\n{describe(self.kubectl)}")
             return status if now == phase else None
 
-        return self.history.wait(reached, seconds, f"the job is {phase}")
+        return self.history.wait(reached, f"the job is {phase}", seconds)
 
     def pod(self, node_rank: int, attempt: int) -> Object | None:
         """One node of the gang, as it is now."""
@@ -150,7 +150,7 @@ class Scenario:
         except KubectlFailed:
             return None
 
-    def wait_trained(self, step: int, attempt: int = 0, seconds: float = 180) -> dict[str, Any]:
+    def wait_trained(self, step: int, attempt: int = 0, seconds: float = CLUSTER_SECONDS) -> dict[str, Any]:
         """Node rank 0's report once training is past `step` and has saved a snapshot."""
 
         report: dict[str, Any] | None = None
@@ -183,7 +183,7 @@ class Scenario:
         """What is on the job's volume now."""
         if self.history.latest("pods", self.reader) is None:
             self.kubectl.apply(reader_pod(self.reader, f"{self.name}-shared", self.trainer_image))
-        self.history.wait(self._reader_runs, 60, "the pod that reads the volume runs")
+        self.history.wait(self._reader_runs, "the pod that reads the volume runs")
         read = json.loads(self.kubectl.python(self.reader, READ_VOLUME, self.name))
         return Records(read["losses"], read["events"], {shot["step"]: shot for shot in read["snapshots"]})
 

@@ -36,7 +36,7 @@ def test_a_job_that_cannot_start_says_why_and_starts_by_itself_once_it_can(scena
     late = next(cause for cause in CAUSES if cause.name == "node")
     kubectl.run("patch", "ddpjob", late.name, "--type=merge", "--patch", '{"spec": {"startupDeadlineSeconds": 1}}')
     failed = history.wait(
-        lambda: condition(history.latest("ddpjobs", late.name), "Failed"), 30, "the job fails at its startup deadline"
+        lambda: condition(history.latest("ddpjobs", late.name), "Failed"), "the job fails at its startup deadline"
     )
     assert failed["reason"] == "StartupDeadlineExceeded"
     assert late.words in failed["message"]
@@ -48,7 +48,7 @@ def test_a_job_that_cannot_start_says_why_and_starts_by_itself_once_it_can(scena
         job = history.latest("ddpjobs", "secret") or {}
         return bool(job.get("status", {}).get("phase") == "Succeeded")
 
-    history.wait(done, 180, "the job whose secret was missing has trained")
+    history.wait(done, "the job whose secret was missing has trained")
     after = history.latest("ddpjobs", "secret")
     degraded = condition(after, "Degraded")
     assert degraded is not None

@@ -8,7 +8,7 @@ import pytest
 from tests.cluster.conftest import Unbroken
 from tests.cluster.kube import Kubectl, describe
 from tests.cluster.scenario import STEPS, Scenario
-from tests.support.waiting import eventually
+from tests.support.waiting import CLUSTER_SECONDS, eventually
 
 TOKEN = "secret/default-token-"
 """Before Kubernetes 1.24 each namespace has one, under a name of its own."""
@@ -32,7 +32,7 @@ def test_a_deleted_job_leaves_nothing_but_a_volume_that_it_was_to_retain(
     eventually(
         lambda: everything(scenario.kubectl) - everything(empty) == left,
         f"nothing is left but {left or 'nothing'}",
-        90,
+        CLUSTER_SECONDS,
         lambda: f"left: {everything(scenario.kubectl) - everything(empty)}\n{describe(scenario.kubectl)}",
     )
 
@@ -43,7 +43,7 @@ def test_a_job_applied_again_resumes_from_the_volume_of_the_deleted_job(scenario
     former = scenario.job["metadata"]["uid"]
     # its pods may still be saving when the next job begins under the same names
     scenario.kubectl.delete("ddpjob", "digits")
-    scenario.history.wait(lambda: scenario.history.latest("ddpjobs", "digits") is None, 30, "the job is gone")
+    scenario.history.wait(lambda: scenario.history.latest("ddpjobs", "digits") is None, "the job is gone")
     scenario.apply()
     status = scenario.wait_phase("Succeeded")
     assert (status["attempt"], status["restarts"]) == (0, 0)

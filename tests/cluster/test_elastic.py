@@ -18,7 +18,7 @@ from tests.cluster.installation import node_lost, wait_operator
 from tests.cluster.kube import Object, describe
 from tests.cluster.scenario import SNAPSHOT_STEPS, Scenario
 from tests.kubernetes import Impossible
-from tests.support.waiting import eventually
+from tests.support.waiting import CLUSTER_SECONDS, eventually
 
 LONG = ["--task=digits", "--epochs=100000"]
 """Longer than any test waits: these jobs are deleted, and never finish."""
@@ -125,7 +125,7 @@ def test_a_trainer_that_runs_on_unseen_on_a_silent_node_is_refused_by_the_volume
         after = scenario.wait_trained(before["snapshot"]["step"] + 60, attempt=1)
         assert after["resumedFromStep"] >= before["snapshot"]["step"]
     # its node is back, and tells how the trainer that it had lost sight of has ended
-    ended = scenario.history.wait(lambda: ending_of(scenario, "digits-0-0"), 90, "the old pod's end is reported")
+    ended = scenario.history.wait(lambda: ending_of(scenario, "digits-0-0"), "the old pod's end is reported")
     assert ended["exitCode"] == 77, ended
     assert "Fenced" in ended["message"], ended
     records, resumed = scenario.records(), after["resumedFromStep"]
@@ -148,7 +148,7 @@ def wait_steps(scenario: Scenario, nodes: int, beyond: int, attempt: int = 0) ->
         return report if fits and report["phase"] == "train" and (report["step"] or 0) > beyond else None
 
     what = f"{nodes} nodes train beyond step {beyond}"
-    return eventually(trains, what, 120, lambda: f"last report: {seen[0]}\n{describe(scenario.kubectl)}")
+    return eventually(trains, what, CLUSTER_SECONDS, lambda: f"last report: {seen[0]}\n{describe(scenario.kubectl)}")
 
 
 def gang(scenario: Scenario) -> list[Object]:

@@ -87,7 +87,7 @@ def test_an_import_that_fails_is_not_tried_again(scenario: Scenario, entrypoint:
     mount = {"name": "trainer", "volumeMounts": [{"name": "code", "mountPath": "/opt/user"}]}
     template = {"spec": {"volumes": [code], "containers": [mount]}}
     scenario.apply(entrypoint=entrypoint, args=[], podTemplate=template)
-    status = scenario.wait_phase("Failed", seconds=60)
+    status = scenario.wait_phase("Failed")
     assert (status["attempt"], status["restarts"]) == (0, 0)
     assert status["lastFailure"]["reason"] == "ImportError"
     assert "nowhere_to_be_found" in status["lastFailure"]["message"]
@@ -112,7 +112,7 @@ def test_a_rank_above_the_memory_limit_is_counted_and_explained(scenario: Scenar
         restart={"maxRestarts": 1, "backoff": {"initialSeconds": 0}},
         podTemplate={"spec": {"volumes": [code], "containers": [mount]}},
     )
-    status = scenario.wait_phase("Failed", seconds=180)
+    status = scenario.wait_phase("Failed")
     assert (status["attempt"], status["restarts"]) == (1, 1)
     assert [failure["reason"] for failure in status["failures"]] == ["OOMKilled", "OOMKilled"]
     assert "raise resources.limits.memory" in status["lastFailure"]["advice"]

@@ -43,7 +43,7 @@ def test_a_killed_rank_and_then_the_loss_of_rank_0s_pod_leave_the_other_pod_wher
 
 def test_a_spare_takes_the_place_of_a_killed_rank_and_costs_no_bit(scenario: Scenario, unbroken: Unbroken) -> None:
     scenario.apply(restart={"scope": "InPlace"}, spares=1)
-    scenario.history.wait(lambda: is_ready(scenario.history.latest("pods", "digits-0-s0")), 120, "the spare waits")
+    scenario.history.wait(lambda: is_ready(scenario.history.latest("pods", "digits-0-s0")), "the spare waits")
     before = scenario.wait_trained(FIRST_HIT)
     scenario.kill_rank(1)
 

@@ -52,7 +52,7 @@ def test_data_is_fetched_once_before_the_gang_and_found_by_the_next_job(scenario
         ready = (status.get("containerStatuses") or [{}])[0].get("ready")
         return str(status["podIP"]) if ready else None
 
-    address = scenario.history.wait(serves, 120, "the web server runs")
+    address = scenario.history.wait(serves, "the web server runs")
     initializers = [
         {"name": "digits", "source": f"http://{address}:8000/digits.txt", "path": "datasets/digits.txt",
          "sha256": DIGEST},

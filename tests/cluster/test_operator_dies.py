@@ -7,7 +7,7 @@ from tests.cluster.history import nodes_with_two_pods, untrue_steps
 from tests.cluster.installation import operator_pod, wait_operator
 from tests.cluster.kube import Kubectl
 from tests.cluster.scenario import NODES, STEPS, Scenario
-from tests.support.waiting import eventually
+from tests.support.waiting import CLUSTER_SECONDS, eventually
 
 FORCE = ("--grace-period=0", "--force")
 
@@ -29,7 +29,7 @@ def wait_another(kubectl: Kubectl, pod: str) -> str:
     return eventually(
         other,
         f"another operator follows {pod}",
-        60,
+        CLUSTER_SECONDS,
         lambda: kubectl.run("get", "pods", "-o", "wide", check=False).stdout,
     )
 
@@ -81,7 +81,6 @@ def test_a_gang_that_breaks_while_there_is_no_operator_restarts_when_it_is_back(
         failed = ("Failed", "Succeeded")
         scenario.history.wait(
             lambda: [pod["status"]["phase"] in failed for pod in scenario.pods(0)] == [True] * NODES,
-            60,
             "all pods of the attempt have ended",
         )
     finally:

@@ -57,7 +57,7 @@ def test_a_contradiction_is_refused_by_the_server_or_at_once_by_the_operator(
     assert (done.returncode != 0) == by_server, done.stderr
     said = done.stderr
     if not by_server:
-        status = scenario.wait_phase("Failed", seconds=30)
+        status = scenario.wait_phase("Failed")
         said = next(condition["message"] for condition in status["conditions"] if condition["type"] == "Failed")
     assert [word for word in words if word not in said] == [], said
     assert scenario.history.of("pods") == []
@@ -73,7 +73,7 @@ def test_a_scheduler_that_is_not_installed_is_said_with_the_way_out(
         conditions = scenario.status.get("conditions") or []
         return next((item["message"] for item in conditions if item["reason"] == "PodGroupMissing"), None)
 
-    message = scenario.history.wait(said, 30, "the job says that there is no PodGroup")
+    message = scenario.history.wait(said, "the job says that there is no PodGroup")
     assert install in message
     assert f"remove scheduling.gang {gang}" in message
     assert scenario.history.of("pods") == []

@@ -40,7 +40,7 @@ print(json.dumps({
 def test_a_job_finds_its_own_folder_and_the_data_sets_and_nothing_of_other_jobs(scenario: Scenario) -> None:
     scenario.kubectl.apply(claim("team"))
     scenario.kubectl.apply(reader_pod("look", "team", scenario.trainer_image))
-    scenario.history.wait(lambda: runs(scenario, "look"), 120, "the pod that reads the volume runs")
+    scenario.history.wait(lambda: runs(scenario, "look"), "the pod that reads the volume runs")
     scenario.kubectl.python("look", PREPARE)
 
     scenario.apply(

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from tests.cluster.scenario import NODES, Scenario
 from tests.support.command import COMMAND, to_cluster
+from tests.support.waiting import CLUSTER_SECONDS
 
 from ddpjob import ApiError, DDPJob, Job, JobFailed
 from ddpjob_operator.api.status import DDPJobStatus, Goodput
@@ -135,13 +136,13 @@ def test_a_function_is_submitted_and_followed_from_python(
     with job.submit(namespace=scenario.kubectl.namespace) as submitted:
         lines = {str(line) for line in submitted.logs(grep="layers")}
         assert lines == {f"[rank {rank}] <b>2</b> layers on rank {rank} of {NODES}" for rank in range(NODES)}
-        assert submitted.wait(60).phase == "Succeeded"
+        assert submitted.wait(CLUSTER_SECONDS).phase == "Succeeded"
         assert "<td>Succeeded</td>" in submitted._repr_html_()
 
     wrong = replace(job, kwargs={"layers": 2, "fails": True}, spec={"restart": {"maxRestarts": 0}})
     with wrong.submit(namespace=scenario.kubectl.namespace) as submitted:
         with pytest.raises(JobFailed, match="ValueError: no such layer") as failure:
-            submitted.wait(240)
+            submitted.wait(CLUSTER_SECONDS)
         assert failure.value.status.phase == "Failed"
         with pytest.raises(ApiError, match="cannot be changed any more"):
             submitted.suspend()

@@ -24,7 +24,7 @@ def test_a_suspended_job_resumes_where_it_was_to_the_same_bits_and_goes_when_its
     scenario.apply()
     scenario.wait_trained(HIT)
     edit(scenario, suspend=True)
-    suspended = scenario.wait_phase("Suspended", seconds=90)
+    suspended = scenario.wait_phase("Suspended")
     # asked, because the record's two watches may lag each other; the last finalizer goes after the status is written
     eventually(lambda: scenario.kubectl.list("pods") == [], "no pod is left")
     assert (suspended["attempt"], suspended["restarts"]) == (0, 0)
@@ -52,7 +52,7 @@ def test_a_suspended_job_resumes_where_it_was_to_the_same_bits_and_goes_when_its
 
     edit(scenario, ttlSecondsAfterFinished=0)
     scenario.history.wait(
-        lambda: scenario.history.latest("ddpjobs", scenario.name) is None, 30, "the job is deleted after its end"
+        lambda: scenario.history.latest("ddpjobs", scenario.name) is None, "the job is deleted after its end"
     )
     kept = scenario.kubectl.get("pvc", f"{scenario.name}-shared")
     assert kept is not None

@@ -16,7 +16,7 @@ from tests.cluster.watch import Watch, WatchExpired
 
 
 def pod(name: str, version: int) -> Object:
-    return {"metadata": {"name": name, "resourceVersion": str(version)}}
+    return {"metadata": {"name": name, "uid": f"uid of {name}", "resourceVersion": str(version)}}
 
 
 EXPIRED = {"type": "ERROR", "object": {"code": 410, "message": "too old resource version"}}
@@ -24,11 +24,13 @@ BROKEN = {"type": "ERROR", "object": {"code": 500, "message": "etcd has no leade
 
 
 class Server(ThreadingHTTPServer):
-    """Answers a list, and each watch with the next of `watches`; then it ends the watch."""
+    """Answers with the next of `lists`, the last of them ever after, and each watch with the next of `watches`; then it
+    ends the watch."""
 
     def __init__(self, watches: list[list[Object | str]]) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
         self.watches = watches
+        self.lists = [[pod("first", 4)]]
         self.asked_from: list[str] = []
 
 
@@ -42,7 +44,8 @@ class Handler(BaseHTTPRequestHandler):
             events = self.server.watches.pop(0) if self.server.watches else []
             body = "".join(event if isinstance(event, str) else json.dumps(event) + "\n" for event in events)
         else:
-            body = json.dumps({"metadata": {"resourceVersion": "10"}, "items": [pod("first", 4)]})
+            items = self.server.lists.pop(0) if len(self.server.lists) > 1 else self.server.lists[0]
+            body = json.dumps({"metadata": {"resourceVersion": "10"}, "items": items})
         self.send_response(200)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(body)))
@@ -64,7 +67,7 @@ def server() -> Iterator[Server]:
 
 
 @pytest.fixture
-def watch(server: Server, tmp_path: Path) -> Iterator[Watch]:
+def kubectl(server: Server, tmp_path: Path) -> Kubectl:
     config = {
         "clusters": [{"name": "c", "cluster": {"server": f"http://127.0.0.1:{server.server_port}"}}],
         "contexts": [{"name": "c", "context": {"cluster": "c"}}],
@@ -72,7 +75,12 @@ def watch(server: Server, tmp_path: Path) -> Iterator[Watch]:
     }
     kubeconfig = tmp_path / "kubeconfig"
     kubeconfig.write_text(yaml.safe_dump({"apiVersion": "v1", "kind": "Config"} | config))
-    watch = Watch(Kubectl(kubeconfig), "/api/v1/pods")
+    return Kubectl(kubeconfig)
+
+
+@pytest.fixture
+def watch(kubectl: Kubectl) -> Iterator[Watch]:
+    watch = Watch(kubectl, "/api/v1/pods")
     yield watch
     watch.stop()
 
@@ -95,3 +103,26 @@ def test_a_watch_that_missed_changes_says_so(server: Server, watch: Watch) -> No
     server.watches += [[{"type": "ADDED", "object": pod("second", 11)}], [EXPIRED]]
     with pytest.raises(WatchExpired, match="too old resource version"):
         list(watch)
+
+
+def test_a_watch_that_missed_changes_can_go_on_with_what_there_is_now(server: Server, kubectl: Kubectl) -> None:
+    server.lists = [[pod("first", 4), pod("second", 5)], [pod("second", 20), pod("third", 21)]]
+    server.watches += [
+        [{"type": "ADDED", "object": pod("fourth", 11)}],
+        [EXPIRED],
+        [],
+        [{"type": "DELETED", "object": pod("third", 22)}],
+    ]
+    watch = Watch(kubectl, "/api/v1/pods", relist=True)
+    events = iter(watch)
+    seen = [(type_, obj["metadata"]["name"]) for type_, obj in (next(events) for _ in range(8))]
+    watch.stop()
+    assert seen[:3] == [("ADDED", "first"), ("ADDED", "second"), ("ADDED", "fourth")]
+    assert sorted(seen[3:7]) == [
+        ("ADDED", "third"),
+        ("DELETED", "first"),
+        ("DELETED", "fourth"),
+        ("MODIFIED", "second"),
+    ]
+    assert seen[7] == ("DELETED", "third")
+    assert server.asked_from == ["10", "11", "10", "10"]

@@ -11,6 +11,8 @@ T = TypeVar("T")
 
 PATIENCE_SECONDS: Final = 120.0
 """For anything that takes a second on an idle machine. It ends a test that hangs, and says nothing about speed."""
+CLUSTER_SECONDS: Final = 300.0
+"""For pods on a cluster whose nodes share one machine: ten times what a gang needs there to train, if it is idle."""
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.02, 0.25
 """Seconds between two looks, which grow: many a look starts a process."""
 

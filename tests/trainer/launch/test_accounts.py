@@ -56,7 +56,9 @@ class LateFolder(Folder):
 
 
 @pytest.fixture
-def two(pod: PodEnvironment, tmp_path: Path) -> Iterator[tuple[Accounts, Accounts]]:
+def two(pod: PodEnvironment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Accounts, Accounts]]:
+    # a busy machine may keep a thread waiting for longer than a node is given to answer
+    monkeypatch.setattr("ddp_trainer.launch.accounts.ANSWER_SECONDS", 100.0)
     nodes = [
         Accounts(replace_node(pod, node), lambda: {"ranks": []}, LateFolder(tmp_path / "stalls", node))
         for node in (0, 1)
