@@ -83,6 +83,7 @@ lint-files: $(VENV)/.dev
 	$(BIN)/python docs/commands.py --check
 	$(BIN)/python docs/validate_tables.py --check
 	$(BIN)/python docs/reliability.py --check
+	$(BIN)/python -m tests.simulation --check
 	$(BIN)/python charts/readme.py --check
 	$(BIN)/python charts/rbac.py --check
 	$(BIN)/python charts/policies.py --check
@@ -97,6 +98,9 @@ mutate: $(VENV)/.dev  ## mutation testing of core: MODULES="failure.budget stage
 prove: $(VENV)/.dev  ## what docs/correctness.md says, from real runs: strategies agree, killed runs resume bit for bit
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.prove
 
+simulate: $(VENV)/.dev  ## goodput of each restart scope at published failure rates: docs/goodput.json, docs/goodput.md and its pictures; SEEDS=3
+	$(BIN)/python -m tests.simulation --seeds $(or $(SEEDS),3)
+
 count-scripts: $(VENV)/.dev  ## how often scripts on libraries end as they should, and hangs are blamed rightly: RUNS=30 BUSY=4
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.count_scripts --runs $(or $(RUNS),3) --busy $(or $(BUSY),0)
 
@@ -108,6 +112,12 @@ bench: $(VENV)/.dev  ## apply to first step, and an edited line to its output, b
 	$(BIN)/python -m tests.cluster.bench_submit
 	$(BIN)/python -m tests.cluster.bench_causes
 	$(BIN)/python -m tests.api_server.bench_takeover
+
+bench-live: $(VENV)/.dev  ## seconds from a fault to the next step of the other ranks: Gang, InPlace and Live, on two real nodes
+	$(BIN)/python -m tests.cluster.bench_live
+
+live-faults: $(VENV)/.dev  ## live recovery under 200 faults at random, on this machine: SEED=1 FAULTS=200
+	$(BIN)/python -m tests.trainer.live.random_faults --seed $(or $(SEED),1) --faults $(or $(FAULTS),200)
 
 tour: $(VENV)/.dev  ## docs/tour.md: what the verbs of ddpjob print on the test cluster
 	$(BIN)/python -m tests.cluster.transcripts
@@ -133,7 +143,7 @@ format: $(VENV)/.dev  ## let ruff lay out the code
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-generate: $(VENV)/.dev  ## write the CRD, five pages of docs/, the chart's README, roles, policies and dashboards
+generate: $(VENV)/.dev  ## write the CRD, five pages of docs/, tables and pictures of docs/goodput.md, the chart's README, roles, policies and dashboards
 	$(BIN)/python -m ddpjob_operator.api.crd
 	$(BIN)/python -m ddpjob_operator.api.docs
 	$(BIN)/python docs/metrics.py
@@ -141,6 +151,7 @@ generate: $(VENV)/.dev  ## write the CRD, five pages of docs/, the chart's READM
 	$(BIN)/python docs/commands.py
 	$(BIN)/python docs/validate_tables.py
 	$(BIN)/python docs/reliability.py
+	$(BIN)/python -m tests.simulation --draw
 	$(BIN)/python charts/readme.py
 	$(BIN)/python charts/rbac.py
 	$(BIN)/python charts/policies.py
@@ -228,5 +239,5 @@ build/scan/.installed: requirements/scan.txt | $(BIN)/python
 help:
 	@awk 'BEGIN {FS = ":.*##"} /^##@/ {printf "\n%s\n", substr($$0, 5)} /^[a-z-]+:.*##/ {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-.PHONY: test-gpu screenshots tour scan bench-operator chaos soak upgrade count-scripts troubleshooting mutate busy-test check-in-process lint-style lint-types lint-layers lint-files demo demo-cluster test test-unit test-trainer test-local test-api test-cluster test-packaging check lint prove bench-trainer bench format generate \
+.PHONY: test-gpu simulate screenshots tour scan bench-live live-faults bench-operator chaos soak upgrade count-scripts troubleshooting mutate busy-test check-in-process lint-style lint-types lint-layers lint-files demo demo-cluster test test-unit test-trainer test-local test-api test-cluster test-packaging check lint prove bench-trainer bench format generate \
 	release-check release-notes wheel chart-package krew-package sbom images run-operator cluster-up cluster-down clean python-venv tools help

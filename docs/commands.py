@@ -91,8 +91,17 @@ def _paragraph(text: str) -> str:
 
 def _option(option: Any) -> str:
     value = "" if option.is_flag else f" {option.metavar or '|'.join(choices(option)) or option.name.upper()}"
-    text = f"- `{', '.join(sorted(option.opts, key=len))}{value}`: {option.help or ''}"
+    names = ", ".join(sorted(option.opts, key=len))
+    if option.secondary_opts:
+        names += f" / {', '.join(option.secondary_opts)}"
+    text = f"- `{names}{value}`: {option.help or ''}{_default(option)}"
     return textwrap.fill(text, 120, subsequent_indent="  ", break_on_hyphens=False, break_long_words=False)
+
+
+def _default(option: Any) -> str:
+    if option.is_flag or not option.show_default or option.default is None or option.default in ("", ()):
+        return ""
+    return f" [default: {getattr(option.default, 'value', option.default)}]"
 
 
 def _is_shown(parameter: Any) -> bool:
