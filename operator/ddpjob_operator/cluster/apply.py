@@ -247,7 +247,7 @@ class Applier:
             return  # one that has changed is in the cache as it is now: the next plan decides
         if pod.get("kind") == "Pod" and "deletionTimestamp" in pod["metadata"]:
             self.cache.put_pod(pod)
-            if is_held(pod):
+            if action.release and is_held(pod):
                 await self.release(job.namespace, ReleasePod(action.name, action.uid))
         else:
             self.cache.forget_pod(action.uid)

@@ -20,7 +20,7 @@ from ddpjob_operator.cluster.children import CLAIM, SERVICE, Child, Children, Ki
 from ddpjob_operator.core.values import names
 from ddpjob_operator.core.values.actions import ReleasePod
 from ddpjob_operator.core.values.observed import Creations, InitializerView, Observed, PodView, PodWarning, ServiceView
-from ddpjob_operator.core.values.trainer_report import TrainerReport, read_termination
+from ddpjob_operator.core.values.trainer_report import TrainerReport
 from ddpjob_operator.wire.jobs import kept
 from ddpjob_operator.wire.pods import is_held, parse_initializer, parse_pod
 
@@ -242,24 +242,12 @@ class Cache:
 
     def drop_pod(self, obj: Json) -> bool:
         """Take in that a pod is gone; whether that was news."""
-        if obj["metadata"]["uid"] not in self._gone:
-            self._keep_last_words(obj)
         news = self.forget_pod(obj["metadata"]["uid"], _version(obj))
         if not is_held(obj) or "deletionTimestamp" in obj["metadata"]:
             return news
         # it has only lost our label
         self._lost.setdefault(key_of_pod(obj), {})[obj["metadata"]["uid"]] = obj["metadata"]["name"]
         return True
-
-    def _keep_last_words(self, obj: Json) -> None:
-        """What node rank 0 said at its end: its end and its removal may come as one event, and say it only here."""
-        view, owner = parse_pod(obj), owner_of(obj)
-        if owner is None or view.node_rank != 0 or view.termination is None:
-            return
-        said = read_termination(view.termination.message)
-        known = self._of(owner).report or TrainerReport(uid=owner.uid, attempt=view.attempt)
-        if said is not None and said.attempt == known.attempt:
-            self.put_report(owner, known.updated_by(said))
 
     def forget_pod(self, uid: str, version: int | None = None) -> bool:
         """Take in that the pod of that uid does not exist; whether that was news."""

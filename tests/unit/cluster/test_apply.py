@@ -280,6 +280,14 @@ async def test_a_pod_without_the_finalizer_is_deleted_with_one_call(server: Serv
     assert [request.method for request in server.asked] == ["DELETE"]
 
 
+async def test_a_pod_whose_end_is_still_to_be_put_on_record_keeps_the_finalizer(server: Server, client: Client) -> None:
+    cache = Cache()
+    server.answers = [ok(pod(**GOING, finalizers=[FINALIZER]))]
+    assert await Applier(client, cache).carry_out(JOB, [DeletePod("digits-0-1", "pod-1", None, release=False)]) is None
+    assert [request.method for request in server.asked] == ["DELETE"]
+    assert [(seen.deleting, seen.held) for seen in cache.observed(Owner("ns", "job-1")).pods] == [(True, True)]
+
+
 async def test_a_pod_that_only_its_finalizer_kept_is_gone_with_it(server: Server, client: Client) -> None:
     cache = Cache()
     cache.put_pod(pod(resourceVersion="8", finalizers=[FINALIZER]))

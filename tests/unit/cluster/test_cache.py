@@ -315,49 +315,6 @@ def test_the_service_is_known_from_the_answer_that_made_it() -> None:
     assert (known.host, known.port, known.attempt) == ("10.96.0.7", 29500, 3)
 
 
-def ended(version: int, attempt: int = 0, *, message: str | None = None) -> dict[str, Any]:
-    """Node rank 0's pod after its trainer has ended."""
-    found = pod(version, phase="Failed")
-    said = {"version": 1, "attempt": attempt, "step": 322, "snapshot": {"step": 322, "time": 1.0, "verified": True}}
-    state = {"terminated": {"exitCode": 143, "message": json.dumps(said) if message is None else message}}
-    found["status"]["containerStatuses"] = [{"name": "trainer", "state": state}]
-    return found
-
-
-def test_what_a_pod_says_at_its_end_is_kept_though_its_removal_comes_with_it() -> None:
-    cache = Cache()
-    cache.put_pod(pod(1, phase="Running"))
-    cache.put_report(OWNER, TrainerReport(uid="job-1", attempt=0, step=310, phase="train"))
-    cache.drop_pod(ended(2))
-    report = cache.observed(OWNER).report
-    assert report is not None
-    assert report.snapshot is not None
-    assert (report.uid, report.step, report.snapshot.step, report.phase) == ("job-1", 322, 322, "train")
-
-
-def test_it_is_kept_although_nobody_had_asked_the_pod_before() -> None:
-    cache = Cache()
-    cache.put_pod(pod(1, phase="Running"))
-    cache.drop_pod(ended(2))
-    report = cache.observed(OWNER).report
-    assert report is not None
-    assert (report.is_of("job-1", 0), report.step) == (True, 322)
-
-
-@pytest.mark.parametrize(
-    "last",
-    [ended(2, attempt=1), ended(2, message="no report"), pod(2, phase="Running")],
-    ids=["of another attempt", "no report", "it never ended"],
-)
-def test_other_last_words_take_nothing_away(last: dict[str, Any]) -> None:
-    cache = Cache()
-    cache.put_pod(pod(1, phase="Running"))
-    known = TrainerReport(uid="job-1", attempt=0, step=310)
-    cache.put_report(OWNER, known)
-    cache.drop_pod(last)
-    assert cache.observed(OWNER).report == known
-
-
 def known(cache: Cache, owner: Owner = OWNER) -> set[tuple[str, str]]:
     return set(cache.observed(owner).children)
 

@@ -142,9 +142,10 @@ class Cluster:
                     self._set(name, sync=sync)
             case DeletePod(name, uid) if name in self.fetchers:
                 self.delete_fetcher(name, uid=uid)
-            case DeletePod(name, uid, grace):
+            case DeletePod(name, uid, grace, release=release):
                 self._note_lost_log(name)
-                self.release(name, uid)  # two calls of one action
+                if release:
+                    self.release(name, uid)  # two calls of one action
                 self.delete(name, grace, uid=uid)
             case ReleasePod(name, uid):
                 self.release(name, uid)

@@ -36,7 +36,7 @@ def test_a_job_that_succeeds_costs_two_calls_a_pod_and_three_status_writes(nodes
 
 
 @pytest.mark.parametrize("nodes", [1, 2, 8])
-def test_a_suspension_costs_a_delete_a_pod_and_two_status_writes(nodes: int) -> None:
+def test_a_suspension_costs_two_calls_a_pod_and_two_status_writes(nodes: int) -> None:
     world = World.start(nodes=nodes)
     world.settle()
     before = len(world.cluster.history)
@@ -44,7 +44,7 @@ def test_a_suspension_costs_a_delete_a_pod_and_two_status_writes(nodes: int) -> 
     world.settle()
     assert world.status.phase is Phase.SUSPENDED
     calls = [type(entry) for entry in world.cluster.history[before:]]
-    assert calls == [DDPJobStatus, *[DeletePod] * nodes, DDPJobStatus]
+    assert calls == [DDPJobStatus, *[DeletePod] * nodes, *[ReleasePod] * nodes, DDPJobStatus]
 
 
 @pytest.mark.parametrize("nodes", [1, 2, 8])

@@ -15,6 +15,7 @@ from ddpjob_operator.core import transitions
 from ddpjob_operator.core.failure.detect import has_succeeded, last_report
 from ddpjob_operator.core.gang.members import members
 from ddpjob_operator.core.ledger.progress import with_final_report
+from ddpjob_operator.core.stages.suspend import is_suspending
 from ddpjob_operator.core.values.actions import DeletePod, Plan, ReleasePod
 from ddpjob_operator.core.values.look import Look
 from ddpjob_operator.core.values.observed import PodPhase, PodView
@@ -35,7 +36,7 @@ def with_ends(look: Look) -> Look:
 def with_releases(look: Look, decided: Plan) -> Plan:
     """`decided`, and what it leaves of pods with nothing left to put on record released.
 
-    A pod that the plan deletes is released with its deletion.
+    A pod that the plan deletes is released with its deletion, or at a later look.
     """
     deleted = {action.uid for action in decided.actions if isinstance(action, DeletePod)}
     after = look.with_status(decided.status)
@@ -64,7 +65,9 @@ def _is_on_record(look: Look, pod: PodView) -> bool:
         return True
     if not pod.deleting:
         return False
-    return not _has_a_say(status, look, pod) or pod.node_rank in status.internal.succeeded_nodes or _never_began(pod)
+    if not _has_a_say(status, look, pod) or pod.node_rank in status.internal.succeeded_nodes or _never_began(pod):
+        return True
+    return is_suspending(status) and pod.ended
 
 
 def _has_a_say(status: DDPJobStatus, look: Look, pod: PodView) -> bool:

@@ -8,6 +8,8 @@ pod that was thought dead from writing to the volume.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ddpjob_operator.api.status import DDPJobStatus, Phase
 from ddpjob_operator.core import transitions
 from ddpjob_operator.core.failure.detect import SETTLE_SECONDS, last_report
@@ -49,7 +51,9 @@ def is_suspending(status: DDPJobStatus) -> bool:
 
 def _suspending(look: Look, left: tuple[PodView, ...]) -> Plan:
     observed, status = look.observed, look.status
-    actions = (*stop(observed.pods, everything=True, grace_seconds=None), *_stop_fetching(look))
+    # node rank 0 tells of the last snapshot at its end: `ends` releases a pod once that is on record
+    stopped = (replace(action, release=False) for action in stop(observed.pods, everything=True, grace_seconds=None))
+    actions = (*stopped, *_stop_fetching(look))
     if status.phase is Phase.SUSPENDED:
         return Plan(status, actions)  # a pod that was not seen before, or that belongs to no attempt
     after = transitions.begin_suspension(look).status

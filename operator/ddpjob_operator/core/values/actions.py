@@ -48,7 +48,7 @@ class CreatePod:
 
 @dataclass(frozen=True, slots=True)
 class DeletePod:
-    """Delete exactly this pod (uid precondition), and release it. NotFound is success."""
+    """Delete exactly this pod (uid precondition). NotFound is success."""
 
     name: str
     uid: str
@@ -56,6 +56,8 @@ class DeletePod:
     """How long its trainer may take to end. None: as long as the pod itself says, enough for a snapshot."""
     unless_changed: bool = False
     """Only as it was last seen: a pod that has ended since is kept for its log."""
+    release: bool = True
+    """Whether to release it, too. False: how it ends is still to be put on record."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ import json
 import math
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
@@ -96,11 +96,6 @@ class TrainerReport:
     def is_of(self, uid: str, attempt: int) -> bool:
         """Whether it is about this attempt of this very job, and not of an earlier job of the same name."""
         return (self.uid, self.attempt) == (uid, attempt)
-
-    def updated_by(self, later: TrainerReport) -> TrainerReport:
-        """This report, with all that `later` knows."""
-        known = {item.name: getattr(later, item.name) for item in fields(TrainerReport)}
-        return replace(self, **{name: value for name, value in known.items() if value not in (None, "", {}, ())})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

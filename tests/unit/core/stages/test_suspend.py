@@ -7,13 +7,22 @@ from dataclasses import replace
 import pytest
 from builders import DEFAULTS, NOW, ended, failed, in_phase, later, make_job, make_pod, make_report, seen, succeeded
 from looks import at, condition, look
+from world import World
 
 from ddpjob_operator.api.status import DDPJobStatus, Internal, Phase, SnapshotStatus
 from ddpjob_operator.core.plan import plan
 from ddpjob_operator.core.stages.finished import has_finished
 from ddpjob_operator.core.stages.suspend import is_suspending
 from ddpjob_operator.core.values import conditions as cond
-from ddpjob_operator.core.values.actions import CreateChild, CreatePod, CreatePVC, CreateService, DeletePod, Plan
+from ddpjob_operator.core.values.actions import (
+    CreateChild,
+    CreatePod,
+    CreatePVC,
+    CreateService,
+    DeletePod,
+    Plan,
+    ReleasePod,
+)
 from ddpjob_operator.core.values.observed import InitializerView, PodPhase, PodView
 from ddpjob_operator.wire.jobs import is_left_to_another
 
@@ -129,6 +138,40 @@ def test_the_snapshot_that_the_first_node_saved_is_known() -> None:
     assert decided.status_first, "the pod is about to vanish, and with it what it said"
     assert decided.status.snapshot is not None
     assert decided.status.snapshot.step == 123
+
+
+def test_a_pod_that_ends_while_nobody_looks_stays_until_what_it_said_is_on_record() -> None:
+    """A watch that is made anew shows no pod that has come and gone."""
+    world = World.start(nodes=2)
+    world.settle()
+    world.cluster.suspend(True)
+    world.look()
+    for name in ("digits-0-0", "digits-0-1"):
+        world.cluster.end(name, 143, "Preempted")
+        world.cluster.reap(name)
+    world.restart()
+    world.settle()
+    assert (world.status.phase, world.cluster.pods) == (Phase.SUSPENDED, {})
+    assert world.status.progress is not None
+    assert world.status.progress.step == 10
+
+
+HELD = {"held": True, "deleting": True}
+
+
+@pytest.mark.parametrize(
+    ("pods", "released"),
+    [
+        ((make_pod(0, **HELD), failed(1, 143, "Preempted", **HELD)), ["digits-0-1"]),
+        ((failed(0, 143, "Preempted", **HELD), make_pod(1, "Pending", **HELD)), ["digits-0-0", "digits-0-1"]),
+        ((make_pod(0, **HELD), make_pod(1, held=True)), []),
+    ],
+    ids=["one has ended", "one never began", "both run"],
+)
+def test_a_pod_that_stops_is_released_once_it_has_ended(pods: tuple[PodView, ...], released: list[str]) -> None:
+    decided = look(make_job(suspending(), suspend=True), seen(*pods))
+    assert [action.name for action in decided.actions if isinstance(action, ReleasePod)] == released
+    assert not any(action.release for action in decided.actions if isinstance(action, DeletePod))
 
 
 def test_a_pod_that_has_ended_tells_its_snapshot_although_its_grace_was_cut_by_the_kubelet() -> None:

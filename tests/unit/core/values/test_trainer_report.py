@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -14,7 +13,6 @@ from hypothesis import strategies as st
 from ddpjob_operator.core.values.trainer_report import (
     RankReport,
     SnapshotProblem,
-    TrainerReport,
     read_status,
     read_termination,
 )
@@ -114,17 +112,6 @@ def test_reason_and_signal_are_one_word(said: dict[str, Any], reason: str, signa
     report = read_termination(make_report(**said))
     assert report is not None
     assert (report.reason, report.signal) == (reason, signal)
-
-
-def test_a_later_report_takes_nothing_away() -> None:
-    known = heard(phase="train", step=310, loss=0.5, metrics={"a": 1.0})
-    last = read_termination(make_report(step=322, loss=None, snapshot={"step": 322, "time": 0.0, "verified": True}))
-    assert last is not None
-    both = known.updated_by(last)
-    assert (both.uid, both.phase, both.step, both.loss, both.metrics) == (known.uid, "train", 322, 0.5, {"a": 1.0})
-    assert both.snapshot is not None
-    assert both.snapshot.time == datetime(1970, 1, 1, tzinfo=UTC)
-    assert type(both) is TrainerReport
 
 
 @given(st.dictionaries(st.sampled_from(WIRE_NAMES), values) | values, st.sampled_from((1, 2)))
