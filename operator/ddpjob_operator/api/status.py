@@ -244,6 +244,11 @@ class Internal(APIModel):
     succeeded_nodes: Annotated[tuple[int, ...], Field(max_length=2048)] = ()
     """Node ranks of the current attempt that succeeded and whose pods were deleted before the job was over."""
 
+    avoided_nodes: Annotated[tuple[str, ...], Field(max_length=64)] = ()
+    """Nodes that pods of the current attempt are kept away from because they confirmed no deletion when the pods were
+    created.
+    """
+
     lost_pods: Annotated[dict[str, int], Field(max_length=2048)] = Field(default_factory=dict)
     """With restart.scope Live: uids of pods of the current attempt that were lost and are replaced, and their node
     ranks.

@@ -15,7 +15,7 @@ from datetime import datetime, timedelta
 
 from ddpjob_operator.api.status import Condition, DDPJobStatus, FailureStatus, Internal, NodeCount, Phase
 from ddpjob_operator.core.values import conditions as cond
-from ddpjob_operator.core.values.changes import transitioned, with_lost_pods
+from ddpjob_operator.core.values.changes import transitioned, with_gang_record
 from ddpjob_operator.core.values.job import Problem
 from ddpjob_operator.core.values.look import Look
 from ddpjob_operator.core.values.names import LABEL_UID
@@ -112,15 +112,18 @@ def mark_running(look: Look, message: str) -> Look:
 
 def record_success(look: Look, node_ranks: Iterable[int]) -> Look:
     """Nodes of the current attempt have succeeded, and their pods may vanish."""
-    internal = look.status.internal
-    nodes = tuple(sorted({*internal.succeeded_nodes, *node_ranks}))
-    same_attempt = _made_from(look, internal.spec_digests, internal.kept_pods, nodes)
-    return replace_lost(look.with_status(transitioned(look.status, internal=same_attempt)), internal.lost_pods)
+    nodes = tuple(sorted({*look.status.internal.succeeded_nodes, *node_ranks}))
+    return look.with_status(with_gang_record(look.status, succeeded_nodes=nodes))
 
 
 def replace_lost(look: Look, lost_pods: dict[str, int]) -> Look:
     """In the same attempt and phase: these pods, by uid, are no part of the gang any more, and replaced."""
-    return look.with_status(with_lost_pods(look.status, lost_pods))
+    return look.with_status(with_gang_record(look.status, lost_pods=lost_pods))
+
+
+def avoid_nodes(look: Look, nodes: tuple[str, ...]) -> Look:
+    """In the same attempt and phase: the pods that are created next keep away from these nodes."""
+    return look.with_status(with_gang_record(look.status, avoided_nodes=nodes))
 
 
 def reopen_gang(look: Look, message: str) -> Look:

@@ -10,7 +10,6 @@ from typing import Any
 from pydantic_core import SchemaValidator
 from pydantic_core.core_schema import CoreSchema, any_schema, list_schema, typed_dict_field, typed_dict_schema
 
-from ddpjob_operator.core.manifests.placement import avoided_nodes
 from ddpjob_operator.core.values.names import (
     FINALIZER,
     INITIALIZER,
@@ -51,7 +50,7 @@ _METADATA = _only(
     "ownerReferences",
     "finalizers",
 )
-_POD = _only("status", metadata=_METADATA, spec=_only("nodeName", "affinity"))
+_POD = _only("status", metadata=_METADATA, spec=_only("nodeName"))
 _LIST = SchemaValidator(_only("metadata", items=list_schema(_POD)))
 
 _NUMBER = re.compile("0|[1-9][0-9]{0,8}")
@@ -88,7 +87,6 @@ def parse_pod(obj: Object) -> PodView:
         nodes=_number(labels.get(LABEL_NODES)),
         sync=str(labels.get(LABEL_SYNC) or ""),
         scheduled=conditions.get("PodScheduled", {}).get("status") == "True" or bool(spec.get("nodeName")),
-        avoids=frozenset() if spec.get("nodeName") else avoided_nodes(spec),
         not_ready_since=_not_ready_since(status, conditions),
         unacknowledged_since=_unacknowledged_since(obj, conditions),
         created=parse_time(metadata.get("creationTimestamp")),

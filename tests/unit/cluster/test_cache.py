@@ -315,6 +315,20 @@ def test_the_service_is_known_from_the_answer_that_made_it() -> None:
     assert (known.host, known.port, known.attempt) == ("10.96.0.7", 29500, 3)
 
 
+def test_how_a_trainer_ended_is_not_forgotten_where_the_kubelet_has_lost_it() -> None:
+    """A kubelet may remove the container of a pod that is deleted before it has taken its last look at it."""
+    cache, found = Cache(), pod(1, phase="Failed")
+    said = {"terminated": {"exitCode": 143, "message": '{"version": 1, "attempt": 0, "step": 322}'}}
+    found["status"]["containerStatuses"] = [{"name": "trainer", "state": said}]
+    cache.put_pod(found)
+    lost = pod(2, phase="Failed")
+    lost["status"]["containerStatuses"] = [{"name": "trainer", "state": {"waiting": {"reason": "ContainerCreating"}}}]
+    cache.put_pod(lost)
+    (seen,) = cache.observed(OWNER).pods
+    assert seen.termination is not None
+    assert (seen.termination.exit_code, "322" in seen.termination.message) == (143, True)
+
+
 def known(cache: Cache, owner: Owner = OWNER) -> set[tuple[str, str]]:
     return set(cache.observed(owner).children)
 

@@ -18,7 +18,7 @@ from builders import NOW, heard, make_report
 from ddpjob_operator.api.spec import DDPJobSpec
 from ddpjob_operator.api.status import DDPJobStatus, Phase
 from ddpjob_operator.core.gang.members import ended_before
-from ddpjob_operator.core.manifests.placement import avoided_nodes
+from ddpjob_operator.core.manifests.placement import REQUIRED
 from ddpjob_operator.core.stages.suspend import is_suspending
 from ddpjob_operator.core.values.actions import (
     Action,
@@ -41,6 +41,14 @@ NODES = ("node-0", "node-1", "node-2")
 ENDED = (PodPhase.SUCCEEDED, PodPhase.FAILED)
 PROGRESS = {"progress", "nodes", "snapshot", "goodput"}
 POD_GRACE_SECONDS = 60
+
+
+def avoided_nodes(spec: dict[str, Any]) -> frozenset[str]:
+    """The nodes that a pod's `spec` keeps it away from, by name."""
+    affinity = (spec.get("affinity") or {}).get("nodeAffinity") or {}
+    terms = (affinity.get(REQUIRED) or {}).get("nodeSelectorTerms") or ()
+    fields = (field for term in terms for field in term.get("matchFields") or ())
+    return frozenset(name for field in fields if field.get("operator") == "NotIn" for name in field["values"])
 
 
 @dataclass
@@ -73,6 +81,8 @@ class Cluster:
     """Nodes that answer nothing."""
     not_ready: set[str] = field(default_factory=set)
     """Those of them of which the control plane has noticed it: the scheduler gives them no more pods."""
+    avoids: dict[str, frozenset[str]] = field(default_factory=dict)
+    """Nodes that a pod must not get, by its uid."""
     capacity: int | None = None
     """Pods that there is room for on all nodes together."""
     report: TrainerReport | None = None
@@ -207,8 +217,8 @@ class Cluster:
             PodPhase.PENDING,
             nodes=nodes and int(nodes),
             held=held,
-            avoids=avoided_nodes(manifest["spec"]),
         )
+        self.avoids[uid] = avoided_nodes(manifest["spec"])
         self.heard[uid] = attempt
         self._changed()
         return None
@@ -216,7 +226,7 @@ class Cluster:
     def schedule(self, name: str, node: str | None = None) -> None:
         """The pod is given this node, or any that is ready, if there is one. It may have died a moment ago."""
         pod = self.pods[name]
-        nodes = [node for node in NODES if node not in self.not_ready and node not in pod.avoids]
+        nodes = [node for node in NODES if node not in self.not_ready and node not in self.avoids[pod.uid]]
         if pod.phase is PodPhase.PENDING and not (pod.scheduled or pod.deleting) and nodes and self.has_room():
             load = Counter(other.node_name for other in self.pods.values())
             node = node or min(nodes, key=lambda node: (load[node], node))
@@ -257,7 +267,7 @@ class Cluster:
 
     def can_run(self, name: str) -> bool:
         pod = self.pods[name]
-        out = self.not_ready | pod.avoids
+        out = self.not_ready | self.avoids[pod.uid]
         placeable = self.answers(name) if pod.scheduled else not out.issuperset(NODES) and self.has_room()
         return pod.phase is PodPhase.PENDING and not pod.deleting and placeable
 

@@ -318,12 +318,6 @@ def test_a_pod_has_been_scheduled_once_it_has_a_node() -> None:
     assert (waits.scheduled, placed.scheduled) == (False, True)
 
 
-def test_the_nodes_that_a_waiting_pod_is_kept_from_are_known() -> None:
-    terms = [{"matchFields": [{"key": "metadata.name", "operator": "NotIn", "values": ["node-1"]}]}]
-    required = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}}
-    assert parse_pod(pod() | {"spec": {"affinity": required}}).avoids == {"node-1"}
-
-
 def test_of_a_listed_pod_nothing_is_decoded_that_is_not_read() -> None:
     large = pod({"phase": "Running"}, managedFields=[{"manager": "kubelet"}], annotations={"a": "b"})
     large["spec"] = {"nodeName": "node-1", "containers": [{"name": "trainer"}]}

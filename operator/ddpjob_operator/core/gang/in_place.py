@@ -42,8 +42,10 @@ def kept_pods(look: Look, size: int) -> dict[str, int]:
     if look.status.internal.spec_digests != digests(look.job, look.defaults):
         return {}  # those that are there are not like those that would be made now
 
+    allowed = patience(look)  # walks all pods
+
     def may_stay(pod: PodView) -> bool:
-        return not is_lost(pod, patience(look), look.now) and pod.node_name not in look.status.excluded_nodes
+        return not is_lost(pod, allowed, look.now) and pod.node_name not in look.status.excluded_nodes
 
     survivors = [pod for pod in look.gang if can_be_kept(pod) and may_stay(pod)]
     spares = [pod for pod in ready_spares(look) if may_stay(pod)]

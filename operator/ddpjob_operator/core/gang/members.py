@@ -8,6 +8,7 @@ from dataclasses import replace
 from datetime import datetime
 
 from ddpjob_operator.api.status import DDPJobStatus, NodeCount, Phase
+from ddpjob_operator.core import transitions
 from ddpjob_operator.core.failure.detect import has_succeeded
 from ddpjob_operator.core.failure.node_exclusion import NODES_KEPT, unwelcome
 from ddpjob_operator.core.failure.node_lost import force_deletions, unresponsive_nodes
@@ -151,6 +152,13 @@ def fill_gang(look: Look, admitted: Admitted) -> tuple[Action, ...]:
     return tuple(actions)
 
 
+def avoiding_unresponsive_nodes(look: Look) -> Look:
+    """The look with the nodes on record that seem to be gone, before pods are created that keep away from them."""
+    known = look.status.internal.avoided_nodes
+    gone = unresponsive_nodes(look).difference(known, look.status.excluded_nodes)
+    return transitions.avoid_nodes(look, (*known, *sorted(gone))[:NODES_KEPT]) if gone else look
+
+
 def until_filled(look: Look) -> float | None:
     """Seconds until a pod that has vanished again and again may be created; None if none waits."""
     present, attempt = {pod.node_rank for pod in members(look)} | done_and_gone(look), look.status.attempt
@@ -165,8 +173,8 @@ def create_pod_action(look: Look, admitted: Admitted, place: Place) -> CreatePod
     status = look.status
     name = place.name or pod_name(look.job.name, place.attempt, place.node_rank or 0)
     # one that is created while the gang runs would have to do without such a node for good
-    gone = unresponsive_nodes(look) if status.phase is not Phase.RUNNING else frozenset[str]()
-    avoid = (*status.excluded_nodes, *sorted(gone - {*status.excluded_nodes})[:NODES_KEPT])
+    gone = status.internal.avoided_nodes if status.phase is not Phase.RUNNING else ()
+    avoid = tuple(dict.fromkeys((*status.excluded_nodes, *gone)))
     manifest = build_pod(admitted, replace(place, name=name, nodes=look.gang_size, avoid=avoid))
     manifest = preferring_others(manifest, unwelcome(look.job.spec.restart, status))
     return CreatePod(name, place.attempt, place.node_rank, manifest)

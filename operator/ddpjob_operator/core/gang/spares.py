@@ -77,7 +77,8 @@ def _lacking(look: Look) -> tuple[str, ...]:
 def _good(look: Look) -> list[PodView]:
     """Spares that are of use. Those that run come first."""
     spares = (pod for pod in look.observed.pods if _is_spare(pod, look.status))
-    good = [pod for pod in spares if _is_usable(pod) and not is_lost(pod, patience(look), look.now)]
+    allowed = patience(look)  # walks all pods
+    good = [pod for pod in spares if _is_usable(pod) and not is_lost(pod, allowed, look.now)]
     return sorted(good, key=lambda pod: (not pod.running, pod.name))
 
 

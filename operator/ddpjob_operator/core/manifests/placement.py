@@ -9,7 +9,6 @@ place in the gang may change, they select all pods of the job: its attempt is a 
 
 from __future__ import annotations
 
-from collections import deque
 from typing import Any
 
 from ddpjob_operator.core.manifests.pod_environment import is_assignable
@@ -25,9 +24,6 @@ HEAVIEST = 100
 SCHEDULERS = {"Coscheduling": "scheduler-plugins-scheduler", "Volcano": "volcano"}
 """What their projects call them when they are installed beside the cluster's own."""
 
-
-MOST_AVOIDED = 128
-"""A tenant's own terms may name any number of nodes."""
 
 LOST_NODE_TAINTS = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
 """Taints of a node that has stopped posting its status. Kubernetes gives every pod 300 s on it."""
@@ -78,15 +74,6 @@ def leaving_lost_nodes(spec: Manifest, seconds: int) -> Manifest:
         if key not in given
     ]
     return spec | {"tolerations": [*known, *ours]}
-
-
-def avoided_nodes(spec: Manifest) -> frozenset[str]:
-    """The nodes that a pod's `spec` keeps it away from, by name, as `placed` does; of very many, the last: its own."""
-    affinity = (spec.get("affinity") or {}).get("nodeAffinity") or {}
-    terms = (affinity.get(REQUIRED) or {}).get("nodeSelectorTerms") or ()
-    fields = (field for term in terms for field in term.get("matchFields") or ())
-    names = (name for field in fields if field.get("operator") == "NotIn" for name in field.get("values") or ())
-    return frozenset(deque(names, maxlen=MOST_AVOIDED))
 
 
 def preferring_others(manifest: Manifest, nodes: tuple[str, ...]) -> Manifest:

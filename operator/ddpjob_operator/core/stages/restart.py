@@ -25,7 +25,15 @@ from ddpjob_operator.core.failure.node_lost import STRANDED_SECONDS, lost_nodes,
 from ddpjob_operator.core.gang.elastic import Resize, grace_of_old, next_size, still_saving
 from ddpjob_operator.core.gang.in_place import kept_pods
 from ddpjob_operator.core.gang.live import is_live, obstacle, without_lost
-from ddpjob_operator.core.gang.members import discard, fill_gang, left_over, members, missing, with_node_counts
+from ddpjob_operator.core.gang.members import (
+    avoiding_unresponsive_nodes,
+    discard,
+    fill_gang,
+    left_over,
+    members,
+    missing,
+    with_node_counts,
+)
 from ddpjob_operator.core.ledger.progress import with_failure, with_final_report
 from ddpjob_operator.core.manifests.admission import admission
 from ddpjob_operator.core.manifests.admitted import Refused
@@ -158,6 +166,7 @@ def next_attempt(look: Look, cause: Cause) -> Plan:
     actions: list[Action] = [*discard(look, old, grace_seconds=grace_of_old(look.status))]
     wait = cause.delay or still_saving(look)
     if not wait:
+        look = avoiding_unresponsive_nodes(look)
         actions += fill_gang(look, admitted)
     restarting = f"{message.splitlines()[0]}; starting attempt {look.status.attempt}"
     return Plan(

@@ -14,6 +14,7 @@ from ddpjob_operator.core.gang.children import create_service, missing_children
 from ddpjob_operator.core.gang.elastic import grace_of_old, still_saving, until_resized, wanted_resize
 from ddpjob_operator.core.gang.in_place import syncs, until_synced
 from ddpjob_operator.core.gang.members import (
+    avoiding_unresponsive_nodes,
     discard,
     done_and_gone,
     fill_gang,
@@ -56,16 +57,14 @@ def plan_starting(look: Look) -> Plan:
 
 def _with_forgiven_nodes(look: Look) -> Plan | None:
     """Begin again where a pod waits for a node, and may use more of them than when it was created."""
-    waiting = _waiting_for_node(look)
-    if not waiting:
+    if not _waiting_for_node(look):
         return None
     status = forgiven(look.job.spec.restart, look.status, look.now)
     again = [name for name in look.status.excluded_nodes if name not in status.excluded_nodes]
     message = f"{', '.join(again)} may be used again, a day after the last failure there"
     if not again:
-        # only nodes that failed the job: those of the podTemplate's own terms stay as they are
-        avoided = frozenset[str]().union(*(pod.avoids for pod in waiting)) & look.status.node_failures.keys()
-        again = sorted(avoided - unresponsive_nodes(look) - {*status.excluded_nodes})
+        avoided = frozenset(look.status.internal.avoided_nodes)
+        again = sorted(avoided.difference(unresponsive_nodes(look), status.excluded_nodes))
         message = f"{', '.join(again)} may be used again: nothing is left there that does not confirm its deletion"
     if not again:
         return None
@@ -102,6 +101,7 @@ def _fill(look: Look) -> Plan:
         problem = look.observed.problem
         look = look if problem is None else transitions.degrade(look, problem)
         return Plan(look.status, (*stale, *lacking))
+    look = avoiding_unresponsive_nodes(look)
     create = (*fill_gang(look, admitted), *syncs(look), *spare_actions(look))
     before = with_node_counts(look, spares)
     after, events = _advanced(before)
@@ -110,9 +110,11 @@ def _fill(look: Look) -> Plan:
     return Plan(
         after.status,
         (*stale, *create, *warnings_to_read(after, pods)),
-        # the digests of the spec must be on record before any pod is made from it, and that a gang is incomplete again
-        # before what shows it is deleted
-        status_first=before.status.phase in (None, Phase.PENDING) or before.status.phase is not look.job.status.phase,
+        # the digests of the spec and the nodes to avoid must be on record before any pod is made from them, and that a
+        # gang is incomplete again before what shows it is deleted
+        status_first=before.status.phase in (None, Phase.PENDING)
+        or before.status.phase is not look.job.status.phase
+        or before.status.internal.avoided_nodes != look.job.status.internal.avoided_nodes,
         requeue_after=soonest(
             None if running else until_startup_problem(after),
             until_warnings_are_read(after, pods),

@@ -99,9 +99,17 @@ def with_notification(status: DDPJobStatus, notification: Notification) -> DDPJo
     return status.model_copy(update={"internal": internal})
 
 
-def with_lost_pods(status: DDPJobStatus, lost_pods: dict[str, int]) -> DDPJobStatus:
-    """`status` with other pods of this attempt on record as lost and replaced. For `core.transitions` alone."""
-    return status.model_copy(update={"internal": status.internal.model_copy(update={"lost_pods": lost_pods})})
+def with_gang_record(
+    status: DDPJobStatus,
+    *,
+    succeeded_nodes: tuple[int, ...] | None = None,
+    lost_pods: dict[str, int] | None = None,
+    avoided_nodes: tuple[str, ...] | None = None,
+) -> DDPJobStatus:
+    """`status` with other facts on record about the pods of this attempt. For `core.transitions` alone."""
+    facts = {"succeeded_nodes": succeeded_nodes, "lost_pods": lost_pods, "avoided_nodes": avoided_nodes}
+    changed = {name: fact for name, fact in facts.items() if fact is not None}
+    return status.model_copy(update={"internal": status.internal.model_copy(update=changed)})
 
 
 def resized(spec: DDPJobSpec, *, nodes: int, spares: int) -> DDPJobSpec:

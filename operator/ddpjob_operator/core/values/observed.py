@@ -71,8 +71,6 @@ class PodView:
     """Value of the label that `SyncPod` changes."""
     scheduled: bool = False
     """Whether it has been given a node (condition PodScheduled)."""
-    avoids: frozenset[str] = frozenset()
-    """Nodes that it must not get, while it waits for one."""
     not_ready_since: datetime | None = None
     """When a pod that runs was marked not ready, which only the node lifecycle controller does: its node is silent."""
     unacknowledged_since: datetime | None = None
@@ -116,11 +114,12 @@ class PodView:
         return self.phase is PodPhase.RUNNING and not self.ended and self.termination is None
 
     def seen_after(self, earlier: PodView) -> PodView:
-        """This later view of a pod. Its first final phase counts: a kubelet that has lost its records may report
-        another one.
+        """This later view of a pod. Its first final phase counts, and the first end of its trainer: a kubelet that has
+        lost its records may report another one, or none.
         """
         if not earlier.phase.final or self.phase is earlier.phase:
-            return self
+            ended_before = earlier.termination is not None and self.termination != earlier.termination
+            return replace(self, termination=earlier.termination) if ended_before else self
         return replace(
             self,
             phase=earlier.phase,

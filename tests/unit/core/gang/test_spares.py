@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from builders import DEFAULTS, NOW, ended, failed, in_phase, later, make_job, make_pod, seen
 from looks import at
+from small_cluster import avoided_nodes
 
 from ddpjob_operator.api.status import DDPJobStatus, Phase, SnapshotStatus
 from ddpjob_operator.core.failure.node_lost import unresponsive_nodes
 from ddpjob_operator.core.gang.members import STAYS_SPARE
 from ddpjob_operator.core.gang.spares import spare_actions, wanted
-from ddpjob_operator.core.manifests.placement import avoided_nodes
 from ddpjob_operator.core.manifests.spec_changes import digests
 from ddpjob_operator.core.plan import plan
 from ddpjob_operator.core.values.actions import AssignPod, CreatePod, CreateService, DeletePod, Plan

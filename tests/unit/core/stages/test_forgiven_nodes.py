@@ -7,9 +7,12 @@ from typing import Any
 
 import pytest
 from builders import DEFAULTS, NOW, in_phase, later, make_job, make_pod, seen
+from small_cluster import avoided_nodes
+from world import World
 
 from ddpjob_operator.api.status import DDPJobStatus, Phase
 from ddpjob_operator.core.failure.node_exclusion import FORGIVEN_SECONDS
+from ddpjob_operator.core.manifests.placement import REQUIRED
 from ddpjob_operator.core.manifests.spec_changes import digests
 from ddpjob_operator.core.plan import plan
 from ddpjob_operator.core.values.actions import CreatePod, Plan
@@ -18,11 +21,16 @@ from ddpjob_operator.core.values.observed import PodView
 DAY = FORGIVEN_SECONDS + 1
 
 
-def look(*pods: PodView, seconds: float, scope: str = "Gang", status: DDPJobStatus | None = None, **spec: Any) -> Plan:
-    spec = {"nodes": 2, "restart": {"scope": scope}} | spec
+NOT_ON_NODE_1 = {"key": "metadata.name", "operator": "NotIn", "values": ["node-1"]}
+
+
+def look(
+    *pods: PodView, seconds: float, scope: str = "Gang", status: DDPJobStatus | None = None, attempt: int = 0
+) -> Plan:
+    spec = {"nodes": 2, "restart": {"scope": scope}}
     started_with = digests(make_job(**spec), DEFAULTS)
     given = status or in_phase(Phase.RESTARTING, nodes=2, attempt=0, spec_digests=started_with, **EXCLUDED)
-    return plan(make_job(given, **spec), seen(*pods), later(seconds), DEFAULTS)
+    return plan(make_job(given, **spec), seen(*pods, attempt=attempt), later(seconds), DEFAULTS)
 
 
 EXCLUDED: dict[str, Any] = {
@@ -59,3 +67,59 @@ def test_a_node_that_a_rule_excluded_stays_excluded() -> None:
     started_with = digests(make_job(nodes=2, restart={"scope": "Gang"}), DEFAULTS)
     status = in_phase(Phase.RESTARTING, nodes=2, attempt=0, spec_digests=started_with, excluded_nodes=("node-1",))
     assert look(make_pod(0), WAITS, seconds=10 * DAY, status=status).status.attempt == 0
+
+
+AFFINITY = {"nodeAffinity": {REQUIRED: {"nodeSelectorTerms": [{"matchFields": [NOT_ON_NODE_1]}]}}}
+
+
+def test_a_node_that_the_template_rules_out_is_none_to_forgive() -> None:
+    """The pods of each attempt that began for it would wait in the same way."""
+    world = World.start(nodes=2, podTemplate={"spec": {"affinity": AFFINITY}}, restart={"excludeNodeAfter": 3})
+    world.settle()
+    world.cluster.pods = {name: replace(pod, node_name="node-1") for name, pod in world.cluster.pods.items()}
+    world.cluster.end("digits-0-1", 137)
+    world.cluster.capacity = 0
+    for _ in range(60):
+        world.look()
+        world.pass_time(1)
+    assert world.status.node_failures == {"node-1": 1}
+    assert world.status.attempt == 1
+
+
+def unconfirmed(rank: int = 1) -> PodView:
+    """A pod of the attempt before, on a node that has not confirmed its deletion."""
+    return make_pod(rank, attempt=0, deleting=True, gone_by=later(-11))
+
+
+def restarting(**internal: Any) -> DDPJobStatus:
+    spec = {"nodes": 2, "restart": {"scope": "Gang"}}
+    made_from = digests(make_job(**spec), DEFAULTS)
+    return in_phase(Phase.RESTARTING, attempt=1, spec_digests=made_from, **internal)
+
+
+def test_the_nodes_to_keep_away_from_are_on_record_before_pods_are_made() -> None:
+    decided = look(unconfirmed(), seconds=0, status=restarting(), attempt=1)
+    made = [action for action in decided.actions if isinstance(action, CreatePod)]
+    assert len(made) == 2
+    assert [avoided_nodes(action.manifest["spec"]) for action in made] == [{"node-1"}, {"node-1"}]
+    assert decided.status.internal.avoided_nodes == ("node-1",)
+    assert decided.status_first
+
+
+def test_pods_that_follow_in_the_same_attempt_keep_away_from_the_same_nodes() -> None:
+    """There is one list for the attempt, not one for each pod."""
+    status = restarting(avoided_nodes=("node-1",))
+    first = replace(make_pod(0, "Pending", attempt=1), name="digits-1-0")
+    decided = look(first, seconds=0, status=status, attempt=1)
+    (made,) = [action for action in decided.actions if isinstance(action, CreatePod)]
+    assert avoided_nodes(made.manifest["spec"]) == {"node-1"}
+    assert decided.status.internal.avoided_nodes == ("node-1",)
+
+
+def test_a_node_that_confirms_its_deletions_again_is_used_again_where_a_pod_waits() -> None:
+    status = restarting(avoided_nodes=("node-1",))
+    waits = [replace(WAITS, name=f"digits-1-{rank}", uid=f"u-{rank}", attempt=1, node_rank=rank) for rank in (0, 1)]
+    assert look(*waits, unconfirmed(), seconds=0, status=status, attempt=1).status.attempt == 1
+    after = look(*waits, seconds=0, status=status, attempt=1)
+    assert (after.status.attempt, after.status.internal.avoided_nodes) == (2, ())
+    assert [event.reason for event in after.events] == ["NodesForgiven"]

@@ -88,9 +88,10 @@ def test_the_pods_that_follow_keep_away_from_that_node_until_it_answers() -> Non
     next_pods_are_bound(world)
     wait(world, 15)
     following = ("digits-2-0", "digits-2-1")
-    assert all(world.cluster.pods[name].avoids == {"node-1"} for name in following)
+    assert all(world.cluster.avoids[world.cluster.pods[name].uid] == {"node-1"} for name in following)
     world.cluster.capacity = 2  # there is room for one of them
     world.cluster.run("digits-2-0")
+    world.cluster.reap("digits-1-0")  # node-0 answers
     wait(world, 60)
     assert world.status.attempt == 2, "no other node is free: it waits for one"
     world.cluster.come_back("node-1")
