@@ -206,7 +206,11 @@ class Controller:
         job, now = view.job, self.clock()
         if job is None:
             return plan_invalid_spec(view.status, view.problems, now, view.generation)
-        observed = replace(self.cache.observed(view.owner), problem=view.last.rejected)
+        observed = replace(
+            self.cache.observed(view.owner),
+            problem=view.last.rejected,
+            silent_seconds=self.poller.silent_seconds(view.key),
+        )
         defaults = self.defaults(view.key.namespace)
         return await _aside(view.obj, lambda: plan(job, observed, now, defaults))
 
@@ -354,12 +358,14 @@ def _never_looked_at(dropped: Json | None) -> _LastPass | None:
 
 
 def trainer_of(uid: str, status: DDPJobStatus, observed: Observed) -> Target | None:
-    """The trainer to ask for progress: node rank 0 of the current attempt, while it runs."""
+    """The trainer to ask for progress: node rank 0 of the current attempt, while it runs. One that has to leave still
+    saves a snapshot.
+    """
     if status.is_final:
         return None
     for pod in observed.pods:
         if (pod.attempt, pod.node_rank) == (status.attempt, 0) and pod.running and pod.pod_ip:
-            return None if pod.deleting else Target(pod.pod_ip, uid, status.attempt)
+            return Target(pod.pod_ip, uid, status.attempt)
     return None
 
 

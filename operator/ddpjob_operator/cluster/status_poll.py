@@ -27,6 +27,8 @@ _LARGEST = 256 * 1024
 _AT_ONCE = 64
 _A_SECOND = 50.0
 """Questions to all trainers together: each answer costs a look at its job."""
+_UNANSWERED = 2
+"""Questions in a row. One may have met a restart of the network, or an answer that was late."""
 _FREE_TRIES = 10
 _LONGEST_PAUSE = 30.0
 
@@ -43,30 +45,49 @@ OnReport = Callable[[Any, Target, TrainerReport], None]
 """Takes an answer, with the key that its trainer is watched under."""
 
 
+@dataclass(eq=False, slots=True)
+class _Asked:
+    """A trainer that is asked, and what it has left unanswered since its last answer."""
+
+    target: Target
+    task: asyncio.Task[None] | None = None
+    unanswered: int = 0
+    since: float = 0.0
+    """When the first of these questions was asked, by the event loop's clock."""
+
+
 @dataclass(eq=False)
 class StatusPoller:
     """Requests the status of one trainer for each key, again and again."""
 
     every: float = 2.0
     port: int = STATUS_PORT
-    _asking: dict[Any, tuple[Target, asyncio.Task[None]]] = field(default_factory=dict)
+    _asking: dict[Any, _Asked] = field(default_factory=dict)
     _session: aiohttp.ClientSession | None = None
     _at_once: FairSemaphore = field(default_factory=lambda: FairSemaphore(_AT_ONCE))
     _turns: OneATurn = field(default_factory=OneATurn)
 
     def watch(self, key: Any, target: Target, on_report: OnReport) -> None:
         """Ask `target` from now on, instead of any other that was asked under this key, and hand on its answers."""
-        if (asking := self._asking.get(key)) is not None:
-            if asking[0] == target:
-                return
-            asking[1].cancel()
-        task = asyncio.create_task(self._keep_asking(key, target, on_report), name=f"status of {key}")
-        self._asking[key] = (target, task)
+        if (asked := self._asking.get(key)) is not None and asked.target == target:
+            return
+        self.drop(key)
+        asked = self._asking[key] = _Asked(target)
+        asked.task = asyncio.create_task(self._keep_asking(key, asked, on_report), name=f"status of {key}")
 
     def drop(self, key: Any) -> None:
         """Stop asking under this key."""
-        if (asking := self._asking.pop(key, None)) is not None:
-            asking[1].cancel()
+        if (asked := self._asking.pop(key, None)) is not None and asked.task is not None:
+            asked.task.cancel()
+
+    def silent_seconds(self, key: Any) -> float:
+        """For how long the trainer that is asked under this key has not answered; 0 while one question alone is
+        unanswered. How old its last answer is says nothing of it: one of many trainers is seldom asked.
+        """
+        asked = self._asking.get(key)
+        if asked is None or asked.unanswered < _UNANSWERED:
+            return 0.0
+        return asyncio.get_running_loop().time() - asked.since
 
     def drop_all(self) -> None:
         """Stop asking."""
@@ -78,16 +99,18 @@ class StatusPoller:
         if self._session is not None:
             await self._session.close()
 
-    async def _keep_asking(self, key: Any, target: Target, on_report: OnReport) -> None:
-        silent, share = 0, getattr(key, "namespace", None)
+    async def _keep_asking(self, key: Any, asked: _Asked, on_report: OnReport) -> None:
+        share = getattr(key, "namespace", None)
         while True:
             async with self._at_once.place(share):
                 await self._turns.wait()
-                report = await self._ask(target)
-            silent = 0 if report is not None else silent + 1
+                if asked.unanswered == 0:
+                    asked.since = asyncio.get_running_loop().time()
+                report = await self._ask(asked.target)
+            asked.unanswered = 0 if report is not None else asked.unanswered + 1
             if report is not None:
-                on_report(key, target, report)
-            await asyncio.sleep(pause_seconds(self.every, silent, len(self._asking)))
+                on_report(key, asked.target, report)
+            await asyncio.sleep(pause_seconds(self.every, asked.unanswered, len(self._asking)))
 
     async def _ask(self, target: Target) -> TrainerReport | None:
         if self._session is None:

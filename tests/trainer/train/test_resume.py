@@ -112,6 +112,8 @@ def test_sigterm_to_one_rank_stops_all_after_the_same_step_with_a_snapshot_and_1
     assert re.search(r"exitcode *: 143", stopped.stderr), stopped.stderr
     manifest = volume.newest_manifest()
     assert (manifest["kind"], manifest["step"]) == ("preempted", stopped_after)
+    # each node tells of it at its end: what one says may get lost
+    assert {beat["rank"]: beat["snapshot"]["step"] for beat in volume.beats()} == {0: stopped_after, 1: stopped_after}
     assert len(volume.losses()) == stopped_after
     volume.trained(2, *strike, DDPJOB_ATTEMPT="1")
     volume.assert_same_end(trained_once(2, *UNBROKEN))

@@ -1,9 +1,10 @@
-"""What a replica forgets when another one acts, and what it counts of jobs that are gone."""
+"""What a replica forgets when another one acts, what it counts of jobs that are gone, and which trainer it asks."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from datetime import UTC, datetime
 from types import SimpleNamespace
 from typing import Any
@@ -16,10 +17,12 @@ from ddpjob_operator import metrics
 from ddpjob_operator.api.status import DDPJobStatus, Goodput, Internal, NodeCount, Phase
 from ddpjob_operator.cluster.cache import Cache, Key, Listed, Owner
 from ddpjob_operator.cluster.children import CLAIM
-from ddpjob_operator.cluster.controller import Controller, _LastPass
-from ddpjob_operator.cluster.status_poll import StatusPoller
+from ddpjob_operator.cluster.controller import Controller, _LastPass, trainer_of
+from ddpjob_operator.cluster.status_poll import StatusPoller, Target
 from ddpjob_operator.cluster.status_write import wire_form
+from ddpjob_operator.core.values.actions import Plan
 from ddpjob_operator.core.values.job import Defaults, Problem
+from ddpjob_operator.core.values.observed import Observed, PodPhase, PodView, Termination
 from ddpjob_operator.runtime.client import Client
 from ddpjob_operator.runtime.events import EventRecorder
 
@@ -146,3 +149,42 @@ async def test_a_pass_that_outlives_the_leadership_asks_no_trainer_and_shows_no_
     asked = f"status of {key}" in {task.get_name() for task in asyncio.all_tasks()}
     assert (asked, shown) == (not deposed, not deposed)
     controller.stand_down()
+
+
+def trainer(**status: Any) -> Observed:
+    found: Any = PodView("digits-0-0", "pod-1", 0, 0, PodPhase.RUNNING, pod_ip="10.0.0.1")
+    return Observed(pods=(replace(found, **status),))
+
+
+@pytest.mark.parametrize(
+    ("observed", "asked"),
+    [
+        (trainer(), True),
+        (trainer(deleting=True), True),
+        (trainer(deleting=True, termination=Termination(143)), False),
+        (trainer(phase=PodPhase.PENDING), False),
+        (trainer(node_rank=1), False),
+        (trainer(attempt=1), False),
+    ],
+    ids=["it runs", "it saves and leaves", "it has left", "it waits", "another node", "another attempt"],
+)
+def test_node_rank_0_is_asked_while_it_runs(observed: Observed, asked: bool) -> None:
+    target = trainer_of("job-1", DDPJobStatus(phase=Phase.RUNNING), observed)
+    assert target == (Target("10.0.0.1", "job-1", 0) if asked else None)
+
+
+async def test_a_decision_knows_for_how_long_the_trainer_has_not_answered(
+    server: Server, controller: Controller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache, job, silent = controller.cache, running("silent"), []
+    cache.put_job(job)
+    cache.end_lists(None, Listed({"job-1"}, 1), Listed(set(), 1))
+    monkeypatch.setattr(controller.poller, "silent_seconds", lambda key: 7.0 if key == Key("silent", "digits") else 0.0)
+
+    def decide(job: Any, observed: Observed, *_: Any) -> Plan:
+        silent.append(observed.silent_seconds)
+        return Plan(job.status)
+
+    monkeypatch.setattr("ddpjob_operator.cluster.controller.plan", decide)
+    await controller.reconcile(Key("silent", "digits"))
+    assert silent == [7.0]

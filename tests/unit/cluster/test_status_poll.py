@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 import pytest
 from aiohttp import web
-from tests.unit.answers import Server, ok
+from tests.unit.answers import Server, ok, status
 
 from ddpjob_operator.cluster import status_poll
 from ddpjob_operator.cluster.status_poll import StatusPoller, Target, pause_seconds
@@ -108,6 +108,24 @@ async def test_an_answer_without_end_is_read_no_further_than_the_largest_and_ref
     server.answers = [lambda request: stream(request, b" " * 65536, 0.0), ok(REPORT)]
     await ends(heard, "refused")
     assert (await heard.next()).step == 3
+
+
+async def test_it_is_known_for_how_long_a_trainer_has_not_answered(server: Server, heard: Heard) -> None:
+    poller = heard.poller
+    assert poller.silent_seconds("digits") == 0
+    server.answers = [ok(REPORT), status(500, "no"), ok(REPORT), *(status(500, "no") for _ in range(1000))]
+    heard.listen()
+    await heard.next()
+    await heard.next()
+    assert poller.silent_seconds("digits") == 0, "one question alone was left unanswered"
+    async with asyncio.timeout(60):
+        while (first := poller.silent_seconds("digits")) == 0:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    assert first >= poller.every
+    await asyncio.sleep(2 * poller.every)
+    assert poller.silent_seconds("digits") >= first + 2 * poller.every, "from the first of them on"
+    poller.watch("digits", TARGET._replace(attempt=1), lambda *_: None)
+    assert poller.silent_seconds("digits") == 0, "another trainer is asked"
 
 
 @pytest.mark.parametrize(("silent", "seconds"), [(0, 2.0), (10, 2.0), (11, 4.0), (14, 30.0), (10_000, 30.0)])

@@ -18,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -505,3 +506,5 @@ class Run:
                 f"the {kind} snapshot of step {self.step} could not be saved: {problem}; when the run is started "
                 "again, it goes on from the newest one that was"
             )
+        if self._world.rank != 0:  # rank 0 has said so, but the kubelet may lose what its pod says at its end
+            self._heartbeat.snapshot(self.step, time.time(), verified=True)

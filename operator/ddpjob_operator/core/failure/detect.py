@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import StrEnum
 
+from ddpjob_operator.api.status import SnapshotStatus
 from ddpjob_operator.core.values.observed import PodPhase, PodView, Termination
 from ddpjob_operator.core.values.trainer_report import TerminationReport, read_termination
 
@@ -131,8 +132,18 @@ def has_succeeded(pod: PodView) -> bool:
 
 def last_report(pods: Iterable[PodView]) -> TerminationReport | None:
     """What node rank 0 said at its end, if it has ended and is among `pods`, those of one attempt."""
-    ends = (pod.termination for pod in pods if pod.node_rank == 0 and pod.termination is not None)
-    return next((said for end in ends if (said := read_termination(end.message)) is not None), None)
+    return next((said for node_rank, said in _last_reports(pods) if node_rank == 0), None)
+
+
+def last_snapshots(pods: Iterable[PodView]) -> tuple[SnapshotStatus, ...]:
+    """The newest snapshot that each of `pods` knew of at its end: all ranks know of the one that they leave with."""
+    return tuple(said.snapshot for _, said in _last_reports(pods) if said.snapshot is not None)
+
+
+def _last_reports(pods: Iterable[PodView]) -> Iterator[tuple[int | None, TerminationReport]]:
+    for pod in pods:
+        if pod.termination is not None and (said := read_termination(pod.termination.message)) is not None:
+            yield pod.node_rank, said
 
 
 def cut_work(pods: Iterable[PodView]) -> tuple[str, ...]:

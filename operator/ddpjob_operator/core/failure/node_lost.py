@@ -77,7 +77,7 @@ def _stands_still(look: Look) -> bool:
     report = look.observed.report
     if report is None or report.attempt != look.status.attempt:
         return False
-    if report.time is not None and look.now.timestamp() - report.time >= STILL_SECONDS:
+    if look.observed.silent_seconds >= STILL_SECONDS:
         return True
     if report.phase == "waiting":
         return (report.phase_seconds or 0) >= STILL_SECONDS

@@ -61,9 +61,12 @@ def with_final_report(status: DDPJobStatus, report: TrainerReport | None, now: d
     kept = status.progress.model_dump(exclude_none=True, exclude=_ESTIMATES) if status.progress else {}
     if merged := kept | (reported.model_dump(exclude_none=True) if reported else {}):
         status = recorded(status, progress=Progress.model_validate(merged))
-    if report.snapshot is not None and _is_newer(report.snapshot, status.snapshot):
-        status = recorded(status, snapshot=report.snapshot)
-    return status
+    return status if report.snapshot is None else with_snapshot(status, report.snapshot)
+
+
+def with_snapshot(status: DDPJobStatus, found: SnapshotStatus) -> DDPJobStatus:
+    """`status` with this snapshot, if it is newer than the one there."""
+    return recorded(status, snapshot=found) if _is_newer(found, status.snapshot) else status
 
 
 def with_failure(look: Look, failure: Failure, log_tail: str = "") -> Look:

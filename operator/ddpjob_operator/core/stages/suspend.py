@@ -12,9 +12,9 @@ from dataclasses import replace
 
 from ddpjob_operator.api.status import DDPJobStatus, Phase
 from ddpjob_operator.core import transitions
-from ddpjob_operator.core.failure.detect import SETTLE_SECONDS, last_report
+from ddpjob_operator.core.failure.detect import SETTLE_SECONDS, last_report, last_snapshots
 from ddpjob_operator.core.gang.members import stop
-from ddpjob_operator.core.ledger.progress import with_final_report
+from ddpjob_operator.core.ledger.progress import with_final_report, with_snapshot
 from ddpjob_operator.core.stages.initialize import with_data
 from ddpjob_operator.core.transitions import SUSPENDING
 from ddpjob_operator.core.values import conditions as cond
@@ -87,9 +87,12 @@ def _with_ends(look: Look) -> Look:
     Also those that are given up: once a pod has ended, the kubelet deletes it with a grace of 0, and its
     deletionTimestamp moves back.
     """
-    status = look.status
-    last = last_report(pod for pod in look.observed.pods if pod.attempt == status.attempt)
-    return look.with_status(with_final_report(status, last, look.now))
+    pods = [pod for pod in look.observed.pods if pod.attempt == look.status.attempt]
+    status = with_final_report(look.status, last_report(pods), look.now)
+    # the kubelet may have lost what node rank 0 said, and with live recovery that one may have left before the save
+    for snapshot in last_snapshots(pods):
+        status = with_snapshot(status, snapshot)
+    return look.with_status(status)
 
 
 def _given_up(look: Look, pod: PodView | InitializerView) -> bool:

@@ -207,6 +207,8 @@ class Observed:
     """What the Service has or had, as far as that is known: pods that run have it in their environment."""
     pvc_exists: bool = False
     report: TrainerReport | None = None
+    silent_seconds: float = 0.0
+    """For how long node rank 0 has left all questions unanswered; 0 while it answers."""
     problem: Problem | None = None
     children: frozenset[tuple[str, str]] = frozenset()
     """Kind and name of every child but pods that is known to exist."""

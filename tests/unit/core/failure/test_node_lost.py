@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -149,7 +150,7 @@ def rank(age: float, step_seconds: float = 0.5) -> dict[str, Any]:
         pytest.param({"phase": "train"} | rank(51.0, step_seconds=5.0), True, id="not as long as this one"),
         pytest.param({"phase": "validate"} | rank(60.0), False, id="it does something that is no step"),
         pytest.param({"phase": "waiting", "phaseSeconds": 12.0}, True, id="they have lost a peer, and wait"),
-        pytest.param({"phase": "train", "time": NOW.timestamp() - 9} | rank(0.1), True, id="it answers no more"),
+        pytest.param({"phase": "train", "time": NOW.timestamp() - 60} | rank(0.1), False, id="the report is old"),
         pytest.param({"phase": "train", "time": NOW.timestamp()} | rank(0.1), False, id="it trains"),
         pytest.param({"phase": "train", "attempt": 3} | rank(60.0), False, id="the report is of another attempt"),
     ],
@@ -164,6 +165,14 @@ def test_a_silent_node_is_lost_at_once_where_the_gang_stands_still(
         assert decided.status.last_failure is not None
         assert (decided.status.last_failure.reason, decided.status.last_failure.node_name) == ("NodeLost", "node-1")
         assert decided.status.internal.kept_pods == ({"digits-0-0": 0} if scope == "InPlace" else {})
+
+
+@pytest.mark.parametrize(("seconds", "lost"), [(0.0, False), (9.0, False), (10.0, True)])
+def test_a_silent_node_is_lost_at_once_where_node_rank_0_does_not_answer_either(seconds: float, lost: bool) -> None:
+    """A report that is old is no sign: of many trainers each is seldom asked, and clocks of nodes may be wrong."""
+    trains = heard(phase="train", time=NOW.timestamp() - 60, **rank(0.1))
+    pods = replace(seen(make_pod(0), silent(1, 0), report=trains), silent_seconds=seconds)
+    assert look(running(), pods, 1).status.attempt == int(lost)
 
 
 def test_a_gang_that_stands_still_on_nodes_that_answer_is_left_alone() -> None:

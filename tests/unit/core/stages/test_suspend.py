@@ -140,6 +140,29 @@ def test_the_snapshot_that_the_first_node_saved_is_known() -> None:
     assert decided.status.snapshot.step == 123
 
 
+def saved(node_rank: int, step: int) -> PodView:
+    """A pod that has left with a snapshot."""
+    message = make_report("Preempted", snapshot={"step": step, "time": NOW.timestamp(), "verified": True})
+    return make_pod(node_rank, "Failed", termination=ended(143, message), deleting=True, gone_by=later(60))
+
+
+@pytest.mark.parametrize(
+    ("pods", "step"),
+    [
+        ((make_pod(0, "Failed", exited=True, deleting=True), saved(1, 195)), 195),
+        ((make_pod(0, "Failed", termination=ended(137, "")), saved(1, 195)), 195),
+        ((saved(0, 140), saved(1, 195)), 195),
+        ((saved(0, 195), saved(1, 140)), 195),
+        ((saved(0, 90), make_pod(1)), 100),
+    ],
+    ids=["the kubelet lost its end", "its message", "it left before the save", "the other one did", "an older one"],
+)
+def test_what_any_pod_says_of_the_snapshot_that_it_left_with_is_known(pods: tuple[PodView, ...], step: int) -> None:
+    decided = look(make_job(suspending(), suspend=True), seen(*pods))
+    assert decided.status.snapshot is not None
+    assert decided.status.snapshot.step == step
+
+
 def test_a_pod_that_ends_while_nobody_looks_stays_until_what_it_said_is_on_record() -> None:
     """A watch that is made anew shows no pod that has come and gone."""
     world = World.start(nodes=2)
