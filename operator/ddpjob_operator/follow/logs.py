@@ -9,8 +9,11 @@ from __future__ import annotations
 import asyncio
 import heapq
 import re
+import sys
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass
+from typing import TypeVar
 
 from ddpjob_operator.cluster import paths
 from ddpjob_operator.core.values.names import TRAINER_CONTAINER
@@ -21,6 +24,8 @@ from ddpjob_operator.runtime.client import Client
 from ddpjob_operator.runtime.errors import ApiError
 from ddpjob_operator.wire.jobs import parse_status
 from ddpjob_operator.wire.pods import parse_pod
+
+T = TypeVar("T")
 
 SECONDS_BETWEEN_LOOKS = 1.0
 _LOCAL_RANK = re.compile(r"\[local rank (\d+)\] ")
@@ -48,6 +53,10 @@ class Wanted:
     def is_selective(self) -> bool:
         """Whether lines are chosen by what is in them, which the kubelet cannot do."""
         return self.rank is not None or self.pattern is not None
+
+    def node_of(self, ranks_per_node: int) -> int | None:
+        """The only node rank with lines that are wanted."""
+        return self.node if self.rank is None else self.rank // ranks_per_node
 
     def query(self) -> dict[str, str]:
         """The part of it that the kubelet answers."""
@@ -92,7 +101,7 @@ def pods_of(pods: Iterable[PodView], wanted: Wanted, ranks_per_node: int) -> lis
     placed = [pod for pod in pods if pod.attempt != NO_ATTEMPT and pod.node_rank is not None]
     newest = max((pod.attempt for pod in placed), default=0)
     attempt = newest if wanted.attempt is None else wanted.attempt
-    node = wanted.rank // ranks_per_node if wanted.rank is not None else wanted.node
+    node = wanted.node_of(ranks_per_node)
     found = [pod for pod in placed if pod.attempt == attempt and node in (None, pod.node_rank)]
     return sorted(found, key=lambda pod: pod.node_rank or 0)
 
@@ -107,9 +116,9 @@ def nodes_without_log(pods: Iterable[PodView], read: Iterable[PodView], nodes: i
     return f"no log of {ranks} any more; on the job's volume, logs/{name}/pods has it while it is kept"
 
 
-def last_of(lines: list[Line], wanted: Wanted) -> list[Line]:
-    """Of the wanted lines of a pod, those that `tail` leaves."""
-    return lines if wanted.tail is None else lines[max(0, len(lines) - wanted.tail) :]
+def last_of(lines: Iterable[T], wanted: Wanted) -> Iterable[T]:
+    """Of the wanted lines of a pod, those that `tail` leaves. No more than these are held at a time."""
+    return lines if wanted.tail is None else deque(lines, maxlen=min(wanted.tail, sys.maxsize))
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +179,7 @@ class JobLogs:
     async def _whole(self, pod: PodView) -> list[Line] | None:
         """None if it has no log yet, or none any more."""
         try:
-            return last_of([line async for line in self._lines(pod, **self.wanted.query())], self.wanted)
+            return list(last_of([line async for line in self._lines(pod, **self.wanted.query())], self.wanted))
         except _Absent:
             return None
 

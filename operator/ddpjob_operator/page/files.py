@@ -1,4 +1,5 @@
-"""What a run leaves in a shared folder (docs/contracts.md section 6), read in bounded time and memory.
+"""What a run leaves in a shared folder (docs/contracts.md section 6), read in bounded memory and, except for a log that
+is wanted whole, in bounded time.
 
 Jobs write these files: nothing in them is trusted, a line that cannot be read is left out, and links out of the folder
 are not followed.
@@ -17,7 +18,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from math import isfinite
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from ddpjob_operator.follow.table import printable
 from ddpjob_operator.local.record import ranks_file
@@ -36,6 +37,12 @@ _MOST_RANKS = 1024
 _STACK_BYTES = 64 << 10
 _ATTEMPT_FILE = re.compile(r"(\d{12})-(\d{6})-(.+)")
 _SNAPSHOT = re.compile(r"(?:step|checkpoint)-(\d+)")
+_PART_BYTES = 256 << 10
+"""Of a pod's log, read at a time."""
+_LONGEST_LOG_LINE = 256 << 10
+"""A longer one is read in pieces."""
+_HEADER_BYTES = 1024
+_RUN_STARTS = re.compile(rb"---- [^\r\n]{0,500} starts(?:\r\n|\r|\n)")
 _NAME = re.compile(r"[^/\0]{1,253}")
 
 
@@ -200,31 +207,63 @@ def is_running(shared: Shared, job: str) -> bool:
 
 @dataclass(slots=True)
 class Tail:
-    """A log file that is read as it grows."""
+    """A log file that is read as it grows, in parts, however large it is."""
 
     path: Path
     position: int = 0
     _partial: bytes = field(default=b"")
 
-    def read(self, shared: Shared, most: int = 256 << 10) -> list[str]:
-        """The lines that were finished since the last call; those before the last `most` bytes are left out."""
+    def read(self, shared: Shared, most: int | None = None, *, over: bool = False) -> Iterator[str]:
+        """The lines that were finished since the last call, at first those of the newest run.
+
+        Lines before the last `most` bytes are left out. Where the log is `over`, its last line may have no end.
+        """
         size = 0
         with suppress(OSError, ValueError):
             if self.path.resolve().is_relative_to(shared.root) and stat.S_ISREG((found := self.path.stat()).st_mode):
                 size = found.st_size
         if size < self.position:
             self.position, self._partial = 0, b""
-        if size == self.position:
-            return []
-        if size - self.position > most:
-            self.position, self._partial = size - most, b""
-        with suppress(OSError), self.path.open("rb") as file:
-            file.seek(self.position)
-            data = file.read(size - self.position)
-            self.position += len(data)
-            *lines, self._partial = (self._partial + data).split(b"\n")
-            return [line.decode(errors="replace") for line in lines]
-        return []
+        begin = self.position if most is None else max(self.position, size - most)
+        if begin < size:
+            with suppress(OSError), self.path.open("rb") as file:
+                if self.position == 0:
+                    begin = _newest_run(file, begin, size)
+                if begin > self.position:
+                    self.position, self._partial = begin, b""
+                file.seek(begin)
+                while data := file.read(min(_PART_BYTES, size - self.position)):
+                    self.position += len(data)
+                    yield from self._finished(data)
+        if over and self._partial:
+            last, self._partial = self._partial, b""
+            yield _log_line(last)
+
+    def _finished(self, data: bytes) -> Iterator[str]:
+        """A progress bar ends its lines with a carriage return only: each of its states may be of another rank."""
+        lines = (self._partial + data).splitlines(keepends=True)
+        # a carriage return may be the first half of an end of line
+        self._partial = b"" if lines[-1].endswith(b"\n") or len(lines[-1]) > _LONGEST_LOG_LINE else lines.pop()
+        return map(_log_line, lines)
+
+
+def _log_line(line: bytes) -> str:
+    return line.rstrip(b"\r\n").decode(errors="replace")
+
+
+def _newest_run(file: BinaryIO, begin: int, size: int) -> int:
+    """Where it begins: pods of the same name share a log, to which a later run of the job appends. Else `begin`."""
+    end = size
+    while end > begin:
+        start = max(begin, end - _PART_BYTES)
+        file.seek(max(begin, start - 1))
+        # with the byte before the part, and all of a header that begins in it
+        data = (b"\n" if start == begin else b"") + file.read(min(end + _HEADER_BYTES, size) - file.tell())
+        headers = (found for found in _RUN_STARTS.finditer(data) if 0 < found.start() <= end - start)
+        if ends := [found.end() for found in headers if data[found.start() - 1] in b"\r\n"]:
+            return start - 1 + ends[-1]
+        end = start
+    return begin
 
 
 def _loss_entries(shared: Shared, path: Path) -> tuple[Iterator[dict[str, Any]] | list[dict[str, Any]], bool]:

@@ -5,16 +5,17 @@ from __future__ import annotations
 import asyncio
 import re
 import shlex
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
+from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from ddpjob_operator.api.status import DDPJobStatus, Phase
 from ddpjob_operator.core.values.names import pod_name
-from ddpjob_operator.follow.logs import Line, parse_line
+from ddpjob_operator.follow.logs import Line, Wanted, is_wanted, last_of, parse_line
 from ddpjob_operator.follow.table import printable
 from ddpjob_operator.follow.why import Answer, Section, Seen, why
 from ddpjob_operator.local.record import status_file
@@ -38,6 +39,8 @@ from ddpjob_operator.wire.objects import parse_time
 NAMESPACE = "local"
 _SECONDS_BETWEEN_LOOKS = 0.5
 _LOG_BYTES = 512 << 10
+"""Of each pod's log, as a page shows it."""
+_LINES_AT_A_TIME = 256
 _MOST_LINES_ON_PAGE = 40
 _SHOWN_EVENT_FIELDS = ("message", "eval_loss", "eval_accuracy", "epoch_loss", "epoch")
 _QUIET_EVENTS = ("snapshot_saved", "validated", "epoch")
@@ -82,25 +85,68 @@ class FolderSource:
     async def follow(self, namespace: str, name: str, query: LogQuery) -> AsyncGenerator[Line]:
         if not self._has(namespace, name):
             return
+        async with aclosing(_logs(self.shared, name, query).follow()) as lines:
+            async for line in lines:
+                yield line
+
+    def _has(self, namespace: str, name: str) -> bool:
+        return namespace == NAMESPACE and self.shared.has(name)
+
+
+@dataclass(frozen=True, slots=True)
+class FolderLogs:
+    """The logs of one job, node after node, with no more of them in memory than the lines that `wanted` leaves."""
+
+    shared: Shared
+    name: str
+    wanted: Wanted
+    most: int | None = None
+    """Bytes of each log: lines before its last so many are left out."""
+
+    def now(self) -> Iterator[Line]:
+        """Every line that there is now."""
+        for path, node, ranks in self._wanted_logs():
+            lines: Iterable[str] = Tail(path).read(self.shared, self.most, over=True)
+            if not self.wanted.is_selective:  # what is left out then need not be parsed
+                lines = last_of(lines, self.wanted)
+            yield from last_of(self._wanted_lines(lines, node, ranks), self.wanted)
+
+    async def follow(self) -> AsyncGenerator[Line]:
+        """The same, with `tail` of all lines of a pod, and then each line as it comes, until the job has ended."""
         tails: dict[Path, Tail] = {}
-        ranks = record_of(self.shared, name).ranks_per_node or 1
         first = True
         while True:
-            over = not files.is_running(self.shared, name)
-            for path, node in await asyncio.to_thread(_pod_logs, self.shared, name, query):
-                is_new = path not in tails
+            over = not files.is_running(self.shared, self.name)
+            for path, node, ranks in await asyncio.to_thread(self._wanted_logs):
                 tail = tails.setdefault(path, Tail(path))
-                lines = await asyncio.to_thread(tail.read, self.shared, _LOG_BYTES)
-                shown = _of_newest_run(lines)[-query.tail :] if is_new and first else lines
-                for line in _parsed(shown, node, ranks, query):
-                    yield line
+                lines: Iterable[str] = tail.read(self.shared, self.most, over=over)
+                if first:
+                    lines = await asyncio.to_thread(last_of, lines, self.wanted)
+                rest = iter(lines)
+                while some := await asyncio.to_thread(_next_of, rest):
+                    for line in self._wanted_lines(some, node, ranks):
+                        yield line
             first = False
             if over:
                 return
             await asyncio.sleep(_SECONDS_BETWEEN_LOOKS)
 
-    def _has(self, namespace: str, name: str) -> bool:
-        return namespace == NAMESPACE and self.shared.has(name)
+    def _wanted_logs(self) -> list[tuple[Path, int, int]]:
+        """Those that can have a wanted line, with the node rank and the ranks per node."""
+        found = _all_pod_logs(self.shared, self.name)
+        record = record_of(self.shared, self.name)
+        attempt = self.wanted.attempt
+        if attempt is None:
+            attempts = [attempt for _, attempt, _ in found]
+            attempt = record.status.attempt if record.status.attempt in attempts else max(attempts, default=0)
+        ranks = record.ranks_per_node
+        # without their number a rank is on no certain node
+        wanted_node = self.wanted.node if ranks is None else self.wanted.node_of(ranks)
+        return [(path, node, ranks or 1) for path, of, node in found if of == attempt and wanted_node in (None, node)]
+
+    def _wanted_lines(self, lines: Iterable[str], node: int, ranks_per_node: int) -> Iterator[Line]:
+        parsed = (parse_line(f" {line}", node, ranks_per_node) for line in lines)
+        return (line for line in parsed if is_wanted(line, self.wanted))
 
 
 def record_of(shared: Shared, name: str) -> JobRecord:
@@ -149,14 +195,9 @@ def detail_of(shared: Shared, name: str, now: datetime) -> Detail:
     )
 
 
-def log_of(shared: Shared, name: str, query: LogQuery, most: int = _LOG_BYTES) -> list[Line]:
-    """The last lines of each pod, of at most so many bytes, in the order of the node ranks."""
-    ranks = record_of(shared, name).ranks_per_node or 1
-    found: list[Line] = []
-    for path, node in _pod_logs(shared, name, query):
-        text = shared.read(path, most, from_end=True).decode(errors="replace")
-        found += _parsed(_of_newest_run(text.splitlines()), node, ranks, query)[-query.tail :]
-    return found
+def log_of(shared: Shared, name: str, query: LogQuery) -> list[Line]:
+    """The last lines of each pod, in the order of the node ranks."""
+    return list(_logs(shared, name, query).now())
 
 
 def answer_of(job: JobRecord, now: datetime) -> Answer:
@@ -243,14 +284,14 @@ def _commands(shared: Shared, job: JobRecord) -> tuple[Command, ...]:
     return tuple(commands)
 
 
-def _pod_logs(shared: Shared, name: str, query: LogQuery) -> list[tuple[Path, int]]:
-    """The logs with lines that are wanted, and their node ranks."""
-    found = _all_pod_logs(shared, name)
-    newest = record_of(shared, name).status.attempt if found else 0
-    if not any(attempt == newest for _, attempt, _ in found):
-        newest = max((attempt for _, attempt, _ in found), default=0)
-    wanted = newest if query.attempt is None else query.attempt
-    return [(path, node) for path, attempt, node in found if attempt == wanted]
+def _logs(shared: Shared, name: str, query: LogQuery) -> FolderLogs:
+    wanted = Wanted(rank=query.rank, attempt=query.attempt, tail=query.tail)
+    return FolderLogs(shared, name, wanted, _LOG_BYTES)
+
+
+def _next_of(lines: Iterator[str]) -> list[str]:
+    """Those that a thread reads at a time."""
+    return list(islice(lines, _LINES_AT_A_TIME))
 
 
 def _all_pod_logs(shared: Shared, name: str) -> list[tuple[Path, int, int]]:
@@ -259,17 +300,6 @@ def _all_pod_logs(shared: Shared, name: str) -> list[tuple[Path, int, int]]:
     logs = ((path, pattern.fullmatch(path.stem)) for path in (shared.logs(name) / "pods").glob("*.log"))
     found = [(path, int(match[1]), int(match[2])) for path, match in logs if match]
     return sorted(found, key=lambda item: (item[1], item[2]))
-
-
-def _of_newest_run(lines: list[str]) -> list[str]:
-    """Pods of the same name share a log: a later run of the job appends to it."""
-    starts = [index for index, line in enumerate(lines) if line.startswith("---- ") and line.endswith(" starts")]
-    return lines[starts[-1] + 1 :] if starts else lines
-
-
-def _parsed(lines: Sequence[str], node: int, ranks_per_node: int, query: LogQuery) -> list[Line]:
-    parsed = [parse_line(f" {line}", node, ranks_per_node) for line in lines]
-    return [line for line in parsed if query.rank in (None, line.rank)]
 
 
 def _created(found: dict[str, Any]) -> datetime | None:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
 from ddpjob_operator.cli.main import app
+
+followed_or_not = pytest.mark.parametrize("follow", [(), ("--follow",)], ids=["now", "followed"])
 
 
 @pytest.fixture
@@ -28,6 +32,12 @@ def shared(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def write_log(shared: Path, pod: str, lines: list[str], end: str = "\n") -> int:
+    """Bytes of the log that the pod has now."""
+    header = f"---- 2026-01-02T03:04:05Z {pod} (p) starts\n"
+    return (shared / "logs" / "digits" / "pods" / f"{pod}.log").write_bytes((header + "\n".join(lines) + end).encode())
+
+
 def printed(shared: Path, *options: str, name: str = "digits", code: int = 0) -> list[str]:
     done = CliRunner().invoke(app, ["logs", name, "--shared", str(shared), *options])
     assert done.exit_code == code, done.output
@@ -40,7 +50,7 @@ def test_lines_of_the_newest_attempt_are_printed_with_their_ranks(shared: Path) 
     ]
 
 
-@pytest.mark.parametrize("follow", [(), ("--follow",)], ids=["now", "followed"])
+@followed_or_not
 @pytest.mark.parametrize(
     ("options", "lines"),
     [
@@ -58,6 +68,84 @@ def test_the_last_lines_are_those_of_the_ones_that_match(shared: Path) -> None:
         "[rank 1] attempt 1, line 1",
         "[rank 3] attempt 1, line 1",
     ]
+
+
+@followed_or_not
+def test_of_a_large_log_every_line_is_printed(shared: Path, follow: tuple[str, ...]) -> None:
+    lines = [f"step {step} of 9000, {'x' * 200}" for step in range(9000)]
+    assert write_log(shared, "digits-1-0", lines) > 1 << 20
+    write_log(shared, "digits-1-1", ["of node 1"])
+    assert printed(shared, *follow) == [*(f"[rank 0] {line}" for line in lines), "[rank 2] of node 1"]
+
+
+@followed_or_not
+def test_a_progress_bar_and_a_last_line_without_an_end_are_printed(shared: Path, follow: tuple[str, ...]) -> None:
+    write_log(shared, "digits-1-0", ["[local rank 1] 10%\r[local rank 1] 90%\rloss 1.0\r", "killed he"], end="")
+    assert printed(shared, "--node", "0", *follow) == [
+        "[rank 1] 10%",
+        "[rank 1] 90%",
+        "[rank 0] loss 1.0",
+        "[rank 0] killed he",
+    ]
+
+
+@followed_or_not
+@pytest.mark.parametrize(("tail", "count"), [("0", 0), ("99999999999999999999", 8)])
+def test_the_last_lines_are_none_or_all(shared: Path, tail: str, count: int, follow: tuple[str, ...]) -> None:
+    assert sum(line.startswith("[rank") for line in printed(shared, "--tail", tail, *follow)) == count
+
+
+@pytest.mark.parametrize(
+    ("options", "lines"),
+    [
+        (["--node", "1", "--tail", "2"], ["[rank 2] the last but one", "[rank 2] the last"]),
+        (["--grep", "the last$"], ["[rank 0] the last", "[rank 2] the last"]),
+        (["--grep", "the last$", "--follow"], ["[rank 0] the last", "[rank 2] the last"]),
+    ],
+)
+def test_large_logs_are_not_held_in_memory(shared: Path, options: list[str], lines: list[str]) -> None:
+    log = [*(f"{number} {'x' * 1000}" for number in range(24_000)), "the last but one", "the last"]
+    assert all(write_log(shared, f"digits-1-{node}", log) > 24_000_000 for node in (0, 1))
+    del log
+    printed(shared, "--attempt", "0", *options)  # what is imported late is no part of the measure
+    tracemalloc.start()
+    try:
+        found = printed(shared, *options)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert found == lines
+    assert peak < 12_000_000
+
+
+@pytest.mark.parametrize(
+    ("options", "read"),
+    [
+        (["--node", "1", "--tail", "10"], {"digits-1-1"}),
+        (["--rank", "3"], {"digits-1-1"}),
+        (["--rank", "1", "--attempt", "0", "--follow"], {"digits-0-0"}),
+        (["--node", "0", "--follow"], {"digits-1-0"}),
+        ([], {"digits-1-0", "digits-1-1"}),
+    ],
+)
+def test_logs_without_a_wanted_line_are_not_opened(
+    shared: Path, options: list[str], read: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: set[Path] = set()
+    open_path = Path.open
+
+    def noted(path: Path, *args: Any, **kwargs: Any) -> Any:
+        opened.add(path)
+        return open_path(path, *args, **kwargs)
+
+    monkeypatch.setattr(Path, "open", noted)
+    assert printed(shared, *options)
+    assert {path.stem for path in opened if path.suffix == ".log"} == read
+
+
+def test_the_ranks_of_a_node_are_not_guessed_where_the_folder_does_not_say_how_many_it_has(shared: Path) -> None:
+    (shared / "logs" / "digits" / "status.json").unlink()
+    assert printed(shared, "--attempt", "1", "--rank", "1", "--tail", "1") == ["[rank 1] attempt 1, line 2"] * 2
 
 
 def test_a_job_that_has_failed_is_followed_to_exit_code_1(shared: Path) -> None:

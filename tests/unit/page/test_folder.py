@@ -124,12 +124,12 @@ def test_the_log_has_the_lines_of_the_newest_attempt_with_their_ranks(folder: Fo
 def test_a_log_is_followed_from_where_it_was_read_to_also_if_it_is_begun_anew(folder: Folder) -> None:
     path = folder.log("digits-0-0", "one\ntw")
     shared, tail = Shared(folder.root), Tail(path)
-    assert tail.read(shared) == ["one"]
+    assert list(tail.read(shared)) == ["one"]
     path.write_text("one\ntwo\nthree\n")
-    assert tail.read(shared) == ["two", "three"]
-    assert tail.read(shared) == []
+    assert list(tail.read(shared)) == ["two", "three"]
+    assert list(tail.read(shared)) == []
     path.write_text("anew\n")
-    assert tail.read(shared) == ["anew"]
+    assert list(tail.read(shared)) == ["anew"]
 
 
 async def test_a_job_that_has_ended_is_followed_to_its_last_line(folder: Folder) -> None:
@@ -139,6 +139,42 @@ async def test_a_job_that_has_ended_is_followed_to_its_last_line(folder: Folder)
     assert texts(found) == [(0, "two")]
 
 
+@pytest.mark.parametrize("part", [1, 7, 64, 1 << 20])
+def test_a_log_has_the_same_lines_in_parts_of_any_size(
+    folder: Folder, part: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "_PART_BYTES", part)
+    before = "---- 2030 digits-0-0 (u1) starts\nold run\n---- x\n"
+    newest = "---- 2030 digits-0-0 (u2) starts\r\nóne\r\n\n10%\r20%\rsaid ---- 2030 (u3) starts\n---- \nthr"
+    lines = ["óne", "", "10%", "20%", "said ---- 2030 (u3) starts", "---- "]
+    path = folder.log("digits-0-0", "")
+    path.write_bytes((before + newest).encode())
+    shared, tail = Shared(folder.root), Tail(path)
+    assert list(tail.read(shared)) == lines
+    assert list(tail.read(shared)) == []
+    assert list(tail.read(shared, over=True)) == ["thr"]
+    path.write_bytes((before + newest + "ee\n").encode())
+    assert list(Tail(path).read(shared)) == [*lines, "three"]
+    assert list(Tail(path).read(shared, 14)) == ["s", "---- ", "three"]
+
+
+def test_a_line_that_never_ends_is_read_in_pieces(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "_PART_BYTES", 4)
+    monkeypatch.setattr(files, "_LONGEST_LOG_LINE", 8)
+    tail = Tail(folder.log("digits-0-0", f"one\n{'x' * 100}\n"))
+    lines = list(tail.read(Shared(folder.root)))
+    assert (lines[0], "".join(lines[1:])) == ("one", "x" * 100)
+    assert max(map(len, lines)) <= 12
+
+
+async def test_a_page_has_the_end_of_a_large_log(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ddpjob_operator.page.folder._LOG_BYTES", 9)
+    folder.log("digits-0-0", "one\ntwo\nthree\n")
+    source = FolderSource.at(folder.root)
+    assert texts(list(await source.log("local", "digits", LogQuery()) or ())) == [(0, "wo"), (0, "three")]
+    assert texts([line async for line in source.follow("local", "digits", LogQuery())]) == [(0, "wo"), (0, "three")]
+
+
 def test_links_out_of_the_folder_are_not_followed(folder: Folder, tmp_path_factory: pytest.TempPathFactory) -> None:
     secret = tmp_path_factory.mktemp("elsewhere") / "secret.log"
     secret.write_text("secret\n")
@@ -146,7 +182,7 @@ def test_links_out_of_the_folder_are_not_followed(folder: Folder, tmp_path_facto
     (pods / "digits-0-1.log").symlink_to(secret)
     shared = Shared(folder.root)
     assert texts(log_of(shared, "digits", LogQuery())) == [(0, "own")]
-    assert Tail(pods / "digits-0-1.log").read(shared) == []
+    assert list(Tail(pods / "digits-0-1.log").read(shared)) == []
 
 
 def test_a_pipe_in_the_place_of_a_file_holds_nothing_up(folder: Folder) -> None:
