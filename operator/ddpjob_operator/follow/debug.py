@@ -67,9 +67,13 @@ def pod_of(failed: Failed, job: Job, image: str) -> Manifest:
 
 
 def shell_command(namespace: str, pod: str, context: str | None, job: Job) -> tuple[str, ...]:
-    """Opens a shell in the pod; for submitted code in the folder in which the script ran."""
+    """Opens a shell in the pod; for submitted code in the folder in which the script ran, with its packages."""
     where = ("--context", context) if context is not None else ()
-    shell = ("sh", "-c", f"cd {SHARED_PATH}/work/{job.name}; exec sh") if job.spec.code is not None else ("sh",)
+    code, work = job.spec.code, f"{SHARED_PATH}/work"
+    shell: tuple[str, ...] = ("sh",)
+    if code is not None:
+        packages = f"PATH={work}/.{job.name}/environment/bin:$PATH; " if code.requirements is not None else ""
+        shell = ("sh", "-c", f"cd {work}/{job.name}; {packages}exec sh")
     return ("kubectl", *where, "exec", "-it", "-n", namespace, pod, "-c", TRAINER_CONTAINER, "--", *shell)
 
 

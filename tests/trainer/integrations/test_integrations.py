@@ -41,7 +41,10 @@ def test_a_transformers_run_that_was_asked_to_stop_exits_143_and_resumes_to_the_
     assert re.search(r"exitcode *: 143", stopped.stderr), stopped.stderr
     assert job.checkpoint_steps() == [9], "the vote of step 8 is read at the end of the next one"
     assert not (job.root / "shared" / "final").exists(), "what follows the training is not for a preempted run"
-    job.trained(2, "with_transformers.py", DDPJOB_ATTEMPT="1", DDPJOB_SNAPSHOT_EVERY="100steps")
+    resumed = job.train(2, "with_transformers.py", DDPJOB_ATTEMPT="1", DDPJOB_SNAPSHOT_EVERY="100steps")
+    assert (resumed.returncode, resumed.stdout.count("resuming after step 9")) == (0, 1), (
+        resumed.stdout + resumed.stderr
+    )
     assert [event["step"] for event in job.events("resumed")] == [9]
     assert job.script_losses() == unbroken
     assert len(unbroken) == 18

@@ -15,6 +15,7 @@ import zipfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from subprocess import run
 
 import pytest
 from tests.support.waiting import eventually
@@ -78,6 +79,9 @@ def go_on(seconds: float) -> bool:
     return True
 
 
+SHOW = "import os, greeting, importlib.metadata; print(os.path.realpath(greeting.__file__), importlib.metadata.version('torch'))"
+
+
 @pytest.mark.processes
 def test_node_rank_0_installs_once_for_all_beside_what_the_image_has(required, tmp_path, monkeypatch, capfd) -> None:
     sha256 = wheel(tmp_path / "wheels")
@@ -94,6 +98,8 @@ def test_node_rank_0_installs_once_for_all_beside_what_the_image_has(required, t
     assert (folder / "greeting.py").exists()
     assert not (folder / "torch").exists()
     (env,) = (first.shared / "envs").iterdir()
+    shell = [str(first.shared / "work" / f".{first.job}" / "environment" / "bin" / "python"), "-c", SHOW]
+    assert run(shell, text=True, capture_output=True, check=True).stdout.split() == [str(folder / "greeting.py"), torch]
     made = json.loads((env / "ddpjob.json").read_text())
     assert (made["installed"], made["pinned"]["torch"]) == ({"greeting": "1.0"}, torch)
     said = capfd.readouterr()

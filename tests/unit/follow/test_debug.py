@@ -96,3 +96,9 @@ def test_a_shell_for_submitted_code_begins_in_the_folder_of_the_script() -> None
     submitted = job(code={"sha256": "0" * 64, "bytes": 1, "configMaps": ["code-0"]}, entrypoint={"script": "train.py"})
     text = as_text(shell_command("ml", "x", None, submitted))
     assert text == "kubectl exec -it -n ml x -c trainer -- sh -c 'cd /mnt/shared/work/digits; exec sh'"
+
+
+def test_a_shell_for_code_with_requirements_has_their_packages() -> None:
+    code = {"sha256": "0" * 64, "bytes": 1, "configMaps": ["code-0"], "requirements": "requirements.txt"}
+    text = as_text(shell_command("ml", "x", None, job(code=code, entrypoint={"script": "train.py"})))
+    assert "PATH=/mnt/shared/work/.digits/environment/bin:$PATH; exec sh" in text

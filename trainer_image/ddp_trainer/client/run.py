@@ -193,6 +193,8 @@ class Run:
         if self._losses.rollbacks:
             facts["rollbacks"] = self._losses.rollbacks
         self._log.event("resumed" if self.step else "started", step=self.step, **facts)
+        if self.step:
+            self._log.print_line(f"resuming after step {self.step}{self._of_total}")
         self.listen()
         if self._observer is not None:
             self._observer.begins(step=self.step, total_steps=self._steps.total_steps)

@@ -37,7 +37,7 @@ from ddp_trainer.contract.json_files import read_json, write_json
 from ddp_trainer.contract.messages import no_space
 from ddp_trainer.launch.exit.report import log
 from ddp_trainer.launch.leftovers import beside, put_in_place, remove, remove_leftovers
-from ddp_trainer.launch.unused import PACKAGES, mark_used, remove_unused_aside
+from ddp_trainer.launch.unused import ENVIRONMENT, PACKAGES, mark_used, remove_unused_aside
 
 POLL_SECONDS: Final = 0.5
 SAY_SECONDS: Final = 30.0
@@ -244,7 +244,7 @@ def _make_environment(folder: Path) -> Path:
 
 
 def _record(record: Path, env: Path) -> None:
-    """Keep the environment for as long as the job has no other one."""
+    """Keep the environment for as long as the job has no other one, and link it, for a shell."""
     before = (read_json(record) or {}).get("key")
     if before == env.name:
         return
@@ -254,6 +254,10 @@ def _record(record: Path, env: Path) -> None:
     new = beside(record)
     new.write_text(json.dumps({"key": env.name}))
     new.replace(record)
+    link = record.with_name(ENVIRONMENT)
+    new = beside(link)
+    new.symlink_to(os.path.relpath(env, link.parent))
+    new.replace(link)
 
 
 def _run(command: list[str], folder: Path, pause: Pause) -> tuple[int, list[str]]:

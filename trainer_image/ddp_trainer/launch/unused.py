@@ -25,6 +25,8 @@ from ddp_trainer.launch.leftovers import beside, put_in_place, remove
 KEEP_DAYS: Final = 30
 CODE: Final = "code.json"
 PACKAGES: Final = "packages.json"
+ENVIRONMENT: Final = "environment"
+"""A link to the Python environment with the packages."""
 _RECORDS: Final = {CODE: "sha256", PACKAGES: "key"}
 """Files in `work/.<job>`, and the field that names what the job uses."""
 _NAME: Final = re.compile(r"[0-9a-f]{64}|[0-9a-f]{32}")

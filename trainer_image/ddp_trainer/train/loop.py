@@ -120,13 +120,8 @@ class TrainingLoop:
         if self.micro_batches.limit is not None:
             self._micro_batch_lowered(self.micro_batches.limit)
         self.log.print_line(
-            f"{self.config.task} with {self.config.strategy} on {self.world.size} {self.world.device.type} "
-            "rank(s): "
-            + (
-                f"resuming after step {step} of {self.total_steps}"
-                if step
-                else f"{self.total_steps} steps from the start"
-            )
+            f"{self.config.task} with {self.config.strategy} on {self.world.size} {self.world.device.type} rank(s): "
+            f"{self.total_steps - step} steps to train"
         )
 
     def _train_epoch(self) -> None:
