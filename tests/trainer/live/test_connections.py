@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from datetime import timedelta
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
+from torch.distributed import Work
 
 from ddp_trainer.contract.messages import peer_lost
+from ddp_trainer.live.connections import Connections
 
 SCRIPT = """
 import os, signal, sys, threading, time
@@ -65,3 +69,35 @@ def test_a_rank_goes_on_at_once(tmp_path: Path, case: str) -> None:
             process.wait()
     assert ranks[0].returncode == 0
     assert peer_lost(printed), printed
+
+
+class EndsAfterTheFirstWait:
+    """A collective that ends, by `error` or well, between the timeout of a wait and the next question."""
+
+    def __init__(self, error: str | None) -> None:
+        self._error = error
+        self._waits = 0
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        self._waits += 1
+        if self._waits == 1:
+            raise RuntimeError("Operation timed out!")
+        if self._error is not None:
+            raise RuntimeError(self._error)
+        return True
+
+    def is_completed(self) -> bool:
+        return self._waits > 0
+
+
+def wait_for(work: Any) -> None:
+    Connections().waited(cast(Work, work), lambda: True)
+
+
+def test_a_collective_that_ends_well_just_after_a_timeout_has_not_failed() -> None:
+    wait_for(EndsAfterTheFirstWait(None))
+
+
+def test_a_collective_that_fails_just_after_a_timeout_says_why() -> None:
+    with pytest.raises(RuntimeError, match="Connection closed by peer"):
+        wait_for(EndsAfterTheFirstWait("Connection closed by peer [10.0.0.2]:4711"))

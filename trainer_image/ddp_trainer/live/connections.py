@@ -58,7 +58,8 @@ class Connections:
                 return
             except RuntimeError as error:
                 if work.is_completed():
-                    raise
+                    work.wait(LOOK)  # the error may be the timeout of a collective that has ended since
+                    return
                 if is_lost():
                     raise RuntimeError("Connection closed by peer in the middle of a message") from error
 
