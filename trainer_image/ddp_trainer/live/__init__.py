@@ -3,6 +3,7 @@
 views       who takes part, and every decision on who takes part next, as pure functions
 register    the views of an attempt on the volume, each written once
 listener    answers the other members while this one trains
+watch       sees that the next member is alive, and that this one does not wait for a lost one
 membership  the protocol of one member, from a broken group to the next
 
 docs/decisions/0015-live-recovery.md has the protocol and the reasons.

@@ -15,15 +15,11 @@ It has no group and takes no further step.
 from __future__ import annotations
 
 import contextlib
-import os
-import signal
 import socket
 import sys
 import threading
 import time
 import uuid
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import timedelta
 from typing import Any, Final, NoReturn
@@ -33,9 +29,9 @@ from torch._C._distributed_c10d import PrefixStore, TCPStore
 from torch.distributed import Work
 
 from ddp_trainer.contract.exit_codes import LiveRecoveryFailed
-from ddp_trainer.live.connections import Connections, Stuck
+from ddp_trainer.live.connections import Connections
 from ddp_trainer.live.listener import ANSWER_SECONDS, Listener, ask, receive, send
-from ddp_trainer.live.register import Register
+from ddp_trainer.live.register import Register, volume_used
 from ddp_trainer.live.views import (
     REPLACEMENT_SECONDS,
     SILENT_SECONDS,
@@ -48,12 +44,11 @@ from ddp_trainer.live.views import (
     lost,
     successors,
 )
+from ddp_trainer.live.watch import WATCH_SECONDS, watch
 from ddp_trainer.snapshots.trust.errors import SnapshotError
 
 LOOK_SECONDS: Final = 0.005
 """How often the coordinator looks whether a member has come."""
-WATCH_SECONDS: Final = 0.5
-"""How often each member asks the one after it whether it is alive."""
 ALONE_SECONDS: Final = 10.0
 """How long a new process looks for a member of the newest view that answers."""
 FORM_SECONDS: Final = 10.0
@@ -95,7 +90,8 @@ class Membership:
         self._is_leaving = threading.Event()
         self._is_lost = threading.Event()
         """A rank of the view is, as another has said or the watch has found."""
-        threading.Thread(target=self._watch, name="live watch", daemon=True).start()
+        watched = (self._next_member, self._waits_for_lost, self._next_is_lost)
+        threading.Thread(target=watch, args=watched, name="live watch", daemon=True).start()
 
     @property
     def rank(self) -> int:
@@ -153,7 +149,7 @@ class Membership:
         The process in place (0, 0) proposes the first view once all places have registered. Raises Finished,
         LiveRecoveryFailed, and RuntimeError where ranks did not come.
         """
-        with _volume_used():
+        with volume_used():
             self._settle(self._first_view(members))
 
     def _first_view(self, members: int) -> View:
@@ -190,7 +186,7 @@ class Membership:
         RuntimeError where another member has found that the ranks cannot go on.
         """
         assert self.view is not None
-        with _volume_used():
+        with volume_used():
             self._settle(None)
 
     def _settle(self, decided: View | None) -> None:
@@ -379,38 +375,16 @@ class Membership:
             self._is_lost.set()
             self._connections.close()
 
-    def _watch(self) -> None:
-        """See that the next member is alive: no connection breaks where a process or a node stands still."""
-        silent_since: float | None = None
-        stuck = Stuck()
-        while True:
-            time.sleep(WATCH_SECONDS)
-            if not self._is_lost.is_set() or self._is_leaving.is_set():
-                stuck.reset()
-            elif stuck.look():
-                print("ddp_trainer: this rank waits for a lost one, and nothing wakes it: it ends", file=sys.stderr)
-                os.kill(os.getpid(), signal.SIGKILL)  # the others go on, and a new one joins
-            view = self.view
-            if view is None or self._is_leaving.is_set() or len(view.members) < 2:
-                silent_since = None
-                continue
-            member = view.members[(self.rank + 1) % len(view.members)]
-            try:
-                ask(member.address, {"ask": "alive"})
-                silent_since = None
-            except TimeoutError:
-                silent_since = silent_since or time.monotonic()
-                if time.monotonic() - silent_since >= SILENT_SECONDS:
-                    self._silent = {member.id}
-                    self._abort(view.number)
-            except OSError:
-                self._abort(view.number)
+    def _next_member(self) -> tuple[int, Member] | None:
+        """The number of the view, and the member after this one; None where there is none, or the view is left."""
+        view = self.view
+        if view is None or self._is_leaving.is_set() or len(view.members) < 2:
+            return None
+        return view.number, view.members[(self.rank + 1) % len(view.members)]
 
+    def _waits_for_lost(self) -> bool:
+        return self._is_lost.is_set() and not self._is_leaving.is_set()
 
-@contextmanager
-def _volume_used() -> Iterator[None]:
-    """Where the views are read and written. Raises LiveRecoveryFailed for a volume that cannot be used."""
-    try:
-        yield
-    except OSError as error:
-        raise LiveRecoveryFailed(f"the volume, which decides on the next view, cannot be used: {error}") from error
+    def _next_is_lost(self, number: int, silent: set[str]) -> None:
+        self._silent = silent or self._silent
+        self._abort(number)

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Final
 
 from ddp_trainer.contract.environment import JobEnvironment
+from ddp_trainer.contract.exit_codes import LiveRecoveryFailed
 from ddp_trainer.contract.json_files import read_json, write_json
 from ddp_trainer.live.views import Member, View
 from ddp_trainer.snapshots.trust.fence import Attempt
@@ -115,3 +116,12 @@ class Register:
         """An NFS client may answer from its cache, until it changes the folder itself."""
         with contextlib.suppress(PermissionError):
             os.utime(self._folder)
+
+
+@contextmanager
+def volume_used() -> Iterator[None]:
+    """Where the views are read and written. Raises LiveRecoveryFailed for a volume that cannot be used."""
+    try:
+        yield
+    except OSError as error:
+        raise LiveRecoveryFailed(f"the volume, which decides on the next view, cannot be used: {error}") from error

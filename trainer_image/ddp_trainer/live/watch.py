@@ -1,0 +1,54 @@
+"""What a thread of each member looks after while it trains: that the next member is alive, and that its own main thread
+does not wait for a lost one.
+
+No connection breaks where a process or a node stands still, so each member asks the one after it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from typing import Final
+
+from ddp_trainer.live.connections import Stuck
+from ddp_trainer.live.listener import ask
+from ddp_trainer.live.views import SILENT_SECONDS, Member
+
+WATCH_SECONDS: Final = 0.5
+"""How often each member asks the one after it whether it is alive."""
+
+
+def watch(
+    next_member: Callable[[], tuple[int, Member] | None],
+    waits_for_lost: Callable[[], bool],
+    lost: Callable[[int, set[str]], None],
+) -> None:
+    """For good. `next_member` has the number of the view, and the member to ask; None while there is none.
+    `waits_for_lost`: whether a rank is lost, and its group not yet left. `lost` is called with the number of a view
+    whose next member has ended, or is silent; in the second case also with its id.
+    """
+    silent_since: float | None = None
+    stuck = Stuck()
+    while True:
+        time.sleep(WATCH_SECONDS)
+        if not waits_for_lost():
+            stuck.reset()
+        elif stuck.look():
+            print("ddp_trainer: this rank waits for a lost one, and nothing wakes it: it ends", file=sys.stderr)
+            os.kill(os.getpid(), signal.SIGKILL)  # the others go on, and a new one joins
+        if (watched := next_member()) is None:
+            silent_since = None
+            continue
+        number, member = watched
+        try:
+            ask(member.address, {"ask": "alive"})
+            silent_since = None
+        except TimeoutError:
+            silent_since = silent_since or time.monotonic()
+            if time.monotonic() - silent_since >= SILENT_SECONDS:
+                lost(number, {member.id})
+        except OSError:
+            lost(number, set())
