@@ -18,7 +18,7 @@ from ddp_trainer.rank.world import World
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """The reduced values of one step, the same on every rank. `epoch` is the one that the step belonged to."""
+    """The reduced values of one step. `epoch` is the one that the step belonged to."""
 
     step: int
     epoch: int
@@ -27,7 +27,7 @@ class StepResult:
     """Ranks that had been asked to stop."""
 
     is_stopping: bool
-    """Whether this rank is one of them; the one value that differs."""
+    """Whether this rank is one of them. This value differs between ranks; all others are the same."""
 
     gradient_norm: float = 0.0
     """The mean over ranks; 0 where it is not known."""

@@ -77,7 +77,7 @@ class Recovery:
         self._before_step: tuple[int, Tensor, list[Tensor]] | None = None
         self._step_ended: float | None = None
         self._awaited: str | None = None
-        """The event that the first step of the next group is."""
+        """Name of the event to log at the first step of the next group."""
 
     def begin_step(self) -> None:
         """Remember what a forward pass changes, in case the step is dropped."""
@@ -99,8 +99,8 @@ class Recovery:
         self.log.event("peer_lost", step=self.cursor.steps, message=str(error).partition("\n")[0])
 
     def left(self, *, is_own: bool) -> None:
-        """Ranks that were asked to stop leave after this step, for the others a loss. Raises Left on those themselves
-        (`is_own`).
+        """Ranks that were asked to stop leave after this step. The others handle it as a loss. Raises Left on those
+        that leave (`is_own`).
         """
         self._awaited = "recovered"
         self.log.event("rank_left", step=self.cursor.steps)
