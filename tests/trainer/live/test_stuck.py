@@ -4,12 +4,33 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from tests.support.waiting import PATIENCE_SECONDS
+from torch.utils.data import Dataset
 
+from ddp_trainer.client.finite import FiniteLosses
+from ddp_trainer.contract.environment import parse_job
+from ddp_trainer.contract.exit_codes import RollBack
+from ddp_trainer.contract.heartbeat import Heartbeat
 from ddp_trainer.live import connections
 from ddp_trainer.live.connections import Stuck
+from ddp_trainer.logs.runlog import RunLog
+from ddp_trainer.rank.world import World
+from ddp_trainer.snapshots import resuming, schedule
+from ddp_trainer.snapshots.ranks import Ranks
+from ddp_trainer.snapshots.saving import BackgroundWriter
+from ddp_trainer.snapshots.schedule import SaveInterval, SaveSchedule
+from ddp_trainer.snapshots.trust import rollback
+from ddp_trainer.snapshots.trust.fence import Fence
+from ddp_trainer.snapshots.trust.manifest import Manifest
+from ddp_trainer.snapshots.trust.store import SnapshotStore
+from ddp_trainer.snapshots.values import Identity
+from ddp_trainer.train.data import fetch
 
 SECONDS = 1.0
 
@@ -64,3 +85,118 @@ def test_what_was_waited_before_does_not_count() -> None:
     time.sleep(SECONDS)
     stuck.reset()
     assert not stuck.look()
+
+
+class Storage:
+    """A volume that takes its time, and holds nothing."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.folder = folder
+        self._monkeypatch = monkeypatch
+        self.fence = Fence.acquire(folder, created=1, attempt=0, uid="u")
+        self.waits = 0
+
+    def slow(self, owner: Any, name: str, result: Any = None) -> None:
+        """From now on `owner.name` waits, and has this result."""
+
+        def wait(*_: Any, **__: Any) -> Any:
+            self.waits += 1
+            time.sleep(2 * SECONDS)
+            return result
+
+        self._monkeypatch.setattr(owner, name, wait)
+
+    def find_newest(self) -> None:
+        identity = Identity("digits", "u", 1, 0, 0, 1)
+        resuming.find_newest(self.folder, identity, Ranks(0, 1), keep=1)
+
+
+@pytest.fixture
+def storage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Storage:
+    return Storage(tmp_path, monkeypatch)
+
+
+def save(storage: Storage) -> None:
+    storage.slow(SnapshotStore, "save")
+    writer = BackgroundWriter()
+    writer.start(1, 0.0, lambda: SnapshotStore(storage.folder, keep=1, fence=None).save(*[None] * 3))  # type: ignore
+    assert writer.wait(PATIENCE_SECONDS)
+
+
+def acquire_the_fence(storage: Storage) -> None:
+    storage.slow(Fence, "acquire", storage.fence)
+    storage.find_newest()
+
+
+def read_the_newest_snapshot(storage: Storage) -> None:
+    storage.slow(SnapshotStore, "load_newest")
+    storage.find_newest()
+
+
+def read_a_snapshot_that_rank_0_has_chosen(storage: Storage) -> None:
+    storage.slow(resuming, "read_files", {})
+    ranks = Ranks(0, 1)
+    ranks.rank = 1
+    resuming.share(storage.folder, Manifest("digits", "u", 0, 7, 0, 56, 2, "ddp", 8, 1763703999.0), {}, ranks)
+
+
+def check_the_fence(storage: Storage) -> None:
+    storage.slow(Fence, "check")
+    resuming.check_owner(SnapshotStore(storage.folder, keep=1, fence=storage.fence), Ranks(0, 1))
+
+
+def read_the_history_of_the_job(storage: Storage) -> None:
+    storage.slow(schedule, "history", ())
+    SaveSchedule(SaveInterval.parse("auto"), Ranks(0, 1), storage.folder, nodes=1).start(0)
+
+
+def losses(storage: Storage) -> FiniteLosses:
+    log = RunLog(parse_job({"DDPJOB_SHARED": str(storage.folder)}, default_name="digits"), World())
+    return FiniteLosses("Rollback", log, Heartbeat(None), Ranks(0, 1), lambda: storage.fence)
+
+
+def read_what_to_roll_back(storage: Storage) -> None:
+    storage.slow(rollback, "asked", [])
+    losses(storage).resumed()
+
+
+def ask_to_roll_back(storage: Storage) -> None:
+    storage.slow(rollback, "ask")
+    with pytest.raises(RollBack):
+        losses(storage).weights_are_not_finite(7)
+
+
+def write_the_last_lines(storage: Storage) -> None:
+    log = RunLog(parse_job({"DDPJOB_SHARED": str(storage.folder)}, default_name="digits"), World())
+    storage.slow(log.losses, "close")
+    log.close()
+
+
+def load_data(storage: Storage) -> None:
+    class Images(Dataset[torch.Tensor]): ...
+
+    storage.slow(Images, "__getitem__", torch.zeros(1))
+    fetch(Images(), torch.arange(1))
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        save,
+        acquire_the_fence,
+        read_the_newest_snapshot,
+        read_a_snapshot_that_rank_0_has_chosen,
+        check_the_fence,
+        read_the_history_of_the_job,
+        read_what_to_roll_back,
+        ask_to_roll_back,
+        write_the_last_lines,
+        load_data,
+    ],
+)
+def test_a_thread_that_waits_for_the_volume_is_not_stuck(storage: Storage, use: Callable[[Storage], None]) -> None:
+    with Looks() as looks:
+        use(storage)
+        assert storage.waits
+        assert not looks.is_stuck.is_set()
+        assert looks.is_stuck.wait(PATIENCE_SECONDS), "what it waits for after that does not count"

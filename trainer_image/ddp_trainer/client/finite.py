@@ -25,6 +25,7 @@ from torch import nn
 from ddp_trainer.contract.exit_codes import LossNotFinite, RollBack
 from ddp_trainer.contract.heartbeat import Heartbeat
 from ddp_trainer.logs.runlog import RunLog
+from ddp_trainer.rank.storage_waits import storage_awaited
 from ddp_trainer.snapshots.ranks import Ranks
 from ddp_trainer.snapshots.trust import rollback
 from ddp_trainer.snapshots.trust.fence import Fence
@@ -53,7 +54,8 @@ class FiniteLosses:
         if self._policy != "Rollback":
             return
         fence = self._fence()
-        asked = [] if fence is None else rollback.asked(fence)[: rollback.MOST]
+        with storage_awaited():
+            asked = [] if fence is None else rollback.asked(fence)[: rollback.MOST]
         self.rollbacks, *steps = self._ranks.numbers_from_first(len(asked), *asked, *[0] * (rollback.MOST - len(asked)))
         self.skipped = frozenset(skipped for step in steps for skipped in (step - 1, step) if skipped > 0)
 
@@ -109,7 +111,7 @@ class FiniteLosses:
         """On all ranks alike: whether the next attempt will know that it is to go back to before `step`."""
         fence, is_asked = self._fence(), False
         if fence is not None:
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError), storage_awaited():
                 rollback.ask(fence, step=step)
                 is_asked = True
         (is_asked_by_first,) = self._ranks.numbers_from_first(int(is_asked))

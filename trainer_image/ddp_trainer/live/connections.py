@@ -24,6 +24,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed import ProcessGroup, Work
 
+from ddp_trainer.rank.storage_waits import awaits_storage
+
 UNUSED_TAG: Final = 0x6C656674
 """Of messages that nobody sends."""
 LOOK: Final = timedelta(milliseconds=200)
@@ -76,11 +78,12 @@ class Connections:
 
 class Stuck:
     """Whether the main thread waits for a collective that nothing wakes, although its connections are closed: it does
-    not compute.
+    not compute, and it does not wait for a volume or for data.
     """
 
     def __init__(self) -> None:
-        self._clock = time.pthread_getcpuclockid(threading.main_thread().ident or 0)
+        self._thread = threading.main_thread().ident or 0
+        self._clock = time.pthread_getcpuclockid(self._thread)
         self._used = self._since = 0.0
 
     def reset(self) -> None:
@@ -90,6 +93,6 @@ class Stuck:
     def look(self) -> bool:
         """To be asked again and again while a rank of the group is lost."""
         used, now = time.clock_gettime(self._clock), time.monotonic()
-        if not self._since or used - self._used > IDLE_SECONDS:
+        if not self._since or used - self._used > IDLE_SECONDS or awaits_storage(self._thread):
             self._used, self._since = used, now
         return now - self._since >= STUCK_SECONDS

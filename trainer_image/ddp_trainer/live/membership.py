@@ -89,7 +89,7 @@ class Membership:
         """What the watch has found."""
         self._is_leaving = threading.Event()
         self._is_lost = threading.Event()
-        """A rank of the view is, as another has said or the watch has found."""
+        """Set once a rank of the view is known to be lost."""
         watched = (self._next_member, self._waits_for_lost, self._next_is_lost)
         threading.Thread(target=watch, args=watched, name="live watch", daemon=True).start()
 
@@ -127,12 +127,13 @@ class Membership:
         """
         with contextlib.suppress(RuntimeError):
             dist.barrier()
+        self._is_leaving.set()  # others may have ended already
         self._register.finish()
         self.stop()
         dist.destroy_process_group()
 
     def stop(self) -> None:
-        """Answer no other member any more."""
+        """Answer no other member any more, and take no notice of one that is lost: this process is about to end."""
         self._is_leaving.set()
         self._listener.close()
 

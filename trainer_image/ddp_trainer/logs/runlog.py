@@ -27,6 +27,7 @@ from ddp_trainer.logs.log_files import LogFile, LogThread, WriteErrors
 from ddp_trainer.logs.losses import EVENTS, FOLDER, LossLog
 from ddp_trainer.logs.writers import MetricWriter, OfflineWandb, TensorBoard
 from ddp_trainer.rank.step_reduce import StepResult
+from ddp_trainer.rank.storage_waits import storage_awaited
 from ddp_trainer.rank.world import World
 from ddp_trainer.snapshots.trust.fence import Attempt
 from ddp_trainer.snapshots.values import ChosenInterval, SnapshotEvent
@@ -95,7 +96,11 @@ class RunLog:
 
     def close(self) -> None:
         """Write what waits and let go of the files. Raises nothing, and gives a volume that hangs ten seconds."""
-        if self._directory is not None and not self._thread.close(self._let_go, timeout=CLOSE_SECONDS):
+        if self._directory is None:
+            return
+        with storage_awaited():
+            is_closed = self._thread.close(self._let_go, timeout=CLOSE_SECONDS)
+        if not is_closed:
             self._write_errors.hung(self._directory, CLOSE_SECONDS)
 
     def _let_go(self) -> None:

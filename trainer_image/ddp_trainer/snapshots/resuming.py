@@ -15,6 +15,7 @@ from typing import Any
 from torch import Tensor
 
 from ddp_trainer.contract.exit_codes import FencedError, UserError
+from ddp_trainer.rank.storage_waits import storage_awaited
 from ddp_trainer.snapshots.codec import rng
 from ddp_trainer.snapshots.codec.state import RNG, SHARDS, File, Stateful, file_in_memory, parse_files, read_files
 from ddp_trainer.snapshots.ranks import Ranks
@@ -31,6 +32,7 @@ log = logging.getLogger(__name__)
 Files = dict[str, File]
 
 
+@storage_awaited()
 def acquire(
     directory: Path,
     identity: Identity,
@@ -88,7 +90,8 @@ def find_newest(
     if ranks.rank == 0:
         try:
             store = acquire(directory, identity, keep=keep, keep_every=keep_every, check_view=check_view)
-            newest = store.load_newest(read_files)
+            with storage_awaited():
+                newest = store.load_newest(read_files)
             if newest is not None:
                 manifest, files = newest
         except Exception as problem:
@@ -105,7 +108,8 @@ def check_owner(store: SnapshotStore | None, ranks: Ranks) -> None:
     error = None
     if store is not None and store.fence is not None:
         try:
-            store.fence.check()
+            with storage_awaited():
+                store.fence.check()
         except FencedError as fenced:
             error = fenced
     decided_by_first(ranks, None, error)
@@ -116,7 +120,8 @@ def share(directory: Path, manifest: Manifest, files: Files, ranks: Ranks) -> No
     problem = None
     if ranks.rank != 0:
         try:
-            files.update(read_files(directory / step_directory(manifest.step), manifest, check_shards=False))
+            with storage_awaited():
+                files.update(read_files(directory / step_directory(manifest.step), manifest, check_shards=False))
         except (OSError, CorruptSnapshotError) as error:
             problem = str(error)
     problems = {rank: text for rank, text in enumerate(ranks.problems(problem)) if text is not None}

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Final, Literal, get_args
 from torch import Tensor
 
 from ddp_trainer.contract.exit_codes import FencedError
+from ddp_trainer.rank.storage_waits import storage_awaited
 from ddp_trainer.snapshots.boundary import Boundaries, Boundary, as_of
 from ddp_trainer.snapshots.codec.state import RNG, Staged, Staging, Stateful
 from ddp_trainer.snapshots.ranks import Ranks
@@ -374,7 +375,8 @@ class BackgroundWriter:
     def wait(self, timeout: float) -> bool:
         """Wait for the save in flight; False if it is still not over after `timeout` seconds."""
         if self._thread is not None:
-            self._thread.join(timeout)
+            with storage_awaited():
+                self._thread.join(timeout)
         return not self.busy
 
     def take(self) -> Outcome | None:

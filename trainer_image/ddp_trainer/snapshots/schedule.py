@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Literal
 
 from ddp_trainer.contract.exit_codes import UserError
+from ddp_trainer.rank.storage_waits import storage_awaited
 from ddp_trainer.snapshots.ranks import Ranks
 from ddp_trainer.snapshots.trust.fence import Attempt, history
 from ddp_trainer.snapshots.values import ChosenInterval, Progress, SnapshotEvent
@@ -151,7 +152,7 @@ class SaveSchedule:
         if self.every.unit == "auto" and self._ranks.rank == 0:
             # Now, not at each save: the thread that trains never waits for the volume, and a later attempt fences this
             # one. Without its history an interval is as good as that of a first attempt.
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError), storage_awaited():
                 self._history = history(self._directory)
 
     def after(self, progress: Progress, *, epoch_end: bool) -> bool:

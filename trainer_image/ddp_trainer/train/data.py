@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.utils.data import Dataset, TensorDataset, default_collate
 
 from ddp_trainer.contract.exit_codes import UserError
+from ddp_trainer.rank.storage_waits import storage_awaited
 from ddp_trainer.rank.world import World
 from ddp_trainer.train.randomness import mixed_seed
 
@@ -269,6 +270,7 @@ class Loader:
             yield StepBatch(tuple(parts), total)
 
 
+@storage_awaited()
 def fetch(dataset: Dataset[Any], indices: Tensor, collate: Any = default_collate) -> Any:
     """The batch of these samples. Data sets that are tensors are indexed at once, not sample by sample."""
     if isinstance(dataset, TensorDataset):

@@ -1,0 +1,85 @@
+"""A rank that waits in vain for a lost one ends; one that waits for the volume does not."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch.distributed as dist
+from tests.support.ports import free_port
+from tests.support.waiting import PATIENCE_SECONDS, eventually
+
+from ddp_trainer.live import connections, watch
+from ddp_trainer.live.membership import Membership
+from ddp_trainer.live.register import Register
+from ddp_trainer.live.views import Member, View
+from ddp_trainer.snapshots.saving import BackgroundWriter
+
+SECONDS = 1.0
+
+
+class Kills:
+    """The signals that this process sends instead of ending itself."""
+
+    def __init__(self) -> None:
+        self.came = threading.Event()
+        self.signals: list[int] = []
+
+    def __call__(self, pid: int, number: int) -> None:
+        assert pid == os.getpid()
+        self.signals.append(number)
+        self.came.set()
+
+
+@pytest.fixture
+def kills(monkeypatch: pytest.MonkeyPatch) -> Kills:
+    kills = Kills()
+    monkeypatch.setattr(os, "kill", kills)
+    return kills
+
+
+@pytest.fixture
+def left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kills: Kills) -> Iterator[Membership]:
+    """One of two ranks; it has learned that the other has ended."""
+    monkeypatch.setattr(watch, "WATCH_SECONDS", 0.05)
+    monkeypatch.setattr(connections, "STUCK_SECONDS", SECONDS)
+    register = Register(tmp_path / "views")
+    left = Membership(register, node_rank=0, local_rank=0, host="127.0.0.1", least=1, timeout_seconds=60.0)
+    ended = Member("ended", 1, 0, "127.0.0.1", free_port())
+    left.view = register.propose(View(0, (left.own, ended), left.own.id, "127.0.0.1", 1))
+    yield left
+    left.stop()
+
+
+def lost_one(left: Membership) -> None:
+    eventually(left._is_lost.is_set, "the watch has found that the other has ended")
+
+
+def test_a_rank_that_waits_for_a_lost_one_ends(left: Membership, kills: Kills) -> None:
+    lost_one(left)
+    assert kills.came.wait(PATIENCE_SECONDS)
+    assert set(kills.signals) == {signal.SIGKILL}
+
+
+def test_a_rank_that_waits_for_its_snapshot_does_not(left: Membership, kills: Kills) -> None:
+    lost_one(left)
+    writer = BackgroundWriter()
+    writer.start(7, 0.0, lambda: time.sleep(3 * SECONDS))
+    assert writer.wait(PATIENCE_SECONDS)
+    assert not kills.signals
+
+
+def test_a_rank_that_notes_the_end_of_training_does_not(
+    left: Membership, kills: Kills, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lost_one(left)
+    monkeypatch.setattr(dist, "barrier", lambda: None)
+    monkeypatch.setattr(dist, "destroy_process_group", lambda: None)
+    monkeypatch.setattr(Register, "finish", lambda _: time.sleep(3 * SECONDS))
+    left.close()
+    assert not kills.signals
