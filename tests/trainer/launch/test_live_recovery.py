@@ -15,10 +15,12 @@ import pytest
 from tests.support.ports import free_port
 from tests.support.waiting import eventually
 from tests.trainer.launch.conftest import Pod, StartPod
+from tests.trainer.live.live_tasks import FAILS_AT
 
 from ddp_trainer.live.register import Register
 from ddp_trainer.live.views import Member, View
 from ddp_trainer.logs.losses import read_losses
+from ddp_trainer.snapshots.saving import EMERGENCY_SECONDS
 from ddp_trainer.snapshots.trust.fence import Attempt
 
 STEPS = 60
@@ -143,6 +145,31 @@ def test_where_too_few_would_be_left_all_stop_and_save(start_pod: StartPod, tmp_
     assert [pod.message["reason"] for pod in pods] == ["Preempted"] * 3
     last = max(losses(shared))
     assert (shared / f"checkpoints/digits/step-{last:012d}/manifest.json").exists()
+
+
+def test_where_all_ranks_fail_alike_the_cause_is_on_record_and_the_last_step_saved(
+    start_pod: StartPod, tmp_path: Path
+) -> None:
+    shared = tmp_path / "shared"
+    task = ("--task", "live_tasks:Failing")
+    pods = [start(start_pod, node_rank, shared, *task, DDPJOB_NODES="2") for node_rank in range(2)]
+    assert [pod.wait() for pod in pods] == [1, 1]
+    assert "a label is out of range" in pods[0].message["message"]
+    assert pods[0].message["reason"] == "WorkerException"
+    last = FAILS_AT - 1
+    manifest = json.loads((shared / f"checkpoints/digits/step-{last:012d}/manifest.json").read_text())
+    assert (manifest["step"], manifest["kind"]) == (last, "emergency")
+
+
+def test_the_others_do_not_wait_for_the_snapshot_of_a_rank_that_fails(start_pod: StartPod, tmp_path: Path) -> None:
+    shared = tmp_path / "shared"
+    task = ("--task", "live_tasks:Failing", "--task-options", "alone=true", "--task-options", "saving=1000")
+    for node_rank in range(2):
+        start(start_pod, node_rank, shared, *task, DDPJOB_NODES="2")
+    written = shared / "logs/digits/events.jsonl"
+    (recovered,) = eventually(lambda: written.exists() and events(shared, "recovered"), "a step without it")
+    assert recovered["worldSize"] == 1
+    assert recovered["seconds"] < EMERGENCY_SECONDS
 
 
 def test_where_no_rank_with_the_state_is_left_one_pod_ends_and_the_other_waits(

@@ -5,15 +5,19 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ddp_trainer.live.connections import STUCK_SECONDS
+from ddp_trainer.snapshots.trust.store import SnapshotStore
 from ddp_trainer.tasks.digits import Digits
 
 ALONE_STEPS = 3
 PATIENCE_SECONDS = 180.0
+FAILS_AT = 10
 
 
 class Slow(Digits):
@@ -34,6 +38,35 @@ class Slow(Digits):
                 _await_new_rank()
             time.sleep(self._seconds * (10 if is_small else 1))
         return super().loss(output, batch)
+
+
+class Failing(Slow):
+    """Slow until all ranks fail alike, or with `alone` only that of node rank 0. What it saves then takes `saving`
+    seconds, by default more than a rank may be stuck.
+    """
+
+    def __init__(self, alone: bool = False, saving: float = STUCK_SECONDS + 2) -> None:
+        super().__init__(ranks=2)
+        self._fails = not alone or os.environ["DDPJOB_NODE_RANK"] == "0"
+        self._saving = saving
+        self._steps = 0
+
+    def loss(self, output: Tensor, batch: tuple[Tensor, Tensor]) -> Tensor:
+        self._steps += torch.is_grad_enabled()
+        if self._fails and self._steps == FAILS_AT:
+            _save_slowly(self._saving)
+            raise AssertionError("a label is out of range")
+        return super().loss(output, batch)
+
+
+def _save_slowly(seconds: float) -> None:
+    save = SnapshotStore.save
+
+    def slow(*args: Any, **named: Any) -> Any:
+        time.sleep(seconds)
+        return save(*args, **named)
+
+    SnapshotStore.save = slow  # type: ignore[method-assign]
 
 
 def _await_new_rank() -> None:

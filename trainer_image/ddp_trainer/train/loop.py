@@ -91,6 +91,8 @@ class TrainingLoop:
         except (Finished, Excluded):
             raise  # the volume is that of the others
         except Exception as error:
+            if self.recovery is not None:
+                self.recovery.membership.stop()  # the others go on, and it waits for the volume alone
             self.attached.emergency(error)
             raise
         finally:
