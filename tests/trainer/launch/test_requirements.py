@@ -79,7 +79,10 @@ def go_on(seconds: float) -> bool:
     return True
 
 
-SHOW = "import os, greeting, importlib.metadata; print(os.path.realpath(greeting.__file__), importlib.metadata.version('torch'))"
+SHOW = """
+import greeting, importlib.metadata, os
+print(os.path.realpath(greeting.__file__), importlib.metadata.version("torch"))
+"""
 
 
 @pytest.mark.processes
