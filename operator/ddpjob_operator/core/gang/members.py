@@ -43,6 +43,11 @@ def done_and_gone(look: Look) -> frozenset[int]:
     return frozenset(succeeded) - {pod.node_rank for pod in members(look)} if succeeded else frozenset()
 
 
+def is_incomplete(look: Look) -> bool:
+    """Whether pods of the gang are still to be created, or assigned."""
+    return len(members(look)) + len(done_and_gone(look)) < look.gang_size
+
+
 def missing(look: Look) -> list[tuple[str, int]]:
     """Names and node ranks of pods that were all there once, since the job is Running, and are gone."""
     status = look.status
@@ -154,6 +159,8 @@ def fill_gang(look: Look, admitted: Admitted) -> tuple[Action, ...]:
 
 def avoiding_unresponsive_nodes(look: Look) -> Look:
     """The look with the nodes on record that seem to be gone, before pods are created that keep away from them."""
+    if not is_incomplete(look):
+        return look  # pods that wait already have no such term, and would gain nothing from being made anew
     known = look.status.internal.avoided_nodes
     gone = unresponsive_nodes(look).difference(known, look.status.excluded_nodes)
     return transitions.avoid_nodes(look, (*known, *sorted(gone))[:NODES_KEPT]) if gone else look

@@ -16,8 +16,8 @@ from ddpjob_operator.core.gang.in_place import syncs, until_synced
 from ddpjob_operator.core.gang.members import (
     avoiding_unresponsive_nodes,
     discard,
-    done_and_gone,
     fill_gang,
+    is_incomplete,
     left_over,
     members,
     until_filled,
@@ -134,8 +134,7 @@ def _fill(look: Look) -> Plan:
 def _was_edited(look: Look) -> bool:
     """An incomplete gang must not be completed from another spec (a server with CEL refuses such an edit)."""
     starting = look.status.phase in (Phase.STARTING, Phase.RESTARTING)
-    incomplete = len(members(look)) + len(done_and_gone(look)) < look.gang_size
-    return starting and incomplete and bool(edited_fields(look.job, look.status))
+    return starting and is_incomplete(look) and bool(edited_fields(look.job, look.status))
 
 
 def _backoff_left(look: Look) -> float:

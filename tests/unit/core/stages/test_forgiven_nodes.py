@@ -116,10 +116,18 @@ def test_pods_that_follow_in_the_same_attempt_keep_away_from_the_same_nodes() ->
     assert decided.status.internal.avoided_nodes == ("node-1",)
 
 
+WAITING = [replace(WAITS, name=f"digits-1-{rank}", uid=f"u-{rank}", attempt=1, node_rank=rank) for rank in (0, 1)]
+
+
+def test_pods_that_waited_before_are_not_said_to_keep_away() -> None:
+    """They would lose their place in a queue once the node confirms its deletions, for nothing."""
+    decided = look(*WAITING, unconfirmed(), seconds=0, status=restarting(), attempt=1)
+    assert (decided.status.attempt, decided.status.internal.avoided_nodes) == (1, ())
+
+
 def test_a_node_that_confirms_its_deletions_again_is_used_again_where_a_pod_waits() -> None:
     status = restarting(avoided_nodes=("node-1",))
-    waits = [replace(WAITS, name=f"digits-1-{rank}", uid=f"u-{rank}", attempt=1, node_rank=rank) for rank in (0, 1)]
-    assert look(*waits, unconfirmed(), seconds=0, status=status, attempt=1).status.attempt == 1
-    after = look(*waits, seconds=0, status=status, attempt=1)
+    assert look(*WAITING, unconfirmed(), seconds=0, status=status, attempt=1).status.attempt == 1
+    after = look(*WAITING, seconds=0, status=status, attempt=1)
     assert (after.status.attempt, after.status.internal.avoided_nodes) == (2, ())
     assert [event.reason for event in after.events] == ["NodesForgiven"]
