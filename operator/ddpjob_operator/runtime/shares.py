@@ -75,13 +75,17 @@ class FairSemaphore:
         while (following := next((other for other in self._waiting if self._shares.may_take(other)), None)) is not None:
             turn = self._waiting[following][0]
             self._leave(following, turn)
+            if turn.cancelled():  # its task is, and has not run since
+                continue
             if following in self._waiting:
                 self._waiting.move_to_end(following)
             self._shares.take(following)
             turn.set_result(None)
 
     def _leave(self, who: Hashable, turn: asyncio.Future[None]) -> None:
-        turns = self._waiting[who]
-        turns.remove(turn)
-        if not turns:
-            del self._waiting[who]
+        """Not to wait any more, if it does."""
+        turns = self._waiting.get(who, deque())
+        if turn in turns:
+            turns.remove(turn)
+            if not turns:
+                del self._waiting[who]

@@ -94,6 +94,22 @@ async def test_one_that_gives_up_as_its_turn_comes_passes_it_on() -> None:
     assert not calls.tasks[2].done()
 
 
+@pytest.mark.parametrize("first", ["holders", "waiters"])
+async def test_where_all_give_up_at_once_every_place_is_free_again(first: str) -> None:
+    """As where a replica stands down: those that held a place let go of it before the others know that they gave up."""
+    calls = Calls(4)
+    for tenant in ("a", "b"):
+        await calls.ask(tenant, 20)
+    assert calls.held == {"a": 3, "b": 1}
+    order = calls.tasks if first == "holders" else calls.tasks[::-1]
+    for task in order:
+        task.cancel()
+    ends = await asyncio.gather(*calls.tasks, return_exceptions=True)
+    assert {type(end) for end in ends} == {asyncio.CancelledError}
+    await calls.ask("a", 20)
+    assert calls.held == {"a": 3}
+
+
 @pytest.mark.parametrize(
     ("path", "namespace"),
     [
