@@ -47,6 +47,7 @@ class Failing(Slow):
 
     def __init__(self, alone: bool = False, saving: float = STUCK_SECONDS + 2) -> None:
         super().__init__(ranks=2)
+        self._alone = alone
         self._fails = not alone or os.environ["DDPJOB_NODE_RANK"] == "0"
         self._saving = saving
         self._steps = 0
@@ -55,6 +56,8 @@ class Failing(Slow):
         self._steps += torch.is_grad_enabled()
         if self._fails and self._steps == FAILS_AT:
             _save_slowly(self._saving)
+            if not self._alone:
+                dist.barrier()  # or one ends while the other is still at the end of the step before, and takes it again
             raise AssertionError("a label is out of range")
         return super().loss(output, batch)
 
