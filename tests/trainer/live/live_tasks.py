@@ -28,13 +28,13 @@ class Slow(Digits):
     def __init__(self, seconds: float = 0.05, ranks: int = 3) -> None:
         super().__init__(width=8, dropout=0.0)
         self._seconds, self._ranks = seconds, ranks
-        self._alone = 0
+        self._steps_alone = 0
 
     def loss(self, output: Tensor, batch: tuple[Tensor, Tensor]) -> Tensor:
         if torch.is_grad_enabled() and self._seconds:
             is_small = dist.is_initialized() and dist.get_world_size() < self._ranks
-            self._alone = self._alone + 1 if is_small else 0
-            if self._alone > ALONE_STEPS:
+            self._steps_alone = self._steps_alone + 1 if is_small else 0
+            if self._steps_alone > ALONE_STEPS:
                 _await_new_rank()
             time.sleep(self._seconds * (10 if is_small else 1))
         return super().loss(output, batch)
@@ -47,7 +47,7 @@ class Failing(Slow):
 
     def __init__(self, alone: bool = False, saving: float = STUCK_SECONDS + 2) -> None:
         super().__init__(ranks=2)
-        self._alone = alone
+        self._fails_alone = alone
         self._fails = not alone or os.environ["DDPJOB_NODE_RANK"] == "0"
         self._saving = saving
         self._steps = 0
@@ -56,7 +56,7 @@ class Failing(Slow):
         self._steps += torch.is_grad_enabled()
         if self._fails and self._steps == FAILS_AT:
             _save_slowly(self._saving)
-            if not self._alone:
+            if not self._fails_alone:
                 dist.barrier()  # or one ends while the other is still at the end of the step before, and takes it again
             raise AssertionError("a label is out of range")
         return super().loss(output, batch)
