@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ddpjob_operator.core.values.job import ADMISSION_FAILED, NAME_TAKEN, Problem
+from ddpjob_operator.core.values.job import ADMISSION_FAILED, NAME_TAKEN, QUOTA_EXCEEDED, Problem
 from ddpjob_operator.runtime.client import Json
 from ddpjob_operator.runtime.errors import ApiError
 
@@ -33,7 +33,7 @@ def _reason(error: ApiError) -> str:
     if error.namespace_terminating:
         return "NamespaceTerminating"
     if "exceeded quota" in error.message:
-        return "QuotaExceeded"
+        return QUOTA_EXCEEDED
     if "failed calling webhook" in error.message:
         return ADMISSION_FAILED
     if "admission webhook" in error.message:

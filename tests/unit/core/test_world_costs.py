@@ -121,8 +121,8 @@ def test_a_quota_that_ends_at_the_third_of_eight_pods_gives_the_gang_back_and_tr
     (degraded,) = (condition for condition in world.status.conditions if condition.type == "Degraded")
     assert (degraded.reason, degraded.status) == ("QuotaExceeded", "True")
     assert (world.status.phase, world.status.restarts, world.status.disruptions) == (Phase.STARTING, 0, 0)
-    assert held < 20, "ten minutes take a dozen tries, and what each of them makes is gone by the next look"
-    assert world.status.attempt < 12
+    assert held < 20, "what a try makes is gone by the next look"
+    assert 13 <= world.status.attempt <= 18, "six tries in the first minute, then one a minute: room may come any time"
     world.cluster.quota = None
     world.settle()
     assert world.status.phase is Phase.RUNNING

@@ -28,11 +28,14 @@ from ddpjob_operator.core.manifests.spec_changes import digests
 from ddpjob_operator.core.stages.finished import plan_refused
 from ddpjob_operator.core.transitions import NextAttempt
 from ddpjob_operator.core.values.actions import Event, Plan
-from ddpjob_operator.core.values.job import ADMISSION_FAILED, NAME_TAKEN, Problem
+from ddpjob_operator.core.values.job import ADMISSION_FAILED, NAME_TAKEN, QUOTA_EXCEEDED, Problem
 from ddpjob_operator.core.values.look import Look
 from ddpjob_operator.core.values.observed import PodView
 
 LEAST_WAIT_SECONDS = 1.0
+
+LONGEST_QUOTA_SECONDS = 60
+"""The longest wait after a quota's refusal: room may come at any time, and a try ends at the first refusal."""
 
 TRANSIENT_SECONDS = 60.0
 """How long an admission webhook may fail before that counts as a refusal."""
@@ -48,10 +51,7 @@ def plan_release(look: Look) -> Plan | None:
     # the next attempt would be made from the spec as it is now
     if isinstance(refused := admission(look), Refused):
         return plan_refused(look, refused)
-    job, size, waits = look.job, look.gang_size, look.status.disruptions_since_progress
-    delay = max(
-        LEAST_WAIT_SECONDS, backoff_seconds(job.spec.restart.backoff, waits, f"{job.uid}/{look.status.attempt}")
-    )
+    job, size, delay = look.job, look.gang_size, _seconds_until_next_try(look, problem)
     found = f"{len(members(look))} of {size} pods were released: {problem.message}"
     message = f"{found}; retrying in {delay:.0f} s"
     following = NextAttempt(size, problem.reason, message, digests(job, look.defaults), delay)
@@ -64,6 +64,13 @@ def plan_release(look: Look) -> Plan | None:
         requeue_after=delay,
         events=(Event("Warning", "GangReleased", _without_attempt(look, found.splitlines()[0])),),
     )
+
+
+def _seconds_until_next_try(look: Look, problem: Problem) -> float:
+    backoff, waits = look.job.spec.restart.backoff, look.status.disruptions_since_progress
+    if problem.reason == QUOTA_EXCEEDED:
+        backoff = backoff.model_copy(update={"max_seconds": min(backoff.max_seconds, LONGEST_QUOTA_SECONDS)})
+    return max(LEAST_WAIT_SECONDS, backoff_seconds(backoff, waits, f"{look.job.uid}/{look.status.attempt}"))
 
 
 def _without_attempt(look: Look, said: str) -> str:

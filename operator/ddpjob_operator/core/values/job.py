@@ -137,6 +137,9 @@ class Problem:
 ADMISSION_FAILED = "AdmissionFailed"
 """A problem's reason where an admission webhook did not answer: it says nothing about the object, and soon passes."""
 
+QUOTA_EXCEEDED = "QuotaExceeded"
+"""A problem's reason where a ResourceQuota has no room. It passes when others leave, which nothing announces."""
+
 NAME_TAKEN = "NameTaken"
 """A problem's reason where another owner's object has the name. It passes by itself when that owner is being deleted:
 a job that is applied again finds the pods of the deleted one still saving.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import log2
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from builders import DEFAULTS, NOW, in_phase, later, make_job, make_pod, seen
 from looks import at
 
 from ddpjob_operator.api.status import DDPJobStatus, Phase
+from ddpjob_operator.core.failure.budget import JITTER
 from ddpjob_operator.core.plan import plan
 from ddpjob_operator.core.stages.all_or_nothing import plan_release
 from ddpjob_operator.core.values import conditions as cond
@@ -18,6 +20,7 @@ from ddpjob_operator.core.values.job import NAME_TAKEN, Problem
 from ddpjob_operator.core.values.observed import Observed, PodView
 
 QUOTA = Problem("QuotaExceeded", "the API server rejected Pod digits-0-2: exceeded quota: few")
+DENIED = Problem("AdmissionDenied", "the API server rejected Pod digits-0-2: admission webhook: no")
 SILENT = Problem("AdmissionFailed", "the API server rejected Pod digits-0-2: failed calling webhook")
 LIMIT = {"scheduling": {"timeoutSeconds": 60}}
 ELASTIC = {"elastic": {"minNodes": 2}}
@@ -152,18 +155,31 @@ def test_a_late_gang_says_why_in_the_words_of_the_scheduler() -> None:
     assert "after 60 s 1 of 4 pods had a node: pod digits-0-1: 0/3 nodes are available; retrying" in degraded.message
 
 
-def test_each_wait_is_longer_than_the_one_before_up_to_the_longest() -> None:
+@pytest.mark.parametrize(
+    ("problem", "backoff", "longest"),
+    [
+        pytest.param(DENIED, {}, 300, id="as after failures"),
+        pytest.param(QUOTA, {}, 60, id="room may come at any time"),
+        pytest.param(QUOTA, {"maxSeconds": 10}, 10, id="who wants shorter waits has them"),
+        pytest.param(DENIED, {"maxSeconds": 3600}, 3600, id="and longer ones"),
+        pytest.param(QUOTA, {"maxSeconds": 3600}, 60, id="but not for a quota"),
+    ],
+)
+def test_each_wait_is_longer_than_the_one_before_up_to_the_longest(
+    problem: Problem, backoff: dict[str, int], longest: int
+) -> None:
     waits = []
     status = in_phase(Phase.STARTING, nodes=4)
-    for attempt in range(12):
-        decided = decide(waiting(0, attempt=attempt), problem=QUOTA, status=status)
+    for attempt in range(16):
+        decided = decide(waiting(0, attempt=attempt), problem=problem, status=status, restart={"backoff": backoff})
         assert decided is not None
         assert decided.requeue_after is not None
         assert decided.status.retry_at == later(decided.requeue_after)
         waits.append(decided.requeue_after)
         status = decided.status
-    assert waits == sorted(waits)
-    assert 240 <= waits[-1] <= 300
+    growing = int(log2(longest)) + 1
+    assert waits[:growing] == sorted(waits[:growing])
+    assert all(longest * (1 - JITTER) <= wait <= longest for wait in waits[growing:])
 
 
 def test_a_job_without_backoff_still_waits_a_moment() -> None:
