@@ -155,6 +155,7 @@ def test_each_ending_has_one_reason(pod: PodView, reason: str | None, retry: Ret
 def test_a_pod_that_is_missing_was_deleted() -> None:
     (failure,) = find_failures([], [("digits-0-1", 1)], NOW)
     assert (failure.reason, failure.pod_name, failure.node_rank) == ("PodDeleted", "digits-0-1", 1)
+    assert failure.message == "digits-0-1 is no pod of the job any more: it was deleted, or its labels were"
     assert (failure.retry, failure.outside) == (Retry.YES, True)
 
 

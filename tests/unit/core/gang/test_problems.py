@@ -105,7 +105,16 @@ def test_what_the_api_server_refused_is_said_at_once() -> None:
 @pytest.mark.parametrize(
     ("reason", "said", "hint"),
     [
-        ("Unschedulable", 'persistentvolumeclaim "mine" not found', "spec.shared.claimName"),
+        (
+            "Unschedulable",
+            'persistentvolumeclaim "mine" not found',
+            "If spec.shared.claimName names it, create it or correct the name.",
+        ),
+        (
+            "Unschedulable",
+            'persistentvolumeclaim "digits-shared" not found',
+            "A claim of the operator's is created again.",
+        ),
         ("Unschedulable", "pod has unbound immediate PersistentVolumeClaims", "StorageClass"),
         ("Unschedulable", "0/2 nodes are available: 2 Insufficient nvidia.com/gpu.", "elastic"),
         ("Unschedulable", "0/2 nodes are available: 2 node(s) had untolerated taint {a: b}.", "toleration"),
