@@ -88,6 +88,15 @@ async def test_patterns_are_compiled_and_matched_off_the_event_loop(
     assert matching.process > SECONDS, "they are slow enough to be a test"
 
 
+async def test_a_second_look_at_the_same_spec_compiles_nothing(client: Client) -> None:
+    again = controller(client, job(*(f"CUDA error {number}" for number in range(32))))
+    await again._view(KEY)
+    before = _compile_error.cache_info()
+    await again._view(KEY)
+    after = _compile_error.cache_info()
+    assert (after.misses - before.misses, after.hits - before.hits) == (0, 32)
+
+
 @pytest.mark.parametrize(
     "pattern", [SLOW_TO_COMPILE[0], r"[^\pL]" * 80, r"\pL+" * 128, r"(?i)\pL" * 70, "((a{10}){10}){10}", r"\w" * 256]
 )
