@@ -129,6 +129,14 @@ def test_monitors_are_off_by_default_and_need_no_honor_labels() -> None:
     assert operator["relabelings"] == [{"action": "labeldrop", "regex": "namespace"}]
 
 
+@pytest.mark.parametrize(
+    ("namespaces", "selected"), [([], {"any": True}), (["team-a", "team-b"], {"matchNames": ["team-a", "team-b"]})]
+)
+def test_prometheus_looks_for_trainers_where_the_operator_has_jobs(namespaces: list[str], selected: Manifest) -> None:
+    (monitor,) = of_kind("PodMonitor", rendered({"podMonitor": {"enabled": True}, "watch": {"namespaces": namespaces}}))
+    assert monitor["spec"]["namespaceSelector"] == selected
+
+
 LIMITS = ("sampleLimit", "labelLimit", "labelNameLengthLimit", "labelValueLengthLimit")
 
 
