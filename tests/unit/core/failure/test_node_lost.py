@@ -10,7 +10,7 @@ from builders import DEFAULTS, NOW, failed, heard, in_phase, later, make_job, ma
 
 from ddpjob_operator.api.policies import Restart
 from ddpjob_operator.api.status import DDPJobStatus, Phase, SnapshotStatus
-from ddpjob_operator.core.failure.detect import Failure, Retry
+from ddpjob_operator.core.failure.detect import SETTLE_SECONDS, Failure, Retry
 from ddpjob_operator.core.failure.node_lost import (
     STRANDED_SECONDS,
     Patience,
@@ -235,15 +235,35 @@ def test_a_node_that_never_sees_a_pod_that_was_bound_to_it_is_lost(
     assert until_lost([unseen(0, since)], Patience(30), NOW) == left
 
 
+PULLING = make_pod(
+    1,
+    "Pending",
+    scheduled=True,
+    deleting=True,
+    gone_by=later(-SETTLE_SECONDS),
+    disruption="DeletionByTaintManager",
+)
+"""A pod whose node died while it pulled the image: it was not ready before either, but the taint deletes it."""
+
+
 @pytest.mark.parametrize("phase", [Phase.STARTING, Phase.RESTARTING])
-def test_a_gang_does_not_wait_for_a_pod_on_a_dead_node(phase: Phase) -> None:
+@pytest.mark.parametrize(
+    ("pod", "said"),
+    [(unseen(1, -45), "has not begun to start it"), (PULLING, "deleted")],
+    ids=["bound and never started", "pulling its image"],
+)
+@pytest.mark.parametrize("elastic", [{}, {"elastic": {"minNodes": 1}}], ids=["of a fixed size", "elastic"])
+def test_a_gang_does_not_wait_for_a_pod_on_a_dead_node(
+    elastic: dict[str, Any], pod: PodView, said: str, phase: Phase
+) -> None:
     """The restart after a power loss may be bound to the dead node before anybody knows that it is dead."""
-    job = make_job(in_phase(phase, attempt_start_time=later(-50)))
-    after = plan(job, seen(make_pod(0), unseen(1, -45)), NOW, DEFAULTS).status
+    job = make_job(in_phase(phase, attempt_start_time=later(-50)), **elastic)
+    after = plan(job, seen(make_pod(0), pod), NOW, DEFAULTS).status
     assert (after.attempt, after.restarts, after.disruptions) == (1, 0, 1)
+    assert after.nodes.total == 2, "another machine may be free"
     assert after.last_failure is not None
     assert (after.last_failure.reason, after.last_failure.node_name) == ("NodeLost", "node-1")
-    assert "has not begun to start it" in after.last_failure.message
+    assert said in after.last_failure.message
 
 
 def test_a_job_that_is_over_gives_up_its_pods_on_lost_nodes_too() -> None:
