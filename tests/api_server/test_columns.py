@@ -15,7 +15,7 @@ from tests.api_server.harness import Cluster
 from tests.support.waiting import eventually_async
 
 COLUMNS = ["NAME", "PHASE", "NODES", "PROGRESS", "ETA", "ATTEMPT", "RESTARTS", "REASON", "AGE"]
-WIDE = [*COLUMNS, "LOSS", "ACCURACY", "GOODPUT"]
+WIDE = [*COLUMNS, "LOSS", "ACCURACY", "GOODPUT", "FAILURE", "FAILED-ON"]
 
 
 async def shown(cluster: Cluster, *arguments: str) -> dict[str, str]:
@@ -49,6 +49,8 @@ async def test_the_columns_show_what_is_known_and_nothing_else(
     assert await shown(cluster) == starting
 
     answers.append(report(uid, 7))
+    for rank, pod in enumerate(pods):
+        await cluster.bound(pod, f"machine-{rank}")
     await cluster.runs(*pods, ip=ip)
 
     async def progress(expected: str) -> dict[str, str] | None:
@@ -65,6 +67,7 @@ async def test_the_columns_show_what_is_known_and_nothing_else(
     assert running.items() <= wide.items()
     assert (wide["LOSS"], wide["ACCURACY"]) == ("0.25", "0.96")
     assert 0 <= float(wide["GOODPUT"]) <= 1
+    assert not wide.keys() & {"FAILURE", "FAILED-ON"}
 
     await cluster.ends(pods[1], code=1)
     await cluster.gang_exists(attempt=1)
@@ -72,6 +75,8 @@ async def test_the_columns_show_what_is_known_and_nothing_else(
     assert (restarting["PHASE"], restarting["ATTEMPT"], restarting["RESTARTS"]) == ("Restarting", "1", "1")
     assert (restarting["REASON"], restarting["PROGRESS"]) == ("Failed", "412/1000")
     assert "ETA" not in restarting, "a job that does not train has no estimated end"
+    wide = await shown(cluster, "-o", "wide")
+    assert (wide["FAILURE"], wide["FAILED-ON"]) == ("Failed", "machine-1")
 
 
 async def test_a_finished_job_shows_why(cluster: Cluster, start_operator: StartOperator) -> None:

@@ -45,7 +45,9 @@ def test_its_history_holds_one_pod_a_node_and_no_step_back(unbroken: Unbroken) -
 
 def test_kubectl_get_shows_how_far_it_is(unbroken: Unbroken) -> None:
     header, row = unbroken.scenario.kubectl.run("get", "ddpjobs", "-o", "wide").stdout.splitlines()
-    shown = dict(zip(header.replace("ETA", "").split(), row.split(), strict=True))  # a finished job has no ETA
+    *columns, failure, failed_on = header.replace("ETA", "").split()  # a finished job has no ETA, and this no failure
+    assert (failure, failed_on) == ("FAILURE", "FAILED-ON")
+    shown = dict(zip(columns, row.split(), strict=True))
     assert list(shown) == ["NAME", "PHASE", "NODES", "PROGRESS", "ATTEMPT", "RESTARTS", "REASON", "AGE", *WIDE]
     assert (shown["NAME"], shown["PHASE"], shown["ATTEMPT"]) == ("digits", "Succeeded", "0")
     assert (shown["NODES"], shown["PROGRESS"]) == (f"{NODES}/{NODES}", f"{STEPS}/{STEPS}")

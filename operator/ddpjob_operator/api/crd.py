@@ -44,6 +44,8 @@ PRINTER_COLUMNS: tuple[dict[str, Any], ...] = (
         "priority": 1,
     },
     {"name": "Goodput", "type": "number", "jsonPath": ".status.goodput.ratio", "priority": 1},
+    {"name": "Failure", "type": "string", "jsonPath": ".status.lastFailure.reason", "priority": 1},
+    {"name": "Failed-On", "type": "string", "jsonPath": ".status.lastFailure.nodeName", "priority": 1},
 )
 
 _KEPT = (

@@ -144,7 +144,7 @@ def test_the_columns_are_those_that_a_person_looks_for() -> None:
     columns = crd()["spec"]["versions"][0]["additionalPrinterColumns"]
     shown = [column["name"] for column in columns if not column.get("priority")]
     wide = [column["name"] for column in columns if column.get("priority")]
-    assert wide == ["Loss", "Accuracy", "Goodput"]
+    assert wide == ["Loss", "Accuracy", "Goodput", "Failure", "Failed-On"]
     assert shown == ["Phase", "Nodes", "Progress", "ETA", "Attempt", "Restarts", "Reason", "Age"]
 
 
