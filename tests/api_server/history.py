@@ -24,6 +24,9 @@ UID = "training.ddpjob.io/uid"
 ATTEMPT = "training.ddpjob.io/attempt"
 NODE_RANK = "training.ddpjob.io/node-rank"
 
+WAITS = "none"
+"""The node rank of a pod that has none, and waits for one."""
+
 RETRY_SECONDS = 0.1
 
 
@@ -54,7 +57,7 @@ class History:
         made: dict[tuple[str, ...], set[str]] = {}
         for change in self.changes:
             labels = change.object["metadata"].get("labels") or {}
-            if change.kind == "pods" and change.type == "ADDED" and UID in labels:
+            if change.kind == "pods" and change.type == "ADDED" and labels.get(NODE_RANK, WAITS) != WAITS:
                 node = (labels[UID], labels[ATTEMPT], labels[NODE_RANK])
                 made.setdefault(node, set()).add(change.object["metadata"]["uid"])
         return [f"attempt {attempt}, node rank {rank} had {len(uids)} pods"
@@ -70,7 +73,7 @@ class History:
                 continue
             ended = (change.object.get("status") or {}).get("phase") in ("Succeeded", "Failed")
             live.pop(uid, None)
-            if change.type == "DELETED" or ended or labels[NODE_RANK] == "none":
+            if change.type == "DELETED" or ended or labels[NODE_RANK] == WAITS:
                 continue
             node = (labels[UID], labels[ATTEMPT], labels[NODE_RANK])
             if node in live.values():
