@@ -1,7 +1,10 @@
-"""What cannot run here: .github and the hooks. They are linted, and each step of work is a make target that exists."""
+"""What cannot run here: .github and the hooks. They are linted, and each step of work is a make target that exists. The
+steps in which a release is named by digest and signed do run, with nobody to publish to.
+"""
 
 from __future__ import annotations
 
+import os
 import platform
 import re
 import shlex
@@ -91,6 +94,97 @@ def test_a_job_has_a_time_limit_and_only_rights_that_it_names() -> None:
     for name, job in jobs():
         assert "permissions" in job, name
         assert "timeout-minutes" in job or "uses" in job, name
+
+
+def test_a_pull_request_is_scanned_and_each_kind_of_dependency_followed() -> None:
+    ci = yaml.safe_load((GITHUB / "workflows" / "ci.yaml").read_text())
+    assert "scan" in {target for job in ci["jobs"].values() for target in made(job)}
+    assert "pull_request" in ci[True], "YAML 1.1 reads the key `on` so"
+    updates = yaml.safe_load((GITHUB / "dependabot.yml").read_text())["updates"]
+    folders = {item["package-ecosystem"]: item.get("directories") or [item["directory"]] for item in updates}
+    assert folders.items() >= {"pip": ["/", "/requirements"], "github-actions": ["/"]}.items()
+    assert folders["docker"] == ["/", "/trainer_image"]
+    assert all(any((ROOT / folder.strip("/")).glob("*ockerfile")) for folder in folders["docker"])
+
+
+# The steps of a release run here as they are written, with programs of these names that say what they were asked.
+
+DIGEST = f"sha256:{'a' * 64}"
+STAND_IN = r"""#!/bin/bash
+echo "${0##*/} $*" >>"$CALLS"
+case "$*" in *imagetools\ inspect*) echo "$ANSWER" ;; push*) echo "Digest: $ANSWER" ;; esac
+"""
+
+
+def release_job(name: str) -> dict[str, Any]:
+    job: dict[str, Any] = yaml.safe_load((GITHUB / "workflows" / "release.yaml").read_text())["jobs"][name]
+    return job
+
+
+def ran(folder: Path, job: str, step: str, *, answer: str = DIGEST, **env: str) -> tuple[int, list[str], str]:
+    """Exit status, calls and outputs of the step of this id or name, as a runner of GitHub would run it."""
+    (script,) = [item["run"] for item in release_job(job)["steps"] if step in (item.get("id"), item.get("name"))]
+    for program in ("docker", "cosign", "helm"):
+        (folder / program).write_text(STAND_IN)
+        (folder / program).chmod(0o755)
+    (folder / "dist").mkdir()
+    (folder / "Dockerfile").write_bytes((ROOT / "Dockerfile").read_bytes())
+    calls, output = folder / "calls", folder / "output"
+    calls.touch()
+    output.touch()
+    env |= {
+        "PATH": f"{folder}:{os.environ['PATH']}",
+        "CALLS": str(calls),
+        "ANSWER": answer,
+        "GITHUB_OUTPUT": str(output),
+    }
+    done = subprocess.run(["bash", "-e", "-c", script], cwd=folder, env=env, capture_output=True, text=True)
+    return done.returncode, calls.read_text().splitlines(), output.read_text()
+
+
+@pytest.mark.parametrize("answer", ["", "3.12-slim", "sha256:short", f"{DIGEST}0"])
+def test_a_release_without_the_digest_of_its_base_stops(tmp_path: Path, answer: str) -> None:
+    status, _, output = ran(tmp_path, "version", "base", answer=answer)
+    assert (status, output) == (1, "")
+
+
+def test_all_images_of_a_release_are_built_on_one_base_by_its_digest(tmp_path: Path) -> None:
+    tag = re.findall(r"^ARG BASE_IMAGE=(\S+)$", (ROOT / "Dockerfile").read_text(), re.MULTILINE)
+    assert ran(tmp_path, "version", "base")[::2] == (0, f"image={tag[0]}@{DIGEST}\n")
+    assert release_job("version")["outputs"]["base"] == "${{ steps.base.outputs.image }}"
+    images = release_job("images")
+    assert "version" in images["needs"]
+    assert images["env"]["BASE_IMAGE"] == "${{ needs.version.outputs.base }}"
+    assert "images" in set(made(images))
+
+
+def test_each_image_is_signed_by_its_digest_and_has_an_sbom_for_each_platform(tmp_path: Path) -> None:
+    env = {"PLATFORMS": "amd64 arm64", "IMAGE": "registry.example/trainer", "TAG": "1-cpu", "NAME": "trainer"}
+    status, calls, output = ran(tmp_path, "publish-images", "index", **env)
+    signed = f"registry.example/trainer@{DIGEST}"
+    assert (status, output) == (0, f"digest={DIGEST}\n")
+    assert [call for call in calls if call.startswith("cosign")] == [
+        f"cosign sign --yes --recursive {signed}",
+        f"cosign attest --yes --type spdxjson --predicate trainer-1-cpu-amd64.spdx.json {signed}",
+        f"cosign attest --yes --type spdxjson --predicate trainer-1-cpu-arm64.spdx.json {signed}",
+    ]
+    assert {"images", "sbom"} <= set(made(release_job("images")))
+
+
+def test_the_chart_is_signed_by_the_digest_that_was_pushed(tmp_path: Path) -> None:
+    env = {"REGISTRY": "registry.example", "VERSION": "1.2.3"}
+    status, calls, _ = ran(tmp_path, "release", "Push the chart, and sign its digest", **env)
+    assert (status, calls[-1]) == (0, f"cosign sign --yes registry.example/charts/ddpjob-operator@{DIGEST}")
+
+
+@pytest.mark.parametrize(
+    ("job", "subject"),
+    [("publish-images", "${{ steps.index.outputs.digest }}"), ("release", "dist/*.whl\ndist/*.tgz\ndist/*.tar.gz\n")],
+)
+def test_what_is_published_has_its_provenance(job: str, subject: str) -> None:
+    (attest,) = [step for step in release_job(job)["steps"] if step.get("uses", "").startswith("actions/attest@")]
+    assert subject in attest["with"].values()
+    assert release_job(job)["permissions"].items() >= {"id-token": "write", "attestations": "write"}.items()
 
 
 def test_each_hook_runs_a_program_of_the_virtual_environment() -> None:
