@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 from pathlib import Path
@@ -11,6 +12,8 @@ import yaml
 
 from ddpjob_operator import settings, tenancy
 from ddpjob_operator.api import KIND
+from ddpjob_operator.core.manifests.allow_lists import SETTINGS
+from ddpjob_operator.core.values.job import Bounds
 from ddpjob_operator.wire.jobs import parse_job
 
 ROOT = Path(__file__).parents[2]
@@ -150,3 +153,43 @@ def test_every_value_that_helm_is_given_in_a_document_is_one_of_the_chart(page: 
         for part in key.split("."):
             assert part in found, key
             found = found[part]
+
+
+def _section(page: Path, heading: str) -> str:
+    _, _, rest = page.read_text().partition(f"\n## {heading}\n")
+    return rest.partition("\n## ")[0].strip()
+
+
+@pytest.mark.parametrize(
+    ("heading", "word"),
+    [
+        ("Contact", "Report a vulnerability"),
+        ("Supported versions", "newest minor version"),
+        ("What the operator's token is worth", "service account"),
+        ("Bounds and their defaults", "tenancy"),
+    ],
+)
+def test_security_says_whom_to_ask_and_what_is_at_stake(heading: str, word: str) -> None:
+    assert word in _section(ROOT / "SECURITY.md", heading)
+
+
+def test_security_names_each_bound_and_the_defaults_that_the_code_and_the_chart_have() -> None:
+    rows = re.findall(r"^\| (`.+?) \| (.+?) \|", _section(ROOT / "SECURITY.md", "Bounds and their defaults"), re.M)
+    said = {name.strip("`"): default.strip("`") for names, default in rows for name in names.split(", ")}
+    bounds = Bounds()
+    values = {
+        "podSecurity": bounds.pod_security, "hostNetwork": bounds.host_network, "maxNodes": bounds.max_nodes,
+        "maxProcsPerNode": bounds.max_procs_per_node, "resources": bounds.resources,
+    } | {name: bounds.allowed.get(name) for name in SETTINGS}  # fmt: skip
+    assert values.keys() == {field.alias for field in tenancy.JobBounds.model_fields.values()}
+    chart = yaml.safe_load((ROOT / "charts/ddpjob-operator/values.yaml").read_text())
+    assert chart["tenancy"] == {}
+    real = {
+        f"bounds.{name}": json.dumps(value) if value or value is False else "none" for name, value in values.items()
+    }
+    for path in said.keys() - real.keys():
+        value = chart
+        for part in path.split("."):
+            value = value[part]
+        real[path] = json.dumps(value)
+    assert said == {name: value.strip('"') for name, value in real.items()}
