@@ -193,3 +193,11 @@ def test_security_names_each_bound_and_the_defaults_that_the_code_and_the_chart_
             value = value[part]
         real[path] = json.dumps(value)
     assert said == {name: value.strip('"') for name, value in real.items()}
+
+
+def test_the_memory_limit_of_the_chart_is_twice_the_peak_that_was_measured() -> None:
+    (peak,) = re.findall(r"Memory: at most (\d+) MiB", (ROOT / "docs/performance.md").read_text())
+    values = (ROOT / "charts/ddpjob-operator/values.yaml").read_text()
+    limit = yaml.safe_load(values)["resources"]["limits"]["memory"]
+    assert 2 * int(peak) <= int(limit.removesuffix("Mi")) <= 3 * int(peak)
+    assert f"{peak} MiB" in values
