@@ -85,6 +85,25 @@ def test_what_ranks_print_is_shown_while_they_run(
     assert "shared/logs/prints/pods/" in run.text()
 
 
+def test_a_shell_script_of_a_file_is_shown_before_it_runs_and_gets_no_keys_of_the_shell(
+    run_job: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", "s3cret")
+    (tmp_path / "empty.py").touch()
+    spec = {
+        "initializers": [{"name": "code", "path": "code", "script": "mkdir -p code\nenv >code/environment"}],
+        "entrypoint": {"script": str(tmp_path / "empty.py")},
+    }
+    run = run_job(spec, name="shell")
+    assert run.end() == 0, run.text()
+    before, begun, _ = run.text().partition("Initializing: ")
+    assert begun
+    assert "note: initializer code runs a shell script on this machine, as you: mkdir -p code … (2 lines)\n" in before
+    (withheld,) = re.findall(r"note: not passed on from this shell: (.*); --env \S+ passes one on", before)
+    assert "HF_TOKEN" in withheld.split(", ")
+    assert "s3cret" not in (run.shared / "code" / "environment").read_text() + run.text()
+
+
 def losses(shared: Path) -> list[tuple[int, float]]:
     return [(line["step"], line["loss"]) for line in read_losses(shared / "logs" / "digits")]
 
