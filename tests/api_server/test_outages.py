@@ -12,7 +12,7 @@ from aiohttp import web
 from tests.api_server.conftest import StartOperator
 from tests.api_server.harness import Cluster
 from tests.api_server.proxy import Call, Fault, FaultProxy, refusal
-from tests.api_server.test_faults import job_under, proxy_before
+from tests.api_server.sweep import job_under, proxy_before
 from tests.support.waiting import eventually_async
 
 from ddpjob_operator.cluster import paths
