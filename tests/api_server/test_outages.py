@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -80,6 +82,57 @@ async def test_a_watch_that_breaks_off_within_an_event_misses_nothing(
         await start_operator(proxy.kubeconfig)
         assert await job_under(cluster, proxy) == ""
     assert broken >= 3
+
+
+IMPATIENT = (
+    "import sys; from ddpjob_operator.runtime import client; client.SILENCE_SECONDS = 5.0; "
+    "from ddpjob_operator import main; sys.exit(main.main())"
+)
+"""An operator that takes a watch for lost before the API server's next bookmark, which comes within a minute."""
+
+
+@pytest.mark.fault(8)
+async def test_what_happens_while_the_watches_are_silent_is_missed_only_until_they_are_given_up(
+    cluster: Cluster, start_operator: StartOperator, tmp_path: Path
+) -> None:
+    """The connections stay, and nothing comes any more: of pods, of jobs, or of Services. No resync is near."""
+    watches: list[web.Request] = []
+    held: set[str] = set()
+
+    async def begun(request: web.Request) -> None:
+        if request.query.get("watch") == "true":
+            watches.append(request)
+
+    async with FaultProxy(await log_in(), tmp_path, read_fault=begun) as proxy:
+        await start_operator(proxy.kubeconfig, command=(sys.executable, "-c", IMPATIENT))
+        jobs = ("fails", "suspended", "without-service")
+        for job in jobs:
+            await cluster.apply_job(job, restart={"backoff": {"initialSeconds": 0}})
+            await cluster.runs(*(pod["metadata"]["name"] for pod in await cluster.gang_exists(job=job)))
+        await asyncio.gather(*(cluster.phase_is("Running", job) for job in jobs))
+        silent = list(watches)
+
+        def is_silent(request: web.Request) -> bool:
+            found = any(request is one for one in silent)
+            held.update({request.path.rpartition("/")[2]} if found else ())
+            return found
+
+        proxy.freeze = is_silent
+        service = await cluster.service("without-service-rdzv")
+        await cluster.ends("fails-0-1", code=1)
+        await cluster.edit_job("suspended", suspend=True)
+        await cluster.client.delete(f"{paths.services(cluster.namespace)}/without-service-rdzv", "services")
+
+        async def made_anew() -> bool:
+            found = await cluster.client.list(paths.services(cluster.namespace), "services")
+            uids = {one["metadata"]["name"]: one["metadata"]["uid"] for one in found[0]}
+            return uids.get("without-service-rdzv", service["metadata"]["uid"]) != service["metadata"]["uid"]
+
+        await cluster.gang_exists(attempt=1, job="fails")
+        await cluster.phase_is("Suspended", "suspended")
+        await eventually_async(made_anew, "the Service is made anew")
+        assert {"pods", "ddpjobs", "services"} <= held
+        proxy.freeze = lambda request: False
 
 
 @pytest.mark.fault(10)

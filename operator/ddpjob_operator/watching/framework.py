@@ -13,7 +13,7 @@ import kopf
 from ddpjob_operator import metrics
 from ddpjob_operator.api import GROUP, PLURAL, VERSION
 from ddpjob_operator.cluster.resync import OUR_PODS
-from ddpjob_operator.runtime.client import REQUEST_SECONDS, Client
+from ddpjob_operator.runtime.client import REQUEST_SECONDS, SILENCE_SECONDS, WATCH_SECONDS, Client
 from ddpjob_operator.runtime.decode import ShallowResponse
 from ddpjob_operator.runtime.errors import ApiError
 from ddpjob_operator.runtime.login import log_in, open_session
@@ -22,8 +22,6 @@ logger = logging.getLogger(__name__)
 
 STOP_SECONDS = 20
 DISCOVERY_POLL_SECONDS = 0.5
-WATCH_SECONDS = 300
-"""How long one watch request lasts before the server ends it and kopf goes on with another."""
 
 
 class EndlessBackoffs:
@@ -85,7 +83,7 @@ def settings() -> kopf.OperatorSettings:
     chosen.networking.error_backoffs = EndlessBackoffs()
     # A stream that is lost without a word is noticed: bookmarks come every minute, and the server ends each request
     # in time.
-    chosen.watching.inactivity_timeout = 70.0
+    chosen.watching.inactivity_timeout = SILENCE_SECONDS
     chosen.watching.server_timeout = WATCH_SECONDS
     chosen.watching.client_timeout = WATCH_SECONDS + 30.0
     chosen.watching.connect_timeout = REQUEST_SECONDS
