@@ -35,6 +35,24 @@ IN_FLIGHT = 32
 MIB = 2**20
 
 
+@dataclass(frozen=True)
+class Sizes:
+    """How much is measured."""
+
+    jobs: int = 1000
+    nodes: int = 8
+    """Pods of each job."""
+    rounds: int = 20
+    """Jobs that are alone."""
+    most_failures: int = 200
+    resync_seconds: float = 15.0
+
+    @property
+    def few(self) -> int:
+        """Jobs for the rate that all of them are compared with."""
+        return min(max(10, self.jobs // 10), self.jobs // 2)
+
+
 @dataclass
 class Row:
     """One figure and what it must be."""
@@ -262,8 +280,8 @@ async def many(cluster: Cluster, seen: Fleet, prefix: str, jobs: int, nodes: int
     return jobs / (seen.loop_time - began)
 
 
-async def measure(server: ApiServer, jobs: int, nodes: int, folder: Path, bench: Bench) -> None:
-    few = max(10, jobs // 10)
+async def measure(server: ApiServer, sizes: Sizes, folder: Path, bench: Bench) -> None:
+    jobs, nodes, few = sizes.jobs, sizes.nodes, sizes.few
     async with namespace(server) as cluster, fleet(cluster) as seen:
         async with operating(cluster, folder):
             bodies = await bodies_of(cluster, seen)
@@ -272,7 +290,7 @@ async def measure(server: ApiServer, jobs: int, nodes: int, folder: Path, bench:
     async with namespace(server) as cluster, fleet(cluster) as seen:
         async with operating(cluster, folder) as operator:
             bench.add("memory of an idle operator", operator.resident_bytes() / MIB, "MiB")
-            await latencies(cluster, seen, bodies, 20, bench)
+            await latencies(cluster, seen, bodies, sizes.rounds, bench)
             made = sum((await requests_made(operator)).values())
             few_rate = await many(cluster, seen, "few", few, nodes)
             bench.add(f"{few} jobs × {nodes} pods to Running", few_rate, "jobs/s")
@@ -283,7 +301,7 @@ async def measure(server: ApiServer, jobs: int, nodes: int, folder: Path, bench:
                 rate = await many(cluster, seen, "many", jobs - few, nodes)
                 bench.add(f"{jobs} jobs × {nodes} pods to Running", rate, "jobs/s")
                 bench.add(f"  of the rate of {few}", rate / few_rate, "ratio", 0.85, least=True)
-                hit = [name for name in seen.jobs if name.startswith("many")][:200]
+                hit = [name for name in seen.jobs if name.startswith("many")][: sizes.most_failures]
                 began = seen.loop_time
                 await asyncio.gather(*(seen.report(f"{name}-0-1", ended(137)) for name in hit))
                 new = {f"{name}-1-{rank}" for name in hit for rank in range(nodes)}
@@ -292,10 +310,10 @@ async def measure(server: ApiServer, jobs: int, nodes: int, folder: Path, bench:
             bench.probe("under this load", health)
             bench.add("peak memory", peak_bytes(operator) / MIB, "MiB", 200)
         began = seen.loop_time
-        async with operating(cluster, folder, RESYNC_SECONDS="15") as operator:
+        async with operating(cluster, folder, RESYNC_SECONDS=str(sizes.resync_seconds)) as operator:
             bench.add("start with all of them there → ready", seen.loop_time - began, "s", 10)
             async with probed(operator) as health:
-                await asyncio.sleep(35)
+                await asyncio.sleep(2.3 * sizes.resync_seconds)
             bench.probe("in two resyncs", health)
             bench.add("peak memory after a start", peak_bytes(operator) / MIB, "MiB", 200)
 
@@ -315,13 +333,13 @@ def report(rows: list[Row]) -> int:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.api_server.bench_operator", description=__doc__)
-    parser.add_argument("--jobs", type=int, default=1000)
-    parser.add_argument("--nodes", type=int, default=8)
+    parser.add_argument("--jobs", type=int, default=Sizes.jobs)
+    parser.add_argument("--nodes", type=int, default=Sizes.nodes)
     given = parser.parse_args()
     bench = Bench(Console(stderr=True))
     try:
         with api_server_running() as server, tempfile.TemporaryDirectory() as folder:
-            asyncio.run(measure(server, given.jobs, given.nodes, Path(folder), bench))
+            asyncio.run(measure(server, Sizes(given.jobs, given.nodes), Path(folder), bench))
     except Impossible as missing:
         raise SystemExit(str(missing)) from None
     finally:
