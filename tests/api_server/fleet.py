@@ -156,7 +156,7 @@ class Health:
 async def probed(operator: Operator) -> AsyncIterator[Health]:
     """Ask its probe all the time until the end of the block, which then knows the answers (`prober`)."""
     assert operator.process is not None
-    health, pipe, before = Health(), asyncio.subprocess.PIPE, await _lags(operator)
+    health, pipe, before = Health(), asyncio.subprocess.PIPE, await lags(operator)
     command = (sys.executable, "-m", "tests.api_server.prober", str(operator.probe_port), str(operator.process.pid))
     process = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, cwd=REPOSITORY)
     try:
@@ -165,19 +165,24 @@ async def probed(operator: Operator) -> AsyncIterator[Health]:
         yield health
         found, _ = await process.communicate(b"")
         health.longest, health.idle, health.unanswered = json.loads(found).values()
-        after = await _lags(operator)
-        health.lag = min(bound for bound in after if after[bound] - before[bound] == after[inf] - before[inf])
+        after = await lags(operator)
+        health.lag = longest_lag({bound: after[bound] - before[bound] for bound in after})
     finally:
         if process.returncode is None:
             process.kill()
             await process.wait()
 
 
-async def _lags(operator: Operator) -> dict[float, float]:
+async def lags(operator: Operator) -> dict[float, float]:
     """Timers of its event loop by the longest time that they were late."""
     _, page = await operator.probe("metrics")
     found = re.findall(r'^ddpjob_operator_loop_lag_seconds_bucket{le="(.+?)"} (\S+)', page, re.MULTILINE)
     return {float(bound): float(count) for bound, count in found}
+
+
+def longest_lag(timers: dict[float, float]) -> float:
+    """The upper bound of the last bucket that has any, in seconds."""
+    return min(bound for bound, count in timers.items() if count == timers[inf])
 
 
 def peak_bytes(operator: Operator) -> int:
