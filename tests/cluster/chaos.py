@@ -3,10 +3,12 @@
     python -m tests.cluster.chaos --seed 1 --minutes 10 [--record]
 
 Ranks, pods and nodes die, alone or together with the operator, the API server or DNS, at moments and in an order that
-follow from the seed. A fault that hits jobs is followed by the next one once all jobs train again, so that what each
-one costs is known: its restarts and disruptions are compared after each fault. In the end every job has succeeded, with
-the losses and weights of a run that was left alone; the steps that the ledger calls lost are those that the trainers
-made again; no pair of attempt and node rank had two pods; and nothing is left.
+follow from the seed. Every other strike has a second one, which hits the next attempt of a job while that starts. Then
+all jobs train again before the next strike, so that what each one costs is known: restarts and disruptions are compared
+after each. In the end every job has succeeded, with the losses and weights of a run that was left alone; the steps that
+the ledger calls lost are those that the trainers made again; no pair of attempt and node rank had two pods that began;
+and nothing is left. The elastic job goes on with one node while the other is gone; from then on its losses are those of
+the run that was left alone but for the order of summation.
 """
 
 from __future__ import annotations
@@ -19,15 +21,17 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
-from tests.cluster.chaos_jobs import FORCE, STEP_SECONDS, Job, check_end, left_over, tenants
+from tests.cluster.chaos_jobs import FORCE, STEP_SECONDS, Hit, Job, check_end, left_over, tenants
 from tests.cluster.history import nodes_with_two_pods
 from tests.cluster.installation import cluster_started, load_images, node_lost, operator_installed, wait_operator
 from tests.cluster.kube import Kubectl, KubectlFailed, describe
+from tests.cluster.scenario import NODES
 from tests.kubernetes import Impossible, script
 from tests.support.waiting import NeverHappened, eventually
 
@@ -38,7 +42,16 @@ START_SECONDS = 600.0
 RECOVERY_SECONDS = 400.0
 
 
-Fault = Callable[[Job], tuple[int, int]]
+Fault = Callable[[Job], Hit]
+
+
+@dataclass(frozen=True, slots=True)
+class Again:
+    """A second strike: at the next attempt of a job, so many seconds after that can be hit."""
+
+    job: Job
+    fault: Fault
+    delay: float
 
 
 class Chaos:
@@ -53,31 +66,43 @@ class Chaos:
         self.wrong: list[str] = []
         self.nodes_died = False
 
-    # Faults of one job: each returns what it costs, (restarts, disruptions).
+    # Faults of one job.
 
-    def kill_rank(self, job: Job) -> tuple[int, int]:
-        job.scenario.kill_rank(self.chance.randrange(2), attempt=job.attempt)
-        return 1, 0
+    def kill_rank(self, job: Job) -> Hit:
+        return self._signal_rank(job, signal.SIGKILL)
 
-    def stop_rank(self, job: Job) -> tuple[int, int]:
-        job.scenario.kill_rank(self.chance.randrange(2), signal.SIGSTOP, attempt=job.attempt)
-        return 1, 0
+    def stop_rank(self, job: Job) -> Hit:
+        return self._signal_rank(job, signal.SIGSTOP)
 
-    def delete_pod(self, job: Job) -> tuple[int, int]:
-        job.scenario.delete_pod(self.chance.randrange(2), *FORCE, attempt=job.attempt)
-        return 1, 0
+    def _signal_rank(self, job: Job, number: signal.Signals) -> Hit:
+        rank = self.chance.randrange(NODES)
+        eventually(lambda: job.has_ranks(rank), f"{job.name} has a process of node rank {rank}", RECOVERY_SECONDS)
+        job.scenario.kill_rank(rank, number, attempt=job.attempt)
+        return Hit(1, 0)
 
-    def evict_pod(self, job: Job) -> tuple[int, int]:
+    def delete_pod(self, job: Job) -> Hit:
+        pod = self._some_pod(job)
+        job.scenario.kubectl.delete("pod", pod["name"], *FORCE)
+        return Hit(1, 0, pod["uid"])
+
+    def evict_pod(self, job: Job) -> Hit:
         """As `kubectl drain` does."""
-        pod = job.scenario.pod_name(self.chance.randrange(2), job.attempt)
-        minor = self.kubectl.minor_version()
+        pod, minor = self._some_pod(job), self.kubectl.minor_version()
         version = "policy/v1" if minor >= 22 else "policy/v1beta1"
-        namespace = job.scenario.kubectl.namespace
-        body = {"apiVersion": version, "kind": "Eviction", "metadata": {"name": pod, "namespace": namespace}}
-        path = f"/api/v1/namespaces/{namespace}/pods/{pod}/eviction"
+        metadata = {"name": pod["name"], "namespace": pod["namespace"]}
+        body = {"apiVersion": version, "kind": "Eviction", "metadata": metadata}
+        path = f"/api/v1/namespaces/{pod['namespace']}/pods/{pod['name']}/eviction"
         job.scenario.kubectl.run("create", "--raw", path, "-f", "-", given=json.dumps(body))
         # the condition DisruptionTarget, by which an eviction is told from a deletion, is there since 1.26
-        return (0, 1) if minor >= 26 else (1, 0)
+        return Hit(0, 1, pod["uid"]) if minor >= 26 else Hit(1, 0, pod["uid"])
+
+    def _some_pod(self, job: Job) -> dict[str, str]:
+        """Metadata of a node of the current attempt."""
+        rank = self.chance.randrange(NODES)
+        pod = eventually(
+            lambda: job.scenario.pod(rank, job.attempt), f"{job.name} has node rank {rank}", RECOVERY_SECONDS
+        )
+        return {name: str(pod["metadata"][name]) for name in ("name", "namespace", "uid")}
 
     # Faults of the control plane: they cost nothing.
 
@@ -101,6 +126,7 @@ class Chaos:
     def run(self, seconds: float) -> None:
         """Faults until the time is up or a job is over."""
         of_jobs = [self.kill_rank, self.kill_rank, self.delete_pod, self.delete_pod, self.evict_pod, self.stop_rank]
+        of_starting = [self.kill_rank, self.delete_pod, self.evict_pod]  # one that is stopped may import for minutes
         of_control = [self.kill_operator, self.kill_operator, self.kill_api_server, self.kill_dns]
         power_at = self.chance.uniform(0.2, 0.5) * seconds
         while time.monotonic() - self.began < seconds and not any(job.over for job in self.jobs):
@@ -110,55 +136,77 @@ class Chaos:
                 continue
             victims = self.chance.sample(self.jobs, self.chance.choice([1, 1, 2, 3]))
             chosen = [(job, self.chance.choice(of_jobs)) for job in victims]
+            again = Again(victims[0], self.chance.choice(of_starting), self.chance.choice([0.0, 0.3, 1.0, 3.0]))
+            twice = self.chance.choice([True, False])
             control = self.chance.choice([None, *of_control])
             delay = self.chance.choice([0.0, 0.3, 1.0, 3.0])
-            self.strike(chosen, control, delay)
+            self.strike(chosen, again if twice else None, control, delay)
             time.sleep(self.chance.uniform(0, 3))
 
     def strike(
         self,
-        chosen: list[tuple[Job, Callable[[Job], tuple[int, int]]]],
+        chosen: list[tuple[Job, Fault]],
+        again: Again | None,
         control: Callable[[], None] | None,
         delay: float,
     ) -> None:
         said = [f"{fault.__name__} {job.name}" for job, fault in chosen]
-        before = time.monotonic()
+        before, attempts = time.monotonic(), {job.name: job.attempt for job in self.jobs}
         self.console.print(f"{before - self.began:6.1f} s  {'; '.join(said)}", markup=False)
         for job, fault in chosen:
-            restarts, disruptions = fault(job)
-            job.restarts, job.disruptions = job.restarts + restarts, job.disruptions + disruptions
+            job.hits.append(fault(job))
+        if again is not None:
+            said.append(self.strike_again(again, attempts[again.job.name]))
         if control is not None:
             time.sleep(delay)
             said.append(f"{control.__name__} {delay:g} s later")
             control()
         self.recovered(before, "; ".join(said))
 
+    def strike_again(self, again: Again, attempt: int) -> str:
+        """Hit a job in the attempt after this one, before it trains again, and say what was done."""
+        job = again.job
+        eventually(
+            lambda: job.over or (job.attempt > attempt and job.can_be_hit),
+            f"attempt {attempt + 1} of {job.name} has pods",
+            RECOVERY_SECONDS,
+            lambda: describe(job.scenario.kubectl),
+        )
+        time.sleep(again.delay)
+        if job.over:
+            return f"{job.name} is over"
+        phase = job.status["phase"]
+        job.hits.append(again.fault(job))
+        what = f"{again.fault.__name__} {job.name} while it is {phase}"
+        self.console.print(f"{time.monotonic() - self.began:6.1f} s  {what}", markup=False)
+        return what
+
     def lose_node(self, node: str, seconds: float) -> None:
         """Its power is cut; it is back after a time. A lost node costs no restart, and one or two disruptions."""
         hit = [job for job in self.jobs if self._pods_on(job, node)]
-        before, counted = time.monotonic(), {job.name: job.status.get("disruptions", 0) for job in hit}
+        before, counted = time.monotonic(), {job.name: job.counted[1] for job in hit}
         with node_lost(node, power=True):
             time.sleep(seconds)
         for job in hit:
-            job.disruptions = -1  # taken from the status below
+            job.hits.append(Hit(0, 1))
         self.recovered(before, f"power of {node} cut for {seconds:g} s", check=False)
         for job in hit:
-            job.disruptions = job.status.get("disruptions", 0)
-            if not 1 <= job.disruptions - counted[job.name] <= 2:
-                self.wrong.append(
-                    f"{job.name}: a lost node counted as {job.disruptions - counted[job.name]} disruptions"
-                )
+            lost = job.counted[1] - counted[job.name]
+            if lost == 2:
+                job.hits.append(Hit(0, 1))
+            if not 1 <= lost <= 2:
+                self.wrong.append(f"{job.name}: a lost node counted as {lost} disruptions")
         self._compare(f"power of {node}")
 
     def _pods_on(self, job: Job, node: str) -> list[str]:
-        pods = [job.scenario.pod(rank, job.attempt) for rank in range(2)]
+        pods = [job.scenario.pod(rank, job.attempt) for rank in range(NODES)]
         return [pod["metadata"]["name"] for pod in pods if pod and pod["spec"].get("nodeName") == node]
 
     def recovered(self, since: float, what: str, *, check: bool = True) -> None:
         def done(job: Job) -> bool:
-            counted = job.status.get("restarts", 0) + job.status.get("disruptions", 0)
-            expected = job.restarts + max(job.disruptions, 0)
-            return job.over or (counted >= expected and job.attempt >= counted and job.trains())
+            counted, is_whole = sum(job.counted), job.status["nodes"]["total"] == NODES
+            is_counted = job.settled and counted >= sum(job.explained) and job.attempt >= counted
+            return job.over or (is_counted and is_whole and job.trains())
 
         for job in self.jobs:
             try:
@@ -175,17 +223,14 @@ class Chaos:
 
     def _compare(self, what: str) -> None:
         for job in self.jobs:
-            found = (job.status.get("restarts", 0), job.status.get("disruptions", 0))
-            if found != (job.restarts, job.disruptions):
-                failures = [(f["attempt"], f["reason"], f["message"][:120]) for f in job.status.get("failures", [])][
-                    -3:
-                ]
+            if job.counted != job.explained:
+                last = [(f["attempt"], f["reason"], f["message"][:120]) for f in job.status.get("failures", [])[-3:]]
                 self.wrong.append(
-                    f"{job.name} after {what}: restarts and disruptions are {found}, which the faults explain as "
-                    f"{(job.restarts, job.disruptions)}; {failures}"
+                    f"{job.name} after {what}: restarts and disruptions are {job.counted}, which the faults explain as "
+                    f"{job.explained}; {last}"
                 )
                 self.console.print(self.wrong[-1], markup=False)
-                job.restarts, job.disruptions = found
+            job.settle()
 
 
 def run(
@@ -211,7 +256,10 @@ def run(
                 wrong, found = check_end(job, unbroken, image)
                 chaos.wrong += wrong
                 figures.append({"job": job.name} | found)
-                chaos.wrong += nodes_with_two_pods(job.scenario.history.changes) if job.scenario.name == "gang" else []
+            recreated = {pod for job in jobs for pod in job.recreated}
+            for history in {id(job.scenario.history): job.scenario.history for job in jobs}.values():
+                began = [one for one in history.changes if one.object["metadata"]["uid"] not in recreated]
+                chaos.wrong += nodes_with_two_pods(began)
             chaos.wrong += left_over([*jobs, unbroken])
         except (NeverHappened, AssertionError, KubectlFailed) as error:
             chaos.wrong.append(str(error)[:3000])
