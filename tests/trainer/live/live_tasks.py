@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ddp_trainer.live import watch
 from ddp_trainer.live.connections import STUCK_SECONDS
 from ddp_trainer.snapshots.trust.store import SnapshotStore
 from ddp_trainer.tasks.digits import Digits
@@ -42,7 +43,7 @@ class Slow(Digits):
 
 class Failing(Slow):
     """Slow until all ranks fail alike, or with `alone` only that of node rank 0. What it saves then takes `saving`
-    seconds, by default more than a rank may be stuck.
+    seconds, by default more than a rank may be stuck. With `alone` no rank asks the next one whether it is alive.
     """
 
     def __init__(self, alone: bool = False, saving: float = STUCK_SECONDS + 2) -> None:
@@ -51,6 +52,8 @@ class Failing(Slow):
         self._fails = not alone or os.environ["DDPJOB_NODE_RANK"] == "0"
         self._saving = saving
         self._steps = 0
+        if alone:
+            watch.WATCH_SECONDS = PATIENCE_SECONDS  # type: ignore[misc]
 
     def loss(self, output: Tensor, batch: tuple[Tensor, Tensor]) -> Tensor:
         self._steps += torch.is_grad_enabled()

@@ -12,8 +12,9 @@ from tests.support.ports import free_port
 
 from ddp_trainer.contract.exit_codes import LiveRecoveryFailed
 from ddp_trainer.contract.outcomes import classify
-from ddp_trainer.live import membership, views
-from ddp_trainer.live.membership import Finished, Membership
+from ddp_trainer.live import deciding, questions, views
+from ddp_trainer.live.deciding import Finished
+from ddp_trainer.live.membership import Membership
 from ddp_trainer.live.register import Register
 from ddp_trainer.live.views import Member, View
 
@@ -28,8 +29,8 @@ def folder(tmp_path: Path) -> Path:
 @pytest.fixture
 def start(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
     """A process of the gang; the waits are short."""
-    monkeypatch.setattr(membership, "ALONE_SECONDS", 0.1)
-    monkeypatch.setattr(membership, "WATCH_SECONDS", 0.05)
+    monkeypatch.setattr(deciding, "ALONE_SECONDS", 0.1)
+    monkeypatch.setattr(deciding, "VOLUME_SECONDS", 0.05)
     monkeypatch.setattr(views, "REPLACEMENT_SECONDS", 0.1)
     monkeypatch.setattr(views, "MINORITY_SECONDS", 0.1)
     started: list[Membership] = []
@@ -105,7 +106,7 @@ def test_the_smaller_half_goes_on_once_it_has_waited(
 ) -> None:
     """Of three, two stand still: their listeners accept, and do not answer."""
     monkeypatch.setattr(views, "SILENT_SECONDS", 0.1)
-    monkeypatch.setattr(membership, "SILENT_SECONDS", 0.1)
+    monkeypatch.setattr(questions, "SILENT_SECONDS", 0.1)
     silent = [_silent_member(rank) for rank in (1, 2)]
     left = start(0)
     left.view = propose(folder, left.own, *(member for member, _ in silent))

@@ -361,6 +361,11 @@ class Run:
         self._stopping = True
         leave_as_preempted(self.step)
 
+    def await_others(self) -> None:
+        """Wait, some seconds at most, for what an emergency snapshot needs of the other ranks: from then on none."""
+        if self._snapshots is not None:
+            self._snapshots.await_others()
+
     def emergency(self, error: Exception) -> None:
         """After an exception that ends training: save the last finished step, if the states are still those of it.
         `attach` has this called.

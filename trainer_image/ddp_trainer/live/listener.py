@@ -1,29 +1,30 @@
-"""What one member answers to the others while it trains: one JSON object a line, over TCP.
+"""What one member answers to the others while it trains (`questions` has the way they ask).
 
-    {"ask": "alive"}                          → {"id": …}
-    {"ask": "leave", "view": 3}               → {"id": …}; this member's group of view 3 is aborted
-    {"ask": "next", "view": 3, "member": …}   → view 4, once it is decided; the connection stays open until then
+    {"to": …, "ask": "alive"}                                → {"id": …}
+    {"to": …, "ask": "leave", "view": 3}                     → {"id": …}; this member's group of view 3 is aborted
+    {"to": …, "ask": "next", "view": 3, "member": …, …}      → view 4, once it is decided; the connection stays open
 
-"next" comes from a member that has left view 3, or from a new one that wants to join. A connection that is refused is
-proof that a process has ended, which a timeout is not. As with the process group itself, a process that reaches the
-port of a pod is trusted: the job's network policy admits its own pods.
+"next" comes from a member that has left view 3, or from a new one that wants to join. A question for another process
+is answered with the id of this one, and has no other effect. As with the process group itself, a process that reaches
+the port of a pod is trusted: the job's network policy admits its own pods.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import socket
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
+from ddp_trainer.live.questions import receive, send
 from ddp_trainer.live.views import Member, View
 
-ANSWER_SECONDS: Final = 0.5
-MOST_BYTES: Final = 16 << 20
-"""Of one line: a view of 100,000 members."""
+PATIENCE_SECONDS: Final = 5.0
+"""With one that has connected, and sends or reads nothing."""
+AGAIN_SECONDS: Final = 0.05
+"""After a connection that could not be accepted: this process may have no file left for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +35,24 @@ class Arrival:
     view: int
     is_new: bool
     connection: socket.socket
+    """Does not block."""
     silent: frozenset[str] = frozenset()
     """Ids of members that it has found silent for too long."""
+
+    @property
+    def waits(self) -> bool:
+        """Whether it still does: its end of the connection is open."""
+        try:
+            return bool(self.connection.recv(1, socket.MSG_PEEK))
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
 
     def answer(self, view: View) -> None:
         """Say what was decided; a member that is gone meanwhile is found out by its group."""
         with contextlib.suppress(OSError), self.connection:
+            self.connection.settimeout(PATIENCE_SECONDS)
             send(self.connection, view.to_json())
 
     def dismiss(self) -> None:
@@ -54,6 +67,7 @@ class Listener:
         self._own, self._leave = own, leave
         self._lock = threading.Lock()
         self._arrivals: dict[str, Arrival] = {}
+        self._is_closed = threading.Event()
         self._socket = socket.create_server((host, 0), family=_family(host), backlog=1024)
         self.port: int = self._socket.getsockname()[1]
         threading.Thread(target=self._accept, name="live listener", daemon=True).start()
@@ -61,6 +75,9 @@ class Listener:
     def arrivals(self, view: int) -> dict[str, Arrival]:
         """Those that wait for the view after `view`, by id."""
         with self._lock:
+            for one, arrival in list(self._arrivals.items()):
+                if not arrival.waits:
+                    self._arrivals.pop(one).dismiss()
             return {one: arrival for one, arrival in self._arrivals.items() if arrival.view == view}
 
     def take_arrivals(self) -> list[Arrival]:
@@ -72,66 +89,62 @@ class Listener:
     def has_newcomer(self, view: int) -> bool:
         """Whether a new member waits for the view after `view`. One that asked for an earlier one has gone on since."""
         with self._lock:
-            return any(arrival.is_new and arrival.view >= view for arrival in self._arrivals.values())
+            return any(arrival.is_new and arrival.view >= view and arrival.waits for arrival in self._arrivals.values())
 
     def close(self) -> None:
+        """From now on connections are refused."""
+        self._is_closed.set()
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts, which would take one more
         self._socket.close()
         for arrival in self.take_arrivals():
             arrival.dismiss()
 
     def _accept(self) -> None:
-        while True:
+        while not self._is_closed.is_set():
             try:
                 connection, _ = self._socket.accept()
-            except OSError:
-                return  # closed
-            threading.Thread(target=self._answer, args=(connection,), name="live answer", daemon=True).start()
+            except OSError:  # of one connection that was given up meanwhile, say
+                self._is_closed.wait(AGAIN_SECONDS)
+                continue
+            try:
+                threading.Thread(target=self._answer, args=(connection,), name="live answer", daemon=True).start()
+            except RuntimeError:  # no thread can be started now
+                connection.close()
 
     def _answer(self, connection: socket.socket) -> None:
         try:
-            connection.settimeout(10 * ANSWER_SECONDS)
+            connection.settimeout(PATIENCE_SECONDS)
             question = receive(connection)
-            if question["ask"] == "next":
-                member = Member(**question["member"])
+            if question["to"] == self._own and question["ask"] == "next":
+                connection.setblocking(False)
                 arrival = Arrival(
-                    member, question["view"], bool(question["isNew"]), connection, frozenset(question["silent"])
+                    Member(**question["member"]),
+                    question["view"],
+                    bool(question["isNew"]),
+                    connection,
+                    frozenset(question["silent"]),
                 )
-                with self._lock:
-                    self._arrivals[member.id] = arrival
-                if not arrival.is_new:
-                    self._leave(arrival.view)
+                self._arrived(arrival)
                 return
             with connection:
                 send(connection, {"id": self._own})
-            if question["ask"] == "leave":
+            if question["to"] == self._own and question["ask"] == "leave":
                 self._leave(question["view"])
         except (OSError, ValueError, KeyError, TypeError):
             connection.close()
 
-
-def ask(address: tuple[str, int], question: Mapping[str, Any], *, seconds: float = ANSWER_SECONDS) -> dict[str, Any]:
-    """The answer of the member that listens at `address`. Raises TimeoutError where none comes in time, and another
-    OSError where there is no such process any more.
-    """
-    with socket.create_connection(address, timeout=seconds) as connection:
-        send(connection, question)
-        return receive(connection)
-
-
-def send(connection: socket.socket, value: Mapping[str, Any]) -> None:
-    connection.sendall(json.dumps(value).encode() + b"\n")
-
-
-def receive(connection: socket.socket) -> dict[str, Any]:
-    """The next object. Raises OSError, ConnectionResetError at the end of the connection."""
-    line = bytearray()
-    while not line.endswith(b"\n"):
-        data = connection.recv(1 << 16)
-        if not data or len(line) > MOST_BYTES:
-            raise ConnectionResetError("the connection was closed before an answer came")
-        line += data
-    value: dict[str, Any] = json.loads(line)
-    return value
+    def _arrived(self, arrival: Arrival) -> None:
+        with self._lock:
+            if self._is_closed.is_set():
+                arrival.dismiss()
+                return
+            earlier = self._arrivals.get(arrival.member.id)
+            self._arrivals[arrival.member.id] = arrival
+        if earlier is not None:
+            earlier.dismiss()
+        if not arrival.is_new:
+            self._leave(arrival.view)
 
 
 def _family(host: str) -> socket.AddressFamily:

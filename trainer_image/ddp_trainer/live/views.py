@@ -95,6 +95,12 @@ def lost(view: View, own: str, answers: Answers) -> list[str]:
     return [one for one in others if one in answers.gone or answers.silent.get(one, 0.0) >= SILENT_SECONDS]
 
 
+def coordinator(view: View, own: str, answers: Answers) -> Member:
+    """The member that this one leaves the next view to: the first that is not lost, as far as is known by now."""
+    without = lost(view, own, answers)
+    return next(member for member in view.members if member.id not in without)
+
+
 def is_known(view: View, own: str, answers: Answers) -> bool:
     """Whether each other member has come or is lost."""
     known = {own, *answers.arrived, *lost(view, own, answers)}

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Final
 
 from ddp_trainer.live.connections import Stuck
-from ddp_trainer.live.listener import ask
+from ddp_trainer.live.questions import Heard, ask
 from ddp_trainer.live.views import SILENT_SECONDS, Member
 
 WATCH_SECONDS: Final = 0.5
@@ -30,7 +30,8 @@ def watch(
     `waits_for_lost`: whether a rank is lost, and its group not yet left. `lost` is called with the number of a view
     whose next member has ended, or is silent; in the second case also with its id.
     """
-    silent_since: float | None = None
+    silent: tuple[int, Member] | None = None  # the member that left the last question without an answer, and its view
+    since = 0.0
     stuck = Stuck()
     while True:
         time.sleep(WATCH_SECONDS)
@@ -40,15 +41,14 @@ def watch(
             print("ddp_trainer: this rank waits for a lost one, and nothing wakes it: it ends", file=sys.stderr)
             os.kill(os.getpid(), signal.SIGKILL)  # the others go on, and a new one joins
         if (watched := next_member()) is None:
-            silent_since = None
             continue
         number, member = watched
-        try:
-            ask(member.address, {"ask": "alive"})
-            silent_since = None
-        except TimeoutError:
-            silent_since = silent_since or time.monotonic()
-            if time.monotonic() - silent_since >= SILENT_SECONDS:
-                lost(number, {member.id})
-        except OSError:
+        heard = ask(member, {"ask": "alive"})
+        if heard is Heard.ENDED:
             lost(number, set())
+        elif heard is Heard.ANSWER:
+            silent = None
+        elif silent != watched:
+            silent, since = watched, time.monotonic()
+        elif time.monotonic() - since >= SILENT_SECONDS:
+            lost(number, {member.id})

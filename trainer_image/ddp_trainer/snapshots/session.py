@@ -17,6 +17,7 @@ tells the others. Training stops only while states are copied into buffers.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections.abc import Callable, Collection, Mapping
@@ -33,7 +34,7 @@ from ddp_trainer.snapshots.boundary import Boundaries
 from ddp_trainer.snapshots.codec.state import RNG, Stateful, unwrapped
 from ddp_trainer.snapshots.per_rank import PerRank
 from ddp_trainer.snapshots.ranks import Ranks
-from ddp_trainer.snapshots.saving import Saver
+from ddp_trainer.snapshots.saving import GENERATORS_TIMEOUT, Saver
 from ddp_trainer.snapshots.schedule import SaveInterval, SaveSchedule
 from ddp_trainer.snapshots.trust.manifest import Kind, Manifest
 from ddp_trainer.snapshots.trust.names import job_directory, step_directory
@@ -259,6 +260,12 @@ class Snapshots:
         else changes first or alone, as a gradient scaler does that skips a step.
         """
         self._boundaries.begin_update()
+
+    def await_others(self) -> None:
+        """Wait, some seconds at most, for the generators of the other ranks at the last boundary."""
+        if (boundary := self._boundaries.newest) is not None:
+            with contextlib.suppress(RuntimeError):  # which `emergency` has once more
+                boundary.generators.wait(GENERATORS_TIMEOUT)
 
     def emergency(self, error: BaseException) -> bool:
         """After an exception that ends training: save the last finished step, if the states are still those of it.

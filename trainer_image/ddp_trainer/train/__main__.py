@@ -50,7 +50,8 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def train_live(config: TrainConfig, world: World, heartbeat: Heartbeat, job: JobEnvironment, place: LivePlace) -> None:
     """Train with ranks that recover live. Each is alone until the loop begins."""
-    from ddp_trainer.live.membership import Finished, Membership
+    from ddp_trainer.live.deciding import Finished
+    from ddp_trainer.live.membership import Membership
     from ddp_trainer.live.register import views_of
     from ddp_trainer.train.build import build
     from ddp_trainer.train.recovery import check_live

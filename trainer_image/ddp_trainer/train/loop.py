@@ -23,7 +23,7 @@ from ddp_trainer.client.run import Run
 from ddp_trainer.client.steps import Change
 from ddp_trainer.contract.exit_codes import Preempted
 from ddp_trainer.contract.heartbeat import Heartbeat
-from ddp_trainer.live.membership import Excluded, Finished
+from ddp_trainer.live.deciding import Excluded, Finished
 from ddp_trainer.logs.runlog import RunLog
 from ddp_trainer.rank.world import World
 from ddp_trainer.train.config import TrainConfig
@@ -92,7 +92,7 @@ class TrainingLoop:
             raise  # the volume is that of the others
         except Exception as error:
             if self.recovery is not None:
-                self.recovery.membership.stop()  # the others go on, and it waits for the volume alone
+                self.recovery.failed(error)  # the others go on, and it waits for the volume alone
             self.attached.emergency(error)
             raise
         finally:

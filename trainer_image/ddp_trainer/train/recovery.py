@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ddp_trainer.client.run import Run
 from ddp_trainer.contract.environment import LivePlace
-from ddp_trainer.contract.exit_codes import Left, UserError
+from ddp_trainer.contract.exit_codes import FencedError, Left, LossNotFinite, RollBack, UserError
 from ddp_trainer.contract.outcomes import classify
 from ddp_trainer.live.membership import Membership
 from ddp_trainer.live.views import source_of_state
@@ -97,6 +97,13 @@ class Recovery:
         self.membership.lost()
         self._awaited = "recovered"
         self.log.event("peer_lost", step=self.cursor.steps, message=str(error).partition("\n")[0])
+
+    def failed(self, error: Exception) -> None:
+        """This rank fails by an error of its own: the others go on without it as soon as it needs nothing of them."""
+        self.membership.stop()
+        if not isinstance(error, LossNotFinite | RollBack | FencedError):  # or all fail, and each is to know why
+            self.attached.await_others()
+            self.membership.leave()
 
     def left(self, *, is_own: bool) -> None:
         """Ranks that were asked to stop leave after this step. The others handle it as a loss. Raises Left on those

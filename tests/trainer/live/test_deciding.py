@@ -1,0 +1,187 @@
+"""How members come to the next view, over real sockets: their groups are not formed."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.support.ports import free_port
+from tests.support.waiting import PATIENCE_SECONDS, eventually
+
+from ddp_trainer.live import deciding, questions, views
+from ddp_trainer.live.membership import Membership
+from ddp_trainer.live.questions import send
+from ddp_trainer.live.register import Register
+from ddp_trainer.live.views import Member, View
+
+SILENT_SECONDS = 0.3
+
+
+class Relay:
+    """Stands before a member, as a network that loses everything until it is `open`."""
+
+    def __init__(self, member: Member) -> None:
+        self._to = member.address
+        self.open = threading.Event()
+        self._socket = socket.create_server(("127.0.0.1", 0), backlog=1024)
+        self.port: int = self._socket.getsockname()[1]
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def close(self) -> None:
+        self.open.set()
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+
+    def _accept(self) -> None:
+        lost = []
+        with suppress(OSError):
+            while True:
+                near, _ = self._socket.accept()
+                if not self.open.is_set():
+                    lost.append(near)
+                    continue
+                far = socket.create_connection(self._to)
+                for one, other in ((near, far), (far, near)):
+                    threading.Thread(target=_copy, args=(one, other), daemon=True).start()
+
+
+def _copy(one: socket.socket, other: socket.socket) -> None:
+    with suppress(OSError):
+        while data := one.recv(1 << 16):
+            other.sendall(data)
+    with suppress(OSError):
+        other.shutdown(socket.SHUT_WR)
+
+
+Start = Callable[[int], Membership]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "views"
+
+
+@pytest.fixture
+def start(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
+    """A member, whose next view is formed as soon as it knows it."""
+    monkeypatch.setattr(questions, "SILENT_SECONDS", SILENT_SECONDS)
+    monkeypatch.setattr(views, "SILENT_SECONDS", SILENT_SECONDS)
+    monkeypatch.setattr(questions, "ANSWER_SECONDS", 0.1)
+    monkeypatch.setattr(Membership, "_form", lambda *_: None)
+    started: list[Membership] = []
+
+    def start(node_rank: int) -> Membership:
+        place: dict[str, Any] = {"node_rank": node_rank, "local_rank": 0, "host": "127.0.0.1"}
+        started.append(Membership(Register(folder), **place, least=1, timeout_seconds=60.0))
+        return started[-1]
+
+    yield start
+    for one in started:
+        one.stop()
+
+
+@pytest.fixture
+def pool() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor() as pool:
+        yield pool
+
+
+def in_view(folder: Path, ranks: list[Membership], *, instead: dict[str, Member] | None = None) -> View:
+    """View 0 of these; `instead` has members as the others know them."""
+    members = [one.own for one in ranks]
+    view = Register(folder).propose(View(0, tuple(members), members[0].id, "127.0.0.1", 1))
+    known = replace(view, members=tuple((instead or {}).get(one.id, one) for one in members))
+    for rank in ranks:
+        rank.view = known if instead and rank.own.id not in instead else view
+    return view
+
+
+def decided(members: list[Future[None]], ranks: list[Membership]) -> list[tuple[int, set[str]]]:
+    for one in members:
+        one.result(PATIENCE_SECONDS)
+    found = [rank.view for rank in ranks]
+    return [(view.number, {member.id for member in view.members}) for view in found if view is not None]
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_members_that_did_not_hear_the_coordinator_come_to_it_once_they_do(
+    start: Start, folder: Path, monkeypatch: pytest.MonkeyPatch, pool: ThreadPoolExecutor, size: int
+) -> None:
+    monkeypatch.setattr(views, "MINORITY_SECONDS", 10 * PATIENCE_SECONDS)  # the others do not go on alone
+    ranks = [start(rank) for rank in range(size)]
+    first, others = ranks[0], ranks[1:]
+    relay = Relay(first.own)
+    in_view(folder, ranks, instead={first.own.id: replace(first.own, port=relay.port)})
+    judged, coordinates = views.judged, threading.Event()
+
+    def noted(view: View, own: str, *args: Any, **named: Any) -> views.Verdict:
+        verdict = judged(view, own, *args, **named)
+        if own == others[0].own.id and verdict is views.Verdict.WAIT:
+            coordinates.set()
+        return verdict if own == first.own.id or size == 2 else views.Verdict.WAIT
+
+    monkeypatch.setattr(deciding, "judged", noted)
+    going_on = [pool.submit(rank.next_view) for rank in ranks]
+    assert coordinates.wait(PATIENCE_SECONDS)
+    relay.open.set()
+    everyone = {rank.own.id for rank in ranks}
+    assert decided(going_on, ranks) == [(1, everyone)] * size
+    relay.close()
+
+
+def test_a_new_member_that_ended_before_the_proposal_is_not_in_it(start: Start, folder: Path) -> None:
+    left = start(0)
+    in_view(folder, [left])
+    newcomer = Member("newcomer", 1, 0, "127.0.0.1", free_port())
+    question = {"to": left.own.id, "ask": "next", "view": 0, "member": asdict(newcomer), "isNew": True, "silent": []}
+    with socket.create_connection(left.own.address) as connection:
+        send(connection, question)
+        eventually(lambda: left.has_newcomer, "it waits")
+    eventually(lambda: not left.has_newcomer, "it is known to wait no longer")
+    left.next_view()
+    assert left.view is not None
+    assert left.view.members == (left.own,)
+
+
+def test_members_that_are_silent_are_asked_at_the_same_time(
+    start: Start, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(questions, "ANSWER_SECONDS", 1.0)
+    monkeypatch.setattr(views, "MINORITY_SECONDS", 0.0)
+    left = start(0)
+    listening = [socket.create_server(("127.0.0.1", 0), backlog=64) for _ in range(32)]
+    silent = [Member(f"silent-{n}", n + 1, 0, "127.0.0.1", one.getsockname()[1]) for n, one in enumerate(listening)]
+    left.view = Register(folder).propose(View(0, (left.own, *silent), left.own.id, "127.0.0.1", 1))
+    began = time.monotonic()
+    left.next_view()
+    assert time.monotonic() - began < 16.0, "one after the other they take 32 s"
+    for one in listening:
+        one.close()
+
+
+def test_what_the_watch_has_found_in_an_earlier_view_says_nothing_of_a_later_one(
+    start: Start, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = start(0)
+    in_view(folder, [left])
+    after, found = left._deciding.after, []
+
+    def noted(view: View, found_silent: frozenset[str]) -> View:
+        found.append(set(found_silent))
+        return after(view, found_silent)
+
+    monkeypatch.setattr(left._deciding, "after", noted)
+    left._next_is_lost(0, {"slow"})
+    left.next_view()
+    left._next_is_lost(0, {"slow"})  # by a thread that was late
+    left.next_view()
+    assert found == [{"slow"}, set()]

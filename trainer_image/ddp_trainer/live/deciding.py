@@ -1,0 +1,242 @@
+"""What follows a view: how one member comes to the next one that it is in.
+
+Each member asks the first one that is not lost, the coordinator, for the next view, and waits. Whether an earlier one
+is back, it asks all the time: that one may have stood still, or a question to it may have been lost. So two that
+both coordinate, because one did not hear the other, do so only until it does.
+
+The coordinator asks those that are missing to leave the view, and proposes the members that came (`register`). What it
+answers is what was decided, its proposal or another's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import time
+from collections.abc import Mapping
+from dataclasses import asdict
+from datetime import timedelta
+from typing import Any, Final, NoReturn
+
+from torch._C._distributed_c10d import TCPStore
+
+from ddp_trainer.contract.exit_codes import LiveRecoveryFailed
+from ddp_trainer.live.listener import Arrival, Listener
+from ddp_trainer.live.questions import ANSWER_SECONDS, Inquiry, receive, send
+from ddp_trainer.live.register import Register
+from ddp_trainer.live.views import (
+    REPLACEMENT_SECONDS,
+    Answers,
+    Member,
+    Verdict,
+    View,
+    coordinator,
+    is_known,
+    judged,
+    lost,
+    successors,
+)
+
+LOOK_SECONDS: Final = 0.005
+"""How often the coordinator looks whether a member has come."""
+WAIT_SECONDS: Final = 0.02
+"""How often one that waits looks whether it waits for the right one. An answer wakes it."""
+VOLUME_SECONDS: Final = 0.5
+"""How often a member looks on the volume whether another one has decided: an answer may be lost."""
+ALONE_SECONDS: Final = 10.0
+"""How long a new process looks for a member of the newest view that answers."""
+FORM_SECONDS: Final = 10.0
+"""How long the members of a view may take to form its group."""
+JOIN_TIMEOUT_SECONDS: Final = 600.0
+"""How long the ranks of the first view wait for each other."""
+BEGIN_LOOK_SECONDS: Final = 0.1
+
+
+class Excluded(Exception):
+    """The others went on without this member. Not a FencedError, which ends the job: only this process has to end."""
+
+
+class Finished(Exception):
+    """The others have come to the end without this process, which replaces one that was lost."""
+
+
+class Deciding:
+    """Of one member. All methods raise OSError where the volume cannot be used, LiveRecoveryFailed where this member is
+    the first to find that the ranks cannot go on, and RuntimeError where another was.
+    """
+
+    def __init__(self, own: Member, listener: Listener, register: Register, least: int) -> None:
+        """`least`: how few ranks may go on."""
+        self._own, self._listener, self._register, self._least = own, listener, register, least
+        self.store: TCPStore | None = None
+        """That of the last view that this member has proposed."""
+
+    def first(self, members: int) -> View:
+        """The first view, of all, or the newest. Raises RuntimeError where ranks did not come."""
+        self._register.enter(self._own)
+        deadline = time.monotonic() + JOIN_TIMEOUT_SECONDS
+        while (newest := self.newest()) is None:
+            present = self._register.entered()
+            if self._own.place == (0, 0) and len(present) == members:
+                return self._propose(0, tuple(present[place] for place in sorted(present)))
+            if time.monotonic() > deadline:
+                raise RuntimeError(
+                    f"timed out after {JOIN_TIMEOUT_SECONDS:.0f} seconds waiting for clients: {len(present)} of "
+                    f"{members} ranks came"
+                )
+            time.sleep(BEGIN_LOOK_SECONDS)
+        return newest
+
+    def after(self, view: View, found_silent: frozenset[str]) -> View:
+        """What follows `view`, of which this member was one. It has `found_silent` these others."""
+        looks, known_since = _Looks(self, view), None
+        question = {"isNew": False, "silent": sorted(found_silent)}
+        with Inquiry({"ask": "leave", "view": view.number}) as inquiry, _Wait(self._own, view, question) as wait:
+            while (decided := looks.decided()) is None:
+                arrivals = self._listener.arrivals(view.number)
+                silent = found_silent.union(*(arrival.silent for arrival in arrivals.values()))
+                answers = inquiry.answers(arrivals, silent)
+                first = coordinator(view, self._own.id, answers)
+                if first.id != self._own.id:
+                    inquiry.ask(view.members[: view.members.index(first) + 1])
+                    known_since, decided = None, wait.answer_of(first)
+                    if decided is not None:
+                        break
+                    continue
+                wait.end()
+                inquiry.ask(one for one in view.members if one.id != self._own.id and one.id not in arrivals)
+                now = time.monotonic()
+                known_since = (known_since or now) if is_known(view, self._own.id, answers) else None
+                decided = self._coordinated(view, arrivals, answers, 0.0 if known_since is None else now - known_since)
+                if decided is not None:
+                    break
+        return self._answered(decided)
+
+    def _coordinated(self, view: View, arrivals: Mapping[str, Arrival], answers: Answers, waited: float) -> View | None:
+        """What this member decides as the coordinator; None if it waits, which it has done a little then."""
+        joining = [arrival.member for arrival in arrivals.values() if arrival.is_new]
+        verdict = judged(view, self._own.id, answers, joining=len(joining), least=self._least, waited=waited)
+        if verdict is Verdict.PROPOSE:
+            stay = {one for one, arrival in arrivals.items() if not arrival.is_new}
+            return self._propose(view.number + 1, successors(view, self._own.id, stay, joining))
+        if verdict is Verdict.GIVE_UP:
+            left = len(view.members) - len(lost(view, self._own.id, answers))
+            self.give_up(
+                f"{left} of the {self._least} ranks that must take part are left, and no replacement came within "
+                f"{REPLACEMENT_SECONDS:.0f} s"
+            )
+        time.sleep(VOLUME_SECONDS if verdict is Verdict.TOO_FEW else LOOK_SECONDS)
+        return None
+
+    def joined(self, view: View, *, is_new: bool) -> View:
+        """The first view that has this process; it asks those that go on in `view`. Raises Excluded unless it `is_new`,
+        and Finished.
+        """
+        alone_since: float | None = None
+        while view.rank_of(self._own.id) is None:
+            if not is_new:
+                raise Excluded(f"the others went on without this rank, in view {view.number}: it was silent too long")
+            answer = next(filter(None, (self._asked(member, view) for member in view.members)), None)
+            if answer is not None:
+                view = answer
+                continue
+            if self._register.is_finished:
+                raise Finished("training has come to its end before this process could join")
+            alone_since = alone_since or time.monotonic()
+            if time.monotonic() - alone_since > ALONE_SECONDS:
+                self.give_up(f"no rank that has the state answers: those of view {view.number} are lost")
+            time.sleep(VOLUME_SECONDS)
+            view = self.newest() or view
+        return view
+
+    def _asked(self, member: Member, view: View) -> View | None:
+        """What follows `view`, in which `member` is; None if that one is lost."""
+        looks = _Looks(self, view)
+        with Inquiry({"ask": "alive"}) as inquiry, _Wait(self._own, view, {"isNew": True, "silent": []}) as wait:
+            while member.id not in lost(view, self._own.id, inquiry.answers()):
+                inquiry.ask([member])
+                decided = wait.answer_of(member) or looks.decided()
+                if decided is not None:
+                    return decided
+        return None
+
+    def newest(self) -> View | None:
+        """The newest view. Raises RuntimeError where another member has given up."""
+        if (why := self._register.given_up) is not None:
+            raise RuntimeError(f"Connection closed by peer: live recovery was given up: {why}")
+        return self._register.newest()
+
+    def give_up(self, why: str) -> NoReturn:
+        """End this attempt. One process says why (LiveRecoveryFailed), and ends its pod; the others have lost their
+        peer (RuntimeError), so that their pods wait for the next attempt, in place.
+        """
+        if self._register.give_up(why):
+            raise LiveRecoveryFailed(why)
+        self.newest()
+        raise AssertionError("the reason is on record")
+
+    def _propose(self, number: int, members: tuple[Member, ...]) -> View:
+        self.store = TCPStore(
+            self._own.host, 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=FORM_SECONDS)
+        )
+        return self._register.propose(View(number, members, self._own.id, self._own.host, self.store.port))
+
+    def _answered(self, decided: View) -> View:
+        """`decided`, once all that wait for it know it."""
+        for arrival in self._listener.take_arrivals():
+            arrival.answer(decided)
+        return decided
+
+
+class _Looks:
+    """Looks on the volume, now and then, for what follows a view."""
+
+    def __init__(self, deciding: Deciding, view: View) -> None:
+        self._deciding, self._view = deciding, view
+        self._next = 0.0
+
+    def decided(self) -> View | None:
+        if time.monotonic() < self._next:
+            return None
+        self._next = time.monotonic() + VOLUME_SECONDS
+        newest = self._deciding.newest()
+        return newest if newest is not None and newest.number > self._view.number else None
+
+
+class _Wait:
+    """For the answer of one member at a time to the question for the next view."""
+
+    def __init__(self, own: Member, view: View, question: Mapping[str, Any]) -> None:
+        self._question = {"ask": "next", "view": view.number, "member": asdict(own), **question}
+        self._member: Member | None = None
+        self._connection: socket.socket | None = None
+
+    def __enter__(self) -> _Wait:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
+
+    def end(self) -> None:
+        """Wait no longer."""
+        if self._connection is not None:
+            self._connection.close()
+        self._member = self._connection = None
+
+    def answer_of(self, member: Member) -> View | None:
+        """What `member` has answered; None, after a little while, as long as it has not."""
+        try:
+            if self._connection is None or member != self._member:
+                self.end()
+                self._connection = socket.create_connection(member.address, timeout=ANSWER_SECONDS)
+                self._member = member
+                send(self._connection, {**self._question, "to": member.id})
+            self._connection.settimeout(WAIT_SECONDS)
+            with contextlib.suppress(TimeoutError):
+                self._connection.recv(1, socket.MSG_PEEK)
+                self._connection.settimeout(ANSWER_SECONDS)
+                return View.from_json(receive(self._connection))
+        except (OSError, ValueError, KeyError, TypeError):
+            self.end()  # whether it has ended is found out by another question
+            time.sleep(WAIT_SECONDS)
+        return None
