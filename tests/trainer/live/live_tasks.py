@@ -30,8 +30,13 @@ class Slow(Digits):
         super().__init__(width=8, dropout=0.0)
         self._seconds, self._ranks = seconds, ranks
         self._steps_alone = 0
+        self._most = 0
+        """Samples of the first micro-batch: with fewer ranks there is not more memory."""
 
     def loss(self, output: Tensor, batch: tuple[Tensor, Tensor]) -> Tensor:
+        if torch.is_grad_enabled():
+            self._most = self._most or len(batch[1])
+            assert len(batch[1]) <= self._most
         if torch.is_grad_enabled() and self._seconds:
             is_small = dist.is_initialized() and dist.get_world_size() < self._ranks
             self._steps_alone = self._steps_alone + 1 if is_small else 0

@@ -4,9 +4,9 @@
 
 Four launchers on this machine train one model. Ranks and whole pods are killed, alone or two at once, stopped and
 continued, or asked to stop, at moments that follow from the seed: also while another rank joins, validates or saves. A
-pod that ends is started again, as the operator does it. In the end every pod has succeeded; the loss of each step is
-that of a run of one rank that nothing happens to, so every sample counted once and the learning rate was the same; and
-no two histories of the ranks go on from different weights after the same step.
+pod that ends is started again, as the operator does it. In the end every pod has succeeded. Each step has the loss, the
+learning rate and the samples, each once, of a run of one rank that nothing happens to; no two histories of the ranks
+go on from different weights after the same step; and the last snapshot has the weights of the last step.
 """
 
 from __future__ import annotations
@@ -25,34 +25,46 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from tests.support.waiting import eventually
 from tests.trainer.launch.conftest import Pod
-from tests.trainer.live.recorded_task import HISTORY
+from tests.trainer.live.recorded_task import HISTORY, digest
 
 from ddp_trainer.contract import processes
 from ddp_trainer.logs.losses import read_losses
+from ddp_trainer.snapshots.codec.state import parse_files, read_files
+from ddp_trainer.snapshots.trust.store import SnapshotStore
 
 NODES = 4
 ROOT = Path(__file__).parents[3]
 MOST_DIFFERENCE = 1e-5
 """Between the losses of a step, in fp32: the order of sums differs."""
-SILENT_SECONDS = 6.0
-"""How long a rank is stopped: longer than the others wait for it."""
+STOPPED_SECONDS = (1.0, 12.0)
+"""How long a rank is stopped: shorter than the others wait for it, about as long as they take to go on, and longer."""
 SECONDS = 600.0
 
 
 @dataclass(frozen=True)
 class Step:
-    """One optimizer step of one process."""
+    """One optimizer step of one process, in the membership view `view`."""
 
-    time: float
+    view: int
     step: int
-    ranks: int
     weights: str
     """A digest."""
+    lr: float = 0.001
+
+
+@dataclass(frozen=True)
+class History:
+    """What one process has done."""
+
+    steps: list[Step]
+    parts: list[tuple[int, int, list[int]]]
+    """Of gradients, also of steps that were dropped: view, step, samples."""
 
 
 class Gang:
@@ -159,7 +171,7 @@ class Faults:
         elif kind == "stop rank":
             pids = self._ranks(pod)
             processes.send(pids, signal.SIGSTOP)
-            self._stopped.append((time.monotonic() + SILENT_SECONDS, pids))
+            self._stopped.append((time.monotonic() + self.chance.uniform(*STOPPED_SECONDS), pids))
         else:
             processes.send(self._ranks(pod), signal.SIGKILL)
 
@@ -181,34 +193,33 @@ def python_path() -> str:
     return os.pathsep.join([str(ROOT / "trainer_image"), str(Path(__file__).parent)])
 
 
-def train_alone(folder: Path, args: list[str]) -> dict[int, float]:
-    """Losses of one rank that nothing happens to."""
-    folder.mkdir()
-    shared = folder / "shared"
+def train_alone(folder: Path, args: list[str]) -> tuple[dict[int, float], list[History]]:
+    """Losses and the history of one rank that nothing happens to."""
+    history, shared = folder / "history", folder / "shared"
+    history.mkdir(parents=True)
     argv = ["--module", "ddp_trainer.train", "--", *args, "--strategy", "single", "--task-options", "seconds=0"]
-    pod = Pod(folder, shared, argv, {"DDPJOB_SHARED": str(shared), "PYTHONPATH": python_path()})
+    environment = {"DDPJOB_SHARED": str(shared), "PYTHONPATH": python_path(), HISTORY: str(history)}
+    pod = Pod(folder, shared, argv, environment)
     try:
         assert pod.wait(SECONDS * 3) == 0, pod.log
     finally:
         pod.end()
-    return losses_of(shared)
+    return losses_of(shared), histories(history)
 
 
 def losses_of(shared: Path) -> dict[int, float]:
     return {entry["step"]: entry["loss"] for entry in read_losses(shared / "logs" / "digits")}
 
 
-def histories(folder: Path) -> list[list[Step]]:
+def histories(folder: Path) -> list[History]:
     """Of each process; a line that a kill cut short is left out."""
     found = []
     for path in folder.iterdir():
-        steps = []
-        for line in path.read_text().splitlines(keepends=True):
-            if line.endswith("\n"):
-                moment, step, ranks, weights = line.split()
-                steps.append(Step(float(moment), int(step), int(ranks), weights))
-        found.append(steps)
-    return [steps for steps in found if steps]
+        lines = [json.loads(line) for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
+        steps = [Step(one["view"], one["step"], one["weights"], one["lr"]) for one in lines if "weights" in one]
+        parts = [(one["view"], one["step"], one["samples"]) for one in lines if "samples" in one]
+        found.append(History(steps, parts))
+    return found
 
 
 def split_brain(found: list[list[Step]]) -> list[str]:
@@ -216,21 +227,60 @@ def split_brain(found: list[list[Step]]) -> list[str]:
 
     A rank that is lost may have finished a step that the others have made again: it takes no further one.
     """
-    went_on: dict[int, set[str]] = defaultdict(set)
+    went_on: dict[int, set[tuple[int, str]]] = defaultdict(set)
     for steps in found:
         for one in steps[:-1]:
-            went_on[one.step].add(one.weights)
-    return [f"after step {step} ranks went on from {len(weights)} different states"
-            for step, weights in sorted(went_on.items()) if len(weights) > 1]  # fmt: skip
+            went_on[one.step].add((one.view, one.weights))
+    return [f"after step {step} ranks went on from {len(states)} different states"
+            for step, states in sorted(went_on.items()) if len(states) > 1]  # fmt: skip
 
 
-def problems(gang: Gang, faults: Faults, unbroken: dict[int, float], events: list[dict[str, Any]]) -> Iterator[str]:
+def wrong_steps(found: list[History], unbroken: list[History]) -> Iterator[str]:
+    """Steps that were not on the samples of that step, each once, or had another learning rate. A step that was dropped
+    is not on record as one.
+    """
+    expected = samples_of(unbroken)
+    rates = {one.step: one.lr for history in unbroken for one in history.steps}
+    samples = samples_of(found)
+    taken = {(one.view, one.step, one.lr) for history in found for one in history.steps}
+    for view, step, lr in sorted(taken):
+        if samples[view, step] != expected[0, step]:
+            yield f"step {step} of view {view} was on samples {samples[view, step]}, not {expected[0, step]}"
+        if lr != rates[step]:
+            yield f"step {step} of view {view} had learning rate {lr}, not {rates[step]}"
+    if missing := rates.keys() - {step for _, step, _ in taken}:
+        yield f"steps {sorted(missing)[:20]} were never taken"
+
+
+def samples_of(found: list[History]) -> dict[tuple[int, int], list[int]]:
+    """Of all ranks together, by view and step."""
+    samples: dict[tuple[int, int], list[int]] = defaultdict(list)
+    for history in found:
+        for view, step, part in history.parts:
+            samples[view, step] += part
+    return {key: sorted(found) for key, found in samples.items()}
+
+
+def wrong_snapshot(shared: Path, found: list[History], last: int) -> Iterator[str]:
+    """What is wrong with the newest snapshot: it is of the last step, and has the weights that the ranks ended with."""
+    newest = SnapshotStore(shared / "checkpoints/digits", keep=1, fence=None).load_newest(read_files)
+    if newest is None or newest[0].step != last:
+        yield f"the newest snapshot is of step {newest and newest[0].step}, not {last}"
+        return
+    saved = digest(parse_files(newest[1])["model"].values())
+    ended = {one.weights for history in found for one in history.steps if one.step == last}
+    if ended != {saved}:
+        yield f"the last snapshot has weights {saved}, and the ranks ended with {ended}"
+
+
+def problems(
+    gang: Gang, faults: Faults, alone: tuple[dict[int, float], list[History]], events: list[dict[str, Any]]
+) -> Iterator[str]:
     codes = [pod.process.poll() for pod in gang.pods]
     if codes != [0] * NODES:
         yield f"pods ended with {codes}"
+    unbroken, unbroken_history = alone
     found, last = losses_of(gang.shared), max(unbroken)
-    if not (gang.shared / f"checkpoints/digits/step-{last:012d}/manifest.json").exists():
-        yield "there is no snapshot of the last step"
     missing = sorted(unbroken.keys() - found.keys())
     if len(missing) > faults.done.total():
         yield f"{len(missing)} losses are missing, after {faults.done.total()} faults: {missing[:20]}"
@@ -239,7 +289,10 @@ def problems(gang: Gang, faults: Faults, unbroken: dict[int, float], events: lis
     if wrong[worst] > MOST_DIFFERENCE:
         first = min(step for step, difference in wrong.items() if difference > MOST_DIFFERENCE)
         yield f"the loss of step {worst} differs by {wrong[worst]:.2g}; step {first} is the first that differs"
-    yield from split_brain(histories(gang.history))
+    done = histories(gang.history)
+    yield from split_brain([history.steps for history in done])
+    yield from islice(wrong_steps(done, unbroken_history), 20)
+    yield from wrong_snapshot(gang.shared, done, last)
     if any(event["event"] == "resumed" for event in events):
         yield "a snapshot was read"
 
@@ -258,7 +311,8 @@ def run(seed: int, count: int, steps: int, folder: Path) -> list[str]:
     """What was wrong; prints figures."""
     args = ["--task", "recorded_task:Recorded", "--global-batch", "24", "--lr", "0.001", "--scheduler", "cosine"]
     args += ["--epochs", str(steps), "--max-steps", str(steps)]
-    unbroken = train_alone(folder / "alone", args)
+    alone = train_alone(folder / "alone", args)
+    unbroken, _ = alone
     began = time.monotonic()
     gang = Gang(folder, args)
     faults = Faults(gang, seed)
@@ -288,7 +342,7 @@ def run(seed: int, count: int, steps: int, folder: Path) -> list[str]:
         for what, seconds in (("from step to step over a loss", waits), ("over a new rank", pauses)):
             if seconds:
                 print(f"{what}: {statistics.median(seconds):.2f} s, at most {max(seconds):.2f} s, of {len(seconds)}")
-        return list(problems(gang, faults, unbroken, events))
+        return list(problems(gang, faults, alone, events))
     finally:
         gang.end()
 

@@ -361,6 +361,12 @@ class Run:
         self._stopping = True
         leave_as_preempted(self.step)
 
+    def generators_at_boundary(self) -> Tensor | None:
+        """This rank's random number generators (`snapshots.codec.rng`) when the last step ended; None where that is not
+        known.
+        """
+        return self._snapshots.generators_at_boundary() if self._snapshots is not None else None
+
     def await_others(self) -> None:
         """Wait, some seconds at most, for what an emergency snapshot needs of the other ranks: from then on none."""
         if self._snapshots is not None:

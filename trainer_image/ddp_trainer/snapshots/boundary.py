@@ -33,6 +33,8 @@ class Boundary:
 
     progress: Progress
     generators: Gathering
+    own_generators: Tensor
+    """Those of this rank."""
     buffers: Mapping[str, Mapping[str, Tensor]]
 
 
@@ -68,7 +70,8 @@ class Boundaries:
             for name, places in self._places.items()
             if self.obstacle is None and places and self._ranks.rank == 0
         }
-        self.newest = Boundary(progress, self._ranks.begin_gather(rng.capture()), buffers)
+        own = rng.capture()
+        self.newest = Boundary(progress, self._ranks.begin_gather(own), own, buffers)
         self._is_updating = False
         return self.newest
 

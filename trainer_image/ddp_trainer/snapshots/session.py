@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 from ddp_trainer.contract.environment import JobEnvironment
 from ddp_trainer.contract.exit_codes import FencedError, UserError
@@ -260,6 +261,11 @@ class Snapshots:
         else changes first or alone, as a gradient scaler does that skips a step.
         """
         self._boundaries.begin_update()
+
+    def generators_at_boundary(self) -> Tensor | None:
+        """This rank's, as `rng.capture` has them, when the last step ended; None before the first of a group."""
+        boundary = self._boundaries.newest
+        return None if boundary is None else boundary.own_generators
 
     def await_others(self) -> None:
         """Wait, some seconds at most, for the generators of the other ranks at the last boundary."""

@@ -44,7 +44,9 @@ def build(
     job = parse_job(os.environ, default_name=config.task)
     note = MicroBatchNote(job.log_dir / "micro_batch.json", job.uid)
     limit = from_first_rank(world, note.read())
-    config = dataclasses.replace(config, micro_batch=starting_micro_batch(config, world, limit))
+    live_ranks = job.live.ranks if membership is not None and job.live is not None else None
+    micro_batch = starting_micro_batch(config, world, limit, live_ranks=live_ranks)
+    config = dataclasses.replace(config, micro_batch=micro_batch)
     task = load_task(config.task, config.task_options)
     dataset = task.train_dataset()
     plan = BatchPlan(

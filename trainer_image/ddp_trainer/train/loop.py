@@ -141,6 +141,8 @@ class TrainingLoop:
         """The rest of the epoch, step by step; the time that each takes to come is noted."""
         batches = self.loader.epoch(self.cursor.epoch, self.cursor.offset)
         while True:
+            if self.recovery is not None:
+                self.recovery.begin_step()
             began = time.perf_counter()
             loaded = next(batches, None)
             if loaded is None:
@@ -175,8 +177,6 @@ class TrainingLoop:
     def _train_step(self, batch: StepBatch) -> None:
         """One optimizer step and what follows from it, in the order that makes a resumed run repeat it."""
         self.profiler.before_step(self.step + 1)
-        if self.recovery is not None:
-            self.recovery.begin_step()
         self.optimizer.zero_grad(set_to_none=True)
         with self._memory_noted(batch):
             loss_part = self.strategy.forward_backward(batch)

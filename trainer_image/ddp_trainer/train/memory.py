@@ -84,12 +84,17 @@ class MicroBatches:
             raise out_of_memory(self._world.rank, where, size, error) from error
 
 
-def starting_micro_batch(config: TrainConfig, world: World, limit: int | None) -> int | None:
+def starting_micro_batch(
+    config: TrainConfig, world: World, limit: int | None, *, live_ranks: int | None = None
+) -> int | None:
     """Samples of a micro-batch at most, before any is tried: as asked, but within what an earlier attempt left memory
     for. A pipeline, whose schedule is made for one number of them, gets four a stage, which keep it full for most of
-    the time.
+    the time. With live recovery of `live_ranks`, it is the share that each has while none is lost: those that are left
+    then take more micro-batches, of that size, which each is known to have the memory for.
     """
     asked = config.micro_batch
+    if asked is None and live_ranks is not None:
+        asked = -(-config.global_batch // live_ranks)
     if asked is None and config.strategy == "pipeline":
         asked = max(1, config.global_batch // (4 * world.size))
     return asked if limit is None else min(asked or limit, limit)

@@ -25,6 +25,7 @@ from ddp_trainer.live.membership import Membership
 from ddp_trainer.live.views import source_of_state
 from ddp_trainer.logs.runlog import RunLog
 from ddp_trainer.rank.world import World
+from ddp_trainer.snapshots.codec import rng
 from ddp_trainer.snapshots.codec.state import Staging, Stateful, file_in_memory, parse_files
 from ddp_trainer.snapshots.values import Progress
 from ddp_trainer.train.config import TrainConfig
@@ -75,14 +76,16 @@ class Recovery:
         self._staging = Staging()
         self._has_state = False
         self._before_step: tuple[int, Tensor, list[Tensor]] | None = None
+        """How many steps were finished, and the generators and buffers as they were then."""
         self._step_ended: float | None = None
         self._awaited: str | None = None
         """Name of the event to log at the first step of the next group."""
 
     def begin_step(self) -> None:
-        """Remember what a forward pass changes, in case the step is dropped."""
+        """Remember what a step changes before its update, in case it is dropped. Before its batch is loaded."""
         buffers = [buffer.clone() for buffer in self.strategy.model.buffers()]
-        self._before_step = (self.cursor.steps, torch.get_rng_state(), buffers)
+        generators = self.attached.generators_at_boundary()
+        self._before_step = (self.cursor.steps, rng.capture() if generators is None else generators, buffers)
 
     def end_step(self) -> None:
         """A step is finished by all ranks. The first of a group ends what led to it."""
@@ -183,8 +186,8 @@ class Recovery:
     def _drop_unfinished_step(self) -> None:
         if self._before_step is None or self._before_step[0] != self.cursor.steps:
             return
-        _, generator, buffers = self._before_step
-        torch.set_rng_state(generator)
+        _, generators, buffers = self._before_step
+        rng.restore(generators)
         with torch.no_grad():
             for buffer, before in zip(self.strategy.model.buffers(), buffers, strict=True):
                 buffer.copy_(before)
