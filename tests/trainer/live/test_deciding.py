@@ -152,6 +152,18 @@ def test_a_new_member_that_ended_before_the_proposal_is_not_in_it(start: Start, 
     assert left.view.members == (left.own,)
 
 
+def test_a_member_that_wants_a_later_view_than_was_decided_waits_on(start: Start, folder: Path) -> None:
+    """It knows the decision already, and has found that the new view has lost a member, too."""
+    left, ahead = start(0), Member("ahead", 1, 0, "127.0.0.1", free_port())
+    in_view(folder, [left])
+    wait = {"to": left.own.id, "ask": "next", "member": asdict(ahead), "isNew": False, "silent": []}
+    with socket.create_connection(left.own.address) as connection:
+        send(connection, {**wait, "view": 1})
+        eventually(lambda: left._listener.arrivals(1), "it has come")
+        left.next_view()
+        assert left._listener.arrivals(1).keys() == {"ahead"}
+
+
 def test_members_that_are_silent_are_asked_at_the_same_time(
     start: Start, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

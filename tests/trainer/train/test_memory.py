@@ -18,7 +18,7 @@ from ddp_trainer.rank.world import World
 from ddp_trainer.tasks import load_task
 from ddp_trainer.train.config import TrainConfig
 from ddp_trainer.train.data import BatchPlan, Loader, recut
-from ddp_trainer.train.memory import is_out_of_memory
+from ddp_trainer.train.memory import is_out_of_memory, starting_micro_batch
 from ddp_trainer.train.optim import build_optimizer
 from ddp_trainer.train.precision import Precision
 from ddp_trainer.train.strategies import strategy_class
@@ -176,3 +176,21 @@ def test_a_batch_cut_anew_is_cut_as_if_it_had_been_from_the_start(
             cut = recut(step, ranks, size)
             counted = [(part.batch[0][: part.count].tolist(), part.count) for part in cut.micro_batches]
             assert counted == [(part.batch[0][: part.count].tolist(), part.count) for part in other.micro_batches]
+
+
+@pytest.mark.parametrize(
+    ("asked", "limit", "live_ranks", "size"),
+    [
+        (None, None, None, None),
+        (None, None, 3, 8),  # whatever number of ranks is left later
+        (None, None, 5, 5),
+        (None, 4, 3, 4),
+        (6, None, 3, 6),
+        (12, None, 3, 12),
+    ],
+)
+def test_ranks_that_recover_live_take_no_more_at_once_than_while_all_are_there(
+    asked: int | None, limit: int | None, live_ranks: int | None, size: int | None
+) -> None:
+    config = TrainConfig(global_batch=24, micro_batch=asked)
+    assert starting_micro_batch(config, World(), limit, live_ranks=live_ranks) == size

@@ -183,7 +183,7 @@ class Deciding:
 
     def _answered(self, decided: View) -> View:
         """`decided`, once all that wait for it know it."""
-        for arrival in self._listener.take_arrivals():
+        for arrival in self._listener.take_arrivals(decided.number):
             arrival.answer(decided)
         return decided
 

@@ -12,6 +12,7 @@ the port of a pod is trusted: the job's network policy admits its own pods.
 from __future__ import annotations
 
 import contextlib
+import math
 import socket
 import threading
 from collections.abc import Callable
@@ -80,11 +81,11 @@ class Listener:
                     self._arrivals.pop(one).dismiss()
             return {one: arrival for one, arrival in self._arrivals.items() if arrival.view == view}
 
-    def take_arrivals(self) -> list[Arrival]:
-        """All, once: they are to be answered or dismissed."""
+    def take_arrivals(self, before: float) -> list[Arrival]:
+        """Those that wait for view `before` or an earlier one, once: they are to be answered or dismissed."""
         with self._lock:
-            arrivals, self._arrivals = list(self._arrivals.values()), {}
-        return arrivals
+            taken = [one for one, arrival in self._arrivals.items() if arrival.view < before]
+            return [self._arrivals.pop(one) for one in taken]
 
     def has_newcomer(self, view: int) -> bool:
         """Whether a new member waits for the view after `view`. One that asked for an earlier one has gone on since."""
@@ -97,7 +98,7 @@ class Listener:
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts, which would take one more
         self._socket.close()
-        for arrival in self.take_arrivals():
+        for arrival in self.take_arrivals(math.inf):
             arrival.dismiss()
 
     def _accept(self) -> None:
