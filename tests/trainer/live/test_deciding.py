@@ -185,7 +185,8 @@ def test_what_the_watch_has_found_in_an_earlier_view_says_nothing_of_a_later_one
 ) -> None:
     left = start(0)
     in_view(folder, [left])
-    after, found = left._deciding.after, []
+    after = left._deciding.after
+    found: list[set[str]] = []
 
     def noted(view: View, found_silent: frozenset[str]) -> View:
         found.append(set(found_silent))

@@ -89,27 +89,28 @@ class Deciding:
 
     def after(self, view: View, found_silent: frozenset[str]) -> View:
         """What follows `view`, of which this member was one. It has `found_silent` these others."""
-        looks, known_since = _Looks(self, view), None
+        looks = _Looks(self, view)
+        known_since: float | None = None
         question = {"isNew": False, "silent": sorted(found_silent)}
         with Inquiry({"ask": "leave", "view": view.number}) as inquiry, _Wait(self._own, view, question) as wait:
-            while (decided := looks.decided()) is None:
+            decided = looks.decided()
+            while decided is None:
                 arrivals = self._listener.arrivals(view.number)
                 silent = found_silent.union(*(arrival.silent for arrival in arrivals.values()))
                 answers = inquiry.answers(arrivals, silent)
                 first = coordinator(view, self._own.id, answers)
                 if first.id != self._own.id:
+                    known_since = None
                     inquiry.ask(view.members[: view.members.index(first) + 1])
-                    known_since, decided = None, wait.answer_of(first)
-                    if decided is not None:
-                        break
-                    continue
-                wait.end()
-                inquiry.ask(one for one in view.members if one.id != self._own.id and one.id not in arrivals)
-                now = time.monotonic()
-                known_since = (known_since or now) if is_known(view, self._own.id, answers) else None
-                decided = self._coordinated(view, arrivals, answers, 0.0 if known_since is None else now - known_since)
-                if decided is not None:
-                    break
+                    decided = wait.answer_of(first)
+                else:
+                    wait.end()
+                    inquiry.ask(one for one in view.members if one.id != self._own.id and one.id not in arrivals)
+                    now = time.monotonic()
+                    known_since = (known_since or now) if is_known(view, self._own.id, answers) else None
+                    waited = 0.0 if known_since is None else now - known_since
+                    decided = self._coordinated(view, arrivals, answers, waited)
+                decided = decided or looks.decided()
         return self._answered(decided)
 
     def _coordinated(self, view: View, arrivals: Mapping[str, Arrival], answers: Answers, waited: float) -> View | None:
