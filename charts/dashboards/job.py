@@ -26,6 +26,11 @@ def mean(histogram: str) -> str:
     return " / ".join(sums)
 
 
+def excess(metric: str) -> str:
+    """Seconds by which the slowest rank exceeds the fastest one."""
+    return f"max({metric}{{{JOB}}}) - min({metric}{{{JOB}}})"
+
+
 ONE_JOB = Dashboard(
     "job", "Job", "One job: progress, loss, where its time goes, its ranks and its snapshots.",
     (
@@ -60,6 +65,9 @@ ONE_JOB = Dashboard(
                         f"max(ddpjob_status_samples_per_second{{{JOB}}})", "samples"), unit="cps"),
             lines("Step time", "Half of the steps are faster than p50. A p99 far above: data, snapshots, network.",
                   *quantiles("ddpjob_train_step_seconds", SMOOTH, JOB), unit="s"),
+            lines("Wait for data", "Of it, the time for which rank 0 waits for its samples, as the built-in loop "
+                  "measures it. A p99 far above p50: single batches come late. Near the step time: more data workers.",
+                  *quantiles("ddpjob_train_data_wait_seconds", SMOOTH, JOB), unit="s"),
             lines("Steps", "The distance between the two is what a failure would cost.",
                   Query(f"max(ddpjob_status_step{{{JOB}}})", "completed"),
                   Query(f"max(ddpjob_status_snapshot_step{{{JOB}}})", "in the newest snapshot")),
@@ -67,6 +75,14 @@ ONE_JOB = Dashboard(
                   Query(f"max(ddpjob_train_learning_rate{{{JOB}}})", "learning rate")),
             lines("Values of the program", "What the training program reports, such as eval_accuracy.",
                   Query(f"max by (metric) (ddpjob_train_metric{{{JOB}}})", "{{metric}}")),
+            lines("Skipped steps", "Steps that updated nothing. overflow: fp16 looks for its loss scale, a few at the "
+                  "start; on and on, the loss diverges. rollback: batches left out after a loss that was not finite.",
+                  Query(f"sum by (reason) (increase(ddpjob_train_skipped_steps_total{{{JOB}}}[$__rate_interval]))",
+                        "{{reason}}"), bars=True),
+            lines("Steps whose loss is not finite", "NaN or infinite. The condition LossNotFinite has the step, and "
+                  "spec.nonFiniteLossPolicy says what follows.",
+                  Query(f"sum(increase(ddpjob_train_non_finite_losses_total{{{JOB}}}[$__rate_interval]))", "steps"),
+                  bars=True),
         )),
         Row("Time", (
             bars("Where its time goes", "Since the job began. Much queued: nodes or quota. pulling: image. rendezvous, "
@@ -83,27 +99,38 @@ ONE_JOB = Dashboard(
             lines("Seconds since the last progress", "The ten ranks that have been silent for longest. One that grows "
                   "alone is stuck; all together wait for it or for the volume.",
                   Query(f"topk(10, max by (rank) (ddpjob_rank_heartbeat_age_seconds{{{JOB}}}))", "rank {{rank}}"),
-                  unit="s", width=6),
+                  unit="s"),
+            lines("Wait for data by rank", "Median of the ten ranks that wait longest for their samples, which the "
+                  "built-in loop measures. One far above the others: its node or its shard of the data is slow.",
+                  Query(f"topk(10, max by (rank) (ddpjob_rank_data_wait_seconds{{{JOB}}}))", "rank {{rank}}"),
+                  unit="s"),
+            lines("Excess of the slowest rank", "Over the fastest one. Ranks that meet in every step all wait for the "
+                  "one whose data comes last, and have the same step time: a difference of that is one of ranks that "
+                  "do not meet.",
+                  Query(excess("ddpjob_rank_data_wait_seconds"), "wait for data"),
+                  Query(excess("ddpjob_rank_step_seconds"), "step"), unit="s"),
             lines("CPU cores", "Used by each pod. One that differs from the others is a straggler or a crowded node.",
-                  Query(f"sum by (pod) (rate(ddpjob_pod_cpu_seconds_total{{{JOB}}}[$__rate_interval]))", "{{pod}}"),
-                  width=6),
+                  Query(f"sum by (pod) (rate(ddpjob_pod_cpu_seconds_total{{{JOB}}}[$__rate_interval]))", "{{pod}}")),
             lines("Memory", "Of each pod, and the limit above which it is killed (OOMKilled).",
                   Query(f"max by (pod) (ddpjob_pod_memory_bytes{{{JOB}}})", "{{pod}}"),
-                  Query(f"max(ddpjob_pod_memory_limit_bytes{{{JOB}}})", "limit"), unit="bytes", width=6),
+                  Query(f"max(ddpjob_pod_memory_limit_bytes{{{JOB}}})", "limit"), unit="bytes"),
             lines("Free share of its volume", "Of the claim that the operator has made. It needs the kubelet's "
                   "metrics. Below a tenth, see the alert DDPJobVolumeNearlyFull.",
                   Query(f"min by (persistentvolumeclaim) (kubelet_volume_stats_available_bytes{{{CLAIM}}}"
                         f" / kubelet_volume_stats_capacity_bytes{{{CLAIM}}})", "{{persistentvolumeclaim}}"),
-                  unit="percentunit", width=6, steps=((0, "red"), (0.1, "green"))),
+                  unit="percentunit", steps=((0, "red"), (0.1, "green"))),
         )),
         Row("Snapshots", (
             lines("Saves by result", "Skipped: the one before was not done. Failed: condition SnapshotsFailing.",
                   Query(f"sum by (result) (increase(ddpjob_snapshot_saves_total{{{JOB}}}[$__rate_interval]))",
-                        "{{result}}"), bars=True, width=12),
+                        "{{result}}"), bars=True),
             lines("Duration of a save", "Training stops only for the first of the two. The second limits how often a "
                   "snapshot can be due.",
                   Query(mean("ddpjob_snapshot_stall_seconds"), "training stopped"),
-                  Query(mean("ddpjob_snapshot_save_seconds"), "until complete"), unit="s", width=12),
+                  Query(mean("ddpjob_snapshot_save_seconds"), "until complete"), unit="s"),
+            lines("Size of the newest snapshot", "All its files. Its volume holds spec.snapshots.keep of them, and one "
+                  "more while it is written.",
+                  Query(f"max(ddpjob_snapshot_last_bytes{{{JOB}}})", "size"), unit="bytes"),
         )),
     ),
     choices(many=False),

@@ -132,14 +132,33 @@ def test_the_median_step_and_wait_for_data_are_not_moved_by_one_that_is_long(bea
     beat.flush()
     assert beat.read()["stepSecondsMedian"] == pytest.approx(0.05)
     assert beat.read()["dataSecondsMedian"] == 0.01
+    waits = beat.read()["counters"]["dataSeconds"]
+    assert (sum(waits["counts"]), waits["sum"]) == (10, pytest.approx(30.09))
+
+
+def test_a_wait_for_data_that_nobody_measures_is_not_counted_as_none(beat):
+    beat.enter("train")
+    beat.step(step=1)
+    beat.flush()
+    assert "dataSeconds" not in beat.read()["counters"]
+
+
+def test_steps_without_an_update_are_counted_by_cause_and_known_before_the_first(beat):
+    beat.skipped_steps("overflow", 0)
+    beat.enter("train")
+    assert beat.read()["counters"]["skippedSteps"] == {"overflow": 0}
+    beat.skipped_steps("overflow")
+    beat.skipped_steps("rollback")
+    beat.flush()
+    assert beat.read()["counters"]["skippedSteps"] == {"overflow": 1, "rollback": 1}
 
 
 def test_a_thread_that_saves_is_no_sign_of_life(beat, clock):
     beat.enter("train")
     clock.now += 50
-    beat.snapshot(100, 1763703999.0, True, stall_seconds=0.1, save_seconds=2.0, result="ok")
+    beat.snapshot(100, 1763703999.0, True, size=4096, stall_seconds=0.1, save_seconds=2.0, result="ok")
     assert beat.read()["time"] == 1000.0
-    assert beat.read()["snapshot"] == {"step": 100, "time": 1763703999.0, "verified": True}
+    assert beat.read()["snapshot"] == {"step": 100, "time": 1763703999.0, "verified": True, "bytes": 4096}
     assert beat.read()["counters"]["saves"] == {"ok": 1}
 
 

@@ -40,7 +40,7 @@ def test_a_rank_that_is_killed_is_named_with_its_signal_and_step(start_pod):
     assert (message["outcome"], message["reason"], message["signal"]) == ("Failed", "WorkerKilled", "SIGKILL")
     assert (message["rank"], message["localRank"], message["nodeRank"]) == (1, 1, 0)
     assert (message["step"], message["totalSteps"], message["loss"]) == (7, 400, 0.5)
-    assert message["snapshot"] == {"step": 5, "time": 1763703999.0, "verified": True}
+    assert message["snapshot"] == {"step": 5, "time": 1763703999.0, "verified": True, "bytes": None}
     assert message["metrics"] == {"eval_accuracy": 0.9}
 
 

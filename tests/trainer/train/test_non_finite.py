@@ -83,6 +83,8 @@ def test_a_rollback_resumes_before_the_step_and_skips_its_batch_and_the_one_befo
     assert volume.events("resumed")[0]["step"] == 6
     assert all(loss is not None for loss in volume.losses().values())
     assert [event["step"] for event in volume.events("step_skipped")] == [8, 9]
+    (beat,) = volume.beats()
+    assert beat["counters"]["skippedSteps"] == {"rollback": 2}
     assert volume.losses().keys() == set(range(1, 17)) - {8, 9}
     assert volume.newest_manifest()["step"] == 16
 
@@ -133,6 +135,9 @@ def test_a_step_that_the_gradient_scaler_skips_is_no_loss_and_does_not_move_the_
     skipped = state["precision"]["skipped_steps"]
     assert skipped > 0
     assert state["scheduler"]["last_epoch"] == 4 - skipped
+    (beat,) = volume.beats()
+    assert beat["counters"]["skippedSteps"] == {"overflow": skipped}
+    assert beat["snapshot"]["bytes"] == sum(entry["bytes"] for entry in volume.newest_manifest()["files"].values())
 
 
 @pytest.mark.parametrize(

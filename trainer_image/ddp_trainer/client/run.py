@@ -271,6 +271,7 @@ class Run:
         if self._observer is not None:
             self._observer.skipped()
         self._order.updates_nothing()
+        self._heartbeat.skipped_steps("rollback")
         self._log.event("step_skipped", step=self.step + 1)
         self._log.print_line(f"step {self.step + 1} is skipped: the job was rolled back from it, or from the next one")
         self._end(None, epoch_end=epoch_end, samples=samples)

@@ -105,6 +105,8 @@ class Heartbeat:
         self._of_step: tuple[int | None, int | None, float | None, float | None] | None = None
         """Epoch, total, samples per second and learning rate of the newest one."""
         self._intervals: deque[float] = deque(maxlen=STEP_WINDOW)
+        self._waits: list[float] = []
+        """For data since the last write, in seconds."""
         self._data_waits: deque[float] = deque(maxlen=STEP_WINDOW)
         self._state: dict[str, Any] = {
             "version": VERSION,
@@ -141,6 +143,7 @@ class Heartbeat:
                 "samples": 0,
                 "outOfMemory": 0,
                 "nonFiniteLosses": 0,
+                "skippedSteps": {},
                 "saves": {},
                 "stepSeconds": _histogram(),
                 "stallSeconds": _histogram(),
@@ -231,7 +234,13 @@ class Heartbeat:
     def waited_for_data(self, seconds: float) -> None:
         """The next step has waited so long for its samples."""
         with self._lock:
-            self._data_waits.append(seconds)
+            self._waits.append(seconds)
+
+    def skipped_steps(self, cause: str, steps: int = 1) -> None:
+        """So many steps have updated nothing, because of `cause`. With 0: such steps will be counted."""
+        with self._lock:
+            counts = self._state["counters"]["skippedSteps"]
+            counts[cause] = counts.get(cause, 0) + steps
 
     def snapshot(
         self,
@@ -239,6 +248,7 @@ class Heartbeat:
         time: float | None = None,
         verified: bool = False,
         *,
+        size: int | None = None,
         stall_seconds: float | None = None,
         save_seconds: float | None = None,
         result: str | None = None,
@@ -246,7 +256,8 @@ class Heartbeat:
         problem: Mapping[str, Any] | None = None,
         set_aside: Mapping[str, Any] | None = None,
     ) -> None:
-        """A snapshot of `step` exists since `time` (epoch seconds); `verified` once its checksums matched.
+        """A snapshot of `step` exists since `time` (epoch seconds); `verified` once its checksums matched. `size` is
+        the bytes of its files, if they are known.
 
         Call it on every rank: each node's launcher reports it. `result` counts a save, such as "ok", "failed"
         or "skipped"; without a `step` only the count and the durations change. `stall_seconds` is how long
@@ -258,7 +269,7 @@ class Heartbeat:
         with self._lock:
             counters = self._state["counters"]
             if step is not None:
-                self._state["snapshot"] = {"step": step, "time": time, "verified": verified}
+                self._state["snapshot"] = {"step": step, "time": time, "verified": verified, "bytes": size}
             if result is not None:
                 counters["saves"][result] = counters["saves"].get(result, 0) + 1
                 self._state["snapshotProblem"] = dict(problem) if problem else None
@@ -341,7 +352,14 @@ class Heartbeat:
         return now
 
     def _reckon(self) -> None:
-        """Put the steps since the last write into the state."""
+        """Put the steps since the last write, and the waits for their data, into the state."""
+        if self._waits:
+            # no histogram where nobody measures: it would say that no step ever waits
+            histogram = self._state["counters"].setdefault("dataSeconds", _histogram())
+            for seconds in self._waits:
+                _observe(histogram, seconds)
+            self._data_waits.extend(self._waits)
+            self._waits.clear()
         if not self._steps:
             return
         for now, step, samples, seconds in self._steps:

@@ -161,6 +161,7 @@ class SnapshotReporter:
             time=saved.time if saved else None,
             # its checksums are those of the files as they were read back
             verified=saved is not None,
+            size=saved.total_bytes if saved else None,
             stall_seconds=event.stall_seconds or None,
             save_seconds=event.save_seconds or None,
             result=event.result if event.result in ("saved", "failed", "skipped") else None,

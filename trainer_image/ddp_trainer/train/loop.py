@@ -66,6 +66,8 @@ class TrainingLoop:
     def __post_init__(self) -> None:
         self._interval = self.config.validation_interval
         self._evaluation: Evaluation | None = None
+        if self.precision.name == "fp16":
+            self.heartbeat.skipped_steps("overflow", 0)
         # warming up is a collective that a rank which joins later would be alone in
         self._is_first_step = self.recovery is None
         self.micro_batches.on_lowered = self._micro_batch_lowered
@@ -181,7 +183,9 @@ class TrainingLoop:
         with self._memory_noted(batch):
             loss_part = self.strategy.forward_backward(batch)
             norm, skipped = self.precision.step(self.optimizer, self._clip)
-        if not skipped:  # or the schedule would run ahead of the updates
+        if skipped:  # the schedule would run ahead of the updates
+            self.heartbeat.skipped_steps("overflow")
+        else:
             self.scheduler.step()
         epoch_end = self.cursor.advance(batch.total)
         self._is_first_step = False

@@ -47,7 +47,7 @@ def trained(directory: Path, rank: int = 0, resumed: int = 0, steps: int = 120) 
             step=step, epoch=3, total_steps=400, samples=step * 64, loss=0.31, samples_per_second=900.5,
             learning_rate=0.1, step_seconds=0.07,
         )  # fmt: skip
-    heartbeat.snapshot(100, 1763703999.0, True, stall_seconds=0.01, save_seconds=0.2, result="ok")
+    heartbeat.snapshot(100, 1763703999.0, True, size=4096, stall_seconds=0.01, save_seconds=0.2, result="saved")
     heartbeat.metrics(eval_accuracy=0.96, eval_loss=0.2)
     return heartbeat
 
@@ -142,10 +142,47 @@ def test_the_values_are_those_of_the_heartbeats(pod, tmp_path):
     values = shown(pod, pod_state(tmp_path))
     assert values['ddpjob_train_steps_total{ddpjob="digits"}'] == 120
     assert values['ddpjob_train_step_seconds_count{ddpjob="digits"}'] == 120
-    assert values['ddpjob_snapshot_saves_total{ddpjob="digits",result="ok"}'] == 1
+    assert values['ddpjob_snapshot_saves_total{ddpjob="digits",result="saved"}'] == 1
     assert values['ddpjob_snapshot_last_step{ddpjob="digits"}'] == 100
+    assert values['ddpjob_snapshot_last_bytes{ddpjob="digits"}'] == 4096
+    assert values['ddpjob_train_data_wait_seconds_sum{ddpjob="digits"}'] == pytest.approx(120 * 0.004)
+    assert values['ddpjob_rank_data_wait_seconds{ddpjob="digits",rank="0"}'] == 0.004
     assert values['ddpjob_train_metric{ddpjob="digits",metric="eval_accuracy"}'] == 0.96
     assert values['ddpjob_trainer_info{attempt="0",ddpjob="digits",node_rank="0",world_size="2"}'] == 1
+
+
+def test_the_first_failed_save_and_the_first_skipped_step_follow_a_zero(pod, tmp_path):
+    heartbeat = trained(tmp_path)
+    failed, skipped = (
+        'ddpjob_snapshot_saves_total{ddpjob="digits",result="failed"}',
+        'ddpjob_train_skipped_steps_total{ddpjob="digits",reason="rollback"}',
+    )
+    before = shown(pod, pod_state(tmp_path))
+    heartbeat.skipped_steps("rollback")
+    heartbeat.snapshot(result="failed")
+    after = shown(pod, pod_state(tmp_path))
+    assert [(page[failed], page[skipped]) for page in (before, after)] == [(0, 0), (1, 1)]
+
+
+def test_a_wait_for_data_that_is_not_measured_has_no_series(pod, tmp_path):
+    heartbeat = Heartbeat(heartbeat_dir(tmp_path))
+    heartbeat.enter("train")
+    heartbeat.step(step=1)
+    assert [name for name in shown(pod, pod_state(tmp_path)) if "data_wait" in name] == []
+
+
+def test_the_rank_that_waits_longest_for_its_samples_is_told_from_the_others_of_its_gang(pod, tmp_path):
+    pages: dict[str, float] = {}
+    for rank, wait in ((0, 0.001), (1, 0.05)):
+        folder = tmp_path / str(rank)
+        heartbeat = Heartbeat(heartbeat_dir(folder), rank=rank)
+        for step in range(1, 4):
+            heartbeat.waited_for_data(wait)
+            heartbeat.step(step=step)
+        heartbeat.flush()
+        pages |= shown(dataclasses.replace(pod, node_rank=rank), pod_state(folder))
+    waits = [pages[f'ddpjob_rank_data_wait_seconds{{ddpjob="digits",rank="{rank}"}}'] for rank in (0, 1)]
+    assert max(waits) - min(waits) == pytest.approx(0.049)
 
 
 def test_what_a_program_reports_beyond_the_limit_has_no_series(pod, tmp_path):

@@ -17,7 +17,8 @@ class MetricRow:
     """One metric.
 
     `source` is the key of its value in a heartbeat, in its counters, or in its snapshot. `aggregate` names the function
-    that combines its series over pods; empty where none makes sense.
+    that combines its series over pods; empty where none makes sense. `known` has the values of its last label that have
+    a series from the start: `increase` does not see a series begin with its first event.
     """
 
     name: str
@@ -27,7 +28,31 @@ class MetricRow:
     unit: str = ""
     aggregate: Literal["sum", "max", ""] = "sum"
     source: str = ""
+    known: tuple[str, ...] = ()
 
+
+RANK = (
+    MetricRow(
+        "ddpjob_rank_step_seconds",
+        "gauge",
+        "Median time from step to step of the rank, over its last 512 steps. Ranks that meet in every step have the "
+        "same, that of the slowest.",
+        (*LABELS, "rank"),
+        "seconds",
+        "max",
+        source="stepSecondsMedian",
+    ),
+    MetricRow(
+        "ddpjob_rank_data_wait_seconds",
+        "gauge",
+        "Median time for which a step of the rank waited for its samples, over its last 512 steps. Only the built-in "
+        "loop measures it.",
+        (*LABELS, "rank"),
+        "seconds",
+        "max",
+        source="dataSecondsMedian",
+    ),
+)
 
 POD = (
     MetricRow(
@@ -44,6 +69,7 @@ POD = (
         "seconds",
         "max",
     ),
+    *RANK,
 )
 """Every pod exports these, and those of its container and GPUs."""
 
@@ -139,6 +165,9 @@ SNAPSHOT = (
         aggregate="max",
         source="time",
     ),
+    MetricRow(
+        "ddpjob_snapshot_last_bytes", "gauge", "Size of the newest snapshot, all files.", unit="bytes", source="bytes"
+    ),
 )
 
 COUNTERS = (
@@ -160,7 +189,25 @@ COUNTERS = (
     ),
 )
 
-SAVES = MetricRow("ddpjob_snapshot_saves_total", "counter", "Snapshots by result.", (*LABELS, "result"), source="saves")
+COUNTERS_BY_LABEL = (
+    MetricRow(
+        "ddpjob_train_skipped_steps_total",
+        "counter",
+        "Steps that updated nothing: `overflow` in fp16, which the built-in loop counts, and `rollback`, batches that "
+        "are left out since the job was rolled back from them.",
+        (*LABELS, "reason"),
+        source="skippedSteps",
+        known=("rollback",),
+    ),
+    MetricRow(
+        "ddpjob_snapshot_saves_total",
+        "counter",
+        "Snapshots by result.",
+        (*LABELS, "result"),
+        source="saves",
+        known=("saved", "failed", "skipped"),
+    ),
+)
 
 HISTOGRAMS = (
     MetricRow(
@@ -182,7 +229,15 @@ HISTOGRAMS = (
     ),
 )
 
-RUN = (*PROGRESS, METRIC, *SNAPSHOT, *COUNTERS, SAVES, *HISTOGRAMS)
+DATA_WAIT = MetricRow(
+    "ddpjob_train_data_wait_seconds",
+    "histogram",
+    "Time for which a step of rank 0 waited for its samples. Only the built-in loop measures it.",
+    unit="seconds",
+    source="dataSeconds",
+)
+
+RUN = (*PROGRESS, METRIC, *SNAPSHOT, *COUNTERS, *COUNTERS_BY_LABEL, *HISTOGRAMS, DATA_WAIT)
 """Values of the whole run. Only the pod with node rank 0 exports them, so that each run is counted once."""
 
 TABLE = {row.name: row for row in (*POD, *CONTAINER, *GPU, *RUN)}

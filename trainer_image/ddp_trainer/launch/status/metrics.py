@@ -36,6 +36,9 @@ MOST_METRICS = 64
 """Metrics of the training program that become series. It chooses their names, and must not exhaust Prometheus."""
 
 
+NOTHING_OBSERVED = {"counts": [0] * (len(BUCKETS) + 1), "sum": 0.0}
+
+
 class TrainerCollector(Collector):
     """Reads the heartbeats at every scrape."""
 
@@ -50,7 +53,7 @@ class TrainerCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         pod, pod_state = self._view()
         yield _info(pod)
-        yield _heartbeat_ages(pod, pod_state)
+        yield from _ranks(pod, pod_state)
         yield from _container(pod, self._used())
         yield from _gpus(pod, self._gpus())
         if pod.node_rank == 0:
@@ -67,12 +70,19 @@ def _info(pod: PodEnvironment) -> Metric:
     return info
 
 
-def _heartbeat_ages(pod: PodEnvironment, pod_state: PodState) -> Metric:
-    age = _gauge(table.TABLE["ddpjob_rank_heartbeat_age_seconds"])
+def _ranks(pod: PodEnvironment, pod_state: PodState) -> Iterator[Metric]:
     running = {entry["rank"] for entry in pod_state.ranks}
-    for heartbeat in (heartbeat for heartbeat in pod_state.heartbeats if heartbeat["rank"] in running):
+    heartbeats = [heartbeat for heartbeat in pod_state.heartbeats if heartbeat["rank"] in running]
+    age = _gauge(table.TABLE["ddpjob_rank_heartbeat_age_seconds"])
+    for heartbeat in heartbeats:
         age.add_metric((pod.job, str(heartbeat["rank"])), max(0.0, pod_state.now - heartbeat["time"]))
-    return age
+    yield age
+    for row in table.RANK:
+        gauge = _gauge(row)
+        for heartbeat in heartbeats:
+            if (value := heartbeat.get(row.source)) is not None:
+                gauge.add_metric((pod.job, str(heartbeat["rank"])), value)
+        yield gauge
 
 
 def _container(pod: PodEnvironment, used: Usage) -> Iterator[Metric]:
@@ -114,18 +124,23 @@ def _counters(pod: PodEnvironment, totals: Mapping[str, Any]) -> Iterator[Metric
         counter = CounterMetricFamily(row.name, row.help, labels=row.labels)
         counter.add_metric((pod.job,), totals.get(row.source, 0))
         yield counter
-    saves = CounterMetricFamily(table.SAVES.name, table.SAVES.help, labels=table.SAVES.labels)
-    for result, count in totals.get(table.SAVES.source, {}).items():
-        saves.add_metric((pod.job, result), count)
-    yield saves
+    for row in table.COUNTERS_BY_LABEL:
+        counter = CounterMetricFamily(row.name, row.help, labels=row.labels)
+        for label, count in (dict.fromkeys(row.known, 0) | totals.get(row.source, {})).items():
+            counter.add_metric((pod.job, label), count)
+        yield counter
     for row in table.HISTOGRAMS:
-        histogram = HistogramMetricFamily(row.name, row.help, labels=row.labels)
-        observed = totals.get(row.source, {"counts": [0] * (len(BUCKETS) + 1), "sum": 0.0})
+        yield _histogram(pod, row, totals.get(row.source, NOTHING_OBSERVED))
+    yield _histogram(pod, table.DATA_WAIT, totals.get(table.DATA_WAIT.source))
+
+
+def _histogram(pod: PodEnvironment, row: table.MetricRow, observed: Mapping[str, Any] | None) -> Metric:
+    histogram = HistogramMetricFamily(row.name, row.help, labels=row.labels)
+    if observed is not None:
         bounds = [*(str(bound) for bound in BUCKETS), "+Inf"]
-        histogram.add_metric(
-            (pod.job,), list(zip(bounds, accumulate(observed["counts"]), strict=True)), observed["sum"]
-        )
-        yield histogram
+        counts = list(zip(bounds, accumulate(observed["counts"]), strict=True))
+        histogram.add_metric((pod.job,), counts, observed["sum"])
+    return histogram
 
 
 def _gauge(row: table.MetricRow) -> GaugeMetricFamily:
