@@ -113,6 +113,9 @@ bench: $(VENV)/.dev  ## apply to first step, and an edited line to its output, b
 	$(BIN)/python -m tests.cluster.bench_causes
 	$(BIN)/python -m tests.api_server.bench_takeover
 
+bench-page: $(VENV)/.dev  ## the list of 1,000 jobs as a web page; fails above 200 ms of processor time
+	$(BIN)/python -m tests.benchmarks.bench_page
+
 bench-live: $(VENV)/.dev  ## seconds from a fault to the next step of the other ranks: Gang, InPlace and Live, on two real nodes
 	$(BIN)/python -m tests.cluster.bench_live
 
@@ -239,5 +242,5 @@ build/scan/.installed: requirements/scan.txt | $(BIN)/python
 help:
 	@awk 'BEGIN {FS = ":.*##"} /^##@/ {printf "\n%s\n", substr($$0, 5)} /^[a-z-]+:.*##/ {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-.PHONY: test-gpu simulate screenshots tour scan bench-live live-faults bench-operator chaos soak upgrade count-scripts troubleshooting mutate busy-test check-in-process lint-style lint-types lint-layers lint-files demo demo-cluster test test-unit test-trainer test-local test-api test-cluster test-packaging check lint prove bench-trainer bench format generate \
+.PHONY: test-gpu simulate screenshots tour scan bench-page bench-live live-faults bench-operator chaos soak upgrade count-scripts troubleshooting mutate busy-test check-in-process lint-style lint-types lint-layers lint-files demo demo-cluster test test-unit test-trainer test-local test-api test-cluster test-packaging check lint prove bench-trainer bench format generate \
 	release-check release-notes wheel chart-package krew-package sbom images run-operator cluster-up cluster-down clean python-venv tools help

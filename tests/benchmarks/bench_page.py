@@ -1,5 +1,6 @@
 """What `ddpjob dashboard` takes to list 1,000 jobs of a cluster: the first time, and again when nothing has changed.
 
+    make bench-page
     python -m tests.benchmarks.bench_page [--rounds 5]
 
 The answer of the API server is there already: parsing, rendering and HTTP are measured. Each round is a process of its
@@ -40,8 +41,11 @@ class Server:
 
     namespace = "team"
 
+    def __init__(self, jobs: int = JOBS) -> None:
+        self._jobs = jobs
+
     async def list(self, path: str, resource: str) -> tuple[list[dict[str, Any]], int]:
-        return [_job(number) for number in range(JOBS)], 1
+        return [_job(number) for number in range(self._jobs)], 1
 
 
 def _job(number: int) -> dict[str, Any]:
