@@ -26,8 +26,6 @@ from tests.cluster.watch import Watch
 from tests.support.ports import free_port
 from tests.support.waiting import eventually
 
-GLOBAL = {"scrape_interval": "2s", "scrape_timeout": "2s"}
-
 
 @dataclass(frozen=True, slots=True)
 class Pods:
@@ -103,11 +101,20 @@ def prometheus(binary: Path, kubectl: Kubectl, folder: Path) -> Iterator[Prometh
 
 
 @contextmanager
-def started(binary: Path, scrapes: list[dict[str, Any]], folder: Path) -> Iterator[Prometheus]:
-    """Run Prometheus with these scrape configurations until the end of the block."""
+def started(
+    binary: Path, scrapes: list[dict[str, Any]], folder: Path, rules: Path | None = None, every: str = "2s"
+) -> Iterator[Prometheus]:
+    """Run Prometheus with these scrape configurations, and with a file of rules, until the end of the block.
+
+    It scrapes, and evaluates the rules, `every` so often.
+    """
     port = free_port()
     config = folder / "prometheus.yml"
-    config.write_text(yaml.safe_dump({"global": GLOBAL, "scrape_configs": scrapes}, sort_keys=False))
+    timing = {"scrape_interval": every, "scrape_timeout": every, "evaluation_interval": every}
+    files = [str(rules)] if rules is not None else []
+    config.write_text(
+        yaml.safe_dump({"global": timing, "rule_files": files, "scrape_configs": scrapes}, sort_keys=False)
+    )
     with ExitStack() as cleanup:
         log = folder / "prometheus.log"
         process = cleanup.enter_context(

@@ -13,12 +13,11 @@ from typing import Any
 import pytest
 import yaml
 from tests.packaging.chart import of_kind, rendered
+from tests.support.alerts import GROUPS, RULES, shortened
 from tests.support.promql import unknown_metrics
 
 ROOT = Path(__file__).parents[2]
-RULES = ROOT / "charts" / "ddpjob-operator" / "files" / "alerts.yaml"
 PAGE = ROOT / "docs" / "alerts.md"
-GROUPS = yaml.safe_load(RULES.read_text())["groups"]
 ALERTS = {rule["alert"]: rule for group in GROUPS for rule in group["rules"]}
 
 Series = Mapping[str, str]
@@ -209,6 +208,18 @@ def test_an_alert_says_what_is_wrong_and_leads_to_its_page(alert: str) -> None:
 @pytest.mark.parametrize("alert", ALERTS)
 def test_an_alert_asks_only_for_metrics_that_exist(alert: str) -> None:
     assert unknown_metrics(ALERTS[alert]["expr"]) == set()
+
+
+def test_a_rule_that_is_shortened_for_a_test_differs_in_its_times_alone() -> None:
+    rule = ALERTS["DDPJobSnapshotTooOld"]
+    found = shortened(rule, 900)
+    assert found["expr"] == rule["expr"].replace("offset 2h", "offset 8000ms").replace("> 7200", "> 8")
+    assert found["for"] == "333ms"
+    assert {name: value for name, value in found.items() if name not in ("expr", "for")} == {
+        name: value for name, value in rule.items() if name not in ("expr", "for")
+    }
+    assert shortened(ALERTS["DDPJobGoodputLow"], 240)["expr"].endswith("< 0.5"), "a share is no time"
+    assert [name for name, rule in ALERTS.items() if re.search(r"[0-9][smh]\b", shortened(rule, 60)["expr"])] == []
 
 
 def rules_of(values: dict[str, Any]) -> dict[str, dict[str, Any]]:
