@@ -7,6 +7,7 @@ order in which they arrive, and asks its `fault` what to do with each. Reads pas
 from __future__ import annotations
 
 import asyncio
+import re
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
@@ -114,6 +115,8 @@ class FaultProxy:
     """If set, calls that change something are passed on only after this event, however long their sender waits."""
     rearrange: Callable[[list[bytes]], list[bytes]] | None = None
     """What becomes of the events of a watch that arrive within `WINDOW_SECONDS` of each other, one a line."""
+    watch_seconds: float | None = None
+    """If set, after how many seconds the API server ends a watch, whatever the operator asks for."""
     kill: Callable[[], Awaitable[None]] | None = None
     terminate: Callable[[], None] | None = None
     overtake: Callable[[], Awaitable[object]] | None = None
@@ -235,9 +238,12 @@ class FaultProxy:
         assert self._session is not None
         kept = {name: value for name, value in request.headers.items() if name.lower() not in HOP_BY_HOP}
         kept |= {"Authorization": self.login.headers["Authorization"]}
+        url = self.login.server + request.path_qs
+        if self.watch_seconds is not None:
+            url = re.sub(r"\btimeoutSeconds=\d+", f"timeoutSeconds={self.watch_seconds:g}", url)
         async with self._session.request(
             request.method,
-            self.login.server + request.path_qs,
+            url,
             data=await request.read() or None,
             headers=kept,
             timeout=aiohttp.ClientTimeout(total=None),
@@ -263,6 +269,8 @@ class FaultProxy:
                     while self.freeze(request):  # noqa: ASYNC110
                         await asyncio.sleep(0.05)
                     await response.write(chunk)
+                while self.freeze(request):  # noqa: ASYNC110
+                    await asyncio.sleep(0.05)
                 self._count(request)
                 await response.write_eof()
             except (aiohttp.ClientConnectionError, ConnectionResetError, asyncio.CancelledError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -44,10 +45,12 @@ def shortened_file(folder: Path, by: Mapping[str, float]) -> Path:
     return path
 
 
-def fired(server: Prometheus) -> Fired:
-    """All that have fired so far."""
+def fired(server: Prometheus, since: float | None = None) -> Fired:
+    """All that have fired so far, or since a time in epoch seconds."""
+    seconds = 3600.0 if since is None else max(0.001, time.time() - since)
+    happened = server.query(f'max_over_time(ALERTS{{alertstate="firing"}}[{int(seconds * 1000)}ms])')
     about = ("ddpjob", "persistentvolumeclaim", "resource")
     return {
         (labels["alertname"], next((labels[name] for name in about if name in labels), ""))
-        for labels in (sample.labels for sample in server.query('max_over_time(ALERTS{alertstate="firing"}[1h])'))
+        for labels in (sample.labels for sample in happened)
     }
