@@ -153,6 +153,13 @@ def test_steps_without_an_update_are_counted_by_cause_and_known_before_the_first
     assert beat.read()["counters"]["skippedSteps"] == {"overflow": 1, "rollback": 1}
 
 
+def test_the_median_of_the_passes_is_that_of_the_last_five(beat):
+    for seconds in (9.0, 9.0, 0.1, 0.2, 0.2, 0.3, 9.0):
+        beat.passes_took(seconds)
+    beat.flush()
+    assert beat.read()["passesSecondsMedian"] == 0.2
+
+
 def test_a_thread_that_saves_is_no_sign_of_life(beat, clock):
     beat.enter("train")
     clock.now += 50

@@ -19,7 +19,7 @@ import contextlib
 import json
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -38,6 +38,7 @@ from ddp_trainer.contract.exit_codes import LossNotFinite, Preempted, RollBack, 
 from ddp_trainer.contract.heartbeat import Heartbeat
 from ddp_trainer.logs.runlog import RunLog, SnapshotReporter
 from ddp_trainer.rank.observe import ScriptObserver
+from ddp_trainer.rank.pass_times import PassTimes
 from ddp_trainer.rank.step_reduce import on_any_rank
 from ddp_trainer.rank.stop_request import leave_as_preempted
 from ddp_trainer.rank.world import World
@@ -73,12 +74,13 @@ class Run:
         config: Mapping[str, Any] | None = None,
         has_newcomer: Callable[[], bool] = lambda: False,
         least: int | None = None,
+        modules: Callable[[], Iterable[object]] | None = None,
         check_view: Callable[[], None] | None = None,
     ) -> None:
         """`observer` is what reports steps; None where the run does so itself. Without states, the program saves.
 
-        `strategy` names how ranks train together, for snapshots; `config` are the settings of the program. The rest is
-        as in `Steps`.
+        `strategy` names how ranks train together, for snapshots; `config` are the settings of the program; `modules`
+        are those that are called, where they are not the ones in `states`. The rest is as in `Steps`.
         """
         self._global_batch = global_batch
         self._world = world
@@ -106,6 +108,7 @@ class Run:
             prints=prints_steps,
             has_epochs=has_epochs,
             losses=self._losses,
+            passes=PassTimes(modules or (lambda: self._modules)),
             has_newcomer=has_newcomer,
             least=least,
         )

@@ -19,6 +19,7 @@ from ddp_trainer.client.finite import FiniteLosses
 from ddp_trainer.contract.exit_codes import UserError
 from ddp_trainer.contract.heartbeat import Heartbeat
 from ddp_trainer.logs.runlog import RunLog, StepLog
+from ddp_trainer.rank.pass_times import PassTimes
 from ddp_trainer.rank.step_reduce import StepReduce, StepResult
 from ddp_trainer.rank.stop_request import StopRequest
 from ddp_trainer.rank.world import World
@@ -64,6 +65,7 @@ class Steps:
         prints: bool = False,
         has_epochs: bool = False,
         losses: FiniteLosses,
+        passes: PassTimes,
         has_newcomer: Callable[[], bool] = lambda: False,
         least: int | None = None,
     ) -> None:
@@ -87,6 +89,7 @@ class Steps:
         self._metrics: dict[str, float] = {}
         """Measured since the figures of the last epoch were reported."""
         self._losses = losses
+        self._passes = passes
         self._stop = StopRequest()
         self._of_step = StepReduce(world)
         self._between = StepReduce(world)
@@ -247,6 +250,8 @@ class Steps:
             return
         if self._heartbeat.phase != "train":
             self._heartbeat.enter("train")
+        if (took := self._passes.after_step()) is not None:
+            self._heartbeat.passes_took(took)
         self._heartbeat.step(
             step=self.step,
             epoch=self.epoch if self.epoch or self._has_epochs else None,

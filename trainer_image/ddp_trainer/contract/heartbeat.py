@@ -49,6 +49,8 @@ ROOM_BYTES: Final = 8192
 """Size of the file: with metrics of the script's own it may grow after the memory-backed directory is full."""
 STEP_WINDOW: Final = 512
 """Steps that the p99 and the medians are taken over."""
+PASSES_WINDOW: Final = 5
+"""The same of forward and backward passes, of which few are measured."""
 
 _STEP: Final = struct.Struct("<qq")
 """A pid, and the number of its last step."""
@@ -108,6 +110,7 @@ class Heartbeat:
         self._waits: list[float] = []
         """For data since the last write, in seconds."""
         self._data_waits: deque[float] = deque(maxlen=STEP_WINDOW)
+        self._passes: deque[float] = deque(maxlen=PASSES_WINDOW)
         self._state: dict[str, Any] = {
             "version": VERSION,
             "rank": rank,
@@ -131,6 +134,7 @@ class Heartbeat:
             "stepSecondsP99": None,
             "stepSecondsMedian": None,
             "dataSecondsMedian": None,
+            "passesSecondsMedian": None,
             "snapshot": None,
             "saveSeconds": None,
             "snapshotInterval": None,
@@ -242,6 +246,11 @@ class Heartbeat:
             counts = self._state["counters"]["skippedSteps"]
             counts[cause] = counts.get(cause, 0) + steps
 
+    def passes_took(self, seconds: float) -> None:
+        """Forward and backward passes of a step have taken this rank so long, its waits for other ranks left out."""
+        with self._lock:
+            self._passes.append(seconds)
+
     def snapshot(
         self,
         step: int | None = None,
@@ -342,6 +351,8 @@ class Heartbeat:
                 self._state["stepSecondsMedian"] = ordered[len(ordered) // 2]
             if self._data_waits:
                 self._state["dataSecondsMedian"] = sorted(self._data_waits)[len(self._data_waits) // 2]
+            if self._passes:
+                self._state["passesSecondsMedian"] = sorted(self._passes)[len(self._passes) // 2]
             with contextlib.suppress(OSError):
                 write_json(self._path, self._state, room=ROOM_BYTES)
 

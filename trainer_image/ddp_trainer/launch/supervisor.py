@@ -25,6 +25,7 @@ from ddp_trainer.launch.gang_watch import GangWatch, Stall
 from ddp_trainer.launch.relay import StderrRelay
 from ddp_trainer.launch.run_memory import RunMemory
 from ddp_trainer.launch.signals import StopSignals
+from ddp_trainer.launch.status.host import ThrottlingWatch
 from ddp_trainer.launch.status.pod_state import PodState, RankHeartbeat
 
 TICK_SECONDS = 0.5
@@ -74,6 +75,7 @@ class Supervisor:
         self._gang = GangWatch(self._pod)
         self._watch_from = 0.0
         self._memory = RunMemory(self._pod.run_dir)
+        self._throttling = ThrottlingWatch()
         self._forwarded = False
         self._killed: set[int] = set()
         self._stall: Stall | None = None
@@ -107,6 +109,7 @@ class Supervisor:
                 # The whole pod stood still, as on a paused node: silence up to now says nothing about the ranks.
                 self._watch_from = now + self._pod.stall_min_seconds
             last = now
+            self._throttling.look(now)
             if self._memory.look(now):
                 log(f"{self._memory.problem(now)}; what the ranks report is written in the place of what was there")
             if self._agent_code is None:
@@ -175,7 +178,13 @@ class Supervisor:
             for heartbeat in read_heartbeats(self._pod.run_dir)
             if pids.get(heartbeat["rank"]) == heartbeat["pid"]
         ]
-        return PodState(now=time.monotonic(), wall=time.time(), ranks=ranks, heartbeats=heartbeats)
+        return PodState(
+            now=time.monotonic(),
+            wall=time.time(),
+            ranks=ranks,
+            heartbeats=heartbeats,
+            throttling=self._throttling.lately,
+        )
 
     def _wait(self, seconds: float) -> None:
         """Until a child ends, a signal comes, or the time is up; what ranks write meanwhile is passed on."""

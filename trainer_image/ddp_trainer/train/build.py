@@ -101,6 +101,7 @@ def build(
         config=dataclasses.asdict(config),
         has_newcomer=(lambda: membership.has_newcomer) if membership is not None else (lambda: False),
         least=membership.least if membership is not None else None,
+        modules=lambda: (strategy.module,),
         check_view=membership.check_leads if membership is not None else None,
     )
     micro_batches = MicroBatches(world, strategy.data_world.size, note, limit=limit)

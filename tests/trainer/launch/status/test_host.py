@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ddp_trainer.launch.status import host
-from ddp_trainer.launch.status.host import GPU, GPUs, Usage, usage
+from ddp_trainer.launch.status.host import GPU, GPUs, Throttling, ThrottlingWatch, Usage, usage
 
 MIB = 1 << 20
 
@@ -57,6 +57,36 @@ VERSION_1 = {
 def test_the_control_group_says_what_the_container_has_used(tmp_path: Path, files: Any, own: str, known: Usage) -> None:
     written(tmp_path, {"self": own, **{f"group/{name}": text for name, text in files.items()}})
     assert usage(tmp_path / "group", tmp_path / "self") == known
+
+
+def cpu_stat(version: int, periods: int, stopped: int, seconds: float) -> dict[str, str]:
+    """What the kernel writes, of a container whose path on the node it does not see with version 1."""
+    counts = f"nr_periods {periods}\nnr_throttled {stopped}\n"
+    if version == 1:
+        return {"cpu/cpu.stat": f"{counts}throttled_time {seconds * 1e9:.0f}\n"}
+    return {"cgroup.controllers": "cpu", "a/cpu.stat": f"usage_usec 5\n{counts}throttled_usec {seconds * 1e6:.0f}\n"}
+
+
+@pytest.mark.parametrize(("version", "own"), [(1, "4:memory:/on/node\n3:cpu,cpuacct:/on/node\n"), (2, "0::/a\n")])
+def test_what_the_cpu_limit_did_is_that_of_the_last_minute(tmp_path: Path, version: int, own: str) -> None:
+    written(tmp_path, {"self": own})
+    watch = ThrottlingWatch(tmp_path / "group", tmp_path / "self")
+    for second in range(121):  # it ran into its limit in the second minute alone
+        late = max(0, second - 60)
+        written(tmp_path / "group", cpu_stat(version, 1000 + second * 10, 7 + late * 5, 3.0 + late * 0.25))
+        watch.look(float(second))
+        if second == 60:
+            assert watch.lately == Throttling(60.0, 600, 0, 0.0)
+    assert watch.lately == Throttling(60.0, 600, 300, 15.0)
+
+
+@pytest.mark.parametrize("files", [{}, cpu_stat(1, 0, 0, 0.0), {"cgroup.controllers": "", "a/cpu.stat": "usage_usec 5\n"}])
+def test_without_a_cpu_limit_nothing_is_said_of_throttling(tmp_path: Path, files: dict[str, str]) -> None:
+    written(tmp_path, {"self": "0::/a\n", **{f"group/{name}": text for name, text in files.items()}})
+    watch = ThrottlingWatch(tmp_path / "group", tmp_path / "self")
+    for second in range(0, 30, 5):
+        watch.look(float(second))
+    assert watch.lately is None
 
 
 class NVMLError(Exception):

@@ -24,7 +24,7 @@ from ddp_trainer.contract.heartbeat import Heartbeat, heartbeat_dir, read_heartb
 from ddp_trainer.launch.assignment import Assignment
 from ddp_trainer.launch.status import host
 from ddp_trainer.launch.status.counters import CounterLedger
-from ddp_trainer.launch.status.host import Usage
+from ddp_trainer.launch.status.host import Throttling, Usage
 from ddp_trainer.launch.status.metric_table import CONTAINER, GPU, POD, RUN, TABLE
 from ddp_trainer.launch.status.metrics import MOST_METRICS, metrics_page
 from ddp_trainer.launch.status.pod_state import PodState, status
@@ -43,6 +43,7 @@ def trained(directory: Path, rank: int = 0, resumed: int = 0, steps: int = 120) 
     heartbeat.enter("train")
     for step in range(resumed + 1, resumed + steps + 1):
         heartbeat.waited_for_data(0.004)
+        heartbeat.passes_took(0.05)
         heartbeat.step(
             step=step, epoch=3, total_steps=400, samples=step * 64, loss=0.31, samples_per_second=900.5,
             learning_rate=0.1, step_seconds=0.07,
@@ -63,6 +64,7 @@ def pod_state(directory: Path, now: float | None = None) -> PodState:
         wall=5.0,
         ranks=ranks,
         heartbeats=heartbeats,
+        throttling=Throttling(60.0, 600, 380, 45.2),
     )
 
 

@@ -1,6 +1,6 @@
-"""CPU time, memory and GPUs of the pod's container, read when `/metrics` is scraped.
+"""CPU time, memory and GPUs of the pod's container, read when `/metrics` is scraped, and what its CPU limit costs.
 
-The container's control group has the first two: its own accounts, whatever else runs on the node. NVML has the GPUs,
+The container's control group has all but the GPUs: its own accounts, whatever else runs on the node. NVML has the GPUs,
 where the image has its Python bindings (`ddpjob[gpu]`, in the image with CUDA); without them there are no such series.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,12 @@ from typing import Any, Final
 
 UNLIMITED: Final = 2**60
 """Version 1 of control groups says of memory without a limit: the largest multiple of a page in 63 bits."""
+
+THROTTLING_SECONDS: Final = 5.0
+"""Between two looks at what the CPU limit does."""
+
+THROTTLING_LOOKS: Final = 13
+"""Those of a minute."""
 
 GPU_SECONDS: Final = 0.5
 """How long a scrape waits for NVML: the driver of a broken GPU may never answer."""
@@ -29,6 +36,22 @@ class Usage:
     memory_bytes: int | None = None
     """Without the page cache that can be dropped at once, as the kubelet counts it."""
     memory_limit_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Throttling:
+    """What the CPU limit of a control group did in some time: the kernel lets it run in periods, mostly of 100 ms, and
+    stops it until the end of one in which it has used up its share.
+    """
+
+    seconds: float
+    """How long that time was."""
+    periods: int
+    """In which it ran."""
+    throttled_periods: int
+    """In which it was stopped."""
+    throttled_seconds: float
+    """How long it was stopped, added up over the CPUs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +82,29 @@ def usage(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgro
     if held is not None:
         held = max(0, held - _fields(memory / "memory.stat").get(dropped, 0))
     return Usage(seconds, held, most if most is not None and most < UNLIMITED else None)
+
+
+class ThrottlingWatch:
+    """`look` often; `lately` is of the last minute, or since the first look."""
+
+    def __init__(self, root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> None:
+        self._root, self._own = root, own
+        self._looks: deque[tuple[float, tuple[int, int, float]]] = deque(maxlen=THROTTLING_LOOKS)
+        self.lately: Throttling | None = None
+        """None where there is no limit, or nothing is known yet."""
+
+    def look(self, now: float) -> None:
+        """Read the counters, unless that was a moment ago. `now` is monotonic seconds."""
+        if self._looks and now - self._looks[-1][0] < THROTTLING_SECONDS:
+            return
+        counters = _throttled(self._root, self._own)
+        if counters is None:
+            return
+        self._looks.append((now, counters))
+        began, before = self._looks[0]
+        periods, stopped, seconds = (after - first for after, first in zip(counters, before, strict=True))
+        # without a limit no period is counted
+        self.lately = Throttling(now - began, int(periods), int(stopped), seconds) if periods > 0 else None
 
 
 class GPUs:
@@ -106,6 +152,19 @@ class GPUs:
 
 def _pynvml() -> Any:
     return importlib.import_module("pynvml")
+
+
+def _throttled(root: Path, own: Path) -> tuple[int, int, float] | None:
+    """Periods, those in which the group was stopped, and seconds for which it was, since there is the group."""
+    paths = _own_paths(own)
+    if (root / "cgroup.controllers").exists():
+        found, unit = _fields(_group(root, paths.get("", "/")) / "cpu.stat"), ("throttled_usec", 1e6)
+    else:
+        found, unit = _fields(_group(root / "cpu", paths.get("cpu", "/")) / "cpu.stat"), ("throttled_time", 1e9)
+    name, second = unit
+    if not {"nr_periods", "nr_throttled", name} <= found.keys():
+        return None
+    return found["nr_periods"], found["nr_throttled"], found[name] / second
 
 
 def _own_paths(file: Path) -> Mapping[str, str]:

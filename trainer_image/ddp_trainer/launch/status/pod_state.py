@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ddp_trainer.contract.environment import PodEnvironment
+from ddp_trainer.launch.status.host import Throttling
 
 RankHeartbeat = Mapping[str, Any]
 
@@ -29,6 +30,9 @@ class PodState:
 
     ended: Mapping[str, Any] | None = None
     """The termination message of the attempt that is over."""
+
+    throttling: Throttling | None = None
+    """What the CPU limit has cost lately; None where there is none."""
 
 
 def progress(heartbeats: Sequence[RankHeartbeat]) -> dict[str, Any]:
@@ -92,6 +96,7 @@ def status(pod: PodEnvironment, start_time: float, pod_state: PodState) -> dict[
         "shutdownSeconds": pod.shutdown_seconds,
         "resumedFromStep": known["resumedFromStep"],
         "metrics": known["metrics"],
+        "throttling": _throttling(pod_state.throttling),
         "ended": pod_state.ended,
         "ranks": [_rank(entry, heartbeats.get(entry["rank"]), pod_state.now) for entry in pod_state.ranks],
     }
@@ -106,7 +111,19 @@ def _rank(entry: Mapping[str, Any], heartbeat: RankHeartbeat | None, now: float)
         "ageSeconds": round(max(0.0, now - heartbeat["time"]), 3) if heartbeat else None,
         "stepSeconds": heartbeat.get("stepSecondsMedian") if heartbeat else None,
         "dataSeconds": heartbeat.get("dataSecondsMedian") if heartbeat else None,
+        "passesSeconds": heartbeat.get("passesSecondsMedian") if heartbeat else None,
         "pid": entry["pid"],
+    }
+
+
+def _throttling(found: Throttling | None) -> dict[str, float] | None:
+    if found is None:
+        return None
+    return {
+        "seconds": round(found.seconds, 3),
+        "periods": found.periods,
+        "throttledPeriods": found.throttled_periods,
+        "throttledSeconds": round(found.throttled_seconds, 3),
     }
 
 
