@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections import deque
+from collections.abc import Sequence
 from html import escape
 from importlib import import_module
 from typing import Any, Self
@@ -17,7 +18,9 @@ from ddpjob_operator.local.display import Display, display_for
 from ddpjob_operator.local.observed import (
     RunView,
     failure_in_words,
+    goodput_in_words,
     progress_in_words,
+    rank_table,
     seconds_in_words,
     snapshot_in_words,
     sparkline,
@@ -91,7 +94,9 @@ class NotebookDisplay:
 
 
 def html_of(view: RunView, losses: str = "", lines: tuple[str, ...] = ()) -> str:
-    """The whole job, in a few lines: header, progress, the course of the loss, nodes, the last failure, events."""
+    """The whole job, in a few lines: header, progress, the course of the loss, goodput, nodes, the slowest ranks, the
+    last failure, events.
+    """
     status = view.status
     parts = [_header(view)]
     if (waiting := waiting_in_words(view)) is not None:
@@ -108,7 +113,9 @@ def html_of(view: RunView, losses: str = "", lines: tuple[str, ...] = ()) -> str
         parts.append(f'<div><span aria-hidden="true">{escape(losses)}</span> loss</div>')
     if status.snapshot is not None:
         parts.append(_line(snapshot_in_words(status.snapshot)))
+    parts.append(_line(goodput_in_words(status.goodput)))
     parts.append(_nodes(view))
+    parts.append(_ranks(view))
     if status.last_failure is not None:
         parts.append(_line(f"last failure: {failure_in_words(status.last_failure)}"))
         parts.append(_line(status.last_failure.advice))
@@ -124,21 +131,24 @@ def _header(view: RunView) -> str:
 
 
 def _nodes(view: RunView) -> str:
-    rows = "".join(
-        f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in cells)}</tr>"
+    rows = [
+        ("spare" if node.node_rank is None else str(node.node_rank), node.pod, node.phase, node.doing, node.host or "")
         for node in view.nodes
-        for cells in [
-            (
-                "spare" if node.node_rank is None else str(node.node_rank),
-                node.pod,
-                node.phase,
-                node.doing,
-                node.host or "",
-            )
-        ]
-    )
-    head = "".join(f"<th>{name}</th>" for name in ("node", "pod", "phase", "doing", "on"))
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>" if rows else ""
+    ]
+    return _table(("node", "pod", "phase", "doing", "on"), rows)
+
+
+def _ranks(view: RunView) -> str:
+    ranks = rank_table(view.reports)
+    return _table(ranks.headings, ranks.rows) + "".join(map(_line, (ranks.rest, ranks.slowest, ranks.note)))
+
+
+def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    if not rows:
+        return ""
+    head = "".join(f"<th>{escape(heading)}</th>" for heading in headings)
+    body = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in cells)}</tr>" for cells in rows)
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
 def _line(text: str) -> str:

@@ -15,7 +15,7 @@ from ddpjob_operator.cli.parameters import Output
 from ddpjob_operator.follow.read import see
 from ddpjob_operator.follow.why import Answer, why
 from ddpjob_operator.page.files import Shared
-from ddpjob_operator.page.folder import answer_of, record_of
+from ddpjob_operator.page.folder import answer_of, record_of, reports_of
 from ddpjob_operator.runtime.client import Client
 
 _DEFAULT_FOLDER = Path("shared")
@@ -40,7 +40,8 @@ def explain_in_folder(folder: Path, name: str, output: Output = Output.TEXT) -> 
     shared = job_in(folder, name)
     if shared is None:
         return REFUSED
-    _print(answer_of(record_of(shared, name), datetime.now(UTC)), output)
+    job = record_of(shared, name)
+    _print(answer_of(job, datetime.now(UTC), reports_of(shared, job)), output)
     return SUCCEEDED
 
 

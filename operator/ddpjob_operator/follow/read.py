@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from datetime import UTC, datetime
 
 from pydantic import ValidationError
 
 from ddpjob_operator.api.spec import DDPJobSpec
+from ddpjob_operator.api.status import Phase
 from ddpjob_operator.cluster import paths
 from ddpjob_operator.core.values.names import LABEL_UID
+from ddpjob_operator.follow.rank_reports import read_reports
 from ddpjob_operator.follow.why import Seen, Warned
 from ddpjob_operator.runtime.client import Client, Json
 from ddpjob_operator.runtime.errors import ApiError
@@ -66,7 +69,11 @@ async def see(client: Client, namespace: str, name: str) -> Seen:
     job = await read_job(client, namespace, name)
     pods = await read_pods(client, namespace, job)
     warnings = await read_events(client, namespace, "type=Warning")
-    return seen_of(job, pods, filter(None, map(parse_event, warnings)), datetime.now(UTC))
+    seen = seen_of(job, pods, filter(None, map(parse_event, warnings)), datetime.now(UTC))
+    if seen.status.phase is not Phase.RUNNING:
+        return seen
+    uid = job["metadata"]["uid"]
+    return replace(seen, reports=await read_reports(client, namespace, uid, seen.status.attempt, seen.pods))
 
 
 def seen_of(job: Json, pods: Iterable[Json], events: Iterable[EventView], now: datetime) -> Seen:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
 
-from ddpjob_operator.api.status import DDPJobStatus
+from ddpjob_operator.api.status import DDPJobStatus, Phase
+from ddpjob_operator.core.ledger.ranks import NO_REPORTS, Reports
 from ddpjob_operator.core.values.actions import Event
 from ddpjob_operator.core.values.observed import PodView
+from ddpjob_operator.follow.rank_reports import REFUSED, read_reports
 from ddpjob_operator.follow.read import read_events, read_job, read_pods
 from ddpjob_operator.local.display import Display
 from ddpjob_operator.local.observed import NodeView, RunView
@@ -18,6 +20,8 @@ from ddpjob_operator.wire.objects import parse_time
 from ddpjob_operator.wire.pods import parse_pod
 
 SECONDS_BETWEEN_LOOKS = 1.0
+LOOKS_BETWEEN_RANKS = 5
+"""Each pod is asked what its ranks do, through the API server, which need not be in each look."""
 
 
 async def watch(
@@ -28,6 +32,7 @@ async def watch(
     Raises:
         ApiError: there is no such job, or it was deleted.
     """
+    ranks = _Ranks(client, namespace)
     shown = {_key(event) for event in await _of_job(client, namespace, await read_job(client, namespace, name))}
     while True:
         job = await read_job(client, namespace, name)
@@ -38,10 +43,32 @@ async def watch(
                 display.event(Event(event.get("type") or "", event.get("reason") or "", event.get("message") or ""))
         pods = [parse_pod(pod) for pod in await read_pods(client, namespace, job)]
         created = parse_time(job["metadata"].get("creationTimestamp")) or now()
-        display.show(RunView(name, status, nodes_of(status, pods), status.start_time or created, now()))
+        reports = await ranks.look(job["metadata"]["uid"], status, pods)
+        nodes = nodes_of(status, pods)
+        display.show(RunView(name, status, nodes, status.start_time or created, now(), reports=reports))
         if status.is_final:
             return status
         await asyncio.sleep(SECONDS_BETWEEN_LOOKS)
+
+
+class _Ranks:
+    """What the ranks of a running job say, asked for now and then; not again once that was refused."""
+
+    def __init__(self, client: Client, namespace: str) -> None:
+        self._client, self._namespace = client, namespace
+        self._reports, self._attempt, self._looks = NO_REPORTS, -1, 0
+
+    async def look(self, uid: str, status: DDPJobStatus, pods: Sequence[PodView]) -> Reports:
+        if status.phase is not Phase.RUNNING:
+            return NO_REPORTS
+        if self._reports.note == REFUSED:
+            return self._reports
+        if status.attempt != self._attempt:
+            self._attempt, self._looks = status.attempt, 0
+        if self._looks % LOOKS_BETWEEN_RANKS == 0:
+            self._reports = await read_reports(self._client, self._namespace, uid, status.attempt, pods)
+        self._looks += 1
+        return self._reports
 
 
 def nodes_of(status: DDPJobStatus, pods: Iterable[PodView]) -> tuple[NodeView, ...]:

@@ -13,19 +13,14 @@ from datetime import datetime
 from ddpjob_operator.api.reasons import FAILURES, STARTUP, STATES, Reason
 from ddpjob_operator.api.spec import CONTROLLER_NAME, DDPJobSpec
 from ddpjob_operator.api.status import Condition, DDPJobStatus, FailureStatus, Goodput, Phase
+from ddpjob_operator.core.ledger.ranks import NO_REPORTS, Reports
 from ddpjob_operator.core.values import conditions as cond
 from ddpjob_operator.core.values.observed import PodPhase, PodView
-from ddpjob_operator.local.observed import progress_in_words, seconds_in_words, snapshot_in_words
+from ddpjob_operator.follow.pace import pace_of
+from ddpjob_operator.local.observed import goodput_shares, progress_in_words, seconds_in_words, snapshot_in_words
 
 _MOST_LOG_LINES = 20
 _MOST_PODS_NAMED = 3
-_NOTICED_SHARE = 0.05
-"""The least share of the time that an activity must have had to be named."""
-
-_ACTIVITIES = (
-    "training", "queued", "pulling", "initializing", "rendezvous", "first_step", "validating", "saving", "stalled",
-    "recovering", "unknown",
-)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +47,8 @@ class Seen:
     warnings: tuple[Warned, ...]
     """Oldest first."""
     now: datetime
+    reports: Reports = NO_REPORTS
+    """What the ranks of a job that runs say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +140,7 @@ def _failed(seen: Seen) -> Answer:
 
 
 def _running(seen: Seen) -> Answer:
-    status = seen.status
+    status, pace = seen.status, pace_of(seen.reports, seen.now)
     since = status.attempt_start_time or status.start_time
     headline = f"{seen.name}: Running for {_ago(since, seen.now)}, attempt {status.attempt}, restarts {status.restarts}"
     return Answer(
@@ -151,9 +148,12 @@ def _running(seen: Seen) -> Answer:
         (
             *_progress(seen),
             *_attention(seen),
+            *_section("Ranks", *pace.ranks),
+            *_section("Slowed by", *pace.slowed_by),
             *_time(status.goodput),
             *_lost(status),
             *_attempts(status.failures),
+            *_section("What to do", *pace.todo),
         ),
     )
 
@@ -295,20 +295,15 @@ def _lost(status: DDPJobStatus) -> tuple[Section, ...]:
 
 def _time(goodput: Goodput | None) -> tuple[Section, ...]:
     """Where the time went: every activity that took a noticeable share, the largest first."""
-    if goodput is None:
-        return ()
-    spent = {activity: float(getattr(goodput, activity)) for activity in _ACTIVITIES}
-    whole = sum(spent.values())
-    if whole <= 0:
-        return ()
-    shares = {activity: seconds / whole for activity, seconds in spent.items()}
-    rest = sorted((name for name in _ACTIVITIES if shares[name] >= _NOTICED_SHARE), key=lambda name: -shares[name])
-    lines = [f"{shares[name]:>4.0%}  {_activity(name)}, {seconds_in_words(spent[name])}" for name in rest]
+    lines = [
+        f"{share:>4.0%}  {_activity(name)}, {seconds_in_words(seconds)}"
+        for name, seconds, share in goodput_shares(goodput)
+    ]
     return _section("Time", *lines)
 
 
 def _activity(name: str) -> str:
-    return "unknown, such as imports before a first step" if name == "unknown" else name.replace("_", " ")
+    return "unknown, such as imports before a first step" if name == "unknown" else name
 
 
 def _attempts(failures: tuple[FailureStatus, ...]) -> tuple[Section, ...]:

@@ -17,12 +17,18 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from ddpjob_operator.api.status import Progress
+from ddpjob_operator.core.ledger.ranks import slowest_of
 from ddpjob_operator.core.values.actions import Event
 from ddpjob_operator.local.observed import (
     NodeView,
+    RankTable,
     RunView,
     failure_in_words,
+    goodput_in_words,
+    goodput_shares,
     progress_in_words,
+    rank_table,
     seconds_in_words,
     short,
     snapshot_in_words,
@@ -38,6 +44,8 @@ _STYLES = {
     "Stopping": "yellow",
 }
 _BAR_WIDTH = 40
+_WIDE = 100
+"""Columns of a terminal from which on progress has one line with its bar."""
 _LEVELS, _ASCII_LEVELS = "▁▂▃▄▅▆▇█", "_.-=+*#"
 _MOST_LOSSES = 4096
 _SECONDS_BETWEEN_LINES = 30.0
@@ -80,6 +88,8 @@ class PlainDisplay:
         self._waits_until: datetime | None = None
         self._last_part = 0
         self._last_line: datetime | None = None
+        self._pace: tuple[object, ...] = ()
+        self._pace_line: datetime | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -124,6 +134,20 @@ class PlainDisplay:
             return
         self._last_part, self._last_line = max(part, self._last_part), view.now
         self.write_line(progress_in_words(progress, view.now))
+        self._write_pace(view)
+
+    def _write_pace(self, view: RunView) -> None:
+        """Where the time goes and which rank is slow, below a line of progress, where that is another than before."""
+        if (view.now - (self._pace_line or view.started)).total_seconds() < _SECONDS_BETWEEN_LINES:
+            return
+        goodput, slowest = view.status.goodput, slowest_of(view.reports.ranks)
+        pace = ({name for name, _, _ in goodput_shares(goodput)}, slowest and slowest.rank, view.reports.note)
+        if pace == self._pace:
+            return
+        self._pace, self._pace_line = pace, view.now
+        table = rank_table(view.reports)
+        for line in filter(None, (goodput_in_words(goodput), table.slowest, table.note)):
+            self.write_line(f"  {line}")
 
 
 class LiveDisplay:
@@ -166,32 +190,33 @@ class LiveDisplay:
             return Text()
         losses = [loss for _, loss in sorted(self._losses.items())]
         levels = _LEVELS if self._console.encoding.startswith("utf") else _ASCII_LEVELS
-        return picture(replace(self._view, now=datetime.now(UTC)), sparkline(losses, _BAR_WIDTH, levels))
+        view = replace(self._view, now=datetime.now(UTC))
+        return picture(view, sparkline(losses, _BAR_WIDTH, levels), wide=self._console.width >= _WIDE)
 
     def _print(self, text: Text) -> None:
         with suppress(OSError):
             self._console.print(text)
 
 
-def picture(view: RunView, losses: str = "") -> RenderableType:
-    """The whole run, in a few lines: header, progress, the course of the loss, nodes, the last failure."""
+def picture(view: RunView, losses: str = "", *, wide: bool = True) -> RenderableType:
+    """The whole run, in a few lines: header, progress, the course of the loss, goodput, nodes, the slowest ranks, the
+    last failure.
+    """
     parts: list[RenderableType] = [_header(view)]
     if (waiting := waiting_in_words(view)) is not None:
         parts.append(Text(waiting, style="yellow"))
     progress = view.status.progress
     if progress is not None and progress.step is not None:
-        row: list[RenderableType] = [Text(progress_in_words(progress, view.now))]
-        if progress.total_steps:
-            row.insert(0, ProgressBar(total=progress.total_steps, completed=progress.step, width=_BAR_WIDTH))
-        line = Table.grid(padding=(0, 2))
-        line.add_row(*row)
-        parts.append(line)
+        parts += _progress(progress, Text(progress_in_words(progress, view.now)), wide=wide)
         if len(losses) > 1:
             parts.append(Text.assemble(losses, ("  loss", "dim")))
     if view.status.snapshot is not None:
         parts.append(Text(snapshot_in_words(view.status.snapshot)))
+    if goodput := goodput_in_words(view.status.goodput):
+        parts.append(Text(goodput))
     if view.nodes:
         parts.append(_nodes(view.nodes))
+    parts += _ranks(rank_table(view.reports))
     failure = view.status.last_failure
     if failure is not None:
         parts.append(Text(f"last failure: {failure_in_words(failure)}", style="yellow"))
@@ -208,6 +233,35 @@ def _header(view: RunView) -> Text:
         (view.phase, _STYLES.get(view.phase, "cyan")),
         f"  attempt {view.status.attempt}, restarts {view.status.restarts}, {spent}",
     )
+
+
+def _progress(progress: Progress, words: Text, *, wide: bool) -> list[RenderableType]:
+    """A bar where the end is known, beside the words or above them."""
+    if not progress.total_steps:
+        return [words]
+    bar = ProgressBar(total=progress.total_steps, completed=progress.step or 0, width=_BAR_WIDTH)
+    if not wide:
+        return [bar, words]
+    line = Table.grid(padding=(0, 2))
+    line.add_row(bar, words)
+    return [line]
+
+
+def _ranks(ranks: RankTable) -> list[RenderableType]:
+    parts: list[RenderableType] = []
+    if ranks.rows:
+        table = Table(box=None, pad_edge=False, header_style="dim")
+        for heading in ranks.headings:
+            table.add_column(
+                heading, overflow="ellipsis", no_wrap=True, justify="left" if heading == "pod" else "right"
+            )
+        for cells in ranks.rows:
+            table.add_row(*cells)
+        parts.append(table)
+    parts += [Text(line, style="dim") for line in (ranks.rest, ranks.note) if line]
+    if ranks.slowest:
+        parts.append(Text(ranks.slowest, style="yellow"))
+    return parts
 
 
 def _nodes(nodes: tuple[NodeView, ...]) -> Table:

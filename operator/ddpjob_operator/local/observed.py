@@ -10,7 +10,18 @@ from math import isfinite
 from pathlib import Path
 from statistics import fmean
 
-from ddpjob_operator.api.status import DDPJobStatus, FailureStatus, Progress, SnapshotStatus
+from ddpjob_operator.api.status import DDPJobStatus, FailureStatus, Goodput, Progress, SnapshotStatus
+from ddpjob_operator.core.ledger.ranks import NO_REPORTS, Reports, milliseconds, slowest_first, slowest_of
+
+_MOST_RANKS = 5
+"""Of which a view has rows."""
+_NOTICED_SHARE = 0.05
+"""The least share of the time that an activity must have had to be named."""
+
+_ACTIVITIES = (
+    "training", "queued", "pulling", "initializing", "rendezvous", "first_step", "validating", "saving", "stalled",
+    "recovering", "unknown",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +55,8 @@ class RunView:
     started: datetime
     now: datetime
     stopping: bool = False
+    reports: Reports = NO_REPORTS
+    """What the ranks of the attempt say."""
 
     @property
     def phase(self) -> str:
@@ -80,6 +93,74 @@ def step_in_words(progress: Progress) -> str:
 
 def snapshot_in_words(snapshot: SnapshotStatus) -> str:
     return f"snapshot of step {snapshot.step}{', verified' if snapshot.verified else ''}"
+
+
+def goodput_shares(goodput: Goodput | None) -> list[tuple[str, float, float]]:
+    """Name, seconds and share of every activity that took a noticeable share of the time, the largest first."""
+    if goodput is None:
+        return []
+    spent = {activity: float(getattr(goodput, activity)) for activity in _ACTIVITIES}
+    whole = sum(spent.values())
+    found = [
+        (activity.replace("_", " "), seconds, seconds / whole)
+        for activity, seconds in spent.items()
+        if whole > 0 and seconds >= _NOTICED_SHARE * whole
+    ]
+    return sorted(found, key=lambda each: -each[1])
+
+
+def goodput_in_words(goodput: Goodput | None) -> str:
+    """Such as `goodput 82%, recovering 9%, saving 6%`; empty where no training step can be seen."""
+    if goodput is None or goodput.ratio is None:
+        return ""
+    rest = [f"{name} {share:.0%}" for name, _, share in goodput_shares(goodput) if name != "training"]
+    return ", ".join([f"goodput {goodput.ratio:.0%}", *rest])
+
+
+@dataclass(frozen=True, slots=True)
+class RankTable:
+    """The ranks by step time, as cells and sentences; empty before any has made steps."""
+
+    headings: tuple[str, ...] = ()
+    rows: tuple[tuple[str, ...], ...] = ()
+    """The slowest few."""
+    rest: str = ""
+    """How many more there are."""
+    slowest: str = ""
+    """Which one the others wait for, and why."""
+    note: str = ""
+    """Why some are missing."""
+
+
+def rank_table(reports: Reports) -> RankTable:
+    """What a view has room for, however many ranks there are."""
+    timed = slowest_first([rank for rank in reports.ranks if rank.step_seconds])
+    if not timed:
+        return RankTable(note=reports.note)
+    columns: dict[str, list[str]] = {
+        "rank": [str(rank.rank) for rank in timed],
+        "pod": [rank.pod for rank in timed],
+        "step": ["" if rank.step is None else str(rank.step) for rank in timed],
+        "step time": [milliseconds(rank.step_seconds) for rank in timed],
+        "data wait": [milliseconds(rank.data_seconds) for rank in timed],
+        "passes": [milliseconds(rank.passes_seconds) for rank in timed],
+    }
+    known = {heading: cells for heading, cells in columns.items() if any(cells)}
+    found = slowest_of(timed)
+    return RankTable(
+        headings=tuple(known),
+        rows=tuple(zip(*known.values(), strict=True))[:_MOST_RANKS],
+        rest=_more([rank.step_seconds or 0.0 for rank in timed[_MOST_RANKS:]]),
+        slowest="" if found is None else f"the others wait for rank {found.rank}: {found.reason}",
+        note=reports.note,
+    )
+
+
+def _more(seconds: Sequence[float]) -> str:
+    if not seconds:
+        return ""
+    low, high = milliseconds(min(seconds)), milliseconds(max(seconds))
+    return f"and {len(seconds)} more, {high if low == high else f'{low} to {high}'} a step"
 
 
 def failure_in_words(failure: FailureStatus) -> str:

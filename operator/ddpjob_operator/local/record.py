@@ -64,6 +64,7 @@ class RanksFile:
         self._uid, self._clock = job.uid, clock
         self._attempt = -1
         self._ranks: dict[int, dict[str, Any]] = {}
+        self._throttling: dict[str, dict[str, Any]] = {}
         self._written_at: float | None = None
 
     def on_report(self, pod: str, report: TrainerReport, now: datetime) -> None:
@@ -72,7 +73,7 @@ class RanksFile:
         if attempt < self._attempt:
             return
         if attempt > self._attempt:
-            self._attempt, self._ranks = attempt, {}
+            self._attempt, self._ranks, self._throttling = attempt, {}, {}
         for rank in report.ranks:
             self._ranks[rank.rank] = {
                 "rank": rank.rank,
@@ -81,9 +82,17 @@ class RanksFile:
                 "step": rank.step,
                 "stepSeconds": rank.step_seconds,
                 "dataSeconds": rank.data_seconds,
+                "passesSeconds": rank.passes_seconds,
                 "time": None
                 if rank.age_seconds is None
                 else (now - timedelta(seconds=rank.age_seconds)).isoformat(timespec="milliseconds"),
+            }
+        if (found := report.throttling) is not None:
+            self._throttling[pod] = {
+                "seconds": found.seconds,
+                "periods": found.periods,
+                "throttledPeriods": found.throttled_periods,
+                "throttledSeconds": found.throttled_seconds,
             }
         if self._written_at is None or self._clock() - self._written_at >= _SECONDS_BETWEEN_RANKS:
             self.write()
@@ -94,8 +103,9 @@ class RanksFile:
             return
         self._written_at = self._clock()
         ranks = [self._ranks[rank] for rank in sorted(self._ranks)]
+        content = {"uid": self._uid, "attempt": self._attempt, "ranks": ranks, "throttling": self._throttling}
         with suppress(OSError):
-            _replace(self._path, {"version": VERSION, "uid": self._uid, "attempt": self._attempt, "ranks": ranks})
+            _replace(self._path, {"version": VERSION, **content})
 
 
 def _replace(path: Path, content: dict[str, Any]) -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from ddpjob_operator.api.status import DDPJobStatus, Phase
 from ddpjob_operator.core.ledger.progress import with_final_report
+from ddpjob_operator.core.ledger.ranks import reports_of, together
 from ddpjob_operator.core.plan import plan
 from ddpjob_operator.core.values.job import Defaults, Job
 from ddpjob_operator.core.values.trainer_report import TrainerReport, read_termination
@@ -206,14 +207,18 @@ class Runner:
         return pod_log(self._machine.shared, self._job.name, failure.pod_name) if failure and failure.pod_name else None
 
     def _view(self) -> RunView:
+        now = datetime.now(UTC)
         present = [pod for pod in self._children.pods if not pod.deleting]
+        live = [pod for pod in present if not pod.ended]
+        said = [reports_of(pod.report, pod.name, "", now) for pod in live if pod.report is not None]
         shown = sorted(present, key=lambda pod: (pod.node_rank is None, pod.node_rank, pod.name))
         return RunView(
             job=self._job.name,
             status=self._job.status,
             nodes=tuple(_node_view(pod) for pod in shown),
             started=self._started,
-            now=datetime.now(UTC),
+            now=now,
+            reports=together(said),
             stopping=self._stopped_by is not None,
         )
 

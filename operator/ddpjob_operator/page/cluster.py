@@ -7,7 +7,7 @@ import re
 import shlex
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -17,6 +17,7 @@ from ddpjob_operator.core.values.observed import PodView
 from ddpjob_operator.follow.events import Happened, read_happened
 from ddpjob_operator.follow.jobs import volume_in_words
 from ddpjob_operator.follow.logs import JobLogs, Line, Wanted
+from ddpjob_operator.follow.rank_reports import read_reports
 from ddpjob_operator.follow.read import read_job, read_pods, seen_of
 from ddpjob_operator.follow.refusals import in_words
 from ddpjob_operator.follow.table import printable
@@ -24,7 +25,6 @@ from ddpjob_operator.follow.why import why
 from ddpjob_operator.page.answers import Answers
 from ddpjob_operator.page.links import links_of_annotations
 from ddpjob_operator.page.list_view import tone_of
-from ddpjob_operator.page.rank_reports import read_ranks
 from ddpjob_operator.page.values import (
     TERMINATING,
     Command,
@@ -169,15 +169,14 @@ class ClusterSource:
         except ApiError as error:
             notes.append(f"Logs cannot be read: {error.message}")
         seen = seen_of(job, pods, (event for event, _ in happened), now)
-        ranks, ranks_note = await read_ranks(self._client, namespace, record.uid, record.status.attempt, seen.pods)
+        reports = await read_reports(self._client, namespace, record.uid, record.status.attempt, seen.pods)
         return Detail(
             job=record,
-            answer=why(seen),
+            answer=why(replace(seen, reports=reports)),
             now=now,
             course=self._course(record, lines),
             pods=pod_rows(seen.pods),
-            ranks=ranks,
-            ranks_note=ranks_note,
+            reports=reports,
             snapshots=_snapshots(record),
             set_aside=tuple(printable(line) for line in record.status.corrupt_snapshots),
             events=tuple(_event_row(item) for _, item in happened),

@@ -20,9 +20,11 @@ from math import isfinite
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from ddpjob_operator.core.ledger.ranks import NO_REPORTS, PodThrottling, RankRow, Reports
+from ddpjob_operator.core.values.trainer_report import read_throttling
 from ddpjob_operator.follow.table import printable
 from ddpjob_operator.local.record import ranks_file
-from ddpjob_operator.page.values import Course, LossPoint, RankRow, SnapshotRow
+from ddpjob_operator.page.values import Course, LossPoint, SnapshotRow
 from ddpjob_operator.wire.objects import parse_time
 
 _WHOLE_BYTES = 4 << 20
@@ -158,14 +160,20 @@ def snapshots_of(shared: Shared, job: str) -> tuple[list[SnapshotRow], list[str]
     return found, aside
 
 
-def ranks_of(shared: Shared, job: str, uid: str, attempt: int) -> list[RankRow]:
-    """What the ranks of this attempt last reported, if `ddpjob run` has noted it."""
+def reports_of(shared: Shared, job: str, uid: str, attempt: int) -> Reports:
+    """What the pods of this attempt last said, if `ddpjob run` has noted it."""
     found = shared.json(ranks_file(shared.root, job))
-    ranks = found.get("ranks")
+    ranks, throttling = found.get("ranks"), found.get("throttling")
     if (found.get("uid"), found.get("attempt")) != (uid, attempt) or not isinstance(ranks, list):
-        return []
+        return NO_REPORTS
     given = [rank for rank in ranks[:_MOST_RANKS] if isinstance(rank, dict) and isinstance(rank.get("rank"), int)]
-    return [_rank(rank) for rank in given]
+    pods = list(throttling.items())[:_MOST_RANKS] if isinstance(throttling, dict) else []
+    return Reports(
+        tuple(map(_rank, given)),
+        tuple(
+            PodThrottling(printable(pod), "", read) for pod, said in pods if (read := read_throttling(said)) is not None
+        ),
+    )
 
 
 def _rank(given: dict[str, Any]) -> RankRow:
@@ -179,6 +187,7 @@ def _rank(given: dict[str, Any]) -> RankRow:
         step=step if isinstance(step, int) else None,
         step_seconds=_finite(given.get("stepSeconds")),
         data_seconds=_finite(given.get("dataSeconds")),
+        passes_seconds=_finite(given.get("passesSeconds")),
         time=time if time is not None and time.tzinfo else None,
     )
 

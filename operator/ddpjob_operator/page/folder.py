@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ddpjob_operator.api.status import DDPJobStatus, Phase
+from ddpjob_operator.core.ledger.ranks import Reports
 from ddpjob_operator.core.values.names import pod_name
 from ddpjob_operator.follow.logs import Line, Wanted, is_wanted, last_of, parse_line
 from ddpjob_operator.follow.table import printable
@@ -178,13 +179,14 @@ def record_of(shared: Shared, name: str) -> JobRecord:
 def detail_of(shared: Shared, name: str, now: datetime) -> Detail:
     job, events = record_of(shared, name), files.events_of(shared, name)
     snapshots, set_aside = files.snapshots_of(shared, name)
+    reports = reports_of(shared, job)
     return Detail(
         job=job,
-        answer=answer_of(job, now),
+        answer=answer_of(job, now, reports),
         now=now,
         course=files.course_of(shared, name, events),
         pods=_pods(shared, job),
-        ranks=tuple(files.ranks_of(shared, name, job.uid, job.status.attempt)),
+        reports=reports,
         snapshots=tuple(snapshots),
         set_aside=tuple(set_aside),
         events=_event_rows(job.status, events),
@@ -200,7 +202,12 @@ def log_of(shared: Shared, name: str, query: LogQuery) -> list[Line]:
     return list(_logs(shared, name, query).now())
 
 
-def answer_of(job: JobRecord, now: datetime) -> Answer:
+def reports_of(shared: Shared, job: JobRecord) -> Reports:
+    """What the ranks of the newest attempt last said."""
+    return files.reports_of(shared, job.name, job.uid, job.status.attempt)
+
+
+def answer_of(job: JobRecord, now: datetime, reports: Reports) -> Answer:
     """Why the job is where it is, as far as its folder says."""
     status, created = job.status, job.created or now
     if job.phase == STOPPED:
@@ -209,7 +216,7 @@ def answer_of(job: JobRecord, now: datetime) -> Answer:
         return Answer(f"{job.name}: stopped before its end; no process of it runs here", (todo,))
     if job.phase == UNKNOWN or status.phase is None:
         return Answer(f"{job.name}: the folder has its logs and snapshots, but not its status", ())
-    return why(Seen(job.name, created, None, status, (), (), now))
+    return why(Seen(job.name, created, None, status, (), (), now, reports))
 
 
 def _status_by_events(events: list[dict[str, Any]], running: bool) -> tuple[DDPJobStatus, str]:

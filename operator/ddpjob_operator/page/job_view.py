@@ -23,7 +23,7 @@ _CHART_HEIGHT = 280.0
 _MOST_EVENTS = 200
 _TODO = "What to do"
 _LOST = "Lost"
-_ELSEWHERE = ("Progress", "Time", "Earlier failures", _LOST, _TODO)
+_ELSEWHERE = ("Progress", "Ranks", "Time", "Earlier failures", _LOST, _TODO)
 """Sections of the answer that other parts of the page show."""
 _RANK_COLOURS = 8
 
@@ -148,7 +148,7 @@ def job_view(detail: Detail) -> JobView:
         chart=_both(charts),
         timeline=_both(lines),
         shares=shares(status.goodput),
-        ranks=ranks_view(detail.ranks, now),
+        ranks=ranks_view(detail.reports.ranks, now),
         failures=tuple(_failure(failure, detail) for failure in reversed(_failures(detail))),
         snapshots=tuple(_snapshot(snapshot, detail, index == 0) for index, snapshot in enumerate(detail.snapshots)),
         events=tuple(_event(event, now) for event in list(reversed(detail.events))[:_MOST_EVENTS]),

@@ -9,6 +9,7 @@ from enum import StrEnum
 from typing import Protocol
 
 from ddpjob_operator.api.status import DDPJobStatus
+from ddpjob_operator.core.ledger.ranks import NO_REPORTS, Reports
 from ddpjob_operator.follow.logs import Line
 from ddpjob_operator.follow.why import Answer
 from ddpjob_operator.page.links import Link
@@ -94,24 +95,6 @@ class PodRow:
 
 
 @dataclass(frozen=True, slots=True)
-class RankRow:
-    """A rank as it last reported. None is unknown."""
-
-    rank: int
-    pod: str = ""
-    node: str = ""
-    """The Kubernetes node."""
-    phase: str = ""
-    step: int | None = None
-    step_seconds: float | None = None
-    """Median of the last steps."""
-    data_seconds: float | None = None
-    """Median of what they waited for data."""
-    time: datetime | None = None
-    """Of its last progress."""
-
-
-@dataclass(frozen=True, slots=True)
 class EventRow:
     """Something that happened."""
 
@@ -141,10 +124,8 @@ class Detail:
     now: datetime
     course: Course = Course()
     pods: tuple[PodRow, ...] = ()
-    ranks: tuple[RankRow, ...] = ()
-    """Of the current attempt."""
-    ranks_note: str = ""
-    """Why some are missing."""
+    reports: Reports = NO_REPORTS
+    """What the ranks of the current attempt say."""
     snapshots: tuple[SnapshotRow, ...] = ()
     set_aside: tuple[str, ...] = ()
     """Snapshots that did not verify, with the reason."""

@@ -12,7 +12,7 @@ import pytest
 from ddpjob_operator.api.spec import DDPJobSpec
 from ddpjob_operator.api.status import DDPJobStatus, Internal, Phase
 from ddpjob_operator.core.values.job import Job
-from ddpjob_operator.core.values.trainer_report import RankReport, TrainerReport
+from ddpjob_operator.core.values.trainer_report import RankReport, Throttling, TrainerReport
 from ddpjob_operator.local.record import RanksFile, StatusFile, ranks_file, status_file
 from ddpjob_operator.wire.jobs import parse_status
 
@@ -59,7 +59,8 @@ def test_what_an_earlier_run_left_is_replaced(tmp_path: Path, left: str) -> None
 
 def report(step: int, attempt: int = 0, age: float | None = 2.0) -> TrainerReport:
     ranks = (RankReport(1, step=step, phase="train", age_seconds=age, step_seconds=0.5, data_seconds=0.1),)
-    return TrainerReport(uid="uid", attempt=attempt, ranks=ranks)
+    throttling = Throttling(60.0, 600, 380, 45.2)
+    return TrainerReport(uid="uid", attempt=attempt, ranks=ranks, throttling=throttling)
 
 
 def test_what_ranks_report_is_written_once_a_second_and_at_the_end(tmp_path: Path) -> None:
@@ -73,8 +74,12 @@ def test_what_ranks_report_is_written_once_a_second_and_at_the_end(tmp_path: Pat
 
     record.on_report("digits-0-0", report(1), now)
     rank = json.loads(path.read_text())["ranks"][0]
+    assert json.loads(path.read_text())["throttling"] == {
+        "digits-0-0": {"seconds": 60.0, "periods": 600, "throttledPeriods": 380, "throttledSeconds": 45.2}
+    }
     assert rank == {
         "rank": 1, "pod": "digits-0-0", "phase": "train", "step": 1, "stepSeconds": 0.5, "dataSeconds": 0.1,
+        "passesSeconds": None,
         "time": "2030-01-01T00:00:03.000+00:00",
     }  # fmt: skip
     record.on_report("digits-0-0", report(2), now)

@@ -43,6 +43,22 @@ class RankReport:
     """Median of the last steps."""
     data_seconds: float | None = None
     """Median of what they waited for data."""
+    passes_seconds: float | None = None
+    """Median of its own forward and backward passes, the wait for other ranks left out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Throttling:
+    """What the CPU limit of a pod did lately."""
+
+    seconds: float
+    """How long that time is."""
+    periods: int
+    """Of the kernel's scheduler, in which the pod ran; at least 1."""
+    throttled_periods: int
+    """In which it was stopped until their end."""
+    throttled_seconds: float
+    """How long it was stopped, added up over CPUs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +108,8 @@ class TrainerReport:
     snapshots_set_aside: tuple[str, ...] = ()
     """Which snapshots did not verify, in words."""
     ranks: tuple[RankReport, ...] = ()
+    throttling: Throttling | None = None
+    """None without a CPU limit."""
 
     def is_of(self, uid: str, attempt: int) -> bool:
         """Whether it is about this attempt of this very job, and not of an earlier job of the same name."""
@@ -171,6 +189,7 @@ def _progress(given: Mapping[str, Any]) -> dict[str, Any]:
         "snapshot_problem": _snapshot_problem(given.get("snapshotProblem")),
         "snapshots_set_aside": tuple(_set_aside(given.get("snapshotsSetAside"))),
         "ranks": tuple(_ranks(given.get("ranks"))),
+        "throttling": read_throttling(given.get("throttling")),
     }
 
 
@@ -210,7 +229,18 @@ def _ranks(given: Any) -> Iterator[RankReport]:
                 age_seconds=_seconds(item.get("ageSeconds")),
                 step_seconds=_seconds(item.get("stepSeconds")),
                 data_seconds=_seconds(item.get("dataSeconds")),
+                passes_seconds=_seconds(item.get("passesSeconds")),
             )
+
+
+def read_throttling(given: Any) -> Throttling | None:
+    """That part of the answer; None if it is not whole, or nothing ran."""
+    item = _object(given)
+    seconds, stopped_seconds = _seconds(item.get("seconds")), _seconds(item.get("throttledSeconds"))
+    periods, stopped = _integer(item.get("periods")), _integer(item.get("throttledPeriods"))
+    if seconds is None or stopped_seconds is None or not periods or stopped is None or stopped > periods:
+        return None
+    return Throttling(seconds, periods, stopped, stopped_seconds)
 
 
 def _items(value: Any) -> list[Any]:

@@ -80,7 +80,9 @@ def test_what_the_cpu_limit_did_is_that_of_the_last_minute(tmp_path: Path, versi
     assert watch.lately == Throttling(60.0, 600, 300, 15.0)
 
 
-@pytest.mark.parametrize("files", [{}, cpu_stat(1, 0, 0, 0.0), {"cgroup.controllers": "", "a/cpu.stat": "usage_usec 5\n"}])
+@pytest.mark.parametrize(
+    "files", [{}, cpu_stat(1, 0, 0, 0.0), {"cgroup.controllers": "", "a/cpu.stat": "usage_usec 5\n"}]
+)
 def test_without_a_cpu_limit_nothing_is_said_of_throttling(tmp_path: Path, files: dict[str, str]) -> None:
     written(tmp_path, {"self": "0::/a\n", **{f"group/{name}": text for name, text in files.items()}})
     watch = ThrottlingWatch(tmp_path / "group", tmp_path / "self")
