@@ -11,7 +11,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Protocol, Self, TextIO
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, Group, JustifyMethod, RenderableType
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
@@ -46,6 +46,8 @@ _STYLES = {
 _BAR_WIDTH = 40
 _WIDE = 100
 """Columns of a terminal from which on progress has one line with its bar."""
+_NAMES = ("pod", "on", "log")
+"""Columns of tables, that may be long."""
 _LEVELS, _ASCII_LEVELS = "▁▂▃▄▅▆▇█", "_.-=+*#"
 _MOST_LOSSES = 4096
 _SECONDS_BETWEEN_LINES = 30.0
@@ -240,11 +242,10 @@ def _progress(progress: Progress, words: Text, *, wide: bool) -> list[Renderable
     if not progress.total_steps:
         return [words]
     bar = ProgressBar(total=progress.total_steps, completed=progress.step or 0, width=_BAR_WIDTH)
-    if not wide:
-        return [bar, words]
-    line = Table.grid(padding=(0, 2))
-    line.add_row(bar, words)
-    return [line]
+    lines = Table.grid(padding=(0, 2))
+    for row in ([bar, words],) if wide else ([bar], [words]):
+        lines.add_row(*row)
+    return [lines]
 
 
 def _ranks(ranks: RankTable) -> list[RenderableType]:
@@ -252,9 +253,7 @@ def _ranks(ranks: RankTable) -> list[RenderableType]:
     if ranks.rows:
         table = Table(box=None, pad_edge=False, header_style="dim")
         for heading in ranks.headings:
-            table.add_column(
-                heading, overflow="ellipsis", no_wrap=True, justify="left" if heading == "pod" else "right"
-            )
+            _add_column(table, heading, side="left" if heading == "pod" else "right")
         for cells in ranks.rows:
             table.add_row(*cells)
         parts.append(table)
@@ -268,7 +267,7 @@ def _nodes(nodes: tuple[NodeView, ...]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="dim")
     local = any(node.log is not None for node in nodes)
     for name in ("node", "pod", "phase", "doing", *(("step", "pid", "log") if local else ("on",))):
-        table.add_column(name, overflow="fold" if name == "log" else "ellipsis", no_wrap=name != "log")
+        _add_column(table, name)
     for node in nodes:
         table.add_row(
             "spare" if node.node_rank is None else str(node.node_rank),
@@ -278,6 +277,11 @@ def _nodes(nodes: tuple[NodeView, ...]) -> Table:
             *(_process(node) if local else (node.host or "",)),
         )
     return table
+
+
+def _add_column(table: Table, name: str, side: JustifyMethod = "left") -> None:
+    """A column of a live table: where the terminal is narrow, names are cut and figures stay."""
+    table.add_column(name, overflow="fold" if name == "log" else "ellipsis", no_wrap=name not in _NAMES, justify=side)
 
 
 def _process(node: NodeView) -> tuple[str, str, str]:

@@ -18,6 +18,7 @@ from tests.unit.answers import Server, ok
 from ddpjob import Job
 from ddpjob.notebook import NotebookDisplay, display_here, html_of
 from ddpjob_operator.api.status import DDPJobStatus, FailureStatus, Phase, Progress
+from ddpjob_operator.core.ledger.ranks import RankRow, Reports
 from ddpjob_operator.local.display import PlainDisplay
 from ddpjob_operator.local.observed import NodeView, RunView
 from ddpjob_operator.runtime.client import Client
@@ -99,6 +100,47 @@ async def test_one_output_follows_the_job_to_its_end(server: Server, client: Cli
     assert "ddpjob" not in {thread.name for thread in notebook.threads}, "a notebook shows what its own thread shows"
 
 
+POD = {
+    "metadata": {
+        "name": "train-0-0", "namespace": "default", "uid": "pod-1",
+        "labels": {"training.ddpjob.io/attempt": "0", "training.ddpjob.io/node-rank": "0"},
+        "ownerReferences": [{"uid": "job-1", "controller": True}],
+    },
+    "spec": {"nodeName": "worker-1", "containers": [{"name": "trainer"}]},
+    "status": {"phase": "Running", "containerStatuses": [{"name": "trainer", "ready": True, "state": {"running": {}}}]},
+}  # fmt: skip
+RANKS = [{"rank": rank, "phase": "train", "step": 7, "stepSeconds": 0.1, "dataSeconds": 0.05 * rank} for rank in (0, 1)]
+
+
+@pytest.mark.parametrize("refused", [False, True])
+async def test_the_slowest_rank_is_shown_and_a_refusal_is_said_and_not_repeated(
+    server: Server, client: Client, notebook: Outputs, refused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ddpjob_operator.follow.watch.SECONDS_BETWEEN_LOOKS", 0.01)
+    monkeypatch.setattr("ddpjob_operator.follow.watch.LOOKS_BETWEEN_RANKS", 2)
+    running = job(phase="Running", goodput={"training": 90.0, "saving": 10.0, "ratio": 0.9})
+    left, asked = [running] * 7, []
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        if request.path.endswith("/pods/train-0-0:9400/proxy/status"):
+            asked.append(request.path)
+            if refused:
+                return web.json_response({"kind": "Status", "reason": "Forbidden", "message": "no"}, status=403)
+            return web.json_response({"version": 1, "uid": "job-1", "attempt": 0, "ranks": RANKS})
+        if "/ddpjobs/" in request.path:
+            return ok(left.pop() if left else job(phase="Succeeded"))
+        items = [POD] if request.path.endswith("/pods") else []
+        return ok({"metadata": {"resourceVersion": "1"}, "items": items})
+
+    server.answers = [answer]
+    await asyncio.to_thread(watched)
+    html = "".join(content["text/html"] for content in notebook.contents)
+    assert "goodput 90%, saving 10%" in html
+    assert ("the others wait for rank 1: it waits 50 ms longer" in html) is not refused
+    assert ("ask for get on pods/proxy" in html) is refused
+    assert len(asked) == (1 if refused else 3), "each second look"
+
+
 async def test_a_job_that_is_gone_ends_the_watching(server: Server, client: Client, notebook: Outputs) -> None:
     left = [job(phase="Running")] * 3
 
@@ -125,6 +167,7 @@ def test_what_a_tenant_writes_stays_text() -> None:
     failure = FailureStatus(attempt=0, time=NOW, reason=EVIL, message=EVIL, advice=EVIL, pod_name=EVIL)
     status = DDPJobStatus(phase=Phase.FAILED, progress=Progress(step=1), last_failure=failure)
     node = NodeView(0, EVIL, EVIL, None, None, EVIL, None, EVIL)
-    html = html_of(RunView(EVIL, status, (node,), NOW, NOW), EVIL, (EVIL,))
+    reports = Reports((RankRow(0, pod=EVIL, step_seconds=1.0),), note=EVIL)
+    html = html_of(RunView(EVIL, status, (node,), NOW, NOW, reports=reports), EVIL, (EVIL,))
     assert EVIL not in html
-    assert html.count("&lt;script&gt;") == 11
+    assert html.count("&lt;script&gt;") == 13

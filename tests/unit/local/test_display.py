@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import io
+import re
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
-from ddpjob_operator.api.status import DDPJobStatus, FailureStatus, Phase, Progress, SnapshotStatus
+from ddpjob_operator.api.status import DDPJobStatus, FailureStatus, Goodput, Phase, Progress, SnapshotStatus
+from ddpjob_operator.core.ledger.ranks import RankRow, Reports
 from ddpjob_operator.core.values.actions import Event
 from ddpjob_operator.local.display import LiveDisplay, PlainDisplay, display_for, picture
 from ddpjob_operator.local.observed import (
     NodeView,
+    RankTable,
     RunView,
     progress_in_words,
+    rank_table,
     seconds_in_words,
     sparkline,
     success_in_words,
@@ -161,6 +166,106 @@ def test_a_terminal_gets_the_live_picture() -> None:
         display.write_line("a line above")
     assert "a line above" in stream.getvalue()
     assert "step 50/100" in stream.getvalue()
+
+
+JOB = "a-job-with-a-long-name"
+NODE = "a-node-with-a-rather-long-name.europe-west4-a.compute"
+
+
+def gang(ranks: int, slow: int = 3) -> Reports:
+    rows = []
+    for rank in range(ranks):
+        passes = 0.09 if rank == slow else 0.01
+        rows.append(RankRow(rank, f"{JOB}-0-{rank}", NODE, "train", 50, 0.1, 0.001, START, passes))
+    return Reports(tuple(rows), note="7 of 64 pods do not answer.")
+
+
+def busy_view() -> RunView:
+    """A run with everything that a view has a line for, in long words."""
+    failure = FailureStatus(
+        attempt=0, time=START, pod_name=f"{JOB}-0-1", reason="WorkerException",
+        message="rank 1 raised FileNotFoundError: /mnt/shared/datasets/of-a-very-long-name/that-has-no-space/train.pt",
+        advice="Fix the exception, then apply the job again; it resumes from the newest snapshot that is verified.",
+    )  # fmt: skip
+    goodput = Goodput(training=70.0, recovering=15.0, saving=5.0, queued=10.0, ratio=0.7)
+    snapshot = SnapshotStatus(step=5, time=START, verified=True)
+    until = START + timedelta(hours=1)
+    shown = view(50, seconds=65, last_failure=failure, goodput=goodput, snapshot=snapshot, restart_at=until)
+    nodes = tuple(NodeView(rank, f"{JOB}-0-{rank}", "Running", None, None, "ready", None, NODE) for rank in range(3))
+    return replace(shown, nodes=nodes, reports=gang(64))
+
+
+def test_the_slowest_ranks_and_the_goodput_by_cause_are_shown() -> None:
+    stream = io.StringIO()
+    Console(file=stream, width=120).print(picture(busy_view()))
+    lines = [line.rstrip() for line in stream.getvalue().splitlines()]
+    assert "goodput 70%, recovering 15%, queued 10%, saving 5%" in lines
+    head = next(number for number, line in enumerate(lines) if line.lstrip().startswith("rank  pod"))
+    assert lines[head].split() == ["rank", "pod", "step", "step", "time", "data", "wait", "passes"]
+    rows = [line.split() for line in lines[head + 1 : head + 6]]
+    assert [row[0] for row in rows] == ["3", "0", "1", "2", "4"]
+    assert rows[0] == ["3", "a-job-with-a-long-name-0-3", "50", "100", "ms", "1", "ms", "90", "ms"]
+    assert lines[head + 6 : head + 9] == [
+        "and 59 more, 100 ms a step",
+        "7 of 64 pods do not answer.",
+        "the others wait for rank 3: its own forward and backward passes take 90 ms, those of the median rank 10 ms",
+    ]
+
+
+def test_ranks_that_have_made_no_step_take_no_room() -> None:
+    assert rank_table(Reports((RankRow(0, phase="load"),))) == RankTable()
+
+
+def drawn(width: int, shown: RunView) -> str:
+    """What a terminal of that width gets."""
+    stream = io.StringIO()
+    with LiveDisplay(Console(file=stream, force_terminal=True, width=width)) as display:
+        for step in range(99):
+            progress = Progress(epoch=1, step=step, total_steps=100, loss=1.0 / (step + 1), samples_per_second=1e6)
+            display.show(replace(shown, status=shown.status.model_copy(update={"progress": progress})))
+        display.event(Event("Warning", "Restarting", "rank 1 of pod a-job-with-a-long-name-0-1 was killed by SIGKILL"))
+        display.write_line("a line of the run that is longer than sixty columns, as some are: " + "x" * 70)
+    return stream.getvalue()
+
+
+@pytest.mark.parametrize("local", [False, True])
+@pytest.mark.parametrize("width", [60, 80])
+def test_no_line_is_wider_than_the_terminal(width: int, local: bool) -> None:
+    nodes = view().nodes if local else busy_view().nodes
+    lines = Text.from_ansi(drawn(width, replace(busy_view(), nodes=nodes))).plain.splitlines()
+    assert max(cell_len(line.rstrip()) for line in lines) <= width
+    told = (
+        "step 98/100 (98%), epoch 1, loss 0.0101", "  loss", "goodput 70%", "the others wait for rank 3", "Restarting",
+        "rank  pod ", "  step  step time  data wait  passes", "    50     100 ms       1 ms   90 ms", "and 59 more",
+        "node  pod ", "Running  train" if local else "Running  ready",
+    )  # fmt: skip
+    for part in told:
+        assert any(part in line for line in lines), part
+
+
+def test_without_colour_nothing_is_coloured(monkeypatch: pytest.MonkeyPatch) -> None:
+    colour = re.compile(r"\x1b\[(?:\d+;)*(?:3[0-8]|4[0-8]|9[0-7]|10[0-7])(?:;\d+)*m")
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    assert colour.search(drawn(60, busy_view()))
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert not colour.search(drawn(60, busy_view()))
+
+
+def test_a_pipe_has_the_pace_in_plain_lines_when_it_changes() -> None:
+    text = busy_view()
+    times = ((31, text), (62, text), (93, replace(text, reports=gang(64, slow=5))))
+    told = lines(*(replace(each, now=START + timedelta(seconds=seconds)) for seconds, each in times))
+    assert [line for line in told if line.startswith("  ") and "Fix the exception" not in line] == [
+        "  goodput 70%, recovering 15%, queued 10%, saving 5%",
+        "  the others wait for rank 3: its own forward and backward passes take 90 ms, those of the median rank 10 ms",
+        "  7 of 64 pods do not answer.",
+        "  goodput 70%, recovering 15%, queued 10%, saving 5%",
+        "  the others wait for rank 5: its own forward and backward passes take 90 ms, those of the median rank 10 ms",
+        "  7 of 64 pods do not answer.",
+    ]
+    assert "\x1b" not in "".join(told)
+    assert "".join(told).isascii()
 
 
 def test_success_names_what_was_reached() -> None:
