@@ -55,7 +55,7 @@ def why(
     context: Context = None,
     output: Annotated[Output, typer.Option("--output", "-o", help="How to print it.")] = Output.TEXT,
 ) -> None:
-    """Say why a job is where it is: what ended it, what it waits for, what was lost, and what to do.
+    """Say why a job is where it is: what ended it, what it waits for, what slows it, what was lost, and what to do.
 
     The job is on a cluster or (--shared) in a folder. Exit codes: 0 answered, 2 no such job, or the cluster refused.
     """
@@ -144,7 +144,7 @@ def code(
 
 @app.command()
 def watch(name: JobName, namespace: Namespace = None, context: Context = None) -> None:
-    """Show a job on a cluster live until it has ended: phase, progress, loss, pods, snapshots, events.
+    """Show a job on a cluster live until it has ended: phase, progress, loss, goodput, pods, slowest ranks, events.
 
     Ctrl-C ends the view, not the job. Exit codes: 0 succeeded, 1 failed, 2 no such job, or the cluster refused,
     130 Ctrl-C.

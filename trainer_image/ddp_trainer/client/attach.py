@@ -34,6 +34,7 @@ import os
 import sys
 from collections.abc import Collection, Mapping
 from typing import Any
+from weakref import ref
 
 import torch
 import torch.distributed as dist
@@ -104,6 +105,8 @@ def attach(
         device = torch.device("cuda", torch.cuda.current_device())
     world = _world(environ, device)
     given = {} if model is None or optimizer is None else {"model": model, "optimizer": optimizer, **states}
+    # the script may drop its wrapper, such as DDP, before it leaves the process group
+    modules = [ref(value) for value in given.values() if isinstance(value, nn.Module)]
     saved = prepared(given, per_rank or {}, changes_with_optimizer)
     if "ddp_trainer.rank.worker" not in sys.modules:
         atexit.register(await_gloo)  # under the launcher the worker ends the process
@@ -123,6 +126,7 @@ def attach(
         global_batch=_whole("global_batch", global_batch),
         total_steps=None if total_steps is None else _whole("total_steps", total_steps),
         config=config,
+        modules=lambda: [module() for module in modules],
     )
     on_failure(run.emergency)
     return run

@@ -74,13 +74,13 @@ class Run:
         config: Mapping[str, Any] | None = None,
         has_newcomer: Callable[[], bool] = lambda: False,
         least: int | None = None,
-        modules: Callable[[], Iterable[object]] | None = None,
+        modules: Callable[[], Iterable[object]] = tuple,
         check_view: Callable[[], None] | None = None,
     ) -> None:
         """`observer` is what reports steps; None where the run does so itself. Without states, the program saves.
 
         `strategy` names how ranks train together, for snapshots; `config` are the settings of the program; `modules`
-        are those that are called, where they are not the ones in `states`. The rest is as in `Steps`.
+        has what is called in a step, in its wrappers. The rest is as in `Steps`.
         """
         self._global_batch = global_batch
         self._world = world
@@ -108,7 +108,7 @@ class Run:
             prints=prints_steps,
             has_epochs=has_epochs,
             losses=self._losses,
-            passes=PassTimes(modules or (lambda: self._modules)),
+            passes=PassTimes(modules),
             has_newcomer=has_newcomer,
             least=least,
         )
