@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from ddpjob_operator.api.status import Goodput
+from ddpjob_operator.core.ledger.ranks import RankRow, Reports
 from ddpjob_operator.follow.why import Answer, Section
 from ddpjob_operator.page.job_view import job_view
 from ddpjob_operator.page.list_view import Filter, list_view, row_of, size_in_words
@@ -159,6 +160,14 @@ def test_the_page_begins_with_the_answer_and_what_to_do() -> None:
 def test_what_a_running_job_complains_of_is_marked_as_such() -> None:
     view = job_view(detail(job(), Section("Needs attention", ("FewerNodes: 1 of 2",))))
     assert (view.row.tone, view.answer_tone) == ("running", "waiting")
+
+
+def test_the_slowest_rank_is_shown_with_the_table_of_ranks_and_what_slows_all_with_the_answer() -> None:
+    reports = Reports((RankRow(0, step_seconds=0.1, data_seconds=0.0), RankRow(1, step_seconds=0.1, data_seconds=0.05)))
+    sections = (Section("Ranks", ("the others wait for rank 1",)), Section("Slowed by", ("CPU limit: pod digits-0-1",)))
+    view = job_view(detail(job(), *sections, reports=reports))
+    assert view.sections == (("Slowed by", ("CPU limit: pod digits-0-1",)),)
+    assert [row.rank for row in view.ranks.rows if row.slow] == [1]
 
 
 def test_a_traceback_is_shown_once_with_its_failure() -> None:
