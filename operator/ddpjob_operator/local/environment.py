@@ -193,6 +193,7 @@ def _overrides(
     overrides = _everywhere(machine, endpoints) | {
         "DDPJOB_RUN_DIR": str(endpoints.run_dir),
         "DDPJOB_SCRATCH": str(endpoints.scratch),
+        "DDPJOB_KEEP_OUTPUT": "false",  # the runner writes the log of a pod there itself
         "DDPJOB_STATUS_PORT": str(endpoints.status_port),
         "DDPJOB_RDZV_HOST": "127.0.0.1",
         "DDPJOB_RDZV_PORT": str(endpoints.rendezvous_port),

@@ -78,6 +78,7 @@ def test_ports_folders_and_addresses_are_those_of_this_machine() -> None:
         "DDPJOB_RUN_DIR": "/dev/shm/x/run",
         "DDPJOB_SCRATCH": "/dev/shm/x",
         "DDPJOB_TERMINATION_LOG": "/dev/shm/x/termination-log",
+        "DDPJOB_KEEP_OUTPUT": "false",
         "DDPJOB_SNAPSHOT_EVERY": "60seconds",
         "DDPJOB_SNAPSHOT_KEEP": "3",
         "DDPJOB_STALL_MIN_SECONDS": "30",

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from ddp_trainer.contract.exit_codes import UserError
+from ddp_trainer.contract.pod_logs import log_file
 
 MAX_ATTEMPT: Final = 10**6 - 1
 MAX_NODES: Final = 100_000
@@ -113,6 +114,12 @@ class PodEnvironment:
     site_packages: Path | None = None
     """The folder of the packages that the code requires; it is known once they are installed."""
 
+    name: str | None = None
+    """Of the pod, which a pod that gets another place keeps; None where nothing says it."""
+
+    keeps_output: bool = False
+    """Whether the launcher copies what the pod prints to the volume. `ddpjob run` does so itself."""
+
     @property
     def world_size(self) -> int:
         return self.nodes * self.procs_per_node
@@ -125,6 +132,13 @@ class PodEnvironment:
     def log_dir(self) -> Path:
         """On the volume, where people look after the pod is gone."""
         return self.shared / "logs" / self.job
+
+    @property
+    def output_log(self) -> Path | None:
+        """Where what the pod prints in its place is kept; None for a spare, and without a name."""
+        if self.name is None or self.node_rank is None:
+            return None
+        return log_file(self.log_dir, self.name, self.attempt, self.node_rank)
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,6 +278,8 @@ def parse_pod(env: Mapping[str, str], place: Assignment | None = None) -> PodEnv
         reassign_seconds=reader.seconds("DDPJOB_REASSIGN_SECONDS", 300.0),
         code=reader.code(),
         live=env.get("DDPJOB_LIVE") == "true",
+        name=env.get("DDPJOB_POD_NAME") or None,
+        keeps_output=env.get("DDPJOB_KEEP_OUTPUT") == "true",
     )
     if parsed.stall_min_seconds > parsed.stall_max_seconds:
         reader.problems.append("DDPJOB_STALL_MIN_SECONDS is greater than DDPJOB_STALL_MAX_SECONDS")

@@ -14,9 +14,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ddp_trainer.contract import processes, run_dir
-from ddp_trainer.contract.environment import USAGE, PodEnvironment, parse_pod, parse_target
+from ddp_trainer.contract.environment import USAGE, PodEnvironment, Target, parse_pod, parse_target
 from ddp_trainer.contract.exit_codes import EXIT_FAILED, EXIT_OK, EXIT_USER, UserError
 from ddp_trainer.launch.attempt import CannotStart, start_attempt
+from ddp_trainer.launch.output import OutputCopy, copy_output
 from ddp_trainer.launch.signals import StopSignals
 
 
@@ -33,6 +34,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     except UserError as error:
         path = os.environ.get("DDPJOB_TERMINATION_LOG")
         return _report_start_failure(EXIT_USER, "UserError", str(error), None, Path(path) if path else None)
+    output = copy_output(pod)
+    try:
+        return _run(pod, target, stop, start_time, output)
+    finally:
+        if output is not None:
+            output.close()
+
+
+def _run(pod: PodEnvironment, target: Target, stop: StopSignals, start_time: float, output: OutputCopy | None) -> int:
     if pod.code is not None:
         failure = _put_code(pod)
         if failure is not None:
@@ -46,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     processes.adopt_orphans()
     from ddp_trainer.launch.pod import Pod
 
-    return Pod(pod, target, first, stop, start_time).run()
+    return Pod(pod, target, first, stop, start_time, output).run()
 
 
 def _placed(env: Mapping[str, str]) -> PodEnvironment:

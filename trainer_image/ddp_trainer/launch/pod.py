@@ -23,6 +23,7 @@ from ddp_trainer.launch.assignment import LOOK_SECONDS, AssignmentWatch
 from ddp_trainer.launch.attempt import Attempt, CannotStart, PreparedTorchrun, prepare_torchrun, start_attempt
 from ddp_trainer.launch.exit.report import log, report_exit, report_start_failure, termination_record
 from ddp_trainer.launch.exit.root_cause import ExitCause, ExitEvidence
+from ddp_trainer.launch.output import OutputCopy
 from ddp_trainer.launch.signals import StopSignals
 from ddp_trainer.launch.status.counters import CounterLedger
 from ddp_trainer.launch.status.pod_state import PodState, RankHeartbeat, status
@@ -83,13 +84,19 @@ class Pod:
     """One pod to its end; `run` is called once.
 
     `first` is the attempt that has started already, None for a spare and where packages have to be installed before;
-    `start_time`, in epoch seconds, the pod's start.
+    `start_time`, in epoch seconds, the pod's start; `output` the copy of what it prints.
     """
 
     def __init__(
-        self, pod: PodEnvironment, target: Target, first: Attempt | None, stop: StopSignals, start_time: float
+        self,
+        pod: PodEnvironment,
+        target: Target,
+        first: Attempt | None,
+        stop: StopSignals,
+        start_time: float,
+        output: OutputCopy | None = None,
     ) -> None:
-        self._pod, self._target, self._first, self._stop = pod, target, first, stop
+        self._pod, self._target, self._first, self._stop, self._output = pod, target, first, stop, output
         self._watch = AssignmentWatch(pod.assignment_dir) if pod.assignment_dir is not None else None
         self._last_problem: str | None = None
         self._prepared: PreparedTorchrun | None = None
@@ -109,6 +116,8 @@ class Pod:
         """Run the attempt of this assignment: the next assignment, or the exit code."""
         log(f"this pod goes on as {place}")
         self._pod = self._pod.placed(place)
+        if self._output is not None:
+            self._output.go_on(self._pod)
         return self._begin()
 
     def _begin(self) -> Assignment | int:

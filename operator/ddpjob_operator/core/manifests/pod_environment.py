@@ -79,6 +79,7 @@ def environment(job: Job, place: Place) -> list[Manifest]:
         "DDPJOB_RUN_DIR": RUN_DIR,
         "DDPJOB_SCRATCH": SCRATCH,
         "DDPJOB_TERMINATION_LOG": TERMINATION_LOG,
+        "DDPJOB_KEEP_OUTPUT": "true",
         "DDPJOB_SNAPSHOT_EVERY": job.spec.snapshots.every,
         "DDPJOB_SNAPSHOT_KEEP": str(job.spec.snapshots.keep),
         "DDPJOB_STALL_MIN_SECONDS": str(job.spec.stall.min_seconds),

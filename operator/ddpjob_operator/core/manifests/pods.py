@@ -29,6 +29,7 @@ from ddpjob_operator.core.manifests.pod_group import membership
 from ddpjob_operator.core.manifests.shared import confined, shared_mount, shared_volume
 from ddpjob_operator.core.values.job import Defaults, Job, Manifest
 from ddpjob_operator.core.values.names import (
+    ANNOTATION_IMAGE,
     DOMAIN,
     FINALIZER,
     LABEL_ATTEMPT,
@@ -100,6 +101,7 @@ def build_pvc(admitted: Admitted) -> Manifest | None:
         "name": pvc_name(job.name),
         "namespace": job.namespace,
         "labels": job_labels(job.name, job.uid),
+        "annotations": {ANNOTATION_IMAGE: job.spec.image or admitted.defaults.trainer_image},
     }
     if not shared.retain:
         metadata["ownerReferences"] = [admitted.owner_reference()]

@@ -258,6 +258,7 @@ def test_the_environment_is_the_contracts() -> None:
         "DDPJOB_RUN_DIR": "/dev/shm/ddpjob",
         "DDPJOB_SCRATCH": "/tmp",
         "DDPJOB_TERMINATION_LOG": "/dev/termination-log",
+        "DDPJOB_KEEP_OUTPUT": "true",
         "DDPJOB_SNAPSHOT_EVERY": "100steps",
         "DDPJOB_SNAPSHOT_KEEP": "5",
         "DDPJOB_STALL_MIN_SECONDS": "20",
@@ -351,6 +352,13 @@ def test_a_claim_that_is_retained_has_no_owner(retain: bool, owners: int) -> Non
     assert len(claim["metadata"].get("ownerReferences", ())) == owners
     assert claim["spec"]["resources"] == {"requests": {"storage": "10Gi"}}
     assert "storageClassName" not in claim["spec"], "the cluster's default class"
+
+
+@pytest.mark.parametrize(("image", "noted"), [("mine:1", "mine:1"), (None, "registry.example/trainer:1")])
+def test_a_claim_says_which_image_reads_it_when_the_job_is_gone(image: str | None, noted: str) -> None:
+    claim = build_pvc(admitted(make_job(image=image)))
+    assert claim is not None
+    assert claim["metadata"]["annotations"] == {"training.ddpjob.io/trainer-image": noted}
 
 
 def test_the_users_own_claim_is_mounted_and_not_made() -> None:

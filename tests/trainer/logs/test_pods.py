@@ -1,0 +1,86 @@
+"""`python -m ddp_trainer.logs.pods`: the lines of all pods of an attempt, by time, and those that are wanted."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from ddp_trainer.contract.pod_logs import header, log_file, stamp
+from ddp_trainer.logs.pods import main
+
+NOW = time.time()
+
+
+@pytest.fixture
+def shared(tmp_path: Path) -> Path:
+    """Two attempts of two pods with two ranks each; a line of each rank every ten seconds, up to now."""
+    for attempt in (0, 10):
+        for node in (0, 1):
+            path = log_file(tmp_path / "logs" / "digits", f"digits-{attempt}-{node}", attempt, node)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            lines = [header(NOW, path.stem, "u", 2)]
+            for second in (-20, -10, 0):
+                for rank in (0, 1):
+                    when = stamp(NOW + second + rank + node / 10)
+                    prefix = f"[local rank {rank}] " if rank else ""
+                    lines.append(f"{when} {prefix}attempt {attempt}, second {second}\n".encode())
+            path.write_bytes(b"".join(lines))
+    return tmp_path
+
+
+def printed(capsys: pytest.CaptureFixture[str], shared: Path, *options: str, code: int = 0) -> list[str]:
+    assert main([str(shared), "digits", *options]) == code
+    found = capsys.readouterr()
+    return (found.out or found.err).splitlines()
+
+
+def test_lines_of_the_newest_attempt_are_printed_by_time(shared: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert printed(capsys, shared) == [
+        f"[rank {rank}] attempt 10, second {second}" for second in (-20, -10, 0) for rank in (0, 2, 1, 3)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("options", "lines"),
+    [
+        (["--rank", "3", "--attempt", "0"], [f"[rank 3] attempt 0, second {n}" for n in (-20, -10, 0)]),
+        (["--node=1", "--grep=-20$"], ["[rank 2] attempt 10, second -20", "[rank 3] attempt 10, second -20"]),
+        (["--tail", "1"], ["[rank 1] attempt 10, second 0", "[rank 3] attempt 10, second 0"]),
+        (["--rank", "0", "--tail", "1"], ["[rank 0] attempt 10, second 0"]),
+        (["--grep", "nowhere"], []),
+    ],
+)
+def test_lines_are_chosen(
+    shared: Path, options: list[str], lines: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert printed(capsys, shared, *options) == lines
+
+
+def test_older_lines_are_left_out(shared: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    since = str(time.time() - NOW + 15)
+    assert {line.partition(", ")[2] for line in printed(capsys, shared, "--since", since)} == {"second -10", "second 0"}
+
+
+def test_on_a_claim_of_several_jobs_the_folder_of_the_job_is_found(
+    shared: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (shared / "jobs" / "digits").mkdir(parents=True)
+    (shared / "logs").rename(shared / "jobs" / "digits" / "logs")
+    assert len(printed(capsys, shared)) == 12
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--attempt", "3"], "no logs of attempt 3 of digits; it has those of 0, 10"),
+        (["--node", "7"], "no log of node rank 7 of digits, attempt 10; it has 0, 1"),
+    ],
+)
+def test_what_is_not_there_is_said_with_what_is(
+    shared: Path, options: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert said in printed(capsys, shared, *options, code=2)[0]
+    assert main([str(shared), "letters"]) == 2
+    assert "no logs of pods of letters; it has those of digits" in capsys.readouterr().err

@@ -1,0 +1,46 @@
+"""What a pod printed, on the volume: `logs/<job>/pods/<stem>-<attempt>-<node rank>.log` (docs/contracts.md section 6).
+
+    ---- 2030-01-01T12:00:00Z digits-0-1 (0b0c…) starts, 2 ranks, with times
+    2030-01-01T12:00:07.123456Z [local rank 1] step 1, loss 2.3
+
+A later run of the name appends, with a header of its own. The launcher writes these files, `python -m
+ddp_trainer.logs.pods` and the command `ddpjob` read them.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from pathlib import Path
+from typing import Final
+
+FOLDER: Final = "pods"
+STARTS: Final = re.compile(rb"---- [^\r\n]{0,500} starts(?:, (\d{1,6}) ranks, with times)?\r?\n?")
+"""A header; without the number of ranks of the pod it is one of `ddpjob run`, whose lines have no times."""
+STAMP: Final = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z")
+_NAME: Final = re.compile(r".+-(\d+)-(\d+)\.log")
+
+
+def log_file(log_dir: Path, pod_name: str, attempt: int, node_rank: int) -> Path:
+    """Of a place in the gang: a pod that is kept for a later attempt, or was a spare, has another file for each."""
+    return log_dir / FOLDER / f"{pod_name.rsplit('-', 2)[0]}-{attempt}-{node_rank}.log"
+
+
+def place_of(file: Path) -> tuple[int, int] | None:
+    """Attempt and node rank; None for another file."""
+    found = _NAME.fullmatch(file.name)
+    return None if found is None else (int(found[1]), int(found[2]))
+
+
+def header(now: float, pod_name: str, uid: str, ranks: int) -> bytes:
+    """The line before those of a pod of `ranks` ranks. `now` is in epoch seconds, `uid` the job's."""
+    return f"---- {_time(now)}Z {pod_name} ({uid}) starts, {ranks} ranks, with times\n".encode()
+
+
+def stamp(now: float) -> str:
+    """As lines begin with it: in UTC, so that their order as text is that in time."""
+    return f"{_time(now)}.{int(now % 1 * 1e6):06d}Z"
+
+
+def _time(now: float) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(now))
