@@ -124,6 +124,23 @@ def doctor(
 
 
 @app.command()
+def version(
+    client_only: Annotated[bool, typer.Option("--client", help="Only that of this command; ask no cluster.")] = False,
+    context: Context = None,
+    output: Annotated[Output, typer.Option("--output", "-o", help="How to print it.")] = Output.TEXT,
+) -> None:
+    """Print the version of this command and, where the cluster answers, that of each operator in it.
+
+    It takes the right to list deployments; without it, or without a cluster, the operator's is unknown. Exit codes:
+    0 printed.
+    """
+    from ddpjob_operator.cli.on_cluster import Cluster
+    from ddpjob_operator.cli.version import show_version
+
+    raise typer.Exit(show_version(Cluster(context), output, client_only=client_only))
+
+
+@app.command()
 def code(
     name: JobName,
     folder: Annotated[
@@ -253,15 +270,30 @@ def logs(
     tail: Annotated[int | None, typer.Option(min=0, help="Only the last so many of these lines of each pod.")] = None,
     since: Annotated[str | None, typer.Option(metavar="DURATION", help="Only newer lines, such as 10m.")] = None,
     grep: Annotated[str | None, typer.Option(metavar="REGEX", help="Only lines that match.")] = None,
+    on_volume: Annotated[
+        bool, typer.Option("--on-volume", help="From the volume also where pods are left, for those that are gone.")
+    ] = False,
+    claim: Annotated[
+        str | None,
+        typer.Option(help="Claim with the volume of a job that is gone; by default the operator's, NAME-shared."),
+    ] = None,
+    image: Annotated[
+        str | None, typer.Option(help="Trainer image of the pod that reads the volume; by default that of the job.")
+    ] = None,
 ) -> None:
     """Print what the ranks of a job print, each line with its rank: in one stream from a cluster, node after node from
     a folder (--shared), which has the logs of pods that are gone too.
 
-    Exit codes: 0 printed, or with --follow succeeded; 1 with --follow failed; 2 no such job, or the cluster refused.
+    On a terminal each rank has a colour, unless NO_COLOR is set. Once the pods are gone, and once the DDPJob is, a
+    short-lived pod reads the logs from the volume, while that is there; Ctrl-C deletes it. Beyond the role
+    ddpjob-operator-submit it takes the rights to create, get and delete pods and to get persistentvolumeclaims, as the
+    role edit has them. Exit codes: 0 printed, or with --follow succeeded; 1 with --follow failed; 2 no such job or
+    volume, or the cluster refused, 130 Ctrl-C.
     """
     import re
 
-    from ddpjob_operator.cli.on_cluster import Cluster, seconds, show_logs
+    from ddpjob_operator.cli.logs import Volume, show_logs
+    from ddpjob_operator.cli.on_cluster import Cluster, seconds
     from ddpjob_operator.follow.logs import Wanted
 
     try:
@@ -278,12 +310,13 @@ def logs(
         from ddpjob_operator.cli.folder_logs import show_folder_logs
 
         _check_folder_options(namespace, context)
-        if since is not None:
-            raise refused(("--since: the lines in a folder have no times; give --tail",))
-        if follow and tail is not None and (wanted.is_selective or node is not None):
+        if on_volume or claim is not None or image is not None:
+            raise refused(("--on-volume, --claim, --image: with --shared the folder is read here; leave them out",))
+        if follow and tail is not None and (wanted.is_selective or node is not None or since is not None):
             raise refused(("--tail: with --shared and --follow it counts all lines; leave it or the selection out",))
         raise typer.Exit(show_folder_logs(shared, name, wanted, follow=follow))
-    raise typer.Exit(show_logs(Cluster(context, namespace), name, wanted, follow))
+    volume = Volume(on_volume, claim, image)
+    raise typer.Exit(show_logs(Cluster(context, namespace), name, wanted, follow, volume))
 
 
 @app.command()

@@ -9,13 +9,13 @@ import sys
 
 from ddpjob_operator.cli import volume_pod
 from ddpjob_operator.cli.on_cluster import SUCCEEDED, Cluster, asked, print_note
-from ddpjob_operator.cli.snapshots import image_of
 from ddpjob_operator.cli.terminal import is_terminal
 from ddpjob_operator.core.manifests.debug_pod import Visit, build_debug_pod
 from ddpjob_operator.core.values.job import Job, Manifest
 from ddpjob_operator.core.values.observed import PodPhase
 from ddpjob_operator.follow.debug import Failed, as_text, failed_pod, in_words, pod_of, shell_command
 from ddpjob_operator.follow.read import read_job, read_pods
+from ddpjob_operator.follow.reader import image_of
 from ddpjob_operator.local.observed import seconds_in_words
 from ddpjob_operator.runtime.client import Client, Json
 from ddpjob_operator.runtime.errors import ApiError

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import sys
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from ddpjob_operator.api.status import Phase
 from ddpjob_operator.cli.on_cluster import FAILED, REFUSED, SUCCEEDED, print_line, print_note
 from ddpjob_operator.cli.why import job_in
 from ddpjob_operator.follow.logs import Wanted
-from ddpjob_operator.page.folder import FolderLogs, record_of
+from ddpjob_operator.page.folder import FolderLogs, NoTimes, record_of
 
 
 def show_folder_logs(folder: Path, name: str, wanted: Wanted, *, follow: bool) -> int:
@@ -17,14 +19,28 @@ def show_folder_logs(folder: Path, name: str, wanted: Wanted, *, follow: bool) -
     shared = job_in(folder, name)
     if shared is None:
         return REFUSED
-    logs = FolderLogs(shared, name, wanted)
-    if not follow:
-        return _now(logs)
+    since = "" if wanted.since_seconds is None else _ago(wanted.since_seconds)
+    logs = FolderLogs(shared, name, wanted, since=since)
     try:
+        if not follow:
+            return _now(logs)
         asyncio.run(_follow(logs))
+    except NoTimes as error:
+        print(
+            f"error: --since: the lines of {error} have no times, as ddpjob run wrote it; give --tail", file=sys.stderr
+        )
+        return REFUSED
     except KeyboardInterrupt:
         return 130
     return SUCCEEDED if record_of(shared, name).phase == Phase.SUCCEEDED else FAILED
+
+
+def _ago(seconds: int) -> str:
+    """That time, as lines begin with it."""
+    try:
+        return f"{datetime.now(UTC) - timedelta(seconds=seconds):%Y-%m-%dT%H:%M:%S}"
+    except OverflowError:
+        return "0"
 
 
 def _now(logs: FolderLogs) -> int:

@@ -9,10 +9,10 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from ddpjob.handle import AsyncJob
-from ddpjob_operator.api.status import DDPJobStatus, Phase
-from ddpjob_operator.core.values.observed import PodView
-from ddpjob_operator.follow.logs import Line, Wanted, pods_of
-from ddpjob_operator.follow.read import read_job, read_pods, see
+from ddpjob_operator.api.status import Phase
+from ddpjob_operator.cli.terminal import numbered
+from ddpjob_operator.follow.logs import Line
+from ddpjob_operator.follow.read import see
 from ddpjob_operator.follow.refusals import in_words
 from ddpjob_operator.follow.watch import watch
 from ddpjob_operator.follow.why import why
@@ -21,8 +21,6 @@ from ddpjob_operator.local.observed import success_in_words
 from ddpjob_operator.runtime.client import Client, connect
 from ddpjob_operator.runtime.errors import ApiError
 from ddpjob_operator.runtime.login import CLI
-from ddpjob_operator.wire.jobs import parse_status
-from ddpjob_operator.wire.pods import parse_pod
 
 SUCCEEDED, FAILED, REFUSED = 0, 1, 2
 
@@ -33,26 +31,6 @@ class Cluster:
 
     context: str | None = None
     namespace: str | None = None
-
-
-def show_logs(cluster: Cluster, name: str, wanted: Wanted, follow: bool) -> int:
-    """Print what the ranks have printed or, with `follow`, print it until the job has ended."""
-
-    async def ask(client: Client, namespace: str) -> int:
-        job = await read_job(client, namespace, name)
-        logs = await AsyncJob(client, namespace, name).all_logs(wanted)
-        if follow:
-            return SUCCEEDED if await logs.follow(print_line, print_note) else FAILED
-        found = False
-        async for line in logs.now(print_note):
-            found = True
-            print_line(line)
-        if not found:
-            pods = [parse_pod(pod) for pod in await read_pods(client, namespace, job)]
-            _explain_silence(parse_status(job.get("status") or {}), pods_of(pods, wanted, logs.ranks_per_node), name)
-        return SUCCEEDED
-
-    return asked(cluster, ask)
 
 
 def show_watch(cluster: Cluster, name: str) -> int:
@@ -103,25 +81,12 @@ def asked(cluster: Cluster, ask: Callable[[Client, str], Awaitable[int]], interr
 
 
 def print_line(line: Line) -> None:
-    print(line, flush=True)
+    """On a terminal each rank has a colour."""
+    print(f"{numbered(f'[rank {line.rank}]', line.rank)} {line.text}", flush=True)
 
 
 def print_note(text: str) -> None:
     print(f"ddpjob: {text}", file=sys.stderr, flush=True)
-
-
-def _explain_silence(status: DDPJobStatus, pods: list[PodView], name: str) -> None:
-    """Where to look if no line came: the pods wait, are gone, or print nothing that is wanted."""
-    if any(pod.phase != "Pending" for pod in pods):
-        print_note("no line of the job's pods matches")
-    elif pods or not status.is_final:
-        print_note(f"no pod of the job has started; ddpjob why {name} says why")
-    else:
-        print_note(
-            f"the pods of {name} are gone; on the job's volume, logs/{name}/pods has their logs while it is kept"
-        )
-        if status.last_failure is not None and status.last_failure.log_tail:
-            print(status.last_failure.log_tail)
 
 
 def seconds(text: str) -> int:

@@ -13,13 +13,13 @@ from pathlib import Path
 
 from ddpjob_operator.cli.on_cluster import REFUSED, SUCCEEDED, Cluster, asked, print_note
 from ddpjob_operator.cli.volume_pod import run_pod
-from ddpjob_operator.core.manifests.snapshot_pod import build_snapshot_pod
+from ddpjob_operator.core.manifests.volume_pod import VolumeCommand, build_volume_pod
 from ddpjob_operator.core.values.job import Job
-from ddpjob_operator.core.values.names import TRAINER_CONTAINER
 from ddpjob_operator.follow.read import read_job, read_pods
+from ddpjob_operator.follow.reader import claim_of, image_of, image_with, read_claim
 from ddpjob_operator.follow.snapshots import on_record, why_not_now
 from ddpjob_operator.local.volume import VolumeError, lock_job
-from ddpjob_operator.runtime.client import Client, Json
+from ddpjob_operator.runtime.client import Client
 from ddpjob_operator.runtime.errors import ApiError
 from ddpjob_operator.wire.jobs import InvalidJob, parse_job, parse_status
 from ddpjob_operator.wire.pods import parse_pod
@@ -75,11 +75,11 @@ def run_on_volume(cluster: Cluster, name: str, command: str, options: Sequence[s
                 raise ApiError(409, "Conflict", why_not)
         used = image or job.spec.image or image_of(pods)
         if used is None:
-            raise ApiError(
-                0, "NoImage", f"{name} has no spec.image and no pod any more; name the trainer's with --image"
-            )
+            claim = await read_claim(client, namespace, claim_of(job))
+            used = image_with(claim, name)
         arguments = (command, f"{_CHECKPOINTS}/{name}", *options)
-        manifest = build_snapshot_pod(job, used, arguments, writes=command in _CHANGES)
+        what = VolumeCommand("snapshots", "ddp_trainer.snapshots", arguments, writes=command in _CHANGES)
+        manifest = build_volume_pod(job, used, what)
         code = await run_pod(client, namespace, manifest)
         if command == "restore" and code == SUCCEEDED:
             print_note(what_begins_it(job))
@@ -93,18 +93,6 @@ def what_begins_it(job: Job) -> str:
     if job.status.is_final:
         return "ddpjob submit --resume, with the script and options of before, begins it"
     return f"ddpjob unsuspend {job.name} begins it"
-
-
-def image_of(pods: Sequence[Json]) -> str | None:
-    """That of the newest trainer pod."""
-    newest = sorted(pods, key=lambda pod: pod["metadata"].get("creationTimestamp") or "", reverse=True)
-    images = (
-        container.get("image")
-        for pod in newest
-        for container in (pod.get("spec") or {}).get("containers") or ()
-        if container.get("name") == TRAINER_CONTAINER
-    )
-    return next((str(image) for image in images if image), None)
 
 
 def _run(command: Sequence[str]) -> int:

@@ -17,6 +17,10 @@ class Style(StrEnum):
     YELLOW = "33"
 
 
+_COLOURS = ("36", "33", "32", "35", "34", "96", "93", "92", "95", "94")
+"""Of ranks: cyan, yellow, green, magenta and blue, then bright. Neither red, as errors are, nor black or white."""
+
+
 def is_terminal(stream: TextIO | None = None) -> bool:
     """Whether a person reads `stream` (by default standard output) at once."""
     return (stream or sys.stdout).isatty()
@@ -29,5 +33,14 @@ def width() -> int | None:
 
 def styled(text: str, style: Style) -> str:
     """`text` in a style where standard output has styles and NO_COLOR (no-color.org) is not set."""
+    return _set_off(text, style)
+
+
+def numbered(text: str, number: int) -> str:
+    """`text` in the colour of a number, such as a rank: neighbours have different ones. Otherwise as `styled`."""
+    return _set_off(text, _COLOURS[number % len(_COLOURS)])
+
+
+def _set_off(text: str, code: str) -> str:
     plain = not is_terminal() or os.environ.get("NO_COLOR") or os.environ.get("TERM") in (None, "", "dumb")
-    return text if plain else f"\x1b[{style}m{text}\x1b[0m"
+    return text if plain else f"\x1b[{code}m{text}\x1b[0m"

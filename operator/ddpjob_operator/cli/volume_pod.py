@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -21,14 +21,18 @@ SECONDS_TO_START = 180.0
 _FREE = "free the nodes or the claim that it waits for, and try again"
 
 
-async def run_pod(client: Client, namespace: str, manifest: Json) -> int:
-    """Print what the pod prints; its exit code.
+def _print(text: str) -> None:
+    print(text, flush=True)
+
+
+async def run_pod(client: Client, namespace: str, manifest: Json, say: Callable[[str], None] = _print) -> int:
+    """Say each line that the pod prints; its exit code.
 
     Raises:
         ApiError: it could not be made, did not start within three minutes, or was deleted meanwhile.
     """
     async with started_pod(client, namespace, manifest, _FREE) as path:
-        await _print_log(client, path)
+        await _say_log(client, path, say)
         return await _exit_code(client, path)
 
 
@@ -41,13 +45,22 @@ async def started_pod(client: Client, namespace: str, manifest: Json, advice: st
     """
     # named here: Ctrl-C may come before the answer, and the pod must be found all the same
     named = _named(manifest)
-    path = f"{paths.pods(namespace)}/{named['metadata']['name']}"
+    name = named["metadata"]["name"]
+    path, is_there, is_stopped = f"{paths.pods(namespace)}/{name}", True, False
     try:
-        await client.create(paths.pods(namespace), "pods", named)
+        try:
+            await client.create(paths.pods(namespace), "pods", named)
+        except ApiError as error:
+            is_there = not 400 <= error.status < 500  # refused, as without the right to
+            raise
         await _started(client, path, advice)
         yield path
+    except asyncio.CancelledError:
+        is_stopped = True
+        raise
     finally:
-        await _deleted(client, path)
+        if is_there and await _deleted(client, path) and is_stopped:
+            print(f"stopped; pod {name} is deleted", file=sys.stderr, flush=True)
 
 
 def _named(manifest: Json) -> Json:
@@ -76,7 +89,7 @@ async def _started(client: Client, path: str, advice: str) -> None:
         await asyncio.sleep(SECONDS_BETWEEN_LOOKS)
 
 
-async def _print_log(client: Client, path: str) -> None:
+async def _say_log(client: Client, path: str, say: Callable[[str], None]) -> None:
     """A connection that breaks, as one that is silent for long may, is made again from the last line on."""
     last, since = "", dict[str, str]()
     while True:
@@ -84,7 +97,7 @@ async def _print_log(client: Client, path: str) -> None:
             async for raw in client.lines(f"{path}/log", follow="true", timestamps="true", **since):
                 stamp, _, text = raw.partition(" ")
                 if stamp > last:
-                    print(visible(text), flush=True)
+                    say(visible(text))
                     last = stamp
             return
         except ApiError as error:
@@ -109,7 +122,8 @@ async def _exit_code(client: Client, path: str) -> int:
         await asyncio.sleep(SECONDS_BETWEEN_LOOKS)
 
 
-async def _deleted(client: Client, path: str) -> None:
+async def _deleted(client: Client, path: str) -> bool:
+    """Whether it is; otherwise what is to be done is said."""
     options = {"apiVersion": "v1", "kind": "DeleteOptions", "gracePeriodSeconds": 0}
     try:
         await client.delete(path, "pods", options)
@@ -117,3 +131,5 @@ async def _deleted(client: Client, path: str) -> None:
         if not error.not_found:
             name = path.rpartition("/")[2]
             print(f"pod {name} could not be deleted: {error.message}; kubectl delete pod {name}", file=sys.stderr)
+            return False
+    return True

@@ -113,7 +113,7 @@ def nodes_without_log(pods: Iterable[PodView], read: Iterable[PodView], nodes: i
     if not gone:
         return None
     ranks = f"node rank {gone[0]}" if len(gone) == 1 else f"node ranks {', '.join(map(str, gone))}"
-    return f"no log of {ranks} any more; on the job's volume, logs/{name}/pods has it while it is kept"
+    return f"no log of {ranks} any more; ddpjob logs {name} --on-volume reads it from the job's volume"
 
 
 def last_of(lines: Iterable[T], wanted: Wanted) -> Iterable[T]:

@@ -44,7 +44,7 @@ _PART_BYTES = 256 << 10
 _LONGEST_LOG_LINE = 256 << 10
 """A longer one is read in pieces."""
 _HEADER_BYTES = 1024
-_RUN_STARTS = re.compile(rb"---- [^\r\n]{0,500} starts(?:\r\n|\r|\n)")
+_RUN_STARTS = re.compile(rb"---- [^\r\n]{0,500} starts(?:, (\d{1,6}) ranks, with times)?(?:\r\n|\r|\n)")
 _NAME = re.compile(r"[^/\0]{1,253}")
 
 
@@ -220,6 +220,8 @@ class Tail:
 
     path: Path
     position: int = 0
+    ranks: int | None = None
+    """Of its pod, if a launcher on a cluster wrote it; each line then begins with its time. Known once it is read."""
     _partial: bytes = field(default=b"")
 
     def read(self, shared: Shared, most: int | None = None, *, over: bool = False) -> Iterator[str]:
@@ -237,7 +239,7 @@ class Tail:
         if begin < size:
             with suppress(OSError), self.path.open("rb") as file:
                 if self.position == 0:
-                    begin = _newest_run(file, begin, size)
+                    begin, self.ranks = _newest_run(file, begin, size)
                 if begin > self.position:
                     self.position, self._partial = begin, b""
                 file.seek(begin)
@@ -260,8 +262,10 @@ def _log_line(line: bytes) -> str:
     return line.rstrip(b"\r\n").decode(errors="replace")
 
 
-def _newest_run(file: BinaryIO, begin: int, size: int) -> int:
-    """Where it begins: pods of the same name share a log, to which a later run of the job appends. Else `begin`."""
+def _newest_run(file: BinaryIO, begin: int, size: int) -> tuple[int, int | None]:
+    """Where it begins, and the ranks that its header names: pods of the same name share a log, to which a later run of
+    the job appends. Else `begin`, and what the header at the beginning of the log says.
+    """
     end = size
     while end > begin:
         start = max(begin, end - _PART_BYTES)
@@ -269,10 +273,15 @@ def _newest_run(file: BinaryIO, begin: int, size: int) -> int:
         # with the byte before the part, and all of a header that begins in it
         data = (b"\n" if start == begin else b"") + file.read(min(end + _HEADER_BYTES, size) - file.tell())
         headers = (found for found in _RUN_STARTS.finditer(data) if 0 < found.start() <= end - start)
-        if ends := [found.end() for found in headers if data[found.start() - 1] in b"\r\n"]:
-            return start - 1 + ends[-1]
+        if whole := [found for found in headers if data[found.start() - 1] in b"\r\n"]:
+            return start - 1 + whole[-1].end(), _ranks_in(whole[-1])
         end = start
-    return begin
+    file.seek(0)
+    return begin, _ranks_in(_RUN_STARTS.match(file.read(_HEADER_BYTES)))
+
+
+def _ranks_in(header: re.Match[bytes] | None) -> int | None:
+    return int(header[1]) if header is not None and header[1] else None
 
 
 def _loss_entries(shared: Shared, path: Path) -> tuple[Iterator[dict[str, Any]] | list[dict[str, Any]], bool]:

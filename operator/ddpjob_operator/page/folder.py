@@ -94,6 +94,10 @@ class FolderSource:
         return namespace == NAMESPACE and self.shared.has(name)
 
 
+class NoTimes(Exception):
+    """The lines of this log have no times."""
+
+
 @dataclass(frozen=True, slots=True)
 class FolderLogs:
     """The logs of one job, node after node, with no more of them in memory than the lines that `wanted` leaves."""
@@ -103,17 +107,28 @@ class FolderLogs:
     wanted: Wanted
     most: int | None = None
     """Bytes of each log: lines before its last so many are left out."""
+    since: str = ""
+    """No line with an earlier time; RFC 3339 in UTC."""
 
     def now(self) -> Iterator[Line]:
-        """Every line that there is now."""
+        """Every line that there is now.
+
+        Raises:
+            NoTimes: with `since`, of a log without times.
+        """
         for path, node, ranks in self._wanted_logs():
-            lines: Iterable[str] = Tail(path).read(self.shared, self.most, over=True)
-            if not self.wanted.is_selective:  # what is left out then need not be parsed
+            tail = Tail(path)
+            lines: Iterable[str] = tail.read(self.shared, self.most, over=True)
+            if not self.wanted.is_selective and not self.since:  # what is left out then need not be parsed
                 lines = last_of(lines, self.wanted)
-            yield from last_of(self._wanted_lines(lines, node, ranks), self.wanted)
+            yield from last_of(self._wanted_lines(lines, tail, node, ranks), self.wanted)
 
     async def follow(self) -> AsyncGenerator[Line]:
-        """The same, with `tail` of all lines of a pod, and then each line as it comes, until the job has ended."""
+        """The same, with `tail` of all lines of a pod, and then each line as it comes, until the job has ended.
+
+        Raises:
+            NoTimes: as `now`.
+        """
         tails: dict[Path, Tail] = {}
         first = True
         while True:
@@ -125,7 +140,7 @@ class FolderLogs:
                     lines = await asyncio.to_thread(last_of, lines, self.wanted)
                 rest = iter(lines)
                 while some := await asyncio.to_thread(_next_of, rest):
-                    for line in self._wanted_lines(some, node, ranks):
+                    for line in self._wanted_lines(some, tail, node, ranks):
                         yield line
             first = False
             if over:
@@ -145,9 +160,14 @@ class FolderLogs:
         wanted_node = self.wanted.node if ranks is None else self.wanted.node_of(ranks)
         return [(path, node, ranks or 1) for path, of, node in found if of == attempt and wanted_node in (None, node)]
 
-    def _wanted_lines(self, lines: Iterable[str], node: int, ranks_per_node: int) -> Iterator[Line]:
-        parsed = (parse_line(f" {line}", node, ranks_per_node) for line in lines)
-        return (line for line in parsed if is_wanted(line, self.wanted))
+    def _wanted_lines(self, lines: Iterable[str], tail: Tail, node: int, ranks_per_node: int) -> Iterator[Line]:
+        for text in lines:
+            if self.since and tail.ranks is None:
+                raise NoTimes(tail.path)
+            # a log that `ddpjob run` wrote has no times
+            line = parse_line(f" {text}" if tail.ranks is None else text, node, tail.ranks or ranks_per_node)
+            if line.stamp >= self.since and is_wanted(line, self.wanted):
+                yield line
 
 
 def record_of(shared: Shared, name: str) -> JobRecord:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tracemalloc
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -148,6 +149,36 @@ def test_the_ranks_of_a_node_are_not_guessed_where_the_folder_does_not_say_how_m
     assert printed(shared, "--attempt", "1", "--rank", "1", "--tail", "1") == ["[rank 1] attempt 1, line 2"] * 2
 
 
+@pytest.fixture
+def of_a_cluster(tmp_path: Path) -> Path:
+    """What the launcher of a pod with 2 ranks has left on the volume: lines with times, and no status."""
+    pods = tmp_path / "logs" / "digits" / "pods"
+    pods.mkdir(parents=True)
+    earlier = ["---- 2026-01-01T03:04:05Z digits-0-1 (o) starts, 4 ranks, with times", "of an earlier run"]
+    now = datetime.now(UTC)
+    times = [f"{now - timedelta(minutes=minutes):%Y-%m-%dT%H:%M:%S.%f}Z" for minutes in (20, 5)]
+    lines = [f"---- {now:%Y-%m-%dT%H:%M:%SZ} digits-0-1 (u) starts, 2 ranks, with times"]
+    lines += [f"{time} [local rank 1] line {number}" for number, time in enumerate(times)]
+    (pods / "digits-0-1.log").write_text("".join(f"{line}\n" for line in (*earlier, *lines)))
+    return tmp_path
+
+
+@followed_or_not
+@pytest.mark.parametrize(
+    ("options", "lines"),
+    [([], ["line 0", "line 1"]), (["--since", "10m"], ["line 1"]), (["--since", "99999999999h"], ["line 0", "line 1"])],
+)
+def test_lines_of_a_cluster_have_the_ranks_and_times_that_the_log_says(
+    of_a_cluster: Path, options: list[str], lines: list[str], follow: tuple[str, ...]
+) -> None:
+    code = 1 if follow else 0  # nothing in the folder says how it has ended
+    assert printed(of_a_cluster, *options, *follow, code=code) == [f"[rank 3] {line}" for line in lines]
+
+
+def test_the_last_lines_that_are_new_enough_are_counted(of_a_cluster: Path) -> None:
+    assert printed(of_a_cluster, "--since", "10m", "--tail", "2") == ["[rank 3] line 1"]
+
+
 def test_a_job_that_has_failed_is_followed_to_exit_code_1(shared: Path) -> None:
     file = shared / "logs" / "digits" / "status.json"
     file.write_text(file.read_text().replace("Succeeded", "Failed"))
@@ -157,7 +188,9 @@ def test_a_job_that_has_failed_is_followed_to_exit_code_1(shared: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--since", "5m"], "--since: the lines in a folder have no times; give --tail"),
+        (["--since", "5m"], "digits-1-0.log have no times, as ddpjob run wrote it; give --tail"),
+        (["--since", "5m", "--follow"], "digits-1-0.log have no times, as ddpjob run wrote it; give --tail"),
+        (["--on-volume"], "--on-volume, --claim, --image: with --shared the folder is read here; leave them out"),
         (["--namespace", "ns"], "--shared: a folder has no namespaces and contexts; leave those options out"),
         (["--follow", "--tail", "1", "--grep", "x"], "--tail: with --shared and --follow it counts all lines"),
     ],

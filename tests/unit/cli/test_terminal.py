@@ -7,7 +7,9 @@ import sys
 
 import pytest
 
-from ddpjob_operator.cli.terminal import Style, styled, width
+from ddpjob_operator.cli.on_cluster import print_line
+from ddpjob_operator.cli.terminal import Style, numbered, styled, width
+from ddpjob_operator.follow.logs import Line
 
 
 class Terminal(io.StringIO):
@@ -39,3 +41,14 @@ def test_a_pipe_has_neither(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdout", io.StringIO())
     assert width() is None
     assert styled("old", Style.DIM) == "old"
+
+
+def test_each_rank_has_a_colour_on_a_terminal_and_none_in_a_pipe(monkeypatch: pytest.MonkeyPatch) -> None:
+    on_a_terminal(monkeypatch)
+    for rank in (0, 1):
+        print_line(Line("", 0, rank, "step 1"))
+    assert sys.stdout.getvalue() == "\x1b[36m[rank 0]\x1b[0m step 1\n\x1b[33m[rank 1]\x1b[0m step 1\n"  # type: ignore[attr-defined]
+    assert numbered("x", 3) == numbered("x", 13)
+    monkeypatch.setattr(sys, "stdout", io.StringIO())
+    print_line(Line("", 0, 0, "step 1"))
+    assert sys.stdout.getvalue() == "[rank 0] step 1\n"  # type: ignore[attr-defined]

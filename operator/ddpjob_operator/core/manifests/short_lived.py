@@ -1,4 +1,4 @@
-"""What the pods have in common that a person starts beside a job: `ddpjob snapshots` and `ddpjob debug`.
+"""What the pods have in common that a person starts beside a job: `ddpjob snapshots`, `logs` and `debug`.
 
 They are no part of the gang: they have neither the labels nor the controller by which the operator knows its pods, and
 by which the job's Service and NetworkPolicy select them. The job owns them, so that they go with it if the command
@@ -6,6 +6,9 @@ could not delete them.
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
 
 from ddpjob_operator.api import API_VERSION, KIND
 from ddpjob_operator.core.values.job import Job, Manifest
@@ -17,17 +20,20 @@ LEAST = {"cpu": "100m", "memory": "256Mi"}
 
 def short_lived_metadata(job: Job, role: str) -> Manifest:
     """Of a pod with this role, which is also in its name."""
-    owner = {
-        "apiVersion": API_VERSION,
-        "kind": KIND,
-        "name": job.name,
-        "uid": job.uid,
-        "controller": False,
-        "blockOwnerDeletion": False,
-    }
+    owner = {"apiVersion": API_VERSION, "kind": KIND, "name": job.name, "uid": job.uid}
+    return _metadata(job.namespace, role, owner)
+
+
+def claim_metadata(claim: Mapping[str, Any], role: str) -> Manifest:
+    """The same for a job that is gone: the claim, of which this is the metadata, owns the pod."""
+    owner = {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "name": claim["name"], "uid": claim["uid"]}
+    return _metadata(claim["namespace"], role, owner)
+
+
+def _metadata(namespace: str, role: str, owner: Manifest) -> Manifest:
     return {
-        "generateName": f"{dns_label(job.name, 63 - len(f'-{role}-12345'))}-{role}-",
-        "namespace": job.namespace,
+        "generateName": f"{dns_label(owner['name'], 63 - len(f'-{role}-12345'))}-{role}-",
+        "namespace": namespace,
         "labels": {LABEL_ROLE: role},
-        "ownerReferences": [owner],
+        "ownerReferences": [owner | {"controller": False, "blockOwnerDeletion": False}],
     }

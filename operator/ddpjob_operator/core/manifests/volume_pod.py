@@ -1,17 +1,19 @@
-"""The pod that `ddpjob snapshots` starts to look at a job's volume, and deletes when it has the answer."""
+"""The pod that `ddpjob snapshots` and `ddpjob logs` start to look at a job's volume, and delete when they have the
+answer. It runs a command of the trainer in the trainer's image.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
 
 from ddpjob_operator.core.manifests.merge import merge
 from ddpjob_operator.core.manifests.pods import restricted_container, restricted_context
-from ddpjob_operator.core.manifests.shared import confined, shared_mount, shared_volume
-from ddpjob_operator.core.manifests.short_lived import LEAST, short_lived_metadata
+from ddpjob_operator.core.manifests.shared import VOLUME, confined, shared_mount, shared_volume
+from ddpjob_operator.core.manifests.short_lived import LEAST, claim_metadata, short_lived_metadata
 from ddpjob_operator.core.values.job import Job, Manifest
 
-CONTAINER = "snapshots"
-ROLE = "snapshots"
 LONGEST_SECONDS = 6 * 3600
 """After which it is stopped if the command has not deleted it: terabytes can be read in that time."""
 GRACE_SECONDS = 5
@@ -21,31 +23,56 @@ _RESOURCES = {"requests": LEAST, "limits": {"cpu": "1", "memory": "1Gi"}}
 """Files are read in pieces."""
 
 
-def build_snapshot_pod(job: Job, image: str, arguments: Sequence[str], *, writes: bool) -> Manifest:
-    """Runs `python -m ddp_trainer.snapshots` in `image`; unless it `writes`, the volume of `job` is read-only in it."""
+@dataclass(frozen=True, slots=True)
+class VolumeCommand:
+    """A command of the trainer, `python -m <module> <argument>…`."""
+
+    role: str
+    """What the pod is for, in one word: its container's name, and in its own name and label."""
+    module: str
+    arguments: tuple[str, ...]
+    writes: bool = False
+    """Without it the volume is read-only in the pod."""
+
+
+def build_volume_pod(job: Job, image: str, command: VolumeCommand) -> Manifest:
+    """Runs `command` in `image` with the volume of `job`."""
     template = job.spec.pod_template
     given = (template.spec if template else None) or {}
-    spec: Manifest = {
+    taken = {name: given[name] for name in _FROM_TEMPLATE if name in given}
+    spec = merge(_spec(image, command, shared_volume(job)), taken)
+    metadata = short_lived_metadata(job, command.role)
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": confined(job, spec)}
+
+
+def build_claim_pod(claim: Mapping[str, Any], image: str, command: VolumeCommand) -> Manifest:
+    """The same with a claim whose job is gone. It sees all of the claim, as whoever may create pods can."""
+    volume = {"name": VOLUME, "persistentVolumeClaim": {"claimName": claim["metadata"]["name"]}}
+    metadata = claim_metadata(claim["metadata"], command.role)
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": _spec(image, command, volume)}
+
+
+def _spec(image: str, command: VolumeCommand, volume: Manifest) -> Manifest:
+    container: Manifest = {
+        "name": command.role,
+        "image": image,
+        "command": ["python", "-m", command.module],
+        "args": list(command.arguments),
+        "env": [{"name": "HOME", "value": "/tmp"}],  # noqa: S108 - a mount of the pod
+        "resources": _RESOURCES,
+        "securityContext": restricted_container(),
+        "volumeMounts": [
+            shared_mount() | {"readOnly": not command.writes},
+            {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108
+        ],
+    }
+    return {
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
         "restartPolicy": "Never",
         "activeDeadlineSeconds": LONGEST_SECONDS,
         "terminationGracePeriodSeconds": GRACE_SECONDS,
         "securityContext": restricted_context(),
+        "containers": [container],
+        "volumes": [volume, {"name": "tmp", "emptyDir": {}}],
     }
-    spec = merge(spec, {name: given[name] for name in _FROM_TEMPLATE if name in given})
-    container: Manifest = {
-        "name": CONTAINER,
-        "image": image,
-        "command": ["python", "-m", "ddp_trainer.snapshots"],
-        "args": list(arguments),
-        "env": [{"name": "HOME", "value": "/tmp"}],  # noqa: S108 - a mount of the pod
-        "resources": _RESOURCES,
-        "securityContext": restricted_container(),
-        "volumeMounts": [
-            shared_mount() | {"readOnly": not writes},
-            {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108
-        ],
-    }
-    spec |= {"containers": [container], "volumes": [shared_volume(job), {"name": "tmp", "emptyDir": {}}]}
-    return {"apiVersion": "v1", "kind": "Pod", "metadata": short_lived_metadata(job, ROLE), "spec": confined(job, spec)}

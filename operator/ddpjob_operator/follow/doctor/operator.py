@@ -13,6 +13,8 @@ from ddpjob_operator.shards import Shard, shard_lease
 from ddpjob_operator.tenancy import OF_THE_CLUSTER
 from ddpjob_operator.wire.objects import Object, parse_time
 
+OPERATOR_LABEL = "app.kubernetes.io/name=ddpjob-operator"
+"""Of its Deployments, however it was installed."""
 LEASE = "ddpjob-operator"
 """Its name where nothing else is set."""
 _LEASE_LATE = timedelta(seconds=60)

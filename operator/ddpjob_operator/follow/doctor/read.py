@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from ddpjob_operator.api import API_VERSION
 from ddpjob_operator.cluster import paths
 from ddpjob_operator.follow.doctor.facts import Facts, Hook, Right, Unread, parse_hooks, parse_node
-from ddpjob_operator.follow.doctor.operator import LEASE, NEEDED, USEFUL, lease_name, serves
+from ddpjob_operator.follow.doctor.operator import LEASE, NEEDED, OPERATOR_LABEL, USEFUL, lease_name, serves
 from ddpjob_operator.follow.doctor.policies import relevant
 from ddpjob_operator.runtime.client import PAGE, Client, Json
 from ddpjob_operator.runtime.errors import ApiError
@@ -21,7 +21,6 @@ T = TypeVar("T")
 
 MOST_OBJECTS = 5000
 """Of one kind. What is beyond them is not looked at."""
-_OPERATOR = "app.kubernetes.io/name=ddpjob-operator"
 _REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 _FAILED = "type=Warning,reason=Failed"
 """Events of a kubelet about a container that cannot be started, as for its image."""
@@ -134,7 +133,7 @@ class _Ask:
     async def operators(self) -> tuple[tuple[Json, ...] | Unread, tuple[Json, ...] | Unread]:
         """Deployments of the operator, and the Leases of those that serve the namespace; of one that runs elsewhere,
         the Leases of the usual name."""
-        deployments = await self.objects(collection("apps/v1", "deployments", None), labelSelector=_OPERATOR)
+        deployments = await self.objects(collection("apps/v1", "deployments", None), labelSelector=OPERATOR_LABEL)
         if isinstance(deployments, Unread) or not deployments:
             path = collection("coordination.k8s.io/v1", "leases", None)
             return deployments, await self.objects(path, fieldSelector=f"metadata.name={LEASE}")

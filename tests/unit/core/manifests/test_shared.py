@@ -10,7 +10,7 @@ from ddpjob_operator.core.manifests.admitted import Admitted
 from ddpjob_operator.core.manifests.initializer import build_initializer
 from ddpjob_operator.core.manifests.pod_environment import Place
 from ddpjob_operator.core.manifests.pods import build_pod
-from ddpjob_operator.core.manifests.snapshot_pod import build_snapshot_pod
+from ddpjob_operator.core.manifests.volume_pod import VolumeCommand, build_volume_pod
 from ddpjob_operator.core.values.job import Job, Manifest
 from ddpjob_operator.core.values.observed import ServiceView
 
@@ -41,7 +41,7 @@ def test_a_job_sees_its_own_folder_and_the_data_sets_without_a_right_to_change_t
     )
     for container in (*pod["spec"]["containers"], *pod["spec"]["initContainers"]):
         assert mounts(container) == [OWN, DATA_SETS]
-    (looks,) = build_snapshot_pod(job(), "image", [], writes=False)["spec"]["containers"]
+    (looks,) = build_volume_pod(job(), "image", VolumeCommand("logs", "module", ()))["spec"]["containers"]
     assert mounts(looks) == [("/mnt/shared", "jobs/digits", True), DATA_SETS]
 
 

@@ -1,4 +1,4 @@
-"""The pod in which `ddpjob snapshots` reads a job's volume: restricted, read-only, and no pod of the gang."""
+"""The pod in which `ddpjob snapshots` and `ddpjob logs` read a job's volume: restricted, and no pod of the gang."""
 
 from __future__ import annotations
 
@@ -10,18 +10,32 @@ from builders import make_job
 
 from ddpjob_operator.cluster.cache import owner_of
 from ddpjob_operator.core.manifests.pod_security import pod_security_violations
-from ddpjob_operator.core.manifests.snapshot_pod import LONGEST_SECONDS, build_snapshot_pod
+from ddpjob_operator.core.manifests.volume_pod import (
+    LONGEST_SECONDS,
+    VolumeCommand,
+    build_claim_pod,
+    build_volume_pod,
+)
 from ddpjob_operator.core.values.job import Manifest, PodSecurity
 
 
 def pod(writes: bool = False, **spec: Any) -> Manifest:
     arguments = ("verify", "/mnt/shared/checkpoints/digits")
-    return build_snapshot_pod(make_job(**spec), "trainer:1", arguments, writes=writes)
+    command = VolumeCommand("snapshots", "ddp_trainer.snapshots", arguments, writes=writes)
+    return build_volume_pod(make_job(**spec), "trainer:1", command)
+
+
+def of_a_claim() -> Manifest:
+    """Whose job is gone."""
+    claim = {"metadata": {"name": "digits-shared", "namespace": "ml", "uid": "c"}}
+    return build_claim_pod(
+        claim, "trainer:1", VolumeCommand("logs", "ddp_trainer.logs.pods", ("/mnt/shared", "digits"))
+    )
 
 
 @pytest.mark.parametrize("version", ["1.25", kubernetes_validate.latest_version()])
-def test_it_is_a_pod_of_the_restricted_profile_that_ends_by_itself(version: str) -> None:
-    made = pod()
+@pytest.mark.parametrize("made", [pod(), of_a_claim()], ids=["job", "claim"])
+def test_it_is_a_pod_of_the_restricted_profile_that_ends_by_itself(made: Manifest, version: str) -> None:
     kubernetes_validate.validate(made, version, strict=True)
     assert list(pod_security_violations(made, PodSecurity.RESTRICTED)) == []
     assert made["spec"]["activeDeadlineSeconds"] == LONGEST_SECONDS
@@ -60,3 +74,13 @@ def test_it_is_placed_as_the_gang_may_be_and_takes_no_gpu() -> None:
     assert "schedulerName" not in made
     assert "priorityClassName" not in made
     assert "nvidia.com/gpu" not in made["containers"][0]["resources"]["limits"]
+
+
+def test_of_a_job_that_is_gone_it_has_the_claim_alone_and_goes_with_it() -> None:
+    made = of_a_claim()
+    volume = made["spec"]["volumes"][0]
+    assert volume == {"name": "shared", "persistentVolumeClaim": {"claimName": "digits-shared"}}
+    assert made["spec"]["containers"][0]["volumeMounts"][0]["readOnly"] is True
+    (owner,) = made["metadata"]["ownerReferences"]
+    assert (owner["kind"], owner["uid"], owner["controller"]) == ("PersistentVolumeClaim", "c", False)
+    assert made["metadata"]["labels"] == {"training.ddpjob.io/role": "logs"}

@@ -1,0 +1,55 @@
+"""With what the volume of a job is read: its claim, and an image that has the trainer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ddpjob_operator.cluster import paths
+from ddpjob_operator.core.values.job import Job
+from ddpjob_operator.core.values.names import ANNOTATION_IMAGE, TRAINER_CONTAINER, pvc_name
+from ddpjob_operator.runtime.client import Client, Json
+from ddpjob_operator.runtime.errors import ApiError
+
+
+def claim_of(job: Job) -> str:
+    """The name of its claim, its own or the operator's."""
+    return job.spec.shared.claim_name or pvc_name(job.name)
+
+
+async def read_claim(client: Client, namespace: str, name: str) -> Json:
+    """The claim.
+
+    Raises:
+        ApiError: there is none, or it may not be read; the message says what to do.
+    """
+    try:
+        return await client.get(f"{paths.claims(namespace)}/{name}", "persistentvolumeclaims")
+    except ApiError as error:
+        if not error.not_found:
+            raise
+        what = f"there is no claim {name} in namespace {namespace}: the volume is gone, or has another name"
+        raise ApiError(404, "NotFound", f"{what}; kubectl get pvc lists them, and --claim names one") from None
+
+
+def image_of(pods: Sequence[Json]) -> str | None:
+    """That of the newest trainer pod."""
+    newest = sorted(pods, key=lambda pod: pod["metadata"].get("creationTimestamp") or "", reverse=True)
+    images = (
+        container.get("image")
+        for pod in newest
+        for container in (pod.get("spec") or {}).get("containers") or ()
+        if container.get("name") == TRAINER_CONTAINER
+    )
+    return next((str(image) for image in images if image), None)
+
+
+def image_with(claim: Json, job: str) -> str:
+    """The image of the job that the operator made the claim for.
+
+    Raises:
+        ApiError: nothing says it, as of a claim that was there before.
+    """
+    if found := (claim["metadata"].get("annotations") or {}).get(ANNOTATION_IMAGE):
+        return str(found)
+    why = f"neither {job} nor the claim {claim['metadata']['name']} says which image has the trainer"
+    raise ApiError(0, "NoImage", f"{why}; name it with --image")

@@ -1,0 +1,174 @@
+"""`ddpjob logs` once the pods are gone: when the volume is read, in which pod, and what a person sees meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncIterator
+from typing import Any, cast
+
+import pytest
+
+from ddpjob_operator.api.status import DDPJobStatus
+from ddpjob_operator.cli import volume_pod
+from ddpjob_operator.cli.volume_logs import may_be_on_volume_alone, print_logs_of_claim, print_logs_of_job
+from ddpjob_operator.follow.logs import Wanted
+from ddpjob_operator.runtime.errors import ApiError
+from ddpjob_operator.wire.jobs import parse_status
+
+JOB: dict[str, Any] = {
+    "metadata": {"name": "digits", "namespace": "ml", "uid": "u", "creationTimestamp": "2030-01-01T12:00:00Z"},
+    "spec": {},
+    "status": {"phase": "Succeeded", "attempt": 2},
+}
+
+
+def claim(image: str | None = "trainer:1") -> dict[str, Any]:
+    annotations = {} if image is None else {"training.ddpjob.io/trainer-image": image}
+    return {"metadata": {"name": "digits-shared", "namespace": "ml", "uid": "c", "annotations": annotations}}
+
+
+class Api:
+    """An API server with a claim, whose pod prints `log` and ends with `code`."""
+
+    def __init__(
+        self,
+        found: dict[str, Any] | ApiError,
+        log: tuple[str, ...] = (),
+        code: int = 0,
+        refusal: ApiError | None = None,
+    ) -> None:
+        self.claim, self.log, self.code, self.refusal = found, log, code, refusal
+        self.made: list[dict[str, Any]] = []
+        self.deleted = 0
+
+    async def get(self, path: str, resource: str) -> dict[str, Any]:
+        if resource == "persistentvolumeclaims":
+            if isinstance(self.claim, ApiError):
+                raise self.claim
+            return self.claim
+        ended = {"name": "logs", "state": {"terminated": {"exitCode": self.code}}}
+        return {"metadata": {"name": "x", "uid": "x"}, "status": {"phase": "Failed", "containerStatuses": [ended]}}
+
+    async def create(self, path: str, resource: str, body: dict[str, Any]) -> dict[str, Any]:
+        if self.refusal is not None:
+            raise self.refusal
+        self.made.append(body)
+        return body
+
+    async def lines(self, path: str, **query: str) -> AsyncIterator[str]:
+        for number, line in enumerate(self.log):
+            yield f"2030-01-01T12:00:0{number}Z {line}"
+
+    async def delete(self, path: str, resource: str, body: dict[str, Any]) -> dict[str, Any]:
+        self.deleted += 1
+        return {}
+
+
+def of_job(api: Api, wanted: Wanted | None = None, image: str | None = None) -> Any:
+    return print_logs_of_job(cast(Any, api), "ml", JOB, [], wanted or Wanted(), image)
+
+
+def arguments(api: Api) -> list[str]:
+    (pod,) = api.made
+    (container,) = pod["spec"]["containers"]
+    assert container["command"] == ["python", "-m", "ddp_trainer.logs.pods"]
+    return container["args"]
+
+
+NOT_FOUND = ApiError(404, "NotFound", "persistentvolumeclaims not found")
+FORBIDDEN = ApiError(403, "Forbidden", "cannot get resource")
+
+
+@pytest.mark.parametrize(
+    ("status", "wanted", "there"),
+    [
+        ({"phase": "Succeeded"}, Wanted(), True),
+        ({"phase": "Failed"}, Wanted(), True),
+        ({"phase": "Suspended"}, Wanted(), True),
+        ({"phase": "Running", "attempt": 3}, Wanted(attempt=2), True),
+        ({"phase": "Running", "attempt": 3}, Wanted(attempt=3), False),
+        ({"phase": "Running", "attempt": 3}, Wanted(), False),
+        ({}, Wanted(), False),
+    ],
+)
+def test_the_volume_is_asked_for_pods_that_have_been_there(status: dict[str, Any], wanted: Wanted, there: bool) -> None:
+    found: DDPJobStatus = parse_status(status)
+    assert may_be_on_volume_alone(found, wanted) is there
+
+
+async def test_lines_are_those_of_the_ranks_and_notes_go_elsewhere(capsys: pytest.CaptureFixture[str]) -> None:
+    api = Api(claim(), ("[rank 3] loss 0.5", "a warning of Python"))
+    assert await of_job(api) == 0
+    said = capsys.readouterr()
+    assert said.out == "[rank 3] loss 0.5\n"
+    assert "a short-lived pod reads the logs from the volume, claim digits-shared" in said.err
+    assert said.err.endswith("a warning of Python\n")
+    assert api.deleted == 1
+
+
+async def test_no_line_and_no_log_are_told_apart(capsys: pytest.CaptureFixture[str]) -> None:
+    assert await of_job(Api(claim())) == 0
+    assert "no line on the volume matches" in capsys.readouterr().err
+    assert await of_job(Api(claim(), ("error: the volume has no logs of pods of digits",), code=2)) == 2
+    said = capsys.readouterr()
+    assert (said.out, "no logs of pods of digits" in said.err) == ("", True)
+
+
+async def test_lines_are_chosen_in_the_pod() -> None:
+    api = Api(claim())
+    await of_job(api, Wanted(rank=3, pattern=re.compile("-loss$"), tail=5, since_seconds=60))
+    chosen = ["--attempt=2", "--rank=3", "--grep=-loss$$", "--tail=5", "--since=60"]
+    assert arguments(api) == ["/mnt/shared", "digits", *chosen]
+
+
+async def test_of_a_job_that_is_gone_the_newest_attempt_on_its_claim_is_read() -> None:
+    api = Api(claim())
+    assert await print_logs_of_claim(cast(Any, api), "ml", "digits", None, Wanted(), None) == 0
+    assert arguments(api) == ["/mnt/shared", "digits"]
+    assert api.made[0]["spec"]["containers"][0]["image"] == "trainer:1"
+
+
+async def test_a_claim_that_is_gone_is_said_before_a_pod_waits_for_it() -> None:
+    api = Api(NOT_FOUND)
+    with pytest.raises(ApiError, match="there is no claim digits-shared in namespace ml: the volume is gone"):
+        await of_job(api, image="mine:1")
+    assert api.made == []
+
+
+async def test_who_may_not_see_the_claim_needs_to_name_the_image() -> None:
+    with pytest.raises(ApiError, match="cannot get resource"):
+        await of_job(Api(FORBIDDEN))
+    api = Api(FORBIDDEN)
+    assert await of_job(api, image="mine:1") == 0
+    assert api.made[0]["spec"]["containers"][0]["image"] == "mine:1"
+
+
+async def test_without_an_image_the_option_is_named() -> None:
+    with pytest.raises(ApiError, match=r"neither digits nor the claim digits-shared says .* --image"):
+        await of_job(Api(claim(None)))
+
+
+async def test_a_pod_that_may_not_be_made_is_not_deleted(capsys: pytest.CaptureFixture[str]) -> None:
+    api = Api(claim(), refusal=ApiError(403, "Forbidden", "cannot create resource pods"))
+    with pytest.raises(ApiError, match="cannot create resource pods"):
+        await of_job(api)
+    assert api.deleted == 0
+    assert "deleted" not in capsys.readouterr().err
+
+
+async def test_who_stops_it_reads_that_the_pod_is_deleted(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Waits(Api):
+        async def get(self, path: str, resource: str) -> dict[str, Any]:
+            if resource == "pods":
+                raise asyncio.CancelledError
+            return await super().get(path, resource)
+
+    monkeypatch.setattr(volume_pod.secrets, "token_hex", lambda _: "00")
+    api = Waits(claim())
+    with pytest.raises(asyncio.CancelledError):
+        await of_job(api)
+    assert api.deleted == 1
+    assert capsys.readouterr().err.endswith("stopped; pod digits-logs-00 is deleted\n")
