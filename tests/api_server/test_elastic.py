@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from tests.api_server.harness import Cluster, Operator
 from tests.api_server.history import recorded
+from tests.api_server.test_follow import ddpjob
 from tests.api_server.test_in_place import pods_are
 from tests.support.waiting import eventually_async
 
@@ -52,7 +53,7 @@ async def test_in_place_a_gang_grows_around_the_pods_that_it_has(cluster: Cluste
     assert (await cluster.phase_is("Running"))["nodes"]["total"] == 2
 
 
-async def test_kubectl_scale_changes_the_size_and_shows_it(cluster: Cluster, operator: Operator) -> None:
+async def test_kubectl_scale_and_ddpjob_scale_change_the_size_and_show_it(cluster: Cluster, operator: Operator) -> None:
     await cluster.apply_job(nodes=3, elastic=ELASTIC)
     names = [pod["metadata"]["name"] for pod in await cluster.gang_exists(nodes=3)]
     await cluster.runs(*names)
@@ -65,6 +66,12 @@ async def test_kubectl_scale_changes_the_size_and_shows_it(cluster: Cluster, ope
         paths.pods(cluster.namespace), "pods", labelSelector=shown["status"]["selector"]
     )
     assert {pod["metadata"]["name"] for pod in selected} == {"digits-1-0", "digits-1-1"}
+
+    await cluster.runs("digits-1-0", "digits-1-1")
+    await cluster.phase_is("Running")
+    scaled = await ddpjob(cluster, "scale", "digits", "--nodes", "3", "-n", cluster.namespace)
+    assert scaled == (0, "digits resumes with 3 nodes\n", "")
+    await pods_are(cluster, {f"digits-2-{node}": ("2", str(node), "3") for node in range(3)})
 
 
 @pytest.mark.fault(24)

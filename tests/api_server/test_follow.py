@@ -23,6 +23,7 @@ from ddpjob_operator.cli import completion
 from ddpjob_operator.cli.main import app
 from ddpjob_operator.cluster import paths
 from ddpjob_operator.runtime.errors import ApiError
+from ddpjob_operator.settings import VERSION
 
 
 class Answer(NamedTuple):
@@ -62,24 +63,35 @@ async def snapshots_are_looked_at(cluster: Cluster) -> None:
         assert refused.err.startswith(f"error: snapshots of digits cannot be {changed} now: its pods ")
         assert refused.err.endswith("use them; ddpjob suspend digits first\n")
 
+    reader = await started_and_stopped(cluster, "snapshots", "snapshots", "verify", *of_job)
+    assert reader["spec"]["volumes"][0]["persistentVolumeClaim"] == {"claimName": "digits-shared"}
+    assert reader["spec"]["containers"][0]["image"].startswith("localhost/ddpjob-trainer:")
+
+
+async def started_and_stopped(cluster: Cluster, role: str, *command: str) -> dict[str, Any]:
+    """The pod that a command starts to read a volume. Nothing runs it here: a person waits, and presses Ctrl-C."""
+
     async def readers() -> list[dict[str, Any]]:
         pods = await cluster.pods()
-        return [pod for pod in pods if pod["metadata"]["labels"].get("training.ddpjob.io/role") == "snapshots"]
+        return [pod for pod in pods if pod["metadata"]["labels"].get("training.ddpjob.io/role") == role]
 
     process = await asyncio.create_subprocess_exec(
-        *(*COMMAND, "snapshots", "verify", *of_job),
+        *(*COMMAND, *command),
         env=to_cluster(cluster.kubeconfig),
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )
     (reader,) = await eventually_async(readers, "a pod reads the volume")
-    assert reader["spec"]["volumes"][0]["persistentVolumeClaim"] == {"claimName": "digits-shared"}
-    assert reader["spec"]["containers"][0]["image"].startswith("localhost/ddpjob-trainer:")
+    assert process.stderr is not None
+    said = b""
+    while b"waiting for pod" not in said:
+        said += await asyncio.wait_for(process.stderr.readline(), PATIENCE_SECONDS)
     process.send_signal(signal.SIGINT)
     _, err = await asyncio.wait_for(process.communicate(), PATIENCE_SECONDS)
     assert process.returncode == 130, err
-    assert b"Traceback" not in err
+    assert f"stopped; pod {reader['metadata']['name']} is deleted\n" == err.decode()
     assert await readers() == []
+    return reader
 
 
 async def typed(cluster: Cluster, answer: str, *arguments: str) -> Answer:
@@ -109,6 +121,10 @@ async def test_a_job_of_which_there_is_none_is_one_line_with_those_that_there_ar
     assert empty.err == (
         f"there is no DDPJob in namespace {cluster.namespace}; see all namespaces with -A, or name one with -n\n"
     )
+    version = await ddpjob(cluster, "version")
+    assert version.out == (
+        f"Client Version: {VERSION}\nOperator Version: none: the cluster has no Deployment of ddpjob-operator\n"
+    )
     await cluster.apply_job()
     some = await ddpjob(cluster, "logs", "digitz", *space)
     assert (some.code, some.out) == (2, "")
@@ -133,6 +149,13 @@ async def test_a_job_that_failed_and_one_that_waits_are_explained(
     assert found["headline"].startswith("digits: Failed (BackoffLimitExceeded)")
     assert "CUDA out of memory" in "\n".join(sections["Cause"])
     assert "reduce the micro-batch" in "\n".join(sections["What to do"])
+
+    # its pods are gone
+    asked = ("--rank", "1", "--grep", "loss")
+    reader = await started_and_stopped(cluster, "logs", "logs", "digits", *space, *asked)
+    container = reader["spec"]["containers"][0]
+    assert container["args"] == ["/mnt/shared", "digits", "--attempt=0", "--rank=1", "--grep=loss"]
+    assert container["volumeMounts"][0]["readOnly"] is True
 
     await cluster.apply_job("other", shared={"retain": False})
 
@@ -195,6 +218,12 @@ async def test_a_job_that_failed_and_one_that_waits_are_explained(
     assert not claim["metadata"].get("ownerReferences")
     gone = await ddpjob(cluster, "get", "other", *space)
     assert "there is no DDPJob other" in gone.err
+    reader = await started_and_stopped(cluster, "logs", "logs", "other", *space)
+    assert reader["spec"]["containers"][0]["image"].startswith("localhost/ddpjob-trainer:")
+    assert reader["metadata"]["ownerReferences"][0]["uid"] == claim["metadata"]["uid"]
+    elsewhere = await ddpjob(cluster, "logs", "other", *space, "--claim", "others")
+    assert (elsewhere.code, elsewhere.out) == (2, "")
+    assert f"there is no claim others in namespace {cluster.namespace}: the volume is gone" in elsewhere.err
 
 
 async def test_a_job_is_suspended_resumed_and_watched_to_its_end(cluster: Cluster, operator: Operator) -> None:

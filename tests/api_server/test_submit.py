@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from tests.cluster.audit import FORBID, audit_log, granted, requests
 from tests.support.command import COMMAND, to_cluster
 from tests.support.waiting import PATIENCE_SECONDS, eventually_async
 
+from ddpjob import AsyncJob, DDPJob
 from ddpjob_operator.cluster import paths
 from ddpjob_operator.runtime.errors import ApiError
 
@@ -184,6 +186,27 @@ async def test_the_role_for_submitting_has_every_right_that_is_needed_and_no_oth
     await eventually_async(logged, "the audit log has the last command")
     assert {str(request.permission) for request in used if request.decision == FORBID} == set()
     assert {str(permission) for permission in role - {request.permission for request in used}} == set()
+
+
+async def test_with_asyncio_a_job_is_submitted_found_again_changed_and_waited_for(
+    cluster: Cluster, operator: Operator, ddpjob: Submitter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KUBECONFIG", os.fspath(ddpjob.kubeconfig))
+    job = DDPJob(script="train.py", name="first", nodes=2, folder=ddpjob.folder, spec={"elastic": {"minNodes": 1}})
+    async with await job.submit_async(namespace=cluster.namespace) as submitted:
+        pods = [pod["metadata"]["name"] for pod in await cluster.gang_exists(job="first")]
+        assert pods == ["first-0-0", "first-0-1"]
+        assert submitted.name == "first"
+    async with await AsyncJob.get("first", namespace=cluster.namespace) as found:
+        await cluster.runs(*pods)
+        assert (await cluster.phase_is("Running", "first"))["nodes"]["total"] == 2
+        assert (await found.why()).headline.startswith("first: Running")
+        with pytest.raises(TimeoutError):
+            await found.wait(0.1)
+        await cluster.ends(*pods)
+        assert (await found.wait(PATIENCE_SECONDS)).phase == "Succeeded"
+    with pytest.raises(ApiError, match="there is no DDPJob second"):
+        await AsyncJob.get("second", namespace=cluster.namespace)
 
 
 WEBHOOKS = "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations"

@@ -7,7 +7,8 @@ from typing import Any
 
 from tests.cluster.conftest import Unbroken
 from tests.cluster.history import nodes_with_two_pods, untrue_steps
-from tests.cluster.scenario import STEPS, Scenario
+from tests.cluster.scenario import NODES, SNAPSHOT_STEPS, STEPS, Scenario
+from tests.support.command import ddpjob
 from tests.support.waiting import eventually
 
 HIT = STEPS // 3
@@ -21,7 +22,7 @@ def edit(scenario: Scenario, **spec: Any) -> None:
 def test_a_suspended_job_resumes_where_it_was_to_the_same_bits_and_goes_when_its_time_is_up(
     scenario: Scenario, unbroken: Unbroken
 ) -> None:
-    scenario.apply()
+    scenario.apply(cleanPodPolicy="All")
     scenario.wait_trained(HIT)
     edit(scenario, suspend=True)
     suspended = scenario.wait_phase("Suspended")
@@ -29,6 +30,11 @@ def test_a_suspended_job_resumes_where_it_was_to_the_same_bits_and_goes_when_its
     eventually(lambda: scenario.kubectl.list("pods") == [], "no pod is left")
     assert (suspended["attempt"], suspended["restarts"]) == (0, 0)
     assert "lastFailure" not in suspended
+    of_job = (scenario.name, "--namespace", scenario.kubectl.namespace)
+    config, newest = scenario.kubectl.kubeconfig, str(suspended["snapshot"]["step"])
+    oldest = str(SNAPSHOT_STEPS)
+    assert f"{oldest.zfill(12)}: removed" in ddpjob(config, "snapshots", "rm", *of_job, "--step", oldest).stdout
+    ddpjob(config, "snapshots", "restore", *of_job, "--step", newest)
 
     edit(scenario, suspend=False)
     status = scenario.wait_phase("Succeeded")
@@ -50,6 +56,11 @@ def test_a_suspended_job_resumes_where_it_was_to_the_same_bits_and_goes_when_its
     assert records.trajectory == unbroken.records.trajectory
     assert records.weights == unbroken.records.weights
 
+    eventually(lambda: scenario.pods(attempt=1) == [], "no pod of the gang is left")
+    early = ddpjob(config, "logs", *of_job, "--attempt", "0", "--rank", "1", "--tail", "1")
+    assert [line.partition("]")[0] for line in early.stdout.splitlines()] == ["[rank 1"], early
+    assert "the pods are gone; a short-lived pod reads the logs from the volume" in early.stderr
+
     edit(scenario, ttlSecondsAfterFinished=0)
     scenario.history.wait(
         lambda: scenario.history.latest("ddpjobs", scenario.name) is None, "the job is deleted after its end"
@@ -57,3 +68,6 @@ def test_a_suspended_job_resumes_where_it_was_to_the_same_bits_and_goes_when_its
     kept = scenario.kubectl.get("pvc", f"{scenario.name}-shared")
     assert kept is not None
     assert "deletionTimestamp" not in kept["metadata"]
+    late = ddpjob(config, "logs", *of_job).stdout.splitlines()
+    assert f"[rank 0] finished after {STEPS} steps" in "\n".join(late)
+    assert {line.partition("]")[0] for line in late} == {f"[rank {rank}" for rank in range(NODES)}
