@@ -77,7 +77,7 @@ def _command(name: str, wanted: Wanted, attempt: int | None) -> VolumeCommand:
 
 
 async def _print(client: Client, namespace: str, manifest: Json, claim: str) -> int:
-    print_note(f"the pods are gone; a short-lived pod reads the logs from the volume, claim {claim}")
+    print_note(f"a short-lived pod reads the logs from the volume, claim {claim}; Ctrl-C deletes it")
     shown = False
 
     def say(text: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 
@@ -19,6 +20,7 @@ def shared(tmp_path: Path) -> Path:
     for attempt in (0, 10):
         for node in (0, 1):
             path = log_file(tmp_path / "logs" / "digits", f"digits-{attempt}-{node}", attempt, node)
+            assert path is not None
             path.parent.mkdir(parents=True, exist_ok=True)
             lines = [header(NOW, path.stem, "u", 2)]
             for second in (-20, -10, 0):
@@ -63,6 +65,14 @@ def test_older_lines_are_left_out(shared: Path, capsys: pytest.CaptureFixture[st
     assert {line.partition(", ")[2] for line in printed(capsys, shared, "--since", since)} == {"second -10", "second 0"}
 
 
+def test_an_earlier_run_of_the_name_with_more_attempts_is_not_the_newest(
+    shared: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for path in shared.glob("logs/digits/pods/digits-10-*.log"):
+        os.utime(path, (NOW - 86400, NOW - 86400))
+    assert printed(capsys, shared, "--rank", "0", "--tail", "1") == ["[rank 0] attempt 0, second 0"]
+
+
 def test_on_a_claim_of_several_jobs_the_folder_of_the_job_is_found(
     shared: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -84,3 +94,17 @@ def test_what_is_not_there_is_said_with_what_is(
     assert said in printed(capsys, shared, *options, code=2)[0]
     assert main([str(shared), "letters"]) == 2
     assert "no logs of pods of letters; it has those of digits" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("pod", "name"),
+    [
+        ("digits-0-1", "digits-3-7.log"),
+        ("digits-2-s0", "digits-3-7.log"),
+        ("digits-1-2-0-1", "digits-1-2-3-7.log"),
+        ("digits-debug-12345678", None),
+    ],
+)
+def test_a_place_has_a_file_whatever_place_its_pod_was_made_for(pod: str, name: str | None, tmp_path: Path) -> None:
+    found = log_file(tmp_path, pod, 3, 7)
+    assert (found and found.name) == name

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from ddp_trainer.contract import exit_codes as trainer_exits
+from ddp_trainer.contract import pod_logs
 from ddp_trainer.contract.environment import Target, parse_pod, parse_target
 from ddp_trainer.launch.assignment import Assignment, read_assignment
 from ddp_trainer.launch.exit.termination_message import ExitCause, ExitEvidence, encode, message_of
@@ -27,7 +28,10 @@ from ddpjob_operator.core.values.job import Defaults
 from ddpjob_operator.core.values.look import Look
 from ddpjob_operator.core.values.observed import Observed, ServiceView
 from ddpjob_operator.core.values.trainer_report import TrainerReport, read_status, read_termination
+from ddpjob_operator.follow.logs import Wanted
 from ddpjob_operator.local.assignment import write_assignment
+from ddpjob_operator.page.files import Shared
+from ddpjob_operator.page.folder import FolderLogs
 from ddpjob_operator.wire.jobs import parse_job
 
 DOCUMENT = (Path(__file__).parents[3] / "docs/contracts.md").read_text()
@@ -164,6 +168,19 @@ def test_the_trainer_reads_the_place_that_a_run_on_this_machine_gives_it(tmp_pat
     assert read_assignment(tmp_path / "place") == Assignment(4, 1, 3)
     link, data = sorted((tmp_path / "place").iterdir(), key=lambda path: not path.is_symlink())
     assert link.resolve() == data.resolve()
+
+
+def test_the_command_reads_the_log_that_the_launcher_keeps_of_a_pod(tmp_path: Path) -> None:
+    pod = parse_pod(pod_environment(resources={"limits": {"nvidia.com/gpu": 4}}) | {"DDPJOB_SHARED": str(tmp_path)})
+    path = pod.output_log
+    assert path is not None
+    assert pod.keeps_output
+    path.parent.mkdir(parents=True)
+    head = pod_logs.header(NOW.timestamp(), "digits-3-1", pod.uid, pod.procs_per_node)
+    path.write_bytes(head + f"{pod_logs.stamp(NOW.timestamp())} [local rank 2] loss 1\n".encode())
+    (line,) = FolderLogs(Shared(tmp_path), "digits", Wanted(attempt=3, node=1)).now()
+    assert (line.rank, line.text, line.stamp) == (6, "loss 1", "2026-01-01T00:00:00.000000Z")
+    assert "---- <time> <pod> (<uid>) starts, <R> ranks, with times" in DOCUMENT
 
 
 def test_a_manifest_has_exactly_the_documented_fields() -> None:

@@ -115,7 +115,7 @@ async def test_what_the_kubelet_says_of_a_container_that_is_gone_is_no_line_of_a
 def test_nodes_whose_log_is_gone_are_named(there: list[int], with_log: list[int], ranks: str | None) -> None:
     said = nodes_without_log([pod(0, rank) for rank in there], [pod(0, rank) for rank in with_log], 3, "digits")
     assert said == (
-        ranks and f"no log of {ranks} any more; on the job's volume, logs/digits/pods has it while it is kept"
+        ranks and f"no log of {ranks} any more; ddpjob logs digits --on-volume reads it from the job's volume"
     )
 
 

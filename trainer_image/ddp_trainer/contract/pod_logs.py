@@ -19,11 +19,17 @@ STARTS: Final = re.compile(rb"---- [^\r\n]{0,500} starts(?:, (\d{1,6}) ranks, wi
 """A header; without the number of ranks of the pod it is one of `ddpjob run`, whose lines have no times."""
 STAMP: Final = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z")
 _NAME: Final = re.compile(r".+-(\d+)-(\d+)\.log")
+_POD: Final = re.compile(r"(.+)-\d+-s?\d+")
+"""Of the gang: the attempt and the node rank, or the number as a spare, that it was made for."""
 
 
-def log_file(log_dir: Path, pod_name: str, attempt: int, node_rank: int) -> Path:
-    """Of a place in the gang: a pod that is kept for a later attempt, or was a spare, has another file for each."""
-    return log_dir / FOLDER / f"{pod_name.rsplit('-', 2)[0]}-{attempt}-{node_rank}.log"
+def log_file(log_dir: Path, pod_name: str, attempt: int, node_rank: int) -> Path | None:
+    """Of a place in the gang: a pod that is kept for a later attempt, or was a spare, has another file for each.
+
+    None for a pod that is none of the gang's, as that of `ddpjob debug`, where a person starts the launcher by hand.
+    """
+    found = _POD.fullmatch(pod_name)
+    return None if found is None else log_dir / FOLDER / f"{found[1]}-{attempt}-{node_rank}.log"
 
 
 def place_of(file: Path) -> tuple[int, int] | None:

@@ -28,7 +28,7 @@ MOST_WAITING: Final = 4 << 20
 SECONDS_BETWEEN_WRITES: Final = 0.5
 SECONDS_BETWEEN_TRIES: Final = 5.0
 """After an error of the volume."""
-CLOSE_SECONDS: Final = 5.0
+CLOSE_SECONDS: Final = 2.0
 """How long the end of the pod waits for the volume."""
 _CHUNK: Final = 65536
 _LONGEST_LINE: Final = 65536
@@ -44,7 +44,7 @@ class _Target(NamedTuple):
 
 def copy_output(pod: PodEnvironment) -> OutputCopy | None:
     """Begin to, unless this pod does not; `close` ends it."""
-    return None if pod.name is None or not pod.keeps_output else OutputCopy(pod)
+    return OutputCopy(pod) if pod.name is not None and pod.keeps_output else None
 
 
 class OutputCopy:

@@ -60,7 +60,9 @@ def read_lines(shared: Path, job: str, wanted: Wanted) -> Iterator[Line]:
     """
     files = _files(shared, job)
     attempts = sorted({attempt for attempt, _, _ in files})
-    attempt = attempts[-1] if wanted.attempt is None else wanted.attempt
+    # an earlier run of the name may have had more attempts
+    newest, _, _ = max(files, key=lambda file: (file[2].stat().st_mtime, file[0]))
+    attempt = newest if wanted.attempt is None else wanted.attempt
     if attempt not in attempts:
         raise NoLogs(f"the volume has no logs of attempt {attempt} of {job}; it has those of {_some(attempts)}")
     nodes = sorted((node, path) for of, node, path in files if of == attempt)
