@@ -243,7 +243,8 @@ def _progress(progress: Progress, words: Text, *, wide: bool) -> list[Renderable
         return [words]
     bar = ProgressBar(total=progress.total_steps, completed=progress.step or 0, width=_BAR_WIDTH)
     lines = Table.grid(padding=(0, 2))
-    for row in ([bar, words],) if wide else ([bar], [words]):
+    rows: list[list[RenderableType]] = [[bar, words]] if wide else [[bar], [words]]
+    for row in rows:
         lines.add_row(*row)
     return [lines]
 

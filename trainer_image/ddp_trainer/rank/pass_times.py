@@ -12,7 +12,7 @@ gradient and not the wait for the other ranks, on a GPU with events of its strea
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Final
+from typing import Any, Final
 
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -34,7 +34,7 @@ class PassTimes:
         self._modules = modules
         self._steps = 0
         self._seen: tuple[int, int] | None = None
-        self._judged: tuple[DistributedDataParallel | None, bool] = (None, False)
+        self._judged: tuple[nn.Module | None, bool] = (None, False)
 
     def after_step(self) -> float | None:
         """Seconds of the passes that DDP measured since the last call, if any."""
@@ -55,12 +55,13 @@ class PassTimes:
             return None
         return float(backward if module.will_sync_module_buffers() else forward + backward) / 1e9
 
-    def _has_collectives(self, module: DistributedDataParallel) -> bool:
+    def _has_collectives(self, module: nn.Module) -> bool:
         if self._judged[0] is not module:
             self._judged = module, any(isinstance(part, nn.SyncBatchNorm) for part in module.modules())
         return self._judged[1]
 
 
-def _ddp(value: object) -> DistributedDataParallel | None:
+def _ddp(value: object) -> Any:
+    """The DDP module that it is; None if it is none. What is read of one has no types."""
     inner = getattr(value, "_orig_mod", value)  # of torch.compile
     return inner if isinstance(inner, DistributedDataParallel) else None
