@@ -71,6 +71,9 @@ async def test_kubectl_scale_and_ddpjob_scale_change_the_size_and_show_it(cluste
     await cluster.phase_is("Running")
     scaled = await ddpjob(cluster, "scale", "digits", "--nodes", "3", "-n", cluster.namespace)
     assert scaled == (0, "digits resumes with 3 nodes\n", "")
+    two = {f"digits-1-{node}": ("1", str(node), "2") for node in range(2)}
+    await pods_are(cluster, two | {"digits-1-s0": ("1", "none", "2")})
+    await cluster.runs("digits-1-s0")
     await pods_are(cluster, {f"digits-2-{node}": ("2", str(node), "3") for node in range(3)})
 
 
