@@ -367,8 +367,8 @@ class Heartbeat:
         if self._waits:
             # no histogram where nobody measures: it would say that no step ever waits
             histogram = self._state["counters"].setdefault("dataSeconds", _histogram())
-            for seconds in self._waits:
-                _observe(histogram, seconds)
+            for waited in self._waits:
+                _observe(histogram, waited)
             self._data_waits.extend(self._waits)
             self._waits.clear()
         if not self._steps:

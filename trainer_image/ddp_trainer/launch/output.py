@@ -81,8 +81,9 @@ class OutputCopy:
 
     def _run(self) -> None:
         with selectors.DefaultSelector() as selector:
-            for waited_for in (self._closing, *self._streams):
-                selector.register(waited_for, selectors.EVENT_READ)
+            selector.register(self._closing, selectors.EVENT_READ)
+            for stream in self._streams:
+                selector.register(stream, selectors.EVENT_READ)
             is_over = False
             while not is_over:
                 is_over = any(key.fileobj == self._closing for key, _ in selector.select())
