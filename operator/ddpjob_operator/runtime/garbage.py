@@ -13,8 +13,8 @@ import gc
 from collections.abc import Mapping
 
 THRESHOLDS = (2_000, 5, 2)
-"""For `gc.set_threshold`: a full collection for every 36,000 objects that are new and still there. Under load it takes 26
-ms of processor time at most; for every 72,000 it took 38, and up to 80 on a slower machine. The first is far above
+"""For `gc.set_threshold`: a full collection for every 36,000 objects that are new and still there. Under load it takes
+26 ms of processor time at most; for every 72,000 it took 38, and up to 80 on a slower machine. The first is far above
 Python's 700, which a list of pods passes thousands of times."""
 
 
