@@ -139,7 +139,11 @@ def watching(folder: Path) -> Iterator[tuple[Prometheus, Path]]:
 
 
 def stand_in_for_the_rest_of_the_operator() -> None:
-    """A job that waits, one that failed, one that succeeded, and what a running operator counts."""
+    """A job that waits, one that failed, one that succeeded, and what a running operator counts. Counters begin anew:
+    other tests of this process count restarts, too.
+    """
+    for counter in (metrics.RESTARTS, metrics.FAILED_JOBS, metrics.NODE_SECONDS):
+        counter.clear()
     waiting = metrics.JobFigures(
         NAMESPACE, "waiting", Phase.STARTING, 0, 0, 0, 2, gpus=16, conditions={"Degraded": "Unschedulable"},
         created=new_job("waiting", SPEC).created,
