@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import re
 
+from ddpjob_operator.api.policies import Backoff
 from ddpjob_operator.api.status import Phase
 from ddpjob_operator.core import transitions
 from ddpjob_operator.core.failure.budget import backoff_seconds, released
@@ -69,7 +70,8 @@ def plan_release(look: Look) -> Plan | None:
 def _seconds_until_next_try(look: Look, problem: Problem) -> float:
     backoff, waits = look.job.spec.restart.backoff, look.status.disruptions_since_progress
     if problem.reason == QUOTA_EXCEEDED:
-        backoff = backoff.model_copy(update={"max_seconds": min(backoff.max_seconds, LONGEST_QUOTA_SECONDS)})
+        most = min(backoff.max_seconds, LONGEST_QUOTA_SECONDS)
+        backoff = Backoff(initial_seconds=backoff.initial_seconds, max_seconds=most)
     return max(LEAST_WAIT_SECONDS, backoff_seconds(backoff, waits, f"{look.job.uid}/{look.status.attempt}"))
 
 
