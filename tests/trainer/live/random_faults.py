@@ -45,6 +45,8 @@ MOST_DIFFERENCE = 1e-5
 STOPPED_SECONDS = (1.0, 12.0)
 """How long a rank is stopped: shorter than the others wait for it, about as long as they take to go on, and longer."""
 SECONDS = 600.0
+OVER = [-1]
+"""In place of the pods that train."""
 
 
 @dataclass(frozen=True)
@@ -141,19 +143,23 @@ class Faults:
         self._hit: set[Pod] = set()
         """One that was asked to stop, say, trains on for a step; the state must not be lost with the others."""
 
-    def hit(self) -> None:
-        """One fault, once there are two pods that train."""
+    def hit(self) -> bool:
+        """One fault, once there are two pods that train. False where training is over."""
         training: list[int] = eventually(self._enough, "two pods train", SECONDS)
+        if training == OVER:
+            return False
         kind = self.chance.choice(("kill rank", "kill pod", "kill two", "stop rank", "ask to stop", "ask to stop"))
         count = 2 if kind == "kill two" and len(training) > 2 else 1
         for rank in self.chance.sample(training, count):
             self._hit.add(self.gang.pods[rank])
             self._one(kind, self.gang.pods[rank])
         self.done[kind] += 1
+        return True
 
     def _enough(self) -> list[int] | None:
         found = self._training()
-        assert any(pod.process.poll() is None for pod in self.gang.pods), "training is over: it needs more --steps"
+        if all(pod.process.poll() is not None for pod in self.gang.pods):
+            return OVER
         gave_up = [path.read_text() for path in self.gang.shared.glob("checkpoints/digits/views/*/given-up")]
         assert not gave_up, gave_up
         return found if len(found) >= 2 else None
@@ -318,14 +324,16 @@ def run(seed: int, count: int, steps: int, folder: Path) -> list[str]:
     gang = Gang(folder, args)
     faults = Faults(gang, seed)
     try:
-        while faults.done.total() < count:
-            faults.hit()
+        while faults.done.total() < count and faults.hit():
             until = time.monotonic() + faults.chance.uniform(0.2, 8.0)
             while time.monotonic() < until:
                 time.sleep(0.1)
                 gang.keep_alive()
                 faults.go_on()
-        print(f"{count} faults in {time.monotonic() - began:.0f} s, at step {gang.step()} of {steps}", flush=True)
+        print(
+            f"{faults.done.total()} faults in {time.monotonic() - began:.0f} s, at step {gang.step()} of {steps}",
+            flush=True,
+        )
 
         def over() -> bool:
             gang.keep_alive()
@@ -343,6 +351,8 @@ def run(seed: int, count: int, steps: int, folder: Path) -> list[str]:
         for what, seconds in (("from step to step over a loss", waits), ("over a new rank", pauses)):
             if seconds:
                 print(f"{what}: {statistics.median(seconds):.2f} s, at most {max(seconds):.2f} s, of {len(seconds)}")
+        if faults.done.total() < count:
+            print(f"training was over before the last of {count} faults: it needs more --steps")
         return list(problems(gang, faults, alone, events))
     finally:
         gang.end()
