@@ -48,7 +48,7 @@ async def test_a_spec_that_cel_cannot_judge_is_refused_by_the_operator(cluster: 
     await cluster.apply_job(restart={"rules": [{"messagePattern": "(", "action": "Fail"}]})
     reason, message = await failure(cluster)
     assert reason == "InvalidSpec"
-    assert "spec.restart.rules.messagePattern" in message
+    assert "spec.restart.rules[0].messagePattern" in message
     assert await cluster.pods() == []
 
 
