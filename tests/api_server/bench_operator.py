@@ -52,6 +52,11 @@ class Sizes:
         """Jobs for the rate that all of them are compared with."""
         return min(max(10, self.jobs // 10), self.jobs // 2)
 
+    @property
+    def most_memory(self) -> int:
+        """MiB that the operator may take."""
+        return 200 if self.jobs * self.nodes <= 8_000 else 350
+
 
 @dataclass
 class Row:
@@ -302,21 +307,21 @@ async def measure(server: ApiServer, sizes: Sizes, folder: Path, bench: Bench) -
                 rate = await many(cluster, seen, "many", jobs - few, nodes)
                 bench.add(f"{jobs} jobs × {nodes} pods to Running", rate, "jobs/s")
                 bench.add(f"  of the rate of {few}", rate / few_rate, "ratio", 0.85, least=True)
-                hit = [name for name in seen.jobs if name.startswith("many")][:200]
+                hit = [name for name in seen.jobs if name.startswith("many")][: sizes.most_failures]
                 began = seen.loop_time
                 await asyncio.gather(*(seen.report(f"{name}-0-1", ended(137)) for name in hit))
                 new = {f"{name}-1-{rank}" for name in hit for rank in range(nodes)}
                 await seen.until(lambda: new <= seen.pods.keys(), "all of them have their new pods")
                 bench.add(f"{len(hit)} failures at once → all new pods", seen.loop_time - began, "s")
             bench.probe("under this load", health)
-            bench.add("peak memory", peak_bytes(operator) / MIB, "MiB", 200)
+            bench.add("peak memory", peak_bytes(operator) / MIB, "MiB", sizes.most_memory)
         began = seen.loop_time
         async with operating(cluster, folder, RESYNC_SECONDS=str(sizes.resync_seconds)) as operator:
             bench.add("start with all of them there → ready", seen.loop_time - began, "s", 10)
             async with probed(operator) as health:
                 await asyncio.sleep(2.3 * sizes.resync_seconds)
             bench.probe("in two resyncs", health)
-            bench.add("peak memory after a start", peak_bytes(operator) / MIB, "MiB", 200)
+            bench.add("peak memory after a start", peak_bytes(operator) / MIB, "MiB", sizes.most_memory)
 
 
 def report(rows: list[Row]) -> int:
