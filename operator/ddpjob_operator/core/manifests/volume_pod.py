@@ -46,7 +46,7 @@ def build_volume_pod(job: Job, image: str, command: VolumeCommand) -> Manifest:
 
 
 def build_claim_pod(claim: Mapping[str, Any], image: str, command: VolumeCommand) -> Manifest:
-    """The same with a claim whose job is gone. It sees all of the claim, as whoever may create pods can."""
+    """The same with a claim whose job is gone. It sees all of the claim, like any pod of the namespace."""
     volume = {"name": VOLUME, "persistentVolumeClaim": {"claimName": claim["metadata"]["name"]}}
     metadata = claim_metadata(claim["metadata"], command.role)
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": _spec(image, command, volume)}
