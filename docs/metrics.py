@@ -84,7 +84,7 @@ how much the slowest rank of a job exceeds the fastest.
 
 - Of `ddpjob_rank_data_wait_seconds` it is time that all ranks lose, where they meet in every step.
 - Of `ddpjob_rank_step_seconds` it says something about ranks that do not meet in every step. Those that do, as in DDP,
-  have the same step time: they do not separate computing from waiting.
+  have the same step time, which does not separate computing from waiting.
 
 ## Trainer pods: node rank 0
 
