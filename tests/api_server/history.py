@@ -1,6 +1,7 @@
 """Everything that happened to the jobs and pods of a namespace, and the rules that must hold over all of it.
 
-A look at the end misses what was wrong only for a moment, so a watch records every version of every object.
+A look at the end misses what was wrong only for a moment, so a watch records every version of every object. In the end
+etcd's own history shows that the watch has missed none, and in which order jobs and pods changed.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any
 
 import aiohttp
 from tests.api_server.harness import Cluster
+from tests.support.etcd import Etcd
 from tests.support.waiting import eventually_async
 
 from ddpjob_operator.cluster import paths
@@ -41,7 +43,7 @@ class Change:
 
 @dataclass(eq=False)
 class History:
-    """What has been recorded so far, oldest first for each kind."""
+    """What has been recorded so far, oldest first for each kind; after the block oldest first for all of it."""
 
     changes: list[Change] = field(default_factory=list)
 
@@ -135,6 +137,11 @@ async def recorded(cluster: Cluster) -> AsyncIterator[History]:
         await session.close()
     missed = [error for error in ended if isinstance(error, Exception)]
     assert missed == [], "there are changes that are not on record"
+    history.changes.sort(key=lambda change: int(change.object["metadata"]["resourceVersion"]))
+    if etcd := Etcd.beside(cluster.kubeconfig):
+        record = [(change.kind, change.object) for change in history.changes]
+        wrong = await asyncio.to_thread(etcd.differences, cluster.namespace, record, min(since.values()) + 1)
+        assert wrong == [], "the record is not what etcd has"
 
 
 async def _watch(

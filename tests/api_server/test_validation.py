@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -156,7 +157,7 @@ async def test_counts_and_texts_beyond_all_bounds_are_refused_by_the_schema(
     with pytest.raises(ApiError) as refused:
         await cluster.apply_job(**spec)
     assert (refused.value.status, refused.value.reason) == (422, "Invalid")
-    assert field in refused.value.message
+    assert field in re.sub(r"\[\d+\]", "", refused.value.message)  # newer API servers name the item, too
     with pytest.raises(ApiError) as missing:
         await cluster.job()
     assert missing.value.not_found

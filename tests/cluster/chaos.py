@@ -6,9 +6,10 @@ Ranks, pods and nodes die, alone or together with the operator, the API server o
 follow from the seed. Every other strike has a second one, which hits the next attempt of a job while that starts. Then
 all jobs train again before the next strike, so that what each one costs is known: restarts and disruptions are compared
 after each. In the end every job has succeeded, with the losses and weights of a run that was left alone; the steps that
-the ledger calls lost are those that the trainers made again; no pair of attempt and node rank had two pods that began;
-and nothing is left. The elastic job goes on with one node while the other is gone; from then on its losses are those of
-the run that was left alone but for the order of summation.
+the ledger calls lost are those that the trainers made again; no pair of attempt and node rank had two pods that began,
+and no counter fell, in the whole history that etcd has (a watch misses changes while the API server is down); and
+nothing is left. The elastic job goes on with one node while the other is gone; from then on its losses are those of the
+run that was left alone but for the order of summation.
 """
 
 from __future__ import annotations
@@ -258,7 +259,7 @@ def run(
                 figures.append({"job": job.name} | found)
             recreated = {pod for job in jobs for pod in job.recreated}
             for history in {id(job.scenario.history): job.scenario.history for job in jobs}.values():
-                began = [one for one in history.changes if one.object["metadata"]["uid"] not in recreated]
+                began = [one for one in history.stored() if one.object["metadata"]["uid"] not in recreated]
                 chaos.wrong += nodes_with_two_pods(began)
             chaos.wrong += left_over([*jobs, unbroken])
         except (NeverHappened, AssertionError, KubectlFailed) as error:

@@ -119,6 +119,7 @@ def recorded(kubectl: Kubectl, images: Images) -> Iterator[Scenario]:
     try:
         with History(kubectl) as history:
             yield Scenario(kubectl, history, images.trainer)
+            assert history.differences() == [], "the record is not what etcd has"
     finally:
         kubectl.delete("namespace", kubectl.namespace)
 

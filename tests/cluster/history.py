@@ -2,7 +2,7 @@
 
 A look at the end misses what was wrong only for a moment: two pods of one node rank, a restart counted twice and put
 right again. So a watch records every version of every object, a test waits on that record, and the rules are checked
-over all of it.
+over all of it. In the end etcd's own history shows that the watch has missed none.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 from tests.cluster.kube import Kubectl, Object, describe
 from tests.cluster.watch import Watch, WatchExpired
+from tests.support.etcd import Etcd
 from tests.support.waiting import CLUSTER_SECONDS, NeverHappened
 
 T = TypeVar("T")
@@ -91,6 +92,26 @@ class History:
     def of(self, kind: str, name: str | None = None) -> list[Change]:
         """All changes of one kind, or of one object, oldest first."""
         return [change for change in list(self.changes) if change.kind == kind and name in (None, change.name)]
+
+    def stored(self) -> list[Change]:
+        """All changes up to the last on record as etcd has them, oldest first: those that the record lacks, too.
+
+        The record itself where etcd cannot be read: in a cluster that was there already.
+        """
+        if (etcd := Etcd.beside(self.kubectl.kubeconfig)) is None:
+            return list(self.changes)
+        found = []
+        for kind in PATHS:
+            if recorded := self.of(kind):
+                until = max(int(change.object["metadata"]["resourceVersion"]) for change in recorded)
+                found += etcd.changes(kind, self.kubectl.namespace, until)
+        return [Change(0.0, one.kind, one.type, one.object) for one in sorted(found, key=lambda one: one.revision)]
+
+    def differences(self) -> list[str]:
+        """Changes that only the record has, or only etcd; none where etcd cannot be read."""
+        etcd = Etcd.beside(self.kubectl.kubeconfig)
+        record = [(change.kind, change.object) for change in list(self.changes)]
+        return etcd.differences(self.kubectl.namespace, record) if etcd else []
 
     def latest(self, kind: str, name: str) -> Object | None:
         """An object as it is now; None where it is not, or not any more."""

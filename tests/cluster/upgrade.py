@@ -125,6 +125,7 @@ def begin(jobs: dict[str, Scenario]) -> None:
     jobs[SUSPENDED].wait_trained(40)
     jobs[SUSPENDED].apply(**LONG, suspend=True)
     jobs[SUSPENDED].wait_phase("Suspended")
+    jobs[SUSPENDED].history.wait(lambda: not jobs[SUSPENDED].pods(0), "the pods of the suspended job are gone")
     jobs[FINISHED].wait_phase("Succeeded")
 
 
