@@ -22,6 +22,7 @@ from ddpjob_operator.runtime.errors import ApiError
 from ddpjob_operator.runtime.login import log_in, open_session
 
 Object = dict[str, Any]
+RETRY_SECONDS = 0.2
 RUNNING: Object = {
     "phase": "Running",
     "podIP": "127.94.0.2",
@@ -47,6 +48,8 @@ class Fleet:
     """When each pod was first seen, on the event loop's clock."""
     kubelet: Callable[[Object], Object | None] = lambda pod: RUNNING
     """The status that a new pod gets."""
+    ended: str = ""
+    """Why a watch ended, which nothing else would tell."""
     _awaited: dict[str, asyncio.Future[None]] = field(default_factory=dict)
     """By pod: done when it runs."""
     _news: asyncio.Event = field(default_factory=asyncio.Event)
@@ -60,6 +63,7 @@ class Fleet:
         try:
             async with asyncio.timeout(seconds):
                 while not condition():
+                    assert not self.ended, f"{self.ended}, while waiting until {what}"
                     self._news.clear()
                     await self._news.wait()
         except TimeoutError:
@@ -85,8 +89,19 @@ class Fleet:
 
     async def report(self, pod: str, status: Object) -> None:
         path = f"{paths.pods(self.cluster.namespace)}/{pod}/status"
-        with suppress(ApiError):  # it is gone
-            await self.cluster.client.merge_patch(path, "pods/status", {"status": status})
+        while True:  # as a kubelet does, until the API server has an answer
+            try:
+                await self.cluster.client.merge_patch(path, "pods/status", {"status": status})
+                return
+            except ApiError as error:
+                if 400 <= error.status < 500 and error.status != 429:  # it is gone
+                    return
+            await asyncio.sleep(RETRY_SECONDS)
+
+    def watch_ended(self, watch: asyncio.Task[None]) -> None:
+        if not watch.cancelled():
+            self.ended = f"a watch ended: {watch.exception()!r}"
+            self._news.set()
 
     def take(self, kind: str, type_: str, obj: Object) -> None:
         name = obj["metadata"]["name"]
@@ -116,6 +131,7 @@ async def fleet(cluster: Cluster) -> AsyncIterator[Fleet]:
     for kind, path in (("ddpjobs", paths.jobs(cluster.namespace)), ("pods", paths.pods(cluster.namespace))):
         _, since = await cluster.client.list(path, kind)
         watches.append(asyncio.create_task(_watch(session, login.server + path, kind, since, found)))
+        watches[-1].add_done_callback(found.watch_ended)
     try:
         yield found
     finally:
@@ -135,6 +151,7 @@ async def _watch(session: aiohttp.ClientSession, url: str, kind: str, since: int
                     *lines, buffer = (buffer + chunk).split(b"\n")
                     for line in lines:
                         event = json.loads(line)
+                        assert event["type"] != "ERROR", event
                         since = int(event["object"]["metadata"]["resourceVersion"])
                         found.take(kind, event["type"], event["object"])
 
