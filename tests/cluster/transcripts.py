@@ -32,13 +32,14 @@ import ddp_trainer
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--lr", type=float, default=0.01)
-lr = parser.parse_args().lr
+parser.add_argument("--steps", type=int, default=600)
+given = parser.parse_args()
 
 dist.init_process_group("gloo")
 model = DistributedDataParallel(torch.nn.Linear(20, 1))
-optimizer = torch.optim.SGD(model.parameters(), lr=lr)
-run = ddp_trainer.attach(model, optimizer, global_batch=32, total_steps=600)
-for step in range(run.resume(), 600):
+optimizer = torch.optim.SGD(model.parameters(), lr=given.lr)
+run = ddp_trainer.attach(model, optimizer, global_batch=32, total_steps=given.steps)
+for step in range(run.resume(), given.steps):
     inputs = torch.rand(16, 20)
     loss = torch.nn.functional.mse_loss(model(inputs), inputs.sum(dim=1, keepdim=True))
     optimizer.zero_grad()
@@ -51,6 +52,18 @@ for step in range(run.resume(), 600):
     if step % 100 == 99:
         print(f"step {step + 1}: loss {loss.item():.4f}", flush=True)
 run.finish()
+"""
+
+ELASTIC = """\
+apiVersion: training.ddpjob.io/v1alpha1
+kind: DDPJob
+metadata: {name: elastic}
+spec:
+  nodes: 2
+  elastic: {minNodes: 1}
+  code: {path: .}
+  entrypoint: {script: train.py}
+  env: [{name: OMP_NUM_THREADS, value: "1"}]
 """
 
 TEXT = """\
@@ -119,11 +132,19 @@ class Tour:
         job = self.kubectl.get("ddpjob", "train") or {}
         return str((job.get("status") or {}).get("phase"))
 
-    def until(self, step: int, attempt: int = 0) -> None:
+    def older_snapshot(self) -> str:
+        """The step of the newest snapshot but one of the job."""
+        shown = subprocess.check_output(
+            [*COMMAND, "snapshots", "ls", "train", "--on-volume"], env=to_cluster(self.kubectl.kubeconfig), text=True
+        )
+        _, older = re.findall(r"^step +(\d+)", shown, re.MULTILINE)[:2]
+        return str(older)
+
+    def until(self, step: int, attempt: int = 0, job: str = "train") -> None:
         """The job trains, in this attempt, and has reported this step."""
 
         def reached() -> bool:
-            status = (self.kubectl.get("ddpjob", "train") or {}).get("status") or {}
+            status = (self.kubectl.get("ddpjob", job) or {}).get("status") or {}
             there = int((status.get("progress") or {}).get("step") or 0) >= step
             return there and (status.get("phase"), status.get("attempt")) == ("Running", attempt)
 
@@ -133,6 +154,12 @@ class Tour:
 def travel(tour: Tour) -> None:
     """The tour itself."""
     (tour.folder / "train.py").write_text(TRAIN)
+    (tour.folder / ".ddpjobignore").write_text("runs\n")
+    tour.heading("On this machine", "Two processes of torchrun, without a cluster. `runs` gets logs and snapshots.")
+    tour.show("version")
+    options = ("--nodes", "2", "--shared", "runs", "-e", "OMP_NUM_THREADS=1")
+    tour.show("run", "train.py", *options, "--", "--steps", "100")
+    tour.show("snapshots", "export", "train", "--shared", "runs", "--to", "runs")
     tour.heading("Before the first job", "What would stop one here, and how to mend it:")
     tour.show("doctor")
     tour.heading("Submit", "The folder is sent, without an image build. Without `-d` the output is shown at once.")
@@ -154,6 +181,10 @@ def travel(tour: Tour) -> None:
     tour.show("suspend", "train")
     eventually(lambda: tour.phase() == "Suspended" and not tour.kubectl.list("pods"), "suspension", PATIENCE_SECONDS)
     tour.show("why", "train")
+    step = tour.older_snapshot()
+    tour.heading("Go back to an older snapshot", "The job is suspended. Newer snapshots are set aside.")
+    tour.show("snapshots", "ls", "train", "--on-volume")
+    tour.show("snapshots", "restore", "train", "--step", step)
     tour.show("unsuspend", "train")
     tour.heading("The output of all ranks, over all attempts")
     tour.show("logs", "train", "--follow", "--rank", "0")
@@ -161,7 +192,11 @@ def travel(tour: Tour) -> None:
     tour.show("why", "train")
     tour.show("snapshots", "ls", "train")
     tour.show("snapshots", "verify", "train")
+    tour.show("snapshots", "rm", "train", "--step", step)
     tour.show("code", "train")
+    tour.heading("Logs of pods that are gone", "They are read from the volume, also after the job's TTL:")
+    tour.kubectl.run("delete", "pods", "--all", "--wait=true")
+    tour.show("logs", "train", "--rank", "1", "--tail", "4")
     tour.heading("A wrong line", "Submitted without `-d`; the exit code is 1.")
     (tour.folder / "train.py").write_text(TRAIN.replace("optimizer.step()", "optimiser.step()"))
     tour.show("submit", "train.py", "-e", "OMP_NUM_THREADS=1", code=1)
@@ -170,8 +205,19 @@ def travel(tour: Tour) -> None:
         "A pod like the one that failed: its node, image and volume. On a terminal the shell opens at once.",
     )
     tour.show("debug", "train", "--for", "20s")
-    tour.heading("A job that cannot start")
+    tour.heading("An elastic job, from YAML", "`job.yaml` has a wrong word at first:")
     (tour.folder / "train.py").write_text(TRAIN)
+    (tour.folder / "job.yaml").write_text(ELASTIC.replace("minNodes", "minNode"))
+    tour.show("validate", "job.yaml", code=2)
+    (tour.folder / "job.yaml").write_text(ELASTIC)
+    tour.show("validate", "job.yaml")
+    tour.show("submit", "job.yaml", "-d")
+    tour.until(50, job="elastic")
+    tour.show("scale", "elastic", "--nodes", "1")
+    tour.until(60, attempt=1, job="elastic")
+    tour.show("get", "elastic")
+    tour.show("cancel", "elastic", "--yes")
+    tour.heading("A job that cannot start")
     tour.show("submit", "train.py", "--name", "large", "--gpus", "8", "-d")
     time.sleep(6)
     tour.show("why", "large")
