@@ -238,7 +238,7 @@ def run(
     kubectl: Kubectl, image: str, seed: int, minutes: float, console: Console
 ) -> tuple[Chaos, list[dict[str, Any]]]:
     steps = int(SHARE_OF_TRAINING * minutes * 60 / STEP_SECONDS)
-    with tenants(kubectl, image) as (*jobs, unbroken):
+    with tenants(kubectl, image) as (jobs, unbroken):
         chaos = Chaos(kubectl, jobs, seed, console)
         figures: list[dict[str, Any]] = []
         try:
@@ -250,18 +250,20 @@ def run(
                 )
             chaos.began = time.monotonic()
             chaos.run(minutes * 60)
-            unbroken.apply(steps, pace=0)
-            for job in [*jobs, unbroken]:
+            alone = list({job.name: job for job in unbroken}.values())
+            for job in alone:
+                job.apply(steps, pace=0)
+            for job in [*jobs, *alone]:
                 job.scenario.wait_phase("Succeeded", seconds=600 + 60 * minutes)
-            for job in jobs:
-                wrong, found = check_end(job, unbroken, image)
+            for job, like_it in zip(jobs, unbroken, strict=True):
+                wrong, found = check_end(job, like_it, image)
                 chaos.wrong += wrong
                 figures.append({"job": job.name} | found)
             recreated = {pod for job in jobs for pod in job.recreated}
             for history in {id(job.scenario.history): job.scenario.history for job in jobs}.values():
                 began = [one for one in history.stored() if one.object["metadata"]["uid"] not in recreated]
                 chaos.wrong += nodes_with_two_pods(began)
-            chaos.wrong += left_over([*jobs, unbroken])
+            chaos.wrong += left_over([*jobs, *alone])
         except (NeverHappened, AssertionError, KubectlFailed) as error:
             chaos.wrong.append(str(error)[:3000])
         return chaos, figures
