@@ -45,6 +45,35 @@ def test_a_stopped_rank_is_found_by_its_silence_and_every_stack_is_saved(start_p
     assert stacks.count("most recent call first") >= 2, "the stopped rank must answer too, once it is continued"
 
 
+@pytest.mark.fault(31)
+def test_a_rank_that_is_stopped_while_it_validates_has_no_more_time_than_in_a_step(start_pod):
+    pod = start_pod(
+        """
+        import time, torch, torch.distributed as dist
+        from ddp_trainer.contract.heartbeat import Heartbeat
+        heartbeat = Heartbeat.from_env()
+        dist.init_process_group("gloo")
+        heartbeat.enter("train")
+        for step in range(1, 10):
+            heartbeat.step(step=step)
+        heartbeat.enter("validate")
+        dist.barrier()
+        print("validates", flush=True)
+        time.sleep(10)
+        dist.barrier()
+        time.sleep(10**6)
+        """,
+        DDPJOB_PROCS_PER_NODE="2",
+        DDPJOB_STALL_MIN_SECONDS="4",
+        DDPJOB_STALL_MAX_SECONDS="1000",
+    )
+    pod.wait_for("validates")
+    os.kill(pod.pids(2)[1], signal.SIGSTOP)
+    assert pod.wait() == 1
+    assert (pod.message["reason"], pod.message["rank"]) == ("Stalled", 1)
+    assert "(allowed: 4 s)" in pod.message["message"]
+
+
 # Ways to be at work for longer than the allowance of 4 s without a step: of the rank itself, a child or the network.
 WORK = """
 import subprocess, sys, tempfile, time

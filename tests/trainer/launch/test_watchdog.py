@@ -47,6 +47,21 @@ def test_a_rank_may_be_silent_for_ten_p99_within_bounds_and_longer_where_nothing
     assert (stalled([case], NOW, LIMITS) is not None) == is_stalled
 
 
+@pytest.mark.parametrize("phase", ["init", "first_step", "train", "validate", "save"])
+@pytest.mark.parametrize(
+    ("stopped", "silent", "is_stalled"),
+    [(29, 100, False), (31, 100, True), (100, 29, False), (100, 31, True)],
+    ids=["not-long", "long", "since-its-progress", "long-since-its-progress"],
+)
+def test_a_rank_that_a_signal_has_stopped_is_not_at_work_in_any_phase(phase, stopped, silent, is_stalled):
+    case = replace(rank(silent=silent, phase=phase, p99=20.0, state="T"), stopped_at=NOW - stopped)
+    verdict = stalled([rank(1, silent=silent, phase=phase, p99=20.0), case], NOW, LIMITS)
+    assert (verdict is not None) == is_stalled
+    if verdict is not None:
+        assert verdict.rank == 0
+        assert f"rank 0 made no progress for {silent} s (allowed: 30 s)" in verdict.message
+
+
 @pytest.mark.parametrize(
     ("ranks", "named"),
     [

@@ -58,6 +58,8 @@ class GangWatch:
         self._ranks_at = 0.0
         self._stacks: tuple[float, dict[int, str]] = (-1e9, {})
         self._next_question = 0.0
+        self._stopped_at: dict[int, float] = {}
+        """By pid, since when each look has found the process stopped by a signal."""
         self._missing_since: dict[int, float] = {}
         """The nodes that did not answer the last questions, and since when; as long as a rank of this node is late."""
         self._accounts = Accounts(pod, self._account) if pod.nodes > 1 else None
@@ -122,8 +124,9 @@ class GangWatch:
         living = {entry["pid"]: entry for entry in _living(self._pod.run_dir)}
         heartbeats = [beat for beat in read_heartbeats(self._pod.run_dir) if beat["pid"] in living]
         states = {pid: processes.state(pid) for pid in living}
-        active_at = self._activity.by_pid(living, now)
-        return ranks_of(heartbeats, states, active_at, self._pod.node_rank, _ended(self._pod.run_dir))
+        self._stopped_at = {pid: self._stopped_at.get(pid, now) for pid, state in states.items() if state == "T"}
+        active_at, ended = self._activity.by_pid(living, now), _ended(self._pod.run_dir)
+        return ranks_of(heartbeats, states, active_at, self._pod.node_rank, ended, self._stopped_at)
 
     def _judged_alone(self, now: float) -> Stall | None:
         if now < self._next_question:
@@ -215,6 +218,7 @@ def ranks_in(account: Account, now: float) -> list[Rank]:
             progress_at=now - one.get("silentSeconds", 0.0),
             step_seconds_p99=one.get("stepSecondsP99"),
             process_state=one.get("state"),
+            stopped_at=None if one.get("stoppedSeconds") is None else now - one["stoppedSeconds"],
             observed=bool(one.get("observed")),
             frame=innermost_frame(one.get("stack", "")),
             collective=collective(one.get("stack", "")),
@@ -232,6 +236,7 @@ def _described(rank: Rank, stack: str, at: float, limits: Limits) -> dict[str, A
         "silentSeconds": round(at - rank.progress_at, 3),
         "stepSecondsP99": rank.step_seconds_p99,
         "state": rank.process_state,
+        "stoppedSeconds": None if rank.stopped_at is None else round(at - rank.stopped_at, 3),
         "observed": rank.observed,
         "stack": stack[:STACK_BYTES],
     }

@@ -2,8 +2,9 @@
 
 A rank that trains is stalled once it has been silent for ten times the 99th percentile of its own step times: a
 step of 50 ms and one of 5 s need no setting. What has no rhythm (compiling, loading, validating, saving) gets a
-fixed allowance. A script that does not report its phases may validate, save or download between any two steps, so what
-counts there is the time without a step, without CPU time, input and output (`activity`).
+fixed allowance; a process that a signal has stopped does none of these, and gets the least. A script that does not
+report its phases may validate, save or download between any two steps, so what counts there is the time without a
+step, without CPU time, input and output (`activity`).
 
 In a collective everybody waits, so all ranks go silent at once, on all nodes. The stacks tell the one that is not in
 the collective, or not in the one that most are in. `accounts` brings the ranks of all nodes together.
@@ -14,6 +15,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Final
 
 STALL_FACTOR: Final = 10.0
@@ -48,6 +50,8 @@ class Rank:
     step_seconds_p99: float | None = None
     process_state: str | None = None
     """The kernel's letter (proc_pid_stat(5)): T is stopped by a signal, D waits for a device."""
+    stopped_at: float | None = None
+    """Since when each look has found it stopped by a signal."""
     observed: bool = False
     """Its script does not report itself: steps are seen, other phases may not be."""
     frame: str | None = None
@@ -79,6 +83,8 @@ def stalled(ranks: Sequence[Rank], now: float, limits: Limits) -> StallReport | 
         return None
     culprit = min(suspects, key=lambda rank: _suspicion(rank, ranks))
     silent, allowed = now - culprit.progress_at, allowance(culprit, limits)
+    if _is_stopped(culprit, now, limits):
+        allowed = min(allowed, limits.min_seconds)
     where = "; ".join(_place(rank, now) for rank in _described(ranks, culprit))
     more = len(ranks) - NAMED_RANKS
     what = f"made no progress for {silent:.0f} s (allowed: {allowed:.0f} s)"
@@ -93,8 +99,14 @@ def stalled(ranks: Sequence[Rank], now: float, limits: Limits) -> StallReport | 
 
 
 def is_late(rank: Rank, now: float, limits: Limits) -> bool:
-    """Whether it has been silent for longer than its phase allows. One that has ended need not do anything."""
-    return rank.phase != ENDED and now - rank.progress_at > allowance(rank, limits)
+    """Whether it has been stopped, or silent for longer than its phase allows. One that has ended need do nothing."""
+    silent = now - rank.progress_at
+    return rank.phase != ENDED and (silent > allowance(rank, limits) or _is_stopped(rank, now, limits))
+
+
+def _is_stopped(rank: Rank, now: float, limits: Limits) -> bool:
+    """For so long that it is no debugger's short look at it."""
+    return rank.stopped_at is not None and now - max(rank.stopped_at, rank.progress_at) > limits.min_seconds
 
 
 def allowance(rank: Rank, limits: Limits) -> float:
@@ -114,9 +126,10 @@ def ranks_of(
     active_at: Mapping[int, float],
     node: int | None = None,
     ended: Collection[int] = (),
+    stopped_at: Mapping[int, float] = MappingProxyType({}),
 ) -> list[Rank]:
-    """The ranks to judge, from heartbeats and, by pid, the state of each process and when it was last active; `ended`
-    has the processes whose script has returned.
+    """The ranks to judge, from heartbeats and, by pid, the state of each process, when it was last active, and since
+    when a signal has stopped it; `ended` has the processes whose script has returned.
     """
     return [
         Rank(
@@ -129,6 +142,7 @@ def ranks_of(
             observed=bool(heartbeat.get("observed")),
             step_seconds_p99=heartbeat.get("stepSecondsP99"),
             process_state=states.get(heartbeat["pid"]),
+            stopped_at=stopped_at.get(heartbeat["pid"]),
             node=node,
         )
         for heartbeat in heartbeats
