@@ -12,6 +12,7 @@ from ddpjob_operator.api.spec import DDPJobSpec
 from ddpjob_operator.api.status import Phase
 from ddpjob_operator.cluster import paths
 from ddpjob_operator.core.values.names import LABEL_UID
+from ddpjob_operator.follow.kueue import read_queued
 from ddpjob_operator.follow.rank_reports import read_reports
 from ddpjob_operator.follow.why import Seen, Warned
 from ddpjob_operator.runtime.client import Client, Json
@@ -23,6 +24,7 @@ from ddpjob_operator.wire.objects import parse_time
 from ddpjob_operator.wire.pods import parse_pod
 
 _FORBIDDEN = 403
+_WAITING = (Phase.PENDING, Phase.STARTING, Phase.RESTARTING)
 
 
 async def read_job(client: Client, namespace: str, name: str) -> Json:
@@ -70,6 +72,8 @@ async def see(client: Client, namespace: str, name: str) -> Seen:
     pods = await read_pods(client, namespace, job)
     warnings = await read_events(client, namespace, "type=Warning")
     seen = seen_of(job, pods, filter(None, map(parse_event, warnings)), datetime.now(UTC))
+    if seen.status.phase in _WAITING:
+        return replace(seen, queued=await read_queued(client, pods))
     if seen.status.phase is not Phase.RUNNING:
         return seen
     uid = job["metadata"]["uid"]

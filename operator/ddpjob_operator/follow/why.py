@@ -13,10 +13,12 @@ from datetime import datetime
 from ddpjob_operator.api.reasons import FAILURES, STARTUP, STATES, Reason
 from ddpjob_operator.api.spec import CONTROLLER_NAME, DDPJobSpec
 from ddpjob_operator.api.status import Condition, DDPJobStatus, FailureStatus, Goodput, Phase
+from ddpjob_operator.core.gang.problems import GATED
 from ddpjob_operator.core.ledger.ranks import NO_REPORTS, Reports
 from ddpjob_operator.core.values import conditions as cond
 from ddpjob_operator.core.values.observed import PodPhase, PodView
 from ddpjob_operator.follow.pace import pace_of
+from ddpjob_operator.follow.queued import Queued
 from ddpjob_operator.local.observed import goodput_shares, progress_in_words, seconds_in_words, snapshot_in_words
 
 _MOST_LOG_LINES = 20
@@ -49,6 +51,8 @@ class Seen:
     now: datetime
     reports: Reports = NO_REPORTS
     """What the ranks of a job that runs say."""
+    queued: Queued | None = None
+    """Where Kueue holds back the pods of a job that waits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,6 +185,7 @@ def _waiting(seen: Seen) -> Answer:
     return Answer(
         headline,
         (
+            *_kueue(seen.queued),
             *_pods(seen.pods),
             *_warnings(seen),
             *_cause(failed, "Cause of the restart"),
@@ -204,6 +209,9 @@ def _waits_for(seen: Seen) -> tuple[str, str]:
     if status.restart_at is not None and status.restart_at > now:
         wait = seconds_in_words((status.restart_at - now).total_seconds())
         return f"backoff after a failure, {wait} left (restart.backoff)", ""
+    if seen.queued is not None:
+        row = _row(GATED)
+        return seen.queued.waits, row.action if row is not None and not seen.queued.notes else ""
     scheduled = _holding(status, cond.SCHEDULED, "False")
     if scheduled is not None and scheduled.message:  # without one it is of the attempt before, of which more follows
         return _reason_and_action(scheduled)
@@ -312,6 +320,10 @@ def _attempts(failures: tuple[FailureStatus, ...]) -> tuple[Section, ...]:
         for failure in failures
     ]
     return _section("Earlier failures", *lines)
+
+
+def _kueue(queued: Queued | None) -> tuple[Section, ...]:
+    return () if queued is None else _section("Kueue", queued.said, *queued.notes)
 
 
 def _pods(pods: tuple[PodView, ...]) -> tuple[Section, ...]:

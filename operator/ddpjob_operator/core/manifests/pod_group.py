@@ -21,6 +21,9 @@ from ddpjob_operator.core.values.names import TRAINER_CONTAINER, group_name, job
 COSCHEDULING = "scheduling.x-k8s.io/v1alpha1"
 VOLCANO = "scheduling.volcano.sh/v1beta1"
 KUEUE_GATE = "kueue.x-k8s.io/admission"
+KUEUE_QUEUE = "kueue.x-k8s.io/queue-name"
+KUEUE_GROUP = "kueue.x-k8s.io/pod-group-name"
+KUEUE_COUNT = "kueue.x-k8s.io/pod-group-total-count"
 
 _PROVIDERS = {
     COSCHEDULING: ("the coscheduling plugin of kubernetes-sigs/scheduler-plugins", "Coscheduling"),
@@ -52,14 +55,14 @@ def membership(job: Job, attempt: int, node_rank: int | None, nodes: int) -> Mem
 
 
 def _kueue(job: Job, attempt: int, node_rank: int | None, nodes: int) -> Membership:
-    labels = {"kueue.x-k8s.io/queue-name": job.spec.scheduling.queue or ""}
+    labels = {KUEUE_QUEUE: job.spec.scheduling.queue or ""}
     if node_rank is None:
         # the group is admitted when all of it is there, and spares are made later: each queues for itself
         return Membership(labels, gates=(KUEUE_GATE,))
     in_place = job.spec.restart.scope != "Gang"
-    labels["kueue.x-k8s.io/pod-group-name"] = group_name(job.name) if in_place else pod_name(job.name, attempt, 0)
+    labels[KUEUE_GROUP] = group_name(job.name) if in_place else pod_name(job.name, attempt, 0)
     annotations = {
-        "kueue.x-k8s.io/pod-group-total-count": str(nodes),
+        KUEUE_COUNT: str(nodes),
         # all nodes are of one kind. Kueue would hash the pods' specs, which differ by attempt and by excluded nodes,
         # and hold a replacement of a kind that its group does not know
         "kueue.x-k8s.io/role-hash": TRAINER_CONTAINER,
