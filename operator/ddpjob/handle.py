@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from types import TracebackType
 from typing import Any
 
 from ddpjob.notebook import display_here
 from ddpjob_operator.api.status import DDPJobStatus, Phase, SnapshotStatus
 from ddpjob_operator.cluster import paths
+from ddpjob_operator.follow.job_lines import Volume, job_lines
 from ddpjob_operator.follow.logs import JobLogs, Line, Wanted
 from ddpjob_operator.follow.read import ranks_per_node, read_job, see
 from ddpjob_operator.follow.watch import watch
@@ -104,26 +105,30 @@ class AsyncJob:
             return await watch(self._client, self.namespace, self.name, shown)
 
     async def logs(
-        self, *, follow: bool = True, rank: int | None = None, grep: str | None = None
-    ) -> AsyncIterator[Line]:
-        """What the ranks print: with `follow` as it comes, over all attempts until the job has ended."""
+        self,
+        *,
+        follow: bool = True,
+        rank: int | None = None,
+        grep: str | None = None,
+        claim: str | None = None,
+        image: str | None = None,
+    ) -> AsyncGenerator[Line, None]:
+        """What the ranks print: with `follow` as it comes, over all attempts until the job has ended.
+
+        Once the pods are gone, and once the DDPJob is, a short-lived pod reads the newest attempt from the volume, and
+        is deleted when the generator ends or is closed; its lines have no time stamp. `claim` names the claim of a job
+        that is gone, by default the operator's, and `image` the image of that pod, by default that of the job.
+
+        Raises:
+            ApiError: there is no such job, its volume is gone or has no such log, the pod that reads it did not start
+                within three minutes, or the cluster refused.
+        """
         wanted = Wanted(rank=rank, pattern=None if grep is None else re.compile(grep))
-        logs = await self.all_logs(wanted)
-        if not follow:
-            async for line in logs.now():
+        volume = Volume(claim=claim, image=image)
+        lines = job_lines(self._client, self.namespace, self.name, wanted, follow=follow, volume=volume)
+        async with contextlib.aclosing(lines):
+            async for line in lines:
                 yield line
-            return
-        lines: asyncio.Queue[Line | None] = asyncio.Queue()
-        following = asyncio.create_task(logs.follow(lines.put_nowait, lambda _: None), name=f"logs of {self.name}")
-        following.add_done_callback(lambda _: lines.put_nowait(None))
-        try:
-            while (found := await lines.get()) is not None:
-                yield found
-            await following
-        finally:
-            following.cancel()
-            with contextlib.suppress(asyncio.CancelledError, ApiError):
-                await following
 
     async def all_logs(self, wanted: Wanted) -> JobLogs:
         """The logs with every way to choose lines."""

@@ -23,6 +23,9 @@ from ddpjob_operator.local.observed import RunView
 
 T = TypeVar("T")
 
+_SECONDS_TO_CLEAN_UP = 15.0
+"""A request's deadline."""
+
 
 class Job:
     """A job on a cluster. Everything waits for the cluster's answer."""
@@ -88,9 +91,26 @@ class Job:
                 watching.cancel()
             return watching.result()
 
-    def logs(self, *, follow: bool = True, rank: int | None = None, grep: str | None = None) -> Iterator[Line]:
-        """What the ranks print: with `follow` as it comes, over all attempts until the job has ended."""
-        lines = self._job.logs(follow=follow, rank=rank, grep=grep)
+    def logs(
+        self,
+        *,
+        follow: bool = True,
+        rank: int | None = None,
+        grep: str | None = None,
+        claim: str | None = None,
+        image: str | None = None,
+    ) -> Iterator[Line]:
+        """What the ranks print: with `follow` as it comes, over all attempts until the job has ended.
+
+        Once the pods are gone, and once the DDPJob is, a short-lived pod reads the newest attempt from the volume, and
+        is deleted when the iterator ends or is closed; its lines have no time stamp. `claim` names the claim of a job
+        that is gone, by default the operator's, and `image` the image of that pod, by default that of the job.
+
+        Raises:
+            ApiError: there is no such job, its volume is gone or has no such log, the pod that reads it did not start
+                within three minutes, or the cluster refused.
+        """
+        lines = self._job.logs(follow=follow, rank=rank, grep=grep, claim=claim, image=image)
         try:
             while True:
                 try:
@@ -98,7 +118,7 @@ class Job:
                 except StopAsyncIteration:
                     return
         finally:
-            run(lines.aclose())  # type: ignore[attr-defined]
+            run(lines.aclose())
 
     def suspend(self) -> None:
         """Its pods save a snapshot and end; `unsuspend` resumes from it."""
@@ -169,12 +189,22 @@ class _FromThread:
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:
-    """The result of a coroutine that runs in the loop of the thread. Ctrl-C ends it."""
-    future = asyncio.run_coroutine_threadsafe(work, _loop())
+    """The result of a coroutine that runs in the loop of the thread. Ctrl-C ends it, and waits for its end: it may have
+    a pod to delete."""
+    ended = threading.Event()
+
+    async def until_ended() -> T:
+        try:
+            return await work
+        finally:
+            ended.set()
+
+    future = asyncio.run_coroutine_threadsafe(until_ended(), _loop())
     try:
         return future.result()
     except KeyboardInterrupt:
         future.cancel()
+        ended.wait(_SECONDS_TO_CLEAN_UP)
         raise
 
 

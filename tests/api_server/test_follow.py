@@ -89,7 +89,7 @@ async def started_and_stopped(cluster: Cluster, role: str, *command: str) -> dic
     process.send_signal(signal.SIGINT)
     _, err = await asyncio.wait_for(process.communicate(), PATIENCE_SECONDS)
     assert process.returncode == 130, err
-    assert f"stopped; pod {reader['metadata']['name']} is deleted\n" == err.decode()
+    assert f"ddpjob: stopped; pod {reader['metadata']['name']} is deleted\n" == err.decode()
     assert await readers() == []
     return reader
 

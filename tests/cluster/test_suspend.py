@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 from typing import Any
 
+import pytest
 from tests.cluster.conftest import Unbroken
 from tests.cluster.history import nodes_with_two_pods, untrue_steps
 from tests.cluster.scenario import NODES, SNAPSHOT_STEPS, STEPS, Scenario
 from tests.support.command import ddpjob
 from tests.support.waiting import eventually
+
+from ddpjob import Job
 
 HIT = STEPS // 3
 """The step from which on the job is suspended: far from both ends."""
@@ -20,7 +24,7 @@ def edit(scenario: Scenario, **spec: Any) -> None:
 
 
 def test_a_suspended_job_resumes_where_it_was_to_the_same_bits_and_goes_when_its_time_is_up(
-    scenario: Scenario, unbroken: Unbroken
+    scenario: Scenario, unbroken: Unbroken, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scenario.apply(cleanPodPolicy="All")
     scenario.wait_trained(HIT)
@@ -61,6 +65,8 @@ def test_a_suspended_job_resumes_where_it_was_to_the_same_bits_and_goes_when_its
     assert [line.partition("]")[0] for line in early.stdout.splitlines()] == ["[rank 1"], early
     assert "a short-lived pod reads the logs from the volume" in early.stderr
 
+    monkeypatch.setenv("KUBECONFIG", os.fspath(config))
+    job = Job.get(scenario.name, namespace=scenario.kubectl.namespace)
     edit(scenario, ttlSecondsAfterFinished=0)
     scenario.history.wait(
         lambda: scenario.history.latest("ddpjobs", scenario.name) is None, "the job is deleted after its end"
@@ -71,3 +77,5 @@ def test_a_suspended_job_resumes_where_it_was_to_the_same_bits_and_goes_when_its
     late = ddpjob(config, "logs", *of_job).stdout.splitlines()
     assert f"[rank 0] finished after {STEPS} steps" in "\n".join(late)
     assert {line.partition("]")[0] for line in late} == {f"[rank {rank}" for rank in range(NODES)}
+    with job:
+        assert sorted(map(str, job.logs())) == sorted(late), "the client reads the same"

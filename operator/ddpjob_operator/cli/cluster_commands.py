@@ -292,8 +292,9 @@ def logs(
     """
     import re
 
-    from ddpjob_operator.cli.logs import Volume, show_logs
+    from ddpjob_operator.cli.logs import show_logs
     from ddpjob_operator.cli.on_cluster import Cluster, seconds
+    from ddpjob_operator.follow.job_lines import Volume
     from ddpjob_operator.follow.logs import Wanted
 
     try:

@@ -7,7 +7,6 @@ import os
 import shutil
 import sys
 
-from ddpjob_operator.cli import volume_pod
 from ddpjob_operator.cli.on_cluster import SUCCEEDED, Cluster, asked, print_note
 from ddpjob_operator.cli.terminal import is_terminal
 from ddpjob_operator.core.manifests.debug_pod import Visit, build_debug_pod
@@ -16,6 +15,7 @@ from ddpjob_operator.core.values.observed import PodPhase
 from ddpjob_operator.follow.debug import Failed, as_text, failed_pod, in_words, pod_of, shell_command
 from ddpjob_operator.follow.read import read_job, read_pods
 from ddpjob_operator.follow.reader import image_of
+from ddpjob_operator.follow.volume_pod import SECONDS_BETWEEN_LOOKS, started_pod
 from ddpjob_operator.local.observed import seconds_in_words
 from ddpjob_operator.runtime.client import Client, Json
 from ddpjob_operator.runtime.errors import ApiError
@@ -34,7 +34,7 @@ def debug(cluster: Cluster, name: str, limit: int, *, any_node: bool, gpus: bool
         manifest = build_debug_pod(job, _pod_of(failed, job, image or _image(failed, job, pods)), visit)
         advice = "free what it waits for, or try --any-node" if visit.node is not None else "free what it waits for"
         print_note(f"starting a pod {in_words(failed, visit.node)}")
-        async with volume_pod.started_pod(client, namespace, manifest, advice) as path:
+        async with started_pod(client, namespace, manifest, advice, print_note) as path:
             command = shell_command(namespace, path.rpartition("/")[2], cluster.context, job)
             if is_terminal() and is_terminal(sys.stdin) and shutil.which(command[0]):
                 print_note(f"the pod is deleted when the shell ends, and after {seconds_in_words(limit)} at the latest")
@@ -99,4 +99,4 @@ async def _until_it_ends(client: Client, path: str) -> None:
                 return
             if error.status != 0:
                 raise
-        await asyncio.sleep(volume_pod.SECONDS_BETWEEN_LOOKS)
+        await asyncio.sleep(SECONDS_BETWEEN_LOOKS)

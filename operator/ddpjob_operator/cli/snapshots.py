@@ -9,15 +9,16 @@ import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 from ddpjob_operator.cli.on_cluster import REFUSED, SUCCEEDED, Cluster, asked, print_note
-from ddpjob_operator.cli.volume_pod import run_pod
 from ddpjob_operator.core.manifests.volume_pod import VolumeCommand, build_volume_pod
 from ddpjob_operator.core.values.job import Job
 from ddpjob_operator.follow.read import read_job, read_pods
 from ddpjob_operator.follow.reader import claim_of, image_of, image_with, read_claim
 from ddpjob_operator.follow.snapshots import on_record, why_not_now
+from ddpjob_operator.follow.volume_pod import run_pod
 from ddpjob_operator.local.volume import VolumeError, lock_job
 from ddpjob_operator.runtime.client import Client
 from ddpjob_operator.runtime.errors import ApiError
@@ -80,7 +81,7 @@ def run_on_volume(cluster: Cluster, name: str, command: str, options: Sequence[s
         arguments = (command, f"{_CHECKPOINTS}/{name}", *options)
         what = VolumeCommand("snapshots", "ddp_trainer.snapshots", arguments, writes=command in _CHANGES)
         manifest = build_volume_pod(job, used, what)
-        code = await run_pod(client, namespace, manifest)
+        code = await run_pod(client, namespace, manifest, partial(print, flush=True), print_note)
         if command == "restore" and code == SUCCEEDED:
             print_note(what_begins_it(job))
         return code

@@ -67,7 +67,10 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A line of a rank: its time stamp as the kubelet wrote it (RFC 3339), where it is from, and its text."""
+    """A line of a rank: its time stamp as the kubelet wrote it (RFC 3339), where it is from, and its text.
+
+    One from a volume has an empty stamp and, of a job that is gone, node rank 0.
+    """
 
     stamp: str
     node: int

@@ -28,7 +28,9 @@ async def read_claim(client: Client, namespace: str, name: str) -> Json:
         if not error.not_found:
             raise
         what = f"there is no claim {name} in namespace {namespace}: the volume is gone, or has another name"
-        raise ApiError(404, "NotFound", f"{what}; kubectl get pvc lists them, and --claim names one") from None
+        raise ApiError(
+            404, "NotFound", f"{what}; kubectl get pvc lists them, and --claim, in Python claim=, names one"
+        ) from None
 
 
 def image_of(pods: Sequence[Json]) -> str | None:
@@ -52,4 +54,4 @@ def image_with(claim: Json, job: str) -> str:
     if found := (claim["metadata"].get("annotations") or {}).get(ANNOTATION_IMAGE):
         return str(found)
     why = f"neither {job} nor the claim {claim['metadata']['name']} says which image has the trainer"
-    raise ApiError(0, "NoImage", f"{why}; name it with --image")
+    raise ApiError(0, "NoImage", f"{why}; name it with --image, in Python image=")

@@ -1,18 +1,13 @@
-"""`ddpjob snapshots` on a folder of this machine, and the pod that reads the volume of a job on a cluster."""
+"""`ddpjob snapshots` on a folder of this machine."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any, cast
 
 import pytest
 
-from ddpjob_operator.cli import volume_pod
 from ddpjob_operator.cli.snapshots import run_here, what_begins_it
 from ddpjob_operator.local.volume import lock_job, newest_snapshot
-from ddpjob_operator.runtime.errors import ApiError
 from ddpjob_operator.wire.jobs import parse_job
 
 
@@ -66,91 +61,3 @@ def test_a_job_that_is_not_there_is_refused_with_those_that_are(
 ) -> None:
     assert run_here(shared, name, "ls") == 2
     assert capsys.readouterr().err == f"error: {shared} has no snapshots of {name}; it has those of digits\n"
-
-
-MANIFEST = {"metadata": {"generateName": "digits-snapshots-"}}
-
-
-class Pods:
-    """Answers as the API server does: a pod that waits, runs and ends."""
-
-    def __init__(self, *statuses: dict[str, Any], log: tuple[str, ...] = ()) -> None:
-        self.statuses, self.log, self.deleted = list(statuses), log, 0
-
-    async def create(self, path: str, resource: str, body: dict[str, Any]) -> dict[str, Any]:
-        return {"metadata": {"name": "digits-snapshots-x"}}
-
-    async def get(self, path: str, resource: str) -> dict[str, Any]:
-        status = self.statuses.pop(0) if len(self.statuses) > 1 else self.statuses[0]
-        return {"metadata": {"name": "digits-snapshots-x", "uid": "x"}, "status": status}
-
-    async def lines(self, path: str, **query: str) -> AsyncIterator[str]:
-        """The connection breaks after every line that is new."""
-        for number, line in enumerate(self.log):
-            stamp = f"2030-01-01T12:00:0{number}Z"
-            if stamp >= query.get("sinceTime", ""):
-                yield f"{stamp} {line}"
-            if stamp > query.get("sinceTime", ""):
-                raise ApiError(0, "ConnectionFailed", "it broke")
-
-    async def delete(self, path: str, resource: str, body: dict[str, Any]) -> dict[str, Any]:
-        self.deleted += 1
-        return {}
-
-
-def waiting(reason: str) -> dict[str, Any]:
-    state = {"waiting": {"reason": reason, "message": "no such image"}}
-    return {"phase": "Pending", "containerStatuses": [{"name": "snapshots", "state": state}]}
-
-
-def ended(code: int) -> dict[str, Any]:
-    return {
-        "phase": "Failed",
-        "containerStatuses": [{"name": "snapshots", "state": {"terminated": {"exitCode": code}}}],
-    }
-
-
-@pytest.fixture(autouse=True)
-def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(volume_pod, "SECONDS_BETWEEN_LOOKS", 0.0)
-
-
-async def test_the_pods_log_and_exit_code_are_those_of_the_command(capsys: pytest.CaptureFixture[str]) -> None:
-    pods = Pods(
-        waiting("ErrImagePull"), {"phase": "Running"}, ended(1), log=("step 20: ok", "step 10: BAD,  \x1b[2Jgone")
-    )
-    assert await volume_pod.run_pod(cast(Any, pods), "default", MANIFEST) == 1
-    said = capsys.readouterr()
-    assert said.out == "step 20: ok\nstep 10: BAD,  [2Jgone\n"
-    assert "ErrImagePull" in said.err
-    assert pods.deleted == 1
-
-
-@pytest.mark.parametrize(
-    ("statuses", "words"),
-    [
-        ([waiting("ErrImagePull")], "has not started within 0 s: ErrImagePull"),
-        ([{"phase": "Running"}, {"phase": "Failed", "reason": "DeadlineExceeded"}], "was stopped: DeadlineExceeded"),
-    ],
-)
-async def test_a_pod_that_comes_to_nothing_is_explained_and_deleted(
-    statuses: list[dict[str, Any]], words: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(volume_pod, "SECONDS_TO_START", 0.0)
-    pods = Pods(*statuses)
-    with pytest.raises(ApiError, match=words):
-        await volume_pod.run_pod(cast(Any, pods), "default", MANIFEST)
-    assert pods.deleted == 1
-
-
-async def test_a_pod_whose_creation_is_not_answered_any_more_is_deleted() -> None:
-    """Ctrl-C may come when the API server has made it and the answer is on its way."""
-
-    class Interrupted(Pods):
-        async def create(self, path: str, resource: str, body: dict[str, Any]) -> dict[str, Any]:
-            raise asyncio.CancelledError
-
-    pods = Interrupted({})
-    with pytest.raises(asyncio.CancelledError):
-        await volume_pod.run_pod(cast(Any, pods), "default", MANIFEST)
-    assert pods.deleted == 1

@@ -1,4 +1,4 @@
-"""`ddpjob logs` once the pods are gone: when the volume is read, in which pod, and what a person sees meanwhile."""
+"""The logs of a job whose pods are gone: when the volume is read, in which pod, and what is said meanwhile."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from typing import Any, cast
 import pytest
 
 from ddpjob_operator.api.status import DDPJobStatus
-from ddpjob_operator.cli import volume_pod
-from ddpjob_operator.cli.volume_logs import may_be_on_volume_alone, print_logs_of_claim, print_logs_of_job
-from ddpjob_operator.follow.logs import Wanted
+from ddpjob_operator.follow import volume_pod
+from ddpjob_operator.follow.logs import Line, Wanted
+from ddpjob_operator.follow.volume_logs import VolumeLogs, may_be_on_volume_alone
 from ddpjob_operator.runtime.errors import ApiError
 from ddpjob_operator.wire.jobs import parse_status
 
 JOB: dict[str, Any] = {
     "metadata": {"name": "digits", "namespace": "ml", "uid": "u", "creationTimestamp": "2030-01-01T12:00:00Z"},
-    "spec": {},
+    "spec": {"procsPerNode": 2},
     "status": {"phase": "Succeeded", "attempt": 2},
 }
 
@@ -40,6 +40,7 @@ class Api:
     ) -> None:
         self.claim, self.log, self.code, self.refusal = found, log, code, refusal
         self.made: list[dict[str, Any]] = []
+        self.notes: list[str] = []
         self.deleted = 0
 
     async def get(self, path: str, resource: str) -> dict[str, Any]:
@@ -65,8 +66,12 @@ class Api:
         return {}
 
 
-def of_job(api: Api, wanted: Wanted | None = None, image: str | None = None) -> Any:
-    return print_logs_of_job(cast(Any, api), "ml", JOB, [], wanted or Wanted(), image)
+def logs(api: Api, wanted: Wanted | None = None, image: str | None = None) -> VolumeLogs:
+    return VolumeLogs(cast(Any, api), "ml", wanted or Wanted(), image, api.notes.append)
+
+
+async def of_job(api: Api, wanted: Wanted | None = None, image: str | None = None) -> list[Line]:
+    return [line async for line in logs(api, wanted, image).of_job(JOB, [])]
 
 
 def arguments(api: Api) -> list[str]:
@@ -97,22 +102,33 @@ def test_the_volume_is_asked_for_pods_that_have_been_there(status: dict[str, Any
     assert may_be_on_volume_alone(found, wanted) is there
 
 
-async def test_lines_are_those_of_the_ranks_and_notes_go_elsewhere(capsys: pytest.CaptureFixture[str]) -> None:
+async def test_lines_are_those_of_the_ranks_and_the_rest_are_notes() -> None:
     api = Api(claim(), ("[rank 3] loss 0.5", "a warning of Python"))
-    assert await of_job(api) == 0
-    said = capsys.readouterr()
-    assert said.out == "[rank 3] loss 0.5\n"
-    assert "a short-lived pod reads the logs from the volume, claim digits-shared" in said.err
-    assert said.err.endswith("a warning of Python\n")
+    assert await of_job(api) == [Line("", 1, 3, "loss 0.5")]
+    assert api.notes == [
+        "a short-lived pod reads the logs from the volume, claim digits-shared; Ctrl-C deletes it",
+        "a warning of Python",
+    ]
     assert api.deleted == 1
 
 
-async def test_no_line_and_no_log_are_told_apart(capsys: pytest.CaptureFixture[str]) -> None:
-    assert await of_job(Api(claim())) == 0
-    assert "no line on the volume matches" in capsys.readouterr().err
-    assert await of_job(Api(claim(), ("error: the volume has no logs of pods of digits",), code=2)) == 2
-    said = capsys.readouterr()
-    assert (said.out, "no logs of pods of digits" in said.err) == ("", True)
+async def test_no_line_and_no_log_are_told_apart() -> None:
+    api = Api(claim())
+    assert await of_job(api) == []
+    assert api.notes[-1] == "no line on the volume matches"
+    with pytest.raises(ApiError, match=r"^NoLogs: the volume has no logs of pods of digits$"):
+        await of_job(Api(claim(), ("error: the volume has no logs of pods of digits",), code=2))
+    with pytest.raises(ApiError, match="the pod that reads the volume ended with exit code 137"):
+        await of_job(Api(claim(), code=137))
+
+
+async def test_who_stops_reading_has_the_pod_deleted() -> None:
+    api = Api(claim(), ("[rank 0] one", "[rank 0] two"))
+    lines = logs(api).of_job(JOB, [])
+    assert (await anext(lines)).text == "one"
+    assert api.deleted == 0
+    await lines.aclose()
+    assert api.deleted == 1
 
 
 async def test_lines_are_chosen_in_the_pod() -> None:
@@ -124,7 +140,7 @@ async def test_lines_are_chosen_in_the_pod() -> None:
 
 async def test_of_a_job_that_is_gone_the_newest_attempt_on_its_claim_is_read() -> None:
     api = Api(claim())
-    assert await print_logs_of_claim(cast(Any, api), "ml", "digits", None, Wanted(), None) == 0
+    assert [line async for line in logs(api).of_claim("digits", None)] == []
     assert arguments(api) == ["/mnt/shared", "digits"]
     assert api.made[0]["spec"]["containers"][0]["image"] == "trainer:1"
 
@@ -140,7 +156,7 @@ async def test_who_may_not_see_the_claim_needs_to_name_the_image() -> None:
     with pytest.raises(ApiError, match="cannot get resource"):
         await of_job(Api(FORBIDDEN))
     api = Api(FORBIDDEN)
-    assert await of_job(api, image="mine:1") == 0
+    assert await of_job(api, image="mine:1") == []
     assert api.made[0]["spec"]["containers"][0]["image"] == "mine:1"
 
 
@@ -149,17 +165,15 @@ async def test_without_an_image_the_option_is_named() -> None:
         await of_job(Api(claim(None)))
 
 
-async def test_a_pod_that_may_not_be_made_is_not_deleted(capsys: pytest.CaptureFixture[str]) -> None:
+async def test_a_pod_that_may_not_be_made_is_not_deleted() -> None:
     api = Api(claim(), refusal=ApiError(403, "Forbidden", "cannot create resource pods"))
     with pytest.raises(ApiError, match="cannot create resource pods"):
         await of_job(api)
     assert api.deleted == 0
-    assert "deleted" not in capsys.readouterr().err
+    assert not any("is deleted" in note for note in api.notes)
 
 
-async def test_who_stops_it_reads_that_the_pod_is_deleted(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_who_stops_it_reads_that_the_pod_is_deleted(monkeypatch: pytest.MonkeyPatch) -> None:
     class Waits(Api):
         async def get(self, path: str, resource: str) -> dict[str, Any]:
             if resource == "pods":
@@ -171,4 +185,4 @@ async def test_who_stops_it_reads_that_the_pod_is_deleted(
     with pytest.raises(asyncio.CancelledError):
         await of_job(api)
     assert api.deleted == 1
-    assert capsys.readouterr().err.endswith("stopped; pod digits-logs-00 is deleted\n")
+    assert api.notes[-1] == "stopped; pod digits-logs-00 is deleted"

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -18,26 +17,27 @@ from ddpjob_operator.wire.pods import parse_pod
 
 SECONDS_BETWEEN_LOOKS = 1.0
 SECONDS_TO_START = 180.0
-_FREE = "free the nodes or the claim that it waits for, and try again"
+FREE = "free the nodes or the claim that it waits for, and try again"
+"""Advice for a pod that reads a volume and does not start."""
+
+Note = Callable[[str], None]
+"""Takes a line for a person: what is waited for, and what became of the pod."""
 
 
-def _print(text: str) -> None:
-    print(text, flush=True)
-
-
-async def run_pod(client: Client, namespace: str, manifest: Json, say: Callable[[str], None] = _print) -> int:
+async def run_pod(client: Client, namespace: str, manifest: Json, say: Note, note: Note) -> int:
     """Say each line that the pod prints; its exit code.
 
     Raises:
         ApiError: it could not be made, did not start within three minutes, or was deleted meanwhile.
     """
-    async with started_pod(client, namespace, manifest, _FREE) as path:
-        await _say_log(client, path, say)
-        return await _exit_code(client, path)
+    async with started_pod(client, namespace, manifest, FREE, note) as path:
+        async for text in log_of(client, path):
+            say(text)
+        return await exit_code(client, path)
 
 
 @asynccontextmanager
-async def started_pod(client: Client, namespace: str, manifest: Json, advice: str) -> AsyncIterator[str]:
+async def started_pod(client: Client, namespace: str, manifest: Json, advice: str, note: Note) -> AsyncIterator[str]:
     """The path of a pod that has started; it is deleted at the end of the block.
 
     Raises:
@@ -53,14 +53,14 @@ async def started_pod(client: Client, namespace: str, manifest: Json, advice: st
         except ApiError as error:
             is_there = not 400 <= error.status < 500  # refused, as without the right to
             raise
-        await _started(client, path, advice)
+        await _started(client, path, advice, note)
         yield path
     except asyncio.CancelledError:
         is_stopped = True
         raise
     finally:
-        if is_there and await _deleted(client, path) and is_stopped:
-            print(f"stopped; pod {name} is deleted", file=sys.stderr, flush=True)
+        if is_there and await _deleted(client, path, note) and is_stopped:
+            note(f"stopped; pod {name} is deleted")
 
 
 def _named(manifest: Json) -> Json:
@@ -71,7 +71,7 @@ def _named(manifest: Json) -> Json:
     return {**manifest, "metadata": metadata}
 
 
-async def _started(client: Client, path: str, advice: str) -> None:
+async def _started(client: Client, path: str, advice: str, note: Note) -> None:
     """Wait until its log can be read, and say what it waits for."""
     clock = asyncio.get_running_loop().time
     latest, said = clock() + SECONDS_TO_START, ""
@@ -85,20 +85,23 @@ async def _started(client: Client, path: str, advice: str) -> None:
             raise ApiError(0, "NotStarted", f"{problem}; {advice}")
         if waits != said:
             said = waits
-            print(f"waiting for pod {found.name}: {waits}", file=sys.stderr, flush=True)
+            note(f"waiting for pod {found.name}: {waits}")
         await asyncio.sleep(SECONDS_BETWEEN_LOOKS)
 
 
-async def _say_log(client: Client, path: str, say: Callable[[str], None]) -> None:
-    """A connection that breaks, as one that is silent for long may, is made again from the last line on."""
+async def log_of(client: Client, path: str) -> AsyncGenerator[str, None]:
+    """The lines of a pod's log, until that ends.
+
+    A connection that breaks, as one that is silent for long may, is made again from the last line on.
+    """
     last, since = "", dict[str, str]()
     while True:
         try:
             async for raw in client.lines(f"{path}/log", follow="true", timestamps="true", **since):
                 stamp, _, text = raw.partition(" ")
                 if stamp > last:
-                    say(visible(text))
                     last = stamp
+                    yield visible(text)
             return
         except ApiError as error:
             if error.status:
@@ -108,8 +111,8 @@ async def _say_log(client: Client, path: str, say: Callable[[str], None]) -> Non
             await asyncio.sleep(SECONDS_BETWEEN_LOOKS)
 
 
-async def _exit_code(client: Client, path: str) -> int:
-    """The log ends a moment before the status says how."""
+async def exit_code(client: Client, path: str) -> int:
+    """That of a pod whose log has ended, a moment before its status says how."""
     while True:
         status: dict[str, Any] = (await client.get(path, "pods")).get("status") or {}
         for container in status.get("containerStatuses") or ():
@@ -122,7 +125,7 @@ async def _exit_code(client: Client, path: str) -> int:
         await asyncio.sleep(SECONDS_BETWEEN_LOOKS)
 
 
-async def _deleted(client: Client, path: str) -> bool:
+async def _deleted(client: Client, path: str, note: Note) -> bool:
     """Whether it is; otherwise what is to be done is said."""
     options = {"apiVersion": "v1", "kind": "DeleteOptions", "gracePeriodSeconds": 0}
     try:
@@ -130,6 +133,6 @@ async def _deleted(client: Client, path: str) -> bool:
     except ApiError as error:
         if not error.not_found:
             name = path.rpartition("/")[2]
-            print(f"pod {name} could not be deleted: {error.message}; kubectl delete pod {name}", file=sys.stderr)
+            note(f"pod {name} could not be deleted: {error.message}; kubectl delete pod {name}")
             return False
     return True

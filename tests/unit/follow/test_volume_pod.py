@@ -1,0 +1,105 @@
+"""A short-lived pod beside a job: it is waited for, and deleted whatever happens."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any, cast
+
+import pytest
+
+from ddpjob_operator.follow import volume_pod
+from ddpjob_operator.runtime.errors import ApiError
+
+MANIFEST = {"metadata": {"generateName": "digits-snapshots-"}}
+
+
+class Pods:
+    """Answers as the API server does: a pod that waits, runs and ends."""
+
+    def __init__(self, *statuses: dict[str, Any], log: tuple[str, ...] = ()) -> None:
+        self.statuses, self.log, self.deleted = list(statuses), log, 0
+
+    async def create(self, path: str, resource: str, body: dict[str, Any]) -> dict[str, Any]:
+        return {"metadata": {"name": "digits-snapshots-x"}}
+
+    async def get(self, path: str, resource: str) -> dict[str, Any]:
+        status = self.statuses.pop(0) if len(self.statuses) > 1 else self.statuses[0]
+        return {"metadata": {"name": "digits-snapshots-x", "uid": "x"}, "status": status}
+
+    async def lines(self, path: str, **query: str) -> AsyncIterator[str]:
+        """The connection breaks after every line that is new."""
+        for number, line in enumerate(self.log):
+            stamp = f"2030-01-01T12:00:0{number}Z"
+            if stamp >= query.get("sinceTime", ""):
+                yield f"{stamp} {line}"
+            if stamp > query.get("sinceTime", ""):
+                raise ApiError(0, "ConnectionFailed", "it broke")
+
+    async def delete(self, path: str, resource: str, body: dict[str, Any]) -> dict[str, Any]:
+        self.deleted += 1
+        return {}
+
+
+def waiting(reason: str) -> dict[str, Any]:
+    state = {"waiting": {"reason": reason, "message": "no such image"}}
+    return {"phase": "Pending", "containerStatuses": [{"name": "snapshots", "state": state}]}
+
+
+def ended(code: int) -> dict[str, Any]:
+    return {
+        "phase": "Failed",
+        "containerStatuses": [{"name": "snapshots", "state": {"terminated": {"exitCode": code}}}],
+    }
+
+
+@pytest.fixture(autouse=True)
+def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(volume_pod, "SECONDS_BETWEEN_LOOKS", 0.0)
+
+
+async def run(pods: Pods, say: list[str] | None = None, note: list[str] | None = None) -> int:
+    """The exit code of the pod; the lines that it prints and the notes about it are appended."""
+    said, notes = [] if say is None else say, [] if note is None else note
+    return await volume_pod.run_pod(cast(Any, pods), "default", MANIFEST, said.append, notes.append)
+
+
+async def test_the_pods_log_and_exit_code_are_those_of_the_command() -> None:
+    pods = Pods(
+        waiting("ErrImagePull"), {"phase": "Running"}, ended(1), log=("step 20: ok", "step 10: BAD,  \x1b[2Jgone")
+    )
+    said, notes = list[str](), list[str]()
+    assert await run(pods, said, notes) == 1
+    assert said == ["step 20: ok", "step 10: BAD,  [2Jgone"]
+    assert notes == ["waiting for pod digits-snapshots-x: ErrImagePull: no such image"]
+    assert pods.deleted == 1
+
+
+@pytest.mark.parametrize(
+    ("statuses", "words"),
+    [
+        ([waiting("ErrImagePull")], "has not started within 0 s: ErrImagePull"),
+        ([{"phase": "Running"}, {"phase": "Failed", "reason": "DeadlineExceeded"}], "was stopped: DeadlineExceeded"),
+    ],
+)
+async def test_a_pod_that_comes_to_nothing_is_explained_and_deleted(
+    statuses: list[dict[str, Any]], words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(volume_pod, "SECONDS_TO_START", 0.0)
+    pods = Pods(*statuses)
+    with pytest.raises(ApiError, match=words):
+        await run(pods)
+    assert pods.deleted == 1
+
+
+async def test_a_pod_whose_creation_is_not_answered_any_more_is_deleted() -> None:
+    """Ctrl-C may come when the API server has made it and the answer is on its way."""
+
+    class Interrupted(Pods):
+        async def create(self, path: str, resource: str, body: dict[str, Any]) -> dict[str, Any]:
+            raise asyncio.CancelledError
+
+    pods = Interrupted({})
+    with pytest.raises(asyncio.CancelledError):
+        await run(pods)
+    assert pods.deleted == 1
