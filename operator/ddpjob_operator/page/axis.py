@@ -61,6 +61,11 @@ def value_axis(values: Sequence[float], start: float, end: float) -> Axis:
     return Axis(max(0.0, low - room) if low >= 0 else low - room, high + room, start, end)
 
 
+def zero_axis(values: Sequence[float], start: float, end: float) -> Axis:
+    """An axis from 0, on which half the length is half the value."""
+    return Axis(0.0, max(values) * 1.06 or 1.0, start, end)
+
+
 def time_ticks(seconds: float, start: float, end: float, wanted: int) -> tuple[Tick, ...]:
     """Ticks of an axis from 0 to so many seconds, with units."""
     axis = Axis(0, max(seconds, 1e-9), start, end)

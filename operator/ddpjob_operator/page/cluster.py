@@ -49,13 +49,13 @@ _SECONDS_SHARED = 1.5
 _MOST_LINES_ON_PAGE = 40
 _MOST_COURSES = 100
 _MOST_POINTS = 5000
-_STEP_LINE = re.compile(r"step (\d+) of \d+,.* loss (\d+\.\d+)")
+_STEP_LINE = re.compile(r"step (\d+) of \d+,.* loss (\d+\.\d+)(?:, (\d+) samples/s)?")
 """What the built-in trainer prints."""
 
 
 @dataclass(slots=True)
 class _Seen:
-    """The losses of one job that this process has seen: the API server has only the last."""
+    """The losses and the throughput of one job that this process has seen: the API server has only the last."""
 
     uid: str
     points: dict[int, LossPoint] = field(default_factory=dict)
@@ -194,14 +194,17 @@ class ClusterSource:
         while len(self._courses) > _MOST_COURSES:
             self._courses.popitem(last=False)
         status = record.status
-        found = [LossPoint(int(m[1]), float(m[2]), status.attempt) for m in map(_step_match, lines) if m]
+        found = [
+            LossPoint(int(m[1]), float(m[2]), status.attempt, float(m[3]) if m[3] else None)
+            for m in map(_step_match, lines)
+            if m
+        ]
         progress = status.progress
         if progress is not None and progress.step is not None and progress.loss is not None:
-            found.append(LossPoint(progress.step, progress.loss, status.attempt))
+            found.append(LossPoint(progress.step, progress.loss, status.attempt, progress.samples_per_second))
         seen.add(found)
         note = (
-            "What this page has seen since it was opened, and the newest lines of the log. "
-            "The volume has the loss of every step."
+            "What this page has seen since it was opened, and the newest lines of the log. The volume has every step."
         )
         return Course(kept=tuple(seen.points[step] for step in sorted(seen.points)), note=note)
 

@@ -118,7 +118,8 @@ def course_of(shared: Shared, job: str, events: list[dict[str, Any]]) -> Course:
                 lost += [point for point in kept.values() if point.step > after and run == before]
                 kept = {step: point for step, point in kept.items() if step <= after}
             elif isinstance(step, int):
-                kept[step] = LossPoint(step, _finite(entry.get("loss")), _whole(entry.get("attempt")))
+                loss, rate = _finite(entry.get("loss")), _finite(entry.get("samplesPerSecond"))
+                kept[step] = LossPoint(step, loss, _whole(entry.get("attempt")), rate)
     validation = {
         event["step"]: LossPoint(event["step"], _finite(event.get("eval_loss")), _whole(event.get("attempt")))
         for event in events

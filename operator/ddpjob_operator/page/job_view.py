@@ -12,7 +12,7 @@ from ddpjob_operator.core.ledger.summary import duration
 from ddpjob_operator.follow.logs import Line
 from ddpjob_operator.follow.why import Section
 from ddpjob_operator.local.observed import seconds_in_words
-from ddpjob_operator.page.charts import LossChart, Track, loss_chart, track
+from ddpjob_operator.page.charts import StepChart, Track, loss_chart, throughput_chart, track
 from ddpjob_operator.page.list_view import Row, path_of, row_of, size_in_words
 from ddpjob_operator.page.ranks import RanksView, ranks_view
 from ddpjob_operator.page.timeline import Attempt, Share, Timeline, attempts_of, shares, timeline
@@ -42,8 +42,8 @@ class Figure:
 class Both:
     """The same drawing for a wide and a narrow window: SVG scales its text with its width."""
 
-    wide: LossChart | Track | Timeline
-    narrow: LossChart | Track | Timeline
+    wide: StepChart | Track | Timeline
+    narrow: StepChart | Track | Timeline
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +111,7 @@ class JobView:
     track: Both | None
     progress_words: str
     chart: Both | None
+    throughput: Both | None
     timeline: Both | None
     shares: tuple[Share, ...]
     ranks: RanksView
@@ -128,6 +129,7 @@ def job_view(detail: Detail) -> JobView:
     status, row = job.status, row_of(job, now)
     attempts = attempts_of(job, detail.began)
     charts = [loss_chart(detail.course, width, _CHART_HEIGHT) for width in (WIDE, NARROW)]
+    rates = [throughput_chart(detail.course, width, _CHART_HEIGHT) for width in (WIDE, NARROW)]
     lines = [timeline(attempts, now, width) for width in (WIDE, NARROW)]
     sections = [
         (section.title, _in_short(section))
@@ -146,6 +148,7 @@ def job_view(detail: Detail) -> JobView:
         track=_track(detail, row),
         progress_words=_progress_words(row),
         chart=_both(charts),
+        throughput=_both(rates),
         timeline=_both(lines),
         shares=shares(status.goodput),
         ranks=ranks_view(detail.reports.ranks, now),
@@ -230,7 +233,7 @@ def _progress_words(row: Row) -> str:
     return f"step {row.step:,} of {row.total:,}" if row.total else f"step {row.step:,}"
 
 
-def _both(drawings: list[LossChart | None] | list[Timeline | None]) -> Both | None:
+def _both(drawings: list[StepChart | None] | list[Timeline | None]) -> Both | None:
     wide, narrow = drawings
     return Both(wide, narrow) if wide is not None and narrow is not None else None
 

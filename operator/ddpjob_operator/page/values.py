@@ -52,11 +52,13 @@ class LossPoint:
     loss: float | None
     """None if it was not finite."""
     attempt: int
+    samples_per_second: float | None = None
+    """Of all ranks over the last steps; None if it is not on record."""
 
 
 @dataclass(frozen=True, slots=True)
 class Course:
-    """The loss over the steps."""
+    """The loss and the throughput over the steps."""
 
     kept: tuple[LossPoint, ...] = ()
     lost: tuple[LossPoint, ...] = ()

@@ -52,11 +52,11 @@ def history(log_dir: Path) -> list[tuple[int, int]]:
 def test_a_loss_is_read_back_to_the_last_bit_and_one_that_is_not_finite_as_null(tmp_path: Path) -> None:
     log = begun(tmp_path, 0)
     log.append(step=1, epoch=0, loss=1 / 3)
-    log.append(step=2, epoch=1, loss=float("nan"))
+    log.append(step=2, epoch=1, loss=float("nan"), samples_per_second=1234.567)
     log.close()
     assert read_losses(tmp_path) == [
         {"step": 1, "epoch": 0, "loss": 1 / 3, "attempt": 0},
-        {"step": 2, "epoch": 1, "loss": None, "attempt": 0},
+        {"step": 2, "epoch": 1, "loss": None, "attempt": 0, "samplesPerSecond": 1235.0},
     ]
 
 

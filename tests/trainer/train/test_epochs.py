@@ -9,6 +9,7 @@ import torch
 
 from ddp_trainer.contract.exit_codes import UserError
 from ddp_trainer.logs.__main__ import main
+from ddp_trainer.logs.losses import read_losses
 from ddp_trainer.train.data import BatchPlan, Cursor
 
 FLAGS = ("--task=seeded_tasks:Unstable", "--task-options=step=0", "--global-batch=16", "--epochs=3")
@@ -21,6 +22,10 @@ def test_each_epoch_has_its_mean_loss_and_its_validation_also_where_an_attempt_b
     train_here(*flags, "--max-steps=6", **every)
     volume = train_here(*flags, **every)
     losses = volume.losses()
+    rates = {line["step"]: line.get("samplesPerSecond") for line in read_losses(volume.logs)}
+    # two steps measure it; a validation is a pause, after which it begins anew
+    assert [step for step, rate in rates.items() if rate is None] == [1, 5, 7, 9], rates
+    assert all(rate > 0 for rate in rates.values() if rate is not None)
     capfd.readouterr()
     assert main(["--epochs", str(volume.logs)]) == 0
     figures = [json.loads(line) for line in capfd.readouterr().out.splitlines()]

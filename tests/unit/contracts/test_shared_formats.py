@@ -16,6 +16,8 @@ from ddp_trainer.launch.assignment import Assignment, read_assignment
 from ddp_trainer.launch.exit.termination_message import ExitCause, ExitEvidence, encode, message_of
 from ddp_trainer.launch.status.pod_state import PodState, status
 from ddp_trainer.launch.supervisor import AGENT_SECONDS
+from ddp_trainer.logs.losses import LossLog
+from ddp_trainer.snapshots.trust.fence import Attempt
 from ddp_trainer.snapshots.trust.manifest import FileEntry, Manifest
 from ddpjob_operator.api.status import DDPJobStatus
 from ddpjob_operator.api.template_rules import is_reserved
@@ -30,8 +32,9 @@ from ddpjob_operator.core.values.observed import Observed, ServiceView
 from ddpjob_operator.core.values.trainer_report import TrainerReport, read_status, read_termination
 from ddpjob_operator.follow.logs import Wanted
 from ddpjob_operator.local.assignment import write_assignment
-from ddpjob_operator.page.files import Shared
+from ddpjob_operator.page.files import Shared, course_of
 from ddpjob_operator.page.folder import FolderLogs
+from ddpjob_operator.page.values import LossPoint
 from ddpjob_operator.wire.jobs import parse_job
 
 DOCUMENT = (Path(__file__).parents[3] / "docs/contracts.md").read_text()
@@ -181,6 +184,16 @@ def test_the_command_reads_the_log_that_the_launcher_keeps_of_a_pod(tmp_path: Pa
     (line,) = FolderLogs(Shared(tmp_path), "digits", Wanted(attempt=3, node=1)).now()
     assert (line.rank, line.text, line.stamp) == (6, "loss 1", "2026-01-01T00:00:00.000000Z")
     assert "---- <time> <pod> (<uid>) starts, <R> ranks, with times" in DOCUMENT
+
+
+def test_the_page_reads_the_losses_and_the_throughput_that_the_trainer_wrote(tmp_path: Path) -> None:
+    log = LossLog(tmp_path / "logs/digits/losses" / f"{Attempt(1, 3, 'u').name}.jsonl", 3)
+    log.resumed(6)
+    log.append(step=7, epoch=0, loss=0.5)
+    log.append(step=8, epoch=0, loss=0.25, samples_per_second=812.46)
+    log.close()
+    assert course_of(Shared(tmp_path), "digits", []).kept == (LossPoint(7, 0.5, 3), LossPoint(8, 0.25, 3, 812.5))
+    assert '`{"step","epoch","loss","attempt","samplesPerSecond"}`' in DOCUMENT
 
 
 def test_a_manifest_has_exactly_the_documented_fields() -> None:

@@ -40,10 +40,11 @@ class Folder:
         losses: Iterable[float | None],
         uid: str = "u",
         created: int = 0,
+        rate: float | None = None,
     ) -> None:
         lines = [{"attempt": attempt, "resumedAfter": resumed_after}]
         lines += [
-            {"step": resumed_after + 1 + index, "epoch": 0, "loss": loss, "attempt": attempt}
+            {"step": resumed_after + 1 + index, "epoch": 0, "loss": loss, "attempt": attempt, "samplesPerSecond": rate}
             for index, loss in enumerate(losses)
         ]
         path = self.root / "logs" / job / "losses" / f"{int(START) + created:012}-{attempt:06}-{uid}.jsonl"

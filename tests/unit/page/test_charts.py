@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ddpjob_operator.page.axis import Axis, clock, compact, time_ticks, value_axis
-from ddpjob_operator.page.charts import LossChart, loss_chart, track
+from ddpjob_operator.page.charts import StepChart, loss_chart, throughput_chart, track
 from ddpjob_operator.page.values import Course, LossPoint
 
 
@@ -13,7 +13,7 @@ def course(*losses: float | None, attempt: int = 0, first: int = 1) -> tuple[Los
     return tuple(LossPoint(first + index, loss, attempt) for index, loss in enumerate(losses))
 
 
-def drawn(found: Course) -> LossChart:
+def drawn(found: Course) -> StepChart:
     chart = loss_chart(found, 1000, 300)
     assert chart is not None
     return chart
@@ -116,6 +116,48 @@ def test_a_reader_who_does_not_see_the_chart_gets_it_in_words() -> None:
     chart = drawn(Course(kept=course(3.0, 0.5, 1.0), lost=course(0.9, first=4)))
     assert chart.summary == (
         "Training loss from 3 at step 1 to 1 at step 3; the least is 0.5 at step 2. 1 steps were trained again."
+    )
+
+
+def rates(*given: float | None, attempt: int = 0, first: int = 1) -> tuple[LossPoint, ...]:
+    return tuple(LossPoint(first + index, 1.0, attempt, rate) for index, rate in enumerate(given))
+
+
+def measured(found: Course) -> StepChart:
+    chart = throughput_chart(found, 1000, 300)
+    assert chart is not None
+    return chart
+
+
+def test_without_two_steps_that_have_it_there_is_no_chart_of_the_throughput() -> None:
+    assert throughput_chart(Course(kept=course(3.0, 2.0)), 1000, 300) is None
+    assert throughput_chart(Course(kept=rates(None, 800.0)), 1000, 300) is None
+
+
+def test_half_the_throughput_is_drawn_at_half_the_height() -> None:
+    chart = measured(Course(kept=rates(None, 1000.0, 500.0)))
+    whole, half = (chart.bottom - (hover.y or 0) for hover in chart.hovers)
+    assert half == pytest.approx(whole / 2, abs=0.1)
+    assert chart.y_ticks[0].label == "0"
+    assert chart.y_title == "samples per second"
+
+
+def test_a_step_is_at_the_same_place_in_both_charts_and_attempts_are_marked_in_both() -> None:
+    found = Course(kept=(*rates(None, 900.0, 905.0), *rates(None, 400.0, 410.0, attempt=1, first=4)))
+    losses, throughput = drawn(found), measured(found)
+    assert throughput.hovers[-1].cursor == losses.hovers[-1].cursor
+    assert [band.label for band in throughput.bands] == [band.label for band in losses.bands]
+    assert throughput.hovers[-1].text == "step 6, 410 samples/s, attempt 1"
+
+
+def test_the_throughput_of_steps_that_were_trained_again_is_drawn_apart() -> None:
+    assert len(measured(Course(kept=rates(900.0, 900.0), lost=rates(100.0, 90.0, first=2))).lost) == 1
+
+
+def test_a_reader_who_does_not_see_the_throughput_gets_it_in_words() -> None:
+    assert measured(Course(kept=rates(None, 12_500.0, 900.0, 13_000.0))).summary == (
+        "Throughput of all ranks: a median of 12,500 samples/s, 13,000 samples/s at step 4; the least is 900 samples/s "
+        "at step 3."
     )
 
 

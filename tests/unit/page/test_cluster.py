@@ -24,7 +24,11 @@ def item(name: str = "digits", version: int = 1, **more: Any) -> dict[str, Any]:
     return {
         "metadata": metadata | {"creationTimestamp": "2030-01-01T11:00:00Z"},
         "spec": {"nodes": 2, "procsPerNode": 4},
-        "status": {"phase": "Running", "attempt": 1, "progress": {"step": version, "loss": 1 / version}},
+        "status": {
+            "phase": "Running",
+            "attempt": 1,
+            "progress": {"step": version, "loss": 1 / version, "samplesPerSecond": 800.0},
+        },
     } | more
 
 
@@ -131,6 +135,7 @@ async def test_losses_are_remembered_of_what_was_seen_and_of_the_log() -> None:
     assert first is not None
     assert second is not None
     assert [(point.step, point.loss) for point in first.course.kept] == [(2, 2.5), (4, 0.25)]
+    assert [point.samples_per_second for point in first.course.kept] == [10.0, 800.0]
     assert [point.step for point in second.course.kept] == [2, 4, 5]
     server.items = [item(version=1) | {"metadata": item()["metadata"] | {"uid": "of a new job"}}]
     anew = await found._detail("team", "digits")

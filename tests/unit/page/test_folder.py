@@ -38,6 +38,12 @@ def test_a_step_that_was_trained_again_has_its_later_loss_and_the_earlier_is_los
     assert [(point.step, point.loss) for point in course(folder).lost] == [(3, 1.9), (4, 1.8)]
 
 
+def test_each_step_has_its_throughput(folder: Folder) -> None:
+    folder.losses("digits", 0, 0, [3.0], rate=None)
+    folder.losses("digits", 1, 1, [2.0, 1.0], rate=800.5)
+    assert [point.samples_per_second for point in course(folder).kept] == [None, 800.5, 800.5]
+
+
 def test_what_an_earlier_run_of_the_name_trained_further_is_not_lost(folder: Folder) -> None:
     folder.losses("digits", 0, 0, [3.0, 2.0, 1.0])
     folder.losses("digits", 0, 1, [2.5], uid="later", created=1)

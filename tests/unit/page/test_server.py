@@ -88,6 +88,16 @@ async def test_what_a_job_wrote_stays_text_on_every_page(client: Browser, folder
     assert [tag.get("src") for tag in document.all("script")] == ["/static/page.js"]
 
 
+async def test_a_job_has_its_throughput_as_a_picture_and_in_words(client: Browser, folder: Folder) -> None:
+    folder.losses("digits", 0, 0, [3.0, 2.0, 1.0], rate=812.5)
+    text, document = await page(client, "/jobs/local/digits")
+    said = [svg.get("aria-label") or "" for svg in document.all("svg") if svg.get("class") == "chart wide"]
+    assert any(label.startswith("Throughput of all ranks: a median of 812.5 samples/s") for label in said)
+    assert text.count('<text class="title" x="0" y="12">samples per second</text>') == 2
+    folder.losses("digits", 0, 0, [3.0, 2.0, 1.0])
+    assert "No samples per second." in (await page(client, "/jobs/local/digits"))[0]
+
+
 async def test_a_name_that_is_markup_stays_text_and_has_a_page(client: Browser, folder: Folder) -> None:
     name = '"><img src=x onerror=alert(1)>'
     (folder.root / "logs" / name).mkdir(parents=True)

@@ -97,6 +97,8 @@ class Steps:
         self._has_loss = False
         self._has_begun = False
         self._step_log = StepLog(log, total_steps)
+        self._rate: float | None = None
+        """The throughput when the last step ended: its loss may come after a pause, which begins to measure anew."""
         # A snapshot must hold the loss of its own last step, which is still on its way when it is taken.
         log.losses.before_save = self.record_loss
 
@@ -152,7 +154,8 @@ class Steps:
         result = self._of_step.result()
         if result is None or not self._has_loss or result.step <= self._log.losses.last_step:
             return
-        self._log.losses.append(step=result.step, epoch=result.epoch, loss=result.loss)
+        losses, rate = self._log.losses, self._rate
+        losses.append(step=result.step, epoch=result.epoch, loss=result.loss, samples_per_second=rate)
         if result.step % self._plot_every == 0:
             self._step_log.plot(result, learning_rate=self._learning_rate(), plotted=self._plotted())
             if self._prints:
@@ -246,6 +249,7 @@ class Steps:
                 )
         if samples:
             self._step_log.trained(samples)
+        self._rate = self._step_log.samples_per_second
         if self._heartbeat is None:
             return
         if self._heartbeat.phase != "train":
@@ -258,6 +262,6 @@ class Steps:
             total_steps=self.total_steps,
             samples=self.samples if samples else None,
             loss=self._log.losses.last_loss,
-            samples_per_second=self._step_log.samples_per_second,
+            samples_per_second=self._rate,
             learning_rate=self._learning_rate(),
         )

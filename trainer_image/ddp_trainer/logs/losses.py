@@ -2,7 +2,7 @@
 
     losses/001763704000-000000-0b0c.jsonl     named like the attempt's fencing token, so names sort as attempts do
     {"attempt": 0, "resumedAfter": 0}
-    {"step": 1, "epoch": 0, "loss": 2.302585, "attempt": 0}
+    {"step": 1, "epoch": 0, "loss": 2.302585, "attempt": 0, "samplesPerSecond": 812.5}
 
 An attempt only appends to a file of its own, so a fenced attempt that still runs spoils nothing. `resumedAfter` N makes
 void what earlier lines say of steps after N. The log is a state of the snapshot: the thread that writes one makes the
@@ -106,8 +106,8 @@ class LossLog:
                 self._file.lines.add(line.removesuffix("\n"))
         self._restored = ()
 
-    def append(self, *, step: int, epoch: int, loss: float) -> None:
-        """Log the mean loss of one finished step; written out about once a second."""
+    def append(self, *, step: int, epoch: int, loss: float, samples_per_second: float | None = None) -> None:
+        """Log the mean loss of one finished step, and the throughput so far; written out about once a second."""
         self.last_step, self.last_loss = step, loss
         if epoch != self.epoch:
             self.epoch, self._sum, self._count = epoch, 0.0, 0
@@ -117,7 +117,10 @@ class LossLog:
             return
         # repr of a float reads back as the same bits; JSON has no word for NaN
         value = loss if math.isfinite(loss) else None
-        line = json.dumps({"step": step, "epoch": epoch, "loss": value, "attempt": self._attempt})
+        entry: dict[str, Any] = {"step": step, "epoch": epoch, "loss": value, "attempt": self._attempt}
+        if samples_per_second is not None:
+            entry["samplesPerSecond"] = float(f"{samples_per_second:.4g}")
+        line = json.dumps(entry)
         if self._recent is not None:
             self._recent.append(line)
         if self._file is None:
