@@ -1,18 +1,15 @@
 """What a run leaves in a shared folder (docs/contracts.md section 6), read in bounded memory and, except for a log that
 is wanted whole, in bounded time.
 
-Jobs write these files: nothing in them is trusted, a line that cannot be read is left out, and links out of the folder
-are not followed.
+Jobs write these files: nothing in them is trusted, and a line that cannot be read is left out.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import socket
-import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -24,75 +21,32 @@ from ddpjob_operator.core.ledger.ranks import NO_REPORTS, PodThrottling, RankRow
 from ddpjob_operator.core.values.trainer_report import read_throttling
 from ddpjob_operator.follow.table import printable
 from ddpjob_operator.local.record import ranks_file
+from ddpjob_operator.page.shared import Shared, json_object
 from ddpjob_operator.page.values import Course, LossPoint, SnapshotRow
 from ddpjob_operator.wire.objects import parse_time
 
 _WHOLE_BYTES = 4 << 20
-"""Of a larger file of losses, lines at even distances are read."""
+"""Of losses that are larger together, lines at even distances are read."""
+_MOST_ATTEMPTS = 1000
 _SAMPLES = 2000
+_FEWEST_SAMPLES = 4
+"""Of each file."""
 _LONGEST_LINE = 4096
 _EVENT_BYTES = 1 << 20
-_MANIFEST_BYTES = 1 << 20
 _MOST_SNAPSHOTS = 100
 _MOST_STACKS = 8
 _MOST_RANKS = 1024
 _STACK_BYTES = 64 << 10
 _ATTEMPT_FILE = re.compile(r"(\d{12})-(\d{6})-(.+)")
 _SNAPSHOT = re.compile(r"(?:step|checkpoint)-(\d+)")
+_UID = re.compile(rb"\(([-0-9A-Za-z]{1,64})\) starts")
+_STACKS = re.compile(r"stacks-attempt-.*\.txt")
 _PART_BYTES = 256 << 10
 """Of a pod's log, read at a time."""
 _LONGEST_LOG_LINE = 256 << 10
 """A longer one is read in pieces."""
 _HEADER_BYTES = 1024
 _RUN_STARTS = re.compile(rb"---- [^\r\n]{0,500} starts(?:, (\d{1,6}) ranks, with times)?(?:\r\n|\r|\n)")
-_NAME = re.compile(r"[^/\0]{1,253}")
-
-
-@dataclass(frozen=True, slots=True)
-class Shared:
-    """A shared folder."""
-
-    root: Path
-
-    def job_names(self) -> list[str]:
-        """Every job that has left logs or snapshots."""
-        found = set()
-        for folder in (self.root / "logs", self.root / "checkpoints"):
-            with suppress(OSError), os.scandir(folder) as entries:
-                found |= {e.name for e in entries if e.is_dir(follow_symlinks=False) and not e.name.startswith(".")}
-        return sorted(found)
-
-    def has(self, job: str) -> bool:
-        """Whether there is such a job; a name that leads elsewhere is none."""
-        return (
-            job not in (".", "..")
-            and _NAME.fullmatch(job) is not None
-            and any((self.root / folder / job).is_dir() for folder in ("logs", "checkpoints"))
-        )
-
-    def logs(self, job: str) -> Path:
-        return self.root / "logs" / job
-
-    def checkpoints(self, job: str) -> Path:
-        return self.root / "checkpoints" / job
-
-    def read(self, path: Path, most: int, *, from_end: bool = False) -> bytes:
-        """At most that many bytes of a regular file below the folder; empty if it is none."""
-        with suppress(OSError, ValueError):
-            if not path.resolve().is_relative_to(self.root) or not stat.S_ISREG(path.stat().st_mode):
-                return b""
-            with path.open("rb") as file:
-                if from_end:
-                    file.seek(max(0, path.stat().st_size - most))
-                return file.read(most)
-        return b""
-
-    def objects(self, path: Path, most: int) -> list[dict[str, Any]]:
-        """The JSON objects in the last so many bytes, one a line."""
-        return [found for line in self.read(path, most, from_end=True).splitlines() if (found := _object(line))]
-
-    def json(self, path: Path) -> dict[str, Any]:
-        return _object(self.read(path, _MANIFEST_BYTES)) or {}
 
 
 def events_of(shared: Shared, job: str) -> list[dict[str, Any]]:
@@ -105,9 +59,12 @@ def course_of(shared: Shared, job: str, events: list[dict[str, Any]]) -> Course:
     kept: dict[int, LossPoint] = {}
     lost: list[LossPoint] = []
     sampled, run = False, ""
-    for path in sorted((shared.logs(job) / "losses").glob("*.jsonl")):
-        entries, whole = _loss_entries(shared, path)
-        sampled = sampled or not whole
+    files, total = _loss_files(shared, job)
+    for path, size in files:
+        if total <= _WHOLE_BYTES:
+            entries: Iterable[dict[str, Any]] = shared.objects(path, _WHOLE_BYTES)
+        else:
+            entries, sampled = _sampled(shared, path, size, max(_FEWEST_SAMPLES, _SAMPLES * size // total)), True
         found = _ATTEMPT_FILE.fullmatch(path.stem)
         before, run = run, found[3] if found else ""
         lost = lost if run == before else []
@@ -133,14 +90,22 @@ def course_of(shared: Shared, job: str, events: list[dict[str, Any]]) -> Course:
     )
 
 
+def created_of(shared: Shared, job: str) -> datetime | None:
+    """When the newest job of the name was created, by the names of its files."""
+    names = [*shared.names(shared.checkpoints(job) / "attempts"), *shared.names(shared.logs(job) / "losses")]
+    found = [int(match[1]) for name in names if (match := _ATTEMPT_FILE.fullmatch(name))]
+    return moment(max(found)) if found else None
+
+
 def began_of(shared: Shared, job: str) -> dict[int, datetime]:
     """When each attempt of the newest run wrote its fencing token."""
     newest: dict[str, dict[int, datetime]] = {}
-    with suppress(OSError), os.scandir(shared.checkpoints(job) / "attempts") as entries:
-        for entry in sorted(entries, key=lambda entry: entry.name):
-            if found := _ATTEMPT_FILE.fullmatch(entry.name):
-                times = newest.setdefault(f"{found[1]}-{found[3]}", {})
-                times[int(found[2])] = datetime.fromtimestamp(entry.stat(follow_symlinks=False).st_mtime, UTC)
+    folder = shared.checkpoints(job) / "attempts"
+    for name in shared.names(folder)[-_MOST_ATTEMPTS:]:
+        found, status = _ATTEMPT_FILE.fullmatch(name), shared.status(folder / name)
+        if found is not None and status is not None:
+            times = newest.setdefault(f"{found[1]}-{found[3]}", {})
+            times[int(found[2])] = datetime.fromtimestamp(status.st_mtime, UTC)
     return newest[max(newest)] if newest else {}
 
 
@@ -148,10 +113,7 @@ def snapshots_of(shared: Shared, job: str) -> tuple[list[SnapshotRow], list[str]
     """Snapshots and checkpoints, the newest first, and those that were set aside with their reason."""
     found: list[SnapshotRow] = []
     aside: list[str] = []
-    names: list[str] = []
-    with suppress(OSError):
-        names = sorted((path.name for path in shared.checkpoints(job).iterdir()), key=_step_of, reverse=True)
-    for name in names:
+    for name in sorted(shared.names(shared.checkpoints(job)), key=_step_of, reverse=True):
         folder = shared.checkpoints(job) / name
         if _SNAPSHOT.fullmatch(name) and len(found) < _MOST_SNAPSHOTS:
             found.append(_snapshot(_step_of(name), shared.json(folder / "manifest.json")))
@@ -195,8 +157,8 @@ def _rank(given: dict[str, Any]) -> RankRow:
 
 def stacks_of(shared: Shared, job: str) -> list[tuple[str, str]]:
     """The newest files with stacks of ranks, by name."""
-    found = sorted(shared.logs(job).glob("stacks-attempt-*.txt"))[-_MOST_STACKS:]
-    texts = ((path.name, shared.read(path, _STACK_BYTES).decode(errors="replace")) for path in found)
+    names = [name for name in shared.names(shared.logs(job)) if _STACKS.fullmatch(name)][-_MOST_STACKS:]
+    texts = ((name, shared.read(shared.logs(job) / name, _STACK_BYTES).decode(errors="replace")) for name in names)
     return [(name, text) for name, text in texts if text]
 
 
@@ -221,6 +183,8 @@ class Tail:
 
     path: Path
     position: int = 0
+    uid: str | None = None
+    """Of the job on a cluster, or of the pod of `ddpjob run`, that wrote the newest run."""
     ranks: int | None = None
     """Of its pod, if a launcher on a cluster wrote it; each line then begins with its time. Known once it is read."""
     _partial: bytes = field(default=b"")
@@ -230,17 +194,17 @@ class Tail:
 
         Lines before the last `most` bytes are left out. Where the log is `over`, its last line may have no end.
         """
-        size = 0
-        with suppress(OSError, ValueError):
-            if self.path.resolve().is_relative_to(shared.root) and stat.S_ISREG((found := self.path.stat()).st_mode):
-                size = found.st_size
-        if size < self.position:
-            self.position, self._partial = 0, b""
-        begin = self.position if most is None else max(self.position, size - most)
-        if begin < size:
-            with suppress(OSError), self.path.open("rb") as file:
+        with suppress(OSError, ValueError), shared.open(self.path) as file:
+            size = os.fstat(file.fileno()).st_size
+            if size < self.position:
+                self.position, self._partial = 0, b""
+            begin = self.position if most is None else max(self.position, size - most)
+            if begin < size:
                 if self.position == 0:
-                    begin, self.ranks = _newest_run(file, begin, size)
+                    begin, header = _newest_run(file, begin, size)
+                    self.ranks = int(header[1]) if header is not None and header[1] else None
+                    named = _UID.search(header[0]) if header is not None else None
+                    self.uid = named[1].decode() if named is not None else None
                 if begin > self.position:
                     self.position, self._partial = begin, b""
                 file.seek(begin)
@@ -263,9 +227,9 @@ def _log_line(line: bytes) -> str:
     return line.rstrip(b"\r\n").decode(errors="replace")
 
 
-def _newest_run(file: BinaryIO, begin: int, size: int) -> tuple[int, int | None]:
-    """Where it begins, and the ranks that its header names: pods of the same name share a log, to which a later run of
-    the job appends. Else `begin`, and what the header at the beginning of the log says.
+def _newest_run(file: BinaryIO, begin: int, size: int) -> tuple[int, re.Match[bytes] | None]:
+    """Where it begins, and its header: pods of the same name share a log, to which a later run of the job appends.
+    Else `begin`, and the header at the beginning of the log.
     """
     end = size
     while end > begin:
@@ -275,37 +239,32 @@ def _newest_run(file: BinaryIO, begin: int, size: int) -> tuple[int, int | None]
         data = (b"\n" if start == begin else b"") + file.read(min(end + _HEADER_BYTES, size) - file.tell())
         headers = (found for found in _RUN_STARTS.finditer(data) if 0 < found.start() <= end - start)
         if whole := [found for found in headers if data[found.start() - 1] in b"\r\n"]:
-            return start - 1 + whole[-1].end(), _ranks_in(whole[-1])
+            return start - 1 + whole[-1].end(), whole[-1]
         end = start
     file.seek(0)
-    return begin, _ranks_in(_RUN_STARTS.match(file.read(_HEADER_BYTES)))
+    return begin, _RUN_STARTS.match(file.read(_HEADER_BYTES))
 
 
-def _ranks_in(header: re.Match[bytes] | None) -> int | None:
-    return int(header[1]) if header is not None and header[1] else None
+def _loss_files(shared: Shared, job: str) -> tuple[list[tuple[Path, int]], int]:
+    """Those of the newest attempts with their sizes, and the sum of these."""
+    folder = shared.logs(job) / "losses"
+    paths = [folder / name for name in shared.names(folder) if name.endswith(".jsonl")][-_MOST_ATTEMPTS:]
+    found = [(path, status.st_size) for path in paths if (status := shared.status(path)) is not None]
+    return found, sum(size for _, size in found)
 
 
-def _loss_entries(shared: Shared, path: Path) -> tuple[Iterator[dict[str, Any]] | list[dict[str, Any]], bool]:
-    """The lines of one attempt, and whether they are all of them."""
-    with suppress(OSError, ValueError):
-        size = path.stat().st_size
-        if size > _WHOLE_BYTES and path.resolve().is_relative_to(shared.root):
-            return _sampled(path, size), False
-    return shared.objects(path, _WHOLE_BYTES), True
-
-
-def _sampled(path: Path, size: int) -> Iterator[dict[str, Any]]:
+def _sampled(shared: Shared, path: Path, size: int, samples: int) -> Iterator[dict[str, Any]]:
     """The first line, which says what it voids, lines at even distances, and the last one."""
-    with path.open("rb") as file:
-        for sample in range(_SAMPLES):
-            file.seek(size * sample // _SAMPLES)
+    with suppress(OSError, ValueError), shared.open(path) as file:
+        for sample in range(samples):
+            file.seek(size * sample // samples)
             lines = file.read(_LONGEST_LINE).split(b"\n")
             # a read begins in the middle of a line
-            if found := _object(lines[0] if sample == 0 else lines[min(1, len(lines) - 1)]):
+            if found := json_object(lines[0] if sample == 0 else lines[min(1, len(lines) - 1)]):
                 yield found
         file.seek(max(0, size - _LONGEST_LINE))
-        for line in file.read().splitlines()[-1:]:
-            if found := _object(line):
+        for line in file.read(_LONGEST_LINE).splitlines()[-1:]:
+            if found := json_object(line):
                 yield found
 
 
@@ -328,13 +287,6 @@ def moment(seconds: object) -> datetime | None:
         return None
     with suppress(OverflowError, ValueError, OSError):
         return datetime.fromtimestamp(seconds, UTC)
-    return None
-
-
-def _object(line: bytes) -> dict[str, Any] | None:
-    with suppress(ValueError, RecursionError):
-        found = json.loads(line)
-        return found if isinstance(found, dict) else None
     return None
 
 

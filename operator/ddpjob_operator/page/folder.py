@@ -13,7 +13,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from ddpjob_operator.api.status import DDPJobStatus, Phase
+from ddpjob_operator.api.status import DDPJobStatus, FailureStatus, Phase
 from ddpjob_operator.core.ledger.ranks import Reports
 from ddpjob_operator.core.values.names import pod_name
 from ddpjob_operator.follow.logs import Line, Wanted, is_wanted, last_of, parse_line
@@ -21,8 +21,9 @@ from ddpjob_operator.follow.table import printable
 from ddpjob_operator.follow.why import Answer, Section, Seen, why
 from ddpjob_operator.local.record import status_file
 from ddpjob_operator.page import files
-from ddpjob_operator.page.files import Shared, Tail
+from ddpjob_operator.page.files import Tail
 from ddpjob_operator.page.list_view import size_in_words, tone_of
+from ddpjob_operator.page.shared import Shared
 from ddpjob_operator.page.values import (
     STOPPED,
     UNKNOWN,
@@ -41,6 +42,8 @@ NAMESPACE = "local"
 _SECONDS_BETWEEN_LOOKS = 0.5
 _LOG_BYTES = 512 << 10
 """Of each pod's log, as a page shows it."""
+_ALL_LOG_BYTES = 64 << 20
+"""Of those of an attempt together."""
 _LINES_AT_A_TIME = 256
 _MOST_LINES_ON_PAGE = 40
 _SHOWN_EVENT_FIELDS = ("message", "eval_loss", "eval_accuracy", "epoch_loss", "epoch")
@@ -86,7 +89,7 @@ class FolderSource:
     async def follow(self, namespace: str, name: str, query: LogQuery) -> AsyncGenerator[Line]:
         if not self._has(namespace, name):
             return
-        async with aclosing(_logs(self.shared, name, query).follow()) as lines:
+        async with aclosing(logs_of(self.shared, name, query).follow()) as lines:
             async for line in lines:
                 yield line
 
@@ -109,6 +112,8 @@ class FolderLogs:
     """Bytes of each log: lines before its last so many are left out."""
     since: str = ""
     """No line with an earlier time; RFC 3339 in UTC."""
+    uid: str = ""
+    """No line that says to be of a job with another uid."""
 
     def now(self) -> Iterator[Line]:
         """Every line that there is now.
@@ -116,9 +121,11 @@ class FolderLogs:
         Raises:
             NoTimes: with `since`, of a log without times.
         """
-        for path, node, ranks in self._wanted_logs():
+        logs = self._wanted_logs()
+        most = self.most and min(self.most, _ALL_LOG_BYTES // max(1, len(logs)))
+        for path, node, ranks in logs:
             tail = Tail(path)
-            lines: Iterable[str] = tail.read(self.shared, self.most, over=True)
+            lines: Iterable[str] = tail.read(self.shared, most, over=True)
             if not self.wanted.is_selective and not self.since:  # what is left out then need not be parsed
                 lines = last_of(lines, self.wanted)
             yield from last_of(self._wanted_lines(lines, tail, node, ranks), self.wanted)
@@ -149,7 +156,7 @@ class FolderLogs:
 
     def _wanted_logs(self) -> list[tuple[Path, int, int]]:
         """Those that can have a wanted line, with the node rank and the ranks per node."""
-        found = _all_pod_logs(self.shared, self.name)
+        found = all_pod_logs(self.shared, self.name)
         record = record_of(self.shared, self.name)
         attempt = self.wanted.attempt
         if attempt is None:
@@ -162,6 +169,8 @@ class FolderLogs:
 
     def _wanted_lines(self, lines: Iterable[str], tail: Tail, node: int, ranks_per_node: int) -> Iterator[Line]:
         for text in lines:
+            if self.uid and tail.uid not in (None, self.uid):
+                return
             if self.since and tail.ranks is None:
                 raise NoTimes(tail.path)
             # a log that `ddpjob run` wrote has no times
@@ -209,7 +218,7 @@ def detail_of(shared: Shared, name: str, now: datetime) -> Detail:
         reports=reports,
         snapshots=tuple(snapshots),
         set_aside=tuple(set_aside),
-        events=_event_rows(job.status, events),
+        events=event_rows(job.status.failures, events),
         stacks=tuple(files.stacks_of(shared, name)),
         log=tuple(log_of(shared, name, LogQuery(tail=max(4, _MOST_LINES_ON_PAGE // (job.nodes or 1))))),
         commands=_commands(shared, job),
@@ -219,7 +228,7 @@ def detail_of(shared: Shared, name: str, now: datetime) -> Detail:
 
 def log_of(shared: Shared, name: str, query: LogQuery) -> list[Line]:
     """The last lines of each pod, in the order of the node ranks."""
-    return list(_logs(shared, name, query).now())
+    return list(logs_of(shared, name, query).now())
 
 
 def reports_of(shared: Shared, job: JobRecord) -> Reports:
@@ -261,18 +270,18 @@ def _pods(shared: Shared, job: JobRecord) -> tuple[PodRow, ...]:
     """A row for each log; those of the current attempt are in the phase of the job."""
     failed = {failure.pod_name: failure.reason for failure in job.status.failures}
     rows = []
-    for path, attempt, node in _all_pod_logs(shared, job.name):
+    for path, attempt, node in all_pod_logs(shared, job.name):
         current = attempt == job.status.attempt
         state = failed.get(path.stem) or (job.phase if current else "Ended")
         tone = "bad" if path.stem in failed else tone_of(job.phase) if current else "still"
-        detail = ""
-        with suppress(OSError):
-            detail = f"log of {size_in_words(path.stat().st_size)}"
+        size = shared.status(path)
+        detail = f"log of {size_in_words(size.st_size)}" if size is not None else ""
         rows.append(PodRow(path.stem, attempt, node, state, tone, "", detail))
     return tuple(sorted(rows, key=lambda row: (-row.attempt, row.node_rank or 0)))
 
 
-def _event_rows(status: DDPJobStatus, events: list[dict[str, Any]]) -> tuple[EventRow, ...]:
+def event_rows(failures: Iterable[FailureStatus], events: list[dict[str, Any]]) -> tuple[EventRow, ...]:
+    """Failures, and what rank 0 has noted."""
     rows = []
     for event in events:
         kind, time = event.get("event"), files.moment(event.get("time"))
@@ -285,7 +294,7 @@ def _event_rows(status: DDPJobStatus, events: list[dict[str, Any]]) -> tuple[Eve
         rows.append(EventRow(time, kind.startswith("non_finite"), f"attempt {attempt}", printable(kind), text))
     rows += [
         EventRow(failure.time, True, f"attempt {failure.attempt}", failure.reason, printable(failure.message))
-        for failure in status.failures
+        for failure in failures
     ]
     return tuple(sorted(rows, key=lambda row: row.time))
 
@@ -306,14 +315,15 @@ def _commands(shared: Shared, job: JobRecord) -> tuple[Command, ...]:
         Command("Verify the snapshots", f"ddpjob snapshots verify {name} --shared {folder}"),
         Command("Print the loss of each step", f"python -m ddp_trainer.logs {logs}"),
     ]
-    if (shared.logs(job.name) / "tensorboard").is_dir():
+    if shared.is_folder(shared.logs(job.name) / "tensorboard"):
         commands.append(Command("Open TensorBoard", f"tensorboard --logdir {logs}/tensorboard"))
     return tuple(commands)
 
 
-def _logs(shared: Shared, name: str, query: LogQuery) -> FolderLogs:
+def logs_of(shared: Shared, name: str, query: LogQuery, uid: str = "") -> FolderLogs:
+    """The lines that a page shows; with a uid, of that job alone."""
     wanted = Wanted(rank=query.rank, attempt=query.attempt, tail=query.tail)
-    return FolderLogs(shared, name, wanted, _LOG_BYTES)
+    return FolderLogs(shared, name, wanted, _LOG_BYTES, uid=uid)
 
 
 def _next_of(lines: Iterator[str]) -> list[str]:
@@ -321,11 +331,13 @@ def _next_of(lines: Iterator[str]) -> list[str]:
     return list(islice(lines, _LINES_AT_A_TIME))
 
 
-def _all_pod_logs(shared: Shared, name: str) -> list[tuple[Path, int, int]]:
+def all_pod_logs(shared: Shared, name: str) -> list[tuple[Path, int, int]]:
     """Path, attempt and node rank of each."""
-    pattern = re.compile(re.escape(pod_name(name, 0, 0).removesuffix("-0-0")) + r"-(\d+)-(\d+)")
-    logs = ((path, pattern.fullmatch(path.stem)) for path in (shared.logs(name) / "pods").glob("*.log"))
-    found = [(path, int(match[1]), int(match[2])) for path, match in logs if match]
+    stem, folder = re.escape(pod_name(name, 0, 0).removesuffix("-0-0")), shared.logs(name) / "pods"
+    # a number as the launcher writes it: each log of a node is there once
+    pattern = re.compile(stem + r"-(0|[1-9]\d{0,5})-(0|[1-9]\d{0,3})\.log")
+    logs = ((each, pattern.fullmatch(each)) for each in shared.names(folder))
+    found = [(folder / each, int(match[1]), int(match[2])) for each, match in logs if match]
     return sorted(found, key=lambda item: (item[1], item[2]))
 
 

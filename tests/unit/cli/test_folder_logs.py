@@ -12,6 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from ddpjob_operator.cli.main import app
+from ddpjob_operator.page.shared import Shared
 
 followed_or_not = pytest.mark.parametrize("follow", [(), ("--follow",)], ids=["now", "followed"])
 
@@ -133,13 +134,13 @@ def test_logs_without_a_wanted_line_are_not_opened(
     shared: Path, options: list[str], read: set[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened: set[Path] = set()
-    open_path = Path.open
+    open_path = Shared.open
 
-    def noted(path: Path, *args: Any, **kwargs: Any) -> Any:
+    def noted(folder: Shared, path: Path) -> Any:
         opened.add(path)
-        return open_path(path, *args, **kwargs)
+        return open_path(folder, path)
 
-    monkeypatch.setattr(Path, "open", noted)
+    monkeypatch.setattr(Shared, "open", noted)
     assert printed(shared, *options)
     assert {path.stem for path in opened if path.suffix == ".log"} == read
 

@@ -32,8 +32,9 @@ from ddpjob_operator.core.values.observed import Observed, ServiceView
 from ddpjob_operator.core.values.trainer_report import TrainerReport, read_status, read_termination
 from ddpjob_operator.follow.logs import Wanted
 from ddpjob_operator.local.assignment import write_assignment
-from ddpjob_operator.page.files import Shared, course_of
+from ddpjob_operator.page.files import course_of
 from ddpjob_operator.page.folder import FolderLogs
+from ddpjob_operator.page.shared import Shared
 from ddpjob_operator.page.values import LossPoint
 from ddpjob_operator.wire.jobs import parse_job
 

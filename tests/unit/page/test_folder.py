@@ -11,8 +11,9 @@ from tests.unit.page.conftest import START, TIME, Folder
 
 from ddpjob_operator.follow.logs import Line
 from ddpjob_operator.page import files
-from ddpjob_operator.page.files import Shared, Tail, course_of, snapshots_of
+from ddpjob_operator.page.files import Tail, course_of, snapshots_of
 from ddpjob_operator.page.folder import FolderSource, detail_of, log_of, record_of
+from ddpjob_operator.page.shared import Shared
 from ddpjob_operator.page.values import Course, LogQuery
 
 NOW = datetime(2030, 1, 1, 0, 1, tzinfo=UTC)

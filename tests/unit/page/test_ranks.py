@@ -10,8 +10,9 @@ from tests.unit.page.conftest import Folder
 from ddpjob_operator.core.ledger.ranks import NO_REPORTS, PodThrottling, RankRow, Reports
 from ddpjob_operator.core.values.trainer_report import Throttling
 from ddpjob_operator.local.record import ranks_file
-from ddpjob_operator.page.files import Shared, reports_of
+from ddpjob_operator.page.files import reports_of
 from ddpjob_operator.page.ranks import ranks_view
+from ddpjob_operator.page.shared import Shared
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 
