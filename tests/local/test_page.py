@@ -111,6 +111,8 @@ async def test_a_run_is_watched_moving_failing_and_explained(
             assert announced == "digits: Succeeded, attempt 1, 1 restarts"
             assert await tab.run("document.querySelectorAll('#time .wide .attempt').length") == 2
             assert f"finished after {STEPS} steps" in await tab.text("#log")
+            assert " samples/s at step 920; the least is " in await tab.text("#throughput")
+            assert await tab.run("document.querySelectorAll('#throughput .wide .band').length") == 2
             assert tab.complaints == []
             plant(shared)
             await looks_right(tab, url, axe)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import kubernetes_validate
 import pytest
 from tests.packaging.chart import ROOT, VERSIONS, Manifest, of_kind, rendered
 
 from ddpjob_operator.page.server import is_own_host
+from ddpjob_operator.page.volumes import Volumes
 
 NAME = "ddpjob-operator-dashboard"
 ON: Manifest = {"dashboard": {"enabled": True}}
@@ -86,12 +88,13 @@ def test_the_program_takes_its_arguments_and_the_names_of_the_service(monkeypatc
     values = {"dashboard": {"enabled": True, "hosts": ["jobs.example.com"], "links": [link]}}
     given: list[object] = []
 
-    async def take(arguments: object, links: object) -> None:
-        given.extend([arguments, links])
+    async def take(arguments: object, links: object, volumes: object) -> None:
+        given.extend([arguments, links, volumes])
 
     monkeypatch.setattr(program, "_serve", take)
     assert program.main(container(values)["args"]) == 0
-    arguments, links = given
+    arguments, links, volumes = given
+    assert volumes is None
     assert (arguments.address, arguments.port, arguments.all_namespaces) == ("*", 8265, True)  # type: ignore[attr-defined]
     names = frozenset(arguments.host)  # type: ignore[attr-defined]
     for host in (NAME, f"{NAME}.ddpjob-system.svc", f"{NAME}.ddpjob-system.svc.cluster.local:80", "jobs.example.com"):
@@ -101,11 +104,65 @@ def test_the_program_takes_its_arguments_and_the_names_of_the_service(monkeypatc
 
 
 @pytest.mark.parametrize(
+    ("shared", "claim"),
+    [
+        ({}, ("ddpjob-system", "data")),
+        ({"volumeOf": "team/checkpoints"}, ("team", "checkpoints")),
+        ({"volumeOf": "*"}, None),
+    ],
+)
+def test_a_volume_of_jobs_is_mounted_read_only_and_the_program_knows_whose_it_is(
+    shared: Manifest, claim: tuple[str, str] | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ddpjob_operator.page import __main__ as program
+
+    values: Manifest = {"dashboard": {"enabled": True, "shared": {"claimName": "data"} | shared}}
+    deployment = own("Deployment", values)
+    kubernetes_validate.validate(deployment, VERSIONS[-1], strict=True)
+    (volume,) = deployment["spec"]["template"]["spec"]["volumes"]
+    assert volume["persistentVolumeClaim"] == {"claimName": "data", "readOnly": True}
+    (mount,) = container(values)["volumeMounts"]
+    assert mount == {"name": volume["name"], "mountPath": "/mnt/shared", "readOnly": True}
+    given: list[object] = []
+
+    async def take(arguments: object, links: object, volumes: object) -> None:
+        given.append(volumes)
+
+    monkeypatch.setattr(program, "_serve", take)
+    here = [argument.replace("/mnt/shared", str(tmp_path)) for argument in container(values)["args"]]
+    assert program.main(here) == 0
+    assert given == [Volumes(tmp_path.resolve(), claim)]
+    assert "volumes" not in own("Deployment")["spec"]["template"]["spec"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--shared", "/none"], "--shared, --volume-of: give both"),
+        (["--volume-of", "*"], "--shared, --volume-of: give both"),
+        (["--shared", "/none", "--volume-of", "*"], "--shared /none: no such folder"),
+        (["--shared", "/", "--volume-of", "data"], "--volume-of data: give NAMESPACE/CLAIM"),
+    ],
+)
+def test_what_the_program_cannot_show_is_refused_with_a_word(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from ddpjob_operator.page import __main__ as program
+
+    with pytest.raises(SystemExit):
+        program.main(arguments)
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
     "values",
     [
         {"dashboard": {"enabled": True}, "watch": {"namespaces": ["a", "b"]}},
         {"dashboard": {"enabled": True, "links": ["a=javascript:alert(1)"]}},
         {"dashboard": {"enabled": True, "surprise": 1}},
+        {"dashboard": {"enabled": True, "shared": {"volumeOf": "team/data"}}},
+        {"dashboard": {"enabled": True, "shared": {"claimName": "data", "volumeOf": "data"}}},
+        {"dashboard": {"enabled": True, "shared": {"claimName": "../data"}}},
     ],
 )
 def test_what_cannot_work_is_refused(values: Manifest) -> None:

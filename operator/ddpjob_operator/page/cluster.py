@@ -1,4 +1,6 @@
-"""Jobs of a cluster, with the rights of the kubeconfig that `kubectl` uses too. It gets and lists, nothing else."""
+"""Jobs of a cluster, with the rights of the kubeconfig that `kubectl` uses too. It gets and lists, nothing else. Where
+volumes of jobs are mounted, what is on them is shown with it.
+"""
 
 from __future__ import annotations
 
@@ -16,15 +18,17 @@ from ddpjob_operator.cluster import paths
 from ddpjob_operator.core.values.observed import PodView
 from ddpjob_operator.follow.events import Happened, read_happened
 from ddpjob_operator.follow.jobs import volume_in_words
-from ddpjob_operator.follow.logs import JobLogs, Line, Wanted
+from ddpjob_operator.follow.logs import JobLogs, Line, Wanted, pods_of
 from ddpjob_operator.follow.rank_reports import read_reports
 from ddpjob_operator.follow.read import read_job, read_pods, seen_of
 from ddpjob_operator.follow.refusals import in_words
 from ddpjob_operator.follow.table import printable
 from ddpjob_operator.follow.why import why
 from ddpjob_operator.page.answers import Answers
+from ddpjob_operator.page.folder import log_of as folder_log
 from ddpjob_operator.page.links import links_of_annotations
 from ddpjob_operator.page.list_view import tone_of
+from ddpjob_operator.page.shared import Shared
 from ddpjob_operator.page.values import (
     TERMINATING,
     Command,
@@ -39,11 +43,14 @@ from ddpjob_operator.page.values import (
     SnapshotRow,
     SourceError,
 )
+from ddpjob_operator.page.volumes import Left, Volumes, with_volume
+from ddpjob_operator.page.volumes import log_of as volume_log
 from ddpjob_operator.runtime.client import Client, Json
 from ddpjob_operator.runtime.errors import ApiError
 from ddpjob_operator.wire.events import EventView
 from ddpjob_operator.wire.jobs import parse_status
 from ddpjob_operator.wire.objects import parse_time
+from ddpjob_operator.wire.pods import parse_pod
 
 _SECONDS_SHARED = 1.5
 _MOST_LINES_ON_PAGE = 40
@@ -70,8 +77,10 @@ class _Seen:
 class ClusterSource:
     """The jobs of one namespace, or (None) of all."""
 
-    def __init__(self, client: Client, namespace: str | None, context: str | None = None) -> None:
-        self._client, self._namespace, self._context = client, namespace, context
+    def __init__(
+        self, client: Client, namespace: str | None, context: str | None = None, volumes: Volumes | None = None
+    ) -> None:
+        self._client, self._namespace, self._context, self._volumes = client, namespace, context, volumes
         self._answers = Answers(_SECONDS_SHARED)
         self._records: dict[str, tuple[str, JobRecord]] = {}
         self._courses: OrderedDict[tuple[str, str], _Seen] = OrderedDict()
@@ -100,16 +109,22 @@ class ClusterSource:
     async def log(self, namespace: str, name: str, query: LogQuery) -> Sequence[Line] | None:
         job = await self._job(namespace, name)
         if job is None:
-            return None
+            left = await self._left(namespace, name)
+            return None if left is None else await asyncio.to_thread(folder_log, left.shared, name, query)
         try:
-            return [line async for line in self._logs(namespace, job, query).now()]
+            lines = [line async for line in self._logs(namespace, job, query).now()]
         except ApiError as error:
             raise _refused(error) from error
+        return lines or await self._lines_on_volume(job, query)
 
     async def follow(self, namespace: str, name: str, query: LogQuery) -> AsyncGenerator[Line]:
         job = await self._job(namespace, name)
         if job is None:
+            for of_gone in await self.log(namespace, name, query) or ():
+                yield of_gone
             return
+        for of_gone in await self._lines_of_gone_pods(namespace, job, query):
+            yield of_gone
         lines: asyncio.Queue[Line | None] = asyncio.Queue()
         logs = self._logs(namespace, job, query)
         following = asyncio.create_task(logs.follow(lines.put_nowait, lambda _: None), name=f"log of {name}")
@@ -135,7 +150,11 @@ class ClusterSource:
             before = known.get(uid)
             record = before[1] if before is not None and before[0] == version else record_of(item)
             self._records[uid] = (version, record)
-        return [record for _, record in self._records.values()]
+        records = [record for _, record in self._records.values()]
+        if self._volumes is None:
+            return records
+        there = [(record.namespace, record.name) for record in records]
+        return [*records, *await asyncio.to_thread(self._volumes.all_left, self._namespace, there)]
 
     async def _job(self, namespace: str, name: str) -> Json | None:
         if self._namespace not in (None, namespace):
@@ -148,10 +167,10 @@ class ClusterSource:
             raise _refused(error) from error
 
     async def _detail(self, namespace: str, name: str) -> Detail | None:
-        job = await self._job(namespace, name)
+        job, now = await self._job(namespace, name), datetime.now(UTC)
         if job is None:
-            return None
-        now, record, notes = datetime.now(UTC), record_of(job), []
+            return await asyncio.to_thread(self._volumes.detail_of, namespace, name, now) if self._volumes else None
+        record, shared, notes = record_of(job), self._volume_of(job), []
         pods: list[Json] = []
         happened: list[tuple[EventView, Happened]] = []
         lines: list[Line] = []
@@ -170,7 +189,7 @@ class ClusterSource:
             notes.append(f"Logs cannot be read: {error.message}")
         seen = seen_of(job, pods, (event for event, _ in happened), now)
         reports = await read_reports(self._client, namespace, record.uid, record.status.attempt, seen.pods)
-        return Detail(
+        found = Detail(
             job=record,
             answer=why(replace(seen, reports=reports)),
             now=now,
@@ -183,6 +202,45 @@ class ClusterSource:
             log=tuple(lines[-_MOST_LINES_ON_PAGE:]),
             commands=self._commands(record),
             notes=tuple(notes),
+            log_elsewhere=self._gone_logs(record, seen.pods) if shared is None else None,
+        )
+        return found if shared is None else await asyncio.to_thread(with_volume, found, shared)
+
+    def _volume_of(self, job: Json) -> Shared | None:
+        metadata = job["metadata"]
+        if self._volumes is None:
+            return None
+        return self._volumes.of_job(metadata.get("namespace") or "", metadata["name"], job.get("spec") or {})
+
+    async def _left(self, namespace: str, name: str) -> Left | None:
+        if self._volumes is None or self._namespace not in (None, namespace):
+            return None
+        return await asyncio.to_thread(self._volumes.left, namespace, name)
+
+    async def _lines_on_volume(self, job: Json, query: LogQuery) -> list[Line]:
+        shared = self._volume_of(job)
+        return [] if shared is None else await asyncio.to_thread(volume_log, shared, record_of(job), query)
+
+    async def _lines_of_gone_pods(self, namespace: str, job: Json, query: LogQuery) -> list[Line]:
+        """None while there are pods whose log is wanted."""
+        try:
+            pods = [parse_pod(pod) for pod in await read_pods(self._client, namespace, job)]
+        except ApiError as error:
+            raise _refused(error) from error
+        logs = self._logs(namespace, job, query)
+        return [] if pods_of(pods, logs.wanted, logs.ranks_per_node) else await self._lines_on_volume(job, query)
+
+    def _gone_logs(self, record: JobRecord, pods: Iterable[PodView]) -> Command | None:
+        """What prints the logs of attempts that have begun and whose pods are gone."""
+        begun = record.status.attempt + (record.phase != Phase.PENDING)
+        gone = set(range(begun)) - {pod.attempt for pod in pods}
+        if not gone or record.status.start_time is None:
+            return None
+        option = "" if max(gone) == record.status.attempt else f" --attempt {max(gone)}"
+        return Command(
+            "Logs of pods that are gone are on the job's volume. This page does not read it: it starts no pod, and the "
+            "volume is not mounted here. A short-lived pod prints them:",
+            self._command(f"logs {record.name}{option}", record.namespace),
         )
 
     def _course(self, record: JobRecord, lines: Iterable[Line]) -> Course:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ipaddress
 import json
+import shlex
 import socket
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing, suppress
@@ -23,7 +24,7 @@ from aiohttp import web
 from ddpjob_operator.page.job_view import job_view, log_lines, log_path
 from ddpjob_operator.page.links import LinkTemplate, all_links
 from ddpjob_operator.page.list_view import Filter, ListView, list_view, path_of
-from ddpjob_operator.page.values import Detail, LogQuery, Source, SourceError
+from ddpjob_operator.page.values import Detail, LogQuery, Scope, Source, SourceError
 
 HEADERS: Mapping[str, str] = {
     "Content-Security-Policy": "default-src 'self'; object-src 'none'; base-uri 'none'; form-action 'self'; "
@@ -199,7 +200,12 @@ def _log_query(request: web.Request) -> LogQuery:
 
 def _no_such_job(request: web.Request) -> web.Response:
     namespace, name = _job_of(request)
-    return _error(request, 404, "No such job", f"There is no job {name} in {namespace}. It may have been deleted.")
+    message = f"There is no job {name} in {namespace}. It may have been deleted."
+    if request.app[_SOURCE].scope is Scope.CLUSTER:
+        message += (
+            f" ddpjob logs {shlex.quote(name)} -n {shlex.quote(namespace)} prints its logs if its volume is left."
+        )
+    return _error(request, 404, "No such job", message)
 
 
 def _error(request: web.Request, status: int, title: str, message: str) -> web.Response:

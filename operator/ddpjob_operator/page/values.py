@@ -136,6 +136,8 @@ class Detail:
     stacks: tuple[tuple[str, str], ...] = ()
     """Stacks of ranks that stalled: name of the file, and what is in it."""
     log: tuple[Line, ...] = ()
+    log_elsewhere: Command | None = None
+    """What prints logs that are not shown, and why they are not."""
     commands: tuple[Command, ...] = ()
     began: Mapping[int, datetime] = field(default_factory=dict)
     """When attempts began, as far as it is known."""

@@ -95,7 +95,7 @@ async def test_a_job_has_its_throughput_as_a_picture_and_in_words(client: Browse
     assert any(label.startswith("Throughput of all ranks: a median of 812.5 samples/s") for label in said)
     assert text.count('<text class="title" x="0" y="12">samples per second</text>') == 2
     folder.losses("digits", 0, 0, [3.0, 2.0, 1.0])
-    assert "No samples per second." in (await page(client, "/jobs/local/digits"))[0]
+    assert "No throughput." in (await page(client, "/jobs/local/digits"))[0]
 
 
 async def test_a_name_that_is_markup_stays_text_and_has_a_page(client: Browser, folder: Folder) -> None:
