@@ -114,6 +114,25 @@ def test_a_volume_that_hangs_holds_up_neither_a_step_nor_a_snapshot_nor_the_end(
     assert steps(tmp_path / "logs" / "digits" / "events.jsonl") == list(range(1, 3000))
 
 
+def test_the_throughput_is_that_of_the_last_steps_without_the_pauses_between_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = [0.0]
+    monkeypatch.setattr("ddp_trainer.logs.runlog.time.monotonic", lambda: clock[0])
+    steps = runlog.StepLog(RunLog(job(tmp_path), World()), None)
+    found = []
+    for pause in (0, 0, 100, 0):
+        if pause:
+            steps.paused()
+        clock[0] += 2 + pause
+        steps.trained(10)
+        found.append(steps.samples_per_second)
+    assert found == [None, 5.0, 5.0, 5.0]
+    steps.regrouped()
+    steps.trained(10)
+    assert steps.samples_per_second is None
+
+
 def test_lines_added_while_the_volume_is_written_to_are_neither_lost_nor_written_twice(tmp_path: Path) -> None:
     lines = LineFile(tmp_path / "lines")
     writer = threading.Thread(target=lambda: [lines.write_out(durable=True) for _ in range(200)])

@@ -23,8 +23,8 @@ def test_each_epoch_has_its_mean_loss_and_its_validation_also_where_an_attempt_b
     volume = train_here(*flags, **every)
     losses = volume.losses()
     rates = {line["step"]: line.get("samplesPerSecond") for line in read_losses(volume.logs)}
-    # two steps measure it; a validation is a pause, after which it begins anew
-    assert [step for step, rate in rates.items() if rate is None] == [1, 5, 7, 9], rates
+    # two steps of an attempt measure it, also if they are in epochs apart
+    assert [step for step, rate in rates.items() if rate is None] == [1, 7], rates
     assert all(rate > 0 for rate in rates.values() if rate is not None)
     capfd.readouterr()
     assert main(["--epochs", str(volume.logs)]) == 0

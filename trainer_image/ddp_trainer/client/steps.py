@@ -98,7 +98,7 @@ class Steps:
         self._has_begun = False
         self._step_log = StepLog(log, total_steps)
         self._rate: float | None = None
-        """The throughput when the last step ended: its loss may come after a pause, which begins to measure anew."""
+        """The throughput when the last step ended: its loss comes later."""
         # A snapshot must hold the loss of its own last step, which is still on its way when it is taken.
         log.losses.before_save = self.record_loss
 
@@ -209,7 +209,7 @@ class Steps:
         self.step, self.epoch, self.samples = progress.step, progress.epoch, progress.samples
         self._of_step.forget()
         self._between.forget()
-        self.paused()
+        self._step_log.regrouped()
 
     def go_on(self) -> None:
         """What was no step has come to its end on all ranks."""

@@ -197,24 +197,31 @@ class StepLog:
         self._log = log
         self._total_steps = total_steps
         self._recent: deque[tuple[float, int]] = deque(maxlen=THROUGHPUT_WINDOW)
+        """Seconds and samples of the last steps."""
+        self._ended_at: float | None = None
         self._printed_at = -math.inf
 
     @property
     def samples_per_second(self) -> float | None:
         """Over the last steps, of all ranks together; None after one step, which measures nothing."""
-        if len(self._recent) < 2:
-            return None
-        seconds = self._recent[-1][0] - self._recent[0][0]
-        trained = sum(samples for _, samples in self._recent) - self._recent[0][1]
-        return trained / seconds if seconds else None
+        seconds = sum(seconds for seconds, _ in self._recent)
+        return sum(samples for _, samples in self._recent) / seconds if seconds else None
 
     def trained(self, samples: int) -> None:
         """A step on so many samples, of all ranks together, has just ended."""
-        self._recent.append((time.monotonic(), samples))
+        now = time.monotonic()
+        if self._ended_at is not None:
+            self._recent.append((now - self._ended_at, samples))
+        self._ended_at = now
 
     def paused(self) -> None:
         """The time since the last step is no step's."""
+        self._ended_at = None
+
+    def regrouped(self) -> None:
+        """Other ranks train from here on: what was measured is not theirs."""
         self._recent.clear()
+        self.paused()
 
     def plot(self, result: StepResult, *, learning_rate: float | None, plotted: Mapping[str, float]) -> None:
         """Write the metrics of a step, and those of `plotted`."""
