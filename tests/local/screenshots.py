@@ -24,8 +24,8 @@ from ddpjob_operator.page.server import serve
 PICTURES = ROOT / "docs/pictures"
 SHOTS = (
     ("dashboard-jobs", "/", 1280, "light", 480),
-    ("dashboard-job", "/jobs/local/digits", 1280, "light", 960),
-    ("dashboard-job-dark", "/jobs/local/digits", 1280, "dark", 1120),
+    ("dashboard-job", "/jobs/local/digits", 1280, "light", 1290),
+    ("dashboard-job-dark", "/jobs/local/digits", 1280, "dark", 1290),
     ("dashboard-phone", "/jobs/local/digits", 390, "dark", 1000),
     ("dashboard-failure", "/jobs/local/mistyped", 1280, "light", 760),
 )
