@@ -42,6 +42,9 @@ The column *Aggregate* says how to combine series over jobs, pods or replicas. V
 node rank 0 alone, so that a `sum` counts each run once. Counters and histograms of a pod start from 0 with the pod: use
 `rate` and `increase`. A value that is not known has no series.
 
+The figures of live recovery are an exception: a new pod with node rank 0 goes on with those of the one before, in a new
+series that does not begin at 0. Aggregate first: `increase((max by (namespace, ddpjob) (x))[1h:1m])`.
+
 A counter of the operator with labels has no series before its first event, which `increase` therefore does not see.
 Count events of a day with `increase(x[1d]) and x offset 1d or x`.
 

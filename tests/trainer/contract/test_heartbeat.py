@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from ddp_trainer.contract.heartbeat import BUCKETS, Heartbeat, heartbeat_dir, read_heartbeats
+from ddp_trainer.contract.heartbeat import Heartbeat, heartbeat_dir, read_heartbeats
+from ddp_trainer.contract.histograms import BUCKETS
 from ddp_trainer.launch.status.pod_state import phase_seconds
 
 CONTRACT = (Path(__file__).parents[3] / "docs" / "contracts.md").read_text()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import time
 from collections.abc import Callable
@@ -15,7 +16,7 @@ import pytest
 from tests.support.ports import free_port
 from tests.support.waiting import eventually
 from tests.trainer.launch.conftest import Pod, StartPod
-from tests.trainer.live.live_tasks import FAILS_AT
+from tests.trainer.live.live_tasks import FAILS_AT, SEEN
 
 from ddp_trainer.live.register import Register
 from ddp_trainer.live.views import Member, View
@@ -48,6 +49,13 @@ def events(shared: Path, kind: str) -> list[dict[str, Any]]:
     return [event for line in lines if (event := json.loads(line))["event"] == kind]
 
 
+def metrics(pod: Pod) -> dict[str, float]:
+    """Without what takes several values, such as the bounds of a histogram: that of `kind` is in the name."""
+    lines = pod.get("/metrics").decode().splitlines()
+    found = (re.fullmatch(r'(ddpjob_train_\w+)\{ddpjob="digits"(?:,kind="(\w+)")?\} (\S+)', line) for line in lines)
+    return {" ".join(filter(None, each.groups()[:2])): float(each[3]) for each in found if each}
+
+
 def losses(shared: Path) -> dict[int, float]:
     return {entry["step"]: entry["loss"] for entry in read_losses(shared / "logs" / "digits")}
 
@@ -73,19 +81,32 @@ def test_the_others_take_the_next_step_and_a_new_rank_joins(
 ) -> None:
     victim = 0  # which hosts the store, and writes
     shared = tmp_path / "shared"
-    pods = [start(start_pod, node_rank, shared, "--strategy", strategy) for node_rank in range(3)]
+    args = ("--strategy", strategy, "--task-options", "watched=true")
+    pods = [start(start_pod, node_rank, shared, *args) for node_rank in range(3)]
     witness = pods[(victim + 1) % 3]
     eventually(lambda: (witness.status()["step"] or 0) >= KILLED_AFTER, "training has begun")
+    assert metrics(pods[0])["ddpjob_train_world_size"] == 3
     os.kill(pods[victim].pids()[victim], signal.SIGKILL)
     assert pods[victim].wait() == 1
     assert (pods[victim].message["reason"], pods[victim].message["rank"]) == ("WorkerKilled", victim)
-    pods[victim] = start(start_pod, victim, shared, "--strategy", strategy)
+    pods[victim] = start(start_pod, victim, shared, *args)
+    recoveries = "ddpjob_train_live_recovery_seconds_count"
+    eventually(lambda: metrics(pods[0]).get(f"{recoveries} joined"), "a step with the new rank")
+    seen = metrics(pods[0])  # of a process that has begun after the loss
+    live = pods[0].status()["live"]
+    (shared / SEEN).touch()
+    assert [seen[f"{recoveries} {kind}"] for kind in ("lost", "left", "joined")] == [1, 0, 1]
+    assert seen["ddpjob_train_steps_dropped_total"] in (0, 1)
+    assert seen["ddpjob_train_world_size"] == live["ranks"] == 3
+    assert live["last"]["kind"] == "joined"
     assert [pod.wait() for pod in pods] == [0, 0, 0]
 
     regrouped = events(shared, "regrouped")
     assert [event["worldSize"] for event in regrouped] == [2, 3]
     (recovered,) = events(shared, "recovered")
-    assert (recovered["worldSize"], recovered["seconds"] > 0) == (2, True)
+    (joined,) = events(shared, "joined")
+    assert (recovered["worldSize"], joined["worldSize"], joined["seconds"]) == (2, 3, live["last"]["seconds"])
+    assert seen["ddpjob_train_live_recovery_seconds_sum lost"] == recovered["seconds"]
     assert not events(shared, "resumed"), "a snapshot was read"
     found = losses(shared)
     steps = sorted(found)
@@ -115,8 +136,7 @@ def test_a_pod_that_is_asked_to_stop_leaves_after_a_step_and_the_others_go_on(
     assert not events(shared, "resumed"), "a snapshot was read"
     assert [event["worldSize"] for event in events(shared, "regrouped")] == [2, 3]
     assert [event["worldSize"] for event in events(shared, "recovered")] == [2]
-    # rank 0 writes, and a new rank 0 had no step before
-    assert [event["worldSize"] for event in events(shared, "joined")] == ([3] if left else [])
+    assert [event["worldSize"] for event in events(shared, "joined")] == [3]
     found = losses(shared)
     assert sorted(found) == list(range(1, STEPS + 1)), "a step was dropped, or its loss"
     assert max(abs(found[step] - unbroken_losses[step]) for step in found) < 1e-5

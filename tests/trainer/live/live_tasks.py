@@ -19,17 +19,22 @@ from ddp_trainer.tasks.digits import Digits
 ALONE_STEPS = 3
 PATIENCE_SECONDS = 180.0
 FAILS_AT = 10
+SEEN = "seen"
+"""A file of the volume."""
 
 
 class Slow(Digits):
     """Digits with steps of at least `seconds`; nothing is random. With fewer than `ranks`, a few steps are taken, and
-    then a new rank is waited for: however slow the machine is, it comes before the end.
+    then a new rank is waited for: however slow the machine is, it comes before the end. `watched` holds the second step
+    after that until the test has seen the first (SEEN).
     """
 
-    def __init__(self, seconds: float = 0.05, ranks: int = 3) -> None:
+    def __init__(self, seconds: float = 0.05, ranks: int = 3, watched: bool = False) -> None:
         super().__init__(width=8, dropout=0.0)
-        self._seconds, self._ranks = seconds, ranks
+        self._seconds, self._ranks, self._is_watched = seconds, ranks, watched
         self._steps_alone = 0
+        self._steps_again: int | None = None
+        """With all ranks, after some of them were missing."""
         self._most = 0
         """Samples of the first micro-batch: with fewer ranks there is not more memory."""
 
@@ -40,6 +45,12 @@ class Slow(Digits):
         if torch.is_grad_enabled() and self._seconds:
             is_small = dist.is_initialized() and dist.get_world_size() < self._ranks
             self._steps_alone = self._steps_alone + 1 if is_small else 0
+            if is_small:
+                self._steps_again = 0
+            elif self._steps_again is not None:
+                self._steps_again += 1
+                if self._is_watched and self._steps_again == 2:
+                    _await_witness()
             if self._steps_alone > ALONE_STEPS:
                 _await_new_rank()
             time.sleep(self._seconds * (10 if is_small else 1))
@@ -78,6 +89,13 @@ def _save_slowly(seconds: float) -> None:
         return save(*args, **named)
 
     SnapshotStore.save = slow  # type: ignore[method-assign]
+
+
+def _await_witness() -> None:
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not Path(os.environ["DDPJOB_SHARED"], SEEN).exists():
+        assert time.monotonic() < deadline, f"the test has seen nothing within {PATIENCE_SECONDS} s"
+        time.sleep(0.02)
 
 
 def _await_new_rank() -> None:

@@ -29,7 +29,7 @@ def test_a_step_that_is_taken_again_draws_the_same_numbers(boundary: bool) -> No
         "attached": SimpleNamespace(generators_at_boundary=lambda: generators),
         "cursor": SimpleNamespace(steps=7),
     }
-    others = dict.fromkeys(("membership", "place", "world", "micro_batches", "log", "states"))
+    others = dict.fromkeys(("membership", "place", "world", "micro_batches", "log", "heartbeat", "states"))
     recovery = Recovery(**parts, **others)  # type: ignore[arg-type]
     recovery.begin_step()
     first = drawn()

@@ -21,19 +21,18 @@ from __future__ import annotations
 
 import contextlib
 import math
-import mmap
 import os
-import struct
 import threading
 import time
-from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
 from ddp_trainer.contract.environment import parse_rank
+from ddp_trainer.contract.histograms import nothing_observed, observe
 from ddp_trainer.contract.json_files import read_json, write_json
+from ddp_trainer.contract.last_step import LastStep, read_last_step
 
 VERSION: Final = 1
 PHASES: Final = ("init", "script", "rendezvous", "load", "first_step", "train", "validate", "save", "done")
@@ -52,9 +51,6 @@ STEP_WINDOW: Final = 512
 PASSES_WINDOW: Final = 5
 """The same of forward and backward passes, of which few are measured."""
 
-_STEP: Final = struct.Struct("<qq")
-"""A pid, and the number of its last step."""
-
 _pid = os.getpid()
 """Asked for once: in each step it would be a system call."""
 
@@ -65,13 +61,6 @@ def _read_pid() -> None:
 
 
 os.register_at_fork(after_in_child=_read_pid)
-
-# fmt: off
-BUCKETS: Final = (
-    0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0,
-)
-# fmt: on
-"""Upper bounds, in seconds, of every duration histogram."""
 
 
 class Heartbeat:
@@ -94,7 +83,7 @@ class Heartbeat:
     ) -> None:
         self.rank = rank
         self._path = directory / f"rank-{rank}.json" if directory is not None else None
-        self._last_step: mmap.mmap | None = None
+        self._last_step = LastStep(self._path.with_suffix(".step")) if self._path is not None else None
         self._clock = clock
         self._lock = threading.RLock()
         self._began_at = clock()
@@ -142,6 +131,7 @@ class Heartbeat:
             "snapshotsSetAside": [],
             "resumedFromStep": None,
             "metrics": {},
+            "live": None,
             "counters": {
                 "steps": 0,
                 "samples": 0,
@@ -149,9 +139,9 @@ class Heartbeat:
                 "nonFiniteLosses": 0,
                 "skippedSteps": {},
                 "saves": {},
-                "stepSeconds": _histogram(),
-                "stallSeconds": _histogram(),
-                "saveSeconds": _histogram(),
+                "stepSeconds": nothing_observed(),
+                "stallSeconds": nothing_observed(),
+                "saveSeconds": nothing_observed(),
             },
         }
 
@@ -222,7 +212,8 @@ class Heartbeat:
                 # detached, or the last loss would keep its whole graph alive
                 self._loss = loss.detach() if getattr(loss, "requires_grad", False) else loss
             self._of_step = (epoch, total_steps, samples_per_second, learning_rate)
-            self._write_step(step)
+            if self._last_step is not None:
+                self._last_step.write(_pid, step)
             # the first step is news, and from the second on the watchdog can tell slow from hung
             if not self._intervals:
                 self.flush()
@@ -287,9 +278,9 @@ class Heartbeat:
             if set_aside is not None:
                 self._state["snapshotsSetAside"].append(dict(set_aside))
             if stall_seconds is not None:
-                _observe(counters["stallSeconds"], stall_seconds)
+                observe(counters["stallSeconds"], stall_seconds)
             if save_seconds is not None:
-                _observe(counters["saveSeconds"], save_seconds)
+                observe(counters["saveSeconds"], save_seconds)
                 self._state["saveSeconds"] = save_seconds + (stall_seconds or 0.0)
             self.flush()
 
@@ -305,6 +296,13 @@ class Heartbeat:
                 self._state["nonFiniteLoss"] = {"step": first, "steps": 1 if before is None else before["steps"] + 1}
             if (before is None) != (step is None):
                 self.flush()
+
+    def recovers_live(self, ranks: int, costs: Mapping[str, Any]) -> None:
+        """`ranks` train now, and live recovery has cost this so far (`live.costs`), by earlier processes too."""
+        with self._lock:
+            self._state["live"] = {"ranks": ranks, "last": costs["last"]}
+            self._state["counters"].update(recoverySeconds=costs["seconds"], droppedSteps=costs["droppedSteps"])
+            self.flush()
 
     def out_of_memory(self, micro_batch: int) -> None:
         """Some rank had too little memory: from here on all take micro-batches of at most so many samples."""
@@ -330,7 +328,8 @@ class Heartbeat:
         with self._lock:
             self._progress()
             self._state.update(resumedFromStep=step, step=step)
-            self._write_step(step)
+            if self._last_step is not None:
+                self._last_step.write(_pid, step)
             if samples is not None:
                 self._state["samples"] = samples
             self.flush()
@@ -366,9 +365,9 @@ class Heartbeat:
         """Put the steps since the last write, and the waits for their data, into the state."""
         if self._waits:
             # no histogram where nobody measures: it would say that no step ever waits
-            histogram = self._state["counters"].setdefault("dataSeconds", _histogram())
+            histogram = self._state["counters"].setdefault("dataSeconds", nothing_observed())
             for waited in self._waits:
-                _observe(histogram, waited)
+                observe(histogram, waited)
             self._data_waits.extend(self._waits)
             self._waits.clear()
         if not self._steps:
@@ -394,7 +393,7 @@ class Heartbeat:
     def _count(self, step: int, samples: int | None, seconds: float | None) -> None:
         state, counters = self._state, self._state["counters"]
         if seconds is not None:
-            _observe(counters["stepSeconds"], seconds)
+            observe(counters["stepSeconds"], seconds)
             state["stepSeconds"] = seconds
         if samples is not None:
             # the first step of a script that never said where it resumed counts as an average one
@@ -403,18 +402,6 @@ class Heartbeat:
             state["samples"] = samples
         counters["steps"] += 1 if state["step"] is None else max(0, step - state["step"])
         state["step"] = step
-
-    def _write_step(self, step: int) -> None:
-        """Into memory that the file keeps when this process dies: a system call in each step would cost ten times as
-        much.
-        """
-        if self._path is None:
-            return
-        if self._last_step is None:
-            with contextlib.suppress(OSError):
-                self._last_step = _mapped(self._path.with_suffix(".step"), _STEP.pack(_pid, step))
-            return
-        _STEP.pack_into(self._last_step, 0, _pid, step)
 
     def _read_loss(self, now: float) -> None:
         loss = self._loss
@@ -428,14 +415,6 @@ class Heartbeat:
         self._loss, self._loss_read_at = None, now
 
 
-def _mapped(path: Path, first: bytes) -> mmap.mmap:
-    """The file's memory, which is written to first: where there is none, that is an OSError and no SIGBUS."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w+b", buffering=0) as file:
-        file.write(first)
-        return mmap.mmap(file.fileno(), len(first))
-
-
 def heartbeat_dir(run_dir: Path) -> Path:
     """Where the ranks of the pod with this DDPJOB_RUN_DIR leave their heartbeats."""
     return run_dir / "heartbeats"
@@ -447,25 +426,6 @@ def read_heartbeats(run_dir: Path) -> list[dict[str, Any]]:
     for path in heartbeat_dir(run_dir).glob("rank-*.json"):
         found = read_json(path)
         if found is not None and found.get("version") == VERSION and isinstance(found.get("rank"), int):
-            step = _read_step(path.with_suffix(".step"), found["pid"])
+            step = read_last_step(path.with_suffix(".step"), found["pid"])
             heartbeats.append(found if step is None else found | {"step": max(step, found["step"] or 0)})
     return sorted(heartbeats, key=lambda heartbeat: heartbeat["rank"])
-
-
-def _read_step(path: Path, pid: int) -> int | None:
-    """The last step of the process `pid`; None where it has written none."""
-    try:
-        writer, step = _STEP.unpack(path.read_bytes())
-    except (OSError, struct.error):
-        return None
-    return step if writer == pid else None
-
-
-def _histogram() -> dict[str, Any]:
-    """Counts below each of BUCKETS (not cumulative; the last is +Inf) and the sum of what was observed."""
-    return {"counts": [0] * (len(BUCKETS) + 1), "sum": 0.0}
-
-
-def _observe(histogram: dict[str, Any], value: float) -> None:
-    histogram["counts"][bisect_left(BUCKETS, value)] += 1
-    histogram["sum"] += value

@@ -116,6 +116,7 @@ def build(
             cursor=cursor,
             micro_batches=micro_batches,
             log=log,
+            heartbeat=heartbeat,
             states={**states.saved, LOSSES: log.losses},
         )
     return TrainingLoop(

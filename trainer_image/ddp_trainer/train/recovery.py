@@ -20,7 +20,9 @@ from torch import Tensor
 from ddp_trainer.client.run import Run
 from ddp_trainer.contract.environment import LivePlace
 from ddp_trainer.contract.exit_codes import FencedError, Left, LossNotFinite, RollBack, UserError
+from ddp_trainer.contract.heartbeat import Heartbeat
 from ddp_trainer.contract.outcomes import classify
+from ddp_trainer.live.costs import EVENTS, Costs, Kind, is_step_dropped
 from ddp_trainer.live.membership import Membership
 from ddp_trainer.live.views import source_of_state
 from ddp_trainer.logs.runlog import RunLog
@@ -70,6 +72,7 @@ class Recovery:
     cursor: Cursor
     micro_batches: MicroBatches
     log: RunLog
+    heartbeat: Heartbeat
     states: Mapping[str, Stateful]
 
     def __post_init__(self) -> None:
@@ -78,8 +81,11 @@ class Recovery:
         self._before_step: tuple[int, Tensor, list[Tensor]] | None = None
         """How many steps were finished, and the generators and buffers as they were then."""
         self._step_ended: float | None = None
-        self._awaited: str | None = None
-        """Name of the event to log at the first step of the next group."""
+        self._awaited: Kind | None = None
+        """Which recovery is over with the first step of the next group."""
+        self._has_dropped = False
+        """Whether that step is one that was put back."""
+        self._costs = Costs()
 
     def begin_step(self) -> None:
         """Remember what a step changes before its update, in case it is dropped. Before its batch is loaded."""
@@ -92,13 +98,15 @@ class Recovery:
         now = time.monotonic()
         if self._awaited is not None and self._step_ended is not None:
             seconds = round(now - self._step_ended, 3)
-            self.log.event(self._awaited, step=self.cursor.steps, seconds=seconds, worldSize=self.world.size)
-        self._step_ended, self._awaited = now, None
+            self._costs = self._costs.after(self._awaited, seconds, has_dropped=self._has_dropped)
+            self._report()
+            self.log.event(EVENTS[self._awaited], step=self.cursor.steps, seconds=seconds, worldSize=self.world.size)
+        self._step_ended, self._awaited, self._has_dropped = now, None, False
 
     def lost(self, error: Exception) -> None:
         """A collective has failed because another rank was lost."""
         self.membership.lost()
-        self._awaited = "recovered"
+        self._awaited = "lost"
         self.log.event("peer_lost", step=self.cursor.steps, message=str(error).partition("\n")[0])
 
     def failed(self, error: Exception) -> None:
@@ -112,7 +120,7 @@ class Recovery:
         """Ranks that were asked to stop leave after this step. The others handle it as a loss. Raises Left on those
         that leave (`is_own`).
         """
-        self._awaited = "recovered"
+        self._awaited = "left"
         self.log.event("rank_left", step=self.cursor.steps)
         if is_own:
             self.membership.depart()
@@ -133,6 +141,7 @@ class Recovery:
     def resumed(self) -> None:
         """The states of a snapshot are loaded, or training begins."""
         self._has_state = True
+        self._report()
 
     def go_on(self) -> None:
         """Form the next group, after a loss or for a new rank. Raises Excluded where the others went on without this
@@ -168,13 +177,16 @@ class Recovery:
             self.micro_batches.regroup(self.world.size)
             self.attached.join()
             own = self.cursor.steps if self._has_state else NO_STATE
-            steps = self._of_all(own)
+            finished = self._of_all(own, int(self._is_in_step))
+            steps = [step for step, _ in finished]
             source = source_of_state(steps)
             if steps[source] == NO_STATE:
                 return False
             if min(steps) < steps[source]:
                 self._share(source, is_behind=own < steps[source])
             self._has_state = True
+            self._has_dropped = is_step_dropped(steps, [bool(begun) for _, begun in finished])
+            self._report()
             self.attached.go_on(Progress(self.cursor.steps, self.cursor.epoch, self.cursor.samples))
         except RuntimeError as error:
             if not is_peer_lost(error):
@@ -183,8 +195,16 @@ class Recovery:
             raise _Lost from error
         return True
 
+    @property
+    def _is_in_step(self) -> bool:
+        """Whether a step was begun that is not finished."""
+        return self._before_step is not None and self._before_step[0] == self.cursor.steps
+
+    def _report(self) -> None:
+        self.heartbeat.recovers_live(self.world.size, self._costs.to_json())
+
     def _drop_unfinished_step(self) -> None:
-        if self._before_step is None or self._before_step[0] != self.cursor.steps:
+        if self._before_step is None or not self._is_in_step:
             return
         _, generators, buffers = self._before_step
         rng.restore(generators)
@@ -194,7 +214,9 @@ class Recovery:
 
     def _share(self, source: int, *, is_behind: bool) -> None:
         """Send the states of rank `source` to all; those that are behind take them over."""
-        sizes: dict[str, Any] = {"files": {}, "limit": self.micro_batches.limit}
+        standstill = None if self._step_ended is None else time.monotonic() - self._step_ended
+        recovery = {"costs": self._costs.to_json(), "awaited": self._awaited, "standstill": standstill}
+        sizes: dict[str, Any] = {"files": {}, "limit": self.micro_batches.limit, "recovery": recovery}
         files = {}
         if self.world.rank == source:
             staged = self._staging.stage({name: _plain(name, value) for name, value in self.states.items()})
@@ -218,12 +240,19 @@ class Recovery:
         if is_behind:
             for name, state in parse_files(files).items():
                 self.states[name].load_state_dict(state)
+            self._take_over(**sizes["recovery"])
 
-    def _of_all(self, value: int) -> list[int]:
-        values = torch.zeros(self.world.size, dtype=torch.int64, device="cpu")
-        values[self.world.rank] = value
+    def _take_over(self, costs: Mapping[str, Any], awaited: Kind | None, standstill: float | None) -> None:
+        """What a rank that is ahead knows: which recovery is awaited, and for how many seconds no step has ended."""
+        self._costs, self._awaited = Costs.from_json(costs), awaited
+        self._step_ended = None if standstill is None else time.monotonic() - standstill
+
+    def _of_all(self, *own: int) -> list[list[int]]:
+        """The values of each rank."""
+        values = torch.zeros((self.world.size, len(own)), dtype=torch.int64, device="cpu")
+        values[self.world.rank] = torch.tensor(own, device="cpu")
         self.membership.waited(_started(dist.all_reduce(values, async_op=True)))
-        found: list[int] = values.tolist()
+        found: list[list[int]] = values.tolist()
         return found
 
     def _bytes_from(self, source: int, data: bytes) -> bytes:

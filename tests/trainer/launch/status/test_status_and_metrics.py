@@ -29,6 +29,7 @@ from ddp_trainer.launch.status.metric_table import CONTAINER, GPU, POD, RUN, TAB
 from ddp_trainer.launch.status.metrics import MOST_METRICS, metrics_page
 from ddp_trainer.launch.status.pod_state import PodState, status
 from ddp_trainer.launch.status.server import MOST_CONNECTIONS, StatusServer
+from ddp_trainer.live.costs import Costs
 
 OPEN_METRICS = "application/openmetrics-text; version=1.0.0"
 CONTRACT = (Path(__file__).parents[4] / "docs" / "contracts.md").read_text()
@@ -50,6 +51,8 @@ def trained(directory: Path, rank: int = 0, resumed: int = 0, steps: int = 120) 
         )  # fmt: skip
     heartbeat.snapshot(100, 1763703999.0, True, size=4096, stall_seconds=0.01, save_seconds=0.2, result="saved")
     heartbeat.metrics(eval_accuracy=0.96, eval_loss=0.2)
+    recovered = Costs().after("lost", 0.2, has_dropped=True).after("joined", 0.13, has_dropped=False)
+    heartbeat.recovers_live(2, recovered.to_json())
     return heartbeat
 
 
@@ -86,6 +89,7 @@ def test_status_has_the_shape_of_the_contract(pod, tmp_path):
     assert shape(answer) == shape(EXAMPLE)
     assert (answer["worldSize"], answer["step"], answer["samples"], answer["loss"]) == (2, 120, 7680, 0.31)
     assert answer["etaSeconds"] == pytest.approx(280 * 0.07)
+    assert answer["live"] == EXAMPLE["live"]
 
 
 def test_before_the_first_heartbeat_everything_unknown_is_null(pod, tmp_path):
@@ -164,6 +168,47 @@ def test_the_first_failed_save_and_the_first_skipped_step_follow_a_zero(pod, tmp
     heartbeat.snapshot(result="failed")
     after = shown(pod, pod_state(tmp_path))
     assert [(page[failed], page[skipped]) for page in (before, after)] == [(0, 0), (1, 1)]
+
+
+def test_each_live_recovery_is_in_the_histogram_of_its_kind_and_dropped_steps_are_counted(pod, tmp_path):
+    trained(tmp_path)
+    values = shown(pod, pod_state(tmp_path))
+    of = 'ddpjob_train_live_recovery_seconds_{}{{ddpjob="digits",kind="{}"{}}}'.format
+    assert [values[of("count", kind, "")] for kind in ("lost", "left", "joined")] == [1, 0, 1]
+    assert values[of("sum", "lost", "")] == 0.2
+    bounds = ("0.1", "0.25", "30.0", "+Inf")
+    assert [values[of("bucket", "lost", f',le="{bound}"')] for bound in bounds] == [0, 1, 1, 1]
+    assert values['ddpjob_train_steps_dropped_total{ddpjob="digits"}'] == 1
+
+
+def test_while_ranks_are_lost_the_world_size_is_that_of_the_others(pod, tmp_path):
+    size = 'ddpjob_train_world_size{ddpjob="digits"}'
+    heartbeat = trained(tmp_path)
+    heartbeat.recovers_live(1, Costs().to_json())
+    assert shown(pod, pod_state(tmp_path))[size] == 1
+    assert size not in shown(pod, dataclasses.replace(pod_state(tmp_path), ranks=[])), "none trains"
+
+
+def test_a_job_with_another_scope_has_its_world_size_and_no_series_of_live_recovery(pod, tmp_path):
+    heartbeat = Heartbeat(heartbeat_dir(tmp_path))
+    heartbeat.step(step=1)
+    values = shown(pod, pod_state(tmp_path))
+    assert values['ddpjob_train_world_size{ddpjob="digits"}'] == 2
+    assert [name for name in values if "live" in name or "dropped" in name] == []
+    assert status(pod, 1.0, pod_state(tmp_path))["live"] is None
+
+
+def test_a_process_that_joins_in_another_pod_goes_on_with_the_count(pod, tmp_path):
+    """The pod with node rank 0 was lost: the new one has the costs from its peers, and counts nothing twice."""
+    ledger = CounterLedger()
+    starting = Heartbeat(heartbeat_dir(tmp_path))
+    starting.enter("rendezvous")
+    lost = 'ddpjob_train_live_recovery_seconds_count{ddpjob="digits",kind="lost"}'
+    assert lost not in shown(pod, pod_state(tmp_path), ledger), "as a 0 it would be a reset"
+    costs = Costs().after("lost", 0.2, has_dropped=True)
+    for _ in range(2):
+        starting.recovers_live(2, costs.to_json())
+        assert shown(pod, pod_state(tmp_path), ledger)[lost] == 1
 
 
 def test_a_wait_for_data_that_is_not_measured_has_no_series(pod, tmp_path):

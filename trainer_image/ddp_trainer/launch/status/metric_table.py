@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from ddp_trainer.contract.histograms import BUCKETS, RECOVERY_BUCKETS
+
 LABELS = ("ddpjob",)
 
 
@@ -18,7 +20,8 @@ class MetricRow:
 
     `source` is the key of its value in a heartbeat, in its counters, or in its snapshot. `aggregate` names the function
     that combines its series over pods; empty where none makes sense. `known` has the values of its last label that have
-    a series from the start: `increase` does not see a series begin with its first event.
+    a series from the start: `increase` does not see a series begin with its first event. `bounds` are those of a
+    histogram.
     """
 
     name: str
@@ -29,6 +32,7 @@ class MetricRow:
     aggregate: Literal["sum", "max", ""] = "sum"
     source: str = ""
     known: tuple[str, ...] = ()
+    bounds: tuple[float, ...] = BUCKETS
 
 
 RANK = (
@@ -123,6 +127,13 @@ GPU = (
         unit="bytes",
         source="memory_limit_bytes",
     ),
+)
+
+WORLD_SIZE = MetricRow(
+    "ddpjob_train_world_size",
+    "gauge",
+    "Ranks that train now. With live recovery fewer than the world size of the attempt while some are lost.",
+    aggregate="max",
 )
 
 PROGRESS = (
@@ -237,7 +248,29 @@ DATA_WAIT = MetricRow(
     source="dataSeconds",
 )
 
-RUN = (*PROGRESS, METRIC, *SNAPSHOT, *COUNTERS, *COUNTERS_BY_LABEL, *HISTOGRAMS, DATA_WAIT)
+RECOVERY = MetricRow(
+    "ddpjob_train_live_recovery_seconds",
+    "histogram",
+    "With restart.scope Live: time from the last step of a group of ranks to the first of the next one, after a rank "
+    "was `lost`, has `left` after a step, or has `joined`. It goes on when another pod takes node rank 0.",
+    (*LABELS, "kind"),
+    "seconds",
+    source="recoverySeconds",
+    bounds=RECOVERY_BUCKETS,
+)
+
+DROPPED = MetricRow(
+    "ddpjob_train_steps_dropped_total",
+    "counter",
+    "With restart.scope Live: steps that were begun, put back and taken again, because a rank was lost. At most one "
+    "for each recovery.",
+    source="droppedSteps",
+)
+
+LIVE = (RECOVERY, DROPPED)
+"""Only of jobs that recover live."""
+
+RUN = (WORLD_SIZE, *PROGRESS, METRIC, *SNAPSHOT, *COUNTERS, *COUNTERS_BY_LABEL, *HISTOGRAMS, DATA_WAIT, *LIVE)
 """Values of the whole run. Only the pod with node rank 0 exports them, so that each run is counted once."""
 
 TABLE = {row.name: row for row in (*POD, *CONTAINER, *GPU, *RUN)}

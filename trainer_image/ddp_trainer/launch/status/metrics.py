@@ -22,21 +22,18 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 from ddp_trainer.contract.environment import PodEnvironment
-from ddp_trainer.contract.heartbeat import BUCKETS
+from ddp_trainer.contract.histograms import nothing_observed
 from ddp_trainer.launch.assignment import SPARE
 from ddp_trainer.launch.status import metric_table as table
 from ddp_trainer.launch.status.counters import CounterLedger
 from ddp_trainer.launch.status.host import GPU, GPUs, Usage, usage
-from ddp_trainer.launch.status.pod_state import PodState, progress
+from ddp_trainer.launch.status.pod_state import PodState, progress, ranks_that_train
 
 View = Callable[[], tuple[PodEnvironment, PodState]]
 """The pod with its current assignment, and its state."""
 
 MOST_METRICS = 64
 """Metrics of the training program that become series. It chooses their names, and must not exhaust Prometheus."""
-
-
-NOTHING_OBSERVED = {"counts": [0] * (len(BUCKETS) + 1), "sum": 0.0}
 
 
 class TrainerCollector(Collector):
@@ -104,6 +101,10 @@ def _gpus(pod: PodEnvironment, gpus: Sequence[GPU]) -> Iterator[Metric]:
 
 
 def _progress(pod: PodEnvironment, pod_state: PodState) -> Iterator[Metric]:
+    world_size = _gauge(table.WORLD_SIZE)
+    if (ranks := ranks_that_train(pod, pod_state)) is not None:
+        world_size.add_metric((pod.job,), ranks)
+    yield world_size
     known = progress(pod_state.heartbeats)
     known["learningRate"] = pod_state.heartbeats[0].get("learningRate") if pod_state.heartbeats else None
     for rows, values in ((table.PROGRESS, known), (table.SNAPSHOT, known["snapshot"] or {})):
@@ -130,16 +131,24 @@ def _counters(pod: PodEnvironment, totals: Mapping[str, Any]) -> Iterator[Metric
             counter.add_metric((pod.job, label), count)
         yield counter
     for row in table.HISTOGRAMS:
-        yield _histogram(pod, row, totals.get(row.source, NOTHING_OBSERVED))
-    yield _histogram(pod, table.DATA_WAIT, totals.get(table.DATA_WAIT.source))
+        yield _histogram(row, {(pod.job,): totals.get(row.source, nothing_observed())})
+    waits = totals.get(table.DATA_WAIT.source)
+    yield _histogram(table.DATA_WAIT, {(pod.job,): waits} if waits is not None else {})
+    by_kind = totals.get(table.RECOVERY.source, {})
+    yield _histogram(table.RECOVERY, {(pod.job, kind): observed for kind, observed in by_kind.items()})
+    dropped = CounterMetricFamily(table.DROPPED.name, table.DROPPED.help, labels=table.DROPPED.labels)
+    if table.DROPPED.source in totals:
+        dropped.add_metric((pod.job,), totals[table.DROPPED.source])
+    yield dropped
 
 
-def _histogram(pod: PodEnvironment, row: table.MetricRow, observed: Mapping[str, Any] | None) -> Metric:
+def _histogram(row: table.MetricRow, observed: Mapping[tuple[str, ...], Mapping[str, Any]]) -> Metric:
+    """`observed` by the values of the labels."""
     histogram = HistogramMetricFamily(row.name, row.help, labels=row.labels)
-    if observed is not None:
-        bounds = [*(str(bound) for bound in BUCKETS), "+Inf"]
-        counts = list(zip(bounds, accumulate(observed["counts"]), strict=True))
-        histogram.add_metric((pod.job,), counts, observed["sum"])
+    bounds = [*(str(bound) for bound in row.bounds), "+Inf"]
+    for labels, found in observed.items():
+        counts = list(zip(bounds, accumulate(found["counts"]), strict=True))
+        histogram.add_metric(labels, counts, found["sum"])
     return histogram
 
 

@@ -49,6 +49,25 @@ def progress(heartbeats: Sequence[RankHeartbeat]) -> dict[str, Any]:
     return report
 
 
+def ranks_that_train(pod: PodEnvironment, pod_state: PodState) -> int | None:
+    """How many ranks are in the process group: with live recovery they may be fewer than the attempt began with. None
+    while no rank of this pod runs.
+    """
+    if pod_state.idle or not pod_state.ranks or not pod_state.heartbeats:
+        return None
+    live = pod_state.heartbeats[0].get("live")
+    ranks: int = live["ranks"] if live else pod.world_size
+    return ranks
+
+
+def _live(heartbeat: RankHeartbeat | None) -> dict[str, Any] | None:
+    if heartbeat is None or not (live := heartbeat.get("live")):
+        return None
+    counters = heartbeat["counters"]
+    recoveries = {kind: sum(found["counts"]) for kind, found in counters["recoverySeconds"].items()}
+    return {**live, "recoveries": recoveries, "droppedSteps": counters["droppedSteps"]}
+
+
 def phase_seconds(heartbeat: RankHeartbeat | None, now: float) -> dict[str, float]:
     """Seconds that a rank has spent in each phase of this attempt, up to its last heartbeat.
 
@@ -97,6 +116,7 @@ def status(pod: PodEnvironment, start_time: float, pod_state: PodState) -> dict[
         "resumedFromStep": known["resumedFromStep"],
         "metrics": known["metrics"],
         "throttling": _throttling(pod_state.throttling),
+        "live": _live(first),
         "ended": pod_state.ended,
         "ranks": [_rank(entry, heartbeats.get(entry["rank"]), pod_state.now) for entry in pod_state.ranks],
     }
