@@ -19,6 +19,7 @@ from ddpjob_operator.core.ledger.ranks import (
     slowest_of,
     throttled,
 )
+from ddpjob_operator.core.values.trainer_report import LiveReport
 from ddpjob_operator.local.observed import seconds_in_words
 
 _SILENT_SECONDS = 10.0
@@ -41,7 +42,13 @@ def pace_of(reports: Reports, now: datetime) -> Pace:
     """What the ranks of a running job say of its pace, at this moment."""
     slowest, wait = slowest_of(reports.ranks), data_wait_of(reports.ranks)
     stopped = throttled(reports.throttling)
-    ranks = (_doing(reports.ranks), _named(reports.ranks, slowest), *_silent(reports.ranks, now), reports.note)
+    ranks = (
+        _doing(reports.ranks),
+        _recovered(reports.live),
+        _named(reports.ranks, slowest),
+        *_silent(reports.ranks, now),
+        reports.note,
+    )
     return Pace(
         ranks=tuple(filter(None, ranks)),
         slowed_by=(*_data(wait), *_some([_throttled(pod) for pod in stopped], "pods")),
@@ -69,6 +76,17 @@ def _steps(steps: Sequence[int]) -> str:
     if high < 0:
         return ""
     return f", step {high}" if low == high else f", step {max(low, 0)} to {high}"
+
+
+def _recovered(live: LiveReport | None) -> str:
+    """Such as `live recovery: 3 ranks of 4 train; 1 lost, 0 left, 0 joined, the last in 0.21 s; 1 step dropped`."""
+    if live is None:
+        return ""
+    size = f"live recovery: {_count(live.ranks)} of {live.world_size} {'trains' if live.ranks == 1 else 'train'}"
+    if live.last_seconds is None:
+        return size
+    counts = f"{live.lost} lost, {live.left} left, {live.joined} joined, the last in {live.last_seconds:.2f} s"
+    return f"{size}; {counts}; {live.dropped_steps} step{'' if live.dropped_steps == 1 else 's'} dropped"
 
 
 def _named(ranks: Sequence[RankRow], slowest: Slowest | None) -> str:

@@ -15,8 +15,9 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+from ddpjob_operator.core.ledger.ranks import furthest
 from ddpjob_operator.core.values.job import Job
-from ddpjob_operator.core.values.trainer_report import TrainerReport
+from ddpjob_operator.core.values.trainer_report import LiveReport, TrainerReport
 
 VERSION = 1
 _SECONDS_BETWEEN_RANKS = 1.0
@@ -65,6 +66,7 @@ class RanksFile:
         self._attempt = -1
         self._ranks: dict[int, dict[str, Any]] = {}
         self._throttling: dict[str, dict[str, Any]] = {}
+        self._live: LiveReport | None = None
         self._written_at: float | None = None
 
     def on_report(self, pod: str, report: TrainerReport, now: datetime) -> None:
@@ -73,7 +75,8 @@ class RanksFile:
         if attempt < self._attempt:
             return
         if attempt > self._attempt:
-            self._attempt, self._ranks, self._throttling = attempt, {}, {}
+            self._attempt, self._ranks, self._throttling, self._live = attempt, {}, {}, None
+        self._live = furthest([report.live, self._live])
         for rank in report.ranks:
             self._ranks[rank.rank] = {
                 "rank": rank.rank,
@@ -103,7 +106,13 @@ class RanksFile:
             return
         self._written_at = self._clock()
         ranks = [self._ranks[rank] for rank in sorted(self._ranks)]
-        content = {"uid": self._uid, "attempt": self._attempt, "ranks": ranks, "throttling": self._throttling}
+        content = {
+            "uid": self._uid,
+            "attempt": self._attempt,
+            "ranks": ranks,
+            "throttling": self._throttling,
+            "live": _live(self._live),
+        }
         with suppress(OSError):
             _replace(self._path, {"version": VERSION, **content})
 
@@ -114,3 +123,16 @@ def _replace(path: Path, content: dict[str, Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary.write_text(json.dumps(content) + "\n")
     temporary.replace(path)
+
+
+def _live(report: LiveReport | None) -> dict[str, Any] | None:
+    """As `/status` has it, with the world size."""
+    if report is None:
+        return None
+    return {
+        "ranks": report.ranks,
+        "worldSize": report.world_size,
+        "recoveries": {"lost": report.lost, "left": report.left, "joined": report.joined},
+        "droppedSteps": report.dropped_steps,
+        "last": None if report.last_seconds is None else {"seconds": report.last_seconds},
+    }

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from ddpjob_operator.core.ledger.ranks import NO_REPORTS, PodThrottling, RankRow, Reports
-from ddpjob_operator.core.values.trainer_report import read_throttling
+from ddpjob_operator.core.values.trainer_report import read_live, read_throttling
 from ddpjob_operator.follow.table import printable
 from ddpjob_operator.local.record import ranks_file
 from ddpjob_operator.page.shared import Shared, json_object
@@ -136,6 +136,7 @@ def reports_of(shared: Shared, job: str, uid: str, attempt: int) -> Reports:
         tuple(
             PodThrottling(printable(pod), "", read) for pod, said in pods if (read := read_throttling(said)) is not None
         ),
+        live=read_live(live, live.get("worldSize")) if isinstance(live := found.get("live"), dict) else None,
     )
 
 

@@ -9,7 +9,7 @@ import pytest
 from tests.unit.follow.test_why import seen
 
 from ddpjob_operator.core.ledger.ranks import PodThrottling, RankRow, Reports
-from ddpjob_operator.core.values.trainer_report import Throttling
+from ddpjob_operator.core.values.trainer_report import LiveReport, Throttling
 from ddpjob_operator.follow.pace import Pace, pace_of
 from ddpjob_operator.follow.rank_reports import REFUSED
 from ddpjob_operator.follow.why import why
@@ -103,6 +103,26 @@ DATA = {"data_seconds": 0.0, "passes_seconds": 0.02}
 )
 def test_each_cause_is_said_with_its_place_and_what_to_do(reports: Reports, pace: Pace) -> None:
     assert pace_of(reports, NOW) == pace
+
+
+@pytest.mark.parametrize(
+    ("live", "line"),
+    [
+        (LiveReport(4, 4), "live recovery: 4 ranks of 4 train"),
+        (
+            LiveReport(3, 4, lost=2, left=1, joined=2, dropped_steps=2, last_seconds=0.2149),
+            "live recovery: 3 ranks of 4 train; 2 lost, 1 left, 2 joined, the last in 0.21 s; 2 steps dropped",
+        ),
+        (
+            LiveReport(1, 2, lost=1, dropped_steps=1, last_seconds=4.5),
+            "live recovery: 1 rank of 2 trains; 1 lost, 0 left, 0 joined, the last in 4.50 s; 1 step dropped",
+        ),
+    ],
+)
+def test_what_live_recovery_has_cost_is_one_line(live: LiveReport, line: str) -> None:
+    reports = replace(gang(DATA), live=live)
+    assert pace_of(reports, NOW).ranks[1] == line
+    assert line in why(replace(seen(phase="Running"), reports=reports)).text()
 
 
 def test_ranks_without_progress_are_named_the_longest_first_and_no_more_than_a_few() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from ddpjob_operator.core.ledger.ranks import PodThrottling
 from ddpjob_operator.core.values.observed import PodPhase, PodView
-from ddpjob_operator.core.values.trainer_report import Throttling
+from ddpjob_operator.core.values.trainer_report import LiveReport, Throttling, read_live
 from ddpjob_operator.follow.rank_reports import read_reports
 from ddpjob_operator.runtime.client import Client
 from ddpjob_operator.runtime.errors import ApiError
@@ -45,6 +45,24 @@ async def test_the_pods_of_a_cluster_are_asked_through_the_api_server() -> None:
     ]
     assert found.throttling == (PodThrottling("a", "gpu-1", Throttling(60.0, 600, 380, 45.2)),)
     assert found.note == ""
+
+
+async def test_of_live_recovery_the_ranks_that_know_most_are_heard() -> None:
+    """A rank that is about to join knows of none yet."""
+    none = {"lost": 0, "left": 0, "joined": 0}
+    joining = {"ranks": 3, "recoveries": none, "droppedSteps": 0, "last": None}
+    others = joining | {"ranks": 2, "recoveries": none | {"lost": 1}, "last": {"kind": "lost", "seconds": 0.2}}
+    pods = Pods(a={"worldSize": 3, "live": joining}, b={"worldSize": 3, "live": others}, c={"worldSize": 3})
+    found = await read_reports(cast(Client, pods), "team", "u", 0, (pod("a"), pod("b"), pod("c")))
+    assert found.live == LiveReport(2, 3, lost=1, last_seconds=0.2)
+
+
+@pytest.mark.parametrize("missing", ["ranks", "recoveries", "droppedSteps"])
+def test_what_is_not_whole_is_not_believed(missing: str) -> None:
+    whole: dict[str, Any] = {"ranks": 2, "recoveries": {"lost": 0, "left": 0, "joined": 0}, "droppedSteps": 0}
+    assert read_live(whole, 2) == LiveReport(2, 2)
+    assert read_live(whole | {missing: -1}, 2) is None
+    assert read_live(whole, "2") is None
 
 
 @pytest.mark.parametrize(

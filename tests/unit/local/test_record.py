@@ -12,7 +12,7 @@ import pytest
 from ddpjob_operator.api.spec import DDPJobSpec
 from ddpjob_operator.api.status import DDPJobStatus, Internal, Phase
 from ddpjob_operator.core.values.job import Job
-from ddpjob_operator.core.values.trainer_report import RankReport, Throttling, TrainerReport
+from ddpjob_operator.core.values.trainer_report import LiveReport, RankReport, Throttling, TrainerReport, read_live
 from ddpjob_operator.local.record import RanksFile, StatusFile, ranks_file, status_file
 from ddpjob_operator.wire.jobs import parse_status
 
@@ -60,7 +60,8 @@ def test_what_an_earlier_run_left_is_replaced(tmp_path: Path, left: str) -> None
 def report(step: int, attempt: int = 0, age: float | None = 2.0) -> TrainerReport:
     ranks = (RankReport(1, step=step, phase="train", age_seconds=age, step_seconds=0.5, data_seconds=0.1),)
     throttling = Throttling(60.0, 600, 380, 45.2)
-    return TrainerReport(uid="uid", attempt=attempt, ranks=ranks, throttling=throttling)
+    live = LiveReport(3, 4, lost=step, dropped_steps=1, last_seconds=0.21)
+    return TrainerReport(uid="uid", attempt=attempt, ranks=ranks, throttling=throttling, live=live)
 
 
 def test_what_ranks_report_is_written_once_a_second_and_at_the_end(tmp_path: Path) -> None:
@@ -82,6 +83,8 @@ def test_what_ranks_report_is_written_once_a_second_and_at_the_end(tmp_path: Pat
         "passesSeconds": None,
         "time": "2030-01-01T00:00:03.000+00:00",
     }  # fmt: skip
+    live = json.loads(path.read_text())["live"]
+    assert read_live(live, live["worldSize"]) == report(1).live
     record.on_report("digits-0-0", report(2), now)
     assert written() == (0, 1)
     record.on_report("digits-1-0", report(3, attempt=1), now)

@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 from tests.unit.page.conftest import Folder
 
 from ddpjob_operator.core.ledger.ranks import NO_REPORTS, PodThrottling, RankRow, Reports
-from ddpjob_operator.core.values.trainer_report import Throttling
+from ddpjob_operator.core.values.trainer_report import LiveReport, Throttling
 from ddpjob_operator.local.record import ranks_file
 from ddpjob_operator.page.files import reports_of
 from ddpjob_operator.page.ranks import ranks_view
@@ -37,12 +37,15 @@ def test_a_folder_has_what_the_ranks_of_the_current_attempt_reported(folder: Fol
     rank = {"rank": 0, "pod": "digits-1-0", "phase": "train", "step": 7, "time": "2030-01-01T00:00:00.000+00:00"}
     written = {"version": 1, "uid": "u", "attempt": 1, "ranks": [rank, 5, {"rank": "x"}, {"rank": 1, "time": 5}]}
     said = {"seconds": 60.0, "periods": 600, "throttledPeriods": 380, "throttledSeconds": 45.2}
+    live = {"ranks": 1, "worldSize": 2, "recoveries": {"lost": 1, "left": 0, "joined": 0}, "droppedSteps": 1}
+    written |= {"live": live | {"last": {"kind": "lost", "seconds": 0.21}}}
     written |= {"throttling": {"digits-1-0": said, "digits-1-1": {"seconds": "x"}}}
     path.write_text(json.dumps(written))
     shared = Shared(folder.root)
     assert reports_of(shared, "digits", "u", 1) == Reports(
         ranks=(RankRow(0, "digits-1-0", phase="train", step=7, time=NOW), RankRow(1)),
         throttling=(PodThrottling("digits-1-0", "", Throttling(60.0, 600, 380, 45.2)),),
+        live=LiveReport(1, 2, lost=1, dropped_steps=1, last_seconds=0.21),
     )
     assert reports_of(shared, "digits", "u", 2) == NO_REPORTS
     assert reports_of(shared, "digits", "another run", 1) == NO_REPORTS

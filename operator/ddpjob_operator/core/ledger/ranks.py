@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from statistics import median_low
 from typing import Final
 
-from ddpjob_operator.core.values.trainer_report import Throttling, TrainerReport
+from ddpjob_operator.core.values.trainer_report import LiveReport, Throttling, TrainerReport
 
 _SLOWER = 1.1
 """Of the median of all ranks: a rank whose steps or passes take longer is slow."""
@@ -73,6 +73,8 @@ class Reports:
     """Of pods that have a CPU limit."""
     note: str = ""
     """Why some of it is missing."""
+    live: LiveReport | None = None
+    """Of a job that recovers live."""
 
 
 NO_REPORTS: Final = Reports()
@@ -95,13 +97,19 @@ def reports_of(report: TrainerReport, pod: str, node: str, now: datetime) -> Rep
         for rank in report.ranks
     )
     found = report.throttling
-    return Reports(ranks, (PodThrottling(pod, node, found),) if found is not None else ())
+    return Reports(ranks, (PodThrottling(pod, node, found),) if found is not None else (), live=report.live)
 
 
 def together(reports: Sequence[Reports], note: str = "") -> Reports:
     """What several pods say, in the order of their ranks."""
     ranks = sorted((rank for each in reports for rank in each.ranks), key=lambda rank: rank.rank)
-    return Reports(tuple(ranks), tuple(pod for each in reports for pod in each.throttling), note)
+    throttling = tuple(pod for each in reports for pod in each.throttling)
+    return Reports(tuple(ranks), throttling, note, furthest([each.live for each in reports]))
+
+
+def furthest(reports: Sequence[LiveReport | None]) -> LiveReport | None:
+    """That of the ranks that have recovered most often: one that is not of their group yet, or any more, knows less."""
+    return max(filter(None, reports), key=lambda live: live.lost + live.left + live.joined, default=None)
 
 
 def slowest_of(ranks: Sequence[RankRow]) -> Slowest | None:

@@ -62,6 +62,24 @@ class Throttling:
 
 
 @dataclass(frozen=True, slots=True)
+class LiveReport:
+    """What live recovery has cost in this attempt."""
+
+    ranks: int
+    """That train now."""
+    world_size: int
+    """That are to train."""
+    lost: int = 0
+    """Recoveries after a rank was lost."""
+    left: int = 0
+    joined: int = 0
+    dropped_steps: int = 0
+    """Begun, put back and taken again."""
+    last_seconds: float | None = None
+    """Of the last recovery: from step to step."""
+
+
+@dataclass(frozen=True, slots=True)
 class SnapshotProblem:
     """Why the last snapshot was not saved."""
 
@@ -110,6 +128,8 @@ class TrainerReport:
     ranks: tuple[RankReport, ...] = ()
     throttling: Throttling | None = None
     """None without a CPU limit."""
+    live: LiveReport | None = None
+    """None without live recovery."""
 
     def is_of(self, uid: str, attempt: int) -> bool:
         """Whether it is about this attempt of this very job, and not of an earlier job of the same name."""
@@ -190,6 +210,7 @@ def _progress(given: Mapping[str, Any]) -> dict[str, Any]:
         "snapshots_set_aside": tuple(_set_aside(given.get("snapshotsSetAside"))),
         "ranks": tuple(_ranks(given.get("ranks"))),
         "throttling": read_throttling(given.get("throttling")),
+        "live": read_live(given.get("live"), given.get("worldSize")),
     }
 
 
@@ -241,6 +262,18 @@ def read_throttling(given: Any) -> Throttling | None:
     if seconds is None or stopped_seconds is None or not periods or stopped is None or stopped > periods:
         return None
     return Throttling(seconds, periods, stopped, stopped_seconds)
+
+
+def read_live(given: Any, world_size: Any) -> LiveReport | None:
+    """That part of the answer; None if it is not whole."""
+    item = _object(given)
+    counted = _object(item.get("recoveries"))
+    numbers = (item.get("ranks"), world_size, *map(counted.get, ("lost", "left", "joined")), item.get("droppedSteps"))
+    known = [number for number in map(_integer, numbers) if number is not None]
+    if len(known) < len(numbers):
+        return None
+    ranks, size, lost, left, joined, dropped = known
+    return LiveReport(ranks, size, lost, left, joined, dropped, _seconds(_object(item.get("last")).get("seconds")))
 
 
 def _items(value: Any) -> list[Any]:
