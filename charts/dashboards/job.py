@@ -26,6 +26,13 @@ def mean(histogram: str) -> str:
     return " / ".join(sums)
 
 
+def recovery_seconds() -> str:
+    """Of live recoveries in an interval. A pod that takes node rank 0 goes on with the sum in a series that does not
+    begin at 0, which `increase` sees only after the aggregation.
+    """
+    return f"increase((max by (kind) (ddpjob_train_live_recovery_seconds_sum{{{JOB}}}))[$__rate_interval:15s])"
+
+
 def excess(metric: str) -> str:
     """Seconds by which the slowest rank exceeds the fastest one."""
     return f"max({metric}{{{JOB}}}) - min({metric}{{{JOB}}})"
@@ -109,6 +116,11 @@ ONE_JOB = Dashboard(
                   "do not meet.",
                   Query(excess("ddpjob_rank_data_wait_seconds"), "wait for data"),
                   Query(excess("ddpjob_rank_step_seconds"), "step"), unit="s"),
+            lines("Ranks that train", "With restart.scope Live, fewer while some are lost and their replacements have "
+                  "not joined yet.", Query(f"max(ddpjob_train_world_size{{{JOB}}})", "ranks")),
+            lines("Time of live recoveries", "With restart.scope Live: seconds from the last step of a group of ranks "
+                  "to the first of the next one. Above 3 s a rank or a node stood still; see docs/live-recovery.md.",
+                  Query(recovery_seconds(), "{{kind}}"), unit="s", bars=True),
             lines("CPU cores", "Used by each pod. One that differs from the others is a straggler or a crowded node.",
                   Query(f"sum by (pod) (rate(ddpjob_pod_cpu_seconds_total{{{JOB}}}[$__rate_interval]))", "{{pod}}")),
             lines("Memory", "Of each pod, and the limit above which it is killed (OOMKilled).",

@@ -63,12 +63,13 @@ DCGM_FI_DEV_GPU_TEMP{{{GPU}}} 60
 DCGM_FI_DEV_XID_ERRORS{{{GPU}}} 0
 DCGM_FI_PROF_PIPE_TENSOR_ACTIVE{{{GPU}}} 0.2
 """.lstrip()
-# with what a pod says of its memory limit and its GPU, which a process here has not
+# with what a pod says of its memory limit and its GPU, which a process here has not, and of live recovery
 KUBELET = """
 kubelet_volume_stats_available_bytes{namespace="team",persistentvolumeclaim="digits-shared"} 50
 kubelet_volume_stats_capacity_bytes{namespace="team",persistentvolumeclaim="digits-shared"} 100
 ddpjob_pod_memory_limit_bytes{namespace="team",ddpjob="digits"} 8e9
 ddpjob_gpu_utilization_ratio{namespace="team",ddpjob="digits",pod="digits-1-0",gpu="0"} 0.03
+ddpjob_train_live_recovery_seconds_sum{namespace="team",ddpjob="digits",kind="lost"} 0.2
 """.lstrip()
 
 

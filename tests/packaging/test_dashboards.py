@@ -130,6 +130,26 @@ def test_the_first_event_of_its_kind_is_counted_too(promtool: str, tmp_path: Pat
     assert ran.returncode == 0, ran.stdout + ran.stderr
 
 
+def test_a_live_recovery_is_seen_though_another_pod_has_node_rank_0_since(promtool: str, tmp_path: Path) -> None:
+    """The new pod begins with what its peers have counted."""
+    (panel,) = (panel for panel in panels(PAGES["job"]) if panel["title"] == "Time of live recoveries")
+    expr = re.sub(r"\$__rate_interval", "5m", panel["targets"][0]["expr"])
+    expr = expr.replace("$namespace", ".*").replace("$ddpjob", ".*")
+    name = (
+        'ddpjob_train_live_recovery_seconds_sum{{ddpjob="digits", namespace="team", kind="lost", instance="{}"}}'.format
+    )
+    values = {name("10.0.0.1"): "0x20 stale", name("10.0.0.2"): "_x22 0.2x20"}
+    labels = '{kind="lost"}'
+    question = {"expr": f"{expr} > bool 0.1", "eval_time": "6m", "exp_samples": [{"labels": labels, "value": 1}]}
+    given = [{"series": series, "values": seen} for series, seen in values.items()]
+    file = tmp_path / "test.yaml"
+    file.write_text(
+        yaml.safe_dump({"tests": [{"interval": "15s", "input_series": given, "promql_expr_test": [question]}]})
+    )
+    ran = subprocess.run([promtool, "test", "rules", file], capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+
+
 def config_maps(values: Manifest) -> dict[str, Manifest]:
     found = of_kind("ConfigMap", rendered({"dashboards": {"enabled": True} | values}))
     return {name: manifest for manifest in found for name in manifest["data"] if name.endswith(".json")}
