@@ -22,6 +22,8 @@ from tests.support.waiting import eventually
 PAGE = ROOT / "docs/tour.md"
 NAMESPACE = "team"
 PATIENCE_SECONDS = 240.0
+VARIABLES = ("HOME", "KUBECONFIG", "LANG", "PATH", "PYTHONPATH")
+"""What the commands get of this shell, so that nothing else of it is on the page."""
 
 TRAIN = """\
 import argparse, time
@@ -95,7 +97,8 @@ class Tour:
         process = subprocess.Popen(
             [*COMMAND, *arguments],
             cwd=self.folder,
-            env=to_cluster(self.kubectl.kubeconfig) | {"COLUMNS": "100"},
+            env={name: value for name, value in to_cluster(self.kubectl.kubeconfig).items() if name in VARIABLES}
+            | {"COLUMNS": "100"},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
