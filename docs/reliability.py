@@ -168,9 +168,10 @@ def _chaos(figures: list[dict[str, Any]]) -> str:
 `make chaos SEED=1 MINUTES=10` starts three jobs of two tenants on a cluster of two nodes, one of them elastic. Ranks,
 pods, nodes, the operator, the API server and DNS die at moments that follow from the seed, some of them while a job is
 Restarting or Starting. At the end all jobs have succeeded, the weights and losses equal those of unbroken runs bit for
-bit (from the step on which the elastic job took with one node, within 0.001), the counters are those that the faults
-explain, no pair of attempt and rank had two pods that began, and nothing is left over. Lost steps are compared with
-those that the ranks made again: the step that was under way when an attempt ended counts as one."""
+bit (from the step on which the elastic job took with one node, within 1e-6, in double precision), the counters are
+those that the faults explain, no pair of attempt and rank had two pods that began in all that etcd has on record, and
+nothing is left over. Lost steps are compared with those that the ranks made again: the step that was under way when an
+attempt ended counts as one."""
     if not figures:
         return intro
     rows = ["| Kubernetes | Seed | Minutes | Faults | Restarts | Disruptions | Steps lost | Violations |",

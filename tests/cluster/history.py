@@ -70,6 +70,8 @@ class History:
             reader.start()
             self._watches[kind] = watch
             self._readers.append(reader)
+        for watch in self._watches.values():
+            assert watch.listed.wait(CLUSTER_SECONDS), f"nothing can be listed: {watch.problem}"
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -31,6 +31,8 @@ class Watch:
         """`relist`: where changes were missed, go on with what there is now. An API server that was started anew lacks
         all changes before its start."""
         self.problem = ""
+        self.listed = threading.Event()
+        """That what there was at the beginning has been read: all changes since then are."""
         self._relist = relist
         self._kubectl = kubectl
         self._path = path
@@ -51,6 +53,7 @@ class Watch:
             yield from (("DELETED", known[uid]) for uid in known.keys() - items.keys())
             yield from (("MODIFIED" if uid in known else "ADDED", item) for uid, item in items.items())
             known = items
+            self.listed.set()
             try:
                 yield from self._changes(listed["metadata"]["resourceVersion"], known)
             except WatchExpired:

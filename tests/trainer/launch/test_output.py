@@ -24,9 +24,10 @@ from ddp_trainer.logs.pods import Wanted, read_lines
 PRINTS = """
     import os, sys
     rank = os.environ["RANK"]
-    print("hello from", rank, flush=True)
+    sys.stdout.write(f"hello from {rank}\\n")  # at once: pieces of print stand between those of other ranks
+    sys.stdout.flush()
     print("10%\\r50%\\r100%", file=sys.stderr, flush=True)
-    print("bye from", rank, end="", file=sys.stderr, flush=True)
+    sys.stderr.write(f"bye from {rank}")
 """
 
 
