@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import sys
 import threading
 from typing import Any
 
 import pytest
 from aiohttp import web
+from tests.support.waiting import eventually
 from tests.unit.answers import Server, ok
 
 from ddpjob import AsyncJob, Job
@@ -174,9 +176,15 @@ def test_ctrl_c_waits_for_what_is_left_to_clean_up() -> None:
             await asyncio.sleep(0.05)  # such as the deletion of the pod
             cleaned.set()
 
+    main = threading.main_thread().ident or 0
+
+    def waits() -> bool:
+        return sys._current_frames()[main].f_code.co_name == "wait"
+
     def interrupt() -> None:
         began.wait()
-        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+        eventually(waits, "the caller waits for the result")
+        signal.pthread_kill(main, signal.SIGINT)
 
     threading.Thread(target=interrupt, daemon=True).start()
     with pytest.raises(KeyboardInterrupt):
