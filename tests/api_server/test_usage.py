@@ -121,7 +121,7 @@ async def finish(
     return account, late
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(300)
 async def test_gpu_seconds_of_jobs_that_are_gone_are_counted_across_a_restart_of_the_operator(
     cluster: Cluster, start_operator: StartOperator
 ) -> None:
