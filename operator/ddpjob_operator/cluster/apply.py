@@ -326,7 +326,7 @@ class Applier:
         try:
             child = await self._create(collection, resource, action.manifest)
         except (ApiError, Rejected) as error:
-            if isinstance(error, Rejected) and error.status == 404 and not error.final:
+            if isinstance(error, Rejected) and error.status == 404 and not error.problem.final:
                 raise Rejected(unknown_kind(version, kind)) from None
             child = await self._existing(f"{collection}/{name}", resource, error)
             if owner_of(child) != _owner(job):
@@ -400,7 +400,7 @@ class Applier:
             if not error.already_exists:
                 raise error
             return await self.client.get(path, resource)
-        if error.final:
+        if error.problem.final:
             raise error
         try:
             return await self.client.get(path, resource)
@@ -413,7 +413,7 @@ class Applier:
         except ApiError as error:
             if error.already_exists or not refuses(error):
                 raise
-            raise Rejected(problem_of(manifest, error), status=error.status, final=_is_final(error)) from error
+            raise Rejected(problem_of(manifest, error), status=error.status) from error
 
 
 def _without_ours(uid: str, finalizers: Sequence[str]) -> list[Json]:
@@ -431,11 +431,6 @@ def _without_ours(uid: str, finalizers: Sequence[str]) -> list[Json]:
 
 def _may_pass(failure: BaseException) -> bool:
     return isinstance(failure, Rejected) and failure.problem.reason == ADMISSION_FAILED
-
-
-def _is_final(error: ApiError) -> bool:
-    """The namespace is gone, or going. A 404 about anything else is a kind that may be installed later."""
-    return error.namespace_terminating or (error.not_found and error.details.get("kind") == "namespaces")
 
 
 def _not_ours(error: ApiError | Rejected, kind: str, found: Json) -> Rejected:

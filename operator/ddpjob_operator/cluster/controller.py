@@ -64,7 +64,8 @@ class _LastPass:
     status: DDPJobStatus | None = None
     """The last one that was read or written: it is counted when the job is gone before its end."""
     rejected: Problem | None = None
-    """What the API server rejected, until it is tried again: the plan then tries less, or gives the gang back."""
+    """What the API server rejected, until it is tried again: the plan then tries less, or gives the gang back. What is
+    final stays: nothing is tried again."""
     notified: Notification | None = None
     """What the notification of its end has come to, until that is on record."""
     status_written: float | None = None
@@ -147,7 +148,9 @@ class Controller:
                 continue
             if decided.status_first and not await self._write(view, decided):
                 continue
-            blocked, view.last.rejected = view.last.rejected is not None, None
+            blocked = view.last.rejected is not None and not view.last.rejected.final
+            if blocked:
+                view.last.rejected = None
             if view.job is not None and decided.actions:
                 refusal = await self._applier.carry_out(view.job, decided.actions)
                 if refusal is not None:
@@ -289,7 +292,7 @@ class Controller:
             self._update_metrics(view, decided.status)
             self._watch_trainer(view, decided.status)  # a gang may well train while a spare is refused
             error.look_within = decided.requeue_after  # a deadline does not wait for a backoff
-        if refusal.final:
+        if refusal.problem.final:
             logger.info("%s: %s; not tried again", key, refusal.problem.message)
             return None
         raise error from None

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from ddpjob_operator.core.values.job import ADMISSION_FAILED, NAME_TAKEN, QUOTA_EXCEEDED, Problem
+from ddpjob_operator.core.values.job import (
+    ADMISSION_FAILED,
+    NAME_TAKEN,
+    NAMESPACE_TERMINATING,
+    QUOTA_EXCEEDED,
+    Problem,
+)
 from ddpjob_operator.runtime.client import Json
 from ddpjob_operator.runtime.errors import ApiError
 
@@ -11,16 +17,12 @@ _REFUSALS = frozenset({400, 403, 404, 422})
 
 
 class Rejected(Exception):
-    """The API server will not have a child of the job, and answered with HTTP `status`.
+    """The API server will not have a child of the job, and answered with HTTP `status`."""
 
-    `final` when asking again is pointless.
-    """
-
-    def __init__(self, problem: Problem, *, status: int = 0, final: bool = False) -> None:
+    def __init__(self, problem: Problem, *, status: int = 0) -> None:
         super().__init__(f"{problem.reason}: {problem.message}")
         self.problem = problem
         self.status = status
-        self.final = final
 
 
 def problem_of(manifest: Json, error: ApiError) -> Problem:
@@ -31,7 +33,7 @@ def problem_of(manifest: Json, error: ApiError) -> Problem:
 
 def _reason(error: ApiError) -> str:
     if error.namespace_terminating:
-        return "NamespaceTerminating"
+        return NAMESPACE_TERMINATING
     if "exceeded quota" in error.message:
         return QUOTA_EXCEEDED
     if "failed calling webhook" in error.message:

@@ -34,7 +34,7 @@ from ddpjob_operator.core.stages.restart import resume_attempt
 from ddpjob_operator.core.stages.running import plan_running
 from ddpjob_operator.core.stages.starting import plan_starting
 from ddpjob_operator.core.stages.suspend import is_suspended, plan_suspension
-from ddpjob_operator.core.values.actions import Action, Plan, depends_on_status, soonest
+from ddpjob_operator.core.values.actions import Action, Plan, creates, depends_on_status, soonest
 from ddpjob_operator.core.values.job import Defaults, Job
 from ddpjob_operator.core.values.look import Look
 from ddpjob_operator.core.values.observed import Observed
@@ -51,6 +51,8 @@ def plan(job: Job, observed: Observed, now: datetime, defaults: Defaults) -> Pla
     ended, found = with_late_cause(with_ends(with_report(adopted)))
     # what follows from a cause is decided once that is on record: a restart is taken back before another one is counted
     decided = with_releases(look, Plan(ended.status, requeue_after=0.0) if found else _by_stage(ended))
+    if observed.problem is not None and observed.problem.final:
+        decided = replace(decided, actions=tuple(action for action in decided.actions if not creates(action)))
     status = _with_ledger(job, decided.status, observed, now)
     events = (*found, *decided.events, *warnings(job.status, status))
     if not any(event.type == "Warning" for event in decided.events):  # which says the same, as GangReleased does

@@ -37,7 +37,10 @@ class ApiError(Exception):
 
     @property
     def namespace_terminating(self) -> bool:
-        """Nothing will ever be created in this namespace again."""
+        """Nothing will ever be created in this namespace again: it is being deleted, or is gone. A 404 about anything
+        else is a kind that may be installed later."""
+        if self.not_found:
+            return self.details.get("kind") == "namespaces"
         causes = self.details.get("causes") or []
         return self.status == 403 and (
             any(cause.get("reason") == "NamespaceTerminating" for cause in causes)

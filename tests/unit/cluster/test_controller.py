@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from aiohttp import web
-from tests.unit.answers import Server, ok
+from tests.unit.answers import Server, ok, status
 
 from ddpjob_operator import metrics
 from ddpjob_operator.api.status import DDPJobStatus, Goodput, Internal, NodeCount, Phase
@@ -51,6 +51,29 @@ async def test_a_refusal_is_forgotten_when_another_replica_leads(controller: Con
     last = controller._last[KEY] = _LastPass("job-1", rejected=Problem("QuotaExceeded", "exceeded quota"))
     controller.stand_down()
     assert (controller._last[KEY], last.rejected) == (last, None)
+
+
+async def test_nothing_is_asked_for_again_in_a_namespace_that_is_deleted(
+    server: Server, controller: Controller
+) -> None:
+    job = running("ns", nodes=2, resources={})
+    del job["status"]
+    controller.cache.take_lists("ns", [job], [], 7, 7)
+    message = "services is forbidden: unable to create new content in namespace ns because it is being terminated"
+
+    async def refuse(request: web.Request) -> web.Response:
+        if request.method == "POST":
+            return status(403, "Forbidden", message)
+        stored = job | {"status": (await request.json())["status"]} if request.method == "PUT" else job
+        return ok(stored)
+
+    server.answers = [refuse]
+    assert await controller.reconcile(KEY) is None
+    asked = [request.path for request in server.asked if request.method == "POST"]
+    assert asked
+    for _ in range(3):  # whatever the namespace loses next
+        await controller.reconcile(KEY)
+    assert [request.path for request in server.asked if request.method == "POST"] == asked
 
 
 def running(namespace: str, **spec: object) -> dict[str, Any]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from builders import (
     NOW,
@@ -20,8 +22,9 @@ from looks import GANG, RUNNING, STARTING, condition, created, deleted, kinds, l
 
 from ddpjob_operator.api.status import DDPJobStatus, NodeCount, Phase
 from ddpjob_operator.core.values import conditions as cond
-from ddpjob_operator.core.values.actions import CreatePVC, CreateService, Plan
-from ddpjob_operator.core.values.job import Problem
+from ddpjob_operator.core.values.actions import CreatePVC, CreateService, Plan, creates
+from ddpjob_operator.core.values.job import Job, Problem
+from ddpjob_operator.core.values.observed import Observed
 
 # The start
 
@@ -73,6 +76,23 @@ def test_a_refused_service_leaves_the_job_pending_and_says_why() -> None:
     assert decided.status.phase is Phase.PENDING
     assert condition(decided.status, cond.DEGRADED) == ("True", "NameTaken")
     assert CreateService in kinds(decided)
+
+
+@pytest.mark.parametrize(
+    ("job", "observed"),
+    [
+        (make_job(), seen(attempt=None, pvc_exists=False)),
+        (make_job(), seen()),
+        (make_job(STARTING), seen(make_pod(0))),
+        (make_job(RUNNING), seen(make_pod(0))),
+        (make_job(RUNNING, elastic={"minNodes": 1}), seen(make_pod(0), failed(1, 0, "WorkerException"))),
+    ],
+    ids=["new", "without pods", "incomplete", "running", "failed"],
+)
+def test_nothing_is_created_for_a_job_in_a_namespace_that_is_deleted(job: Job, observed: Observed) -> None:
+    refused = Problem("NamespaceTerminating", "the API server rejected Pod digits-0-1: it is being terminated")
+    decided = look(job, replace(observed, problem=refused))
+    assert not [action for action in decided.actions if creates(action)]
 
 
 @pytest.mark.parametrize(

@@ -82,7 +82,9 @@ class Operator:
                     continue
             if decided.status_first and not self._write(decided, job, version):
                 continue
-            blocked, self.problem = self.problem is not None, None
+            blocked = self.problem is not None and not self.problem.final
+            if blocked:
+                self.problem = None
             if decided.actions:
                 stalled, logs_lost = self.pods is not None, len(self.cluster.logs_lost)
                 try:

@@ -162,6 +162,11 @@ class Plan:
     events: tuple[Event, ...] = field(default=())
 
 
+def creates(action: Action) -> bool:
+    """Whether it asks for an object that is not there."""
+    return isinstance(action, CreatePVC | CreateService | CreatePod | CreateChild)
+
+
 def depends_on_status(action: Action) -> bool:
     """Whether an action on an old status does harm. To read, or to create what exists already, does none."""
     match action:

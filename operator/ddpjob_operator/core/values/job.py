@@ -133,12 +133,20 @@ class Problem:
     reason: str
     message: str
 
+    @property
+    def final(self) -> bool:
+        """Whether no creation for this job can ever succeed."""
+        return self.reason == NAMESPACE_TERMINATING
+
 
 ADMISSION_FAILED = "AdmissionFailed"
 """A problem's reason where an admission webhook did not answer: it says nothing about the object, and soon passes."""
 
 QUOTA_EXCEEDED = "QuotaExceeded"
 """A problem's reason where a ResourceQuota has no room. It passes when others leave, which nothing announces."""
+
+NAMESPACE_TERMINATING = "NamespaceTerminating"
+"""A problem's reason where the namespace is being deleted, which cannot be taken back, or is gone."""
 
 NAME_TAKEN = "NameTaken"
 """A problem's reason where another owner's object has the name. It passes by itself when that owner is being deleted:
