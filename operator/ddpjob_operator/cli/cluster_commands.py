@@ -252,8 +252,9 @@ def scale(
     Exit codes: 0 done, 2 no such job, or the cluster refused, as for a job that is not elastic.
     """
     from ddpjob_operator.cli.on_cluster import Cluster, change
+    from ddpjob_operator.core.values.job import in_words
 
-    said = f"{name} resumes with {nodes} nodes"
+    said = f"{name} resumes with {in_words(nodes, 'node')}"
     raise typer.Exit(change(Cluster(context, namespace), name, {"nodes": nodes}, said))
 
 

@@ -16,6 +16,7 @@ from ddpjob_operator.api.status import Condition, DDPJobStatus, FailureStatus, G
 from ddpjob_operator.core.gang.problems import GATED
 from ddpjob_operator.core.ledger.ranks import NO_REPORTS, Reports
 from ddpjob_operator.core.values import conditions as cond
+from ddpjob_operator.core.values.job import in_words
 from ddpjob_operator.core.values.observed import PodPhase, PodView
 from ddpjob_operator.follow.pace import pace_of
 from ddpjob_operator.follow.queued import Queued
@@ -292,7 +293,7 @@ def _lost(status: DDPJobStatus) -> tuple[Section, ...]:
     goodput = status.goodput
     lines = []
     if goodput is not None and goodput.recomputed_steps:
-        lines.append(f"{goodput.recomputed_steps} steps were lost with failures")
+        lines.append(f"{in_words(goodput.recomputed_steps, 'step')} lost with failures or taken back by a restore")
     if goodput is not None and goodput.recovering >= 1:
         lines.append(f"{seconds_in_words(goodput.recovering)} went into restarts and into the steps that were lost")
     if status.excluded_nodes:

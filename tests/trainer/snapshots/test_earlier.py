@@ -41,7 +41,7 @@ def test_a_new_job_begins_anew_and_its_restarts_resume(tmp_path: Path, caplog: p
     second = run(tmp_path, 2)
     with caplog.at_level(logging.WARNING):
         assert second.snapshots.resume() is None
-    assert "this job begins anew: 2 snapshots of an earlier one are now in" in caplog.text
+    assert "this job begins anew: snapshots of an earlier one (2) are now in" in caplog.text
     assert aside(tmp_path) == {"uid-2": [2, 4]}
     assert all(info.problem is None for info in listing(tmp_path / "earlier" / "uid-2")), "whole, and readable"
     second.train(2)

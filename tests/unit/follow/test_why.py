@@ -98,7 +98,7 @@ def test_a_failed_job_says_what_ended_it_its_cause_where_and_what_to_do() -> Non
         "rank 3 of pod digits-2-1 on node worker-3, attempt 2, step 340, exit code 1",
     )
     assert found["Last lines of digits-2-1"] == ("reading data", "FileNotFoundError: data.pt")
-    assert found["Lost"][0] == "12 steps were lost with failures"
+    assert found["Lost"][0] == "12 steps lost with failures or taken back by a restore"
     assert found["Lost"][2] == "nodes no longer used: worker-3"
     assert len(found["Earlier failures"]) == 1
     assert "NodeLost: gone" in found["Earlier failures"][0]

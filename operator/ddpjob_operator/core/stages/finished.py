@@ -38,7 +38,8 @@ def plan_succeeded(look: Look) -> Plan:
     look = with_node_counts(look)
     report = last_report(pods)
     look = with_loss_status(look.with_status(with_final_report(look.status, report, look.now)), report)
-    nodes = "node rank 0" if look.job.spec.success_policy == "FirstNode" else f"all {look.gang_size} nodes"
+    only_first = look.job.spec.success_policy == "FirstNode"
+    nodes = "node rank 0" if only_first or look.gang_size == 1 else f"all {look.gang_size} nodes"
     message = f"{nodes} finished; restarts: {look.status.restarts}"
     if (loss := cond.find(look.status.conditions, cond.LOSS_NOT_FINITE)) is not None and loss.status == "True":
         message += f"; {loss.message}"

@@ -38,7 +38,7 @@ from ddpjob_operator.core.stages.finished import plan_refused
 from ddpjob_operator.core.stages.initialize import plan_initializers
 from ddpjob_operator.core.stages.restart import Cause, next_attempt, plan_restart, resize
 from ddpjob_operator.core.values.actions import Event, Plan, soonest
-from ddpjob_operator.core.values.job import SHOWN_DIGEST
+from ddpjob_operator.core.values.job import SHOWN_DIGEST, in_words
 from ddpjob_operator.core.values.look import Look
 from ddpjob_operator.core.values.observed import PodView
 
@@ -150,9 +150,10 @@ def _advanced(look: Look) -> tuple[Look, tuple[Event, ...]]:
     status = look.status
     if status.phase in (None, Phase.PENDING):
         code = f" with code {look.job.code_digest[:SHOWN_DIGEST]}" if look.job.code_digest else ""
-        event = Event("Normal", "Starting", f"creating {look.job.spec.nodes} nodes{code}")
+        event = Event("Normal", "Starting", f"creating {in_words(look.job.spec.nodes, 'node')}{code}")
         return transitions.start_gang(look, digests(look.job, look.defaults)), (event,)
     if status.nodes.ready == status.nodes.total:
-        message = f"all {look.gang_size} nodes run, attempt {status.attempt}"
+        nodes = "the node runs" if look.gang_size == 1 else f"all {look.gang_size} nodes run"
+        message = f"{nodes}, attempt {status.attempt}"
         return transitions.mark_running(look, message), (Event("Normal", "Running", message),)
     return look, ()

@@ -18,7 +18,8 @@ SHOWN_DIGEST = 12
 """Characters of a digest in messages and labels."""
 
 
-def _of(count: int, thing: str) -> str:
+def in_words(count: int, thing: str) -> str:
+    """`1 node`, `2 nodes`."""
     return f"{count} {thing}" if count == 1 else f"{count} {thing}s"
 
 
@@ -53,7 +54,7 @@ class Job:
     def size_in_words(self) -> str:
         """Such as `2 nodes x 1 rank = 2 ranks`."""
         nodes, ranks = self.spec.nodes, self.spec.ranks_per_node
-        return f"{_of(nodes, 'node')} x {_of(ranks, 'rank')} = {_of(self.ranks, 'rank')}"
+        return f"{in_words(nodes, 'node')} x {in_words(ranks, 'rank')} = {in_words(self.ranks, 'rank')}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,7 +38,7 @@ def set_aside(directory: Path, fence: Fence, disk: Disk | None = None) -> None:
     for folder in (aside.parent, aside):
         with contextlib.suppress(FileExistsError):
             disk.make_directory(folder)
-    log.warning("this job begins anew: %d snapshots of an earlier one are now in %s", len(others), aside)
+    log.warning("this job begins anew: snapshots of an earlier one (%d) are now in %s", len(others), aside)
     for path in others:
         disk.rename(path, aside / path.name)
     disk.fsync(aside)
