@@ -146,6 +146,10 @@ async def _watch(session: aiohttp.ClientSession, url: str, kind: str, since: int
         query = {"watch": "true", "resourceVersion": str(since)}
         with suppress(aiohttp.ClientError):
             async with session.get(url, params=query, timeout=aiohttp.ClientTimeout(total=None)) as stream:
+                if stream.status == 429:  # the watch cache of this kind is not there yet (KEP-4568)
+                    await asyncio.sleep(RETRY_SECONDS)
+                    continue
+                assert stream.status == 200, await stream.text()
                 buffer = b""
                 async for chunk in stream.content.iter_any():
                     *lines, buffer = (buffer + chunk).split(b"\n")
