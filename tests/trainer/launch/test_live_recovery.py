@@ -93,12 +93,14 @@ def test_the_others_take_the_next_step_and_a_new_rank_joins(
     recoveries = "ddpjob_train_live_recovery_seconds_count"
     eventually(lambda: metrics(pods[0]).get(f"{recoveries} joined"), "a step with the new rank")
     seen = metrics(pods[0])  # of a process that has begun after the loss
-    live = pods[0].status()["live"]
+    answer = pods[0].status()
+    live = answer["live"]
     (shared / SEEN).touch()
     assert [seen[f"{recoveries} {kind}"] for kind in ("lost", "left", "joined")] == [1, 0, 1]
     assert seen["ddpjob_train_steps_dropped_total"] in (0, 1)
     assert seen["ddpjob_train_world_size"] == live["ranks"] == 3
     assert live["last"]["kind"] == "joined"
+    assert answer["resumedFromStep"] == 0, "where the attempt began, so that what it has trained is known"
     assert [pod.wait() for pod in pods] == [0, 0, 0]
 
     regrouped = events(shared, "regrouped")

@@ -363,6 +363,7 @@ class Cluster:
         in_gang = status.phase in (Phase.STARTING, Phase.RESTARTING, Phase.RUNNING) and not is_suspending(status)
         counts = in_gang and pod.attempt == status.attempt and pod.node_rank in range(status.nodes.total)
         recorded = pod.node_rank in status.internal.succeeded_nodes or ended_before(pod, status)
+        recorded = recorded or pod.uid in status.internal.lost_pods
         if counts and pod.termination is not None and not recorded:
             self.ends_lost.append(name)
         self._changed()

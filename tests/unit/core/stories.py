@@ -17,6 +17,8 @@ ENDINGS = (
     (77, "Fenced"),
     (137, ""),
     (143, "Preempted"),
+    (143, "Left"),
+    (1, "LiveRecoveryFailed"),
 )
 
 events = st.one_of(
@@ -73,6 +75,10 @@ specs = st.one_of(
         sizes | {"restart": st.fixed_dictionaries(restarts | {"scope": st.just("InPlace")}, optional=force)},
         optional=elastic | data | gang | {"spares": st.integers(1, 2)},
     ),
+    st.fixed_dictionaries(
+        sizes | {"restart": st.fixed_dictionaries(restarts | {"scope": st.just("Live")}, optional=force)},
+        optional=elastic | data | gang,
+    ),
 )
 
 
@@ -86,7 +92,9 @@ policies = {
 pairs = st.fixed_dictionaries(
     sizes
     | {
-        "restart": st.fixed_dictionaries(restarts, optional={"scope": st.just("InPlace"), "windowSeconds": st.just(60)})
+        "restart": st.fixed_dictionaries(
+            restarts, optional={"scope": st.sampled_from(("InPlace", "Live")), "windowSeconds": st.just(60)}
+        )
     },
     optional=policies | elastic | data,
 )

@@ -28,6 +28,10 @@ from ddpjob_operator.api.status import Phase
     {"nodes": 1, "restart": {"maxRestarts": 4}, "initializers": [{"name": "data", "script": "true", "path": "data"}]},
     [("look",), ("fetch", 1), ("another operator starts from an old job",)],
 )
+@example(  # an operator that has just started replaces a pod while the others train on
+    {"nodes": 2, "restart": {"maxRestarts": 4, "nodeLostSeconds": 0, "scope": "Live"}},
+    [("look",), ("run all",), ("kill", 0), ("evict", 0)],
+)
 def test_every_promise_holds_whatever_happens_and_in_whatever_order(
     spec: dict[str, Any], story: list[tuple[object, ...]]
 ) -> None:

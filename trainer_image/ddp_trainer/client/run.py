@@ -214,8 +214,10 @@ class Run:
             self._snapshots.join(self._world)
         self._log.regrouped()
 
-    def go_on(self, progress: Progress) -> None:
-        """In place of `resume`, where the states are those of a peer, or still there: no snapshot is read."""
+    def go_on(self, progress: Progress, *, resumed_from: int) -> None:
+        """In place of `resume`, where the states are those of a peer, or still there: no snapshot is read. The peers
+        have resumed from step `resumed_from`: no step after it is lost.
+        """
         assert self._snapshots is not None
         self._steps.regroup(progress)
         self._snapshots.go_on(progress)
@@ -226,7 +228,7 @@ class Run:
         if not self._is_resumed:
             self._is_resumed = True
             self.listen()
-            self._heartbeat.resumed(self.step, self.samples)
+            self._heartbeat.resumed(self.step, self.samples, resumed_from=resumed_from)
             self._heartbeat.enter("first_step")
 
     def regroups(self) -> None:

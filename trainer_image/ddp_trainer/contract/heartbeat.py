@@ -323,11 +323,13 @@ class Heartbeat:
             else:
                 self._flush_if_due(now)
 
-    def resumed(self, step: int, samples: int | None = None) -> None:
-        """Training goes on after `step` steps and `samples` samples of earlier attempts; 0 is a new run."""
+    def resumed(self, step: int, samples: int | None = None, *, resumed_from: int | None = None) -> None:
+        """Training goes on after `step` steps and `samples` samples; 0 is a new run. The steps after `resumed_from`, by
+        default none, are of this attempt: other ranks have made them, and go on.
+        """
         with self._lock:
             self._progress()
-            self._state.update(resumedFromStep=step, step=step)
+            self._state.update(resumedFromStep=step if resumed_from is None else resumed_from, step=step)
             if self._last_step is not None:
                 self._last_step.write(_pid, step)
             if samples is not None:

@@ -86,6 +86,8 @@ class Recovery:
         self._has_dropped = False
         """Whether that step is one that was put back."""
         self._costs = Costs()
+        self._resumed_from = 0
+        """The step that the ranks of this attempt have resumed from."""
 
     def begin_step(self) -> None:
         """Remember what a step changes before its update, in case it is dropped. Before its batch is loaded."""
@@ -140,7 +142,7 @@ class Recovery:
 
     def resumed(self) -> None:
         """The states of a snapshot are loaded, or training begins."""
-        self._has_state = True
+        self._has_state, self._resumed_from = True, self.cursor.steps
         self._report()
 
     def go_on(self) -> None:
@@ -187,7 +189,8 @@ class Recovery:
             self._has_state = True
             self._has_dropped = is_step_dropped(steps, [bool(begun) for _, begun in finished])
             self._report()
-            self.attached.go_on(Progress(self.cursor.steps, self.cursor.epoch, self.cursor.samples))
+            progress = Progress(self.cursor.steps, self.cursor.epoch, self.cursor.samples)
+            self.attached.go_on(progress, resumed_from=self._resumed_from)
         except RuntimeError as error:
             if not is_peer_lost(error):
                 raise
@@ -215,7 +218,12 @@ class Recovery:
     def _share(self, source: int, *, is_behind: bool) -> None:
         """Send the states of rank `source` to all; those that are behind take them over."""
         standstill = None if self._step_ended is None else time.monotonic() - self._step_ended
-        recovery = {"costs": self._costs.to_json(), "awaited": self._awaited, "standstill": standstill}
+        recovery = {
+            "costs": self._costs.to_json(),
+            "awaited": self._awaited,
+            "standstill": standstill,
+            "resumed_from": self._resumed_from,
+        }
         sizes: dict[str, Any] = {"files": {}, "limit": self.micro_batches.limit, "recovery": recovery}
         files = {}
         if self.world.rank == source:
@@ -242,9 +250,13 @@ class Recovery:
                 self.states[name].load_state_dict(state)
             self._take_over(**sizes["recovery"])
 
-    def _take_over(self, costs: Mapping[str, Any], awaited: Kind | None, standstill: float | None) -> None:
-        """What a rank that is ahead knows: which recovery is awaited, and for how many seconds no step has ended."""
-        self._costs, self._awaited = Costs.from_json(costs), awaited
+    def _take_over(
+        self, costs: Mapping[str, Any], awaited: Kind | None, standstill: float | None, resumed_from: int
+    ) -> None:
+        """What a rank that is ahead knows: which recovery is awaited, for how many seconds no step has ended, and where
+        the attempt began.
+        """
+        self._costs, self._awaited, self._resumed_from = Costs.from_json(costs), awaited, resumed_from
         self._step_ended = None if standstill is None else time.monotonic() - standstill
 
     def _of_all(self, *own: int) -> list[list[int]]:

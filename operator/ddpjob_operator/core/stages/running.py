@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ddpjob_operator.core import transitions
 from ddpjob_operator.core.failure.node_lost import patience, until_lost
-from ddpjob_operator.core.gang.children import lost_children
+from ddpjob_operator.core.gang.children import create_service, lost_children
 from ddpjob_operator.core.gang.elastic import until_resized, wanted_resize
 from ddpjob_operator.core.gang.in_place import syncs, until_synced
 from ddpjob_operator.core.gang.live import without_replaced
@@ -46,15 +46,19 @@ def _replacements(look: Look) -> tuple[Action, ...]:
     if not look.status.internal.lost_pods:
         return ()
     admitted, taken = admission(look), {pod.name for pod in look.observed.pods}
-    actions = () if isinstance(admitted, Refused) else fill_gang(look, admitted)
+    if isinstance(admitted, Refused):
+        return ()
+    if look.observed.service is None:  # this process has not asked for it yet, and pods need its address
+        return (create_service(look, admitted),)
+    actions = fill_gang(look, admitted)
     return tuple(action for action in actions if not (isinstance(action, CreatePod) and action.name in taken))
 
 
 def _tend(look: Look) -> Plan:
     """Delete what older attempts left, keep as many spares as wanted, restore children, and update the status."""
-    spares = spare_actions(look)
-    children = tuple(action for action in lost_children(look) if action not in spares)  # they need the Service, too
-    actions = (*discard(look, left_over(look)), *syncs(look), *_replacements(look), *spares, *children)
+    actions = [*discard(look, left_over(look)), *syncs(look)]
+    for wanted in (_replacements(look), spare_actions(look), lost_children(look)):  # each may need the Service
+        actions += [action for action in wanted if action not in actions]
     look = with_problems(with_node_counts(look, len(ready_spares(look))))
     lost = until_lost(look.observed.pods, patience(look), look.now)
     if lost is not None:
@@ -62,4 +66,4 @@ def _tend(look: Look) -> Plan:
     wait = soonest(lost, until_resized(look), until_spared(look), until_synced(look))
     if look.status.internal.lost_pods:
         wait = soonest(wait, until_filled(look))
-    return Plan(look.status, actions, requeue_after=wait)
+    return Plan(look.status, tuple(actions), requeue_after=wait)

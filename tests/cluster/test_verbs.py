@@ -1,0 +1,183 @@
+"""The verbs of `ddpjob` on jobs that train in real pods, as a person types them, on a terminal where that matters."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from tests.cluster.scenario import NODES, Scenario
+from tests.cluster.transcripts import TRAIN
+from tests.support.command import COMMAND, to_cluster
+from tests.support.waiting import CLUSTER_SECONDS, eventually
+
+TRAINING = ("submit", "train.py", "--nodes", str(NODES), "-e", "OMP_NUM_THREADS=1", "-d", "--", "--steps", "100000")
+COLUMNS = 60
+
+
+class Person:
+    """Who types commands in a folder."""
+
+    def __init__(self, scenario: Scenario, folder: Path) -> None:
+        self.scenario = scenario
+        self.folder = folder
+        (folder / "train.py").write_text(TRAIN)
+        kubectl_here = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+        self._environment = to_cluster(scenario.kubectl.kubeconfig) | kubectl_here | {"COLUMNS": str(COLUMNS)}
+
+    def command(self, verb: str, *arguments: str) -> list[str]:
+        return [*COMMAND, verb, "-n", self.scenario.kubectl.namespace, *arguments]
+
+    def types(self, verb: str, *arguments: str, code: int = 0) -> str:
+        """What the command prints."""
+        done = subprocess.run(
+            self.command(verb, *arguments),
+            cwd=self.folder,
+            env=self._environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=CLUSTER_SECONDS,
+        )
+        assert done.returncode == code, done.stdout
+        return done.stdout
+
+    @contextmanager
+    def on_terminal(self, verb: str, *arguments: str) -> Iterator[Terminal]:
+        """The same on a terminal of `COLUMNS` columns, until the end of the block."""
+        ours, theirs = pty.openpty()
+        process = subprocess.Popen(
+            self.command(verb, *arguments), env=self._environment, stdin=theirs, stdout=theirs, stderr=theirs
+        )
+        os.close(theirs)
+        try:
+            yield Terminal(process, ours)
+        finally:
+            process.kill()
+            process.wait()
+            os.close(ours)
+
+    def trains(self, name: str, attempt: int, step: int = 10) -> None:
+        """Wait until the job has reported this step in this attempt."""
+
+        def reached() -> bool:
+            status = (self.scenario.kubectl.get("ddpjob", name) or {}).get("status") or {}
+            steps = int((status.get("progress") or {}).get("step") or 0)
+            return (status.get("phase"), status.get("attempt"), steps >= step) == ("Running", attempt, True)
+
+        eventually(reached, f"{name} trains in attempt {attempt}", CLUSTER_SECONDS)
+
+
+class Terminal:
+    """Shows what a command prints on it."""
+
+    def __init__(self, process: subprocess.Popen[bytes], descriptor: int) -> None:
+        self.process = process
+        self.text = ""
+        self._descriptor = descriptor
+
+    def shows(self, pattern: str) -> str:
+        """Wait for it; everything so far."""
+        until = time.monotonic() + CLUSTER_SECONDS
+        while not re.search(pattern, self.text):
+            assert time.monotonic() < until, f"no {pattern!r} in {self.text!r}"
+            if select.select([self._descriptor], [], [], 1.0)[0]:
+                self.text += self._read()
+        return self.text
+
+    def types(self, line: str) -> None:
+        os.write(self._descriptor, line.encode() + b"\n")
+
+    def ends(self) -> int:
+        """Its exit code."""
+        while self.process.poll() is None:
+            if select.select([self._descriptor], [], [], 0.2)[0]:
+                self.text += self._read()
+        return self.process.returncode
+
+    def _read(self) -> str:
+        try:
+            return os.read(self._descriptor, 1 << 16).decode(errors="replace")
+        except OSError:  # the other side is closed, as a terminal says it
+            assert self.process.wait(CLUSTER_SECONDS) is not None
+            return ""
+
+
+def test_a_job_is_followed_suspended_and_taken_from_a_node(scenario: Scenario, tmp_path: Path) -> None:
+    person = Person(scenario, tmp_path)
+    person.types(*TRAINING)
+    person.trains("train", 0)
+    assert re.search(r"^train\s+Running", person.types("ls"), re.MULTILINE)
+    shown = json.loads(person.types("get", "train", "-o", "json"))
+    assert shown["status"]["phase"] == "Running"
+    assert "Running" in person.types("get", "train")
+    with person.on_terminal("watch", "train") as terminal:
+        text = terminal.shows(r"step +\d+")
+        terminal.shows(r"loss")
+        plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text)
+        assert max(len(line.rstrip("\r")) for line in plain.split("\n")) <= COLUMNS
+    assert "elastic" in person.types("scale", "train", "--nodes", "1", code=2)
+
+    person.types("suspend", "train")
+    assert scenario.history.wait(lambda: of(scenario, "train").get("phase") == "Suspended", "the job is suspended")
+    saved = of(scenario, "train")["snapshot"]["step"]
+    assert "Suspended" in person.types("why", "train")
+    person.types("unsuspend", "train")
+    person.trains("train", 1, step=saved + 1)
+    assert of(scenario, "train").get("restarts", 0) == 0
+
+    pods = {pod["metadata"]["name"]: pod["spec"]["nodeName"] for pod in scenario.kubectl.list("pods")}
+    node = pods["train-1-1"]
+    try:
+        said = person.types("drain-node", node)
+        assert "train-1-1" in said
+        person.trains("train", 2, step=saved + 1)
+        now = of(scenario, "train")
+        assert (now.get("restarts", 0), now["disruptions"]) == (0, 1)
+        others = [pod["spec"].get("nodeName") for pod in scenario.kubectl.list("pods")]
+        assert node not in others
+    finally:
+        scenario.kubectl.run("uncordon", node)
+    person.types("cancel", "train", "--yes")
+    assert scenario.kubectl.get("ddpjob", "train") is None
+    assert scenario.kubectl.get("pvc", "train-shared") is not None, "snapshots outlive a job that is cancelled"
+
+
+def test_a_shell_opens_where_a_job_has_failed(scenario: Scenario, tmp_path: Path) -> None:
+    person = Person(scenario, tmp_path)
+    (tmp_path / "train.py").write_text("raise SystemExit('wrong flag')")
+    person.types("submit", "train.py", "-e", "TEAM=vision", code=1)
+    failure = of(scenario, "train")["lastFailure"]
+    with person.on_terminal("debug", "train", "--for", "2m") as terminal:
+        terminal.shows(r"[$#] $")
+        terminal.types("echo team $TEAM, node rank $DDPJOB_NODE_RANK; ls /mnt/shared; hostname; exit 7")
+        assert terminal.ends() == 7
+        assert "team vision, node rank 0" in terminal.text
+        assert re.search(r"^.*\blogs\b", terminal.text, re.MULTILINE)
+    left = [
+        pod["metadata"]["name"] for pod in scenario.kubectl.list("pods") if "deletionTimestamp" not in pod["metadata"]
+    ]
+    assert [name for name in left if name != failure["podName"]] == [], "the pod of the shell goes with it"
+
+
+def test_the_cluster_is_examined_by_those_who_ask(scenario: Scenario, tmp_path: Path) -> None:
+    person = Person(scenario, tmp_path)
+    found = json.loads(person.types("version", "-o", "json"))
+    assert found
+    said = person.types("doctor")
+    assert "0 problems" in said
+
+
+def of(scenario: Scenario, name: str) -> dict[str, Any]:
+    found = scenario.kubectl.get("ddpjob", name)
+    return {} if found is None else found.get("status") or {}
