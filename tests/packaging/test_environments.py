@@ -6,6 +6,7 @@ Each extra is installed, from what pip builds of the repository, into an environ
 import subprocess
 import sys
 import zipfile
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -29,8 +30,11 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def install(tmp_path_factory: pytest.TempPathFactory, wheel: Path):
-    """Install extras into a new environment; returns its Python. torch's version is pinned as everywhere else."""
+    """Install extras into an environment of their own; returns its Python. torch's version is pinned as everywhere
+    else.
+    """
 
+    @cache
     def install(*extras: str) -> Path:
         folder = tmp_path_factory.mktemp("-".join(extras))
         subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
@@ -69,9 +73,36 @@ def test_the_operator_runs_without_torch(install) -> None:
     run(python, "-c", "import ddpjob_operator.main")
 
 
-def test_type_checkers_find_the_types_of_both_packages(wheel: Path) -> None:
+def test_type_checkers_find_the_types_of_every_package(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
-    assert {"ddpjob_operator/py.typed", "ddp_trainer/py.typed"} <= set(names)
+    assert {"ddpjob/py.typed", "ddpjob_operator/py.typed", "ddp_trainer/py.typed"} <= set(names)
+
+
+CLIENT = """\
+from ddpjob import DDPJob, Job
+
+job: Job = DDPJob(script="train.py", nodes=2, args=["--lr", "3e-4"]).submit(namespace="team")
+lines: list[str] = [line.text for line in job.logs(rank=0)]
+restarts: int = job.wait(seconds=60).restarts
+"""
+MYPY = """\
+[mypy]
+strict = true
+[mypy-aiohttp.*,jinja2.*,kubernetes.*,prometheus_client.*,rich.*,typer.*]
+follow_imports = skip
+"""
+"""Libraries whose types a program does not see cost mypy half a minute."""
+
+
+def test_mypy_checks_a_program_that_uses_the_client(install, tmp_path: Path) -> None:
+    python = install("cli")
+    (tmp_path / "right.py").write_text(CLIENT)
+    (tmp_path / "wrong.py").write_text(CLIENT.replace("nodes=2", 'nodes="two"'))
+    (tmp_path / "mypy.ini").write_text(MYPY)
+    mypy = [sys.executable, "-m", "mypy", "--no-error-summary", "--python-executable", python]
+    checked = subprocess.run([*mypy, "right.py", "wrong.py"], cwd=tmp_path, capture_output=True, text=True)
+    (said,) = checked.stdout.splitlines()
+    assert said.startswith('wrong.py:3: error: Argument "nodes" to "DDPJob" has incompatible type "str"')
 
 
 def test_the_command_line_checks_a_job_and_asks_a_cluster_without_torch_or_kopf(install, tmp_path: Path) -> None:
