@@ -13,7 +13,7 @@ from ddpjob_operator.follow.read import read_job
 from ddpjob_operator.runtime.client import Client
 from ddpjob_operator.runtime.errors import ApiError
 from ddpjob_operator.submit import config_maps
-from ddpjob_operator.submit.pack import BadCode, File, digest, files_in_words, unpack
+from ddpjob_operator.submit.pack import FETCHED, BadCode, File, digest, files_in_words, unpack
 
 
 def get_code(cluster: Cluster, name: str, folder: Path) -> int:
@@ -36,11 +36,17 @@ def get_code(cluster: Cluster, name: str, folder: Path) -> int:
             raise ApiError(0, "Damaged", str(error)) from None
         if (found := digest(files)) != code.sha256:
             raise ApiError(0, "Damaged", f"the ConfigMaps of {name} have the code {found}, and its is {code.sha256}")
-        _write(files, folder)
+        _write([*files, _marker(name)], folder)
         print(f"code {code.sha256[:12]}: {files_in_words(len(files))} in {folder}")
         return 0
 
     return asked(cluster, ask)
+
+
+def _marker(name: str) -> File:
+    """Without it the folder would be part of what is submitted next from the folder around it."""
+    said = f"ddpjob code wrote this folder: the code of {name}. A submit from a folder around it leaves it out.\n"
+    return File(FETCHED, 0o644, said.encode())
 
 
 def _write(files: list[File], folder: Path) -> None:

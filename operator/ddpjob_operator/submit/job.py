@@ -6,13 +6,13 @@ import difflib
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from ddpjob_operator.api import API_VERSION, KIND
 from ddpjob_operator.api.spec import DDPJobSpec
 from ddpjob_operator.core.values.job import Job
-from ddpjob_operator.submit.pack import BadCode, PackedCode, name_of, pack
+from ddpjob_operator.submit.pack import FETCHED, BadCode, PackedCode, name_of, pack
 
 Content = dict[str, Any]
 """A DDPJob as JSON."""
@@ -125,6 +125,9 @@ def _field(value: Any, name: str) -> Any:
 
 
 def _missing(path: str, packed: PackedCode) -> str:
+    for folder in PurePosixPath(path).parents[:-1]:
+        if (packed.folder / folder / FETCHED).exists():
+            return f"{path!r} is left out, because `ddpjob code` wrote {folder}; submit from that folder, or move it"
     if (packed.folder / path).exists():
         return f"{path!r} is left out, because .gitignore or .ddpjobignore lists it; add `!{path}` to .ddpjobignore"
     close = difflib.get_close_matches(path, packed.paths, n=1)

@@ -1,8 +1,8 @@
 """A folder of code, packed for the ConfigMaps of a job (docs/contracts.md section 2).
 
-Left out is what git would leave out (.gitignore), what .ddpjobignore lists in the same form, and what is no code:
-repositories, caches, virtual environments, private keys. The digest is of the files and not of the archives, so that it
-does not depend on a version of zlib.
+Left out is what git would leave out (.gitignore), what .ddpjobignore lists in the same form, and what is no code of
+this folder: repositories, caches, virtual environments, private keys, folders that `ddpjob code` wrote. The digest is
+of the files and not of the archives, so that it does not depend on a version of zlib.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ MOST_BYTES = 64 << 20
 MOST_FILES = 10_000
 _HEADER_BYTES = 128
 """What a file takes in a compressed archive beside its content and its path."""
+FETCHED = ".ddpjob-code"
+"""A file that `ddpjob code` leaves in its folder, which is the code of another job wherever it is part of a folder."""
 
 _NO_CODE = GitIgnoreSpec.from_lines(
     [
@@ -40,6 +42,7 @@ _NO_CODE = GitIgnoreSpec.from_lines(
         ".*_cache/",
         ".ipynb_checkpoints/",
         ".DS_Store",
+        FETCHED,
     ]
 )
 _SECRETS = GitIgnoreSpec.from_lines([".env", ".env.*", "*.pem", "*.key", "id_rsa", "id_ed25519", ".netrc"])
@@ -217,7 +220,9 @@ def _rules_above(folder: Path) -> list[Rules]:
 def _is_left_out(path: Path, rules: list[Rules], left_out: list[str], top: Path) -> bool:
     """As git decides: the last pattern that matches wins, and the innermost file of patterns comes last."""
     is_folder = path.is_dir()
-    if (is_folder and (path / "pyvenv.cfg").exists()) or _matches(_NO_CODE, path.name, is_folder):
+    if is_folder and any((path / marker).exists() for marker in ("pyvenv.cfg", FETCHED)):
+        return True
+    if _matches(_NO_CODE, path.name, is_folder):
         return True
     for folder, spec in reversed(rules):
         base = path if path.is_relative_to(folder) else path.resolve()

@@ -130,6 +130,14 @@ def test_links_that_lead_out_of_the_folder_are_left_out(folder: Path, tmp_path: 
     assert [note.partition(":")[0] for note in packed.left_out] == ["data", "secret"]
 
 
+def test_a_folder_that_ddpjob_code_wrote_is_left_out_of_the_folder_around_it_alone(folder: Path) -> None:
+    expected = pack(folder)
+    inner = folder / "train-code"
+    write(inner, **{packing.FETCHED: "", "train.py": "import pkg", "pkg/__init__.py": ""})
+    assert pack(folder).sha256 == expected.sha256
+    assert pack(inner).paths == {"train.py", "pkg/__init__.py"}
+
+
 def test_a_large_folder_has_several_parts_and_a_change_sends_one_of_them(folder: Path) -> None:
     noise = random.Random(1)
     for name in ("a.bin", "m.bin", "z.bin"):
