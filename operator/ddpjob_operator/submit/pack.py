@@ -2,7 +2,7 @@
 
 Left out is what git would leave out (.gitignore), what .ddpjobignore lists in the same form, and what is no code of
 this folder: repositories, caches, virtual environments, private keys, folders that `ddpjob code` wrote. The digest is
-of the files and not of the archives, so that it does not depend on a version of zlib.
+of the files and not of the archives, so that it does not depend on a version of zlib, nor on what is in which archive.
 """
 
 from __future__ import annotations
@@ -240,24 +240,47 @@ def _matches(spec: GitIgnoreSpec, path: str, is_folder: bool) -> bool | None:
 
 
 def _grouped(folder: Path, files: list[File]) -> list[list[File]]:
-    """In the order of their paths, as many in one archive as a ConfigMap holds."""
+    """The files of each part."""
+    sizes = {file.path: len(zlib.compress(file.content)) + len(file.path) + _HEADER_BYTES for file in files}
+    path, largest = max(sizes.items(), key=lambda item: item[1])
+    if largest > MOST_PART_BYTES:
+        raise BadCode(_too_much(folder, {path: largest}, f"{size_in_words(MOST_PART_BYTES)} a file, compressed"))
+    groups = _split(files, sizes)
+    if len(groups) > MOST_CODE_PARTS:
+        groups = _filled(files, sizes)
+    if len(groups) > MOST_CODE_PARTS:
+        allowed = f"{size_in_words(MOST_CODE_PARTS * MOST_PART_BYTES)}, compressed"
+        raise BadCode(_too_much(folder, sizes, allowed))
+    return groups
+
+
+def _split(files: list[File], sizes: Mapping[str, int], bit: int = 0) -> list[list[File]]:
+    """Halved by bits of the hashes of their paths until each part fits into a ConfigMap.
+
+    So the part of a file depends on its path and on the size of what shares its bits. One that is edited, added or
+    removed changes its own part alone, which it may split or join with its neighbour; the others are not sent again.
+    """
+    if sum(sizes[file.path] for file in files) <= MOST_PART_BYTES:
+        return [files] if files else []
+    halves: tuple[list[File], list[File]] = ([], [])
+    for file in files:
+        hashed = int.from_bytes(hashlib.sha256(file.path.encode()).digest())
+        halves[hashed >> bit & 1].append(file)
+    return [group for half in halves for group in _split(half, sizes, bit + 1)]
+
+
+def _filled(files: Iterable[File], sizes: Mapping[str, int]) -> list[list[File]]:
+    """In the order of their paths, as many in a part as a ConfigMap holds: a folder that is almost too large has no
+    room for parts that are half empty.
+    """
     groups: list[list[File]] = [[]]
     used = 0
-    packed = {file.path: len(zlib.compress(file.content)) + len(file.path) + _HEADER_BYTES for file in files}
     for file in files:
-        needed = packed[file.path]
-        if needed > MOST_PART_BYTES:
-            raise BadCode(
-                _too_much(folder, {file.path: needed}, f"{size_in_words(MOST_PART_BYTES)} a file, compressed")
-            )
-        if used + needed > MOST_PART_BYTES:
+        if used + sizes[file.path] > MOST_PART_BYTES:
             groups.append([])
             used = 0
         groups[-1].append(file)
-        used += needed
-    if len(groups) > MOST_CODE_PARTS:
-        allowed = f"{size_in_words(MOST_CODE_PARTS * MOST_PART_BYTES)}, compressed"
-        raise BadCode(_too_much(folder, packed, allowed))
+        used += sizes[file.path]
     return groups
 
 

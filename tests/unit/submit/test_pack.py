@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from ddp_trainer.launch.code_archive import digest as digest_of_trainer
+from ddpjob_operator.api.pod import MOST_CODE_PARTS
 from ddpjob_operator.submit import pack as packing
 from ddpjob_operator.submit.pack import BadCode, digest, name_of, pack, unpack
 
@@ -138,16 +139,57 @@ def test_a_folder_that_ddpjob_code_wrote_is_left_out_of_the_folder_around_it_alo
     assert pack(inner).paths == {"train.py", "pkg/__init__.py"}
 
 
-def test_a_large_folder_has_several_parts_and_a_change_sends_one_of_them(folder: Path) -> None:
-    noise = random.Random(1)
-    for name in ("a.bin", "m.bin", "z.bin"):
-        (folder / name).write_bytes(noise.randbytes(700_000))
-    before = pack(folder)
-    assert digest(unpack(before.parts)) == before.sha256
-    assert all(len(part) <= packing.MOST_PART_BYTES for part in before.parts)
-    (folder / "z.bin").write_bytes(noise.randbytes(700_000))
+def noise(folder: Path, **sizes: int) -> None:
+    """Files that no compression makes smaller, in bytes."""
+    for name, size in sizes.items():
+        (folder / name).write_bytes(random.Random(name).randbytes(size))
+
+
+def test_a_large_folder_has_several_parts_that_fit_into_config_maps(folder: Path) -> None:
+    noise(folder, **{"a.bin": 700_000, "m.bin": 700_000, "z.bin": 700_000})
+    packed = pack(folder)
+    assert digest(unpack(packed.parts)) == packed.sha256
+    assert 3 <= len(packed.parts) <= MOST_CODE_PARTS
+    assert all(len(part) <= packing.MOST_PART_BYTES for part in packed.parts)
+
+
+@pytest.mark.parametrize("change", ["grows", "shrinks", "is removed", "is added"])
+@pytest.mark.parametrize("number", [0, 57, 119])
+def test_a_file_that_changes_has_its_own_part_sent_again_and_no_other(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, number: int, change: str
+) -> None:
+    """It may be split, or joined with its neighbour."""
+    monkeypatch.setattr(packing, "MOST_PART_BYTES", 100_000)
+    noise(folder, **{f"{item:03}.bin": 3_000 for item in range(120)})
+    before, edited = pack(folder), folder / f"{number:03}.bin"
+    if change == "is removed":
+        edited.unlink()
+    elif change == "is added":
+        noise(folder, **{f"{number:03}-new.bin": 3_000})
+    else:
+        edited.write_bytes(random.Random("edited").randbytes(9_000 if change == "grows" else 1))
     after = pack(folder)
-    assert [old == new for old, new in zip(before.parts, after.parts, strict=True)] == [True, True, False]
+    assert len(before.parts) >= 4
+    assert 1 <= len(set(after.parts) - set(before.parts)) <= 2
+    assert len(set(after.parts) & set(before.parts)) >= len(before.parts) - 2
+    assert digest(unpack(after.parts)) == after.sha256
+
+
+def test_the_digest_does_not_depend_on_the_parts(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    noise(folder, **{f"{item:03}.bin": 3_000 for item in range(12)})
+    expected = pack(folder)
+    monkeypatch.setattr(packing, "MOST_PART_BYTES", 10_000)
+    assert len(pack(folder).parts) > len(expected.parts)
+    assert pack(folder).sha256 == expected.sha256
+
+
+def test_a_folder_that_fills_all_config_maps_is_sent_too(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packing, "MOST_PART_BYTES", 100_000)
+    noise(folder, **{f"{item:03}.bin": 9_500 for item in range(79)})
+    packed = pack(folder)
+    assert len(packed.parts) == MOST_CODE_PARTS
+    assert all(len(part) <= packing.MOST_PART_BYTES for part in packed.parts)
+    assert digest(unpack(packed.parts)) == packed.sha256
 
 
 @pytest.mark.parametrize(
