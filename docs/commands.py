@@ -28,8 +28,11 @@ TEXT = """\
 
 {table}
 
-Verbs that ask a cluster use the kubeconfig as kubectl does (`KUBECONFIG`, `~/.kube/config`), and have these options:
+Verbs that ask a cluster use the kubeconfig as kubectl does (`KUBECONFIG`, `~/.kube/config`), and have these options.
+They may stand before the verb too, as in `ddpjob -n team get train`; one after it wins.
 {common}
+
+`ddpjob --kubeconfig FILE VERB` uses another kubeconfig.
 
 Tables fit the terminal: a narrow one gets fewer columns, a pipe gets all. Nothing is coloured in a pipe, or with
 `NO_COLOR`. Ctrl-C ends such a verb with 130, and never the job. A refusal is one line on standard error that says what

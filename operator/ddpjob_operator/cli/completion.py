@@ -8,6 +8,7 @@ the line that is being typed.
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -204,6 +205,8 @@ async def _read_names(place: Place, into: list[Candidate], nodes: bool) -> None:
     from ddpjob_operator.runtime.login import CLI
     from ddpjob_operator.runtime.paths import collection
 
+    if kubeconfig := place.given.get("kubeconfig"):
+        os.environ["KUBECONFIG"] = kubeconfig
     client = await connect(context=place.given.get("context"), agent=CLI)
     try:
         if nodes:

@@ -30,7 +30,7 @@ def show_list(cluster: Cluster, everywhere: bool, form: Form | None) -> int:
         jobs = newest_first(found)
         whole = {"apiVersion": "v1", "kind": "List", "items": [_object(job) for job in jobs]}
         if form in (Form.JSON, Form.YAML):
-            _print_object(whole, form)
+            _print(whole, form)
         elif not jobs:
             _say_there_is_none(None if everywhere else namespace)
         else:
@@ -45,10 +45,10 @@ def show_job(cluster: Cluster, name: str, form: Form | None) -> int:
 
     async def ask(client: Client, namespace: str) -> int:
         job = await read_job(client, namespace, name)
-        if form in (Form.JSON, Form.YAML):
-            _print_object(_object(job), form)
-        elif form is not None:
+        if form is Form.WIDE:
             _print_jobs([job], form, namespaces=False)
+        elif form is not None:
+            print_object(job, form)
         else:
             headline, *lines = summary_lines(job, datetime.now(UTC), width())
             print("\n".join((styled(headline, Style.BOLD), *lines)))
@@ -57,10 +57,18 @@ def show_job(cluster: Cluster, name: str, form: Form | None) -> int:
     return asked(cluster, ask)
 
 
+def print_object(job: Json, form: Form) -> None:
+    """Print one job as JSON, as YAML or by its name, as kubectl does."""
+    if form is Form.NAME:
+        print(f"{_NAME}/{job['metadata']['name']}")
+    else:
+        _print(_object(job), form)
+
+
 def _print_jobs(jobs: Sequence[Json], form: Form | None, *, namespaces: bool) -> None:
     if form is Form.NAME:
         for job in jobs:
-            print(f"{_NAME}/{job['metadata']['name']}")
+            print_object(job, form)
         return
     wide = form is Form.WIDE
     heading, rows = job_table(jobs, datetime.now(UTC), wide=wide, namespaces=namespaces, width=width())
@@ -75,7 +83,7 @@ def _object(job: Json) -> Json:
     return {"apiVersion": API_VERSION, "kind": KIND, **job, "metadata": metadata}
 
 
-def _print_object(found: Json, form: Form) -> None:
+def _print(found: Json, form: Form) -> None:
     if form is Form.JSON:
         print(json.dumps(found, indent=2))
     else:

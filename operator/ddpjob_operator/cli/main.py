@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -17,10 +17,13 @@ from ddpjob_operator.cli import cluster_commands, dashboard_command, snapshot_co
 from ddpjob_operator.cli.parameters import (
     Claim,
     Context,
+    Created,
     Env,
+    Form,
     Fresh,
     Gpus,
     Image,
+    Kubeconfig,
     Namespace,
     Nodes,
     Procs,
@@ -28,7 +31,9 @@ from ddpjob_operator.cli.parameters import (
     ScriptArguments,
     ScriptName,
     Target,
+    TargetOption,
     refused,
+    target_of,
 )
 from ddpjob_operator.local.output import Logs
 
@@ -52,32 +57,53 @@ def _show_version(asked: bool) -> None:
 
 @app.callback()
 def ddpjob(
+    ctx: typer.Context,
+    kubeconfig: Kubeconfig = None,
+    namespace: Namespace = None,
+    context: Context = None,
     _version: Annotated[
         bool,
         typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit."),
     ] = False,
 ) -> None:
     """Run a DDPJob or a script on this machine or on a cluster, and ask what became of it."""
+    if kubeconfig is not None:
+        os.environ["KUBECONFIG"] = kubeconfig  # also for kubectl, which `ddpjob debug` runs
+    given = {name: value for name, value in (("namespace", namespace), ("context", context)) if value is not None}
+    ctx.default_map = _defaults(ctx.command, given)
+
+
+def _defaults(command: Any, given: Mapping[str, str]) -> dict[str, Any]:
+    """What was given before the verb, as the default of every verb: what is given after it wins."""
+    verbs = getattr(command, "commands", {})
+    return dict(given) | {name: _defaults(verb, given) for name, verb in verbs.items()}
 
 
 class _TakesScript(TyperCommand):
     """A command whose `--` separates its own options from those of the script."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """As before; an unknown option may be one of the script."""
+        """As before, but none of the script's arguments is FILE, which may be given as -f; an unknown option may be one
+        of the script.
+        """
+        end = args.index("--") if "--" in args else len(args)
         try:
-            return super().parse_args(ctx, args)
+            rest = super().parse_args(ctx, args[:end])
         except Exception as error:  # the class of an unknown option is typer's or click's, by version
             if (option := getattr(error, "option_name", None)) is not None:
                 error.message = f"No such option: {option}; options of the script come after --"  # type: ignore[attr-defined]
                 error.possibilities = [found for found in error.possibilities or () if found != "--help"]  # type: ignore[attr-defined]
             raise
+        if of_script := args[end + 1 :]:
+            ctx.params["args"] = [*(ctx.params["args"] or ()), *of_script]
+        return rest
 
 
 @app.command(cls=_TakesScript)
 def run(
-    file: Target,
+    file: Target = None,
     args: ScriptArguments = None,
+    filename: TargetOption = None,
     name: ScriptName = None,
     nodes: Nodes = None,
     gpus: Gpus = None,
@@ -118,7 +144,8 @@ def run(
         "requirements": requirements, "claim": claim,
     }  # fmt: skip
     try:
-        submission = read_given(Given(file, args or (), options, env or (), fresh), exclude=(shared,))
+        given = Given(target_of(file, filename), args or (), options, env or (), fresh)
+        submission = read_given(given, exclude=(shared,))
     except BadFile as error:
         raise refused(error.problems) from None
     raise typer.Exit(run_here(submission, shared, chaos, logs))
@@ -126,8 +153,9 @@ def run(
 
 @app.command(cls=_TakesScript)
 def submit(
-    file: Target,
+    file: Target = None,
     args: ScriptArguments = None,
+    filename: TargetOption = None,
     name: ScriptName = None,
     nodes: Nodes = None,
     gpus: Gpus = None,
@@ -145,7 +173,10 @@ def submit(
     detach: Annotated[
         bool, typer.Option("--detach", "-d", help="Do not wait for the job, nor show its output.")
     ] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the job as YAML, and send nothing.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the job as YAML, or as -o says, and send nothing.")
+    ] = False,
+    output: Created = None,
 ) -> None:
     """Send a job with its code to a cluster, and show its output until it has ended.
 
@@ -155,24 +186,25 @@ def submit(
     job. Exit codes: 0 succeeded, 1 failed, 2 invalid, or the cluster refused, 130 Ctrl-C.
     """
     from ddpjob_operator.cli.documents import BadFile
+    from ddpjob_operator.cli.jobs import print_object
     from ddpjob_operator.cli.on_cluster import Cluster
     from ddpjob_operator.cli.submission import Given, read_given, written
-    from ddpjob_operator.cli.submit import as_yaml
     from ddpjob_operator.cli.submit import submit as submit_job
 
     options = {
         "name": name, "nodes": nodes, "gpus": gpus, "procs_per_node": procs_per_node, "image": image,
         "requirements": requirements, "claim": claim,
     }  # fmt: skip
-    given = Given(file, args or (), options, env or (), fresh)
+    given = Given(target_of(file, filename), args or (), options, env or (), fresh)
+    form = None if output is None else Form(output)
     try:
         submission = read_given(given)
         if dry_run:
-            print(as_yaml(written(given, submission)), end="")
+            print_object(written(given, submission), form or Form.YAML)
             return
     except BadFile as error:
         raise refused(error.problems) from None
-    raise typer.Exit(submit_job(Cluster(context, namespace), submission, replace=replace, detach=detach))
+    raise typer.Exit(submit_job(Cluster(context, namespace), submission, replace=replace, detach=detach, form=form))
 
 
 @app.command()

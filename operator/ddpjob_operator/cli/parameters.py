@@ -29,18 +29,33 @@ class Form(StrEnum):
     NAME = "name"
 
 
+class ObjectForm(StrEnum):
+    """How one object that was created is printed, as kubectl calls it."""
+
+    NAME = "name"
+    JSON = "json"
+    YAML = "yaml"
+
+
 JobName = Annotated[str, typer.Argument(metavar="NAME", help="Name of a DDPJob.")]
 Namespace = Annotated[
     str | None, typer.Option("--namespace", "-n", help="Namespace of the job; by default that of the context.")
 ]
 Context = Annotated[str | None, typer.Option(help="Context of the kubeconfig; by default its current one.")]
+Kubeconfig = Annotated[
+    str | None, typer.Option(metavar="FILE", help="Kubeconfig to use; by default $KUBECONFIG or ~/.kube/config.")
+]
 Target = Annotated[
-    str,
+    str | None,
     typer.Argument(
         metavar="FILE",
         help="YAML file with a DDPJob (- reads standard input), or a Python script: it trains with the code of this "
         "folder.",
     ),
+]
+TargetOption = Annotated[
+    str | None,
+    typer.Option("--filename", "-f", metavar="FILE", help="The same as FILE, as kubectl has it."),
 ]
 ScriptArguments = Annotated[list[str] | None, typer.Argument(metavar="-- ARG...", help="Arguments of the script.")]
 ScriptName = Annotated[str | None, typer.Option("--name", help="Name of the job; by default that of the script.")]
@@ -73,6 +88,20 @@ JobForm = Annotated[
     Form | None,
     typer.Option("--output", "-o", help="wide has more columns; json and yaml are the object; name is its name only."),
 ]
+
+Created = Annotated[
+    ObjectForm | None,
+    typer.Option("--output", "-o", help="Print the object that is created and nothing else, and do not wait for it."),
+]
+
+
+def target_of(file: str | None, filename: str | None) -> str:
+    """The file or script that a command is given in one of two ways; raises the exit for both and for none."""
+    if file is not None and filename is not None:
+        raise refused((f"FILE, -f: {file} and {filename} are both given; leave out one of them",))
+    if (target := file if filename is None else filename) is None:
+        raise refused(("FILE: is not given; name a YAML file with a DDPJob, or a Python script",))
+    return target
 
 
 def refused(problems: tuple[str, ...]) -> typer.Exit:

@@ -7,14 +7,14 @@ import re
 import sys
 from contextlib import suppress
 
-import yaml
-
 from ddpjob.handle import AsyncJob
+from ddpjob_operator.cli.jobs import print_object
 from ddpjob_operator.cli.on_cluster import Cluster, asked, print_line, print_note
+from ddpjob_operator.cli.parameters import Form
 from ddpjob_operator.follow.logs import Line, Wanted
 from ddpjob_operator.runtime.client import Client
 from ddpjob_operator.runtime.errors import ApiError
-from ddpjob_operator.submit.job import Content, Submission
+from ddpjob_operator.submit.job import Submission
 from ddpjob_operator.submit.pack import size_in_words
 from ddpjob_operator.submit.send import send
 
@@ -25,8 +25,10 @@ _DURATION = re.compile(r" for [\w ]+:")
 """In a headline: how long it has been so. What is otherwise the same is not printed again."""
 
 
-def submit(cluster: Cluster, submission: Submission, *, replace: bool, detach: bool) -> int:
-    """Send the job and print what its ranks print until it has ended; the exit code is the job's."""
+def submit(cluster: Cluster, submission: Submission, *, replace: bool, detach: bool, form: Form | None = None) -> int:
+    """Send the job and print what its ranks print until it has ended; the exit code is the job's. With `form` print the
+    object that is created, and nothing else.
+    """
     name = submission.job.name
     for note in submission.code.left_out if submission.code else ():
         print_note(f"left out: {note}")
@@ -38,6 +40,9 @@ def submit(cluster: Cluster, submission: Submission, *, replace: bool, detach: b
         sent = await send(
             client, place, Submission(submission.job, content, submission.code), replace=replace, note=print_note
         )
+        if form is not None:
+            print_object(sent.job, form)
+            return SUCCEEDED
         if submission.code is not None:
             how = f"{size_in_words(sent.code_bytes)} sent" if sent.code_bytes else "already there"
             print(f"{submission.code.in_words} ({how})")
@@ -49,10 +54,6 @@ def submit(cluster: Cluster, submission: Submission, *, replace: bool, detach: b
         return await _follow(client, place, submission)
 
     return asked(cluster, ask, interrupted=f"{name} goes on; ddpjob logs -f {name} shows its output again")
-
-
-def as_yaml(content: Content) -> str:
-    return yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
 
 
 async def _follow(client: Client, namespace: str, submission: Submission) -> int:

@@ -43,6 +43,9 @@ def values(line: str) -> list[str]:
         ("why ", ["digits", "mnist"]),
         ("why m", ["mnist"]),
         ("why -n team d", ["digits"]),
+        ("-n team why d", ["digits"]),
+        ("--kubeconfig file --context=prod snapshots v", ["verify"]),
+        ("--kub", ["--kubeconfig"]),
         ("snapshots verify --step 3 ", ["digits", "mnist"]),
         ("get digits ", []),
         ("snapshots ls --shared folder ", []),
@@ -74,6 +77,12 @@ def test_names_are_asked_for_in_the_namespace_and_context_of_the_line() -> None:
     assert place is not None
     assert wants_jobs(place, "")
     assert place.given == {"context": "prod", "namespace": "team"}
+
+
+def test_what_stands_before_the_verb_counts_and_what_comes_after_it_wins() -> None:
+    place = place_of(ROOT, ["--kubeconfig", "file", "-n", "team", "get", "-n", "other", ""])
+    assert place is not None
+    assert place.given == {"kubeconfig": "file", "namespace": "other"}
 
 
 def test_a_node_is_asked_for_where_one_belongs_and_a_job_elsewhere() -> None:
