@@ -13,7 +13,8 @@
 from ddpjob.definition import DDPJob
 from ddpjob.handle import AsyncJob, JobFailed
 from ddpjob.sync import Job
+from ddpjob_operator.follow.volume_snapshots import Snapshot
 from ddpjob_operator.runtime.errors import ApiError
 from ddpjob_operator.submit.check import BadJob
 
-__all__ = ["ApiError", "AsyncJob", "BadJob", "DDPJob", "Job", "JobFailed"]
+__all__ = ["ApiError", "AsyncJob", "BadJob", "DDPJob", "Job", "JobFailed", "Snapshot"]

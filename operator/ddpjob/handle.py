@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import re
 from collections.abc import AsyncGenerator, Mapping
+from datetime import timedelta
 from types import TracebackType
 from typing import Any
 
 from ddpjob.notebook import display_here
-from ddpjob_operator.api.status import DDPJobStatus, Phase, SnapshotStatus
+from ddpjob_operator.api.status import DDPJobStatus, Phase
 from ddpjob_operator.cluster import paths
 from ddpjob_operator.follow.job_lines import Volume, job_lines
 from ddpjob_operator.follow.logs import JobLogs, Line, Wanted
 from ddpjob_operator.follow.read import ranks_per_node, read_job, see
+from ddpjob_operator.follow.volume_snapshots import Snapshot, snapshots_on_volume
 from ddpjob_operator.follow.watch import watch
 from ddpjob_operator.follow.why import Answer, why
 from ddpjob_operator.local.display import Display
@@ -67,10 +70,17 @@ class AsyncJob:
     async def status(self) -> DDPJobStatus:
         return parse_status((await self.read()).get("status") or {})
 
-    async def snapshots(self) -> tuple[SnapshotStatus, ...]:
-        """Those that the status has on record: the newest."""
-        found = (await self.status()).snapshot
-        return () if found is None else (found,)
+    async def snapshots(self, *, image: str | None = None) -> tuple[Snapshot, ...]:
+        """All that its volume has, which a short-lived pod reads: the newest first, then checkpoints of the program's
+        own, then what a restore has set aside. `image` is that of the pod, by default that of the job.
+
+        `status().snapshot` is the newest one on record, without a pod.
+
+        Raises:
+            ApiError: there is no such job, the pod may not be made or did not start within three minutes, or its image
+                is older than this.
+        """
+        return await snapshots_on_volume(self._client, self.namespace, self.name, image)
 
     async def why(self) -> Answer:
         """Why it is where it is; `headline` says it in one line, `text()` with the evidence."""
@@ -109,11 +119,18 @@ class AsyncJob:
         *,
         follow: bool = True,
         rank: int | None = None,
+        node: int | None = None,
+        attempt: int | None = None,
+        tail: int | None = None,
+        since: timedelta | None = None,
         grep: str | None = None,
         claim: str | None = None,
         image: str | None = None,
     ) -> AsyncGenerator[Line, None]:
         """What the ranks print: with `follow` as it comes, over all attempts until the job has ended.
+
+        `rank` or `node`, a node rank, chooses whose lines; `attempt` is the newest by default. Of the lines of each pod
+        that match `grep`, `tail` leaves the last so many, and `since` those of so long ago and newer.
 
         Once the pods are gone, and once the DDPJob is, a short-lived pod reads the newest attempt from the volume, and
         is deleted when the generator ends or is closed; its lines have no time stamp. `claim` names the claim of a job
@@ -122,8 +139,9 @@ class AsyncJob:
         Raises:
             ApiError: there is no such job, its volume is gone or has no such log, the pod that reads it did not start
                 within three minutes, or the cluster refused.
+            ValueError: `rank` and `node` are both given, or a number is less than 0.
         """
-        wanted = Wanted(rank=rank, pattern=None if grep is None else re.compile(grep))
+        wanted = _wanted(rank, node, attempt, tail, since, grep)
         volume = Volume(claim=claim, image=image)
         lines = job_lines(self._client, self.namespace, self.name, wanted, follow=follow, volume=volume)
         async with contextlib.aclosing(lines):
@@ -184,3 +202,24 @@ class AsyncJob:
     @property
     def _path(self) -> str:
         return f"{paths.jobs(self.namespace)}/{self.name}"
+
+
+def _wanted(
+    rank: int | None,
+    node: int | None,
+    attempt: int | None,
+    tail: int | None,
+    since: timedelta | None,
+    grep: str | None,
+) -> Wanted:
+    if rank is not None and node is not None:
+        raise ValueError("rank, node: a rank is on one node; give one of them")
+    seconds = None if since is None else math.ceil(since.total_seconds())  # a kubelet takes whole ones, and at least 1
+    numbers = {"rank": rank, "node": node, "attempt": attempt, "tail": tail, "since": seconds}
+    for name, value in numbers.items():
+        least = 1 if name == "since" else 0
+        if value is not None and value < least:
+            unit = " s" if name == "since" else ""
+            raise ValueError(f"{name}: {value}{unit} is too small; give {least}{unit} or more")
+    pattern = None if grep is None else re.compile(grep)
+    return Wanted(node=node, rank=rank, attempt=attempt, pattern=pattern, tail=tail, since_seconds=seconds)

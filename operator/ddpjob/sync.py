@@ -8,15 +8,17 @@ import asyncio
 import queue
 import threading
 from collections.abc import Callable, Coroutine, Iterator
+from datetime import timedelta
 from functools import cache
 from html import escape
 from typing import Any, Self, TypeVar
 
 from ddpjob.handle import AsyncJob
 from ddpjob.notebook import display_here
-from ddpjob_operator.api.status import DDPJobStatus, SnapshotStatus
+from ddpjob_operator.api.status import DDPJobStatus
 from ddpjob_operator.core.values.actions import Event
 from ddpjob_operator.follow.logs import Line
+from ddpjob_operator.follow.volume_snapshots import Snapshot
 from ddpjob_operator.follow.why import Answer
 from ddpjob_operator.local.display import Display
 from ddpjob_operator.local.observed import RunView
@@ -54,10 +56,17 @@ class Job:
     def status(self) -> DDPJobStatus:
         return run(self._job.status())
 
-    @property
-    def snapshots(self) -> tuple[SnapshotStatus, ...]:
-        """Those that the status has on record: the newest."""
-        return run(self._job.snapshots())
+    def snapshots(self, *, image: str | None = None) -> tuple[Snapshot, ...]:
+        """All that its volume has, which a short-lived pod reads: the newest first, then checkpoints of the program's
+        own, then what a restore has set aside. `image` is that of the pod, by default that of the job.
+
+        `status.snapshot` is the newest one on record, without a pod.
+
+        Raises:
+            ApiError: there is no such job, the pod may not be made or did not start within three minutes, or its image
+                is older than this.
+        """
+        return run(self._job.snapshots(image=image))
 
     def why(self) -> Answer:
         """Why it is where it is; `headline` says it in one line, `text()` with the evidence."""
@@ -96,11 +105,18 @@ class Job:
         *,
         follow: bool = True,
         rank: int | None = None,
+        node: int | None = None,
+        attempt: int | None = None,
+        tail: int | None = None,
+        since: timedelta | None = None,
         grep: str | None = None,
         claim: str | None = None,
         image: str | None = None,
     ) -> Iterator[Line]:
         """What the ranks print: with `follow` as it comes, over all attempts until the job has ended.
+
+        `rank` or `node`, a node rank, chooses whose lines; `attempt` is the newest by default. Of the lines of each pod
+        that match `grep`, `tail` leaves the last so many, and `since` those of so long ago and newer.
 
         Once the pods are gone, and once the DDPJob is, a short-lived pod reads the newest attempt from the volume, and
         is deleted when the iterator ends or is closed; its lines have no time stamp. `claim` names the claim of a job
@@ -109,8 +125,19 @@ class Job:
         Raises:
             ApiError: there is no such job, its volume is gone or has no such log, the pod that reads it did not start
                 within three minutes, or the cluster refused.
+            ValueError: `rank` and `node` are both given, or a number is less than 0.
         """
-        lines = self._job.logs(follow=follow, rank=rank, grep=grep, claim=claim, image=image)
+        lines = self._job.logs(
+            follow=follow,
+            rank=rank,
+            node=node,
+            attempt=attempt,
+            tail=tail,
+            since=since,
+            grep=grep,
+            claim=claim,
+            image=image,
+        )
         try:
             while True:
                 try:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ddpjob_operator.cli.parameters import Context, JobName, Namespace, Shared, refused
+from ddpjob_operator.cli.parameters import Context, JobName, Namespace, Output, Shared, refused
 
 app = typer.Typer(
     name="snapshots",
@@ -31,18 +31,19 @@ def ls(
     namespace: Namespace = None,
     context: Context = None,
     image: Image = None,
+    output: Annotated[Output, typer.Option("--output", "-o", help="How to print them.")] = Output.TEXT,
 ) -> None:
     """List snapshots, the newest first: of a job on a cluster those on record in its status.
 
     Exit codes: 0 listed, also if there is none, 2 no such job or folder, or the cluster refused.
     """
     from ddpjob_operator.cli.on_cluster import Cluster
-    from ddpjob_operator.cli.snapshots import run_here, run_on_volume, show_record
+    from ddpjob_operator.cli.snapshots import show_here, show_on_volume, show_record
 
     if shared is not None:
-        raise typer.Exit(run_here(shared, name, "ls"))
+        raise typer.Exit(show_here(shared, name, output))
     cluster = Cluster(context, namespace)
-    raise typer.Exit(run_on_volume(cluster, name, "ls", (), image) if on_volume else show_record(cluster, name))
+    raise typer.Exit(show_on_volume(cluster, name, image, output) if on_volume else show_record(cluster, name, output))
 
 
 @app.command()
@@ -60,12 +61,12 @@ def verify(
     Exit codes: 0 all match, 1 one does not, 2 no such job or folder, or the cluster refused.
     """
     from ddpjob_operator.cli.on_cluster import Cluster
-    from ddpjob_operator.cli.snapshots import run_here, run_on_volume
+    from ddpjob_operator.cli.snapshots import run_here, run_in_pod
 
     options = () if step is None else ("--step", str(step))
     if shared is not None:
         raise typer.Exit(run_here(shared, name, "verify", options))
-    raise typer.Exit(run_on_volume(Cluster(context, namespace), name, "verify", options, image))
+    raise typer.Exit(run_in_pod(Cluster(context, namespace), name, "verify", options, image))
 
 
 @app.command()
@@ -110,12 +111,12 @@ def restore(
     the cluster refused.
     """
     from ddpjob_operator.cli.on_cluster import Cluster
-    from ddpjob_operator.cli.snapshots import run_here, run_on_volume
+    from ddpjob_operator.cli.snapshots import run_here, run_in_pod
 
     options = ("--step", str(step))
     if shared is not None:
         raise typer.Exit(run_here(shared, name, "restore", options))
-    raise typer.Exit(run_on_volume(Cluster(context, namespace), name, "restore", options, image))
+    raise typer.Exit(run_in_pod(Cluster(context, namespace), name, "restore", options, image))
 
 
 @app.command()
@@ -132,9 +133,9 @@ def rm(
     Exit codes: 0 removed, 1 there is none of that step, 2 the job runs, no such job or folder, or the cluster refused.
     """
     from ddpjob_operator.cli.on_cluster import Cluster
-    from ddpjob_operator.cli.snapshots import run_here, run_on_volume
+    from ddpjob_operator.cli.snapshots import run_here, run_in_pod
 
     options = [text for number in step for text in ("--step", str(number))]
     if shared is not None:
         raise typer.Exit(run_here(shared, name, "rm", options))
-    raise typer.Exit(run_on_volume(Cluster(context, namespace), name, "rm", options, image))
+    raise typer.Exit(run_in_pod(Cluster(context, namespace), name, "rm", options, image))

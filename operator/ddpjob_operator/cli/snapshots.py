@@ -3,31 +3,35 @@
 from __future__ import annotations
 
 import importlib.util
+import io
+import json
 import re
 import subprocess
 import sys
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, redirect_stdout
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
+from typing import Any
+
+import yaml
 
 from ddpjob_operator.cli.on_cluster import REFUSED, SUCCEEDED, Cluster, asked, print_note
-from ddpjob_operator.core.manifests.volume_pod import VolumeCommand, build_volume_pod
+from ddpjob_operator.cli.parameters import Output
 from ddpjob_operator.core.values.job import Job
-from ddpjob_operator.follow.read import read_job, read_pods
-from ddpjob_operator.follow.reader import claim_of, image_of, image_with, read_claim
-from ddpjob_operator.follow.snapshots import on_record, why_not_now
-from ddpjob_operator.follow.volume_pod import run_pod
+from ddpjob_operator.follow.read import read_job
+from ddpjob_operator.follow.snapshots import on_record
+from ddpjob_operator.follow.volume_snapshots import (
+    CHANGES,
+    Snapshot,
+    parse_snapshots,
+    run_on_volume,
+    snapshots_on_volume,
+)
 from ddpjob_operator.local.volume import VolumeError, lock_job
 from ddpjob_operator.runtime.client import Client
-from ddpjob_operator.runtime.errors import ApiError
-from ddpjob_operator.wire.jobs import InvalidJob, parse_job, parse_status
-from ddpjob_operator.wire.pods import parse_pod
-
-_CHECKPOINTS = "/mnt/shared/checkpoints"
-_CHANGES = {"restore": "restored", "rm": "removed"}
-"""The commands that change the directory, which they do not while the job runs."""
+from ddpjob_operator.wire.jobs import parse_status
 
 
 def run_here(shared: Path, name: str, command: str, options: Sequence[str] = ()) -> int:
@@ -41,47 +45,86 @@ def run_here(shared: Path, name: str, command: str, options: Sequence[str] = ())
     if importlib.util.find_spec("ddp_trainer") is None:
         return _refuse(f"ddp_trainer: not installed for {sys.executable}; pip install 'ddpjob[cli,trainer]'")
     try:
-        with lock_job(checkpoints.parent, name) if command in _CHANGES else nullcontext():
+        with lock_job(checkpoints.parent, name) if command in CHANGES else nullcontext():
             return _run([sys.executable, "-m", "ddp_trainer.snapshots", command, str(directory), *options])
     except VolumeError as error:
         return _refuse(str(error))
 
 
-def show_record(cluster: Cluster, name: str) -> int:
+def show_here(shared: Path, name: str, output: Output) -> int:
+    """Print the snapshots in a folder of this machine."""
+    if output is Output.TEXT:
+        return run_here(shared, name, "ls")
+    said = io.StringIO()
+    with redirect_stdout(said):
+        code = run_here(shared, name, "ls", ("--json",))
+    if code == SUCCEEDED:
+        _print([as_json(found) for found in parse_snapshots(said.getvalue().splitlines())], output)
+    return code
+
+
+def show_record(cluster: Cluster, name: str, output: Output = Output.TEXT) -> int:
     """Print the snapshots that the status of a job on a cluster has on record."""
 
     async def ask(client: Client, namespace: str) -> int:
-        job = await read_job(client, namespace, name)
-        lines = on_record(parse_status(job.get("status") or {}), datetime.now(UTC))
-        print("\n".join(lines) if lines else f"no snapshot of {name} is on record")
+        status = parse_status((await read_job(client, namespace, name)).get("status") or {})
+        if output is Output.TEXT:
+            lines = on_record(status, datetime.now(UTC))
+            print("\n".join(lines) if lines else f"no snapshot of {name} is on record")
+        else:
+            newest = () if status.snapshot is None else (status.snapshot,)
+            _print([found.model_dump(mode="json", by_alias=True) for found in newest], output)
         print(f"ddpjob snapshots ls {name} --on-volume lists all that the volume has", file=sys.stderr)
         return SUCCEEDED
 
     return asked(cluster, ask)
 
 
-def run_on_volume(cluster: Cluster, name: str, command: str, options: Sequence[str], image: str | None) -> int:
+def show_on_volume(cluster: Cluster, name: str, image: str | None, output: Output) -> int:
+    """Print the snapshots that the volume of a job on a cluster has."""
+    if output is Output.TEXT:
+        return run_in_pod(cluster, name, "ls", (), image)
+
+    async def ask(client: Client, namespace: str) -> int:
+        found = await snapshots_on_volume(client, namespace, name, image, print_note)
+        _print([as_json(snapshot) for snapshot in found], output)
+        return SUCCEEDED
+
+    return asked(cluster, ask)
+
+
+def as_json(snapshot: Snapshot) -> dict[str, Any]:
+    """With names as in the status of a DDPJob; what is not known is left out."""
+    time = None if snapshot.time is None else f"{snapshot.time:%Y-%m-%dT%H:%M:%SZ}"
+    found = {
+        "series": snapshot.series,
+        "step": snapshot.step,
+        "time": time,
+        "kind": snapshot.kind,
+        "bytes": snapshot.bytes,
+        "lossIsFinite": snapshot.loss_is_finite,
+        "problem": snapshot.problem,
+        "setAside": snapshot.set_aside,
+    }
+    return {field: value for field, value in found.items() if value is not None}
+
+
+def _print(snapshots: list[dict[str, Any]], output: Output) -> None:
+    answer = {"snapshots": snapshots}
+    if output is Output.JSON:
+        print(json.dumps(answer, indent=2))
+    else:
+        print(yaml.safe_dump(answer, sort_keys=False, allow_unicode=True), end="")
+
+
+def run_in_pod(cluster: Cluster, name: str, command: str, options: Sequence[str], image: str | None) -> int:
     """Run the trainer's command in a pod that has the volume of a job on a cluster; its exit code."""
 
     async def ask(client: Client, namespace: str) -> int:
-        found = await read_job(client, namespace, name)
-        pods = await read_pods(client, namespace, found)
-        try:
-            job = parse_job(found)
-        except InvalidJob as error:
-            raise ApiError(422, "Invalid", f"{name}: {'; '.join(error.problems)}") from error
-        if command in _CHANGES:
-            why_not = why_not_now(name, job.status, map(parse_pod, pods), _CHANGES[command])
-            if why_not:
-                raise ApiError(409, "Conflict", why_not)
-        used = image or job.spec.image or image_of(pods)
-        if used is None:
-            claim = await read_claim(client, namespace, claim_of(job))
-            used = image_with(claim, name)
-        arguments = (command, f"{_CHECKPOINTS}/{name}", *options)
-        what = VolumeCommand("snapshots", "ddp_trainer.snapshots", arguments, writes=command in _CHANGES)
-        manifest = build_volume_pod(job, used, what)
-        code = await run_pod(client, namespace, manifest, partial(print, flush=True), print_note)
+        say = partial(print, flush=True)
+        code, job = await run_on_volume(
+            client, namespace, name, command, options, image=image, say=say, note=print_note
+        )
         if command == "restore" and code == SUCCEEDED:
             print_note(what_begins_it(job))
         return code

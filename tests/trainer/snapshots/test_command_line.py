@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -40,6 +41,28 @@ def test_ls_shows_newest_first_and_what_is_bad(models: Any, volume: Any, capsys:
     assert "periodic" in newest
     assert bad.split()[:3] == ["step", "1", "BAD"]
     assert "manifest.json is missing" in bad
+
+
+def test_ls_as_json_is_one_object_a_line(models: Any, volume: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    (volume.step(1) / "manifest.json").unlink()
+    aside = volume.directory / "aside" / "000000000001-000000-uid" / "step-000000000003"
+    aside.mkdir(parents=True)
+    assert main(["ls", str(volume.directory), "--json"]) == 0
+    newest, bad, set_aside = (json.loads(line) for line in capsys.readouterr().out.splitlines())
+    size = newest.pop("bytes")
+    assert size > 0
+    assert newest == {
+        "series": "step",
+        "step": 2,
+        "time": "2025-11-21T05:46:39Z",
+        "kind": "periodic",
+        "lossIsFinite": True,
+        "problem": None,
+        "setAside": False,
+    }
+    assert (bad["step"], bad["time"]) == (1, None)
+    assert "manifest.json is missing" in bad["problem"]
+    assert set_aside == {"series": "step", "step": 3, "setAside": True}
 
 
 def test_verify_reads_every_byte_and_its_exit_code_says(

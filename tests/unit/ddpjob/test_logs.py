@@ -6,12 +6,12 @@ import asyncio
 import signal
 import sys
 import threading
+from datetime import timedelta
 from typing import Any
 
 import pytest
-from aiohttp import web
 from tests.support.waiting import eventually
-from tests.unit.answers import Server, ok
+from tests.unit.ddpjob.ended_job import READ, Api
 
 from ddpjob import AsyncJob, Job
 from ddpjob.sync import run
@@ -19,55 +19,7 @@ from ddpjob_operator.cli.logs import show_logs
 from ddpjob_operator.cli.on_cluster import FAILED, REFUSED, SUCCEEDED, Cluster
 from ddpjob_operator.follow.job_lines import Volume
 from ddpjob_operator.follow.logs import Wanted
-from ddpjob_operator.runtime.client import Client
 from ddpjob_operator.runtime.errors import ApiError
-
-PREFIX = "/api/v1/namespaces/default"
-READ = ["[rank 0] step 1", "[rank 1] step 1"]
-
-
-class Api:
-    """An API server with a job that has ended, its claim, and a kubelet that runs the pod that reads the volume."""
-
-    def __init__(self, server: Server, phase: str = "Succeeded") -> None:
-        metadata = {"name": "train", "namespace": "default", "uid": "u", "creationTimestamp": "2030-01-01T00:00:00Z"}
-        self.job: dict[str, Any] | None = {"metadata": metadata, "spec": {"nodes": 2}, "status": {"phase": phase}}
-        annotations = {"training.ddpjob.io/trainer-image": "trainer:1"}
-        self.claims = {"train-shared": annotations, "mine": {}}
-        self.log, self.code, self.gone = READ, 0, threading.Event()
-        self.readers: dict[str, dict[str, Any]] = {}
-        server.answers = [self.answer]
-
-    async def answer(self, request: web.Request) -> web.StreamResponse:
-        path, name = request.path, request.path.rpartition("/")[2]
-        if request.method == "POST":
-            body = await request.json()
-            self.readers[body["metadata"]["name"]] = body
-            return ok(body)
-        if request.method == "DELETE":
-            del self.readers[name]
-            self.gone.set()
-            return ok({})
-        if path.endswith("/log"):
-            return web.Response(text="".join(f"2030-01-01T00:00:0{n}Z {line}\n" for n, line in enumerate(self.log)))
-        found: dict[str, Any] | None = None
-        if "/ddpjobs/" in path:
-            found = self.job
-        elif "/persistentvolumeclaims/" in path and name in self.claims:
-            found = {"metadata": {"name": name, "namespace": "default", "uid": "c", "annotations": self.claims[name]}}
-        elif name in self.readers:
-            ended = {"name": "logs", "state": {"terminated": {"exitCode": self.code}}}
-            found = self.readers[name] | {"status": {"phase": "Succeeded", "containerStatuses": [ended]}}
-        elif path == f"{PREFIX}/pods" or path.endswith("/ddpjobs"):
-            found = {"metadata": {"resourceVersion": "1"}, "items": []}
-        missing = {"kind": "Status", "reason": "NotFound", "message": f"{name} not found"}
-        return web.json_response(missing, status=404) if found is None else ok(found)
-
-
-@pytest.fixture
-def api(server: Server, client: Client) -> Api:
-    """The client logs in by the kubeconfig of its fixture."""
-    return Api(server)
 
 
 async def get() -> AsyncJob:
@@ -101,6 +53,34 @@ async def test_lines_are_chosen_in_the_pod_which_has_the_image_that_is_named(api
         assert container["args"][2:] == ["--attempt=0", "--rank=1", "--grep=lo.s"]
         await lines.aclose()
         assert api.readers == {}, "whoever stops early has the pod deleted"
+
+
+@pytest.mark.parametrize(
+    ("wanted", "options"),
+    [
+        ({"node": 1, "attempt": 2}, ["--attempt=2", "--node=1"]),
+        ({"tail": 5, "rank": 0}, ["--attempt=0", "--rank=0", "--tail=5"]),
+        ({"since": timedelta(minutes=1.5)}, ["--attempt=0", "--since=90"]),
+        ({"since": timedelta(milliseconds=1)}, ["--attempt=0", "--since=1"]),
+    ],
+)
+async def test_lines_are_chosen_as_the_command_does(api: Api, wanted: dict[str, Any], options: list[str]) -> None:
+    assert await asyncio.to_thread(lines_of, **wanted) == READ
+    assert api.commands == [["/mnt/shared", "train", *options]]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "said"),
+    [
+        ({"rank": 1, "node": 0}, "rank, node: a rank is on one node; give one of them"),
+        ({"tail": -1}, "tail: -1 is too small; give 0 or more"),
+        ({"since": timedelta()}, "since: 0 s is too small; give 1 s or more"),
+    ],
+)
+async def test_a_choice_that_cannot_be_is_refused(api: Api, wanted: dict[str, Any], said: str) -> None:
+    async with await get() as job:
+        with pytest.raises(ValueError, match=said):
+            await anext(job.logs(**wanted))
 
 
 async def test_a_job_that_is_gone_is_read_from_the_claim_that_was_made_for_it_or_that_is_named(api: Api) -> None:

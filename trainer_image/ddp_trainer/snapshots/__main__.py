@@ -15,11 +15,13 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import os
 import shutil
 import sys
 import time
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import get_args
 
@@ -39,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     stores = [SnapshotStore(options.directory, keep=1, fence=None, series=series) for series in get_args(Series)]
     try:
         if options.command == "ls":
-            return _ls(stores)
+            return _ls_as_json(stores) if options.json else _ls(stores)
         if options.command == "verify":
             return _verify(stores, options.step)
         if options.command == "rm":
@@ -65,6 +67,22 @@ def _ls(stores: Sequence[SnapshotStore]) -> int:
     if (request := restore.asked(directory)) is not None:
         print(f"the next attempt is asked to begin from step {request.step}")
     return 0
+
+
+def _ls_as_json(stores: Sequence[SnapshotStore]) -> int:
+    """One object a line, in the same order (docs/contracts.md section 6)."""
+    for series, info in ((store.series, info) for store in stores for info in store.list()):
+        time_or_none = None if info.time is None else _utc(info.time)
+        found = {"series": series, "step": info.step, "time": time_or_none, "kind": info.kind, "bytes": info.bytes}
+        print(json.dumps(found | {"lossIsFinite": info.loss_is_finite, "problem": info.problem, "setAside": False}))
+    for path in restore.aside_in(stores[0].directory):
+        kind, step = path.name.split("-")
+        print(json.dumps({"series": kind, "step": int(step), "setAside": True}))
+    return 0
+
+
+def _utc(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def _verify(stores: Sequence[SnapshotStore], step: int | None) -> int:
@@ -176,7 +194,9 @@ def _parser() -> argparse.ArgumentParser:
             command.add_argument("--step", type=int, action="append", required=True, help="of which; may be repeated")
         elif name == "restore":
             command.add_argument("--step", type=int, required=True, help="of which")
-        elif name != "ls":
+        elif name == "ls":
+            command.add_argument("--json", action="store_true", help="one JSON object a line")
+        else:
             command.add_argument(
                 "--step", type=int, help="this snapshot only; the default is all, or the newest valid one"
             )
