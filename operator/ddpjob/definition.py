@@ -12,6 +12,7 @@ from typing import Any
 
 import yaml
 
+from ddpjob import cell
 from ddpjob.handle import AsyncJob
 from ddpjob.sync import Job, run
 from ddpjob_operator.runtime.client import connect
@@ -31,7 +32,9 @@ class DDPJob(ScriptOptions):
     script: str | None = None
     """Path of a Python file in `folder`."""
     function: Callable[..., Any] | None = None
-    """A function of a module in `folder`. Every rank calls it with `kwargs`."""
+    """A function of a module in `folder`, or of a notebook cell, of which nothing else is sent. Every rank calls it
+    with `kwargs`.
+    """
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     """Of the function, as far as JSON has them."""
     folder: str | Path = "."
@@ -45,7 +48,9 @@ class DDPJob(ScriptOptions):
         Raises:
             BadJob: with every problem, one line each.
         """
-        submission = check(self.content(), Path(self.folder))
+        source = self._source_of_cell()
+        added = {} if source is None else {f"{cell.MODULE}.py": source.encode()}
+        submission = check(self.content(), Path(self.folder), added=added)
         if self.function is not None and submission.code is not None:
             file = self._target().partition(":")[0].replace(".", "/")
             if not {f"{file}.py", f"{file}/__init__.py"} & submission.code.paths:
@@ -69,7 +74,13 @@ class DDPJob(ScriptOptions):
         return content
 
     def to_yaml(self) -> str:
-        """A file for `ddpjob submit` and `ddpjob run`."""
+        """A file for `ddpjob submit` and `ddpjob run`.
+
+        Raises:
+            BadJob: as `content`, or the function is one of a notebook cell, which no file has.
+        """
+        if self._source_of_cell() is not None:
+            raise BadJob(("function: is in a notebook cell, which a YAML file does not have; write it into a file",))
         return yaml.safe_dump(self.content(), sort_keys=False, allow_unicode=True)
 
     def submit(self, *, namespace: str | None = None, context: str | None = None, replace: bool = False) -> Job:
@@ -103,10 +114,22 @@ class DDPJob(ScriptOptions):
         module, name = function.__module__, function.__qualname__
         if module == "__main__":  # of the script that runs now, which the ranks import by its name
             file = getattr(sys.modules["__main__"], "__file__", None)
-            module = Path(file).stem if file else ""
+            module = Path(file).stem if file else cell.MODULE if self._source_of_cell() is not None else ""
         if not module or "<" in name:
             raise BadJob((f"function: {name} cannot be imported; define it at the top of a file in the folder",))
         return f"{module}:{name}"
+
+    def _source_of_cell(self) -> str | None:
+        """The module with a function of a notebook cell; None for every other function."""
+        function = self.function
+        if function is None or function.__module__ != "__main__" or set("<.") & set(function.__qualname__):
+            return None
+        if getattr(sys.modules["__main__"], "__file__", None):
+            return None
+        try:
+            return cell.source_of(function)
+        except ValueError as error:
+            raise BadJob((f"function: {error}",)) from None
 
     def _kwargs(self) -> str:
         try:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from ddpjob_operator.core.values.job import Job
 from ddpjob_operator.submit.job import Submission, with_packed_code
-from ddpjob_operator.submit.pack import BadCode
+from ddpjob_operator.submit.pack import NOTHING, BadCode
 from ddpjob_operator.submit.pod_check import pod_problems
 from ddpjob_operator.submit.trainer_check import trainer_problems
 from ddpjob_operator.wire.jobs import InvalidJob, parse_job
@@ -30,15 +30,15 @@ class BadJob(ValueError):
         self.problems = problems
 
 
-def check(content: Any, base: Path, exclude: Iterable[Path] = ()) -> Submission:
-    """A new job, with the code that it names relative to `base`, but for what is below `exclude`: it has a new uid, is
-    created now, and has no status.
+def check(content: Any, base: Path, exclude: Iterable[Path] = (), added: Mapping[str, bytes] = NOTHING) -> Submission:
+    """A new job, with the code that it names relative to `base`, but for what is below `exclude`, and with the files
+    `added` by their paths: it has a new uid, is created now, and has no status.
 
     Raises:
         BadJob: with every problem.
     """
     try:
-        content, code = with_packed_code(content, base, exclude)
+        content, code = with_packed_code(content, base, exclude, added)
     except BadCode as error:
         raise BadJob((str(error),)) from error
     found: list[str] = []

@@ -12,7 +12,7 @@ from typing import Any
 from ddpjob_operator.api import API_VERSION, KIND
 from ddpjob_operator.api.spec import DDPJobSpec
 from ddpjob_operator.core.values.job import Job
-from ddpjob_operator.submit.pack import FETCHED, BadCode, PackedCode, name_of, pack
+from ddpjob_operator.submit.pack import FETCHED, NOTHING, BadCode, PackedCode, name_of, pack
 
 Content = dict[str, Any]
 """A DDPJob as JSON."""
@@ -87,7 +87,9 @@ def says_what_to_resume(submission: Submission) -> bool:
     return "resume" in (submission.content["spec"].get("snapshots") or {})
 
 
-def with_packed_code(content: Any, base: Path, exclude: Iterable[Path] = ()) -> tuple[Any, PackedCode | None]:
+def with_packed_code(
+    content: Any, base: Path, exclude: Iterable[Path] = (), added: Mapping[str, bytes] = NOTHING
+) -> tuple[Any, PackedCode | None]:
     """A job whose `spec.code.path`, relative to `base`, has become names of ConfigMaps and a digest.
 
     One without that field, or of another form than a DDPJob's, is returned as it is.
@@ -104,7 +106,7 @@ def with_packed_code(content: Any, base: Path, exclude: Iterable[Path] = ()) -> 
     if not isinstance(code["path"], str):
         raise BadCode(f"spec.code.path: {code['path']!r} is not a path; write the folder with the script")
     try:
-        packed = pack(base / Path(code["path"]).expanduser(), exclude)
+        packed = pack(base / Path(code["path"]).expanduser(), exclude, added)
     except BadCode as error:
         raise BadCode(f"spec.code.path: {error}") from error
     script = _field(_field(spec, "entrypoint"), "script")

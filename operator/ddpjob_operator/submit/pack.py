@@ -17,6 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path, PurePosixPath
+from types import MappingProxyType
 
 from pathspec import GitIgnoreSpec
 
@@ -26,6 +27,8 @@ MOST_PART_BYTES = 1_000_000
 """A ConfigMap holds 1 MiB (ConfigMap validation of the API server), its keys included."""
 MOST_BYTES = 64 << 20
 MOST_FILES = 10_000
+NOTHING: Mapping[str, bytes] = MappingProxyType({})
+"""No further files."""
 _HEADER_BYTES = 128
 """What a file takes in a compressed archive beside its content and its path."""
 FETCHED = ".ddpjob-code"
@@ -82,13 +85,16 @@ class PackedCode:
         return f"code {self.sha256[:12]}: {files_in_words(len(self.paths))}, {size_in_words(self.size)}"
 
 
-def pack(folder: Path, exclude: Iterable[Path] = ()) -> PackedCode:
-    """Pack the files of a folder, without those below `exclude`.
+def pack(folder: Path, exclude: Iterable[Path] = (), added: Mapping[str, bytes] = NOTHING) -> PackedCode:
+    """Pack the files of a folder, without those below `exclude`, and with others `added` by their paths in it.
 
     Raises:
-        BadCode: there is no such folder, nothing in it, or too much.
+        BadCode: there is no such folder, nothing in it, too much, or a file of a path that is added.
     """
     files, left_out = read_folder(folder, exclude)
+    if taken := sorted(added.keys() & {file.path for file in files}):
+        raise BadCode(f"{folder / taken[0]}: is the name of a file that is added; rename yours")
+    files = sorted((*files, *(File(path, 0o644, content) for path, content in added.items())), key=_path)
     return PackedCode(
         folder=folder,
         sha256=digest(files),
@@ -102,9 +108,13 @@ def pack(folder: Path, exclude: Iterable[Path] = ()) -> PackedCode:
 def digest(files: Iterable[File]) -> str:
     """SHA-256 of the list of the files in the order of their paths, a line each: mode, SHA-256 of the content, path."""
     listing = hashlib.sha256()
-    for file in sorted(files, key=lambda file: file.path.encode()):
+    for file in sorted(files, key=_path):
         listing.update(f"{file.mode:o} {hashlib.sha256(file.content).hexdigest()} {file.path}\n".encode())
     return listing.hexdigest()
+
+
+def _path(file: File) -> bytes:
+    return file.path.encode()
 
 
 def name_of(part: bytes) -> str:
@@ -163,7 +173,7 @@ def read_folder(folder: Path, exclude: Iterable[Path] = ()) -> tuple[list[File],
             File(name, 0o755 if stat.st_mode & 0o100 else 0o644, path.read_bytes())
             for name, (path, stat) in zip(sizes, found, strict=True)
         ]
-        return sorted(files, key=lambda file: file.path.encode()), left_out
+        return sorted(files, key=_path), left_out
     except UnicodeEncodeError as error:
         raise BadCode(f"{error.object!r}: is not UTF-8; rename the file, or list it in .ddpjobignore") from None
     except OSError as error:

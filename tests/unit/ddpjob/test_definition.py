@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import builtins
 import importlib
 import json
+import linecache
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -16,6 +19,7 @@ from ddp_trainer import call
 from ddp_trainer.contract.exit_codes import UserError
 from ddpjob import BadJob, DDPJob
 from ddpjob_operator.cli.job_file import read_job
+from ddpjob_operator.submit.pack import unpack
 
 MODULE = """
 def train(lr, layers=2):
@@ -90,6 +94,90 @@ def test_what_cannot_run_is_refused_with_every_problem(folder: Path, arguments: 
     with pytest.raises(BadJob) as refusal:
         DDPJob(folder=folder, **arguments).submission()
     assert said in str(refusal.value)
+
+
+def of_cell(monkeypatch: pytest.MonkeyPatch, source: str) -> Callable[..., Any]:
+    """The function `train` of a notebook cell, as IPython compiles it and keeps its source."""
+    notebook = ModuleType("__main__")
+    file = "/tmp/ipykernel_1/2.py"
+    monkeypatch.setitem(sys.modules, "__main__", notebook)
+    monkeypatch.setitem(linecache.cache, file, (len(source), None, source.splitlines(keepends=True), file))
+    exec(compile(source, file, "exec"), notebook.__dict__)
+    found: Callable[..., Any] = notebook.__dict__["train"]
+    return found
+
+
+CELL = """\
+import math
+from pathlib import Path
+
+rate = math.pi
+
+def train(lr: Path, layers=2):
+    from own_package import work
+    import sys
+    def inner():
+        return [str(layers) for layers in (layers, sys.maxsize)]
+    with open("called.txt", "w") as file:
+        file.write(f"{lr} {layers} {work.__name__} {len(inner())}")
+"""
+
+
+def test_a_function_of_a_notebook_cell_is_sent_alone(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = {path.name for path in folder.iterdir()}
+    submission = DDPJob(function=of_cell(monkeypatch, CELL), kwargs={"lr": 0.1}, folder=folder).submission()
+    assert {path.name for path in folder.iterdir()} == before
+    assert submission.code is not None
+    assert submission.job.name == "train"
+    (tmp := folder / "unpacked").mkdir()
+    for file in unpack(submission.code.parts):
+        (tmp / file.path).parent.mkdir(exist_ok=True)
+        (tmp / file.path).write_bytes(file.content)
+    monkeypatch.syspath_prepend(tmp)
+    monkeypatch.chdir(tmp)
+    for name in ("own_package", "own_package.work", "ddpjob_cell"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    call.main(submission.content["spec"]["args"])
+    assert (tmp / "called.txt").read_text() == "0.1 2 own_package.work 2"
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("rate = 1\nimport math\ndef train():\n    return rate, math.pi, len([])\n", "train uses math, rate of"),
+        ("rate = 1\ndef train(lr=rate):\n    pass\n", "train uses rate of the notebook"),
+        ("rate = 1\ndef train():\n    def inner():\n        return rate\n", "train uses rate of the notebook"),
+        ("def same(f):\n    return f\n@same\ndef train():\n    pass\n", "train uses same of the notebook"),
+        ("def train():\n    get_ipython().run_line_magic('pwd', '')\n", "train uses get_ipython of the notebook"),
+        ("class A:\n    def train():\n        pass\ntrain = A.train\n", "A.train cannot be imported"),
+    ],
+)
+def test_a_function_of_a_cell_that_uses_what_is_not_sent_is_refused(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, source: str, said: str
+) -> None:
+    monkeypatch.setattr(builtins, "get_ipython", None, raising=False)
+    with pytest.raises(BadJob, match=said):
+        DDPJob(function=of_cell(monkeypatch, source), folder=folder).submission()
+
+
+def test_a_function_whose_source_is_not_known_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    function = of_cell(monkeypatch, CELL)
+    monkeypatch.delitem(linecache.cache, function.__code__.co_filename)
+    with pytest.raises(BadJob, match="define it at the top of a file in the folder"):
+        DDPJob(function=function, folder=folder).submission()
+
+
+def test_a_file_with_the_name_of_the_module_of_cells_is_not_replaced(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "ddpjob_cell.py").write_text("")
+    with pytest.raises(BadJob, match=r"ddpjob_cell\.py: is the name of a file that is added; rename yours"):
+        DDPJob(function=of_cell(monkeypatch, CELL), folder=folder).submission()
+
+
+def test_a_function_of_a_cell_has_no_yaml(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(BadJob, match="write it into a file"):
+        DDPJob(function=of_cell(monkeypatch, CELL), folder=folder).to_yaml()
 
 
 def test_arguments_that_json_has_not_are_refused(folder: Path, function: Callable[..., Any]) -> None:
