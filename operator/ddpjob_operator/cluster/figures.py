@@ -11,12 +11,10 @@ from ddpjob_operator.cluster.cache import Key
 from ddpjob_operator.core.ledger.goodput import seconds_of
 from ddpjob_operator.core.ledger.usage import until_deleted, usage_between, with_usage
 from ddpjob_operator.core.ledger.waits import waits_between
+from ddpjob_operator.core.values import conditions as cond
 from ddpjob_operator.core.values.job import SHOWN_DIGEST, Job
 from ddpjob_operator.metric_table import DELETED
 from ddpjob_operator.metrics import JobFigures
-
-ATTENTION = ("Degraded", "SnapshotsFailing", "LossNotFinite", "ShutdownTooShort")
-"""Conditions that have a series. The phase says what the others say."""
 
 
 def figures(key: Key, job: Job | None, status: DDPJobStatus, default_image: str) -> JobFigures:
@@ -47,7 +45,11 @@ def figures(key: Key, job: Job | None, status: DDPJobStatus, default_image: str)
         code=(job.code_digest or "")[:SHOWN_DIGEST] if job else "",
         queue=_queue(job.spec) if job else "",
         owner=job.owner if job else "",
-        conditions={each.type: each.reason for each in status.conditions if _needs_attention(each.type, each.status)},
+        conditions={
+            each.type: each.reason
+            for each in status.conditions
+            if each.type in cond.ATTENTION and each.status == "True"
+        },
         disruptions=status.disruptions,
         goodput=goodput.ratio if goodput else None,
         recomputed_steps=goodput.recomputed_steps if goodput else None,
@@ -105,7 +107,3 @@ def _count_ended(namespace: str, status: DDPJobStatus, outcome: str) -> None:
 
 def _queue(spec: DDPJobSpec) -> str:
     return (spec.scheduling.queue if spec.scheduling else None) or ""
-
-
-def _needs_attention(condition: str, status: str) -> bool:
-    return condition in ATTENTION and status == "True"

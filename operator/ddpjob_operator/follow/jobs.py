@@ -194,5 +194,4 @@ def _queue(spec: Any) -> str:
 
 
 def _attention(status: DDPJobStatus) -> Sequence[Any]:
-    wanted = (cond.DEGRADED, cond.SNAPSHOTS_FAILING, cond.SHUTDOWN_TOO_SHORT)
-    return [item for item in status.conditions if item.type in wanted and item.status == "True"]
+    return [item for item in status.conditions if item.type in cond.ATTENTION and item.status == "True"]

@@ -118,7 +118,17 @@ def _succeeded(seen: Seen) -> Answer:
     status = seen.status
     took = _between(status.start_time, status.completion_time)
     headline = f"{seen.name}: Succeeded {_ago(status.completion_time, seen.now)} ago{f', after {took}' if took else ''}"
-    return Answer(headline, (*_progress(seen), *_lost(status), *_time(status.goodput), *_attempts(status.failures)))
+    return Answer(
+        headline,
+        (
+            *_progress(seen),
+            # what else needed attention is over with the job
+            *_attention(seen, cond.LOSS_NOT_FINITE),
+            *_lost(status),
+            *_time(status.goodput),
+            *_attempts(status.failures),
+        ),
+    )
 
 
 def _failed(seen: Seen) -> Answer:
@@ -152,7 +162,7 @@ def _running(seen: Seen) -> Answer:
         headline,
         (
             *_progress(seen),
-            *_attention(seen),
+            *_attention(seen, *cond.ATTENTION),
             *_section("Ranks", *pace.ranks),
             *_section("Slowed by", *pace.slowed_by),
             *_time(status.goodput),
@@ -236,11 +246,9 @@ def _progress(seen: Seen) -> tuple[Section, ...]:
     return _section("Progress", *lines)
 
 
-def _attention(seen: Seen) -> tuple[Section, ...]:
-    """What a running job complains of."""
-    found = (
-        _holding(seen.status, kind, "True") for kind in (cond.DEGRADED, cond.SNAPSHOTS_FAILING, cond.SHUTDOWN_TOO_SHORT)
-    )
+def _attention(seen: Seen, *kinds: str) -> tuple[Section, ...]:
+    """What a job complains of, of these conditions."""
+    found = (_holding(seen.status, kind, "True") for kind in kinds)
     lines = [line for item in found if item is not None for line in (_line(item), _action(item)) if line]
     return _section("Needs attention", *lines)
 

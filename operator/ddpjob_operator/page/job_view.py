@@ -139,8 +139,8 @@ def job_view(detail: Detail) -> JobView:
     return JobView(
         row=row,
         headline=_sentence(detail.answer.headline.removeprefix(f"{job.name}: ")),
-        # what a job that runs is asked about needs attention
-        answer_tone="waiting" if row.tone == "running" else row.tone,
+        # what is said of a job that runs, or has succeeded, needs attention
+        answer_tone="waiting" if row.tone in ("running", "good") else row.tone,
         todo=_lines_of(detail, _TODO),
         lost=_lines_of(detail, _LOST),
         sections=tuple(sections),

@@ -104,6 +104,16 @@ def test_the_summary_has_what_a_person_asks_first() -> None:
     ]
 
 
+@pytest.mark.parametrize("phase", ["Running", "Succeeded"])
+def test_the_summary_says_that_the_loss_is_not_finite(phase: str) -> None:
+    said = "the loss is NaN or infinite since step 12"
+    found = {"type": "LossNotFinite", "status": "True", "reason": "NonFiniteLoss", "message": said,
+             "lastTransitionTime": NOW.isoformat()}  # fmt: skip
+    assert f"  Condition  LossNotFinite: NonFiniteLoss: {said}" in summary_lines(
+        job("digits", 12, phase, conditions=[found]), NOW
+    )
+
+
 @pytest.mark.parametrize(
     ("shared", "words"),
     [

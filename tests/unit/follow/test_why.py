@@ -230,6 +230,25 @@ def test_a_running_job_says_how_far_it_is_what_it_complains_of_and_where_its_tim
     )
 
 
+@pytest.mark.parametrize("phase", ["Running", "Succeeded"])
+def test_a_loss_that_is_not_finite_needs_attention_also_once_the_job_has_succeeded(phase: str) -> None:
+    answer = why(
+        seen(
+            phase=phase,
+            completionTime=NOW if phase == "Succeeded" else None,
+            conditions=[condition("LossNotFinite", "NonFiniteLoss", "the loss is NaN or infinite since step 12")],
+        )
+    )
+    (found,) = (section.lines for section in answer.sections if section.title == "Needs attention")
+    assert found[0] == "NonFiniteLoss: the loss is NaN or infinite since step 12"
+    assert found[1].startswith("Lower the learning rate, clip gradients, or check the data.")
+
+
+def test_what_a_job_that_has_succeeded_had_complained_of_is_over() -> None:
+    conditions = [condition("SnapshotsFailing", "SavesFail", "No space left on device")]
+    assert "SavesFail" not in why(seen(phase="Succeeded", completionTime=NOW, conditions=conditions)).text()
+
+
 def test_a_suspended_job_says_who_resumes_it() -> None:
     alone = why(seen(phase="Suspended", conditions=[condition("Suspended", "Suspended", "")]))
     assert alone.headline == "digits: Suspended for 4m00s"

@@ -157,9 +157,11 @@ def test_the_page_begins_with_the_answer_and_what_to_do() -> None:
     assert view.sections == (("Cause", ("it broke",)),)
 
 
-def test_what_a_running_job_complains_of_is_marked_as_such() -> None:
-    view = job_view(detail(job(), Section("Needs attention", ("FewerNodes: 1 of 2",))))
-    assert (view.row.tone, view.answer_tone) == ("running", "waiting")
+@pytest.mark.parametrize(("phase", "tone"), [("Running", "running"), ("Succeeded", "good")])
+def test_what_a_job_complains_of_is_marked_as_such(phase: str, tone: str) -> None:
+    view = job_view(detail(job(phase=phase), Section("Needs attention", ("NonFiniteLoss: since step 12",))))
+    assert (view.row.tone, view.answer_tone) == (tone, "waiting")
+    assert view.sections == (("Needs attention", ("NonFiniteLoss: since step 12",)),)
 
 
 def test_the_slowest_rank_is_shown_with_the_table_of_ranks_and_what_slows_all_with_the_answer() -> None:

@@ -19,6 +19,9 @@ LOSS_NOT_FINITE = "LossNotFinite"
 COMPLETE = "Complete"
 FAILED = "Failed"
 
+ATTENTION = (DEGRADED, SNAPSHOTS_FAILING, LOSS_NOT_FINITE, SHUTDOWN_TOO_SHORT)
+"""Those that need attention while they are True. The phase says what the others say."""
+
 REASON_LIMIT = 1024
 MESSAGE_LIMIT = 32768
 
