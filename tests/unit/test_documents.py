@@ -1,7 +1,10 @@
-"""Documents are true: links resolve, YAML is valid, commands and settings exist, terms are those of the glossary."""
+"""Documents are true: links resolve, YAML is valid, commands and settings exist, terms are those of the glossary. So
+are messages that name values of the chart.
+"""
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 import subprocess
@@ -149,10 +152,44 @@ def test_every_file_that_the_architecture_names_is_there() -> None:
 @pytest.mark.parametrize("page", WRITTEN, ids=_name)
 def test_every_value_that_helm_is_given_in_a_document_is_one_of_the_chart(page: Path) -> None:
     for key in re.findall(r"--set ([\w.]+)=", page.read_text()):
-        found = yaml.safe_load((ROOT / "charts/ddpjob-operator/values.yaml").read_text())
-        for part in key.split("."):
-            assert part in found, key
-            found = found[part]
+        assert _is_value_of_the_chart(key), key
+
+
+def _is_value_of_the_chart(key: str) -> bool:
+    found = yaml.safe_load((ROOT / "charts/ddpjob-operator/values.yaml").read_text())
+    for part in key.split("."):
+        if not isinstance(found, dict) or part not in found:
+            return False
+        found = found[part]
+    return True
+
+
+_OF_CHART = re.compile(r"\bchart value ([\w.]*\w)|\bset ([\w.]*\w)(?:: \w+)? in (?:the|its) chart\b")
+"""How messages name a value of the chart."""
+
+
+def test_every_value_of_the_chart_that_a_message_names_is_one() -> None:
+    messages = [
+        (path.name, text)
+        for path in sorted((ROOT / "operator").rglob("*.py"))
+        for text in _messages(ast.parse(path.read_text()))
+        if re.search(r"\bchart\b", text)
+    ]
+    assert len(messages) >= 5
+    for file, text in messages:
+        named = [value or set_to for value, set_to in _OF_CHART.findall(text)]
+        assert named, f"{file}: write `chart value NAME` or `set NAME in the chart`, for this test: {text}"
+        assert [name for name in named if not _is_value_of_the_chart(name)] == [], f"{file}: {text}"
+
+
+def _messages(module: ast.Module) -> list[str]:
+    """The strings of a module that are no docstrings."""
+    docstrings = {id(node.value) for node in ast.walk(module) if isinstance(node, ast.Expr)}
+    return [
+        node.value
+        for node in ast.walk(module)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings
+    ]
 
 
 def _section(page: Path, heading: str) -> str:

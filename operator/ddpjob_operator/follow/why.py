@@ -108,7 +108,7 @@ def _unseen(seen: Seen) -> Answer:
         (
             _todo(
                 "Check that the operator runs and serves this namespace: kubectl get pods -A -l "
-                "app.kubernetes.io/name=ddpjob-operator; its chart value watchNamespaces lists the namespaces."
+                "app.kubernetes.io/name=ddpjob-operator; its chart value watch.namespaces lists the namespaces."
             ),
         ),
     )
