@@ -112,6 +112,8 @@ async def test_a_run_is_watched_moving_failing_and_explained(
             assert await tab.run("document.querySelectorAll('#time .wide .attempt').length") == 2
             assert f"finished after {STEPS} steps" in await tab.text("#log")
             assert " samples/s at step 920; the least is " in await tab.text("#throughput")
+            (loss,) = re.findall(r"Loss\s+(\S+)\s+at step 920", await tab.text("#progress .figures"))
+            assert f" to {loss} at step 920; the least is " in await tab.text("#loss")
             assert await tab.run("document.querySelectorAll('#throughput .wide .band').length") == 2
             assert tab.complaints == []
             plant(shared)

@@ -94,7 +94,7 @@ class Progress(APIModel):
     """Total number of optimizer steps of the run, if known."""
 
     loss: float | None = None
-    """Training loss of the last reported step, averaged over all ranks."""
+    """Training loss of the last reported step, or of the one before while it trains, averaged over all ranks."""
 
     samples_per_second: float | None = None
     """Training throughput of all ranks together."""

@@ -197,7 +197,7 @@ def _figures(detail: Detail, row: Row) -> tuple[Figure, ...]:
     saved = _ago(snapshot.time, now) if snapshot and snapshot.time else ""
     found = [
         Figure("Ends in", row.eta) if row.eta else None,
-        Figure("Loss", row.loss, detail=f"at step {row.step:,}") if row.loss else None,
+        _loss(detail, row),
         *(
             Figure(name.replace("_", " "), f"{value:.4g}")
             for name, value in sorted((progress.metrics or {}).items() if progress else ())
@@ -211,6 +211,14 @@ def _figures(detail: Detail, row: Row) -> tuple[Figure, ...]:
         Figure("Time", seconds_in_words(ran.total_seconds())) if ran else None,
     ]
     return tuple(figure for figure in found if figure is not None)
+
+
+def _loss(detail: Detail, row: Row) -> Figure | None:
+    """That of the newest step in the chart: while a job trains, its status may have the loss of the step before."""
+    newest = next((point for point in reversed(detail.course.kept) if point.loss is not None), None)
+    if newest is not None:
+        return Figure("Loss", f"{newest.loss:.4g}", detail=f"at step {newest.step:,}")
+    return Figure("Loss", row.loss, detail="as last reported") if row.loss else None
 
 
 def _ranks(detail: Detail) -> str:

@@ -47,6 +47,19 @@ def test_a_phase_is_shown_and_its_time_is_no_step(attach: Any, tmp_path: Path) -
     assert "validate" in beat["phaseSeconds"]
 
 
+def test_the_loss_of_the_last_step_is_reported_at_the_end(attach: Any, tmp_path: Path) -> None:
+    """While it trains, the report of a step has the loss of the one before: to have its own, the step would wait."""
+    model, optimizer = model_and_optimizer()
+    run = attach(model, optimizer)
+    run.resume()
+    for loss in (3.0, 2.0, 1.0):
+        step(model, optimizer)
+        run.step_end(loss)
+    run.finish()
+    (beat,) = read_heartbeats(tmp_path / "run")
+    assert (beat["step"], beat["loss"]) == (3, 1.0)
+
+
 def test_an_unknown_phase_names_those_that_there_are(attach: Any) -> None:
     with pytest.raises(UserError, match="the phases are load, validate, save"), attach().phase("compile"):
         pass

@@ -10,10 +10,11 @@ import pytest
 from ddpjob_operator.api.status import Goodput
 from ddpjob_operator.core.ledger.ranks import RankRow, Reports
 from ddpjob_operator.follow.why import Answer, Section
-from ddpjob_operator.page.job_view import job_view
+from ddpjob_operator.page.charts import StepChart
+from ddpjob_operator.page.job_view import Figure, job_view
 from ddpjob_operator.page.list_view import Filter, list_view, row_of, size_in_words
 from ddpjob_operator.page.timeline import attempts_of, shares, timeline
-from ddpjob_operator.page.values import STOPPED, Detail, EventRow, JobRecord, SnapshotRow
+from ddpjob_operator.page.values import STOPPED, Course, Detail, EventRow, JobRecord, LossPoint, SnapshotRow
 from ddpjob_operator.wire.jobs import parse_status
 
 NOW = datetime(2030, 1, 1, 12, 0, tzinfo=UTC)
@@ -162,6 +163,22 @@ def test_what_a_job_complains_of_is_marked_as_such(phase: str, tone: str) -> Non
     view = job_view(detail(job(phase=phase), Section("Needs attention", ("NonFiniteLoss: since step 12",))))
     assert (view.row.tone, view.answer_tone) == (tone, "waiting")
     assert view.sections == (("Needs attention", ("NonFiniteLoss: since step 12",)),)
+
+
+def test_the_figure_and_the_caption_of_the_chart_have_the_same_loss() -> None:
+    """The status has that of the step before, while a job trains."""
+    course = Course(kept=tuple(LossPoint(step, loss, 0) for step, loss in ((918, 0.002), (919, 0.0008), (920, 0.001))))
+    view = job_view(detail(job(progress={"step": 920, "loss": 0.0008}), course=course))
+    (figure,) = (each for each in view.figures if each.title == "Loss")
+    assert (figure.value, figure.detail) == ("0.001", "at step 920")
+    assert view.chart is not None
+    assert isinstance(view.chart.wide, StepChart)
+    assert "to 0.001 at step 920; the least is 0.0008 at step 919." in view.chart.wide.summary
+
+
+def test_a_loss_that_only_the_status_has_is_said_to_be_of_no_certain_step() -> None:
+    view = job_view(detail(job(progress={"step": 920, "loss": 0.0008})))
+    assert Figure("Loss", "0.0008", detail="as last reported") in view.figures
 
 
 def test_the_slowest_rank_is_shown_with_the_table_of_ranks_and_what_slows_all_with_the_answer() -> None:

@@ -516,6 +516,7 @@ class Run:
         """Save and wait. Raises RuntimeError if the volume would not take it: then this was no orderly end."""
         assert self._snapshots is not None
         self._steps.record_loss()
+        self._heartbeat.last_loss_is(self._log.losses.last_loss)
         self._heartbeat.enter("save")
         saved = self._snapshots.save(self._steps.progress, kind=kind, wait=True)
         self._snapshots.close()

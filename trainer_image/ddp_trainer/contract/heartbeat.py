@@ -220,6 +220,14 @@ class Heartbeat:
             else:
                 self._flush_if_due(now)
 
+    def last_loss_is(self, loss: float | None) -> None:
+        """Training is done, or stops: the loss of its last step, which comes after the step; written with what comes
+        next. None where nobody has said one.
+        """
+        if loss is not None:
+            with self._lock:
+                self._loss = loss
+
     def epochs_are(self, finished: int) -> None:
         """Training is done, and so many epochs are; written with what comes next."""
         with self._lock:
