@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from math import isfinite
 
-from ddpjob_operator.api.status import FailureStatus
+from ddpjob_operator.api.status import FailureStatus, Phase
 from ddpjob_operator.core.ledger.summary import duration
 from ddpjob_operator.follow.logs import Line
 from ddpjob_operator.follow.why import Section
@@ -102,6 +102,10 @@ class JobView:
 
     row: Row
     headline: str
+    has_failed: bool
+    """Its failures then come before its progress."""
+    has_nothing_to_draw: bool
+    """It has failed before its first step."""
     answer_tone: str
     todo: tuple[str, ...]
     lost: tuple[str, ...]
@@ -139,6 +143,8 @@ def job_view(detail: Detail) -> JobView:
     return JobView(
         row=row,
         headline=_sentence(detail.answer.headline.removeprefix(f"{job.name}: ")),
+        has_failed=job.phase == Phase.FAILED,
+        has_nothing_to_draw=job.phase == Phase.FAILED and row.step is None,
         # what is said of a job that runs, or has succeeded, needs attention
         answer_tone="waiting" if row.tone in ("running", "good") else row.tone,
         todo=_lines_of(detail, _TODO),

@@ -199,6 +199,33 @@ async def test_a_job_with_nothing_yet_has_every_part(client: Browser, folder: Fo
     await page(client, "/jobs/local/digits/logs")
 
 
+def parts_of(text: str) -> list[str]:
+    """The headings of a page, in their order."""
+    return re.findall(r"<h2[^>]*>(.*?)</h2>", text)
+
+
+async def test_a_job_that_failed_before_its_first_step_begins_with_its_failure(client: Browser, folder: Folder) -> None:
+    failed = STATUS | {"progress": None, "conditions": [], "failures": [FAILURE | {"step": None}]}
+    folder.status("digits", **(failed | {"lastFailure": FAILURE | {"step": None}}))
+    text, _ = await page(client, "/jobs/local/digits")
+    assert parts_of(text)[:4] == ["Why", "Failures", "Progress", "Time"]
+    assert "No losses." not in text
+    assert "No throughput." not in text
+
+
+async def test_a_job_that_failed_later_begins_with_its_failure_and_has_its_charts(
+    client: Browser, folder: Folder
+) -> None:
+    whole_job(folder, "digits")
+    text, _ = await page(client, "/jobs/local/digits")
+    assert parts_of(text)[:5] == ["Why", "Failures", "Progress", "Loss", "Throughput"]
+    folder.status("digits", **(STATUS | {"phase": "Running", "conditions": [], "completionTime": None}))
+    folder.holds("digits")
+    text, _ = await page(client, "/jobs/local/digits")
+    assert parts_of(text)[:4] == ["Progress", "Loss", "Throughput", "Time"]
+    assert parts_of(text).count("Failures") == 1
+
+
 def test_templates_are_compiled_before_the_first_request(folder: Folder) -> None:
     environment = next(
         value for value in make_app(FolderSource.at(folder.root)).values() if isinstance(value, Environment)
