@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ddpjob_operator.core.failure.detect import Failure
+from ddpjob_operator.core.failure.raised import advice_on_exception
 from ddpjob_operator.core.failure.symptoms import recognise
 
 ADVICE: dict[str, str] = {
@@ -115,16 +116,22 @@ def advice_for(reason: str) -> str:
     return ADVICE.get(reason, "")
 
 
-def diagnose(failure: Failure) -> Diagnosis:
-    """The diagnosis of `failure`."""
+def diagnose(failure: Failure, resumes_after: int | None = None) -> Diagnosis:
+    """The diagnosis of `failure`.
+
+    `resumes_after` is for the advice: the step of the snapshot that the job, applied again, resumes from, or None.
+    """
     exception = failure.report.exception if failure.report else ""
     symptom = recognise(failure.reason, f"{failure.message}\n{exception}" if exception else failure.message)
     reason = (symptom.reason if symptom else "") or failure.reason
     moved = reason != "Stalled" or bool(failure.step)  # before the first step, a slow environment is as likely
+    advice = symptom.advice if symptom else ""
+    if not advice and reason == "WorkerException" and failure.report:
+        advice = advice_on_exception(failure.report, resumes_after)
     crashed = reason == "WorkerKilled" and failure.signal is not None and failure.signal not in FROM_OUTSIDE
     return Diagnosis(
         reason,
-        (symptom.advice if symptom else "") or advice_for(reason),
+        advice or advice_for(reason),
         deterministic=(crashed or reason in DETERMINISTIC) and moved and not (symptom and symptom.changes),
         node_suspect=reason in NODE_SUSPECT,
     )

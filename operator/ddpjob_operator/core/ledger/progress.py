@@ -78,7 +78,9 @@ def with_failure(look: Look, failure: Failure, log_tail: str = "") -> Look:
 
 def failure_status(status: DDPJobStatus, failure: Failure, now: datetime, log_tail: str = "") -> FailureStatus:
     """The post-mortem that is kept after the pods are gone."""
-    reached, diagnosis = status.progress.step if status.progress else None, diagnose(failure)
+    reached = status.progress.step if status.progress else None
+    saved = status.snapshot.step if status.snapshot else None
+    diagnosis = diagnose(failure, saved)
     return FailureStatus(
         attempt=status.attempt,
         time=now,
@@ -91,7 +93,7 @@ def failure_status(status: DDPJobStatus, failure: Failure, now: datetime, log_ta
         reason=diagnosis.reason,
         message=failure.message[:MESSAGE_LIMIT],
         step=failure.step if failure.step is not None else reached,
-        snapshot_step=status.snapshot.step if status.snapshot else None,
+        snapshot_step=saved,
         advice=diagnosis.advice,
         log_tail=log_tail,
     )

@@ -16,7 +16,7 @@ from looks import at
 from ddpjob_operator.api.status import DDPJobStatus, SnapshotStatus
 from ddpjob_operator.core.failure.detect import Failure, Retry
 from ddpjob_operator.core.ledger.progress import MESSAGE_LIMIT, failure_status, with_final_report, with_report
-from ddpjob_operator.core.values.trainer_report import read_status
+from ddpjob_operator.core.values.trainer_report import TerminationReport, read_status
 
 TIME = NOW.timestamp()
 REPORT = {
@@ -131,6 +131,16 @@ def test_the_post_mortem_keeps_what_the_pods_take_with_them() -> None:
 
 def test_the_step_that_the_failing_rank_told_wins_over_the_last_report() -> None:
     assert failure_status(after(REPORT), Failure("X", "", Retry.YES, step=125), NOW).step == 125
+
+
+def test_the_advice_names_the_snapshot_that_the_job_applied_again_resumes_from() -> None:
+    report = TerminationReport(
+        exception="ValueError: x", traceback='  File "/mnt/shared/train.py", line 7, in <module>'
+    )
+    failure = Failure("WorkerException", "rank 0 raised ValueError: x", Retry.YES, report=report)
+    what = "Correct the ValueError in train.py, line 7, and apply the job again"
+    assert failure_status(after(REPORT), failure, NOW).advice == f"{what}: it resumes from the snapshot of step 100."
+    assert failure_status(DDPJobStatus(), failure, NOW).advice == f"{what}; it has no snapshot to resume from."
 
 
 def test_a_long_message_is_cut() -> None:
