@@ -34,7 +34,7 @@ class Cluster:
 
 
 def show_watch(cluster: Cluster, name: str) -> int:
-    """Show the job until it has ended; the exit code is the job's."""
+    """Show the job until it has ended; 0 if it has succeeded, 1 if it failed."""
 
     async def ask(client: Client, namespace: str) -> int:
         with display_for(sys.stdout) as display:

@@ -26,8 +26,8 @@ _DURATION = re.compile(r" for [\w ]+:")
 
 
 def submit(cluster: Cluster, submission: Submission, *, replace: bool, detach: bool, form: Form | None = None) -> int:
-    """Send the job and print what its ranks print until it has ended; the exit code is the job's. With `form` print the
-    object that is created, and nothing else.
+    """Send the job and print what its ranks print until it has ended; 0 if it has succeeded, 1 if it failed. With
+    `form` print the object that is created, and nothing else.
     """
     name = submission.job.name
     for note in submission.code.left_out if submission.code else ():
