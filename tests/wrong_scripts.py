@@ -37,6 +37,7 @@ from ddpjob_operator.local.volume import open_shared
 ROOT = Path(__file__).parents[1]
 SCRIPTS = ROOT / "tests/fixtures/wrong_scripts"
 PAGE = ROOT / "docs/troubleshooting.md"
+JOB = "wrong"
 
 GROUPS = {
     "Exceptions": [
@@ -134,7 +135,7 @@ def run(name: str, folder: Path) -> Row:
     """Run one script as a job, with `folder` as the volume."""
     shared = open_shared(folder)
     shutil.copy(SCRIPTS / f"{name}.py", shared)
-    job = new_job("wrong", _spec(name))
+    job = new_job(JOB, _spec(name))
     began = time.monotonic()
     outcome = asyncio.run(local_run.run(job, shared, PlainDisplay(io.StringIO())))
     now = datetime.now(UTC)

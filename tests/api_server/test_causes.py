@@ -1,4 +1,6 @@
-"""What keeps a gang from starting is in the job's conditions: why, of which pod, and what to do about it."""
+"""What keeps a gang from starting is in the job's conditions, and `ddpjob why` begins with it: why, of which pod, and
+what to do about it.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +9,7 @@ from typing import Any
 
 import pytest
 from tests.api_server.harness import Cluster, Operator
+from tests.api_server.test_follow import ddpjob
 from tests.support.waiting import eventually_async
 
 WAITING = {
@@ -56,6 +59,16 @@ def unscheduled(message: str) -> dict[str, Any]:
     return {"conditions": [reason]}
 
 
+async def why_begins_with(condition: dict[str, Any], cluster: Cluster, name: str = "digits") -> str:
+    """The answer of `ddpjob why`, whose headline says what this condition says."""
+    answer = await ddpjob(cluster, "why", name, "-n", cluster.namespace)
+    assert answer.code == 0, answer.err
+    headline = answer.out.partition("\n")[0]
+    assert headline.startswith(f"{name}: Starting for ")
+    assert headline.endswith(f": {condition['reason']}: {condition['message'].splitlines()[0]}")
+    return answer.out
+
+
 @pytest.mark.fault(26, 27, 33)
 async def test_what_a_pod_waits_for_is_a_condition_of_the_job(cluster: Cluster, operator: Operator) -> None:
     for reason, message in WAITING.items():
@@ -69,6 +82,7 @@ async def test_what_a_pod_waits_for_is_a_condition_of_the_job(cluster: Cluster, 
         assert f"pod {name}-0-1: {message.rstrip('.')}" in degraded["message"]
         assert ADVICE[cause] in degraded["message"]
         assert (await cluster.status(name))["phase"] == "Starting"
+        await why_begins_with(degraded, cluster, name)
     for cause in UNSCHEDULABLE:
         scheduled = await cluster.condition("Scheduled", "Unschedulable", job_name(cause))
         assert scheduled["status"] == "False"
@@ -99,6 +113,7 @@ async def test_a_volume_that_cannot_be_mounted_is_found_in_the_events_of_its_pod
     degraded = await cluster.condition("Degraded", "FailedMount")
     assert f'pod {second["name"]}: MountVolume.SetUp failed for volume "key"' in degraded["message"]
     assert "Create it in the job's namespace" in degraded["message"]
+    await why_begins_with(degraded, cluster)
     await cluster.runs(second["name"])
     status = await cluster.phase_is("Running")
     assert {item["type"]: item["status"] for item in status["conditions"]}["Degraded"] == "False"
@@ -140,6 +155,7 @@ async def test_what_the_api_server_refuses_is_a_condition_too(cluster: Cluster, 
         assert "the API server rejected Pod" in degraded["message"]
         assert said in degraded["message"]
         assert advice in degraded["message"]
+        await why_begins_with(degraded, cluster, name)
     assert await cluster.pods() == []
 
 
@@ -151,7 +167,9 @@ async def test_a_gang_that_a_queue_holds_back_waits_without_being_degraded(
     gated = {"type": "PodScheduled", "status": "False", "reason": "SchedulingGated", "message": "blocked by a gate"}
     for pod in pods:
         await cluster.report(pod, {"phase": "Pending", "conditions": [gated]})
-    assert (await cluster.condition("Scheduled", "SchedulingGated"))["status"] == "False"
+    scheduled = await cluster.condition("Scheduled", "SchedulingGated")
+    assert scheduled["status"] == "False"
+    assert "Wait for the queue." in await why_begins_with(scheduled, cluster)
 
     async def let_go() -> bool:
         await cluster.runs(*pods)
