@@ -56,7 +56,7 @@ def _replacements(look: Look) -> tuple[Action, ...]:
 
 def _tend(look: Look) -> Plan:
     """Delete what older attempts left, keep as many spares as wanted, restore children, and update the status."""
-    actions = [*discard(look, left_over(look)), *syncs(look)]
+    actions: list[Action] = [*discard(look, left_over(look)), *syncs(look)]
     for wanted in (_replacements(look), spare_actions(look), lost_children(look)):  # each may need the Service
         actions += [action for action in wanted if action not in actions]
     look = with_problems(with_node_counts(look, len(ready_spares(look))))
