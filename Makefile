@@ -35,22 +35,22 @@ test: lint tools  ## everything: style, types, layers, and every test, three tie
 check: $(VENV)/.dev  ## lint, and every test that starts no process of the trainer, on all cores: under a minute
 	@$(MAKE) --no-print-directory -j --output-sync=target lint check-in-process
 
-busy-test: $(VENV)/.dev  ## `make test` five times beside four busy processes; prints time and counts of each run
+busy-test: $(VENV)/.dev tools  ## `make test` five times beside four busy processes; prints time and counts of each run
 	$(BIN)/python -m tests.support.busy
 
 check-in-process: $(VENV)/.dev
 	$(PYTEST) -q -n auto -m "not processes" tests/unit tests/trainer
 
-test-unit: $(VENV)/.dev  ## decisions alone, no process of the trainer: under 30 s
+test-unit: $(VENV)/.dev tools  ## decisions alone, no process of the trainer: under 30 s
 	$(PYTEST) -q tests/unit
 
-test-trainer: $(VENV)/.dev  ## the trainer under real torchrun
+test-trainer: $(VENV)/.dev tools  ## the trainer under real torchrun
 	$(PYTEST) tests/trainer
 
-test-local: $(VENV)/.dev  ## whole jobs on this machine
+test-local: $(VENV)/.dev tools  ## whole jobs on this machine
 	$(PYTEST) tests/local
 
-test-api: $(VENV)/.dev  ## the operator against a real API server
+test-api: $(VENV)/.dev tools  ## the operator against a real API server
 	$(PYTEST) tests/api_server
 
 test-cluster: $(VENV)/.dev  ## real pods on real nodes
@@ -59,7 +59,7 @@ test-cluster: $(VENV)/.dev  ## real pods on real nodes
 test-gpu: $(VENV)/.dev  ## what needs CUDA: one GPU is enough, with an environment whose torch has CUDA
 	$(PYTEST) tests/gpu
 
-test-packaging: $(VENV)/.dev  ## chart, manifests, images, installed environments
+test-packaging: $(VENV)/.dev tools  ## chart, manifests, images, installed environments
 	$(PYTEST) tests/packaging
 
 lint: lint-style lint-types lint-layers lint-files  ## ruff, mypy, import layers, Dockerfiles, generated files
@@ -207,12 +207,16 @@ python-venv:
 	  apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends python3-venv >/dev/null; \
 	else echo "Python's venv module is missing; install it, on Debian or Ubuntu: sudo apt-get install python3-venv"; exit 1; fi
 
-# what some tests run and a fresh Debian lacks; elsewhere those tests skip and say so
-tools: $(VENV)/.dev
-	@command -v promtool >/dev/null && command -v shellcheck >/dev/null && command -v chromium >/dev/null && \
-	  command -v zsh >/dev/null && command -v fish >/dev/null || \
-	  tests/cluster/cluster.sh need prometheus shellcheck chromium zsh fish || \
-	  echo "promtool, shellcheck, chromium, zsh or fish is missing and cannot be installed here: their tests will be skipped"
+# what some tests run and a fresh Debian lacks; elsewhere those tests skip and say so, or fail if DDPJOB_REQUIRE names them
+tools:
+	@has() { for name; do command -v "$$name" >/dev/null && return; done; return 1; }; \
+	missing=$$( \
+	  has promtool || echo prometheus; \
+	  has chromium chromium-browser google-chrome || echo chromium; \
+	  for name in shellcheck zsh fish; do has $$name || echo $$name; done \
+	); \
+	[ -z "$$missing" ] || tests/cluster/cluster.sh need $$missing || \
+	  echo "missing here, and not to be installed:" $$missing
 
 # torch first and on its own: a build that is there already satisfies every range
 $(VENV)/.torch: requirements/torch.txt | $(BIN)/python

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, settings
-from tests.kubernetes import required_tiers
 from tests.support.durations import Durations
 from tests.support.leftovers import leftovers, name_this_run
+from tests.support.tiers import required_tiers
 
 if TYPE_CHECKING:
     from xdist.remote import Producer

@@ -1,8 +1,4 @@
-"""A cluster for tests, demos and benchmarks: one that is there already, or one for the block alone.
-
-`DDPJOB_REQUIRE=api,cluster` names the tiers that must run: there, a machine that cannot have a cluster is a failure.
-Without it their tests skip.
-"""
+"""A cluster for tests, demos and benchmarks: one that is there already, or one for the block alone."""
 
 from __future__ import annotations
 
@@ -12,12 +8,8 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NoReturn
-
-import pytest
 
 SCRIPTS = Path(__file__).parent / "cluster"
-TIERS = frozenset({"api", "cluster"})
 EXIT_IMPOSSIBLE = 3
 """Exit code of cluster.sh and images.sh where this machine lacks something that they cannot provide."""
 
@@ -55,21 +47,3 @@ def cluster_running(*options: str) -> Iterator[tuple[Path, bool]]:
     finally:
         if ours and status.returncode != EXIT_IMPOSSIBLE:
             script("cluster.sh", "down", *options)
-
-
-def required_tiers() -> frozenset[str]:
-    """What DDPJOB_REQUIRE names.
-
-    Raises pytest.UsageError for a tier that does not exist.
-    """
-    named = frozenset(os.environ.get("DDPJOB_REQUIRE", "").replace(",", " ").split())
-    if unknown := sorted(named - TIERS):
-        raise pytest.UsageError(f"DDPJOB_REQUIRE names {', '.join(unknown)}; the tiers are {', '.join(sorted(TIERS))}")
-    return named
-
-
-def cannot_run(tier: str, missing: str) -> NoReturn:
-    """Skip a test of this tier; fail it if DDPJOB_REQUIRE names the tier."""
-    if tier in required_tiers():
-        pytest.fail(f"DDPJOB_REQUIRE names the {tier} tier, which cannot run here: {missing}", pytrace=False)
-    pytest.skip(missing)

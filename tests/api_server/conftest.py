@@ -16,7 +16,8 @@ import pytest
 from aiohttp import web
 from tests.api_server.harness import OPERATOR, Cluster, Operator
 from tests.api_server.server import START_SECONDS, ApiServer, api_server_running, as_kubeconfig
-from tests.kubernetes import Impossible, cannot_run
+from tests.kubernetes import Impossible
+from tests.support.tiers import cannot_run
 
 from ddpjob_operator.cluster import paths
 

@@ -5,7 +5,6 @@ job that is well fires none. tests/local/test_alerts.py has the faults of a run.
 from __future__ import annotations
 
 import asyncio
-import shutil
 import time
 from contextlib import ExitStack
 from pathlib import Path
@@ -16,6 +15,7 @@ from tests.api_server.harness import Cluster
 from tests.api_server.proxy import FaultProxy
 from tests.cluster.prometheus import Prometheus, started
 from tests.support.alerts import Fired, fired, shortened_file
+from tests.support.tiers import program
 from tests.support.waiting import eventually
 
 from ddpjob_operator.runtime.login import log_in
@@ -58,9 +58,7 @@ async def run_and_crash(cluster: Cluster, job: str, times: int) -> None:
 async def test_each_fault_of_the_operator_fires_its_alert_and_a_job_that_is_well_fires_none(
     cluster: Cluster, start_operator: StartOperator, tmp_path: Path
 ) -> None:
-    binary = shutil.which("prometheus")
-    if binary is None:
-        pytest.skip("prometheus is not installed (Debian: apt-get install prometheus)")
+    binary = program("prometheus", "prometheus")
     async with FaultProxy(await log_in(), tmp_path, watch_seconds=1) as proxy:
         operator = await start_operator(proxy.kubeconfig, WORKERS=WORKERS)
         await cluster.apply_job("well", nodes=1)

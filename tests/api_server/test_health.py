@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import shutil
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable
@@ -17,6 +16,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from tests.api_server.conftest import StartOperator
 from tests.api_server.harness import Cluster, Operator
 from tests.api_server.proxy import FaultProxy, refusal
+from tests.support.tiers import program
 from tests.support.waiting import PATIENCE_SECONDS, eventually_async
 
 from ddpjob_operator.runtime.login import log_in
@@ -316,10 +316,9 @@ async def _job_on_the_page(cluster: Cluster, operator: Operator) -> str:
     return (await operator.probe("metrics"))[1]
 
 
-@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed (Debian package prometheus)")
 async def test_promtool_finds_no_fault_in_the_metrics_page(cluster: Cluster, operator: Operator) -> None:
     page = await _job_on_the_page(cluster, operator)
-    command = ["promtool", "check", "metrics"]
+    command = [program("prometheus", "promtool"), "check", "metrics"]
     checked = await asyncio.to_thread(subprocess.run, command, input=page, capture_output=True, text=True)
     assert checked.returncode == 0, checked.stdout + checked.stderr
 

@@ -20,7 +20,8 @@ from tests.cluster.installation import (
 )
 from tests.cluster.kube import Kubectl, Object, describe
 from tests.cluster.scenario import Records, Scenario
-from tests.kubernetes import Impossible, cannot_run
+from tests.kubernetes import Impossible
+from tests.support.tiers import cannot_run
 
 HERE = Path(__file__).parent
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import shutil
 import signal
 import textwrap
 import urllib.request
@@ -26,6 +25,7 @@ from tests.packaging.test_monitors import served
 from tests.support import local_run
 from tests.support.alerts import Fired, fired, shortened_file
 from tests.support.local_run import new_job
+from tests.support.tiers import program
 from tests.support.tmpfs import small_tmpfs
 from tests.support.waiting import eventually
 
@@ -121,9 +121,7 @@ def kubelet(claim: str, folder: Path) -> Callable[[str], tuple[bytes, str]]:
 @contextmanager
 def watching(folder: Path, volume: Path) -> Iterator[Prometheus]:
     """A Prometheus with the rules, which scrapes the operator's page, both runs and the kubelet."""
-    binary = shutil.which("prometheus")
-    if binary is None:
-        pytest.skip("prometheus is not installed (Debian: apt-get install prometheus)")
+    binary = program("prometheus", "prometheus")
     with (
         served(lambda accept: asyncio.run(metrics.page(accept))) as operator,
         served(kubelet("faulty-shared", volume)) as page,

@@ -10,7 +10,6 @@ import asyncio
 import json
 import math
 import os
-import shutil
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -25,6 +24,7 @@ from tests.packaging.test_dashboards import PAGES, panels
 from tests.packaging.test_monitors import served
 from tests.support import local_run
 from tests.support.local_run import new_job
+from tests.support.tiers import program
 from tests.support.waiting import eventually
 
 from ddpjob_operator import metrics
@@ -118,9 +118,7 @@ def static(text: str) -> Callable[[str], tuple[bytes, str]]:
 @contextmanager
 def watching(folder: Path) -> Iterator[tuple[Prometheus, Path]]:
     """A Prometheus, and the file with its trainer targets."""
-    binary = shutil.which("prometheus")
-    if binary is None:
-        pytest.skip("prometheus is not installed (Debian: apt-get install prometheus)")
+    binary = program("prometheus", "prometheus")
     targets = folder / "trainer.json"
     targets.write_text("[]")
     with (

@@ -4,20 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-import signal
-import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from tests.kubernetes import cannot_run
 from tests.local.conftest import Run
-from tests.support.browser import Tab, browser_program, new_tab
-from tests.support.command import COMMAND
+from tests.support.accessible import looks_right
+from tests.support.browser import Tab, browser, new_tab
+from tests.support.dashboard import dashboard
 from tests.support.local_run import environment
-from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.local, pytest.mark.timeout(300)]
 
@@ -35,54 +29,14 @@ new MutationObserver(() => window.phases.push(document.querySelector('#head .bad
   .observe(document.getElementById('head'), {childList: true, subtree: true, characterData: true});
 """
 """Notes each phase that is shown, in the document as it was opened."""
-VIOLATIONS = """
-axe.run().then(found => found.violations.map(each => [each.id, each.help, each.nodes.map(node => node.html)]))
-"""
+FORMS = (("light", 1280), ("dark", 360))
 
 
-@pytest.fixture
-def program() -> str:
-    """Chromium, or a visible skip."""
-    found = browser_program()
-    if found is None:
-        cannot_run("local", "there is no Chromium; `make tools` installs Debian's")
-    return found
-
-
-@pytest.fixture
-def axe() -> str:
-    """The script of axe-core."""
-    found = find_spec("axe_core_python")
-    if found is None or found.origin is None:
-        cannot_run("local", "axe-core-python is not installed; `make test` installs it")
-    return (Path(found.origin).parent / "axe.min.js").read_text()
-
-
-@contextmanager
-def dashboard(shared: Path) -> Iterator[str]:
-    """Its URL. It ends by Ctrl-C, at once and without a word, although windows are open."""
-    output = shared.parent / "dashboard.txt"
-    with output.open("wb") as out:
-        command = [*COMMAND, "dashboard", "--shared", str(shared), "--port", "0"]
-        process = subprocess.Popen(command, env=environment(), stdin=subprocess.DEVNULL, stdout=out, stderr=out)
-    try:
-        said = eventually(lambda: re.match(r"http://127\.0\.0\.1:\d+", output.read_text()), "it says where it is")
-        yield said[0]
-        process.send_signal(signal.SIGINT)
-        assert process.wait(60) == 0
-        assert len(output.read_text().splitlines()) == 1, output.read_text()
-    finally:
-        process.kill()
-        process.wait()
-
-
-async def test_a_run_is_watched_moving_failing_and_explained(
-    run_job: Run, program: str, axe: str, tmp_path: Path
-) -> None:
+async def test_a_run_is_watched_moving_failing_and_explained(run_job: Run, tmp_path: Path) -> None:
     shared = tmp_path / "shared"
     (shared / "logs").mkdir(parents=True)
-    with dashboard(shared) as url:
-        async with new_tab(program, tmp_path / "profile") as tab:
+    with dashboard(tmp_path / "dashboard.txt", environment(), "--shared", str(shared)) as url:
+        async with new_tab(browser(), tmp_path / "profile") as tab:
             await tab.open(f"{url}/")
             assert "No job yet" in await tab.text("#jobs")
             run = run_job(SPEC, "--shared", str(shared), "--chaos", "kill-rank@50%")
@@ -117,7 +71,7 @@ async def test_a_run_is_watched_moving_failing_and_explained(
             assert await tab.run("document.querySelectorAll('#throughput .wide .band').length") == 2
             assert tab.complaints == []
             plant(shared)
-            await looks_right(tab, url, axe)
+            await all_look_right(tab, url)
 
 
 def steps(text: str) -> int:
@@ -137,16 +91,8 @@ def plant(shared: Path) -> None:
     (shared / "logs" / EVIL.replace("/", "")).mkdir()
 
 
-async def looks_right(tab: Tab, url: str, axe: str) -> None:
+async def all_look_right(tab: Tab, url: str) -> None:
     """Every page, light and dark: accessible, as wide as a phone, and without a script of a job's own."""
     for path in ("/", "/jobs/local/digits", "/jobs/local/digits/logs", "/jobs/local/evil", "/jobs/local/evil/logs"):
-        for scheme, width in (("light", 1280), ("dark", 360)):
-            await tab.open(url + path, width, scheme)
-            await tab.run(f"{axe};0")
-            assert await tab.run(VIOLATIONS) == [], (path, scheme)
-            assert await tab.run("document.documentElement.scrollWidth <= innerWidth"), (path, "wider than the window")
-            assert await tab.run("window.ran ?? 0") == 0, path
-    await tab.open(f"{url}/jobs/local/digits")
-    focused = await tab.run("document.querySelector('#commands .copy').focus(), document.activeElement.className")
-    assert focused == "copy"
-    assert tab.complaints == []
+        await looks_right(tab, url + path, FORMS)
+        assert await tab.run("window.ran ?? 0") == 0, path

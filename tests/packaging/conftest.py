@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import shutil
-
 import pytest
+from tests.support.tiers import program
 
 
 @pytest.fixture(scope="session")
 def promtool() -> str:
-    found = shutil.which("promtool")
-    if found is None:
-        pytest.skip("promtool is not installed (Debian: apt-get install prometheus)")
-    return found
+    return program("prometheus", "promtool")

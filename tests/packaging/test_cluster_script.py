@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import signal
 import socket
 import subprocess
@@ -14,9 +13,9 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from tests.kubernetes import cannot_run, required_tiers
 from tests.support.ports import free_ports
 from tests.support.processes import all_end
+from tests.support.tiers import cannot_run, program
 from tests.support.waiting import eventually
 
 ROOT = Path(__file__).parents[2]
@@ -306,27 +305,6 @@ def _processes_of(folder: Path) -> set[str]:
     return {line for line in found if str(folder) in line}
 
 
-def test_a_tier_that_must_run_fails_where_it_cannot_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DDPJOB_REQUIRE", "api,cluster")
-    with pytest.raises(pytest.fail.Exception, match=r"DDPJOB_REQUIRE names the cluster tier, .*: nodes need root"):
-        cannot_run("cluster", "nodes need root")
-
-
-@pytest.mark.parametrize("required", ["", "api"])
-def test_a_tier_that_need_not_run_skips_where_it_cannot_and_says_why(
-    monkeypatch: pytest.MonkeyPatch, required: str
-) -> None:
-    monkeypatch.setenv("DDPJOB_REQUIRE", required)
-    with pytest.raises(pytest.skip.Exception, match="nodes need root"):
-        cannot_run("cluster", "nodes need root")
-
-
-def test_a_tier_that_does_not_exist_cannot_be_required(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DDPJOB_REQUIRE", "api, clusters")
-    with pytest.raises(pytest.UsageError, match="names clusters; the tiers are api, cluster"):
-        required_tiers()
-
-
 def test_the_scripts_name_no_registry_and_no_machine() -> None:
     scripts = [*SCRIPT.parent.glob("*.sh"), *(SCRIPT.parent / "lib").iterdir(), *(ROOT / "requirements").glob("*.sh")]
     assert len(scripts) > 10
@@ -337,9 +315,6 @@ def test_the_scripts_name_no_registry_and_no_machine() -> None:
         assert "/root/" not in text, script
 
 
-@pytest.mark.skipif(
-    shutil.which("shellcheck") is None, reason="shellcheck is not installed (Debian package shellcheck)"
-)
 def test_shellcheck_has_nothing_to_say() -> None:
     scripts = [
         *SCRIPT.parent.glob("*.sh"),
@@ -347,7 +322,6 @@ def test_shellcheck_has_nothing_to_say() -> None:
         SCRIPT.parent / "lib" / "end_with.sh",
         *(ROOT / "requirements").glob("*.sh"),
     ]
-    done = subprocess.run(
-        ["shellcheck", "-x", "-a", *scripts], capture_output=True, text=True, check=False, cwd=SCRIPT.parent
-    )
+    command = [program("shells", "shellcheck"), "-x", "-a", *scripts]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=SCRIPT.parent)
     assert done.stdout == ""

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.tiers import cannot_run
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "tests" / "cluster" / "images.sh"
@@ -78,7 +79,7 @@ def images() -> dict[str, Image]:
     """Both images of this working tree, by name."""
     done = subprocess.run([SCRIPT], capture_output=True, text=True, timeout=BUILD_SECONDS)
     if done.returncode == 3:
-        pytest.skip(done.stderr.strip().splitlines()[-1])
+        cannot_run("images", done.stderr.strip().splitlines()[-1])
     assert done.returncode == 0, done.stderr[-4000:]
     built = [line.split() for line in done.stdout.splitlines()]
     return {re.sub(r"localhost/ddpjob-|:.*", "", ref): Image(ref, Path(path)) for ref, path in built}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-import shutil
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,6 +14,7 @@ from typing import Any
 import pytest
 from tests.cluster.prometheus import Prometheus, started
 from tests.packaging.chart import of_kind, rendered
+from tests.support.tiers import program
 from tests.support.waiting import eventually
 
 from ddp_trainer.contract.environment import PodEnvironment
@@ -91,9 +91,7 @@ def snake(name: str) -> str:
 
 @pytest.fixture(scope="module")
 def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
-    binary = shutil.which("prometheus")
-    if binary is None:
-        pytest.skip("prometheus is not installed (Debian: apt-get install prometheus)")
+    binary = program("prometheus", "prometheus")
     metrics.JOBS.put("monitors", metrics.JobFigures("team", "digits", Phase.RUNNING, 3, 0, 2, 2, step=STEPS))
     manifests, folder = rendered(BOTH), tmp_path_factory.mktemp("prometheus")
     with (

@@ -19,9 +19,12 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+from tests.support import tiers
 from tests.support.waiting import PATIENCE_SECONDS, eventually_async
 
 PROGRAMS = ("chromium", "chromium-browser", "google-chrome")
+KEYS = {"Tab": ("Tab", 9, ""), "Enter": ("Enter", 13, "\r"), " ": ("Space", 32, " ")}
+"""Name of a key by what it means: its place on a keyboard, its code, and what it types."""
 _NO_SANDBOX = ("--no-sandbox",)
 """Chromium refuses to run as root with its sandbox."""
 
@@ -29,6 +32,11 @@ _NO_SANDBOX = ("--no-sandbox",)
 def browser_program() -> str | None:
     """Where it is, if there is one."""
     return next(filter(None, map(shutil.which, PROGRAMS)), None)
+
+
+def browser() -> str:
+    """Where it is. Without one, a test cannot run."""
+    return tiers.program("browser", *PROGRAMS)
 
 
 @dataclass
@@ -70,6 +78,13 @@ class Tab:
             return holds(await self.text(selector))
 
         await eventually_async(look, what)
+
+    async def press(self, key: str) -> None:
+        """A key of a real keyboard, one of `KEYS`: the browser does what it does for a person."""
+        place, code, text = KEYS[key]
+        given = {"key": key, "code": place, "windowsVirtualKeyCode": code}
+        await self.call("Input.dispatchKeyEvent", type="keyDown", **given, **({"text": text} if text else {}))
+        await self.call("Input.dispatchKeyEvent", type="keyUp", **given)
 
     async def screenshot(self, height: int | None = None) -> bytes:
         """The whole page, or its upper part, as PNG."""

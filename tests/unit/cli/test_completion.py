@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import select
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import typer
+from tests.support.tiers import program
 from tests.support.waiting import PATIENCE_SECONDS, eventually
 
 from ddpjob_operator.cli.completion import (
@@ -132,27 +132,24 @@ def test_bash_completes_with_the_script(typing: Path) -> None:
     assert told(typing, "bash", "-c", f"source script.bash; {typed}") == "verify\n"
 
 
-@pytest.mark.skipif(shutil.which("fish") is None, reason="fish is not installed (Debian package fish)")
 def test_fish_completes_with_the_script(typing: Path) -> None:
     lines = ["snapshots v", "get -o w", "get --output=w", "validate jo"]
     asked = "; ".join(f"complete -C 'ddpjob {line}'" for line in lines)
-    found = told(typing, "fish", "--no-config", "-c", f"source script.fish; {asked}").splitlines()
+    found = told(typing, program("shells", "fish"), "--no-config", "-c", f"source script.fish; {asked}").splitlines()
     verb, *others = found
     assert verb.startswith("verify\tRead snapshots")
     assert [line.partition("\t")[0] for line in others] == ["wide", "--output=wide", "job.yaml"]
 
 
-@pytest.mark.skipif(
-    not (shutil.which("zsh") and shutil.which("setsid")), reason="zsh is not installed (Debian package zsh)"
-)
 def test_zsh_completes_with_the_script(typing: Path) -> None:
     """In a terminal: its completion does not run without its line editor. Ctrl-X writes the line into a file."""
     (typing / ".zshrc").write_text(
         "autoload -Uz compinit; compinit -u; source script.zsh; PS1='ready> '; unsetopt zle_bracketed_paste\n"
         "show() { print -r -- $BUFFER > line.part; mv line.part line; BUFFER= }; zle -N show; bindkey '^X' show\n"
     )
+    command = [program("shells", "setsid"), "--ctty", program("shells", "zsh"), "-i"]
+    environment = shell_environment(typing) | {"ZDOTDIR": str(typing)}
     terminal, end = os.openpty()
-    command, environment = ["setsid", "--ctty", "zsh", "-i"], shell_environment(typing) | {"ZDOTDIR": str(typing)}
     shell = subprocess.Popen(command, cwd=typing, env=environment, stdin=end, stdout=end, stderr=end)
     os.close(end)
     printed = bytearray()

@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
+from tests.support.tiers import program
 from tests.support.waiting import eventually
 
 from ddp_trainer.contract.environment import PodEnvironment
@@ -315,9 +316,7 @@ def test_a_spare_has_no_node_rank(pod, tmp_path):
 
 @pytest.mark.processes
 def test_promtool_finds_nothing_to_complain_about(pod, tmp_path):
-    promtool = shutil.which("promtool")
-    if promtool is None:
-        pytest.skip("promtool is not installed (Debian: apt-get install prometheus)")
+    promtool = program("prometheus", "promtool")
     trained(tmp_path)
     trained(tmp_path, rank=1)
     page, _ = metrics_page(lambda: (pod, pod_state(tmp_path)), CounterLedger())("")
