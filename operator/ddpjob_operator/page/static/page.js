@@ -11,6 +11,14 @@ function say(state, text) {
   live.textContent = text;
 }
 
+// Where the reader is in a part that is replaced: a selector that finds the same place in the new one.
+function placeOf(element) {
+  const around = element.parentElement;
+  if (around.matches("details[id]")) return `#${CSS.escape(around.id)} > ${element.localName}`;
+  const name = ["href", "data-copy", "aria-label"].find((each) => element.hasAttribute(each));
+  return name ? `[${name}="${CSS.escape(element.getAttribute(name))}"]` : null;
+}
+
 function replace(part, fresh) {
   // what the reader has opened stays open
   for (const open of part.querySelectorAll("details[open][id]")) {
@@ -19,13 +27,13 @@ function replace(part, fresh) {
   if (fresh.innerHTML === part.innerHTML) return;
   const selection = document.getSelection();
   if (!selection.isCollapsed && part.contains(selection.anchorNode)) return;
-  const focused = part.contains(document.activeElement) ? document.activeElement.getAttribute("href") : null;
+  const focused = part.contains(document.activeElement) ? placeOf(document.activeElement) : null;
   const scrolled = [...part.querySelectorAll(".scroll, .lines")].map((box) => box.scrollTop);
   const bottom = [...part.querySelectorAll(".lines")].every(isAtBottom);
   part.innerHTML = fresh.innerHTML;
   part.querySelectorAll(".scroll, .lines").forEach((box, index) => { box.scrollTop = scrolled[index] ?? 0; });
   if (bottom) part.querySelectorAll(".lines").forEach(toBottom);
-  if (focused) part.querySelector(`[href="${CSS.escape(focused)}"]`)?.focus({ preventScroll: true });
+  if (focused) part.querySelector(focused)?.focus({ preventScroll: true });
 }
 
 function isAtBottom(box) { return box.scrollHeight - box.scrollTop - box.clientHeight < 40; }
