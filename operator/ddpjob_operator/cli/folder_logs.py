@@ -11,7 +11,8 @@ from ddpjob_operator.api.status import Phase
 from ddpjob_operator.cli.on_cluster import FAILED, REFUSED, SUCCEEDED, print_line, print_note
 from ddpjob_operator.cli.why import job_in
 from ddpjob_operator.follow.logs import Wanted
-from ddpjob_operator.page.folder import FolderLogs, NoTimes, record_of
+from ddpjob_operator.page.folder import FolderLogs, NoTimes
+from ddpjob_operator.page.records import record_of
 
 
 def show_folder_logs(folder: Path, name: str, wanted: Wanted, *, follow: bool) -> int:

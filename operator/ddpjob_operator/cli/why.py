@@ -14,7 +14,8 @@ from ddpjob_operator.cli.on_cluster import REFUSED, SUCCEEDED, Cluster, asked
 from ddpjob_operator.cli.parameters import Output
 from ddpjob_operator.follow.read import see
 from ddpjob_operator.follow.why import Answer, why
-from ddpjob_operator.page.folder import answer_of, record_of, reports_of
+from ddpjob_operator.page.folder import answer_of, reports_of
+from ddpjob_operator.page.records import record_of
 from ddpjob_operator.page.shared import Shared
 from ddpjob_operator.runtime.client import Client
 

@@ -33,10 +33,13 @@ _FEWEST_SAMPLES = 4
 """Of each file."""
 _LONGEST_LINE = 4096
 _EVENT_BYTES = 1 << 20
+_OUTLINE_BYTES = 4 << 10
+_OUTLINE_LINES = 20
 _MOST_SNAPSHOTS = 100
 _MOST_STACKS = 8
 _MOST_RANKS = 1024
 _STACK_BYTES = 64 << 10
+_LOCK_BYTES = 1024
 _ATTEMPT_FILE = re.compile(r"(\d{12})-(\d{6})-(.+)")
 _SNAPSHOT = re.compile(r"(?:step|checkpoint)-(\d+)")
 _UID = re.compile(rb"\(([-0-9A-Za-z]{1,64})\) starts")
@@ -51,7 +54,38 @@ _RUN_STARTS = re.compile(rb"---- [^\r\n]{0,500} starts(?:, (\d{1,6}) ranks, with
 
 def events_of(shared: Shared, job: str) -> list[dict[str, Any]]:
     """The newest lines of events.jsonl."""
-    return shared.objects(shared.logs(job) / "events.jsonl", _EVENT_BYTES)
+    return shared.objects(events_file(shared, job), _EVENT_BYTES)
+
+
+def events_file(shared: Shared, job: str) -> Path:
+    return shared.logs(job) / "events.jsonl"
+
+
+def outline_of_events(shared: Shared, job: str) -> list[dict[str, Any]]:
+    """The first line of events.jsonl, the newest one with the steps of the whole run, and the newest ones down to one
+    with a step. A list of jobs needs no more, and reads as little of a long run as of a short one.
+    """
+    lines = _first_and_last_lines(shared, events_file(shared, job))
+    totals = [index for index, line in enumerate(lines) if b'"totalSteps"' in line]
+    wanted = {index: json_object(lines[index]) or {} for index in (*range(len(lines))[:1], *totals[-1:])}
+    for index in reversed(range(len(lines))[-_OUTLINE_LINES:]):
+        wanted[index] = json_object(lines[index]) or {}
+        if isinstance(wanted[index].get("step"), int):
+            break
+    return [wanted[index] for index in sorted(wanted) if wanted[index]]
+
+
+def _first_and_last_lines(shared: Shared, path: Path) -> list[bytes]:
+    """Whole lines of a file's beginning and of its end."""
+    with suppress(OSError, ValueError), shared.open(path) as file:
+        size, first = os.fstat(file.fileno()).st_size, file.read(2 * _OUTLINE_BYTES)
+        if size <= len(first):
+            return first.splitlines()
+        # with the byte before, by which a first line is whole
+        file.seek(max(len(first), size - _OUTLINE_BYTES) - 1)
+        last = file.read(_OUTLINE_BYTES + 1)
+        return [*first.split(b"\n")[:-1], *last.split(b"\n")[1:]]
+    return []
 
 
 def course_of(shared: Shared, job: str, events: list[dict[str, Any]]) -> Course:
@@ -165,7 +199,7 @@ def stacks_of(shared: Shared, job: str) -> list[tuple[str, str]]:
 
 def is_running(shared: Shared, job: str) -> bool:
     """Whether a `ddpjob run` on this machine holds the job. The lock itself is not tried: that would refuse a run."""
-    holder = shared.json(shared.checkpoints(job) / "run.lock")
+    holder = json_object(shared.read(shared.checkpoints(job) / "run.lock", _LOCK_BYTES)) or {}
     pid = holder.get("pid")
     if not isinstance(pid, int) or pid <= 0 or holder.get("host") != socket.gethostname():
         return False

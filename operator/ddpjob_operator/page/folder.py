@@ -6,23 +6,23 @@ import asyncio
 import re
 import shlex
 from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from ddpjob_operator.api.status import DDPJobStatus, FailureStatus, Phase
+from ddpjob_operator.api.status import FailureStatus
 from ddpjob_operator.core.ledger.ranks import Reports
 from ddpjob_operator.core.values.names import pod_name
 from ddpjob_operator.follow.logs import Line, Wanted, is_wanted, last_of, parse_line
 from ddpjob_operator.follow.table import printable
 from ddpjob_operator.follow.why import Answer, Section, Seen, why
-from ddpjob_operator.local.record import status_file
 from ddpjob_operator.page import files
 from ddpjob_operator.page.files import Tail
 from ddpjob_operator.page.list_view import size_in_words, tone_of
+from ddpjob_operator.page.records import NAMESPACE, Records, record_of
 from ddpjob_operator.page.shared import Shared
 from ddpjob_operator.page.values import (
     STOPPED,
@@ -35,10 +35,7 @@ from ddpjob_operator.page.values import (
     PodRow,
     Scope,
 )
-from ddpjob_operator.wire.jobs import parse_status
-from ddpjob_operator.wire.objects import parse_time
 
-NAMESPACE = "local"
 _SECONDS_BETWEEN_LOOKS = 0.5
 _LOG_BYTES = 512 << 10
 """Of each pod's log, as a page shows it."""
@@ -51,11 +48,11 @@ _QUIET_EVENTS = ("snapshot_saved", "validated", "epoch")
 """Those of a run that goes well, of which there are many."""
 
 
-@dataclass(frozen=True, slots=True)
 class FolderSource:
     """The jobs of one folder."""
 
-    shared: Shared
+    def __init__(self, shared: Shared) -> None:
+        self.shared, self._records = shared, Records(shared)
 
     @classmethod
     def at(cls, folder: Path) -> FolderSource:
@@ -74,7 +71,7 @@ class FolderSource:
         return f"ddpjob run job.yaml --shared {shlex.quote(str(self.shared.root))}"
 
     async def jobs(self) -> Sequence[JobRecord]:
-        return await asyncio.to_thread(lambda: [record_of(self.shared, name) for name in self.shared.job_names()])
+        return await asyncio.to_thread(self._records.all)
 
     async def detail(self, namespace: str, name: str) -> Detail | None:
         if not self._has(namespace, name):
@@ -179,32 +176,6 @@ class FolderLogs:
                 yield line
 
 
-def record_of(shared: Shared, name: str) -> JobRecord:
-    """A job by its status file, or without one by its events."""
-    found = shared.json(status_file(shared.root, name))
-    given = found.get("status")
-    if isinstance(given, dict):
-        status = parse_status(given)
-        running = status.is_final or files.is_running(shared, name)
-        phase = str(status.phase or Phase.PENDING) if running else STOPPED
-        created = _created(found)
-    else:
-        events = files.events_of(shared, name)
-        status, phase = _status_by_events(events, files.is_running(shared, name))
-        created = files.moment(events[0].get("time")) if events else None
-    return JobRecord(
-        namespace=NAMESPACE,
-        name=name,
-        uid=str(found.get("uid") or ""),
-        created=created,
-        phase=phase,
-        status=status,
-        nodes=_positive(found.get("nodes")),
-        ranks_per_node=_positive(found.get("procsPerNode")),
-        about=(("Logs", str(shared.logs(name))), ("Snapshots", str(shared.checkpoints(name)))),
-    )
-
-
 def detail_of(shared: Shared, name: str, now: datetime) -> Detail:
     job, events = record_of(shared, name), files.events_of(shared, name)
     snapshots, set_aside = files.snapshots_of(shared, name)
@@ -246,24 +217,6 @@ def answer_of(job: JobRecord, now: datetime, reports: Reports) -> Answer:
     if job.phase == UNKNOWN or status.phase is None:
         return Answer(f"{job.name}: the folder has its logs and snapshots, but not its status", ())
     return why(Seen(job.name, created, None, status, (), (), now, reports))
-
-
-def _status_by_events(events: list[dict[str, Any]], running: bool) -> tuple[DDPJobStatus, str]:
-    """What the events say of a job whose status is in a cluster, or that an older version ran."""
-    steps = [event["step"] for event in events if isinstance(event.get("step"), int)]
-    totals = [event["totalSteps"] for event in events if isinstance(event.get("totalSteps"), int)]
-    attempt = max((event["attempt"] for event in events if isinstance(event.get("attempt"), int)), default=0)
-    progress = {"step": steps[-1], "totalSteps": totals[-1] if totals else None} if steps else None
-    finished = bool(events) and events[-1].get("event") == "finished"
-    phase = str(Phase.SUCCEEDED) if finished else str(Phase.RUNNING) if running else UNKNOWN
-    given = {
-        "attempt": attempt,
-        "phase": None if phase == UNKNOWN else phase,
-        "progress": progress,
-        "startTime": files.moment(events[0].get("time")) if events else None,
-        "completionTime": files.moment(events[-1].get("time")) if finished else None,
-    }
-    return parse_status(given), phase
 
 
 def _pods(shared: Shared, job: JobRecord) -> tuple[PodRow, ...]:
@@ -339,14 +292,3 @@ def all_pod_logs(shared: Shared, name: str) -> list[tuple[Path, int, int]]:
     logs = ((each, pattern.fullmatch(each)) for each in shared.names(folder))
     found = [(folder / each, int(match[1]), int(match[2])) for each, match in logs if match]
     return sorted(found, key=lambda item: (item[1], item[2]))
-
-
-def _created(found: dict[str, Any]) -> datetime | None:
-    with suppress(TypeError, ValueError):
-        created = parse_time(found.get("created"))
-        return created if created is None or created.tzinfo else created.replace(tzinfo=UTC)
-    return None
-
-
-def _positive(value: object) -> int | None:
-    return value if isinstance(value, int) and value > 0 else None

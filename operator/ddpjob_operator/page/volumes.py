@@ -18,8 +18,9 @@ from ddpjob_operator.core.values.names import pvc_name
 from ddpjob_operator.follow.logs import Line
 from ddpjob_operator.follow.why import Answer
 from ddpjob_operator.page import files
-from ddpjob_operator.page.folder import all_pod_logs, detail_of, event_rows, logs_of, record_of
+from ddpjob_operator.page.folder import all_pod_logs, detail_of, event_rows, logs_of
 from ddpjob_operator.page.list_view import size_in_words
+from ddpjob_operator.page.records import record_of
 from ddpjob_operator.page.shared import Shared
 from ddpjob_operator.page.values import Command, Detail, JobRecord, LogQuery, PodRow
 

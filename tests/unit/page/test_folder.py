@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.unit.page.conftest import START, TIME, Folder
@@ -12,7 +13,8 @@ from tests.unit.page.conftest import START, TIME, Folder
 from ddpjob_operator.follow.logs import Line
 from ddpjob_operator.page import files
 from ddpjob_operator.page.files import Tail, course_of, snapshots_of
-from ddpjob_operator.page.folder import FolderSource, detail_of, log_of, record_of
+from ddpjob_operator.page.folder import FolderSource, detail_of, log_of
+from ddpjob_operator.page.records import record_of
 from ddpjob_operator.page.shared import Shared
 from ddpjob_operator.page.values import Course, LogQuery
 
@@ -87,6 +89,23 @@ def test_a_job_without_a_status_is_known_by_its_events(folder: Folder) -> None:
     assert (found.phase, found.status.progress and found.status.progress.step) == ("Unknown", 4)
     folder.events("digits", {"event": "started", "step": 0}, {"event": "finished", "step": 9})
     assert record_of(Shared(folder.root), "digits").phase == "Succeeded"
+
+
+@pytest.mark.parametrize("length", [0, 1, 30, 60, 90, 120, 2000])
+@pytest.mark.parametrize("last", [{"event": "epoch"}, {"event": "finished"}, {"event": "noted", "step": None}])
+def test_the_events_of_a_long_run_say_as_much_as_those_of_a_short_one(
+    folder: Folder, length: int, last: dict[str, Any]
+) -> None:
+    begins, goes_on = {"event": "started", "step": 0, "totalSteps": 9}, {"event": "resumed", "attempt": 1}
+    epochs = [{"event": "epoch", "step": step, "epoch_loss": 1.0, "attempt": 1} for step in range(length)]
+    events = [begins, *epochs, goes_on | {"step": length, "totalSteps": 12}, {"attempt": 1, "step": length} | last]
+    folder.events("digits", *events)
+    found = record_of(Shared(folder.root), "digits")
+    progress = found.status.progress
+    assert progress is not None
+    assert (found.created, found.status.attempt) == (datetime(2030, 1, 1, tzinfo=UTC), 1)
+    assert (progress.step, progress.total_steps) == (length, 12)
+    assert found.phase == ("Succeeded" if last["event"] == "finished" else "Unknown")
 
 
 def test_snapshots_are_newest_first_with_their_size_and_those_set_aside_with_their_reason(folder: Folder) -> None:

@@ -1,0 +1,111 @@
+"""A job as its folder has it: by the status that `ddpjob run` writes, or without one by its events."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from datetime import UTC, datetime
+from typing import Any
+
+from ddpjob_operator.api.status import DDPJobStatus, Phase
+from ddpjob_operator.local.record import status_file
+from ddpjob_operator.page import files
+from ddpjob_operator.page.shared import Shared
+from ddpjob_operator.page.values import STOPPED, UNKNOWN, JobRecord
+from ddpjob_operator.wire.jobs import parse_status
+from ddpjob_operator.wire.objects import parse_time
+
+NAMESPACE = "local"
+Mark = tuple[int, int, int]
+
+
+class Records:
+    """Those of all jobs of a folder. A list that is looked at again reads only what has changed."""
+
+    def __init__(self, shared: Shared) -> None:
+        self._shared = shared
+        self._known: dict[str, tuple[Mark | None, JobRecord]] = {}
+
+    def all(self) -> list[JobRecord]:
+        known = {name: self._record(name) for name in self._shared.job_names()}
+        self._known = known
+        return [record for _, record in known.values()]
+
+    def _record(self, name: str) -> tuple[Mark | None, JobRecord]:
+        mark, known = self._mark(name), self._known.get(name)
+        if known is not None and known[0] == mark:
+            record = known[1]
+            # a process that ends says nothing to any file
+            if record.status.is_final or files.is_running(self._shared, name) == _runs(record):
+                return known
+        return mark, record_of(self._shared, name)
+
+    def _mark(self, name: str) -> Mark | None:
+        """Of the file that says how the job is; another one once that has changed."""
+        shared = self._shared
+        found = shared.status(status_file(shared.root, name)) or shared.status(files.events_file(shared, name))
+        return _mark_of(found) if found is not None else None
+
+
+def _mark_of(found: os.stat_result) -> Mark:
+    return found.st_ino, found.st_size, found.st_mtime_ns
+
+
+def _runs(record: JobRecord) -> bool:
+    """Whether a process of it ran when the record was made."""
+    return record.phase not in (STOPPED, UNKNOWN)
+
+
+def record_of(shared: Shared, name: str) -> JobRecord:
+    """A job by its status file, or without one by its events."""
+    found = shared.json(status_file(shared.root, name))
+    given = found.get("status")
+    if isinstance(given, dict):
+        status = parse_status(given)
+        running = status.is_final or files.is_running(shared, name)
+        phase = str(status.phase or Phase.PENDING) if running else STOPPED
+        created = _created(found)
+    else:
+        events = files.outline_of_events(shared, name)
+        status, phase = _status_by_events(events, files.is_running(shared, name))
+        created = files.moment(events[0].get("time")) if events else None
+    return JobRecord(
+        namespace=NAMESPACE,
+        name=name,
+        uid=str(found.get("uid") or ""),
+        created=created,
+        phase=phase,
+        status=status,
+        nodes=_positive(found.get("nodes")),
+        ranks_per_node=_positive(found.get("procsPerNode")),
+        about=(("Logs", str(shared.logs(name))), ("Snapshots", str(shared.checkpoints(name)))),
+    )
+
+
+def _status_by_events(events: list[dict[str, Any]], running: bool) -> tuple[DDPJobStatus, str]:
+    """What the events say of a job whose status is in a cluster, or that an older version ran."""
+    steps = [event["step"] for event in events if isinstance(event.get("step"), int)]
+    totals = [event["totalSteps"] for event in events if isinstance(event.get("totalSteps"), int)]
+    attempt = max((event["attempt"] for event in events if isinstance(event.get("attempt"), int)), default=0)
+    progress = {"step": steps[-1], "totalSteps": totals[-1] if totals else None} if steps else None
+    finished = bool(events) and events[-1].get("event") == "finished"
+    phase = str(Phase.SUCCEEDED) if finished else str(Phase.RUNNING) if running else UNKNOWN
+    given = {
+        "attempt": attempt,
+        "phase": None if phase == UNKNOWN else phase,
+        "progress": progress,
+        "startTime": files.moment(events[0].get("time")) if events else None,
+        "completionTime": files.moment(events[-1].get("time")) if finished else None,
+    }
+    return parse_status(given), phase
+
+
+def _created(found: dict[str, Any]) -> datetime | None:
+    with suppress(TypeError, ValueError):
+        created = parse_time(found.get("created"))
+        return created if created is None or created.tzinfo else created.replace(tzinfo=UTC)
+    return None
+
+
+def _positive(value: object) -> int | None:
+    return value if isinstance(value, int) and value > 0 else None
