@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from pathlib import Path
+from urllib.error import HTTPError
+from urllib.request import urlopen
 
 import pytest
 import yaml
 from aiohttp.test_utils import TestClient, TestServer
 from tests.api_server.harness import Cluster, Operator
 from tests.api_server.test_postmortem import fail_on_node_rank_1
+from tests.support.accessible import looks_right
+from tests.support.browser import browser, new_tab
+from tests.support.command import to_cluster
+from tests.support.dashboard import dashboard
 from tests.support.waiting import eventually_async
+from tests.unit.page.conftest import Folder
 
 from ddpjob_operator.cluster import paths
 from ddpjob_operator.page.cluster import ClusterSource
-from ddpjob_operator.page.server import make_app
+from ddpjob_operator.page.server import make_app, serve
 from ddpjob_operator.runtime.client import connect
 from ddpjob_operator.runtime.errors import ApiError
 
@@ -69,6 +77,55 @@ async def test_the_pages_explain_a_job_that_failed_and_one_that_waits(cluster: C
             await page("/jobs/default/digits", 404)
     finally:
         await client.close()
+
+
+async def test_the_pages_of_a_cluster_are_accessible_and_fit_a_phone(
+    cluster: Cluster, operator: Operator, tmp_path: Path
+) -> None:
+    client = await connect()
+    runner, url = await serve(ClusterSource(client, cluster.namespace), "127.0.0.1", 0)
+    job = f"{url}jobs/{cluster.namespace}"
+    try:
+        async with new_tab(browser(), tmp_path / "profile") as tab:
+            await looks_right(tab, url)
+            assert "No job yet" in await tab.text("#jobs")
+            await fail_on_node_rank_1(cluster, cleanPodPolicy="All")
+            await cluster.apply_job("other")
+            await cluster.gang_exists(job="other")
+            await tab.open(f"{job}/other")
+            await tab.until("#answer", lambda text: "other-0-1: no node yet" in text, "it waits for nodes")
+            await looks_right(tab, f"{job}/other")
+            await looks_right(tab, f"{job}/digits")
+            assert "CUDA out of memory" in await tab.text("#failures")
+            await looks_right(tab, f"{job}/digits/logs")
+            await looks_right(tab, url)
+            assert await tab.run("document.querySelectorAll('#jobs tbody tr').length") == 2
+    finally:
+        await runner.cleanup()
+        await client.close()
+
+
+async def test_the_command_shows_a_job_that_is_gone_where_its_volume_is_mounted(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    volume = Folder(tmp_path / "nfs")
+    volume.events("digits", {"event": "started", "step": 0, "totalSteps": 2}, {"event": "finished", "step": 2})
+    volume.log("digits-0-0", "[local rank 1] the last words\n")
+    job = f"jobs/{cluster.namespace}/digits"
+    options = ("-n", cluster.namespace, "--shared", str(volume.root), "--volume-of", f"{cluster.namespace}/data")
+
+    def pages() -> tuple[str, ...]:
+        environment = to_cluster(cluster.kubeconfig)
+        without = dashboard(tmp_path / "without.txt", environment, *options[:2])
+        with without as url, pytest.raises(HTTPError, match="404"):
+            urlopen(f"{url}/{job}")
+        with dashboard(tmp_path / "with.txt", environment, *options) as url:
+            return tuple(urlopen(f"{url}/{path}").read().decode() for path in ("", job, f"{job}/logs"))
+
+    listed, shown, log = await asyncio.to_thread(pages)
+    assert f'href="/{job}"' in listed
+    assert "The DDPJob is gone; this is what its volume has" in shown
+    assert "the last words" in log
 
 
 async def test_a_cluster_that_refuses_is_said_so(cluster: Cluster) -> None:

@@ -14,6 +14,7 @@ from ddpjob_operator.page.folder import FolderSource
 from ddpjob_operator.page.links import LinkTemplate
 from ddpjob_operator.page.server import serve
 from ddpjob_operator.page.values import Source
+from ddpjob_operator.page.volumes import Volumes
 from ddpjob_operator.runtime.client import Client
 
 
@@ -29,12 +30,17 @@ def show_folder(shared: Path, address: str, port: int, links: Sequence[LinkTempl
 
 
 def show_cluster(
-    cluster: Cluster, everywhere: bool, address: str, port: int, links: Sequence[LinkTemplate] = ()
+    cluster: Cluster,
+    everywhere: bool,
+    address: str,
+    port: int,
+    links: Sequence[LinkTemplate] = (),
+    volumes: Volumes | None = None,
 ) -> int:
-    """Until Ctrl-C; the exit code."""
+    """With volumes of its jobs, if they are mounted here. Until Ctrl-C; the exit code."""
 
     async def ask(client: Client, namespace: str) -> int:
-        source = ClusterSource(client, None if everywhere else namespace, cluster.context)
+        source = ClusterSource(client, None if everywhere else namespace, cluster.context, volumes)
         return await _until_interrupted(source, address, port, links)
 
     code = asked(cluster, ask)
