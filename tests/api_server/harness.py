@@ -204,6 +204,9 @@ class Cluster:
 
     async def report(self, pod: str, status: Object) -> None:
         path = f"{paths.pods(self.namespace)}/{pod}/status"
+        if "conditions" in status:
+            # the controller manager takes back a DisruptionTarget that is older than two minutes, as one without a time
+            status = status | {"conditions": [{"lastTransitionTime": _now()} | each for each in status["conditions"]]}
         await self.client.merge_patch(path, "pods/status", {"status": status})
 
     async def placed(self, *pods: str) -> None:
@@ -374,5 +377,8 @@ def _end_with_parent() -> None:
 
 
 def _condition(type_: str, status: str) -> Object:
-    now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    return {"type": type_, "status": status, "lastTransitionTime": now}
+    return {"type": type_, "status": status}
+
+
+def _now() -> str:
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
