@@ -147,7 +147,7 @@ def test_a_job_is_followed_suspended_and_taken_from_a_node(scenario: Scenario, t
         now = of(scenario, "train")
         # a server without the condition DisruptionTarget (KEP-3329) does not tell an eviction from a deletion
         counted = (now.get("restarts", 0), now.get("disruptions", 0))
-        assert counted == ((0, 1) if scenario.kubectl.minor_version >= 25 else (1, 0))
+        assert counted == ((0, 1) if scenario.kubectl.minor_version() >= 25 else (1, 0))
         others = [pod["spec"].get("nodeName") for pod in scenario.kubectl.list("pods")]
         assert node not in others
     finally:
