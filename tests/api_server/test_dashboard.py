@@ -96,7 +96,7 @@ async def test_the_pages_of_a_cluster_are_accessible_and_fit_a_phone(
             await tab.until("#answer", lambda text: "other-0-1: no node yet" in text, "it waits for nodes")
             await looks_right(tab, f"{job}/other")
             await looks_right(tab, f"{job}/digits")
-            assert "CUDA out of memory" in await tab.text("#failures")
+            assert "CUDA out of memory" in await tab.text("#failures-first")
             await looks_right(tab, f"{job}/digits/logs")
             await looks_right(tab, url)
             assert await tab.run("document.querySelectorAll('#jobs tbody tr').length") == 2

@@ -109,10 +109,10 @@ async def test_a_key_copies_a_command_and_the_focus_stays_when_the_page_is_made_
 async def test_what_is_opened_by_a_key_keeps_the_focus_when_the_page_is_made_anew(pages: tuple[Tab, str]) -> None:
     tab, url = pages
     await tab.open(f"{url}/jobs/local/{JOBS[0]}")
-    await to(tab, "#failures summary")
+    await to(tab, "#failures-first summary")
     await tab.press("Enter")
     assert await tab.run("document.activeElement.parentElement.open")
-    await tab.run("document.getElementById('failures').append('changed'), refresh()")
+    await tab.run("document.getElementById('failures-first').append('changed'), refresh()")
     assert await tab.run("document.activeElement.matches('details[open] > summary')")
 
 
