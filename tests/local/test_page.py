@@ -48,13 +48,13 @@ async def test_a_run_is_watched_moving_failing_and_explained(run_job: Run, tmp_p
             await tab.open(f"{url}/jobs/local/digits")
             await tab.run(RECORD)
             await tab.until("#progress .big", lambda text: steps(text) > 0, "it trains")
-            before = steps(await tab.text("#progress .big"))
-            await tab.until("#progress .big", lambda text: steps(text) > before, "its steps move")
-            # of a step, of its wait for data, of its passes
+            # of a step, of its wait for data, of its passes; first, since they are gone once the run has ended
             await tab.until("#ranks", lambda text: text.count(" ms") == 6, "both ranks are shown with their times")
             cells = await tab.run("[...document.querySelectorAll('#ranks tbody tr')].map(row => row.innerText)")
             assert [cell.split()[:2] for cell in cells] == [["0", "digits-0-0"], ["1", "digits-0-1"]]
             assert all(cell.count(" ms") == 3 and cell.endswith(" ago") for cell in cells), cells
+            before = steps(await tab.text("#progress .big"))
+            await tab.until("#progress .big", lambda text: steps(text) > before, "its steps move")
             await tab.until("#failures", lambda text: "WorkerKilled" in text, "its failure is shown")
             assert "rank 1 was killed by SIGKILL" in await tab.text("#failures .message")
             assert "If no one sent it, check the memory" in await tab.text("#failures .advice")
