@@ -97,6 +97,17 @@ def test_nodes_that_see_new_files_late_answer_each_other_and_agree(two: tuple[Ac
     assert second.verdict == {"version": 1, "rank": 1}
 
 
+def test_a_question_that_was_asked_before_a_node_looked_for_the_first_time_is_answered(pod, tmp_path) -> None:
+    folder = tmp_path / "stalls"
+    first = Accounts(replace_node(pod, 0), lambda: {"ranks": []}, Folder(folder, 0))
+    first.ask()
+    eventually((folder / "node-0.json").exists, "the question and its own answer")
+    second = Accounts(replace_node(pod, 1), lambda: {"ranks": []}, Folder(folder, 1))
+    assert answers_of(first).missing == ()
+    first.close()
+    second.close()
+
+
 def test_an_account_that_answers_an_earlier_question_is_not_taken(pod, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr("ddp_trainer.launch.accounts.ANSWER_SECONDS", 0.5)
     accounts = Accounts(pod, lambda: {"ranks": []}, Folder(tmp_path / "stalls", 0))

@@ -108,8 +108,10 @@ class Accounts:
         path = pod.log_dir / "stalls" / f"{pod.uid}-{pod.attempt}"
         self._folder = folder or Folder(path, pod.node_rank)
         self._give = give
-        self._question: str | None = None
-        """The last one that this node has answered, or that was there before it; None before the first look."""
+        self._is_made = False
+        self._question = ""
+        """The last one that this node has answered. One that was there before this node is open, too: another launcher
+        may ask before this one has looked for the first time."""
         self._questioned_at = -TOUCH_SECONDS
         self._lock = threading.Lock()
         self._asked_at: float | None = None
@@ -181,9 +183,9 @@ class Accounts:
             self._wake.clear()
 
     def _look(self) -> None:
-        if self._question is None:
+        if not self._is_made:
             self._folder.make()
-            self._question = self._folder.question()
+            self._is_made = True
         asked_at = self._asked_at
         if asked_at is not None or time.monotonic() - self._questioned_at < TOUCH_SECONDS:
             self._folder.touch()
