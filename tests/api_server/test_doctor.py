@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import pytest
 from tests.api_server.harness import CLI_AGENT, Cluster, Operator
 from tests.support.command import COMMAND, to_cluster
 from tests.support.waiting import PATIENCE_SECONDS, eventually_async
@@ -17,7 +18,9 @@ from typer.testing import CliRunner
 
 from ddpjob_operator.cli.main import app
 
-HOOKS = "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations"
+ADMISSION = "/apis/admissionregistration.k8s.io/v1"
+HOOKS = f"{ADMISSION}/validatingwebhookconfigurations"
+POLICIES_SINCE = 30
 
 
 async def doctor(cluster: Cluster, kubeconfig: Path, *options: str) -> tuple[int | None, str]:
@@ -89,6 +92,9 @@ async def test_what_would_stop_a_job_is_found_and_what_may_not_be_read_is_said(
         assert seen["webhooks"]["level"] == "problem"
         assert f"the Service {cluster.namespace}/guard has no ready endpoint" in seen["webhooks"]["message"]
 
+    assert seen["admission"]["level"] == "problem"
+    assert seen["admission"]["message"].startswith("the pod of a job is refused: ")
+
     nobody = await cluster.kubeconfig_of("nobody", tmp_path / "nobody")
     hidden = await findings(cluster, nobody)
     assert hidden["api"]["level"] == "ok"
@@ -97,10 +103,41 @@ async def test_what_would_stop_a_job_is_found_and_what_may_not_be_read_is_said(
     unread = {check: finding["message"] for check, finding in hidden.items() if finding["level"] == "unknown"}
     assert unread["quota"] == "you have no right to list resourcequotas"
     assert unread["operator"] == "you have no right to list deployments"
+    assert unread["admission"] == "you have no right to create ddpjobs"
     assert {"webhooks", "pod security", "limits", "storage", "nodes", "gpus", "image", "network"} <= unread.keys()
     code, text = await doctor(cluster, nobody)
     assert code == 1
-    assert "1 problem, 0 warnings, 10 unknown" in text.splitlines()[-1]
+    assert "1 problem, 0 warnings, 11 unknown" in text.splitlines()[-1]
+
+
+async def test_what_a_policy_says_of_a_job_is_known_before_one_is_sent(cluster: Cluster, operator: Operator) -> None:
+    if (minor := await cluster.minor_version()) < POLICIES_SINCE:
+        pytest.skip(f"Kubernetes 1.{minor} has no ValidatingAdmissionPolicy; 1.{POLICIES_SINCE} and newer have")
+    name, here = cluster.namespace, {"matchLabels": {"kubernetes.io/metadata.name": cluster.namespace}}
+    rule = {"apiGroups": ["training.ddpjob.io"], "apiVersions": ["*"], "operations": ["CREATE"], "resources": ["*"]}
+    policy = {
+        "matchConstraints": {"resourceRules": [rule], "namespaceSelector": here},
+        "validations": [{"expression": "'team' in object.metadata.?labels.orValue({})", "message": "label the team"}],
+    }
+    bodies = {
+        "validatingadmissionpolicies": policy,
+        "validatingadmissionpolicybindings": {"policyName": name, "validationActions": ["Deny"]},
+    }
+    try:
+        for kind, spec in bodies.items():
+            await cluster.client.create(f"{ADMISSION}/{kind}", kind, {"metadata": {"name": name}, "spec": spec})
+
+        async def admission() -> str:
+            _, out = await doctor(cluster, cluster.kubeconfig, "-o", "json")
+            found = {finding["check"]: finding["message"] for finding in json.loads(out)["findings"]}
+            return found["admission"] if "is refused" in found["admission"] else ""
+
+        said = await eventually_async(admission, "the policy is in force")
+    finally:
+        for kind in bodies:
+            await cluster.client.delete(f"{ADMISSION}/{kind}/{name}", kind)
+    assert said.startswith("a job is refused: ")
+    assert "label the team" in said
 
 
 async def debug_pods(cluster: Cluster) -> list[dict[str, Any]]:

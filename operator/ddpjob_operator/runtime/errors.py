@@ -36,6 +36,16 @@ class ApiError(Exception):
         return self.status == 409 and self.reason == "AlreadyExists"
 
     @property
+    def lacks_right(self) -> bool:
+        """The caller's roles do not allow the call; admission, which refuses with 403 too, has not seen it."""
+        return self.status == 403 and " cannot " in self.message and " resource " in self.message
+
+    @property
+    def no_dry_run(self) -> bool:
+        """A webhook with side effects sees the object, so the API server makes no dry run of it."""
+        return self.status == 400 and "does not support dry run" in self.message
+
+    @property
     def namespace_terminating(self) -> bool:
         """Nothing will ever be created in this namespace again: it is being deleted, or is gone. A 404 about anything
         else is a kind that may be installed later."""

@@ -86,7 +86,7 @@ async def _is_accepted(client: Client, namespace: str, content: Content, *, in_p
     try:
         job = await client.create(paths.jobs(namespace), _RESOURCE, trial, dry_run=True)
     except ApiError as error:
-        if error.status == 400 and "does not support dry run" in error.message:
+        if error.no_dry_run:
             return False
         if in_place and error.status == 403 and "exceeded quota" in error.message:
             return True  # the other job leaves its place

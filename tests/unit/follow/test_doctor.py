@@ -12,12 +12,15 @@ from typing import Any
 import pytest
 import yaml
 
+from ddpjob_operator.core.values.names import LABEL_MANAGED_BY, MANAGED_BY
+from ddpjob_operator.follow.doctor.admission import JOBS, PODS, trial_job, trial_pod
 from ddpjob_operator.follow.doctor.checkup import CHECKS, examine
 from ddpjob_operator.follow.doctor.facts import Facts, Hook, NodeView, Right, Unread, parse_hooks, parse_node
 from ddpjob_operator.follow.doctor.findings import Finding, Level, summary
 from ddpjob_operator.follow.doctor.nodes import normal
 from ddpjob_operator.follow.doctor.operator import NEEDED, USEFUL
 from ddpjob_operator.follow.doctor.policies import OF_A_POD, matches
+from ddpjob_operator.submit.check import check
 
 NOW = datetime(2030, 1, 1, 12, 0, tzinfo=UTC)
 ROLE = Path(__file__).parents[3] / "charts/ddpjob-operator/files/rbac/submit.yaml"
@@ -87,6 +90,7 @@ HEALTHY = Facts(
     hooks=(HOOK,),
     endpoints={("guard", "webhook"): 1},
     failed_pulls=(),
+    refusals={JOBS: "", PODS: ""},
 )
 
 
@@ -153,6 +157,11 @@ NO_INGRESS = policy(policyTypes=["Ingress"])
         ("webhooks", {"endpoints": {("guard", "webhook"): UNREAD}}, UNKNOWN, "no right to"),
         ("webhooks", {"hooks": UNREAD}, UNKNOWN, "no right to"),
         ("webhooks", {"hooks": (replace(HOOK, service=None),)}, OK, "1 fail closed"),
+        ("admission", {"refusals": {JOBS: "name a team", PODS: ""}}, PROBLEM, "a job is refused: name a team"),
+        ("admission", {"refusals": {JOBS: "", PODS: "no root"}}, PROBLEM, "the pod of a job is refused: no root"),
+        ("admission", {"refusals": {JOBS: UNREAD, PODS: "no root"}}, PROBLEM, "the pod of a job is refused"),
+        ("admission", {"refusals": {JOBS: UNREAD, PODS: ""}}, UNKNOWN, "no right to"),
+        ("admission", {"refusals": {JOBS: "", PODS: UNREAD}}, OK, "a job is taken in a dry run; its pod was not tried"),
         ("pod security", {"space": None}, PROBLEM, "there is no namespace ml"),
         ("pod security", {"space": UNREAD}, UNKNOWN, "no right to"),
         ("quota", {"quotas": (quota({"pods": "4"}, {"pods": "4"}),)}, PROBLEM, "nothing is left of pods"),
@@ -256,6 +265,14 @@ def test_what_would_stop_a_job_is_found(check: str, changed: Mapping[str, Any], 
     assert bool(finding.fix) is (level in (PROBLEM, WARNING)) or level is UNKNOWN
 
 
+def test_what_is_tried_is_a_job_that_names_nothing_and_its_pod_without_an_owner() -> None:
+    job, pod = trial_job("ml"), trial_pod("ml", IMAGE)
+    assert check(job, Path.cwd()).job.spec.nodes == 1
+    assert (pod["metadata"]["namespace"], pod["spec"]["containers"][0]["image"]) == ("ml", IMAGE)
+    assert not pod["metadata"].keys() & {"ownerReferences", "finalizers"}, "of a job that is not there"
+    assert pod["metadata"]["labels"].items() >= {LABEL_MANAGED_BY: MANAGED_BY}.items(), "policies select by it"
+
+
 def test_a_webhook_that_does_not_see_what_a_job_creates_is_of_no_concern() -> None:
     no_endpoint = {("guard", "webhook"): 0}
     elsewhere = replace(HOOK, namespace_selector={"matchLabels": {"kubernetes.io/metadata.name": "other"}})
@@ -268,11 +285,11 @@ def test_a_webhook_that_does_not_see_what_a_job_creates_is_of_no_concern() -> No
 
 
 def test_what_may_not_be_read_names_the_right_and_stops_no_other_check() -> None:
-    readable = ("namespace", "local_time", "server_time", "versions", "endpoints")
+    readable = ("namespace", "local_time", "server_time", "versions", "endpoints", "refusals")
     hidden = {name: UNREAD for name in Facts.__slots__ if name not in readable}
-    findings = examine(replace(HEALTHY, **hidden))
+    findings = examine(replace(HEALTHY, **hidden, refusals={JOBS: UNREAD, PODS: UNREAD}))
     assert {finding.level for finding in findings} == {OK, UNKNOWN}
-    assert summary(findings) == "0 problems, 0 warnings, 11 unknown"
+    assert summary(findings) == "0 problems, 0 warnings, 12 unknown"
 
 
 def test_the_rights_are_those_of_the_chart_s_role() -> None:

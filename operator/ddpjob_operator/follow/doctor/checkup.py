@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ddpjob_operator.follow.doctor.admission import admission
 from ddpjob_operator.follow.doctor.facts import Facts
 from ddpjob_operator.follow.doctor.findings import Finding
 from ddpjob_operator.follow.doctor.namespace import limits, pod_security, quota
@@ -11,7 +12,8 @@ from ddpjob_operator.follow.doctor.policies import network, webhooks
 from ddpjob_operator.follow.doctor.storage import storage
 
 CHECKS = (
-    api, rights, operator, webhooks, pod_security, quota, limits, storage, nodes, gpus, image, network, clock,
+    api, rights, operator, webhooks, admission, pod_security, quota, limits, storage, nodes, gpus, image, network,
+    clock,
 )  # fmt: skip
 
 

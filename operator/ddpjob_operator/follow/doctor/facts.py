@@ -116,6 +116,8 @@ class Facts:
     """Ready endpoints of the Services of those hooks that see the objects of a job."""
     failed_pulls: tuple[str, ...] | Unread
     """Messages of events of the namespace about images that could not be pulled."""
+    refusals: Mapping[str, str | Unread]
+    """By resource, what the API server said against a dry run of `admission`; empty if it would have created it."""
 
     @property
     def space_labels(self) -> Mapping[str, str] | None:

@@ -10,8 +10,17 @@ from typing import Any, TypeVar
 
 from ddpjob_operator.api import API_VERSION
 from ddpjob_operator.cluster import paths
+from ddpjob_operator.follow.doctor.admission import JOBS, PODS, trial_job, trial_pod
 from ddpjob_operator.follow.doctor.facts import Facts, Hook, Right, Unread, parse_hooks, parse_node
-from ddpjob_operator.follow.doctor.operator import LEASE, NEEDED, OPERATOR_LABEL, USEFUL, lease_name, serves
+from ddpjob_operator.follow.doctor.operator import (
+    LEASE,
+    NEEDED,
+    OPERATOR_LABEL,
+    USEFUL,
+    lease_name,
+    serves,
+    trainer_image,
+)
 from ddpjob_operator.follow.doctor.policies import relevant
 from ddpjob_operator.runtime.client import PAGE, Client, Json
 from ddpjob_operator.runtime.errors import ApiError
@@ -68,8 +77,10 @@ async def read_facts(client: Client, namespace: str) -> Facts:
         hooks=hooks.result(),
         endpoints={},
         failed_pulls=failed.result(),
+        refusals={},
     )
-    return replace(facts, endpoints=await ask.endpoints(facts))
+    endpoints, refusals = await asyncio.gather(ask.endpoints(facts), ask.refusals(trainer_image(facts)))
+    return replace(facts, endpoints=endpoints, refusals=refusals)
 
 
 class _Ask:
@@ -166,6 +177,23 @@ class _Ask:
         path = collection("discovery.k8s.io/v1", "endpointslices", namespace)
         found = await self.each(_ready_in, path, labelSelector=f"{_SLICE_OF}={name}")
         return found if isinstance(found, Unread) else sum(found)
+
+    async def refusals(self, image: str | None) -> dict[str, str | Unread]:
+        """Of a job, and of its pod, if they were created now."""
+        job = self._refusal(paths.jobs(self._namespace), JOBS, trial_job(self._namespace))
+        pod = self._refusal(collection("v1", PODS, self._namespace), PODS, trial_pod(self._namespace, image))
+        return dict(zip((JOBS, PODS), await asyncio.gather(job, pod), strict=True))
+
+    async def _refusal(self, path: str, resource: str, body: Json) -> str | Unread:
+        try:
+            await self._client.create(path, resource, body, dry_run=True)
+        except ApiError as error:
+            if error.lacks_right:
+                return Unread(f"you have no right to create {resource}")
+            if error.no_dry_run or error.not_found or error.status == 0:
+                return Unread(error.message)
+            return error.message
+        return ""
 
 
 async def _versions(client: Client) -> tuple[str, ...]:
