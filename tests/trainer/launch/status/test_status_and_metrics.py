@@ -154,6 +154,7 @@ def test_the_values_are_those_of_the_heartbeats(pod, tmp_path):
     assert values['ddpjob_snapshot_last_bytes{ddpjob="digits"}'] == 4096
     assert values['ddpjob_train_data_wait_seconds_sum{ddpjob="digits"}'] == pytest.approx(120 * 0.004)
     assert values['ddpjob_rank_data_wait_seconds{ddpjob="digits",rank="0"}'] == 0.004
+    assert values['ddpjob_rank_passes_seconds{ddpjob="digits",rank="0"}'] == 0.05
     assert values['ddpjob_train_metric{ddpjob="digits",metric="eval_accuracy"}'] == 0.96
     assert values['ddpjob_trainer_info{attempt="0",ddpjob="digits",node_rank="0",world_size="2"}'] == 1
 
@@ -212,11 +213,11 @@ def test_a_process_that_joins_in_another_pod_goes_on_with_the_count(pod, tmp_pat
         assert shown(pod, pod_state(tmp_path), ledger)[lost] == 1
 
 
-def test_a_wait_for_data_that_is_not_measured_has_no_series(pod, tmp_path):
+def test_what_no_rank_measures_has_no_series(pod, tmp_path):
     heartbeat = Heartbeat(heartbeat_dir(tmp_path))
     heartbeat.enter("train")
     heartbeat.step(step=1)
-    assert [name for name in shown(pod, pod_state(tmp_path)) if "data_wait" in name] == []
+    assert [name for name in shown(pod, pod_state(tmp_path)) if "data_wait" in name or "passes" in name] == []
 
 
 def test_the_rank_that_waits_longest_for_its_samples_is_told_from_the_others_of_its_gang(pod, tmp_path):

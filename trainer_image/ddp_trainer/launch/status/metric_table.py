@@ -56,6 +56,16 @@ RANK = (
         "max",
         source="dataSecondsMedian",
     ),
+    MetricRow(
+        "ddpjob_rank_passes_seconds",
+        "gauge",
+        "Median time of the rank's own forward and backward passes, without the wait for other ranks. Only "
+        "DistributedDataParallel measures it, in a sample of the steps.",
+        (*LABELS, "rank"),
+        "seconds",
+        "max",
+        source="passesSecondsMedian",
+    ),
 )
 
 POD = (
