@@ -96,13 +96,17 @@ def test_a_gang_that_loses_a_node_to_a_power_cut_trains_on_elsewhere(
         after = wait_steps(scenario, nodes=2, beyond=before["snapshot"]["step"], attempt=1)
         seconds = time.time() - died
         assert {node_of(pod) for pod in gang(scenario)} == others(scenario, victim)
-        status = scenario.status
+
+        def blamed() -> dict[str, Any] | None:
+            """The next gang may train before anything but its broken connection tells of the node: then PeerLost."""
+            return status if (status := scenario.status)["lastFailure"]["reason"] == "NodeLost" else None
+
+        status = eventually(blamed, "the lost node is the cause", CLUSTER_SECONDS)
     with capsys.disabled():
         print(f"\nfrom the death of a node to the next step of a gang: {seconds:.1f} s")
     assert after["resumedFromStep"] >= before["snapshot"]["step"]
     assert status.get("restarts", 0) == 0, "a lost node costs no budget"
     assert status["disruptions"] == status["attempt"] <= 2
-    assert status["lastFailure"]["reason"] == "NodeLost"
     assert status["lastFailure"]["nodeName"] == victim
     assert untrue_steps(scenario.statuses) == []
 
