@@ -8,6 +8,8 @@ import importlib.metadata
 import importlib.util
 import json
 import re
+import sys
+import sysconfig
 import textwrap
 import threading
 import time
@@ -141,6 +143,16 @@ def test_an_environment_without_its_marker_is_not_used(tmp_path: Path) -> None:
     site_packages(tmp_path / "envs/key").mkdir(parents=True)
     assert not is_ready(tmp_path / "envs/key")
     assert not is_ready(tmp_path / "none/key")
+
+
+@pytest.mark.processes
+def test_an_environment_sees_the_packages_that_ranks_see_and_no_others(tmp_path) -> None:
+    python = requirements._make_environment(tmp_path / "env")
+    code = "import json, sys; print(json.dumps(sys.path[1:]))"
+    seen = json.loads(run([python, "-c", code], check=True, capture_output=True, text=True).stdout)
+    own = str(requirements.site_packages(tmp_path / "env"))
+    assert seen.index(own) < seen.index(sysconfig.get_path("purelib"))
+    assert set(seen) - {own} <= set(sys.path), "below an environment there is another Python with packages of its own"
 
 
 def test_code_without_requirements_needs_no_environment(pod: PodEnvironment) -> None:

@@ -237,7 +237,8 @@ def _make_environment(folder: Path) -> Path:
             f"the Python of this image cannot make environments ({error}), so the requirements of the submitted code "
             "cannot be installed; add venv or the packages to an image of your own, and name it in spec.image"
         ) from error
-    venv.EnvBuilder(system_site_packages=True, symlinks=True).create(folder)
+    # Without the system's: those of the Python below an environment would satisfy pip, and ranks do not see them.
+    venv.EnvBuilder(symlinks=True).create(folder)
     seen = [entry for entry in sys.path[1:] if Path(entry).is_dir()]
     (site_packages(folder) / "ddpjob-image.pth").write_text("".join(f"{entry}\n" for entry in seen))
     return folder / "bin" / "python"
