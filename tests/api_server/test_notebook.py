@@ -111,6 +111,7 @@ async def test_a_function_of_a_cell_is_submitted_and_one_output_follows_it_to_it
     assert [output.output_type for output in cell.outputs] == ["display_data", "execute_result"]
     assert display.data[TEXT] == "train: Succeeded"
     assert re.search(r"<b>train</b> <b [^>]*>Succeeded</b>", display.data[HTML])
+    assert cell.outputs[1].data[TEXT] == "<DDPJobStatus: Succeeded, attempt 0, restarts 0>"
 
 
 async def test_an_interrupted_cell_leaves_the_job_as_it_is_and_the_client_goes_on(

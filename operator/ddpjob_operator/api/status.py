@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from datetime import datetime
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import Field
 
@@ -395,3 +395,7 @@ class DDPJobStatus(APIModel):
     def is_final(self) -> bool:
         """Whether the phase is Succeeded or Failed."""
         return self.phase is not None and self.phase.final
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        """What IPython shows of a cell's result, such as that of `job.watch()`. `repr` has all of it, a page."""
+        printer.text(f"<DDPJobStatus: {self.phase or 'new'}, attempt {self.attempt}, restarts {self.restarts}>")

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from aiohttp import web
+from IPython.lib.pretty import pretty
 from tests.unit.answers import Server, ok
 
 from ddpjob import Job
@@ -161,6 +162,12 @@ def test_without_a_notebook_lines_or_a_live_view_are_printed(monkeypatch: pytest
     assert isinstance(display_here(), PlainDisplay), "IPython on a terminal"
     ipython(monkeypatch, object())
     assert isinstance(display_here(), NotebookDisplay)
+
+
+def test_the_result_of_a_cell_is_one_line_below_the_output() -> None:
+    assert pretty(DDPJobStatus()) == "<DDPJobStatus: new, attempt 0, restarts 0>"
+    failed = DDPJobStatus(phase=Phase.FAILED, attempt=2, restarts=2)
+    assert pretty(failed) == "<DDPJobStatus: Failed, attempt 2, restarts 2>"
 
 
 def test_what_a_tenant_writes_stays_text() -> None:
