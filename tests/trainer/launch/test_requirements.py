@@ -14,10 +14,11 @@ import textwrap
 import threading
 import time
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from subprocess import run
+from types import MappingProxyType
 
 import pytest
 from tests.support.waiting import eventually
@@ -30,6 +31,7 @@ from ddp_trainer.launch.code import put_code
 from ddp_trainer.launch.requirements import (
     Interrupted,
     environment_key,
+    hash_errors,
     image_packages,
     is_ready,
     packages,
@@ -66,7 +68,7 @@ def wheel(folder: Path, name: str = "greeting", requires: str = "torch") -> str:
 def required(pod: PodEnvironment, tmp_path: Path) -> Callable[..., PodEnvironment]:
     """Node rank 0 of two, with code that has these files."""
 
-    def with_code(text: str, **files: str) -> PodEnvironment:
+    def with_code(text: str, files: Mapping[str, str | bytes] = MappingProxyType({})) -> PodEnvironment:
         shared = tmp_path / "shared"
         code = submitted(tmp_path / "archives", {"requirements.txt": text, **files}, "requirements.txt")
         placed = replace(pod, code=code, shared=shared)
@@ -123,6 +125,51 @@ def test_requirements_that_contradict_the_image_are_one_error_with_the_words_of_
     with pytest.raises(UserError, match=says):
         packages(required(f"--no-index\n--find-links {tmp_path}/wheels\ngreeting\n"), go_on)
     assert list((tmp_path / "shared/envs").iterdir()) == []
+
+
+NO_HASH = "0" * 64
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    "text",
+    [
+        pytest.param("{find}greeting==1.0 --hash=sha256:{sha256}\n{torch} --hash=sha256:{no_hash}", id="locked"),
+        pytest.param("{find}-r locks/base.txt", id="another file"),
+        pytest.param("--no-index\n./{wheel}", id="a wheel of the folder"),
+        pytest.param("--no-index\n./{wheel} --hash=sha256:{sha256}", id="a locked wheel"),
+    ],
+)
+def test_what_is_locked_included_or_in_the_folder_is_installed(required, tmp_path, text) -> None:
+    words = {
+        "find": f"--no-index\n--find-links {tmp_path}/wheels\n",
+        "wheel": "wheels/greeting-1.0-py3-none-any.whl",
+        "sha256": wheel(tmp_path / "wheels"),
+        "no_hash": NO_HASH,
+        # as an index calls it, without the name of the image's build; it is there, so no file is compared
+        "torch": f"torch=={importlib.metadata.version('torch').partition('+')[0]}",
+    }
+    files = {
+        "locks/base.txt": f"greeting==1.0 --hash=sha256:{words['sha256']}",
+        words["wheel"]: (tmp_path / words["wheel"]).read_bytes(),
+    }
+    folder = packages(required(text.format(**words), files), go_on)
+    assert folder is not None
+    assert {path.name for path in folder.glob("*.dist-info")} == {"greeting-1.0.dist-info"}
+
+
+@pytest.mark.processes
+def test_a_wrong_hash_leaves_no_environment_and_the_right_one_is_installed_afterwards(required, tmp_path) -> None:
+    right = [f"{name}==1.0 --hash=sha256:{wheel(tmp_path / 'wheels', name)}\n" for name in ("greeting", "other")]
+    text = f"--no-index\n--find-links {tmp_path}/wheels\n{right[0]}"
+    wrong = required(f"{text}other==1.0 --hash=sha256:{NO_HASH}\n")
+    for _ in range(2):
+        with pytest.raises(UserError, match=r"not the one that was locked: other==1\.0"):
+            packages(wrong, go_on)
+        assert list((tmp_path / "shared/envs").iterdir()) == []
+    folder = packages(required(text + right[1]), go_on)
+    assert folder is not None
+    assert {path.name for path in folder.glob("*.py")} == {"greeting.py", "other.py"}
 
 
 @pytest.mark.processes
@@ -227,6 +274,28 @@ def test_the_error_lines_of_pip_are_what_is_reported(lines: list[str], says: str
     assert pip_errors(lines) == says
 
 
+FROM = "from file:///w/x-1.0-py3-none-any.whl (from -r r.txt (line 3))"
+
+
+@pytest.mark.parametrize(
+    ("lines", "says"),
+    [
+        (["ERROR: THESE PACKAGES DO NOT MATCH THE HASHES FROM THE REQUIREMENTS FILE. If", f"    x==1.0 {FROM}:",
+          "        Expected sha256 aa", "        Expected     or bb", "             Got        cc", "", "WARNING: old"],
+         f"a package is not the one that was locked: x==1.0 {FROM}: got cc"),
+        (["ERROR: Hashes are required in --require-hashes mode, but", "    x==1.0 --hash=sha256:aa", "    y==2.0"],
+         "where one package has a hash, all need one: x==1.0 --hash=sha256:aa | y==2.0"),
+        (["ERROR: In --require-hashes mode, all requirements must have", f"    y {FROM}"],
+         f"where one package has a hash, all need one: y {FROM}"),
+        (["ERROR: Can't verify hashes for these file:// requirements because", "    file:///work/p (from -r r.txt)"],
+         "folders and repositories have no hash, and here all packages need one: file:///work/p (from -r r.txt)"),
+        (["  x --hash=sha256:aa", "ERROR: another error"], ""),
+    ],
+)  # fmt: skip
+def test_a_hash_that_is_wrong_or_missing_is_reported_with_its_package(lines: list[str], says: str) -> None:
+    assert (hash_errors(["Collecting x", *lines]) or ("",))[0] == says
+
+
 RETRY = "WARNING: Retrying (Retry(total=4, connect=None)) after connection broken by "
 NONE = "ERROR: Could not find a version that satisfies the requirement x (from versions: none)"
 
@@ -296,15 +365,27 @@ def test_a_pod_that_waits_for_packages_installs_them_once_it_is_node_rank_0(tmp_
     assert f"installing requirements.txt as envs/{env.name}" in pod.log
 
 
-def test_requirements_that_cannot_be_installed_fail_the_job_before_torchrun_starts(tmp_path, start_pod) -> None:
-    code = submitted(tmp_path / "archives", {"r.txt": "--no-index\nno-such-package-at-all\n", "train.py": ""}, "r.txt")
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("no-such-package-at-all", ".*No matching distribution found for no-such-package-at-all; correct it and"),
+        (f"greeting==1.0 --hash=sha256:{NO_HASH}",
+         r"a package is not the one that was locked: greeting==1.0 from file:///\S*/greeting-1.0-py3-none-any.whl "
+         r"\(from -r r.txt \(line 3\)\): got {sha256}; lock the file again, if you trust this one, and submit"),
+    ],
+)  # fmt: skip
+def test_requirements_that_cannot_be_installed_fail_the_job_before_torchrun_starts(
+    tmp_path, start_pod, text, says
+) -> None:
+    sha256 = wheel(tmp_path / "wheels")
+    lines = f"--no-index\n--find-links {tmp_path}/wheels\n{text}\n"
+    code = submitted(tmp_path / "archives", {"r.txt": lines, "train.py": ""}, "r.txt")
     pod = start_pod("", argv=["--script", "train.py"], **variables(code))
     assert pod.wait() == EXIT_USER
     assert pod.message["reason"] == "UserError"
-    says = (
-        "r.txt cannot be installed: .*No matching distribution found for no-such-package-at-all; correct it and submit"
-    )
-    assert re.search(says, pod.message["message"])
+    assert re.match(f"r.txt cannot be installed: {says.format(sha256=sha256)}", pod.message["message"])
+    assert "\n" not in pod.message["message"]
+    assert list((pod.shared / "envs").iterdir()) == []
 
 
 def test_sigterm_while_packages_are_awaited_ends_the_pod_as_preempted(tmp_path, start_pod) -> None:

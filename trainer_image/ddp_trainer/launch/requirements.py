@@ -51,6 +51,21 @@ _PINNED: Final = ("torch", "numpy")
 _KEPT_LINES: Final = 200
 _SHOWN_ERRORS: Final = 3
 _CONFLICT: Final = "The conflict is caused by:"
+_HASHES: Final = {
+    "DO NOT MATCH THE HASHES": (
+        "a package is not the one that was locked",
+        "lock the file again, if you trust this one,",
+    ),
+    "--require-hashes mode": (
+        "where one package has a hash, all need one",
+        "lock the file again, with all that its packages require,",
+    ),
+    "Can't verify hashes": (
+        "folders and repositories have no hash, and here all packages need one",
+        "name a wheel of it with its hash",
+    ),
+}
+"""What pip says of a file with hashes: what that means, and what to do."""
 _NO_VERSION: Final = "(from versions: none)"
 _BROKEN: Final = re.compile(r"after connection broken by '(.*)': /")
 """pip's warning of a connection that it tries again, with the words of the exception."""
@@ -161,6 +176,18 @@ def pip_errors(lines: Sequence[str]) -> str:
     return " | ".join((causes or errors or said)[-_SHOWN_ERRORS:]) or "pip printed nothing"
 
 
+def hash_errors(lines: Sequence[str]) -> tuple[str, str] | None:
+    """Which hashes of a locked file are wrong or missing, by package, and what to do; None if pip failed otherwise."""
+    found = ((at, words) for at, line in enumerate(lines, 1) for head, words in _HASHES.items() if head in line)
+    if (first := next(found, None)) is None:
+        return None
+    at, (meaning, fix) = first
+    details = (" ".join(line.split()) for line in takewhile(lambda line: line.startswith(" "), lines[at:]))
+    # of what pip expected there may be dozens, one a build
+    packages = " | ".join([line for line in details if not line.startswith("Expected ")][:_SHOWN_ERRORS])
+    return f"{meaning}: {packages.replace(': | Got ', ': got ')}", fix
+
+
 def unreachable(lines: Sequence[str]) -> str:
     """Why pip did not reach the index, if that left it without a single version of a package; else empty."""
     if not any(_NO_VERSION in line for line in lines):
@@ -212,9 +239,10 @@ def _install(env: Path, work: Path, path: str, pins: Mapping[str, str], pause: P
                 "--find-links /mnt/shared/wheels into the file, or use an image that has the packages"
             )
         if code != 0:
+            cause, fix = hash_errors(lines) or (pip_errors(lines), "correct it")
             raise UserError(
-                f"{path} cannot be installed: {pip_errors(lines)}; correct it and submit the code again. The log "
-                "of node rank 0 has all that pip says"
+                f"{path} cannot be installed: {cause}; {fix} and submit the code again. The log of node rank 0 has "
+                "all that pip says"
             )
         installed = {
             found.metadata["Name"]: found.version
