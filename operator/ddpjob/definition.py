@@ -61,11 +61,14 @@ class DDPJob(ScriptOptions):
         """The DDPJob as YAML would have it, with `code: {path: .}`.
 
         Raises:
-            BadJob: there is not one of script and function, or the function cannot be imported.
+            BadJob: there is not one of script and function, the function cannot be imported, or a link is none.
         """
         if (self.script is None) == (self.function is None):
             raise BadJob(("script, function: name one of them",))
-        content = script_job(self.script or "", self)
+        try:
+            content = script_job(self.script or "", self)
+        except ValueError as error:
+            raise BadJob((f"links: {error}",)) from None
         if self.function is not None:
             content["metadata"]["name"] = self.name or re.sub(r"_+", "-", self.function.__name__.lower()).strip("-")
             content["spec"]["entrypoint"] = {"module": CALL}

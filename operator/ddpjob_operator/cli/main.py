@@ -24,6 +24,7 @@ from ddpjob_operator.cli.parameters import (
     Gpus,
     Image,
     Kubeconfig,
+    Links,
     Namespace,
     Nodes,
     Procs,
@@ -144,7 +145,7 @@ def run(
         "requirements": requirements, "claim": claim,
     }  # fmt: skip
     try:
-        given = Given(target_of(file, filename), args or (), options, env or (), fresh)
+        given = Given(target_of(file, filename), args or (), options, env or (), fresh=fresh)
         submission = read_given(given, exclude=(shared,))
     except BadFile as error:
         raise refused(error.problems) from None
@@ -164,6 +165,7 @@ def submit(
     env: Env = None,
     requirements: Requirements = None,
     claim: Claim = None,
+    link: Links = None,
     namespace: Namespace = None,
     context: Context = None,
     fresh: Fresh = None,
@@ -195,7 +197,7 @@ def submit(
         "name": name, "nodes": nodes, "gpus": gpus, "procs_per_node": procs_per_node, "image": image,
         "requirements": requirements, "claim": claim,
     }  # fmt: skip
-    given = Given(target_of(file, filename), args or (), options, env or (), fresh)
+    given = Given(target_of(file, filename), args or (), options, env or (), link or (), fresh)
     form = None if output is None else Form(output)
     try:
         submission = read_given(given)

@@ -67,6 +67,10 @@ Env = Annotated[
     list[str] | None,
     typer.Option("--env", "-e", metavar="NAME[=VALUE]", help="Environment variable; without a value, this shell's."),
 ]
+Links = Annotated[
+    list[str] | None,
+    typer.Option("--link", metavar="NAME=URL", help="A link on the page of the job (`ddpjob dashboard`), at most 8."),
+]
 Requirements = Annotated[
     str | None,
     typer.Option(metavar="FILE", help="Requirements file of the folder; its packages are installed on the volume."),

@@ -22,6 +22,7 @@ class Given:
     options: Mapping[str, str | int | None] | None = None
     """Of ScriptOptions, by their names."""
     env: Sequence[str] = ()
+    links: Sequence[str] = ()
     fresh: bool | None = None
     """Whether to begin anew; None leaves it to the job."""
 
@@ -43,6 +44,7 @@ def read_given(given: Given, exclude: Iterable[Path] = ()) -> Submission:
             raise BadFile(error.problems) from None
     extra = [f"--{name.replace('_', '-')}" for name, value in (given.options or {}).items() if value is not None]
     extra += ["--env"] if given.env else []
+    extra += ["--link"] if given.links else []
     extra += ["the arguments after --"] if given.args else []
     if extra:
         raise BadFile((f"{', '.join(extra)}: for a script; {given.target} has fields for it, so set them there",))
@@ -65,7 +67,7 @@ def content_of(given: Given) -> Content:
     """The DDPJob of a script, with `code: {path: .}`.
 
     Raises:
-        BadFile: the script is not in this folder, or a variable has no value.
+        BadFile: the script is not in this folder, a variable has no value, or a link is none.
     """
     script, here = Path(given.target), Path.cwd()
     if not script.resolve().is_relative_to(here.resolve()):
@@ -73,9 +75,13 @@ def content_of(given: Given) -> Content:
     if not script.is_file():
         raise BadFile((f"{script}: there is no such file",))
     options = {name: value for name, value in (given.options or {}).items() if value is not None}
-    env = _variables(given.env)
+    env, links = _variables(given.env), _links(given.links)
     inside = script.absolute().relative_to(here) if script.is_absolute() else script
-    return script_job(inside.as_posix(), ScriptOptions(**options, env=env, args=tuple(given.args)))  # type: ignore[arg-type]
+    written = ScriptOptions(**options, env=env, args=tuple(given.args), links=links)  # type: ignore[arg-type]
+    try:
+        return script_job(inside.as_posix(), written)
+    except ValueError as error:
+        raise BadFile((f"--link {error}",)) from None
 
 
 def _variables(given: Iterable[str]) -> dict[str, str]:
@@ -85,4 +91,14 @@ def _variables(given: Iterable[str]) -> dict[str, str]:
         if not equals and name not in os.environ:
             raise BadFile((f"--env {name}: is not set in this shell; write --env {name}=VALUE",))
         found[name] = value if equals else os.environ[name]
+    return found
+
+
+def _links(given: Iterable[str]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for item in given:
+        name, equals, url = item.partition("=")
+        if not equals:
+            raise BadFile((f"--link {item}: has no name; write --link NAME={item}",))
+        found[name] = url
     return found

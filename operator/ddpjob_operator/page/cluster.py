@@ -26,7 +26,6 @@ from ddpjob_operator.follow.table import printable
 from ddpjob_operator.follow.why import why
 from ddpjob_operator.page.answers import Answers
 from ddpjob_operator.page.folder import log_of as folder_log
-from ddpjob_operator.page.links import links_of_annotations
 from ddpjob_operator.page.list_view import tone_of
 from ddpjob_operator.page.shared import Shared
 from ddpjob_operator.page.values import (
@@ -49,6 +48,7 @@ from ddpjob_operator.runtime.client import Client, Json
 from ddpjob_operator.runtime.errors import ApiError
 from ddpjob_operator.wire.events import EventView
 from ddpjob_operator.wire.jobs import parse_status
+from ddpjob_operator.wire.links import links_of_annotations
 from ddpjob_operator.wire.objects import parse_time
 from ddpjob_operator.wire.pods import parse_pod
 

@@ -12,7 +12,7 @@ from ddpjob_operator.api.status import DDPJobStatus
 from ddpjob_operator.core.ledger.ranks import NO_REPORTS, Reports
 from ddpjob_operator.follow.logs import Line
 from ddpjob_operator.follow.why import Answer
-from ddpjob_operator.page.links import Link
+from ddpjob_operator.wire.links import Link
 
 STOPPED = "Stopped"
 """Phase of a run on this machine that has ended before its job."""

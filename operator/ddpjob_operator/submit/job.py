@@ -13,6 +13,7 @@ from ddpjob_operator.api import API_VERSION, KIND
 from ddpjob_operator.api.spec import DDPJobSpec
 from ddpjob_operator.core.values.job import Job
 from ddpjob_operator.submit.pack import FETCHED, NOTHING, BadCode, PackedCode, name_of, pack
+from ddpjob_operator.wire.links import annotations_of_links
 
 Content = dict[str, Any]
 """A DDPJob as JSON."""
@@ -46,10 +47,16 @@ class ScriptOptions:
     """An existing PersistentVolumeClaim."""
     args: Sequence[str] = ()
     """Of the script."""
+    links: Mapping[str, str] = field(default_factory=dict)
+    """URLs by their names, for its page: Grafana, W&B and the like."""
 
 
 def script_job(script: str, options: ScriptOptions) -> Content:
-    """The DDPJob of a script in this folder, with `code: {path: .}`."""
+    """The DDPJob of a script in this folder, with `code: {path: .}`.
+
+    Raises:
+        ValueError: one of the links is none.
+    """
     spec: Content = {"nodes": options.nodes, "entrypoint": {"script": Path(script).as_posix()}, "code": {"path": "."}}
     if options.requirements is not None:
         spec["code"]["requirements"] = options.requirements
@@ -66,7 +73,10 @@ def script_job(script: str, options: ScriptOptions) -> Content:
     if options.claim is not None:
         spec["shared"] = {"claimName": options.claim}
     name = options.name or re.sub(r"[^a-z0-9]+", "-", Path(script).stem.lower()).strip("-") or "train"
-    return {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": name}, "spec": spec}
+    metadata: Content = {"name": name}
+    if options.links:
+        metadata["annotations"] = annotations_of_links(options.links)
+    return {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "spec": spec}
 
 
 def resuming(submission: Submission, *, own: bool) -> Submission:

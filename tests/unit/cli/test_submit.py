@@ -8,9 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
+from typer.testing import CliRunner
 
 from ddpjob import DDPJob
 from ddpjob_operator.cli import submit
+from ddpjob_operator.cli.main import app
 from ddpjob_operator.follow.logs import Line
 from ddpjob_operator.follow.why import Answer
 from ddpjob_operator.runtime.errors import ApiError
@@ -73,3 +76,23 @@ async def test_what_a_job_waits_for_is_said_once(
         "ddpjob: train: Starting for 2s: NameTaken: pod train-0-0",
         "ddpjob: train: Starting for 1m 7s: Unschedulable: pod train-0-0",
     ]
+
+
+def test_each_link_becomes_an_annotation_and_one_that_is_none_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("print(1)")
+    command = ["submit", "train.py", "--dry-run", "--link", "wandb=https://wandb.ai/x", "--link"]
+    done = CliRunner().invoke(app, [*command, "mlflow=http://mlflow.example/#/runs?a=b"])
+    assert done.exit_code == 0, done.output
+    assert yaml.safe_load(done.stdout)["metadata"]["annotations"] == {
+        "links.training.ddpjob.io/wandb": "https://wandb.ai/x",
+        "links.training.ddpjob.io/mlflow": "http://mlflow.example/#/runs?a=b",
+    }
+    done = CliRunner().invoke(app, [*command, "mlflow=mlflow.example"])
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert done.stderr == (
+        "error: --link mlflow=mlflow.example: this is no URL that begins with http:// or https://; write one, without "
+        "a user, a space or a character that is not ASCII in it\n"
+    )

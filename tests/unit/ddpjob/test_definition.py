@@ -53,11 +53,13 @@ def function(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any
 
 
 def test_a_script_is_the_job_that_the_command_submits(folder: Path) -> None:
-    job = DDPJob(script="train.py", nodes=2, args=["--lr", "3e-4"], folder=folder, env={"A": "1"})
+    links = {"wandb": "https://wandb.ai/team/runs/abc"}
+    job = DDPJob(script="train.py", nodes=2, args=["--lr", "3e-4"], folder=folder, env={"A": "1"}, links=links)
     (folder / "job.yaml").write_text(job.to_yaml())
     (folder / ".ddpjobignore").write_text("job.yaml\n")
     assert read_job(str(folder / "job.yaml")).content == job.submission().content
     assert job.submission().job.size_in_words == "2 nodes x 1 rank = 2 ranks"
+    assert job.content()["metadata"]["annotations"] == {"links.training.ddpjob.io/wandb": links["wandb"]}
 
 
 def test_further_fields_win(folder: Path) -> None:
@@ -86,6 +88,7 @@ def test_a_function_is_called_by_every_rank(
         ({"script": "train.py", "name": "A b", "nodes": 0}, "metadata.name: 'A b' is not a valid name"),
         ({"script": "train.py", "nodes": 0}, "spec.nodes: 0 is too small"),
         ({"script": "train.py", "spec": {"node": 1}}, "spec.node: is not a field of a DDPJob; did you mean nodes?"),
+        ({"script": "train.py", "links": {"a": "ftp://x"}}, "links: a=ftp://x: this is no URL that begins with http"),
         ({"function": json.dumps}, "json.py is not in"),
         ({"function": lambda: None}, "cannot be imported; define it at the top of a file"),
     ],

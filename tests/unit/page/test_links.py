@@ -14,8 +14,9 @@ from tests.unit.page.test_server import Document
 
 from ddpjob_operator.cli.main import app
 from ddpjob_operator.page.folder import FolderSource
-from ddpjob_operator.page.links import ANNOTATION_PREFIX, Link, link, links_of_annotations, parse_template
+from ddpjob_operator.page.links import parse_template
 from ddpjob_operator.page.server import make_app
+from ddpjob_operator.wire.links import ANNOTATION_PREFIX, Link
 
 DOCUMENT = Path(__file__).parents[3] / "docs/dashboard.md"
 GRAFANA = "Grafana=https://grafana.example.com/d/job?var-namespace={namespace}&var-ddpjob={name}"
@@ -46,33 +47,6 @@ def test_what_is_no_template_is_refused(text: str, message: str) -> None:
     with pytest.raises(ValueError) as refused:
         parse_template(text)
     assert message in str(refused.value)
-
-
-@pytest.mark.parametrize(
-    "url",
-    [
-        "javascript:alert(1)", "JaVaScRiPt:alert(1)//https://x", " javascript:alert(1)", "java\nscript:alert(1)",
-        "data:text/html,<script>alert(1)</script>", "vbscript:x", "file:///etc/passwd", "//evil.example", "/jobs/a/b",
-        "https:", "https:///x", "https://", "http:\\\\evil.example", "https://good.example\\@evil.example",
-        "https://good.example@evil.example/", "https://a:b@evil.example/", "https://x\u202e.example", "https://x y/",
-        "https://x\t/", "https://[::1", "https://x:port/", "https://x/" + "a" * 2048,
-    ],
-)  # fmt: skip
-def test_what_is_no_plain_link_is_none(url: str) -> None:
-    assert link("a", url) is None
-
-
-def test_a_job_names_its_own_in_annotations() -> None:
-    given = {
-        f"{ANNOTATION_PREFIX}wandb": "https://wandb.ai/team/runs/abc",
-        f"{ANNOTATION_PREFIX}evil": "javascript:alert(1)",
-        f"{ANNOTATION_PREFIX}<b>": "https://example.com",
-        f"{ANNOTATION_PREFIX}list": ["https://example.com"],
-        "other/wandb": "https://example.com",
-    }
-    assert links_of_annotations(given) == (Link("wandb", "https://wandb.ai/team/runs/abc", "wandb.ai"),)
-    many = {f"{ANNOTATION_PREFIX}{number:02}": "https://example.com" for number in range(20)}
-    assert len(links_of_annotations(many)) == 8
 
 
 async def test_the_page_has_both_and_nothing_in_them_is_markup() -> None:

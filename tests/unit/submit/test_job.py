@@ -10,7 +10,7 @@ import yaml
 
 from ddpjob_operator.cli.documents import BadFile
 from ddpjob_operator.cli.job_file import check_files, read_job
-from ddpjob_operator.cli.submission import Given, content_of, read_given
+from ddpjob_operator.cli.submission import Given, content_of, read_given, written
 from ddpjob_operator.submit.pack import name_of, pack
 
 
@@ -76,6 +76,18 @@ def test_a_variable_without_a_value_is_the_shells(here: Path, monkeypatch: pytes
     assert found["spec"]["env"] == [{"name": "MY_TOKEN", "value": "t"}]
 
 
+def test_links_are_annotations_of_the_job(here: Path) -> None:
+    given = Given("src/train.py", links=("wandb=https://wandb.ai/?a=b", "logs=http://logs.example"))
+    submission = read_given(given)
+    annotations = {
+        "links.training.ddpjob.io/wandb": "https://wandb.ai/?a=b",
+        "links.training.ddpjob.io/logs": "http://logs.example",
+    }
+    assert submission.content["metadata"] == {"name": "train", "annotations": annotations}
+    (here / "job.yaml").write_text(yaml.safe_dump(written(given, submission)))
+    assert read_job("job.yaml").content["metadata"]["annotations"] == annotations
+
+
 @pytest.mark.parametrize(
     ("given", "said"),
     [
@@ -88,7 +100,10 @@ def test_a_variable_without_a_value_is_the_shells(here: Path, monkeypatch: pytes
             "spec.code.requirements: 'requirement.txt' is not in .; did you mean requirements.txt?",
         ),
         (Given("src/train.py", options={"name": "My Job"}), "metadata.name: 'My Job' is not a valid name"),
+        (Given("src/train.py", links=("https://x.example",)), "no name; write --link NAME=https://x.example"),
+        (Given("src/train.py", links=("a=file:///x",)), "--link a=file:///x: this is no URL that begins with http://"),
         (Given("job.yaml", ("--lr",), {"nodes": 2}), "--nodes, the arguments after --: for a script"),
+        (Given("job.yaml", links=("a=https://x.example",)), "--link: for a script; job.yaml has fields for it"),
     ],
 )
 def test_what_is_wrong_is_one_line_with_the_way_out(here: Path, given: Given, said: str) -> None:
