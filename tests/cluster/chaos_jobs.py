@@ -9,6 +9,7 @@ import secrets
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any
 
 from tests.cluster.history import Change, History
@@ -46,6 +47,9 @@ class Paced(Digits):
             time.sleep(float(os.environ["PACE_SECONDS"]))
         return super().loss(output, batch)
 """
+
+KUBELET_SECONDS = 10.0
+"""What the operator gives a node, beyond the grace of a pod, to confirm that it is gone."""
 
 READ_ATTEMPTS = """
 import json, pathlib, sys
@@ -110,8 +114,15 @@ class Job:
 
     @property
     def explained(self) -> tuple[int, int]:
-        """Restarts and disruptions that the faults explain. A pod that never began is created again, at no cost."""
-        counted = [hit for hit in self.hits if not self.never_began(hit)]
+        """Restarts and disruptions that the faults explain. A pod that never began is created again, at no cost. One
+        whose node does not confirm its deletion in time, as after an outage of the API server, is taken for lost with
+        it: a disruption.
+        """
+        counted = [
+            Hit(0, 1, hit.pod) if self.unconfirmed(hit) else hit
+            for hit in self.hits
+            if self.unconfirmed(hit) or not self.never_began(hit)
+        ]
         restarts, disruptions = (sum(getattr(hit, what) for hit in counted) for what in ("restarts", "disruptions"))
         return self.restarts + restarts, self.disruptions + disruptions
 
@@ -130,6 +141,14 @@ class Job:
         """Whether the last that is known of the pod is that it waits for its container."""
         last = self.last_of(hit)
         return last is not None and last.status.get("phase") == "Pending"
+
+    def unconfirmed(self, hit: Hit) -> bool:
+        """Whether the pod was still there for longer than a kubelet may take beyond its grace."""
+        last = self.last_of(hit)
+        if last is None or last.type != "DELETED" or "deletionTimestamp" not in last.object["metadata"]:
+            return False
+        gone_by = datetime.fromisoformat(last.object["metadata"]["deletionTimestamp"]).timestamp()
+        return last.time - gone_by >= KUBELET_SECONDS
 
     def last_of(self, hit: Hit) -> Change | None:
         pods = reversed(self.scenario.history.of("pods"))
