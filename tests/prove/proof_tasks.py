@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 
+from ddp_trainer.client.batches import BatchPlan
 from ddp_trainer.tasks.tiny_lm import Sequences, TinyLM
-from ddp_trainer.train.data import BatchPlan
 
 PUBLISHED_SEED = 42
 PUBLISHED_BATCH = 128

@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 from torch.utils.data import Dataset, TensorDataset
 
+from ddp_trainer.client.recovery import Recovery
 from ddp_trainer.tasks.digits import CLASSES, SIDE, Digits
-from ddp_trainer.train.recovery import Recovery
 
 HISTORY = "LIVE_HISTORY"
 """Environment variable: the folder for the histories, one file a process. A line is {"view", "step", "samples"} before
@@ -44,10 +44,10 @@ class Recorded(Digits):
             register_optimizer_step_post_hook(lambda optimizer, _args, _options: self._stepped(optimizer))
             begin_step = Recovery.begin_step
 
-            def begins(recovery: Recovery) -> None:
+            def begins(recovery: Recovery, generators: Tensor | None = None) -> None:
                 assert recovery.membership.view is not None
-                self._view, self._step = recovery.membership.view.number, recovery.cursor.steps + 1
-                begin_step(recovery)
+                self._view, self._step = recovery.membership.view.number, recovery.position.steps + 1
+                begin_step(recovery, generators)
 
             Recovery.begin_step = begins  # type: ignore[method-assign]
 

@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from ddp_trainer.client.recovery import Recovery
 from ddp_trainer.snapshots.codec import rng
-from ddp_trainer.train.recovery import Recovery
 
 
 def drawn() -> tuple[float, float, float]:
@@ -24,14 +24,10 @@ def drawn() -> tuple[float, float, float]:
 def test_a_step_that_is_taken_again_draws_the_same_numbers(boundary: bool) -> None:
     model = nn.BatchNorm1d(2)
     generators: Tensor | None = rng.capture() if boundary else None
-    parts: dict[str, Any] = {
-        "strategy": SimpleNamespace(model=model),
-        "attached": SimpleNamespace(generators_at_boundary=lambda: generators),
-        "cursor": SimpleNamespace(steps=7),
-    }
-    others = dict.fromkeys(("membership", "place", "world", "micro_batches", "log", "heartbeat", "states"))
+    parts: dict[str, Any] = {"modules": lambda: (model,), "position": SimpleNamespace(steps=7)}
+    others = dict.fromkeys(("membership", "place", "world", "attached", "regroup", "log", "heartbeat", "states"))
     recovery = Recovery(**parts, **others)  # type: ignore[arg-type]
-    recovery.begin_step()
+    recovery.begin_step(generators)
     first = drawn()
     model(torch.ones(3, 2))
     recovery._drop_unfinished_step()

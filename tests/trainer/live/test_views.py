@@ -8,6 +8,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from ddp_trainer.client.batches import BatchPlan, micro_batches
 from ddp_trainer.live.views import (
     MINORITY_SECONDS,
     REPLACEMENT_SECONDS,
@@ -20,7 +21,7 @@ from ddp_trainer.live.views import (
     source_of_state,
     successors,
 )
-from ddp_trainer.train.data import BatchPlan, Cursor, micro_batches
+from ddp_trainer.train.data import Cursor
 
 
 def member(place: int, number: int = 0) -> Member:

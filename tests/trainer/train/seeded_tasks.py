@@ -14,10 +14,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 
+from ddp_trainer.client.batches import BatchPlan
 from ddp_trainer.tasks import Task
 from ddp_trainer.tasks.digits import Digits
 from ddp_trainer.tasks.toy_linear import ToyLinear
-from ddp_trainer.train.data import BatchPlan
 
 RANK = int(os.environ.get("RANK", "0"))
 

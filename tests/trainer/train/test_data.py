@@ -16,9 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import Dataset, TensorDataset
 
+from ddp_trainer.client.batches import BatchPlan, micro_batches, share
 from ddp_trainer.contract.exit_codes import UserError
 from ddp_trainer.rank.world import World
-from ddp_trainer.train.data import BatchPlan, Cursor, Loader, every_nth, micro_batches, share
+from ddp_trainer.train.data import Cursor, Loader, every_nth
 from ddp_trainer.train.data_workers import DataWorkerDied
 
 # Other work on this machine must not fail a property.

@@ -8,10 +8,11 @@ import pytest
 import torch
 from torch import nn
 
+from ddp_trainer.client.batches import BatchPlan
 from ddp_trainer.rank.world import World
 from ddp_trainer.tasks import load_task
 from ddp_trainer.train.config import TrainConfig
-from ddp_trainer.train.data import BatchPlan, Loader
+from ddp_trainer.train.data import Loader
 from ddp_trainer.train.precision import Precision
 from ddp_trainer.train.strategies.data_parallel import DataParallel
 

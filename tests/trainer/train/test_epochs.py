@@ -7,10 +7,11 @@ import json
 import pytest
 import torch
 
+from ddp_trainer.client.batches import BatchPlan
 from ddp_trainer.contract.exit_codes import UserError
 from ddp_trainer.logs.__main__ import main
 from ddp_trainer.logs.losses import read_losses
-from ddp_trainer.train.data import BatchPlan, Cursor
+from ddp_trainer.train.data import Cursor
 
 FLAGS = ("--task=seeded_tasks:Unstable", "--task-options=step=0", "--global-batch=16", "--epochs=3")
 

@@ -8,10 +8,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
+from ddp_trainer.client.batches import BatchPlan
 from ddp_trainer.rank.world import World
 from ddp_trainer.tasks import Task
 from ddp_trainer.train.config import TrainConfig
-from ddp_trainer.train.data import BatchPlan, Loader
+from ddp_trainer.train.data import Loader
 from ddp_trainer.train.precision import Precision
 from ddp_trainer.train.strategies.fsdp import FSDP
 

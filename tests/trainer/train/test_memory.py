@@ -13,11 +13,12 @@ from tests.trainer.documented import message
 from torch.distributed import DistBackendError
 from torch.utils.data import TensorDataset
 
+from ddp_trainer.client.batches import BatchPlan
 from ddp_trainer.contract.outcomes import classify
 from ddp_trainer.rank.world import World
 from ddp_trainer.tasks import load_task
 from ddp_trainer.train.config import TrainConfig
-from ddp_trainer.train.data import BatchPlan, Loader, recut
+from ddp_trainer.train.data import Loader, recut
 from ddp_trainer.train.memory import is_out_of_memory, starting_micro_batch
 from ddp_trainer.train.optim import build_optimizer
 from ddp_trainer.train.precision import Precision

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from ddp_trainer.client.batches import mixed_seed
 from ddp_trainer.tasks import load_task
-from ddp_trainer.train.randomness import mixed_seed
 
 HERE = Path(__file__).parent
 pytestmark = pytest.mark.timeout(600)

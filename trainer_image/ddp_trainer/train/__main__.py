@@ -11,17 +11,13 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
-from ddp_trainer.contract.environment import JobEnvironment, LivePlace, parse_job
+from ddp_trainer.contract.environment import parse_job
 from ddp_trainer.contract.exit_codes import EXIT_OK, FencedError, LiveRecoveryFailed, Preempted, RollBack, UserError
 from ddp_trainer.contract.heartbeat import Heartbeat
 from ddp_trainer.contract.process_end import end_after_exit_handlers, settle
 from ddp_trainer.train.command_line import parse
-from ddp_trainer.train.config import TrainConfig, check_elastic, check_world
-
-if TYPE_CHECKING:
-    from ddp_trainer.rank.world import World
+from ddp_trainer.train.config import check_elastic, check_world
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -41,38 +37,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     check_world(config, world_size=world.size, device=world.device.type, devices=torch.cuda.device_count())
     heartbeat.enter("rendezvous")
     if job.live is not None:
+        from ddp_trainer.train.live import train_live
+
         train_live(config, world, heartbeat, job, job.live)
         return
     with process_group(world, timeout_seconds=config.timeout_seconds):
         heartbeat.enter("load")
         build(config, world, heartbeat).run()
-
-
-def train_live(config: TrainConfig, world: World, heartbeat: Heartbeat, job: JobEnvironment, place: LivePlace) -> None:
-    """Train with ranks that recover live. Each is alone until the loop begins."""
-    from ddp_trainer.live.deciding import Finished
-    from ddp_trainer.live.membership import Membership
-    from ddp_trainer.live.register import views_of
-    from ddp_trainer.train.build import build
-    from ddp_trainer.train.recovery import check_live
-
-    check_live(config, world)
-    membership = Membership(
-        views_of(job),
-        node_rank=place.node_rank,
-        local_rank=place.local_rank,
-        host=place.host,
-        least=(job.elastic_min_nodes or 1) * place.procs_per_node,
-        timeout_seconds=config.timeout_seconds,
-    )
-    world.move(place.rank, 1)
-    try:
-        build(config, world, heartbeat, membership).run()
-    except Finished as end:
-        print(f"ddp_trainer.train: {end}", file=sys.stderr)
-        heartbeat.enter("done")
-        return
-    membership.close()
 
 
 def exit_code(argv: Sequence[str]) -> int:

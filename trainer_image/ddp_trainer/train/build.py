@@ -10,6 +10,8 @@ from typing import Any
 
 from torch.utils.data import Dataset
 
+from ddp_trainer.client.batches import BatchPlan
+from ddp_trainer.client.recovery import Recovery
 from ddp_trainer.client.run import Run
 from ddp_trainer.client.states import LOSSES, States
 from ddp_trainer.contract.environment import parse_job
@@ -21,14 +23,13 @@ from ddp_trainer.logs.writers import check_wandb
 from ddp_trainer.rank.world import World
 from ddp_trainer.tasks import load_task
 from ddp_trainer.train.config import SCALER, TrainConfig
-from ddp_trainer.train.data import BatchPlan, Cursor, Loader
+from ddp_trainer.train.data import Cursor, Loader
 from ddp_trainer.train.loop import TrainingLoop
 from ddp_trainer.train.memory import MicroBatches, MicroBatchNote, from_first_rank, starting_micro_batch
 from ddp_trainer.train.optim import OptimizerSettings, build_optimizer, build_scheduler
 from ddp_trainer.train.precision import Precision
 from ddp_trainer.train.profiling import Profiler
 from ddp_trainer.train.randomness import make_deterministic, seed_everything
-from ddp_trainer.train.recovery import Recovery
 from ddp_trainer.train.strategies import strategy_class
 
 
@@ -107,17 +108,22 @@ def build(
     micro_batches = MicroBatches(world, strategy.data_world.size, note, limit=limit)
     recovery = None
     if membership is not None and job.live is not None:
+
+        def regroup() -> None:
+            strategy.regroup()
+            micro_batches.regroup(world.size)
+
         recovery = Recovery(
             membership=membership,
             place=job.live,
             world=world,
-            strategy=strategy,
             attached=attached,
-            cursor=cursor,
-            micro_batches=micro_batches,
+            position=cursor,
+            modules=lambda: (strategy.model,),
+            regroup=regroup,
             log=log,
             heartbeat=heartbeat,
-            states={**states.saved, LOSSES: log.losses},
+            states={**states.saved, LOSSES: log.losses, "micro_batches": micro_batches},
         )
     return TrainingLoop(
         config=config,

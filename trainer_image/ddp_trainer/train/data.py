@@ -1,14 +1,7 @@
-"""Which samples each step trains on: a seeded order an epoch, cut into global batches, shared out to the
-ranks.
+"""Which samples each step of the built-in loop trains on (`client.batches`), as tensors on the device of a rank.
 
-The position in it is counted in samples of the whole run, never of a rank, so it means the same for any
-number of ranks: what was trained on stays trained on when the world grows, shrinks or dies in the middle of
-an epoch, and every sample comes once an epoch. Nothing is padded with repeats.
-
-    order (epoch)   one permutation of all samples, from the seed and the epoch
-    global batch    the next `global_batch` of them; the last of an epoch may be smaller, or is dropped
-    share           the contiguous part of it of one rank; shares differ by at most one sample
-    micro-batch     what a rank takes through the model at once; equally many on each, weighted with their count
+Where a run stands in its data is counted in samples of the whole run, never of a rank, so it means the same for any
+number of ranks: what was trained on stays trained on when the world grows, shrinks or dies in the middle of an epoch.
 """
 
 from __future__ import annotations
@@ -21,54 +14,10 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, TensorDataset, default_collate
 
+from ddp_trainer.client.batches import BatchPlan, micro_batches
 from ddp_trainer.contract.exit_codes import UserError
 from ddp_trainer.rank.storage_waits import storage_awaited
 from ddp_trainer.rank.world import World
-from ddp_trainer.train.randomness import mixed_seed
-
-
-@dataclass(frozen=True, slots=True)
-class BatchPlan:
-    """How one epoch of `samples` is cut into global batches."""
-
-    samples: int
-    global_batch: int
-    seed: int = 0
-    keep_last: bool = True
-    shuffle: bool = True
-
-    def __post_init__(self) -> None:
-        if self.steps_per_epoch == 0:
-            raise UserError(
-                f"--global-batch {self.global_batch} is more than the {self.samples} samples there are, and "
-                "--last-batch drop leaves out what does not fill a batch: nothing would be trained on; lower "
-                "--global-batch or choose --last-batch keep"
-            )
-
-    @property
-    def steps_per_epoch(self) -> int:
-        if self.keep_last:
-            return -(-self.samples // self.global_batch)
-        return self.samples // self.global_batch
-
-    @property
-    def samples_per_epoch(self) -> int:
-        """How many samples an epoch trains on: all, unless its last batch is dropped."""
-        return min(self.samples, self.steps_per_epoch * self.global_batch)
-
-    def order(self, epoch: int) -> Tensor:
-        """The samples of an epoch in the order they are trained on, [samples_per_epoch] of int64."""
-        order = torch.arange(self.samples, device="cpu")
-        if self.shuffle:
-            generator = torch.Generator().manual_seed(mixed_seed(self.seed, epoch))
-            order = torch.randperm(self.samples, generator=generator, device="cpu")
-        return order[: self.samples_per_epoch]
-
-    def batches(self, epoch: int, offset: int = 0) -> Iterator[Tensor]:
-        """The global batches of an epoch that come after its first `offset` samples."""
-        order = self.order(epoch)
-        for start in range(offset, len(order), self.global_batch):
-            yield order[start : start + self.global_batch]
 
 
 @dataclass(slots=True)
@@ -150,26 +99,6 @@ class StepBatch:
 
     micro_batches: tuple[MicroBatch, ...]
     total: int
-
-
-def share(batch: Tensor, rank: int, world_size: int) -> Tensor:
-    """The rank's contiguous part of a global batch. The parts cover it once; their sizes differ by at most
-    one.
-    """
-    return torch.tensor_split(batch, world_size)[rank]
-
-
-def micro_batches(batch: Tensor, rank: int, world_size: int, micro_batch: int | None) -> list[tuple[Tensor, int]]:
-    """The rank's share, cut into as many micro-batches as every other rank has, each with its count.
-
-    The number follows from the largest share, because sharded strategies meet in every forward pass. A rank
-    whose share is too small for that repeats the batch's first sample with a count of 0: it takes part, and
-    adds nothing.
-    """
-    largest = -(-len(batch) // world_size)
-    number = -(-largest // micro_batch) if micro_batch else 1
-    cuts = torch.tensor_split(share(batch, rank, world_size), number)
-    return [(cut, len(cut)) if len(cut) else (batch[:1], 0) for cut in cuts]
 
 
 def recut(batch: StepBatch, world_size: int, micro_batch: int) -> StepBatch:

@@ -26,8 +26,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from ddp_trainer.client.batches import mixed_seed
 from ddp_trainer.rank.world import World
-from ddp_trainer.train.randomness import mixed_seed
 
 Request = tuple[int, Tensor]
 """An epoch, and the samples of one micro-batch."""

@@ -19,8 +19,8 @@ from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import Dataset
 
+from ddp_trainer.client.recovery import Recovery, is_peer_lost
 from ddp_trainer.client.run import Run
-from ddp_trainer.client.steps import Change
 from ddp_trainer.contract.exit_codes import Preempted
 from ddp_trainer.contract.heartbeat import Heartbeat
 from ddp_trainer.live.deciding import Excluded, Finished
@@ -31,7 +31,6 @@ from ddp_trainer.train.data import Cursor, Loader, StepBatch
 from ddp_trainer.train.memory import MicroBatches
 from ddp_trainer.train.precision import Precision
 from ddp_trainer.train.profiling import Profiler
-from ddp_trainer.train.recovery import Recovery, is_peer_lost
 from ddp_trainer.train.strategies.base import Strategy
 from ddp_trainer.train.validate import Evaluation, evaluate
 
@@ -82,9 +81,10 @@ class TrainingLoop:
         snapshot is saved.
         """
         try:
-            if self.recovery is None or not self.recovery.join():
+            if self.recovery is None:
                 self._resume()
-            if self.recovery is not None:
+            elif not self.recovery.join():
+                self._resume()
                 self.recovery.resumed()
             while not self._is_at_end():
                 assert self.recovery is not None
@@ -144,7 +144,7 @@ class TrainingLoop:
         batches = self.loader.epoch(self.cursor.epoch, self.cursor.offset)
         while True:
             if self.recovery is not None:
-                self.recovery.begin_step()
+                self.recovery.begin_step(self.attached.generators_at_boundary())
             began = time.perf_counter()
             loaded = next(batches, None)
             if loaded is None:
@@ -240,15 +240,8 @@ class TrainingLoop:
 
     def _regroup_if_agreed(self) -> None:
         """With live recovery: leave the process group, where a rank joins or leaves. Raises Left on one that leaves."""
-        change = self.attached.change
-        if self.recovery is None or change is Change.NONE:
-            return
-        self.attached.record_loss()  # in which all ranks take part
-        if change is Change.JOINED:
-            self.recovery.joined()
-        else:
-            self.recovery.left(is_own=change is Change.LEAVES)
-        raise _Regroup
+        if self.recovery is not None and self.recovery.leaves_group():
+            raise _Regroup
 
     def _leave_if_stopped(self) -> None:
         if self.attached.should_stop():

@@ -11,9 +11,10 @@ attempt starts with half.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -42,6 +43,13 @@ class MicroBatches:
     def regroup(self, ranks: int) -> None:
         """From here on so many ranks share a batch."""
         self._ranks = ranks
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a rank that joins the others takes over; in no snapshot."""
+        return {"limit": self.limit}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.limit = state["limit"]
 
     def size(self, batch: StepBatch) -> int:
         """Samples of the largest micro-batch on any rank."""

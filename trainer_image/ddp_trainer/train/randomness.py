@@ -12,16 +12,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from ddp_trainer.client.batches import mixed_seed
 from ddp_trainer.snapshots.codec import rng
-
-
-def mixed_seed(*parts: int) -> int:
-    """One 32-bit seed of several numbers, such as (seed, epoch), that meets no other's.
-
-    torch's generator on the CPU looks at the lower 32 bits of its seed only, so neither sums nor shifts would
-    do.
-    """
-    return int(np.random.SeedSequence(parts).generate_state(1)[0])
 
 
 def seed_everything(*parts: int) -> None:

@@ -4,12 +4,11 @@ there are.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from ddp_trainer.client.gradients import from_first, persistent_buffers, shared_gradients, sum_gradients
 from ddp_trainer.train.data import StepBatch
 from ddp_trainer.train.strategies.base import Strategy
 
@@ -23,38 +22,17 @@ class ManualReduction(Strategy):
         """Start from rank 0's weights, whatever the other ranks have drawn."""
         super().wrap(model)
         if dist.is_initialized():  # with live recovery it is not yet
-            for tensor in self.model.state_dict().values():
-                dist.broadcast(tensor, src=0)
+            from_first(self.model.state_dict().values())
 
     def forward_backward(self, batch: StepBatch) -> Tensor:
         # Running statistics are rank 0's, as under DDP: they are what the snapshot holds.
         if self.world.size > 1:
-            for buffer in self._persistent_buffers():
-                dist.broadcast(buffer, src=0)
+            from_first(persistent_buffers(self.model))
         return super().forward_backward(batch)
 
     def shared_gradients(self) -> list[Tensor]:
-        """The gradients to reduce, of the same parameters on every rank.
-
-        A parameter that some rank used has one everywhere, of zeros where it was not used. One that no rank
-        used keeps none, or an optimizer with weight decay or momentum would change it all the same.
-        """
-        parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
-        used = torch.tensor([parameter.grad is not None for parameter in parameters], dtype=torch.uint8, device="cpu")
-        used = used.to(self.world.device)
-        dist.all_reduce(used, op=dist.ReduceOp.MAX)
-        gradients = []
-        for parameter, somewhere in zip(parameters, used.tolist(), strict=True):
-            if not somewhere:
-                continue
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-            gradients.append(parameter.grad)
-        return gradients
-
-    def _persistent_buffers(self) -> Iterator[Tensor]:
-        kept = self.model.state_dict()
-        return (buffer for name, buffer in self.model.named_buffers() if name in kept)
+        """The gradients to reduce, of the same parameters on every rank."""
+        return shared_gradients(self.model.parameters(), self.world.device)
 
 
 class ManualAllReduce(ManualReduction):
@@ -65,9 +43,7 @@ class ManualAllReduce(ManualReduction):
     def reduce_gradients(self) -> None:
         if self.world.size == 1:
             return
-        works = [dist.all_reduce(gradient, async_op=True) for gradient in self.shared_gradients()]
-        for work in works:
-            work.wait()
+        sum_gradients(self.shared_gradients())
 
 
 class ManualReduceScatterAllGather(ManualReduction):

@@ -1,4 +1,4 @@
-"""Live recovery of the built-in loop: ranks join, leave and go on with the states that they have.
+"""Live recovery of a loop, the built-in one or a program's own: ranks join, leave and go on with the states they have.
 
 `join` forms a group, `go_on` the next one, after a rank was lost or when a new one waits. Both end with equal states on
 all ranks: those of a rank that has finished the most steps. What a step that was dropped has changed is put back first.
@@ -6,53 +6,50 @@ all ranks: those of a rank that has finished the most steps. What a step that wa
 
 from __future__ import annotations
 
+import copy
 import json
 import sys
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Final
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, Protocol
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
+from ddp_trainer.client.gradients import started
 from ddp_trainer.client.run import Run
-from ddp_trainer.contract.environment import LivePlace
-from ddp_trainer.contract.exit_codes import FencedError, Left, LossNotFinite, RollBack, UserError
+from ddp_trainer.client.steps import Change
+from ddp_trainer.contract.environment import JobEnvironment, LivePlace
+from ddp_trainer.contract.exit_codes import FencedError, Left, LossNotFinite, RollBack
 from ddp_trainer.contract.heartbeat import Heartbeat
 from ddp_trainer.contract.outcomes import classify
 from ddp_trainer.live.costs import EVENTS, Costs, Kind, is_step_dropped
 from ddp_trainer.live.membership import Membership
+from ddp_trainer.live.register import views_of
 from ddp_trainer.live.views import source_of_state
 from ddp_trainer.logs.runlog import RunLog
 from ddp_trainer.rank.world import World
 from ddp_trainer.snapshots.codec import rng
 from ddp_trainer.snapshots.codec.state import Staging, Stateful, file_in_memory, parse_files
 from ddp_trainer.snapshots.values import Progress
-from ddp_trainer.train.config import TrainConfig
-from ddp_trainer.train.data import Cursor
-from ddp_trainer.train.memory import MicroBatches
-from ddp_trainer.train.strategies.base import Strategy
 
 NO_STATE = -1
-REPLICATED: Final = ("ddp", "manual_allreduce", "manual_rs_ag")
-"""Those in which each rank holds the whole state."""
 SETTLE_TRIES: Final = 10
 """Process groups in a row that are lost before all ranks have the same state, until live recovery is given up."""
 
 
-def check_live(config: TrainConfig, world: World) -> None:
-    """Refuse what live recovery cannot keep equal yet. Raises UserError."""
-    problems = {
-        f"--strategy {config.strategy}": config.strategy not in REPLICATED,
-        "--workers": config.workers > 0,
-        "--static-graph": config.static_graph,
-        "CUDA": world.device.type == "cuda",
-    }
-    for what, is_problem in problems.items():
-        if is_problem:
-            raise UserError(f"restart.scope Live does not work with {what} yet: use InPlace")
+def membership_of(job: JobEnvironment, place: LivePlace, *, timeout_seconds: float) -> Membership:
+    """That of this rank, which is alone until it begins."""
+    return Membership(
+        views_of(job),
+        node_rank=place.node_rank,
+        local_rank=place.local_rank,
+        host=place.host,
+        least=(job.elastic_min_nodes or 1) * place.procs_per_node,
+        timeout_seconds=timeout_seconds,
+    )
 
 
 def is_peer_lost(error: BaseException) -> bool:
@@ -60,26 +57,54 @@ def is_peer_lost(error: BaseException) -> bool:
     return classify(error)[1] in ("PeerLost", "RendezvousFailed")
 
 
+class Position(Protocol):
+    """Where a loop stands: it moves on once a step has changed the weights, before the ranks meet at its end."""
+
+    @property
+    def steps(self) -> int:
+        """Finished optimizer steps."""
+        ...
+
+    @property
+    def epoch(self) -> int: ...
+
+    @property
+    def samples(self) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Before:
+    """What a step changes before its update, as it was after `steps` finished ones."""
+
+    steps: int
+    generators: Tensor
+    buffers: list[Tensor]
+    states: Mapping[str, Any]
+
+
 @dataclass(kw_only=True)
 class Recovery:
-    """What a recovery changes. `states` are all that must be equal on every rank."""
+    """What a recovery changes. `states` are all that must be equal on every rank, the position among them."""
 
     membership: Membership
     place: LivePlace
     world: World
-    strategy: Strategy
     attached: Run
-    cursor: Cursor
-    micro_batches: MicroBatches
+    position: Position
+    modules: Callable[[], Iterable[nn.Module]]
+    """A step may change their buffers before its update."""
+    regroup: Callable[[], None]
+    """Called in each new process group, when the world is that of it: for what else knows it."""
     log: RunLog
     heartbeat: Heartbeat
     states: Mapping[str, Stateful]
+    changing: Mapping[str, Stateful] = field(default_factory=dict)
+    """Those, besides buffers, that a step may change before its update."""
 
     def __post_init__(self) -> None:
         self._staging = Staging()
         self._has_state = False
-        self._before_step: tuple[int, Tensor, list[Tensor]] | None = None
-        """How many steps were finished, and the generators and buffers as they were then."""
+        self._before: _Before | None = None
         self._step_ended: float | None = None
         self._awaited: Kind | None = None
         """Which recovery is over with the first step of the next group."""
@@ -89,11 +114,16 @@ class Recovery:
         self._resumed_from = 0
         """The step that the ranks of this attempt have resumed from."""
 
-    def begin_step(self) -> None:
-        """Remember what a step changes before its update, in case it is dropped. Before its batch is loaded."""
-        buffers = [buffer.clone() for buffer in self.strategy.model.buffers()]
-        generators = self.attached.generators_at_boundary()
-        self._before_step = (self.cursor.steps, rng.capture() if generators is None else generators, buffers)
+    def begin_step(self, generators: Tensor | None = None) -> None:
+        """Remember what a step changes before its update, in case it is dropped. Before it draws any random number;
+        `generators` are those of this rank as they are now, where they are known.
+        """
+        self._before = _Before(
+            self.position.steps,
+            rng.capture() if generators is None else generators,
+            [buffer.clone() for buffer in self._buffers()],
+            {name: copy.deepcopy(state.state_dict()) for name, state in self.changing.items()},
+        )
 
     def end_step(self) -> None:
         """A step is finished by all ranks. The first of a group ends what led to it."""
@@ -102,14 +132,14 @@ class Recovery:
             seconds = round(now - self._step_ended, 3)
             self._costs = self._costs.after(self._awaited, seconds, has_dropped=self._has_dropped)
             self._report()
-            self.log.event(EVENTS[self._awaited], step=self.cursor.steps, seconds=seconds, worldSize=self.world.size)
+            self.log.event(EVENTS[self._awaited], step=self.position.steps, seconds=seconds, worldSize=self.world.size)
         self._step_ended, self._awaited, self._has_dropped = now, None, False
 
     def lost(self, error: Exception) -> None:
         """A collective has failed because another rank was lost."""
         self.membership.lost()
         self._awaited = "lost"
-        self.log.event("peer_lost", step=self.cursor.steps, message=str(error).partition("\n")[0])
+        self.log.event("peer_lost", step=self.position.steps, message=str(error).partition("\n")[0])
 
     def failed(self, error: Exception) -> None:
         """This rank fails by an error of its own: the others go on without it as soon as it needs nothing of them."""
@@ -118,19 +148,29 @@ class Recovery:
             self.attached.await_others()
             self.membership.leave()
 
-    def left(self, *, is_own: bool) -> None:
+    def leaves_group(self) -> bool:
+        """After the end of a step, or the vote between steps: whether all ranks leave their group now, since a new rank
+        waits, or one leaves; `go_on` is next. Raises Left on one that leaves.
+        """
+        change = self.attached.change
+        if change is Change.NONE:
+            return False
+        self.attached.record_loss()  # in which all ranks take part
+        if change is Change.JOINED:
+            self._awaited = "joined"
+        else:
+            self._left(is_own=change is Change.LEAVES)
+        return True
+
+    def _left(self, *, is_own: bool) -> None:
         """Ranks that were asked to stop leave after this step. The others handle it as a loss. Raises Left on those
         that leave (`is_own`).
         """
         self._awaited = "left"
-        self.log.event("rank_left", step=self.cursor.steps)
+        self.log.event("rank_left", step=self.position.steps)
         if is_own:
             self.membership.depart()
-            raise Left(f"asked to stop after step {self.cursor.steps}; the other ranks go on")
-
-    def joined(self) -> None:
-        """A new rank is let in after this step."""
-        self._awaited = "joined"
+            raise Left(f"asked to stop after step {self.position.steps}; the other ranks go on")
 
     def join(self) -> bool:
         """Become one of the ranks. Whether their states are here now; else no rank has any, and all are to resume.
@@ -142,7 +182,7 @@ class Recovery:
 
     def resumed(self) -> None:
         """The states of a snapshot are loaded, or training begins."""
-        self._has_state, self._resumed_from = True, self.cursor.steps
+        self._has_state, self._resumed_from = True, self.position.steps
         self._report()
 
     def go_on(self) -> None:
@@ -175,21 +215,20 @@ class Recovery:
     def _try_to_settle(self) -> bool:
         try:
             self.world.move(self.membership.rank, self.membership.size)
-            self.strategy.regroup()
-            self.micro_batches.regroup(self.world.size)
+            self.regroup()
             self.attached.join()
-            own = self.cursor.steps if self._has_state else NO_STATE
+            own = self.position.steps if self._has_state else NO_STATE
             finished = self._of_all(own, int(self._is_in_step))
             steps = [step for step, _ in finished]
             source = source_of_state(steps)
             if steps[source] == NO_STATE:
                 return False
             if min(steps) < steps[source]:
-                self._share(source, is_behind=own < steps[source])
+                self._share(source, is_behind=own < steps[source], is_new=own == NO_STATE)
             self._has_state = True
             self._has_dropped = is_step_dropped(steps, [bool(begun) for _, begun in finished])
             self._report()
-            progress = Progress(self.cursor.steps, self.cursor.epoch, self.cursor.samples)
+            progress = Progress(self.position.steps, self.position.epoch, self.position.samples)
             self.attached.go_on(progress, resumed_from=self._resumed_from)
         except RuntimeError as error:
             if not is_peer_lost(error):
@@ -201,22 +240,28 @@ class Recovery:
     @property
     def _is_in_step(self) -> bool:
         """Whether a step was begun that is not finished."""
-        return self._before_step is not None and self._before_step[0] == self.cursor.steps
+        return self._before is not None and self._before.steps == self.position.steps
+
+    def _buffers(self) -> Iterable[Tensor]:
+        return (buffer for module in self.modules() for buffer in module.buffers())
 
     def _report(self) -> None:
         self.heartbeat.recovers_live(self.world.size, self._costs.to_json())
 
     def _drop_unfinished_step(self) -> None:
-        if self._before_step is None or not self._is_in_step:
+        if self._before is None or not self._is_in_step:
             return
-        _, generators, buffers = self._before_step
-        rng.restore(generators)
+        rng.restore(self._before.generators)
         with torch.no_grad():
-            for buffer, before in zip(self.strategy.model.buffers(), buffers, strict=True):
+            for buffer, before in zip(self._buffers(), self._before.buffers, strict=True):
                 buffer.copy_(before)
+        for name, state in self._before.states.items():
+            self.changing[name].load_state_dict(copy.deepcopy(state))
 
-    def _share(self, source: int, *, is_behind: bool) -> None:
-        """Send the states of rank `source` to all; those that are behind take them over."""
+    def _share(self, source: int, *, is_behind: bool, is_new: bool) -> None:
+        """Send the states of rank `source` to all; those that are behind take them over. One that `is_new` begins its
+        generators from those of the source: not with the numbers of this one, nor with those drawn in its place before.
+        """
         standstill = None if self._step_ended is None else time.monotonic() - self._step_ended
         recovery = {
             "costs": self._costs.to_json(),
@@ -224,7 +269,8 @@ class Recovery:
             "standstill": standstill,
             "resumed_from": self._resumed_from,
         }
-        sizes: dict[str, Any] = {"files": {}, "limit": self.micro_batches.limit, "recovery": recovery}
+        generators = rng.capture()
+        sizes: dict[str, Any] = {"files": {}, "recovery": recovery}
         files = {}
         if self.world.rank == source:
             staged = self._staging.stage({name: _plain(name, value) for name, value in self.states.items()})
@@ -244,11 +290,13 @@ class Recovery:
                 for piece in files[name].pieces():
                     piece[:] = content[position : position + len(piece)].numpy().data
                     position += len(piece)
-        self.micro_batches.limit = sizes["limit"]
+        self._broadcast(generators, source)
         if is_behind:
             for name, state in parse_files(files).items():
                 self.states[name].load_state_dict(state)
             self._take_over(**sizes["recovery"])
+        if is_new:
+            rng.reseed(generators, step=self.position.steps, rank=self.world.rank, world_size=self.world.size)
 
     def _take_over(
         self, costs: Mapping[str, Any], awaited: Kind | None, standstill: float | None, resumed_from: int
@@ -263,7 +311,7 @@ class Recovery:
         """The values of each rank."""
         values = torch.zeros((self.world.size, len(own)), dtype=torch.int64, device="cpu")
         values[self.world.rank] = torch.tensor(own, device="cpu")
-        self.membership.waited(_started(dist.all_reduce(values, async_op=True)))
+        self.membership.waited(started(dist.all_reduce(values, async_op=True)))
         found: list[list[int]] = values.tolist()
         return found
 
@@ -277,12 +325,7 @@ class Recovery:
         return bytes(content.numpy())
 
     def _broadcast(self, content: Tensor, source: int) -> None:
-        self.membership.waited(_started(dist.broadcast(content, src=source, async_op=True)))
-
-
-def _started(work: dist.Work | None) -> dist.Work:
-    assert work is not None, "this process is not of the group"
-    return work
+        self.membership.waited(started(dist.broadcast(content, src=source, async_op=True)))
 
 
 class _Lost(Exception):
