@@ -38,7 +38,8 @@ def attach(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable
             "DDPJOB_SNAPSHOT_EVERY": "2steps",
             "DDPJOB_SNAPSHOT_KEEP": "2",
         }
-        return ddp_trainer.attach(*args, environ={**environ, **settings.pop("environ", {})}, **settings)
+        attach = settings.pop("by", ddp_trainer.attach)
+        return attach(*args, environ={**environ, **settings.pop("environ", {})}, **settings)
 
     yield attached
     signal.signal(signal.SIGTERM, handler)

@@ -52,7 +52,7 @@ class Slow(Digits):
                 if self._is_watched and self._steps_again == 2:
                     _await_witness()
             if self._steps_alone > ALONE_STEPS:
-                _await_new_rank()
+                await_new_rank()
             time.sleep(self._seconds * (10 if is_small else 1))
         return super().loss(output, batch)
 
@@ -98,7 +98,7 @@ def _await_witness() -> None:
         time.sleep(0.02)
 
 
-def _await_new_rank() -> None:
+def await_new_rank() -> None:
     """Until a process has registered since the newest view: it asks to join right after that."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     (views,) = Path(os.environ["DDPJOB_SHARED"]).glob("checkpoints/*/views/*")

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from ddp_trainer.rank.storage_waits import awaits_storage, storage_awaited
+from ddp_trainer.rank.storage_waits import awaits_storage, collectives, storage_awaited
 
 
 def here() -> bool:
@@ -19,6 +19,21 @@ def test_a_wait_within_another_does_not_end_it() -> None:
         with storage_awaited():
             assert here()
         assert here()
+    assert not here()
+
+
+def test_in_a_collective_it_waits_for_other_ranks() -> None:
+    with storage_awaited():
+        with collectives():
+            assert not here()
+            with storage_awaited():
+                assert here()
+            with collectives():
+                assert not here()
+            assert not here()
+        assert here()
+    with collectives():
+        assert not here()
     assert not here()
 
 

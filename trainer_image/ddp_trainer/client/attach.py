@@ -32,8 +32,8 @@ from __future__ import annotations
 import atexit
 import os
 import sys
-from collections.abc import Collection, Mapping
-from typing import Any
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, TypeVar
 from weakref import ref
 
 import torch
@@ -42,15 +42,18 @@ from torch import nn
 
 from ddp_trainer.client.run import Run
 from ddp_trainer.client.states import prepared
-from ddp_trainer.contract.environment import parse_job, parse_rank
+from ddp_trainer.contract.environment import JobEnvironment, parse_job, parse_rank
 from ddp_trainer.contract.exit_codes import UserError
 from ddp_trainer.contract.heartbeat import Heartbeat, heartbeat_dir
 from ddp_trainer.contract.process_end import await_gloo
 from ddp_trainer.logs.runlog import RunLog
+from ddp_trainer.rank import live_scripts
 from ddp_trainer.rank.failures import on_failure
-from ddp_trainer.rank.observe import close_observer, observing
+from ddp_trainer.rank.observe import ScriptObserver, close_observer, observing
 from ddp_trainer.rank.world import World
 from ddp_trainer.snapshots.session import Stateful
+
+R = TypeVar("R", bound=Run)
 
 
 def attach(
@@ -84,6 +87,9 @@ def attach(
     says what to do instead.
     """
     environ = os.environ if environ is None else environ
+    job = parse_job(environ, default_name="training")
+    if job.live is not None:
+        raise UserError(live_scripts.NEEDED)
     if (model is None) != (optimizer is None) or (model is None and (states or per_rank)):
         raise UserError(
             "attach() takes a model with its optimizer, and other states by name; or none of them, for a script that "
@@ -105,18 +111,47 @@ def attach(
         device = torch.device("cuda", torch.cuda.current_device())
     world = _world(environ, device)
     given = {} if model is None or optimizer is None else {"model": model, "optimizer": optimizer, **states}
+    observer = observing() if model is None else None
+    return begun(
+        Run,
+        given,
+        world,
+        job,
+        environ,
+        observer=observer,
+        per_rank=per_rank or {},
+        changes_with_optimizer=changes_with_optimizer,
+        global_batch=global_batch,
+        total_steps=total_steps,
+        config=config,
+    )
+
+
+def begun(
+    kind: Callable[..., R],
+    given: Mapping[str, Stateful],
+    world: World,
+    job: JobEnvironment,
+    environ: Mapping[str, str],
+    *,
+    observer: ScriptObserver | None = None,
+    per_rank: Mapping[str, Stateful],
+    changes_with_optimizer: Collection[str],
+    global_batch: int,
+    total_steps: int | None,
+    **settings: Any,
+) -> R:
+    """The run of this process, which reports from here on. The rest is as in `Run`."""
     # the script may drop its wrapper, such as DDP, before it leaves the process group
     modules = [ref(value) for value in given.values() if isinstance(value, nn.Module)]
-    saved = prepared(given, per_rank or {}, changes_with_optimizer)
+    saved = prepared(given, per_rank, changes_with_optimizer)
     if "ddp_trainer.rank.worker" not in sys.modules:
         atexit.register(await_gloo)  # under the launcher the worker ends the process
-    observer = observing() if model is None else None
     if observer is None:
-        close_observer()  # from here on the run reports
-    job = parse_job(environ, default_name="training")
+        close_observer()
     log = RunLog(job, world)
     _close_at_exit(log)
-    run = Run(
+    run = kind(
         saved,
         world,
         job,
@@ -125,8 +160,8 @@ def attach(
         observer=observer,
         global_batch=_whole("global_batch", global_batch),
         total_steps=None if total_steps is None else _whole("total_steps", total_steps),
-        config=config,
         modules=lambda: [module() for module in modules],
+        **settings,
     )
     on_failure(run.emergency)
     return run

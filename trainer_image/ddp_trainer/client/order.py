@@ -40,6 +40,11 @@ class CallOrder:
         for value in updating.values():
             before_update(value, self._updating)
 
+    @property
+    def has_updated(self) -> bool:
+        """Whether an optimizer has made a step since the last step ended; true where nothing can tell."""
+        return self._has_updated or not self._can_tell
+
     def begins(self) -> None:
         """The states are those of a finished step; training goes on from them."""
         self._has_updated = False
@@ -52,7 +57,7 @@ class CallOrder:
     def step_ended(self) -> None:
         """Raises UserError if no step was made since the last one, or what should have come before came after it."""
         self.check()
-        if self._can_tell and not self._has_updated:
+        if not self.has_updated:
             raise UserError(
                 "run.step_end() was called without an optimizer.step() since the last one: call it once a step, after "
                 "optimizer.step(), not for each micro-batch. With a gradient scaler, which may skip the step, pass it "

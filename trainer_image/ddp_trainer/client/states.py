@@ -104,7 +104,7 @@ def _check_scalers(given: Mapping[str, Stateful]) -> None:
 
 def _sharded(live: Mapping[str, Stateful]) -> tuple[dict[str, Stateful], tuple[str, ...]]:
     """States of which each rank has a part (FSDP2, tensor parallelism), saved by the names of their parameters."""
-    sharded = [name for name, value in live.items() if isinstance(value, nn.Module) and _is_sharded(value)]
+    sharded = [name for name, value in live.items() if isinstance(value, nn.Module) and is_sharded(value)]
     saved = dict(live)
     if not sharded:
         return saved, ()
@@ -123,7 +123,8 @@ def _sharded(live: Mapping[str, Stateful]) -> tuple[dict[str, Stateful], tuple[s
     return saved, ("model", "optimizer")
 
 
-def _is_sharded(module: nn.Module) -> bool:
+def is_sharded(module: nn.Module) -> bool:
+    """Whether each rank holds a part of it (FSDP2, DTensor)."""
     dtensor = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", None)
     return dtensor is not None and any(isinstance(parameter, dtensor) for parameter in module.parameters())
 

@@ -8,6 +8,7 @@ what torchrun has said:
 - It asks for other ranks in a job with one rank, mostly in processes that it started: its rank 0 hosts the store, as
   under plain python.
 - It asks for other ranks in a job with more ranks: refused, since each rank of the job would train on its own.
+- The ranks recover live: refused, since `attach_live` makes their groups.
 
 Only `env://` is concerned; a group with a store or an address of its own (`tcp://`) is left alone.
 """
@@ -25,6 +26,7 @@ from urllib.parse import parse_qs, urlparse
 from ddp_trainer.contract.environment import RankEnvironment, parse_rank, rank_variables
 from ddp_trainer.contract.exit_codes import UserError
 from ddp_trainer.rank.after_import import after_import
+from ddp_trainer.rank.live_scripts import NEEDED
 
 RENDEZVOUS: Final = "torch.distributed.rendezvous"
 _TORCHRUN_HOSTS: Final = "TORCHELASTIC_USE_AGENT_STORE"
@@ -38,6 +40,8 @@ class Place:
     size: int
     address: tuple[str, str]
     pid: int
+    is_live: bool = False
+    """Whether ranks recover live: torchrun then knows those of one pod, and a script makes no group."""
 
 
 def address(environ: Mapping[str, str]) -> tuple[str, str]:
@@ -45,9 +49,9 @@ def address(environ: Mapping[str, str]) -> tuple[str, str]:
     return environ.get("MASTER_ADDR", ""), environ.get("MASTER_PORT", "")
 
 
-def guard(own: RankEnvironment) -> None:
+def guard(own: RankEnvironment, *, is_live: bool = False) -> None:
     """Compare the groups of the script that this rank is about to run, and of all processes that it starts."""
-    place = Place(own.rank, own.world_size, address(os.environ), os.getpid())
+    place = Place(own.rank, own.world_size, address(os.environ), os.getpid(), is_live)
     after_import(RENDEZVOUS, lambda: _install(place))
     process = multiprocessing.process.BaseProcess
     start = process.start
@@ -97,6 +101,8 @@ def _install(place: Place) -> None:
         return
 
     def env_rendezvous(url: str, *args: Any, **kwargs: Any) -> Iterator[Any]:
+        if place.is_live:
+            raise UserError(NEEDED)
         if os.environ.get(_TORCHRUN_HOSTS) == "True":
             query = parse_qs(urlparse(url).query)
             own = parse_rank(os.environ)

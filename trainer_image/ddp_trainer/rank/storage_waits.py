@@ -26,6 +26,20 @@ def storage_awaited() -> Iterator[None]:
         _waiting.remove(thread)
 
 
+@contextmanager
+def collectives() -> Iterator[None]:
+    """Around collectives inside of `storage_awaited`."""
+    thread = threading.get_ident()
+    if thread not in _waiting:
+        yield
+        return
+    _waiting.remove(thread)
+    try:
+        yield
+    finally:
+        _waiting.add(thread)
+
+
 def awaits_storage(thread: int) -> bool:
     """Whether the thread with this identifier does. From any thread."""
     return thread in _waiting

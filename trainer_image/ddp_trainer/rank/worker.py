@@ -30,6 +30,7 @@ from ddp_trainer.contract.process_end import (
 )
 from ddp_trainer.contract.processes import die_with
 from ddp_trainer.contract.run_dir import STACK_SIGNAL, register, stack_file, stderr_pipe
+from ddp_trainer.rank import live_scripts
 from ddp_trainer.rank.failures import failed
 from ddp_trainer.rank.observe import observe
 from ddp_trainer.rank.own_groups import guard
@@ -55,7 +56,10 @@ def main(argv: Sequence[str]) -> int:
     observer = None
     if own_script and own.observe_script:
         observer = observe(Heartbeat.from_env(observed=True), own.world_size, non_finite_loss=job.non_finite_loss)
-    guard(own)
+    is_live = own_script and job.live is not None
+    guard(own, is_live=is_live)
+    if is_live:
+        live_scripts.expect()
     pid = os.getpid()
     try:
         if own_script or job.code_sha256 is not None:
@@ -70,6 +74,8 @@ def main(argv: Sequence[str]) -> int:
         restore_stderr()
         failed(error)
     restore_stderr()
+    if failure is None and os.getpid() == pid:
+        failure = live_scripts.missing()
     if os.getpid() != pid:
         return EXIT_OK  # a process that the script forked has come to its end: the record is the rank's
     if preempted_after() is not None and (failure is None or classify(failure)[0] == EXIT_OK):

@@ -1,0 +1,206 @@
+"""A loop with `attach_live` on one rank: the numbers of a plain loop, and an error for what ranks could not share."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from tests.trainer.client.one_rank import model_and_optimizer
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+import ddp_trainer
+from ddp_trainer.client.live_run import LiveRun
+from ddp_trainer.contract.exit_codes import Preempted, UserError
+
+STEPS = 6
+INPUTS = torch.rand(10, 4, generator=torch.Generator().manual_seed(1))
+
+Attach = Callable[..., LiveRun]
+
+
+@pytest.fixture
+def attach_live(attach: Callable[..., Any]) -> Attach:
+    """As the next attempt of a job on a volume of this test."""
+    return functools.partial(attach, by=ddp_trainer.attach_live)
+
+
+class Loop:
+    """A model, and the samples of each step that it takes."""
+
+    def __init__(self, attach: Attach, **settings: Any) -> None:
+        torch.manual_seed(0)
+        self.model, self.optimizer = model_and_optimizer()
+        self.run = attach(self.model, self.optimizer, global_batch=4, total_steps=STEPS, **settings)
+        self.run.resume()
+        self.taken: list[list[int]] = []
+
+    def loss(self, share: Tensor) -> Tensor:
+        return self.model(INPUTS[share]).square().mean()
+
+    def train(self, until: int = STEPS) -> Loop:
+        for batch in self.run.batches(len(INPUTS), seed=3):
+            self.taken.append(batch.tolist())
+            self.run.train_step(batch, self.loss, self.optimizer.step)
+            if self.run.step == until:
+                break
+        return self
+
+
+def test_it_ends_with_the_weights_of_a_plain_loop_on_the_same_samples(attach_live: Attach) -> None:
+    loop = Loop(attach_live).train()
+    torch.manual_seed(0)
+    plain, optimizer = model_and_optimizer()
+    for batch in loop.taken:
+        optimizer.zero_grad()
+        plain(INPUTS[torch.tensor(batch)]).square().mean().backward()
+        optimizer.step()
+    assert [len(batch) for batch in loop.taken] == [4, 4, 2, 4, 4, 2]
+    for epoch in (loop.taken[:3], loop.taken[3:]):
+        assert sorted(sample for batch in epoch for sample in batch) == list(range(10))
+    assert (loop.run.epoch, loop.run.samples) == (2, 20)
+    assert torch.allclose(plain.weight, loop.model.weight, atol=1e-6)  # type: ignore[arg-type]
+
+
+def test_it_goes_on_after_a_snapshot_with_the_next_batch(attach_live: Attach) -> None:
+    first = Loop(attach_live).train(until=4)
+    first.run.finish()
+    rest = Loop(attach_live)
+    assert rest.run.step == 4
+    assert torch.equal(rest.model.weight, first.model.weight)  # type: ignore[arg-type]
+    rest.train()
+    again = Loop(attach_live, environ={"DDPJOB_NAME": "unbroken"}).train()
+    assert first.taken + rest.taken == again.taken
+    assert torch.equal(rest.model.weight, again.model.weight)  # type: ignore[arg-type]
+
+
+def test_a_stop_ends_the_batches_after_a_step_that_is_saved(attach_live: Attach) -> None:
+    loop = Loop(attach_live).train(until=2)
+    loop.run._steps._stop.raised = True
+    loop.train()
+    assert loop.run.should_stop()
+    assert loop.run.step == len(loop.taken) < STEPS
+    with pytest.raises(Preempted):
+        loop.run.train_step([1], loop.loss, loop.optimizer.step)
+    loop.run.finish()
+    assert Loop(attach_live).run.step == loop.run.step
+
+
+def test_batches_of_the_programs_own(attach_live: Attach) -> None:
+    loop = Loop(attach_live)
+    for step in range(loop.run.step, STEPS):
+        loop.run.train_step(range(step, step + 4), loop.loss, loop.optimizer.step, epoch_end=step == 2)
+    assert (loop.run.step, loop.run.epoch, loop.run.samples) == (STEPS, 1, 4 * STEPS)
+
+
+def backward(loop: Loop, share: Tensor) -> Tensor:
+    loss = loop.loss(share)
+    loss.backward(retain_graph=True)
+    return loss
+
+
+@pytest.mark.parametrize(
+    ("step", "message"),
+    [
+        (lambda loop: loop.run.train_step([1], lambda share: 0.5, loop.optimizer.step), "the mean loss of its samples"),
+        (lambda loop: loop.run.train_step([1], lambda s: loop.loss(s).detach(), loop.optimizer.step), "with its graph"),
+        (lambda loop: loop.run.train_step([1], lambda s: backward(loop, s), loop.optimizer.step), "called backward"),
+        (lambda loop: loop.run.train_step([1], loop.loss, lambda: None), "no optimizer.step"),
+        (lambda loop: loop.run.train_step([], loop.loss, loop.optimizer.step), "at least one"),
+        (lambda loop: loop.run.train_step(INPUTS, loop.loss, loop.optimizer.step), "whole numbers"),
+        (lambda loop: loop.run.train_step("abc", loop.loss, loop.optimizer.step), "whole numbers"),
+        (lambda loop: loop.optimizer.step(), "outside of update"),
+        (lambda loop: loop.run.step_end(0.5), "leave it out"),
+        (lambda loop: loop.run.skip_step(), "leave it out"),
+        (lambda loop: loop.run.agreed_to_stop(), "leave it out"),
+        (lambda loop: loop.run.checkpoint(), "attach_live"),
+        (lambda loop: loop.run.resume(), "called twice"),
+        (lambda loop: list(loop.run.batches(0)), "no sample"),
+        (lambda loop: list(loop.run.batches(10)), "with each batch once"),
+    ],
+)
+def test_what_ranks_would_not_do_alike_is_an_error(
+    attach_live: Attach, step: Callable[[Loop], object], message: str
+) -> None:
+    with pytest.raises(UserError, match=message):
+        step(Loop(attach_live))
+
+
+def test_after_an_error_in_the_update_there_is_no_next_step(attach_live: Attach) -> None:
+    loop = Loop(attach_live)
+    with pytest.raises(ZeroDivisionError):
+        loop.run.train_step([1], loop.loss, lambda: 1 / 0)
+    with pytest.raises(UserError, match="let the run end"):
+        loop.run.train_step([1], loop.loss, loop.optimizer.step)
+
+
+class Extra(nn.Linear):
+    def get_extra_state(self) -> Any:
+        return {}
+
+
+class OnAGPU(nn.Linear):
+    def parameters(self, recurse: bool = True) -> Any:
+        yield torch.empty(0, device="meta")
+
+
+@pytest.mark.parametrize(
+    ("model", "settings", "message"),
+    [
+        (OnAGPU(1, 1), {}, "on CPUs only"),
+        (Extra(1, 1), {}, "get_extra_state"),
+        (nn.Linear(1, 1), {"global_batch": 0}, "samples of a step"),
+        (nn.Linear(1, 1), {"scaler": torch.amp.GradScaler("cpu")}, "bf16"),
+        ([], {}, "no torch.nn.Module"),
+    ],
+)
+def test_what_cannot_be_kept_equal_is_refused(
+    attach_live: Attach, model: Any, settings: dict[str, Any], message: str
+) -> None:
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)])
+    with pytest.raises(UserError, match=message):
+        attach_live(model, optimizer, **{"global_batch": 4, **settings})
+
+
+def test_a_process_group_of_the_script_and_its_ddp_are_refused(
+    attach_live: Attach, process_group: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, optimizer = model_and_optimizer()
+    with pytest.raises(UserError, match="leave out init_process_group"):
+        attach_live(model, optimizer, global_batch=4)
+    wrapped = DistributedDataParallel(model)
+    monkeypatch.setattr(dist, "is_initialized", lambda: False)
+    with pytest.raises(UserError, match="without DistributedDataParallel"):
+        attach_live(wrapped, optimizer, global_batch=4)
+
+
+def test_a_thread_beside_the_main_one_is_refused(attach_live: Attach) -> None:
+    found: list[UserError] = []
+
+    def attach() -> None:
+        with pytest.raises(UserError) as error:
+            attach_live(*model_and_optimizer(), global_batch=4)
+        found.append(error.value)
+
+    thread = threading.Thread(target=attach)
+    thread.start()
+    thread.join()
+    assert "main thread" in str(found)
+
+
+def test_with_scope_live_attach_says_what_to_do(attach: Callable[..., Any]) -> None:
+    live = {"DDPJOB_LIVE": "true", "DDPJOB_PROCS_PER_NODE": "1", "DDPJOB_NODE_RANK": "0", "DDPJOB_NODES": "2"}
+    with pytest.raises(UserError, match="attach_live"):
+        attach(*model_and_optimizer(), environ={**live, "POD_IP": "127.0.0.1"})
+    with pytest.raises(UserError, match="procsPerNode: 1"):
+        attach(
+            *model_and_optimizer(),
+            by=ddp_trainer.attach_live,
+            global_batch=4,
+            environ={**live, "POD_IP": "127.0.0.1", "DDPJOB_PROCS_PER_NODE": "2"},
+        )

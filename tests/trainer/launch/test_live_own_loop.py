@@ -1,0 +1,222 @@
+"""A script with `attach_live` under real launchers: its ranks die, and the others go on from memory."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.support.waiting import eventually
+from tests.trainer.launch.conftest import ROOT, Pod, StartPod
+from tests.trainer.live.random_faults import (
+    History,
+    histories,
+    losses_of,
+    split_brain,
+    wrong_snapshot,
+    wrong_steps,
+)
+from tests.trainer.live.recorded_task import HISTORY
+
+pytestmark = pytest.mark.timeout(600)
+
+STEPS = 60
+KILLED_AFTER = 10
+HERE = ROOT / "tests" / "trainer" / "live"
+SCRIPT = ("--script", str(HERE / "own_script.py"), "--", "--steps", str(STEPS))
+UNBROKEN = ("--ranks", "1", "--seconds", "0")
+PATH = os.pathsep.join([str(ROOT / "trainer_image"), str(HERE)])
+NEEDED = "ddp_trainer.attach_live(model, optimizer, global_batch"
+
+StartRank = Callable[..., Pod]
+
+
+@pytest.fixture
+def shared(tmp_path: Path) -> Path:
+    (tmp_path / "history").mkdir()
+    return tmp_path / "shared"
+
+
+@pytest.fixture
+def start(start_pod: StartPod, shared: Path) -> StartRank:
+    """`start(node_rank, *arguments, **environment)` starts a pod of three whose ranks recover live."""
+
+    def start(node_rank: int, *args: str, argv: tuple[str, ...] = SCRIPT, **env: str) -> Pod:
+        environment = {
+            "DDPJOB_UID": "0b0c",
+            "DDPJOB_SHARED": str(shared),
+            "DDPJOB_NODES": "3",
+            "DDPJOB_NODE_RANK": str(node_rank),
+            "DDPJOB_LIVE": "true",
+            "DDPJOB_SNAPSHOT_EVERY": "1000steps",
+            "DDPJOB_STALL_MIN_SECONDS": "300",  # steps wait for a new rank
+            "PYTHONPATH": PATH,
+            HISTORY: str(shared.parent / "history"),
+        }
+        return start_pod("", argv=[*argv, *args], **environment | env)
+
+    return start
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[int, float], list[History]]:
+    """Losses and history of one rank that nothing happens to, in a job without live recovery."""
+    folder = tmp_path_factory.mktemp("unbroken")
+    (folder / "history").mkdir()
+    environment = {"DDPJOB_SHARED": str(folder / "shared"), "PYTHONPATH": PATH, HISTORY: str(folder / "history")}
+    pod = Pod(folder, folder / "shared", [*SCRIPT, *UNBROKEN], environment)
+    try:
+        assert pod.wait() == 0, pod.log
+    finally:
+        pod.end()
+    return losses_of(folder / "shared"), histories(folder / "history")
+
+
+def events(shared: Path, kind: str) -> list[dict[str, Any]]:
+    path = shared / "logs" / "digits" / "events.jsonl"
+    lines = path.read_text().splitlines() if path.exists() else []
+    return [event for line in lines if (event := json.loads(line))["event"] == kind]
+
+
+def has_begun(pod: Pod) -> None:
+    eventually(lambda: (pod.status()["step"] or 0) >= KILLED_AFTER, f"training has begun; log:\n{pod.log}")
+
+
+def check(shared: Path, unbroken: tuple[dict[int, float], list[History]], *, missing: int) -> None:
+    """Each step was on its samples, each once, with its learning rate; ranks went on from one state; losses are those
+    of the unbroken run but for the order of sums, and of at most `missing` steps unknown; the last step is saved.
+    """
+    losses, history = unbroken
+    done = histories(shared.parent / "history")
+    assert split_brain([one.steps for one in done]) == []
+    assert list(wrong_steps(done, history)) == []
+    assert list(wrong_snapshot(shared, done, STEPS)) == []
+    found = losses_of(shared)
+    steps = sorted(found)
+    assert steps[-1] == STEPS
+    assert len(steps) >= STEPS - missing
+    assert all(later - earlier <= 2 for earlier, later in pairwise(steps))
+    assert max(abs(found[step] - losses[step]) for step in steps) < 1e-5
+
+
+@pytest.mark.parametrize("victim", [0, 2])  # rank 0 hosts the store, and writes
+def test_the_others_take_the_step_again_and_a_new_rank_joins(
+    start: StartRank, shared: Path, unbroken: tuple[dict[int, float], list[History]], victim: int
+) -> None:
+    pods = [start(node_rank) for node_rank in range(3)]
+    has_begun(pods[1])
+    os.kill(pods[victim].pids()[victim], signal.SIGKILL)
+    assert pods[victim].wait() == 1
+    assert pods[victim].message["reason"] == "WorkerKilled"
+    pods[victim] = start(victim)
+    assert [pod.wait() for pod in pods] == [0, 0, 0], "\n".join(pod.log for pod in pods)
+    assert [event["worldSize"] for event in events(shared, "regrouped")] == [2, 3]
+    assert not events(shared, "resumed"), "a snapshot was read"
+    check(shared, unbroken, missing=1)
+
+
+def test_with_too_few_ranks_the_others_wait_for_the_new_one(
+    start: StartRank, shared: Path, unbroken: tuple[dict[int, float], list[History]]
+) -> None:
+    least = {"DDPJOB_ELASTIC_MIN_NODES": "3"}
+    pods = [start(node_rank, **least) for node_rank in range(3)]
+    has_begun(pods[1])
+    os.kill(pods[1].pids()[1], signal.SIGKILL)
+    assert pods[1].wait() == 1
+    eventually(lambda: events(shared, "peer_lost"), "the others notice")
+    pods[1] = start(1, **least)
+    assert [pod.wait() for pod in pods] == [0, 0, 0], "\n".join(pod.log for pod in pods)
+    assert [event["worldSize"] for event in events(shared, "regrouped")] == [3]
+    assert not events(shared, "resumed"), "a snapshot was read"
+    check(shared, unbroken, missing=1)
+
+
+def test_a_pod_that_is_asked_to_stop_leaves_after_a_step(
+    start: StartRank, shared: Path, unbroken: tuple[dict[int, float], list[History]]
+) -> None:
+    pods = [start(node_rank) for node_rank in range(3)]
+    has_begun(pods[0])
+    pods[0].process.send_signal(signal.SIGTERM)
+    assert pods[0].wait() == 143
+    assert pods[0].message["reason"] == "Left"
+    pods[0] = start(0)
+    assert [pod.wait() for pod in pods] == [0, 0, 0], "\n".join(pod.log for pod in pods)
+    assert not events(shared, "peer_lost")
+    check(shared, unbroken, missing=0)
+
+
+def test_pods_that_are_all_asked_to_stop_save_and_the_next_attempt_goes_on(
+    start: StartRank, shared: Path, unbroken: tuple[dict[int, float], list[History]]
+) -> None:
+    least = {"DDPJOB_ELASTIC_MIN_NODES": "3"}
+    pods = [start(node_rank, **least) for node_rank in range(3)]
+    has_begun(pods[0])
+    pods[1].process.send_signal(signal.SIGTERM)
+    assert [pod.wait() for pod in pods] == [143, 143, 143], "\n".join(pod.log for pod in pods)
+    assert [pod.message["reason"] for pod in pods] == ["Preempted"] * 3
+    stopped = max(losses_of(shared))
+    pods = [start(node_rank, DDPJOB_ATTEMPT="1") for node_rank in range(3)]
+    assert [pod.wait() for pod in pods] == [0, 0, 0], "\n".join(pod.log for pod in pods)
+    assert [event["step"] for event in events(shared, "resumed")] == [stopped]
+    check(shared, unbroken, missing=0)
+
+
+def test_without_live_recovery_the_ranks_of_one_torchrun_train_alike(
+    start: StartRank, shared: Path, unbroken: tuple[dict[int, float], list[History]]
+) -> None:
+    pod = start(0, "--ranks", "2", DDPJOB_LIVE="false", DDPJOB_NODES="1", DDPJOB_PROCS_PER_NODE="2")
+    assert pod.wait() == 0, pod.log
+    check(shared, unbroken, missing=0)
+
+
+def test_a_rank_that_joins_with_another_batch_is_an_error_on_all(start: StartRank) -> None:
+    pods = [start(node_rank, "--own-batches") for node_rank in range(3)]
+    has_begun(pods[1])
+    os.kill(pods[2].pids()[2], signal.SIGKILL)
+    assert pods[2].wait() == 1
+    pods[2] = start(2, "--own-batches")
+    codes = [pod.wait() for pod in pods]
+    assert 64 in codes, "\n".join(pod.log for pod in pods)
+    assert all(code != 0 for code in codes)
+    said = [pod.message["message"] for pod, code in zip(pods, codes, strict=True) if code == 64]
+    assert "is not the same on all ranks" in said[0]
+
+
+TRAINS_ALONE = """
+    import torch
+    weight = torch.zeros(1, requires_grad=True)
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    (weight + 1).square().sum().backward()
+    optimizer.step()
+    print("a step is done")
+"""
+MAKES_A_GROUP = """
+    import torch.distributed as dist
+    dist.init_process_group("gloo")
+    print("a group is there")
+"""
+ATTACHES = """
+    import torch
+    import ddp_trainer
+    model = torch.nn.Linear(1, 1)
+    run = ddp_trainer.attach(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    print("a run is there")
+"""
+
+
+@pytest.mark.parametrize("script", [TRAINS_ALONE, MAKES_A_GROUP, ATTACHES, "print('done')"])
+def test_a_script_that_does_not_recover_live_is_refused(
+    start_pod: StartPod, start: StartRank, shared: Path, script: str
+) -> None:
+    (shared.parent / "train.py").write_text("\n".join(line.removeprefix("    ") for line in script.splitlines()))
+    pod = start(0, argv=("--script", str(shared.parent / "train.py")))
+    assert pod.wait() == 64, pod.log
+    assert pod.message["reason"] == "UserError"
+    assert NEEDED in pod.message["message"]
+    assert "is done" not in pod.log
+    assert "is there" not in pod.log

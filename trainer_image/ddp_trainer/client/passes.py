@@ -1,0 +1,119 @@
+"""Forward and backward passes of ranks that share a global batch and hold the whole model each (`live_run`).
+
+A loss is a function of indices. It gets this rank's share of the batch, in micro-batches; each is weighted by its
+number of samples, so that the sum over all ranks is the mean over the batch, whatever the number of ranks.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterable
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.swa_utils import AveragedModel
+
+from ddp_trainer.client.batches import micro_batches
+from ddp_trainer.client.gradients import (
+    Wait,
+    from_first,
+    persistent_buffers,
+    shared_gradients,
+    started,
+    sum_gradients,
+)
+from ddp_trainer.contract.exit_codes import UserError
+from ddp_trainer.rank.world import World
+from ddp_trainer.snapshots.codec.state import Stateful
+
+LossOf = Callable[[Tensor], Tensor]
+"""The mean loss of the samples with these indices, int64 [n], with its graph."""
+
+
+class SharedPasses:
+    """Of the modules among `states`, whose optimizers are among them. `micro_batch` is how many samples a rank takes
+    through them at once, `wait` waits for a collective.
+    """
+
+    def __init__(self, world: World, states: Iterable[Stateful], *, micro_batch: int, wait: Wait) -> None:
+        values = list(states)
+        self._world = world
+        self._modules = [value for value in values if isinstance(value, nn.Module)]
+        self._parameters = _parameters(values)
+        self._micro_batch = micro_batch
+        self._wait = wait
+
+    def equal_at_first(self) -> None:
+        """Start from rank 0's weights, whatever the other ranks have drawn."""
+        if self._world.size > 1:
+            for module in self._modules:
+                from_first(module.state_dict().values(), self._wait)
+
+    def gradient(self, batch: Tensor, loss_of: LossOf, step: int, *, epoch_end: bool) -> Tensor:
+        """Bring the gradient of the mean loss over `batch` to all ranks; this rank's part of that loss, float64.
+
+        Raises UserError where `loss_of` returns no loss, and on all ranks where the batch or `step` of one differs.
+        """
+        for parameter in self._parameters:
+            parameter.grad = None
+        if self._world.size == 1:
+            return self._local_gradient(batch, loss_of)
+        # Running statistics are rank 0's, as under DDP: they are what the snapshot holds.
+        for module in self._modules:
+            if not isinstance(module, AveragedModel):
+                from_first(persistent_buffers(module), self._wait)
+        compared = _Compared(step, batch, epoch_end, len(self._parameters))
+        loss = self._local_gradient(batch, loss_of)
+        compared.check(self._wait)
+        sum_gradients(shared_gradients(self._parameters, self._world.device, self._wait), self._wait)
+        return loss
+
+    def _local_gradient(self, batch: Tensor, loss_of: LossOf) -> Tensor:
+        loss = torch.zeros((), dtype=torch.float64, device="cpu")
+        cuts = micro_batches(batch, self._world.rank, self._world.size, self._micro_batch)
+        for number, (indices, count) in enumerate(cuts):
+            if count:  # else the batch is smaller than the number of ranks
+                loss += self._part(loss_of, indices, count / len(batch), is_first=number == 0)
+        return loss
+
+    def _part(self, loss_of: LossOf, indices: Tensor, weight: float, *, is_first: bool) -> Tensor:
+        loss = loss_of(indices)
+        if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.requires_grad:
+            raise UserError(
+                "loss_of(share) returns the mean loss of its samples, a tensor of one number with its graph: not "
+                "loss.item(), and not under torch.no_grad()"
+            )
+        if is_first and any(parameter.grad is not None for parameter in self._parameters):
+            raise UserError("loss_of(share) has called backward(): leave that out, the run does it with the loss")
+        torch.autograd.backward(loss.reshape(()) * weight)
+        return loss.detach().double().reshape(()) * weight
+
+
+class _Compared:
+    """Whether all ranks take the same step on the same batch. The answer is on its way while they compute."""
+
+    def __init__(self, step: int, batch: Tensor, epoch_end: bool, parameters: int) -> None:
+        self._step = step
+        data = batch.contiguous().numpy().tobytes()
+        own = zlib.crc32(data, zlib.crc32(repr((step, len(batch), epoch_end, parameters)).encode()))
+        self._greatest = torch.tensor([own, -own], dtype=torch.int64, device="cpu")
+        self._work = started(dist.all_reduce(self._greatest, op=dist.ReduceOp.MAX, async_op=True))
+
+    def check(self, wait: Wait) -> None:
+        """Raises UserError on all ranks where one differs."""
+        wait(self._work)
+        greatest, least = self._greatest.tolist()
+        if greatest != -least:
+            raise UserError(
+                f"the batch of step {self._step} is not the same on all ranks, or they train other parameters. A rank "
+                "that joins goes on with the step of the others: take the batches of run.batches(), or derive them "
+                "from run.step alone, not from a random number generator or an iterator that begins with the process"
+            )
+
+
+def _parameters(values: Iterable[Stateful]) -> list[Tensor]:
+    """What the optimizers change, each once."""
+    groups = [group for value in values if isinstance(value, Optimizer) for group in value.param_groups]
+    return list({id(parameter): parameter for group in groups for parameter in group["params"]}.values())
