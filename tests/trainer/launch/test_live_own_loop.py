@@ -6,6 +6,7 @@ import json
 import os
 import signal
 from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -63,9 +64,17 @@ def start(start_pod: StartPod, shared: Path) -> StartRank:
     return start
 
 
+@dataclass(frozen=True)
+class Unbroken:
+    """One rank that nothing happens to, in a job without live recovery."""
+
+    losses: dict[int, float]
+    history: list[History]
+    average: float
+
+
 @pytest.fixture(scope="module")
-def unbroken(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[int, float], list[History]]:
-    """Losses and history of one rank that nothing happens to, in a job without live recovery."""
+def unbroken(tmp_path_factory: pytest.TempPathFactory) -> Unbroken:
     folder = tmp_path_factory.mktemp("unbroken")
     (folder / "history").mkdir()
     environment = {"DDPJOB_SHARED": str(folder / "shared"), "PYTHONPATH": PATH, HISTORY: str(folder / "history")}
@@ -74,7 +83,14 @@ def unbroken(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[int, float]
         assert pod.wait() == 0, pod.log
     finally:
         pod.end()
-    return losses_of(folder / "shared"), histories(folder / "history")
+    (average,) = averages(folder / "history")
+    return Unbroken(losses_of(folder / "shared"), histories(folder / "history"), average)
+
+
+def averages(folder: Path) -> list[float]:
+    """The sum of the averaged weights on each rank that came to the end: a state that the script has passed by name."""
+    lines = [json.loads(line) for path in folder.iterdir() for line in path.read_text().splitlines()]
+    return [line["average"] for line in lines if "average" in line]
 
 
 def events(shared: Path, kind: str) -> list[dict[str, Any]]:
@@ -87,26 +103,26 @@ def has_begun(pod: Pod) -> None:
     eventually(lambda: (pod.status()["step"] or 0) >= KILLED_AFTER, f"training has begun; log:\n{pod.log}")
 
 
-def check(shared: Path, unbroken: tuple[dict[int, float], list[History]], *, missing: int) -> None:
+def check(shared: Path, unbroken: Unbroken, *, missing: int, ranks: int = 3) -> None:
     """Each step was on its samples, each once, with its learning rate; ranks went on from one state; losses are those
     of the unbroken run but for the order of sums, and of at most `missing` steps unknown; the last step is saved.
     """
-    losses, history = unbroken
     done = histories(shared.parent / "history")
     assert split_brain([one.steps for one in done]) == []
-    assert list(wrong_steps(done, history)) == []
+    assert list(wrong_steps(done, unbroken.history)) == []
     assert list(wrong_snapshot(shared, done, STEPS)) == []
     found = losses_of(shared)
     steps = sorted(found)
     assert steps[-1] == STEPS
     assert len(steps) >= STEPS - missing
     assert all(later - earlier <= 2 for earlier, later in pairwise(steps))
-    assert max(abs(found[step] - losses[step]) for step in steps) < 1e-5
+    assert max(abs(found[step] - unbroken.losses[step]) for step in steps) < 1e-5
+    assert averages(shared.parent / "history") == pytest.approx([unbroken.average] * ranks, abs=1e-3)
 
 
 @pytest.mark.parametrize("victim", [0, 2])  # rank 0 hosts the store, and writes
 def test_the_others_take_the_step_again_and_a_new_rank_joins(
-    start: StartRank, shared: Path, unbroken: tuple[dict[int, float], list[History]], victim: int
+    start: StartRank, shared: Path, unbroken: Unbroken, victim: int
 ) -> None:
     pods = [start(node_rank) for node_rank in range(3)]
     has_begun(pods[1])
@@ -120,9 +136,7 @@ def test_the_others_take_the_step_again_and_a_new_rank_joins(
     check(shared, unbroken, missing=1)
 
 
-def test_with_too_few_ranks_the_others_wait_for_the_new_one(
-    start: StartRank, shared: Path, unbroken: tuple[dict[int, float], list[History]]
-) -> None:
+def test_with_too_few_ranks_the_others_wait_for_the_new_one(start: StartRank, shared: Path, unbroken: Unbroken) -> None:
     least = {"DDPJOB_ELASTIC_MIN_NODES": "3"}
     pods = [start(node_rank, **least) for node_rank in range(3)]
     has_begun(pods[1])
@@ -136,9 +150,7 @@ def test_with_too_few_ranks_the_others_wait_for_the_new_one(
     check(shared, unbroken, missing=1)
 
 
-def test_a_pod_that_is_asked_to_stop_leaves_after_a_step(
-    start: StartRank, shared: Path, unbroken: tuple[dict[int, float], list[History]]
-) -> None:
+def test_a_pod_that_is_asked_to_stop_leaves_after_a_step(start: StartRank, shared: Path, unbroken: Unbroken) -> None:
     pods = [start(node_rank) for node_rank in range(3)]
     has_begun(pods[0])
     pods[0].process.send_signal(signal.SIGTERM)
@@ -151,7 +163,7 @@ def test_a_pod_that_is_asked_to_stop_leaves_after_a_step(
 
 
 def test_pods_that_are_all_asked_to_stop_save_and_the_next_attempt_goes_on(
-    start: StartRank, shared: Path, unbroken: tuple[dict[int, float], list[History]]
+    start: StartRank, shared: Path, unbroken: Unbroken
 ) -> None:
     least = {"DDPJOB_ELASTIC_MIN_NODES": "3"}
     pods = [start(node_rank, **least) for node_rank in range(3)]
@@ -167,11 +179,11 @@ def test_pods_that_are_all_asked_to_stop_save_and_the_next_attempt_goes_on(
 
 
 def test_without_live_recovery_the_ranks_of_one_torchrun_train_alike(
-    start: StartRank, shared: Path, unbroken: tuple[dict[int, float], list[History]]
+    start: StartRank, shared: Path, unbroken: Unbroken
 ) -> None:
     pod = start(0, "--ranks", "2", DDPJOB_LIVE="false", DDPJOB_NODES="1", DDPJOB_PROCS_PER_NODE="2")
     assert pod.wait() == 0, pod.log
-    check(shared, unbroken, missing=0)
+    check(shared, unbroken, missing=0, ranks=2)
 
 
 def test_a_rank_that_joins_with_another_batch_is_an_error_on_all(start: StartRank) -> None:

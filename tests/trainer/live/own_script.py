@@ -113,6 +113,8 @@ def main() -> None:
         run.train_step(batch, loss_of, update)
         if run.should_stop():
             break
+    if not run.should_stop():
+        write(average=sum(float(value.double().sum()) for value in average.module.parameters()))
     run.finish()
 
 
