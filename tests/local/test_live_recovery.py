@@ -22,8 +22,13 @@ ARGS = ["--task", "live_tasks:Slow", "--global-batch", "24", "--max-steps", str(
 TASKS = local_run.ROOT / "tests" / "trainer" / "live"
 
 
+BUILT_IN: dict[str, Any] = {"args": ARGS}
+SCRIPT = {"entrypoint": {"script": str(TASKS / "own_script.py")}, "args": ["--steps", str(STEPS)]}
+"""With `attach_live`."""
+
+
 def run(folder: Path, args: list[str], spec: dict[str, Any], *, chaos: str | None = None) -> DDPJobStatus:
-    job = local_run.new_job("digits", {"args": ARGS + args, "snapshots": {"every": "1000steps"}} | spec)
+    job = local_run.new_job("digits", {"snapshots": {"every": "1000steps"}} | spec | {"args": spec["args"] + args})
     environ = local_run.environment()
     environ["PYTHONPATH"] += f"{os.pathsep}{TASKS}"
     return asyncio.run(local_run.run(job, open_shared(folder), chaos=chaos, environ=environ)).status
@@ -38,12 +43,19 @@ def events(folder: Path, kind: str) -> list[dict[str, Any]]:
     return [event for line in lines if (event := json.loads(line))["event"] == kind]
 
 
-def test_a_killed_rank_costs_no_attempt_and_no_snapshot(tmp_path: Path) -> None:
-    run(tmp_path / "unbroken", ["--task-options", "seconds=0"], {"nodes": 1})
+@pytest.mark.parametrize(
+    ("trains", "alone"),
+    [(BUILT_IN, ["--task-options", "seconds=0"]), (SCRIPT, ["--seconds", "0", "--ranks", "1"])],
+    ids=["built-in loop", "script"],
+)
+def test_a_killed_rank_costs_no_attempt_and_no_snapshot(
+    tmp_path: Path, trains: dict[str, Any], alone: list[str]
+) -> None:
+    run(tmp_path / "unbroken", alone, {**trains, "nodes": 1})
     killed = tmp_path / "killed"
     # its steps wait for the new rank
     spec = {"nodes": 3, "restart": {"scope": "Live"}, "stall": {"minSeconds": 300}}
-    status = run(killed, [], spec, chaos="kill-rank@25%")
+    status = run(killed, [], trains | spec, chaos="kill-rank@25%")
     assert (status.phase, status.attempt, status.restarts) == (Phase.SUCCEEDED, 0, 1)
     assert (status.live_recoveries, [event["worldSize"] for event in events(killed, "recovered")]) == (1, [2])
     assert status.last_failure is not None

@@ -101,8 +101,8 @@ class Restart(APIModel):
 
     scope: Literal["Gang", "InPlace", "Live"] = "Gang"
     """Gang replaces all pods. InPlace replaces only failed pods; the other pods restart their ranks, without scheduling
-    or image pulls. Live (alpha; data parallel on CPUs in the built-in loop) replaces failed pods while the other ranks
-    train on, and restarts in place where they cannot.
+    or image pulls. Live (alpha; data parallel on CPUs, in the built-in loop or a script with `attach_live`) replaces
+    failed pods while the other ranks train on, and restarts in place where they cannot.
     """
 
     rules: Annotated[tuple[RestartRule, ...], Field(max_length=32)] = ()

@@ -149,13 +149,6 @@ def _elastic_pipeline(spec: DDPJobSpec) -> str | None:
     )
 
 
-def _live_script(spec: DDPJobSpec) -> str | None:
-    built_in = spec.entrypoint.script is None and spec.entrypoint.module in (None, BUILT_IN_MODULE)
-    if spec.restart.scope != "Live" or built_in:
-        return None
-    return "spec.restart.scope: Live works with the built-in loop only; use InPlace"
-
-
 def _idle_spares(spec: DDPJobSpec) -> str | None:
     if spec.spares == 0 or spec.restart.scope == "InPlace":
         return None
@@ -334,13 +327,6 @@ BETWEEN_FIELDS: tuple[Rule, ...] = (
         "('--strategy' in self.args && 'pipeline' in self.args))",
         "--strategy pipeline resumes with the same number of ranks only; remove elastic, or use --strategy fsdp",
         _elastic_pipeline,
-    ),
-    Rule(
-        (),
-        "!has(self.restart) || self.restart.scope != 'Live' || (!has(self.entrypoint.script) && "
-        f"(!has(self.entrypoint.module) || self.entrypoint.module == '{BUILT_IN_MODULE}'))",
-        "restart.scope Live works with the built-in loop only; use InPlace",
-        _live_script,
     ),
     Rule(
         (),

@@ -55,4 +55,5 @@ def test_the_script_runs_before_and_afterwards_has_snapshots_or_checkpoints_that
 
 
 def test_the_page_shows_a_script_for_each_way() -> None:
-    assert list(DIFFS) == ["train", "own_files", "with_dcp", "with_transformers", "with_lightning", "with_accelerate"]
+    libraries = ["with_transformers", "with_lightning", "with_accelerate"]
+    assert list(DIFFS) == ["train", "recovers", "own_files", "with_dcp", *libraries]

@@ -68,11 +68,15 @@ def main() -> None:
         changes_with_optimizer=("average",),
     )
     run.resume()
-    path = Path(os.environ[HISTORY]) / f"{os.environ['DDPJOB_NODE_RANK']}-{uuid.uuid4().hex}"
-    history = path.open("w", buffering=1)
+    history: Any = None
+    if folder := os.environ.get(HISTORY):
+        path = Path(folder) / f"{os.environ['DDPJOB_NODE_RANK']}-{uuid.uuid4().hex}"
+        history = path.open("w", buffering=1)
     waited_steps: set[int] = set()
 
     def write(**line: Any) -> None:
+        if history is None:
+            return
         view = run._membership.view.number if run._membership is not None and run._membership.view is not None else 0
         history.write(json.dumps({"view": view, "step": run.step + 1, **line}) + "\n")
 
