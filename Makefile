@@ -119,8 +119,9 @@ bench-page: $(VENV)/.dev  ## the list of 1,000 jobs as a web page; fails above 2
 bench-live: $(VENV)/.dev  ## seconds from a fault to the next step of the other ranks: Gang, InPlace and Live, on two real nodes
 	$(BIN)/python -m tests.cluster.bench_live
 
-live-faults: $(VENV)/.dev  ## live recovery under 200 faults at random, on this machine: SEED=1 FAULTS=200
-	$(BIN)/python -m tests.trainer.live.random_faults --seed $(or $(SEED),1) --faults $(or $(FAULTS),200)
+live-faults: $(VENV)/.dev  ## live recovery under 200 faults at random, on this machine: SEED=1 FAULTS=200 OWN_LOOP=1
+	$(BIN)/python -m tests.trainer.live.random_faults --seed $(or $(SEED),1) --faults $(or $(FAULTS),200) \
+	  $(if $(OWN_LOOP),--own-loop)
 
 tour: $(VENV)/.dev  ## docs/tour.md: what the verbs of ddpjob print on the test cluster
 	$(BIN)/python -m tests.cluster.transcripts

@@ -1,12 +1,13 @@
 """Ranks that recover live, under faults at random for as long as it takes, and what must be true in the end.
 
-    python -m tests.trainer.live.random_faults --seed 1 --faults 200
+    python -m tests.trainer.live.random_faults --seed 1 --faults 200 [--own-loop]
 
-Four launchers on this machine train one model. Ranks and whole pods are killed, alone or two at once, stopped and
-continued, or asked to stop, at moments that follow from the seed: also while another rank joins, validates or saves. A
-pod that ends is started again, as the operator does it. In the end every pod has succeeded. Each step has the loss, the
-learning rate and the samples, each once, of a run of one rank that nothing happens to; no two histories of the ranks
-go on from different weights after the same step; and the last snapshot has the weights of the last step.
+Four launchers on this machine train one model, in the built-in loop or in a script with `attach_live`. Ranks and whole
+pods are killed, alone or two at once, stopped and continued, or asked to stop, at moments that follow from the seed:
+also while another rank joins, validates or saves. A pod that ends is started again, as the operator does it. In the
+end every pod has succeeded. Each step has the loss, the learning rate and the samples, each once, of a run of one rank
+that nothing happens to; no two histories of the ranks go on from different weights after the same step; and the last
+snapshot has the weights of the last step.
 """
 
 from __future__ import annotations
@@ -72,10 +73,10 @@ class History:
 class Gang:
     """The pods of a job on this machine, of which `keep_alive` starts those that have ended again."""
 
-    def __init__(self, folder: Path, args: list[str]) -> None:
+    def __init__(self, folder: Path, argv: list[str]) -> None:
         self.folder, self.shared, self.history = folder, folder / "shared", folder / "history"
         self.history.mkdir(parents=True)
-        self._args = args
+        self._argv = argv
         self._started = 0
         self.ends: Counter[str] = Counter()
         """Of pods that were started again, by the reason in their termination message."""
@@ -96,7 +97,7 @@ class Gang:
             "PYTHONPATH": python_path(),
             HISTORY: str(self.history),
         }
-        return Pod(directory, self.shared, ["--module", "ddp_trainer.train", "--", *self._args], environment)
+        return Pod(directory, self.shared, self._argv, environment)
 
     def keep_alive(self) -> None:
         for rank, pod in enumerate(self.pods):
@@ -199,13 +200,34 @@ def python_path() -> str:
     return os.pathsep.join([str(ROOT / "trainer_image"), str(Path(__file__).parent)])
 
 
-def train_alone(folder: Path, args: list[str]) -> tuple[dict[int, float], list[History]]:
+@dataclass(frozen=True)
+class Program:
+    """What the launcher is to run, and what it takes besides to train one rank without waiting."""
+
+    argv: list[str]
+    alone: list[str]
+
+
+def built_in(steps: int) -> Program:
+    """The built-in loop."""
+    args = ["--task", "recorded_task:Recorded", "--global-batch", "24", "--lr", "0.001", "--scheduler", "cosine"]
+    args += ["--epochs", str(steps), "--max-steps", str(steps)]
+    alone = ["--strategy", "single", "--task-options", "seconds=0"]
+    return Program(["--module", "ddp_trainer.train", "--", *args], alone)
+
+
+def own_loop(steps: int) -> Program:
+    """A script with `attach_live`, which goes on with one rank."""
+    script = str(Path(__file__).with_name("own_script.py"))
+    return Program(["--script", script, "--", "--steps", str(steps), "--ranks", "1"], ["--seconds", "0"])
+
+
+def train_alone(folder: Path, program: Program) -> tuple[dict[int, float], list[History]]:
     """Losses and the history of one rank that nothing happens to."""
     history, shared = folder / "history", folder / "shared"
     history.mkdir(parents=True)
-    argv = ["--module", "ddp_trainer.train", "--", *args, "--strategy", "single", "--task-options", "seconds=0"]
     environment = {"DDPJOB_SHARED": str(shared), "PYTHONPATH": python_path(), HISTORY: str(history)}
-    pod = Pod(folder, shared, argv, environment)
+    pod = Pod(folder, shared, program.argv + program.alone, environment)
     try:
         assert pod.wait(SECONDS * 3) == 0, pod.log
     finally:
@@ -314,14 +336,12 @@ def folder_in_memory() -> Iterator[Path]:
             shutil.rmtree(folder)
 
 
-def run(seed: int, count: int, steps: int, folder: Path) -> list[str]:
+def run(program: Program, seed: int, count: int, steps: int, folder: Path) -> list[str]:
     """What was wrong; prints figures."""
-    args = ["--task", "recorded_task:Recorded", "--global-batch", "24", "--lr", "0.001", "--scheduler", "cosine"]
-    args += ["--epochs", str(steps), "--max-steps", str(steps)]
-    alone = train_alone(folder / "alone", args)
+    alone = train_alone(folder / "alone", program)
     unbroken, _ = alone
     began = time.monotonic()
-    gang = Gang(folder, args)
+    gang = Gang(folder, program.argv)
     faults = Faults(gang, seed)
     try:
         while faults.done.total() < count and faults.hit():
@@ -363,9 +383,11 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--faults", type=int, default=200)
     parser.add_argument("--steps", type=int, default=20000, help="more than there is time for until the last fault")
+    parser.add_argument("--own-loop", action="store_true", help="a script with attach_live, not the built-in loop")
     given = parser.parse_args()
+    program = (own_loop if given.own_loop else built_in)(given.steps)
     with folder_in_memory() as folder:
-        wrong = run(given.seed, given.faults, given.steps, folder)
+        wrong = run(program, given.seed, given.faults, given.steps, folder)
     print("\n".join(wrong) or "nothing is wrong")
     return 1 if wrong else 0
 
