@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
@@ -199,6 +200,34 @@ def test_a_rank_that_joins_with_another_batch_is_an_error_on_all(start: StartRan
     assert "is not the same on all ranks" in said[0]
 
 
+WAITS_BETWEEN_STEPS = """
+    import os, time, torch, ddp_trainer
+    model = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    run = ddp_trainer.attach_live(model, optimizer, global_batch=2)
+    run.resume()
+    for batch in run.batches(2):
+        run.train_step(batch, lambda share: model(torch.ones(len(share), 1)).mean(), optimizer.step)
+        if run.step == 3:
+            print("between two steps", flush=True)
+            if os.environ["DDPJOB_NODE_RANK"] == "1":
+                time.sleep(1000)
+            torch.distributed.barrier()
+"""
+
+
+def test_a_rank_that_waits_for_a_lost_one_by_itself_ends_so_that_it_is_replaced(start: StartRank, shared: Path) -> None:
+    script = shared.parent / "train.py"
+    script.write_text(textwrap.dedent(WAITS_BETWEEN_STEPS))
+    pods = [start(rank, argv=("--script", str(script)), DDPJOB_NODES="2") for rank in range(2)]
+    for pod in pods:
+        pod.wait_for("between two steps")
+    os.kill(pods[1].pids()[1], signal.SIGKILL)
+    assert pods[0].wait() == 1, pods[0].log
+    assert pods[0].message["reason"] == "WorkerException", "with PeerLost it would wait for the next attempt"
+    assert "leave collectives out there" in pods[0].message["message"]
+
+
 TRAINS_ALONE = """
     import torch
     weight = torch.zeros(1, requires_grad=True)
@@ -225,7 +254,7 @@ ATTACHES = """
 def test_a_script_that_does_not_recover_live_is_refused(
     start_pod: StartPod, start: StartRank, shared: Path, script: str
 ) -> None:
-    (shared.parent / "train.py").write_text("\n".join(line.removeprefix("    ") for line in script.splitlines()))
+    (shared.parent / "train.py").write_text(textwrap.dedent(script))
     pod = start(0, argv=("--script", str(shared.parent / "train.py")))
     assert pod.wait() == 64, pod.log
     assert pod.message["reason"] == "UserError"

@@ -33,6 +33,7 @@ from ddp_trainer.contract.heartbeat import Heartbeat
 from ddp_trainer.live.deciding import Excluded, Finished
 from ddp_trainer.live.membership import Membership
 from ddp_trainer.logs.runlog import RunLog
+from ddp_trainer.rank import live_scripts
 from ddp_trainer.rank.storage_waits import collectives, storage_awaited
 from ddp_trainer.rank.world import World
 from ddp_trainer.snapshots.boundary import before_update
@@ -101,6 +102,8 @@ class LiveRun(Run):
         self._epoch_ends_with: int | None = None
         """The step that ends an epoch of `batches`."""
         self._is_updating = False
+        self._is_own = False
+        """Whether this rank is in a call of the run, or an error has ended one."""
         self._has_finished = False
         for value in states.live.values():
             before_update(value, self._check_updating)
@@ -144,12 +147,14 @@ class LiveRun(Run):
         """
         if self._is_resumed:
             return super().resume()  # which says what is wrong
+        self._is_own = True
         with collectives():
             if self._recovery is None:
                 self._begin()
             elif not self._joined(self._recovery):
                 self._begin()
                 self._recovery.resumed()
+        self._is_own = False
         return self.step
 
     def batches(self, samples: int, *, seed: int = 0, shuffle: bool = True) -> Iterator[Tensor]:
@@ -201,12 +206,15 @@ class LiveRun(Run):
         indices = _indices(batch)
         epoch_end = epoch_end or self._epoch_ends_with == self.step + 1
         done = self._position.steps + 1
+        self._is_own = True
         while self._position.steps < done:
             self._try(lambda: self._take_step(indices, loss_of, update, epoch_end=epoch_end))
+        self._is_own = False
 
     def finish(self, **metrics: float) -> None:
         """After the loop: as `Run.finish`. Then the ranks leave their process group."""
         self._check_resumed("finish")
+        self._is_own = True
         while not self._has_finished:
             self._try(lambda: self._finish(metrics), is_step=False)
         if self._membership is None:
@@ -222,6 +230,8 @@ class LiveRun(Run):
         if isinstance(error, Finished | Excluded):
             return  # the volume is that of the others
         if self._recovery is not None:
+            if is_peer_lost(error) and (self._is_updating or not self._is_own):
+                live_scripts.has_waited()
             self._recovery.failed(error)
         super().emergency(error)
 

@@ -19,6 +19,7 @@ NEEDED: Final = (
 )
 
 _is_expected = False
+_has_waited = False
 _refusal: Any = None
 """The hook of torch, which `arrived` takes away."""
 
@@ -36,6 +37,28 @@ def arrived() -> None:
     _is_expected = False
     if _refusal is not None:
         _refusal.remove()
+
+
+class WaitedForLost(Exception):
+    """A rank was lost while the script waited for it by itself. No PeerLost: the other ranks go on without this one, so
+    that its pod has to be replaced.
+    """
+
+
+def has_waited() -> None:
+    """The script ends because a rank was lost, in a collective that is not the run's."""
+    global _has_waited
+    _has_waited = True
+
+
+def explained(error: BaseException | None) -> BaseException | None:
+    """What ends the script."""
+    if not _has_waited or error is None:
+        return error
+    return WaitedForLost(
+        "a rank was lost while this one waited for it in update(), or between two steps, where the run cannot take a "
+        f"step again: leave collectives out there ({error})"
+    )
 
 
 def missing() -> UserError | None:

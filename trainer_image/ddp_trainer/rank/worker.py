@@ -73,6 +73,7 @@ def main(argv: Sequence[str]) -> int:
         failure = error
         restore_stderr()
         failed(error)
+        failure = live_scripts.explained(error)
     restore_stderr()
     if failure is None and os.getpid() == pid:
         failure = live_scripts.missing()
