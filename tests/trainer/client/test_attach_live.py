@@ -91,6 +91,18 @@ def test_a_stop_ends_the_batches_after_a_step_that_is_saved(attach_live: Attach)
     assert Loop(attach_live).run.step == loop.run.step
 
 
+def test_a_step_that_a_peer_skips_after_a_rollback_is_left_out(attach_live: Attach) -> None:
+    loop = Loop(attach_live).train(until=2)
+    loop.run.rolled_back(1, [3])
+    before = loop.model.weight.clone()  # type: ignore[operator]
+    loop.train(until=3)
+    assert torch.equal(loop.model.weight, before)  # type: ignore[arg-type]
+    loop.train()
+    assert not torch.equal(loop.model.weight, before)  # type: ignore[arg-type]
+    assert len(loop.taken) == STEPS
+    assert loop.run.rollbacks == 1
+
+
 def test_batches_of_the_programs_own(attach_live: Attach) -> None:
     loop = Loop(attach_live)
     for step in range(loop.run.step, STEPS):

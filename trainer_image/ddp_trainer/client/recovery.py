@@ -10,7 +10,7 @@ import copy
 import json
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
@@ -268,6 +268,8 @@ class Recovery:
             "awaited": self._awaited,
             "standstill": standstill,
             "resumed_from": self._resumed_from,
+            "rollbacks": self.attached.rollbacks,
+            "skipped": sorted(self.attached.skipped_steps),
         }
         generators = rng.capture()
         sizes: dict[str, Any] = {"files": {}, "recovery": recovery}
@@ -299,11 +301,18 @@ class Recovery:
             rng.reseed(generators, step=self.position.steps, rank=self.world.rank, world_size=self.world.size)
 
     def _take_over(
-        self, costs: Mapping[str, Any], awaited: Kind | None, standstill: float | None, resumed_from: int
+        self,
+        costs: Mapping[str, Any],
+        awaited: Kind | None,
+        standstill: float | None,
+        resumed_from: int,
+        rollbacks: int,
+        skipped: Sequence[int],
     ) -> None:
-        """What a rank that is ahead knows: which recovery is awaited, for how many seconds no step has ended, and where
-        the attempt began.
+        """What a rank that is ahead knows: which recovery is awaited, for how many seconds no step has ended, where the
+        attempt began, and which steps are skipped.
         """
+        self.attached.rolled_back(rollbacks, skipped)
         self._costs, self._awaited, self._resumed_from = Costs.from_json(costs), awaited, resumed_from
         self._step_ended = None if standstill is None else time.monotonic() - standstill
 

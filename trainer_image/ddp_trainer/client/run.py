@@ -474,6 +474,10 @@ class Run:
         """Steps whose batches are to be left out since, with `skip_step`: the same batches lead to the same loss."""
         return self._losses.skipped
 
+    def rolled_back(self, rollbacks: int, skipped: Iterable[int]) -> None:
+        """What `resume` would have found out, from a peer that did."""
+        self._losses.rollbacks, self._losses.skipped = rollbacks, frozenset(skipped)
+
     def check_loss(self, loss: float) -> None:
         """A loss after this step that all ranks have alike, such as that of a validation: one that is not finite is
         handled as that of a step.
