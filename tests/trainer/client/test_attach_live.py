@@ -179,6 +179,22 @@ def test_what_cannot_be_kept_equal_is_refused(
         attach_live(model, optimizer, **{"global_batch": 4, **settings})
 
 
+def test_an_optimizer_whose_parameters_are_not_known_is_refused(attach_live: Attach) -> None:
+    with pytest.raises(UserError, match=r"no torch\.optim\.Optimizer"):
+        attach_live(nn.Linear(1, 1), nn.Linear(1, 1), global_batch=4)
+
+
+def test_parameters_that_are_added_later_are_reset_in_each_step(attach_live: Attach) -> None:
+    """As those that an optimizer has from the start: their gradients are summed over the ranks."""
+    loop = Loop(attach_live).train(until=1)
+    added = torch.ones(1, requires_grad=True)
+    loop.optimizer.add_param_group({"params": [added]})
+    for _ in range(2):
+        loop.run.train_step([0], lambda share: loop.loss(share) + added.sum(), loop.optimizer.step)
+        assert added.grad is not None
+        assert float(added.grad) == 1.0
+
+
 def test_a_process_group_of_the_script_and_its_ddp_are_refused(
     attach_live: Attach, process_group: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

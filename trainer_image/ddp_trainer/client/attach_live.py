@@ -27,6 +27,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.amp import GradScaler
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
 
 from ddp_trainer.client.attach import begun
 from ddp_trainer.client.live_run import LiveRun
@@ -44,7 +45,7 @@ TIMEOUT_SECONDS: Final = 1800.0
 
 def attach_live(
     model: nn.Module,
-    optimizer: Stateful,
+    optimizer: Optimizer,
     *,
     global_batch: int,
     total_steps: int | None = None,
@@ -66,7 +67,7 @@ def attach_live(
     environ = os.environ if environ is None else environ
     job = parse_job(environ, default_name="training")
     live_scripts.arrived()
-    given = {"model": model, "optimizer": optimizer, **states}
+    given: dict[str, Stateful] = {"model": model, "optimizer": optimizer, **states}
     _check(given, job, global_batch)
     own = parse_rank(environ)
     world = World(rank=own.rank, size=own.world_size, local_rank=own.local_rank)
@@ -96,6 +97,11 @@ def _check(given: Mapping[str, Stateful], job: JobEnvironment, global_batch: int
     """Raises UserError."""
     if not isinstance(given["model"], nn.Module):
         raise UserError(f"attach_live(model, …): the model is a {type(given['model']).__name__}, no torch.nn.Module")
+    if not isinstance(given["optimizer"], Optimizer):
+        raise UserError(
+            f"attach_live(model, optimizer): the optimizer is a {type(given['optimizer']).__name__}, no "
+            "torch.optim.Optimizer, whose parameters the run reduces the gradients of"
+        )
     modules = [value for value in given.values() if isinstance(value, nn.Module)]
     parts = [part for module in modules for part in module.modules()]
     problems = {

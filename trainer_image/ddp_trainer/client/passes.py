@@ -41,7 +41,7 @@ class SharedPasses:
         values = list(states)
         self._world = world
         self._modules = [value for value in values if isinstance(value, nn.Module)]
-        self._parameters = _parameters(values)
+        self._optimizers = [value for value in values if isinstance(value, Optimizer)]
         self._micro_batch = micro_batch
         self._wait = wait
 
@@ -51,12 +51,19 @@ class SharedPasses:
             for module in self._modules:
                 from_first(module.state_dict().values(), self._wait)
 
+    @property
+    def _parameters(self) -> list[Tensor]:
+        """What the optimizers change, each once; asked again each time, since a program may add some."""
+        groups = [group for optimizer in self._optimizers for group in optimizer.param_groups]
+        return list({id(parameter): parameter for group in groups for parameter in group["params"]}.values())
+
     def gradient(self, batch: Tensor, loss_of: LossOf, step: int, *, epoch_end: bool) -> Tensor:
         """Bring the gradient of the mean loss over `batch` to all ranks; this rank's part of that loss, float64.
 
         Raises UserError where `loss_of` returns no loss, and on all ranks where the batch or `step` of one differs.
         """
-        for parameter in self._parameters:
+        parameters = self._parameters
+        for parameter in parameters:
             parameter.grad = None
         if self._world.size == 1:
             return self._local_gradient(batch, loss_of)
@@ -64,10 +71,10 @@ class SharedPasses:
         for module in self._modules:
             if not isinstance(module, AveragedModel):
                 from_first(persistent_buffers(module), self._wait)
-        compared = _Compared(step, batch, epoch_end, len(self._parameters))
+        compared = _Compared(step, batch, epoch_end, len(parameters))
         loss = self._local_gradient(batch, loss_of)
         compared.check(self._wait)
-        sum_gradients(shared_gradients(self._parameters, self._world.device, self._wait), self._wait)
+        sum_gradients(shared_gradients(parameters, self._world.device, self._wait), self._wait)
         return loss
 
     def _local_gradient(self, batch: Tensor, loss_of: LossOf) -> Tensor:
@@ -111,9 +118,3 @@ class _Compared:
                 "that joins goes on with the step of the others: take the batches of run.batches(), or derive them "
                 "from run.step alone, not from a random number generator or an iterator that begins with the process"
             )
-
-
-def _parameters(values: Iterable[Stateful]) -> list[Tensor]:
-    """What the optimizers change, each once."""
-    groups = [group for value in values if isinstance(value, Optimizer) for group in value.param_groups]
-    return list({id(parameter): parameter for group in groups for parameter in group["params"]}.values())
