@@ -228,6 +228,33 @@ def test_a_rank_that_waits_for_a_lost_one_by_itself_ends_so_that_it_is_replaced(
     assert "leave collectives out there" in pods[0].message["message"]
 
 
+FAILS_ON_ONE_RANK = """
+    import os, torch, ddp_trainer
+    model = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    run = ddp_trainer.attach_live(model, optimizer, global_batch=2, total_steps=8)
+    run.resume()
+
+    def loss_of(share):
+        assert run.step < 4 or os.environ["DDPJOB_NODE_RANK"] == "1", "a label is out of range"
+        return model(torch.ones(len(share), 1)).mean()
+
+    for batch in run.batches(2):
+        run.train_step(batch, loss_of, optimizer.step)
+    run.finish()
+"""
+
+
+def test_a_rank_that_fails_by_itself_ends_with_its_error_and_the_others_go_on(start: StartRank, shared: Path) -> None:
+    script = shared.parent / "train.py"
+    script.write_text(textwrap.dedent(FAILS_ON_ONE_RANK))
+    pods = [start(rank, argv=("--script", str(script)), DDPJOB_NODES="2") for rank in range(2)]
+    assert [pod.wait() for pod in pods] == [1, 0], "\n".join(pod.log for pod in pods)
+    assert "a label is out of range" in pods[0].message["message"]
+    assert [event["worldSize"] for event in events(shared, "regrouped")] == [1]
+    assert max(losses_of(shared)) == 8
+
+
 TRAINS_ALONE = """
     import torch
     weight = torch.zeros(1, requires_grad=True)
