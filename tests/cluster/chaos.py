@@ -224,7 +224,8 @@ class Chaos:
 
     def _compare(self, what: str) -> None:
         for job in self.jobs:
-            if job.counted != job.explained:
+            restarts, disruptions = job.explained
+            if job.counted not in {(restarts, disruptions + more) for more in range(job.lingered + 1)}:
                 last = [(f["attempt"], f["reason"], f["message"][:120]) for f in job.status.get("failures", [])[-3:]]
                 self.wrong.append(
                     f"{job.name} after {what}: restarts and disruptions are {job.counted}, which the faults explain as "

@@ -9,7 +9,6 @@ import secrets
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from datetime import datetime
 from typing import Any
 
 from tests.cluster.history import Change, History
@@ -49,7 +48,7 @@ class Paced(Digits):
 """
 
 KUBELET_SECONDS = 10.0
-"""What the operator gives a node, beyond the grace of a pod, to confirm that it is gone."""
+"""What the operator gives a node to confirm that a pod is gone which had no container yet."""
 
 READ_ATTEMPTS = """
 import json, pathlib, sys
@@ -114,15 +113,8 @@ class Job:
 
     @property
     def explained(self) -> tuple[int, int]:
-        """Restarts and disruptions that the faults explain. A pod that never began is created again, at no cost. One
-        whose node does not confirm its deletion in time, as after an outage of the API server, is taken for lost with
-        it: a disruption.
-        """
-        counted = [
-            Hit(0, 1, hit.pod) if self.unconfirmed(hit) else hit
-            for hit in self.hits
-            if self.unconfirmed(hit) or not self.never_began(hit)
-        ]
+        """Restarts and disruptions that the faults explain. A pod that never began is created again, at no cost."""
+        counted = [hit for hit in self.hits if not self.never_began(hit)]
         restarts, disruptions = (sum(getattr(hit, what) for hit in counted) for what in ("restarts", "disruptions"))
         return self.restarts + restarts, self.disruptions + disruptions
 
@@ -142,13 +134,20 @@ class Job:
         last = self.last_of(hit)
         return last is not None and last.status.get("phase") == "Pending"
 
-    def unconfirmed(self, hit: Hit) -> bool:
-        """Whether the pod was still there for longer than a kubelet may take beyond its grace."""
-        last = self.last_of(hit)
-        if last is None or last.type != "DELETED" or "deletionTimestamp" not in last.object["metadata"]:
-            return False
-        gone_by = datetime.fromisoformat(last.object["metadata"]["deletionTimestamp"]).timestamp()
-        return last.time - gone_by >= KUBELET_SECONDS
+    @property
+    def lingered(self) -> int:
+        """How many of the pods that never began were there for longer than a node may take to confirm a deletion, as
+        after an outage of the API server. Each may have cost a disruption: the node was taken for lost.
+        """
+        return sum(self.never_began(hit) and self._seconds_of_deletion(hit) >= KUBELET_SECONDS for hit in self.hits)
+
+    def _seconds_of_deletion(self, hit: Hit) -> float:
+        """From the first that was seen of it to the last."""
+        versions = [
+            change for change in self.scenario.history.of("pods") if change.object["metadata"]["uid"] == hit.pod
+        ]
+        going = [change.time for change in versions if "deletionTimestamp" in change.object["metadata"]]
+        return max(going) - min(going) if going else 0.0
 
     def last_of(self, hit: Hit) -> Change | None:
         pods = reversed(self.scenario.history.of("pods"))
