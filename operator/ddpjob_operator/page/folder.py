@@ -211,8 +211,10 @@ def answer_of(job: JobRecord, now: datetime, reports: Reports) -> Answer:
     """Why the job is where it is, as far as its folder says."""
     status, created = job.status, job.created or now
     if job.phase == STOPPED:
-        resumes = f"from the snapshot of step {status.snapshot.step}" if status.snapshot else "from the start"
-        todo = Section("What to do", (f"The same command as before resumes it {resumes}.",))
+        command = "starts it again; without a snapshot, a script goes on if it loads what it has saved itself"
+        if status.snapshot is not None:
+            command = f"resumes it from the snapshot of step {status.snapshot.step}"
+        todo = Section("What to do", (f"The same command as before {command}.",))
         return Answer(f"{job.name}: stopped before its end; no process of it runs here", (todo,))
     if job.phase == UNKNOWN or status.phase is None:
         return Answer(f"{job.name}: the folder has its logs and snapshots, but not its status", ())

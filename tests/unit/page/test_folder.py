@@ -80,7 +80,12 @@ def test_a_run_whose_process_is_gone_has_stopped(folder: Folder) -> None:
     assert record_of(Shared(folder.root), "digits").phase == "Running"
     folder.holds("digits", pid=2**22 + 1)
     assert record_of(Shared(folder.root), "digits").phase == "Stopped"
-    assert detail_of(Shared(folder.root), "digits", NOW).answer.headline.startswith("digits: stopped before its end")
+    answer = detail_of(Shared(folder.root), "digits", NOW).answer
+    assert answer.headline.startswith("digits: stopped before its end")
+    assert "starts it again; without a snapshot, a script goes on if it loads what it has saved itself" in answer.text()
+    folder.status("digits", **RUNNING, snapshot={"step": 40, "time": NOW.isoformat()})
+    answer = detail_of(Shared(folder.root), "digits", NOW).answer
+    assert "The same command as before resumes it from the snapshot of step 40." in answer.text()
 
 
 def test_a_job_without_a_status_is_known_by_its_events(folder: Folder) -> None:
