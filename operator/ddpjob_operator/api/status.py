@@ -396,6 +396,5 @@ class DDPJobStatus(APIModel):
         """Whether the phase is Succeeded or Failed."""
         return self.phase is not None and self.phase.final
 
-    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
-        """What IPython shows of a cell's result, such as that of `job.watch()`. `repr` has all of it, a page."""
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:  # IPython's, of a cell's result: `repr` is a page
         printer.text(f"<DDPJobStatus: {self.phase or 'new'}, attempt {self.attempt}, restarts {self.restarts}>")

@@ -38,7 +38,7 @@ class ApiError(Exception):
     @property
     def lacks_right(self) -> bool:
         """The caller's roles do not allow the call; admission, which refuses with 403 too, has not seen it."""
-        return self.status == 403 and " cannot " in self.message and " resource " in self.message
+        return self.status == 403 and " cannot " in self.message and '" in API group "' in self.message
 
     @property
     def no_dry_run(self) -> bool:
