@@ -281,7 +281,7 @@ async def many(cluster: Cluster, seen: Fleet, prefix: str, jobs: int, nodes: int
 
     began = seen.loop_time
     await asyncio.gather(*(apply(name) for name in names))
-    await seen.until(lambda: seen.in_phase(names, "Running"), f"{jobs} jobs run")
+    await seen.until_each(names, lambda name: seen.phase(name) == "Running", f"{jobs} jobs run")
     return jobs / (seen.loop_time - began)
 
 
@@ -311,7 +311,7 @@ async def measure(server: ApiServer, sizes: Sizes, folder: Path, bench: Bench) -
                 began = seen.loop_time
                 await asyncio.gather(*(seen.report(f"{name}-0-1", ended(137)) for name in hit))
                 new = {f"{name}-1-{rank}" for name in hit for rank in range(nodes)}
-                await seen.until(lambda: new <= seen.pods.keys(), "all of them have their new pods")
+                await seen.until_each(new, lambda pod: pod in seen.pods, "all of them have their new pods")
                 bench.add(f"{len(hit)} failures at once → all new pods", seen.loop_time - began, "s")
             bench.probe("under this load", health)
             bench.add("peak memory", peak_bytes(operator) / MIB, "MiB", sizes.most_memory)

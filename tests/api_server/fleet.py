@@ -7,7 +7,7 @@ import json
 import re
 import sys
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from math import inf
@@ -72,8 +72,16 @@ class Fleet:
     def phase(self, name: str) -> str:
         return str((self.jobs.get(name, {}).get("status") or {}).get("phase"))
 
-    def in_phase(self, names: list[str], phase: str) -> bool:
-        return all(self.phase(name) == phase for name in names)
+    async def until_each(self, names: Iterable[str], condition: Callable[[str], bool], what: str) -> None:
+        """As `until`, of each name once: a look at all of them for each event would be quadratic."""
+        waiting = list(names)
+
+        def over() -> bool:
+            while waiting and condition(waiting[-1]):
+                waiting.pop()
+            return not waiting
+
+        await self.until(over, what)
 
     async def run(self, pods: list[str]) -> None:
         """Wait until these run, at no cost for each event: many may wait."""

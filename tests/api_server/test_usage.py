@@ -62,14 +62,14 @@ async def begin(cluster: Cluster, seen: Fleet, names: list[str]) -> dict[str, da
     """Since when each job runs."""
     job = {"nodes": 1, "resources": {"limits": {"nvidia.com/gpu": GPUS}}, "restart": {"maxRestarts": 0}}
     await asyncio.gather(*(cluster.apply_job(name, **job) for name in names))
-    await seen.until(lambda: seen.in_phase(names, "Running"), "all jobs of the wave run")
+    await seen.until_each(names, lambda name: seen.phase(name) == "Running", "all jobs of the wave run")
     return {name: ran_since(seen.jobs[name]) for name in names}
 
 
 async def one_that_stays(operator: Operator, cluster: Cluster, seen: Fleet) -> set[str]:
     """A job that succeeds and is not deleted; its series."""
     await cluster.apply_job("stays", nodes=1)
-    await seen.until(lambda: seen.in_phase(["stays"], "Running"), "the job that stays runs")
+    await seen.until(lambda: seen.phase("stays") == "Running", "the job that stays runs")
     await seen.report("stays-0-0", ended(0))
     found: set[str] = set()
 
