@@ -32,6 +32,11 @@ def test_a_rank_is_active_if_it_computes_reads_or_writes(after: Usage, active: b
     assert is_active(IDLE, after, seconds=5.0) == active
 
 
+def test_what_the_kernel_rounds_is_no_activity_however_fast_looks_follow_each_other() -> None:
+    assert not is_active(IDLE, Usage(100.019, 10**9, 10**6), seconds=0.125)
+    assert is_active(IDLE, Usage(100.03, 10**9, 10**6), seconds=0.125)
+
+
 @pytest.fixture
 @starts_processes
 def process() -> Iterator[subprocess.Popen[str]]:

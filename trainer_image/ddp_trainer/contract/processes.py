@@ -13,6 +13,10 @@ from typing import Final
 
 ACTIVE_CPU_SHARE: Final = 0.02
 """Of one core, over the time between two looks: the threads of an idle Python need less."""
+CPU_RESOLUTION_SECONDS: Final = 2 / os.sysconf("SC_CLK_TCK")
+"""proc_pid_stat(5) rounds user and kernel mode down to a clock tick each. Less than both may be rounding alone, where
+what a look itself costs is subtracted precisely: looks that follow each other fast would never find a process idle.
+"""
 ACTIVE_IO_BYTES: Final = 64 << 10
 """Read and written by processes that work between two looks."""
 
@@ -118,7 +122,7 @@ def usage(pid: int) -> Usage:
 def is_active(before: Usage, after: Usage, seconds: float) -> bool:
     """Whether the processes did anything in the `seconds` between two looks at them."""
     return (
-        after.cpu_seconds - before.cpu_seconds >= ACTIVE_CPU_SHARE * seconds
+        after.cpu_seconds - before.cpu_seconds >= max(ACTIVE_CPU_SHARE * seconds, CPU_RESOLUTION_SECONDS)
         or after.written > before.written
         or abs(after.io_bytes - before.io_bytes) >= ACTIVE_IO_BYTES
     )
