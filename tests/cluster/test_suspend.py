@@ -26,7 +26,8 @@ def edit(scenario: Scenario, **spec: Any) -> None:
 def test_a_suspended_job_resumes_where_it_was_to_the_same_bits_and_goes_when_its_time_is_up(
     scenario: Scenario, unbroken: Unbroken, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    scenario.apply(cleanPodPolicy="All")
+    # a snapshot that waits for a busy disk may take longer than the default, after which ranks are killed
+    scenario.apply(cleanPodPolicy="All", shutdownSeconds=120)
     scenario.wait_trained(HIT)
     edit(scenario, suspend=True)
     suspended = scenario.wait_phase("Suspended")
@@ -51,7 +52,7 @@ def test_a_suspended_job_resumes_where_it_was_to_the_same_bits_and_goes_when_its
     resumed = records.event("resumed", attempt=1)
     assert resumed, records.events
     step = int(resumed["step"])
-    assert (records.snapshots[step]["kind"], records.snapshots[step]["attempt"]) == ("preempted", 0)
+    assert (records.snapshots[step]["kind"], records.snapshots[step]["attempt"]) == ("preempted", 0), records.events
     assert suspended["snapshot"]["step"] == step, "the status knows what the job will resume from"
     assert HIT <= step < STEPS
     # not one step was trained twice
