@@ -170,6 +170,10 @@ run-operator: $(VENV)/.dev  ## the operator from this source tree, with the curr
 cluster-up: $(VENV)/.dev  ## start the test cluster and leave it running
 	tests/cluster/cluster.sh up
 
+cluster-load:  ## build both images and put them on its nodes, where a cluster elsewhere has a registry
+	images=$$(tests/cluster/images.sh) && echo "$$images" | while read -r image archive; do \
+	  tests/cluster/cluster.sh load "$$archive" "$$image" || exit; done
+
 cluster-down:  ## stop it and remove what it made
 	tests/cluster/cluster.sh down
 
@@ -248,4 +252,4 @@ help:
 	@awk 'BEGIN {FS = ":.*##"} /^##@/ {printf "\n%s\n", substr($$0, 5)} /^[a-z-]+:.*##/ {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 .PHONY: test-gpu simulate screenshots tour scan bench-page bench-live live-faults bench-operator chaos soak upgrade count-scripts troubleshooting mutate busy-test check-in-process lint-style lint-types lint-layers lint-files demo demo-cluster test test-unit test-trainer test-local test-api test-cluster test-packaging check lint prove bench-trainer bench format generate \
-	release-check release-notes wheel chart-package krew-package sbom images run-operator cluster-up cluster-down clean python-venv tools help
+	release-check release-notes wheel chart-package krew-package sbom images run-operator cluster-up cluster-load cluster-down clean python-venv tools help

@@ -127,6 +127,16 @@ def test_requirements_that_contradict_the_image_are_one_error_with_the_words_of_
     assert list((tmp_path / "shared/envs").iterdir()) == []
 
 
+@pytest.mark.processes
+def test_a_host_that_pip_does_not_trust_is_named_with_the_fix(required, capfd) -> None:
+    says = "pip does not ask 192.0.2.1, which has no HTTPS; serve it with HTTPS, or add PIP_TRUSTED_HOST=192.0.2.1"
+    with pytest.raises(UserError, match=re.escape(says)):
+        packages(required("--no-index\n--find-links http://192.0.2.1/wheels\ntorch\ngreeting\n"), go_on)
+    log = capfd.readouterr().err
+    assert "192.0.2.1 is not a trusted or secure host" in log
+    assert "already satisfied" not in log, "of each package of the image a line"
+
+
 NO_HASH = "0" * 64
 
 

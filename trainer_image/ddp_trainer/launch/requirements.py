@@ -70,6 +70,9 @@ _NO_VERSION: Final = "(from versions: none)"
 _BROKEN: Final = re.compile(r"after connection broken by '(.*)': /")
 """pip's warning of a connection that it tries again, with the words of the exception."""
 _OBJECT: Final = re.compile(r"<[^>]*>[:,] ")
+_UNTRUSTED: Final = re.compile(r"WARNING: The repository located at (\S+) is not a trusted or secure host")
+_SATISFIED: Final = "Requirement already satisfied:"
+"""What pip says of each package of the image, with its whole ancestry: a screen of it for a few requirements."""
 _OTHER_FILE: Final = re.compile(r"(?:-r|--requirement|-c|--constraint)[\s=]*(\S+)")
 
 Pause = Callable[[float], bool]
@@ -196,6 +199,13 @@ def unreachable(lines: Sequence[str]) -> str:
     return _OBJECT.sub("", causes[-1]) if causes else ""
 
 
+def untrusted(lines: Sequence[str]) -> str:
+    """The host that pip did not ask because it has no HTTPS, if that left a package without a version; else empty."""
+    if not any(_NO_VERSION in line for line in lines):
+        return ""
+    return next((found[1] for line in lines if (found := _UNTRUSTED.match(line))), "")
+
+
 def pip_command(python: Path) -> list[str]:
     """pip for the environment of `python`, as far as its options: the image's, or the one that comes with Python.
 
@@ -237,6 +247,11 @@ def _install(env: Path, work: Path, path: str, pins: Mapping[str, str], pause: P
                 f"{path} cannot be installed: this pod does not reach the package index ({cause}); name one that it "
                 "reaches in PIP_INDEX_URL (submit -e), put wheels on the volume and the lines --no-index and "
                 "--find-links /mnt/shared/wheels into the file, or use an image that has the packages"
+            )
+        if code != 0 and (host := untrusted(lines)):
+            raise UserError(
+                f"{path} cannot be installed: pip does not ask {host}, which has no HTTPS; serve it with HTTPS, or add "
+                f"PIP_TRUSTED_HOST={host} (submit -e) if you trust it"
             )
         if code != 0:
             cause, fix = hash_errors(lines) or (pip_errors(lines), "correct it")
@@ -290,7 +305,7 @@ def _record(record: Path, env: Path) -> None:
 
 
 def _run(command: list[str], folder: Path, pause: Pause) -> tuple[int, list[str]]:
-    """The exit code, and the last lines of the output, all of which goes to the log of the pod."""
+    """The exit code, and the last lines of the output. It goes to the log of the pod, without what there is already."""
     process = subprocess.Popen(
         command, cwd=folder, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         errors="replace", start_new_session=True,
@@ -314,6 +329,8 @@ def _run(command: list[str], folder: Path, pause: Pause) -> tuple[int, list[str]
 def _relay(stream: IO[str], lines: deque[str]) -> None:
     for line in stream:
         lines.append(line.rstrip())
+        if line.startswith(_SATISFIED):
+            continue
         with contextlib.suppress(OSError):  # as for `log`
             sys.stderr.write(line)
             sys.stderr.flush()
