@@ -10,11 +10,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import pytest
 from tests.support.waiting import eventually
-from tests.trainer.launch.conftest import ROOT, Pod, StartPod
+from tests.trainer.launch.conftest import Pod, StartPod
+from tests.trainer.live.pods import HERE, PATH, events, live_environment
 from tests.trainer.live.random_faults import (
     History,
     histories,
@@ -29,10 +29,8 @@ pytestmark = pytest.mark.timeout(600)
 
 STEPS = 60
 KILLED_AFTER = 10
-HERE = ROOT / "tests" / "trainer" / "live"
 SCRIPT = ("--script", str(HERE / "own_script.py"), "--", "--steps", str(STEPS))
 UNBROKEN = ("--ranks", "1", "--seconds", "0")
-PATH = os.pathsep.join([str(ROOT / "trainer_image"), str(HERE)])
 NEEDED = "ddp_trainer.attach_live(model, optimizer, global_batch"
 
 StartRank = Callable[..., Pod]
@@ -49,17 +47,7 @@ def start(start_pod: StartPod, shared: Path) -> StartRank:
     """`start(node_rank, *arguments, **environment)` starts a pod of three whose ranks recover live."""
 
     def start(node_rank: int, *args: str, argv: tuple[str, ...] = SCRIPT, **env: str) -> Pod:
-        environment = {
-            "DDPJOB_UID": "0b0c",
-            "DDPJOB_SHARED": str(shared),
-            "DDPJOB_NODES": "3",
-            "DDPJOB_NODE_RANK": str(node_rank),
-            "DDPJOB_LIVE": "true",
-            "DDPJOB_SNAPSHOT_EVERY": "1000steps",
-            "DDPJOB_STALL_MIN_SECONDS": "300",  # steps wait for a new rank
-            "PYTHONPATH": PATH,
-            HISTORY: str(shared.parent / "history"),
-        }
+        environment = live_environment(node_rank, shared) | {HISTORY: str(shared.parent / "history")}
         return start_pod("", argv=[*argv, *args], **environment | env)
 
     return start
@@ -92,12 +80,6 @@ def averages(folder: Path) -> list[float]:
     """The sum of the averaged weights on each rank that came to the end: a state that the script has passed by name."""
     lines = [json.loads(line) for path in folder.iterdir() for line in path.read_text().splitlines()]
     return [line["average"] for line in lines if "average" in line]
-
-
-def events(shared: Path, kind: str) -> list[dict[str, Any]]:
-    path = shared / "logs" / "digits" / "events.jsonl"
-    lines = path.read_text().splitlines() if path.exists() else []
-    return [event for line in lines if (event := json.loads(line))["event"] == kind]
 
 
 def has_begun(pod: Pod) -> None:

@@ -10,13 +10,13 @@ import time
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import pytest
 from tests.support.ports import free_port
 from tests.support.waiting import eventually
 from tests.trainer.launch.conftest import Pod, StartPod
 from tests.trainer.live.live_tasks import FAILS_AT, SEEN
+from tests.trainer.live.pods import PATH, events, live_environment
 
 from ddp_trainer.live.register import Register
 from ddp_trainer.live.views import Member, View
@@ -26,27 +26,13 @@ from ddp_trainer.snapshots.trust.fence import Attempt
 
 STEPS = 60
 KILLED_AFTER = 10
-TASKS = Path(__file__).parent.parent / "live"
 ARGS = ("--task", "live_tasks:Slow", "--global-batch", "24", "--max-steps", str(STEPS), "--lr", "0.003")
 
 
 def start(start_pod: StartPod, node_rank: int, shared: Path, *args: str, **env: str) -> Pod:
-    environment = {
-        "DDPJOB_UID": "0b0c",
-        "DDPJOB_SHARED": str(shared),
-        "DDPJOB_NODES": "3",
-        "DDPJOB_NODE_RANK": str(node_rank),
-        "DDPJOB_LIVE": "true",
-        "DDPJOB_SNAPSHOT_EVERY": "1000steps",
-        "DDPJOB_STALL_MIN_SECONDS": "300",  # steps wait for a new rank
-        "PYTHONPATH": os.pathsep.join([str(TASKS.parents[2] / "trainer_image"), str(TASKS)]),
-    }
-    return start_pod("", argv=["--module", "ddp_trainer.train", "--", *ARGS, *args], **environment | env)
-
-
-def events(shared: Path, kind: str) -> list[dict[str, Any]]:
-    lines = (shared / "logs" / "digits" / "events.jsonl").read_text().splitlines()
-    return [event for line in lines if (event := json.loads(line))["event"] == kind]
+    return start_pod(
+        "", argv=["--module", "ddp_trainer.train", "--", *ARGS, *args], **live_environment(node_rank, shared) | env
+    )
 
 
 def metrics(pod: Pod) -> dict[str, float]:
@@ -66,8 +52,7 @@ def unbroken_losses(tmp_path_factory: pytest.TempPathFactory) -> dict[int, float
     directory = tmp_path_factory.mktemp("unbroken")
     shared = directory / "shared"
     argv = ["--module", "ddp_trainer.train", "--", *ARGS, "--strategy", "single", "--task-options", "seconds=0"]
-    path = os.pathsep.join([str(TASKS.parents[2] / "trainer_image"), str(TASKS)])
-    pod = Pod(directory, shared, argv, {"DDPJOB_SHARED": str(shared), "PYTHONPATH": path})
+    pod = Pod(directory, shared, argv, {"DDPJOB_SHARED": str(shared), "PYTHONPATH": PATH})
     try:
         assert pod.wait() == 0, pod.log
     finally:
