@@ -14,6 +14,7 @@ import pytest
 from tests.cluster.scenario import NODES, Scenario
 from tests.support.command import COMMAND, to_cluster
 from tests.support.waiting import CLUSTER_SECONDS
+from tests.support.wheels import wheel
 
 from ddpjob import ApiError, DDPJob, Job, JobFailed
 from ddpjob_operator.api.status import DDPJobStatus, Goodput
@@ -22,13 +23,14 @@ SCRIPT = """
 import sys
 import torch.distributed as dist
 from pkg.model import layers
+import greeting
 dist.init_process_group("gloo")
 with open("config.txt") as config:
     print("rank", dist.get_rank(), "layers", layers, "config", config.read(), "arguments", sys.argv[1:], flush=True)
 with open(f"seen-{dist.get_rank()}.txt", "a") as seen:
     seen.write(f"{layers} ")
 with open(f"seen-{dist.get_rank()}.txt") as seen:
-    print("seen", seen.read(), flush=True)
+    print("seen", seen.read(), greeting.TEXT, flush=True)
 dist.destroy_process_group()
 """
 
@@ -52,18 +54,23 @@ def test_an_edited_line_runs_on_two_nodes(scenario: Scenario, tmp_path: Path) ->
     (folder / "train.py").write_text(SCRIPT)
     (folder / "config.txt").write_text("a")
     (folder / "pkg" / "model.py").write_text("layers = 2")
-    options = ("train.py", "--nodes", str(NODES), "-e", "OMP_NUM_THREADS")
+    wheel(folder / "wheels")
+    (folder / "requirements.txt").write_text("--no-index\n./wheels/greeting-1.0-py3-none-any.whl\n")
+    options = ("train.py", "--nodes", str(NODES), "-e", "OMP_NUM_THREADS", "--requirements", "requirements.txt")
     first = ddpjob(scenario, folder, "submit", *options, "--", "--lr", "3e-4")
     assert first.returncode == 0, first.stdout
     for rank in range(NODES):
         line = f"[rank {rank}] rank {rank} layers 2 config a arguments ['--lr', '3e-4']"
         assert line in first.stdout, first.stdout
+    assert "[rank 0] ddpjob: installed 1 package of requirements.txt" in first.stdout, first.stdout
 
     (folder / "pkg" / "model.py").write_text("layers = 3")
     second = ddpjob(scenario, folder, "submit", *options)
     assert second.returncode == 0, second.stdout
     assert "in place of the one that was Succeeded" in second.stdout
-    assert "[rank 0] seen 2 3" in second.stdout, "what a script writes with a relative path is kept on the volume"
+    assert "[rank 0] seen 2 3 hello from greeting" in second.stdout, (
+        "what a script writes with a relative path is kept on the volume"
+    )
 
     back = ddpjob(scenario, folder, "code", "train", "--to", os.fspath(tmp_path / "back"))
     assert back.returncode == 0, back.stdout

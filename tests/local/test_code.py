@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from tests.local.conftest import SECONDS
 from tests.support.local_run import environment
+from tests.support.wheels import wheel
 
 pytestmark = [pytest.mark.local, pytest.mark.timeout(240)]
 
@@ -52,3 +53,12 @@ def test_an_edited_line_runs_and_relative_files_are_kept(tmp_path: Path) -> None
     refused, said = run(tmp_path, "train.yaml", "--nodes", "2")
     assert refused == 2
     assert "--nodes: for a script" in said
+
+
+def test_packages_that_the_code_requires_are_installed_once(tmp_path: Path) -> None:
+    wheel(tmp_path / "wheels")
+    (tmp_path / "train.py").write_text("import greeting\nprint(greeting.TEXT)\n")
+    (tmp_path / "requirements.txt").write_text("--no-index\n./wheels/greeting-1.0-py3-none-any.whl\n")
+    for said in ("installed 1 package of requirements.txt", "requirements.txt: installed already"):
+        code, output = run(tmp_path, "train.py", "--requirements", "requirements.txt")
+        assert (code, "hello from greeting" in output, said in output) == (0, True, True), output

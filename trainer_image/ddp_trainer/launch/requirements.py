@@ -268,7 +268,8 @@ def _install(env: Path, work: Path, path: str, pins: Mapping[str, str], pause: P
     finally:
         remove(part)
     remove_unused_aside(env.parent.parent)
-    log(f"installed {len(installed)} packages of {path} in {time.monotonic() - began:.1f} s")
+    count = "1 package" if len(installed) == 1 else f"{len(installed)} packages"
+    log(f"installed {count} of {path} in {time.monotonic() - began:.1f} s")
 
 
 def _make_environment(folder: Path) -> Path:
