@@ -30,7 +30,7 @@ with open("config.txt") as config:
 with open(f"seen-{dist.get_rank()}.txt", "a") as seen:
     seen.write(f"{layers} ")
 with open(f"seen-{dist.get_rank()}.txt") as seen:
-    print("seen", seen.read(), greeting.TEXT, flush=True)
+    print("seen", seen.read().strip(), greeting.TEXT, flush=True)
 dist.destroy_process_group()
 """
 

@@ -1,4 +1,5 @@
-"""Takes the pictures of docs/dashboard.md from real runs: one that lost a rank, a wrong one, and one that goes on.
+"""Takes the pictures of docs/dashboard.md from real runs: a Hugging Face script that lost a rank, a wrong script, and a
+job that goes on.
 
 python -m tests.local.screenshots
 """
@@ -6,6 +7,7 @@ python -m tests.local.screenshots
 from __future__ import annotations
 
 import asyncio
+import shutil
 import signal
 import subprocess
 import sys
@@ -24,9 +26,9 @@ from ddpjob_operator.page.server import serve
 PICTURES = ROOT / "docs/pictures"
 SHOTS = (
     ("dashboard-jobs", "/", 1280, "light", 480),
-    ("dashboard-job", "/jobs/local/digits", 1280, "light", 1290),
-    ("dashboard-job-dark", "/jobs/local/digits", 1280, "dark", 1290),
-    ("dashboard-phone", "/jobs/local/digits", 390, "dark", 1000),
+    ("dashboard-job", "/jobs/local/finetune", 1280, "light", 1290),
+    ("dashboard-job-dark", "/jobs/local/finetune", 1280, "dark", 1290),
+    ("dashboard-phone", "/jobs/local/finetune", 390, "dark", 1000),
     ("dashboard-failure", "/jobs/local/mistyped", 1280, "light", 760),
 )
 """Name, page, width, colours, and height; None is all of it."""
@@ -38,7 +40,7 @@ ALL = tuple(
         scheme,
         None,
     )
-    for page in ("", "digits", "mistyped", "longer", "longer/logs")
+    for page in ("", "finetune", "mistyped", "longer", "longer/logs")
     for width in (1280, 390)
     for scheme in ("light", "dark")
 )
@@ -54,7 +56,7 @@ async def main() -> int:
         work = Path(folder)
         shots, target = (ALL, Path(sys.argv[2])) if sys.argv[1:2] == ["--all"] else (SHOTS, PICTURES)
         target.mkdir(parents=True, exist_ok=True)
-        for name, status in (("digits", 0), ("mistyped", 1)):
+        for name, status in (("finetune", 0), ("mistyped", 1)):
             assert await (await started(work, name)).wait() == status, name
         longest = await started(work, "longer")
         runner, url = await serve(Pictured.at(work / "shared"), "127.0.0.1", 0)
@@ -76,18 +78,23 @@ class Pictured(FolderSource):
 
     @property
     def where(self) -> str:
-        return "~/digits/shared"
+        return "~/finetune/shared"
 
 
 async def started(work: Path, name: str) -> asyncio.subprocess.Process:
-    """`ddpjob run` of a job: one that loses a rank, one whose script cannot be imported, and one that takes long."""
-    args = ["--task", "digits", "--epochs", "400" if name == "longer" else "40"]
-    spec: dict[str, Any] = {"nodes": 2, "args": args, "snapshots": {"every": "100steps"}}
+    """`ddpjob run`: a script that loses a rank, one that cannot be imported, or a job that takes long."""
+    spec: dict[str, Any] = {"nodes": 2, "args": ["--task", "digits", "--epochs", "400"]}
+    if name == "finetune":
+        shutil.copy(ROOT / "tests/fixtures/finetune.py", work)
+        (work / "corpus.txt").write_text((ROOT / "docs/live-recovery.md").read_text())
+        (work / ".ddpjobignore").write_text("shared\nprofile\n")
+        script = {"code": {"path": "."}, "entrypoint": {"script": "finetune.py"}}
+        spec = {"nodes": 2, "snapshots": {"every": "100steps"}} | script
     if name == "mistyped":
         (work / "shared/train.py").write_text("import torch\nimport trainsformers\n")
         spec = {"nodes": 2, "entrypoint": {"script": "/mnt/shared/train.py"}}
     (work / f"{name}.yaml").write_text(yaml.safe_dump(job_object(name, spec)))
-    chaos = ["--chaos", "kill-rank@50%"] if name == "digits" else []
+    chaos = ["--chaos", "kill-rank@50%"] if name == "finetune" else []
     command = [*COMMAND, "run", f"{name}.yaml", *chaos]
     quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     return await asyncio.create_subprocess_exec(*command, cwd=work, env=environment(), **quiet)
