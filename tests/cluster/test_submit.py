@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from tests.cluster.scenario import NODES, Scenario
 from tests.support.command import COMMAND, to_cluster
-from tests.support.waiting import CLUSTER_SECONDS
+from tests.support.waiting import CLUSTER_SECONDS, eventually
 from tests.support.wheels import wheel
 
 from ddpjob import ApiError, DDPJob, Job, JobFailed
@@ -156,3 +156,42 @@ def test_a_function_is_submitted_and_followed_from_python(
         submitted.cancel()
     with pytest.raises(ApiError, match="there is no DDPJob train"):
         Job.get("train", namespace=scenario.kubectl.namespace)
+
+
+BUSY = """
+import time
+import torch
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+while True:
+    optimizer.zero_grad()
+    model(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+    began = time.process_time()
+    while time.process_time() < began + 0.1:
+        pass
+"""
+LIMITED = """
+apiVersion: training.ddpjob.io/v1alpha1
+kind: DDPJob
+metadata: {name: limited}
+spec:
+  nodes: 1
+  code: {path: .}
+  entrypoint: {script: train.py}
+  resources: {limits: {cpu: 500m}}
+"""
+
+
+def test_a_pod_that_its_cpu_limit_stops_is_said_to_be_slowed_by_it(scenario: Scenario, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(BUSY)
+    (tmp_path / "job.yaml").write_text(LIMITED)
+    submitted = ddpjob(scenario, tmp_path, "submit", "job.yaml", "-d")
+    assert submitted.returncode == 0, submitted.stdout
+
+    said = r"CPU limit: pod limited-0-0 .*ran into it in \d+% .*, and was stopped for \d+\.\d s"
+    eventually(
+        lambda: re.search(said, ddpjob(scenario, tmp_path, "why", "limited").stdout),
+        "the CPU limit is named as what slows the job",
+        CLUSTER_SECONDS,
+    )
