@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from grafana import Column, Dashboard, Query, Row, Variable
 from queries import (
     AGAIN,
@@ -30,55 +32,55 @@ from queries import (
 
 TRAINS = 'activity="training"'
 MONEY = "currency:USD"
-"""The chart replaces the currency, and the texts of the two prices."""
+"""The chart replaces the currency, the texts of the two prices, and `own_prices`."""
+
+
+def own_prices(kind: str) -> str:
+    """Prices of namespaces that have their own: none, until the chart puts theirs in the place of this text."""
+    return f"(vector($price_{kind}_hour) unless vector(0))"
+
+
+def priced(amount: Callable[[str], str]) -> str:
+    """The prices of GPUs and of nodes, as series to add up. `amount` makes an operand, with the label `namespace`, for
+    `gpu` and for `node`.
+    """
+    return " or ".join(
+        f"label_replace({amount(kind)} * on (namespace) group_left () {own_prices(kind)}"
+        f' or {amount(kind)} * $price_{kind}_hour, "of", "{kind}", "", "")'
+        for kind in ("gpu", "node")
+    )
 
 
 def cost(by: str = "", selector: str = "") -> str:
     """What the nodes and GPUs cost that gangs held in the time shown, including those of deleted jobs."""
-    parts = (
-        f"label_replace({counted(f'ddpjob_held_{kind}_seconds_total', RANGE, selector)}"
-        f' * $price_{kind}_hour, "of", "{kind}", "", "")'
-        for kind in ("gpu", "node")
-    )
-    return f"sum {by}({' or '.join(parts)}) / 3600"
+    return f"sum {by}({priced(lambda kind: counted(f'ddpjob_held_{kind}_seconds_total', RANGE, selector))}) / 3600"
 
 
 def hourly_cost(by: str = "") -> str:
     """What an hour costs at the present pace."""
-    parts = (
-        f"label_replace(rate(ddpjob_held_{kind}_seconds_total{{{TEAM}}}[{SMOOTH}])"
-        f' * $price_{kind}_hour, "of", "{kind}", "", "")'
-        for kind in ("gpu", "node")
-    )
-    return f"sum {by}({' or '.join(parts)})"
+    return f"sum {by}({priced(lambda kind: f'rate(ddpjob_held_{kind}_seconds_total{{{TEAM}}}[{SMOOTH}])')})"
 
 
 def cost_of_ended(by: str) -> str:
     """What jobs have cost that ended in the time shown, whenever they began."""
-    parts = (
-        f'label_replace({counted(f"ddpjob_{kind}_seconds_total", RANGE)} * $price_{kind}_hour, "of", "{kind}", "", "")'
-        for kind in ("gpu", "node")
-    )
-    return f"sum {by}({' or '.join(parts)}) / 3600"
+    return f"sum {by}({priced(lambda kind: counted(f'ddpjob_{kind}_seconds_total', RANGE))}) / 3600"
 
 
 def lost_cost() -> str:
     """What of it went into training steps that were lost later."""
-    parts = (
-        f"({or_zero(seconds(f'ddpjob_lost_{kind}_seconds_total', RANGE))}) * $price_{kind}_hour"
-        for kind in ("gpu", "node")
-    )
-    return f"({' + '.join(parts)}) / 3600"
+    lost = f"sum({priced(lambda kind: counted(f'ddpjob_lost_{kind}_seconds_total', RANGE))}) / 3600"
+    return f"({or_zero(lost)})"
 
 
 TRAINED = f"({cost(selector=TRAINING)} - {lost_cost()})"
-HOURLY = f"({per_job('ddpjob_status_gpus')} * $price_gpu_hour + {per_job('ddpjob_status_nodes')} * $price_node_hour)"
+HOURLY = f"sum {BY_JOB} ({priced(lambda kind: per_job(f'ddpjob_status_{kind}s'))})"
 SPENT = f"sum {BY_JOB} (ddpjob_status_activity_seconds{{{JOB}, {HELD}}}) / 3600 * {HOURLY}"
 KEPT = f"sum {BY_JOB} (ddpjob_status_activity_seconds{{{JOB}, {TRAINS}}}) / 3600 * {HOURLY}"
 
 COST = Dashboard(
     "cost", "Cost",
-    "What jobs cost by the prices above, which come from the chart (dashboards.prices) and can be changed here. "
+    "What jobs cost by the prices above, which come from the chart (dashboards.prices) and can be changed here, but "
+    "for namespaces to which the chart gives prices of their own. "
     "Nodes and GPUs count while a gang holds them: not in a queue, not suspended.",
     (
         Row("In the time shown", (

@@ -110,6 +110,19 @@ def test_an_alert_that_a_panel_names_exists() -> None:
     assert named <= set(ALERTS)
 
 
+def check_answers(
+    promtool: str, folder: Path, series: dict[str, str], questions: list[dict[str, Any]], interval: str = "1m"
+) -> None:
+    """Each question has what promtool expects, of series with a value each `interval`."""
+    given = [{"series": name, "values": values} for name, values in series.items()]
+    file = folder / "test.yaml"
+    file.write_text(
+        yaml.safe_dump({"tests": [{"interval": interval, "input_series": given, "promql_expr_test": questions}]})
+    )
+    ran = subprocess.run([promtool, "test", "rules", file], capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+
+
 def test_the_first_event_of_its_kind_is_counted_too(promtool: str, tmp_path: Path) -> None:
     """`increase` alone sees one of these three: two series begin in the last hour, one of them with a new operator."""
     (panel,) = (panel for panel in panels(PAGES["failures"]) if panel["title"] == "Jobs failed")
@@ -121,13 +134,7 @@ def test_the_first_event_of_its_kind_is_counted_too(promtool: str, tmp_path: Pat
         name("Stalled", "operator-1"): "_x80 1x10",
     }
     question = {"expr": expr, "eval_time": "90m", "exp_samples": [{"labels": "{}", "value": 3}]}
-    given = [{"series": series, "values": seen} for series, seen in values.items()]
-    file = tmp_path / "test.yaml"
-    file.write_text(
-        yaml.safe_dump({"tests": [{"interval": "1m", "input_series": given, "promql_expr_test": [question]}]})
-    )
-    ran = subprocess.run([promtool, "test", "rules", file], capture_output=True, text=True)
-    assert ran.returncode == 0, ran.stdout + ran.stderr
+    check_answers(promtool, tmp_path, values, [question])
 
 
 def test_a_live_recovery_is_seen_though_another_pod_has_node_rank_0_since(promtool: str, tmp_path: Path) -> None:
@@ -141,13 +148,7 @@ def test_a_live_recovery_is_seen_though_another_pod_has_node_rank_0_since(promto
     values = {name("10.0.0.1"): "0x20 stale", name("10.0.0.2"): "_x22 0.2x20"}
     labels = '{kind="lost"}'
     question = {"expr": f"{expr} > bool 0.1", "eval_time": "6m", "exp_samples": [{"labels": labels, "value": 1}]}
-    given = [{"series": series, "values": seen} for series, seen in values.items()]
-    file = tmp_path / "test.yaml"
-    file.write_text(
-        yaml.safe_dump({"tests": [{"interval": "15s", "input_series": given, "promql_expr_test": [question]}]})
-    )
-    ran = subprocess.run([promtool, "test", "rules", file], capture_output=True, text=True)
-    assert ran.returncode == 0, ran.stdout + ran.stderr
+    check_answers(promtool, tmp_path, values, [question], "15s")
 
 
 def config_maps(values: Manifest) -> dict[str, Manifest]:
@@ -185,3 +186,66 @@ def test_prices_come_from_the_values() -> None:
     assert variables["price_node_hour"]["current"]["value"] == "1.25"
     assert "currency:€" in text
     assert "USD" not in text
+
+
+HOURS = {
+    f'ddpjob_{which}{kind}_seconds_total{{namespace="{namespace}"{labels}}}': f"0+{amount}x60"
+    for namespace, gpus, nodes in (("research", 2, 1), ("batch", 4, 2), ("other", 8, 4))
+    for kind, held in (("gpu", gpus), ("node", nodes))
+    for which, labels, amount in (
+        ("held_", ', cause="training"', 60 * held), ("lost_", "", 6 * held), ("", ', outcome="Succeeded"', 60 * held),
+    )
+}  # fmt: skip
+"""An hour in which three namespaces hold GPUs and nodes, and lose a tenth of it."""
+JOBS = {
+    f'ddpjob_status_{what}{{namespace="{namespace}", ddpjob="digits"{labels}}}': value
+    for namespace in ("research", "other")
+    for what, labels, value in (
+        ("gpus", "", "8x60"), ("nodes", "", "1x60"), ("phase", ', phase="Running"', "1x60"),
+        ("activity_seconds", ', activity="training"', "0+60x60"), ("eta_timestamp_seconds", "", "7200x60"),
+    )
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("namespaces", "research", "batch"),
+    [
+        ({}, 2 * 2 + 0.5, 4 * 2 + 2 * 0.5),
+        ({"research": {"gpuHour": 3, "nodeHour": 0.75}, "batch": {"gpuHour": 0}}, 2 * 3 + 0.75, 2 * 0.5),
+    ],
+)
+def test_what_is_held_costs_what_the_table_of_prices_says(
+    promtool: str, tmp_path: Path, namespaces: dict[str, dict[str, float]], research: float, batch: float
+) -> None:
+    """A namespace without a price of its own, and a kind that it does not name, have the default."""
+    text = config_maps({"prices": {"namespaces": namespaces}})["ddpjob-cost.json"]["data"]["ddpjob-cost.json"]
+    asked = {panel["title"]: [target["expr"] for target in panel["targets"]] for panel in panels(json.loads(text))}
+    given = {"namespace": ".*", "ddpjob": ".*", "price_gpu_hour": "2", "price_node_hour": "0.5", "__range": "1h"}
+    other = 8 * 2 + 4 * 0.5
+    # of the two jobs: 8 GPUs and a node for an hour, and an hour more until their end
+    own = namespaces.get("research", {})
+    jobs = {"research": 8 * own.get("gpuHour", 2) + own.get("nodeHour", 0.5), "other": 16.5}
+    of_job = {f'{{namespace="{name}", ddpjob="digits"}}': value for name, value in jobs.items()}
+    of_namespace = {"research": research, "batch": batch, "other": other}
+    by_namespace = {f'{{namespace="{name}"}}': value for name, value in of_namespace.items()}
+    total = research + batch + other
+    expected = {
+        "Cost": [{"{}": total}],
+        "An hour now": [{"{}": total}],
+        "Trained for it": [{"{}": 0.9 * total}],
+        "Lost with failures": [{"{}": 0.1 * total}],
+        "Until running jobs end": [{"{}": sum(jobs.values())}],
+        "By namespace": [by_namespace],
+        "By activity": [{'{cause="training"}': total}],
+        "By outcome": [{'{outcome="Succeeded"}': total}],
+        "An hour, by namespace": [by_namespace],
+        "Jobs": [of_job] * 4,
+    }
+    questions = []
+    for title, answers in expected.items():
+        for expr, samples in zip(asked[title], answers, strict=True):
+            for name, value in given.items():
+                expr = expr.replace(f"${name}", value)
+            found = [{"labels": labels, "value": round(value, 3)} for labels, value in samples.items()]
+            questions.append({"expr": f"round({expr}, 0.001)", "eval_time": "1h", "exp_samples": found})
+    check_answers(promtool, tmp_path, HOURS | JOBS, questions)

@@ -49,6 +49,11 @@ from ddpjob_operator.tenancy import read
         ({"replica": 1}, "replica"),
         ({"admissionPolicies": {"enabled": "auto"}}, "enabled"),
         ({"metrics": {"readers": [{"name": "prometheus"}]}}, "namespace"),
+        ({"dashboards": {"prices": {"namespaces": {"research": {"gpuHour": -1}}}}}, "gpuHour"),
+        ({"dashboards": {"prices": {"namespaces": {"research": {"nodeHour": "3"}}}}}, "nodeHour"),
+        ({"dashboards": {"prices": {"namespaces": {"research": {"gpu": 3}}}}}, "gpu"),
+        ({"dashboards": {"prices": {"namespaces": {'a"}) or (': {"gpuHour": 3}}}}}, "propertyName"),
+        ({"dashboards": {"prices": {"research": {"gpuHour": 3}}}}, "research"),
         ({"serviceMonitor": {"tokenSecret": {"name": "token"}}}, "key"),
     ],
 )
