@@ -32,8 +32,9 @@ Labels:
 - In metrics of trainer pods, `namespace` is the label of the scrape target. A pod cannot write series of another
   namespace. `honor_labels` is not needed, and must not be set.
 - `owner` of `ddpjob_info` is the annotation `training.ddpjob.io/owner` of the DDPJob, at most 64 characters of it: a
-  team, a person, an e-mail address. Set it in the job's file, or with `kubectl annotate`, also while the job runs. The
-  author of the job writes it, and nothing checks it. Join it where you need it:
+  team, a person, an e-mail address. `ddpjob submit` writes what `--owner` says, or else the name of the local user if
+  the job's file names none; `kubectl annotate` changes it, also while the job runs. Nothing checks what the author of
+  the job writes. Join it where you need it:
   `ddpjob_status_gpus * on (namespace, ddpjob) group_left (owner) ddpjob_info`.
 - `attempt` is a label of `ddpjob_trainer_info` only. Join it where you need it:
   `ddpjob_train_step * on (namespace, pod) group_left (attempt) ddpjob_trainer_info`.

@@ -19,6 +19,7 @@ from ddpjob_operator.runtime.client import connect
 from ddpjob_operator.runtime.login import CLI
 from ddpjob_operator.submit.check import BadJob, check
 from ddpjob_operator.submit.job import Content, ScriptOptions, Submission, script_job
+from ddpjob_operator.submit.owner import with_owner
 from ddpjob_operator.submit.send import send
 
 CALL = "ddp_trainer.call"
@@ -39,6 +40,10 @@ class DDPJob(ScriptOptions):
     """Of the function, as far as JSON has them."""
     folder: str | Path = "."
     """Is sent with the job, without what .gitignore and .ddpjobignore list."""
+    owner: str | None = None
+    """Who answers for the job: a team, a person, an e-mail address, for metrics and notifications. By default the user
+    on this machine who submits it; empty for none.
+    """
     spec: Mapping[str, Any] = field(default_factory=dict)
     """Further fields of `spec`, such as `{"snapshots": {"every": "60seconds"}}`; they win."""
 
@@ -61,7 +66,8 @@ class DDPJob(ScriptOptions):
         """The DDPJob as YAML would have it, with `code: {path: .}`.
 
         Raises:
-            BadJob: there is not one of script and function, the function cannot be imported, or a link is none.
+            BadJob: there is not one of script and function, the function cannot be imported, a link is none, or the
+                owner is too long.
         """
         if (self.script is None) == (self.function is None):
             raise BadJob(("script, function: name one of them",))
@@ -74,7 +80,12 @@ class DDPJob(ScriptOptions):
             content["spec"]["entrypoint"] = {"module": CALL}
             content["spec"]["args"] = [self._target(), self._kwargs()]
         content["spec"] |= self.spec
-        return content
+        if self.owner is None:
+            return content
+        try:
+            return with_owner(content, self.owner)
+        except ValueError as error:
+            raise BadJob((f"owner: {error}",)) from None
 
     def to_yaml(self) -> str:
         """A file for `ddpjob submit` and `ddpjob run`.

@@ -25,9 +25,11 @@ from ddpjob_operator.api.pod import (
 from ddpjob_operator.api.policies import Elastic, PositiveSeconds, Restart, Scheduling, Seconds, Snapshots, Stall
 
 CONTROLLER_NAME = "training.ddpjob.io/operator"
-OWNER_ANNOTATION = "training.ddpjob.io/owner"
-"""Who answers for a job, such as a team or an e-mail address. Its author writes it, and only metrics show it."""
 """Value of `managedBy` for this operator."""
+OWNER_ANNOTATION = "training.ddpjob.io/owner"
+"""Who answers for a job, such as a team or an e-mail address. It is in metrics and notifications."""
+LONGEST_OWNER = 64
+"""Characters of it that are shown."""
 
 BUILT_IN_MODULE = "ddp_trainer.train"
 """The program of a job that names none."""

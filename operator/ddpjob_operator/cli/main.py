@@ -27,6 +27,7 @@ from ddpjob_operator.cli.parameters import (
     Links,
     Namespace,
     Nodes,
+    OwnerOfJob,
     Procs,
     Requirements,
     ScriptArguments,
@@ -166,6 +167,7 @@ def submit(
     requirements: Requirements = None,
     claim: Claim = None,
     link: Links = None,
+    owner: OwnerOfJob = None,
     namespace: Namespace = None,
     context: Context = None,
     fresh: Fresh = None,
@@ -197,7 +199,7 @@ def submit(
         "name": name, "nodes": nodes, "gpus": gpus, "procs_per_node": procs_per_node, "image": image,
         "requirements": requirements, "claim": claim,
     }  # fmt: skip
-    given = Given(target_of(file, filename), args or (), options, env or (), link or (), fresh)
+    given = Given(target_of(file, filename), args or (), options, env or (), link or (), fresh, owner)
     form = None if output is None else Form(output)
     try:
         submission = read_given(given)

@@ -71,6 +71,15 @@ Links = Annotated[
     list[str] | None,
     typer.Option("--link", metavar="NAME=URL", help="A link on the page of the job (`ddpjob dashboard`), at most 8."),
 ]
+OwnerOfJob = Annotated[
+    str | None,
+    typer.Option(
+        "--owner",
+        metavar="OWNER",
+        help="Who answers for the job: a team, a person, an e-mail address, for metrics and notifications. By default "
+        "what the file says, else your user name on this machine; empty for none.",
+    ),
+]
 Requirements = Annotated[
     str | None,
     typer.Option(metavar="FILE", help="Requirements file of the folder; its packages are installed on the volume."),

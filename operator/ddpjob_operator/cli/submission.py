@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ddpjob_operator.cli.documents import BadFile
 from ddpjob_operator.cli.job_file import read_job
 from ddpjob_operator.submit.check import BadJob, check
 from ddpjob_operator.submit.job import Content, ScriptOptions, Submission, resuming, script_job, with_resume
+from ddpjob_operator.submit.owner import with_owner
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +26,8 @@ class Given:
     links: Sequence[str] = ()
     fresh: bool | None = None
     """Whether to begin anew; None leaves it to the job."""
+    owner: str | None = None
+    """None leaves it to the job."""
 
     @property
     def is_script(self) -> bool:
@@ -48,7 +51,8 @@ def read_given(given: Given, exclude: Iterable[Path] = ()) -> Submission:
     extra += ["the arguments after --"] if given.args else []
     if extra:
         raise BadFile((f"{', '.join(extra)}: for a script; {given.target} has fields for it, so set them there",))
-    return _with_resume(read_job(given.target, exclude), given)
+    submission = read_job(given.target, exclude)
+    return _with_resume(replace(submission, content=_with_owner(submission.content, given)), given)
 
 
 def written(given: Given, submission: Submission) -> Content:
@@ -63,11 +67,20 @@ def _with_resume(submission: Submission, given: Given) -> Submission:
     return submission if given.fresh is None else resuming(submission, own=given.fresh)
 
 
+def _with_owner(content: Content, given: Given) -> Content:
+    if given.owner is None:
+        return content
+    try:
+        return with_owner(content, given.owner)
+    except ValueError as error:
+        raise BadFile((f"--owner: {error}",)) from None
+
+
 def content_of(given: Given) -> Content:
     """The DDPJob of a script, with `code: {path: .}`.
 
     Raises:
-        BadFile: the script is not in this folder, a variable has no value, or a link is none.
+        BadFile: the script is not in this folder, a variable has no value, a link is none, or the owner is too long.
     """
     script, here = Path(given.target), Path.cwd()
     if not script.resolve().is_relative_to(here.resolve()):
@@ -79,9 +92,10 @@ def content_of(given: Given) -> Content:
     inside = script.absolute().relative_to(here) if script.is_absolute() else script
     written = ScriptOptions(**options, env=env, args=tuple(given.args), links=links)  # type: ignore[arg-type]
     try:
-        return script_job(inside.as_posix(), written)
+        content = script_job(inside.as_posix(), written)
     except ValueError as error:
         raise BadFile((f"--link {error}",)) from None
+    return _with_owner(content, given)
 
 
 def _variables(given: Iterable[str]) -> dict[str, str]:

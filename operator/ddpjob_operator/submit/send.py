@@ -14,6 +14,7 @@ from ddpjob_operator.runtime.client import Client, Json
 from ddpjob_operator.runtime.errors import ApiError
 from ddpjob_operator.submit import config_maps
 from ddpjob_operator.submit.job import Content, Submission, resuming, says_what_to_resume
+from ddpjob_operator.submit.owner import local_user, with_user
 from ddpjob_operator.submit.pack import name_of
 from ddpjob_operator.wire.jobs import parse_status
 
@@ -36,11 +37,12 @@ class Sent:
 async def send(
     client: Client, namespace: str, submission: Submission, *, replace: bool, note: Callable[[str], None]
 ) -> Sent:
-    """Create the job, with its code. A job of that name that has finished is replaced, another one with `replace`.
+    """Create the job, with its code. The user here is its owner, unless it names one. A job of that name that has
+    finished is replaced, another one with `replace`.
 
     Where that one has succeeded, this one begins anew, unless it says what it resumes from: it would resume after the
     last step, and end at once. The server accepts this one before anything is changed. The code is sent first: pods
-    never wait for it. The job becomes its owner afterwards.
+    never wait for it. The job becomes the owner of the code afterwards.
 
     Raises:
         ApiError: the server refused, or a job of that name has not finished.
@@ -58,13 +60,14 @@ async def send(
     if phase is Phase.SUCCEEDED and not says_what_to_resume(submission):
         submission = resuming(submission, own=True)
         note(f"{name} has succeeded before, so this one begins anew; --resume would go on from its snapshots")
+    content = with_user(submission.content, local_user())
     parts = submission.code.parts if submission.code else ()
-    if not await _is_accepted(client, namespace, submission.content, in_place=before is not None):
+    if not await _is_accepted(client, namespace, content, in_place=before is not None):
         note("an admission webhook of this cluster answers no dry runs, so it sees the job only when it is created")
     code_bytes = await config_maps.send(client, namespace, parts)
     if before is not None:
         await _remove(client, namespace, before, parts)
-    job = await client.create(paths.jobs(namespace), _RESOURCE, submission.content)
+    job = await client.create(paths.jobs(namespace), _RESOURCE, content)
     try:
         await config_maps.keep_with(client, namespace, job, parts)
     except ApiError as error:

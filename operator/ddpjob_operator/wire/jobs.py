@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from ddpjob_operator.api import API_VERSION, KIND
-from ddpjob_operator.api.spec import CONTROLLER_NAME, OWNER_ANNOTATION, DDPJobSpec
+from ddpjob_operator.api.spec import CONTROLLER_NAME, LONGEST_OWNER, OWNER_ANNOTATION, DDPJobSpec
 from ddpjob_operator.api.status import DDPJobStatus
 from ddpjob_operator.api.validation import problems as rule_problems
 from ddpjob_operator.core.values.job import Job
@@ -127,14 +127,11 @@ def _refuse_other_kinds(obj: Object) -> None:
         raise InvalidJob(tuple(f"{key}: is not a field of a {KIND}; move it under spec" for key in sorted(unknown)))
 
 
-_LONGEST_OWNER = 64
-
-
 def _owner(metadata: Object) -> str:
     """The owner that the job's author names, bounded like every label value."""
     annotations = metadata.get("annotations")
     found = annotations.get(OWNER_ANNOTATION) if isinstance(annotations, Mapping) else None
-    return found.strip()[:_LONGEST_OWNER] if isinstance(found, str) else ""
+    return found.strip()[:LONGEST_OWNER] if isinstance(found, str) else ""
 
 
 _KEPT_METADATA = (

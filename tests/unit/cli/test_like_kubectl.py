@@ -107,9 +107,13 @@ async def submit(*arguments: str) -> str:
     return done.stdout
 
 
-async def test_the_created_object_is_printed_and_nothing_else(api: dict[str, Any]) -> None:
+async def test_the_created_object_is_printed_and_nothing_else(
+    api: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LOGNAME", "ada")
     assert await submit("-f", "job.yaml", "-o", "name") == "ddpjob.training.ddpjob.io/digits\n"
-    created = {**api, "metadata": {"name": "digits", "namespace": "default", "uid": "u"}}
+    annotations = {"training.ddpjob.io/owner": "ada"}
+    created = {**api, "metadata": {"name": "digits", "namespace": "default", "uid": "u", "annotations": annotations}}
     assert json.loads(await submit("-f", "job.yaml", "-o", "json")) == created
     assert yaml.safe_load(await submit("train.py", "-o", "yaml"))["spec"]["entrypoint"] == {"script": "train.py"}
 

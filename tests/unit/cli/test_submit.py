@@ -96,3 +96,12 @@ def test_each_link_becomes_an_annotation_and_one_that_is_none_is_refused(
         "error: --link mlflow=mlflow.example: this is no URL that begins with http:// or https://; write one, without "
         "a user, a space or a character that is not ASCII in it\n"
     )
+
+
+def test_an_owner_is_in_what_a_dry_run_prints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("print(1)")
+    done = CliRunner().invoke(app, ["submit", "train.py", "--dry-run", "--owner", "ada@example.org"])
+    assert yaml.safe_load(done.stdout)["metadata"]["annotations"] == {"training.ddpjob.io/owner": "ada@example.org"}
+    done = CliRunner().invoke(app, ["submit", "train.py", "--dry-run", "--owner", "x" * 65])
+    assert (done.exit_code, done.stderr) == (2, "error: --owner: has 65 characters; write at most 64\n")

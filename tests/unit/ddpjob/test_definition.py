@@ -62,6 +62,13 @@ def test_a_script_is_the_job_that_the_command_submits(folder: Path) -> None:
     assert job.content()["metadata"]["annotations"] == {"links.training.ddpjob.io/wandb": links["wandb"]}
 
 
+def test_an_owner_is_in_the_file_and_the_user_who_would_send_it_is_not(folder: Path) -> None:
+    job = DDPJob(script="train.py", folder=folder, owner="team-vision")
+    assert job.submission().content["metadata"]["annotations"] == {"training.ddpjob.io/owner": "team-vision"}
+    assert yaml.safe_load(job.to_yaml())["metadata"] == job.content()["metadata"]
+    assert "annotations" not in DDPJob(script="train.py", folder=folder).content()["metadata"]
+
+
 def test_further_fields_win(folder: Path) -> None:
     spec = {"nodes": 3, "snapshots": {"every": "60seconds"}}
     found = DDPJob(script="train.py", folder=folder, spec=spec).submission().job.spec
@@ -89,6 +96,7 @@ def test_a_function_is_called_by_every_rank(
         ({"script": "train.py", "nodes": 0}, "spec.nodes: 0 is too small"),
         ({"script": "train.py", "spec": {"node": 1}}, "spec.node: is not a field of a DDPJob; did you mean nodes?"),
         ({"script": "train.py", "links": {"a": "ftp://x"}}, "links: a=ftp://x: this is no URL that begins with http"),
+        ({"script": "train.py", "owner": "x" * 65}, "owner: has 65 characters; write at most 64"),
         ({"function": json.dumps}, "json.py is not in"),
         ({"function": lambda: None}, "cannot be imported; define it at the top of a file"),
     ],

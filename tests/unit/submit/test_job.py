@@ -88,6 +88,32 @@ def test_links_are_annotations_of_the_job(here: Path) -> None:
     assert read_job("job.yaml").content["metadata"]["annotations"] == annotations
 
 
+def test_an_owner_is_an_annotation_of_a_script_and_of_a_file_that_names_none(here: Path) -> None:
+    links = ("wandb=https://wandb.ai/?a=b",)
+    given = Given("src/train.py", links=links, owner=" team-vision ")
+    submission = read_given(given)
+    owner = {"training.ddpjob.io/owner": "team-vision"}
+    assert submission.content["metadata"]["annotations"] == {"links.training.ddpjob.io/wandb": links[0][6:]} | owner
+    assert written(given, submission)["metadata"] == submission.content["metadata"], "a dry run prints it too"
+    (here / "job.yaml").write_text(yaml.safe_dump(job(code={"path": "."})))
+    assert read_given(Given("job.yaml", owner="team-vision")).content["metadata"] == {
+        "name": "mine", "annotations": owner
+    }  # fmt: skip
+    assert read_given(Given("job.yaml", owner="")).content["metadata"]["annotations"] == owner | {
+        "training.ddpjob.io/owner": ""
+    }
+    assert "annotations" not in read_given(Given("job.yaml")).content["metadata"]
+
+
+def test_an_owner_in_the_file_is_not_overwritten(here: Path) -> None:
+    metadata = {"name": "mine", "annotations": {"training.ddpjob.io/owner": "ada"}}
+    (here / "job.yaml").write_text(yaml.safe_dump({**job(code={"path": "."}), "metadata": metadata}))
+    assert read_given(Given("job.yaml")).content["metadata"] == metadata
+    assert problems(Given("job.yaml", owner="eve")) == (
+        "--owner: the job names one already, in the annotation training.ddpjob.io/owner; leave out one of them",
+    )
+
+
 @pytest.mark.parametrize(
     ("given", "said"),
     [
@@ -102,6 +128,8 @@ def test_links_are_annotations_of_the_job(here: Path) -> None:
         (Given("src/train.py", options={"name": "My Job"}), "metadata.name: 'My Job' is not a valid name"),
         (Given("src/train.py", links=("https://x.example",)), "no name; write --link NAME=https://x.example"),
         (Given("src/train.py", links=("a=file:///x",)), "--link a=file:///x: this is no URL that begins with http://"),
+        (Given("src/train.py", owner="x" * 65), "--owner: has 65 characters; write at most 64"),
+        (Given("src/train.py", owner="a\x1b[2J"), "--owner: 'a\\x1b[2J' has characters that cannot be printed"),
         (Given("job.yaml", ("--lr",), {"nodes": 2}), "--nodes, the arguments after --: for a script"),
         (Given("job.yaml", links=("a=https://x.example",)), "--link: for a script; job.yaml has fields for it"),
     ],

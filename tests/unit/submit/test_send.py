@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from ddpjob import DDPJob
 from ddpjob_operator.runtime.errors import ApiError
 from ddpjob_operator.submit.check import check
 from ddpjob_operator.submit.job import ScriptOptions, script_job
+from ddpjob_operator.submit.owner import local_user, with_owner
 from ddpjob_operator.submit.send import other_name, send
 
 
@@ -90,6 +92,39 @@ async def test_what_only_a_dry_run_is_refused_for_does_not_hold_up_a_replacement
     server: Any = Refusing(status, message)
     await send(server, "team", JOB, replace=True, note=print)
     assert server.calls == ["delete", "create"]
+
+
+@pytest.mark.parametrize(
+    ("user", "given", "kept"),
+    [
+        ("ada", None, "ada"),
+        (" Ada Lovelace\n", None, "Ada Lovelace"),
+        ("x" * 70, None, "x" * 64),
+        ("eve\udcff\x1b", None, "eve"),
+        ("ada", "team-vision", "team-vision"),
+        ("ada", "", ""),
+        ("", None, None),
+        ("\t", None, None),
+    ],
+)
+async def test_the_user_who_sends_a_job_is_its_owner_unless_it_names_one(
+    user: str, given: str | None, kept: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("getpass.getuser", lambda: user)
+    content = JOB.content if given is None else with_owner(JOB.content, given)
+    server: Any = Older()
+    await send(server, "team", replace(JOB, content=content), replace=False, note=print)
+    (created,) = server.objects.values()
+    assert created["metadata"].get("annotations") == (None if kept is None else {"training.ddpjob.io/owner": kept})
+
+
+@pytest.mark.parametrize("error", [KeyError("uid not found: 1000"), OSError("No username set"), ImportError("pwd")])
+def test_a_user_without_a_name_is_no_owner(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    def nameless() -> str:
+        raise error
+
+    monkeypatch.setattr("getpass.getuser", nameless)
+    assert local_user() == ""
 
 
 @pytest.mark.parametrize("name", ["a", "train", "a" * 253, "models.v2-of.the.team.x"])
