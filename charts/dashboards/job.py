@@ -72,8 +72,9 @@ ONE_JOB = Dashboard(
                         f"max(ddpjob_status_samples_per_second{{{JOB}}})", "samples"), unit="cps"),
             lines("Step time", "Half of the steps are faster than p50. A p99 far above: data, snapshots, network.",
                   *quantiles("ddpjob_train_step_seconds", SMOOTH, JOB), unit="s"),
-            lines("Wait for data", "Of it, the time for which rank 0 waits for its samples, as the built-in loop "
-                  "measures it. A p99 far above p50: single batches come late. Near the step time: more data workers.",
+            lines("Wait for data", "Of it, the time for which rank 0 waits for its samples; in a script of your own, "
+                  "for torch's DataLoader. A p99 far above p50: single batches come late. Near the step time: more "
+                  "data workers.",
                   *quantiles("ddpjob_train_data_wait_seconds", SMOOTH, JOB), unit="s"),
             lines("Steps", "The distance between the two is what a failure would cost.",
                   Query(f"max(ddpjob_status_step{{{JOB}}})", "completed"),
@@ -107,8 +108,8 @@ ONE_JOB = Dashboard(
                   "alone is stuck; all together wait for it or for the volume.",
                   Query(f"topk(10, max by (rank) (ddpjob_rank_heartbeat_age_seconds{{{JOB}}}))", "rank {{rank}}"),
                   unit="s"),
-            lines("Wait for data by rank", "Median of the ten ranks that wait longest for their samples, which the "
-                  "built-in loop measures. One far above the others: its node or its shard of the data is slow.",
+            lines("Wait for data by rank", "Median of the ten ranks that wait longest for their samples. One far above "
+                  "the others: its node or its shard of the data is slow.",
                   Query(f"topk(10, max by (rank) (ddpjob_rank_data_wait_seconds{{{JOB}}}))", "rank {{rank}}"),
                   unit="s"),
             lines("Forward and backward passes by rank", "Median of the ten slowest ranks, without their wait for "

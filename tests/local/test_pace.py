@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.local.conftest import Run
+from tests.local.conftest import Run, Started
 from tests.support.command import COMMAND
 from tests.support.local_run import PACKAGES, environment
 
@@ -39,6 +39,35 @@ run.finish()
 """
 
 
+UNTOUCHED = """
+import time
+import torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, Dataset
+
+class Samples(Dataset):
+    def __len__(self):
+        return 1_000_000
+    def __getitem__(self, index):
+        if dist.get_rank() in {LATE}:
+            time.sleep(0.05)
+        return torch.ones(4)
+
+dist.init_process_group("gloo")
+model = DistributedDataParallel(torch.nn.Linear(4, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for batch in DataLoader(Samples(), batch_size=2):
+    optimizer.zero_grad()
+    model(batch).mean().backward()
+    optimizer.step()
+"""
+
+
+def script(path: Path, text: str) -> dict[str, Any]:
+    path.write_text(text)
+    return {"nodes": 2, "entrypoint": {"script": str(path)}}
+
+
 def built_in(of: str) -> dict[str, Any]:
     return {
         "nodes": 2,
@@ -47,25 +76,39 @@ def built_in(of: str) -> dict[str, Any]:
     }
 
 
+def said_once(run: Started, text: str) -> str:
+    """What `ddpjob why` says of the run as soon as `text` is in it."""
+    said: list[str] = []
+
+    def why() -> bool:
+        command = [*COMMAND, "why", "digits", "--shared", str(run.shared)]
+        said.append(subprocess.run(command, env=environment(), capture_output=True, text=True).stdout)
+        return text in said[-1]
+
+    run.until(why, f"{text!r} in what why says")
+    return said[-1]
+
+
 @pytest.mark.parametrize(
     ("case", "reason"),
     [
         ("data", "longer for the data of a step than the median rank"),
         ("passes", "its own forward and backward passes take 1"),
         ("own loop", "its own forward and backward passes take 1"),
+        ("untouched", "longer for the data of a step than the median rank"),
     ],
 )
 def test_the_rank_that_the_other_one_waits_for_is_named(run_job: Run, tmp_path: Path, case: str, reason: str) -> None:
-    (tmp_path / "own.py").write_text(OWN_LOOP)
-    own = {"nodes": 2, "entrypoint": {"script": str(tmp_path / "own.py")}}
-    run = run_job(own if case == "own loop" else built_in(case))
-    said: list[str] = []
+    own = {"own loop": OWN_LOOP, "untouched": UNTOUCHED.replace("{LATE}", "(1,)")}.get(case)
+    run = run_job(built_in(case) if own is None else script(tmp_path / "own.py", own))
+    said = said_once(run, "the others wait for rank 1 of pod digits-0-1: ")
+    (line,) = (line for line in said.splitlines() if "the others wait for" in line)
+    assert reason in line, said
 
-    def why() -> bool:
-        command = [*COMMAND, "why", "digits", "--shared", str(run.shared)]
-        said.append(subprocess.run(command, env=environment(), capture_output=True, text=True).stdout)
-        return "the others wait for rank 1 of pod digits-0-1: " in said[-1]
 
-    run.until(why, "rank 1 is named")
-    (line,) = (line for line in said[-1].splitlines() if "the others wait for" in line)
-    assert reason in line, said[-1]
+def test_an_untouched_script_whose_data_comes_late_on_all_ranks_is_told_what_to_do(
+    run_job: Run, tmp_path: Path
+) -> None:
+    run = run_job(script(tmp_path / "own.py", UNTOUCHED.replace("{LATE}", "(0, 1)")))
+    said = said_once(run, "data: the median rank waits 1")
+    assert "num_workers of the DataLoader" in said

@@ -97,9 +97,12 @@ def _named(ranks: Sequence[RankRow], slowest: Slowest | None) -> str:
     timed = [rank for rank in ranks if rank.step_seconds]
     if len(timed) < 2:
         return ""
-    if any(rank.data_seconds is not None or rank.passes_seconds is not None for rank in timed):
+    if any(rank.passes_seconds is not None for rank in timed):
         return "no rank stands out"
-    return "their steps take equally long, as those of ranks that meet in each step do, whichever of them is slow"
+    equal = "their steps take equally long, as those of ranks that meet in each step do, whichever of them is slow"
+    if any(rank.data_seconds is not None for rank in timed):
+        return f"no rank waits longer for its data; {equal}"
+    return equal
 
 
 def _silent(ranks: Sequence[RankRow], now: datetime) -> list[str]:
@@ -138,7 +141,10 @@ def _todo(
 ) -> list[str]:
     lines = []
     if is_slowed_by_data or (slowest is not None and slowest.waits_for_data):
-        lines.append("Load data with more processes (--workers of the built-in loop), or from a faster volume.")
+        lines.append(
+            "Load data with more processes (num_workers of the DataLoader, --workers of the built-in loop), or from a "
+            "faster volume."
+        )
     if stopped:
         lines.append("Raise spec.resources.limits.cpu, or start fewer processes below it (procsPerNode, --workers).")
     rank = next((rank for rank in ranks if slowest is not None and rank.rank == slowest.rank), None)

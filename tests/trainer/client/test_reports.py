@@ -11,10 +11,13 @@ from typing import Any
 import pytest
 import torch
 from tests.trainer.client.one_rank import model_and_optimizer, step
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
 
 from ddp_trainer.client.own_values import MOST_VALUES
 from ddp_trainer.contract.exit_codes import UserError
 from ddp_trainer.contract.heartbeat import read_heartbeats
+from ddp_trainer.rank import data_waits
 from ddp_trainer.snapshots.trust.manifest import Manifest
 
 
@@ -45,6 +48,38 @@ def test_a_phase_is_shown_and_its_time_is_no_step(attach: Any, tmp_path: Path) -
     (beat,) = read_heartbeats(tmp_path / "run")
     assert beat["phase"] == "train"
     assert "validate" in beat["phaseSeconds"]
+
+
+def test_a_step_has_waited_for_what_its_loop_fetched_other_than_in_a_phase(
+    attach: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 0.0
+
+    class Late(Dataset[Tensor]):
+        """Three samples, each a second after it is asked for."""
+
+        def __getitem__(self, index: int) -> Tensor:
+            nonlocal now
+            now += 1.0
+            return torch.ones(1)
+
+        def __len__(self) -> int:
+            return 3
+
+    monkeypatch.setattr(data_waits, "perf_counter", lambda: now)
+    model, optimizer = model_and_optimizer()
+    for _ in range(2):  # the second run of a process neither counts twice, nor what was fetched before it
+        run = attach(model, optimizer)
+        run.resume()
+        for _ in DataLoader(Late()):
+            run.step_end(step(model, optimizer))
+            with run.phase("validate"):
+                list(DataLoader(Late()))
+        run.finish()
+        (beat,) = read_heartbeats(tmp_path / "run")
+        waits = beat["counters"]["dataSeconds"]
+        assert (sum(waits["counts"]), waits["sum"], beat["dataSecondsMedian"]) == (3, 3.0, 1.0)
+        list(DataLoader(Late()))
 
 
 def test_the_loss_of_the_last_step_is_reported_at_the_end(attach: Any, tmp_path: Path) -> None:

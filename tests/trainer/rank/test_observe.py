@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from ddp_trainer.contract.exit_codes import LossNotFinite
 from ddp_trainer.contract.heartbeat import Heartbeat, heartbeat_dir, read_heartbeats
+from ddp_trainer.rank import data_waits
 from ddp_trainer.rank.observe import ScriptObserver, batch_size, close_observer, observe
 
 Train = Callable[[], Any]
@@ -178,6 +181,93 @@ def test_the_loss_is_shown_without_the_scale_of_a_grad_scaler(seen: Any) -> None
             scaler.update()
 
     assert seen(train)["loss"] == pytest.approx(losses[-1])
+
+
+class Late(TensorDataset):
+    """Samples whose batch comes a second after it is asked for."""
+
+    now = 0.0
+
+    def __getitems__(self, indices: list[int]) -> list[Any]:
+        Late.now += 1.0
+        return [self[index] for index in indices]
+
+
+@pytest.fixture
+def late(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], DataLoader[Any]]:
+    """A loader of so many late batches."""
+    monkeypatch.setattr(data_waits, "perf_counter", lambda: Late.now)
+    return lambda batches: DataLoader(Late(torch.ones(4 * batches, 3), torch.zeros(4 * batches)), batch_size=4)
+
+
+def _waits(beat: dict[str, Any]) -> tuple[int, float]:
+    """Steps whose wait is known, and the seconds of all of them."""
+    found = beat["counters"]["dataSeconds"]
+    return sum(found["counts"]), found["sum"]
+
+
+def test_each_step_has_waited_for_what_was_fetched_since_the_one_before(seen: Any, late: Any) -> None:
+    model = torch.nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+
+    def train() -> None:
+        _train(model, optimizer, late(6))
+        for number, batch in enumerate(late(12), start=1):
+            _loss(model, batch).backward()
+            if number % 3 == 0:
+                optimizer.step()
+                Late.now += 50  # which is no wait for data
+        _loss(model, batch).backward()
+        optimizer.step()  # on a batch that is there
+
+    beat = seen(train)
+    assert _waits(beat) == (6 + 4 + 1, 6 + 4 * 3)
+    assert (beat["step"], beat["dataSecondsMedian"]) == (11, 1)
+
+
+def test_what_is_fetched_for_a_validation_or_on_another_thread_is_no_wait_of_a_step(seen: Any, late: Any) -> None:
+    model = torch.nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+
+    def validate(batches: int) -> None:
+        for batch in late(batches):
+            _loss(model, batch)
+
+    def train() -> None:
+        for _ in range(2):
+            with torch.no_grad():  # at first before any step, and too short to be told by its batches
+                validate(2)
+            _train(model, optimizer, late(6))
+            validate(6)
+            other = threading.Thread(target=validate, args=[6])
+            other.start()
+            other.join()
+
+    assert _waits(seen(train)) == (12, 12)
+
+
+def test_a_loader_in_another_one_is_part_of_its_time(seen: Any, late: Any) -> None:
+    model = torch.nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+
+    class Outer(IterableDataset[Any]):
+        def __iter__(self) -> Iterator[Any]:
+            yield from late(6)
+
+    assert _waits(seen(lambda: _train(model, optimizer, DataLoader(Outer(), batch_size=None)))) == (6, 6)
+
+
+def test_the_wait_is_unknown_where_another_thread_fetches_for_the_one_that_trains(seen: Any, late: Any) -> None:
+    model = torch.nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+
+    def train() -> None:
+        with ThreadPoolExecutor(1) as pool:
+            _train(model, optimizer, pool.submit(list, late(6)).result())  # type: ignore[arg-type]
+
+    beat = seen(train)
+    assert (beat["step"], beat["dataSecondsMedian"]) == (6, None)
+    assert "dataSeconds" not in beat["counters"]
 
 
 def test_batches_in_a_row_without_a_backward_pass_are_validation_and_no_samples(seen: Any) -> None:

@@ -77,7 +77,10 @@ DATA = {"data_seconds": 0.0, "passes_seconds": 0.02}
                     "it waits 10 ms longer for the data of a step than the median rank",
                 ),
                 ("data: the median rank waits 40 ms for it in a step of 100 ms",),
-                ("Load data with more processes (--workers of the built-in loop), or from a faster volume.",),
+                (
+                    "Load data with more processes (num_workers of the DataLoader, --workers of the built-in loop), or "
+                    "from a faster volume.",
+                ),
             ),
             id="data that comes late",
         ),
@@ -92,6 +95,17 @@ DATA = {"data_seconds": 0.0, "passes_seconds": 0.02}
                 )
             ),
             id="step times alone prove nothing",
+        ),
+        pytest.param(
+            gang({"data_seconds": 0.0}, {"data_seconds": 0.0}),
+            Pace(
+                (
+                    "2 ranks in train, step 120",
+                    "no rank waits longer for its data; their steps take equally long, as those of ranks that meet in "
+                    "each step do, whichever of them is slow",
+                )
+            ),
+            id="data that comes in time is not all that may be slow",
         ),
         pytest.param(
             gang({"step": None, "step_seconds": None, "phase": "first_step"}, note=REFUSED),

@@ -47,7 +47,7 @@ from ddp_trainer.contract.exit_codes import UserError
 from ddp_trainer.contract.heartbeat import Heartbeat, heartbeat_dir
 from ddp_trainer.contract.process_end import await_gloo
 from ddp_trainer.logs.runlog import RunLog
-from ddp_trainer.rank import live_scripts
+from ddp_trainer.rank import data_waits, live_scripts
 from ddp_trainer.rank.failures import on_failure
 from ddp_trainer.rank.observe import ScriptObserver, close_observer, observing
 from ddp_trainer.rank.world import World
@@ -161,6 +161,7 @@ def begun(
         global_batch=_whole("global_batch", global_batch),
         total_steps=None if total_steps is None else _whole("total_steps", total_steps),
         modules=lambda: [module() for module in modules],
+        data_waits=observer.data_waits if observer is not None else data_waits.attached(),
         **settings,
     )
     on_failure(run.emergency)

@@ -37,6 +37,7 @@ from ddp_trainer.contract.environment import JobEnvironment
 from ddp_trainer.contract.exit_codes import LossNotFinite, Preempted, RollBack, UserError
 from ddp_trainer.contract.heartbeat import Heartbeat
 from ddp_trainer.logs.runlog import RunLog, SnapshotReporter
+from ddp_trainer.rank.data_waits import DataWaits
 from ddp_trainer.rank.observe import ScriptObserver
 from ddp_trainer.rank.pass_times import PassTimes
 from ddp_trainer.rank.step_reduce import on_any_rank
@@ -75,12 +76,14 @@ class Run:
         has_newcomer: Callable[[], bool] = lambda: False,
         least: int | None = None,
         modules: Callable[[], Iterable[object]] = tuple,
+        data_waits: DataWaits | None = None,
         check_view: Callable[[], None] | None = None,
     ) -> None:
         """`observer` is what reports steps; None where the run does so itself. Without states, the program saves.
 
         `strategy` names how ranks train together, for snapshots; `config` are the settings of the program; `modules`
-        has what is called in a step, in its wrappers. The rest is as in `Steps`.
+        has what is called in a step, in its wrappers; `data_waits` is None where the program measures them itself. The
+        rest is as in `Steps`.
         """
         self._global_batch = global_batch
         self._world = world
@@ -96,6 +99,7 @@ class Run:
         self._losses = FiniteLosses(job.non_finite_loss, log, heartbeat, self._ranks, lambda: self._fence)
         given = (*states.live.values(), *states.saved.values())
         self._modules = [value for value in given if isinstance(value, nn.Module)]
+        self._data_waits = data_waits or DataWaits()
         self._optimizer = next((value for value in states.live.values() if isinstance(value, Optimizer)), None)
         self._steps = Steps(
             world,
@@ -109,6 +113,7 @@ class Run:
             has_epochs=has_epochs,
             losses=self._losses,
             passes=PassTimes(modules),
+            data_waits=self._data_waits,
             has_newcomer=has_newcomer,
             least=least,
         )
@@ -415,7 +420,8 @@ class Run:
         self._heartbeat.enter(name)
         self._steps.paused()
         try:
-            yield
+            with self._data_waits.left_out():
+                yield
         finally:
             self._heartbeat.enter(before)
         self._steps.go_on()

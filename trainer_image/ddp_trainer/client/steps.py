@@ -19,6 +19,7 @@ from ddp_trainer.client.finite import FiniteLosses
 from ddp_trainer.contract.exit_codes import UserError
 from ddp_trainer.contract.heartbeat import Heartbeat
 from ddp_trainer.logs.runlog import RunLog, StepLog
+from ddp_trainer.rank.data_waits import DataWaits
 from ddp_trainer.rank.pass_times import PassTimes
 from ddp_trainer.rank.step_reduce import StepReduce, StepResult
 from ddp_trainer.rank.stop_request import StopRequest
@@ -66,6 +67,7 @@ class Steps:
         has_epochs: bool = False,
         losses: FiniteLosses,
         passes: PassTimes,
+        data_waits: DataWaits,
         has_newcomer: Callable[[], bool] = lambda: False,
         least: int | None = None,
     ) -> None:
@@ -90,6 +92,7 @@ class Steps:
         """Measured since the figures of the last epoch were reported."""
         self._losses = losses
         self._passes = passes
+        self._data_waits = data_waits
         self._stop = StopRequest()
         self._of_step = StepReduce(world)
         self._between = StepReduce(world)
@@ -256,6 +259,8 @@ class Steps:
             self._heartbeat.enter("train")
         if (took := self._passes.after_step()) is not None:
             self._heartbeat.passes_took(took)
+        if (waited := self._data_waits.of_step()) is not None:
+            self._heartbeat.waited_for_data(waited)
         self._heartbeat.step(
             step=self.step,
             epoch=self.epoch if self.epoch or self._has_epochs else None,

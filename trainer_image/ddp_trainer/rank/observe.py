@@ -12,6 +12,7 @@ What is seen, and how:
   without the scale of a GradScaler; with LBFGS, that of the first evaluation. It is this rank's own.
 - samples: the batches that a `torch.utils.data.DataLoader` yielded for those backward passes, each once, times the
   world size.
+- the wait for data: how long a DataLoader took to yield them, on the thread that makes the steps (`data_waits`).
 - validation: a DataLoader that yields batch after batch without a backward pass.
 
 A loss that is NaN or infinite is reported, and ends the script with the policies Stop and Rollback: without snapshots
@@ -37,7 +38,7 @@ from weakref import WeakKeyDictionary, ref
 
 from ddp_trainer.contract.exit_codes import LossNotFinite
 from ddp_trainer.contract.heartbeat import Heartbeat
-from ddp_trainer.rank import observe_accelerate, observe_lightning
+from ddp_trainer.rank import data_waits, observe_accelerate, observe_lightning
 from ddp_trainer.rank.after_import import after_import
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ os.register_at_fork(after_in_child=_count_fork)
 
 def _keep_out_of_graphs() -> None:
     """Let torch.compile leave alone what the hooks call, as it does with torch's own Python code."""
-    for name in (__name__, Heartbeat.__module__):
+    for name in (__name__, data_waits.__name__, Heartbeat.__module__):
         sys.modules["torch._dynamo.trace_rules"].add(name)
 
 
@@ -111,6 +112,7 @@ class ScriptObserver:
     ) -> None:
         self.last_loss: Tensor | None = None
         """Of this rank's last step."""
+        self.data_waits = data_waits.DataWaits()
         self._non_finite_loss = non_finite_loss
         self._checks_loss = True
         self._is_finite = True
@@ -244,6 +246,8 @@ class ScriptObserver:
         self._samples = None if not samples or self._samples is None else self._samples + samples * self._world_size
         if self._phase != "train":
             self._enter("train")
+        if (waited := self.data_waits.of_step()) is not None:
+            self._heartbeat.waited_for_data(waited)
         self._heartbeat.step(
             step=self._before + steps,
             epoch=self.epoch,
@@ -307,8 +311,12 @@ class ScriptObserver:
             return backward
 
         def fetch_seen(function: Callable[..., Any]) -> Callable[..., Any]:
+            timed = self.data_waits.timed(function)
+
             def fetch(iterator: Any) -> Any:
-                batch = function(iterator)
+                if self._phase == "validate":  # the first batches of one are not known to be of it
+                    self.data_waits.forget()
+                batch = timed(iterator)
                 self.fetched(batch)
                 return batch
 

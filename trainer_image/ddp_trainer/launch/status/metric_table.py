@@ -49,8 +49,8 @@ RANK = (
     MetricRow(
         "ddpjob_rank_data_wait_seconds",
         "gauge",
-        "Median time for which a step of the rank waited for its samples, over its last 512 steps. Only the built-in "
-        "loop measures it.",
+        "Median time for which a step of the rank waited for its samples, over its last 512 steps. In a script of your "
+        "own, for torch's DataLoader; one that loads in another way has no such series.",
         (*LABELS, "rank"),
         "seconds",
         "max",
@@ -253,7 +253,8 @@ HISTOGRAMS = (
 DATA_WAIT = MetricRow(
     "ddpjob_train_data_wait_seconds",
     "histogram",
-    "Time for which a step of rank 0 waited for its samples. Only the built-in loop measures it.",
+    "Time for which a step of rank 0 waited for its samples. In a script of your own, for torch's DataLoader; one that "
+    "loads in another way has no such series.",
     unit="seconds",
     source="dataSeconds",
 )
