@@ -151,3 +151,46 @@ def test_live_recoveries_are_counted_by_reason_and_as_restarts() -> None:
     count("lives", None, after, after)
     assert counted("ddpjob_operator_live_recoveries_total", namespace="lives", reason="WorkerKilled") == 1.0
     assert counted("ddpjob_operator_restarts_total", namespace="lives", reason="WorkerKilled") == 1.0
+
+
+WAITS = ("ddpjob_queue_seconds", "ddpjob_first_step_wait_seconds", "ddpjob_recovery_seconds")
+
+
+def observed_waits() -> dict[str, tuple[float, float]]:
+    """Observations of each kind so far, and their sum in seconds."""
+    value = metrics.REGISTRY.get_sample_value
+    return {name: (value(f"{name}_count") or 0.0, value(f"{name}_sum") or 0.0) for name in WAITS}
+
+
+def test_each_wait_that_is_over_is_observed_as_what_it_was() -> None:
+    """In one life: 40 s until the gang ran, 2 s more to its first step, and 25 s from a failure to the next one."""
+    failure = FailureStatus(attempt=0, time=NOON + timedelta(seconds=60), reason="WorkerKilled", message="killed")
+    trained = Internal(reported_seconds={"training": 3.0})
+
+    def ledger(at: float, **seconds: float) -> Goodput:
+        return Goodput(queued=40.0, last_update_time=NOON + timedelta(seconds=at), **seconds)
+
+    running = DDPJobStatus(phase=Phase.RUNNING, goodput=ledger(40))
+    first_step = running.model_copy(update={"goodput": ledger(45, first_step=2.0, training=3.0), "internal": trained})
+    failed = DDPJobStatus(
+        phase=Phase.RESTARTING, attempt=1, last_failure=failure, goodput=ledger(60, first_step=2.0, training=18.0)
+    )
+    running_again = failed.model_copy(update={"phase": Phase.RUNNING})
+    next_step = running_again.model_copy(
+        update={"goodput": ledger(88, first_step=2.0, training=21.0, recovering=25.0), "internal": trained}
+    )
+    statuses = [DDPJobStatus(phase=Phase.STARTING), running, first_step, failed, running_again, next_step]
+    seen = []
+    for before, after in pairwise(statuses):
+        earlier = observed_waits()
+        count("waits", None, before, after)
+        now = observed_waits()
+        changed = {name: (now[name][0] - earlier[name][0], round(now[name][1] - earlier[name][1], 6)) for name in WAITS}
+        seen.append({name: change for name, change in changed.items() if change != (0.0, 0.0)})
+    assert seen == [
+        {"ddpjob_queue_seconds": (1.0, 40.0)},
+        {"ddpjob_first_step_wait_seconds": (1.0, 42.0)},
+        {},
+        {},
+        {"ddpjob_recovery_seconds": (1.0, 25.0)},
+    ]
