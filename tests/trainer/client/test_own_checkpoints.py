@@ -8,11 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from tests.trainer.client.one_rank import model_and_optimizer, step
+from torch.utils.data import DataLoader
 
 from ddp_trainer.client.run import Run
 from ddp_trainer.contract.exit_codes import UserError
 from ddp_trainer.contract.heartbeat import Heartbeat, heartbeat_dir, read_heartbeats
+from ddp_trainer.logs.losses import read_losses
 from ddp_trainer.rank.observe import close_observer, observe
 
 
@@ -128,3 +131,21 @@ def test_a_program_that_saves_itself_is_still_observed_and_each_step_counts_once
     assert (beat["step"], beat["totalSteps"], beat["counters"]["steps"]) == (3, 9, 3)
     assert (beat["snapshot"]["step"], beat["observed"]) == (3, True)
     assert beat["loss"] == pytest.approx(float(loss.detach()))
+
+
+def test_a_loss_is_recorded_with_the_throughput_that_was_observed(attach: Any, tmp_path: Path) -> None:
+    heartbeat_dir(tmp_path / "run").mkdir(parents=True)
+    observe(Heartbeat(heartbeat_dir(tmp_path / "run"), observed=True), world_size=1)
+    try:
+        model, optimizer = model_and_optimizer()
+        run = attach()
+        run.resume()
+        for _ in DataLoader(torch.ones(12, 4), batch_size=2):  # type: ignore[arg-type]
+            run.step_end(step(model, optimizer))
+        run.finish()
+    finally:
+        close_observer()
+    (folder,) = tmp_path.rglob("losses")
+    rates = {entry["step"]: entry.get("samplesPerSecond") for entry in read_losses(folder.parent)}
+    assert list(rates) == [1, 2, 3, 4, 5, 6]
+    assert all(rates[step] > 0 for step in (3, 4, 5, 6)), rates

@@ -107,6 +107,7 @@ class Run:
             heartbeat if observer is None else None,
             total_steps=total_steps,
             learning_rate=lambda: self._learning_rate,
+            observed_rate=lambda: None if observer is None else observer.samples_per_second,
             plot_every=plot_every,
             plotted=plotted,
             prints=prints_steps,
@@ -332,6 +333,8 @@ class Run:
         eval_accuracy=0.96.
         """
         self._check_resumed("finish")
+        if self._snapshots is None:  # else it comes before the snapshot
+            self.record_loss()
         if self._stopping:
             self._log.close()  # a program that saves itself has done so only now
             return

@@ -49,7 +49,8 @@ class Steps:
     """`step`, `samples` and `epoch` finished, over all attempts.
 
     `heartbeat` is None where an observer reports steps. `learning_rate` and `plotted` are asked for what is shown with
-    the loss; `plotted` has names and values for TensorBoard. With `prints`, there is a line for people too. Without
+    the loss, and `observed_rate` for the samples per second where a step does not say on how many it was; `plotted` has
+    names and values for TensorBoard. With `prints`, there is a line for people too. Without
     `has_epochs`, the epoch is not known before the first has ended.
     """
 
@@ -61,6 +62,7 @@ class Steps:
         *,
         total_steps: int | None,
         learning_rate: Callable[[], float | None],
+        observed_rate: Callable[[], float | None] = lambda: None,
         plot_every: int = PLOT_STEPS,
         plotted: Callable[[], Mapping[str, float]] = dict,
         prints: bool = False,
@@ -84,6 +86,7 @@ class Steps:
         self._log = log
         self._heartbeat = heartbeat
         self._learning_rate = learning_rate
+        self._observed_rate = observed_rate
         self._plot_every = plot_every
         self._plotted = plotted
         self._prints = prints
@@ -252,7 +255,7 @@ class Steps:
                 )
         if samples:
             self._step_log.trained(samples)
-        self._rate = self._step_log.samples_per_second
+        self._rate = self._step_log.samples_per_second if samples else self._observed_rate()
         if self._heartbeat is None:
             return
         if self._heartbeat.phase != "train":

@@ -80,6 +80,7 @@ class DDPJobCallback(Callback):  # type: ignore[misc]
     def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
         """And after the last one."""
         self._take_over(trainer)
+        self.run.record_loss()
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Save and stop where the job asks for it, after a batch that was a step."""

@@ -93,10 +93,11 @@ class DDPJobCallback(TrainerCallback):  # type: ignore[misc]
             shutil.rmtree(source, ignore_errors=True)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Leave as preempted, instead of going on to what follows a training that is finished."""
+        """Record the last loss; after a stop, leave as preempted instead of going on to what follows the training."""
         if self.run.should_stop():
             self.run.finish()
             raise Preempted(f"asked to stop; the checkpoint of step {state.global_step} is saved")
+        self.run.record_loss()
 
 
 def _take_over(source: Path, target: Path) -> None:

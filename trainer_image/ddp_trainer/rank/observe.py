@@ -149,7 +149,8 @@ class ScriptObserver:
         """
         self._step_samples: int | None = 0
         self._samples: int | None = 0
-        self._rate: float | None = None
+        self.samples_per_second: float | None = None
+        """Of all ranks, a moving average; None while it is not known."""
         self._stepped_at: float | None = None
 
     @property
@@ -254,7 +255,7 @@ class ScriptObserver:
             total_steps=self._total_steps,
             samples=self._samples,
             loss=self._loss if self.loss is None else self.loss,
-            samples_per_second=self._samples_per_second(samples, now),
+            samples_per_second=self._new_rate(samples, now),
             learning_rate=_learning_rate(optimizer),
         )
         self.last_loss, self._loss = self._loss, None
@@ -401,12 +402,13 @@ class ScriptObserver:
             self._stepped_at = None
             self._heartbeat.enter(phase)
 
-    def _samples_per_second(self, samples: int | None, now: float) -> float | None:
+    def _new_rate(self, samples: int | None, now: float) -> float | None:
         """The moving average; the time of a validation is in none of its intervals."""
         if samples and self._stepped_at is not None and now > self._stepped_at:
             rate = samples * self._world_size / (now - self._stepped_at)
-            self._rate = rate if self._rate is None else SMOOTHING * self._rate + (1 - SMOOTHING) * rate
-        return self._rate
+            before = self.samples_per_second
+            self.samples_per_second = rate if before is None else SMOOTHING * before + (1 - SMOOTHING) * rate
+        return self.samples_per_second
 
     def _wrap(self, owner: Any, name: str, wrapper: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
         original = getattr(owner, name)
