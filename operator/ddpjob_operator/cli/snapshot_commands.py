@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ddpjob_operator.cli.parameters import Context, JobName, Namespace, Output, Shared, refused
+from ddpjob_operator.cli.parameters import Context, JobName, Namespace, Output, Shared
 
 app = typer.Typer(
     name="snapshots",
@@ -76,20 +76,22 @@ def export(
     step: Step = None,
     state: Annotated[str, typer.Option(help="Which state to export.")] = "model",
     to: Annotated[Path, typer.Option(metavar="DIR", help="Where to write model.pt and model.safetensors.")] = Path(),
+    namespace: Namespace = None,
+    context: Context = None,
+    image: Image = None,
 ) -> None:
-    """Write the newest valid model of a folder as model.pt and model.safetensors. It needs torch.
+    """Write the newest valid model of a job as model.pt and model.safetensors, into a folder of this machine.
 
-    Exit codes: 0 written, 1 no valid snapshot, or no such state, 2 no such folder.
+    Of a job on a cluster, which may run, a short-lived pod writes them to its own disk, and they are read from there
+    and compared by SHA-256. That takes the rights to create pods and to get and create pods/exec, as the role edit has
+    them; with --shared it takes torch. Exit codes: 0 written, 1 no valid snapshot, or no such state, 2 no such job or
+    folder, or the cluster refused.
     """
-    from ddpjob_operator.cli.snapshots import run_here
+    from ddpjob_operator.cli.on_cluster import Cluster
+    from ddpjob_operator.cli.snapshots import export_from_cluster, run_here
 
     if shared is None:
-        raise refused(
-            (
-                "--shared: name the folder with the snapshots; of a job on a cluster, the one where its volume is "
-                "mounted, such as /mnt/shared in one of its pods",
-            )
-        )
+        raise typer.Exit(export_from_cluster(Cluster(context, namespace), name, to, state, step, image))
     options = ("--state", state, "--to", str(to), *(() if step is None else ("--step", str(step))))
     raise typer.Exit(run_here(shared, name, "export", options))
 

@@ -8,7 +8,8 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext, redirect_stdout
 from datetime import UTC, datetime
 from functools import partial
@@ -22,6 +23,7 @@ from ddpjob_operator.cli.parameters import Output
 from ddpjob_operator.core.values.job import Job
 from ddpjob_operator.follow.read import read_job
 from ddpjob_operator.follow.snapshots import on_record
+from ddpjob_operator.follow.volume_export import export
 from ddpjob_operator.follow.volume_snapshots import (
     CHANGES,
     Snapshot,
@@ -31,7 +33,10 @@ from ddpjob_operator.follow.volume_snapshots import (
 )
 from ddpjob_operator.local.volume import VolumeError, lock_job
 from ddpjob_operator.runtime.client import Client
+from ddpjob_operator.submit.pack import size_in_words
 from ddpjob_operator.wire.jobs import parse_status
+
+SECONDS_BETWEEN_NOTES = 5.0
 
 
 def run_here(shared: Path, name: str, command: str, options: Sequence[str] = ()) -> int:
@@ -130,6 +135,45 @@ def run_in_pod(cluster: Cluster, name: str, command: str, options: Sequence[str]
         return code
 
     return asked(cluster, ask)
+
+
+def export_from_cluster(cluster: Cluster, name: str, to: Path, state: str, step: int | None, image: str | None) -> int:
+    """Bring a state of a job on a cluster into a folder of this machine; the exit code."""
+
+    async def ask(client: Client, namespace: str) -> int:
+        found = await export(
+            client,
+            namespace,
+            name,
+            to,
+            state=state,
+            step=step,
+            image=image,
+            say=partial(print, file=sys.stderr, flush=True),
+            note=print_note,
+            moved=noted_at_times(print_note, time.monotonic),
+        )
+        if found.code == SUCCEEDED:
+            print(f"step {found.step}: wrote {' and '.join(map(str, found.files))}")
+        return found.code
+
+    return asked(cluster, ask)
+
+
+def noted_at_times(note: Callable[[str], None], clock: Callable[[], float]) -> Callable[[str, int, int], None]:
+    """Note how far a file is, when it is begun and every 5 s."""
+    last: tuple[str, float] = "", 0.0
+
+    def moved(name: str, here: int, size: int) -> None:
+        nonlocal last
+        now = clock()
+        if name != last[0] or now - last[1] >= SECONDS_BETWEEN_NOTES:
+            last = name, now
+            note(
+                f"{name}: {size_in_words(here)} of {size_in_words(size)}" if here else f"{name}: {size_in_words(size)}"
+            )
+
+    return moved
 
 
 def what_begins_it(job: Job) -> str:

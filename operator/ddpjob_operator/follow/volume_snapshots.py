@@ -14,13 +14,15 @@ from ddpjob_operator.follow.read import read_job, read_pods
 from ddpjob_operator.follow.reader import claim_of, image_of, image_with, read_claim
 from ddpjob_operator.follow.snapshots import why_not_now
 from ddpjob_operator.follow.volume_pod import Note, run_pod
-from ddpjob_operator.runtime.client import Client
+from ddpjob_operator.runtime.client import Client, Json
 from ddpjob_operator.runtime.errors import ApiError
 from ddpjob_operator.wire.jobs import InvalidJob, parse_job
 from ddpjob_operator.wire.pods import parse_pod
 
 CHANGES = {"restore": "restored", "rm": "removed"}
 """The commands that change the directory, which they do not while the job runs."""
+ROLE = "snapshots"
+"""Of the pod, and the name of its container."""
 _CHECKPOINTS = "/mnt/shared/checkpoints"
 _NO_DIRECTORY = "is not a directory"
 _OLDER_IMAGE = "unrecognized arguments: --json"
@@ -62,6 +64,18 @@ async def run_on_volume(
         ApiError: there is no such job, it runs and the command changes snapshots, or the pod could not be made or did
             not start.
     """
+    manifest, job = await pod_on_volume(client, namespace, name, command, options, image)
+    return await run_pod(client, namespace, manifest, say, note), job
+
+
+async def pod_on_volume(
+    client: Client, namespace: str, name: str, command: str, options: Sequence[str], image: str | None
+) -> tuple[Json, Job]:
+    """A pod for a command of `python -m ddp_trainer.snapshots`, not made yet, and the job.
+
+    Raises:
+        ApiError: there is no such job, or it runs and the command changes snapshots.
+    """
     found = await read_job(client, namespace, name)
     pods = await read_pods(client, namespace, found)
     try:
@@ -77,9 +91,13 @@ async def run_on_volume(
         claim = await read_claim(client, namespace, claim_of(job))
         used = image_with(claim, name)
     what = VolumeCommand(
-        "snapshots", "ddp_trainer.snapshots", (command, f"{_CHECKPOINTS}/{name}", *options), writes=command in CHANGES
+        ROLE,
+        "ddp_trainer.snapshots",
+        (command, f"{_CHECKPOINTS}/{name}", *options),
+        writes=command in CHANGES,
+        loads=command == "export",
     )
-    return await run_pod(client, namespace, build_volume_pod(job, used, what), say, note), job
+    return build_volume_pod(job, used, what), job
 
 
 async def snapshots_on_volume(

@@ -175,6 +175,31 @@ class Client:
         except (aiohttp.ClientError, OSError) as error:
             raise ApiError(0, "ConnectionFailed", f"GET {path}: {error}") from error
 
+    @asynccontextmanager
+    async def socket(
+        self, path: str, query: Sequence[tuple[str, str]], protocol: str
+    ) -> AsyncIterator[aiohttp.ClientWebSocketResponse]:
+        """A websocket. What it brings waits in the kernel's buffers until it is read.
+
+        Raises:
+            ApiError: the server refused, the connection broke, or was silent for longer than a watch may be.
+        """
+        try:
+            async with self._session.ws_connect(
+                self._login.server + path,
+                params=query,
+                protocols=(protocol,),
+                timeout=aiohttp.ClientWSTimeout(ws_receive=SILENCE_SECONDS, ws_close=1.0),
+                server_hostname=self._login.server_name,
+            ) as socket:
+                yield socket
+        except aiohttp.WSServerHandshakeError as error:  # aiohttp keeps the status of a refusal, not its words
+            raise ApiError(error.status, error.message, f"GET {path}: the server refused: {error.status}") from error
+        except TimeoutError:
+            raise ApiError(0, "ConnectionFailed", f"GET {path}: silent for {SILENCE_SECONDS:g} s") from None
+        except (aiohttp.ClientError, OSError) as error:
+            raise ApiError(0, "ConnectionFailed", f"GET {path}: {error}") from error
+
     async def watch(self, path: str, version: int, *, accept: str = "", **query: str) -> AsyncIterator[Json]:
         """Changes of a collection since `version`, bookmarks among them, until the server ends the request, which it
         does in time.

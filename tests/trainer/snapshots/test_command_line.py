@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Callable
@@ -111,6 +112,21 @@ def test_rm_removes_what_is_named_and_nothing_if_some_of_it_is_not_there(
 def test_export_of_one_step(models: Any, volume: Any, tmp_path: Path) -> None:
     assert main(["export", str(volume.directory), "--step", "2", "--to", str(tmp_path)]) == 0
     torch.nn.Linear(3, 2).load_state_dict(torch.load(tmp_path / "model.pt", weights_only=True), strict=True)
+
+
+def test_an_export_that_is_held_tells_sizes_and_sums_and_waits(
+    models: Any, volume: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waited: list[float] = []
+    monkeypatch.setattr("ddp_trainer.snapshots.__main__.time.sleep", waited.append)
+    assert main(["export", str(volume.directory), "--to", str(tmp_path), "--hold", "30"]) == 0
+    (line,) = capsys.readouterr().out.splitlines()
+    told = json.loads(line)
+    assert (told["step"], [file["name"] for file in told["files"]]) == (2, ["model.pt", "model.safetensors"])
+    for file in told["files"]:
+        content = (tmp_path / file["name"]).read_bytes()
+        assert (file["bytes"], file["sha256"]) == (len(content), hashlib.sha256(content).hexdigest())
+    assert waited == [30]
 
 
 def test_export_says_what_there_is_instead(models: Any, volume: Any, capsys: pytest.CaptureFixture[str]) -> None:

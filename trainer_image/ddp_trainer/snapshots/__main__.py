@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import hashlib
 import json
 import os
 import shutil
@@ -48,7 +49,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _remove(stores, options.step)
         if options.command == "restore":
             return _restore(options.directory, options.step)
-        return _export(stores[0], options.step, options.state, options.to)
+        step, files = _export(stores[0], options.step, options.state, options.to)
+        if options.hold:
+            _hold(step, files, options.hold)
+        else:
+            print(f"step {step}: wrote {' and '.join(map(str, files))}")
+        return 0
     except (SnapshotError, OSError) as error:
         print(error, file=sys.stderr)
         return 1
@@ -102,7 +108,8 @@ def _verify(stores: Sequence[SnapshotStore], step: int | None) -> int:
     return 1 if bad else 0
 
 
-def _export(store: SnapshotStore, step: int | None, state: str, to: Path) -> int:
+def _export(store: SnapshotStore, step: int | None, state: str, to: Path) -> tuple[int, tuple[Path, ...]]:
+    """The step, and what is written of it."""
     import torch
     from safetensors.torch import save_file
 
@@ -126,11 +133,23 @@ def _export(store: SnapshotStore, step: int | None, state: str, to: Path) -> int
     if state not in states:
         raise SnapshotError(f"snapshot of step {step} has no state {state!r}; it has {', '.join(sorted(states))}")
     to.mkdir(parents=True, exist_ok=True)
-    torch.save(states[state], to / f"{state}.pt")
+    written = to / f"{state}.pt", to / f"{state}.safetensors"
+    torch.save(states[state], written[0])
     tensors = {name: value for name, value in states[state].items() if isinstance(value, torch.Tensor)}
-    save_file(tensors, to / f"{state}.safetensors", metadata={"format": "pt"})
-    print(f"step {step}: wrote {to / f'{state}.pt'} and {to / f'{state}.safetensors'}")
-    return 0
+    save_file(tensors, written[1], metadata={"format": "pt"})
+    return step, written
+
+
+def _hold(step: int, files: Sequence[Path], seconds: int) -> None:
+    """One object in one line (docs/contracts.md section 6), and time for another process to read them."""
+    found = [{"name": path.name, "bytes": path.stat().st_size, "sha256": _sha256(path)} for path in files]
+    print(json.dumps({"step": step, "files": found}), flush=True)
+    time.sleep(seconds)
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _restore(directory: Path, step: int) -> int:
@@ -203,6 +222,7 @@ def _parser() -> argparse.ArgumentParser:
         if name == "export":
             command.add_argument("--state", default="model", help="which state to export (default: model)")
             command.add_argument("--to", type=Path, default=Path(), help="directory to write to (default: this one)")
+            command.add_argument("--hold", type=int, metavar="SECONDS", help="print sizes and sums as JSON, and wait")
     return parser
 
 

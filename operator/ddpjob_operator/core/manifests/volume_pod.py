@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ddpjob_operator.core.manifests.bounds import amount
 from ddpjob_operator.core.manifests.merge import merge
 from ddpjob_operator.core.manifests.pods import restricted_container, restricted_context
 from ddpjob_operator.core.manifests.shared import VOLUME, confined, shared_mount, shared_volume
@@ -19,8 +20,8 @@ LONGEST_SECONDS = 6 * 3600
 GRACE_SECONDS = 5
 _FROM_TEMPLATE = ("nodeSelector", "tolerations", "imagePullSecrets", "securityContext")
 """What it takes from the podTemplate: without it, it could not read the volume, or not pull the image."""
-_RESOURCES = {"requests": LEAST, "limits": {"cpu": "1", "memory": "1Gi"}}
-"""Files are read in pieces."""
+_MEMORY = "1Gi"
+"""Enough where files are read in pieces."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +34,8 @@ class VolumeCommand:
     arguments: tuple[str, ...]
     writes: bool = False
     """Without it the volume is read-only in the pod."""
+    loads: bool = False
+    """Whether it loads a snapshot: its pod then may use as much memory as a pod that trains."""
 
 
 def build_volume_pod(job: Job, image: str, command: VolumeCommand) -> Manifest:
@@ -40,7 +43,7 @@ def build_volume_pod(job: Job, image: str, command: VolumeCommand) -> Manifest:
     template = job.spec.pod_template
     given = (template.spec if template else None) or {}
     taken = {name: given[name] for name in _FROM_TEMPLATE if name in given}
-    spec = merge(_spec(image, command, shared_volume(job)), taken)
+    spec = merge(_spec(image, command, shared_volume(job), _memory(job) if command.loads else _MEMORY), taken)
     metadata = short_lived_metadata(job, command.role)
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": confined(job, spec)}
 
@@ -52,14 +55,21 @@ def build_claim_pod(claim: Mapping[str, Any], image: str, command: VolumeCommand
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": _spec(image, command, volume)}
 
 
-def _spec(image: str, command: VolumeCommand, volume: Manifest) -> Manifest:
+def _memory(job: Job) -> str | int | None:
+    """What holds the states of a rank holds those of its snapshot; None: no limit, as the job's own pods have none."""
+    resources = job.spec.resources
+    limit = ((resources.limits if resources else None) or {}).get("memory")
+    return _MEMORY if limit is not None and amount(limit) < amount(_MEMORY) else limit
+
+
+def _spec(image: str, command: VolumeCommand, volume: Manifest, memory: str | int | None = _MEMORY) -> Manifest:
     container: Manifest = {
         "name": command.role,
         "image": image,
         "command": ["python", "-m", command.module],
         "args": list(command.arguments),
         "env": [{"name": "HOME", "value": "/tmp"}],  # noqa: S108 - a mount of the pod
-        "resources": _RESOURCES,
+        "resources": {"requests": LEAST, "limits": {"cpu": "1"} | ({} if memory is None else {"memory": memory})},
         "securityContext": restricted_container(),
         "volumeMounts": [
             shared_mount() | {"readOnly": not command.writes},

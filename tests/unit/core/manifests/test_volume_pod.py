@@ -19,9 +19,9 @@ from ddpjob_operator.core.manifests.volume_pod import (
 from ddpjob_operator.core.values.job import Manifest, PodSecurity
 
 
-def pod(writes: bool = False, **spec: Any) -> Manifest:
+def pod(writes: bool = False, loads: bool = False, **spec: Any) -> Manifest:
     arguments = ("verify", "/mnt/shared/checkpoints/digits")
-    command = VolumeCommand("snapshots", "ddp_trainer.snapshots", arguments, writes=writes)
+    command = VolumeCommand("snapshots", "ddp_trainer.snapshots", arguments, writes=writes, loads=loads)
     return build_volume_pod(make_job(**spec), "trainer:1", command)
 
 
@@ -84,3 +84,20 @@ def test_of_a_job_that_is_gone_it_has_the_claim_alone_and_goes_with_it() -> None
     (owner,) = made["metadata"]["ownerReferences"]
     assert (owner["kind"], owner["uid"], owner["controller"]) == ("PersistentVolumeClaim", "c", False)
     assert made["metadata"]["labels"] == {"training.ddpjob.io/role": "logs"}
+
+
+@pytest.mark.parametrize(
+    ("loads", "given", "memory"),
+    [
+        (False, {"memory": "64Gi"}, "1Gi"),
+        (True, {"memory": "64Gi"}, "64Gi"),
+        (True, {"memory": "256Mi"}, "1Gi"),
+        (True, {"cpu": "2"}, None),
+    ],
+)
+def test_a_pod_that_loads_a_snapshot_may_use_the_memory_of_one_that_trains(
+    loads: bool, given: dict[str, str], memory: str | None
+) -> None:
+    resources = pod(loads=loads, resources={"limits": given})["spec"]["containers"][0]["resources"]
+    assert resources["limits"].get("memory") == memory
+    assert resources["requests"]["memory"] == "256Mi"
