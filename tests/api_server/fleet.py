@@ -46,6 +46,8 @@ class Fleet:
     pods: dict[str, Object] = field(default_factory=dict)
     seen: dict[str, float] = field(default_factory=dict)
     """When each pod was first seen, on the event loop's clock."""
+    reached: dict[tuple[str, str], float] = field(default_factory=dict)
+    """The same of each job in each phase."""
     kubelet: Callable[[Object], Object | None] = lambda pod: RUNNING
     """The status that a new pod gets."""
     ended: str = ""
@@ -119,6 +121,8 @@ class Fleet:
         else:
             new = kind == "pods" and (name not in known or known[name]["metadata"]["uid"] != obj["metadata"]["uid"])
             known[name] = obj
+            if kind == "ddpjobs":
+                self.reached.setdefault((name, self.phase(name)), self.loop_time)
             if new:
                 self.seen[name] = self.loop_time
                 if (status := self.kubelet(obj)) is not None:
