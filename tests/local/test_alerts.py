@@ -1,8 +1,8 @@
 """Faults of a real run make the chart's alerts fire on a real Prometheus; a run that is well beside it fires none.
 
 The launchers are scraped as they are, and the operator's page shows the status of both runs. The kubelet is stood in
-for: it says what the file system says of a volume that is really full. The faults of the operator are in
-tests/api_server/test_alerts.py. That a GPU does nothing is seen by promtool alone: there is none here.
+for: it says what the file system says of a volume that is really full. So is DCGM's exporter: no run here has a GPU,
+and that of a rank that is stopped does nothing. The faults of the operator are in tests/api_server/test_alerts.py.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import os
 import signal
 import textwrap
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -41,10 +41,10 @@ SHORTER = {
     "DDPJobSnapshotTooOld": 900,  # 8 s
     "DDPJobSnapshotsFailing": 240,
     "DDPJobVolumeNearlyFull": 240,
+    "DDPJobGPUsIdle": 360,  # of 5 s, for 1.7 s
     # to start takes a run as long as on a cluster
     "DDPJobCrashLooping": 60,
     "DDPJobQueueStuck": 60,
-    "DDPJobGPUsIdle": 60,
 }
 UNTOUCHED = """
 import time
@@ -74,13 +74,15 @@ SPECS: dict[str, dict[str, Any]] = {
 
 
 class Shown(Watched):
-    """Keeps the process of the newest launcher too."""
+    """Keeps the process and the pod of the newest launcher too, and what its GPU would do."""
 
     pid: int | None = None
+    pod: str = ""
+    gpu_percent: int = 90
 
     def show(self, view: RunView) -> None:
         super().show(view)
-        self.pid = next((node.pid for node in view.nodes if node.pid), None)
+        self.pid, self.pod = next(((node.pid, node.pod) for node in view.nodes if node.pid), (None, self.pod))
 
     @property
     def step(self) -> int:
@@ -118,18 +120,34 @@ def kubelet(claim: str, folder: Path) -> Callable[[str], tuple[bytes, str]]:
     return page
 
 
+def dcgm(runs: Collection[Shown]) -> Callable[[str], tuple[bytes, str]]:
+    """The page of an exporter that names the pods."""
+
+    def page(accept: str) -> tuple[bytes, str]:
+        text = "".join(
+            f'DCGM_FI_DEV_GPU_UTIL{{gpu="0",namespace="{NAMESPACE}",pod="{run.pod}"}} {run.gpu_percent}\n'
+            for run in runs
+        )
+        return text.encode(), "text/plain; version=0.0.4"
+
+    return page
+
+
 @contextmanager
-def watching(folder: Path, volume: Path) -> Iterator[Prometheus]:
-    """A Prometheus with the rules, which scrapes the operator's page, both runs and the kubelet."""
+def watching(folder: Path, volume: Path, runs: Collection[Shown]) -> Iterator[Prometheus]:
+    """A Prometheus with the rules, which scrapes the operator's page, the runs, the kubelet and DCGM's exporter."""
     binary = program("prometheus", "prometheus")
     with (
         served(lambda accept: asyncio.run(metrics.page(accept))) as operator,
         served(kubelet("faulty-shared", volume)) as page,
+        served(dcgm(runs)) as gpus,
     ):
+        exporter = {"namespace": "gpu-operator", "pod": "dcgm-x"}
         scrapes: list[dict[str, Any]] = [
             {"job_name": "operator", "static_configs": [{"targets": [operator]}]},
             {"job_name": "trainer", "file_sd_configs": [{"files": [f"{folder}/targets-*.json"]}]},
             {"job_name": "kubelet", "honor_labels": True, "static_configs": [{"targets": [page]}]},
+            {"job_name": "dcgm", "static_configs": [{"targets": [gpus], "labels": exporter}]},
         ]
         with started(Path(binary), scrapes, folder, shortened_file(folder, SHORTER), every="500ms") as server:
             yield server
@@ -156,20 +174,24 @@ async def test_each_fault_of_a_run_fires_its_alerts_and_a_run_that_is_well_fires
                 eventually, lambda: all(each.step for each in shown.values()) and faulty.status.snapshot,
                 "both runs train, and one has a snapshot",
             )  # fmt: skip
-            with watching(tmp_path, volume) as server:
+            with watching(tmp_path, volume, shown.values()) as server:
                 await asyncio.to_thread(
-                    eventually, lambda: len(server.query("ddpjob_trainer_info")) == 2, "both runs are scraped",
-                    instead=server.scrape_errors,
+                    eventually,
+                    lambda: len(server.query("ddpjob_trainer_info")) == len(server.query("DCGM_FI_DEV_GPU_UTIL")) == 2,
+                    "both runs and their GPUs are scraped", instead=server.scrape_errors,
                 )  # fmt: skip
                 assert fired(server) == set()
                 filler = fill(volume)
                 await until_fired(
                     server, {("DDPJobSnapshotsFailing", "faulty"), ("DDPJobVolumeNearlyFull", "faulty-shared")}, faulty
                 )
-                assert not fired(server) & {("DDPJobStalled", "faulty"), ("DDPJobGoodputLow", "faulty")}
+                later = {(f"DDPJob{fault}", "faulty") for fault in ("Stalled", "GoodputLow", "GPUsIdle")}
+                assert not fired(server) & later
                 rank = faulty.rank()
                 os.kill(rank, signal.SIGSTOP)
-                await until_fired(server, {("DDPJobSnapshotTooOld", "faulty"), ("DDPJobStalled", "faulty")}, faulty)
+                faulty.gpu_percent = 0
+                stopped = {(f"DDPJob{fault}", "faulty") for fault in ("SnapshotTooOld", "Stalled", "GPUsIdle")}
+                await until_fired(server, stopped, faulty)
                 assert ("DDPJobGoodputLow", "faulty") not in fired(server)
                 filler.unlink()
                 os.kill(rank, signal.SIGKILL)
