@@ -18,6 +18,7 @@ from tests.cluster.installation import node_lost, wait_operator
 from tests.cluster.kube import Object, describe
 from tests.cluster.scenario import SNAPSHOT_STEPS, Scenario
 from tests.kubernetes import Impossible
+from tests.support.command import ddpjob
 from tests.support.waiting import CLUSTER_SECONDS, eventually
 
 LONG = ["--task=digits", "--epochs=100000"]
@@ -72,6 +73,12 @@ def test_training_goes_on_without_a_node_that_died_and_takes_it_in_again(
     with capsys.disabled():
         print(f"\nfrom the death of a node to the next step on the other: {seconds:.1f} s; "
               f"from its return to the next step on both: {time.time() - back:.1f} s")  # fmt: skip
+    of_job = (scenario.name, "--namespace", scenario.kubectl.namespace)
+    said = ddpjob(scenario.kubectl.kubeconfig, "scale", *of_job, "--nodes", "1").stdout
+    assert said == f"{scenario.name} resumes with 1 node\n"
+    scaled = wait_steps(scenario, nodes=1, beyond=together["step"], attempt=together["attempt"] + 1)
+    assert scaled["resumedFromStep"] >= together["step"], "it saved a snapshot before it went on with one node"
+    assert scenario.status.get("restarts", 0) == 0, "a new size is no failure"
     assert untrue_steps(scenario.statuses) == []
     assert nodes_with_two_pods(scenario.history.changes) == []
     steps = [line["step"] for line in scenario.records().losses]

@@ -33,7 +33,8 @@ class Person:
         self.folder = folder
         (folder / "train.py").write_text(TRAIN)
         kubectl_here = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
-        self._environment = to_cluster(scenario.kubectl.kubeconfig) | kubectl_here | {"COLUMNS": str(COLUMNS)}
+        terminal = {"COLUMNS": str(COLUMNS), "TERM": "xterm-256color"}
+        self._environment = to_cluster(scenario.kubectl.kubeconfig) | kubectl_here | terminal
 
     def command(self, verb: str, *arguments: str) -> list[str]:
         of = () if verb in OF_NO_NAMESPACE else ("-n", self.scenario.kubectl.namespace)
@@ -85,17 +86,25 @@ class Terminal:
 
     def __init__(self, process: subprocess.Popen[bytes], descriptor: int) -> None:
         self.process = process
-        self.text = ""
+        self._shown = b""
         self._descriptor = descriptor
 
-    def shows(self, pattern: str) -> str:
-        """Wait for it; everything so far."""
+    @property
+    def text(self) -> str:
+        return self._shown.decode(errors="replace")
+
+    @property
+    def plain(self) -> str:
+        """All that it has shown, without colours and movements of the cursor."""
+        return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", self.text)
+
+    def shows(self, pattern: str) -> None:
+        """Wait for it."""
         until = time.monotonic() + CLUSTER_SECONDS
-        while not re.search(pattern, self.text):
+        while not re.search(pattern, self.plain):
             assert time.monotonic() < until, f"no {pattern!r} in {self.text!r}"
             if select.select([self._descriptor], [], [], 1.0)[0]:
-                self.text += self._read()
-        return self.text
+                self._shown += self._read()
 
     def types(self, line: str) -> None:
         os.write(self._descriptor, line.encode() + b"\n")
@@ -104,15 +113,15 @@ class Terminal:
         """Its exit code."""
         while self.process.poll() is None:
             if select.select([self._descriptor], [], [], 0.2)[0]:
-                self.text += self._read()
+                self._shown += self._read()
         return self.process.returncode
 
-    def _read(self) -> str:
+    def _read(self) -> bytes:
         try:
-            return os.read(self._descriptor, 1 << 16).decode(errors="replace")
+            return os.read(self._descriptor, 1 << 16)
         except OSError:  # the other side is closed, as a terminal says it
             assert self.process.wait(CLUSTER_SECONDS) is not None
-            return ""
+            return b""
 
 
 def test_a_job_is_followed_suspended_and_taken_from_a_node(scenario: Scenario, tmp_path: Path) -> None:
@@ -123,11 +132,6 @@ def test_a_job_is_followed_suspended_and_taken_from_a_node(scenario: Scenario, t
     shown = json.loads(person.types("get", "train", "-o", "json"))
     assert shown["status"]["phase"] == "Running"
     assert "Running" in person.types("get", "train")
-    with person.on_terminal("watch", "train") as terminal:
-        text = terminal.shows(r"step +\d+")
-        terminal.shows(r"loss")
-        plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text)
-        assert max(len(line.rstrip("\r")) for line in plain.split("\n")) <= COLUMNS
     assert "elastic" in person.types("scale", "train", "--nodes", "1", code=2)
 
     person.types("suspend", "train")
@@ -137,6 +141,12 @@ def test_a_job_is_followed_suspended_and_taken_from_a_node(scenario: Scenario, t
     person.types("unsuspend", "train")
     person.trains("train", 1, step=saved + 1)
     assert of(scenario, "train").get("restarts", 0) == 0
+    with person.on_terminal("watch", "train") as terminal:
+        for pattern in (r"step \d+/100000", r"loss", r"snapshot of step \d+", r"rank +pod", r"node +pod"):
+            terminal.shows(pattern)
+        # a picture begins at the left of the last line of the one before; of what comes last a part may be missing
+        *lines, _ = re.split(r"[\r\n]+", terminal.plain)
+        assert max(len(line.rstrip()) for line in lines) <= COLUMNS
 
     pods = {pod["metadata"]["name"]: pod["spec"]["nodeName"] for pod in scenario.kubectl.list("pods")}
     node = pods["train-1-1"]
@@ -164,6 +174,8 @@ def test_a_shell_opens_where_a_job_has_failed(scenario: Scenario, tmp_path: Path
     failure = of(scenario, "train")["lastFailure"]
     with person.on_terminal("debug", "train", "--for", "2m") as terminal:
         terminal.shows(r"[$#] $")
+        (shell,) = scenario.kubectl.list("pods", "training.ddpjob.io/role=debug")
+        assert shell["spec"]["nodeName"] == failure["nodeName"], "what fails on one node only is found there"
         terminal.types("echo team $TEAM, node rank $DDPJOB_NODE_RANK; ls /mnt/shared; hostname; exit 7")
         assert terminal.ends() == 7
         assert "team vision, node rank 0" in terminal.text
