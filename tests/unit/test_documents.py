@@ -8,13 +8,17 @@ import ast
 import json
 import re
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 import yaml
 
 from ddpjob_operator import settings, tenancy
 from ddpjob_operator.api import KIND
+from ddpjob_operator.cli.main import app
 from ddpjob_operator.core.manifests.allow_lists import SETTINGS
 from ddpjob_operator.core.values.job import Bounds
 from ddpjob_operator.wire.jobs import parse_job
@@ -111,6 +115,34 @@ def test_every_page_is_in_the_index() -> None:
     index = (ROOT / "docs/README.md").read_text()
     pages = {page.name for page in (ROOT / "docs").glob("*.md")} - {"README.md"}
     assert {page for page in pages if f"]({page})" not in index} == set()
+
+
+NOT_ON_THE_TOUR = {
+    "dashboard": "it serves pages until it is stopped; docs/pictures shows them",
+    "drain-node": "it would evict the operator, or the job, from one of the two nodes of the tour",
+}
+"""Verbs of which docs/tour.md has no transcript, and why."""
+
+
+def _verbs(command: Any, before: str = "") -> Iterator[str]:
+    """Those that the help of `ddpjob` lists, with the verbs of groups."""
+    for name, verb in command.commands.items():
+        if hasattr(verb, "commands"):
+            yield from _verbs(verb, f"{name} ")
+        elif not verb.hidden:
+            yield before + name
+
+
+def test_the_tour_has_a_transcript_of_every_verb() -> None:
+    verbs = set(_verbs(typer.main.get_command(app)))
+    # what <TAB> offers is no transcript, and a script for the shell is not printed there
+    typed = [
+        block.partition("\n")[0].partition("ddpjob ")[2]
+        for block in _blocks(ROOT / "docs/tour.md", "console")
+        if "<TAB>" not in block and (block.strip().count("\n") or "<(ddpjob completion" in block)
+    ]
+    shown = {verb for verb in verbs for words in typed if f"{words} ".startswith(f"{verb} ")}
+    assert verbs - shown == NOT_ON_THE_TOUR.keys()
 
 
 def test_every_setting_of_the_operator_is_documented_with_its_default() -> None:
