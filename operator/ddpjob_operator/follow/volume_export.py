@@ -26,6 +26,8 @@ MOST_TRIES = 5
 """Connections in a row that bring nothing, after which it is given up."""
 _FOLDER = "/tmp/export"  # noqa: S108 - a mount of the pod
 _KILLED = 137
+_FOR_NOW = (429, 500, 502, 503, 504)
+"""Answers of an API server that is busy or restarts, or does not reach the kubelet."""
 _OLDER_IMAGE = "unrecognized arguments: --hold"
 
 Moved = Callable[[str, int, int], None]
@@ -168,7 +170,7 @@ async def _fetch(client: Client, pod: str, held: Held, to: BinaryIO, moved: Move
                     here += len(piece)
                     moved(held.name, here, held.bytes)
         except ApiError as error:
-            if error.status or error.reason != "ConnectionFailed":
+            if error.status not in _FOR_NOW and (error.status, error.reason) != (0, "ConnectionFailed"):
                 raise
             problem = error.message
         tries = 0 if here > before else tries + 1

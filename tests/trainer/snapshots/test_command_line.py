@@ -18,6 +18,7 @@ from ddp_trainer.snapshots.checkpoints import Checkpoints
 from ddp_trainer.snapshots.codec.state import write_state
 from ddp_trainer.snapshots.trust.manifest import Manifest
 from ddp_trainer.snapshots.values import Identity, Progress
+from ddpjob_operator.follow.volume_export import Held, parse_held
 
 
 @pytest.fixture
@@ -121,11 +122,9 @@ def test_an_export_that_is_held_tells_sizes_and_sums_and_waits(
     monkeypatch.setattr("ddp_trainer.snapshots.__main__.time.sleep", waited.append)
     assert main(["export", str(volume.directory), "--to", str(tmp_path), "--hold", "30"]) == 0
     (line,) = capsys.readouterr().out.splitlines()
-    told = json.loads(line)
-    assert (told["step"], [file["name"] for file in told["files"]]) == (2, ["model.pt", "model.safetensors"])
-    for file in told["files"]:
-        content = (tmp_path / file["name"]).read_bytes()
-        assert (file["bytes"], file["sha256"]) == (len(content), hashlib.sha256(content).hexdigest())
+    contents = {name: (tmp_path / name).read_bytes() for name in ("model.pt", "model.safetensors")}
+    files = tuple(Held(name, len(found), hashlib.sha256(found).hexdigest()) for name, found in contents.items())
+    assert parse_held(line, "model") == (2, files), "the command ddpjob reads it"
     assert waited == [30]
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from aiohttp import web
-from tests.unit.answers import Server
+from tests.unit.answers import Server, status
 from tests.unit.ddpjob.ended_job import PREFIX, Api
 
 from ddpjob_operator.cli.on_cluster import FAILED, REFUSED, SUCCEEDED, Cluster
@@ -34,7 +34,7 @@ class Pod(Api):
     def __init__(self, server: Server) -> None:
         super().__init__(server)
         self.sent, self.cut, self.says_all_is_well = dict(FILES), 1 << 20, False
-        self.reads: list[list[str]] = []
+        self.busy, self.reads = 0, list[list[str]]()
         told = [{"name": n, "bytes": len(c), "sha256": hashlib.sha256(c).hexdigest()} for n, c in FILES.items()]
         self.log = ["a warning", json.dumps({"step": 20, "files": told})]
 
@@ -44,6 +44,9 @@ class Pod(Api):
         assert request.path.removeprefix(f"{PREFIX}/pods/").removesuffix("/exec") in self.readers
         command = request.query.getall("command")
         self.reads.append(command)
+        if self.busy:
+            self.busy -= 1
+            return status(503, "ServiceUnavailable")
         socket = web.WebSocketResponse(protocols=("v4.channel.k8s.io",))
         await socket.prepare(request)
         content = self.sent[command[-1].rpartition("/")[2]][int(command[2]) - 1 :]
@@ -98,6 +101,12 @@ async def test_a_connection_that_ends_early_is_made_again_for_the_rest(
     assert await export(to) == SUCCEEDED
     assert written(to) == FILES
     assert [command[2] for command in pod.reads] == ["+1", "+60001", "+1"]
+
+
+async def test_a_server_that_is_busy_is_asked_again(pod: Pod, to: Path) -> None:
+    pod.busy = MOST_TRIES - 1
+    assert await export(to) == SUCCEEDED
+    assert written(to) == FILES
 
 
 async def test_bytes_that_changed_on_their_way_leave_what_was_there(
