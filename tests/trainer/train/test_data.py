@@ -18,6 +18,7 @@ from torch.utils.data import Dataset, TensorDataset
 
 from ddp_trainer.client.batches import BatchPlan, micro_batches, share
 from ddp_trainer.contract.exit_codes import UserError
+from ddp_trainer.rank.data_waits import attached
 from ddp_trainer.rank.world import World
 from ddp_trainer.train.data import Cursor, Loader, every_nth
 from ddp_trainer.train.data_workers import DataWorkerDied
@@ -246,3 +247,11 @@ def test_batches_may_be_named_tuples(volume) -> None:
     batches = ("--global-batch", "10", "--micro-batch", "4", "--max-steps", "2", "--eval-batch", "360")
     volume.trained(2, "--task", "seeded_tasks:Named", "--strategy", "pipeline", *batches)
     assert sorted(volume.losses()) == [1, 2]
+
+
+@pytest.mark.processes
+def test_the_wait_of_a_step_for_workers_is_counted_once(train_here) -> None:
+    attached()  # from here on the time of each fetch from a DataLoader is taken, which these workers are on top of
+    flags = ("--task=seeded_tasks:Unstable", "--task-options=step=0", "--global-batch=16")
+    (beat,) = train_here(*flags, "--workers=1", "--max-steps=4").beats()
+    assert (sum(beat["counters"]["dataSeconds"]["counts"]), beat["step"]) == (4, 4)
