@@ -5,13 +5,19 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
+from tests.benchmarks.bench_page import JOBS, Server
 from tests.local.conftest import Run
 from tests.support.accessible import looks_right
 from tests.support.browser import Tab, browser, new_tab
 from tests.support.dashboard import dashboard
 from tests.support.local_run import environment
+
+from ddpjob_operator.page.cluster import ClusterSource
+from ddpjob_operator.page.server import serve
+from ddpjob_operator.runtime.client import Client
 
 pytestmark = [pytest.mark.local, pytest.mark.timeout(300)]
 
@@ -29,7 +35,24 @@ new MutationObserver(() => window.phases.push(document.querySelector('#head .bad
   .observe(document.getElementById('head'), {childList: true, subtree: true, characterData: true});
 """
 """Notes each phase that is shown, in the document as it was opened."""
+FAILED = {"phase": "Failed"}
 FORMS = (("light", 1280), ("dark", 360))
+
+
+ROWS = "[...document.querySelectorAll('#jobs tbody tr')]"
+
+
+class Fleet(Server):
+    """A cluster with many jobs, one of which fails."""
+
+    failed = False
+
+    async def list(self, path: str, resource: str) -> tuple[list[dict[str, Any]], int]:
+        jobs, version = await super().list(path, resource)
+        if self.failed:
+            job = jobs[JOBS // 2]
+            job |= {"metadata": job["metadata"] | {"resourceVersion": "2"}, "status": job["status"] | FAILED}
+        return jobs, version
 
 
 async def test_a_run_is_watched_moving_failing_and_explained(run_job: Run, tmp_path: Path) -> None:
@@ -96,3 +119,31 @@ async def all_look_right(tab: Tab, url: str) -> None:
     for path in ("/", "/jobs/local/digits", "/jobs/local/digits/logs", "/jobs/local/evil", "/jobs/local/evil/logs"):
         await looks_right(tab, url + path, FORMS)
         assert await tab.run("window.ran ?? 0") == 0, path
+
+
+async def test_a_list_of_a_thousand_jobs_is_shown_kept_current_and_filtered(tmp_path: Path) -> None:
+    """What it takes is counted in tests/unit/page/test_long_lists.py."""
+    fleet = Fleet()
+    runner, url = await serve(ClusterSource(cast(Client, fleet), "team"), "127.0.0.1", 0)
+    try:
+        async with new_tab(browser(), tmp_path / "profile") as tab:
+            await tab.open(url)
+            shown = f"{ROWS}.filter(row => row.getBoundingClientRect().height > 0).length"
+            assert await tab.run(shown) == JOBS
+            phases = (
+                f"{ROWS}.filter(row => row.cells[1].innerText.includes('Failed')).map(row => row.cells[0].innerText)"
+            )
+            assert await tab.run(phases) == []
+            fleet.failed = True
+            await tab.until("#choices", lambda text: "Failed" in text, "the page is made anew")
+            assert await tab.run(phases) == [f"job-{JOBS // 2:04}"]
+            assert await tab.run(shown) == JOBS
+            await tab.run(
+                "document.querySelector('input[type=search]').value = 'job-0007',"
+                "document.querySelector('form.filter').requestSubmit()"
+            )
+            await tab.until("#jobs tbody", lambda text: text.split()[:1] == ["job-0007"], "the list is filtered")
+            assert await tab.run(f"{ROWS}.length") == 1
+            assert tab.complaints == []
+    finally:
+        await runner.cleanup()
