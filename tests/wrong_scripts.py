@@ -131,6 +131,10 @@ def title_of(name: str) -> str:
     return docstring.splitlines()[0]
 
 
+def ranks_per_node(name: str) -> int:
+    return int(dict(_SETTING.findall((SCRIPTS / f"{name}.py").read_text())).get("ranks", 1))
+
+
 def run(name: str, folder: Path) -> Row:
     """Run one script as a job, with `folder` as the volume."""
     shared = open_shared(folder)
@@ -149,7 +153,7 @@ def _spec(name: str) -> dict[str, Any]:
     spec: dict[str, Any] = {
         "entrypoint": {"script": f"/mnt/shared/{name}.py"},
         "nodes": given.get("nodes", 1),
-        "procsPerNode": given.get("ranks", 1),
+        "procsPerNode": ranks_per_node(name),
         "restart": {"maxRestarts": 0},  # what would follow is known from the failure
     }
     if "stall" in given:

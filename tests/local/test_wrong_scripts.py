@@ -2,19 +2,41 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from pathlib import Path
 
 import pytest
 from tests.support.command import COMMAND
 from tests.support.local_run import environment
-from tests.wrong_scripts import GROUPS, JOB, SCRIPTS, golden, run
+from tests.wrong_scripts import GROUPS, JOB, SCRIPTS, Row, golden, ranks_per_node, run
 
 pytestmark = [pytest.mark.local, pytest.mark.timeout(240)]
 
 NAMES = [name for group in GROUPS.values() for name in group]
-ASKED = (*GROUPS["Exceptions"], *GROUPS["Exit codes and early ends"])
+ASKED = [
+    name
+    for group in (
+        "Exceptions",
+        "Exit codes and early ends",
+        "Signals and crashes in native code",
+        "Memory, files and the network",
+    )
+    for name in GROUPS[group]
+]
 """Of which the real command is asked too, with what is left of the run on its volume."""
+
+ENDS = {
+    "exit_code": "exit code 3",
+    "killed": "SIGKILL",
+    "killed_on_another_node": "SIGKILL",
+    "segmentation_fault": "SIGSEGV",
+    "heap_corruption": "SIGABRT",
+    "abort": "SIGABRT",
+    "bus_error": "SIGBUS",
+    "alarm": "SIGALRM",
+}
+"""How the process of the rank ended, where the script decides that."""
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -27,8 +49,19 @@ def test_a_wrong_script_is_judged_as_the_page_says(name: str, tmp_path: Path) ->
         assert answer.startswith(("wrong: Succeeded", "wrong: Failed")), answer
         for words in (row.reason, row.message.partition("\n")[0][:80], row.advice):
             assert words in answer
-    if name == "exit_code":
-        assert "attempt 0, exit code 3" in answers[-1]
+        if name in ASKED and row.reason != "Succeeded":
+            assert re.search(ended(name, row), answer, re.MULTILINE), answer
+
+
+def ended(name: str, row: Row) -> str:
+    """The line that says where it ended and how: in the rank that the page names, which is in one pod."""
+    node, rank = (r"\d", r"\d") if row.rank == "any" else (int(row.rank) // ranks_per_node(name), row.rank)
+    how = ENDS.get(name, "(SIG[A-Z]+|exit code [1-9][0-9]*)")
+    return rf"^ *rank {rank} of pod {JOB}-0-{node} on node \S+, attempt 0(, step \d+)?, {how}$"
+
+
+def test_the_command_is_asked_about_thirty_failures() -> None:
+    assert sum("`Succeeded`" not in golden(name) for name in ASKED) >= 30
 
 
 def why(shared: Path) -> str:
