@@ -6,6 +6,7 @@ import pytest
 from tests.cluster.audit import FORBID, Permission, audit_log, granted, requests
 from tests.cluster.conftest import Operator, Unbroken
 from tests.cluster.kube import Object
+from tests.support.tiers import cannot_run
 
 SELDOM_USED = {
     "get ddpjobs.training.ddpjob.io": "read again after a conflict",
@@ -33,7 +34,7 @@ USING = {
 def asked(operator: Operator, unbroken: Unbroken) -> list[tuple[Permission, str, int]]:
     files = audit_log(operator.kubectl.kubeconfig)
     if not files:
-        pytest.skip("the audit log of this cluster's API server cannot be read from here")
+        cannot_run("cluster", "the audit log of this cluster's API server cannot be read from here")
     return [(r.permission, r.decision, r.code) for r in requests(files, operator.user, operator.since)]
 
 

@@ -7,12 +7,12 @@ from datetime import timedelta
 from itertools import pairwise
 from typing import Any
 
-import pytest
 from tests.cluster.audit import audit_log, requests
 from tests.cluster.conftest import Operator, Unbroken
 from tests.cluster.history import nodes_with_two_pods, untrue_steps
 from tests.cluster.scenario import NODES, STEPS
 from tests.support.command import ddpjob
+from tests.support.tiers import cannot_run
 
 PROGRESS = {
     *("progress", "nodes", "snapshot", "goodput", "summary"),
@@ -85,7 +85,7 @@ def test_it_costs_its_pods_their_release_a_service_a_claim_and_three_writes(
 ) -> None:
     files = audit_log(operator.kubectl.kubeconfig)
     if not files:
-        pytest.skip("the audit log of this cluster's API server cannot be read from here")
+        cannot_run("cluster", "the audit log of this cluster's API server cannot be read from here")
     # names of objects in other namespaces are other tests' business; a watch over all of them has no namespace
     asked = Counter(
         str(request.permission)
