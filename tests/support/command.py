@@ -19,8 +19,12 @@ def ddpjob(kubeconfig: Path, *arguments: str) -> subprocess.CompletedProcess[str
     """Run it to its end.
 
     Raises:
-        CalledProcessError: it refused or failed.
+        CalledProcessError: it refused or failed; what it said is a note of it.
     """
-    return subprocess.run(
-        [*COMMAND, *arguments], env=to_cluster(kubeconfig), capture_output=True, text=True, timeout=120, check=True
-    )
+    try:
+        return subprocess.run(
+            [*COMMAND, *arguments], env=to_cluster(kubeconfig), capture_output=True, text=True, timeout=120, check=True
+        )
+    except subprocess.CalledProcessError as error:
+        error.add_note(error.stdout + error.stderr)
+        raise

@@ -189,6 +189,7 @@ class Client:
                 self._login.server + path,
                 params=query,
                 protocols=(protocol,),
+                headers={"Accept": "*/*"},  # what such a path produces: of application/json alone, the server says 406
                 timeout=aiohttp.ClientWSTimeout(ws_receive=SILENCE_SECONDS, ws_close=1.0),
                 server_hostname=self._login.server_name,
             ) as socket:
