@@ -206,6 +206,23 @@ def untrusted(lines: Sequence[str]) -> str:
     return next((found[1] for line in lines if (found := _UNTRUSTED.match(line))), "")
 
 
+def refusal(lines: Sequence[str]) -> str:
+    """What stopped pip, by its output, and what to do."""
+    if cause := unreachable(lines):
+        return (
+            f"this pod does not reach the package index ({cause}); name one that it reaches in PIP_INDEX_URL (submit "
+            "-e), put wheels on the volume and the lines --no-index and --find-links /mnt/shared/wheels into the file, "
+            "or use an image that has the packages"
+        )
+    if host := untrusted(lines):
+        return (
+            f"pip does not ask {host}, which has no HTTPS; serve it with HTTPS, or add PIP_TRUSTED_HOST={host} (submit "
+            "-e) if you trust it"
+        )
+    cause, fix = hash_errors(lines) or (pip_errors(lines), "correct it")
+    return f"{cause}; {fix} and submit the code again. The log of node rank 0 has the output of pip"
+
+
 def pip_command(python: Path) -> list[str]:
     """pip for the environment of `python`, as far as its options: the image's, or the one that comes with Python.
 
@@ -242,23 +259,8 @@ def _install(env: Path, work: Path, path: str, pins: Mapping[str, str], pause: P
         code, lines = _run(command, work, pause)
         if code != 0 and no_space("\n".join(lines)):
             raise OSError(errno.ENOSPC, f"no space left on device: {pip_errors(lines)}")
-        if code != 0 and (cause := unreachable(lines)):
-            raise UserError(
-                f"{path} cannot be installed: this pod does not reach the package index ({cause}); name one that it "
-                "reaches in PIP_INDEX_URL (submit -e), put wheels on the volume and the lines --no-index and "
-                "--find-links /mnt/shared/wheels into the file, or use an image that has the packages"
-            )
-        if code != 0 and (host := untrusted(lines)):
-            raise UserError(
-                f"{path} cannot be installed: pip does not ask {host}, which has no HTTPS; serve it with HTTPS, or add "
-                f"PIP_TRUSTED_HOST={host} (submit -e) if you trust it"
-            )
         if code != 0:
-            cause, fix = hash_errors(lines) or (pip_errors(lines), "correct it")
-            raise UserError(
-                f"{path} cannot be installed: {cause}; {fix} and submit the code again. The log of node rank 0 has "
-                "all that pip says"
-            )
+            raise UserError(f"{path} cannot be installed: {refusal(lines)}")
         installed = {
             found.metadata["Name"]: found.version
             for found in importlib.metadata.distributions(path=[str(site_packages(part))])
