@@ -11,7 +11,10 @@ from typing import Any
 import pytest
 from tests.support.starting import starts_processes
 from tests.trainer.forked.start import LIBRARIES
+from tests.trainer.launch.conftest import ROOT, Pod
 from tests.trainer.train.volume import Volume
+
+from ddp_trainer.logs.losses import read_losses
 
 HERE = Path(__file__).parent
 
@@ -113,3 +116,20 @@ def test_a_stop_saves_although_only_the_best_is_to_be_saved() -> None:
     callback.on_step_end(SimpleNamespace(save_strategy="best"), SimpleNamespace(epoch=0.5), control)
     # the Trainer takes should_save from the result of an evaluation, if there is one
     assert (control.should_save, control.should_evaluate, control.should_training_stop) == (True, False, True)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("library", ["transformers", "lightning"])
+def test_the_loss_of_each_step_is_recorded_with_the_throughput_and_so_is_the_last(tmp_path: Path, library: str) -> None:
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    environment = {"DDPJOB_UID": library, "DDPJOB_SHARED": str(shared), "PYTHONPATH": str(ROOT / "trainer_image")}
+    pod = Pod(tmp_path, shared, ["--script", str(HERE / f"with_{library}.py"), "--"], environment)
+    try:
+        assert pod.wait() == 0, pod.log
+    finally:
+        pod.end()
+    trained = [json.loads(line)[0] for line in (shared / "losses.jsonl").read_text().splitlines()]
+    recorded = {entry["step"]: entry.get("samplesPerSecond") for entry in read_losses(shared / "logs" / "digits")}
+    assert sorted(recorded) == list(range(1, max(trained) + 1))
+    assert (recorded[max(trained)] or 0) > 0
