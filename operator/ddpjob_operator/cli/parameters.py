@@ -71,7 +71,7 @@ Links = Annotated[
     list[str] | None,
     typer.Option("--link", metavar="NAME=URL", help="A link on the page of the job (`ddpjob dashboard`), at most 8."),
 ]
-OwnerOfJob = Annotated[
+Owner = Annotated[
     str | None,
     typer.Option(
         "--owner",
