@@ -124,15 +124,17 @@ def test_members_that_did_not_hear_the_coordinator_come_to_it_once_they_do(
     judged, coordinates = views.judged, threading.Event()
 
     def noted(view: View, own: str, *args: Any, **named: Any) -> views.Verdict:
-        verdict = judged(view, own, *args, **named)
-        if own == others[0].own.id and verdict is views.Verdict.WAIT:
+        if own == others[0].own.id:  # only one that coordinates asks
             coordinates.set()
+        verdict = judged(view, own, *args, **named)
         return verdict if own == first.own.id or size == 2 else views.Verdict.WAIT
 
     monkeypatch.setattr(deciding, "judged", noted)
     going_on = [pool.submit(rank.next_view) for rank in ranks]
-    assert coordinates.wait(PATIENCE_SECONDS)
-    relay.open.set()
+    try:
+        assert coordinates.wait(PATIENCE_SECONDS)
+    finally:
+        relay.open.set()  # else the pool would wait for ranks that wait for each other
     everyone = {rank.own.id for rank in ranks}
     assert decided(going_on, ranks) == [(1, everyone)] * size
     relay.close()
