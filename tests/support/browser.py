@@ -27,6 +27,12 @@ KEYS = {"Tab": ("Tab", 9, ""), "Enter": ("Enter", 13, "\r"), " ": ("Space", 32, 
 """Name of a key by what it means: its place on a keyboard, its code, and what it types."""
 _NO_SANDBOX = ("--no-sandbox",)
 """Chromium refuses to run as root with its sandbox."""
+_LEFT = "Inspected target navigated or closed"
+"""What Chromium answers to a question about a document that the tab left before it could answer."""
+
+
+class DocumentLeft(AssertionError):
+    """The tab went on to another document while it was asked about this one."""
 
 
 def browser_program() -> str | None:
@@ -72,10 +78,13 @@ class Tab:
         return str(found)
 
     async def until(self, selector: str, holds: Callable[[str], bool], what: str) -> None:
-        """Until the text of an element is as it should be."""
+        """Until the text of an element is as it should be, in this document or in one that the tab goes on to."""
 
         async def look() -> bool:
-            return holds(await self.text(selector))
+            try:
+                return holds(await self.text(selector))
+            except DocumentLeft:
+                return False
 
         await eventually_async(look, what)
 
@@ -107,7 +116,8 @@ class Tab:
             if "id" in said:
                 answer = self._answers.pop(said["id"])
                 if "error" in said:
-                    answer.set_exception(AssertionError(said["error"]))
+                    refusal = DocumentLeft if said["error"].get("message") == _LEFT else AssertionError
+                    answer.set_exception(refusal(said["error"]))
                 else:
                     answer.set_result(said["result"])
             elif said["method"] == "Runtime.exceptionThrown":
