@@ -1,19 +1,33 @@
-"""TCP ports of this machine that are free now. Another process may take one before it is used."""
+"""TCP ports of this machine that are free now. Another program may take one before it is used."""
 
 from __future__ import annotations
 
-import random
+import fcntl
+import os
 import socket
+import tempfile
 from contextlib import ExitStack, suppress
+from pathlib import Path
+
+FIRST_PORT, LAST_PORT = 11000, 19999
+"""Below those of `ddpjob run` and those that the kernel gives to outgoing connections."""
 
 
 def free_port() -> int:
-    """One at random, since other tests look too, below those that the kernel gives to outgoing connections."""
-    for port in random.sample(range(11000, 26000), 100):
-        with suppress(OSError), socket.socket() as probe:
-            probe.bind(("", port))
-            return port
-    raise RuntimeError("none of a hundred ports is free")
+    """One that no other test process is given before all the others were: the one that asked listens only later."""
+    cursor = Path(tempfile.gettempdir()) / f"ddpjob-test-ports-{os.getuid()}"
+    with cursor.open("a+") as last_given:
+        fcntl.flock(last_given, fcntl.LOCK_EX)
+        last_given.seek(0)
+        port = int(last_given.read() or LAST_PORT)
+        for _ in range(100):
+            port = port + 1 if port < LAST_PORT else FIRST_PORT
+            with suppress(OSError), socket.socket() as probe:
+                probe.bind(("", port))
+                last_given.truncate(0)
+                last_given.write(str(port))
+                return port
+    raise RuntimeError("a hundred ports in a row are taken")
 
 
 def free_ports(count: int) -> int:
