@@ -15,6 +15,7 @@ from ddp_trainer.contract.environment import (
     RankEnvironment,
     SubmittedCode,
     Target,
+    first_live_rank,
     parse_agent,
     parse_job,
     parse_pod,
@@ -218,6 +219,17 @@ def test_a_bad_job_is_named_with_what_it_must_be(name, value):
 def test_the_agent_names_all_that_it_lacks_at_once():
     with pytest.raises(UserError, match=r"DDPJOB_RUN_DIR is not set.*; DDPJOB_LAUNCHER_PID is not set"):
         parse_agent({})
+
+
+def test_a_pod_that_waits_for_a_place_has_an_agent_already():
+    env = {"DDPJOB_RUN_DIR": "/run", "DDPJOB_LAUNCHER_PID": "7", "DDPJOB_LIVE": "true", "DDPJOB_NODE_RANK": "None"}
+    assert parse_agent(env).launcher_pid == 7
+
+
+def test_ranks_that_recover_live_are_numbered_from_the_first_of_their_pod():
+    place = {"DDPJOB_ATTEMPT": "0", "DDPJOB_NODE_RANK": "2", "DDPJOB_NODES": "3"}
+    live = place | {"DDPJOB_LIVE": "true", "DDPJOB_PROCS_PER_NODE": "4", "POD_IP": "10.0.0.1"}
+    assert (first_live_rank(place), first_live_rank(live)) == (0, 8)
 
 
 def test_no_other_module_reads_rank_or_attempt_from_the_environment():

@@ -18,6 +18,7 @@ from tests.trainer.launch.conftest import Pod, StartPod
 from tests.trainer.live.live_tasks import FAILS_AT, SEEN
 from tests.trainer.live.pods import PATH, events, live_environment
 
+from ddp_trainer.contract import processes
 from ddp_trainer.live.register import Register
 from ddp_trainer.live.views import Member, View
 from ddp_trainer.logs.losses import read_losses
@@ -127,6 +128,47 @@ def test_a_pod_that_is_asked_to_stop_leaves_after_a_step_and_the_others_go_on(
     found = losses(shared)
     assert sorted(found) == list(range(1, STEPS + 1)), "a step was dropped, or its loss"
     assert max(abs(found[step] - unbroken_losses[step]) for step in found) < 1e-5
+
+
+@pytest.mark.parametrize("killed", [0, 1])  # rank 0 hosts the store, and writes
+def test_a_warm_spare_takes_the_place_of_a_lost_pod_in_the_same_attempt(
+    start_pod: StartPod, tmp_path: Path, unbroken_losses: dict[int, float], place: Callable[..., None], killed: int
+) -> None:
+    shared, args = tmp_path / "shared", ("--strategy", "ddp", "--task-options", "ranks=2")
+    pods = [start(start_pod, node_rank, shared, *args, DDPJOB_NODES="2") for node_rank in range(2)]
+    place(tmp_path / "place", attempt=0, node_rank="none", nodes=2)
+    spare = start(start_pod, 0, shared, *args, DDPJOB_NODES="2", DDPJOB_ASSIGNMENT_DIR=str(tmp_path / "place"))
+    eventually(lambda: (pods[0].status()["step"] or 0) >= KILLED_AFTER, "training has begun")
+    assert spare.status()["phase"] == "spare"
+    (warm,) = processes.descendants(spare.process.pid)
+    os.kill(pods[killed].pids()[killed], signal.SIGKILL)
+    assert pods[killed].wait() == 1
+    place(tmp_path / "place", attempt=0, node_rank=killed, nodes=2)
+    (rank,) = spare.pids().values()
+    assert processes.alive(warm)
+    assert rank in processes.descendants(warm), "torch was imported anew"
+    assert [pods[1 - killed].wait(), spare.wait()] == [0, 0]
+
+    assert (spare.message["attempt"], spare.message["nodeRank"]) == (0, killed)
+    assert [event["worldSize"] for event in events(shared, "regrouped")] == [1, 2]
+    assert [event["worldSize"] for event in events(shared, "joined")] == [2]
+    assert not events(shared, "resumed"), "a snapshot was read"
+    found = losses(shared)
+    assert max(found) == STEPS
+    assert len(found) >= STEPS - 1, "more than the loss that was under way is missing"
+    assert max(abs(found[step] - unbroken_losses[step]) for step in found) < 1e-5
+
+
+def test_a_spare_that_is_asked_to_stop_has_left(
+    start_pod: StartPod, tmp_path: Path, place: Callable[..., None]
+) -> None:
+    """It may have been given a place a moment ago: its end must not say that all ranks were asked to stop."""
+    place(tmp_path / "place", attempt=0, node_rank="none", nodes=3)
+    spare = start(start_pod, 0, tmp_path / "shared", DDPJOB_ASSIGNMENT_DIR=str(tmp_path / "place"))
+    eventually(lambda: spare.status()["phase"] == "spare", "the spare waits")
+    spare.process.send_signal(signal.SIGTERM)
+    assert spare.wait() == 143
+    assert spare.message["reason"] == "Left"
 
 
 def test_pods_that_are_all_asked_to_stop_leave_a_snapshot_of_the_last_step(start_pod: StartPod, tmp_path: Path) -> None:

@@ -147,8 +147,6 @@ class AgentEnvironment:
 
     run_dir: Path
     launcher_pid: int
-    first_rank: int = 0
-    """What the number of a rank that recovers live is ahead of the one that this torchrun gives it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,10 +289,19 @@ def parse_agent(env: Mapping[str, str]) -> AgentEnvironment:
     """The environment of torchrun's agent. Raises UserError."""
     reader = _Reader(env)
     parsed = AgentEnvironment(reader.path("DDPJOB_RUN_DIR"), reader.integer("DDPJOB_LAUNCHER_PID", 1, MAX_PID))
-    if (place := reader.live_place()) is not None:
-        parsed = replace(parsed, first_rank=place.rank)
     reader.check()
     return parsed
+
+
+def first_live_rank(env: Mapping[str, str]) -> int:
+    """What the number of a rank that recovers live is ahead of the one that torchrun, which knows one node, gives it.
+
+    Of a place: the environment of a pod that waits for one names none. Raises UserError.
+    """
+    reader = _Reader(env)
+    place = reader.live_place()
+    reader.check()
+    return 0 if place is None else place.rank
 
 
 def parse_rank(env: Mapping[str, str]) -> RankEnvironment:

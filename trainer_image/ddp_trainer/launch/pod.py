@@ -201,9 +201,9 @@ class Pod:
         place = self._await(lambda place: place.node_rank is not None and place.attempt >= self._pod.attempt)
         if place is not None:
             return place
-        cause = ExitCause(
-            EXIT_PREEMPTED, "Preempted", "stopped by SIGTERM while it was a spare: it had nothing to save"
-        )
+        # given a place meanwhile, it counts as a rank that has left: with the other reason all ranks would have stopped
+        reason = "Left" if self._pod.live else "Preempted"
+        cause = ExitCause(EXIT_PREEMPTED, reason, "stopped by SIGTERM while it was a spare: it had nothing to save")
         return self._report(cause, ExitEvidence(wall=time.time(), procs=0))
 
     def _await(self, fits: Callable[[Assignment], bool], seconds: float = math.inf) -> Assignment | None:

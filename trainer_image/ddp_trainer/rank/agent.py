@@ -17,7 +17,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from ddp_trainer.contract.environment import parse_agent
+from ddp_trainer.contract.environment import first_live_rank, parse_agent
 from ddp_trainer.contract.processes import die_with
 from ddp_trainer.contract.run_dir import (
     JOIN_TIMEOUT_SECONDS,
@@ -64,6 +64,7 @@ def main(argv: Sequence[str]) -> int:
 
     if list(argv) == [PREPARED]:
         argv = _await_orders(run_dir)
+    first_rank = first_live_rank(os.environ)
     reserve_agent_report(run_dir)
     known = torchrun.get_args_parser().format_help()
     arguments = torchrun.parse_args(understood(argv, known))  # type: ignore[no-untyped-call]
@@ -77,7 +78,7 @@ def main(argv: Sequence[str]) -> int:
         except ChildFailedError as error:
             failures = [
                 {
-                    "rank": own.first_rank + rank,
+                    "rank": first_rank + rank,
                     "localRank": failure.local_rank,
                     "pid": failure.pid,
                     "exitCode": failure.exitcode,
