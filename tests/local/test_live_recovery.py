@@ -65,3 +65,18 @@ def test_a_killed_rank_costs_no_attempt_and_no_snapshot(
     unbroken, found = losses(tmp_path / "unbroken"), losses(killed)
     assert len(found) >= STEPS - 1, "more is missing than the loss that was under way"
     assert max(abs(loss - unbroken[step]) for step, loss in found.items()) < 1e-5
+
+
+def test_a_spare_takes_the_place_of_a_killed_rank(tmp_path: Path) -> None:
+    run(tmp_path / "unbroken", ["--task-options", "seconds=0"], BUILT_IN | {"nodes": 1})
+    killed = tmp_path / "killed"
+    spec = {"nodes": 2, "spares": 1, "restart": {"scope": "Live"}, "stall": {"minSeconds": 300}}
+    status = run(killed, ["--task-options", "ranks=2"], BUILT_IN | spec, chaos="kill-rank@25%")
+    assert (status.phase, status.attempt, status.restarts, status.live_recoveries) == (Phase.SUCCEEDED, 0, 1, 1)
+    assert status.last_failure is not None
+    assert status.internal.kept_pods == {"digits-0-s0": status.last_failure.node_rank}
+    assert [event["worldSize"] for event in events(killed, "regrouped")] == [1, 2]
+    assert not events(killed, "resumed"), "a snapshot was read"
+    unbroken, found = losses(tmp_path / "unbroken"), losses(killed)
+    assert len(found) >= STEPS - 1, "more is missing than the loss that was under way"
+    assert max(abs(loss - unbroken[step]) for step, loss in found.items()) < 1e-5

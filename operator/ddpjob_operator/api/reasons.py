@@ -262,7 +262,11 @@ EVENTS = (
     Reason("Starting", "Normal", "The pods of the first attempt are being created; with the digest of submitted code."),
     Reason("Running", "Normal", "All pods of an attempt are ready."),
     Reason("Restarting", "Warning", "An attempt has ended; the next one starts."),
-    Reason("RecoveringLive", "Warning", "With scope Live: a pod was lost and is replaced; the other ranks train on."),
+    Reason(
+        "RecoveringLive",
+        "Warning",
+        "With scope Live: a pod was lost and is replaced, by a spare if one is ready; the others train on.",
+    ),
     Reason("ScaledUp", "Normal", "The next attempt has more nodes."),
     Reason("ScaledDown", "Normal", "The next attempt has fewer nodes."),
     Reason("Degraded", "Warning", "Something is in the way of the job, with its reason; once for each reason."),

@@ -106,7 +106,7 @@ class DDPJobSpec(APIModel):
     """
 
     spares: Annotated[int, Field(strict=True, ge=0, le=64)] = 0
-    """Number of running standby pods that replace failed pods. Requires restart.scope InPlace."""
+    """Number of running standby pods that replace failed pods. Requires restart.scope InPlace or Live."""
 
     success_policy: Literal["AllNodes", "FirstNode"] = "AllNodes"
     """The job succeeds when all nodes have succeeded (AllNodes), or when node rank 0 has (FirstNode)."""

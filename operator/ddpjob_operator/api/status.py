@@ -237,8 +237,8 @@ class Internal(APIModel):
     """Digests of the immutable spec fields that the current attempt was started with."""
 
     kept_pods: Annotated[dict[str, int], Field(max_length=2048)] = Field(default_factory=dict)
-    """With restart.scope InPlace: pods of earlier attempts that are reused, and their node ranks in the current attempt
-    (-1 for a spare).
+    """Pods that were made for another place, and their node ranks in the current attempt (-1 for a spare): with
+    restart.scope InPlace those of earlier attempts that are reused, with Live also spares in the place of lost pods.
     """
 
     succeeded_nodes: Annotated[tuple[int, ...], Field(max_length=2048)] = ()

@@ -150,9 +150,9 @@ def _elastic_pipeline(spec: DDPJobSpec) -> str | None:
 
 
 def _idle_spares(spec: DDPJobSpec) -> str | None:
-    if spec.spares == 0 or spec.restart.scope == "InPlace":
+    if spec.spares == 0 or spec.restart.scope in ("InPlace", "Live"):
         return None
-    return f"spec.spares: {spec.spares} spares require restart.scope InPlace; set it, or remove spares"
+    return f"spec.spares: {spec.spares} spares require restart.scope InPlace or Live; set it, or remove spares"
 
 
 def _stall_order(spec: DDPJobSpec) -> str | None:
@@ -330,8 +330,8 @@ BETWEEN_FIELDS: tuple[Rule, ...] = (
     ),
     Rule(
         (),
-        "self.spares == 0 || self.restart.scope == 'InPlace'",
-        "spares require restart.scope InPlace; set it, or remove spares",
+        "self.spares == 0 || self.restart.scope in ['InPlace', 'Live']",
+        "spares require restart.scope InPlace or Live; set it, or remove spares",
         _idle_spares,
     ),
     Rule(

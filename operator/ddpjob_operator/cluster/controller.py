@@ -366,8 +366,9 @@ def trainer_of(uid: str, status: DDPJobStatus, observed: Observed) -> Target | N
     """
     if status.is_final:
         return None
+    lost = status.internal.lost_pods
     for pod in observed.pods:
-        if (pod.attempt, pod.node_rank) == (status.attempt, 0) and pod.running and pod.pod_ip:
+        if (pod.attempt, pod.node_rank) == (status.attempt, 0) and pod.running and pod.pod_ip and pod.uid not in lost:
             return Target(pod.pod_ip, uid, status.attempt)
     return None
 

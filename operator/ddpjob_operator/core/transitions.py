@@ -15,7 +15,7 @@ from datetime import datetime, timedelta
 
 from ddpjob_operator.api.status import Condition, DDPJobStatus, FailureStatus, Internal, NodeCount, Phase
 from ddpjob_operator.core.values import conditions as cond
-from ddpjob_operator.core.values.changes import transitioned, with_gang_record
+from ddpjob_operator.core.values.changes import transitioned, with_gang_record, with_replacements
 from ddpjob_operator.core.values.job import Problem
 from ddpjob_operator.core.values.look import Look
 from ddpjob_operator.core.values.names import LABEL_UID
@@ -116,9 +116,12 @@ def record_success(look: Look, node_ranks: Iterable[int]) -> Look:
     return look.with_status(with_gang_record(look.status, succeeded_nodes=nodes))
 
 
-def replace_lost(look: Look, lost_pods: dict[str, int]) -> Look:
-    """In the same attempt and phase: these pods, by uid, are no part of the gang any more, and replaced."""
-    return look.with_status(with_gang_record(look.status, lost_pods=lost_pods))
+def replace_lost(look: Look, lost_pods: dict[str, int], kept_pods: dict[str, int] | None = None) -> Look:
+    """In the same attempt and phase: these pods, by uid, are no part of the gang any more, and replaced; by spares
+    where `kept_pods`, by name, has such.
+    """
+    kept = look.status.internal.kept_pods if kept_pods is None else kept_pods
+    return look.with_status(with_replacements(look.status, lost_pods, kept))
 
 
 def avoid_nodes(look: Look, nodes: tuple[str, ...]) -> Look:

@@ -196,15 +196,15 @@ def _of_members(job: Job, members: Sequence[PodView]) -> str:
         return f"all of its pods are here: {_saved(job)}, and new pods go on from it {scoped}"
     if scope == "Gang":
         return f"{_saved(job)}, and the whole gang of {there} restarts from it with new pods {scoped}"
+    new = f"{_new_pods(members)} or {_s(members, 'a spare', 'spares')}" if job.spec.spares else _new_pods(members)
     if scope == "InPlace":
-        new = f"{_new_pods(members)} or {_s(members, 'a spare', 'spares')}" if job.spec.spares else _new_pods(members)
         return f"{_saved(job)}, and the gang restarts from it in place, with {new} for {ranks} {scoped}"
     least = job.spec.elastic.min_nodes if job.spec.elastic is not None else 1
     if left < least:
         fewer = f"fewer than elastic.minNodes: {least} would be left"
-        return f"{fewer}: {_saved(job)}, and the gang restarts from it in place, with {_new_pods(members)} {scoped}"
+        return f"{fewer}: {_saved(job)}, and the gang restarts from it in place, with {new} {scoped}"
     others = f"the other {left} go on" if left > 1 else "the other one goes on"
-    joins = f"{_new_pods(members)} {_s(members, 'joins', 'join')} later"
+    joins = f"{new} {_s(members, 'joins', 'join')} later"
     return f"{ranks} {_s(members, 'leaves', 'leave')} at the end of a step, {others}, and {joins} {scoped}"
 
 

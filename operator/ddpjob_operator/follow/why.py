@@ -6,6 +6,7 @@ status; this puts them into the order in which a person asks.
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from dataclasses import dataclass
 from datetime import datetime
@@ -13,6 +14,7 @@ from datetime import datetime
 from ddpjob_operator.api.reasons import FAILURES, STARTUP, STATES, Reason
 from ddpjob_operator.api.spec import CONTROLLER_NAME, DDPJobSpec
 from ddpjob_operator.api.status import Condition, DDPJobStatus, FailureStatus, Goodput, Phase
+from ddpjob_operator.core.gang.members import STAYS_SPARE
 from ddpjob_operator.core.gang.problems import GATED
 from ddpjob_operator.core.ledger.ranks import NO_REPORTS, Reports
 from ddpjob_operator.core.values import conditions as cond
@@ -22,6 +24,7 @@ from ddpjob_operator.follow.pace import pace_of
 from ddpjob_operator.follow.queued import Queued
 from ddpjob_operator.local.observed import goodput_shares, progress_in_words, seconds_in_words, snapshot_in_words
 
+_SPARE_NAME = re.compile(r"-\d+-s\d+$")
 _MOST_LOG_LINES = 20
 _MOST_PODS_NAMED = 3
 
@@ -164,6 +167,7 @@ def _running(seen: Seen) -> Answer:
             *_progress(seen),
             *_attention(seen, *cond.ATTENTION),
             *_section("Ranks", *pace.ranks),
+            *_spares(status),
             *_section("Slowed by", *pace.slowed_by),
             *_time(status.goodput),
             *_lost(status),
@@ -260,6 +264,13 @@ def _line(condition: Condition) -> str:
 def _action(condition: Condition) -> str:
     row = _row(condition.reason)
     return row.action if row is not None else ""
+
+
+def _spares(status: DDPJobStatus) -> tuple[Section, ...]:
+    """Which of them have taken the places of other pods."""
+    kept = status.internal.kept_pods.items()
+    places = sorted((rank, name) for name, rank in kept if rank != STAYS_SPARE and _SPARE_NAME.search(name))
+    return _section("Spares", *(f"{name} has taken the place of node rank {rank}" for rank, name in places))
 
 
 def _cause(failure: FailureStatus | None, title: str = "Cause") -> tuple[Section, ...]:

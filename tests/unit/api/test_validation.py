@@ -128,7 +128,8 @@ def initializer(name: str, **fields: Any) -> dict[str, Any]:
         ),
         pytest.param({"args": ["--strategy=pipeline"]}, None, id="a pipeline of one size"),
         pytest.param({"spares": 1, "restart": {"scope": "InPlace"}}, None, id="a spare takes a lost pod's place"),
-        pytest.param({"spares": 1}, "scope InPlace", id="a gang that is replaced whole has no use for a spare"),
+        pytest.param({"spares": 1, "restart": {"scope": "Live"}}, None, id="and joins those that train on"),
+        pytest.param({"spares": 1}, "scope InPlace or Live", id="a gang that is replaced whole has no use for a spare"),
         pytest.param({"stall": {"minSeconds": 9, "maxSeconds": 8}}, "maxSeconds 8", id="stall limits in wrong order"),
         pytest.param({"initializers": [initializer("a"), initializer("b")]}, None, id="two initializers"),
         pytest.param(

@@ -196,6 +196,13 @@ def test_node_rank_0_is_asked_while_it_runs(observed: Observed, asked: bool) -> 
     assert target == (Target("10.0.0.1", "job-1", 0) if asked else None)
 
 
+def test_a_spare_in_the_place_of_a_lost_pod_is_asked_although_that_one_is_still_there() -> None:
+    (old,) = trainer().pods
+    status = DDPJobStatus(phase=Phase.RUNNING, internal=Internal(lost_pods={old.uid: 0}))
+    observed = Observed(pods=(old, replace(old, name="digits-0-s0", uid="spare", pod_ip="10.0.0.9")))
+    assert trainer_of("job-1", status, observed) == Target("10.0.0.9", "job-1", 0)
+
+
 async def test_a_decision_knows_for_how_long_the_trainer_has_not_answered(
     server: Server, controller: Controller, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -100,6 +100,8 @@ class Cluster:
     """The job and its version before its status was last written."""
     lost: int = 0
     """How often the job's status was lost."""
+    replaced: set[str] = field(default_factory=set)
+    """Uids of pods that are or were on record as lost while the others trained on: the ranks keep them out."""
     begun: set[tuple[int, int | None]] = field(default_factory=set)
     """Attempt and node rank of each pod whose container has begun, while it was created for them."""
     begun_again: list[str] = field(default_factory=list)
@@ -120,6 +122,7 @@ class Cluster:
         return True
 
     def _record(self, status: DDPJobStatus) -> None:
+        self.replaced.update(status.internal.lost_pods)
         self.history.append(status)
         self.statuses.append(status)
         self.events_before.append(self.events)
@@ -406,5 +409,6 @@ class Cluster:
 
     def _changed(self) -> None:
         self.events += 1
-        alive = (pod for pod in self.pods.values() if not pod.ended and pod.node_rank is not None)
+        pods = (pod for pod in self.pods.values() if not pod.ended and pod.uid not in self.replaced)
+        alive = (pod for pod in pods if pod.node_rank is not None)
         self.live.append(tuple(sorted(f"{pod.attempt}/{pod.node_rank}" for pod in alive)))

@@ -77,7 +77,7 @@ specs = st.one_of(
     ),
     st.fixed_dictionaries(
         sizes | {"restart": st.fixed_dictionaries(restarts | {"scope": st.just("Live")}, optional=force)},
-        optional=elastic | data | gang,
+        optional=elastic | data | gang | {"spares": st.integers(1, 2)},
     ),
 )
 
@@ -89,14 +89,17 @@ policies = {
     "suspend": st.booleans(),
     "successPolicy": st.sampled_from(("AllNodes", "FirstNode")),
 }
-pairs = st.fixed_dictionaries(
-    sizes
-    | {
-        "restart": st.fixed_dictionaries(
-            restarts, optional={"scope": st.sampled_from(("InPlace", "Live")), "windowSeconds": st.just(60)}
-        )
-    },
-    optional=policies | elastic | data,
+window = {"windowSeconds": st.just(60)}
+kept = {"scope": st.sampled_from(("InPlace", "Live"))}
+pairs = st.one_of(
+    st.fixed_dictionaries(
+        sizes | {"restart": st.fixed_dictionaries(restarts, optional=kept | window)},
+        optional=policies | elastic | data,
+    ),
+    st.fixed_dictionaries(
+        sizes | {"restart": st.fixed_dictionaries(restarts | kept, optional=window), "spares": st.integers(1, 2)},
+        optional=policies | elastic | data,
+    ),
 )
 """Specs in which any of these policies may meet any other."""
 

@@ -127,6 +127,12 @@ LIVE, IN_PLACE = {"restart": {"scope": "Live"}}, {"restart": {"scope": "InPlace"
             "(restart.scope Live)",
         ),
         (
+            job(**LIVE, spares=1),
+            [pod(1)],
+            "node rank 1 leaves at the end of a step, the other 2 go on, and a new pod or a spare joins later "
+            "(restart.scope Live)",
+        ),
+        (
             job(**LIVE),
             [pod(0), pod(2)],
             "node ranks 0, 2 leave at the end of a step, the other one goes on, and 2 new pods join later "

@@ -230,6 +230,16 @@ def test_a_running_job_says_how_far_it_is_what_it_complains_of_and_where_its_tim
     )
 
 
+def test_a_running_job_names_the_spares_that_have_taken_places() -> None:
+    kept = {"digits-0-s1": 0, "digits-0-s0": 2, "digits-0-1": 1, "digits-0-s2": -1}
+    answer = why(seen(phase="Running", restarts=2, liveRecoveries=2, internal={"keptPods": kept}))
+    found = {section.title: section.lines for section in answer.sections}
+    assert found["Spares"] == (
+        "digits-0-s1 has taken the place of node rank 0",
+        "digits-0-s0 has taken the place of node rank 2",
+    )
+
+
 @pytest.mark.parametrize("phase", ["Running", "Succeeded"])
 def test_a_loss_that_is_not_finite_needs_attention_also_once_the_job_has_succeeded(phase: str) -> None:
     answer = why(

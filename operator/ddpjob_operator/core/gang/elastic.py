@@ -20,7 +20,7 @@ from ddpjob_operator.core.gang.members import (
     left_over,
     members,
 )
-from ddpjob_operator.core.gang.spares import ready_spares
+from ddpjob_operator.core.gang.spares import idle_spares
 from ddpjob_operator.core.values import conditions as cond
 from ddpjob_operator.core.values.look import Look
 from ddpjob_operator.core.values.observed import PodView
@@ -62,7 +62,7 @@ def next_size(look: Look) -> int:
     active = status.phase in (Phase.STARTING, Phase.RESTARTING, Phase.RUNNING) and status.nodes.total > 0
     if spec.elastic is None or not active:
         return spec.nodes
-    return max(spec.elastic.min_nodes, min(spec.nodes, status.nodes.total + len(ready_spares(look))))
+    return max(spec.elastic.min_nodes, min(spec.nodes, status.nodes.total + len(idle_spares(look))))
 
 
 def is_resizing(status: DDPJobStatus) -> bool:
@@ -96,7 +96,7 @@ def until_resized(look: Look) -> float | None:
     if elastic is None:
         return None
     if status.phase is Phase.RUNNING and look.job.spec.nodes > look.gang_size:
-        waits = [elastic.wait_seconds - _waited(look, pod) for pod in ready_spares(look)]
+        waits = [elastic.wait_seconds - _waited(look, pod) for pod in idle_spares(look)]
     elif status.phase in (Phase.STARTING, Phase.RESTARTING) and (since := asking_since(status)) is not None:
         waits = [_patience(elastic) - look.seconds_since(since)]
     return min((wait for wait in waits if wait > 0), default=None)
@@ -114,7 +114,7 @@ def _shrunk(look: Look, elastic: Elastic) -> Resize | None:
 
 def _grown(look: Look, elastic: Elastic) -> Resize | None:
     total = look.gang_size
-    usable = sum(_at_boundary(look, elastic, pod) for pod in ready_spares(look))
+    usable = sum(_at_boundary(look, elastic, pod) for pod in idle_spares(look))
     size = min(look.job.spec.nodes, total + usable)
     if size <= total:
         return None

@@ -24,7 +24,7 @@ from ddpjob_operator.core.values.look import Look
 from ddpjob_operator.core.values.observed import PodView
 
 SYNC_SECONDS: Final = (3.0, 8.0, 20.0)
-"""After the beginning of an attempt. A kubelet usually shows a pod its new labels within a second. Sometimes (1 in 20
+"""After places were given. A kubelet usually shows a pod its new labels within a second. Sometimes (1 in 20
 patches, with Kubernetes 1.20) it reads the old ones once more, and shows the new ones at its next sync, a minute later.
 """
 
@@ -76,13 +76,17 @@ def _kept_members(look: Look) -> list[PodView]:
 
 
 def _may_lack_pods(look: Look) -> bool:
-    """Whether node rank 0 has not said that all pods take part in the attempt."""
+    """Whether node rank 0 has not said that all pods take part in the attempt, or says that ranks of it are missing."""
     report = look.observed.report
-    return report is None or report.attempt != look.status.attempt or report.phase not in JOINED
+    if report is None or report.attempt != look.status.attempt or report.phase not in JOINED:
+        return True
+    return report.live is not None and report.live.ranks < report.live.world_size
 
 
 def _sync_waits(look: Look) -> list[float]:
-    since = starting_since(look.status)
+    since, last = starting_since(look.status), look.status.last_failure
+    if since is not None and last is not None and look.status.live_recoveries:
+        since = max(since, last.time)  # a spare may have been given a place then
     return [] if since is None else [look.seconds_until(since + timedelta(seconds=after)) for after in SYNC_SECONDS]
 
 

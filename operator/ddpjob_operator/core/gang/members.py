@@ -69,6 +69,8 @@ def left_over(look: Look) -> tuple[PodView, ...]:
             return is_kept(pod, status)
         if pod.uid in status.internal.lost_pods:
             return False
+        if needs_assignment(pod, status):
+            return True
         # a label can call a pod of the gang a spare: its name would never be free for the pod that is missing
         is_spare = pod.node_rank is None and pod.name not in of_ranks
         return not ended_before(pod, status) and (is_spare or pod.uid in gang)
@@ -103,7 +105,14 @@ def is_kept(pod: PodView, status: DDPJobStatus) -> bool:
 
 def needs_assignment(pod: PodView, status: DDPJobStatus) -> bool:
     """Whether a kept pod has a node rank in the current attempt that its labels do not say yet."""
-    return is_kept(pod, status) and status.internal.kept_pods[pod.name] != STAYS_SPARE
+    node_rank = status.internal.kept_pods.get(pod.name, STAYS_SPARE)
+    return node_rank != STAYS_SPARE and (is_kept(pod, status) or _is_promoted(pod, node_rank, status))
+
+
+def _is_promoted(pod: PodView, node_rank: int, status: DDPJobStatus) -> bool:
+    """Whether a spare of the current attempt has been given the place of a lost pod."""
+    spare = pod.node_rank is None and pod.attempt == status.attempt and pod.uid not in status.internal.lost_pods
+    return spare and node_rank in status.internal.lost_pods.values() and can_be_kept(pod)
 
 
 def with_node_counts(look: Look, spares: int = 0) -> Look:

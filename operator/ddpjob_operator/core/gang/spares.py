@@ -1,7 +1,9 @@
 """Spares: pods without a node rank, ready to replace a failed pod or to let an elastic gang grow.
 
 They are created only while the gang runs, so that they never take a node that it needs. One that runs when the next
-attempt begins joins it, or remains a spare; one that does not is deleted, for the same reason.
+attempt begins joins it, or remains a spare; one that does not is deleted, for the same reason. Where the ranks recover
+live, a spare takes the place of a lost pod within the attempt (`gang.live`), and while a place is empty no other spare
+is created, and one without a node goes.
 """
 
 from __future__ import annotations
@@ -13,7 +15,14 @@ from ddpjob_operator.api.status import DDPJobStatus, Phase
 from ddpjob_operator.core.failure.node_lost import is_lost, patience
 from ddpjob_operator.core.gang.children import create_service
 from ddpjob_operator.core.gang.creation import until_creatable
-from ddpjob_operator.core.gang.members import can_be_kept, create_pod_action, discard, is_kept, needs_assignment
+from ddpjob_operator.core.gang.members import (
+    can_be_kept,
+    create_pod_action,
+    discard,
+    is_kept,
+    members,
+    needs_assignment,
+)
 from ddpjob_operator.core.manifests.admission import admission
 from ddpjob_operator.core.manifests.admitted import Admitted, Refused
 from ddpjob_operator.core.manifests.pod_environment import Place
@@ -29,6 +38,21 @@ def ready_spares(look: Look) -> tuple[PodView, ...]:
     return tuple(pod for pod in spares if pod.running and pod.ready and can_be_kept(pod))
 
 
+def idle_spares(look: Look) -> tuple[PodView, ...]:
+    """Those of them that have not been given a place in the attempt that runs."""
+    return tuple(pod for pod in ready_spares(look) if not needs_assignment(pod, look.status))
+
+
+def free_spares(look: Look) -> tuple[PodView, ...]:
+    """Spares that may be given a place in the attempt that runs, those that could join at once first: one that is about
+    to start is ahead of a pod that is still to be created.
+    """
+    of_ranks = {look.name_of(rank) for rank in range(look.gang_size)}
+    spares = [pod for pod in _good(look) if can_be_kept(pod) and pod.name not in of_ranks]
+    welcome = [pod for pod in spares if pod.node_name not in look.status.excluded_nodes]
+    return tuple(sorted(welcome, key=lambda pod: (not (pod.running and pod.ready), not pod.running, pod.name)))
+
+
 def wanted(look: Look) -> int:
     """How many spares there should be."""
     spec = look.job.spec
@@ -39,7 +63,7 @@ def wanted(look: Look) -> int:
 def spare_actions(look: Look) -> tuple[Action, ...]:
     """Create and delete spares until there are as many as wanted. Those that run are kept first."""
     spares = (pod for pod in look.observed.pods if _is_spare(pod, look.status))
-    staying = {pod.name for pod in _good(look)[: wanted(look)]}
+    staying = {pod.name for pod in _staying(look)}
     removed = discard(look, tuple(pod for pod in spares if pod.name not in staying))
     lacking = _lacking(look)
     if not lacking:
@@ -66,12 +90,25 @@ def _created(look: Look, admitted: Admitted, service: ServiceView, names: Sequen
 
 def _lacking(look: Look) -> tuple[str, ...]:
     """Names of the spares to create."""
-    short = max(0, wanted(look) - len(_good(look))) if look.status.phase is Phase.RUNNING else 0
+    settled = look.status.phase is Phase.RUNNING and not _has_empty_place(look)
+    short = max(0, wanted(look) - len(_good(look))) if settled else 0
     if look.observed.problem is not None:
         short = min(short, 1)  # what was refused is tried with one pod
-    taken = {pod.name for pod in look.observed.pods}
+    # a name on record has a node rank, which a pod that is made now must not get
+    taken = {pod.name for pod in look.observed.pods} | look.status.internal.kept_pods.keys()
     names = (spare_name(look.job.name, look.status.attempt, index) for index in itertools.count())
     return tuple(itertools.islice((name for name in names if name not in taken), short))
+
+
+def _staying(look: Look) -> list[PodView]:
+    good = _good(look)[: wanted(look)]
+    return [pod for pod in good if can_be_kept(pod)] if _has_empty_place(look) else good
+
+
+def _has_empty_place(look: Look) -> bool:
+    """Whether a pod that was lost while the others train on is to be replaced by one that does not run yet."""
+    lost = look.status.internal.lost_pods
+    return bool(lost) and not {pod.node_rank for pod in members(look) if pod.running}.issuperset(lost.values())
 
 
 def _good(look: Look) -> list[PodView]:
@@ -84,9 +121,8 @@ def _good(look: Look) -> list[PodView]:
 
 def _is_spare(pod: PodView, status: DDPJobStatus) -> bool:
     """Whether a pod is a spare of the current attempt; `left_over` has those of older ones."""
-    return pod.node_rank is None and (
-        pod.attempt == status.attempt or (is_kept(pod, status) and not needs_assignment(pod, status))
-    )
+    is_current = pod.attempt == status.attempt or is_kept(pod, status)
+    return pod.node_rank is None and is_current and not needs_assignment(pod, status)
 
 
 def _is_usable(pod: PodView) -> bool:

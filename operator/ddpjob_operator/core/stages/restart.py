@@ -24,7 +24,7 @@ from ddpjob_operator.core.failure.node_exclusion import forgiven
 from ddpjob_operator.core.failure.node_lost import STRANDED_SECONDS, lost_nodes, patience, stranded, until_lost
 from ddpjob_operator.core.gang.elastic import Resize, grace_of_old, next_size, still_saving
 from ddpjob_operator.core.gang.in_place import kept_pods
-from ddpjob_operator.core.gang.live import is_live, obstacle, without_lost
+from ddpjob_operator.core.gang.live import in_their_place, is_live, obstacle, without_lost
 from ddpjob_operator.core.gang.members import (
     avoiding_unresponsive_nodes,
     discard,
@@ -90,10 +90,10 @@ def _replace_lost(look: Look, pods: tuple[PodView, ...], failures: tuple[Failure
     decided = decide(look, post_mortem)
     if isinstance(decided, GiveUp):  # the log has shown that it failed so before
         return _after_failure(with_node_counts(look), cause)
-    look = without_lost(look.with_status(decided.status), pods, failures)
+    look, before = without_lost(look.with_status(decided.status), pods, failures), look
     look = with_failure(with_node_counts(look), post_mortem, tail)
     what = with_clause(post_mortem.message, decided.explanation).splitlines()[0]
-    message = f"{what}; the other ranks of attempt {look.status.attempt} go on, and the pod is replaced"
+    message = f"{what}; the other ranks of attempt {look.status.attempt} go on; {in_their_place(before, look)}"
     return Plan(
         look.status,
         discard(look, left_over(look)),

@@ -17,7 +17,7 @@ from ddpjob_operator.core.gang.members import (
     with_node_counts,
 )
 from ddpjob_operator.core.gang.problems import with_problems
-from ddpjob_operator.core.gang.spares import ready_spares, spare_actions, until_spared
+from ddpjob_operator.core.gang.spares import idle_spares, spare_actions, until_spared
 from ddpjob_operator.core.manifests.admission import admission
 from ddpjob_operator.core.manifests.admitted import Refused
 from ddpjob_operator.core.stages.restart import plan_restart, resize
@@ -59,7 +59,7 @@ def _tend(look: Look) -> Plan:
     actions: list[Action] = [*discard(look, left_over(look)), *syncs(look)]
     for wanted in (_replacements(look), spare_actions(look), lost_children(look)):  # each may need the Service
         actions += [action for action in wanted if action not in actions]
-    look = with_problems(with_node_counts(look, len(ready_spares(look))))
+    look = with_problems(with_node_counts(look, len(idle_spares(look))))
     lost = until_lost(look.observed.pods, patience(look), look.now)
     if lost is not None:
         lost = min(lost, SILENT_LOOK_SECONDS)  # by then the gang may stand still

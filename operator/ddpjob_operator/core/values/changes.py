@@ -103,13 +103,18 @@ def with_gang_record(
     status: DDPJobStatus,
     *,
     succeeded_nodes: tuple[int, ...] | None = None,
-    lost_pods: dict[str, int] | None = None,
     avoided_nodes: tuple[str, ...] | None = None,
 ) -> DDPJobStatus:
     """`status` with other facts on record about the pods of this attempt. For `core.transitions` alone."""
-    facts = {"succeeded_nodes": succeeded_nodes, "lost_pods": lost_pods, "avoided_nodes": avoided_nodes}
+    facts = {"succeeded_nodes": succeeded_nodes, "avoided_nodes": avoided_nodes}
     changed = {name: fact for name, fact in facts.items() if fact is not None}
     return status.model_copy(update={"internal": status.internal.model_copy(update=changed)})
+
+
+def with_replacements(status: DDPJobStatus, lost_pods: dict[str, int], kept_pods: dict[str, int]) -> DDPJobStatus:
+    """`status` with other pods of this attempt on record as lost, and as kept. For `core.transitions` alone."""
+    update = {"lost_pods": lost_pods, "kept_pods": kept_pods}
+    return status.model_copy(update={"internal": status.internal.model_copy(update=update)})
 
 
 def resized(spec: DDPJobSpec, *, nodes: int, spares: int) -> DDPJobSpec:

@@ -32,7 +32,8 @@ class Look:
     def gang(self) -> tuple[PodView, ...]:
         """The pods of the current attempt, one for each node rank that it has.
 
-        Of several with the same labels that counts which was created for the rank; or else, which was kept for it.
+        Of several with the same labels that counts which was created for the rank; or else, which was kept for it. One
+        that is on record as lost makes way for any other.
         """
         gang: dict[int, PodView] = {}
         for pod in self.observed.pods:
@@ -44,6 +45,8 @@ class Look:
         return tuple(gang[rank] for rank in sorted(gang))
 
     def _claim(self, pod: PodView) -> int:
+        if pod.uid in self.status.internal.lost_pods:
+            return -1
         created = pod.name == pod_name(self.job.name, self.status.attempt, pod.node_rank or 0)
         return 2 if created else int(self.status.internal.kept_pods.get(pod.name) == pod.node_rank)
 
