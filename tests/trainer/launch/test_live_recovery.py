@@ -159,6 +159,28 @@ def test_a_warm_spare_takes_the_place_of_a_lost_pod_in_the_same_attempt(
     assert max(abs(found[step] - unbroken_losses[step]) for step in found) < 1e-5
 
 
+def test_a_pod_that_still_runs_ends_once_a_spare_has_its_place(
+    start_pod: StartPod, tmp_path: Path, unbroken_losses: dict[int, float], place: Callable[..., None]
+) -> None:
+    """Its node was lost for the control plane only."""
+    options = ("--task-options", "ranks=2", "--task-options", "seconds=0.5")
+    shared, args = tmp_path / "shared", ("--strategy", "ddp", *options)
+    pods = [start(start_pod, node_rank, shared, *args, DDPJOB_NODES="2") for node_rank in range(2)]
+    place(tmp_path / "place", attempt=0, node_rank="none", nodes=2)
+    spare = start(start_pod, 0, shared, *args, DDPJOB_NODES="2", DDPJOB_ASSIGNMENT_DIR=str(tmp_path / "place"))
+    eventually(lambda: (pods[0].status()["step"] or 0) >= 2, "training has begun")
+    place(tmp_path / "place", attempt=0, node_rank=1, nodes=2)
+    assert pods[1].wait() == 1
+    assert "the others went on without this rank" in pods[1].log
+    assert [pods[0].wait(), spare.wait()] == [0, 0]
+
+    assert [event["worldSize"] for event in events(shared, "regrouped")] == [2]
+    assert not events(shared, "resumed"), "a snapshot was read"
+    found = losses(shared)
+    assert sorted(found) == list(range(1, STEPS + 1)), "a step was dropped, or its loss"
+    assert max(abs(found[step] - unbroken_losses[step]) for step in found) < 1e-5
+
+
 def test_a_spare_that_is_asked_to_stop_has_left(
     start_pod: StartPod, tmp_path: Path, place: Callable[..., None]
 ) -> None:
