@@ -9,8 +9,8 @@ import tempfile
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
-FIRST_PORT, LAST_PORT = 11000, 19999
-"""Below those of `ddpjob run` and those that the kernel gives to outgoing connections."""
+FIRST_PORT, LAST_PORT = 11000, 15999
+"""Below those of the test cluster, of `ddpjob run`, and those that the kernel gives to outgoing connections."""
 
 
 def free_port() -> int:
