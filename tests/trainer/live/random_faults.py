@@ -116,12 +116,16 @@ class Gang:
 
     def training(self) -> list[int]:
         """Node ranks whose pod trains, or validates."""
-        return [rank for rank, pod in enumerate(self.pods) if self._report(pod).get("phase") in ("train", "validate")]
+        return [rank for rank, pod in enumerate(self.pods) if self.report(pod).get("phase") in ("train", "validate")]
 
     def step(self) -> int:
-        return max((self._report(pod).get("step") or 0 for pod in self.pods), default=0)
+        return max(map(self.step_of, self.pods), default=0)
 
-    def _report(self, pod: Pod) -> dict[str, Any]:
+    def step_of(self, pod: Pod) -> int:
+        """The last one that it has finished; 0 where it does not say."""
+        return self.report(pod).get("step") or 0
+
+    def report(self, pod: Pod) -> dict[str, Any]:
         if pod.process.poll() is not None or not (pod.run_dir / "port").exists():
             return {}
         try:
@@ -140,13 +144,15 @@ class Faults:
     def __init__(self, gang: Gang, seed: int) -> None:
         self.gang, self.chance = gang, random.Random(seed)
         self.done: Counter[str] = Counter()
-        self._stopped: list[tuple[float, list[int]]] = []
+        self._stopped: list[tuple[float, list[int], Pod]] = []
         self._hit: set[Pod] = set()
         """One that was asked to stop, say, trains on for a step; the state must not be lost with the others."""
+        self._continued: dict[Pod, int] = {}
+        """Pods that were stopped, and the step at which they go on, if the others have not gone on without them."""
 
     def hit(self) -> bool:
         """One fault, once there are two pods that train. False where training is over."""
-        training: list[int] = eventually(self._enough, "two pods train", SECONDS)
+        training: list[int] = eventually(self._enough, "two pods train", SECONDS, self._state)
         if training == OVER:
             return False
         kind = self.chance.choice(("kill rank", "kill pod", "kill two", "stop rank", "ask to stop", "ask to stop"))
@@ -168,7 +174,18 @@ class Faults:
     def _training(self) -> list[int]:
         self.gang.keep_alive()
         self.go_on()
+        for pod in [pod for pod, step in self._continued.items() if self.gang.step_of(pod) > step + 1]:
+            del self._continued[pod]
+            self._hit.discard(pod)
         return [rank for rank in self.gang.training() if self.gang.pods[rank] not in self._hit]
+
+    def _state(self) -> str:
+        """For people."""
+        said = [f"after {dict(self.done)}, ends of pods: {dict(self.gang.ends)}"]
+        for rank, pod in enumerate(self.gang.pods):
+            report, hit = self.gang.report(pod), ", hit" if pod in self._hit else ""
+            said.append(f"pod {rank}: {report.get('phase')}, step {report.get('step')}{hit}\n{pod.log[-2000:]}")
+        return "\n".join(said)
 
     def _one(self, kind: str, pod: Pod) -> None:
         if kind == "ask to stop":
@@ -178,7 +195,7 @@ class Faults:
         elif kind == "stop rank":
             pids = self._ranks(pod)
             processes.send(pids, signal.SIGSTOP)
-            self._stopped.append((time.monotonic() + self.chance.uniform(*STOPPED_SECONDS), pids))
+            self._stopped.append((time.monotonic() + self.chance.uniform(*STOPPED_SECONDS), pids, pod))
         else:
             processes.send(self._ranks(pod), signal.SIGKILL)
 
@@ -188,7 +205,9 @@ class Faults:
     def go_on(self) -> None:
         """Continue ranks that were stopped for long enough: the others have gone on without them."""
         for item in [item for item in self._stopped if item[0] < time.monotonic()]:
-            processes.send(item[1], signal.SIGCONT)
+            _, pids, pod = item
+            self._continued[pod] = self.gang.step_of(pod)
+            processes.send(pids, signal.SIGCONT)
             self._stopped.remove(item)
 
     def is_at_rest(self) -> bool:
