@@ -119,6 +119,22 @@ def test_the_others_take_the_step_again_and_a_new_rank_joins(
     check(shared, unbroken, missing=1)
 
 
+def test_with_several_ranks_in_a_pod_it_is_replaced_as_a_whole(
+    start: StartRank, shared: Path, unbroken: Unbroken
+) -> None:
+    pair = {"DDPJOB_NODES": "2", "DDPJOB_PROCS_PER_NODE": "2"}
+    pods = [start(node_rank, "--ranks", "4", **pair) for node_rank in range(2)]
+    has_begun(pods[1])
+    os.kill(pods[0].pids(2)[1], signal.SIGKILL)
+    assert pods[0].wait() == 1
+    assert (pods[0].message["reason"], pods[0].message["rank"]) == ("WorkerKilled", 1)
+    pods[0] = start(0, "--ranks", "4", **pair)
+    assert [pod.wait() for pod in pods] == [0, 0], "\n".join(pod.log for pod in pods)
+    assert [event["worldSize"] for event in events(shared, "regrouped")] == [2, 4]
+    assert not events(shared, "resumed"), "a snapshot was read"
+    check(shared, unbroken, missing=1, ranks=4)
+
+
 def test_with_too_few_ranks_the_others_wait_for_the_new_one(start: StartRank, shared: Path, unbroken: Unbroken) -> None:
     least = {"DDPJOB_ELASTIC_MIN_NODES": "3"}
     pods = [start(node_rank, **least) for node_rank in range(3)]

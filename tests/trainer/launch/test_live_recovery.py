@@ -193,6 +193,51 @@ def test_a_spare_that_is_asked_to_stop_has_left(
     assert spare.message["reason"] == "Left"
 
 
+TWO_RANKS = {"DDPJOB_NODES": "2", "DDPJOB_PROCS_PER_NODE": "2"}
+
+
+@pytest.mark.parametrize(("victim", "local_rank"), [(0, 1), (1, 0)])  # the first leaves rank 0, which hosts the store
+def test_a_pod_whose_rank_is_lost_leaves_as_a_whole_and_all_ranks_of_the_new_one_join(
+    start_pod: StartPod, tmp_path: Path, unbroken_losses: dict[int, float], victim: int, local_rank: int
+) -> None:
+    shared, args = tmp_path / "shared", ("--strategy", "ddp", "--task-options", "ranks=4")
+    pods = [start(start_pod, node_rank, shared, *args, **TWO_RANKS) for node_rank in range(2)]
+    eventually(lambda: (pods[1].status()["step"] or 0) >= KILLED_AFTER, f"training has begun; log:\n{pods[1].log}")
+    rank = 2 * victim + local_rank
+    os.kill(pods[victim].pids(2)[rank], signal.SIGKILL)
+    assert pods[victim].wait() == 1
+    assert (pods[victim].message["reason"], pods[victim].message["rank"]) == ("WorkerKilled", rank)
+    pods[victim] = start(start_pod, victim, shared, *args, **TWO_RANKS)
+    assert [pod.wait() for pod in pods] == [0, 0], "\n".join(pod.log for pod in pods)
+
+    assert [event["worldSize"] for event in events(shared, "regrouped")] == [2, 4], "a rank without its pod took part"
+    assert [event["worldSize"] for event in events(shared, "joined")] == [4]
+    assert not events(shared, "resumed"), "a snapshot was read"
+    found = losses(shared)
+    assert max(found) == STEPS
+    assert len(found) >= STEPS - 1, "more than the loss that was under way is missing"
+    assert max(abs(found[step] - unbroken_losses[step]) for step in found) < 1e-5
+    assert (shared / "checkpoints" / "digits" / f"step-{STEPS:012d}" / "manifest.json").exists()
+
+
+def test_a_pod_of_several_ranks_that_is_asked_to_stop_leaves_after_a_step(
+    start_pod: StartPod, tmp_path: Path, unbroken_losses: dict[int, float]
+) -> None:
+    shared, args = tmp_path / "shared", ("--strategy", "manual_allreduce", "--task-options", "ranks=4")
+    pods = [start(start_pod, node_rank, shared, *args, **TWO_RANKS) for node_rank in range(2)]
+    eventually(lambda: (pods[1].status()["step"] or 0) >= KILLED_AFTER, f"training has begun; log:\n{pods[1].log}")
+    pods[0].process.send_signal(signal.SIGTERM)
+    assert pods[0].wait() == 143, pods[0].log
+    assert pods[0].message["reason"] == "Left"
+    pods[0] = start(start_pod, 0, shared, *args, **TWO_RANKS)
+    assert [pod.wait() for pod in pods] == [0, 0], "\n".join(pod.log for pod in pods)
+    assert [event["worldSize"] for event in events(shared, "regrouped")] == [2, 4]
+    assert not events(shared, "resumed"), "a snapshot was read"
+    found = losses(shared)
+    assert sorted(found) == list(range(1, STEPS + 1)), "a step was dropped, or its loss"
+    assert max(abs(found[step] - unbroken_losses[step]) for step in found) < 1e-5
+
+
 def test_pods_that_are_all_asked_to_stop_leave_a_snapshot_of_the_last_step(start_pod: StartPod, tmp_path: Path) -> None:
     shared = tmp_path / "shared"
     pods = [start(start_pod, node_rank, shared, "--task-options", "ranks=1") for node_rank in range(3)]

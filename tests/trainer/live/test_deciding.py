@@ -17,6 +17,7 @@ from tests.support.ports import free_port
 from tests.support.waiting import PATIENCE_SECONDS, eventually
 
 from ddp_trainer.live import deciding, questions, views
+from ddp_trainer.live.deciding import Excluded, Finished
 from ddp_trainer.live.membership import Membership
 from ddp_trainer.live.questions import send
 from ddp_trainer.live.register import Register
@@ -62,7 +63,7 @@ def _copy(one: socket.socket, other: socket.socket) -> None:
         other.shutdown(socket.SHUT_WR)
 
 
-Start = Callable[[int], Membership]
+Start = Callable[..., Membership]
 
 
 @pytest.fixture
@@ -79,9 +80,9 @@ def start(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
     monkeypatch.setattr(Membership, "_form", lambda *_: None)
     started: list[Membership] = []
 
-    def start(node_rank: int) -> Membership:
-        place: dict[str, Any] = {"node_rank": node_rank, "local_rank": 0, "host": "127.0.0.1"}
-        started.append(Membership(Register(folder), **place, least=1, timeout_seconds=60.0))
+    def start(node_rank: int, local_rank: int = 0, **of_pod: Any) -> Membership:
+        place: dict[str, Any] = {"node_rank": node_rank, "local_rank": local_rank, "host": "127.0.0.1"}
+        started.append(Membership(Register(folder), **place, least=1, timeout_seconds=60.0, **of_pod))
         return started[-1]
 
     yield start
@@ -152,6 +153,64 @@ def test_a_new_member_that_ended_before_the_proposal_is_not_in_it(start: Start, 
     left.next_view()
     assert left.view is not None
     assert left.view.members == (left.own,)
+
+
+def start_pod(start: Start, node_rank: int, pod: str = "") -> list[Membership]:
+    """Both ranks of a pod."""
+    return [start(node_rank, local_rank, pod=pod, procs=2) for local_rank in range(2)]
+
+
+def test_a_rank_whose_pod_has_lost_one_ends_and_the_whole_pods_go_on(
+    start: Start, folder: Path, pool: ThreadPoolExecutor
+) -> None:
+    ranks = [rank for node_rank in range(3) for rank in start_pod(start, node_rank)]
+    in_view(folder, ranks)
+    ranks[1].stop()  # of the pod of the coordinator, which would host the store
+    broken = pool.submit(ranks[0].next_view)
+    going_on = [pool.submit(rank.next_view) for rank in ranks[2:]]
+    with pytest.raises(Excluded, match="another rank of this pod is lost"):
+        broken.result(PATIENCE_SECONDS)
+    ranks[0].stop()
+    whole = {rank.own.id for rank in ranks[2:]}
+    assert decided(going_on, ranks[2:]) == [(1, whole)] * 4
+
+
+def test_a_new_pod_is_let_in_once_all_of_its_ranks_wait(start: Start, folder: Path, pool: ThreadPoolExecutor) -> None:
+    ranks = start_pod(start, 0)
+    in_view(folder, ranks)
+    new = start_pod(start, 1, pod="new")
+    joining = [pool.submit(new[0].begin, 4)]
+    eventually(lambda: ranks[0]._listener.newcomers(0), "the first waits")
+    is_let_in_alone = ranks[0].has_newcomer
+    joining.append(pool.submit(new[1].begin, 4))
+    eventually(lambda: ranks[0].has_newcomer, "both wait at one member")
+    going_on = [pool.submit(rank.next_view) for rank in ranks]
+    everyone = {rank.own.id for rank in (*ranks, *new)}
+    assert decided([*going_on, *joining], [*ranks, *new]) == [(1, everyone)] * 4
+    assert not is_let_in_alone
+
+
+def test_a_rank_that_asks_a_later_member_turns_to_the_first_once_that_answers(
+    start: Start, folder: Path, pool: ThreadPoolExecutor
+) -> None:
+    """Where the other rank of its pod waits: apart from each other, both would wait for good."""
+    first, second = start_pod(start, 0)
+    relay = Relay(first.own)
+    in_view(folder, [first, second], instead={first.own.id: replace(first.own, port=relay.port)})
+    view = second.view
+    assert view is not None
+    new = start(1, 0, pod="new", procs=2)
+    asking = pool.submit(new._deciding.joined, view, is_new=True)
+    eventually(lambda: second._listener.newcomers(0), "the first did not answer")
+    assert not first._listener.newcomers(0)
+    relay.open.set()
+    eventually(lambda: first._listener.newcomers(0), "it asks the first")
+    relay.close()
+    for rank in (first, second):
+        rank.stop()
+    Register(folder).finish()
+    with pytest.raises(Finished):
+        asking.result(PATIENCE_SECONDS)
 
 
 def test_a_member_that_wants_a_later_view_than_was_decided_waits_on(start: Start, folder: Path) -> None:

@@ -1,10 +1,13 @@
-"""A step that is dropped leaves no trace: its batch, loaded again, and its forward pass draw the same numbers."""
+"""What becomes of a rank between two groups. A step that is dropped leaves no trace: its batch, loaded again, and its
+forward pass draw the same numbers.
+"""
 
 from __future__ import annotations
 
 import random
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -12,6 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from ddp_trainer.client.recovery import Recovery
+from ddp_trainer.contract.exit_codes import Left
+from ddp_trainer.live.deciding import Excluded
 from ddp_trainer.snapshots.codec import rng
 
 
@@ -35,8 +40,8 @@ class Counter:
 
 def of(**parts: Any) -> Recovery:
     """A recovery of nothing else."""
-    others = ("membership", "place", "world", "attached", "regroup", "log", "heartbeat", "states")
-    return Recovery(**dict.fromkeys(others), position=SimpleNamespace(steps=7), **parts)  # type: ignore[arg-type]
+    others = ("membership", "place", "world", "attached", "regroup", "log", "heartbeat", "states", "modules")
+    return Recovery(**{**dict.fromkeys(others), "position": SimpleNamespace(steps=7), **parts})
 
 
 @pytest.mark.parametrize("boundary", [True, False], ids=["after a step", "first of a group"])
@@ -61,3 +66,15 @@ def test_a_state_of_the_programs_own_is_put_back_however_often_the_step_is_taken
         counter.seen.append(7)
         recovery._drop_unfinished_step()
         assert counter.seen == [6]
+
+
+@pytest.mark.parametrize(("is_asked_to_stop", "end"), [(True, Left), (False, Excluded)])
+def test_a_rank_that_the_others_leave_out_has_left_where_it_was_asked_to_stop(
+    is_asked_to_stop: bool, end: type[BaseException]
+) -> None:
+    """It may hear of that one step after the other ranks of its pod, which are gone by then."""
+    membership, attached = Mock(), Mock(is_asked_to_stop=is_asked_to_stop)
+    membership.next_view.side_effect = Excluded("another rank of this pod is lost")
+    with pytest.raises(end):
+        of(membership=membership, attached=attached).go_on()
+    membership.depart.assert_called_once_with()  # no other rank waits for it

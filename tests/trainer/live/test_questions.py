@@ -155,7 +155,7 @@ def test_a_question_for_another_process_has_no_effect(answering: Answering) -> N
     with socket.create_connection(earlier.address) as connection:
         send(connection, question)
         assert receive(connection) == {"id": "own"}
-    assert (answering.left, answering.listener.has_newcomer(3)) == ([], False)
+    assert (answering.left, answering.listener.newcomers(3)) == ([], [])
     assert ask(answering.member, {"ask": "leave", "view": 3}) is Heard.ANSWER
     eventually(lambda: answering.left == [3], "the member itself leaves")
 

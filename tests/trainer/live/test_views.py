@@ -18,18 +18,22 @@ from ddp_trainer.live.views import (
     Verdict,
     View,
     judged,
+    mates,
     source_of_state,
     successors,
+    whole_pods,
 )
 from ddp_trainer.train.data import Cursor
 
 
-def member(place: int, number: int = 0) -> Member:
-    return Member(f"{place}.{number}", place, 0, "10.0.0.1", 1000 + place)
+def member(place: int, number: int = 0, procs: int = 1) -> Member:
+    """Process `number` in a place of pods of `procs` ranks: all ranks of a pod have one number."""
+    node_rank, local_rank = divmod(place, procs)
+    return Member(f"{place}.{number}", node_rank, local_rank, "10.0.0.1", 1000 + place, f"pod-{number}")
 
 
-def view(size: int, number: int = 0) -> View:
-    return View(number, tuple(member(place) for place in range(size)), "0.0", "10.0.0.1", 1)
+def view(size: int, number: int = 0, procs: int = 1) -> View:
+    return View(number, tuple(member(place, procs=procs) for place in range(size)), "0.0", "10.0.0.1", 1)
 
 
 LONG = SILENT_SECONDS + 1
@@ -53,24 +57,63 @@ LONG = SILENT_SECONDS + 1
 def test_the_next_view_is_proposed_once_nobody_is_missing(
     own: str, answers: Answers, waited: float, verdict: Verdict
 ) -> None:
-    assert judged(view(4), own, answers, joining=0, least=1, waited=waited) is verdict
+    assert judged(view(4), own, answers, joining=[], least=1, waited=waited) is verdict
 
 
 @pytest.mark.parametrize(("joining", "verdict"), [(0, Verdict.TOO_FEW), (1, Verdict.PROPOSE)])
 def test_too_few_members_wait_for_a_replacement(joining: int, verdict: Verdict) -> None:
     answers = Answers(arrived={"1.0"}, gone={"2.0"})
-    assert judged(view(3), "0.0", answers, joining=joining, least=3, waited=0.0) is verdict
+    new = [member(2, 1)][:joining]
+    assert judged(view(3), "0.0", answers, joining=new, least=3, waited=0.0) is verdict
 
 
 def test_too_few_members_give_up_where_no_replacement_comes() -> None:
     answers = Answers(arrived={"1.0"}, gone={"2.0"})
-    verdict = judged(view(3), "0.0", answers, joining=0, least=3, waited=REPLACEMENT_SECONDS)
+    verdict = judged(view(3), "0.0", answers, joining=[], least=3, waited=REPLACEMENT_SECONDS)
     assert verdict is Verdict.GIVE_UP
 
 
 def test_ranks_follow_places_and_a_new_process_takes_the_place_of_a_lost_one() -> None:
     newer = member(1, number=7)
     assert successors(view(3), "0.0", {"2.0"}, [newer]) == (member(0), newer, member(2))
+
+
+def test_a_pod_goes_on_and_joins_as_a_whole() -> None:
+    new = [member(place, 1, procs=2) for place in (2, 3)]
+    found = successors(view(6, procs=2), "4.0", {"2.0", "5.0"}, [new[1]], procs=2)
+    assert [one.id for one in found] == ["4.0", "5.0"], "a rank without the others of its pod"
+    found = successors(view(6, procs=2), "4.0", {"2.0", "5.0"}, new[::-1], procs=2)
+    assert [one.id for one in found] == ["2.1", "3.1", "4.0", "5.0"]
+    mixed = [member(2, 1, procs=2), member(3, 2, procs=2)]
+    found = successors(view(6, procs=2), "4.0", {"5.0"}, mixed, procs=2)
+    assert [one.id for one in found] == ["4.0", "5.0"], "ranks of two pods, which had one place after the other"
+
+
+def test_of_two_pods_in_one_place_the_newer_one_goes_on() -> None:
+    new = [member(place, 1, procs=2) for place in (0, 1)]
+    found = successors(view(4, procs=2), "0.0", {"1.0", "2.0", "3.0"}, new, procs=2)
+    assert [one.id for one in found] == ["0.1", "1.1", "2.0", "3.0"]
+
+
+@pytest.mark.parametrize(
+    ("answers", "joining", "verdict"),
+    [
+        (Answers(arrived={"1.0", "2.0", "4.0"}, gone={"3.0", "5.0"}), [], Verdict.TOO_FEW),  # one pod, and two halves
+        (Answers(arrived={"1.0", "2.0"}, gone={"3.0", "4.0", "5.0"}), [2, 4], Verdict.TOO_FEW),
+        (Answers(arrived={"1.0", "2.0"}, gone={"3.0", "4.0", "5.0"}), [2, 3], Verdict.PROPOSE),
+    ],
+)
+def test_the_ranks_of_whole_pods_count(answers: Answers, joining: list[int], verdict: Verdict) -> None:
+    new = [member(place, 1, procs=2) for place in joining]
+    found = judged(view(6, procs=2), "0.0", answers, joining=new, least=4, waited=0.0, procs=2)
+    assert found is verdict
+
+
+def test_ranks_that_are_silent_in_a_pod_that_is_lost_go_on_nowhere() -> None:
+    answers = Answers(arrived={"1.0"}, gone={"2.0", "4.0", "6.0"}, silent={"3.0": LONG, "5.0": LONG, "7.0": LONG})
+    assert judged(view(8, procs=2), "0.0", answers, joining=[], least=2, waited=0.0, procs=2) is Verdict.PROPOSE
+    others = Answers(arrived={"5.0"}, gone={"2.0"}, silent={"0.0": LONG, "1.0": LONG, "3.0": LONG})
+    assert judged(view(6, procs=2), "4.0", others, joining=[], least=2, waited=0.0, procs=2) is Verdict.WAIT
 
 
 def test_a_view_survives_its_file() -> None:
@@ -111,8 +154,9 @@ class Rank:
 class World:
     """Ranks that follow the shipped decisions, and a volume on which each view is written once."""
 
-    def __init__(self, size: int) -> None:
-        self.views = [view(size)]
+    def __init__(self, pods: int, procs: int) -> None:
+        self.procs = procs
+        self.views = [view(pods * procs, procs=procs)]
         self.ranks = [Rank(one, self.views[0]) for one in self.views[0].members]
         self.waiting: list[Rank] = []
         self.sent: dict[tuple[int, str], int] = {}
@@ -153,10 +197,15 @@ class World:
         ]
         arrived = {other.member.id for other in came}
         answers = Answers(arrived, gone, dict.fromkeys(silent, LONG))
-        waited = MINORITY_SECONDS  # the wait only makes it likely that the larger half wins
-        if judged(rank.view, rank.member.id, answers, joining=0, least=1, waited=waited) is not Verdict.PROPOSE:
+        if {one.id for one in mates(rank.view, rank.member)} & (gone | silent):
+            rank.is_excluded = True
             return
-        members = successors(rank.view, rank.member.id, arrived, [one.member for one in self.waiting])
+        waited = MINORITY_SECONDS  # the wait only makes it likely that the larger half wins
+        least, procs, new = self.procs, self.procs, [one.member for one in self.waiting]
+        verdict = judged(rank.view, rank.member.id, answers, joining=new, least=least, waited=waited, procs=procs)
+        if verdict is not Verdict.PROPOSE:
+            return
+        members = successors(rank.view, rank.member.id, arrived, new, procs)
         proposal = View(rank.view.number + 1, members, rank.member.id, "10.0.0.1", 1)
         for other in (rank, *came, *self.waiting):
             other.next = self.register(proposal)
@@ -186,18 +235,19 @@ class World:
         for one in coming:
             one.view, one.next, one.history, one.has_group = wanted, None, list(source.history), True
 
-    def replace(self, place: int, number: int) -> None:
-        """A new process in the place of one that has ended."""
-        self.waiting.append(Rank(member(place, number), self.views[-1], has_group=False))
+    def replace(self, node_rank: int, number: int) -> None:
+        """A new pod in the place of one that has ended."""
+        for place in range(node_rank * self.procs, (node_rank + 1) * self.procs):
+            self.waiting.append(Rank(member(place, number, self.procs), self.views[-1], has_group=False))
 
 
 ACTIONS = ("send", "finish", "leave", "die", "learn", "form", "partition", "replace", "step")
 
 
 @settings(max_examples=300, deadline=None)
-@given(data=st.data(), size=st.integers(2, 5))
-def test_two_halves_never_both_go_on(data: st.DataObject, size: int) -> None:
-    world, replaced = World(size), 0
+@given(data=st.data(), pods=st.integers(2, 5), procs=st.integers(1, 2))
+def test_two_halves_never_both_go_on(data: st.DataObject, pods: int, procs: int) -> None:
+    world, replaced = World(pods, procs), 0
     for _ in range(data.draw(st.integers(1, 30))):
         action = data.draw(st.sampled_from(ACTIONS))
         able = [rank for rank in world.ranks if rank.lives and not rank.is_excluded]
@@ -217,8 +267,8 @@ def test_two_halves_never_both_go_on(data: st.DataObject, size: int) -> None:
                     ended = {one.id for one in rank.view.members} - {one.member.id for one in able}
                     world.propose(rank, ended, silent)
         elif action == "replace":
-            places = {rank.member.place for rank in able}
-            lost = [rank for rank in world.ranks if rank.member.place not in places]
+            nodes = {rank.member.node_rank for rank in able}
+            lost = [rank for rank in world.ranks if rank.member.node_rank not in nodes]
             if lost and not world.waiting:
                 replaced += 1
                 world.replace(lost[0].member.node_rank, replaced)
@@ -230,6 +280,8 @@ def test_two_halves_never_both_go_on(data: st.DataObject, size: int) -> None:
 
 def check(world: World) -> None:
     """Of all histories, one goes on. Any other ends within one step of where it parted from that one."""
+    for one in world.views:
+        assert len(one.members) == world.procs * len(whole_pods(one.members, world.procs)), "a part of a pod"
     training = [rank for rank in world.ranks if rank.has_group]
     for rank in world.ranks:
         steps = [step for step, *_ in rank.history]

@@ -121,7 +121,6 @@ def _check(given: Mapping[str, Stateful], job: JobEnvironment, global_batch: int
         "cannot put back state of its own (get_extra_state) that a module has; use attach()": any(
             type(part).get_extra_state is not nn.Module.get_extra_state for part in parts
         ),
-        "works with one rank in each pod: set procsPerNode: 1": job.live is not None and job.live.procs_per_node > 1,
         "has to be called on the main thread, which then trains": threading.current_thread()
         is not threading.main_thread(),
         f"needs the samples of a step on all ranks together, and not global_batch={global_batch!r}": (

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -21,11 +22,13 @@ from torch import Tensor, nn
 from ddp_trainer.client.gradients import started
 from ddp_trainer.client.run import Run
 from ddp_trainer.client.steps import Change
+from ddp_trainer.contract import processes
 from ddp_trainer.contract.environment import JobEnvironment, LivePlace
 from ddp_trainer.contract.exit_codes import FencedError, Left, LossNotFinite, RollBack
 from ddp_trainer.contract.heartbeat import Heartbeat
 from ddp_trainer.contract.outcomes import classify
 from ddp_trainer.live.costs import EVENTS, Costs, Kind, is_step_dropped
+from ddp_trainer.live.deciding import Excluded
 from ddp_trainer.live.membership import Membership
 from ddp_trainer.live.register import views_of
 from ddp_trainer.live.views import source_of_state
@@ -49,6 +52,8 @@ def membership_of(job: JobEnvironment, place: LivePlace, *, timeout_seconds: flo
         host=place.host,
         least=(job.elastic_min_nodes or 1) * place.procs_per_node,
         timeout_seconds=timeout_seconds,
+        pod=f"{place.host} {processes.identity(os.getppid())}",  # of torchrun's agent, which starts all of them
+        procs=place.procs_per_node,
     )
 
 
@@ -187,14 +192,20 @@ class Recovery:
 
     def go_on(self) -> None:
         """Form the next group, after a loss or for a new rank. Raises Excluded where the others went on without this
-        one.
+        one, or another rank of its pod is lost; Left where it was asked to stop, too.
         """
         self.membership.leave()
         self.attached.lost_group()
         self._drop_unfinished_step()
         self.attached.regroups()
-        self.membership.next_view()
-        self._settle()
+        try:
+            self.membership.next_view()
+            self._settle()
+        except Excluded as error:
+            self.membership.depart()  # the others wait for it no longer
+            if self.attached.is_asked_to_stop:  # as the rank was that has left, or by torchrun for one that failed
+                raise Left(f"asked to stop after step {self.position.steps}; the other ranks go on") from error
+            raise
 
     def _settle(self) -> bool:
         """In a new group: equal states on all ranks, and everything that knows the world. Again where a rank is lost

@@ -358,6 +358,11 @@ class Run:
         return self._steps.agreed_between_steps()
 
     @property
+    def is_asked_to_stop(self) -> bool:
+        """Whether SIGTERM has come to this rank, whatever the others know of it."""
+        return self._steps.is_asked_to_stop
+
+    @property
     def change(self) -> Change:
         """With live recovery, after the end of a step or `agreed_to_stop`: what becomes of the process group now."""
         return self._steps.change

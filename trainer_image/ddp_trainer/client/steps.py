@@ -117,6 +117,11 @@ class Steps:
         """From now on SIGTERM asks all ranks to stop."""
         self._stop.listen()
 
+    @property
+    def is_asked_to_stop(self) -> bool:
+        """Whether SIGTERM has come to this rank."""
+        return self._stop.raised
+
     def agreed_to_stop(self) -> bool:
         """At the end of a step, before `end`: whether all ranks stop, because of what one had been asked to when the
         step before ended.

@@ -88,6 +88,13 @@ def alive(pid: int) -> bool:
     return state(pid) not in (None, "Z", "X")
 
 
+def identity(pid: int) -> str:
+    """What no other process of this machine has had: its id, and when it began, in clock ticks since the machine did.
+    The id alone once the process is gone.
+    """
+    return " ".join([str(pid), *_stat_fields(pid)[19:20]])
+
+
 def send(pids: Iterable[int], signum: int) -> None:
     """Signal each process; one that is gone already is no error."""
     for pid in pids:

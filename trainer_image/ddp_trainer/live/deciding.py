@@ -34,7 +34,9 @@ from ddp_trainer.live.views import (
     is_known,
     judged,
     lost,
+    mates,
     successors,
+    whole_pods,
 )
 
 LOOK_SECONDS: Final = 0.005
@@ -65,9 +67,9 @@ class Deciding:
     the first to find that the ranks cannot go on, and RuntimeError where another was.
     """
 
-    def __init__(self, own: Member, listener: Listener, register: Register, least: int) -> None:
-        """`least`: how few ranks may go on."""
-        self._own, self._listener, self._register, self._least = own, listener, register, least
+    def __init__(self, own: Member, listener: Listener, register: Register, least: int, procs: int) -> None:
+        """`least`: how few ranks may go on; `procs`: how many ranks each pod has."""
+        self._own, self._listener, self._register, self._least, self._procs = own, listener, register, least, procs
         self.store: TCPStore | None = None
         """That of the last view that this member has proposed."""
 
@@ -77,20 +79,25 @@ class Deciding:
         deadline = time.monotonic() + JOIN_TIMEOUT_SECONDS
         while (newest := self.newest()) is None:
             present = self._register.entered()
-            if self._own.place == (0, 0) and len(present) == members:
+            whole = self._procs * len(whole_pods(present.values(), self._procs))
+            if self._own.place == (0, 0) and whole == members:
                 return self._propose(0, tuple(present[place] for place in sorted(present)))
             if time.monotonic() > deadline:
                 raise RuntimeError(
-                    f"timed out after {JOIN_TIMEOUT_SECONDS:.0f} seconds waiting for clients: {len(present)} of "
+                    f"timed out after {JOIN_TIMEOUT_SECONDS:.0f} seconds waiting for clients: {whole} of "
                     f"{members} ranks came"
                 )
             time.sleep(BEGIN_LOOK_SECONDS)
         return newest
 
     def after(self, view: View, found_silent: frozenset[str]) -> View:
-        """What follows `view`, of which this member was one. It has `found_silent` these others."""
+        """What follows `view`, of which this member was one. It has `found_silent` these others.
+
+        Raises Excluded where another rank of its pod is lost.
+        """
         looks = _Looks(self, view)
         known_since: float | None = None
+        pod = mates(view, self._own)
         question = {"isNew": False, "silent": sorted(found_silent)}
         with Inquiry({"ask": "leave", "view": view.number}) as inquiry, _Wait(self._own, view, question) as wait:
             decided = looks.decided()
@@ -98,6 +105,9 @@ class Deciding:
                 arrivals = self._listener.arrivals(view.number)
                 silent = found_silent.union(*(arrival.silent for arrival in arrivals.values()))
                 answers = inquiry.answers(arrivals, silent)
+                if {member.id for member in pod}.intersection(lost(view, self._own.id, answers)):
+                    raise Excluded("another rank of this pod is lost, and a pod is replaced as a whole")
+                inquiry.ask(one for one in pod if one.id not in arrivals)
                 first = coordinator(view, self._own.id, answers)
                 if first.id != self._own.id:
                     known_since = None
@@ -116,10 +126,12 @@ class Deciding:
     def _coordinated(self, view: View, arrivals: Mapping[str, Arrival], answers: Answers, waited: float) -> View | None:
         """What this member decides as the coordinator; None if it waits, which it has done a little then."""
         joining = [arrival.member for arrival in arrivals.values() if arrival.is_new]
-        verdict = judged(view, self._own.id, answers, joining=len(joining), least=self._least, waited=waited)
+        verdict = judged(
+            view, self._own.id, answers, joining=joining, least=self._least, waited=waited, procs=self._procs
+        )
         if verdict is Verdict.PROPOSE:
             stay = {one for one, arrival in arrivals.items() if not arrival.is_new}
-            return self._propose(view.number + 1, successors(view, self._own.id, stay, joining))
+            return self._propose(view.number + 1, successors(view, self._own.id, stay, joining, self._procs))
         if verdict is Verdict.GIVE_UP:
             left = len(view.members) - len(lost(view, self._own.id, answers))
             self.give_up(
@@ -132,6 +144,8 @@ class Deciding:
     def joined(self, view: View, *, is_new: bool) -> View:
         """The first view that has this process; it asks those that go on in `view`. Raises Excluded unless it `is_new`,
         and Finished.
+
+        Where it `is_new`, it is in none before its whole pod has asked the same member.
         """
         alone_since: float | None = None
         while view.rank_of(self._own.id) is None:
@@ -151,14 +165,19 @@ class Deciding:
         return view
 
     def _asked(self, member: Member, view: View) -> View | None:
-        """What follows `view`, in which `member` is; None if that one is lost."""
+        """What follows `view`, in which `member` is; None if that one is lost. `view` itself where one before it has
+        answered, at which the other ranks of this pod may wait: all are to ask the same.
+        """
+        before = view.members[: view.members.index(member)]
         looks = _Looks(self, view)
         with Inquiry({"ask": "alive"}) as inquiry, _Wait(self._own, view, {"isNew": True, "silent": []}) as wait:
             while member.id not in lost(view, self._own.id, inquiry.answers()):
-                inquiry.ask([member])
+                inquiry.ask([*before, member])
                 decided = wait.answer_of(member) or looks.decided()
                 if decided is not None:
                     return decided
+                if inquiry.have_answered(before):
+                    return view
         return None
 
     def newest(self) -> View | None:

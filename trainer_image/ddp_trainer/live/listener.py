@@ -87,10 +87,11 @@ class Listener:
             taken = [one for one, arrival in self._arrivals.items() if arrival.view < before]
             return [self._arrivals.pop(one) for one in taken]
 
-    def has_newcomer(self, view: int) -> bool:
-        """Whether a new member waits for the view after `view`. One that asked for an earlier one has gone on since."""
+    def newcomers(self, view: int) -> list[Member]:
+        """New members that wait for the view after `view`. One that asked for an earlier one has gone on since."""
         with self._lock:
-            return any(arrival.is_new and arrival.view >= view and arrival.waits for arrival in self._arrivals.values())
+            arrivals = self._arrivals.values()
+            return [each.member for each in arrivals if each.is_new and each.view >= view and each.waits]
 
     def close(self) -> None:
         """From now on connections are refused."""

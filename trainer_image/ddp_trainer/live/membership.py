@@ -26,7 +26,7 @@ from ddp_trainer.live.connections import Connections
 from ddp_trainer.live.deciding import FORM_SECONDS, Deciding
 from ddp_trainer.live.listener import Listener
 from ddp_trainer.live.register import Register, volume_used
-from ddp_trainer.live.views import Member, View
+from ddp_trainer.live.views import Member, View, whole_pods
 from ddp_trainer.live.watch import watch
 from ddp_trainer.snapshots.trust.errors import SnapshotError
 
@@ -38,15 +38,26 @@ class Membership:
     """Of one rank's process. `begin` with the first view or join, then `next_view` after each failure or newcomer."""
 
     def __init__(
-        self, register: Register, *, node_rank: int, local_rank: int, host: str, least: int, timeout_seconds: float
+        self,
+        register: Register,
+        *,
+        node_rank: int,
+        local_rank: int,
+        host: str,
+        least: int,
+        timeout_seconds: float,
+        pod: str = "",
+        procs: int = 1,
     ) -> None:
+        """`pod` is what all `procs` ranks of this pod, and no others, have in common."""
         self._register = register
         self.least = least
         """How few ranks may go on."""
         own = uuid.uuid4().hex
         self._listener = Listener(host, own, self._abort)
-        self.own = Member(own, node_rank, local_rank, host, self._listener.port)
-        self._deciding = Deciding(self.own, self._listener, register, least)
+        self.own = Member(own, node_rank, local_rank, host, self._listener.port, pod)
+        self._procs = procs
+        self._deciding = Deciding(self.own, self._listener, register, least, procs)
         self._timeout = timedelta(seconds=timeout_seconds)
         self.view: View | None = None
         """The one whose group is formed, or was formed last."""
@@ -73,8 +84,8 @@ class Membership:
 
     @property
     def has_newcomer(self) -> bool:
-        """Whether a new member waits at this one: all should leave the view after the same step."""
-        return self.view is not None and self._listener.has_newcomer(self.view.number)
+        """Whether a new pod waits at this member: all should leave the view after the same step."""
+        return self.view is not None and bool(whole_pods(self._listener.newcomers(self.view.number), self._procs))
 
     def check_leads(self) -> None:
         """Raise SnapshotError unless this process is rank 0 of the newest view, which alone writes snapshots; OSError

@@ -75,6 +75,7 @@ class Inquiry:
     def __init__(self, question: Mapping[str, Any]) -> None:
         self._question = question
         self._gone: set[str] = set()
+        self._answered: set[str] = set()
         self._silent_since: dict[str, float] = {}
         self._due: dict[str, float] = {}
         """When to ask a member again."""
@@ -102,7 +103,12 @@ class Inquiry:
             self._silent_since.setdefault(member.id, time.monotonic())
         else:
             self._silent_since.pop(member.id, None)
+            self._answered.add(member.id)
         self._due[member.id] = time.monotonic() + AGAIN_SECONDS
+
+    def have_answered(self, members: Iterable[Member]) -> bool:
+        """Whether any of these has, ever."""
+        return any(member.id in self._answered for member in members)
 
     def answers(self, arrived: Collection[str] = (), found_silent: Collection[str] = ()) -> Answers:
         """What is known by now. Members that others have `found_silent` are so as soon as one question here stays

@@ -7,9 +7,10 @@ written once. So two halves of a view that lost each other may both propose, and
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import Enum, auto
+from itertools import chain
 from typing import Any, Final
 
 SILENT_SECONDS: Final = 3.0
@@ -24,13 +25,16 @@ REPLACEMENT_SECONDS: Final = 120.0
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One rank's process. `id` is new with every process; `host` and `port` are those of its listener."""
+    """One rank's process. `id` is new with every process; `host` and `port` are those of its listener; `pod` is what
+    all ranks of one pod have in common, and no others.
+    """
 
     id: str
     node_rank: int
     local_rank: int
     host: str
     port: int
+    pod: str = ""
 
     @property
     def address(self) -> tuple[str, int]:
@@ -101,35 +105,66 @@ def coordinator(view: View, own: str, answers: Answers) -> Member:
     return next(member for member in view.members if member.id not in without)
 
 
+def whole_pods(members: Iterable[Member], procs: int) -> dict[tuple[int, str], list[Member]]:
+    """The members by pods, those of pods that have all of their `procs` ranks, in the order in which they became whole:
+    a pod goes on, and joins, as a whole.
+    """
+    pods: dict[tuple[int, str], dict[int, Member]] = {}
+    whole: dict[tuple[int, str], list[Member]] = {}
+    for member in members:
+        key = member.node_rank, member.pod
+        pods.setdefault(key, {})[member.local_rank] = member
+        if len(pods[key]) == procs:
+            whole[key] = list(pods[key].values())
+    return whole
+
+
+def mates(view: View, own: Member) -> list[Member]:
+    """The other ranks of this one's pod."""
+    return [one for one in view.members if (one.node_rank, one.pod) == (own.node_rank, own.pod) and one.id != own.id]
+
+
 def is_known(view: View, own: str, answers: Answers) -> bool:
     """Whether each other member has come or is lost."""
     known = {own, *answers.arrived, *lost(view, own, answers)}
     return all(member.id in known for member in view.members)
 
 
-def judged(view: View, own: str, answers: Answers, *, joining: int, least: int, waited: float) -> Verdict:
-    """Whether to propose the next view of `own`, the members that arrived and `joining` new ones.
+def judged(
+    view: View, own: str, answers: Answers, *, joining: Sequence[Member], least: int, waited: float, procs: int = 1
+) -> Verdict:
+    """Whether to propose the next view of `own`, the members that arrived and the new ones that are `joining`.
 
-    `least` is how many members must be in it, `waited` the seconds since all others are known to have come or be lost.
+    `least` is how many members must be in it, `waited` the seconds since all others are known to have come or be lost,
+    `procs` how many ranks a pod has.
     """
     if not is_known(view, own, answers):
         return Verdict.WAIT
-    others = [member.id for member in view.members if member.id != own]
-    left = 1 + sum(one in answers.arrived for one in others)
-    if left + joining < least:
+
+    def size(members: Iterable[Member]) -> int:
+        return procs * len(whole_pods(members, procs))
+
+    here = {own, *answers.arrived}
+    left = size(member for member in view.members if member.id in here)
+    if left + size(joining) < least:
         return Verdict.GIVE_UP if waited >= REPLACEMENT_SECONDS else Verdict.TOO_FEW
     # only a silent member may be going on elsewhere; one whose process has ended cannot
-    elsewhere = [one for one in others if one not in answers.arrived and one not in answers.gone]
-    has_first = own == view.members[0].id or view.members[0].id in answers.arrived
-    is_minority = len(elsewhere) > left or (len(elsewhere) == left and not has_first)
+    elsewhere = size(one for one in view.members if one.id not in here and one.id not in answers.gone)
+    has_first = view.members[0].id in here
+    is_minority = elsewhere > left or (elsewhere == left and not has_first)
     return Verdict.WAIT if is_minority and waited < MINORITY_SECONDS else Verdict.PROPOSE
 
 
-def successors(view: View, own: str, arrived: Collection[str], joining: Sequence[Member]) -> tuple[Member, ...]:
-    """The members of the next view in the order of their ranks: by place, and of two in one place the newer process."""
+def successors(
+    view: View, own: str, arrived: Collection[str], joining: Sequence[Member], procs: int = 1
+) -> tuple[Member, ...]:
+    """The members of the next view in the order of their ranks: by place, whole pods of `procs` ranks only, and of two
+    pods in one place the newer one.
+    """
     stay = [member for member in view.members if member.id == own or member.id in arrived]
-    by_place = {member.place: member for member in (*stay, *joining)}
-    return tuple(by_place[place] for place in sorted(by_place))
+    pods = {**whole_pods(stay, procs), **whole_pods(joining, procs)}
+    by_node = {node_rank: members for (node_rank, _), members in pods.items()}
+    return tuple(sorted(chain.from_iterable(by_node.values()), key=lambda member: member.place))
 
 
 def source_of_state(steps: Sequence[int]) -> int:
