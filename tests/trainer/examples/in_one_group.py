@@ -21,13 +21,14 @@ from ddp_trainer.contract.heartbeat import Heartbeat
 from ddp_trainer.rank.world import World, describe_world, process_group
 from ddp_trainer.train.build import build
 from ddp_trainer.train.command_line import parse
-from ddp_trainer.train.config import check_world
+from ddp_trainer.train.config import check_scope, check_world
 
 
 def train(world: World, arguments: list[str]) -> int:
     """`train.exit_code`, without a process group of its own."""
     try:
         config = parse(arguments)
+        check_scope(config, is_live=False)
         check_world(config, world_size=world.size, device=world.device.type, devices=torch.cuda.device_count())
         build(config, world, Heartbeat.from_env()).run()
     except UserError as refusal:

@@ -78,7 +78,7 @@ def test_the_table_has_a_row_for_every_flag_that_is_a_technique() -> None:
     from ddp_trainer.train.strategies import STRATEGIES
 
     assert [name for name in STRATEGIES if name not in text] == []
-    assert len(TABLE) == 21
+    assert len(TABLE) == 22
 
 
 def test_the_settings_on_the_page_are_those_of_help() -> None:

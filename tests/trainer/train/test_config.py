@@ -12,9 +12,11 @@ import pytest
 from tests.trainer.documented import message
 
 from ddp_trainer.contract.exit_codes import UserError
+from ddp_trainer.rank.world import World
 from ddp_trainer.train.__main__ import exit_code
 from ddp_trainer.train.command_line import parse
-from ddp_trainer.train.config import Interval, TrainConfig, check_elastic, check_world
+from ddp_trainer.train.config import Interval, TrainConfig, check_elastic, check_scope, check_world
+from ddp_trainer.train.live import check_live
 
 REFUSED = [
     ("--epochs x", "--epochs: 'x' is no whole number"),
@@ -33,6 +35,7 @@ REFUSED = [
     ("--max-steps 5 --warmup-steps 5", "--warmup-steps 5 leaves nothing of --max-steps 5"),
     ("--strategy single --static-graph", "--static-graph belongs to --strategy ddp, not single"),
     ("--strategy fsdp --precision fp16", "which --strategy fsdp never has: choose bf16"),
+    ("--strategy hsdp --precision fp16", "which --strategy hsdp never has: choose bf16"),
     ("--strategy pipeline --precision fp16", "which no stage of --strategy pipeline does: choose bf16"),
     ("--strategy pipeline --compile", "--compile compiles a whole model"),
     ("--strategy data_parallel --compile", "copies in every step: choose --strategy ddp"),
@@ -114,6 +117,25 @@ def test_a_pipeline_that_only_the_file_of_settings_names_is_refused_in_an_elasti
     assert message("Pipeline").search(capsys.readouterr().err)
     check_elastic(parse(["--strategy", "fsdp"]), 1)
     check_elastic(parse(["--strategy", "pipeline"]), None)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "is_live", "words"),
+    [("hsdp", False, "needs restart.scope Live"), ("hsdp", True, None), ("ddp", False, None)],
+)
+def test_a_strategy_that_recovers_live_needs_that_scope(strategy: str, is_live: bool, words: str | None) -> None:
+    config = parse(["--strategy", strategy])
+    if words is None:
+        check_scope(config, is_live=is_live)
+        return
+    with pytest.raises(UserError, match=words):
+        check_scope(config, is_live=is_live)
+
+
+def test_shards_that_span_pods_are_refused_with_live_recovery() -> None:
+    with pytest.raises(UserError, match=r"--strategy fsdp .* restart.scope Live .* use --strategy hsdp"):
+        check_live(parse(["--strategy", "fsdp"]), World())
+    check_live(parse(["--strategy", "hsdp"]), World())
 
 
 @pytest.mark.parametrize(

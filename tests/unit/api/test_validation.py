@@ -64,6 +64,7 @@ def env(name: str, **fields: Any) -> dict[str, Any]:
 
 CODE = {"code": {"configMaps": ["ddpjob-code-1"], "sha256": "0" * 64}}
 ELASTIC = {"nodes": 2, "elastic": {"minNodes": 1}}
+LIVE = {"restart": {"scope": "Live"}}
 
 
 def initializer(name: str, **fields: Any) -> dict[str, Any]:
@@ -127,6 +128,14 @@ def initializer(name: str, **fields: Any) -> dict[str, Any]:
             id="what the flags of another program mean is its own affair",
         ),
         pytest.param({"args": ["--strategy=pipeline"]}, None, id="a pipeline of one size"),
+        pytest.param({**LIVE, "args": ["--strategy=fsdp"]}, "use --strategy hsdp", id="shards that span pods"),
+        pytest.param({**LIVE, "args": ["--strategy", "fsdp"]}, "use --strategy hsdp", id="the same in two words"),
+        pytest.param({**LIVE, "args": ["--strategy=hsdp"]}, None, id="shards within each pod"),
+        pytest.param(
+            {**LIVE, "args": ["--strategy=fsdp"], "entrypoint": {"script": "/own.py"}}, None, id="args of a script"
+        ),
+        pytest.param({"args": ["--strategy=fsdp"]}, None, id="shards without live recovery"),
+        pytest.param({"args": ["--strategy=hsdp"]}, "set it to Live", id="no live recovery"),
         pytest.param({"spares": 1, "restart": {"scope": "InPlace"}}, None, id="a spare takes a lost pod's place"),
         pytest.param({"spares": 1, "restart": {"scope": "Live"}}, None, id="and joins those that train on"),
         pytest.param({"spares": 1}, "scope InPlace or Live", id="a gang that is replaced whole has no use for a spare"),

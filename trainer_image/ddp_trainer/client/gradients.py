@@ -32,8 +32,13 @@ def persistent_buffers(module: nn.Module) -> Iterator[Tensor]:
     return (buffer for name, buffer in module.named_buffers() if name in kept)
 
 
-def shared_gradients(parameters: Iterable[Tensor], device: torch.device, wait: Wait = waited) -> list[Tensor]:
-    """The gradients to reduce, of the same parameters on every rank.
+def shared_gradients(
+    parameters: Iterable[Tensor],
+    device: torch.device,
+    wait: Wait = waited,
+    group: dist.ProcessGroup | None = None,
+) -> list[Tensor]:
+    """The gradients to reduce, of the same parameters on every rank of `group`, by default of all.
 
     A parameter that some rank used has one everywhere, of zeros where it was not used. One that no rank used keeps
     none, or an optimizer with weight decay or momentum would change it all the same.
@@ -41,7 +46,7 @@ def shared_gradients(parameters: Iterable[Tensor], device: torch.device, wait: W
     trained = [parameter for parameter in parameters if parameter.requires_grad]
     used = torch.tensor([parameter.grad is not None for parameter in trained], dtype=torch.uint8, device="cpu")
     used = used.to(device)
-    wait(started(dist.all_reduce(used, op=dist.ReduceOp.MAX, async_op=True)))
+    wait(started(dist.all_reduce(used, op=dist.ReduceOp.MAX, group=group, async_op=True)))
     gradients = []
     for parameter, somewhere in zip(trained, used.tolist(), strict=True):
         if not somewhere:
@@ -52,9 +57,9 @@ def shared_gradients(parameters: Iterable[Tensor], device: torch.device, wait: W
     return gradients
 
 
-def sum_gradients(gradients: Sequence[Tensor], wait: Wait = waited) -> None:
-    """Make each the sum of all ranks', all of them under way at once."""
-    for work in [started(dist.all_reduce(gradient, async_op=True)) for gradient in gradients]:
+def sum_gradients(gradients: Sequence[Tensor], wait: Wait = waited, group: dist.ProcessGroup | None = None) -> None:
+    """Make each the sum of all ranks' of `group`, by default of all, all of them under way at once."""
+    for work in [started(dist.all_reduce(gradient, group=group, async_op=True)) for gradient in gradients]:
         wait(work)
 
 

@@ -24,12 +24,13 @@ from torch.optim.lr_scheduler import LRScheduler
 from ddp_trainer.client.batches import BatchPlan
 from ddp_trainer.client.gradients import waited
 from ddp_trainer.client.passes import LossOf, SharedPasses
-from ddp_trainer.client.recovery import Recovery, is_peer_lost
+from ddp_trainer.client.recovery import Recovery
 from ddp_trainer.client.run import Run
 from ddp_trainer.client.states import LOSSES, States
 from ddp_trainer.contract.environment import JobEnvironment
 from ddp_trainer.contract.exit_codes import Preempted, UserError
 from ddp_trainer.contract.heartbeat import Heartbeat
+from ddp_trainer.contract.outcomes import is_peer_lost
 from ddp_trainer.live.deciding import Excluded, Finished
 from ddp_trainer.live.membership import Membership
 from ddp_trainer.logs.runlog import RunLog

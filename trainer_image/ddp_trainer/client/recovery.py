@@ -12,6 +12,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
@@ -21,12 +22,13 @@ from torch import Tensor, nn
 
 from ddp_trainer.client.gradients import started
 from ddp_trainer.client.run import Run
+from ddp_trainer.client.sharing import Sharing
 from ddp_trainer.client.steps import Change
 from ddp_trainer.contract import processes
 from ddp_trainer.contract.environment import JobEnvironment, LivePlace
 from ddp_trainer.contract.exit_codes import FencedError, Left, LossNotFinite, RollBack
 from ddp_trainer.contract.heartbeat import Heartbeat
-from ddp_trainer.contract.outcomes import classify
+from ddp_trainer.contract.outcomes import is_peer_lost
 from ddp_trainer.live.costs import EVENTS, Costs, Kind, is_step_dropped
 from ddp_trainer.live.deciding import Excluded
 from ddp_trainer.live.membership import Membership
@@ -35,7 +37,7 @@ from ddp_trainer.live.views import source_of_state
 from ddp_trainer.logs.runlog import RunLog
 from ddp_trainer.rank.world import World
 from ddp_trainer.snapshots.codec import rng
-from ddp_trainer.snapshots.codec.state import Staging, Stateful, file_in_memory, parse_files
+from ddp_trainer.snapshots.codec.state import SHARDS, Stateful
 from ddp_trainer.snapshots.values import Progress
 
 NO_STATE = -1
@@ -43,7 +45,9 @@ SETTLE_TRIES: Final = 10
 """Process groups in a row that are lost before all ranks have the same state, until live recovery is given up."""
 
 
-def membership_of(job: JobEnvironment, place: LivePlace, *, timeout_seconds: float) -> Membership:
+def membership_of(
+    job: JobEnvironment, place: LivePlace, *, timeout_seconds: float, needs_replicas: bool = False
+) -> Membership:
     """That of this rank, which is alone until it begins."""
     return Membership(
         views_of(job),
@@ -54,12 +58,8 @@ def membership_of(job: JobEnvironment, place: LivePlace, *, timeout_seconds: flo
         timeout_seconds=timeout_seconds,
         pod=f"{place.host} {processes.identity(os.getppid())}",  # of torchrun's agent, which starts all of them
         procs=place.procs_per_node,
+        needs_replicas=needs_replicas,
     )
-
-
-def is_peer_lost(error: BaseException) -> bool:
-    """Whether a collective failed because another rank has left it."""
-    return classify(error)[1] in ("PeerLost", "RendezvousFailed")
 
 
 class Position(Protocol):
@@ -105,9 +105,13 @@ class Recovery:
     states: Mapping[str, Stateful]
     changing: Mapping[str, Stateful] = field(default_factory=dict)
     """Those, besides buffers, that a step may change before its update."""
+    shards: Stateful | None = None
+    """What each rank of a pod has of its own: the same on the ranks of one place in all pods."""
+    together: Callable[[], AbstractContextManager[None]] = nullcontext
+    """Around collectives of a view: where they fail on one rank of a pod, all ranks of it raise."""
 
     def __post_init__(self) -> None:
-        self._staging = Staging()
+        self._sharing = Sharing(lambda work: self.membership.waited(work))
         self._has_state = False
         self._before: _Before | None = None
         self._step_ended: float | None = None
@@ -225,28 +229,38 @@ class Recovery:
 
     def _try_to_settle(self) -> bool:
         try:
-            self.world.move(self.membership.rank, self.membership.size)
-            self.regroup()
-            self.attached.join()
-            own = self.position.steps if self._has_state else NO_STATE
-            finished = self._of_all(own, int(self._is_in_step))
-            steps = [step for step, _ in finished]
-            source = source_of_state(steps)
-            if steps[source] == NO_STATE:
+            with self.together():
+                take_over = self._meet()
+            if take_over is None:
                 return False
-            if min(steps) < steps[source]:
-                self._share(source, is_behind=own < steps[source], is_new=own == NO_STATE)
+            take_over()  # once all ranks of the pod have all that they need for it
             self._has_state = True
-            self._has_dropped = is_step_dropped(steps, [bool(begun) for _, begun in finished])
             self._report()
             progress = Progress(self.position.steps, self.position.epoch, self.position.samples)
-            self.attached.go_on(progress, resumed_from=self._resumed_from)
+            with self.together():
+                self.attached.go_on(progress, resumed_from=self._resumed_from)
         except RuntimeError as error:
             if not is_peer_lost(error):
                 raise
             self.membership.lost()
             raise _Lost from error
         return True
+
+    def _meet(self) -> Callable[[], None] | None:
+        """In a new group: what makes the states of this rank equal to those of the others; None where none has any."""
+        self.world.move(self.membership.rank, self.membership.size)
+        self.regroup()
+        self.attached.join()
+        own = self.position.steps if self._has_state else NO_STATE
+        finished = self._of_all(own, int(self._is_in_step))
+        steps = [step for step, _ in finished]
+        source = source_of_state(steps)
+        if steps[source] == NO_STATE:
+            return None
+        self._has_dropped = is_step_dropped(steps, [bool(begun) for _, begun in finished])
+        if min(steps) == steps[source]:
+            return lambda: None
+        return self._share(source, is_behind=own < steps[source], is_new=own == NO_STATE)
 
     @property
     def _is_in_step(self) -> bool:
@@ -269,9 +283,10 @@ class Recovery:
         for name, state in self._before.states.items():
             self.changing[name].load_state_dict(copy.deepcopy(state))
 
-    def _share(self, source: int, *, is_behind: bool, is_new: bool) -> None:
-        """Send the states of rank `source` to all; those that are behind take them over. One that `is_new` begins its
-        generators from those of the source: not with the numbers of this one, nor with those drawn in its place before.
+    def _share(self, source: int, *, is_behind: bool, is_new: bool) -> Callable[[], None]:
+        """Send the states of rank `source` to all; what makes those that are behind take them over. One that `is_new`
+        begins its generators from those of the source: not with the numbers of this one, nor with those drawn in its
+        place before.
         """
         standstill = None if self._step_ended is None else time.monotonic() - self._step_ended
         recovery = {
@@ -283,33 +298,25 @@ class Recovery:
             "skipped": sorted(self.attached.skipped_steps),
         }
         generators = rng.capture()
-        sizes: dict[str, Any] = {"files": {}, "recovery": recovery}
-        files = {}
-        if self.world.rank == source:
-            staged = self._staging.stage({name: _plain(name, value) for name, value in self.states.items()})
-            contents = {name: (header, data) for name, (header, data) in staged.files.items()}
-            sizes["files"] = {name: len(header) + data.numel() for name, (header, data) in contents.items()}
-            sizes["files"]["state.json"] = len(staged.structure)
-        sizes = json.loads(self._bytes_from(source, json.dumps(sizes).encode()))
-        for name, size in sorted(sizes["files"].items()):
-            content = torch.empty(size, dtype=torch.uint8, device="cpu")
-            if self.world.rank == source:
-                header, data = contents.get(name, (staged.structure, torch.empty(0, dtype=torch.uint8, device="cpu")))
-                content = torch.cat([torch.frombuffer(bytearray(header), dtype=torch.uint8), data])
-            self._broadcast(content, source)
+        facts = json.loads(self._sharing.text(json.dumps(recovery).encode(), source))
+        own = dict(self.states)
+        received = self._sharing.states(self.states, source, is_behind=is_behind)
+        if self.shards is not None:
+            # those of the rank's place in the pod of the source, which is ahead as a whole
+            pod, replicas = source // self.place.procs_per_node, self.membership.replicas
+            own[SHARDS] = self.shards
+            received |= self._sharing.states({SHARDS: self.shards}, pod, is_behind=is_behind, group=replicas)
+        self._sharing.tensor(generators, source)
+
+        def take_over() -> None:
+            for name, state in received.items():
+                own[name].load_state_dict(state)
             if is_behind:
-                files[name] = file_in_memory(name, size)
-                position = 0
-                for piece in files[name].pieces():
-                    piece[:] = content[position : position + len(piece)].numpy().data
-                    position += len(piece)
-        self._broadcast(generators, source)
-        if is_behind:
-            for name, state in parse_files(files).items():
-                self.states[name].load_state_dict(state)
-            self._take_over(**sizes["recovery"])
-        if is_new:
-            rng.reseed(generators, step=self.position.steps, rank=self.world.rank, world_size=self.world.size)
+                self._take_over(**facts)
+            if is_new:
+                rng.reseed(generators, step=self.position.steps, rank=self.world.rank, world_size=self.world.size)
+
+        return take_over
 
     def _take_over(
         self,
@@ -335,24 +342,6 @@ class Recovery:
         found: list[list[int]] = values.tolist()
         return found
 
-    def _bytes_from(self, source: int, data: bytes) -> bytes:
-        size = torch.tensor([len(data)], device="cpu")
-        self._broadcast(size, source)
-        content = torch.empty(int(size), dtype=torch.uint8, device="cpu")
-        if self.world.rank == source:
-            content = torch.frombuffer(bytearray(data), dtype=torch.uint8)
-        self._broadcast(content, source)
-        return bytes(content.numpy())
-
-    def _broadcast(self, content: Tensor, source: int) -> None:
-        self.membership.waited(started(dist.broadcast(content, src=source, async_op=True)))
-
 
 class _Lost(Exception):
     """Another rank was lost while the ranks settled in their group."""
-
-
-def _plain(name: str, value: Stateful) -> Mapping[str, Any]:
-    """Lines that wait for the volume are written by the rank that has them, not by those that take over its state."""
-    state = dict(value.state_dict())
-    return {**state, "waiting": []} if "waiting" in state else state

@@ -43,7 +43,7 @@ from ddp_trainer.rank.pass_times import PassTimes
 from ddp_trainer.rank.step_reduce import on_any_rank
 from ddp_trainer.rank.stop_request import leave_as_preempted
 from ddp_trainer.rank.world import World
-from ddp_trainer.snapshots.ranks import Ranks
+from ddp_trainer.snapshots.ranks import Ranks, ShardRanks
 from ddp_trainer.snapshots.session import Progress, Snapshots
 from ddp_trainer.snapshots.trust.fence import Fence
 
@@ -78,6 +78,7 @@ class Run:
         modules: Callable[[], Iterable[object]] = tuple,
         data_waits: DataWaits | None = None,
         check_view: Callable[[], None] | None = None,
+        shard_ranks: ShardRanks | None = None,
     ) -> None:
         """`observer` is what reports steps; None where the run does so itself. Without states, the program saves.
 
@@ -138,6 +139,7 @@ class Run:
                 config=self._config,
                 loss_is_finite=self._loss_is_finite,
                 check_view=check_view,
+                shard_ranks=shard_ranks,
             )
         self._order = CallOrder(states.live, self._snapshots.begin_update if self._snapshots is not None else None)
         self._files = OwnFiles(

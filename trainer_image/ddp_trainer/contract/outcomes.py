@@ -60,6 +60,11 @@ def classify(error: BaseException) -> ExitClass:
     return EXIT_FAILED, "WorkerException"
 
 
+def is_peer_lost(error: BaseException) -> bool:
+    """Whether a collective failed because another rank has left it."""
+    return classify(error)[1] in ("PeerLost", "RendezvousFailed")
+
+
 def classify_exit(code: int) -> ExitClass:
     """The same for a process that chose its own exit code."""
     return BY_EXIT_CODE.get(code, (code, "WorkerException" if signal_of(code) is None else "WorkerKilled"))

@@ -35,22 +35,21 @@ IDLE_SECONDS: Final = 0.05
 
 
 class Connections:
-    """Those of the newest group. `close` may be called from any thread, and as often as wanted."""
+    """Those of the newest groups. `close` may be called from any thread, and as often as wanted."""
 
     def __init__(self) -> None:
-        self._group: ProcessGroup | None = None
+        self._groups: tuple[ProcessGroup, ...] = ()
 
     def opened(self, group: ProcessGroup) -> None:
         """A group was made."""
-        self._group = group
+        self._groups = (*self._groups, group)
 
     def close(self) -> None:
-        """Make all collectives of the group fail, under way and to come."""
-        if (group := self._group) is None:
-            return
-        for rank in set(range(group.size())) - {group.rank()}:
-            with contextlib.suppress(RuntimeError):
-                group.recv([torch.empty(1, device="cpu")], rank, UNUSED_TAG).wait(timedelta(milliseconds=1))
+        """Make all collectives of the groups fail, under way and to come."""
+        for group in self._groups:
+            for rank in set(range(group.size())) - {group.rank()}:
+                with contextlib.suppress(RuntimeError):
+                    group.recv([torch.empty(1, device="cpu")], rank, UNUSED_TAG).wait(timedelta(milliseconds=1))
 
     def waited(self, work: Work, is_lost: Callable[[], bool]) -> None:
         """Wait for a collective. Raises RuntimeError where it fails, or has not ended although a rank is lost."""
@@ -66,12 +65,13 @@ class Connections:
                     raise RuntimeError("Connection closed by peer in the middle of a message") from error
 
     def destroy(self, *, is_lost: bool) -> None:
-        """Close them, and free the group, unless a rank of it is lost."""
+        """Close them, and free the groups, unless a rank of them is lost."""
         self.close()
-        if is_lost and self._group is not None:
-            # the group might wait for its thread, and that for its timeout, with the lock of the interpreter
-            ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._group))
-        self._group = None
+        if is_lost:
+            # a group might wait for its thread, and that for its timeout, with the lock of the interpreter
+            for group in self._groups:
+                ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
+        self._groups = ()
         if dist.is_initialized():
             dist.distributed_c10d._abort_process_group()
 

@@ -20,7 +20,7 @@ from typing import Final, NoReturn
 
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, TCPStore
-from torch.distributed import Work
+from torch.distributed import ProcessGroup, Work
 
 from ddp_trainer.live.connections import Connections
 from ddp_trainer.live.deciding import FORM_SECONDS, Deciding
@@ -48,8 +48,11 @@ class Membership:
         timeout_seconds: float,
         pod: str = "",
         procs: int = 1,
+        needs_replicas: bool = False,
     ) -> None:
-        """`pod` is what all `procs` ranks of this pod, and no others, have in common."""
+        """`pod` is what all `procs` ranks of this pod, and no others, have in common. `needs_replicas` asks for
+        `replicas` in each view.
+        """
         self._register = register
         self.least = least
         """How few ranks may go on."""
@@ -61,6 +64,9 @@ class Membership:
         self._timeout = timedelta(seconds=timeout_seconds)
         self.view: View | None = None
         """The one whose group is formed, or was formed last."""
+        self.replicas: ProcessGroup | None = None
+        """The group of the ranks with this local rank in all pods of the view, in the order of these."""
+        self._needs_replicas = needs_replicas
         self._connections = Connections()
         self._silent: tuple[int, frozenset[str]] = (0, frozenset())
         """What the watch has found: a view, and members of it that are silent."""
@@ -190,9 +196,21 @@ class Membership:
         group = dist.distributed_c10d._get_default_group()
         group.set_timeout(self._timeout)
         self._connections.opened(group)
+        if self._needs_replicas:
+            self._form_replicas(view)
+
+    def _form_replicas(self, view: View) -> None:
+        for local_rank in range(self._procs):
+            ranks = [rank for rank, member in enumerate(view.members) if member.local_rank == local_rank]
+            group = dist.new_group(ranks, backend="gloo", timeout=timedelta(seconds=FORM_SECONDS))
+            if local_rank == self.own.local_rank:
+                group.set_timeout(self._timeout)
+                self._connections.opened(group)
+                self.replicas = group
 
     def _leave_group(self) -> None:
         """Without waiting for another rank, and so that none waits for this one."""
+        self.replicas = None
         self._connections.destroy(is_lost=self._is_lost.is_set())
 
     def give_up(self, why: str) -> NoReturn:

@@ -6,6 +6,8 @@ Every method is a collective of all ranks in the same order; with one rank each 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -51,6 +53,20 @@ class Problems:
         ]
 
 
+@dataclass(frozen=True, slots=True)
+class ShardRanks:
+    """The ranks that hold the shards of one copy of the model, where those of the job hold several. They are `size`,
+    this is `rank`, and the copy that has the job's rank 0 is saved.
+    """
+
+    rank: int
+    size: int
+    new_group: Callable[[timedelta | None], dist.ProcessGroup]
+    """A group of their own, with that timeout."""
+    together: Callable[[], AbstractContextManager[None]]
+    """Around collectives of all ranks, before one of these: where they fail on one of these, all raise."""
+
+
 class Ranks:
     """The job's ranks, by a gloo group even where training uses NCCL: what they exchange is in host memory."""
 
@@ -72,6 +88,13 @@ class Ranks:
             else:
                 self.group = dist.group.WORLD if dist.get_backend() == "gloo" else dist.new_group(backend="gloo")
 
+    @classmethod
+    def of_shards(cls, ranks: ShardRanks, timeout: timedelta | None = None) -> Ranks:
+        """Those, by a group that nothing else uses."""
+        own = cls(ranks.rank, 1)
+        own.world_size, own.group = ranks.size, ranks.new_group(timeout)
+        return own
+
     def regroup(self, rank: int, world_size: int) -> None:
         """The same in the process group that there is now."""
         self.rank, self.world_size = rank, world_size
@@ -84,10 +107,10 @@ class Ranks:
             return value
         data = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
         size = torch.tensor([data.numel()], device="cpu")
-        dist.broadcast(size, src=0, group=self.group)
+        dist.broadcast(size, group_src=0, group=self.group)
         if self.rank != 0:
             data = torch.empty(int(size), dtype=torch.uint8, device="cpu")
-        dist.broadcast(data, src=0, group=self.group)
+        dist.broadcast(data, group_src=0, group=self.group)
         received: dict[str, Any] = json.loads(bytes(data.numpy()))
         return received
 
@@ -95,23 +118,25 @@ class Ranks:
         """Rank 0's whole numbers on every rank; the others pass as many of any."""
         values = torch.tensor(numbers, device="cpu")
         if self.group is not None:
-            dist.broadcast(values, src=0, group=self.group)
+            dist.broadcast(values, group_src=0, group=self.group)
         return tuple(values.tolist())
 
     def bytes_from_first(self, data: memoryview) -> None:
         """Fill `data`, of the same length everywhere, with rank 0's bytes."""
         if self.group is not None and data:
             for piece in torch.frombuffer(data, dtype=torch.uint8).split(_PIECE):  # type: ignore[no-untyped-call]
-                dist.broadcast(piece, src=0, group=self.group)
+                dist.broadcast(piece, group_src=0, group=self.group)
 
     def begin_gather(self, tensor: Tensor) -> Gathering:
         """Send the 1-D tensors of all ranks to rank 0, without waiting. All have one length and type."""
         if self.group is None:
             return Gathering(None, tensor.unsqueeze(0))
         if self.rank != 0:
-            return Gathering(dist.gather(tensor, dst=0, group=self.group, async_op=True), None)
+            return Gathering(dist.gather(tensor, group_dst=0, group=self.group, async_op=True), None)
         gathered = torch.empty(self.world_size, *tensor.shape, dtype=tensor.dtype, device="cpu")
-        return Gathering(dist.gather(tensor, list(gathered.unbind()), dst=0, group=self.group, async_op=True), gathered)
+        return Gathering(
+            dist.gather(tensor, list(gathered.unbind()), group_dst=0, group=self.group, async_op=True), gathered
+        )
 
     def problems(self, problem: str | None) -> list[str | None]:
         """What each rank has to complain of, by rank, on every rank; None where nothing."""

@@ -93,7 +93,8 @@ class Saver:
         except FencedError as error:
             ready, fenced = "skipped", error
         if self._shards is not None:
-            (index,) = self._ranks.numbers_from_first(READY.index(ready))
+            with self._shards.together():
+                (index,) = self._ranks.numbers_from_first(READY.index(ready))
             ready = READY[index]
         saving = ready != "skipped"
         if ready == "begin":
@@ -190,7 +191,7 @@ class Saver:
     ) -> bool:
         """Stage this rank's part and start writing it; False if it cannot be staged, on all ranks alike if sharded."""
         shard: StagedShard | None = None
-        if self._shards is not None:
+        if self._shards is not None and self._ranks.rank < self._shards.size:
             try:
                 shard = self._shards.stage(self._unfinished())
             except SnapshotError as error:
@@ -227,7 +228,9 @@ class Saver:
             if shards is not None and shard is not None:
                 shards.lead(shard, directory, store.disk)
 
-        expected = staged.total_bytes + (shard.total_bytes * manifest.world_size if shard is not None else 0)
+        expected = staged.total_bytes + (
+            shard.total_bytes * shards.size if shards is not None and shard is not None else 0
+        )
         try:
             return store.save(write, manifest, expected_bytes=expected)
         finally:

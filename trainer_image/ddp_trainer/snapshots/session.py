@@ -34,7 +34,7 @@ from ddp_trainer.snapshots import resuming
 from ddp_trainer.snapshots.boundary import Boundaries
 from ddp_trainer.snapshots.codec.state import RNG, Stateful, unwrapped
 from ddp_trainer.snapshots.per_rank import PerRank
-from ddp_trainer.snapshots.ranks import Ranks
+from ddp_trainer.snapshots.ranks import Ranks, ShardRanks
 from ddp_trainer.snapshots.saving import GENERATORS_TIMEOUT, Saver
 from ddp_trainer.snapshots.schedule import SaveInterval, SaveSchedule
 from ddp_trainer.snapshots.trust.manifest import Kind, Manifest
@@ -85,6 +85,7 @@ class Snapshots:
         config: Mapping[str, Any] | None = None,
         loss_is_finite: Callable[[], bool] = lambda: True,
         check_view: Callable[[], None] | None = None,
+        shard_ranks: ShardRanks | None = None,
     ) -> None:
         if RNG in stateful:
             raise UserError(
@@ -111,7 +112,8 @@ class Snapshots:
             # Imported here: it takes seconds, and most programs need none of it.
             from ddp_trainer.snapshots.sharded import Shards
 
-            self._shards = Shards({name: inner[name] for name in sharded}, self._ranks, timeout=save_timeout)
+            parts = {name: inner[name] for name in sharded}
+            self._shards = Shards(parts, self._ranks, timeout=save_timeout, shard_ranks=shard_ranks)
         self._boundaries = Boundaries(self._stateful, self._ranks, changes_with_optimizer=changes_with_optimizer)
         if sharded:
             self._boundaries.obstacle = "each rank holds a part of the model, and they cannot meet any more to save it"
@@ -138,6 +140,7 @@ class Snapshots:
         config: Mapping[str, Any] | None = None,
         loss_is_finite: Callable[[], bool] = lambda: True,
         check_view: Callable[[], None] | None = None,
+        shard_ranks: ShardRanks | None = None,
     ) -> Snapshots:
         """Where and as often as `job` says. Raises UserError for a job name or an interval that is none."""
         return cls(
@@ -156,6 +159,7 @@ class Snapshots:
             config=config,
             loss_is_finite=loss_is_finite,
             check_view=check_view,
+            shard_ranks=shard_ranks,
         )
 
     @property
@@ -241,7 +245,13 @@ class Snapshots:
         resuming.decided_by_first(self._ranks, None, error)
         if self._saver is None:
             self._saver = Saver(
-                self._stateful, None, self._ranks, store, self._emit, last_saved=None, timeout=self._save_timeout
+                self._stateful,
+                self._shards,
+                self._ranks,
+                store,
+                self._emit,
+                last_saved=None,
+                timeout=self._save_timeout,
             )
         self._store = store if world.rank == 0 else None
         self._saver.lead(self._store)
@@ -314,7 +324,10 @@ class Snapshots:
             self._saver.close()
 
     def _manifest(self, progress: Progress, kind: Kind) -> Manifest:
-        return self.identity.manifest(
+        identity = self.identity
+        if self._shards is not None:  # those that have its parts
+            identity = replace(identity, world_size=self._shards.size)
+        return identity.manifest(
             progress,
             kind,
             strategy=self._strategy,

@@ -9,8 +9,8 @@ snapshot.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -31,7 +31,7 @@ from torch.optim import Optimizer
 from ddp_trainer.snapshots.codec.state import SHARDS, Stateful
 from ddp_trainer.snapshots.codec.structure import decode, encode
 from ddp_trainer.snapshots.codec.tensorfile import Buffers, chunks
-from ddp_trainer.snapshots.ranks import Ranks
+from ddp_trainer.snapshots.ranks import Ranks, ShardRanks
 from ddp_trainer.snapshots.shard_storage import (
     INDEX,
     StagingWriter,
@@ -111,9 +111,13 @@ class StagedShard:
 class Shards:
     """The sharded states of a program. `stage` and `load` are collectives; the rest is for the writing threads."""
 
-    def __init__(self, stateful: Mapping[str, Stateful], ranks: Ranks, *, timeout: float) -> None:
+    def __init__(
+        self, stateful: Mapping[str, Stateful], ranks: Ranks, *, timeout: float, shard_ranks: ShardRanks | None = None
+    ) -> None:
+        """`ranks` are all, `shard_ranks` those that hold one copy of the model, where all hold several."""
         self._stateful = stateful
-        self._ranks = ranks
+        self._shard_ranks = shard_ranks
+        self._ranks = ranks if shard_ranks is None else Ranks.of_shards(shard_ranks)
         self._buffers = Buffers()
         self._timeout = timeout
         self._writers = self._new_writers()
@@ -122,7 +126,19 @@ class Shards:
 
     def _new_writers(self) -> Ranks:
         """The writing threads of all ranks, on a group of their own: they meet when training uses the other."""
+        if self._shard_ranks is not None:
+            return Ranks.of_shards(self._shard_ranks, timedelta(seconds=self._timeout))
         return Ranks(self._ranks.rank, self._ranks.world_size, own_group=timedelta(seconds=self._timeout))
+
+    @property
+    def size(self) -> int:
+        """How many ranks hold one copy of the model: the first of all ranks save it."""
+        return self._ranks.world_size
+
+    @property
+    def together(self) -> Callable[[], AbstractContextManager[None]]:
+        """As that of `ShardRanks`."""
+        return nullcontext if self._shard_ranks is None else self._shard_ranks.together
 
     def stage(self, unfinished: SnapshotError | None) -> StagedShard:
         """Copy this rank's part of every state. Rank 0 is through with the save before.

@@ -17,7 +17,7 @@ from ddp_trainer.contract.exit_codes import EXIT_OK, FencedError, LiveRecoveryFa
 from ddp_trainer.contract.heartbeat import Heartbeat
 from ddp_trainer.contract.process_end import end_after_exit_handlers, settle
 from ddp_trainer.train.command_line import parse
-from ddp_trainer.train.config import check_elastic, check_world
+from ddp_trainer.train.config import check_elastic, check_scope, check_world
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -25,6 +25,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     config = parse(sys.argv[1:] if argv is None else argv)
     job = parse_job(os.environ, default_name=config.task)
     check_elastic(config, job.elastic_min_nodes)
+    check_scope(config, is_live=job.live is not None)
     heartbeat = Heartbeat.from_env()
     heartbeat.enter("init")
     # After the flags are known to be good: torch takes seconds to import.

@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from typing import Any
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import Dataset
 
@@ -21,6 +22,7 @@ from ddp_trainer.live.membership import Membership
 from ddp_trainer.logs.runlog import RunLog
 from ddp_trainer.logs.writers import check_wandb
 from ddp_trainer.rank.world import World
+from ddp_trainer.snapshots.ranks import ShardRanks
 from ddp_trainer.tasks import load_task
 from ddp_trainer.train.config import SCALER, TrainConfig
 from ddp_trainer.train.data import Cursor, Loader
@@ -32,13 +34,21 @@ from ddp_trainer.train.profiling import Profiler
 from ddp_trainer.train.randomness import make_deterministic, seed_everything
 from ddp_trainer.train.strategies import strategy_class
 
+if TYPE_CHECKING:
+    from ddp_trainer.live.pod_group import PodGroup
+
 
 def build(
-    config: TrainConfig, world: World, heartbeat: Heartbeat, membership: Membership | None = None
+    config: TrainConfig,
+    world: World,
+    heartbeat: Heartbeat,
+    membership: Membership | None = None,
+    pod: PodGroup | None = None,
 ) -> TrainingLoop:
     """The loop of one run. Raises UserError for a task, strategy or setting that cannot work.
 
-    With `membership`, the ranks recover live. They join each other when the loop begins: here each is alone.
+    With `membership`, the ranks recover live. They join each other when the loop begins: here each is alone, but for
+    those that hold the model together as a `pod`.
     """
     if config.deterministic:
         make_deterministic(world.device)
@@ -67,6 +77,8 @@ def build(
     scaler = {field.removeprefix("scaler_"): getattr(config, field) for field in SCALER}
     precision = Precision(config.precision, world.device, scaler)
     strategy = strategy_class(config.strategy)(config, world, task, precision)
+    if membership is not None:
+        strategy.recover(membership, pod)
     strategy.wrap(model)
     optimizer = build_optimizer(config, strategy.parameters(), world.device)
     scheduler = build_scheduler(config, optimizer, total_steps)
@@ -104,8 +116,10 @@ def build(
         least=membership.least if membership is not None else None,
         modules=lambda: (strategy.module,),
         check_view=membership.check_leads if membership is not None else None,
+        shard_ranks=ShardRanks(pod.rank, pod.size, pod.new_group, pod.together) if pod is not None else None,
     )
     micro_batches = MicroBatches(world, strategy.data_world.size, note, limit=limit)
+    together = pod.together if pod is not None else nullcontext
     recovery = None
     if membership is not None and job.live is not None:
 
@@ -123,7 +137,13 @@ def build(
             regroup=regroup,
             log=log,
             heartbeat=heartbeat,
-            states={**states.saved, LOSSES: log.losses, "micro_batches": micro_batches},
+            states={
+                **{name: state for name, state in states.saved.items() if name not in sharded},
+                LOSSES: log.losses,
+                "micro_batches": micro_batches,
+            },
+            shards=strategy.shards(optimizer),
+            together=together,
         )
     return TrainingLoop(
         config=config,
@@ -150,6 +170,7 @@ def build(
         micro_batches=micro_batches,
         profiler=Profiler(config.profile_window, job.log_dir / "profile", world),
         recovery=recovery,
+        together=together,
     )
 
 

@@ -217,10 +217,10 @@ def invalid_settings(config: TrainConfig) -> Iterator[str]:
         for field in ("static_graph", "find_unused_parameters", "sync_batchnorm"):
             if getattr(config, field):
                 yield f"{flag(field)} belongs to --strategy ddp, not {config.strategy}: leave it out"
-    if config.strategy == "fsdp" and config.precision == "fp16":
+    if config.strategy in ("fsdp", "hsdp") and config.precision == "fp16":
         yield (
-            "--precision fp16 needs a gradient scaler that sees whole gradients, which --strategy fsdp never "
-            "has: choose bf16"
+            f"--precision fp16 needs a gradient scaler that sees whole gradients, which --strategy {config.strategy} "
+            "never has: choose bf16"
         )
     if config.strategy == "data_parallel" and config.compile:
         yield "--compile compiles one model, which --strategy data_parallel copies in every step: choose --strategy ddp"
@@ -288,6 +288,15 @@ def check_elastic(config: TrainConfig, min_nodes: int | None) -> None:
         raise UserError(
             f"--strategy pipeline (`strategy: pipeline` in the file of --config) resumes with the same number of ranks "
             f"only, and spec.elastic.minNodes is {min_nodes}: remove spec.elastic, or use --strategy fsdp"
+        )
+
+
+def check_scope(config: TrainConfig, *, is_live: bool) -> None:
+    """Refuse a strategy that only works with live recovery where ranks do not recover so. Raises UserError."""
+    if config.strategy == "hsdp" and not is_live:
+        raise UserError(
+            "--strategy hsdp shards the model within each pod, so that the others go on without one: it needs "
+            "restart.scope Live; set it, or use --strategy fsdp"
         )
 
 

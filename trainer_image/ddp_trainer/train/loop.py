@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,10 +19,11 @@ from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import Dataset
 
-from ddp_trainer.client.recovery import Recovery, is_peer_lost
+from ddp_trainer.client.recovery import Recovery
 from ddp_trainer.client.run import Run
 from ddp_trainer.contract.exit_codes import Preempted
 from ddp_trainer.contract.heartbeat import Heartbeat
+from ddp_trainer.contract.outcomes import is_peer_lost
 from ddp_trainer.live.deciding import Excluded, Finished
 from ddp_trainer.logs.runlog import RunLog
 from ddp_trainer.rank.world import World
@@ -61,6 +62,10 @@ class TrainingLoop:
     profiler: Profiler
     recovery: Recovery | None = None
     """With live recovery: the ranks join each other here, and go on when one is lost."""
+    together: Callable[[], AbstractContextManager[None]] = nullcontext
+    """Around collectives of all ranks, where those of a pod hold the model together: these have no collective between
+    them, and all raise where one does.
+    """
 
     def __post_init__(self) -> None:
         self._interval = self.config.validation_interval
@@ -132,7 +137,8 @@ class TrainingLoop:
         for loaded in self._loaded():
             if self.step + 1 in self.attached.skipped_steps:
                 epoch_end = self.cursor.advance(loaded.total)
-                self.attached.skip_step(samples=loaded.total, epoch_end=epoch_end)
+                with self.together():
+                    self.attached.skip_step(samples=loaded.total, epoch_end=epoch_end)
                 self._after_step(epoch_end=epoch_end)
             else:
                 self._train_step(self._fitted(loaded))
@@ -191,7 +197,8 @@ class TrainingLoop:
         self._is_first_step = False
         if traces := self.profiler.after_step(self.step):
             self.log.print_line(f"profiled up to step {self.step}: {traces}")
-        self.attached.step_end(loss_part, weight=1.0, samples=batch.total, epoch_end=epoch_end, gradient_norm=norm)
+        with self.together():
+            self.attached.step_end(loss_part, weight=1.0, samples=batch.total, epoch_end=epoch_end, gradient_norm=norm)
         if self.recovery is not None:
             self.recovery.end_step()
         self._after_step(epoch_end=epoch_end)
@@ -223,16 +230,24 @@ class TrainingLoop:
             self.attached.beat()
             if not may_leave:
                 return
-            if self.attached.agreed_to_stop():
-                self.attached.stop()
-                self._leave_if_stopped()
+            with self.together():
+                if self.attached.agreed_to_stop():
+                    self.attached.stop()
+            self._leave_if_stopped()
             self._regroup_if_agreed()
 
         batch = self.config.eval_batch or self.config.micro_batch or self.config.global_batch // self.world.size
         batch = min(batch, self.micro_batches.limit or batch)
         noted = self.micro_batches.noted(f"the validation after step {self.step}", batch)
         with self.attached.phase("validate"), noted:
-            self._evaluation = evaluate(self.strategy, self.eval_dataset, self.world, batch=batch, on_batch=after_batch)
+            self._evaluation = evaluate(
+                self.strategy,
+                self.eval_dataset,
+                self.world,
+                batch=batch,
+                on_batch=after_batch,
+                together=self.together,
+            )
         metrics = self._evaluation.metrics
         self.attached.check_loss(self._evaluation.loss)
         self.attached.log(metrics)
@@ -248,7 +263,8 @@ class TrainingLoop:
             raise Preempted(f"asked to stop; the snapshot of step {self.step} is saved")
 
     def _finish(self) -> None:
-        self.attached.save_last()
+        with self.together():
+            self.attached.save_last()
         if self._interval.count:
             self._validate(may_leave=False)
         self.attached.finish(**(self._evaluation.metrics if self._evaluation else {}))

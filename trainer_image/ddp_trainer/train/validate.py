@@ -7,6 +7,7 @@ end: a mean of ranks' means would weigh the samples of a smaller share more.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,9 +51,16 @@ class Evaluation:
 
 @torch.no_grad()
 def evaluate(
-    strategy: Strategy, dataset: Dataset[Any], world: World, *, batch: int, on_batch: Callable[[], None]
+    strategy: Strategy,
+    dataset: Dataset[Any],
+    world: World,
+    *,
+    batch: int,
+    on_batch: Callable[[], None],
+    together: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> Evaluation:
-    """Validate the model on all of `dataset`; `on_batch` is called after each batch, as a sign of life.
+    """Validate the model on all of `dataset`; `on_batch` is called after each batch, as a sign of life, `together` is
+    around the collective of all ranks.
 
     Draws no random number and leaves the model in training mode, so that training goes on as if it had not
     been.
@@ -75,7 +83,8 @@ def evaluate(
     finally:
         model.train()
     if world.size > 1:
-        dist.all_reduce(totals)
+        with together():
+            dist.all_reduce(totals)
     samples, loss, right, judged = totals.tolist()
     return Evaluation(int(samples), loss / samples, int(right), int(judged))
 

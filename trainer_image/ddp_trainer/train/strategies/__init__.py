@@ -20,6 +20,7 @@ STRATEGIES: Final = {
     "manual_rs_ag": "manual:ManualReduceScatterAllGather",
     "data_parallel": "data_parallel:DataParallel",
     "fsdp": "fsdp:FSDP",
+    "hsdp": "hsdp:HSDP",
     "pipeline": "pipeline:Pipeline",
 }
 """Module and class of each strategy. Named, not imported: a run pays for the one it uses."""

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from ddp_trainer.rank.world import World
+from ddp_trainer.snapshots.codec.state import Stateful
 from ddp_trainer.tasks import Task
 from ddp_trainer.train.config import TrainConfig
 from ddp_trainer.train.data import MicroBatch, StepBatch
@@ -27,6 +28,10 @@ from ddp_trainer.train.randomness import (
     lacks_deterministic_kernel,
     random_numbers_kept,
 )
+
+if TYPE_CHECKING:
+    from ddp_trainer.live.membership import Membership
+    from ddp_trainer.live.pod_group import PodGroup
 
 
 class Strategy:
@@ -63,6 +68,9 @@ class Strategy:
         self.compile_if_asked()
         self.module = self.model
 
+    def recover(self, membership: Membership, pod: PodGroup | None) -> None:
+        """Before `wrap`, with live recovery; `pod` where the ranks of a pod hold something together."""
+
     def regroup(self) -> None:
         """The process group is another one. The model and the optimizer stay."""
 
@@ -78,6 +86,12 @@ class Strategy:
 
     def parameters(self) -> Iterable[nn.Parameter]:
         return self.model.parameters()
+
+    def shards(self, optimizer: torch.optim.Optimizer) -> Stateful | None:
+        """What each rank of a pod has of its own, for a rank of the same place in another pod; None where all ranks
+        hold the same.
+        """
+        return None
 
     def stateful(self, optimizer: torch.optim.Optimizer) -> tuple[Mapping[str, Any], tuple[str, ...]]:
         """What a snapshot saves of model and optimizer, by name, and which of these no rank holds whole."""

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
@@ -44,11 +44,15 @@ class FSDP(Strategy):
         """
         self.model = model
         self.compile_if_asked()
-        mesh = init_device_mesh(self.world.device.type, (self.world.size,))
+        mesh = self.mesh()
         policy = MIXED[self.precision.name]
         for layer in _layers(self.model):
             fully_shard(layer, mesh=mesh, mp_policy=policy)
         self.module = fully_shard(self.model, mesh=mesh, mp_policy=WHOLE[self.precision.name])
+
+    def mesh(self) -> DeviceMesh:
+        """The ranks that hold one copy of the model."""
+        return init_device_mesh(self.world.device.type, (self.world.size,))
 
     def stateful(self, optimizer: torch.optim.Optimizer) -> tuple[Mapping[str, Any], tuple[str, ...]]:
         states = {"model": self.model, "optimizer": ShardedOptimizer(self.model, optimizer)}
