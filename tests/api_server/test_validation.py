@@ -29,7 +29,7 @@ async def failure(cluster: Cluster, name: str = "digits") -> tuple[str, str]:
         ({"elastic": {"minNodes": 3}}, "minNodes"),
         ({"elastic": {"minNodes": 1}, "args": ["--strategy", "pipeline"]}, "same number of ranks only; remove elastic"),
         ({"restart": {"scope": "Live"}, "args": ["--strategy=fsdp"]}, "use --strategy hsdp, or scope InPlace"),
-        ({"args": ["--strategy=hsdp"]}, "--strategy hsdp needs restart.scope Live"),
+        ({"args": ["--strategy=hsdp"]}, "or use --strategy fsdp"),
     ],
 )
 async def test_a_spec_that_breaks_a_rule_between_fields_is_refused(
