@@ -6,17 +6,23 @@ import errno
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
+from unittest.mock import create_autospec
 
 import pytest
 import torch
+from tests.trainer.snapshots.conftest import manifest_of
 from tests.trainer.snapshots.one_rank import Run
 
 from ddp_trainer.snapshots import saving
-from ddp_trainer.snapshots.saving import BackgroundWriter
+from ddp_trainer.snapshots.ranks import Ranks
+from ddp_trainer.snapshots.saving import BackgroundWriter, Saver
 from ddp_trainer.snapshots.session import Progress
+from ddp_trainer.snapshots.sharded import Shards
 from ddp_trainer.snapshots.trust.disk import Disk
+from ddp_trainer.snapshots.trust.errors import SnapshotError
 
 
 class SlowDisk(Disk):
@@ -169,3 +175,15 @@ def test_a_state_that_cannot_be_saved_is_a_failed_save_and_not_the_end(tmp_path:
     run.train(1)
     assert run.results() == ["failed"]
     assert "secret is a builtins.function" in run.events[0].message
+
+
+@pytest.mark.parametrize(("rank", "is_of_the_first"), [(1, True), (2, False), (3, False)])
+def test_of_several_copies_of_a_sharded_model_the_first_alone_is_copied_and_saved(
+    rank: int, is_of_the_first: bool
+) -> None:
+    shards = create_autospec(Shards, instance=True, size=2, together=nullcontext)
+    shards.stage.side_effect = SnapshotError("no room for the copy")
+    saver = Saver({}, shards, Ranks(rank, 1), None, lambda event: None, last_saved=None, timeout=1.0)
+    is_saving = saver.save(manifest_of(4), None, started=time.monotonic(), wait=False)
+    assert shards.stage.called is is_of_the_first
+    assert is_saving is not is_of_the_first
