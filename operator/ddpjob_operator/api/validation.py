@@ -12,7 +12,8 @@ from functools import lru_cache
 import re2
 
 from ddpjob_operator.api.pod import EnvVar
-from ddpjob_operator.api.spec import BUILT_IN_MODULE, DDPJobSpec
+from ddpjob_operator.api.spec import DDPJobSpec
+from ddpjob_operator.api.strategy_rules import elastic_pipeline, has_strategy_cel, hsdp_without_live, live_fsdp
 from ddpjob_operator.api.template_rules import (
     RESERVED_ENV,
     RESERVED_ENV_PREFIXES,
@@ -135,48 +136,6 @@ def _elastic_order(spec: DDPJobSpec) -> str | None:
         return None
     least = spec.elastic.min_nodes
     return f"spec.elastic.minNodes: {least} is greater than nodes {spec.nodes}; lower minNodes or raise nodes"
-
-
-def _elastic_pipeline(spec: DDPJobSpec) -> str | None:
-    if spec.elastic is None or not _has_strategy(spec, "pipeline"):
-        return None
-    return (
-        "spec.elastic: --strategy pipeline has a stage on each rank and resumes with the same number of ranks only; "
-        "remove elastic, or use --strategy fsdp"
-    )
-
-
-def _has_strategy(spec: DDPJobSpec, name: str) -> bool:
-    """Whether the args of the built-in loop say so; a file of --config is seen by the trainer only."""
-    built_in = spec.entrypoint.script is None and spec.entrypoint.module in (None, BUILT_IN_MODULE)
-    return built_in and (f"--strategy={name}" in spec.args or ("--strategy" in spec.args and name in spec.args))
-
-
-def _has_strategy_cel(name: str) -> str:
-    """The same in CEL."""
-    return (
-        "!has(self.entrypoint.script) && "
-        f"(!has(self.entrypoint.module) || self.entrypoint.module == '{BUILT_IN_MODULE}') && "
-        f"(self.args.exists(item, item == '--strategy={name}') || ('--strategy' in self.args && '{name}' in self.args))"
-    )
-
-
-def _live_fsdp(spec: DDPJobSpec) -> str | None:
-    if spec.restart.scope != "Live" or not _has_strategy(spec, "fsdp"):
-        return None
-    return (
-        "spec.restart.scope: Live does not work with --strategy fsdp, whose shards span the pods; use --strategy hsdp, "
-        "or scope InPlace"
-    )
-
-
-def _hsdp_without_live(spec: DDPJobSpec) -> str | None:
-    if spec.restart.scope == "Live" or not _has_strategy(spec, "hsdp"):
-        return None
-    return (
-        f"spec.restart.scope: {spec.restart.scope} does not work with --strategy hsdp, which recovers live; set it to "
-        "Live, or use --strategy fsdp"
-    )
 
 
 def _idle_spares(spec: DDPJobSpec) -> str | None:
@@ -351,21 +310,21 @@ BETWEEN_FIELDS: tuple[Rule, ...] = (
     ),
     Rule(
         (),
-        f"!has(self.elastic) || !({_has_strategy_cel('pipeline')})",
+        f"!has(self.elastic) || !({has_strategy_cel('pipeline')})",
         "--strategy pipeline resumes with the same number of ranks only; remove elastic, or use --strategy fsdp",
-        _elastic_pipeline,
+        elastic_pipeline,
     ),
     Rule(
         (),
-        f"self.restart.scope != 'Live' || !({_has_strategy_cel('fsdp')})",
+        f"self.restart.scope != 'Live' || !({has_strategy_cel('fsdp')})",
         "restart.scope Live does not work with --strategy fsdp; use --strategy hsdp, or scope InPlace",
-        _live_fsdp,
+        live_fsdp,
     ),
     Rule(
         (),
-        f"self.restart.scope == 'Live' || !({_has_strategy_cel('hsdp')})",
+        f"self.restart.scope == 'Live' || !({has_strategy_cel('hsdp')})",
         "--strategy hsdp needs restart.scope Live; set it, or use --strategy fsdp",
-        _hsdp_without_live,
+        hsdp_without_live,
     ),
     Rule(
         (),

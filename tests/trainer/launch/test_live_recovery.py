@@ -47,6 +47,19 @@ def losses(shared: Path) -> dict[int, float]:
     return {entry["step"]: entry["loss"] for entry in read_losses(shared / "logs" / "digits")}
 
 
+def assert_went_on(shared: Path, unbroken: dict[int, float], last: int = STEPS) -> None:
+    """To the `last` step, and from memory: losses are those of the `unbroken` run but for the order of sums, and one at
+    most is missing.
+    """
+    assert not events(shared, "resumed"), "a snapshot was read"
+    found = losses(shared)
+    steps = sorted(found)
+    assert steps[-1] == last
+    assert len(steps) >= last - 1, "more than the loss that was under way is missing"
+    assert all(later - earlier <= 2 for earlier, later in pairwise(steps))
+    assert max(abs(found[step] - unbroken[step]) for step in steps) < 1e-5
+
+
 @pytest.fixture(scope="module")
 def unbroken_losses(tmp_path_factory: pytest.TempPathFactory) -> dict[int, float]:
     """Of one rank that nothing happens to: the number of ranks changes no more than the order of sums."""
@@ -95,13 +108,7 @@ def test_the_others_take_the_next_step_and_a_new_rank_joins(
     (joined,) = events(shared, "joined")
     assert (recovered["worldSize"], joined["worldSize"], joined["seconds"]) == (2, 3, live["last"]["seconds"])
     assert seen["ddpjob_train_live_recovery_seconds_sum lost"] == recovered["seconds"]
-    assert not events(shared, "resumed"), "a snapshot was read"
-    found = losses(shared)
-    steps = sorted(found)
-    assert steps[-1] == STEPS
-    assert len(steps) >= STEPS - 1, "more than the loss that was under way is missing"
-    assert all(later - earlier <= 2 for earlier, later in pairwise(steps))
-    assert max(abs(found[step] - unbroken_losses[step]) for step in steps) < 1e-5
+    assert_went_on(shared, unbroken_losses)
     assert (shared / "checkpoints" / "digits" / f"step-{STEPS:012d}" / "manifest.json").exists()
 
 
@@ -152,11 +159,7 @@ def test_a_warm_spare_takes_the_place_of_a_lost_pod_in_the_same_attempt(
     assert (spare.message["attempt"], spare.message["nodeRank"]) == (0, killed)
     assert [event["worldSize"] for event in events(shared, "regrouped")] == [1, 2]
     assert [event["worldSize"] for event in events(shared, "joined")] == [2]
-    assert not events(shared, "resumed"), "a snapshot was read"
-    found = losses(shared)
-    assert max(found) == STEPS
-    assert len(found) >= STEPS - 1, "more than the loss that was under way is missing"
-    assert max(abs(found[step] - unbroken_losses[step]) for step in found) < 1e-5
+    assert_went_on(shared, unbroken_losses)
 
 
 def test_a_pod_that_still_runs_ends_once_a_spare_has_its_place(
@@ -212,11 +215,7 @@ def test_a_pod_whose_rank_is_lost_leaves_as_a_whole_and_all_ranks_of_the_new_one
 
     assert [event["worldSize"] for event in events(shared, "regrouped")] == [2, 4], "a rank without its pod took part"
     assert [event["worldSize"] for event in events(shared, "joined")] == [4]
-    assert not events(shared, "resumed"), "a snapshot was read"
-    found = losses(shared)
-    assert max(found) == STEPS
-    assert len(found) >= STEPS - 1, "more than the loss that was under way is missing"
-    assert max(abs(found[step] - unbroken_losses[step]) for step in found) < 1e-5
+    assert_went_on(shared, unbroken_losses)
     assert (shared / "checkpoints" / "digits" / f"step-{STEPS:012d}" / "manifest.json").exists()
 
 
