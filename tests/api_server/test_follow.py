@@ -161,12 +161,11 @@ async def test_a_job_that_failed_and_one_that_waits_are_explained(
 
     async def waits() -> Answer | None:
         answer = await ddpjob(cluster, "why", "other", *space)
-        return answer if "no node yet" in answer.out else None
+        return answer if "other-0-0, other-0-1: no node yet" in answer.out else None
 
-    waiting = await eventually_async(waits, "the pods of the other job are said to wait")
+    waiting = await eventually_async(waits, "both pods of the other job are said to wait")
     assert "other: Starting for" in waiting.out
     assert "0 of 2 pods are ready" in waiting.out
-    assert "other-0-0, other-0-1: no node yet" in waiting.out
     unread = await ddpjob(cluster, "logs", "other", *space)
     assert (unread.code, unread.out) == (0, "")
     assert "no pod of the job has started; ddpjob why other says why" in unread.err
