@@ -54,6 +54,8 @@ class Volume:
     def command(self, ranks: int, arguments: tuple[str, ...]) -> list[str]:
         if arguments and arguments[0].endswith(".py"):
             target = [str(self.here / arguments[0]), *arguments[1:]]
+        elif arguments and arguments[0] == "-m":
+            target = list(arguments)
         else:
             target = ["-m", "ddp_trainer.train", *arguments]
         if not self.fresh:

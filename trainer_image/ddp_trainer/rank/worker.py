@@ -31,6 +31,7 @@ from ddp_trainer.contract.process_end import (
 from ddp_trainer.contract.processes import die_with
 from ddp_trainer.contract.run_dir import STACK_SIGNAL, register, stack_file, stderr_pipe
 from ddp_trainer.rank import live_scripts
+from ddp_trainer.rank.destroyed_groups import keep_destroyed_groups
 from ddp_trainer.rank.failures import failed
 from ddp_trainer.rank.observe import observe
 from ddp_trainer.rank.own_groups import guard
@@ -58,6 +59,7 @@ def main(argv: Sequence[str]) -> int:
         observer = observe(Heartbeat.from_env(observed=True), own.world_size, non_finite_loss=job.non_finite_loss)
     is_live = own_script and job.live is not None
     guard(own, is_live=is_live)
+    keep_destroyed_groups()
     if is_live:
         live_scripts.expect()
     pid = os.getpid()

@@ -1,0 +1,39 @@
+"""A process group that a script has destroyed is kept in memory until the rank ends.
+
+DistributedDataParallel may be the last that refers to a group: where a function makes the model, destroys the group and
+returns. The destructor of its reducer (in C++) then waits for gloo's threads without releasing the interpreter, and a
+thread that has yet to release a collective of the last backward pass needs the interpreter for that, since torch 2.13:
+the rank hangs after its work is done (https://github.com/pytorch/pytorch/issues/56297). A group that is still referred
+to is not destructed. Its connections stay open, as those of a model in a global variable do.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from typing import Any, Final
+
+from ddp_trainer.rank.after_import import after_import
+
+GROUPS: Final = "torch.distributed.distributed_c10d"
+_kept: list[Any] = []
+
+
+def keep_destroyed_groups() -> None:
+    """From now on; call it in a rank before its script."""
+    after_import(GROUPS, _install)
+
+
+def _install() -> None:
+    groups = sys.modules[GROUPS]
+    destroy = groups.destroy_process_group
+
+    @functools.wraps(destroy)
+    def keep_and_destroy(group: Any = None) -> None:
+        _kept.extend(groups._world.pg_map)
+        destroy(group)
+
+    # `torch.distributed` takes the name over when it is imported, which is done where torch was there before
+    for name in (GROUPS, "torch.distributed"):
+        if hasattr(sys.modules[name], destroy.__name__):
+            setattr(sys.modules[name], destroy.__name__, keep_and_destroy)
