@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gzip
 import hashlib
 import os
 import re
@@ -116,6 +117,31 @@ def test_a_script_that_closes_its_streams_is_judged_by_what_it_did(last_lines: s
     ended = run_rank(f"{CLOSES}{last_lines}\nraise ValueError('loss is NaN')", tmp_path)
     assert ended.returncode == 1
     assert "ValueError: loss is NaN" in ended.stderr
+
+
+UNCLOSED = """
+import csv, gzip, sys
+
+def written():
+    return [open("text", "w"), open("bytes", "wb"), gzip.open("text.gz", "wt"), open("closed", "w"), open("read")]
+
+text, data, packed, closed, read = files = written()
+csv.writer(text).writerow([1, 2])
+data.write(b"data")
+packed.write("packed")
+closed.close()
+"""
+
+
+@pytest.mark.parametrize("last_line", ["", "sys.exit(0)", "raise ValueError", "import gc; gc.freeze()"])
+@pytest.mark.processes
+def test_files_that_a_script_leaves_open_have_all_that_it_wrote(last_line: str, tmp_path: Path) -> None:
+    (tmp_path / "read").write_text("as it was")
+    run_rank(f"import os; os.chdir({str(tmp_path)!r}){UNCLOSED}{last_line}", tmp_path)
+    assert (tmp_path / "text").read_text().split() == ["1,2"]
+    assert (tmp_path / "bytes").read_bytes() == b"data"
+    assert gzip.decompress((tmp_path / "text.gz").read_bytes()) == b"packed"
+    assert (tmp_path / "read").read_text() == "as it was"
 
 
 @pytest.mark.parametrize(("last_line", "code"), [("sys.exit(3)", 3), ("raise ValueError('loss is NaN')", 1)])

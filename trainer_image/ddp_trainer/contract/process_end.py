@@ -1,4 +1,4 @@
-"""How a process ends once its result is settled: exit handlers run, output is flushed, and the kernel does the rest.
+"""How a process ends once its result is settled: exit handlers run, files are written out, the kernel does the rest.
 
 Python's own way goes on to take every library apart. Threads that torch (gloo) and obstore started in C++ still run
 then, and one that needs the interpreter for a last object is ended in the middle of C++, which calls `abort`
@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
-from ddp_trainer.contract import unfinished
+from ddp_trainer.contract import open_files, unfinished
 from ddp_trainer.contract.exit_codes import EXIT_OK
 
 LEAVE_SECONDS: Final = 5.0
@@ -72,6 +72,7 @@ def settle(code: int, on_cut: OnCut | None = None) -> int:
     if code == EXIT_OK and _has_process_groups():
         # now: Python 3.12 starts no thread any more once exit handlers run
         threading.Thread(target=_end_late, name="end", daemon=True).start()
+    open_files.write_out(is_last=False)  # this process may be ended before its exit handlers are done
     return code
 
 
@@ -124,6 +125,7 @@ def _end() -> None:
     if _code == EXIT_OK and _has_process_groups():
         _destroying.set()
         _destroy_process_groups()
+    open_files.write_out(is_last=True)
     _flush()
     os._exit(_code)
 

@@ -8,6 +8,7 @@ import signal
 import sys
 from types import FrameType
 
+from ddp_trainer.contract import open_files
 from ddp_trainer.contract.exit_codes import EXIT_PREEMPTED
 
 _preempted_after: int | None = None
@@ -60,6 +61,7 @@ def preempted_after() -> int | None:
 
 def _exit_preempted() -> None:
     # An exit handler cannot change the exit code in any other way.
+    open_files.write_out(is_last=True)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(EXIT_PREEMPTED)
