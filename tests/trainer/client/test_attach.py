@@ -7,15 +7,19 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from tests.support.starting import starts_processes
+from tests.trainer.train.volume import Volume
 from torch import nn
 
 from ddp_trainer.rank.world import World
 
+HERE = Path(__file__).parent
 pytestmark = pytest.mark.timeout(600)
 
 
@@ -41,6 +45,36 @@ def test_an_exception_in_an_own_loop_leaves_an_emergency_snapshot_and_the_same_l
     volume.trained(2, *own, DDPJOB_ATTEMPT="1")
     assert [event["step"] for event in volume.events("resumed")] == [11]
     volume.assert_same_end(trained_once(2, "own_loop.py", "--steps", "20"))
+
+
+DRAWS = ("draws.py", "--draws-in", "3", "11", "16", "19", "--fails-in")
+
+
+@pytest.fixture(scope="module")
+@starts_processes
+def never_failed(tmp_path_factory) -> Volume:
+    return Volume(tmp_path_factory.mktemp("draws"), here=HERE).trained(2, *DRAWS, "0")
+
+
+@pytest.mark.parametrize("fails_in", [10, 13, 18])
+def test_an_emergency_snapshot_has_generators_that_were_sent_long_before(fails_in, never_failed, tmp_path) -> None:
+    volume = Volume(tmp_path, here=HERE)
+    volume.train(2, *DRAWS, str(fails_in), DDPJOB_SNAPSHOT_EVERY="100steps")
+    manifest = volume.newest_manifest()
+    assert (manifest["kind"], manifest["step"]) == ("emergency", fails_in - 1), volume.events("snapshot_skipped")
+    volume.trained(2, *DRAWS, str(fails_in), DDPJOB_ATTEMPT="1")
+    assert [event["step"] for event in volume.events("resumed")] == [fails_in - 1]
+    volume.assert_same_end(never_failed)
+
+
+def test_generators_that_are_not_sent_yet_leave_no_emergency_snapshot_and_a_reason(never_failed, tmp_path) -> None:
+    volume = Volume(tmp_path, here=HERE)
+    volume.train(2, *DRAWS, "12")
+    assert volume.snapshot_steps() == [7]
+    (skipped,) = volume.events("snapshot_skipped")
+    assert "none in the one before: they are not sent yet. The next attempt goes on from step 7" in skipped["message"]
+    volume.trained(2, *DRAWS, "12", DDPJOB_ATTEMPT="1")
+    volume.assert_same_end(never_failed)
 
 
 class OnTheThirdGPU(nn.Module):

@@ -7,6 +7,7 @@ import os
 import pickle
 import random
 from collections import Counter, OrderedDict
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import pytest
 import safetensors.torch
 import torch
 
+from ddp_trainer.contract.exit_codes import UserError
 from ddp_trainer.snapshots.codec import rng
 from ddp_trainer.snapshots.codec.state import File, Staging, file_in_memory, parse_files, read_state, write_state
 from ddp_trainer.snapshots.codec.tensorfile import TensorFile, lay_out
@@ -271,6 +273,44 @@ def test_a_capture_has_the_same_length_whatever_the_generators_hold() -> None:
     first = rng.capture()
     random.gauss(0, 1), np.random.randn(), torch.rand(1)
     assert rng.capture().shape == first.shape
+
+
+@pytest.mark.parametrize(
+    "drawn",
+    [
+        lambda: torch.rand(1),
+        lambda: torch.manual_seed(1),
+        lambda: np.random.rand(),
+        lambda: np.random.randn(),
+        lambda: np.random.seed(1),
+        lambda: np.random.set_state(np.random.RandomState(2).get_state()),
+        lambda: random.random(),
+        lambda: random.gauss(0, 1),
+        lambda: random.seed(1),
+    ],
+)
+def test_captures_are_one_tensor_until_something_is_drawn(drawn: Callable[[], Any]) -> None:
+    torch.manual_seed(0), np.random.seed(0), random.seed(0)
+    captures = rng.Captures()
+    for _ in range(3):  # the second normal number of a pair is drawn differently from the first
+        before = captures.capture()
+        assert captures.capture() is before or np.random.get_state(legacy=False)["has_gauss"]
+        assert torch.equal(before, rng.capture())
+        drawn()
+        after = captures.capture()
+        assert torch.equal(after, rng.capture())
+        assert torch.equal(before, after) or after is not before
+
+
+def test_a_generator_of_numpy_that_a_snapshot_cannot_hold_is_named() -> None:
+    before = np.random.get_bit_generator()
+    np.random.set_bit_generator(np.random.PCG64(1))
+    try:
+        for capture in (rng.capture, rng.Captures().capture):
+            with pytest.raises(UserError, match=r"np.random draws from PCG64 .* leave that call out"):
+                capture()
+    finally:
+        np.random.set_bit_generator(before)
 
 
 def test_reseeding_is_repeatable_and_differs_by_rank_step_and_size() -> None:

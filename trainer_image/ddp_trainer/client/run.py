@@ -308,13 +308,15 @@ class Run:
             samples=self._global_batch if samples is None else samples,
             epoch_end=epoch_end,
             gradient_norm=gradient_norm,
+            has_drawn=self._snapshots is None or self._snapshots.has_drawn(),
         )
         if self.step == self._steps.total_steps and self._snapshots is not None:
             return
         if stop:
             self.stop()
         elif self._snapshots is not None:
-            self._snapshots.step_end(self._steps.progress, epoch_end=epoch_end)
+            draws_nothing = None if self._steps.had_draws else self._steps.none_has_drawn
+            self._snapshots.step_end(self._steps.progress, epoch_end=epoch_end, none_has_drawn=draws_nothing)
         else:
             self._files.step_ended(self._steps.progress, epoch_end=epoch_end)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Mapping
+from datetime import timedelta
 from enum import Enum, auto
 from typing import Final
 
@@ -78,6 +79,8 @@ class Steps:
         self._least = least
         self.change = Change.NONE
         """After `agreed_to_stop` and `agreed_between_steps`, which found no stop; the same on the ranks that go on."""
+        self.had_draws = True
+        """After `agreed_to_stop`: whether a rank may have drawn random numbers in the step before; the same on all."""
         self.step = 0
         self.samples = 0
         self.epoch = 0
@@ -128,7 +131,16 @@ class Steps:
         """
         self.record_loss()
         self.report_epoch()
-        return self._agreed(self._of_step.result())
+        before = self._of_step.result()
+        self.had_draws = before is None or before.has_drawn
+        return self._agreed(before)
+
+    def none_has_drawn(self, timeout: timedelta | None = None) -> bool:
+        """Whether it is known that no rank has drawn random numbers in the last step. Waits for what the ranks say of
+        it; raises RuntimeError after `timeout`, or if a rank was lost.
+        """
+        result = self._of_step.result(timeout)
+        return result is not None and result.step == self.step and not result.has_drawn
 
     def _agreed(self, result: StepResult | None) -> bool:
         self.change = Change.NONE
@@ -150,11 +162,14 @@ class Steps:
         samples: int,
         epoch_end: bool,
         gradient_norm: Tensor | float | None,
+        has_drawn: bool,
     ) -> None:
-        """A step has ended, on `samples` samples of all ranks together (0 if unknown); see `Run.step_end`."""
+        """A step has ended, on `samples` samples of all ranks together (0 if unknown); see `Run.step_end`. `has_drawn`:
+        whether this rank may have drawn random numbers in it.
+        """
         self.step += 1
         self.samples += samples
-        self._begin_reduce(loss, weight, gradient_norm)
+        self._begin_reduce(loss, weight, gradient_norm, has_drawn=has_drawn)
         self.epoch += epoch_end
         self._report(samples)
 
@@ -227,7 +242,12 @@ class Steps:
         self._between.result()
 
     def _begin_reduce(
-        self, loss: Tensor | float | None, weight: float | None, gradient_norm: Tensor | float | None
+        self,
+        loss: Tensor | float | None,
+        weight: float | None,
+        gradient_norm: Tensor | float | None,
+        *,
+        has_drawn: bool,
     ) -> None:
         if isinstance(loss, Tensor) and loss.numel() != 1:
             raise UserError(f"the loss of a step is one number, and this one has {loss.numel()}: pass its mean")
@@ -245,6 +265,7 @@ class Steps:
             stop=self._stop.raised,
             gradient_norm=norm,
             joining=self._has_newcomer(),
+            has_drawn=has_drawn,
         )
 
     def _report(self, samples: int) -> None:

@@ -3,14 +3,16 @@ can still leave that snapshot behind.
 
 Until its optimizer begins, a step changes nothing that a snapshot holds but random numbers and the buffers of modules
 (running means). So at each step's end a copy of those is kept, and the generators of all ranks set out for rank 0 at
-once: after a failure there may be no other rank left to ask. Where more might have changed, the boundary is lost and
-says why; a snapshot of the middle of a step would be worse than none.
+once: after a failure there may be no other rank left to ask. Where no rank draws random numbers, as in most training
+without dropout, those that were sent before hold. Where more might have changed, the boundary is lost and says why; a
+snapshot of the middle of a step would be worse than none.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 from torch import Tensor, nn
@@ -21,10 +23,32 @@ from torch.optim.lr_scheduler import LRScheduler
 from ddp_trainer.snapshots.codec import rng
 from ddp_trainer.snapshots.codec.state import Stateful
 from ddp_trainer.snapshots.ranks import Gathering, Ranks
+from ddp_trainer.snapshots.trust.errors import SnapshotError
 from ddp_trainer.snapshots.values import Progress
 
 MAX_BUFFER_BYTES = 16 << 20
 """Copied in every step: about as long as one millisecond."""
+
+NoneHasDrawn = Callable[[timedelta | None], bool]
+"""Whether it is known that no rank has drawn random numbers in the last step: waits so long for the others to say so,
+and raises RuntimeError if they do not.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Unchanged:
+    """In place of a gathering: that of an earlier boundary, if no rank has drawn random numbers since."""
+
+    sent: Gathering
+    _none_has_drawn: NoneHasDrawn
+
+    def wait(self, timeout: timedelta | None = None) -> Tensor | None:
+        """As `Gathering.wait`. Raises SnapshotError if a rank has."""
+        if not self._none_has_drawn(timeout):
+            raise SnapshotError(
+                "a rank has drawn random numbers in the last step, and none in the one before: they are not sent yet"
+            )
+        return self.sent.wait(timeout)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +56,7 @@ class Boundary:
     """The end of a step. `buffers` is state -> name -> value, on rank 0."""
 
     progress: Progress
-    generators: Gathering
+    generators: Gathering | Unchanged
     own_generators: Tensor
     """Those of this rank."""
     buffers: Mapping[str, Mapping[str, Tensor]]
@@ -53,6 +77,7 @@ class Boundaries:
         self._ranks = ranks
         self._places = {name: list(_buffers(value)) for name, value in stateful.items()}
         self._is_updating = False
+        self._captures = rng.Captures()
         for value in stateful.values():
             before_update(value, self.begin_update)
 
@@ -60,18 +85,32 @@ class Boundaries:
         """From now on the states are no longer those of the last boundary. Every optimizer says so itself."""
         self._is_updating = True
 
-    def reached(self, progress: Progress) -> Boundary:
-        """All states are those after `progress.step`. A collective of all ranks that waits for none in this step."""
-        if self.newest is not None:
+    def has_drawn(self) -> bool:
+        """Whether this rank may have drawn random numbers since the newest boundary."""
+        return self.newest is None or self._captures.capture() is not self.newest.own_generators
+
+    def reached(self, progress: Progress, none_has_drawn: NoneHasDrawn | None = None) -> Boundary:
+        """All states are those after `progress.step`. A collective of all ranks that waits for none in this step.
+
+        With `none_has_drawn`, which all ranks give or none, generators are not sent: where it is true they are those of
+        the boundary before.
+        """
+        before = None if self.newest is None else self.newest.generators
+        if isinstance(before, Gathering):
             # Sent a step ago; keeps ranks from running further ahead of rank 0 than that.
-            self.newest.generators.wait()
+            before.wait()
         buffers = {
             name: {key: value.clone() for key, owner, leaf in places if (value := owner.get(leaf)) is not None}
             for name, places in self._places.items()
             if self.obstacle is None and places and self._ranks.rank == 0
         }
-        own = rng.capture()
-        self.newest = Boundary(progress, self._ranks.begin_gather(own), own, buffers)
+        own = self._captures.capture()
+        generators: Gathering | Unchanged
+        if before is None or none_has_drawn is None:
+            generators = self._ranks.begin_gather(own)
+        else:
+            generators = Unchanged(before if isinstance(before, Gathering) else before.sent, none_has_drawn)
+        self.newest = Boundary(progress, generators, own, buffers)
         self._is_updating = False
         return self.newest
 

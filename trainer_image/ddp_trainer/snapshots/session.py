@@ -31,12 +31,13 @@ from torch import Tensor
 from ddp_trainer.contract.environment import JobEnvironment
 from ddp_trainer.contract.exit_codes import FencedError, UserError
 from ddp_trainer.snapshots import resuming
-from ddp_trainer.snapshots.boundary import Boundaries
+from ddp_trainer.snapshots.boundary import Boundaries, NoneHasDrawn
 from ddp_trainer.snapshots.codec.state import RNG, Stateful, unwrapped
 from ddp_trainer.snapshots.per_rank import PerRank
 from ddp_trainer.snapshots.ranks import Ranks, ShardRanks
 from ddp_trainer.snapshots.saving import GENERATORS_TIMEOUT, Saver
 from ddp_trainer.snapshots.schedule import SaveInterval, SaveSchedule
+from ddp_trainer.snapshots.trust.errors import SnapshotError
 from ddp_trainer.snapshots.trust.manifest import Kind, Manifest
 from ddp_trainer.snapshots.trust.names import job_directory, step_directory
 from ddp_trainer.snapshots.values import Identity, Progress, SnapshotEvent
@@ -257,14 +258,28 @@ class Snapshots:
         self._saver.lead(self._store)
         self._schedule.start(progress.step)
 
-    def step_end(self, progress: Progress, *, epoch_end: bool = False) -> None:
-        """Say that an optimizer step is done; saves if it is time. Raises FencedError if fenced."""
+    def has_drawn(self) -> bool:
+        """At the end of a step, before `step_end`: whether this rank may have drawn random numbers in it."""
+        return self._boundaries.obstacle is not None or self._boundaries.has_drawn()
+
+    def step_end(
+        self,
+        progress: Progress,
+        *,
+        epoch_end: bool = False,
+        none_has_drawn: NoneHasDrawn | None = None,
+    ) -> None:
+        """Say that an optimizer step is done; saves if it is time. Raises FencedError if fenced.
+
+        `none_has_drawn` is given, on all ranks alike, where none had drawn random numbers in the step before
+        (`Boundaries.reached`).
+        """
         if self._saver is not None:
             self._saver.collect()
         if self._schedule.after(progress, epoch_end=epoch_end):
             self.save(progress)
         elif self._boundaries.obstacle is None:
-            self._boundaries.reached(progress)
+            self._boundaries.reached(progress, none_has_drawn)
 
     def begin_update(self) -> None:
         """Say that states are about to change. Optimizers among the states say so themselves; call it where something
@@ -280,7 +295,7 @@ class Snapshots:
     def await_others(self) -> None:
         """Wait, some seconds at most, for the generators of the other ranks at the last boundary."""
         if (boundary := self._boundaries.newest) is not None:
-            with contextlib.suppress(RuntimeError):  # which `emergency` has once more
+            with contextlib.suppress(RuntimeError, SnapshotError):  # which `emergency` has once more
                 boundary.generators.wait(GENERATORS_TIMEOUT)
 
     def emergency(self, error: BaseException) -> bool:
