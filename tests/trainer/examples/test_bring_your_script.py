@@ -36,14 +36,14 @@ def job(tmp_path: Path) -> Volume:
 
 
 @pytest.mark.parametrize("name", DIFFS)
-def test_the_script_runs_before_and_afterwards_has_snapshots_or_checkpoints_that_verify(
+def test_the_script_runs_before_as_in_a_job_and_afterwards_has_snapshots_or_checkpoints_that_verify(
     job: Volume, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ranks = 1 if name in ONE_RANK else 2
     monkeypatch.chdir(job.root)
     (job.root / "before.py").write_text(lines(DIFFS[name], "-"))
     (job.root / "after.py").write_text(lines(DIFFS[name], "+"))
-    job.trained(1, "before.py")
+    job.trained(1, "-m", "ddp_trainer.rank.worker", "script", str(job.root / "before.py"))
     assert not job.checkpoints.exists()
     job.trained(ranks, "after.py", DDPJOB_SNAPSHOT_EVERY="2steps")
     stores = [SnapshotStore(job.checkpoints, keep=1, fence=None, series=series) for series in ("step", "checkpoint")]
