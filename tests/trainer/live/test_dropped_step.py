@@ -57,6 +57,26 @@ def test_a_step_that_is_taken_again_draws_the_same_numbers(boundary: bool) -> No
     assert (float(model.running_mean[0]), int(model.num_batches_tracked)) == (0.0, 0)  # type: ignore[index]
 
 
+def test_a_buffer_that_a_step_replaces_makes_or_takes_away_is_put_back() -> None:
+    model = nn.Sequential(nn.Module())
+    part = model[0]
+    for name, value in {
+        "replaced": torch.zeros(2),
+        "grown": torch.zeros(1),
+        "made": None,
+        "taken": torch.ones(1),
+    }.items():
+        part.register_buffer(name, value)
+    recovery = of(modules=lambda: (model,))
+    recovery.begin_step()
+    for _ in range(2):
+        part.replaced = part.replaced + 1
+        part.grown, part.made, part.taken = torch.ones(3), torch.ones(1), None
+        recovery._drop_unfinished_step()
+        assert part.made is None
+        assert [part.replaced.tolist(), part.grown.tolist(), part.taken.tolist()] == [[0, 0], [0], [1]]
+
+
 def test_a_state_of_the_programs_own_is_put_back_however_often_the_step_is_taken() -> None:
     counter = Counter()
     counter.seen.append(6)

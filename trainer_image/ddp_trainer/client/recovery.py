@@ -83,7 +83,8 @@ class _Before:
 
     steps: int
     generators: Tensor
-    buffers: list[Tensor]
+    buffers: list[tuple[dict[str, Tensor | None], str, Tensor | None]]
+    """Where each is found, also after it was replaced, and a copy of it."""
     states: Mapping[str, Any]
 
 
@@ -114,6 +115,10 @@ class Recovery:
         self._sharing = Sharing(lambda work: self.membership.waited(work))
         self._has_state = False
         self._before: _Before | None = None
+        self._captures = rng.Captures()
+        self._modules: tuple[nn.Module, ...] = ()
+        self._owners: list[dict[str, Tensor | None]] = []
+        """Of the buffers of `_modules`: to look for modules in modules takes milliseconds where there are thousands."""
         self._step_ended: float | None = None
         self._awaited: Kind | None = None
         """Which recovery is over with the first step of the next group."""
@@ -129,8 +134,8 @@ class Recovery:
         """
         self._before = _Before(
             self.position.steps,
-            rng.capture() if generators is None else generators,
-            [buffer.clone() for buffer in self._buffers()],
+            self._captures.capture() if generators is None else generators,
+            self._buffers(),
             {name: copy.deepcopy(state.state_dict()) for name, state in self.changing.items()},
         )
 
@@ -267,8 +272,17 @@ class Recovery:
         """Whether a step was begun that is not finished."""
         return self._before is not None and self._before.steps == self.position.steps
 
-    def _buffers(self) -> Iterable[Tensor]:
-        return (buffer for module in self.modules() for buffer in module.buffers())
+    def _buffers(self) -> list[tuple[dict[str, Tensor | None], str, Tensor | None]]:
+        modules = tuple(self.modules())
+        if modules != self._modules:
+            self._modules = modules
+            parts = {id(part): part for module in modules for part in module.modules()}
+            self._owners = [part._buffers for part in parts.values()]
+        return [
+            (owner, name, None if buffer is None else buffer.clone())
+            for owner in self._owners
+            for name, buffer in owner.items()
+        ]
 
     def _report(self) -> None:
         self.heartbeat.recovers_live(self.world.size, self._costs.to_json())
@@ -278,8 +292,12 @@ class Recovery:
             return
         rng.restore(self._before.generators)
         with torch.no_grad():
-            for buffer, before in zip(self._buffers(), self._before.buffers, strict=True):
-                buffer.copy_(before)
+            for owner, name, before in self._before.buffers:
+                now = owner.get(name)
+                if now is None or before is None or now.shape != before.shape:
+                    owner[name] = None if before is None else before.clone()
+                else:
+                    now.copy_(before)
         for name, state in self._before.states.items():
             self.changing[name].load_state_dict(copy.deepcopy(state))
 
