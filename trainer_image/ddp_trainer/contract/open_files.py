@@ -30,6 +30,6 @@ def write_out(*, is_last: bool) -> None:
 
 
 def _layer(file: io.IOBase) -> int:
-    if isinstance(file, io.TextIOBase):
+    if issubclass(type(file), io.TextIOBase):
         return _TEXT
     return _BUFFER if type(file).__module__ == "_io" else _CODEC
