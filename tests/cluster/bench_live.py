@@ -1,6 +1,6 @@
 """How long the other ranks of a gang wait for their next optimizer step after one is lost, by `restart.scope`.
 
-    python -m tests.cluster.bench_live [--rounds 10] [--other-rounds 5] [--node-rounds 2]
+    python -m tests.cluster.bench_live [--rounds 10] [--other-rounds 5] [--other-node-rounds 2]
 
 One job of three pods for each scope, one after the other: its rank is killed, its pods are deleted by force, and a node
 loses its power, in turns. Moments are those of the one machine that all nodes share: of the fault, and of the end of
@@ -100,6 +100,11 @@ class Run:
     def _attempt(self) -> int:
         return int(self.scenario.status.get("attempt", 0))
 
+    def nodes(self) -> set[str]:
+        """Those that its pods are on."""
+        pods = [self.scenario.pod(rank, self._attempt()) for rank in range(NODES)]
+        return {pod["spec"]["nodeName"] for pod in pods if pod}
+
     def kill_rank(self) -> float:
         return self.scenario.kill_rank(1, attempt=self._attempt())
 
@@ -142,12 +147,15 @@ def hits(run: Run, rounds: int, found: dict[str, list[float]], console: Console)
 def power_cuts(run: Run, operators_node: str, rounds: int, found: dict[str, list[float]], console: Console) -> None:
     """Of the node that the operator is not on, if a pod of the job is."""
     for turn in range(rounds):
-        pods = [run.scenario.pod(rank, run.scenario.status.get("attempt", 0)) for rank in range(NODES)]
-        on = sorted({pod["spec"]["nodeName"] for pod in pods if pod} - {operators_node})
+        on = run.nodes() - {operators_node}
+        if not on:  # those of the last node are all on the operator's now
+            run.delete_pod(NODES - 1)
+            run.settle()
+            on = run.nodes() - {operators_node}
         if not on:
             console.print(f"{run.scope}: no pod is on another node than the operator's; its power cut is left out")
             return
-        with node_lost(on[0], power=True) as died:
+        with node_lost(min(on), power=True) as died:
             seconds = run.next_step(died)
         found.setdefault("node loses its power", []).append(seconds)
         console.print(f"{run.scope}, round {turn + 1} of {rounds}, node loses its power: {seconds:.2f} s")
@@ -158,7 +166,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.cluster.bench_live", description=__doc__)
     parser.add_argument("--rounds", type=int, default=10, help="faults of each kind, with Live (default: %(default)s)")
     parser.add_argument("--other-rounds", type=int, default=5, help="with Gang and InPlace (default: %(default)s)")
-    parser.add_argument("--node-rounds", type=int, default=2, help="power cuts of a node (default: %(default)s)")
+    parser.add_argument("--other-node-rounds", type=int, default=2, help="power cuts with them (default: %(default)s)")
     given = parser.parse_args()
     console = Console(stderr=True)
     found: dict[str, dict[str, list[float]]] = {scope: {} for scope in SCOPES}
@@ -168,9 +176,10 @@ def main() -> int:
             assert pod is not None
             node = pod["spec"]["nodeName"]  # which stays
             for scope in SCOPES:
+                live = scope == "Live"
                 with running(kubectl, images.trainer, scope, node) as run:
-                    hits(run, given.rounds if scope == "Live" else given.other_rounds, found[scope], console)
-                    power_cuts(run, node, given.node_rounds, found[scope], console)
+                    hits(run, given.rounds if live else given.other_rounds, found[scope], console)
+                    power_cuts(run, node, given.rounds if live else given.other_node_rounds, found[scope], console)
     except Impossible as missing:
         raise SystemExit(str(missing)) from None
     finally:

@@ -1,4 +1,4 @@
-"""The small asynchronous all-reduce of each step: its mean loss, and how many ranks were asked to stop.
+"""The small asynchronous reduction of each step: its mean loss, and how many ranks were asked to stop.
 
 A rank that was asked to stop (SIGTERM reaches one pod of many) must not stop alone: the others would wait for
 it. So each rank adds a stop flag to its part of the loss. The result is read one step later, when it
@@ -18,7 +18,7 @@ from torch import Tensor
 from ddp_trainer.rank.world import World
 
 _VALUES: Final = 5
-"""The loss, ranks asked to stop, the gradient norm, whether a rank joins, whether one has drawn random numbers."""
+"""The loss, the gradient norm, ranks asked to stop, whether a rank joins, whether one has drawn random numbers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,18 +45,13 @@ class StepResult:
 
 
 class StepReduce:
-    """One asynchronous all-reduce at a time: `start` launches it, `result` waits for it."""
+    """One asynchronous reduction at a time: `start` launches it, `result` waits for it."""
 
     def __init__(self, world: World) -> None:
         self._world = world
         self._pending: tuple[int, int, bool] | None = None
         self._result: StepResult | None = None
-        self._buffer = torch.zeros(_VALUES, dtype=torch.float64, device=world.device)
-        cuda = world.device.type == "cuda"
-        self._host = torch.zeros(_VALUES, dtype=torch.float64, device="cpu", pin_memory=cuda)
-        self._copied = torch.Event("cuda") if cuda else None
-        self._work: dist.Work | None = None
-        self._has_norm = False
+        self._sums: _HostSums | _DeviceSums = _DeviceSums(world) if world.device.type == "cuda" else _HostSums(world)
 
     def start(
         self,
@@ -74,49 +69,106 @@ class StepReduce:
         """
         assert self._pending is None, "the last result was not read"
         self._pending = (step, epoch, stop)
-        self._buffer[0] = loss_part
-        self._buffer[1] = float(stop)
-        self._buffer[3] = float(joining)
-        self._buffer[4] = float(has_drawn)
-        if gradient_norm is not None or self._has_norm:
-            self._buffer[2] = 0.0 if gradient_norm is None else gradient_norm
-            self._has_norm = gradient_norm is not None
-        if self._world.size > 1:
-            self._work = dist.all_reduce(self._buffer, async_op=True)
-        if self._copied is not None:
-            if self._work is not None:
-                # only makes the device's own queue wait, not this thread
-                self._work.wait()
-            self._host.copy_(self._buffer, non_blocking=True)
-            self._copied.record()
+        self._sums.start(loss_part, 0.0 if gradient_norm is None else gradient_norm, stop, joining, has_drawn)
 
     @property
     def is_complete(self) -> bool:
         """Whether `result` does not wait."""
-        return self._work is None or self._work.is_completed()
+        return self._sums.is_complete
 
     def forget(self) -> None:
         """Drop what is under way: its group is gone."""
-        self._pending = self._work = self._result = None
+        self._pending = self._result = None
+        self._sums.forget()
 
     def result(self, timeout: timedelta | None = None) -> StepResult | None:
         """The newest result, however often it is asked for; None before the first. With gloo, raises RuntimeError after
         `timeout`.
         """
         if self._pending is not None:
-            if self._copied is not None:
-                self._copied.synchronize()
-            else:
-                if self._work is not None:
-                    self._work.wait() if timeout is None else self._work.wait(timeout)
-                self._host.copy_(self._buffer)
-            loss, stop, norm, joining, drawn = self._host.tolist()
+            loss, norm, stop, joining, drawn = self._sums.wait(timeout)
             step, epoch, is_stopping = self._pending
             self._result = StepResult(
                 step, epoch, loss, round(stop), is_stopping, norm / self._world.size, joining > 0, drawn > 0
             )
-            self._pending = self._work = None
+            self._pending = None
         return self._result
+
+
+class _HostSums:
+    """Where the values are in the memory of the host. Gloo sends half as many messages to gather as to reduce, and each
+    wakes two threads; so each rank sums up what it has gathered.
+    """
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._own = torch.zeros(_VALUES, dtype=torch.float64, device="cpu")
+        self._all = self._own
+        self._work: dist.Work | None = None
+
+    def start(self, *values: Tensor | float) -> None:
+        self._own.numpy()[:] = [float(value) for value in values]
+        size = self._world.size
+        if size == 1:
+            self._all = self._own
+        elif dist.get_backend() != dist.Backend.GLOO:
+            self._all = self._own.clone()
+            self._work = dist.all_reduce(self._all, async_op=True)
+        else:
+            if len(self._all) != size * _VALUES:
+                self._all = torch.zeros(size * _VALUES, dtype=torch.float64, device="cpu")
+            self._work = dist.all_gather_into_tensor(self._all, self._own, async_op=True)
+
+    @property
+    def is_complete(self) -> bool:
+        return self._work is None or self._work.is_completed()
+
+    def forget(self) -> None:
+        # a collective that failed may still hold the buffers
+        self._own, self._all = torch.zeros_like(self._own), torch.zeros_like(self._all)
+        self._work = None
+
+    def wait(self, timeout: timedelta | None) -> list[float]:
+        if self._work is not None:
+            self._work.wait() if timeout is None else self._work.wait(timeout)
+            self._work = None
+        sums: list[float] = self._all.numpy().reshape(-1, _VALUES).sum(axis=0).tolist()
+        return sums
+
+
+class _DeviceSums:
+    """Where they are in the memory of a device, which does not wait for the host, nor the host for it."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._buffer = torch.zeros(_VALUES, dtype=torch.float64, device=world.device)
+        self._host = torch.zeros(_VALUES, dtype=torch.float64, device="cpu", pin_memory=True)
+        self._flags = torch.zeros(_VALUES - 2, dtype=torch.float64, device="cpu", pin_memory=True)
+        self._copied = torch.Event("cuda")
+
+    def start(self, loss: Tensor | float, norm: Tensor | float, *flags: bool) -> None:
+        self._buffer[0] = loss
+        self._buffer[1] = norm
+        self._flags.numpy()[:] = flags
+        self._buffer[2:].copy_(self._flags, non_blocking=True)
+        if self._world.size > 1:
+            work = dist.all_reduce(self._buffer, async_op=True)
+            # only makes the device's own queue wait, not this thread
+            work.wait()
+        self._host.copy_(self._buffer, non_blocking=True)
+        self._copied.record()
+
+    @property
+    def is_complete(self) -> bool:
+        return self._copied.query()
+
+    def forget(self) -> None:
+        """The device goes on by itself."""
+
+    def wait(self, timeout: timedelta | None) -> list[float]:
+        self._copied.synchronize()
+        values: list[float] = self._host.tolist()
+        return values
 
 
 def on_any_rank(world: World, *flags: bool) -> tuple[bool, ...]:
