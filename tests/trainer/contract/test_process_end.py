@@ -144,6 +144,17 @@ def test_files_that_a_script_leaves_open_have_all_that_it_wrote(last_line: str, 
     assert (tmp_path / "read").read_text() == "as it was"
 
 
+@pytest.mark.processes
+def test_so_they_have_where_an_attached_script_leaves_as_preempted_under_plain_torchrun(tmp_path: Path) -> None:
+    leaves = f"from ddp_trainer.rank.stop_request import leave_as_preempted\nleave_as_preempted(3){UNCLOSED}"
+    (tmp_path / "read").write_text("as it was")
+    own = {**os.environ, "PYTHONPATH": str(ROOT / "trainer_image")}
+    ended = subprocess.run([sys.executable, "-c", leaves], env=own, cwd=tmp_path, timeout=120)
+    assert ended.returncode == 143
+    assert (tmp_path / "text").read_text().split() == ["1,2"]
+    assert gzip.decompress((tmp_path / "text.gz").read_bytes()) == b"packed"
+
+
 @pytest.mark.parametrize(("last_line", "code"), [("sys.exit(3)", 3), ("raise ValueError('loss is NaN')", 1)])
 @pytest.mark.processes
 def test_a_rank_that_failed_keeps_its_exit_code(last_line: str, code: int, tmp_path: Path) -> None:
