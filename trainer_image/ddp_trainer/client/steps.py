@@ -1,7 +1,7 @@
 """The end of each step, for the built-in loop and for loops with `attach` alike: its mean loss, whether all ranks stop,
 and what is shown of it.
 
-What ranks have to agree on goes through one small all-reduce, which is read a step later (`rank.step_reduce`).
+What ranks have to agree on goes through one small reduction, which is read a step later (`rank.step_reduce`).
 """
 
 from __future__ import annotations

@@ -97,7 +97,7 @@ class StepReduce:
 
 class _HostSums:
     """Where the values are in the memory of the host. Gloo sends half as many messages to gather as to reduce, and each
-    wakes two threads; so each rank sums up what it has gathered.
+    wakes two threads; so each rank sums up what it has gathered. Between two ranks to reduce is faster.
     """
 
     def __init__(self, world: World) -> None:
@@ -111,7 +111,7 @@ class _HostSums:
         size = self._world.size
         if size == 1:
             self._all = self._own
-        elif dist.get_backend() != dist.Backend.GLOO:
+        elif size == 2 or dist.get_backend() != dist.Backend.GLOO:
             self._all = self._own.clone()
             self._work = dist.all_reduce(self._all, async_op=True)
         else:
