@@ -83,3 +83,12 @@ def test_a_rank_that_notes_the_end_of_training_does_not(
     monkeypatch.setattr(Register, "finish", lambda _: time.sleep(3 * SECONDS))
     left.close()
     assert not kills.signals
+
+
+def test_a_member_that_stops_leaves_no_thread(left: Membership) -> None:
+    def names() -> set[str]:
+        return {thread.name for thread in threading.enumerate() if thread.name.startswith("live")}
+
+    assert names() == {"live watch", "live listener"}
+    left.stop()
+    eventually(lambda: not names(), "its threads have ended")

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from tests.trainer.documented import message
@@ -118,7 +119,7 @@ def test_the_throughput_is_that_of_the_last_steps_without_the_pauses_between_the
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = [0.0]
-    monkeypatch.setattr("ddp_trainer.logs.runlog.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr("ddp_trainer.logs.runlog.time", SimpleNamespace(monotonic=lambda: clock[0], time=time.time))
     steps = runlog.StepLog(RunLog(job(tmp_path), World()), None)
     found = []
     for pause in (0, 0, 100, 0):

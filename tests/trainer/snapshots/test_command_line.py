@@ -7,6 +7,7 @@ import json
 import os
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -119,7 +120,7 @@ def test_an_export_that_is_held_tells_sizes_and_sums_and_waits(
     models: Any, volume: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waited: list[float] = []
-    monkeypatch.setattr("ddp_trainer.snapshots.__main__.time.sleep", waited.append)
+    monkeypatch.setattr("ddp_trainer.snapshots.__main__.time", SimpleNamespace(sleep=waited.append))
     assert main(["export", str(volume.directory), "--to", str(tmp_path), "--hold", "30"]) == 0
     (line,) = capsys.readouterr().out.splitlines()
     contents = {name: (tmp_path / name).read_bytes() for name in ("model.pt", "model.safetensors")}

@@ -73,7 +73,8 @@ class Membership:
         self._is_leaving = threading.Event()
         self._is_lost = threading.Event()
         """Set once a rank of the view is known to be lost."""
-        watched = (self._next_member, self._waits_for_lost, self._next_is_lost)
+        self._is_stopped = threading.Event()
+        watched = (self._next_member, self._waits_for_lost, self._next_is_lost, self._is_stopped)
         threading.Thread(target=watch, args=watched, name="live watch", daemon=True).start()
 
     @property
@@ -118,6 +119,7 @@ class Membership:
     def stop(self) -> None:
         """Answer no other member any more, and take no notice of one that is lost: this process is about to end."""
         self._is_leaving.set()
+        self._is_stopped.set()
         self._listener.close()
 
     def depart(self) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable
 from typing import Final
@@ -25,16 +26,16 @@ def watch(
     next_member: Callable[[], tuple[int, Member] | None],
     waits_for_lost: Callable[[], bool],
     lost: Callable[[int, set[str]], None],
+    stopped: threading.Event,
 ) -> None:
-    """For good. `next_member` has the number of the view, and the member to ask; None while there is none.
+    """Until `stopped`. `next_member` has the number of the view, and the member to ask; None while there is none.
     `waits_for_lost`: whether a rank is lost, and its group not yet left. `lost` is called with the number of a view
     whose next member has ended, or is silent; in the second case also with its id.
     """
     silent: tuple[int, Member] | None = None  # the member that left the last question without an answer, and its view
     since = 0.0
     stuck = Stuck()
-    while True:
-        time.sleep(WATCH_SECONDS)
+    while not stopped.wait(WATCH_SECONDS):
         if not waits_for_lost():
             stuck.reset()
         elif stuck.look():
