@@ -76,7 +76,7 @@ class Comparison:
             job = stack.enter_context(running(directory, spec, environ))
             product = judge.seat("product", job.process.pid, self.ranks)
             product.play(WARM_UP)
-            loop = stack.enter_context(_bare_loop(self.ranks, self.bare, self.bare_arguments, environ))
+            loop = stack.enter_context(bare_loop(self.ranks, self.bare, self.bare_arguments, environ))
             bare = judge.seat("bare", loop, self.ranks)
             bare.play(WARM_UP)
             found = [self._round(product, bare) for _ in range(rounds)]
@@ -113,7 +113,7 @@ def _check(job: RunningJob, rounds: int, every: int) -> None:
 
 
 @contextmanager
-def _bare_loop(ranks: int, file: str, arguments: list[str], environ: dict[str, str]) -> Iterator[int]:
+def bare_loop(ranks: int, file: str, arguments: list[str], environ: dict[str, str]) -> Iterator[int]:
     """The process id of a bare loop, which is killed in the end."""
     torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"] if ranks > 1 else []
     paths = os.pathsep.join(map(str, (ROOT / "trainer_image", ROOT)))
