@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, settings
+from tests.support import timeouts
 from tests.support.durations import Durations
 from tests.support.leftovers import leftovers, name_this_run
 from tests.support.tiers import required_tiers
@@ -44,6 +45,7 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     config.stash[DURATIONS] = durations = Durations()
     config.pluginmanager.register(durations)
+    config.pluginmanager.register(timeouts)
 
 
 def pytest_collection_finish() -> None:

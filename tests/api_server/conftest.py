@@ -39,7 +39,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in here:
         item.add_marker(pytest.mark.api_server)
     for first in here[:1]:
-        first.add_marker(pytest.mark.timeout(START_SECONDS + 300))
+        first.add_marker(pytest.mark.timeout(START_SECONDS + 300), append=False)  # before a timeout of its own
 
 
 @pytest.fixture(scope="module")

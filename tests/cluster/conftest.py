@@ -41,7 +41,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.is_relative_to(HERE):
             item.add_marker(pytest.mark.cluster)
-            item.add_marker(pytest.mark.timeout(COLD_SECONDS))
+            item.add_marker(pytest.mark.timeout(COLD_SECONDS), append=False)  # before a timeout of its own
     items.sort(key=lambda item: (item.path != HERE / FIRST, item.path == HERE / LAST))
 
 
