@@ -9,7 +9,6 @@ import time
 from contextlib import ExitStack
 from pathlib import Path
 
-import pytest
 from tests.api_server.conftest import StartOperator
 from tests.api_server.harness import Cluster
 from tests.api_server.proxy import FaultProxy
@@ -54,7 +53,6 @@ async def run_and_crash(cluster: Cluster, job: str, times: int) -> None:
             await cluster.ends(pod["metadata"]["name"], code=1)
 
 
-@pytest.mark.timeout(300)
 async def test_each_fault_of_the_operator_fires_its_alert_and_a_job_that_is_well_fires_none(
     cluster: Cluster, start_operator: StartOperator, tmp_path: Path
 ) -> None:

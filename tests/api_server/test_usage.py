@@ -163,7 +163,6 @@ async def finish(operator: Operator, cluster: Cluster, seen: Fleet, outcomes: di
     }
 
 
-@pytest.mark.timeout(300)
 async def test_gpu_seconds_of_jobs_that_are_gone_are_counted_across_a_restart_of_the_operator(
     cluster: Cluster, start_operator: StartOperator
 ) -> None:

@@ -33,7 +33,7 @@ from ddpjob_operator import metrics
 from ddpjob_operator.local.observed import RunView
 from ddpjob_operator.local.volume import open_shared
 
-pytestmark = [pytest.mark.local, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.local
 
 SHORTER = {
     "DDPJobStalled": 240,  # 7.5 s

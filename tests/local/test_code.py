@@ -11,7 +11,7 @@ from tests.local.conftest import SECONDS
 from tests.support.local_run import environment
 from tests.support.wheels import wheel
 
-pytestmark = [pytest.mark.local, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.local
 
 SCRIPT = """
 import sys

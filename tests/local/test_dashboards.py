@@ -36,7 +36,7 @@ from ddpjob_operator.local.display import PlainDisplay
 from ddpjob_operator.local.observed import RunView
 from ddpjob_operator.local.volume import open_shared
 
-pytestmark = [pytest.mark.local, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.local
 
 NAMESPACE = "team"
 SPEC = {

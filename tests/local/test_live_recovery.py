@@ -15,7 +15,7 @@ from ddp_trainer.logs.losses import read_losses
 from ddpjob_operator.api.status import DDPJobStatus, Phase
 from ddpjob_operator.local.volume import open_shared
 
-pytestmark = [pytest.mark.local, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.local
 
 STEPS = 60
 ARGS = ["--task", "live_tasks:Slow", "--global-batch", "24", "--max-steps", str(STEPS), "--lr", "0.003"]

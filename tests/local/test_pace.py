@@ -12,7 +12,7 @@ from tests.local.conftest import Run, Started
 from tests.support.command import COMMAND
 from tests.support.local_run import PACKAGES, environment
 
-pytestmark = [pytest.mark.local, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.local
 
 HERE = Path(__file__).parent
 OWN_LOOP = """

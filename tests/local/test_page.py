@@ -19,7 +19,7 @@ from ddpjob_operator.page.cluster import ClusterSource
 from ddpjob_operator.page.server import serve
 from ddpjob_operator.runtime.client import Client
 
-pytestmark = [pytest.mark.local, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.local
 
 STEPS = 920
 SPEC = {

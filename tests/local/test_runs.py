@@ -20,7 +20,7 @@ from ddp_trainer.logs.losses import read_losses
 from ddpjob_operator.api.status import DDPJobStatus, Phase
 from ddpjob_operator.local.volume import open_shared
 
-pytestmark = [pytest.mark.local, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.local
 
 EPOCHS = 8
 STEPS = 184

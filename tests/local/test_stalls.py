@@ -14,7 +14,7 @@ from tests.support.local_run import new_job
 from ddpjob_operator.api.status import DDPJobStatus, Phase
 from ddpjob_operator.local.volume import open_shared
 
-pytestmark = [pytest.mark.local, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.local
 
 SCRIPT = """
 import os, sys, time

@@ -15,7 +15,7 @@ from tests.support.ports import free_port
 
 from ddp_trainer.contract import run_dir
 
-pytestmark = [pytest.mark.local, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.local
 
 TUTORIALS = Path(__file__).parents[1] / "fixtures" / "tutorials"
 BOTH = """

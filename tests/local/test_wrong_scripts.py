@@ -11,7 +11,7 @@ from tests.support.command import COMMAND
 from tests.support.local_run import environment
 from tests.wrong_scripts import GROUPS, JOB, SCRIPTS, Row, golden, ranks_per_node, run
 
-pytestmark = [pytest.mark.local, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.local
 
 NAMES = [name for group in GROUPS.values() for name in group]
 ASKED = [

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.packaging, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.packaging
 
 ROOT = Path(__file__).parents[2]
 

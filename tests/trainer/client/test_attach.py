@@ -20,7 +20,6 @@ from torch import nn
 from ddp_trainer.rank.world import World
 
 HERE = Path(__file__).parent
-pytestmark = pytest.mark.timeout(600)
 
 
 def test_an_own_loop_that_was_told_to_stop_exits_143_and_resumes_to_the_same_bits(volume, trained_once) -> None:

@@ -14,8 +14,6 @@ from ddp_trainer.contract.exit_codes import UserError
 from ddp_trainer.snapshots.per_rank import MOST_BYTES, PerRank, packed, unpacked
 from ddp_trainer.snapshots.ranks import Ranks
 
-pytestmark = pytest.mark.timeout(900)
-
 
 def cursors(job: Volume) -> list[Any]:
     return [json.loads((job.root / "shared" / f"rank-{rank}.json").read_text()) for rank in (0, 1)]

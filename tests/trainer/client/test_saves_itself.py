@@ -14,8 +14,6 @@ from tests.trainer.train.volume import Volume
 HERE = Path(__file__).parent
 SCRIPT = "saves_itself.py"
 
-pytestmark = pytest.mark.timeout(900)
-
 
 @pytest.fixture(scope="module")
 @starts_processes

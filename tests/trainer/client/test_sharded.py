@@ -7,8 +7,6 @@ from pathlib import Path
 import pytest
 from tests.trainer.train.volume import Volume
 
-pytestmark = pytest.mark.timeout(900)
-
 
 def test_a_sharded_model_with_an_unused_parameter_resumes_with_one_rank_then_with_two_to_the_same_losses(
     job: Volume, tmp_path: Path

@@ -13,8 +13,6 @@ from tests.trainer.train.volume import Volume
 
 from ddp_trainer.snapshots.trust.store import SnapshotStore
 
-pytestmark = pytest.mark.timeout(900)
-
 PAGE = (ROOT / "docs" / "bring-your-script.md").read_text()
 DIFFS = {re.match(r" # (\S+)\.py\n", block.text)[1]: block.text for block in blocks(PAGE) if block.language == "diff"}  # type: ignore[index]
 (WORK,) = (block.text for block in blocks(PAGE) if block.text.startswith("# work.py"))

@@ -13,8 +13,6 @@ from tests.trainer.documented import ROOT, blocks, pattern
 from tests.trainer.examples.test_bring_your_script import lines
 from tests.trainer.examples.workbook import Example, Workbook
 
-pytestmark = pytest.mark.timeout(300)
-
 BLOCKS = blocks((ROOT / "docs" / "coming-from.md").read_text())
 (DIFF,) = (block.text for block in BLOCKS if block.language == "diff")
 (COMMANDS,) = (block for block in BLOCKS if block.language == "sh" and not block.attributes)

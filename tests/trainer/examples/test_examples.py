@@ -12,8 +12,6 @@ from tests.trainer.examples.workbook import Workbook, examples
 
 from ddp_trainer.logs.losses import read_losses
 
-pytestmark = pytest.mark.timeout(900)
-
 NAMES = [example.name for example in examples()]
 TABLE = re.findall(
     r"^\| (?P<what>.+?) \| (?P<flag>.+?) \| (?P<example>\[.+?) \| (?P<tests>\[.+?) \|$", PAGE.read_text(), re.M

@@ -18,8 +18,6 @@ from tests.trainer.launch.conftest import ROOT, Pod, StartPod
 
 from ddp_trainer.contract import processes
 
-pytestmark = pytest.mark.timeout(300)
-
 ENDLESS = ("--task", "faulty_tasks:Hasty", "--epochs", "100000", "--validate-every", "never")
 
 

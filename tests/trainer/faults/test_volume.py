@@ -12,8 +12,6 @@ from tests.trainer.train.volume import Volume
 
 from ddp_trainer.snapshots.trust.disk import Disk
 
-pytestmark = pytest.mark.timeout(300)
-
 
 @pytest.mark.fault(34)
 def test_a_full_volume_costs_snapshots_and_never_training(small_volume: Volume) -> None:

@@ -18,8 +18,6 @@ from ddp_trainer.logs.losses import read_losses
 
 HERE = Path(__file__).parent
 
-pytestmark = pytest.mark.timeout(900)
-
 
 @pytest.fixture
 @starts_processes

@@ -13,8 +13,6 @@ from tests.trainer.launch.conftest import Pod, StartPod
 from tests.trainer.launch.test_live_recovery import KILLED_AFTER, assert_went_on, losses
 from tests.trainer.live.pods import PATH, events, live_environment
 
-pytestmark = pytest.mark.timeout(600)
-
 STEPS = 60
 AFTER = 5
 """Steps of a later attempt."""

@@ -25,8 +25,6 @@ from tests.trainer.live.random_faults import (
 )
 from tests.trainer.live.recorded_task import HISTORY
 
-pytestmark = pytest.mark.timeout(600)
-
 STEPS = 60
 KILLED_AFTER = 10
 SCRIPT = ("--script", str(HERE / "own_script.py"), "--", "--steps", str(STEPS))

@@ -142,7 +142,6 @@ def test_torchrun_waits_for_other_nodes_only_where_they_may_still_need_it(
     assert torchrun_seconds(exit_codes, hosts_store=hosts_store, asked=asked, superseded=superseded) == seconds
 
 
-@pytest.mark.timeout(600)
 def test_a_survivor_and_a_spare_go_on_in_their_pods_to_the_same_bits(start_pod, place, tmp_path):
     unbroken = Volume(tmp_path / "unbroken").trained(2, *STRUCK, DDPJOB_ATTEMPT="1")
     gang = {"DDPJOB_UID": "gang", "DDPJOB_RDZV_PORT": str(free_port()), "PYTHONPATH": f"{TRAINER}:{LOOP}"}
@@ -179,7 +178,6 @@ def trained_steps(page: bytes) -> float | None:
     return float(found[1]) if found else None
 
 
-@pytest.mark.timeout(600)
 def test_a_gang_grows_and_shrinks_without_losing_a_step_at_a_constant_global_batch(start_pod, place, tmp_path):
     gang = {"DDPJOB_UID": "gang", "DDPJOB_RDZV_PORT": str(free_port()), "PYTHONPATH": f"{TRAINER}:{HERE}"}
     gang |= {"DDPJOB_SNAPSHOT_EVERY": "1000steps"}
@@ -213,7 +211,6 @@ def test_a_gang_grows_and_shrinks_without_losing_a_step_at_a_constant_global_bat
     assert (volume.newest_manifest()["samples"], volume.newest_manifest()["globalBatch"]) == (3 * 1437, 64)
 
 
-@pytest.mark.timeout(600)
 def test_a_node_that_fell_silent_does_not_hold_up_the_one_that_goes_on_without_it(start_pod, place, tmp_path):
     gang = {"DDPJOB_UID": "gang", "DDPJOB_RDZV_PORT": str(free_port()), "DDPJOB_SHUTDOWN_SECONDS": "600"}
     folders = [place(tmp_path / f"place-{rank}", attempt=0, node_rank=rank, nodes=2) for rank in (0, 1)]

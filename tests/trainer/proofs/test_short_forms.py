@@ -15,8 +15,6 @@ from tests.prove.training import losses, trained_in_one_start
 from tests.support.starting import starts_processes
 from tests.trainer.train.volume import Volume
 
-pytestmark = pytest.mark.timeout(600)
-
 SAME_ON_ANY_MACHINE = 1e-4
 """What instruction sets and versions of torch may change of a first loss; a wrong seed or order changes 0.01."""
 

@@ -241,7 +241,6 @@ def test_workers_and_the_rank_itself_load_the_same_batches(micro: int | None) ->
     assert [list(zip(*part, strict=True)) for part in parts] == by_sample
 
 
-@pytest.mark.timeout(600)
 def test_batches_may_be_named_tuples(volume) -> None:
     # 10 samples in micro-batches of 4, which a pipeline joins, fills up and cuts again
     batches = ("--global-batch", "10", "--micro-batch", "4", "--max-steps", "2", "--eval-batch", "360")

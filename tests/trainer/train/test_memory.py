@@ -24,8 +24,6 @@ from ddp_trainer.train.optim import build_optimizer
 from ddp_trainer.train.precision import Precision
 from ddp_trainer.train.strategies import strategy_class
 
-pytestmark = pytest.mark.timeout(600)
-
 HUNGRY = ("--task", "seeded_tasks:Hungry", "--max-steps", "12")
 
 

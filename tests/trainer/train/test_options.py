@@ -6,8 +6,6 @@ import json
 
 import pytest
 
-pytestmark = pytest.mark.timeout(600)
-
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_lower_precision_learns_like_fp32(run, precision: str) -> None:

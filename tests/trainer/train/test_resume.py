@@ -13,8 +13,6 @@ import pytest
 from tests.support.starting import starts_processes
 from tests.trainer.train.volume import Volume
 
-pytestmark = pytest.mark.timeout(600)
-
 DEADLINE = 120
 
 # Dropout, shuffled data, momentum and a schedule: all of it state. 23 steps an epoch, a snapshot every 7.

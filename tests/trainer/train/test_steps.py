@@ -11,7 +11,6 @@ from ddp_trainer.client.batches import mixed_seed
 from ddp_trainer.tasks import load_task
 
 HERE = Path(__file__).parent
-pytestmark = pytest.mark.timeout(600)
 
 
 @pytest.mark.parametrize("name", ["ddp", "accumulated", "manual-allreduce", "manual-rs-ag"])
