@@ -69,9 +69,10 @@ def test_what_launcher_and_ranks_print_is_in_the_pods_log_and_on_the_volume(star
     assert all(STAMP.match(line) for line in lines)
     found = read_lines(pod.shared, "digits", Wanted())
     said = {(line.rank, line.text) for line in found}
-    assert {(0, "hello from 0"), (0, "bye from 0"), (1, "bye from 1"), (1, "100%")} <= said
+    assert {(0, "hello from 0"), (0, "bye from 0"), (1, "hello from 1"), (1, "bye from 1"), (1, "100%")} <= said
+    assert (0, "hello from 1") not in said
     assert any("Succeeded" in text for _, text in said), "the launcher's own last line"
-    assert "hello from 1" in pod.log
+    assert "[local rank 1] hello from 1" in pod.log
     assert "[local rank 1] bye from 1" in pod.log
     assert "10%" in pod.log, "which has what comes as it comes"
 

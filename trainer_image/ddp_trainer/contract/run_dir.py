@@ -33,7 +33,7 @@ JOIN_TIMEOUT_SECONDS = 600
 """How long a node waits for the others: an image pull on a slow node, within the operator's own deadlines."""
 
 _REPORT_BYTES = 16 << 10
-_OURS = ("ranks", "heartbeats", "outcomes", "stacks", "stderr", "torchrun")
+_OURS = ("ranks", "heartbeats", "outcomes", "stacks", "stderr", "stdout", "torchrun")
 
 
 def clear(run_dir: Path) -> None:
@@ -76,6 +76,11 @@ def stack_file(run_dir: Path, local_rank: int) -> Path:
 def stderr_pipe(run_dir: Path, local_rank: int) -> Path:
     """The named pipe through which the launcher reads a rank's stderr, if it made one."""
     return run_dir / "stderr" / f"local-{local_rank}"
+
+
+def stdout_pipe(run_dir: Path, local_rank: int) -> Path:
+    """The same for what it prints on stdout, where a pod has several ranks."""
+    return run_dir / "stdout" / f"local-{local_rank}"
 
 
 def write_agent_orders(run_dir: Path, arguments: Sequence[str], environment: Mapping[str, str]) -> None:

@@ -1,4 +1,4 @@
-"""The processes of one attempt in this pod: a clean run directory, pipes for the ranks' stderr, torchrun.
+"""The processes of one attempt in this pod: a clean run directory, pipes for what the ranks print, torchrun.
 
 Without torch and with few imports: it is what a pod does first. A pod that waits for its next attempt has torchrun
 started already, with torch imported: that is half of what a start costs.
@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from ddp_trainer.contract import run_dir
 from ddp_trainer.contract.environment import PodEnvironment, Target
-from ddp_trainer.launch.relay import StderrRelay
+from ddp_trainer.launch.relay import Relay, StderrRelay
 from ddp_trainer.launch.torchrun import place_variables, torchrun_arguments, torchrun_environment, usable_cpus
 
 
@@ -25,7 +25,10 @@ class Attempt(NamedTuple):
 
     pod: PodEnvironment
     agent: int
-    relays: Mapping[int, StderrRelay]
+    errors: Mapping[int, StderrRelay]
+    """By local rank."""
+    printed: Sequence[Relay]
+    """On stdout, where there are several ranks."""
     began: float
     """Epoch seconds."""
 
@@ -71,13 +74,19 @@ def start_attempt(
     arguments = torchrun_arguments(pod, target)
     try:
         run_dir.clear(pod.run_dir)
-        relays = {local: StderrRelay(pod.run_dir, local, _prefix(pod, local)) for local in range(pod.procs_per_node)}
+        ranks = range(pod.procs_per_node)
+        errors = {local: StderrRelay(pod.run_dir, local, _prefix(local)) for local in ranks}
+        printed = [
+            Relay(run_dir.stdout_pipe(pod.run_dir, local), "stdout", _prefix(local))
+            for local in ranks
+            if len(ranks) > 1
+        ]
         agent = None if prepared is None else _release(prepared, pod, arguments)
         if agent is None:
             agent = _start_torchrun(pod, arguments)
     except OSError as error:
         raise CannotStart(pod, error) from error
-    return Attempt(pod, agent, relays, time.time() if began is None else began)
+    return Attempt(pod, agent, errors, printed, time.time() if began is None else began)
 
 
 def _release(prepared: PreparedTorchrun, pod: PodEnvironment, arguments: Sequence[str]) -> int | None:
@@ -105,5 +114,5 @@ def _start_torchrun(pod: PodEnvironment, arguments: Sequence[str], stdin: int = 
     return agent.pid
 
 
-def _prefix(pod: PodEnvironment, local_rank: int) -> str:
-    return f"[local rank {local_rank}] " if pod.procs_per_node > 1 else ""
+def _prefix(local_rank: int) -> str:
+    return f"[local rank {local_rank}] " if local_rank else ""

@@ -22,7 +22,7 @@ from ddp_trainer.launch.attempt import Attempt
 from ddp_trainer.launch.exit.report import log
 from ddp_trainer.launch.exit.root_cause import ExitCause, ExitEvidence, find_cause
 from ddp_trainer.launch.gang_watch import GangWatch, Stall
-from ddp_trainer.launch.relay import StderrRelay
+from ddp_trainer.launch.relay import Relay
 from ddp_trainer.launch.run_memory import RunMemory
 from ddp_trainer.launch.signals import StopSignals
 from ddp_trainer.launch.status.host import ThrottlingWatch
@@ -67,7 +67,9 @@ class Supervisor:
     """
 
     def __init__(self, attempt: Attempt, stop: StopSignals, superseded: Callable[[], bool] | None = None) -> None:
-        self._pod, self._agent, self._relays, self._stop = attempt.pod, attempt.agent, attempt.relays, stop
+        self._pod, self._agent, self._stop = attempt.pod, attempt.agent, stop
+        self._errors = attempt.errors
+        self._relays = (*attempt.printed, *attempt.errors.values())
         self._superseded = superseded
         self._superseded_at: float | None = None
         self._next_look = 0.0
@@ -84,7 +86,7 @@ class Supervisor:
         self._agent_code: int | None = None
         self._selector = selectors.DefaultSelector()
         self._selector.register(stop, selectors.EVENT_READ)
-        for relay in self._relays.values():
+        for relay in self._relays:
             self._selector.register(relay, selectors.EVENT_READ)
 
     def run(self) -> AttemptResult:
@@ -95,7 +97,7 @@ class Supervisor:
         finally:
             self._gang.close()
             self._selector.close()
-            for relay in self._relays.values():
+            for relay in self._relays:
                 relay.close()
 
     def _watch(self) -> None:
@@ -124,7 +126,7 @@ class Supervisor:
         if self._agent_code == EXIT_OK:
             self._name_what_is_left()
         self._kill_everything()
-        for relay in self._relays.values():
+        for relay in self._relays:
             relay.drain()
         pod_state = self.pod_state()
         report = run_dir.agent_report(self._pod.run_dir)
@@ -140,7 +142,7 @@ class Supervisor:
             failures=report.get("failures", ()),
             heartbeats=pod_state.heartbeats,
             started=len(pod_state.ranks),
-            stderr={local: relay.last_lines for local, relay in self._relays.items()},
+            stderr={local: relay.last_lines for local, relay in self._errors.items()},
             agent_code=self._agent_code or EXIT_OK,
             rendezvous_error=report.get("rendezvous"),
             stop_requested=self._asked_at is not None,
@@ -189,7 +191,7 @@ class Supervisor:
     def _wait(self, seconds: float) -> None:
         """Until a child ends, a signal comes, or the time is up; what ranks write meanwhile is passed on."""
         for key, _ in self._selector.select(seconds):
-            if isinstance(key.fileobj, StderrRelay):
+            if isinstance(key.fileobj, Relay):
                 key.fileobj.relay()
             else:
                 self._stop.clear()

@@ -29,7 +29,7 @@ from ddp_trainer.contract.process_end import (
     settle,
 )
 from ddp_trainer.contract.processes import die_with
-from ddp_trainer.contract.run_dir import STACK_SIGNAL, register, stack_file, stderr_pipe
+from ddp_trainer.contract.run_dir import STACK_SIGNAL, register, stack_file, stderr_pipe, stdout_pipe
 from ddp_trainer.rank import live_scripts
 from ddp_trainer.rank.destroyed_groups import keep_destroyed_groups
 from ddp_trainer.rank.failures import failed
@@ -141,11 +141,11 @@ def _is_built_in(kind: str, name: str) -> bool:
 
 
 def _register(run_dir: Path, rank: int, local_rank: int) -> None:
-    pipe = stderr_pipe(run_dir, local_rank)
-    if pipe.is_fifo():
-        reader = os.open(pipe, os.O_WRONLY)
-        os.dup2(reader, 2)
-        os.close(reader)
+    for pipe, stream in ((stdout_pipe(run_dir, local_rank), 1), (stderr_pipe(run_dir, local_rank), 2)):
+        if pipe.is_fifo():
+            reader = os.open(pipe, os.O_WRONLY)
+            os.dup2(reader, stream)
+            os.close(reader)
     stacks = stack_file(run_dir, local_rank)
     stacks.parent.mkdir(parents=True, exist_ok=True)
     faulthandler.register(STACK_SIGNAL, file=stacks.open("a"), all_threads=True, chain=False)
