@@ -7,10 +7,13 @@ import gzip
 import hashlib
 import os
 import re
+import shelve
 import subprocess
 import sys
+import tarfile
 import threading
 import time
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -57,13 +60,15 @@ def test_a_refusal_keeps_its_exit_code(module: str, arguments: list[str], tmp_pa
     assert ended.returncode == 64, ended.stderr.decode()
 
 
-def run_rank(script: str, folder: Path) -> subprocess.CompletedProcess[str]:
+def run_rank(
+    script: str, folder: Path, kind: str = "script", name: str = "script.py"
+) -> subprocess.CompletedProcess[str]:
     """One rank of one, as torchrun starts it; its output goes to a pipe, and is lost unless it is flushed."""
     path = folder / "script.py"
     path.write_text(script)
     own = {
         **{name: value for name, value in os.environ.items() if not name.startswith("DDPJOB_")},
-        "PYTHONPATH": str(ROOT / "trainer_image"),
+        "PYTHONPATH": f"{ROOT / 'trainer_image'}:{folder}",
         "DDPJOB_RUN_DIR": str(folder / "run"),
         "RANK": "0",
         "LOCAL_RANK": "0",
@@ -71,7 +76,7 @@ def run_rank(script: str, folder: Path) -> subprocess.CompletedProcess[str]:
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": "0",
     }
-    command = [sys.executable, "-m", "ddp_trainer.rank.worker", "script", str(path)]
+    command = [sys.executable, "-m", "ddp_trainer.rank.worker", kind, str(path) if kind == "script" else name]
     return subprocess.run(command, env=own, capture_output=True, text=True, timeout=120)
 
 
@@ -142,6 +147,113 @@ def test_files_that_a_script_leaves_open_have_all_that_it_wrote(last_line: str, 
     assert (tmp_path / "bytes").read_bytes() == b"data"
     assert gzip.decompress((tmp_path / "text.gz").read_bytes()) == b"packed"
     assert (tmp_path / "read").read_text() == "as it was"
+
+
+ARCHIVES = """
+import shelve, sys, tarfile, zipfile
+
+def opened():
+    return zipfile.ZipFile("a.zip", "w"), tarfile.open("a.tgz", "w|gz"), shelve.open("shelf", writeback=True)
+
+packed, streamed, shelf = opened()
+packed.writestr("name", "text")
+streamed.add("whole")
+shelf["steps"] = [1]
+shelf["steps"].append(2)
+"""
+
+
+@pytest.mark.processes
+def test_archives_that_a_script_leaves_open_can_be_read(tmp_path: Path) -> None:
+    (tmp_path / "whole").write_text("text")
+    ended = run_rank(f"import os; os.chdir({str(tmp_path)!r}){ARCHIVES}", tmp_path)
+    assert ended.returncode == 0, ended.stderr
+    with zipfile.ZipFile(tmp_path / "a.zip") as packed, tarfile.open(tmp_path / "a.tgz") as streamed:
+        assert (packed.read("name"), streamed.getnames()) == (b"text", ["whole"])
+    with shelve.open(str(tmp_path / "shelf")) as shelf:
+        assert shelf["steps"] == [1, 2]
+
+
+UPLOADS = """
+import io, time
+import torch.distributed as dist
+from ddp_trainer.contract import process_end
+
+process_end.LEAVE_SECONDS = 0.3
+dist.init_process_group("gloo")
+
+class Upload(io.RawIOBase):
+    def close(self):
+        if not self.closed:
+            time.sleep(1.5)
+            print("uploaded", flush=True)
+        super().close()
+
+upload = Upload()
+upload.itself = upload
+"""
+
+
+@pytest.mark.processes
+def test_a_file_may_take_its_time_once_the_groups_are_destroyed(tmp_path: Path) -> None:
+    ended = run_rank(UPLOADS, tmp_path)
+    assert (ended.returncode, ended.stdout) == (0, "uploaded\n"), ended.stderr
+
+
+GOES_ON = {
+    "a thread": """
+def late():
+    time.sleep(0.5)
+    pickle.dumps(Item())
+    print("done", flush=True)
+
+threading.Thread(target=late).start()
+""",
+    "a pool of processes": """
+pool = concurrent.futures.ProcessPoolExecutor(1, multiprocessing.get_context("fork"))
+pool.submit(time.sleep, 0.5)
+pool.submit(taken, Item()).add_done_callback(lambda future: print(future.result(), flush=True))
+""",
+    "an exit handler": """
+atexit.register(lambda: print(len(pickle.dumps(Item())) and "done", flush=True))
+""",
+}
+
+
+@pytest.mark.parametrize("what", GOES_ON)
+@pytest.mark.processes
+def test_what_goes_on_after_the_last_line_still_finds_the_classes_of_the_script(what: str, tmp_path: Path) -> None:
+    begins = """
+import atexit, concurrent.futures, multiprocessing, pickle, threading, time
+
+class Item:
+    pass
+
+def taken(item):
+    return "done"
+"""
+    ended = run_rank(begins + GOES_ON[what], tmp_path)
+    assert (ended.returncode, ended.stdout) == (0, "done\n"), ended.stderr
+
+
+@pytest.mark.processes
+def test_so_does_a_module(tmp_path: Path) -> None:
+    (tmp_path / "late.py").write_text("import pickle, threading, time\nclass Item: pass\n" + GOES_ON["a thread"])
+    ended = run_rank(f"import os\nos.chdir({str(tmp_path)!r})", tmp_path, "module", "late")
+    assert (ended.returncode, ended.stdout) == (0, "done\n"), ended.stderr
+
+
+@pytest.mark.parametrize("last_line", ["", "raise ValueError"])
+@pytest.mark.processes
+def test_a_pool_that_is_left_open_does_not_keep_the_rank(last_line: str, tmp_path: Path) -> None:
+    script = """
+import multiprocessing
+pool = multiprocessing.get_context("fork").Pool(2)
+print(pool.map(abs, range(-3, 3)), flush=True)
+"""
+    ended = run_rank(script + last_line, tmp_path)
+    assert ended.returncode == (1 if last_line else 0), ended.stderr
+    assert ended.stdout == "[3, 2, 1, 0, 1, 2]\n"
 
 
 @pytest.mark.processes

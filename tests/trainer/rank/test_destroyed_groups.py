@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from tests.trainer.train.volume import Volume
+
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.mark.processes
@@ -14,3 +19,27 @@ def test_a_model_may_outlive_its_process_group_with_a_collective_under_way(tmp_p
     done = Volume(tmp_path).train(2, "-m", "ddp_trainer.rank.worker", "script", script)
     # not by line: a newline is a write of its own where output is not buffered
     assert (done.returncode, done.stdout.count("returned")) == (0, 2), done.stderr
+
+
+MANY = """
+import os, sys
+import torch.distributed as dist
+from ddp_trainer.rank.destroyed_groups import keep_destroyed_groups
+
+keep_destroyed_groups()
+dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}", rank=0, world_size=1)
+counts = []
+for _ in range(30):
+    dist.destroy_process_group(dist.new_group())
+    counts.append((len(os.listdir("/proc/self/task")), len(os.listdir("/proc/self/fd"))))
+print(counts[5] == counts[-1], counts)
+"""
+
+
+@pytest.mark.processes
+def test_a_script_may_make_and_destroy_any_number_of_groups(tmp_path: Path) -> None:
+    own = {**os.environ, "PYTHONPATH": str(ROOT / "trainer_image")}
+    ended = subprocess.run(
+        [sys.executable, "-c", MANY, str(tmp_path / "store")], env=own, capture_output=True, text=True, timeout=120
+    )
+    assert ended.stdout.startswith("True"), ended.stdout + ended.stderr

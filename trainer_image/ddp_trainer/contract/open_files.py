@@ -7,17 +7,33 @@ from __future__ import annotations
 import contextlib
 import gc
 import io
+import sys
+from collections.abc import Iterator
+from typing import Any, Final
 
 _TEXT, _CODEC, _BUFFER = range(3)
 """Text is written through a codec such as gzip, if there is one, into a buffer."""
 
+_WRITTEN_AT_THE_END: Final = {
+    "h5py._hl.files": "File",
+    "pyarrow.parquet.core": "ParquetWriter",
+    "shelve": "Shelf",
+    "tarfile": "TarFile",
+    "zipfile": "ZipFile",
+}
+"""Classes that are no files themselves, and write what makes one readable when they are closed."""
+
 
 def write_out(*, is_last: bool) -> None:
-    """Write all of it, as far as that can be done; raises nothing. A compressed file has its end, and is closed, once
-    nothing else runs (`is_last`).
+    """Write all of it, as far as that can be done; raises nothing. An archive or a compressed file has its end, and is
+    closed, once nothing else runs (`is_last`).
     """
     gc.unfreeze()  # objects that are frozen are not listed
     objects = gc.get_objects()
+    if is_last:
+        for archive in _archives(objects):
+            with contextlib.suppress(Exception):
+                archive.close()
     kinds = {kind for kind in set(map(type, objects)) if issubclass(kind, io.IOBase)}  # of a million objects
     files = [found for found in objects if type(found) in kinds]
     for file in sorted(files, key=_layer):
@@ -27,6 +43,15 @@ def write_out(*, is_last: bool) -> None:
                 file.close()
             else:
                 file.flush()
+
+
+def _archives(objects: list[Any]) -> Iterator[Any]:
+    classes = tuple(
+        getattr(sys.modules[module], name)
+        for module, name in _WRITTEN_AT_THE_END.items()
+        if hasattr(sys.modules.get(module), name)
+    )
+    return (found for found in objects if issubclass(type(found), classes))
 
 
 def _layer(file: io.IOBase) -> int:

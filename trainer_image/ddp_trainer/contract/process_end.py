@@ -35,6 +35,7 @@ _owner: int | None = None
 """The pid of the process that this is about. One that it forks ends as under Python alone."""
 _on_cut: OnCut | None = None
 _destroying = threading.Event()
+_destroyed = threading.Event()
 
 
 def end_after_exit_handlers() -> None:
@@ -114,6 +115,10 @@ def _thread_states(name: str) -> Iterator[str]:
 def _end_helpers() -> None:
     if os.getpid() != _owner:
         return
+    import multiprocessing.util
+
+    # as Python's own handler begins: a pool that ends its processes itself does not wait for what one of them held
+    multiprocessing.util._run_finalizers(0)  # type: ignore[attr-defined]
     cut = unfinished.end_helpers()
     if cut is not None and _on_cut is not None:
         _on_cut(cut)
@@ -125,6 +130,7 @@ def _end() -> None:
     if _code == EXIT_OK and _has_process_groups():
         _destroying.set()
         _destroy_process_groups()
+        _destroyed.set()
     open_files.write_out(is_last=True)
     _flush()
     os._exit(_code)
@@ -132,7 +138,9 @@ def _end() -> None:
 
 def _end_late() -> None:
     _destroying.wait()
-    time.sleep(LEAVE_SECONDS)
+    if _destroyed.wait(LEAVE_SECONDS):
+        return
+    open_files.write_out(is_last=True)
     _flush()
     os._exit(EXIT_OK)
 

@@ -29,10 +29,11 @@ class _ImportedOnce(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        if fullname != self._name:
+        if fullname != self._name or self not in sys.meta_path:
             return None
-        self.remove()
-        finders = (finder.find_spec(fullname, path, target) for finder in list(sys.meta_path))
+        # it may only be looked up, and be imported later: transformers asks so whether torch is there
+        others = sys.meta_path[sys.meta_path.index(self) + 1 :]
+        finders = (finder.find_spec(fullname, path, target) for finder in others)
         spec = next((found for found in finders if found is not None), None)
         if spec is None or spec.loader is None:
             return spec
@@ -40,7 +41,8 @@ class _ImportedOnce(MetaPathFinder):
 
         def exec_module(module: ModuleType) -> None:
             # the loader belongs to the module from now on, and answers for itself
-            del loader.exec_module
+            vars(loader).pop("exec_module", None)
+            self.remove()
             execute(module)
             self._action()
 

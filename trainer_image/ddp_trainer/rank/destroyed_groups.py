@@ -1,10 +1,11 @@
-"""A process group that a script has destroyed is kept in memory until the rank ends.
+"""A process group that a script has destroyed is kept in memory until it destroys the next one.
 
 DistributedDataParallel may be the last that refers to a group: where a function makes the model, destroys the group and
 returns. The destructor of its reducer (in C++) then waits for gloo's threads without releasing the interpreter, and a
 thread that has yet to release a collective of the last backward pass needs the interpreter for that, since torch 2.13:
 the rank hangs after its work is done (https://github.com/pytorch/pytorch/issues/56297). A group that is still referred
-to is not destructed. Its connections stay open, as those of a model in a global variable do.
+to is not destructed. By the time of the next one such a thread has long had its turn, and each group that is kept has
+threads and connections.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ def _install() -> None:
 
     @functools.wraps(destroy)
     def keep_and_destroy(group: Any = None) -> None:
-        _kept.extend(groups._world.pg_map)
+        _kept[:] = groups._world.pg_map
         destroy(group)
 
     # `torch.distributed` takes the name over when it is imported, which is done where torch was there before

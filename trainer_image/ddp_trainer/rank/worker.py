@@ -9,14 +9,17 @@ A preempted rank exits 0 towards torchrun, which would otherwise signal the rank
 
 from __future__ import annotations
 
+import builtins
 import faulthandler
 import os
+import pkgutil
 import runpy
 import signal
 import sys
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
+from types import ModuleType
 
 from ddp_trainer.contract.environment import number_live_rank, parse_job, parse_rank
 from ddp_trainer.contract.exit_codes import EXIT_OK, EXIT_PREEMPTED, LiveRecoveryFailed, Preempted, RollBack, UserError
@@ -119,7 +122,8 @@ def run_target(kind: str, name: str, args: Sequence[str]) -> None:
     if kind == "module":
         # `python -m` puts the working directory first; torchrun was started that way, so it is there already
         sys.argv = [name, *args]
-        runpy.run_module(name, run_name="__main__", alter_sys=True)
+        left = runpy.run_module(name, run_name="__main__", alter_sys=True)
+        _main_module().__dict__.update(left)
         return
     script = Path.cwd() / name
     if not script.is_file():
@@ -133,7 +137,22 @@ def run_target(kind: str, name: str, args: Sequence[str]) -> None:
     folder = script.resolve().parent if Path(name).is_absolute() else script.parent
     if sys.path[0] != str(folder):
         sys.path.insert(0, str(folder))
-    runpy.run_path(str(script), run_name="__main__")
+    if script.suffix == ".pyc" or pkgutil.get_importer(str(script)) is not None:  # such as a zip file
+        runpy.run_path(str(script), run_name="__main__")
+        return
+    main_module = _main_module()
+    main_module.__file__ = str(script)
+    exec(compile(script.read_bytes(), str(script), "exec"), main_module.__dict__)  # noqa: S102 - as `python` does
+
+
+def _main_module() -> ModuleType:
+    """A new `__main__`, which stays: runpy takes its own away when the script returns, and threads, exit handlers and
+    processes that it has started may still need what is in it, as to pickle an object of one of its classes.
+    """
+    found = ModuleType("__main__")
+    found.__dict__["__builtins__"] = builtins
+    sys.modules["__main__"] = found
+    return found
 
 
 def _is_built_in(kind: str, name: str) -> bool:
