@@ -58,7 +58,7 @@ def _script_without_code(spec: DDPJobSpec) -> str | None:
         return None
     return (
         f"spec.entrypoint.script: {script!r} is a path in a folder that the job does not have; write an absolute path, "
-        "or send the folder with `ddpjob submit`"
+        "or name the folder in spec.code.path, as `code: {path: .}`, and use `ddpjob submit` or `ddpjob run`"
     )
 
 

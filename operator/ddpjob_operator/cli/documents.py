@@ -95,7 +95,7 @@ def read_documents(name: str) -> list[Document]:
             twice = tuple(_duplicates(node, set()))  # before construction writes what `<<` merges into the mappings
             found.append((loader.construct_document(node), node, twice))
     except yaml.YAMLError as error:
-        raise BadFile((_not_yaml(name, error),)) from error
+        raise BadFile((_not_yaml(name, text, error),)) from error
     except (ValueError, KeyError, AttributeError) as error:  # a date, a number or a truth value that is none
         raise BadFile((f"{name}: is not valid YAML: {error}; write the value in quotes",)) from error
     finally:
@@ -123,10 +123,12 @@ def _read_file(path: Path) -> str:
         return file.read(MAX_BYTES + 1).decode("utf-8")
 
 
-def _not_yaml(name: str, error: yaml.YAMLError) -> str:
+def _not_yaml(name: str, text: str, error: yaml.YAMLError) -> str:
     mark = getattr(error, "problem_mark", None)
     line = f":{mark.line + 1}:{mark.column + 1}" if mark else ""
     cause = getattr(error, "problem", None) or error
+    if mark and text[mark.index : mark.index + 1] == "\t":
+        return f"{name}{line}: is not valid YAML: a tab; indent with spaces"
     return f"{name}{line}: is not valid YAML: {cause}; check indentation and quotes"
 
 
@@ -156,7 +158,7 @@ def _refuse_bombs(name: str, text: str) -> None:
             if nodes > MAX_NODES:
                 raise _refusal(name, event, f"has more than {MAX_NODES:,} values with its aliases; no {KIND} has")
     except yaml.YAMLError as error:
-        raise BadFile((_not_yaml(name, error),)) from error
+        raise BadFile((_not_yaml(name, text, error),)) from error
 
 
 def _refusal(name: str, event: yaml.Event, why: str) -> BadFile:

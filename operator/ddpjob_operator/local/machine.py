@@ -71,6 +71,8 @@ def different_here(job: Job, machine: Machine) -> tuple[str, ...]:
     ranks = seats(job.spec) * job.spec.ranks_per_node
     if machine.gpus and len(machine.gpus) < ranks:
         notes.append(f"{len(machine.gpus)} GPU(s) for {ranks} ranks: training runs on the CPU")
+    elif job.spec.gpus_per_node and not machine.gpus:
+        notes.append("this machine has no GPU for the ranks: training runs on the CPU")
     return tuple(notes)
 
 

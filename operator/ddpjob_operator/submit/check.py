@@ -73,7 +73,8 @@ def _is_new(problem: str, found: Iterable[str]) -> bool:
 
 def _job(content: Any) -> Job:
     if not isinstance(content, dict):
-        raise InvalidJob((f"{type(content).__name__}: must be an object with apiVersion, kind, metadata and spec",))
+        kind = "text" if isinstance(content, str) else "a list" if isinstance(content, list) else "a value"
+        raise InvalidJob((f"{kind} is no job: write an object with apiVersion, kind, metadata and spec",))
     for key in ("metadata", "spec"):
         if not isinstance(content.get(key) or {}, dict):
             raise InvalidJob((f"{key}: must be an object; indent its fields below it",))

@@ -86,11 +86,17 @@ def test_broken_yaml_is_told_with_line_and_column(tmp_path: Path) -> None:
     assert problem.startswith("job.yaml:8:1: is not valid YAML: ")
 
 
+def test_a_tab_is_named(tmp_path: Path) -> None:
+    (problem,) = problems(tmp_path, MINIMAL.replace("  nodes", "\tnodes"))
+    assert problem == "job.yaml:6:1: is not valid YAML: a tab; indent with spaces"
+
+
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
         ("", "job.yaml: contains no document of kind DDPJob; add one"),
-        ("just words", "job.yaml:1: str: must be an object with apiVersion, kind, metadata and spec"),
+        ("just words", "job.yaml:1: text is no job: write an object with apiVersion, kind, metadata and spec"),
+        ("- nodes: 2", "job.yaml:1: a list is no job: write an object with apiVersion, kind, metadata and spec"),
         (MINIMAL.replace("  nodes: 2\n", "- nodes\n"), "job.yaml:5: spec: must be an object; indent its fields"),
         (MINIMAL.replace("kind: DDPJob", "kind: PyTorchJob"), "write training.ddpjob.io/v1alpha1, DDPJob"),
         (f"{MINIMAL}---\n{MINIMAL}", "job.yaml: contains 2 jobs (digits, digits); name a file with one"),

@@ -57,6 +57,14 @@ def test_keys_of_the_shell_that_the_ranks_do_not_get_are_announced(tmp_path: Pat
     assert different_here(job(env=named), machine) == ()
 
 
+@pytest.mark.parametrize(("gpus", "asked", "noted"), [((), 2, True), ((), 0, False), (("0", "1"), 2, False)])
+def test_that_there_is_no_gpu_is_announced(gpus: tuple[str, ...], asked: int, noted: bool, tmp_path: Path) -> None:
+    machine = replace(this_machine(tmp_path), environ={}, gpus=gpus)
+    limits = {"limits": {"nvidia.com/gpu": asked}} if asked else {}
+    notes = different_here(job(resources=limits, procsPerNode=2), machine)
+    assert notes == (("this machine has no GPU for the ranks: training runs on the CPU",) if noted else ())
+
+
 def test_what_each_rank_runs_is_announced_in_one_line() -> None:
     assert program_in_words(job()) == "python -m ddp_trainer.train"
     script = job(entrypoint={"script": "/mnt/shared/train.py"}, args=["--name", "a b\n\x1b[2J", "x" * 300])

@@ -95,7 +95,8 @@ def test_a_job_with_an_empty_spec_is_a_job() -> None:
         ({"nodeSelector": {}},
          "spec.nodeSelector: is not a field of a DDPJob; did you mean podTemplate.spec.nodeSelector?"),
         ({"entrypoint": {"script": "train.py"}}, "spec.entrypoint.script: 'train.py' is a path in a folder that the "
-         "job does not have; write an absolute path, or send the folder with `ddpjob submit`"),
+         "job does not have; write an absolute path, or name the folder in spec.code.path, as `code: {path: .}`, and "
+         "use `ddpjob submit` or `ddpjob run`"),
         ({"code": {"sha256": "0" * 64}}, "spec.code.configMaps: is missing; `ddpjob submit` and `ddpjob run` set it"),
         ({"code": {"configMaps": ["a"], "sha256": "12"}}, 'spec.code.sha256: "12" has not the right form; '
          "write 64 digits of 0-9 and a-f"),
