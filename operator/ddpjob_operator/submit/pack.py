@@ -238,6 +238,8 @@ def _is_left_out(path: Path, rules: list[Rules], left_out: list[str], top: Path)
         base = path if path.is_relative_to(folder) else path.resolve()
         found = _matches(spec, base.relative_to(folder).as_posix(), is_folder)
         if found is not None:
+            if found and is_folder and path.parent == top:
+                left_out.append(f"{path.name}/: is listed in .gitignore or .ddpjobignore")
             return found
     if not is_folder and _matches(_SECRETS, path.name, is_folder):
         left_out.append(f"{path.relative_to(top)}: may be a secret; `!{path.name}` in .ddpjobignore sends it")

@@ -113,6 +113,16 @@ def test_what_is_no_code_is_left_out(folder: Path) -> None:
     assert pack(folder, exclude=[folder / "shared"]).sha256 == expected.sha256
 
 
+def test_a_folder_that_is_ignored_is_named_and_no_cache_is(folder: Path) -> None:
+    for name in ("data", "src/data", "__pycache__", ".venv"):
+        (folder / name).mkdir(parents=True)
+        (folder / name / "file").write_text("text")
+    (folder / ".venv" / "pyvenv.cfg").write_text("")
+    (folder / ".gitignore").write_text("data/\n*.log\n__pycache__/\n.venv/\n")
+    (folder / "a.log").write_text("text")
+    assert pack(folder).left_out == ("data/: is listed in .gitignore or .ddpjobignore",)
+
+
 def test_secrets_are_left_out_unless_they_are_asked_for(folder: Path) -> None:
     write(folder, **{".env": "TOKEN=1", "id_rsa": "", ".ddpjobignore": "!id_rsa\n"})
     packed = pack(folder)
