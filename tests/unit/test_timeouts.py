@@ -32,6 +32,7 @@ def test_a_worker_says_where_a_test_stood_that_took_too_long(tmp_path: Path) -> 
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
+        timeout=120,
     )
     assert ended.returncode == 1
     assert "the line where it stands" in ended.stdout

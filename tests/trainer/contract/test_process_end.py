@@ -157,6 +157,8 @@ def opened():
 
 packed, streamed, shelf = opened()
 packed.writestr("name", "text")
+part = packed.open("part", "w")
+part.write(b"a part")
 streamed.add("whole")
 shelf["steps"] = [1]
 shelf["steps"].append(2)
@@ -169,9 +171,67 @@ def test_archives_that_a_script_leaves_open_can_be_read(tmp_path: Path) -> None:
     ended = run_rank(f"import os; os.chdir({str(tmp_path)!r}){ARCHIVES}", tmp_path)
     assert ended.returncode == 0, ended.stderr
     with zipfile.ZipFile(tmp_path / "a.zip") as packed, tarfile.open(tmp_path / "a.tgz") as streamed:
-        assert (packed.read("name"), streamed.getnames()) == (b"text", ["whole"])
+        assert (packed.read("name"), packed.read("part"), streamed.getnames()) == (b"text", b"a part", ["whole"])
     with shelve.open(str(tmp_path / "shelf")) as shelf:
         assert shelf["steps"] == [1, 2]
+
+
+SLOWLY_DESTROYED = """
+import tarfile, time
+import torch.distributed as dist
+from ddp_trainer.contract import process_end
+
+class Slow:
+    def __init__(self):
+        self.file = open("slow.tar", "wb")
+
+    def write(self, data):
+        time.sleep(0.8)
+        return self.file.write(data)
+
+    def tell(self):
+        return self.file.tell()
+
+process_end.LEAVE_SECONDS = 0.3
+dist.init_process_group("gloo")
+destroy = dist.destroy_process_group
+dist.destroy_process_group = lambda: (time.sleep(0.6), destroy())
+tar = tarfile.open(fileobj=Slow(), mode="w")
+tar.add("whole")
+"""
+
+
+@pytest.mark.processes
+def test_an_archive_is_finished_once_where_groups_take_longer_to_be_destroyed(tmp_path: Path) -> None:
+    (tmp_path / "whole").write_text("text")
+    ended = run_rank(f"import os; os.chdir({str(tmp_path)!r}){SLOWLY_DESTROYED}", tmp_path)
+    assert ended.returncode == 0, ended.stderr
+    with tarfile.open(tmp_path / "slow.tar") as found:
+        assert found.getnames() == ["whole"]
+    assert (tmp_path / "slow.tar").stat().st_size % tarfile.RECORDSIZE == 0, "with its end"
+
+
+DESTRUCTED = """
+class Video:
+    def __del__(self):
+        print("finished", flush=True)
+
+video = Video()
+"""
+
+
+@pytest.mark.parametrize("rest", ["", "def function(): pass", "import gc; gc.freeze()", "raise ValueError"])
+@pytest.mark.processes
+def test_what_only_a_destructor_finishes_is_finished(rest: str, tmp_path: Path) -> None:
+    ended = run_rank(f"{DESTRUCTED}\n{rest}", tmp_path)
+    assert ended.stdout == "finished\n", ended.stderr
+
+
+@pytest.mark.processes
+def test_a_script_has_no_future_statements_but_its_own(tmp_path: Path) -> None:
+    script = "import dataclasses\n@dataclasses.dataclass\nclass C:\n    rate: float = 0.1\n"
+    ended = run_rank(f"{script}print(dataclasses.fields(C)[0].type)", tmp_path)
+    assert ended.stdout == "<class 'float'>\n", ended.stderr
 
 
 UPLOADS = """
@@ -238,7 +298,11 @@ def taken(item):
 
 @pytest.mark.processes
 def test_so_does_a_module(tmp_path: Path) -> None:
-    (tmp_path / "late.py").write_text("import pickle, threading, time\nclass Item: pass\n" + GOES_ON["a thread"])
+    begins, ends = (
+        "import pickle, sys, threading, time\nclass Item: pass\n",
+        "if __name__ == '__main__':\n    sys.exit(0)",
+    )
+    (tmp_path / "late.py").write_text(begins + GOES_ON["a thread"] + ends)
     ended = run_rank(f"import os\nos.chdir({str(tmp_path)!r})", tmp_path, "module", "late")
     assert (ended.returncode, ended.stdout) == (0, "done\n"), ended.stderr
 

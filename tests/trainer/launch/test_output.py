@@ -74,6 +74,7 @@ def test_what_launcher_and_ranks_print_is_in_the_pods_log_and_on_the_volume(star
     assert any("Succeeded" in text for _, text in said), "the launcher's own last line"
     assert "[local rank 1] hello from 1" in pod.log
     assert "[local rank 1] bye from 1" in pod.log
+    assert "[local rank 0]" not in pod.log
     assert "10%" in pod.log, "which has what comes as it comes"
 
 

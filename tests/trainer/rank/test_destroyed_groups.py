@@ -27,12 +27,16 @@ import torch.distributed as dist
 from ddp_trainer.rank.destroyed_groups import keep_destroyed_groups
 
 keep_destroyed_groups()
+from ddp_trainer.rank.destroyed_groups import _kept
 dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}", rank=0, world_size=1)
 counts = []
-for _ in range(30):
+for _ in range(60):
     dist.destroy_process_group(dist.new_group())
     counts.append((len(os.listdir("/proc/self/task")), len(os.listdir("/proc/self/fd"))))
-print(counts[5] == counts[-1], counts)
+first = dist.new_group()
+dist.destroy_process_group(first)
+dist.destroy_process_group()
+print(any(first in kept for kept in _kept) and counts[30] == counts[-1], counts)
 """
 
 

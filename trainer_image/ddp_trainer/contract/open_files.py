@@ -8,7 +8,7 @@ import contextlib
 import gc
 import io
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
 _TEXT, _CODEC, _BUFFER = range(3)
@@ -24,16 +24,23 @@ _WRITTEN_AT_THE_END: Final = {
 """Classes that are no files themselves, and write what makes one readable when they are closed."""
 
 
+_kept: list[Any] = []
+
+
+def keep_archives() -> None:
+    """Before objects are destructed, in whatever order: an archive is closed after its parts, by `write_out`."""
+    gc.unfreeze()
+    _kept[:] = _archives(gc.get_objects())
+
+
 def write_out(*, is_last: bool) -> None:
     """Write all of it, as far as that can be done; raises nothing. An archive or a compressed file has its end, and is
     closed, once nothing else runs (`is_last`).
     """
     gc.unfreeze()  # objects that are frozen are not listed
     objects = gc.get_objects()
-    if is_last:
-        for archive in _archives(objects):
-            with contextlib.suppress(Exception):
-                archive.close()
+    archives = list(_archives(objects)) if is_last else []
+    _close(archives)
     kinds = {kind for kind in set(map(type, objects)) if issubclass(kind, io.IOBase)}  # of a million objects
     files = [found for found in objects if type(found) in kinds]
     for file in sorted(files, key=_layer):
@@ -43,6 +50,13 @@ def write_out(*, is_last: bool) -> None:
                 file.close()
             else:
                 file.flush()
+    _close(archives)  # a part that was open has kept its zip file open
+
+
+def _close(archives: Iterable[Any]) -> None:
+    for archive in archives:
+        with contextlib.suppress(Exception):
+            archive.close()
 
 
 def _archives(objects: list[Any]) -> Iterator[Any]:

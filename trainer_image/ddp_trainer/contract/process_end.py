@@ -36,6 +36,8 @@ _owner: int | None = None
 _on_cut: OnCut | None = None
 _destroying = threading.Event()
 _destroyed = threading.Event()
+_ending = threading.Lock()
+"""Whoever has it ends the process, and has files closed only once."""
 
 
 def end_after_exit_handlers() -> None:
@@ -131,6 +133,7 @@ def _end() -> None:
         _destroying.set()
         _destroy_process_groups()
         _destroyed.set()
+    _ending.acquire()
     open_files.write_out(is_last=True)
     _flush()
     os._exit(_code)
@@ -140,6 +143,7 @@ def _end_late() -> None:
     _destroying.wait()
     if _destroyed.wait(LEAVE_SECONDS):
         return
+    _ending.acquire()
     open_files.write_out(is_last=True)
     _flush()
     os._exit(EXIT_OK)

@@ -5,6 +5,7 @@ heartbeats/rank-<N>.json  where it stands (heartbeat.py)
 outcomes/rank-<N>.json    how it ended (outcomes.py)
 stacks/local-<K>.txt      its Python stacks, once it was asked for them
 stderr/local-<K>          the named pipe that its stderr goes through
+stdout/local-<K>          the same of its stdout, where a pod has several ranks
 torchrun/orders.json      arguments and environment of a prepared torchrun (launch/attempt.py)
 torchrun/report.json      exit code or signal of each rank that failed (rank/agent.py)
 port                      where the launcher serves /status

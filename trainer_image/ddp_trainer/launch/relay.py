@@ -25,7 +25,8 @@ TELLING_LINES: Final = 8
 TELLING_SECONDS: Final = 600.0
 """How long before the end they may be. NCCL's watchdog writes its own records for minutes before it aborts."""
 _CHUNK: Final = 65536
-_LONGEST_LINE: Final = 8192
+_LONGEST_LINE: Final = 65536
+"""Of what is longer, parts are passed on."""
 
 
 class _Line(NamedTuple):
@@ -49,6 +50,8 @@ class Relay:
         self._stream = stream
         self._prefix = prefix.encode()
         self._partial = b""
+        self._at_start = True
+        """Of a line of the output."""
 
     def fileno(self) -> int:
         return self._fd
@@ -81,6 +84,10 @@ class Relay:
         complete = lines and (lines[-1].endswith((b"\n", b"\r")) or len(lines[-1]) > _LONGEST_LINE)
         self._partial = b"" if complete or not lines else lines.pop()
         out = b"".join(self._prefix + line for line in lines)
+        if out and not self._at_start:
+            out = out.removeprefix(self._prefix)
+        if lines:
+            self._at_start = lines[-1].endswith((b"\n", b"\r"))
         if out:
             # the reader of the log may be gone; the ranks must not stop for that
             with contextlib.suppress(OSError):

@@ -1,23 +1,26 @@
-"""A process group that a script has destroyed is kept in memory until it destroys the next one.
+"""A process group that a script has destroyed is kept in memory until it has destroyed some more.
 
 DistributedDataParallel may be the last that refers to a group: where a function makes the model, destroys the group and
 returns. The destructor of its reducer (in C++) then waits for gloo's threads without releasing the interpreter, and a
 thread that has yet to release a collective of the last backward pass needs the interpreter for that, since torch 2.13:
 the rank hangs after its work is done (https://github.com/pytorch/pytorch/issues/56297). A group that is still referred
-to is not destructed. By the time of the next one such a thread has long had its turn, and each group that is kept has
-threads and connections.
+to is not destructed. Each one has threads and connections, so that not all can be kept; a thread of one that was
+destroyed some groups ago has had its turn.
 """
 
 from __future__ import annotations
 
 import functools
 import sys
+from collections import deque
 from typing import Any, Final
 
 from ddp_trainer.rank.after_import import after_import
 
 GROUPS: Final = "torch.distributed.distributed_c10d"
-_kept: list[Any] = []
+KEPT: Final = 16
+"""Calls of destroy_process_group whose groups are kept; a script destroys few in a row."""
+_kept: deque[list[Any]] = deque(maxlen=KEPT)
 
 
 def keep_destroyed_groups() -> None:
@@ -31,7 +34,7 @@ def _install() -> None:
 
     @functools.wraps(destroy)
     def keep_and_destroy(group: Any = None) -> None:
-        _kept[:] = groups._world.pg_map
+        _kept.append(list(groups._world.pg_map))
         destroy(group)
 
     # `torch.distributed` takes the name over when it is imported, which is done where torch was there before

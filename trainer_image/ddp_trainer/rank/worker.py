@@ -9,8 +9,10 @@ A preempted rank exits 0 towards torchrun, which would otherwise signal the rank
 
 from __future__ import annotations
 
+import atexit
 import builtins
 import faulthandler
+import gc
 import os
 import pkgutil
 import runpy
@@ -21,6 +23,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 
+from ddp_trainer.contract import open_files
 from ddp_trainer.contract.environment import number_live_rank, parse_job, parse_rank
 from ddp_trainer.contract.exit_codes import EXIT_OK, EXIT_PREEMPTED, LiveRecoveryFailed, Preempted, RollBack, UserError
 from ddp_trainer.contract.heartbeat import Heartbeat
@@ -122,8 +125,9 @@ def run_target(kind: str, name: str, args: Sequence[str]) -> None:
     if kind == "module":
         # `python -m` puts the working directory first; torchrun was started that way, so it is there already
         sys.argv = [name, *args]
-        left = runpy.run_module(name, run_name="__main__", alter_sys=True)
-        _main_module().__dict__.update(left)
+        _, spec, code = runpy._get_module_details(name)  # type: ignore[attr-defined]
+        sys.argv[0] = spec.origin
+        runpy._run_code(code, _main_module().__dict__, None, "__main__", spec)  # type: ignore[attr-defined]
         return
     script = Path.cwd() / name
     if not script.is_file():
@@ -142,17 +146,28 @@ def run_target(kind: str, name: str, args: Sequence[str]) -> None:
         return
     main_module = _main_module()
     main_module.__file__ = str(script)
-    exec(compile(script.read_bytes(), str(script), "exec"), main_module.__dict__)  # noqa: S102 - as `python` does
+    code = compile(script.read_bytes(), str(script), "exec", dont_inherit=True)  # of the future statements here
+    exec(code, main_module.__dict__)  # noqa: S102 - as `python` does
 
 
 def _main_module() -> ModuleType:
-    """A new `__main__`, which stays: runpy takes its own away when the script returns, and threads, exit handlers and
-    processes that it has started may still need what is in it, as to pickle an object of one of its classes.
+    """A new `__main__`, which stays: `runpy.run_path` takes its own away when the script returns, and threads, exit
+    handlers and processes that it has started may still need what is in it, as to pickle an object of its classes.
     """
     found = ModuleType("__main__")
     found.__dict__["__builtins__"] = builtins
     sys.modules["__main__"] = found
     return found
+
+
+def drop_script() -> None:
+    """After all exit handlers, as Python does at its end: what only the destructor of an object finishes, such as a
+    video, is finished. A thread that still runs code of the script keeps all of it.
+    """
+    if not _is_built_in("module", getattr(sys.modules["__main__"].__spec__, "name", "")):
+        open_files.keep_archives()
+        sys.modules["__main__"] = ModuleType("__main__")
+        gc.collect()
 
 
 def _is_built_in(kind: str, name: str) -> bool:
@@ -179,5 +194,6 @@ if __name__ == "__main__":
     from ddp_trainer.rank import worker
 
     end_after_exit_handlers()
+    atexit.register(worker.drop_script)
     end_helpers_at_exit()
     sys.exit(settle(worker.main(sys.argv[1:]), worker.cut))
