@@ -111,16 +111,13 @@ class _HostSums:
         size = self._world.size
         if size == 1:
             self._all = self._own
-            return
-        # not by dist.all_reduce, which around the same call costs more than this one
-        group = dist.distributed_c10d._get_default_group()
-        if size == 2 or dist.get_backend(group) != dist.Backend.GLOO:
+        elif size == 2 or dist.get_backend() != dist.Backend.GLOO:
             self._all = self._own.clone()
-            self._work = group.allreduce(self._all)
+            self._work = dist.all_reduce(self._all, async_op=True)
         else:
             if len(self._all) != size * _VALUES:
                 self._all = torch.zeros(size * _VALUES, dtype=torch.float64, device="cpu")
-            self._work = group._allgather_base(self._all, self._own)
+            self._work = dist.all_gather_into_tensor(self._all, self._own, async_op=True)
 
     @property
     def is_complete(self) -> bool:
