@@ -33,6 +33,12 @@ class Paced(Digits):
         super().__init__(width=8, dropout=0.0)
         self._is_paced = paced
 
+    def model(self):  # in 64 bits: in 32 the order of a sum shows after hundreds of steps on some processors
+        return super().model().double()
+
+    def inputs(self, batch):
+        return super().inputs(batch).double()
+
     def loss(self, output, batch):
         if self._is_paced and output.requires_grad:
             self._is_paced = not Path("/mnt/shared/hurry").exists()
@@ -80,7 +86,7 @@ def test_spares_take_the_places_of_a_killed_rank_and_of_a_deleted_pod_and_no_sna
     assert all(later - earlier <= 2 for earlier, later in pairwise(steps))
     alone.wait_phase("Succeeded")
     unbroken = {line["step"]: line["loss"] for line in alone.records().losses}
-    assert max(abs(loss - unbroken[step]) for step, loss in found.items()) < 1e-5
+    assert max(abs(loss - unbroken[step]) for step, loss in found.items()) < 1e-9
 
 
 def train(scenario: Scenario, *args: str, **spec: Any) -> None:
