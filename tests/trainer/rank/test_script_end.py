@@ -1,0 +1,230 @@
+"""What a script leaves open or under way when it ends comes to the end that it has under Python alone."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import shelve
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+from tests.trainer.contract.one_rank import run_rank
+
+ROOT = Path(__file__).parents[3]
+
+
+UNCLOSED = """
+import csv, gzip, sys
+
+def written():
+    return [open("text", "w"), open("bytes", "wb"), gzip.open("text.gz", "wt"), open("closed", "w"), open("read")]
+
+text, data, packed, closed, read = files = written()
+csv.writer(text).writerow([1, 2])
+data.write(b"data")
+packed.write("packed")
+closed.close()
+"""
+
+
+@pytest.mark.parametrize("last_line", ["", "sys.exit(0)", "raise ValueError", "import gc; gc.freeze()"])
+@pytest.mark.processes
+def test_files_that_a_script_leaves_open_have_all_that_it_wrote(last_line: str, tmp_path: Path) -> None:
+    (tmp_path / "read").write_text("as it was")
+    run_rank(f"import os; os.chdir({str(tmp_path)!r}){UNCLOSED}{last_line}", tmp_path)
+    assert (tmp_path / "text").read_text().split() == ["1,2"]
+    assert (tmp_path / "bytes").read_bytes() == b"data"
+    assert gzip.decompress((tmp_path / "text.gz").read_bytes()) == b"packed"
+    assert (tmp_path / "read").read_text() == "as it was"
+
+
+ARCHIVES = """
+import shelve, sys, tarfile, zipfile
+
+def opened():
+    return zipfile.ZipFile("a.zip", "w"), tarfile.open("a.tgz", "w|gz"), shelve.open("shelf", writeback=True)
+
+packed, streamed, shelf = opened()
+packed.writestr("name", "text")
+part = packed.open("part", "w")
+part.write(b"a part")
+streamed.add("whole")
+shelf["steps"] = [1]
+shelf["steps"].append(2)
+"""
+
+
+@pytest.mark.processes
+def test_archives_that_a_script_leaves_open_can_be_read(tmp_path: Path) -> None:
+    (tmp_path / "whole").write_text("text")
+    ended = run_rank(f"import os; os.chdir({str(tmp_path)!r}){ARCHIVES}", tmp_path)
+    assert ended.returncode == 0, ended.stderr
+    with zipfile.ZipFile(tmp_path / "a.zip") as packed, tarfile.open(tmp_path / "a.tgz") as streamed:
+        assert (packed.read("name"), packed.read("part"), streamed.getnames()) == (b"text", b"a part", ["whole"])
+    with shelve.open(str(tmp_path / "shelf")) as shelf:
+        assert shelf["steps"] == [1, 2]
+
+
+SLOWLY_DESTROYED = """
+import tarfile, time
+import torch.distributed as dist
+from ddp_trainer.contract import process_end
+
+class Slow:
+    def __init__(self):
+        self.file = open("slow.tar", "wb")
+
+    def write(self, data):
+        time.sleep(0.8)
+        return self.file.write(data)
+
+    def tell(self):
+        return self.file.tell()
+
+process_end.LEAVE_SECONDS = 0.3
+dist.init_process_group("gloo")
+destroy = dist.destroy_process_group
+dist.destroy_process_group = lambda: (time.sleep(0.6), destroy())
+tar = tarfile.open(fileobj=Slow(), mode="w")
+tar.add("whole")
+"""
+
+
+@pytest.mark.processes
+def test_an_archive_is_finished_once_where_groups_take_longer_to_be_destroyed(tmp_path: Path) -> None:
+    (tmp_path / "whole").write_text("text")
+    ended = run_rank(f"import os; os.chdir({str(tmp_path)!r}){SLOWLY_DESTROYED}", tmp_path)
+    assert ended.returncode == 0, ended.stderr
+    with tarfile.open(tmp_path / "slow.tar") as found:
+        assert found.getnames() == ["whole"]
+    assert (tmp_path / "slow.tar").stat().st_size % tarfile.RECORDSIZE == 0, "with its end"
+
+
+DESTRUCTED = """
+class Video:
+    def __del__(self):
+        print("finished", flush=True)
+
+video = Video()
+"""
+
+
+@pytest.mark.parametrize("rest", ["", "def function(): pass", "import gc; gc.freeze()", "raise ValueError"])
+@pytest.mark.processes
+def test_what_only_a_destructor_finishes_is_finished(rest: str, tmp_path: Path) -> None:
+    ended = run_rank(f"{DESTRUCTED}\n{rest}", tmp_path)
+    assert ended.stdout == "finished\n", ended.stderr
+
+
+@pytest.mark.processes
+def test_a_script_has_no_future_statements_but_its_own(tmp_path: Path) -> None:
+    script = "import dataclasses\n@dataclasses.dataclass\nclass C:\n    rate: float = 0.1\n"
+    ended = run_rank(f"{script}print(dataclasses.fields(C)[0].type)", tmp_path)
+    assert ended.stdout == "<class 'float'>\n", ended.stderr
+
+
+UPLOADS = """
+import io, time
+import torch.distributed as dist
+from ddp_trainer.contract import process_end
+
+process_end.LEAVE_SECONDS = 0.3
+dist.init_process_group("gloo")
+
+class Upload(io.RawIOBase):
+    def close(self):
+        if not self.closed:
+            time.sleep(1.5)
+            print("uploaded", flush=True)
+        super().close()
+
+upload = Upload()
+upload.itself = upload
+"""
+
+
+@pytest.mark.processes
+def test_a_file_may_take_its_time_once_the_groups_are_destroyed(tmp_path: Path) -> None:
+    ended = run_rank(UPLOADS, tmp_path)
+    assert (ended.returncode, ended.stdout) == (0, "uploaded\n"), ended.stderr
+
+
+GOES_ON = {
+    "a thread": """
+def late():
+    time.sleep(0.5)
+    pickle.dumps(Item())
+    print("done", flush=True)
+
+threading.Thread(target=late).start()
+""",
+    "a pool of processes": """
+pool = concurrent.futures.ProcessPoolExecutor(1, multiprocessing.get_context("fork"))
+pool.submit(time.sleep, 0.5)
+pool.submit(taken, Item()).add_done_callback(lambda future: print(future.result(), flush=True))
+""",
+    "an exit handler": """
+atexit.register(lambda: print(len(pickle.dumps(Item())) and "done", flush=True))
+""",
+}
+
+
+@pytest.mark.parametrize("what", GOES_ON)
+@pytest.mark.processes
+def test_what_goes_on_after_the_last_line_still_finds_the_classes_of_the_script(what: str, tmp_path: Path) -> None:
+    begins = """
+import atexit, concurrent.futures, multiprocessing, pickle, threading, time
+
+class Item:
+    pass
+
+def taken(item):
+    return "done"
+"""
+    ended = run_rank(begins + GOES_ON[what], tmp_path)
+    assert (ended.returncode, ended.stdout) == (0, "done\n"), ended.stderr
+
+
+@pytest.mark.processes
+def test_so_does_a_module(tmp_path: Path) -> None:
+    begins, ends = (
+        "import pickle, sys, threading, time\nclass Item: pass\n",
+        "if __name__ == '__main__':\n    sys.exit(0)",
+    )
+    (tmp_path / "late.py").write_text(begins + GOES_ON["a thread"] + ends)
+    ended = run_rank(f"import os\nos.chdir({str(tmp_path)!r})", tmp_path, "module", "late")
+    assert (ended.returncode, ended.stdout) == (0, "done\n"), ended.stderr
+
+
+@pytest.mark.processes
+def test_a_manager_that_is_left_open_does_not_keep_the_rank(tmp_path: Path) -> None:
+    ended = run_rank("import multiprocessing\nmanager = multiprocessing.get_context('fork').Manager()", tmp_path)
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("last_line", ["", "raise ValueError"])
+@pytest.mark.processes
+def test_a_pool_that_is_left_open_does_not_keep_the_rank(last_line: str, tmp_path: Path) -> None:
+    script = """
+import multiprocessing
+pool = multiprocessing.get_context("fork").Pool(2)
+print(pool.map(abs, range(-3, 3)), flush=True)
+"""
+    ended = run_rank(script + last_line, tmp_path)
+    assert ended.returncode == (1 if last_line else 0), ended.stderr
+    assert ended.stdout == "[3, 2, 1, 0, 1, 2]\n"
+
+
+@pytest.mark.processes
+def test_so_they_have_where_an_attached_script_leaves_as_preempted_under_plain_torchrun(tmp_path: Path) -> None:
+    leaves = f"from ddp_trainer.rank.stop_request import leave_as_preempted\nleave_as_preempted(3){UNCLOSED}"
+    (tmp_path / "read").write_text("as it was")
+    own = {**os.environ, "PYTHONPATH": str(ROOT / "trainer_image")}
+    ended = subprocess.run([sys.executable, "-c", leaves], env=own, cwd=tmp_path, timeout=120)
+    assert ended.returncode == 143
+    assert (tmp_path / "text").read_text().split() == ["1,2"]
+    assert gzip.decompress((tmp_path / "text.gz").read_bytes()) == b"packed"
