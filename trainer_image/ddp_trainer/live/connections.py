@@ -74,6 +74,8 @@ class Connections:
         self._groups = ()
         if dist.is_initialized():
             dist.distributed_c10d._abort_process_group()
+        # Ranks meet under this number. Only the end of a group resets it, and one that was not formed has none.
+        dist.distributed_c10d._world.group_count = 0
 
 
 class Stuck:
