@@ -14,6 +14,9 @@ from pathlib import Path
 import pytest
 from tests.trainer.contract.one_rank import run_rank
 
+from ddp_trainer.contract import outcomes
+from ddp_trainer.contract.outcomes import read_outcomes
+
 ROOT = Path(__file__).parents[3]
 
 
@@ -228,3 +231,41 @@ def test_so_they_have_where_an_attached_script_leaves_as_preempted_under_plain_t
     assert ended.returncode == 143
     assert (tmp_path / "text").read_text().split() == ["1,2"]
     assert gzip.decompress((tmp_path / "text.gz").read_bytes()) == b"packed"
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("last_lines", "reasons"),
+    [
+        ("os._exit(0)", ["Completed"]),
+        ("signal.signal(signal.SIGTERM, lambda *_: os._exit(0)); signal.raise_signal(signal.SIGTERM)", ["Completed"]),
+        ("threading.Thread(target=os._exit, args=[0]).start(); time.sleep(600)", ["Completed"]),
+        ("if os.fork() == 0:\n    os._exit(0)\nos.wait()\nos.kill(os.getpid(), signal.SIGKILL)", []),
+        ("os._exit(3)", []),
+        ("import atexit; atexit.register(os._exit, 0); raise ValueError", ["WorkerException"]),
+    ],
+    ids=["last line", "handler of SIGTERM", "thread", "child", "failure", "exit handler"],
+)
+def test_a_script_that_leaves_by_os_exit_with_0_has_a_record(
+    last_lines: str, reasons: list[str], tmp_path: Path
+) -> None:
+    """The launcher ends the ranks that are still at work where one of the pod has ended without a record."""
+    run_rank(f"import os, signal, threading, time\n{last_lines}", tmp_path)
+    assert [outcome["reason"] for outcome in read_outcomes(tmp_path / "run")] == reasons
+
+
+class Unprintable(Exception):
+    def __str__(self) -> str:
+        raise ValueError
+
+
+@pytest.mark.processes
+def test_what_a_script_exits_with_is_printed_as_python_does(tmp_path: Path) -> None:
+    ended = run_rank("import sys; sys.exit(ValueError('there is no lr.json'))", tmp_path)
+    (outcome,) = read_outcomes(tmp_path / "run")
+    assert (ended.returncode, ended.stderr) == (1, "there is no lr.json\n")
+    assert (outcome["reason"], outcome["message"]) == ("WorkerException", "there is no lr.json")
+
+
+def test_what_a_script_exits_with_may_have_no_text() -> None:
+    assert outcomes.outcome_of(SystemExit(Unprintable()), rank=0, local_rank=0, pid=1)["exitCode"] == 1

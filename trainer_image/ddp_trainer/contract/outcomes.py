@@ -140,6 +140,16 @@ def _exit_code(error: SystemExit) -> int:
     return error.code & 0xFF if isinstance(error.code, int) else EXIT_FAILED
 
 
+def exit_text(error: SystemExit) -> str | None:
+    """What Python prints where a script exits with this instead of a number, such as the exception that it caught."""
+    if error.code is None or isinstance(error.code, int):
+        return None
+    try:
+        return str(error.code)
+    except Exception:
+        return object.__repr__(error.code)
+
+
 def outcome_of(error: BaseException | None, *, rank: int, local_rank: int, pid: int) -> dict[str, Any]:
     """The record of a rank that ended by `error`, or in order (None)."""
     code, reason = (EXIT_OK, "Completed") if error is None else classify(error)
@@ -159,7 +169,7 @@ def outcome_of(error: BaseException | None, *, rank: int, local_rank: int, pid: 
     if error is None or code in (EXIT_OK, EXIT_PREEMPTED):
         return outcome
     if isinstance(error, SystemExit):
-        outcome["message"] = error.code if isinstance(error.code, str) else f"exited with code {_exit_code(error)}"
+        outcome["message"] = exit_text(error) or f"exited with code {_exit_code(error)}"
         return outcome
     outcome["exception"] = _qualified_name(error)
     message = _of_another_process(error) or str(error) or type(error).__name__

@@ -30,6 +30,8 @@ LOOK_SECONDS: Final = 0.01
 
 OnCut = Callable[[str], None]
 
+_exit: Final = os._exit
+"""The worker puts a function of its own in the place of `os._exit`."""
 _code: int | None = None
 _owner: int | None = None
 """The pid of the process that this is about. One that it forks ends as under Python alone."""
@@ -136,7 +138,7 @@ def _end() -> None:
     _ending.acquire()
     open_files.write_out(is_last=True)
     _flush()
-    os._exit(_code)
+    _exit(_code)
 
 
 def _end_late() -> None:
@@ -146,7 +148,7 @@ def _end_late() -> None:
     _ending.acquire()
     open_files.write_out(is_last=True)
     _flush()
-    os._exit(EXIT_OK)
+    _exit(EXIT_OK)
 
 
 def _end_anyway() -> None:
@@ -161,7 +163,7 @@ def _end_anyway() -> None:
     if _on_cut is not None:
         _on_cut(cut)
     _flush()
-    os._exit(EXIT_OK)
+    _exit(EXIT_OK)
 
 
 def _has_process_groups() -> bool:

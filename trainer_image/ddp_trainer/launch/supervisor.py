@@ -243,6 +243,8 @@ class Supervisor:
             for entry in living:
                 limit = self._pod.shutdown_seconds if entry["pid"] in saving else SURVIVOR_SECONDS
                 if now - self._failed_at > limit:
+                    if entry["pid"] not in self._killed:
+                        log(f"another rank has failed; ending rank {entry['rank']}, which did not leave in {limit:g} s")
                     self._killed.add(entry["pid"])
                     processes.send([entry["pid"]], signal.SIGKILL)
         if living or len(ranks) < self._pod.procs_per_node:

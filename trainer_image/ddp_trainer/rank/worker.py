@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import atexit
 import builtins
+import contextlib
 import faulthandler
 import gc
 import os
@@ -22,12 +23,13 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
+from typing import Any, Final, NoReturn
 
 from ddp_trainer.contract import open_files
-from ddp_trainer.contract.environment import number_live_rank, parse_job, parse_rank
+from ddp_trainer.contract.environment import RankEnvironment, number_live_rank, parse_job, parse_rank
 from ddp_trainer.contract.exit_codes import EXIT_OK, EXIT_PREEMPTED, LiveRecoveryFailed, Preempted, RollBack, UserError
 from ddp_trainer.contract.heartbeat import Heartbeat
-from ddp_trainer.contract.outcomes import classify, outcome_of, record_cut, reserve_outcome, write_outcome
+from ddp_trainer.contract.outcomes import classify, exit_text, outcome_of, record_cut, reserve_outcome, write_outcome
 from ddp_trainer.contract.process_end import (
     end_after_exit_handlers,
     end_helpers_at_exit,
@@ -39,12 +41,13 @@ from ddp_trainer.contract.run_dir import STACK_SIGNAL, register, stack_file, std
 from ddp_trainer.rank import live_scripts
 from ddp_trainer.rank.destroyed_groups import keep_destroyed_groups
 from ddp_trainer.rank.failures import failed
-from ddp_trainer.rank.observe import observe
+from ddp_trainer.rank.observe import ScriptObserver, observe
 from ddp_trainer.rank.own_groups import guard
 from ddp_trainer.rank.stop_request import preempted_after
 from ddp_trainer.rank.volume_imports import hide_folders
 from ddp_trainer.rank.work_folder import enter_work_folder
 
+_exit: Final = os._exit
 LEAVE_SECONDS = 5
 """How long a rank that failed, and has said why, may take to end."""
 
@@ -69,6 +72,7 @@ def main(argv: Sequence[str]) -> int:
     if is_live:
         live_scripts.expect()
     pid = os.getpid()
+    record_os_exit(own, observer)
     try:
         if own_script or job.code_sha256 is not None:
             enter_work_folder(job, own.scratch)
@@ -87,30 +91,55 @@ def main(argv: Sequence[str]) -> int:
         failure = live_scripts.missing()
     if os.getpid() != pid:
         return EXIT_OK  # a process that the script forked has come to its end: the record is the rank's
-    if preempted_after() is not None and (failure is None or classify(failure)[0] == EXIT_OK):
-        # a loop of the user's own that left in order, as it was asked to: it is not done
-        failure = Preempted(f"asked to stop after step {preempted_after()}")
-    outcome = outcome_of(failure, rank=own.rank, local_rank=own.local_rank, pid=os.getpid())
-    if isinstance(failure, SystemExit) and isinstance(failure.code, str):
-        print(failure.code, file=sys.stderr)
+    outcome = _outcome(own, failure)
+    if isinstance(failure, SystemExit) and (text := exit_text(failure)) is not None:
+        print(text, file=sys.stderr)
     elif isinstance(failure, UserError | RollBack | LiveRecoveryFailed):
         print(f"ddp_trainer: {failure}", file=sys.stderr)
     elif outcome["traceback"] is not None and failure is not None:
         traceback.print_exception(failure)
     sys.stderr.flush()
-    try:
-        write_outcome(own.run_dir, outcome)
-    except OSError as error:  # the launcher then knows the exit code and what is on stderr
-        print(f"ddp_trainer: no record of how this rank ended: {error}", file=sys.stderr, flush=True)
+    _leave_record(own, outcome, observer)
     code = outcome["exitCode"]
-    if observer is not None and code == EXIT_OK:
-        observer.done()
     if code not in (EXIT_OK, EXIT_PREEMPTED):
         # Exit handlers run now, and one that waits for a lost peer may never return. The record is written; the kernel
         # ends the process.
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.alarm(LEAVE_SECONDS)
     return EXIT_OK if code == EXIT_PREEMPTED else code
+
+
+def _outcome(own: RankEnvironment, failure: BaseException | None) -> dict[str, Any]:
+    if preempted_after() is not None and (failure is None or classify(failure)[0] == EXIT_OK):
+        # a loop of the user's own that left in order, as it was asked to: it is not done
+        failure = Preempted(f"asked to stop after step {preempted_after()}")
+    return outcome_of(failure, rank=own.rank, local_rank=own.local_rank, pid=os.getpid())
+
+
+def _leave_record(own: RankEnvironment, outcome: dict[str, Any], observer: ScriptObserver | None) -> None:
+    assert own.run_dir is not None
+    os._exit = _exit  # what ends this process from here on leaves no other record
+    try:
+        write_outcome(own.run_dir, outcome)
+    except OSError as error:  # the launcher then knows the exit code and what is on stderr
+        print(f"ddp_trainer: no record of how this rank ended: {error}", file=sys.stderr, flush=True)
+    if observer is not None and outcome["exitCode"] == EXIT_OK:
+        observer.done()
+
+
+def record_os_exit(own: RankEnvironment, observer: ScriptObserver | None) -> None:
+    """A script that leaves by `os._exit(0)`, as some do where a library hangs at its end, leaves a record too. The
+    launcher takes a rank without one for a failure, and ends the ranks that are still at work.
+    """
+    pid = os.getpid()
+
+    def recorded(status: int) -> NoReturn:
+        if status == EXIT_OK and os.getpid() == pid and os._exit is recorded:
+            with contextlib.suppress(Exception):
+                _leave_record(own, _outcome(own, None), observer)
+        _exit(status)
+
+    os._exit = recorded
 
 
 def cut(text: str) -> None:

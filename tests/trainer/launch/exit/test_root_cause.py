@@ -75,6 +75,9 @@ PEER_LOST = RuntimeError("Connection closed by peer")
          None),
         ({"outcomes": [record(0, None, 1), record(1, None, 4)], "stop_requested": True, "stop_time": 3}, 143,
          "Preempted", None),
+        ({"agent_code": 0, "stop_requested": True, "stop_time": 3}, 143, "Preempted", None),
+        ({"agent_code": 0, "outcomes": [record(0, None, 1)], "stop_requested": True, "stop_time": 3}, 143, "Preempted",
+         None),
         ({"outcomes": [record(0, PEER_LOST, 1), record(1, ValueError("x"), 2)]}, 1, "WorkerException", 1),
         ({"outcomes": [record(0, ValueError("x"), 2), record(1, UserError("x"), 1)]}, 64, "UserError", 1),
         ({"outcomes": [record(0, PEER_LOST, 1)], "failures": [failure(0, 1), failure(1, -9)]}, 1, "WorkerKilled", 1),
@@ -99,6 +102,13 @@ def test_the_cause_is_the_earliest_failure_that_is_no_consequence_of_another(kno
     evidence = ExitEvidence(**{"wall": 100.0, "procs": 2, "started": 2, "agent_code": 1} | known)
     cause = find_cause(evidence)
     assert (cause.exit_code, cause.reason, cause.rank) == (code, reason, rank)
+
+
+def test_a_rank_that_the_launcher_killed_was_not_killed_by_others():
+    evidence = ExitEvidence(
+        wall=1.0, procs=2, started=2, agent_code=1, failures=[failure(0, -9)], killed=frozenset({100})
+    )
+    assert find_cause(evidence).message.startswith("rank 0 was killed by SIGKILL by the launcher, since it did not")
 
 
 TIMED_OUT = RuntimeError("[gloo/transport/tcp/unbound_buffer.cc:84] Timed out waiting 1800000ms for recv operation")

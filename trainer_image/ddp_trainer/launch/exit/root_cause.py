@@ -238,7 +238,8 @@ def _by_exit_code(failure: Mapping[str, Any], evidence: ExitEvidence) -> ExitCau
         message = f"rank {rank} exited with code {code}{_passed_on(code)}{after} without a Python exception{tail}"
     else:
         name, exit_code, reason = _signal_name(-code), EXIT_FAILED, "WorkerKilled"
-        message = f"rank {rank} was killed by {name}{after}"
+        by = " by the launcher, since it did not leave in time" if failure["pid"] in evidence.killed else ""
+        message = f"rank {rank} was killed by {name}{by}{after}"
         if name == "SIGKILL" and evidence.oom_killed:
             reason, message = (
                 "OutOfMemory",
@@ -279,7 +280,7 @@ def _after(heartbeats: Sequence[Mapping[str, Any]], rank: int | None) -> str:
 
 def _finished(evidence: ExitEvidence, good: Sequence[Mapping[str, Any]]) -> bool:
     """Whether training had come to its end when it was asked to stop."""
-    if evidence.stop_time is not None and all(outcome["time"] < evidence.stop_time for outcome in good):
+    if len(good) == evidence.procs and all(outcome["time"] < (evidence.stop_time or 0.0) for outcome in good):
         return True
     # A script that is only observed is done whenever it exits with 0, as one may from its own handler of SIGTERM.
     return bool(evidence.heartbeats) and all(
