@@ -84,12 +84,12 @@ class Line:
 def parse_line(raw: str, node: int, ranks_per_node: int) -> Line:
     """A line of a pod's log with `timestamps=true`. Lines of the first rank of a node have no prefix."""
     stamp, _, text = raw.partition(" ")
+    # of progress bars, which go back to the beginning of the line, the last state: ranks may share a line
+    text = text.rstrip("\r").rpartition("\r")[2]
     found = _LOCAL_RANK.match(text)
     local_rank = int(found[1]) if found else 0
     text = text[found.end() :] if found else text
-    # of a progress bar, which goes back to the beginning of its line, the last state
-    shown = text.rstrip("\r").rpartition("\r")[2]
-    return Line(stamp, node, node * ranks_per_node + local_rank, visible(shown))
+    return Line(stamp, node, node * ranks_per_node + local_rank, visible(text))
 
 
 def is_wanted(line: Line, wanted: Wanted) -> bool:

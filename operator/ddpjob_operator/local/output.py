@@ -98,9 +98,10 @@ class OutputFollower:
             followed.partial = b""
 
     def _show(self, pod: Source, line: bytes) -> None:
+        # of progress bars, which go back to the beginning of the line, the last state: ranks may share a line
+        line = line.rstrip(b"\r").rpartition(b"\r")[2]
         if self._logs is Logs.RANK and _OF_ANOTHER_RANK.match(line):
             return
-        # of a progress bar, which goes back to the beginning of its line, the last state
-        text = line.rstrip(b"\r").rpartition(b"\r")[2].decode(errors="replace")
+        text = line.decode(errors="replace")
         printable = "".join(character for character in text if character.isprintable() or character == "\t")
         self._say(f"[node {pod.node_rank}] {printable}" if self._logs is Logs.ALL else printable)

@@ -28,6 +28,8 @@ def pod(attempt: int, node_rank: int | None) -> PodView:
         ("[local rank 3] hello", 7, "hello"),
         ("say [local rank 3] hello", 4, "say [local rank 3] hello"),
         ("10%\r 50%\r100%\r", 4, "100%"),
+        ("[local rank 1] 10%\rloss 0.3", 4, "loss 0.3"),
+        ("10%\r[local rank 1] loss 0.3", 5, "loss 0.3"),
         ("\x1b]0;title\x07red", 4, "]0;titlered"),
         ("", 4, ""),
     ],

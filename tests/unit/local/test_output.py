@@ -72,6 +72,11 @@ def test_lines_that_another_rank_of_the_node_wrote_to_stderr_are_left_out(pods: 
     assert shown(Logs.RANK, pods, lines) == ["[local rank 0] own"]
 
 
+def test_a_line_that_ranks_share_with_progress_bars_is_that_of_the_last(pods: list[Pod]) -> None:
+    lines = (0, b"[local rank 1] 10%\rloss 0.3\n20%\r[local rank 1] other\n")
+    assert shown(Logs.RANK, pods, lines) == ["loss 0.3"]
+
+
 def test_what_a_pod_wrote_before_it_was_replaced_is_shown(pods: list[Pod]) -> None:
     said: list[str] = []
     follower = OutputFollower(Logs.RANK, said.append)
