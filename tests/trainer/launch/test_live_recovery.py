@@ -112,6 +112,22 @@ def test_the_others_take_the_next_step_and_a_new_rank_joins(
     assert (shared / "checkpoints" / "digits" / f"step-{STEPS:012d}" / "manifest.json").exists()
 
 
+def test_a_rank_that_stands_still_is_ended_by_its_own_pod_and_the_others_go_on(
+    start_pod: StartPod, tmp_path: Path, unbroken_losses: dict[int, float]
+) -> None:
+    options = ("--task-options", "ranks=1", "--task-options", "seconds=0.5")
+    shared, args = tmp_path / "shared", ("--strategy", "ddp", *options)
+    env = {"DDPJOB_NODES": "2", "DDPJOB_STALL_MIN_SECONDS": "10"}
+    pods = [start(start_pod, node_rank, shared, *args, **env) for node_rank in range(2)]
+    eventually(lambda: (pods[0].status()["step"] or 0) >= KILLED_AFTER, "training has begun")
+    os.kill(pods[1].pids()[1], signal.SIGSTOP)
+    assert pods[1].wait() == 1
+    assert (pods[1].message["reason"], pods[1].message["rank"]) == ("Stalled", 1)
+    assert not list(shared.glob("logs/digits/stalls/*/verdict.json")), "a rank in its place would end as well"
+    assert pods[0].wait() == 0, pods[0].log
+    assert_went_on(shared, unbroken_losses)
+
+
 # rank 0 hosts the store, and writes
 @pytest.mark.parametrize(("left", "strategy"), [(0, "ddp"), (2, "manual_allreduce")])
 def test_a_pod_that_is_asked_to_stop_leaves_after_a_step_and_the_others_go_on(

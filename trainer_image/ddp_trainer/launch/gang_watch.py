@@ -77,7 +77,7 @@ class GangWatch:
         if answers is not None and not answers.accounts and may_ask and late:
             return self._judged_alone(now)  # the volume hangs
         if answers is not None and may_ask:
-            self._judge(answers, now)
+            return self._judge(answers, now)
         elif may_ask and not self._accounts.is_asking and now >= self._next_question and late:
             self._accounts.ask()
         return None
@@ -88,7 +88,7 @@ class GangWatch:
 
     def final(self) -> Stall | None:
         """At the end of an attempt that failed: the stall that other launchers have found meanwhile."""
-        if self._accounts is None:
+        if self._accounts is None or self._pod.live:
             return None
         verdict = self._accounts.verdict or self._accounts.final(FINAL_SECONDS)
         return None if verdict is None else self._agreed(verdict)
@@ -109,8 +109,8 @@ class GangWatch:
         stack = script_stack(texts.get(stall.rank, "")) or stall.stack
         if stack:
             message += f". Stack of rank {stall.rank}: {stack}"
-        all_ranks = self._pod.log_dir / self._file_of_all
-        where = all_ranks if self._accounts is not None and path is not None else path
+        has_all = self._accounts is not None and not self._pod.live
+        where = self._pod.log_dir / self._file_of_all if has_all and path is not None else path
         return replace(stall, message=f"{message}. Stacks: {where or 'could not be saved'}")
 
     def close(self) -> None:
@@ -138,29 +138,38 @@ class GangWatch:
             return None
         return Stall(found.rank, self._pod.node_rank or 0, found.message, here=True)
 
-    def _judge(self, answers: Answers, now: float) -> None:
+    def _judge(self, answers: Answers, now: float) -> Stall | None:
+        """Publish the verdict, if there is one. Ranks that recover live go on without a rank that stands still: its
+        node alone ends its ranks.
+        """
         assert self._accounts is not None
+        self._next_question = now + self._pause
+        verdict = self._verdict(answers, now)
+        if verdict is None:
+            return None
+        if self._pod.live:
+            stall = self._agreed(verdict)
+            return stall if stall.here else None
+        self._accounts.publish(verdict, lambda: self._save_all(answers, verdict["message"]))
+        return None
+
+    def _verdict(self, answers: Answers, now: float) -> dict[str, Any] | None:
         ranks = [rank for account in answers.accounts for rank in ranks_in(account, now)]
         found = stalled(ranks, now, self._limits)
         waiting = found is None or all(rank.collective for rank in ranks if is_late(rank, now, self._limits))
         self._missing_since = {node: self._missing_since.get(node, now) for node in answers.missing}
         absent = [node for node, since in self._missing_since.items() if now - since >= ABSENT_SECONDS]
         if absent and waiting and self._is_late(now):
-            verdict = _absent(absent, ranks)
-            self._accounts.publish(verdict, lambda: self._save_all(answers, verdict["message"]))
-        elif found is not None and not (answers.missing and waiting):
-            frames = _frames({rank.rank: rank.frame for rank in ranks}, found.rank)
-            stack = _stack_of(answers.accounts, found.rank)
-            message = f"{found.message}. {frames}"
-            verdict = {
-                "version": 1,
-                "rank": found.rank,
-                "nodeRank": found.node,
-                "message": message,
-                "stack": stack or "",
-            }
-            self._accounts.publish(verdict, lambda: self._save_all(answers, message))
-        self._next_question = now + self._pause
+            return _absent(absent, ranks)
+        if found is None or (answers.missing and waiting):
+            return None
+        return {
+            "version": 1,
+            "rank": found.rank,
+            "nodeRank": found.node,
+            "message": f"{found.message}. {_frames({rank.rank: rank.frame for rank in ranks}, found.rank)}",
+            "stack": _stack_of(answers.accounts, found.rank) or "",
+        }
 
     @property
     def _file_of_all(self) -> str:
