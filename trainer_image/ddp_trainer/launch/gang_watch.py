@@ -78,7 +78,7 @@ class GangWatch:
             return self._judged_alone(now)  # the volume hangs
         if answers is not None and may_ask:
             return self._judge(answers, now)
-        elif may_ask and not self._accounts.is_asking and now >= self._next_question and late:
+        if may_ask and not self._accounts.is_asking and now >= self._next_question and late:
             self._accounts.ask()
         return None
 
