@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 
 import pytest
@@ -54,4 +56,24 @@ def test_a_job_whose_directory_leads_elsewhere_is_refused(tmp_path: Path) -> Non
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "checkpoints" / "digits").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(UserError, match="outside the job's own place"):
+        snapshots(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("number", "kind", "said"),
+    [
+        (errno.EROFS, UserError, r"checkpoints/digits cannot be made: .*\. Mount the volume writable for this user"),
+        (errno.EACCES, UserError, "Mount the volume writable"),
+        (errno.EPERM, UserError, "Mount the volume writable"),
+        (errno.EIO, OSError, "Input/output error"),
+    ],
+)
+def test_a_volume_on_which_no_directory_can_be_made_is_mounted_wrongly_where_a_retry_finds_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, kind: type[Exception], said: str
+) -> None:
+    def refuse(path: Path, *_: object, **__: object) -> None:
+        raise OSError(number, os.strerror(number), str(path))
+
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    with pytest.raises(kind, match=said):
         snapshots(tmp_path)

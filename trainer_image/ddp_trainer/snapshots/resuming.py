@@ -6,7 +6,6 @@ next collective would hang. So the decision, the errors and if need be the files
 
 from __future__ import annotations
 
-import errno
 import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -23,7 +22,7 @@ from ddp_trainer.snapshots.trust import earlier, restore, rollback
 from ddp_trainer.snapshots.trust.errors import CorruptSnapshotError, IncompatibleSnapshotError, SnapshotError
 from ddp_trainer.snapshots.trust.fence import Fence
 from ddp_trainer.snapshots.trust.manifest import Manifest
-from ddp_trainer.snapshots.trust.names import Series, step_directory
+from ddp_trainer.snapshots.trust.names import Series, not_writable, step_directory
 from ddp_trainer.snapshots.trust.store import SnapshotStore
 from ddp_trainer.snapshots.values import Identity
 
@@ -63,8 +62,8 @@ def acquire(
             earlier.set_aside(directory, fence)
     except OSError as error:
         what = f"{directory} got no fencing token for attempt {identity.attempt}: {error}"
-        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-            raise UserError(f"{what}. Mount the volume writable for this user") from error
+        if (refusal := not_writable(error, what)) is not None:
+            raise refusal from error
         raise SnapshotError(f"{what}. Check that the volume is mounted and not full") from error
     return SnapshotStore(directory, keep=keep, keep_every=keep_every, fence=fence, series=series)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import re
 from pathlib import Path, PurePosixPath
 from typing import Literal
@@ -46,8 +47,8 @@ def is_plain_file_name(name: str) -> bool:
 def job_directory(shared: Path, job: str) -> Path:
     """Where the job's snapshots live: `<shared>/checkpoints/<job>`, created if need be.
 
-    Raises UserError if the job's name is not one that Kubernetes allows, or if the place is a symbolic link to
-    elsewhere: on a shared volume another user may have put it there.
+    Raises UserError if the job's name is not one that Kubernetes allows, if the volume is read-only, or if the place is
+    a symbolic link to elsewhere: on a shared volume another user may have put it there. Raises OSError.
     """
     if len(job) > 253 or not _JOB.fullmatch(job):
         raise UserError(
@@ -55,10 +56,22 @@ def job_directory(shared: Path, job: str) -> Path:
             "use lower-case letters, digits, '-' and '.', as Kubernetes does"
         )
     directory = shared / "checkpoints" / job
-    directory.mkdir(parents=True, exist_ok=True)
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        if (refusal := not_writable(error, f"{directory} cannot be made: {error}")) is not None:
+            raise refusal from error
+        raise
     if directory.resolve() != shared.resolve() / "checkpoints" / job:
         raise UserError(
             f"{directory} leads to {directory.resolve()}, outside the job's own place on the volume: "
             "remove the symbolic link"
         )
     return directory
+
+
+def not_writable(error: OSError, what: str) -> UserError | None:
+    """`what` with the fix, if the volume refuses this user every time: no attempt would get further. None otherwise."""
+    if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return None
+    return UserError(f"{what}. Mount the volume writable for this user")
