@@ -206,6 +206,16 @@ def script(tmp_path: Path, text: str) -> dict[str, Any]:
     return {"entrypoint": {"script": "/mnt/shared/train.py"}}
 
 
+def test_a_run_of_a_clock_that_was_ahead_keeps_no_later_one_from_the_folder(run_job: Any, tmp_path: Path) -> None:
+    attempts = tmp_path / "shared" / "checkpoints" / "digits" / "attempts"
+    attempts.mkdir(parents=True)
+    (attempts / "009999999999-000003-of-that-run").touch()
+    run = run_job(DIGITS | {"nodes": 1, "args": ["--task", "digits", "--epochs", "1"]})
+    assert run.end() == 0, run.text()
+    newest = max(path.name for path in attempts.iterdir())
+    assert newest.startswith("010000000000-000000-")
+
+
 def test_a_missing_module_fails_the_job_in_its_first_attempt(run_job: Any, tmp_path: Path) -> None:
     run = run_job(script(tmp_path, "import torch_geometrik\n"))
     assert run.end() == 1

@@ -21,7 +21,15 @@ from ddpjob_operator.local.machine import different_here, missing_here, program_
 from ddpjob_operator.local.observed import short, success_in_words
 from ddpjob_operator.local.output import Logs
 from ddpjob_operator.local.runner import Outcome, Runner
-from ddpjob_operator.local.volume import VolumeError, lock_job, log_tail, newest_snapshot, open_shared, pod_log
+from ddpjob_operator.local.volume import (
+    VolumeError,
+    created_after_others,
+    lock_job,
+    log_tail,
+    newest_snapshot,
+    open_shared,
+    pod_log,
+)
 from ddpjob_operator.submit.job import Submission
 from ddpjob_operator.submit.pack import PackedCode
 
@@ -48,7 +56,8 @@ def run(submission: Submission, shared: Path, chaos: str | None, logs: Logs = Lo
             if problems := missing_here(job, machine):
                 return _refuse(*problems)
             with lock_job(folder, job.name):
-                outcome = _run(submission, machine, fault, logs)
+                job = replace(job, created=created_after_others(folder, job.name, job.created))
+                outcome = _run(replace(submission, job=job), machine, fault, logs)
                 return _conclude(job, outcome, fault, newest_snapshot(folder, job.name))
     except VolumeError as error:
         return _refuse(str(error))

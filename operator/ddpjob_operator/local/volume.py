@@ -13,9 +13,11 @@ import socket
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 _SNAPSHOT = re.compile(r"(?:step|checkpoint)-(\d+)")
+_TOKEN = re.compile(r"([0-9]{12})-[0-9]{6}-[A-Za-z0-9][A-Za-z0-9.-]{0,127}")
 _TAIL_LINES = 40
 _TAIL_BYTES = 4096
 _FOLDERS = ("datasets", "checkpoints", "logs")
@@ -79,6 +81,20 @@ def newest_snapshot(shared: Path, job: str) -> int | None:
         return int(json.loads((directory / "restore.json").read_bytes())["step"])
     steps = [_SNAPSHOT.fullmatch(path.name) for path in directory.glob("*-*")]
     return max((int(match[1]) for match in steps if match), default=None)
+
+
+def created_after_others(shared: Path, job: str, now: datetime) -> datetime:
+    """The creation time of a run that begins now: later than that of every run before it.
+
+    By this time the trainer knows which of two runs is the newer one and owns the snapshots. A clock that was ahead has
+    left a later time than now, a run of the same second the same. Who holds the lock of the job is the newest run.
+    """
+    try:
+        names = [path.name for path in (shared / "checkpoints" / job / "attempts").iterdir()]
+    except FileNotFoundError:
+        return now
+    found = [int(match[1]) for match in map(_TOKEN.fullmatch, names) if match]
+    return max([now, *(datetime.fromtimestamp(created, UTC) + timedelta(seconds=1) for created in found)])
 
 
 @contextmanager

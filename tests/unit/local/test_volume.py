@@ -6,11 +6,19 @@ import os
 import signal
 import subprocess
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
-from ddpjob_operator.local.volume import VolumeError, lock_job, log_tail, newest_snapshot, open_shared
+from ddpjob_operator.local.volume import (
+    VolumeError,
+    created_after_others,
+    lock_job,
+    log_tail,
+    newest_snapshot,
+    open_shared,
+)
 
 HOLD = """
 import sys
@@ -48,6 +56,29 @@ def test_the_newest_snapshot_is_found_by_its_name(tmp_path: Path) -> None:
     for name in ("step-000000000040", "step-000000000100", "step-000000000120.corrupt", ".tmp-step-140-0-7"):
         (tmp_path / "checkpoints" / "digits" / name).mkdir(parents=True)
     assert newest_snapshot(tmp_path, "digits") == 100
+
+
+NOON = datetime(2030, 1, 1, 12, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "created"),
+    [
+        ([], NOON),
+        ([NOON.replace(hour=11)], NOON),
+        ([NOON], NOON.replace(second=1)),
+        ([NOON.replace(year=2031), NOON.replace(hour=11)], datetime(2031, 1, 1, 12, 0, 1, tzinfo=UTC)),
+    ],
+    ids=["the first run", "an earlier run", "a run of the same second", "a run whose clock was ahead"],
+)
+def test_a_run_is_created_after_all_runs_before_it(tmp_path: Path, tokens: list[datetime], created: datetime) -> None:
+    attempts = tmp_path / "checkpoints" / "digits" / "attempts"
+    if tokens:
+        attempts.mkdir(parents=True)
+        (attempts / ".nfs000000000000").touch()
+    for token in tokens:
+        (attempts / f"{int(token.timestamp()):012d}-000002-uid").touch()
+    assert created_after_others(tmp_path, "digits", NOON) == created
 
 
 def test_two_jobs_share_a_folder_and_one_job_does_not_run_twice(tmp_path: Path) -> None:
