@@ -321,6 +321,28 @@ def test_a_disk_error_anywhere_leaves_the_old_snapshot_and_no_litter(volume: Any
         assert volume.names() == {volume.step(1).name}
 
 
+@pytest.fixture
+def unsized(volume: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The volume on a file system that does not say how large it is: FUSE without statfs."""
+    nothing = os.statvfs_result((4096, 4096, *[0] * 7, 255))
+    monkeypatch.setattr(os, "statvfs", lambda _: nothing)
+    return volume
+
+
+def test_a_volume_without_a_size_is_not_full(unsized: Any) -> None:
+    store = unsized.writer()
+    unsized.save(store, 1)
+    unsized.save(store, 2)
+    assert unsized.reader().newest_valid().step == 2
+
+
+def test_a_full_volume_without_a_size_is_named_without_what_is_free(unsized: Any) -> None:
+    store = unsized.writer()
+    store.disk.create = failing(errno.ENOSPC)
+    with pytest.raises(SnapshotError, match=r"the volume is full \(1\.0 MiB needed\)\. "):
+        unsized.save(store, 1)
+
+
 def test_an_error_of_the_callers_own_leaves_no_litter(volume: Any) -> None:
     store = volume.writer()
 

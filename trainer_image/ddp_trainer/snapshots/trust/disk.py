@@ -12,10 +12,15 @@ import errno
 import mmap
 import os
 import shutil
+import sys
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Final
 
 Chunk = bytes | bytearray | memoryview
+
+UNKNOWN_BYTES: Final = sys.maxsize
+"""Free on a file system without a size, as one on FUSE may be: its writes say when it is full."""
 
 NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT})
 
@@ -66,8 +71,10 @@ class Disk:
             shutil.rmtree(path)
 
     def free_bytes(self, path: Path) -> int:
-        """Bytes an ordinary process may still write to the file system of `path`."""
+        """Bytes an ordinary process may still write to the file system of `path`; it may be UNKNOWN_BYTES."""
         usage = os.statvfs(path)
+        if usage.f_blocks == 0:
+            return UNKNOWN_BYTES
         return usage.f_bavail * usage.f_frsize
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from ddp_trainer.contract.exit_codes import FencedError
-from ddp_trainer.snapshots.trust.disk import NO_SPACE, Disk
+from ddp_trainer.snapshots.trust.disk import NO_SPACE, UNKNOWN_BYTES, Disk
 from ddp_trainer.snapshots.trust.errors import CorruptSnapshotError, IncompatibleSnapshotError, SnapshotError
 from ddp_trainer.snapshots.trust.fence import Fence
 from ddp_trainer.snapshots.trust.listing import listing, manifest_in, set_aside_in, steps_in
@@ -246,10 +246,11 @@ class SnapshotStore:
             return error
         what = f"snapshot of step {step} was not saved to {self.directory}"
         if self._is_full(error, expected_bytes):
+            free = self._free_bytes()
+            known = f"{_mib(free)} free, " if free != UNKNOWN_BYTES else ""
             return SnapshotError(
-                f"{what}: the volume is full ({_mib(self._free_bytes())} free, {_mib(expected_bytes + _SLACK)} "
-                "needed). The snapshots before it are intact and training goes on; enlarge the volume or lower "
-                "snapshots.keep"
+                f"{what}: the volume is full ({known}{_mib(expected_bytes + _SLACK)} needed). The snapshots "
+                "before it are intact and training goes on; enlarge the volume or lower snapshots.keep"
             )
         return SnapshotError(
             f"{what}: {error or type(error).__name__}. The snapshots before it are intact and training goes on; "
