@@ -235,6 +235,14 @@ def test_an_environment_serves_all_code_with_the_same_requirements(tmp_path, fil
     assert (key(tmp_path / "a", **files) == key(tmp_path / "b", **changed)) == same
 
 
+@pytest.mark.parametrize("line", ["mypkg @ {url}", "-r {url}"])
+@pytest.mark.parametrize("length", [900, 5000])
+def test_a_signed_url_is_no_file_of_the_folder_however_long_it_is(tmp_path: Path, line: str, length: int) -> None:
+    text = line.format(url=f"https://host/mypkg-1.0.tar.gz?X-Amz-Security-Token={'x' * length}")
+    (tmp_path / "r").write_text(text)
+    assert read_requirements(tmp_path, "r") == ({"r": text}, False)
+
+
 def test_an_environment_is_of_one_python_and_of_what_the_image_has(tmp_path: Path, monkeypatch) -> None:
     """What an image has is not installed again: another image may lack it, or have a torch of another build."""
     (tmp_path / "r").write_text("a")

@@ -119,7 +119,9 @@ def read_requirements(tree: Path, path: str) -> Source:
     while queue:
         name = queue.pop()
         file = tree / name
-        if name in files or not file.is_file() or not file.resolve().is_relative_to(tree.resolve()):
+        if name in files or not _exists(file) or not file.is_file():
+            continue
+        if not file.resolve().is_relative_to(tree.resolve()):
             continue
         try:
             files[name] = file.read_text("utf-8-sig")
@@ -358,7 +360,17 @@ def _words(line: str) -> list[str]:
 
 def _is_there(tree: Path, folder: Path, word: str) -> bool:
     """pip takes some paths as relative to the file that names them, others to the working directory."""
-    return word != "" and not word.startswith("-") and any((place / word).exists() for place in (tree, tree / folder))
+    return word != "" and not word.startswith("-") and any(_exists(place / word) for place in (tree, tree / folder))
+
+
+def _exists(path: Path) -> bool:
+    """What is too long for a name, as a signed URL may be, is none."""
+    try:
+        return path.exists()
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            return False
+        raise
 
 
 def _version(name: str) -> str | None:
