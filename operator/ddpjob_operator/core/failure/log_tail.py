@@ -16,7 +16,11 @@ TAIL_CHARACTERS = 4096
 _UNREADABLE = ("NodeLost", "PodDeleted")
 """After these there is no kubelet, or no pod, to ask."""
 
-_SECRET_NAME = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|API_?KEY|ACCESS_?KEY|PRIVATE_?KEY", re.IGNORECASE)
+_SECRET_NAME = re.compile(r"SECRET|PASSW|CREDENTIAL|API_?KEY|ACCESS_?KEY|PRIVATE_?KEY", re.IGNORECASE)
+_TOKEN_NAME = re.compile(r"TOKEN(?!IZER|S(_|\b))", re.IGNORECASE)
+"""Without those of text, as in TOKENIZERS_PARALLELISM and MAX_TOKENS."""
+_COUNT = re.compile(r"[0-9]{1,12}")
+"""Of tokens of text, as of MAX_TOKEN_LENGTH: no access token is as short a number."""
 _SHORTEST_SECRET = 6
 
 _MASKS = tuple(
@@ -58,9 +62,15 @@ def log_tail(job: Job, observed: Observed, failure: Failure) -> str:
 def without_secrets(job: Job, text: str) -> str:
     """`text` of a pod without what is secret among the job's variables, and what looks like a secret."""
     for variable in job.spec.env:
-        if variable.value and len(variable.value) >= _SHORTEST_SECRET and _SECRET_NAME.search(variable.name):
+        if variable.value and _is_secret(variable.name, variable.value):
             text = text.replace(variable.value, "***")
     return mask(text)
+
+
+def _is_secret(name: str, value: str) -> bool:
+    if len(value) < _SHORTEST_SECRET:
+        return False
+    return bool(_SECRET_NAME.search(name) or (_TOKEN_NAME.search(name) and not _COUNT.fullmatch(value)))
 
 
 def mask(text: str) -> str:

@@ -69,3 +69,22 @@ def test_values_of_secret_variables_are_masked_everywhere():
     message = EXAMPLE | {"message": "login with hunter22 failed", "traceback": "token=hunter22"}
     masked = redacted(message, {"DB_PASSWORD": "hunter22", "HF_TOKEN": "", "PATH": "failed"})
     assert (masked["message"], masked["traceback"]) == ("login with *** failed", "token=***")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "is_secret"),
+    [
+        ("TOKENIZER_PATH", "/mnt/shared/bpe", False),
+        ("TOKENIZERS_PARALLELISM", "disabled", False),
+        ("MAX_TOKENS", "1000000", False),
+        ("NUM_TOKENS_PER_BATCH", "64*1024", False),
+        ("MAX_TOKEN_LENGTH", "131072", False),
+        ("HF_TOKEN", "hf_abcdef", True),
+        ("TOKEN", "1234567890123", True),
+        ("db_password", "12345678", True),
+        ("TOKENIZER_API_KEY", "abcdef", True),
+    ],
+)
+def test_the_name_of_a_variable_says_whether_it_is_secret_and_a_count_of_tokens_is_not(name, value, is_secret):
+    masked = redacted(EXAMPLE | {"message": f"at {value}"}, {name: value})
+    assert masked["message"] == ("at ***" if is_secret else f"at {value}")

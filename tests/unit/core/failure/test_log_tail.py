@@ -70,6 +70,28 @@ def test_what_the_jobs_variables_keep_secret_is_masked() -> None:
     assert log_tail(make_job(env=env), seen(POD, logs=logs), failure()) == "token ***, verbose"
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "is_secret"),
+    [
+        ("TOKENIZER_PATH", "/mnt/shared/bpe", False),
+        ("TOKENIZERS_PARALLELISM", "disabled", False),
+        ("MAX_TOKENS", "1000000", False),
+        ("NUM_TOKENS_PER_BATCH", "64*1024", False),
+        ("MAX_TOKEN_LENGTH", "131072", False),
+        ("HF_TOKEN", "hf_abcdef", True),
+        ("TOKEN", "1234567890123", True),
+        ("db_password", "12345678", True),
+        ("TOKENIZER_API_KEY", "abcdef", True),
+    ],
+)
+def test_the_name_of_a_variable_says_whether_it_is_secret_and_a_count_of_tokens_is_not(
+    name: str, value: str, is_secret: bool
+) -> None:
+    job = make_job(env=[{"name": name, "value": value}])
+    kept = log_tail(job, seen(POD, logs={POD.uid: f"at {value}"}), failure())
+    assert kept == ("at ***" if is_secret else f"at {value}")
+
+
 @pytest.mark.parametrize(("value", "kept"), [("abcde", "it is abcde"), ("abcdef", "it is ***")])
 def test_a_value_too_short_for_a_secret_is_not_masked(value: str, kept: str) -> None:
     job = make_job(env=[{"name": "MY_TOKEN", "value": value}])

@@ -24,7 +24,12 @@ _OUTCOMES: Final = {
     EXIT_USER: "UserError",
     EXIT_FENCED: "Fenced",
 }
-_SECRET_NAME: Final = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|API_?KEY|ACCESS_?KEY|PRIVATE_?KEY", re.IGNORECASE)
+_SECRET_NAME: Final = re.compile(r"SECRET|PASSW|CREDENTIAL|API_?KEY|ACCESS_?KEY|PRIVATE_?KEY", re.IGNORECASE)
+_TOKEN_NAME: Final = re.compile(r"TOKEN(?!IZER|S(_|\b))", re.IGNORECASE)
+"""Without those of text, as in TOKENIZERS_PARALLELISM and MAX_TOKENS."""
+_COUNT: Final = re.compile(r"[0-9]{1,12}")
+"""Of tokens of text, as of MAX_TOKEN_LENGTH: no access token is as short a number."""
+_SHORTEST_SECRET: Final = 6
 
 
 def message_of(cause: ExitCause, pod: PodEnvironment | None, evidence: ExitEvidence) -> dict[str, Any]:
@@ -59,7 +64,7 @@ def _step_of(rank: int | None, evidence: ExitEvidence) -> dict[str, Any]:
 
 def redacted(message: Mapping[str, Any], environ: Mapping[str, str]) -> dict[str, Any]:
     """The message without the values of variables whose names say that they are secret."""
-    secrets = [value for name, value in environ.items() if _SECRET_NAME.search(name) and len(value) >= 6]
+    secrets = [value for name, value in environ.items() if _is_secret(name, value)]
 
     def clean(value: Any) -> Any:
         if isinstance(value, str):
@@ -68,6 +73,12 @@ def redacted(message: Mapping[str, Any], environ: Mapping[str, str]) -> dict[str
         return value
 
     return {name: clean(value) for name, value in message.items()}
+
+
+def _is_secret(name: str, value: str) -> bool:
+    if len(value) < _SHORTEST_SECRET:
+        return False
+    return bool(_SECRET_NAME.search(name) or (_TOKEN_NAME.search(name) and not _COUNT.fullmatch(value)))
 
 
 def encode(message: Mapping[str, Any], limit: int = MESSAGE_BYTES) -> bytes:
