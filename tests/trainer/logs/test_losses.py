@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from tests.trainer.documented import message
 from tests.trainer.logs.conftest import fill
 
+from ddp_trainer.logs.log_files import LogFile, LogThread, WriteErrors
 from ddp_trainer.logs.losses import LossLog, read_losses
 from ddp_trainer.snapshots.codec.structure import to_json
 
@@ -91,6 +92,21 @@ def test_a_restart_in_place_begins_a_line_of_its_own_after_one_that_was_cut_shor
     trained(again, 2)
     again.close()
     assert history(tmp_path) == [(1, 0), (2, 0)]
+
+
+def test_a_rank_that_writes_from_now_on_and_was_behind_writes_what_the_last_one_may_not_have_written(
+    tmp_path: Path,
+) -> None:
+    """It takes over the state of a rank that is ahead after it has become the one that writes."""
+    log = LossLog(None, 0, may_lead=True)
+    trained(log, 1, 2, 3)
+    ahead = LossLog(None, 0, may_lead=True)
+    trained(ahead, 1, 2, 3, 4)
+    log.lead(LogFile(path_of(tmp_path, 0), LogThread(), WriteErrors()))
+    log.load_state_dict(ahead.state_dict())
+    log.resumed(4)
+    log.close()
+    assert [entry["step"] for entry in read_losses(tmp_path)] == [1, 2, 3]
 
 
 def test_a_new_run_under_the_same_name_starts_its_history_anew(tmp_path: Path) -> None:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import math
 import shutil
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from ddp_trainer.contract.exit_codes import UserError
+from ddp_trainer.snapshots import schedule
 from ddp_trainer.snapshots.ranks import Ranks
 from ddp_trainer.snapshots.schedule import SaveInterval, SaveSchedule, TimedInterval, choose, steps_to_next_check
 from ddp_trainer.snapshots.trust.fence import Fence
-from ddp_trainer.snapshots.values import SnapshotEvent
+from ddp_trainer.snapshots.values import Progress, SnapshotEvent
 
 DAY = 24 * 3600.0
 
@@ -105,6 +108,37 @@ def test_a_timed_interval_is_kept_within_a_step_or_two_and_costs_few_looks(pace:
     gaps = [later - earlier for earlier, later in zip([0.0, *saved], saved, strict=False)]
     assert all(max(60.0, pace) - 1e-6 <= gap <= max(60.0, pace) + 2 * pace for gap in gaps)
     assert looks <= len(saved) * (math.log2(max(2.0, 60 / pace)) + 6)
+
+
+def saves_in(schedule_: SaveSchedule, clock: SimpleNamespace, seconds: int) -> int:
+    """With steps of a second."""
+    saved = 0
+    for _ in range(seconds):
+        clock.now += 1.0
+        saved += schedule_.after(Progress(int(clock.now), 0, 0), epoch_end=False)
+    return saved
+
+
+@pytest.mark.parametrize("loses_first", [False, True])
+def test_an_interval_of_time_goes_on_where_ranks_come_and_go_more_often(
+    loses_first: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    clock = SimpleNamespace(now=0.0)
+    monkeypatch.setattr(schedule, "time", SimpleNamespace(monotonic=lambda: clock.now, time=time.time))
+    ranks = Ranks(0, 1)
+    every = SaveInterval.parse("600seconds")
+    due = SaveSchedule(every, ranks, tmp_path, nodes=2)
+    due.start(0)
+    saves = 0
+    for _ in range(10):
+        saves += saves_in(due, clock, 300)
+        if loses_first:
+            others, due = due, SaveSchedule(every, ranks, tmp_path, nodes=2)
+            assert others._timetable is not None
+            since = others._timetable.since_save(clock.now)
+            monkeypatch.setattr(ranks, "values", lambda value, since=since: [value, since])
+        due.go_on(int(clock.now))
+    assert saves == 5
 
 
 def test_auto_chooses_after_a_save_without_reading_the_volume(tmp_path: Path) -> None:

@@ -151,7 +151,7 @@ class LossLog:
         """Take over lines that were only in the snapshot, and what the epoch has so far; older images have not saved
         that.
         """
-        self._restored = state.get("waiting", ())
+        self._restored = [*self._restored, *state.get("waiting", ())]
         self.epoch, self._sum, self._count = state.get("epoch"), state.get("sum", 0.0), state.get("count", 0)
 
     def close(self) -> None:

@@ -77,6 +77,15 @@ class TimedInterval:
         self._looked_at = now
         self._looked_step = step
 
+    def since_save(self, now: float) -> float:
+        """Seconds since the last save, or the begin."""
+        return now - self._saved_at
+
+    def go_on(self, *, step: int, now: float, since_save: float) -> None:
+        """After a break: the pace is measured anew, the interval is not."""
+        self._saved_at = now - since_save
+        self._looked_at, self._looked_step = now, step
+
     def look(self, *, step: int, now: float) -> tuple[bool, int]:
         """(save now?, step of the next look)."""
         pace = (now - self._looked_at) / max(1, step - self._looked_step)
@@ -149,7 +158,24 @@ class SaveSchedule:
         if self.every.is_timed:
             self._timetable = TimedInterval(float(self.every.count), step=step, now=time.monotonic())
             self._next_look = step + 1
-        if self.every.unit == "auto" and self._ranks.rank == 0:
+        self._read_history()
+
+    def go_on(self, step: int) -> None:
+        """Training goes on after `step` steps in another process group, which may have a new rank 0. A collective.
+
+        Intervals of time go on: where ranks come and go more often, there would be no snapshot otherwise.
+        """
+        if self._timetable is None:
+            self.start(step)
+        if self._timetable is not None:
+            now = time.monotonic()
+            since_save = max(self._ranks.values(self._timetable.since_save(now)))  # a new rank does not know
+            self._timetable.go_on(step=step, now=now, since_save=since_save)
+            self._next_look = step + 1
+        self._read_history()
+
+    def _read_history(self) -> None:
+        if self.every.unit == "auto" and self._ranks.rank == 0 and not self._history:
             # Now, not at each save: the thread that trains never waits for the volume, and a later attempt fences this
             # one. Without its history an interval is as good as that of a first attempt.
             with contextlib.suppress(OSError), storage_awaited():

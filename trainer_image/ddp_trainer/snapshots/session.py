@@ -256,7 +256,7 @@ class Snapshots:
             )
         self._store = store if world.rank == 0 else None
         self._saver.lead(self._store)
-        self._schedule.start(progress.step)
+        self._schedule.go_on(progress.step)
 
     def has_drawn(self) -> bool:
         """At the end of a step, before `step_end`: whether this rank may have drawn random numbers in it."""
@@ -288,9 +288,11 @@ class Snapshots:
         self._boundaries.begin_update()
 
     def generators_at_boundary(self) -> Tensor | None:
-        """This rank's, as `rng.capture` has them, when the last step ended; None before the first of a group."""
+        """This rank's, as `rng.capture` has them, when the last step ended; None before the first of a group, and where
+        not each end of a step is noted.
+        """
         boundary = self._boundaries.newest
-        return None if boundary is None else boundary.own_generators
+        return None if boundary is None or self._boundaries.obstacle is not None else boundary.own_generators
 
     def await_others(self) -> None:
         """Wait, some seconds at most, for the generators of the other ranks at the last boundary."""
