@@ -79,6 +79,20 @@ def test_a_thread_that_waits_is_stuck() -> None:
         assert looks.is_stuck.wait(PATIENCE_SECONDS)
 
 
+def test_a_thread_that_compiles_is_not_stuck(shorter: None) -> None:
+    """With inductor it waits for a compiler, for which a backend stands that waits."""
+
+    def backend(graph: torch.fx.GraphModule, _: list[torch.Tensor]) -> Callable[..., Any]:
+        time.sleep(3 * SECONDS)
+        return graph.forward
+
+    with Looks() as looks:
+        torch.compile(torch.nn.Linear(2, 2), backend=backend)(torch.ones(2))
+        assert looks.count > 1
+        assert not looks.is_stuck.is_set()
+        assert looks.is_stuck.wait(PATIENCE_SECONDS), "what it waits for after that does not count"
+
+
 def test_what_was_waited_before_does_not_count() -> None:
     stuck = Stuck()
     assert not stuck.look()

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -32,6 +33,8 @@ LOOK: Final = timedelta(milliseconds=200)
 STUCK_SECONDS: Final = 5.0
 IDLE_SECONDS: Final = 0.05
 """Of a processor; Python's own threads take turns, and the first look at a collective takes some."""
+_COMPILES: Final = ("torch._dynamo.convert_frame", "torch._inductor.compile_fx")
+"""Modules that a thread is in while torch.compile is at work, also on a first backward, and not in compiled code."""
 
 
 class Connections:
@@ -80,7 +83,7 @@ class Connections:
 
 class Stuck:
     """Whether the main thread waits for a collective that nothing wakes, although its connections are closed: it does
-    not compute, and it does not wait for a volume or for data.
+    not compute, and it does not wait for a volume, for data, or for a compiler.
     """
 
     def __init__(self) -> None:
@@ -95,6 +98,17 @@ class Stuck:
     def look(self) -> bool:
         """To be asked again and again while a rank of the group is lost."""
         used, now = time.clock_gettime(self._clock), time.monotonic()
-        if not self._since or used - self._used > IDLE_SECONDS or awaits_storage(self._thread):
+        waits = awaits_storage(self._thread) or _compiles(self._thread)
+        if not self._since or used - self._used > IDLE_SECONDS or waits:
             self._used, self._since = used, now
         return now - self._since >= STUCK_SECONDS
+
+
+def _compiles(thread: int) -> bool:
+    """Whether this thread runs torch.compile, which waits for compilers in other processes."""
+    frame = sys._current_frames().get(thread)
+    while frame is not None:
+        if frame.f_globals.get("__name__") in _COMPILES:
+            return True
+        frame = frame.f_back
+    return False
