@@ -79,7 +79,7 @@ def test_a_thread_that_waits_is_stuck() -> None:
         assert looks.is_stuck.wait(PATIENCE_SECONDS)
 
 
-def test_a_thread_that_compiles_is_not_stuck(shorter: None) -> None:
+def test_a_thread_that_compiles_is_not_stuck() -> None:
     """With inductor it waits for a compiler, for which a backend stands that waits."""
 
     def backend(graph: torch.fx.GraphModule, _: list[torch.Tensor]) -> Callable[..., Any]:
