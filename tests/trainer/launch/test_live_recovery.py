@@ -212,6 +212,28 @@ def test_a_spare_that_is_asked_to_stop_has_left(
     assert spare.message["reason"] == "Left"
 
 
+def test_a_pod_that_is_asked_to_stop_before_it_trains_has_left(start_pod: StartPod, tmp_path: Path) -> None:
+    """As a replacement that a node is drained of: the others train on, and another one takes its place."""
+    pod = start(start_pod, 1, tmp_path / "shared")
+    pod.pids()
+    pod.process.send_signal(signal.SIGTERM)
+    assert pod.wait() == 143
+    assert pod.message["reason"] == "Left"
+
+
+def test_a_pod_whose_step_outlasts_the_grace_period_has_left(start_pod: StartPod, tmp_path: Path) -> None:
+    shared = tmp_path / "shared"
+    args = ("--task-options", "ranks=1", "--task-options", "seconds=3")
+    env = {"DDPJOB_SHUTDOWN_SECONDS": "0.1", "DDPJOB_NODES": "2"}
+    pods = [start(start_pod, node_rank, shared, *args, **env) for node_rank in range(2)]
+    eventually(lambda: pods[1].status()["step"], "training has begun")
+    pods[1].process.send_signal(signal.SIGTERM)
+    assert pods[1].wait() == 143
+    assert pods[1].message["reason"] == "Left"
+    assert "1 ranks did not stop in time and were killed" in pods[1].message["message"]
+    eventually(lambda: events(shared, "recovered"), "a step without it")
+
+
 TWO_RANKS = {"DDPJOB_NODES": "2", "DDPJOB_PROCS_PER_NODE": "2"}
 
 

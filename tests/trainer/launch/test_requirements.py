@@ -385,11 +385,13 @@ def test_requirements_that_cannot_be_installed_fail_the_job_before_torchrun_star
     assert list((pod.shared / "envs").iterdir()) == []
 
 
-def test_sigterm_while_packages_are_awaited_ends_the_pod_as_preempted(tmp_path, start_pod) -> None:
+@pytest.mark.parametrize(("live", "reason"), [({}, "Preempted"), ({"DDPJOB_LIVE": "true"}, "Left")])
+def test_sigterm_while_packages_are_awaited_ends_the_pod_as_preempted(tmp_path, start_pod, live, reason) -> None:
     code = submitted(tmp_path / "archives", {"r.txt": "greeting", "train.py": ""}, "r.txt")
     places = {"DDPJOB_NODE_RANK": "1", "DDPJOB_NODES": "2"}
-    pod = start_pod("", argv=["--script", "train.py"], **places, **variables(code))
+    pod = start_pod("", argv=["--script", "train.py"], **places, **variables(code), **live)
     pod.wait_for("waiting for node rank 0")
     pod.process.terminate()
     assert pod.wait() == EXIT_PREEMPTED
+    assert pod.message["reason"] == reason
     assert pod.message["message"] == "stopped by SIGTERM before r.txt was installed and any rank had started"

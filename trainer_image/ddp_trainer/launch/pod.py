@@ -153,7 +153,7 @@ class Pod:
                 pass
             if self._stop.requested_at is not None:
                 text = f"stopped by SIGTERM before {requirements} was installed and any rank had started"
-                return report_start_failure(EXIT_PREEMPTED, "Preempted", text, self._pod, path)
+                return report_start_failure(EXIT_PREEMPTED, self._reason_of_stop, text, self._pod, path)
             place = self._look()
             if place is not None and place.attempt > self._pod.attempt:
                 return place  # another node was lost meanwhile
@@ -201,10 +201,17 @@ class Pod:
         place = self._await(lambda place: place.node_rank is not None and place.attempt >= self._pod.attempt)
         if place is not None:
             return place
-        # given a place meanwhile, it counts as a rank that has left: with the other reason all ranks would have stopped
-        reason = "Left" if self._pod.live else "Preempted"
-        cause = ExitCause(EXIT_PREEMPTED, reason, "stopped by SIGTERM while it was a spare: it had nothing to save")
-        return self._report(cause, ExitEvidence(wall=time.time(), procs=0))
+        text = "stopped by SIGTERM while it was a spare: it had nothing to save"
+        return self._report(
+            ExitCause(EXIT_PREEMPTED, self._reason_of_stop, text), ExitEvidence(wall=time.time(), procs=0)
+        )
+
+    @property
+    def _reason_of_stop(self) -> str:
+        """Of a pod without ranks. Where ranks recover live, it counts as one that has left, also a spare that was given
+        a place meanwhile: with the other reason all ranks would have stopped.
+        """
+        return "Left" if self._pod.live else "Preempted"
 
     def _await(self, fits: Callable[[Assignment], bool], seconds: float = math.inf) -> Assignment | None:
         """An assignment that fits; None once SIGTERM has come or the time is up. Meanwhile a torchrun is prepared."""

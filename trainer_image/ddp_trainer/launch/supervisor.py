@@ -138,6 +138,7 @@ class Supervisor:
             wall=time.time(),
             procs=self._pod.procs_per_node,
             nodes=self._pod.nodes,
+            live=self._pod.live,
             outcomes=read_outcomes(self._pod.run_dir),
             failures=report.get("failures", ()),
             heartbeats=pod_state.heartbeats,

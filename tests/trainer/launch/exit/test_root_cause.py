@@ -7,7 +7,7 @@ import errno
 import pytest
 import torch
 
-from ddp_trainer.contract.exit_codes import FencedError, Preempted, UserError
+from ddp_trainer.contract.exit_codes import FencedError, Left, Preempted, UserError
 from ddp_trainer.contract.outcomes import classify, outcome_of
 from ddp_trainer.launch.exit.root_cause import ExitEvidence, find_cause
 
@@ -109,6 +109,27 @@ def test_a_rank_that_the_launcher_killed_was_not_killed_by_others():
         wall=1.0, procs=2, started=2, agent_code=1, failures=[failure(0, -9)], killed=frozenset({100})
     )
     assert find_cause(evidence).message.startswith("rank 0 was killed by SIGKILL by the launcher, since it did not")
+
+
+@pytest.mark.parametrize(
+    ("known", "reason"),
+    [
+        pytest.param({"started": 0, "agent_code": -9}, "Left", id="no rank had started"),
+        pytest.param({"failures": [failure(0, -15), failure(1, -15)]}, "Left", id="before the ranks listened"),
+        pytest.param({"failures": [failure(0, -9)], "killed": frozenset({100})}, "Left", id="in a long step"),
+        pytest.param({"outcomes": [record(0, Left(), 1), record(1, Left(), 2)]}, "Left", id="after a step"),
+        pytest.param({"outcomes": [record(0, PEER_LOST, 1)]}, "Left", id="with a lost peer"),
+        pytest.param({"outcomes": [record(0, Preempted(), 1), record(1, Preempted(), 2)]}, "Preempted", id="all ranks"),
+        pytest.param({"outcomes": [record(1, Preempted(), 1)], "failures": [failure(0, -9)], "killed": {100}},
+                     "Preempted", id="all ranks, and one was slow"),
+    ],
+)  # fmt: skip
+def test_a_live_pod_that_was_stopped_has_left_unless_its_ranks_say_that_all_stop(known, reason):
+    evidence = ExitEvidence(
+        **{"wall": 100.0, "procs": 2, "started": 2, "agent_code": 1, "stop_requested": True, "live": True} | known
+    )
+    cause = find_cause(evidence)
+    assert (cause.exit_code, cause.reason) == (143, reason)
 
 
 TIMED_OUT = RuntimeError("[gloo/transport/tcp/unbound_buffer.cc:84] Timed out waiting 1800000ms for recv operation")

@@ -71,6 +71,7 @@ def test_pods_are_stopped_with_the_grace_that_a_snapshot_takes() -> None:
     [
         pytest.param([make_pod(0, deleting=True, gone_by=later(60)), make_pod(1)], id="one pod still to be deleted"),
         pytest.param([failed(0, 143, "Preempted"), failed(1, 143, "Preempted")], id="both saved and ended"),
+        pytest.param([failed(0, 143, "Left"), failed(1, 143, "Left")], id="both ended before they could save"),
         pytest.param([failed(0, 137), make_pod(1)], id="one was killed meanwhile"),
         pytest.param([failed(0, 1, "PeerLost", ago=0), failed(1, 1, "WorkerException")], id="both failed meanwhile"),
         pytest.param([failed(0, 64, "UserError")], id="an error of the user meanwhile"),

@@ -28,6 +28,8 @@ class ExitEvidence:
     """Ranks of this pod."""
     nodes: int = 1
     """Of the gang; the ranks of the others are not in this evidence."""
+    live: bool = False
+    """The ranks of the gang recover live: those of other pods may go on without this one."""
     outcomes: Sequence[Mapping[str, Any]] = ()
     failures: Sequence[Mapping[str, Any]] = ()
     heartbeats: Sequence[Mapping[str, Any]] = ()
@@ -125,14 +127,21 @@ def _preempted(evidence: ExitEvidence) -> ExitCause:
     snapshot = progress(evidence.heartbeats)["snapshot"]
     saved = f"the snapshot of step {snapshot['step']} is saved" if snapshot else "there is no snapshot"
     late = f"; {len(evidence.killed)} ranks did not stop in time and were killed" if evidence.killed else ""
+    has_left = _has_left(evidence)
+    reason = "Left" if has_left else "Preempted"
     if not evidence.started:
-        return ExitCause(EXIT_PREEMPTED, "Preempted", "stopped by SIGTERM before any rank had started")
-    if any(outcome["reason"] == "Left" for outcome in evidence.outcomes):
-        after = _after(evidence.heartbeats, None)
-        return ExitCause(EXIT_PREEMPTED, "Left", f"stopped by SIGTERM{after}; the other ranks go on without this pod")
-    return ExitCause(
-        EXIT_PREEMPTED, "Preempted", f"stopped by SIGTERM{_after(evidence.heartbeats, None)}; {saved}{late}"
-    )
+        return ExitCause(EXIT_PREEMPTED, reason, "stopped by SIGTERM before any rank had started")
+    rest = "the other ranks go on without this pod" if has_left else saved
+    message = f"stopped by SIGTERM{_after(evidence.heartbeats, None)}; {rest}{late}"
+    return ExitCause(EXIT_PREEMPTED, reason, message)
+
+
+def _has_left(evidence: ExitEvidence) -> bool:
+    """Whether the other ranks may go on without this pod. Where all ranks have agreed to stop, each has that on record;
+    one that SIGTERM, or the end of the grace period, has ended before was alone.
+    """
+    reasons = {outcome["reason"] for outcome in evidence.outcomes}
+    return "Left" in reasons or (evidence.live and "Preempted" not in reasons)
 
 
 def _without_a_rank(evidence: ExitEvidence) -> ExitCause:
