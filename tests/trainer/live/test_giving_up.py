@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import shutil
 import socket
+import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -71,6 +73,21 @@ def test_new_processes_give_up_where_no_process_with_the_state_is_left(start: St
     with pytest.raises(RuntimeError, match="no rank that has the state answers") as peer_lost:
         second.begin(2)
     assert classify(peer_lost.value) == (1, "PeerLost"), "its pod would not wait for the next attempt"
+
+
+def test_a_new_process_that_was_answered_looks_again_as_long_as_at_first(
+    start: Start, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The ranks may be between two views more than once while it looks."""
+    view, new = propose(folder, ended(0)), start(1)
+    found = iter([None, view, None, replace(view, number=1, members=(new.own,))])
+
+    def asked(*_: object) -> View | None:
+        time.sleep(2 * deciding.ALONE_SECONDS)
+        return next(found)
+
+    monkeypatch.setattr(new._deciding, "_asked", asked)
+    assert new._deciding.joined(view, is_new=True).number == 1
 
 
 def test_a_new_process_does_not_give_up_where_training_is_complete(start: Start, folder: Path) -> None:

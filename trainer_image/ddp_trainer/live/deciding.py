@@ -153,7 +153,7 @@ class Deciding:
                 raise Excluded(f"the others went on without this rank, in view {view.number}: it was silent too long")
             answer = next(filter(None, (self._asked(member, view) for member in view.members)), None)
             if answer is not None:
-                view = answer
+                view, alone_since = answer, None
                 continue
             if self._register.is_finished:
                 raise Finished("training has come to its end before this process could join")
