@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import resource
 import subprocess
 import sys
+import weakref
+from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from torch.distributed import Work
+from torch.distributed import ProcessGroup, Work
 
 from ddp_trainer.contract.messages import peer_lost
-from ddp_trainer.live.connections import Connections
+from ddp_trainer.live.connections import Connections, allow_files
 
 SCRIPT = """
 import os, signal, sys, threading, time
@@ -25,7 +28,7 @@ folder, rank, case = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 store = f"file://{folder}/store"
 dist.init_process_group("gloo", init_method=store, rank=rank, world_size=2, timeout=timedelta(seconds=100))
 group = dist.distributed_c10d._get_default_group()
-connections = Connections()
+connections = Connections(timedelta(seconds=100))
 connections.opened(group)
 large = torch.ones(100_000_000 if case == "half a message" else 1)
 dist.barrier()
@@ -91,7 +94,7 @@ class EndsAfterTheFirstWait:
 
 
 def wait_for(work: Any) -> None:
-    Connections().waited(cast(Work, work), lambda: True)
+    Connections(timedelta(seconds=1)).waited(cast(Work, work), lambda: True)
 
 
 def test_a_collective_that_ends_well_just_after_a_timeout_has_not_failed() -> None:
@@ -101,3 +104,43 @@ def test_a_collective_that_ends_well_just_after_a_timeout_has_not_failed() -> No
 def test_a_collective_that_fails_just_after_a_timeout_says_why() -> None:
     with pytest.raises(RuntimeError, match="Connection closed by peer"):
         wait_for(EndsAfterTheFirstWait("Connection closed by peer [10.0.0.2]:4711"))
+
+
+class Alone:
+    """A group of one rank."""
+
+    def size(self) -> int:
+        return 1
+
+    def rank(self) -> int:
+        return 0
+
+
+@pytest.mark.parametrize(("seconds", "is_kept"), [(1000.0, True), (0.0, False)])
+def test_a_group_that_lost_a_rank_is_kept_until_its_collectives_have_timed_out(seconds: float, is_kept: bool) -> None:
+    connections, group = Connections(timedelta(seconds=seconds)), Alone()
+    connections.opened(cast(ProcessGroup, group))
+    found = weakref.ref(group)
+    del group
+    connections.destroy(is_lost=True)
+    assert found() is not None, "its destructor would wait for a collective that nothing wakes"
+    connections.destroy(is_lost=False)
+    assert (found() is not None) is is_kept
+
+
+@pytest.fixture
+def files() -> Iterator[int]:
+    """The greatest limit of open files that this process may have; it has a small one."""
+    before, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, most))
+    yield most
+    resource.setrlimit(resource.RLIMIT_NOFILE, (before, most))
+
+
+def test_a_rank_may_have_the_files_of_many_groups(files: int) -> None:
+    allow_files(1000)
+    assert resource.getrlimit(resource.RLIMIT_NOFILE) == (1000, files)
+    allow_files(500)
+    assert resource.getrlimit(resource.RLIMIT_NOFILE) == (1000, files)
+    allow_files(files + 1)
+    assert resource.getrlimit(resource.RLIMIT_NOFILE) == (files, files)

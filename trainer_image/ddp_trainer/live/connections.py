@@ -14,9 +14,11 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import resource
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Final
@@ -35,13 +37,20 @@ IDLE_SECONDS: Final = 0.05
 """Of a processor; Python's own threads take turns, and the first look at a collective takes some."""
 _COMPILES: Final = ("torch._dynamo.convert_frame", "torch._inductor.compile_fx")
 """Modules that a thread is in while torch.compile is at work, also on a first backward, and not in compiled code."""
+MOST_FILES: Final = 65536
+FREED_AT_ONCE: Final = 2
+"""Views whose groups are freed when one is left: it takes some 10 ms each, and one more is kept."""
 
 
 class Connections:
     """Those of the newest groups. `close` may be called from any thread, and as often as wanted."""
 
-    def __init__(self) -> None:
+    def __init__(self, timeout: timedelta) -> None:
+        """`timeout` is that of their collectives."""
+        self._timeout = timeout.total_seconds()
         self._groups: tuple[ProcessGroup, ...] = ()
+        self._kept: deque[tuple[float, tuple[ProcessGroup, ...]]] = deque()
+        """Groups that have lost a rank, and when they were left, the oldest first."""
 
     def opened(self, group: ProcessGroup) -> None:
         """A group was made."""
@@ -68,17 +77,33 @@ class Connections:
                     raise RuntimeError("Connection closed by peer in the middle of a message") from error
 
     def destroy(self, *, is_lost: bool) -> None:
-        """Close them, and free the groups, unless a rank of them is lost."""
+        """Close them, and free the groups; where a rank of them is lost, at a later call."""
         self.close()
+        now = time.monotonic()
+        for _ in range(FREED_AT_ONCE):
+            if self._kept and now - self._kept[0][0] >= self._timeout:
+                for group in self._kept.popleft()[1]:
+                    ctypes.pythonapi.Py_DecRef(ctypes.py_object(group))
         if is_lost:
-            # a group might wait for its thread, and that for its timeout, with the lock of the interpreter
+            # its destructor would wait for a collective that nothing has woken, until that times out; nor may it run
+            # before that at the end of the process
             for group in self._groups:
                 ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
+            self._kept.append((now, self._groups))
         self._groups = ()
         if dist.is_initialized():
             dist.distributed_c10d._abort_process_group()
         # Ranks meet under this number. Only the end of a group resets it, and one that was not formed has none.
         dist.distributed_c10d._world.group_count = 0
+
+
+def allow_files(wanted: int = MOST_FILES) -> None:
+    """Raise this process's limit of open files as far as it may: groups that are kept have up to 18 each, and where a
+    rank has no file left, it takes the others for silent.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(wanted, hard)), hard))
 
 
 class Stuck:

@@ -22,7 +22,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 from torch.distributed import ProcessGroup, Work
 
-from ddp_trainer.live.connections import Connections
+from ddp_trainer.live.connections import Connections, allow_files
 from ddp_trainer.live.deciding import FORM_SECONDS, Deciding
 from ddp_trainer.live.listener import Listener
 from ddp_trainer.live.register import Register, volume_used
@@ -53,6 +53,7 @@ class Membership:
         """`pod` is what all `procs` ranks of this pod, and no others, have in common. `needs_replicas` asks for
         `replicas` in each view.
         """
+        allow_files()
         self._register = register
         self.least = least
         """How few ranks may go on."""
@@ -67,7 +68,7 @@ class Membership:
         self.replicas: ProcessGroup | None = None
         """The group of the ranks with this local rank in all pods of the view, in the order of these."""
         self._needs_replicas = needs_replicas
-        self._connections = Connections()
+        self._connections = Connections(self._timeout)
         self._silent: tuple[int, frozenset[str]] = (0, frozenset())
         """What the watch has found: a view, and members of it that are silent."""
         self._is_leaving = threading.Event()
