@@ -332,7 +332,7 @@ class DDPJobStatus(APIModel):
     """
 
     restart_at: datetime | None = None
-    """While Restarting with a backoff: when the next attempt starts."""
+    """When the attempt starts, or started, where it had to wait for a backoff."""
 
     retry_at: datetime | None = None
     """When the operator retries an incomplete gang or a failed initializer."""

@@ -103,11 +103,11 @@ def start_gang(look: Look, spec_digests: dict[str, str]) -> Look:
 
 
 def mark_running(look: Look, message: str) -> Look:
-    """Starting, Restarting → Running: every pod of the gang runs."""
+    """Starting, Restarting → Running: every pod of the gang runs. What its backoff was stays on record: the ranks have
+    still to meet, and the time for that begins after it.
+    """
     conditions = _in_phase(look, cond.RUNNING, "GangRunning", message)
-    return look.with_status(
-        transitioned(look.status, phase=Phase.RUNNING, restart_at=None, retry_at=None, conditions=conditions)
-    )
+    return look.with_status(transitioned(look.status, phase=Phase.RUNNING, retry_at=None, conditions=conditions))
 
 
 def record_success(look: Look, node_ranks: Iterable[int]) -> Look:

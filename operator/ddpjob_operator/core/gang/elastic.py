@@ -8,6 +8,7 @@ save another. The trainer keeps the global batch whatever the size; which sizes 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import datetime
 
 from ddpjob_operator.api.policies import Elastic
 from ddpjob_operator.api.status import DDPJobStatus, Phase
@@ -97,19 +98,26 @@ def until_resized(look: Look) -> float | None:
         return None
     if status.phase is Phase.RUNNING and look.job.spec.nodes > look.gang_size:
         waits = [elastic.wait_seconds - _waited(look, pod) for pod in idle_spares(look)]
-    elif status.phase in (Phase.STARTING, Phase.RESTARTING) and (since := asking_since(status)) is not None:
+    elif status.phase in (Phase.STARTING, Phase.RESTARTING) and (since := _nodes_awaited_since(look)) is not None:
         waits = [_patience(elastic) - look.seconds_since(since)]
     return min((wait for wait in waits if wait > 0), default=None)
 
 
 def _shrunk(look: Look, elastic: Elastic) -> Resize | None:
-    since, total = asking_since(look.status), look.gang_size
+    since, total = _nodes_awaited_since(look), look.gang_size
     if since is None or look.seconds_since(since) < _patience(elastic):
         return None
     placed = sum(_holds_node(pod) for pod in members(look)) + len(done_and_gone(look))
     if not elastic.min_nodes <= placed < total:
         return None
     return Resize(placed, SCALED_DOWN, f"only {placed} of {total} nodes were scheduled within {elastic.wait_seconds} s")
+
+
+def _nodes_awaited_since(look: Look) -> datetime | None:
+    """From when on nodes could have been found: an attempt has no pods yet while the ones before it save."""
+    waiting = [pod.created for pod in members(look) if not pod.placed and pod.created is not None]
+    since = asking_since(look.status)
+    return since if since is None or not waiting else max(since, min(waiting))
 
 
 def _grown(look: Look, elastic: Elastic) -> Resize | None:

@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 
 from ddpjob_operator.api.status import DDPJobStatus, Phase
 from ddpjob_operator.core.failure.detect import Failure, Retry
-from ddpjob_operator.core.gang.members import members, starting_since
+from ddpjob_operator.core.gang.members import awaits_data, members, starting_since
 from ddpjob_operator.core.values import conditions as cond
 from ddpjob_operator.core.values.look import Look
 from ddpjob_operator.core.values.observed import PodPhase
@@ -79,6 +79,8 @@ def _is_starting(look: Look) -> bool:
     phase, fetching = look.status.phase, look.observed.initializer
     if phase is Phase.PENDING and fetching is not None:
         return fetching.phase is PodPhase.PENDING and fetching.number == 0
+    if phase is Phase.PENDING and awaits_data(look) and cond.find(look.status.conditions, cond.INITIALIZED) is not None:
+        return False  # between two tries of an initializer there is no pod
     return phase in (Phase.PENDING, Phase.STARTING, Phase.RESTARTING)
 
 

@@ -79,6 +79,17 @@ def test_the_wait_begins_when_nodes_are_asked_for(field: str) -> None:
     assert wanted_resize(at(job(status), seen(*pods), 90)) is not None
 
 
+def test_the_wait_begins_once_the_pods_before_have_saved() -> None:
+    """Until then the attempt has none."""
+    status = started(Phase.RESTARTING)
+    pods = [*placed(0), *(make_pod(rank, "Pending", created=later(40)) for rank in (1, 2))]
+    assert wanted_resize(at(job(status), seen(*pods), 69)) is None
+    assert until_resized(at(job(status), seen(*pods), 69)) == 1
+    assert wanted_resize(at(job(status), seen(*pods), 70)) == Resize(
+        1, SCALED_DOWN, "only 1 of 3 nodes were scheduled within 30 s"
+    )
+
+
 def test_a_gang_is_never_shrunk_while_the_scheduler_may_still_be_at_it() -> None:
     status = started(Phase.STARTING)
     at_once = job(status, elastic={"minNodes": 1, "waitSeconds": 0})

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
-from builders import DEFAULTS, NOW, heard, in_phase, later, make_job, make_pod, seen, succeeded
+from builders import DEFAULTS, NOW, ended, heard, in_phase, later, make_job, make_pod, seen, succeeded
 from looks import at, look
 
 from ddpjob_operator.api.status import DDPJobStatus, Phase, Progress, SnapshotStatus
@@ -231,6 +232,30 @@ def test_rendezvous_is_a_part_of_starting(report: dict[str, Any] | None, missed:
     decided = look(make_job(begun(Phase.RUNNING, 100), startupDeadlineSeconds=100), seen(*GANG, report=reported))
     assert (reason(decided) == "StartupDeadlineExceeded") is missed
     assert not missed or str(failure(decided)).endswith(": all pods run, but their ranks have not met')")
+
+
+def test_a_backoff_does_not_count_while_the_ranks_meet() -> None:
+    status = begun(Phase.RESTARTING, 1000, attempt=1, attempt_start_time=later(-200), restart_at=later(-50))
+    gang = (make_pod(0, attempt=1), make_pod(1, attempt=1))
+    running = look(make_job(status, startupDeadlineSeconds=100), seen(*gang, attempt=1)).status
+    assert running.phase is Phase.RUNNING
+    for seconds, missed in ((49.9, False), (50, True)):
+        report = heard(attempt=1, phase="rendezvous", time=later(seconds).timestamp())
+        job = make_job(running, startupDeadlineSeconds=100)
+        decided = look(job, seen(*gang, attempt=1, report=report), seconds)
+        assert (reason(decided) == "StartupDeadlineExceeded") is missed
+
+
+def test_the_time_of_an_initializer_does_not_count_between_two_tries() -> None:
+    spec = {"startupDeadlineSeconds": 100, "initializers": [{"name": "data", "script": "true", "path": "data"}]}
+    status = begun(Phase.PENDING, 90)
+    pod = InitializerView("digits-init-0", "u", PodPhase.RUNNING, scheduled=True)
+    status = look(make_job(status, **spec), seen(initializer=pod)).status
+    pod = replace(pod, phase=PodPhase.FAILED, termination=ended(1, ago=-20))
+    failed_once = look(make_job(status, **spec), seen(initializer=pod), 20).status
+    assert failed_once.initializer_failures == 1
+    for known in (status, failed_once):  # its pod may vanish as well
+        assert reason(look(make_job(known, **spec), seen(), 21)) is None
 
 
 def test_of_two_deadlines_the_one_that_passed_first_is_the_reason() -> None:
