@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from tests.trainer.client.one_rank import model_and_optimizer, step
 
+from ddp_trainer.client.finite import are_finite
 from ddp_trainer.client.run import Run
 from ddp_trainer.contract.exit_codes import LossNotFinite, RollBack
 from ddp_trainer.snapshots.trust.manifest import Manifest
@@ -85,3 +87,12 @@ def test_a_checkpoint_says_whether_its_loss_was_finite(attach: Any) -> None:
         (folder / "weights").write_text("")
     manifest = Manifest.read(run.latest())
     assert (manifest.loss_is_finite, manifest.config) == (False, {"lr": 0.1})
+
+
+@pytest.mark.parametrize(("trained", "value", "finite"), [(True, "nan", False), (False, "-inf", True)])
+def test_only_parameters_that_are_trained_have_to_be_finite(trained: bool, value: str, finite: bool) -> None:
+    """One that is not may hold the mask of an attention."""
+    model, _ = model_and_optimizer()
+    mask = torch.full((3, 3), float(value))
+    model.register_parameter("mask", torch.nn.Parameter(mask, requires_grad=trained))
+    assert are_finite([model]) is finite

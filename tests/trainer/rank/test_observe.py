@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 from ddp_trainer.contract.exit_codes import LossNotFinite
 from ddp_trainer.contract.heartbeat import Heartbeat, heartbeat_dir, read_heartbeats
 from ddp_trainer.rank import data_waits
-from ddp_trainer.rank.observe import ScriptObserver, batch_size, close_observer, observe
+from ddp_trainer.rank.observe import ScriptObserver, batch_size, close_observer, observe, observing
 
 Train = Callable[[], Any]
 
@@ -111,6 +111,35 @@ def test_batches_that_are_read_ahead_of_their_backward_passes_are_no_validation(
     assert "validate" not in beat["phaseSeconds"]
     assert beat["stepSecondsP99"] is not None
     assert beat["samplesPerSecond"] is not None
+
+
+@pytest.mark.parametrize("loaders", [1, 2, 3, 5])
+@pytest.mark.parametrize(
+    "gradients",
+    [
+        lambda loss: loss.sum().backward(),
+        lambda loss: loss.backward(torch.ones_like(loss)),
+        lambda loss: torch.autograd.backward([loss.sum()]),
+    ],
+    ids=["loss", "vector", "list"],
+)
+def test_a_step_with_batches_of_several_loaders_is_no_validation(seen: Any, loaders: int, gradients: Any) -> None:
+    model = torch.nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    entered: list[str] = []
+
+    def train() -> None:
+        heartbeat = observing().heartbeat  # type: ignore[union-attr]
+        enter = heartbeat.enter
+        heartbeat.enter = lambda phase: [entered.append(phase), enter(phase)]  # type: ignore[assignment, method-assign]
+        for batches in zip(*(_loader() for _ in range(loaders)), strict=True):
+            gradients(torch.stack([_loss(model, batch) for batch in batches]))
+            optimizer.step()
+
+    beat = seen(train)
+    assert beat["step"] == 6
+    assert entered.count("validate") <= 2, "the first steps may look like it"
+    assert beat["phase"] == "train"
 
 
 def test_a_batch_with_several_losses_counts_once(seen: Any) -> None:

@@ -119,10 +119,11 @@ class FiniteLosses:
 
 
 def are_finite(modules: Iterable[nn.Module]) -> bool:
-    """Whether all parameters are, of those that this rank holds. Waits for the device. Buffers may be infinite, as the
-    mask of an attention is.
+    """Whether all parameters that are trained are, of those that this rank holds. Waits for the device. Buffers and
+    parameters that are not trained may be infinite, as the mask of an attention is.
     """
-    parameters = {id(parameter): parameter.detach() for module in modules for parameter in module.parameters()}
+    trained = (each for module in modules for each in module.parameters() if each.requires_grad)
+    parameters = {id(parameter): parameter.detach() for parameter in trained}
     held = [tensor.to_local() if hasattr(tensor, "to_local") else tensor for tensor in parameters.values()]
     # integers always are, and 8-bit floats have no minimum
     checked = [tensor for tensor in held if tensor.is_floating_point() and tensor.element_size() > 1 and tensor.numel()]

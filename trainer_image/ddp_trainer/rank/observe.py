@@ -145,8 +145,10 @@ class ScriptObserver:
         """Backward passes since the last step."""
         self._read_ahead = 2
         """Batches that may be read before the first backward pass of a step: all of the step, and accelerate's loader
-        has one more.
+        has one more; and as many as were read before those of two steps in a row, where each step has several loaders.
         """
+        self._read_before = 0, 0
+        """Batches before the first backward pass of the last step, and of this one."""
         self._step_samples: int | None = 0
         self._samples: int | None = 0
         self.samples_per_second: float | None = None
@@ -221,8 +223,9 @@ class ScriptObserver:
         scaled = self._scaled
         loss = scaled[1] if scaled is not None and scaled[0]() is root else root.detach()
         self._loss = loss if self._loss is None else self._loss + loss.to(self._loss.device)
+        self._reads_of_step()
         self._backwards += 1
-        self._fetches, fetched = 0, self._fetched
+        fetched = self._fetched
         if fetched is None or self._step_samples is None:
             self._step_samples = None
         elif self._unused:  # else another loss of the same batch, as a GAN has
@@ -230,6 +233,15 @@ class ScriptObserver:
             self._step_samples += fetched
         if self._phase != "train":
             self._enter("train" if self._step else "first_step")
+
+    def _reads_of_step(self) -> None:
+        """The batches read so far were for this step: at its first backward pass, and at its end, where gradients come
+        in another way than from `backward()` on a loss.
+        """
+        if not self._backwards:
+            last, now = self._read_before
+            self._read_before = last, now + self._fetches
+        self._fetches = 0
 
     def stepped(self, optimizer: Optimizer) -> None:
         """An optimizer has made a step."""
@@ -242,7 +254,9 @@ class ScriptObserver:
         samples, self._step_samples = self._step_samples, 0
         if samples == 0 and self._backwards:
             samples = self._fetched  # a step on a batch of an earlier one
-        self._read_ahead = max(self._read_ahead, self._backwards + 1)
+        self._reads_of_step()
+        self._read_ahead = max(self._read_ahead, self._backwards + 1, min(self._read_before))
+        self._read_before = self._read_before[1], 0
         self._backwards = 0
         self._samples = None if not samples or self._samples is None else self._samples + samples * self._world_size
         if self._phase != "train":
