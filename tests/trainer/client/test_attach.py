@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import re
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 from tests.support.starting import starts_processes
+from tests.trainer.client.one_rank import model_and_optimizer, step
 from tests.trainer.train.volume import Volume
 from torch import nn
 
@@ -74,6 +76,18 @@ def test_generators_that_are_not_sent_yet_leave_no_emergency_snapshot_and_a_reas
     assert "none in the one before: they are not sent yet. The next attempt goes on from step 7" in skipped["message"]
     volume.trained(2, *DRAWS, "12", DDPJOB_ATTEMPT="1")
     volume.assert_same_end(never_failed)
+
+
+def test_an_emergency_snapshot_needs_nothing_of_a_process_group_that_is_lost(attach: Any, tmp_path: Path) -> None:
+    """As with live recovery, where too few ranks are left."""
+    model, optimizer = model_and_optimizer()
+    run = attach(model, optimizer)
+    for _ in range(run.resume(), 3):
+        run.step_end(step(model, optimizer))
+    run.lost_group()
+    run.emergency(RuntimeError("too few ranks are left"))
+    manifest = json.loads((tmp_path / f"shared/checkpoints/job/step-{3:012d}/manifest.json").read_text())
+    assert (manifest["kind"], manifest["step"]) == ("emergency", 3)
 
 
 class OnTheThirdGPU(nn.Module):

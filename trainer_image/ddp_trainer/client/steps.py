@@ -101,6 +101,8 @@ class Steps:
         self._data_waits = data_waits
         self._stop = StopRequest()
         self._of_step = StepReduce(world)
+        self._of_lost: StepResult | None = None
+        """What is known of the last step, where its process group is lost."""
         self._between = StepReduce(world)
         self._nothing = torch.zeros((), device=world.device)
         self._has_loss = False
@@ -139,7 +141,7 @@ class Steps:
         """Whether it is known that no rank has drawn random numbers in the last step. Waits for what the ranks say of
         it; raises RuntimeError after `timeout`, or if a rank was lost.
         """
-        result = self._of_step.result(timeout)
+        result = self._of_step.result(timeout) or self._of_lost
         return result is not None and result.step == self.step and not result.has_drawn
 
     def _agreed(self, result: StepResult | None) -> bool:
@@ -223,16 +225,20 @@ class Steps:
         self._step_log.paused()
 
     def lost_group(self) -> None:
-        """The process group is lost, and what it was still reducing, but for a loss that has arrived."""
+        """The process group is lost, and what it was still reducing, but for what has arrived of the last step: an
+        emergency snapshot may have to do with that.
+        """
         with contextlib.suppress(RuntimeError):
             if self._of_step.is_complete:
                 self.record_loss()
+                self._of_lost = self._of_step.result()
         self._of_step.forget()
         self._between.forget()
 
     def regroup(self, progress: Progress) -> None:
         """Go on after `progress.step` in a new process group."""
         self.step, self.epoch, self.samples = progress.step, progress.epoch, progress.samples
+        self._of_lost = None
         self._of_step.forget()
         self._between.forget()
         self._step_log.regrouped()
