@@ -300,6 +300,25 @@ def test_where_too_few_would_be_left_all_stop_and_save(start_pod: StartPod, tmp_
     assert (shared / f"checkpoints/digits/step-{last:012d}/manifest.json").exists()
 
 
+def test_a_pod_that_is_asked_to_stop_while_too_few_are_left_saves_first(start_pod: StartPod, tmp_path: Path) -> None:
+    shared, two = tmp_path / "shared", {"DDPJOB_NODES": "2", "DDPJOB_ELASTIC_MIN_NODES": "2"}
+    options = ("--task-options", "ranks=2", "--task-options", "seconds=1")
+    pods = [start(start_pod, node_rank, shared, *options, **two) for node_rank in range(2)]
+    eventually(lambda: (pods[0].status()["step"] or 0) >= 2, "training has begun")
+    eventually(lambda: pods[0].status()["ranks"][0]["ageSeconds"] > 0.3, "a step has begun, and the last one is over")
+    os.kill(pods[1].pids()[1], signal.SIGKILL)
+    assert pods[1].wait() == 1
+    eventually(lambda: pods[0].status()["phase"] == "rendezvous", "it waits for the replacement")
+    pods[0].process.send_signal(signal.SIGTERM)
+    assert pods[0].wait() == 143, pods[0].log
+    message, last = pods[0].message, pods[0].message["step"]
+    assert last >= 2
+    assert message["reason"] == "Preempted"
+    assert message["message"] == f"stopped by SIGTERM after step {last}; the snapshot of step {last} is saved"
+    manifest = json.loads((shared / f"checkpoints/digits/step-{last:012d}/manifest.json").read_text())
+    assert (manifest["step"], manifest["kind"]) == (last, "emergency")
+
+
 def test_where_all_ranks_fail_alike_the_cause_is_on_record_and_the_last_step_saved(
     start_pod: StartPod, tmp_path: Path
 ) -> None:

@@ -6,11 +6,13 @@ import shutil
 import socket
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from tests.support.ports import free_port
+from tests.support.waiting import PATIENCE_SECONDS
 
 from ddp_trainer.contract.exit_codes import LiveRecoveryFailed
 from ddp_trainer.contract.outcomes import classify
@@ -102,6 +104,24 @@ def test_fewer_than_must_take_part_give_up_where_no_replacement_comes(start: Sta
     left.view = propose(folder, left.own, ended(1))
     with pytest.raises(LiveRecoveryFailed, match="1 of the 2 ranks that must take part"):
         left.next_view()
+
+
+def test_fewer_than_must_take_part_give_up_as_soon_as_they_are_asked_to_stop(
+    start: Start, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(views, "REPLACEMENT_SECONDS", 1000.0)
+    left, other = start(0, least=3), start(1, least=3)
+    left.view = other.view = propose(folder, left.own, other.own, ended(2))
+    asked = iter([False, True])
+    left.is_asked_to_stop = lambda: next(asked)
+    with ThreadPoolExecutor() as pool:
+        waiting = pool.submit(other.next_view)
+        with pytest.raises(LiveRecoveryFailed, match="asked to stop while 2 of the 3 ranks") as stopped:
+            left.next_view()
+        with pytest.raises(RuntimeError, match="asked to stop while") as peer_lost:
+            waiting.result(PATIENCE_SECONDS)
+    assert classify(stopped.value) == (143, "Preempted")
+    assert classify(peer_lost.value) == (1, "PeerLost"), "its pod would not wait for the next attempt"
 
 
 def test_without_the_volume_nobody_goes_on(start: Start, folder: Path) -> None:

@@ -191,6 +191,7 @@ class Recovery:
 
         Raises Finished where the others have come to the end meanwhile.
         """
+        self.membership.is_asked_to_stop = lambda: self.attached.is_asked_to_stop
         self.membership.begin(self.place.ranks)
         return self._settle()
 

@@ -42,6 +42,12 @@ class LiveRecoveryFailed(Exception):
     exit_code: ClassVar[int] = EXIT_FAILED
 
 
+class StoppedTooFew(LiveRecoveryFailed):
+    """SIGTERM came while too few ranks were left to go on: all of them end, after an emergency snapshot."""
+
+    exit_code: ClassVar[int] = EXIT_PREEMPTED
+
+
 class FencedError(Exception):
     """A newer attempt holds the fencing token of the volume; this one must write nothing more."""
 

@@ -26,6 +26,7 @@ from ddp_trainer.contract.exit_codes import (
     LossNotFinite,
     Preempted,
     RollBack,
+    StoppedTooFew,
     UserError,
 )
 from ddp_trainer.contract.json_files import FULL, read_json, reserve, write_json
@@ -81,6 +82,8 @@ def signal_of(code: int) -> str | None:
 def _classify_one(error: BaseException) -> ExitClass | None:
     if isinstance(error, LossNotFinite | RollBack):
         return error.exit_code, "LossNotFinite"
+    if isinstance(error, StoppedTooFew):
+        return error.exit_code, "Preempted"
     if isinstance(error, LiveRecoveryFailed):
         return error.exit_code, "LiveRecoveryFailed"
     if isinstance(error, UserError | SyntaxError):

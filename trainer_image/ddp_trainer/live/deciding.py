@@ -13,14 +13,14 @@ from __future__ import annotations
 import contextlib
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from datetime import timedelta
 from typing import Any, Final, NoReturn
 
 from torch._C._distributed_c10d import TCPStore
 
-from ddp_trainer.contract.exit_codes import LiveRecoveryFailed
+from ddp_trainer.contract.exit_codes import LiveRecoveryFailed, StoppedTooFew
 from ddp_trainer.live.listener import Arrival, Listener
 from ddp_trainer.live.questions import ANSWER_SECONDS, Inquiry, receive, send
 from ddp_trainer.live.register import Register
@@ -67,9 +67,18 @@ class Deciding:
     the first to find that the ranks cannot go on, and RuntimeError where another was.
     """
 
-    def __init__(self, own: Member, listener: Listener, register: Register, least: int, procs: int) -> None:
+    def __init__(
+        self,
+        own: Member,
+        listener: Listener,
+        register: Register,
+        least: int,
+        procs: int,
+        is_asked_to_stop: Callable[[], bool],
+    ) -> None:
         """`least`: how few ranks may go on; `procs`: how many ranks each pod has."""
         self._own, self._listener, self._register, self._least, self._procs = own, listener, register, least, procs
+        self._is_asked_to_stop = is_asked_to_stop
         self.store: TCPStore | None = None
         """That of the last view that this member has proposed."""
 
@@ -132,12 +141,12 @@ class Deciding:
         if verdict is Verdict.PROPOSE:
             stay = {one for one, arrival in arrivals.items() if not arrival.is_new}
             return self._propose(view.number + 1, successors(view, self._own.id, stay, joining, self._procs))
+        left = len(view.members) - len(lost(view, self._own.id, answers))
+        few = f"{left} of the {self._least} ranks that must take part"
         if verdict is Verdict.GIVE_UP:
-            left = len(view.members) - len(lost(view, self._own.id, answers))
-            self.give_up(
-                f"{left} of the {self._least} ranks that must take part are left, and no replacement came within "
-                f"{REPLACEMENT_SECONDS:.0f} s"
-            )
+            self.give_up(f"{few} are left, and no replacement came within {REPLACEMENT_SECONDS:.0f} s")
+        if verdict is Verdict.TOO_FEW and self._is_asked_to_stop():  # this process ends, and with it the state
+            self.give_up(f"asked to stop while {few} were left", StoppedTooFew)
         time.sleep(VOLUME_SECONDS if verdict is Verdict.TOO_FEW else LOOK_SECONDS)
         return None
 
@@ -186,12 +195,12 @@ class Deciding:
             raise RuntimeError(f"Connection closed by peer: live recovery was given up: {why}")
         return self._register.newest()
 
-    def give_up(self, why: str) -> NoReturn:
-        """End this attempt. One process says why (LiveRecoveryFailed), and ends its pod; the others have lost their
-        peer (RuntimeError), so that their pods wait for the next attempt, in place.
+    def give_up(self, why: str, error: type[LiveRecoveryFailed] = LiveRecoveryFailed) -> NoReturn:
+        """End this attempt. One process says why (`error`), and ends its pod; the others have lost their peer
+        (RuntimeError), so that their pods wait for the next attempt, in place.
         """
         if self._register.give_up(why):
-            raise LiveRecoveryFailed(why)
+            raise error(why)
         self.newest()
         raise AssertionError("the reason is on record")
 

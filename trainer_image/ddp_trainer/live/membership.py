@@ -15,6 +15,7 @@ import contextlib
 import sys
 import threading
 import uuid
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Final, NoReturn
 
@@ -61,7 +62,9 @@ class Membership:
         self._listener = Listener(host, own, self._abort)
         self.own = Member(own, node_rank, local_rank, host, self._listener.port, pod)
         self._procs = procs
-        self._deciding = Deciding(self.own, self._listener, register, least, procs)
+        self.is_asked_to_stop: Callable[[], bool] = lambda: False
+        """Whether SIGTERM has come to this process, where something listens to it."""
+        self._deciding = Deciding(self.own, self._listener, register, least, procs, lambda: self.is_asked_to_stop())
         self._timeout = timedelta(seconds=timeout_seconds)
         self.view: View | None = None
         """The one whose group is formed, or was formed last."""
