@@ -6,6 +6,7 @@ import functools
 import threading
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 import ddp_trainer
 from ddp_trainer.client.live_run import LiveRun
 from ddp_trainer.contract.exit_codes import Preempted, UserError
+from ddp_trainer.live.deciding import Finished
 
 STEPS = 6
 INPUTS = torch.rand(10, 4, generator=torch.Generator().manual_seed(1))
@@ -114,6 +116,15 @@ def backward(loop: Loop, share: Tensor) -> Tensor:
     loss = loop.loss(share)
     loss.backward(retain_graph=True)
     return loss
+
+
+def test_a_rank_without_which_the_others_have_come_to_the_end_succeeds(attach_live: Attach) -> None:
+    loop = Loop(attach_live).train(until=STEPS - 1)
+    lost, end = RuntimeError("Connection closed by peer"), Finished("training has come to its end")
+    loop.run._recovery = Mock(begin_step=Mock(side_effect=lost), go_on=Mock(side_effect=end))
+    with pytest.raises(SystemExit) as ended:
+        loop.run.train_step([0, 1, 2, 3], loop.loss, loop.optimizer.step)
+    assert ended.value.code == 0
 
 
 @pytest.mark.parametrize(

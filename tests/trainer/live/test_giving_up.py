@@ -124,6 +124,15 @@ def test_fewer_than_must_take_part_give_up_as_soon_as_they_are_asked_to_stop(
     assert classify(peer_lost.value) == (1, "PeerLost"), "its pod would not wait for the next attempt"
 
 
+def test_fewer_than_must_take_part_end_where_training_is_complete(start: Start, folder: Path) -> None:
+    """The others have come to the end while this one was cut off."""
+    left = start(0, least=2)
+    left.view = propose(folder, left.own, ended(1))
+    Register(folder).finish()
+    with pytest.raises(Finished):
+        left.next_view()
+
+
 def test_without_the_volume_nobody_goes_on(start: Start, folder: Path) -> None:
     left = start(0)
     left.view = propose(folder, left.own, ended(1))

@@ -269,9 +269,12 @@ class LiveRun(Run):
         try:
             return recovery.join()
         except Finished as end:
-            print(f"ddp_trainer: {end}", flush=True)
-            self._heartbeat.enter("done")
-            raise SystemExit(0) from None
+            self._others_have_finished(end)
+
+    def _others_have_finished(self, end: Finished) -> NoReturn:
+        print(f"ddp_trainer: {end}", flush=True)
+        self._heartbeat.enter("done")
+        raise SystemExit(0) from None
 
     def _begin(self) -> None:
         """From the newest snapshot; without one, equal on all ranks."""
@@ -300,8 +303,11 @@ class LiveRun(Run):
             if self._is_updating or not is_peer_lost(error):
                 raise
             recovery.lost(error)
-        with collectives():
-            recovery.go_on()
+        try:
+            with collectives():
+                recovery.go_on()
+        except Finished as end:
+            self._others_have_finished(end)
 
     def _take_step(self, batch: Tensor, loss_of: LossOf, update: Callable[[], object], *, epoch_end: bool) -> None:
         if self._recovery is not None:

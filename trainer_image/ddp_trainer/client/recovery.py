@@ -202,7 +202,8 @@ class Recovery:
 
     def go_on(self) -> None:
         """Form the next group, after a loss or for a new rank. Raises Excluded where the others went on without this
-        one, or another rank of its pod is lost; Left where it was asked to stop, too.
+        one, or another rank of its pod is lost; Left where it was asked to stop, too; Finished where the others have
+        come to the end.
         """
         self.membership.leave()
         self.attached.lost_group()

@@ -59,7 +59,7 @@ class Excluded(Exception):
 
 
 class Finished(Exception):
-    """The others have come to the end without this process, which replaces one that was lost."""
+    """The others have come to the end without this process, which replaces one that was lost, or was cut off."""
 
 
 class Deciding:
@@ -102,7 +102,8 @@ class Deciding:
     def after(self, view: View, found_silent: frozenset[str]) -> View:
         """What follows `view`, of which this member was one. It has `found_silent` these others.
 
-        Raises Excluded where another rank of its pod is lost.
+        Raises Excluded where another rank of its pod is lost, and Finished where too few are left since the others have
+        come to the end.
         """
         looks = _Looks(self, view)
         known_since: float | None = None
@@ -141,6 +142,8 @@ class Deciding:
         if verdict is Verdict.PROPOSE:
             stay = {one for one, arrival in arrivals.items() if not arrival.is_new}
             return self._propose(view.number + 1, successors(view, self._own.id, stay, joining, self._procs))
+        if verdict in (Verdict.TOO_FEW, Verdict.GIVE_UP) and self._register.is_finished:
+            raise Finished("training has come to its end while this process was cut off")
         left = len(view.members) - len(lost(view, self._own.id, answers))
         few = f"{left} of the {self._least} ranks that must take part"
         if verdict is Verdict.GIVE_UP:

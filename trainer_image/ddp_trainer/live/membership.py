@@ -156,8 +156,8 @@ class Membership:
         self._connections.waited(work, self._is_lost.is_set)
 
     def next_view(self) -> None:
-        """Leave the view, and form the next one that this member is in. Raises Excluded, LiveRecoveryFailed, and
-        RuntimeError where another member has found that the ranks cannot go on.
+        """Leave the view, and form the next one that this member is in. Raises Excluded, Finished, LiveRecoveryFailed,
+        and RuntimeError where another member has found that the ranks cannot go on.
         """
         assert self.view is not None
         with volume_used():
