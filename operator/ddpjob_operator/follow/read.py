@@ -17,7 +17,7 @@ from ddpjob_operator.follow.rank_reports import read_reports
 from ddpjob_operator.follow.why import Seen, Warned
 from ddpjob_operator.runtime.client import Client, Json
 from ddpjob_operator.runtime.errors import ApiError
-from ddpjob_operator.runtime.paths import events
+from ddpjob_operator.runtime.paths import NAME, NAMESPACE, events
 from ddpjob_operator.wire.events import EventView, parse_event
 from ddpjob_operator.wire.jobs import parse_status
 from ddpjob_operator.wire.objects import parse_time
@@ -33,13 +33,16 @@ async def read_job(client: Client, namespace: str, name: str) -> Json:
     Raises:
         ApiError: there is none, or it may not be read; the message says what to do.
     """
+    if NAMESPACE.fullmatch(namespace) is None:
+        raise ApiError(404, "NotFound", f"there is no namespace {namespace}; name another one with --namespace")
     try:
-        return await client.get(f"{paths.jobs(namespace)}/{name}", "ddpjobs")
+        if NAME.fullmatch(name) is not None:
+            return await client.get(f"{paths.jobs(namespace)}/{name}", "ddpjobs")
     except ApiError as error:
         if not error.not_found:
             raise
-        detail = await _which_are_there(client, namespace)
-        raise ApiError(404, "NotFound", f"there is no DDPJob {name} in namespace {namespace}; {detail}") from None
+    detail = await _which_are_there(client, namespace)
+    raise ApiError(404, "NotFound", f"there is no DDPJob {name} in namespace {namespace}; {detail}")
 
 
 async def read_pods_on(client: Client, node: str) -> list[Json]:

@@ -9,6 +9,7 @@ from ddpjob_operator.core.values.job import Job
 from ddpjob_operator.core.values.names import ANNOTATION_IMAGE, TRAINER_CONTAINER, pvc_name
 from ddpjob_operator.runtime.client import Client, Json
 from ddpjob_operator.runtime.errors import ApiError
+from ddpjob_operator.runtime.paths import NAME
 
 
 def claim_of(job: Job) -> str:
@@ -23,14 +24,13 @@ async def read_claim(client: Client, namespace: str, name: str) -> Json:
         ApiError: there is none, or it may not be read; the message says what to do.
     """
     try:
-        return await client.get(f"{paths.claims(namespace)}/{name}", "persistentvolumeclaims")
+        if NAME.fullmatch(name) is not None:
+            return await client.get(f"{paths.claims(namespace)}/{name}", "persistentvolumeclaims")
     except ApiError as error:
         if not error.not_found:
             raise
-        what = f"there is no claim {name} in namespace {namespace}: the volume is gone, or has another name"
-        raise ApiError(
-            404, "NotFound", f"{what}; kubectl get pvc lists them, and --claim, in Python claim=, names one"
-        ) from None
+    what = f"there is no claim {name} in namespace {namespace}: the volume is gone, or has another name"
+    raise ApiError(404, "NotFound", f"{what}; kubectl get pvc lists them, and --claim, in Python claim=, names one")
 
 
 def image_of(pods: Sequence[Json]) -> str | None:

@@ -25,6 +25,7 @@ from ddpjob_operator.page.job_view import job_view, log_lines, log_path
 from ddpjob_operator.page.links import LinkTemplate, all_links
 from ddpjob_operator.page.list_view import Filter, ListView, list_view, path_of
 from ddpjob_operator.page.values import Detail, LogQuery, Scope, Source, SourceError
+from ddpjob_operator.runtime.paths import NAME, NAMESPACE
 
 HEADERS: Mapping[str, str] = {
     "Content-Security-Policy": "default-src 'self'; object-src 'none'; base-uri 'none'; form-action 'self'; "
@@ -188,7 +189,16 @@ async def _detail(request: web.Request) -> Detail | None:
 
 
 def _job_of(request: web.Request) -> tuple[str, str]:
-    return request.match_info["namespace"], request.match_info["name"]
+    """Namespace and name as the URL has them, in which `%2F` and `%3F` are decoded.
+
+    Raises:
+        HTTPNotFound: no object of a cluster can have them. A folder may have jobs of other names.
+    """
+    namespace, name = request.match_info["namespace"], request.match_info["name"]
+    possible = NAMESPACE.fullmatch(namespace) is not None and NAME.fullmatch(name) is not None
+    if request.app[_SOURCE].scope is Scope.CLUSTER and not possible:
+        raise web.HTTPNotFound
+    return namespace, name
 
 
 def _log_query(request: web.Request) -> LogQuery:

@@ -23,10 +23,10 @@ from ddpjob_operator.page.list_view import size_in_words
 from ddpjob_operator.page.records import record_of
 from ddpjob_operator.page.shared import Shared
 from ddpjob_operator.page.values import Command, Detail, JobRecord, LogQuery, PodRow
+from ddpjob_operator.runtime.paths import NAME
 
 ALL = "*"
-_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
-_CLAIM = re.compile(rf"({_NAME.pattern})/({_NAME.pattern})")
+_CLAIM = re.compile(rf"({NAME.pattern})/({NAME.pattern})")
 _MOST_LEFT = 200
 _MOST_LINES = 40
 
@@ -71,7 +71,7 @@ class Volumes:
         """The part of the volume that a job of this spec sees; None if it is not here."""
         shared = spec.get("shared") or {}
         volume = self._volume(namespace, str(shared.get("claimName") or pvc_name(name)))
-        if volume is None or _NAME.fullmatch(name) is None:
+        if volume is None or NAME.fullmatch(name) is None:
             return None
         return _own(volume, name) if shared.get("scope") == "Job" else volume
 
@@ -123,11 +123,11 @@ class Volumes:
             if volume is None:
                 continue
             names = [name] if name is not None else volume.folders(volume.root / "jobs")
-            for job in filter(_NAME.fullmatch, names):
+            for job in filter(NAME.fullmatch, names):
                 if volume.is_folder(_own(volume, job).logs(job)):
                     yield Left(of, claim, job, _own(volume, job))
             names = [name] if name is not None else volume.folders(volume.root / "logs")
-            for job in filter(_NAME.fullmatch, names):
+            for job in filter(NAME.fullmatch, names):
                 if volume.is_folder(volume.logs(job)):
                     yield Left(of, claim, job, volume)
 
@@ -138,13 +138,13 @@ class Volumes:
             return
         mount = Shared(self.root)
         for of in mount.folders(self.root) if namespace is None else [namespace]:
-            if _NAME.fullmatch(of):
+            if NAME.fullmatch(of):
                 yield from ((of, claim) for claim in mount.folders(self.root / of))
 
     def _volume(self, namespace: str, claim: str) -> Shared | None:
         if self.claim is not None:
             return Shared(self.root) if (namespace, claim) == self.claim else None
-        if not (_NAME.fullmatch(namespace) and _NAME.fullmatch(claim)):
+        if not (NAME.fullmatch(namespace) and NAME.fullmatch(claim)):
             return None
         return Shared(self.root / namespace / claim, self.root)
 

@@ -1,6 +1,12 @@
-"""Paths of collections in the Kubernetes API."""
+"""Paths of collections in the Kubernetes API, and names that may follow them."""
 
 from __future__ import annotations
+
+import re
+
+NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
+"""Of an object. Anything else in a path may lead to another one: by `..`, as a subresource, or as a query."""
+NAMESPACE = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 
 
 def collection(api_version: str, plural: str, namespace: str | None) -> str:

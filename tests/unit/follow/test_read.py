@@ -6,12 +6,14 @@ from typing import Any
 
 import pytest
 from aiohttp import web
-from tests.unit.answers import Server, ok
+from tests.unit.answers import Server, ok, status
 
 from ddpjob_operator.follow.rank_reports import REFUSED
-from ddpjob_operator.follow.read import see
+from ddpjob_operator.follow.read import read_job, see
+from ddpjob_operator.follow.reader import read_claim
 from ddpjob_operator.follow.why import why
 from ddpjob_operator.runtime.client import Client
+from ddpjob_operator.runtime.errors import ApiError
 
 POD = {
     "metadata": {
@@ -55,3 +57,36 @@ async def test_a_job_that_runs_is_asked_what_slows_it(
     assert len(asked) == (phase == "Running")
     for part in told:
         assert part in text
+
+
+@pytest.mark.parametrize(
+    "name", ["", ".", "..", "../digits", "../../../namespaces/other/ddpjobs/digits", "digits?a=1", "digits/status", "D"]
+)
+async def test_a_name_that_no_object_can_have_is_that_of_none_and_leads_nowhere_else(
+    server: Server, client: Client, name: str
+) -> None:
+    job = {"metadata": {"name": "digits", "namespace": "team", "uid": "job-1"}}
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        listed = request.path.endswith("/namespaces/team/ddpjobs") and "limit" in request.query
+        return ok({"metadata": {"resourceVersion": "1"}, "items": [job]} if listed else job)
+
+    server.answers = [answer]
+    with pytest.raises(ApiError, match=r"there is no DDPJob .*; it has digits") as refused:
+        await read_job(client, "team", name)
+    assert refused.value.not_found
+    assert len(server.asked) == 1
+    with pytest.raises(ApiError, match="there is no claim") as refused:
+        await read_claim(client, "team", name)
+    assert refused.value.not_found
+    with pytest.raises(ApiError, match="there is no namespace") as refused:
+        await read_job(client, f"{name}.", "digits")
+    assert refused.value.not_found
+    assert len(server.asked) == 1
+
+
+async def test_a_job_that_is_not_there_is_answered_with_those_that_are(server: Server, client: Client) -> None:
+    job = {"metadata": {"name": "digits", "namespace": "team", "uid": "job-1"}}
+    server.answers = [status(404, "NotFound"), ok({"metadata": {"resourceVersion": "1"}, "items": [job]})]
+    with pytest.raises(ApiError, match="there is no DDPJob train in namespace team; it has digits"):
+        await read_job(client, "team", "train")

@@ -9,11 +9,15 @@ from typing import Any, cast
 
 import pytest
 import typer
+from aiohttp import web
+from aiohttp.test_utils import TestClient, TestServer
+from tests.unit.answers import Server, ok, status
 
 from ddpjob_operator.cli.main import app
 from ddpjob_operator.core.values.observed import PodPhase, PodView, Termination
 from ddpjob_operator.page.answers import Answers
 from ddpjob_operator.page.cluster import ClusterSource, pod_rows, record_of
+from ddpjob_operator.page.server import make_app
 from ddpjob_operator.page.values import Detail, LogQuery, SourceError
 from ddpjob_operator.runtime.client import Client
 from ddpjob_operator.runtime.errors import ApiError
@@ -158,6 +162,49 @@ async def test_another_namespace_than_the_one_that_was_asked_for_has_no_jobs() -
     assert await source(server).detail("default", "digits") is None
     assert await source(server).log("default", "digits", LogQuery()) is None
     assert server.asked == []
+
+
+@pytest.mark.parametrize("namespace", ["team", None])
+@pytest.mark.parametrize(
+    "part",
+    [
+        "team/..%2F..%2F..%2Fnamespaces%2Fother%2Fddpjobs%2Fdigits",
+        "team/..%2F..%2F..%2F..%2F..%2F..%2Fapi%2Fv1%2Fnamespaces%2Fteam%2Fpods%2Fdigits%3Fall=1",
+        "team/digits%2Fstatus",
+        "team/digits%3Fpretty=true",
+        "team/digits%23",
+        "team/Digits",
+        "team/%2E%2E%2F",
+        "..%2Fnamespaces%2Fother/digits",
+        "team%2Fddpjobs%2Fdigits%3F/digits",
+        "te.am/digits",
+    ],
+)
+async def test_no_url_of_a_page_leads_to_another_path_of_the_api_server(
+    server: Server, client: Client, part: str, namespace: str | None
+) -> None:
+    async def answer(request: web.Request) -> web.StreamResponse:
+        if request.path.endswith("/digits") or "/digits/" in request.path:
+            return ok(item())
+        return status(404, "NotFound")
+
+    server.answers = [answer]
+    async with TestClient(TestServer(make_app(ClusterSource(client, namespace)))) as browser:
+        for rest in ("", "/logs", "/logs/stream"):
+            assert (await browser.get(f"/jobs/{part}{rest}")).status == 404, rest
+    assert server.asked == []
+
+
+async def test_a_job_of_any_valid_name_has_a_page(server: Server, client: Client) -> None:
+    name = f"a.b-{'0' * 249}"
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        items: dict[str, Any] = {"metadata": {"resourceVersion": "1"}, "items": []}
+        return ok(item(name) if request.path.endswith(f"/namespaces/0-team/ddpjobs/{name}") else items)
+
+    server.answers = [answer]
+    async with TestClient(TestServer(make_app(ClusterSource(client, None)))) as browser:
+        assert (await browser.get(f"/jobs/0-team/{name}")).status == 200
 
 
 @pytest.mark.parametrize("phase", ["Running", "Suspended", "Succeeded", "Pending"])
