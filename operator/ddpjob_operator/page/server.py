@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ipaddress
 import json
+import re
 import shlex
 import socket
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -38,6 +39,7 @@ HEADERS: Mapping[str, str] = {
 _HERE = Path(__file__).parent
 _STATIC = {"style.css": "text/css", "page.js": "text/javascript", "icon.svg": "image/svg+xml"}
 _MOST_LINES = 5000
+_NUMBER = re.compile(r"[0-9]{1,9}")
 _SECONDS_TO_END = 1.0
 _SOURCE = web.AppKey("source", Source)
 _TEMPLATES = web.AppKey("templates", jinja2.Environment)
@@ -202,8 +204,8 @@ def _job_of(request: web.Request) -> tuple[str, str]:
 
 
 def _log_query(request: web.Request) -> LogQuery:
-    """What the query asks for; a number that is none is left out."""
-    given = {name: int(text) for name, text in request.query.items() if text.isascii() and text.isdecimal()}
+    """What the query asks for; a number that is none is left out, or that is longer than any can be."""
+    given = {name: int(text) for name, text in request.query.items() if _NUMBER.fullmatch(text)}
     tail = min(given.get("tail", LogQuery().tail), _MOST_LINES)
     return LogQuery(given.get("rank"), given.get("attempt"), tail)
 

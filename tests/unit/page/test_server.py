@@ -148,6 +148,8 @@ async def test_every_answer_forbids_what_the_pages_do_not_need(client: Browser, 
         ("/favicon.ico", 404),
         ("/jobs/local/digits/logs?rank=x&tail=-1&attempt=9", 200),
         ("/jobs/local/digits/logs?tail=99999999999999999999", 200),
+        *((f"/jobs/local/digits/logs?{name}={'9' * 5000}", 200) for name in ("rank", "attempt", "tail", "other")),
+        (f"/jobs/local/digits/logs/stream?rank={'9' * 5000}", 200),
     ],
 )
 async def test_what_is_not_there_is_said_so(client: Browser, folder: Folder, path: str, status: int) -> None:
