@@ -286,7 +286,7 @@ class Controller:
         error = ApiError(0, refusal.problem.reason, refusal.problem.message)
         view = await self._view(key)  # as the calls have left it
         if view is not None:
-            decided = await self._decide(view)
+            decided = await self._decided(view)
             if self._wait_of(change_between(view.obj.get("status") or {}, decided.status), view.last) is None:
                 await self._write(view, replace(decided, actions=()))
             self._update_metrics(view, decided.status)

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from aiohttp import web
 from tests.unit.answers import Server, ok, status
+from tests.unit.cluster.test_status import merged
 
 from ddpjob_operator import metrics
-from ddpjob_operator.api.status import DDPJobStatus, Goodput, Internal, NodeCount, Phase
+from ddpjob_operator.api.status import DDPJobStatus, Goodput, Internal, NodeCount, Notification, Phase
 from ddpjob_operator.cluster.cache import Cache, Key, Listed, Owner
 from ddpjob_operator.cluster.children import CLAIM
 from ddpjob_operator.cluster.controller import Controller, _LastPass, trainer_of
@@ -24,6 +25,7 @@ from ddpjob_operator.core.values.actions import Plan
 from ddpjob_operator.core.values.job import Defaults, Problem
 from ddpjob_operator.core.values.observed import Observed, PodPhase, PodView, Termination
 from ddpjob_operator.runtime.client import Client
+from ddpjob_operator.runtime.errors import ApiError
 from ddpjob_operator.runtime.events import EventRecorder
 
 KEY = Key("ns", "digits")
@@ -74,6 +76,46 @@ async def test_nothing_is_asked_for_again_in_a_namespace_that_is_deleted(
     for _ in range(3):  # whatever the namespace loses next
         await controller.reconcile(KEY)
     assert [request.path for request in server.asked if request.method == "POST"] == asked
+
+
+async def test_an_end_that_comes_with_a_refusal_is_notified(server: Server, controller: Controller) -> None:
+    job, now, offered = running("ns", nodes=2, resources={}, startupDeadlineSeconds=60), [NOON], list[bytes]()
+    job["status"] = {}
+    versions = iter(range(8, 1000))
+
+    def offer(_: str, document: Callable[[], bytes], done: Callable[[bool], None]) -> bool:
+        offered.append(document())
+        done(True)
+        return True
+
+    hook: Any = SimpleNamespace(offer=offer)
+    controller.webhook, controller.clock = hook, lambda: now[0]
+    controller.cache.take_lists("ns", [job], [], 7, 7)
+
+    async def answer(request: web.Request) -> web.Response:
+        """The pods are refused after a while, in which the deadline passes."""
+        body = await request.json()
+        if request.path.endswith("/pods"):
+            now[0] += timedelta(seconds=10)
+            return status(403, "Forbidden", 'admission webhook "x" denied the request: no')
+        version = {"resourceVersion": str(next(versions))}
+        if request.path.endswith("/status"):
+            job["status"], job["metadata"] = merged(job["status"], body["status"]), job["metadata"] | version
+            return ok(job)
+        body["spec"] |= {"clusterIP": "10.96.0.7"} if body["kind"] == "Service" else {}
+        return ok(body | {"metadata": body["metadata"] | version | {"uid": request.path}})
+
+    server.answers = [answer]
+    for seconds in (0, 55):
+        now[0] = NOON + timedelta(seconds=seconds)
+        with pytest.raises(ApiError, match="denied the request"):
+            await controller.reconcile(KEY)
+    assert (job["status"]["phase"], job["status"]["internal"].get("notification")) == ("Failed", Notification.PENDING)
+    assert not offered
+    await controller.reconcile(KEY)
+    await controller.reconcile(KEY)
+    assert len(offered) == 1
+    assert job["status"]["internal"]["notification"] == Notification.DELIVERED
 
 
 def running(namespace: str, **spec: object) -> dict[str, Any]:
