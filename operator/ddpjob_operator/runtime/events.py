@@ -130,7 +130,8 @@ class EventRecorder:
         if not self._allowed(about.uid, loop_time):
             return "capped"
         self._serial += 1
-        name = f"{about.name[:200]}.{int(now.timestamp() * 1e6):x}.{self._serial:x}"
+        stem = about.name[:200].rstrip("-.")  # a part of an object's name cannot end in either
+        name = f"{stem}.{int(now.timestamp() * 1e6):x}.{self._serial:x}"
         await self.client.create(
             paths.events(about.namespace), "events", manifest(about, event, name, now, self.instance)
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from typing import Any
 
 import pytest
@@ -139,3 +140,21 @@ def test_a_message_is_cut_to_what_the_api_server_takes() -> None:
     server = Server()
     run(said(server, (0, Event("Warning", "Failed", "x" * 5000))))
     assert len(server.made[0]["message"]) == 1024
+
+
+@pytest.mark.parametrize("job", ["a" * 199 + "-b", "a" * 198 + "--b", "a" * 199 + ".b", "a" * 253, "digits"])
+def test_an_event_of_a_job_with_a_long_name_has_a_name_that_the_api_server_takes(job: str) -> None:
+    server = Server()
+
+    async def main() -> None:
+        recorder = EventRecorder(server)  # type: ignore[arg-type]
+        task = asyncio.create_task(recorder.run())
+        recorder.record(JOB._replace(name=job), event())
+        await recorder.drain(within=10)
+        task.cancel()
+
+    run(main())
+    (name,) = (body["metadata"]["name"] for body in server.made)
+    assert len(name) <= 253
+    assert re.fullmatch(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*", name)
+    assert name.startswith(job[:198].rstrip("-."))
