@@ -12,10 +12,12 @@ import re
 import sys
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import TypeVar
 
 from ddpjob_operator.cluster import paths
+from ddpjob_operator.core.failure.detect import is_stopping
 from ddpjob_operator.core.values.names import TRAINER_CONTAINER
 from ddpjob_operator.core.values.observed import NO_ATTEMPT, PodPhase, PodView
 from ddpjob_operator.follow.read import read_job, read_pods
@@ -28,6 +30,8 @@ from ddpjob_operator.wire.pods import parse_pod
 T = TypeVar("T")
 
 SECONDS_BETWEEN_LOOKS = 1.0
+LOOKS_FOR_THE_END = 10
+"""So many looks in a row may find no new line of a log that has to end: the kubelet of a lost node does not answer."""
 _LOCAL_RANK = re.compile(r"\[local rank (\d+)\] ")
 _STAMP = re.compile(r"\d{4}-\d\d-\d\dT")
 _NOT_YET = (400, 404)
@@ -133,6 +137,8 @@ class JobLogs:
     name: str
     ranks_per_node: int
     wanted: Wanted
+    _newest: dict[str, str] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """The stamp of the newest line by the uid of its pod, also of one that is not wanted."""
 
     async def now(self, note: Callable[[str], None] = lambda _: None) -> AsyncIterator[Line]:
         """Every line that the pods have now, by time; then a note if some of the job's nodes have none any more."""
@@ -153,15 +159,19 @@ class JobLogs:
     async def follow(self, say: Callable[[Line], None], note: Callable[[str], None]) -> bool:
         """Each line as it comes, of this attempt and of those that follow, until the job has ended.
 
+        Then what is left of the logs is read: of a pod that has time to end, until it has ended; of others, as long as
+        lines come. A pod of a lost node stays, and its log does not end.
+
         Returns:
             whether it succeeded.
         """
-        streams: dict[str, asyncio.Task[None]] = {}
-        attempt = self.wanted.attempt
+        streams: dict[str, _Stream] = {}
+        attempt, is_over = self.wanted.attempt, False
         try:
             while True:
-                job = await read_job(self.client, self.namespace, self.name)
-                status = parse_status(job.get("status") or {})
+                if not is_over:
+                    job = await read_job(self.client, self.namespace, self.name)
+                    status = parse_status(job.get("status") or {})
                 pods = [parse_pod(pod) for pod in await read_pods(self.client, self.namespace, job)]
                 for pod in pods_of(pods, self.wanted, self.ranks_per_node):
                     if pod.uid in streams or pod.phase is PodPhase.PENDING:
@@ -169,15 +179,21 @@ class JobLogs:
                     if self.wanted.attempt is None and attempt is not None and pod.attempt > attempt:
                         note(f"attempt {pod.attempt} begins")
                     attempt = max(pod.attempt, attempt or 0)
-                    streams[pod.uid] = asyncio.create_task(self._stream(pod, say, note), name=f"log of {pod.name}")
-                if status.is_final or (self.wanted.attempt is not None and status.attempt > self.wanted.attempt):
-                    await asyncio.gather(*streams.values())
+                    reading = asyncio.create_task(self._stream(pod, say, note), name=f"log of {pod.name}")
+                    streams[pod.uid] = _Stream(pod.name, reading)
+                is_over = status.is_final or (self.wanted.attempt is not None and status.attempt > self.wanted.attempt)
+                there = {pod.uid: pod for pod in pods}
+                for uid, stream in streams.items():
+                    if is_over or uid not in there:
+                        stream.look(self._newest.get(uid, ""), there.get(uid), note)
+                if not is_over:
+                    await asyncio.sleep(SECONDS_BETWEEN_LOOKS)
+                elif await _have_ended(streams.values()):
                     return status.phase == "Succeeded"
-                await asyncio.sleep(SECONDS_BETWEEN_LOOKS)
         finally:
             for stream in streams.values():
-                stream.cancel()
-            await asyncio.gather(*streams.values(), return_exceptions=True)
+                stream.task.cancel()
+            await asyncio.gather(*(stream.task for stream in streams.values()), return_exceptions=True)
 
     async def _whole(self, pod: PodView) -> list[Line] | None:
         """None if it has no log yet, or none any more."""
@@ -187,8 +203,10 @@ class JobLogs:
             return None
 
     async def _stream(self, pod: PodView, say: Callable[[Line], None], note: Callable[[str], None]) -> None:
-        """One pod's log to its end. A connection that breaks is made again, from the last line on."""
-        query, last = self.wanted.query(), ""
+        """One pod's log to its end. A connection that breaks is made again, from the last line on; that is said once
+        until there is another line.
+        """
+        query, last, said_at = self.wanted.query(), "", None
         begins_late = self.wanted.tail is not None and self.wanted.is_selective
         while True:
             try:
@@ -208,7 +226,9 @@ class JobLogs:
             except _Absent:
                 return
             except ApiError as error:
-                note(f"{pod.name}: {error.message}; connecting again")
+                if last != said_at:
+                    said_at = last
+                    note(f"{pod.name}: {error.message}; connecting again")
                 query = {"sinceTime": last} if last else query
                 await asyncio.sleep(SECONDS_BETWEEN_LOOKS)
 
@@ -222,12 +242,56 @@ class JobLogs:
                     raise _Absent
                 is_there = True
                 line = parse_line(raw, pod.node_rank or 0, self.ranks_per_node)
+                self._newest[pod.uid] = max(self._newest.get(pod.uid, ""), line.stamp)
                 if is_wanted(line, self.wanted):
                     yield line
         except ApiError as error:
             if error.status in _NOT_YET:
                 raise _Absent from None
             raise
+
+
+@dataclass(eq=False, slots=True)
+class _Stream:
+    """The log of a pod that is followed."""
+
+    name: str
+    task: asyncio.Task[None]
+    newest: str = ""
+    """The stamp of its newest line at the last look."""
+    looks: int = 0
+    """Looks in a row by which it should have ended, or brought a new line."""
+
+    def look(self, newest: str, pod: PodView | None, note: Callable[[str], None]) -> None:
+        """At a log that has to end, and its newest line by now. One that does not end is given up.
+
+        A pod that goes on prints for ever: after the end of its job, or in the next attempt. One that was asked to stop
+        may be silent while it saves a snapshot.
+        """
+        goes_on = pod is not None and pod.running and not pod.deleting
+        stops = pod is not None and is_stopping(pod, datetime.now(UTC))
+        brings_more, self.newest = newest > self.newest, newest
+        self.looks = 0 if stops or (brings_more and not goes_on) else self.looks + 1
+        if self.looks == LOOKS_FOR_THE_END and self.task.cancel():
+            state = " goes on; its log" if goes_on else ": its log brings nothing and does not end; it"
+            note(f"{self.name}{state} is not followed any more")
+
+
+async def _have_ended(streams: Iterable[_Stream]) -> bool:
+    """Whether all have, by the next look.
+
+    Raises:
+        Exception: that of a stream.
+    """
+    tasks = [stream.task for stream in streams]
+    if tasks:
+        await asyncio.wait(tasks, timeout=SECONDS_BETWEEN_LOOKS)
+    if not all(task.done() for task in tasks):
+        return False
+    for task in tasks:
+        if not task.cancelled():
+            task.result()
+    return True
 
 
 class _Absent(Exception):

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
-from collections.abc import AsyncIterator
-from dataclasses import replace
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import pytest
+from tests.unit.virtual_time import run
 
 from ddpjob_operator.cli.on_cluster import seconds
 from ddpjob_operator.core.values.observed import NO_ATTEMPT, PodPhase, PodView
 from ddpjob_operator.follow.logs import JobLogs, Wanted, is_wanted, nodes_without_log, parse_line, pods_of
+from ddpjob_operator.runtime.errors import ApiError
 
 STAMP = "2030-01-01T12:00:00.123456789Z"
 
@@ -124,6 +127,146 @@ def test_nodes_whose_log_is_gone_are_named(there: list[int], with_log: list[int]
 def test_a_pod_that_has_not_started_is_not_missed() -> None:
     waiting = replace(pod(0, 1), phase=PodPhase.PENDING)
     assert nodes_without_log([pod(0, 0), waiting], [pod(0, 0)], 2, "digits") is None
+
+
+Log = Callable[[], AsyncGenerator[str]]
+LONG_AGO, NOT_SOON = "2000-01-01T00:00:00Z", "2100-01-01T00:00:00Z"
+
+
+def json_pod(attempt: int, node_rank: int, phase: str = "Running", gone_by: str | None = None) -> dict[str, Any]:
+    name = f"digits-{attempt}-{node_rank}"
+    labels = {"training.ddpjob.io/attempt": str(attempt), "training.ddpjob.io/node-rank": str(node_rank)}
+    metadata = {"name": name, "uid": name, "labels": labels, "ownerReferences": [{"uid": "job", "controller": True}]}
+    return {
+        "metadata": metadata | ({"deletionTimestamp": gone_by} if gone_by else {}),
+        "status": {"phase": phase},
+    }
+
+
+@dataclass
+class Following:
+    """Answers as the API server does: a job whose attempt, phase and pods change at virtual times, and logs."""
+
+    job: Sequence[tuple[float, int, str]]
+    pods: Sequence[tuple[float, Sequence[dict[str, Any]]]]
+    logs: dict[str, Log]
+
+    async def get(self, path: str, resource: str) -> dict[str, Any]:
+        _, attempt, phase = max(item for item in self.job if item[0] <= asyncio.get_running_loop().time())
+        status = {"phase": phase, "attempt": attempt}
+        return {"metadata": {"name": "digits", "uid": "job"}, "spec": {"nodes": 2}, "status": status}
+
+    async def list(self, path: str, resource: str, **query: str) -> tuple[list[dict[str, Any]], int]:
+        found = [pods for time, pods in self.pods if time <= asyncio.get_running_loop().time()]
+        return list(found[-1]), 1
+
+    async def lines(self, path: str, **query: str) -> AsyncIterator[str]:
+        async for line in self.logs[path.split("/")[-2]]():
+            if line >= query.get("sinceTime", ""):
+                yield line
+
+    def follow(self, wanted: Wanted | None = None, most: float = 900) -> tuple[bool, float, list[str], list[str]]:
+        """Whether it succeeded, after how many seconds, the lines and the notes."""
+        lines, notes = list[str](), list[str]()
+
+        async def followed() -> tuple[bool, float]:
+            logs = JobLogs(cast(Any, self), "default", "digits", ranks_per_node=1, wanted=wanted or Wanted())
+            async with asyncio.timeout(most):
+                succeeded = await logs.follow(lambda line: lines.append(line.text), notes.append)
+            return succeeded, asyncio.get_running_loop().time()
+
+        return *run(followed()), lines, notes
+
+
+def log(*lines: tuple[float, str]) -> Log:
+    """Lines, each so many seconds after the one before; then the log ends."""
+
+    async def printed() -> AsyncGenerator[str]:
+        for number, (seconds_later, text) in enumerate(lines):
+            await asyncio.sleep(seconds_later)
+            yield f"2030-01-01T12:{number // 60:02}:{number % 60:02}Z {text}"
+
+    return printed
+
+
+async def of_a_dead_node() -> AsyncGenerator[str]:
+    """The log of a pod whose node goes at 5 s."""
+    if asyncio.get_running_loop().time() >= 5:
+        raise ApiError(500, "InternalError", "dial tcp 10.0.0.2:10250: i/o timeout")
+    yield f"{STAMP} alive"
+    await asyncio.sleep(5)
+    raise ApiError(0, "ConnectionFailed", "it broke")
+
+
+def test_a_pod_that_a_lost_node_has_left_does_not_keep_the_command_from_ending() -> None:
+    left = json_pod(0, 1, gone_by=LONG_AGO)
+    pods = [
+        (0, [json_pod(0, 0), json_pod(0, 1)]),
+        (30, [left, json_pod(1, 0), json_pod(1, 1)]),
+        (100, [left, json_pod(1, 0, "Succeeded"), json_pod(1, 1, "Succeeded")]),
+    ]
+    new = log((70, "step 2"))
+    logs: dict[str, Log] = {"digits-0-0": log((9, "step 1")), "digits-0-1": of_a_dead_node}
+    job = [(0, 0, "Running"), (30, 1, "Running"), (100, 1, "Succeeded")]
+    api = Following(job, pods, logs | {"digits-1-0": new, "digits-1-1": new})
+    succeeded, seconds_spent, lines, notes = api.follow()
+    assert succeeded
+    assert 100 < seconds_spent < 120
+    assert lines == ["alive", "step 1", "step 2", "step 2"]
+    assert notes == [
+        "digits-0-1: it broke; connecting again",
+        "attempt 1 begins",
+        "digits-0-1: its log brings nothing and does not end; it is not followed any more",
+    ]
+
+
+def test_the_logs_of_a_job_that_is_over_are_read_to_their_ends_however_long_that_takes() -> None:
+    printed = [(0.3, f"step {number}") for number in range(600)]
+    slow = log(*printed, (9, "the last line"))
+    api = Following([(0, 0, "Succeeded")], [(0, [json_pod(0, 0, "Succeeded")])], {"digits-0-0": slow})
+    succeeded, seconds_spent, lines, notes = api.follow()
+    assert (succeeded, len(lines), lines[-1], notes) == (True, 601, "the last line", [])
+    assert seconds_spent == pytest.approx(189), "the end of the last log is the end"
+
+
+def test_lines_that_no_filter_leaves_count_as_read() -> None:
+    slow = log(*[(0.3, "step")] * 600, (0, "loss 1"))
+    api = Following([(0, 0, "Failed")], [(0, [json_pod(0, 0, "Failed")])], {"digits-0-0": slow})
+    assert api.follow(Wanted(pattern=re.compile("loss")))[2] == ["loss 1"]
+
+
+def test_a_pod_that_saves_its_snapshot_after_the_end_of_its_job_is_followed_to_its_end() -> None:
+    pods = [(0, [json_pod(0, 0)]), (10, [json_pod(0, 0, gone_by=NOT_SOON)])]
+    api = Following([(0, 0, "Running"), (9, 0, "Failed")], pods, {"digits-0-0": log((1, "step 1"), (60, "saved"))})
+    succeeded, _, lines, notes = api.follow()
+    assert (succeeded, lines, notes) == (False, ["step 1", "saved"], [])
+
+
+def test_a_pod_that_goes_on_in_the_next_attempt_does_not_hold_up_the_end_of_the_one_that_is_followed() -> None:
+    moved = json_pod(0, 0)
+    moved["metadata"]["labels"] = json_pod(1, 0)["metadata"]["labels"]
+    job = [(0, 0, "Running"), (20, 1, "Running")]
+    api = Following(job, [(0, [json_pod(0, 0)]), (20, [moved])], {"digits-0-0": log(*[(0.5, "step")] * 1800)})
+    _, seconds_spent, _, notes = api.follow(Wanted(attempt=0))
+    assert 20 < seconds_spent < 40
+    assert notes == ["digits-0-0 goes on; its log is not followed any more"]
+
+
+def test_of_a_pod_that_is_gone_the_connection_is_closed() -> None:
+    closed = list[float]()
+
+    async def silent() -> AsyncGenerator[str]:
+        try:
+            yield f"{STAMP} alive"
+            await asyncio.sleep(3600)
+        finally:
+            closed.append(asyncio.get_running_loop().time())
+
+    pods = [(0, [json_pod(0, 0), json_pod(0, 1)]), (50, [json_pod(0, 0)])]
+    logs: dict[str, Log] = {"digits-0-0": log((200, "step 1")), "digits-0-1": silent}
+    api = Following([(0, 0, "Running"), (200, 0, "Succeeded")], pods, logs)
+    assert api.follow()[2] == ["alive", "step 1"]
+    assert 50 < closed[0] < 70
 
 
 @pytest.mark.parametrize(("text", "expected"), [("90s", 90), ("10m", 600), ("1h30m", 5400), ("2h", 7200)])
