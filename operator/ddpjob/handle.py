@@ -16,6 +16,7 @@ from ddpjob_operator.api.status import DDPJobStatus, Phase
 from ddpjob_operator.cluster import paths
 from ddpjob_operator.follow.job_lines import Volume, job_lines
 from ddpjob_operator.follow.logs import JobLogs, Line, Wanted
+from ddpjob_operator.follow.outage import Patient
 from ddpjob_operator.follow.read import ranks_per_node, read_job, see
 from ddpjob_operator.follow.volume_snapshots import Snapshot, snapshots_on_volume
 from ddpjob_operator.follow.watch import watch
@@ -92,11 +93,12 @@ class AsyncJob:
         Raises:
             JobFailed: it has failed.
             TimeoutError: it has not ended within these seconds.
-            ApiError: it was deleted, or the cluster refused.
+            ApiError: it was deleted, the cluster refused, or gave no answer for five minutes.
         """
+        patient = Patient()
         async with asyncio.timeout(seconds):
             while True:
-                status = await self.status()
+                status = await patient.read(self.status)
                 if status.is_final:
                     break
                 await asyncio.sleep(_SECONDS_BETWEEN_LOOKS)
@@ -109,7 +111,7 @@ class AsyncJob:
         status that it ended with, also of a failure.
 
         Raises:
-            ApiError: it was deleted, or the cluster refused.
+            ApiError: it was deleted, the cluster refused, or gave no answer for five minutes.
         """
         with display or display_here() as shown:
             return await watch(self._client, self.namespace, self.name, shown)

@@ -78,7 +78,7 @@ class Job:
         Raises:
             JobFailed: it has failed.
             TimeoutError: it has not ended within these seconds.
-            ApiError: it was deleted, or the cluster refused.
+            ApiError: it was deleted, the cluster refused, or gave no answer for five minutes.
         """
         return run(self._job.wait(seconds))
 
@@ -87,7 +87,7 @@ class Job:
         status that it ended with, also of a failure. Ctrl-C ends the watching; the job goes on.
 
         Raises:
-            ApiError: it was deleted, or the cluster refused.
+            ApiError: it was deleted, the cluster refused, or gave no answer for five minutes.
         """
         calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         with display_here() as display:

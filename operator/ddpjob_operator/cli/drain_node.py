@@ -29,6 +29,7 @@ from ddpjob_operator.follow.draining import (
     unreadable_in_words,
     what_follows,
 )
+from ddpjob_operator.follow.outage import is_passing
 from ddpjob_operator.follow.read import read_pods_on
 from ddpjob_operator.local.observed import seconds_in_words
 from ddpjob_operator.runtime.client import Client
@@ -41,7 +42,7 @@ T = TypeVar("T")
 SECONDS_BETWEEN_LOOKS = 2.0
 """Also between two tries of an eviction that is refused, for which kubectl waits 5 s."""
 _REVIEWS = collection("authorization.k8s.io/v1", "selfsubjectaccessreviews", None)
-_FORBIDDEN, _CONFLICT, _TOO_MANY, _SERVER_ERROR = 403, 409, 429, 500
+_FORBIDDEN, _CONFLICT, _SERVER_ERROR = 403, 409, 500
 
 
 def drain_node(cluster: Cluster, node: str, limit: int, *, dry_run: bool) -> int:
@@ -120,7 +121,7 @@ class Draining:
                     waiting = len(found.held)
                     print_note(f"waiting for {waiting} {'pod' if waiting == 1 else 'pods'} to end")
             except ApiError as error:
-                if not _is_passing(error):
+                if not is_passing(error):
                     raise
                 if error.message != said:
                     said = error.message
@@ -227,7 +228,7 @@ class Draining:
             if error.status == 0:  # it may have been done
                 return error
             self.evicted.pop(str(pod), None)
-            if not _is_passing(error) and not error.namespace_terminating:
+            if not is_passing(error) and not error.namespace_terminating:
                 right = f"create pods/eviction in namespace {owner.namespace}"
                 return self._no_right([right]) if _is_missing_right(error) else error
             refusal = refusal_in_words(error.message, error.details)
@@ -287,11 +288,6 @@ def _path_of(node: str) -> str:
 
 def _may_evict(namespace: str) -> dict[str, str]:
     return {"verb": "create", "resource": "pods", "subresource": "eviction", "namespace": namespace}
-
-
-def _is_passing(error: ApiError) -> bool:
-    """Whether the same call may succeed later: a budget, a server that is busy, or one that does not answer."""
-    return error.status in (0, _TOO_MANY) or error.status >= _SERVER_ERROR
 
 
 def _is_missing_right(error: ApiError) -> bool:

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 
 import yaml
 
-from ddpjob_operator.cli.on_cluster import FAILED, SUCCEEDED, Cluster, asked
+from ddpjob_operator.cli.on_cluster import FAILED, SUCCEEDED, Cluster, asked, print_note
 from ddpjob_operator.cli.parameters import Output
 from ddpjob_operator.cli.terminal import Style, styled, width
 from ddpjob_operator.follow.events import Happened, follow_events, read_happened
@@ -26,7 +26,7 @@ def show_events(cluster: Cluster, name: str, follow: bool, output: Output) -> in
 
     async def ask(client: Client, namespace: str) -> int:
         if follow:
-            return SUCCEEDED if await follow_events(client, namespace, name, say) else FAILED
+            return SUCCEEDED if await follow_events(client, namespace, name, say, print_note) else FAILED
         found = await read_happened(client, namespace, await read_job(client, namespace, name))
         for _, happened in found:
             say(happened)

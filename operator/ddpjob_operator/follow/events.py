@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from ddpjob_operator.core.values.names import initializer_name, pod_name, pvc_name
+from ddpjob_operator.follow.outage import Patient
 from ddpjob_operator.follow.read import read_job
 from ddpjob_operator.follow.table import printable
 from ddpjob_operator.runtime.client import Client, Json
@@ -94,22 +95,30 @@ async def read_happened(client: Client, namespace: str, job: Json) -> list[tuple
     return happened_to(job, filter(None, (parse_event(item) for items, _ in found for item in items)))
 
 
-async def follow_events(client: Client, namespace: str, name: str, say: Callable[[Happened], None]) -> bool:
+async def follow_events(
+    client: Client,
+    namespace: str,
+    name: str,
+    say: Callable[[Happened], None],
+    note: Callable[[str], None] = lambda _: None,
+) -> bool:
     """Each event as it comes, and again when its count is raised, until the job has ended.
 
     Returns:
         whether it succeeded.
 
     Raises:
-        ApiError: there is no such job, it was deleted, or the user may not read events.
+        ApiError: there is no such job, it was deleted, the user may not read events, or the cluster gave no answer for
+            five minutes.
     """
     said: set[tuple[str, int]] = set()
+    patient = Patient(note)
     while True:
-        job = await read_job(client, namespace, name)
+        job = await patient.read(read_job, client, namespace, name)
         status = parse_status(job.get("status") or {})
         if status.is_final:
             await asyncio.sleep(SECONDS_BETWEEN_LOOKS)  # the operator posts events after the status
-        for event, happened in await read_happened(client, namespace, job):
+        for event, happened in await patient.read(read_happened, client, namespace, job):
             if (event.uid, event.count) not in said:
                 said.add((event.uid, event.count))
                 say(happened)

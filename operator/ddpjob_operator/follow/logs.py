@@ -20,6 +20,7 @@ from ddpjob_operator.cluster import paths
 from ddpjob_operator.core.failure.detect import is_stopping
 from ddpjob_operator.core.values.names import TRAINER_CONTAINER
 from ddpjob_operator.core.values.observed import NO_ATTEMPT, PodPhase, PodView
+from ddpjob_operator.follow.outage import Patient
 from ddpjob_operator.follow.read import read_job, read_pods
 from ddpjob_operator.follow.table import visible
 from ddpjob_operator.runtime.client import Client
@@ -164,15 +165,19 @@ class JobLogs:
 
         Returns:
             whether it succeeded.
+
+        Raises:
+            ApiError: there is no such job, it was deleted, the cluster refused, or gave no answer for five minutes.
         """
         streams: dict[str, _Stream] = {}
-        attempt, is_over = self.wanted.attempt, False
+        attempt, is_over, patient = self.wanted.attempt, False, Patient(note)
         try:
             while True:
                 if not is_over:
-                    job = await read_job(self.client, self.namespace, self.name)
+                    job = await patient.read(read_job, self.client, self.namespace, self.name)
                     status = parse_status(job.get("status") or {})
-                pods = [parse_pod(pod) for pod in await read_pods(self.client, self.namespace, job)]
+                found = await patient.read(read_pods, self.client, self.namespace, job)
+                pods = [parse_pod(pod) for pod in found]
                 for pod in pods_of(pods, self.wanted, self.ranks_per_node):
                     if pod.uid in streams or pod.phase is PodPhase.PENDING:
                         continue

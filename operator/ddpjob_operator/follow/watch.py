@@ -10,6 +10,7 @@ from ddpjob_operator.api.status import DDPJobStatus, Phase
 from ddpjob_operator.core.ledger.ranks import NO_REPORTS, Reports
 from ddpjob_operator.core.values.actions import Event
 from ddpjob_operator.core.values.observed import PodView
+from ddpjob_operator.follow.outage import Patient
 from ddpjob_operator.follow.rank_reports import REFUSED, read_reports
 from ddpjob_operator.follow.read import read_events, read_job, read_pods
 from ddpjob_operator.local.display import Display
@@ -30,18 +31,19 @@ async def watch(
     """Show the job until it has succeeded or failed; the status that it ended with.
 
     Raises:
-        ApiError: there is no such job, or it was deleted.
+        ApiError: there is no such job, it was deleted, the cluster refused, or gave no answer for five minutes.
     """
-    ranks = _Ranks(client, namespace)
-    shown = {_key(event) for event in await _of_job(client, namespace, await read_job(client, namespace, name))}
+    ranks, patient = _Ranks(client, namespace), Patient(display.write_line)
+    job = await patient.read(read_job, client, namespace, name)
+    shown = {_key(event) for event in await patient.read(_of_job, client, namespace, job)}
     while True:
-        job = await read_job(client, namespace, name)
+        job = await patient.read(read_job, client, namespace, name)
         status = parse_status(job.get("status") or {})
-        for event in await _of_job(client, namespace, job):
+        for event in await patient.read(_of_job, client, namespace, job):
             if _key(event) not in shown:
                 shown.add(_key(event))
                 display.event(Event(event.get("type") or "", event.get("reason") or "", event.get("message") or ""))
-        pods = [parse_pod(pod) for pod in await read_pods(client, namespace, job)]
+        pods = [parse_pod(pod) for pod in await patient.read(read_pods, client, namespace, job)]
         created = parse_time(job["metadata"].get("creationTimestamp")) or now()
         reports = await ranks.look(job["metadata"]["uid"], status, pods)
         nodes = nodes_of(status, pods)

@@ -1,4 +1,4 @@
-"""`job.watch()`: in a notebook, and where there is none."""
+"""`job.watch()`: in a notebook, and where there is none; and `job.wait()`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from aiohttp import web
 from IPython.lib.pretty import pretty
 from tests.unit.answers import Server, ok
 
-from ddpjob import Job
+from ddpjob import AsyncJob, Job
 from ddpjob.notebook import NotebookDisplay, display_here, html_of
 from ddpjob_operator.api.status import DDPJobStatus, FailureStatus, Phase, Progress
 from ddpjob_operator.core.ledger.ranks import RankRow, Reports
@@ -140,6 +140,53 @@ async def test_the_slowest_rank_is_shown_and_a_refusal_is_said_and_not_repeated(
     assert ("the others wait for rank 1: it waits 50 ms longer" in html) is not refused
     assert ("ask for get on pods/proxy" in html) is refused
     assert len(asked) == (1 if refused else 3), "each second look"
+
+
+def with_outages(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job that succeeds, at an API server that after its first two answers fails three times before each."""
+    monkeypatch.setattr("ddpjob_operator.follow.outage.SECONDS_BETWEEN_TRIES", 0.01)
+    asked, left = list[str](), [job(phase="Running")] * 3
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        asked.append(request.path)
+        if len(asked) > 2 and len(asked) % 4:
+            return web.json_response({"kind": "Status", "reason": "InternalError", "message": "etcd"}, status=500)
+        if "/ddpjobs/" in request.path:
+            return ok(left.pop() if left else job(phase="Succeeded"))
+        return ok({"metadata": {"resourceVersion": "1"}, "items": []})
+
+    server.answers = [answer]
+
+
+async def test_an_outage_of_the_api_server_does_not_end_the_watching(
+    server: Server, client: Client, notebook: Outputs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ddpjob_operator.follow.watch.SECONDS_BETWEEN_LOOKS", 0.01)
+    with_outages(server, monkeypatch)
+    assert (await asyncio.to_thread(watched)).phase is Phase.SUCCEEDED
+    assert "etcd; trying again" in "".join(content["text/html"] for content in notebook.contents)
+
+
+async def test_an_outage_of_the_api_server_does_not_end_the_waiting(
+    server: Server, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ddpjob.handle._SECONDS_BETWEEN_LOOKS", 0.01)
+    with_outages(server, monkeypatch)
+    async with await AsyncJob.get("train", namespace="default") as found:
+        assert (await found.wait()).phase is Phase.SUCCEEDED
+
+
+async def test_who_waits_so_many_seconds_waits_no_longer_for_a_server_that_is_away(
+    server: Server, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ddpjob.handle._SECONDS_BETWEEN_LOOKS", 0.01)
+    monkeypatch.setattr("ddpjob_operator.follow.outage.SECONDS_BETWEEN_TRIES", 0.01)
+    away = web.json_response({"kind": "Status", "reason": "ServiceUnavailable"}, status=503)
+    server.answers = [ok(job(phase="Running")), ok(job(phase="Running")), away]
+    async with await AsyncJob.get("train", namespace="default") as found:
+        with pytest.raises(TimeoutError):
+            await found.wait(0.5)
+    assert len(server.asked) > 4, "it tried again"
 
 
 async def test_a_job_that_is_gone_ends_the_watching(server: Server, client: Client, notebook: Outputs) -> None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, cast
 
 import pytest
+from tests.unit.virtual_time import run
 
 from ddpjob_operator.core.values.names import pod_name
-from ddpjob_operator.follow.events import happened_to
+from ddpjob_operator.follow.events import Happened, follow_events, happened_to
+from ddpjob_operator.runtime.errors import ApiError
 from ddpjob_operator.wire.events import parse_event
 
 NOW = datetime(2030, 1, 1, 12, 0, tzinfo=UTC)
@@ -88,3 +91,27 @@ def test_every_form_of_an_events_time_is_read(times: dict[str, Any]) -> None:
 def test_the_date_is_given_where_it_is_not_todays() -> None:
     job = {"metadata": {"name": "digits", "uid": "job"}}
     assert lines([event("digits-0-1", 86400)], job)[0].startswith("2029-12-31 12:00:00Z ")
+
+
+class Upgraded:
+    """An API server that is upgraded from 1 s to 100 s, while a job succeeds."""
+
+    def _check(self) -> None:
+        if 1 <= asyncio.get_running_loop().time() < 100:
+            raise ApiError(503, "ServiceUnavailable", "the server is currently unable to handle the request")
+
+    async def get(self, path: str, resource: str) -> dict[str, Any]:
+        self._check()
+        return JOB | {"status": {"phase": "Running" if asyncio.get_running_loop().time() < 50 else "Succeeded"}}
+
+    async def list(self, path: str, resource: str, **query: str) -> tuple[list[dict[str, Any]], int]:
+        self._check()
+        of_pods = query["fieldSelector"] == "involvedObject.kind=Pod"
+        return [event("digits-0-1", 5)] if of_pods else [], 1
+
+
+def test_an_upgrade_of_the_control_plane_does_not_end_the_following_of_events() -> None:
+    said, notes = list[Happened](), list[str]()
+    assert run(follow_events(cast(Any, Upgraded()), "default", "digits", said.append, notes.append))
+    assert [happened.about for happened in said] == ["digits-0-1"]
+    assert notes == ["the server is currently unable to handle the request; trying again"]

@@ -150,13 +150,17 @@ class Following:
     job: Sequence[tuple[float, int, str]]
     pods: Sequence[tuple[float, Sequence[dict[str, Any]]]]
     logs: dict[str, Log]
+    away: tuple[float, float] = (0, 0)
+    """From when until when nothing but logs is answered."""
 
     async def get(self, path: str, resource: str) -> dict[str, Any]:
+        self._check()
         _, attempt, phase = max(item for item in self.job if item[0] <= asyncio.get_running_loop().time())
         status = {"phase": phase, "attempt": attempt}
         return {"metadata": {"name": "digits", "uid": "job"}, "spec": {"nodes": 2}, "status": status}
 
     async def list(self, path: str, resource: str, **query: str) -> tuple[list[dict[str, Any]], int]:
+        self._check()
         found = [pods for time, pods in self.pods if time <= asyncio.get_running_loop().time()]
         return list(found[-1]), 1
 
@@ -164,6 +168,10 @@ class Following:
         async for line in self.logs[path.split("/")[-2]]():
             if line >= query.get("sinceTime", ""):
                 yield line
+
+    def _check(self) -> None:
+        if self.away[0] <= asyncio.get_running_loop().time() < self.away[1]:
+            raise ApiError(0, "ConnectionFailed", "connection reset by peer")
 
     def follow(self, wanted: Wanted | None = None, most: float = 900) -> tuple[bool, float, list[str], list[str]]:
         """Whether it succeeded, after how many seconds, the lines and the notes."""
@@ -267,6 +275,13 @@ def test_of_a_pod_that_is_gone_the_connection_is_closed() -> None:
     api = Following([(0, 0, "Running"), (200, 0, "Succeeded")], pods, logs)
     assert api.follow()[2] == ["alive", "step 1"]
     assert 50 < closed[0] < 70
+
+
+def test_an_outage_of_the_api_server_does_not_end_the_following() -> None:
+    pods = [(0, [json_pod(0, 0)])]
+    job, logs = [(0, 0, "Running"), (200, 0, "Succeeded")], {"digits-0-0": log((150, "step 1"), (50, "step 2"))}
+    succeeded, _, lines, notes = Following(job, pods, logs, away=(20, 140)).follow()
+    assert (succeeded, lines, notes) == (True, ["step 1", "step 2"], ["connection reset by peer; trying again"])
 
 
 @pytest.mark.parametrize(("text", "expected"), [("90s", 90), ("10m", 600), ("1h30m", 5400), ("2h", 7200)])
