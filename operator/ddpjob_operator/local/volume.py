@@ -93,8 +93,11 @@ def created_after_others(shared: Path, job: str, now: datetime) -> datetime:
         names = [path.name for path in (shared / "checkpoints" / job / "attempts").iterdir()]
     except FileNotFoundError:
         return now
-    found = [int(match[1]) for match in map(_TOKEN.fullmatch, names) if match]
-    return max([now, *(datetime.fromtimestamp(created, UTC) + timedelta(seconds=1) for created in found)])
+    latest = now
+    for match in filter(None, map(_TOKEN.fullmatch, names)):
+        with suppress(ValueError, OverflowError, OSError):  # no time
+            latest = max(latest, datetime.fromtimestamp(int(match[1]), UTC) + timedelta(seconds=1))
+    return latest
 
 
 @contextmanager

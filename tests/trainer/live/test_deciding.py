@@ -175,6 +175,16 @@ def test_a_rank_whose_pod_has_lost_one_ends_and_the_whole_pods_go_on(
     assert decided(going_on, ranks[2:]) == [(1, whole)] * 4
 
 
+def test_a_rank_whose_pod_has_lost_one_ends_well_where_training_is_complete(start: Start, folder: Path) -> None:
+    """The other rank of a pod that was cut off has found that first, and has ended."""
+    ranks = start_pod(start, 0)
+    in_view(folder, [*ranks, start(1)])
+    Register(folder).finish()
+    ranks[0].stop()
+    with pytest.raises(Finished):
+        ranks[1].next_view()
+
+
 def test_a_new_pod_is_let_in_once_all_of_its_ranks_wait(start: Start, folder: Path, pool: ThreadPoolExecutor) -> None:
     ranks = start_pod(start, 0)
     in_view(folder, ranks)

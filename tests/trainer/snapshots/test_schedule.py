@@ -104,6 +104,7 @@ def test_a_timed_interval_is_kept_within_a_step_or_two_and_costs_few_looks(pace:
         looks += 1
         due, next_look = timetable.look(step=step, now=step * pace)
         if due:
+            timetable.saved(step * pace)
             saved.append(step * pace)
     gaps = [later - earlier for earlier, later in zip([0.0, *saved], saved, strict=False)]
     assert all(max(60.0, pace) - 1e-6 <= gap <= max(60.0, pace) + 2 * pace for gap in gaps)
@@ -139,6 +140,21 @@ def test_an_interval_of_time_goes_on_where_ranks_come_and_go_more_often(
             monkeypatch.setattr(ranks, "values", lambda value, since=since: [value, since])
         due.go_on(int(clock.now))
     assert saves == 5
+
+
+def test_a_rank_that_follows_knows_when_the_first_has_saved(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """With `auto` the first rank alone knows the interval."""
+    clock = SimpleNamespace(now=0.0)
+    monkeypatch.setattr(schedule, "time", SimpleNamespace(monotonic=lambda: clock.now, time=time.time))
+    ranks = Ranks(1, 1)
+    follower = SaveSchedule(SaveInterval.parse("auto"), ranks, tmp_path, nodes=2)
+    follower.start(0)
+    for second, is_due in ((12, 1), (24, 1), (70, 0)):
+        monkeypatch.setattr(ranks, "numbers_from_first", lambda _, look, is_due=is_due: (is_due, look))
+        clock.now, follower._next_look = float(second), 0
+        assert follower.after(Progress(second, 0, 0), epoch_end=False) is bool(is_due)
+    assert follower._timetable is not None
+    assert follower._timetable.since_save(clock.now) == 46.0
 
 
 def test_auto_chooses_after_a_save_without_reading_the_volume(tmp_path: Path) -> None:

@@ -76,6 +76,7 @@ def test_a_run_is_created_after_all_runs_before_it(tmp_path: Path, tokens: list[
     if tokens:
         attempts.mkdir(parents=True)
         (attempts / ".nfs000000000000").touch()
+        (attempts / "999999999999-000002-uid").touch()  # no time
     for token in tokens:
         (attempts / f"{int(token.timestamp()):012d}-000002-uid").touch()
     assert created_after_others(tmp_path, "digits", NOON) == created

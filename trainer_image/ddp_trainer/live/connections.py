@@ -36,7 +36,9 @@ STUCK_SECONDS: Final = 5.0
 IDLE_SECONDS: Final = 0.05
 """Of a processor; Python's own threads take turns, and the first look at a collective takes some."""
 _COMPILES: Final = ("torch._dynamo.convert_frame", "torch._inductor.compile_fx")
-"""Modules that a thread is in while torch.compile is at work, also on a first backward, and not in compiled code."""
+"""Modules that a thread is in while torch.compile is at work, also on a first backward pass. Of compiled code only CUDA
+graphs are run by one of them, and have no collective of a step.
+"""
 MOST_FILES: Final = 65536
 FREED_AT_ONCE: Final = 2
 """Views whose groups are freed when one is left: it takes some 10 ms each, and one more is kept."""

@@ -116,6 +116,8 @@ class Deciding:
                 silent = found_silent.union(*(arrival.silent for arrival in arrivals.values()))
                 answers = inquiry.answers(arrivals, silent)
                 if {member.id for member in pod}.intersection(lost(view, self._own.id, answers)):
+                    if self._register.is_finished:
+                        raise Finished("training has come to its end while this pod was cut off")
                     raise Excluded("another rank of this pod is lost, and a pod is replaced as a whole")
                 inquiry.ask(one for one in pod if one.id not in arrivals)
                 first = coordinator(view, self._own.id, answers)

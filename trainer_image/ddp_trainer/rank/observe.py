@@ -45,6 +45,8 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.optim import Optimizer
 
+MOST_LOADERS: Final = 8
+"""Batches before the first backward pass of each step that may be those of several loaders."""
 FETCHES_OF_VALIDATION: Final = 3
 """Batches in a row without a backward pass that tell validation from a loader that is read ahead of training. More
 where a step has as many backward passes: Hugging Face's Trainer reads all batches of a step before the first.
@@ -255,7 +257,7 @@ class ScriptObserver:
         if samples == 0 and self._backwards:
             samples = self._fetched  # a step on a batch of an earlier one
         self._reads_of_step()
-        self._read_ahead = max(self._read_ahead, self._backwards + 1, min(self._read_before))
+        self._read_ahead = max(self._read_ahead, self._backwards + 1, min(*self._read_before, MOST_LOADERS))
         self._read_before = self._read_before[1], 0
         self._backwards = 0
         self._samples = None if not samples or self._samples is None else self._samples + samples * self._world_size

@@ -2,7 +2,8 @@
 
 Many scripts write their checkpoint over the last one, in place. SIGTERM comes with each restart after a failure of
 another rank, and with each preemption; by default it ends the process. The file would be cut short then, and no later
-attempt could load it. A save that outlasts `shutdownSeconds` is still cut.
+attempt could load it. A save that takes longer than the process is given is still cut: `shutdownSeconds` where the pod
+is asked to stop, 10 s after a failure of another rank of the pod, and 2 s where the whole gang restarts.
 """
 
 from __future__ import annotations

@@ -49,6 +49,7 @@ from ddp_trainer.rank.whole_saves import finish_saves_before_sigterm
 from ddp_trainer.rank.work_folder import enter_work_folder
 
 _exit: Final = os._exit
+_has_record = False
 LEAVE_SECONDS = 5
 """How long a rank that failed, and has said why, may take to end."""
 
@@ -121,7 +122,8 @@ def _outcome(own: RankEnvironment, failure: BaseException | None) -> dict[str, A
 
 def _leave_record(own: RankEnvironment, outcome: dict[str, Any], observer: ScriptObserver | None) -> None:
     assert own.run_dir is not None
-    os._exit = _exit  # what ends this process from here on leaves no other record
+    global _has_record
+    _has_record = True  # whatever ends this process from here on
     try:
         write_outcome(own.run_dir, outcome)
     except OSError as error:  # the launcher then knows the exit code and what is on stderr
@@ -137,9 +139,9 @@ def record_os_exit(own: RankEnvironment, observer: ScriptObserver | None) -> Non
     pid = os.getpid()
 
     def recorded(status: int) -> NoReturn:
-        if status == EXIT_OK and os.getpid() == pid and os._exit is recorded:
+        if status == EXIT_OK and os.getpid() == pid and not _has_record:
             with contextlib.suppress(Exception):
-                _leave_record(own, _outcome(own, None), observer)
+                _leave_record(own, _outcome(own, live_scripts.missing()), observer)
         _exit(status)
 
     os._exit = recorded

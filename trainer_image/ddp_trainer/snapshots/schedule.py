@@ -86,14 +86,16 @@ class TimedInterval:
         self._saved_at = now - since_save
         self._looked_at, self._looked_step = now, step
 
+    def saved(self, now: float) -> None:
+        """The ranks save now, which rank 0 has decided."""
+        self._saved_at = now
+
     def look(self, *, step: int, now: float) -> tuple[bool, int]:
         """(save now?, step of the next look)."""
         pace = (now - self._looked_at) / max(1, step - self._looked_step)
         self._looked_at, self._looked_step = now, step
         due = now - self._saved_at >= self.seconds
-        if due:
-            self._saved_at = now
-        remaining = self._saved_at + self.seconds - now
+        remaining = self.seconds - (0.0 if due else now - self._saved_at)
         return due, step + steps_to_next_check(remaining, pace)
 
 
@@ -167,12 +169,13 @@ class SaveSchedule:
         """
         if self._timetable is None:
             self.start(step)
+        else:
+            self._read_history()
         if self._timetable is not None:
             now = time.monotonic()
             since_save = max(self._ranks.values(self._timetable.since_save(now)))  # a new rank does not know
             self._timetable.go_on(step=step, now=now, since_save=since_save)
             self._next_look = step + 1
-        self._read_history()
 
     def _read_history(self) -> None:
         if self.every.unit == "auto" and self._ranks.rank == 0 and not self._history:
@@ -211,6 +214,9 @@ class SaveSchedule:
             raise RuntimeError("call resume() before the first step: ranks agree on a clock there")
         if step < self._next_look:
             return False
-        is_due, next_look = self._timetable.look(step=step, now=time.monotonic())
+        now = time.monotonic()
+        is_due, next_look = self._timetable.look(step=step, now=now)
         is_due_first, self._next_look = self._ranks.numbers_from_first(int(is_due), next_look)
+        if is_due_first:
+            self._timetable.saved(now)
         return bool(is_due_first)

@@ -17,10 +17,10 @@ _UNREADABLE = ("NodeLost", "PodDeleted")
 """After these there is no kubelet, or no pod, to ask."""
 
 _SECRET_NAME = re.compile(r"SECRET|PASSW|CREDENTIAL|API_?KEY|ACCESS_?KEY|PRIVATE_?KEY", re.IGNORECASE)
-_TOKEN_NAME = re.compile(r"TOKEN(?!IZER|S(_|\b))", re.IGNORECASE)
-"""Without those of text, as in TOKENIZERS_PARALLELISM and MAX_TOKENS."""
+_TOKEN_NAME = re.compile(r"TOKEN(?!IZER)", re.IGNORECASE)
+_COUNT_NAME = re.compile(r"TOKENS|MAX|MIN|NUM|COUNT|LENGTH|PER_", re.IGNORECASE)
 _COUNT = re.compile(r"[0-9]{1,12}")
-"""Of tokens of text, as of MAX_TOKEN_LENGTH: no access token is as short a number."""
+"""Of tokens of text, as of MAX_TOKENS."""
 _SHORTEST_SECRET = 6
 
 _MASKS = tuple(
@@ -70,7 +70,8 @@ def without_secrets(job: Job, text: str) -> str:
 def _is_secret(name: str, value: str) -> bool:
     if len(value) < _SHORTEST_SECRET:
         return False
-    return bool(_SECRET_NAME.search(name) or (_TOKEN_NAME.search(name) and not _COUNT.fullmatch(value)))
+    is_count = _COUNT_NAME.search(name) and _COUNT.fullmatch(value)
+    return bool(_SECRET_NAME.search(name) or (_TOKEN_NAME.search(name) and not is_count))
 
 
 def mask(text: str) -> str:

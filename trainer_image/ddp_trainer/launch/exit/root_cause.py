@@ -137,8 +137,8 @@ def _preempted(evidence: ExitEvidence) -> ExitCause:
 
 
 def _has_left(evidence: ExitEvidence) -> bool:
-    """Whether the other ranks may go on without this pod. Where all ranks have agreed to stop, each has that on record;
-    one that SIGTERM, or the end of the grace period, has ended before was alone.
+    """Whether the other ranks may go on without this pod. Where all ranks have agreed to stop, each has that on record
+    once it has saved; one that SIGTERM, or the end of the grace period, has ended before counts as alone.
     """
     reasons = {outcome["reason"] for outcome in evidence.outcomes}
     return "Left" in reasons or (evidence.live and "Preempted" not in reasons)

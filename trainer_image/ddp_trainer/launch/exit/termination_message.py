@@ -25,10 +25,10 @@ _OUTCOMES: Final = {
     EXIT_FENCED: "Fenced",
 }
 _SECRET_NAME: Final = re.compile(r"SECRET|PASSW|CREDENTIAL|API_?KEY|ACCESS_?KEY|PRIVATE_?KEY", re.IGNORECASE)
-_TOKEN_NAME: Final = re.compile(r"TOKEN(?!IZER|S(_|\b))", re.IGNORECASE)
-"""Without those of text, as in TOKENIZERS_PARALLELISM and MAX_TOKENS."""
+_TOKEN_NAME: Final = re.compile(r"TOKEN(?!IZER)", re.IGNORECASE)
+_COUNT_NAME: Final = re.compile(r"TOKENS|MAX|MIN|NUM|COUNT|LENGTH|PER_", re.IGNORECASE)
 _COUNT: Final = re.compile(r"[0-9]{1,12}")
-"""Of tokens of text, as of MAX_TOKEN_LENGTH: no access token is as short a number."""
+"""Of tokens of text, as of MAX_TOKENS."""
 _SHORTEST_SECRET: Final = 6
 
 
@@ -78,7 +78,8 @@ def redacted(message: Mapping[str, Any], environ: Mapping[str, str]) -> dict[str
 def _is_secret(name: str, value: str) -> bool:
     if len(value) < _SHORTEST_SECRET:
         return False
-    return bool(_SECRET_NAME.search(name) or (_TOKEN_NAME.search(name) and not _COUNT.fullmatch(value)))
+    is_count = _COUNT_NAME.search(name) and _COUNT.fullmatch(value)
+    return bool(_SECRET_NAME.search(name) or (_TOKEN_NAME.search(name) and not is_count))
 
 
 def encode(message: Mapping[str, Any], limit: int = MESSAGE_BYTES) -> bytes:
