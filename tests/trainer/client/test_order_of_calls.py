@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -128,6 +129,59 @@ def test_a_second_resume_is_an_error(attach: Any) -> None:
     run.resume()
     with pytest.raises(UserError, match=r"resume\(\) was called twice"):
         run.resume()
+
+
+def trained(attach: Any, **environ: str) -> None:
+    model, optimizer = model_and_optimizer()
+    run = attach(model, optimizer, environ={"DDPJOB_ATTEMPT": "3", **environ})
+    run.resume()
+    run.step_end(step(model, optimizer))
+    run.finish()
+
+
+def test_a_second_run_of_a_job_is_an_error_once_the_first_is_finished(attach: Any, tmp_path: Path) -> None:
+    trained(attach)
+    # as for the next fold of a cross-validation, which would resume at the end of this one and train nothing; without
+    # an operator nothing says when the job was created
+    with pytest.raises(UserError, match=r"has finished its run of the job job.*Give all models to one attach"):
+        trained(attach, DDPJOB_CREATED="")
+    trained(attach, DDPJOB_NAME="fold-2")
+    trained(attach, DDPJOB_SHARED=str(tmp_path / "elsewhere"))
+
+
+def test_a_run_that_was_attached_before_another_was_finished_does_not_resume_from_it(attach: Any) -> None:
+    other = attach(*model_and_optimizer(), environ={"DDPJOB_ATTEMPT": "3"})
+    trained(attach)
+    with pytest.raises(UserError, match="has finished its run"):
+        other.resume()
+
+
+def test_a_run_that_was_stopped_is_finished_too(attach: Any) -> None:
+    same = {"DDPJOB_ATTEMPT": "3"}
+    model, optimizer = model_and_optimizer()
+    run = attach(model, optimizer, environ=same)
+    run.resume()
+    signal.raise_signal(signal.SIGTERM)
+    while not run.should_stop():
+        run.step_end(step(model, optimizer))
+    run.finish()
+    with pytest.raises(UserError, match="has finished its run"):
+        attach(model, optimizer, environ=same)
+
+
+def test_a_run_that_was_not_finished_may_be_attached_again(attach: Any) -> None:
+    same = {"DDPJOB_ATTEMPT": "3"}
+    model, optimizer = model_and_optimizer()
+    run = attach(model, optimizer, environ=same)
+    run.resume()
+    for _ in range(3):
+        run.step_end(step(model, optimizer))
+    run.emergency(ValueError("in step 4"))
+    run = attach(model, optimizer, environ=same)
+    assert run.resume() == 3
+    run.finish()
+    # the checkpoints of a script that saves itself are others than the snapshots
+    assert attach(environ=same).resume() == 0
 
 
 def test_a_scheduler_and_an_average_in_their_place_are_no_error(attach: Any) -> None:
