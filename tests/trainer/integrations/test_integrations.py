@@ -9,12 +9,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from tests.support.starting import starts_processes
 from tests.trainer.forked.start import LIBRARIES
 from tests.trainer.launch.conftest import ROOT, Pod
 from tests.trainer.train.volume import Volume
 
 from ddp_trainer.logs.losses import read_losses
+from ddp_trainer.snapshots.codec import rng
 
 HERE = Path(__file__).parent
 
@@ -81,6 +83,59 @@ def test_a_lightning_run_that_was_asked_to_stop_exits_143_and_resumes_to_the_sam
     job.trained(2, "with_lightning.py", DDPJOB_ATTEMPT="1", DDPJOB_SNAPSHOT_EVERY="1epochs")
     assert job.script_losses() == whole
     assert (len(whole), (job.root / "shared" / "finished").read_text()) == (24, "24")
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_lightning_run_that_shuffles_and_drops_out_ends_with_the_same_weights(
+    job: Volume, tmp_path: Path, ranks: int
+) -> None:
+    steps = 8 // ranks  # of an epoch
+    whole = made(tmp_path / "unbroken").trained(ranks, "with_lightning.py", "--random")
+    stop = ("--sigterm-at", str(2 * steps - 1))
+    stopped = job.train(ranks, "with_lightning.py", "--random", *stop, DDPJOB_SNAPSHOT_EVERY="1epochs")
+    assert (stopped.returncode != 0, job.checkpoint_steps()) == (True, [steps, 2 * steps]), stopped.stderr
+    job.trained(ranks, "with_lightning.py", "--random", DDPJOB_ATTEMPT="1", DDPJOB_SNAPSHOT_EVERY="1epochs")
+    assert job.script_losses() == whole.script_losses()
+    assert weights(job) == weights(whole)
+
+
+def weights(job: Volume) -> Any:
+    return json.loads((job.root / "shared" / "weights.json").read_text())
+
+
+def test_what_lightning_saves_at_the_end_of_an_epoch_has_the_generators_of_that_moment(job: Volume) -> None:
+    # it is taken over when the next epoch has begun, and has drawn its order
+    once = {"DDPJOB_SNAPSHOT_EVERY": "100epochs", "DDPJOB_SNAPSHOT_KEEP": "9"}
+    job.trained(1, "with_lightning.py", "--random", "--save-epochs", **once)
+    assert job.checkpoint_steps() == [8, 16, 24, 32, 40, 48]
+    losses, ended = job.script_losses(), weights(job)
+    (job.checkpoints / "checkpoint-000000000048" / "lightning.ckpt").write_bytes(b"damaged")
+    job.trained(1, "with_lightning.py", "--random", "--save-epochs", DDPJOB_ATTEMPT="1", **once)
+    assert [event["step"] for event in job.events("resumed")] == [40]
+    assert (job.script_losses(), weights(job)) == (losses, ended)
+
+
+def test_with_another_number_of_ranks_lightning_draws_anew_the_same_way_each_time(tmp_path: Path) -> None:
+    from ddp_trainer.integrations.lightning import DDPJobCallback
+
+    states = []
+    for rank in range(2):
+        torch.manual_seed(rank)
+        states.append(rng.capture())
+        (tmp_path / f"rng-{rank}.bin").write_bytes(bytes(states[-1].numpy()))
+
+    def draws(rank: int, world_size: int) -> float:
+        torch.manual_seed(99)
+        callback = DDPJobCallback()
+        callback._run = SimpleNamespace(step=0, listen=lambda: None)
+        path = str(tmp_path / "lightning.ckpt")
+        place = {"global_rank": rank, "world_size": world_size}
+        callback.on_train_start(SimpleNamespace(ckpt_path=path, global_step=8, **place), None)
+        return torch.rand(1).item()
+
+    assert draws(1, 2) == torch.rand(1, generator=torch.Generator().manual_seed(1)).item()
+    rng.reseed(states[0], step=8, rank=2, world_size=3)
+    assert torch.rand(1).item() == draws(2, 3) == draws(2, 3) != draws(1, 3)
 
 
 def test_what_lightning_saves_of_its_own_accord_becomes_a_checkpoint_of_the_job(job: Volume) -> None:

@@ -20,6 +20,8 @@ from ddp_trainer.integrations.lightning import DDPJobCallback
 arguments = argparse.ArgumentParser()
 arguments.add_argument("--sigterm-at", type=int, default=0)
 arguments.add_argument("--model-checkpoint", action="store_true")
+arguments.add_argument("--save-epochs", action="store_true", help="a ModelCheckpoint at the end of each epoch")
+arguments.add_argument("--random", action="store_true", help="shuffle, and drop out, on each rank otherwise")
 arguments = arguments.parse_args()
 shared = Path(os.environ["DDPJOB_SHARED"])
 
@@ -28,17 +30,18 @@ class Regression(lightning.LightningModule):
     def __init__(self) -> None:
         super().__init__()
         self.layer = torch.nn.Linear(4, 1)
+        self.dropout = torch.nn.Dropout(0.5 if arguments.random else 0.0)
 
     def training_step(self, batch: Any, index: int) -> torch.Tensor:
         if (
-            self.global_rank == 1
+            self.global_rank == self.trainer.world_size - 1
             and os.environ["DDPJOB_ATTEMPT"] == "0"
             and self.global_step + 1 == arguments.sigterm_at
         ):
             os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(float(os.environ.get("PACE", "0")))
         inputs, targets = batch
-        loss = torch.nn.functional.mse_loss(self.layer(inputs), targets)
+        loss = torch.nn.functional.mse_loss(self.layer(self.dropout(inputs)), targets)
         if self.global_rank == 0:
             with (shared / "losses.jsonl").open("a") as file:
                 file.write(json.dumps([self.global_step + 1, loss.item()]) + "\n")
@@ -50,21 +53,26 @@ class Regression(lightning.LightningModule):
 
 torch.manual_seed(1)
 inputs = torch.rand(64, 4)
-loader = DataLoader(TensorDataset(inputs, inputs.sum(dim=1, keepdim=True)), batch_size=8)
+if arguments.random:
+    torch.manual_seed(int(os.environ["RANK"]))
+loader = DataLoader(TensorDataset(inputs, inputs.sum(dim=1, keepdim=True)), batch_size=8, shuffle=arguments.random)
 callback = DDPJobCallback()
 own = [ModelCheckpoint(shared / "own", every_n_train_steps=3, save_top_k=-1)] if arguments.model_checkpoint else []
+own += [ModelCheckpoint(shared / "own", every_n_epochs=1, save_top_k=-1)] if arguments.save_epochs else []
 trainer = lightning.Trainer(
     accelerator="cpu",
-    strategy="ddp",
+    strategy="auto" if arguments.random else "ddp",
     devices=int(os.environ["LOCAL_WORLD_SIZE"]),
     num_nodes=int(os.environ["GROUP_WORLD_SIZE"]),
     max_epochs=6,
     logger=False,
-    enable_checkpointing=arguments.model_checkpoint,
+    enable_checkpointing=bool(own),
     enable_progress_bar=False,
     callbacks=[callback, *own],
     plugins=[callback.checkpoint_io],
 )
-trainer.fit(Regression(), loader, ckpt_path=callback.latest())
+model = Regression()
+trainer.fit(model, loader, ckpt_path=callback.latest())
 if trainer.is_global_zero:
+    (shared / "weights.json").write_text(json.dumps(model.layer.weight.tolist()))
     (shared / "finished").write_text(str(trainer.global_step))

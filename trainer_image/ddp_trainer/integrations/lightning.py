@@ -9,6 +9,7 @@
 With `plugins=[callback.checkpoint_io]` what Lightning saves of its own accord, such as a ModelCheckpoint, is taken over
 into the job's checkpoints too. It saves as often as `spec.snapshots.every`. A checkpoint in the middle of an epoch
 resumes there; like all of Lightning's, it begins the epoch's data anew unless the data loader has a state of its own.
+Beside Lightning's file, which has no random number generators, are those of each rank.
 """
 
 from __future__ import annotations
@@ -22,11 +23,13 @@ import torch
 import torch.distributed as dist
 from lightning.fabric.plugins import CheckpointIO, TorchCheckpointIO
 from lightning.pytorch import Callback
+from torch import Tensor
 
 from ddp_trainer.client.attach import attach
 from ddp_trainer.client.run import Run
 from ddp_trainer.contract.environment import parse_rank
 from ddp_trainer.contract.exit_codes import Preempted
+from ddp_trainer.snapshots.codec import rng
 
 FILE: Final = "lightning.ckpt"
 
@@ -42,6 +45,10 @@ class DDPJobCallback(Callback):  # type: ignore[misc]
         self._saved: set[int] = set()
         """Steps that have a checkpoint."""
         self._saving = False
+        self._generators: Tensor | None = None
+        """This rank's, when Lightning has saved last."""
+        self._resumed_from: Path | None = None
+        """The checkpoint, if it has generators, until an epoch begins or ends."""
 
     @property
     def run(self) -> Run:
@@ -67,9 +74,28 @@ class DDPJobCallback(Callback):  # type: ignore[misc]
         self.run.step = trainer.global_step
         # Lightning's own handler of SIGTERM broadcasts in the middle of whatever the rank is doing.
         self.run.listen()
+        path = Path(trainer.ckpt_path or "")
+        # an earlier version has saved without them, and so has Lightning elsewhere
+        has_generators = path.name == FILE and _generators_of(path.parent, 0).is_file()
+        self._resumed_from = path.parent if has_generators else None
+        self._restore_generators(trainer)
+
+    def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+        """After a resume, begin the epoch as the unbroken run did: Lightning has an iterator of its data already, which
+        it made before `on_train_start`, with what the generators drew then.
+        """
+        if self._resumed_from is None:
+            return
+        self._restore_generators(trainer)
+        self._resumed_from = None
+        fetcher = trainer.fit_loop._data_fetcher
+        # a loader with a state of its own may go on from it in its first iterator alone
+        if not any(hasattr(loader, "load_state_dict") for loader in fetcher.combined_loader.flattened):
+            iter(fetcher)
 
     def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: Any) -> None:
         """Lightning saves, on all ranks; the file is there once rank 0 has written it."""
+        self._generators = rng.capture()
         if not self._saving and trainer.strategy.checkpoint_io is self._io:
             self._noted = trainer.global_step
 
@@ -93,6 +119,7 @@ class DDPJobCallback(Callback):  # type: ignore[misc]
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         """What was due after the last batch, now that the epoch is over."""
+        self._resumed_from = None
         self._save_if_due(trainer)
 
     def _save_if_due(self, trainer: Any) -> None:
@@ -118,9 +145,22 @@ class DDPJobCallback(Callback):  # type: ignore[misc]
                     trainer.save_checkpoint(folder / FILE)
                 elif trainer.is_global_zero:
                     shutil.copyfile(found, folder / FILE)
+                assert self._generators is not None
+                _generators_of(folder, trainer.global_rank).write_bytes(bytes(self._generators.numpy()))
         finally:
             self._saving = False
         self._saved.add(step)
+
+    def _restore_generators(self, trainer: Any) -> None:
+        """Those of the checkpoint that training goes on from."""
+        folder, rank, world_size = self._resumed_from, trainer.global_rank, trainer.world_size
+        if folder is None:
+            return
+        if _generators_of(folder, world_size - 1).is_file() and not _generators_of(folder, world_size).is_file():
+            rng.restore(_read(_generators_of(folder, rank)))
+        else:  # as with our snapshots
+            first = _read(_generators_of(folder, 0))
+            rng.reseed(first, step=trainer.global_step, rank=rank, world_size=world_size)
 
 
 class _NotedIO(TorchCheckpointIO):  # type: ignore[misc]
@@ -131,6 +171,14 @@ class _NotedIO(TorchCheckpointIO):  # type: ignore[misc]
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
         super().save_checkpoint(checkpoint, path, storage_options)
         self.path = Path(path)
+
+
+def _generators_of(folder: Path, rank: int) -> Path:
+    return folder / f"rng-{rank}.bin"
+
+
+def _read(path: Path) -> Tensor:
+    return torch.frombuffer(bytearray(path.read_bytes()), dtype=torch.uint8)
 
 
 def _join() -> None:
