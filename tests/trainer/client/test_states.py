@@ -90,6 +90,13 @@ def with_accelerate() -> dict[str, Any]:
     return dict(zip(("model", "optimizer", "scheduler"), prepared, strict=True))
 
 
+def transposed() -> dict[str, Any]:
+    """A fused optimizer goes through the memory of a weight and its moments from one end to the other."""
+    model = nn.Linear(4, 3)
+    model.weight = nn.Parameter(torch.randn(4, 3).t())
+    return {"model": model, "optimizer": torch.optim.AdamW(model.parameters(), lr=0.1, fused=True)}
+
+
 def flat(value: Any, path: str = "") -> dict[str, Any]:
     if isinstance(value, dict):
         return {k: v for key, item in value.items() for k, v in flat(item, f"{path}.{key}").items()}
@@ -98,7 +105,7 @@ def flat(value: Any, path: str = "") -> dict[str, Any]:
     return {path: value.tolist() if isinstance(value, torch.Tensor) else value}
 
 
-@pytest.mark.parametrize("make", [all_kinds, with_accelerate])
+@pytest.mark.parametrize("make", [all_kinds, with_accelerate, transposed])
 def test_a_resumed_run_has_the_states_of_an_unbroken_one(attach: Any, tmp_path: Path, make: Any) -> None:
     torch.manual_seed(0)
     elsewhere = {"DDPJOB_SHARED": str(tmp_path / "unbroken")}

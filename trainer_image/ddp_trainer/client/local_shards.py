@@ -10,6 +10,8 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
+from ddp_trainer.snapshots.codec.loading import load_into
+
 
 class LocalShards:
     """What this rank holds of a model that is sharded in its pod, and of its optimizer, as plain tensors: for the rank
@@ -38,7 +40,7 @@ class LocalShards:
             states.setdefault(int(index), {}).update(
                 {key: _as_shard_of(parameters[int(index)], local) for key, local in of.items()}
             )
-        self._optimizer.load_state_dict({"state": states, "param_groups": state_dict["groups"]})
+        load_into(self._optimizer, {"state": states, "param_groups": state_dict["groups"]})
 
 
 def _those(states: Mapping[int, Mapping[str, Any]], *, sharded: bool) -> dict[int, dict[str, Any]]:

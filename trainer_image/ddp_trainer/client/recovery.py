@@ -37,6 +37,7 @@ from ddp_trainer.live.views import source_of_state
 from ddp_trainer.logs.runlog import RunLog
 from ddp_trainer.rank.world import World
 from ddp_trainer.snapshots.codec import rng
+from ddp_trainer.snapshots.codec.loading import load_into
 from ddp_trainer.snapshots.codec.state import SHARDS, Stateful
 from ddp_trainer.snapshots.values import Progress
 
@@ -330,7 +331,7 @@ class Recovery:
 
         def take_over() -> None:
             for name, state in received.items():
-                own[name].load_state_dict(state)
+                load_into(own[name], state)
             if is_behind:
                 self._take_over(**facts)
             if is_new:

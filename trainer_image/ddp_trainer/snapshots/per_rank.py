@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from ddp_trainer.contract.exit_codes import UserError
+from ddp_trainer.snapshots.codec.loading import load_into
 from ddp_trainer.snapshots.codec.state import Stateful
 from ddp_trainer.snapshots.codec.structure import decode, encode
 from ddp_trainer.snapshots.ranks import Ranks
@@ -61,7 +62,7 @@ class PerRank:
         """Take over this rank's own."""
         states = state["ranks"]
         if len(states) == self._ranks.world_size:
-            self._value.load_state_dict(unpacked(states[self._ranks.rank]))
+            load_into(self._value, unpacked(states[self._ranks.rank]))
             return
         self.notice = (
             f"{self._name} is of {len(states)} ranks, one each, and this is {self._ranks.world_size}: each begins with "

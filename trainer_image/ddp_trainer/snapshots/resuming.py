@@ -16,6 +16,7 @@ from torch import Tensor
 from ddp_trainer.contract.exit_codes import FencedError, UserError
 from ddp_trainer.rank.storage_waits import storage_awaited
 from ddp_trainer.snapshots.codec import rng
+from ddp_trainer.snapshots.codec.loading import load_into
 from ddp_trainer.snapshots.codec.state import RNG, SHARDS, File, Stateful, file_in_memory, parse_files, read_files
 from ddp_trainer.snapshots.ranks import Ranks
 from ddp_trainer.snapshots.trust import earlier, restore, rollback
@@ -190,7 +191,7 @@ def _load_states(states: dict[str, Any], stateful: Mapping[str, Stateful]) -> No
         if name not in states:
             continue
         try:
-            value.load_state_dict(states.pop(name))
+            load_into(value, states.pop(name))
         except Exception as error:
             raise IncompatibleSnapshotError(f"{name}: {error}") from error
 

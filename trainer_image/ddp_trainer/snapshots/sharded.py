@@ -28,6 +28,7 @@ from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 from torch.optim import Optimizer
 
+from ddp_trainer.snapshots.codec.loading import load_into, loading
 from ddp_trainer.snapshots.codec.state import SHARDS, Stateful
 from ddp_trainer.snapshots.codec.structure import decode, encode
 from ddp_trainer.snapshots.codec.tensorfile import Buffers, chunks
@@ -79,7 +80,8 @@ class ShardedOptimizer:
         """Take over what `state_dict` returned; a parameter without a state in it has none afterwards."""
         # strict refuses a parameter without a state, which is how a snapshot before its first gradient has it
         options = StateDictOptions(strict=False)
-        set_optimizer_state_dict(self._model, self._optimizer, optim_state_dict=state_dict, options=options)
+        with loading(self._optimizer):
+            set_optimizer_state_dict(self._model, self._optimizer, optim_state_dict=state_dict, options=options)
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +220,7 @@ class Shards:
         try:
             dcp_load(wanted, storage_reader=reader, planner=planner, process_group=group, no_dist=group is None)
             for name, value in self._stateful.items():
-                value.load_state_dict(decode(structure[name], wanted))
+                load_into(value, decode(structure[name], wanted))
         except CheckpointException as problem:
             rank, (cause, _) = min(problem.failures.items())
             kind = SnapshotError if isinstance(cause, OSError | CorruptSnapshotError) else IncompatibleSnapshotError
