@@ -90,11 +90,22 @@ def with_accelerate() -> dict[str, Any]:
     return dict(zip(("model", "optimizer", "scheduler"), prepared, strict=True))
 
 
+class InBfloat16(nn.Linear):
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return super().forward(inputs.bfloat16()).float()
+
+
 def transposed() -> dict[str, Any]:
     """A fused optimizer goes through the memory of a weight and its moments from one end to the other."""
     model = nn.Linear(4, 3)
     model.weight = nn.Parameter(torch.randn(4, 3).t())
     return {"model": model, "optimizer": torch.optim.AdamW(model.parameters(), lr=0.1, fused=True)}
+
+
+def more_exact_than_its_weights() -> dict[str, Any]:
+    """One of its states is of float32 whatever the weights are of."""
+    model = InBfloat16(4, 3, dtype=torch.bfloat16)
+    return {"model": model, "optimizer": torch.optim.NAdam(model.parameters(), lr=0.1)}
 
 
 def flat(value: Any, path: str = "") -> dict[str, Any]:
@@ -105,7 +116,7 @@ def flat(value: Any, path: str = "") -> dict[str, Any]:
     return {path: value.tolist() if isinstance(value, torch.Tensor) else value}
 
 
-@pytest.mark.parametrize("make", [all_kinds, with_accelerate, transposed])
+@pytest.mark.parametrize("make", [all_kinds, with_accelerate, transposed, more_exact_than_its_weights])
 def test_a_resumed_run_has_the_states_of_an_unbroken_one(attach: Any, tmp_path: Path, make: Any) -> None:
     torch.manual_seed(0)
     elsewhere = {"DDPJOB_SHARED": str(tmp_path / "unbroken")}

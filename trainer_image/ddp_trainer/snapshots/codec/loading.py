@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from itertools import chain
 from typing import Any
 
 import torch
@@ -23,17 +24,52 @@ def load_into(value: Stateful, state: Any) -> None:
 def loading(optimizer: Optimizer) -> Iterator[None]:
     """Around what has `optimizer` load its state.
 
-    Afterwards its tensors lie in memory as their parameters do: a file has them in the order of their indices, an
-    optimizer keeps the tensors that it is given, and a fused one goes through the memory of a parameter and its moments
-    from one end to the other. With a model in channels_last each moment would be another weight's.
+    Its tensors are of the types that they were saved with: torch converts all but `step` to the type of the parameter,
+    and so rounds what an optimizer keeps in float32 beside weights in bfloat16.
+
+    Afterwards they lie in memory as their parameters do: a file has them in the order of their indices, an optimizer
+    keeps the tensors that it is given, and a fused one goes through the memory of a parameter and its moments from one
+    end to the other. With a model in channels_last each moment would be another weight's.
     """
-    yield
+    saved: dict[str, Any] = {}
+
+    def loaded(optimizer: Optimizer) -> None:
+        numbers = chain.from_iterable(group["params"] for group in saved["param_groups"])
+        parameters = chain.from_iterable(group["params"] for group in optimizer.param_groups)
+        for number, parameter in zip(numbers, parameters, strict=True):
+            if number in saved["state"]:
+                optimizer.state[parameter] = _as_saved(optimizer.state[parameter], saved["state"][number])
+
+    # hooks see the state as torch converts it, also where a class of its own changes it before or afterwards
+    hooks = (
+        optimizer.register_load_state_dict_pre_hook(lambda _, state: saved.update(state)),
+        optimizer.register_load_state_dict_post_hook(loaded),
+    )
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             state = optimizer.state.get(parameter, {})
             for key, value in state.items():
                 if isinstance(value, Tensor) and value.shape == parameter.shape and _lies_otherwise(value, parameter):
                     state[key] = torch.empty_like(parameter, dtype=value.dtype, device=value.device).copy_(value)
+
+
+def _as_saved(loaded: Any, saved: Any) -> Any:
+    """`loaded` with the tensors of `saved` where their type is another, on the device of the loaded ones."""
+    match loaded, saved:
+        case Tensor(), Tensor() if loaded.dtype != saved.dtype:
+            return saved.to(loaded.device)
+        case dict(), dict():
+            # torch leaves the type of `step` alone, but for a fused optimizer, which needs float32
+            kept = loaded.keys() - saved.keys() | {"step"}
+            return {key: value if key in kept else _as_saved(value, saved[key]) for key, value in loaded.items()}
+        case (list() | tuple(), list() | tuple()) if len(loaded) == len(saved):
+            return type(loaded)(_as_saved(*both) for both in zip(loaded, saved, strict=True))
+    return loaded
 
 
 def _lies_otherwise(value: Tensor, parameter: Tensor) -> bool:
