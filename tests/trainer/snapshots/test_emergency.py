@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
 from ddp_trainer.contract.exit_codes import FencedError
 from ddp_trainer.snapshots import boundary
@@ -181,6 +182,36 @@ def test_a_buffer_that_was_replaced_or_is_not_saved_does_no_harm(tmp_path: Path)
     norm.running_mean = norm.running_mean + 1
     assert run.snapshots.emergency(Broken()) is True
     assert torch.equal(Run(tmp_path, attempt=1, seed=3).model[2].running_mean, at_boundary)
+
+
+class HeadOnly(torch.nn.Sequential):
+    """Its state is that of its second part, under the names that the first part has in the whole."""
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        return {f"0.{name}": value for name, value in self[1].state_dict().items()}
+
+    def load_state_dict(self, state: Mapping[str, Any], *_: Any) -> Any:  # type: ignore[override]
+        return self[1].load_state_dict({name.removeprefix("0."): value for name, value in state.items()})
+
+
+def test_buffers_are_found_by_the_names_that_they_have_in_the_state(tmp_path: Path) -> None:
+    def states() -> dict[str, Any]:
+        norms = [torch.nn.BatchNorm1d(2) for _ in range(3)]
+        return {"wrapped": torch.nn.Sequential(checkpoint_wrapper(norms[0])), "head": HeadOnly(*norms[1:])}
+
+    def buffers(states: dict[str, Any]) -> list[torch.Tensor]:
+        return [buffer for part in (states["wrapped"], states["head"][1]) for buffer in part.buffers()]
+
+    before, after = states(), states()
+    run = Run(tmp_path, states=before)
+    before["head"][0].running_mean.fill_(5)
+    run.train(4)
+    at_boundary = [buffer.clone() for buffer in buffers(before)]
+    for buffer in buffers(before):
+        buffer.add_(1)
+    assert run.snapshots.emergency(Broken()) is True
+    Run(tmp_path, attempt=1, states=after)
+    assert [buffer.tolist() for buffer in buffers(after)] == [buffer.tolist() for buffer in at_boundary]
 
 
 class WithExtraState(torch.nn.Linear):

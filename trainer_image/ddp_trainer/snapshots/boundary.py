@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.optim import Optimizer
@@ -156,12 +157,42 @@ def _obstacle(stateful: Mapping[str, Stateful], changes_with_optimizer: Collecti
 
 
 def _buffers(value: Stateful) -> Iterator[tuple[str, dict[str, Any], str]]:
-    """The buffers that are in the module's state: name, and where it is found, also after it was replaced."""
+    """The buffers that are in the module's state: name in it, and where it is found, also after it was replaced.
+
+    A state may have other names than the module (a wrapper for activation checkpointing leaves itself out), and may be
+    that of a part of it. So a buffer is found by its memory, and by its own name where the state has a copy of it.
+    """
     if not isinstance(value, nn.Module):
         return
-    for path, module in value.named_modules(remove_duplicate=False):
-        for leaf in module._buffers.keys() - module._non_persistent_buffers_set:
-            yield f"{path}.{leaf}" if path else leaf, module._buffers, leaf
+    own = [
+        (f"{path}.{leaf}" if path else leaf, module._buffers, leaf)
+        for path, module in value.named_modules(remove_duplicate=False)
+        for leaf in module._buffers.keys() - module._non_persistent_buffers_set
+    ]
+    if not own:
+        return
+    state = value.state_dict()
+    keys: dict[object, list[str]] = {_memory(owner[leaf]): [] for _, owner, leaf in own}
+    keys.pop(None, None)
+    for key, tensor in state.items():
+        keys.get(_memory(tensor), []).append(key)
+    taken = {key for found in keys.values() for key in found}
+    for name, owner, leaf in own:
+        found = keys.get(_memory(owner[leaf]), [])
+        if name in found:
+            yield name, owner, leaf
+        elif found:
+            yield from ((key, owner, leaf) for key in found)
+        elif name not in taken and (name in state or owner[leaf] is None):
+            yield name, owner, leaf
+
+
+def _memory(tensor: Any) -> object:
+    """Equal for a tensor and what is detached from it; None for all that is no dense tensor."""
+    if not isinstance(tensor, Tensor) or tensor.layout != torch.strided:
+        return None
+    part: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return part.untyped_storage().data_ptr(), part.storage_offset(), part.dtype, part.shape, part.stride()
 
 
 def as_of(boundary: Boundary, states: Mapping[str, Any]) -> dict[str, Any]:
@@ -169,6 +200,7 @@ def as_of(boundary: Boundary, states: Mapping[str, Any]) -> dict[str, Any]:
     result = dict(states)
     for name, buffers in boundary.buffers.items():
         for key, value in buffers.items():
-            # A state_dict is the caller's to change: the module makes a new one each time.
-            result[name][key] = value
+            if key in result[name]:
+                # A state_dict is the caller's to change: the module makes a new one each time.
+                result[name][key] = value
     return result
