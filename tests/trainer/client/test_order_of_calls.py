@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from tests.trainer.client.one_rank import model_and_optimizer, step
-from torch.optim.lr_scheduler import StepLR
+from torch.optim.lr_scheduler import ChainedScheduler, ConstantLR, ExponentialLR, StepLR
 from torch.optim.swa_utils import AveragedModel
 
 from ddp_trainer.contract.exit_codes import UserError
@@ -25,6 +25,20 @@ def test_a_scheduler_that_is_stepped_after_the_end_of_the_step_is_an_error(attac
     with pytest.raises(
         UserError, match=r"scheduler\.step\(\) was called after run\.step_end\(\).*before run\.step_end"
     ):
+        step(model, optimizer)
+
+
+def test_a_chain_of_schedulers_is_watched_by_its_parts(attach: Any) -> None:
+    model, optimizer = model_and_optimizer()
+    chain = ChainedScheduler([ConstantLR(optimizer), ExponentialLR(optimizer, 0.9)], optimizer)
+    run = attach(model, optimizer, scheduler=chain)
+    run.resume()
+    for _ in range(2):
+        loss = step(model, optimizer)
+        chain.step()
+        run.step_end(loss)
+    chain.step()
+    with pytest.raises(UserError, match=r"scheduler\.step\(\) was called after run\.step_end\(\)"):
         step(model, optimizer)
 
 

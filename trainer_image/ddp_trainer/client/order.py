@@ -14,7 +14,7 @@ from typing import Any
 
 from torch.amp import GradScaler
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.lr_scheduler import ChainedScheduler, LRScheduler
 from torch.optim.swa_utils import AveragedModel
 
 from ddp_trainer.contract.exit_codes import UserError
@@ -87,4 +87,6 @@ def _mark(value: Stateful) -> Any:
     """Something that differs after each change, read without waiting for a device."""
     if isinstance(value, AveragedModel):
         return value.n_averaged._version
-    return value.last_epoch, getattr(value, "_step_count", 0)  # type: ignore[attr-defined]
+    if isinstance(value, ChainedScheduler):
+        return [_mark(part) for part in value._schedulers]
+    return getattr(value, "last_epoch", None), getattr(value, "_step_count", 0)
