@@ -199,6 +199,15 @@ def test_a_state_that_no_snapshot_can_hold_is_refused_before_training(attach: An
     assert "loader cannot be saved in a snapshot: loader.function is a builtins.builtin_function_or_method" in text
 
 
+def test_a_tensor_that_no_snapshot_can_hold_is_refused_before_training(attach: Any) -> None:
+    model = nn.Linear(2, 2, dtype=torch.complex128)
+    text = refusal(attach, model, torch.optim.SGD(model.parameters(), lr=0.1))
+    assert "model cannot be saved in a snapshot: model.bias is a torch.strided tensor of torch.complex128" in text
+    model, optimizer = model_and_optimizer()
+    model.register_buffer("edges", torch.eye(2).to_sparse())
+    assert "model.edges is a torch.sparse_coo tensor of torch.float32" in refusal(attach, model, optimizer)
+
+
 def test_the_scaler_inside_accelerates_optimizer_has_to_be_among_the_states(attach: Any) -> None:
     from accelerate.optimizer import AcceleratedOptimizer
 

@@ -10,13 +10,14 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 
 from ddp_trainer.contract.exit_codes import UserError
 from ddp_trainer.snapshots.codec.state import RNG, Stateful, unwrapped
 from ddp_trainer.snapshots.codec.structure import encode
+from ddp_trainer.snapshots.codec.tensorfile import lay_out
 from ddp_trainer.snapshots.trust.errors import SnapshotError
 
 LOSSES = "losses"
@@ -77,7 +78,7 @@ def prepared(
     saved, sharded = _sharded(live)
     for name, value in saved.items():
         if name not in sharded:
-            _try(name, value)
+            _try(name, value, in_file=name not in per_rank)
     return States(live, saved, sharded, tuple(per_rank), tuple(changes_with_optimizer))
 
 
@@ -129,9 +130,14 @@ def is_sharded(module: nn.Module) -> bool:
     return dtensor is not None and any(isinstance(parameter, dtensor) for parameter in module.parameters())
 
 
-def _try(name: str, value: Stateful) -> None:
-    """Look once at all that a snapshot would have to hold; copies nothing."""
+def _try(name: str, value: Stateful, *, in_file: bool) -> None:
+    """Look once at all that a snapshot would have to hold; copies nothing. `in_file` where tensors go to a file of
+    theirs, whose format has not every type.
+    """
+    tensors: dict[str, Tensor] = {}
     try:
-        encode(value.state_dict(), name, {})
+        encode(value.state_dict(), name, tensors)
+        if in_file:
+            lay_out(tensors)
     except SnapshotError as error:
         raise UserError(f"{name} cannot be saved in a snapshot: {error}") from error
