@@ -244,3 +244,11 @@ def test_buffers_too_large_to_copy_in_every_step_are_a_reason_too(
     run = Run(tmp_path)
     assert run.train(5, fail="forward") is False
     assert "model has more than 0 MiB of buffers" in run.events[-1].message
+
+
+def test_buffers_that_are_not_saved_do_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(boundary, "MAX_BUFFER_BYTES", 100)
+    extra = torch.nn.Linear(1, 1)
+    extra.register_buffer("mask", torch.zeros(100), persistent=False)
+    extra.register_buffer("edges", torch.eye(2).to_sparse(), persistent=False)
+    assert Run(tmp_path, states={"extra": extra}).train(5, fail="forward") is True

@@ -10,7 +10,7 @@ snapshot of the middle of a step would be worse than none.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -73,10 +73,10 @@ class Boundaries:
         change only between `begin_update` and `reached`.
         """
         self.newest: Boundary | None = None
-        self.obstacle = _obstacle(stateful, changes_with_optimizer)
-        """Why no state of this program can be shown to be that of a boundary; None if it can."""
         self._ranks = ranks
         self._places = {name: list(_buffers(value)) for name, value in stateful.items()}
+        self.obstacle = _obstacle(stateful, self._places, changes_with_optimizer)
+        """Why no state of this program can be shown to be that of a boundary; None if it can."""
         self._is_updating = False
         self._captures = rng.Captures()
         for value in stateful.values():
@@ -140,14 +140,19 @@ def before_update(value: Stateful, action: Callable[[], None]) -> None:
         value.update = announced  # type: ignore[method-assign]
 
 
-def _obstacle(stateful: Mapping[str, Stateful], changes_with_optimizer: Collection[str]) -> str | None:
+def _obstacle(
+    stateful: Mapping[str, Stateful],
+    places: Mapping[str, Iterable[tuple[str, dict[str, Any], str]]],
+    changes_with_optimizer: Collection[str],
+) -> str | None:
     if not any(isinstance(value, Optimizer) for value in stateful.values()):
         return "no torch.optim.Optimizer is among the states, to tell when it begins to change the weights"
     for name, value in stateful.items():
         if isinstance(value, nn.Module):
             if any(type(module).get_extra_state is not nn.Module.get_extra_state for module in value.modules()):
                 return f"{name} has state of its own (get_extra_state) that a forward pass may have changed"
-            if sum(buffer.nbytes for buffer in value.buffers()) > MAX_BUFFER_BYTES:
+            saved = [owner[leaf] for _, owner, leaf in places[name] if owner[leaf] is not None]
+            if sum(buffer.nbytes for buffer in saved) > MAX_BUFFER_BYTES:
                 return f"{name} has more than {MAX_BUFFER_BYTES >> 20} MiB of buffers, too many to keep in every step"
         elif not isinstance(value, Optimizer | LRScheduler | GradScaler) and name not in changes_with_optimizer:
             return (
