@@ -83,6 +83,7 @@ def test_a_tensor_of_any_kind_comes_back_bit_for_bit(name: str) -> None:
         None, True, -3, 1 << 80, 0.1, 1e-320, float("inf"), "text", "ü\0", [], [1, [2, "3"]], (1, (2,)), {},
         {"a": {"b": 1}},
         {1: "a", 2: {3: "b"}}, {"$tensor": "looks like ours"}, {("a", 1): 2}, {True: 1, None: 2}, {1, 2, 3},
+        frozenset([1, 2]), {frozenset([1, 2]): 3}, {frozenset([1]), frozenset([frozenset([2])])},
         b"\x00\xff", 1 - 2j,
         Counter([3, 3, 5]), OrderedDict([("b", 1), ("a", 2)]), torch.float16, torch.device("cuda:1"),
     ],

@@ -65,7 +65,8 @@ def encode(value: Any, path: str, tensors: dict[str, Tensor], *, sharded: bool =
                 ]
             }
         case set() | frozenset():
-            return {"$set": [encode(item, path, tensors, sharded=sharded) for item in sorted(value, key=repr)]}
+            tag = "$frozenset" if isinstance(value, frozenset) else "$set"
+            return {tag: [encode(item, path, tensors, sharded=sharded) for item in sorted(value, key=repr)]}
         case Counter():
             return {"$counter": _pairs(value, path, tensors, sharded)}
         case OrderedDict():
@@ -108,6 +109,8 @@ def decode(value: Any, tensors: Mapping[str, Tensor]) -> Any:
             return tuple(decode(item, tensors) for item in items)
         case {"$set": list(items)}:
             return {decode(item, tensors) for item in items}
+        case {"$frozenset": list(items)}:
+            return frozenset(decode(item, tensors) for item in items)
         case {"$counter": list(pairs)}:
             return Counter(_from_pairs(pairs, tensors))
         case {"$ordered": list(pairs)}:
