@@ -145,16 +145,19 @@ def test_a_second_resume_is_an_error(attach: Any) -> None:
         run.resume()
 
 
-def trained(attach: Any, **environ: str) -> None:
+def trained(attach: Any, steps: int = 1, total_steps: int | None = None, **environ: str) -> None:
     model, optimizer = model_and_optimizer()
-    run = attach(model, optimizer, environ={"DDPJOB_ATTEMPT": "3", **environ})
-    run.resume()
-    run.step_end(step(model, optimizer))
+    run = attach(model, optimizer, environ={"DDPJOB_ATTEMPT": "3", **environ}, total_steps=total_steps)
+    for _ in range(run.resume(), steps):
+        run.step_end(step(model, optimizer))
     run.finish()
 
 
 def test_a_second_run_of_a_job_is_an_error_once_the_first_is_finished(attach: Any, tmp_path: Path) -> None:
     trained(attach)
+    trained(attach, 2, total_steps=2)  # the same run, for more steps
+    with pytest.raises(UserError, match="has finished its run"):
+        trained(attach, 2, total_steps=2)
     # as for the next fold of a cross-validation, which would resume at the end of this one and train nothing; without
     # an operator nothing says when the job was created
     with pytest.raises(UserError, match=r"has finished its run of the job job.*Give all models to one attach"):
@@ -180,7 +183,7 @@ def test_a_run_that_was_stopped_is_finished_too(attach: Any) -> None:
         run.step_end(step(model, optimizer))
     run.finish()
     with pytest.raises(UserError, match="has finished its run"):
-        attach(model, optimizer, environ=same)
+        attach(model, optimizer, environ=same).resume()
 
 
 def test_a_run_that_was_not_finished_may_be_attached_again(attach: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -16,6 +17,7 @@ from torch.optim.lr_scheduler import LambdaLR, StepLR
 from torch.optim.swa_utils import AveragedModel
 
 from ddp_trainer.contract.exit_codes import UserError
+from ddp_trainer.snapshots.codec.loading import load_into
 from ddp_trainer.snapshots.trust.disk import Disk
 from ddpjob_operator.core.failure.detect import Failure, Retry
 from ddpjob_operator.core.failure.diagnosis import diagnose
@@ -128,6 +130,52 @@ def test_a_resumed_run_has_the_states_of_an_unbroken_one(attach: Any, tmp_path: 
     resumed, began = trained(attach, make, 3)
     assert began == 4
     assert flat(resumed) == flat(unbroken)
+
+
+@pytest.mark.parametrize("types", [(torch.float32, torch.bfloat16), (torch.bfloat16, torch.float32)])
+def test_a_program_that_has_its_weights_in_another_type_now_goes_on(attach: Any, types: Any) -> None:
+    """Their moments come along, as torch has them."""
+    for dtype, until in zip(types, (3, 6), strict=True):
+        model = nn.Linear(4, 3, dtype=dtype)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+        run = attach(model, optimizer)
+        began = run.resume()
+        for _ in range(began, until):
+            optimizer.zero_grad()
+            model(torch.ones(2, 4, dtype=dtype)).sum().backward()
+            optimizer.step()
+            run.step_end(0.5)
+        run.finish()
+    assert began == 3
+    assert optimizer.state[model.weight]["exp_avg"].dtype == types[1]
+
+
+class Lookahead(torch.optim.Optimizer):
+    """Around another optimizer, whose state it shares, as libraries have them: with few of the hooks."""
+
+    def __init__(self, base: torch.optim.Optimizer) -> None:
+        self.base, self.defaults, self.param_groups = base, base.defaults, base.param_groups
+        self._optimizer_step_pre_hooks: Any = OrderedDict()
+        self._optimizer_step_post_hooks: Any = OrderedDict()
+
+    @property
+    def state(self) -> Any:  # type: ignore[override]
+        return self.base.state
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.base.state_dict()
+
+    def load_state_dict(self, state_dict: Any) -> None:
+        self.base.load_state_dict(state_dict)
+
+
+def test_an_optimizer_around_another_one_takes_over_its_state() -> None:
+    model, optimizer = model_and_optimizer()
+    step(model, optimizer)
+    state = optimizer.state_dict()
+    _, other = model_and_optimizer()
+    load_into(Lookahead(other), state)
+    assert flat(other.state_dict()) == flat(state)
 
 
 def rates_of_epochs(attach: Any, until: int) -> tuple[list[float], int]:

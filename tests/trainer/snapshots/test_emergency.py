@@ -214,6 +214,36 @@ def test_buffers_are_found_by_the_names_that_they_have_in_the_state(tmp_path: Pa
     assert [buffer.tolist() for buffer in buffers(after)] == [buffer.tolist() for buffer in at_boundary]
 
 
+def copying(module: torch.nn.Module) -> torch.nn.Module:
+    """Its state has copies, as that of a program that moves it to the CPU."""
+    wrapped: torch.nn.Module = torch.nn.Sequential(checkpoint_wrapper(module))
+    wrapped.register_state_dict_post_hook(
+        lambda _, state, *__: state.update({key: value.clone() for key, value in state.items()})
+    )
+    return wrapped
+
+
+class Observer(torch.nn.Module):
+    """Knows no value before its first batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("least", torch.tensor([]))
+        self.register_buffer("most", torch.tensor([]))
+
+
+def test_buffers_without_a_value_yet_are_not_taken_for_one_another(tmp_path: Path) -> None:
+    observer = Observer()
+    run = Run(tmp_path, states={"observer": torch.nn.Sequential(checkpoint_wrapper(observer))})
+    observer.least, observer.most = torch.tensor([1.0]), torch.tensor([2.0])
+    run.train(4)
+    assert run.snapshots.emergency(Broken()) is True
+    after = Observer()
+    after.least, after.most = torch.zeros(1), torch.zeros(1)
+    Run(tmp_path, attempt=1, states={"observer": torch.nn.Sequential(checkpoint_wrapper(after))})
+    assert (after.least.item(), after.most.item()) == (1.0, 2.0)
+
+
 class WithExtraState(torch.nn.Linear):
     def get_extra_state(self) -> int:
         return 1
@@ -226,6 +256,7 @@ class WithExtraState(torch.nn.Linear):
     [
         ({"changes_with_optimizer": ()}, r"cursor may have changed since; name it in changes_with_optimizer=…"),
         ({"states": {"extra": WithExtraState(1, 1)}}, "extra has state of its own"),
+        ({"states": {"extra": copying(torch.nn.BatchNorm1d(2))}}, r"extra copies its buffers in its state_dict\(\)"),
     ],
 )
 def test_where_more_may_have_changed_there_is_no_snapshot_and_a_reason(

@@ -50,8 +50,10 @@ from ddp_trainer.snapshots.trust.fence import Fence
 PHASES: Final = ("load", "validate", "save")
 """What a program may say that it does between steps; each has the longest allowance of the stall detection."""
 
-_finished: Final[set[tuple[Path, str, int, bool]]] = set()
-"""The runs of this process that `finish` has ended: logs of the job, UID, attempt, and whether they have states."""
+_finished: Final[dict[tuple[Path, str, int, bool], int | None]] = {}
+"""The runs of this process that `finish` has ended: logs of the job, UID, attempt, and whether they have states; and
+the step at which they ended, None where they were stopped.
+"""
 
 
 class Run:
@@ -92,7 +94,6 @@ class Run:
         self._global_batch = global_batch
         # without an operator, the time at which a job was created is that of each call
         self._key = job.log_dir, job.uid, job.attempt, bool(states.saved)
-        self._check_not_finished()
         self._world = world
         self._heartbeat = heartbeat
         self._observer = observer
@@ -190,10 +191,11 @@ class Run:
         """
         if self._is_resumed:
             raise UserError("run.resume() was called twice: call it once, before the loop")
-        self._check_not_finished()
         if self._observer is None:
             self._heartbeat.enter("load")
         manifest = self._snapshots.resume() if self._snapshots is not None else self._files.resume()
+        if manifest is not None:
+            self._check_not_finished(manifest.step)
         if manifest is not None:
             steps = self._steps
             steps.step, steps.epoch, steps.samples = manifest.step, manifest.epoch, manifest.samples
@@ -348,7 +350,7 @@ class Run:
             self.record_loss()
         if self._stopping:
             self._log.close()  # a program that saves itself has done so only now
-            _finished.add(self._key)
+            _finished[self._key] = None
             return
         self.save_last()
         self.log(metrics)
@@ -356,7 +358,7 @@ class Run:
         self._log.event("finished", step=self.step, samples=self.samples, **metrics)
         self._log.close()
         self._heartbeat.enter("done")
-        _finished.add(self._key)
+        _finished[self._key] = self.step
 
     def save_last(self) -> None:
         """Save the last snapshot, as `finish` does, before something long that comes first, such as a validation."""
@@ -537,13 +539,17 @@ class Run:
         if not self._is_resumed:
             raise UserError(f"run.{call}() was called before run.resume(): call resume() once, before the loop")
 
-    def _check_not_finished(self) -> None:
-        """Raises UserError where another run would resume at the end of this job's, with its states, and do nothing."""
-        if self._key in _finished:
+    def _check_not_finished(self, step: int) -> None:
+        """Raises UserError where this run would resume at the end of another one, with its states, and do nothing."""
+        if self._key not in _finished:
+            return
+        total, last = self._steps.total_steps, _finished[self._key]
+        if last is None or (step == last and (total is None or total <= step)):
             raise UserError(
-                f"this process has finished its run of the job {self._key[0].name}, and attach() was called again: a "
-                "job has one run. Give all models to one attach(), or run each in a job of its own (without an "
-                "operator: with a DDPJOB_NAME of its own)"
+                f"this process has finished its run of the job {self._key[0].name}, at step {step}, and attach() was "
+                "called again: a job has one run. Give all models to one attach(), or run each in a job of its own "
+                "(without an operator: with a DDPJOB_NAME of its own). To go on with the same run, give attach() its "
+                "total_steps"
             )
 
     @property

@@ -88,9 +88,13 @@ class DDPJobCallback(Callback):  # type: ignore[misc]
             return
         self._restore_generators(trainer)
         self._resumed_from = None
-        fetcher = trainer.fit_loop._data_fetcher
+        loop = trainer.fit_loop
+        fetcher = loop._data_fetcher
+        # up to Lightning 2.5 the loop begins again by itself right after this
+        begins = trainer.current_epoch > 0 and not getattr(loop, "is_resuming", False)
+        begins = begins and not loop.epoch_loop.restarting
         # a loader with a state of its own may go on from it in its first iterator alone
-        if not any(hasattr(loader, "load_state_dict") for loader in fetcher.combined_loader.flattened):
+        if not begins and not any(hasattr(loader, "load_state_dict") for loader in fetcher.combined_loader.flattened):
             iter(fetcher)
 
     def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: Any) -> None:

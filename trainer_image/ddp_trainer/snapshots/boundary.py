@@ -10,10 +10,11 @@ snapshot of the middle of a step would be worse than none.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +28,7 @@ from ddp_trainer.snapshots.ranks import Gathering, Ranks
 from ddp_trainer.snapshots.trust.errors import SnapshotError
 from ddp_trainer.snapshots.values import Progress
 
+_WRAPPERS: Final = re.compile(r"_checkpoint_wrapped_module\.|_orig_mod\.")
 MAX_BUFFER_BYTES = 16 << 20
 """Copied in every step: about as long as one millisecond."""
 
@@ -151,6 +153,8 @@ def _obstacle(
         if isinstance(value, nn.Module):
             if any(type(module).get_extra_state is not nn.Module.get_extra_state for module in value.modules()):
                 return f"{name} has state of its own (get_extra_state) that a forward pass may have changed"
+            if _copies_buffers(value, places[name]):
+                return f"{name} copies its buffers in its state_dict(), under names of its own"
             saved = [owner[leaf] for _, owner, leaf in places[name] if owner[leaf] is not None]
             if sum(buffer.nbytes for buffer in saved) > MAX_BUFFER_BYTES:
                 return f"{name} has more than {MAX_BUFFER_BYTES >> 20} MiB of buffers, too many to keep in every step"
@@ -169,11 +173,7 @@ def _buffers(value: Stateful) -> Iterator[tuple[str, dict[str, Any], str]]:
     """
     if not isinstance(value, nn.Module):
         return
-    own = [
-        (f"{path}.{leaf}" if path else leaf, module._buffers, leaf)
-        for path, module in value.named_modules(remove_duplicate=False)
-        for leaf in module._buffers.keys() - module._non_persistent_buffers_set
-    ]
+    own = _own_buffers(value)
     if not own:
         return
     state = value.state_dict()
@@ -188,13 +188,36 @@ def _buffers(value: Stateful) -> Iterator[tuple[str, dict[str, Any], str]]:
             yield name, owner, leaf
         elif found:
             yield from ((key, owner, leaf) for key in found)
-        elif name not in taken and (name in state or owner[leaf] is None):
+        elif _memory(owner[leaf]) is None:  # no value yet, or an empty one: the state has it under one of these
+            yield from ((key, owner, leaf) for key in {name, _WRAPPERS.sub("", name)} - taken)
+        elif name not in taken and name in state:
             yield name, owner, leaf
 
 
+def _own_buffers(value: nn.Module) -> list[tuple[str, dict[str, Any], str]]:
+    return [
+        (f"{path}.{leaf}" if path else leaf, module._buffers, leaf)
+        for path, module in value.named_modules(remove_duplicate=False)
+        for leaf in module._buffers.keys() - module._non_persistent_buffers_set
+    ]
+
+
+def _copies_buffers(value: nn.Module, places: Iterable[tuple[str, dict[str, Any], str]]) -> bool:
+    """Whether a tensor of the state may be the copy of a buffer that was not found in it."""
+    places = list(places)
+    buffers = {_memory(owner[leaf]) for _, owner, leaf in _own_buffers(value)} - {None}
+    if buffers <= {_memory(owner[leaf]) for _, owner, leaf in places}:
+        return False
+    known, parameters = {key for key, _, _ in places}, {_memory(parameter) for parameter in value.parameters()}
+    return any(
+        key not in known and _memory(tensor) is not None and _memory(tensor) not in parameters
+        for key, tensor in value.state_dict().items()
+    )
+
+
 def _memory(tensor: Any) -> object:
-    """Equal for a tensor and what is detached from it; None for all that is no dense tensor."""
-    if not isinstance(tensor, Tensor) or tensor.layout != torch.strided:
+    """Equal for a tensor and what is detached from it; None for one that has no dense memory, and for no tensor."""
+    if not isinstance(tensor, Tensor) or tensor.layout != torch.strided or tensor.numel() == 0:
         return None
     part: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
     return part.untyped_storage().data_ptr(), part.storage_offset(), part.dtype, part.shape, part.stride()

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from ddp_trainer.contract.exit_codes import FencedError, UserError
 from ddp_trainer.rank.storage_waits import storage_awaited
@@ -187,13 +187,24 @@ def _load_states(states: dict[str, Any], stateful: Mapping[str, Stateful]) -> No
     needed = {name for name, value in stateful.items() if not getattr(value, "may_be_absent", False)}
     if not needed <= states.keys() <= stateful.keys():
         raise IncompatibleSnapshotError(f"it holds {sorted(states)}, the program has {sorted(stateful)}")
+    keep_types = all(
+        _has_types_of(states[name], value.state_dict())
+        for name, value in stateful.items()
+        if isinstance(value, nn.Module) and name in states
+    )
     for name, value in stateful.items():
         if name not in states:
             continue
         try:
-            load_into(value, states.pop(name))
+            load_into(value, states.pop(name), keep_types=keep_types)
         except Exception as error:
             raise IncompatibleSnapshotError(f"{name}: {error}") from error
+
+
+def _has_types_of(saved: Any, own: Mapping[str, Any]) -> bool:
+    """Whether the weights of a module have the types that they were saved with: a program may have others now."""
+    both = ((tensor, own.get(name)) for name, tensor in saved.items())
+    return all(one.dtype == other.dtype for one, other in both if isinstance(one, Tensor) and isinstance(other, Tensor))
 
 
 def _load_generators(manifest: Manifest, generators: Tensor, ranks: Ranks) -> str | None:

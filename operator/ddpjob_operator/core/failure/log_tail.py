@@ -18,7 +18,7 @@ _UNREADABLE = ("NodeLost", "PodDeleted")
 
 _SECRET_NAME = re.compile(r"SECRET|PASSW|CREDENTIAL|API_?KEY|ACCESS_?KEY|PRIVATE_?KEY", re.IGNORECASE)
 _TOKEN_NAME = re.compile(r"TOKEN(?!IZER)", re.IGNORECASE)
-_COUNT_NAME = re.compile(r"TOKENS|MAX|MIN|NUM|COUNT|LENGTH|PER_", re.IGNORECASE)
+_COUNT_NAME = re.compile(r"TOKENS|(^|_)(MAX|MIN|NUM|COUNT|LENGTH|PER)(_|$)", re.IGNORECASE)
 _COUNT = re.compile(r"[0-9]{1,12}")
 """Of tokens of text, as of MAX_TOKENS."""
 _SHORTEST_SECRET = 6

@@ -80,6 +80,7 @@ def test_values_of_secret_variables_are_masked_everywhere():
         ("NUM_TOKENS_PER_BATCH", "1048576", False),
         ("API_TOKENS", "sk-abcdef,sk-ghijkl", True),
         ("OTP_TOKEN", "123456", True),
+        ("ACCOUNT_TOKEN", "123456", True),
         ("MAX_TOKEN_LENGTH", "131072", False),
         ("HF_TOKEN", "hf_abcdef", True),
         ("TOKEN", "1234567890123", True),

@@ -79,6 +79,7 @@ def test_what_the_jobs_variables_keep_secret_is_masked() -> None:
         ("NUM_TOKENS_PER_BATCH", "1048576", False),
         ("API_TOKENS", "sk-abcdef,sk-ghijkl", True),
         ("OTP_TOKEN", "123456", True),
+        ("ACCOUNT_TOKEN", "123456", True),
         ("MAX_TOKEN_LENGTH", "131072", False),
         ("HF_TOKEN", "hf_abcdef", True),
         ("TOKEN", "1234567890123", True),

@@ -26,7 +26,7 @@ _OUTCOMES: Final = {
 }
 _SECRET_NAME: Final = re.compile(r"SECRET|PASSW|CREDENTIAL|API_?KEY|ACCESS_?KEY|PRIVATE_?KEY", re.IGNORECASE)
 _TOKEN_NAME: Final = re.compile(r"TOKEN(?!IZER)", re.IGNORECASE)
-_COUNT_NAME: Final = re.compile(r"TOKENS|MAX|MIN|NUM|COUNT|LENGTH|PER_", re.IGNORECASE)
+_COUNT_NAME: Final = re.compile(r"TOKENS|(^|_)(MAX|MIN|NUM|COUNT|LENGTH|PER)(_|$)", re.IGNORECASE)
 _COUNT: Final = re.compile(r"[0-9]{1,12}")
 """Of tokens of text, as of MAX_TOKENS."""
 _SHORTEST_SECRET: Final = 6

@@ -14,18 +14,20 @@ from torch.optim import Optimizer
 from ddp_trainer.snapshots.codec.state import Stateful
 
 
-def load_into(value: Stateful, state: Any) -> None:
-    """Have `value` take over `state`, which its `state_dict` returned and a snapshot or another rank has held."""
-    with loading(value) if isinstance(value, Optimizer) else nullcontext():
+def load_into(value: Stateful, state: Any, *, keep_types: bool = True) -> None:
+    """Have `value` take over `state`, which its `state_dict` returned and a snapshot or another rank has held. Without
+    `keep_types` an optimizer converts it to the types of its parameters.
+    """
+    with loading(value, keep_types=keep_types) if isinstance(value, Optimizer) else nullcontext():
         value.load_state_dict(state)
 
 
 @contextmanager
-def loading(optimizer: Optimizer) -> Iterator[None]:
+def loading(optimizer: Optimizer, *, keep_types: bool = True) -> Iterator[None]:
     """Around what has `optimizer` load its state.
 
-    Its tensors are of the types that they were saved with: torch converts all but `step` to the type of the parameter,
-    and so rounds what an optimizer keeps in float32 beside weights in bfloat16.
+    With `keep_types`, for weights of the types that were saved, its tensors have theirs as well: torch converts all but
+    `step` to the type of the parameter, and so rounds what an optimizer keeps in float32 beside weights in bfloat16.
 
     Afterwards they lie in memory as their parameters do: a file has them in the order of their indices, an optimizer
     keeps the tensors that it is given, and a fused one goes through the memory of a parameter and its moments from one
@@ -41,10 +43,10 @@ def loading(optimizer: Optimizer) -> Iterator[None]:
                 optimizer.state[parameter] = _as_saved(optimizer.state[parameter], saved["state"][number])
 
     # hooks see the state as torch converts it, also where a class of its own changes it before or afterwards
-    hooks = (
-        optimizer.register_load_state_dict_pre_hook(lambda _, state: saved.update(state)),
-        optimizer.register_load_state_dict_post_hook(loaded),
-    )
+    hooks = []
+    if keep_types and hasattr(optimizer, "_optimizer_load_state_dict_pre_hooks"):  # some wrappers have no such hooks
+        hooks.append(optimizer.register_load_state_dict_pre_hook(lambda _, state: saved.update(state)))
+        hooks.append(optimizer.register_load_state_dict_post_hook(loaded))
     try:
         yield
     finally:
@@ -52,8 +54,8 @@ def loading(optimizer: Optimizer) -> Iterator[None]:
             hook.remove()
     for group in optimizer.param_groups:
         for parameter in group["params"]:
-            state = optimizer.state.get(parameter, {})
-            for key, value in state.items():
+            state: Any = optimizer.state.get(parameter)
+            for key, value in state.items() if isinstance(state, dict) else ():
                 if isinstance(value, Tensor) and value.shape == parameter.shape and _lies_otherwise(value, parameter):
                     state[key] = torch.empty_like(parameter, dtype=value.dtype, device=value.device).copy_(value)
 
