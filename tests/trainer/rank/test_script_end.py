@@ -269,3 +269,25 @@ def test_what_a_script_exits_with_is_printed_as_python_does(tmp_path: Path) -> N
 
 def test_what_a_script_exits_with_may_have_no_text() -> None:
     assert outcomes.outcome_of(SystemExit(Unprintable()), rank=0, local_rank=0, pid=1)["exitCode"] == 1
+
+
+ONLY_RANK_0_PRINTS = """
+import builtins
+builtins.print = lambda *values, **options: None
+"""
+
+
+@pytest.mark.parametrize(
+    ("last_line", "said"),
+    [
+        ("raise ValueError('bad sample 17')", "ValueError: bad sample 17\n"),
+        ("raise SystemExit('no data for this rank')", "no data for this rank\n"),
+        ("from ddp_trainer.contract.exit_codes import UserError; raise UserError('no')", "ddp_trainer: no\n"),
+    ],
+)
+@pytest.mark.processes
+def test_a_rank_whose_script_has_silenced_print_still_says_what_ended_it(
+    last_line: str, said: str, tmp_path: Path
+) -> None:
+    ended = run_rank(ONLY_RANK_0_PRINTS + last_line, tmp_path)
+    assert ended.stderr.endswith(said)

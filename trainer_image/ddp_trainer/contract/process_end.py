@@ -21,6 +21,7 @@ from typing import Final
 
 from ddp_trainer.contract import open_files, unfinished
 from ddp_trainer.contract.exit_codes import EXIT_OK
+from ddp_trainer.contract.standard_error import say
 
 LEAVE_SECONDS: Final = 5.0
 """How long process groups may take to be destroyed at the end: with NCCL that waits for the device."""
@@ -159,7 +160,7 @@ def _end_anyway() -> None:
     others = ", ".join(thread.name for thread in threading.enumerate() if not thread.daemon)
     state = "still at work" if patience.at_work else "idle"
     cut = f"its process, {state} {time.monotonic() - began:.0f} s after the script, with the threads {others}"
-    print(f"ddp_trainer: the script is done; ending {cut}", file=sys.stderr)
+    say(f"ddp_trainer: the script is done; ending {cut}")
     if _on_cut is not None:
         _on_cut(cut)
     _flush()
@@ -177,7 +178,7 @@ def _destroy_process_groups() -> None:
     try:
         sys.modules["torch.distributed"].destroy_process_group()
     except Exception as error:
-        print(f"ddp_trainer: process groups are left as they are: {error}", file=sys.stderr)
+        say(f"ddp_trainer: process groups are left as they are: {error}")
 
 
 def _flush() -> None:

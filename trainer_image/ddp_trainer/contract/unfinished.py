@@ -12,7 +12,6 @@ server, which would keep a finished run and its devices for ever, only waits: it
 from __future__ import annotations
 
 import os
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -20,6 +19,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ddp_trainer.contract import processes
+from ddp_trainer.contract.standard_error import say
 
 if TYPE_CHECKING:
     from multiprocessing.process import BaseProcess
@@ -93,7 +93,7 @@ def end_helpers() -> str | None:
         helper.kill()
     ended = [helper for helper in left if helper in waited_for or helper in deaf]
     if ended:
-        print(f"ddp_trainer: the script is done; ended the processes that it left: {_names(ended)}", file=sys.stderr)
+        say(f"ddp_trainer: the script is done; ended the processes that it left: {_names(ended)}")
     cut = [helper for helper in at_work if helper in left]
     return f"its processes {_names(cut)}, still at work {WORK_SECONDS:g} s after the script" if cut else None
 
@@ -114,7 +114,7 @@ def _await(helpers: Iterable[BaseProcess]) -> list[BaseProcess]:
         if patience and time.monotonic() > said_at:
             said_at = float("inf")
             names = _names(patience)
-            print(f"ddp_trainer: the script is done; waiting for processes that it started: {names}", file=sys.stderr)
+            say(f"ddp_trainer: the script is done; waiting for processes that it started: {names}")
     return at_work
 
 

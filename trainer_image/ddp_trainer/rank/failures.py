@@ -10,6 +10,8 @@ import sys
 from collections.abc import Callable
 from types import TracebackType
 
+from ddp_trainer.contract.standard_error import say
+
 _actions: list[Callable[[Exception], None]] = []
 
 
@@ -34,6 +36,4 @@ def failed(error: BaseException) -> None:
             try:
                 action(error)
             except Exception as problem:
-                print(
-                    f"ddp_trainer: {type(problem).__name__} after the failure: {problem}", file=sys.stderr, flush=True
-                )
+                say(f"ddp_trainer: {type(problem).__name__} after the failure: {problem}")

@@ -38,6 +38,7 @@ from weakref import WeakKeyDictionary, ref
 
 from ddp_trainer.contract.exit_codes import LossNotFinite
 from ddp_trainer.contract.heartbeat import Heartbeat
+from ddp_trainer.contract.standard_error import say
 from ddp_trainer.rank import data_waits, observe_accelerate, observe_lightning
 from ddp_trainer.rank.after_import import after_import
 
@@ -178,11 +179,9 @@ class ScriptObserver:
         unused, and each rank takes all steps on all the data.
         """
         if ranks < self._world_size and self._heartbeat.rank == 0:
-            print(
+            say(
                 f"ddp_trainer: the Trainer counts {ranks} of the {self._world_size} ranks, so each trains on all the "
-                "data, and for itself; on CPUs it takes TrainingArguments(use_cpu=True)",
-                file=sys.stderr,
-                flush=True,
+                "data, and for itself; on CPUs it takes TrainingArguments(use_cpu=True)"
             )
 
     def skipped(self) -> None:
@@ -304,7 +303,7 @@ class ScriptObserver:
         what = f"the loss of step {step}, or of one shortly before, is {loss}"
         if self._non_finite_loss != "Warn":
             raise LossNotFinite(what)
-        print(f"ddp_trainer: {what}; training continues", file=sys.stderr, flush=True)
+        say(f"ddp_trainer: {what}; training continues")
 
     @contextmanager
     def evaluated_again(self) -> Iterator[None]:
@@ -394,7 +393,7 @@ class ScriptObserver:
             try:
                 action()
             except Exception as error:  # a release of torch without one of these hooks still trains
-                print(f"ddp_trainer: this script's progress cannot be observed: {error!r}", file=sys.stderr, flush=True)
+                say(f"ddp_trainer: this script's progress cannot be observed: {error!r}")
 
         self._undo.append(after_import(name, try_it))
 

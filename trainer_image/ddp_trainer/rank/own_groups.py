@@ -25,6 +25,7 @@ from urllib.parse import parse_qs, urlparse
 
 from ddp_trainer.contract.environment import RankEnvironment, parse_rank, rank_variables
 from ddp_trainer.contract.exit_codes import UserError
+from ddp_trainer.contract.standard_error import say
 from ddp_trainer.rank.after_import import after_import
 from ddp_trainer.rank.live_scripts import NEEDED
 
@@ -111,11 +112,9 @@ def _install(place: Place) -> None:
             asked = address(os.environ)
             os.environ.update(variables_of_group(place, rank, size, asked, in_rank=os.getpid() == place.pid))
             if address(os.environ) != asked:
-                print(
+                say(
                     f"ddp_trainer: the ranks meet at {':'.join(place.address)}, where torchrun says, and not at "
-                    f"{':'.join(asked)}, which the script has set",
-                    file=sys.stderr,
-                    flush=True,
+                    f"{':'.join(asked)}, which the script has set"
                 )
         yield from torchs(url, *args, **kwargs)
 

@@ -38,6 +38,7 @@ from ddp_trainer.contract.process_end import (
 )
 from ddp_trainer.contract.processes import die_with
 from ddp_trainer.contract.run_dir import STACK_SIGNAL, register, stack_file, stderr_pipe, stdout_pipe
+from ddp_trainer.contract.standard_error import say
 from ddp_trainer.rank import live_scripts
 from ddp_trainer.rank.destroyed_groups import keep_destroyed_groups
 from ddp_trainer.rank.failures import failed
@@ -97,12 +98,11 @@ def main(argv: Sequence[str]) -> int:
         return EXIT_OK  # a process that the script forked has come to its end: the record is the rank's
     outcome = _outcome(own, failure)
     if isinstance(failure, SystemExit) and (text := exit_text(failure)) is not None:
-        print(text, file=sys.stderr)
+        say(text)
     elif isinstance(failure, UserError | RollBack | LiveRecoveryFailed):
-        print(f"ddp_trainer: {failure}", file=sys.stderr)
+        say(f"ddp_trainer: {failure}")
     elif outcome["traceback"] is not None and failure is not None:
-        traceback.print_exception(failure)
-    sys.stderr.flush()
+        say("".join(traceback.format_exception(failure)).rstrip("\n"))
     _leave_record(own, outcome, observer)
     code = outcome["exitCode"]
     if code not in (EXIT_OK, EXIT_PREEMPTED):
@@ -127,7 +127,7 @@ def _leave_record(own: RankEnvironment, outcome: dict[str, Any], observer: Scrip
     try:
         write_outcome(own.run_dir, outcome)
     except OSError as error:  # the launcher then knows the exit code and what is on stderr
-        print(f"ddp_trainer: no record of how this rank ended: {error}", file=sys.stderr, flush=True)
+        say(f"ddp_trainer: no record of how this rank ended: {error}")
     if observer is not None and outcome["exitCode"] == EXIT_OK:
         observer.done()
 
