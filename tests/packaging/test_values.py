@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import helm_python as helm
 import pytest
+import yaml
 from tests.packaging.chart import (
     ALL_OPTIONS,
     CHART,
@@ -60,6 +63,54 @@ from ddpjob_operator.tenancy import read
 def test_a_wrong_value_is_refused_by_name(values: Manifest, named: str) -> None:
     with helm.Chart.load(CHART) as chart, pytest.raises(helm.HelmError, match=named):
         chart.validate_schema(values)
+
+
+ALL_PARTS: Manifest = {
+    "replicaCount": 2,
+    "metrics": {"authentication": True, "tls": {"secretName": "tls"}},
+    **{
+        part: {"enabled": True}
+        for part in ("serviceMonitor", "podMonitor", "dashboard", "dashboards", "prometheusRules")
+    },
+}
+
+
+def places(values: Manifest, above: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    for name, value in values.items():
+        yield (*above, name)
+        if isinstance(value, dict):
+            yield from places(value, (*above, name))
+
+
+def with_value(values: Manifest, place: tuple[str, ...], value: Any) -> Manifest:
+    name, *rest = place
+    inner = with_value(values.get(name, {}), tuple(rest), value) if rest else value
+    return values | {name: inner}
+
+
+def test_a_value_that_is_left_empty_is_none_or_is_refused_by_name() -> None:
+    """`podLabels:` in a file of values, with nothing behind it, is a null: it takes the chart's own value away."""
+    refused = {}
+    with helm.Chart.load(CHART) as chart:
+        for place in places(yaml.safe_load((CHART / "values.yaml").read_text())):
+            empty = with_value(ALL_PARTS, place, None)
+            try:
+                texts = chart.render(empty, name="ddpjob-operator", namespace="ddpjob-system").values()
+            except helm.HelmValuesError as error:
+                refused[".".join(place)] = str(error)
+            else:
+                assert not [text for text in texts if "<nil>" in text], place
+    assert all(f"missing property '{name.rpartition('.')[2]}'" in said for name, said in refused.items())
+    # left out, these would open the network, or delete every job
+    assert refused.keys() >= {"networkPolicy.mode", "operatorNetworkPolicy.apiServer.ports", "crds.keep"}
+    assert not refused.keys() & {
+        "tenancy",
+        "podLabels",
+        "imagePullSecrets",
+        "watch.namespaces",
+        "image.tag",
+        "resources",
+    }
 
 
 def test_jobs_are_closed_to_the_network_unless_that_is_switched_off() -> None:

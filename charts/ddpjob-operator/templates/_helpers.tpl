@@ -30,7 +30,7 @@ app.kubernetes.io/instance: {{ .Release.Name }}
   "app.kubernetes.io/managed-by" $root.Release.Service
   "helm.sh/chart" (printf "%s-%s" $root.Chart.Name $root.Chart.Version | replace "+" "_")
 -}}
-{{- merge (include "ddpjob.selector" $root | fromYaml) $own $root.Values.commonLabels $chart | toYaml -}}
+{{- merge (include "ddpjob.selector" $root | fromYaml) (default dict $own) (default dict $root.Values.commonLabels) $chart | toYaml -}}
 {{- end -}}
 
 {{/* Name of what there is once for each shard: (list $ NUMBER). The release's own where there is one shard. */}}
@@ -51,7 +51,7 @@ training.ddpjob.io/shard: {{ index . 1 | quote }}
 {{/* Labels of the pods of a shard: (list $ NUMBER). The selector's win, or the Deployment would not find its pods. */}}
 {{- define "ddpjob.podLabels" -}}
 {{- $values := (index . 0).Values -}}
-{{- merge (include "ddpjob.shardSelector" . | fromYaml) $values.podLabels $values.commonLabels | toYaml -}}
+{{- merge (include "ddpjob.shardSelector" . | fromYaml) (default dict $values.podLabels) (default dict $values.commonLabels) | toYaml -}}
 {{- end -}}
 
 {{/* Annotations of what runs after `helm uninstall`. */}}
@@ -89,7 +89,7 @@ helm.sh/hook-delete-policy: before-hook-creation,hook-succeeded
 {{- end -}}
 
 {{- define "ddpjob.imagePullSecrets" -}}
-{{- with concat .Values.global.imagePullSecrets .Values.imagePullSecrets | uniq -}}
+{{- with concat (default list .Values.global.imagePullSecrets) (default list .Values.imagePullSecrets) | uniq -}}
 imagePullSecrets: {{- toYaml . | nindent 2 }}
 {{- end -}}
 {{- end -}}
@@ -137,7 +137,7 @@ a version: they are served since 1.30. */}}
 
 {{/* A bound of the request's namespace in CEL: (list $ SETTING DEFAULT), DEFAULT being CEL too. A namespace's own value wins. */}}
 {{- define "ddpjob.bound" -}}
-{{- $tenancy := (index . 0).Values.tenancy -}}
+{{- $tenancy := default dict (index . 0).Values.tenancy -}}
 {{- $setting := index . 1 -}}
 {{- $general := index . 2 -}}
 {{- $bounds := default dict $tenancy.bounds -}}
@@ -156,10 +156,11 @@ a version: they are served since 1.30. */}}
 
 {{/* The bounds on resources in CEL, each as text. A namespace's own are added to those of all, and win. */}}
 {{- define "ddpjob.boundResources" -}}
+{{- $tenancy := default dict .Values.tenancy -}}
 {{- $general := dict -}}
-{{- range $name, $most := (default dict .Values.tenancy.bounds).resources -}}{{- $_ := set $general $name (toString $most) -}}{{- end -}}
+{{- range $name, $most := (default dict $tenancy.bounds).resources -}}{{- $_ := set $general $name (toString $most) -}}{{- end -}}
 {{- $own := dict -}}
-{{- range $namespace, $grant := default dict .Values.tenancy.namespaces -}}
+{{- range $namespace, $grant := default dict $tenancy.namespaces -}}
 {{- $resources := (default dict $grant.bounds).resources -}}
 {{- if $resources -}}
 {{- $both := deepCopy $general -}}
