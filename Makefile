@@ -190,8 +190,8 @@ release-notes: $(VENV)/.dev  ## dist/NOTES.md, from the changelog
 wheel: $(VENV)/.dev  ## dist/ddpjob-VERSION-py3-none-any.whl
 	$(BIN)/python -m pip wheel -qq --disable-pip-version-check --no-deps --wheel-dir dist .
 
-chart-package: $(VENV)/.dev  ## dist/ddpjob-operator-VERSION.tgz
-	$(BIN)/python release/release.py chart
+chart-package: $(VENV)/.dev  ## dist/ddpjob-operator-VERSION.tgz; REGISTRY=ghcr.io/ddpjob: where its images come from
+	$(BIN)/python release/release.py chart $(REGISTRY)
 
 krew-package: wheel  ## dist/kubectl-ddpjob-VERSION.tar.gz and its krew manifest, dist/ddpjob.yaml
 	$(BIN)/python release/release.py krew

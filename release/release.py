@@ -2,7 +2,7 @@
 
 python release/release.py check v0.1.0    every file that names the version names this one
 python release/release.py notes           dist/NOTES.md, from this version's section of CHANGELOG.md
-python release/release.py chart           dist/ddpjob-operator-VERSION.tgz
+python release/release.py chart REGISTRY  dist/ddpjob-operator-VERSION.tgz, its images from REGISTRY (localhost)
 python release/release.py krew            dist/kubectl-ddpjob-VERSION.tar.gz, with the wheel there, and dist/ddpjob.yaml
 """
 
@@ -11,8 +11,10 @@ from __future__ import annotations
 import gzip
 import hashlib
 import re
+import shutil
 import sys
 import tarfile
+import tempfile
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -61,11 +63,25 @@ def section(wanted: str, root: Path = ROOT) -> str:
     return found[1].strip() if found else ""
 
 
-def package_chart(into: Path) -> Path:
-    """The chart as `helm push` takes it."""
+def package_chart(into: Path, registry: str = "") -> Path:
+    """The chart as `helm push` takes it. The one of the repository has the registry of images that were built here."""
     import helm_python as helm
 
-    return Path(helm.package(CHART, destination=into))
+    with tempfile.TemporaryDirectory() as folder:
+        chart = Path(folder) / CHART.name
+        shutil.copytree(CHART, chart)
+        if registry:
+            _replace(chart / "values.yaml", "\n  registry: localhost\n", f"\n  registry: {registry}\n")
+            _replace(
+                chart / "README.md", '| `image.registry` | `"localhost"` |', f'| `image.registry` | `"{registry}"` |'
+            )
+        return Path(helm.package(chart, destination=into))
+
+
+def _replace(file: Path, old: str, new: str) -> None:
+    text = file.read_text()
+    assert text.count(old) == 1, f"{file.name}: {old!r}"
+    file.write_text(text.replace(old, new))
 
 
 def package_plugin(into: Path) -> Path:
@@ -103,9 +119,9 @@ def main(arguments: list[str]) -> int:
         case ["notes"]:
             DIST.mkdir(exist_ok=True)
             (DIST / "NOTES.md").write_text(section(version()) + "\n")
-        case ["chart"]:
+        case ["chart", *registry] if len(registry) <= 1:
             DIST.mkdir(exist_ok=True)
-            print(package_chart(DIST))
+            print(package_chart(DIST, *registry))
         case ["krew"]:
             print(package_plugin(DIST))
         case _:

@@ -86,6 +86,23 @@ def test_the_packaged_chart_is_whole(release: dict[str, Any], tmp_path: Path) ->
         assert packaged.render({}, name="a", namespace="b") == source.render({}, name="a", namespace="b")
 
 
+def test_the_chart_of_a_release_takes_the_images_of_that_release(release: dict[str, Any], tmp_path: Path) -> None:
+    """Those of the repository's chart are built by whoever installs it."""
+    archive = release["package_chart"](tmp_path, "ghcr.io/owner")
+    with helm.Chart.load_archive(archive.read_bytes()) as packaged:
+        texts = packaged.render({}, name="a", namespace="b")
+        deployment = yaml.safe_load(texts["ddpjob-operator/templates/deployment.yaml"])
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    assert container["image"] == f"ghcr.io/owner/ddpjob-operator:{release['version']()}"
+    assert {
+        "name": "DDPJOB_OPERATOR_TRAINER_IMAGE",
+        "value": f"ghcr.io/owner/ddpjob-trainer:{release['version']()}-cpu",
+    } in (container["env"])
+    steps = yaml.safe_load((ROOT / ".github/workflows/release.yaml").read_text())["jobs"]["release"]["steps"]
+    (made,) = [step["run"] for step in steps if "chart-package" in step.get("run", "")]
+    assert 'REGISTRY="$REGISTRY"' in made
+
+
 def packed(release: dict[str, Any], folder: Path) -> Path:
     """The plugin for krew, with a wheel that is none, unpacked as krew does."""
     (folder / f"ddpjob-{release['version']()}-py3-none-any.whl").write_text("wheel")

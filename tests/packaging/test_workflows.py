@@ -96,6 +96,15 @@ def test_a_job_has_a_time_limit_and_only_rights_that_it_names() -> None:
         assert "timeout-minutes" in job or "uses" in job, name
 
 
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
+def test_a_job_that_makes_something_names_the_index_of_torch_and_has_time_for_its_environment(path: Path) -> None:
+    """Each target that runs Python installs torch first; without an index that is the build with CUDA, of gigabytes."""
+    workflow = yaml.safe_load(path.read_text())
+    assert workflow["env"]["TORCH_INDEX"] == "${{ vars.TORCH_INDEX_URL }}"
+    short = [name for name, job in workflow["jobs"].items() if set(made(job)) and job["timeout-minutes"] < 20]
+    assert short == []
+
+
 def test_a_pull_request_is_scanned_and_each_kind_of_dependency_followed() -> None:
     ci = yaml.safe_load((GITHUB / "workflows" / "ci.yaml").read_text())
     assert "scan" in {target for job in ci["jobs"].values() for target in made(job)}
