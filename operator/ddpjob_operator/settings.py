@@ -27,8 +27,9 @@ except PackageNotFoundError:  # run from a source tree
     VERSION = "0.0.0"
 
 _NAMESPACE = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
-_LABEL_VALUE = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
-_LABEL_KEY = re.compile(rf"([a-z0-9]([-a-z0-9.]{{0,251}}[a-z0-9])?/)?{_LABEL_VALUE.pattern}")
+_LABEL_NAME = r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
+_LABEL_KEY = re.compile(rf"([a-z0-9]([-a-z0-9.]{{0,251}}[a-z0-9])?/)?{_LABEL_NAME}")
+_LABEL_VALUE = re.compile(rf"({_LABEL_NAME})?")
 _IN_CLUSTER_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
 
@@ -208,7 +209,7 @@ def _namespace(text: str) -> str:
 
 def _labels(text: str) -> Mapping[str, str]:
     pairs = [part.strip().partition("=") for part in text.split(",") if part.strip()]
-    if not all(_LABEL_KEY.fullmatch(key) and _LABEL_VALUE.fullmatch(value) for key, _, value in pairs):
+    if not all(_LABEL_KEY.fullmatch(key) and equals and _LABEL_VALUE.fullmatch(value) for key, equals, value in pairs):
         raise ValueError("labels such as kubernetes.io/metadata.name=monitoring, separated by commas")
     return {key: value for key, _, value in pairs}
 

@@ -27,7 +27,7 @@ def test_values_are_read_and_an_empty_one_is_the_default() -> None:
             "DDPJOB_OPERATOR_POLL_SECONDS": "0.5",
             "DDPJOB_OPERATOR_LOG_LEVEL": "debug",
             "DDPJOB_OPERATOR_NETWORK_POLICY": "Ingress",
-            "DDPJOB_OPERATOR_SCRAPERS": "kubernetes.io/metadata.name=monitoring, team=ml",
+            "DDPJOB_OPERATOR_SCRAPERS": "kubernetes.io/metadata.name=monitoring, example.com/scrapes=",
             "OTHER": "x",
         }
     )
@@ -35,7 +35,7 @@ def test_values_are_read_and_an_empty_one_is_the_default() -> None:
     assert (settings.port, settings.workers, settings.poll_seconds) == (9090, 16, 0.5)
     assert settings.leader_election is False
     assert settings.network_policy == "ingress"
-    assert settings.scrapers == {"kubernetes.io/metadata.name": "monitoring", "team": "ml"}
+    assert settings.scrapers == {"kubernetes.io/metadata.name": "monitoring", "example.com/scrapes": ""}
     assert settings.log_level == "DEBUG"
 
 
