@@ -5,7 +5,8 @@
 #   images.sh [operator] [trainer]     both, unless named; prints a line "REF ARCHIVE" for each
 #
 # TORCH=cpu|cuda   which torch the trainer gets (cpu)
-# TORCH_INDEX_URL=… where the CPU build of torch comes from, if its wheel is not in one of pip's find-links folders
+# TORCH_INDEX_URL=… where the CPU build of torch comes from, such as https://download.pytorch.org/whl/cpu, if its wheel is not in
+#                  one of pip's find-links folders
 # BASE_IMAGE=…     what both build on (python:3.12-slim; with buildah, which works without a registry, a Debian 12 made by
 #                  debootstrap and cached)
 # pip inside the build gets the settings that pip has here (pip config list, PIP_*), and the wheels of its find-links folders.
@@ -56,6 +57,13 @@ pip_settings() {
     esac
   done
   if [ -s "$WORK/ca.crt" ]; then echo "cert = /etc/ssl/pip-ca.crt" >>"$WORK/pip.conf"; fi
+}
+
+# The CPU build of torch is not on PyPI: pip would say so at the end of a long build.
+torch_is_somewhere() {
+  [ "$TORCH" != cpu ] || [ -n "${TORCH_INDEX_URL:-}" ] || compgen -G "$WORK/wheels/torch-*+cpu*.whl" >/dev/null ||
+    grep -qE '^(extra-)?index-url = ' "$WORK/pip.conf" ||
+    die "no index has the CPU build of torch: TORCH_INDEX_URL=https://download.pytorch.org/whl/cpu names PyTorch's own; or set TORCH=cuda" 2
 }
 
 find_wheels() {
@@ -132,11 +140,12 @@ main() {
   TOOL=$(tool)
   # what an interrupted build left
   [ "$TOOL" != buildah ] || buildah_here rm --all >/dev/null
+  pip_settings
+  [[ " $* " != *" trainer "* ]] || torch_is_somewhere
   if [ "$TOOL" = buildah ] && [ -z "${BASE_IMAGE:-}" ]; then
     base_image
     BASE_IMAGE=$DEBIAN_BASE
   fi
-  pip_settings
   for what in "$@"; do
     case $what in
       operator) build "localhost/ddpjob-operator:$VERSION" Dockerfile ;;

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import tarfile
@@ -83,6 +84,17 @@ def images() -> dict[str, Image]:
     assert done.returncode == 0, done.stderr[-4000:]
     built = [line.split() for line in done.stdout.splitlines()]
     return {re.sub(r"localhost/ddpjob-|:.*", "", ref): Image(ref, Path(path)) for ref, path in built}
+
+
+def test_without_an_index_of_the_cpu_build_of_torch_nothing_is_built(tmp_path: Path) -> None:
+    """As on any machine that has Docker and no settings of pip: PyPI has the build with CUDA alone."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("PIP_", "TORCH"))}
+    env |= {"PIP_CONFIG_FILE": os.devnull, "DDPJOB_CACHE_DIR": str(tmp_path)}
+    done = subprocess.run([SCRIPT, "trainer"], env=env, capture_output=True, text=True, timeout=60)
+    if done.returncode == 3:
+        cannot_run("images", done.stderr.strip().splitlines()[-1])
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "TORCH_INDEX_URL=https://download.pytorch.org/whl/cpu" in done.stderr
 
 
 ENTRYPOINTS = {
