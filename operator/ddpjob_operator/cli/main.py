@@ -260,7 +260,7 @@ app.add_typer(snapshot_commands.app)
 
 
 def main() -> None:
-    """Entry point of `ddpjob` and `kubectl-ddpjob`."""
+    """What `ddpjob` and `kubectl-ddpjob` do."""
     from ddpjob_operator.cli.completion import HIDDEN, print_candidates
     from ddpjob_operator.cli.output import outlive_readers
 
@@ -272,7 +272,7 @@ def main() -> None:
 
 
 def complete_for_kubectl() -> None:
-    """Entry point of `kubectl_complete-ddpjob`, which kubectl 1.26 and newer runs for `kubectl ddpjob <TAB>`."""
+    """What `kubectl_complete-ddpjob` does, which kubectl 1.26 and newer runs for `kubectl ddpjob <TAB>`."""
     from ddpjob_operator.cli.completion import print_for_kubectl
 
     _complete(print_for_kubectl, sys.argv[1:])

@@ -1,0 +1,43 @@
+"""Where the installed programs begin. They are there without the extra `cli` too, since pip knows no programs of an
+extra; then they say what to install."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+PACKAGES = ("aiohttp", "jinja2", "kubernetes", "pathspec", "prometheus_client", "rich", "typer")
+"""What the extra installs, by the names that are imported."""
+
+
+def main() -> None:
+    """Entry point of `ddpjob` and `kubectl-ddpjob`."""
+    _run(_command)
+
+
+def complete_for_kubectl() -> None:
+    """Entry point of `kubectl_complete-ddpjob`."""
+    _run(_completion)
+
+
+def _command() -> None:
+    from ddpjob_operator.cli.main import main
+
+    main()
+
+
+def _completion() -> None:
+    from ddpjob_operator.cli.main import complete_for_kubectl
+
+    complete_for_kubectl()
+
+
+def _run(program: Callable[[], None]) -> None:
+    try:
+        program()
+    except ModuleNotFoundError as error:
+        missing = (error.name or "").partition(".")[0]
+        if missing not in PACKAGES:
+            raise
+        print(f"error: {missing}: not installed for {sys.executable}; pip install 'ddpjob[cli]'", file=sys.stderr)
+        sys.exit(2)

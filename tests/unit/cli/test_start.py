@@ -1,0 +1,42 @@
+"""The installed programs, where the packages that they need are not."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+from ddpjob_operator.cli.start import PACKAGES
+
+ROOT = Path(__file__).parents[3]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+
+def program(entry: str, missing: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """What pip installs for an entry point, without one package."""
+    module, _, function = entry.partition(":")
+    code = f"import sys; sys.modules[{missing!r}] = None; from {module} import {function}; sys.exit({function}())"
+    env = os.environ | {"PYTHONPATH": str(ROOT / "operator")}
+    return subprocess.run([sys.executable, "-c", code, *arguments], env=env, capture_output=True, text=True)
+
+
+@pytest.mark.parametrize("name", PROJECT["scripts"])
+def test_without_the_extra_a_program_says_what_to_install(name: str) -> None:
+    done = program(PROJECT["scripts"][name], "typer", "--version")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == f"error: typer: not installed for {sys.executable}; pip install 'ddpjob[cli]'\n"
+
+
+def test_another_module_that_is_missing_is_a_fault_of_ours() -> None:
+    done = program(PROJECT["scripts"]["ddpjob"], "ddpjob_operator.settings", "--version")
+    assert (done.returncode, done.stderr.splitlines()[-1].partition(":")[0]) == (1, "ModuleNotFoundError")
+
+
+def test_it_knows_every_package_of_the_extra() -> None:
+    asked = [Requirement(entry).name for entry in PROJECT["optional-dependencies"]["cli"]]
+    assert [name.replace("-", "_") for name in asked] == list(PACKAGES)
