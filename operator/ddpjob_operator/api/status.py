@@ -6,11 +6,10 @@ keeps its `lastTransitionTime` for as long as its status stays the same.
 
 from __future__ import annotations
 
-from datetime import datetime
 from enum import StrEnum
 from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import AwareDatetime, ConfigDict, Field
 
 from ddpjob_operator.api.base import APIModel
 
@@ -48,7 +47,7 @@ class Condition(APIModel):
     message: Annotated[str, Field(max_length=32768)] = ""
     """Details of the last transition, for humans."""
 
-    last_transition_time: datetime
+    last_transition_time: AwareDatetime
     """Time of the last change of `status`."""
 
     observed_generation: int = 0
@@ -74,7 +73,7 @@ class SnapshotStatus(APIModel):
     step: int
     """Number of optimizer steps in the snapshot."""
 
-    time: datetime
+    time: AwareDatetime
     """When the snapshot was complete on the volume."""
 
     verified: bool = False
@@ -99,7 +98,7 @@ class Progress(APIModel):
     samples_per_second: float | None = None
     """Training throughput of all ranks together."""
 
-    eta: datetime | None = None
+    eta: AwareDatetime | None = None
     """Estimated time at which training ends."""
 
     remaining_seconds: int | None = None
@@ -115,7 +114,7 @@ class FailureStatus(APIModel):
     attempt: int
     """Number of the attempt that failed."""
 
-    time: datetime
+    time: AwareDatetime
     """When the operator detected the failure."""
 
     node_rank: int | None = None
@@ -157,6 +156,8 @@ class FailureStatus(APIModel):
 
 class Goodput(APIModel):
     """Wall-clock time of the job by activity, in seconds. The activities add up to the time since `startTime`."""
+
+    model_config = ConfigDict(allow_inf_nan=False)
 
     queued: float = 0.0
     """Waiting for nodes: quota, queue, scheduler, and restart backoff."""
@@ -205,7 +206,7 @@ class Goodput(APIModel):
     activity: str = ""
     """Current activity: the name of one of the fields above."""
 
-    last_update_time: datetime | None = None
+    last_update_time: AwareDatetime | None = None
     """When the seconds above were last updated."""
 
 
@@ -318,7 +319,7 @@ class DDPJobStatus(APIModel):
     restarts_since_progress: int = 0
     """Number of consecutive restarts without a new snapshot. Limited by restart.maxRestarts; increases the backoff."""
 
-    restart_times: tuple[datetime, ...] = ()
+    restart_times: tuple[AwareDatetime, ...] = ()
     """Times of the restarts within restart.windowSeconds, if that is set."""
 
     disruptions: int = 0
@@ -331,16 +332,16 @@ class DDPJobStatus(APIModel):
     new snapshot. Increases the backoff.
     """
 
-    restart_at: datetime | None = None
+    restart_at: AwareDatetime | None = None
     """When the attempt starts, or started, where it had to wait for a backoff."""
 
-    retry_at: datetime | None = None
+    retry_at: AwareDatetime | None = None
     """When the operator retries an incomplete gang or a failed initializer."""
 
     initializer_failures: int = 0
     """Number of failed initializer pods."""
 
-    attempt_start_time: datetime | None = None
+    attempt_start_time: AwareDatetime | None = None
     """When the current attempt began."""
 
     nodes: NodeCount = NodeCount()
@@ -361,7 +362,7 @@ class DDPJobStatus(APIModel):
     node_failures: dict[str, int] = Field(default_factory=dict)
     """Number of failures of this job by node (restart.excludeNodeAfter). A node is forgotten a day after the last."""
 
-    node_failure_times: dict[str, datetime] = Field(default_factory=dict)
+    node_failure_times: dict[str, AwareDatetime] = Field(default_factory=dict)
     """Time of the last failure of each of these nodes."""
 
     excluded_nodes: tuple[str, ...] = ()
@@ -379,13 +380,13 @@ class DDPJobStatus(APIModel):
     observed_generation: int | None = None
     """metadata.generation that the operator last acted on."""
 
-    start_time: datetime | None = None
+    start_time: AwareDatetime | None = None
     """When the operator first acted on the job. Not changed by restarts."""
 
     suspended_seconds: float = 0.0
     """Total seconds of past suspensions. They do not count towards activeDeadlineSeconds."""
 
-    completion_time: datetime | None = None
+    completion_time: AwareDatetime | None = None
     """When the job succeeded or failed."""
 
     internal: Internal = Internal()

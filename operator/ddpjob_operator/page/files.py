@@ -38,6 +38,7 @@ _OUTLINE_LINES = 20
 _MOST_SNAPSHOTS = 100
 _MOST_STACKS = 8
 _MOST_RANKS = 1024
+_GREATEST = 1e300
 _STACK_BYTES = 64 << 10
 _LOCK_BYTES = 1024
 _ATTEMPT_FILE = re.compile(r"(\d{12})-(\d{6})-(.+)")
@@ -205,7 +206,7 @@ def is_running(shared: Shared, job: str) -> bool:
         return False
     try:
         os.kill(pid, 0)
-    except ProcessLookupError:
+    except (ProcessLookupError, OverflowError):  # no system has so large a number
         return False
     except OSError:
         return True
@@ -326,7 +327,8 @@ def moment(seconds: object) -> datetime | None:
 
 
 def _finite(value: object) -> float | None:
-    return float(value) if isinstance(value, int | float) and isfinite(value) else None
+    """A number that a chart can draw: sums and margins of such numbers are finite, too."""
+    return float(value) if isinstance(value, int | float) and abs(value) <= _GREATEST else None
 
 
 def _whole(value: object) -> int:

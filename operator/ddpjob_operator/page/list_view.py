@@ -172,7 +172,7 @@ def size_in_words(count: int | None) -> str:
 
 
 def percent_of(step: int | None, total: int | None) -> int | None:
-    return min(100, max(0, 100 * (step or 0) // total)) if total else None
+    return min(100, max(0, 100 * step // total)) if total and step is not None else None
 
 
 def eta_of(job: JobRecord, now: datetime) -> str:

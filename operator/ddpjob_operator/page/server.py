@@ -39,6 +39,9 @@ HEADERS: Mapping[str, str] = {
 _HERE = Path(__file__).parent
 _STATIC = {"style.css": "text/css", "page.js": "text/javascript", "icon.svg": "image/svg+xml"}
 _MOST_LINES = 5000
+_MOST_ATTEMPTS = 1000
+_MOST_RANKS = 1024 * 64
+"""To choose from. In a folder a job may say that it has any number."""
 _NUMBER = re.compile(r"[0-9]{1,9}")
 _SECONDS_TO_END = 1.0
 _SOURCE = web.AppKey("source", Source)
@@ -154,8 +157,8 @@ async def _logs(request: web.Request) -> web.Response:
         lines=log_lines(lines[-_MOST_LINES:]),
         query=query,
         stream=log_path(namespace, name, query, "/logs/stream"),
-        attempts=range(detail.job.status.attempt + 1),
-        ranks=range((detail.job.nodes or 0) * (detail.job.ranks_per_node or 1)),
+        attempts=range(max(0, detail.job.status.attempt + 1 - _MOST_ATTEMPTS), detail.job.status.attempt + 1),
+        ranks=range(min((detail.job.nodes or 0) * (detail.job.ranks_per_node or 1), _MOST_RANKS)),
         seconds=0,
     )
 

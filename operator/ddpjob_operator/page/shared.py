@@ -22,6 +22,7 @@ from typing import Any, BinaryIO
 _JSON_BYTES = 1 << 20
 _MOST_ENTRIES = 20_000
 """Of a folder."""
+_MOST_DIGITS = 18
 _NAME = re.compile(r"[^/\0]{1,253}")
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY
 
@@ -131,6 +132,13 @@ class Shared:
 def json_object(line: bytes) -> dict[str, Any] | None:
     """A JSON object; None if it is none."""
     with suppress(ValueError, RecursionError):
-        found = json.loads(line)
+        found = json.loads(line, parse_int=_integer)
         return found if isinstance(found, dict) else None
     return None
+
+
+def _integer(text: str) -> int | float:
+    """A number without a fraction. One of more than 18 digits counts no steps: nor is it one, for all that reads it. An
+    integer without a bound would stop the first page that makes a float or a C integer of it.
+    """
+    return int(text) if len(text) <= _MOST_DIGITS else float(text)

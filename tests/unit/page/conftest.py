@@ -25,12 +25,12 @@ class Folder:
 
     def status(self, job: str, **status: Any) -> None:
         content = {"version": 1, "job": job, "uid": "u", "created": TIME.format(0), "nodes": 2, "procsPerNode": 2}
-        self._write(status_file(self.root, job), json.dumps(content | {"status": status}))
+        self.write(status_file(self.root, job), json.dumps(content | {"status": status}))
 
     def holds(self, job: str, pid: int = os.getpid()) -> None:
         """As a run of this machine does."""
         holder = json.dumps({"pid": pid, "host": os.uname().nodename})
-        self._write(self.root / "checkpoints" / job / "run.lock", holder)
+        self.write(self.root / "checkpoints" / job / "run.lock", holder)
 
     def losses(
         self,
@@ -48,29 +48,29 @@ class Folder:
             for index, loss in enumerate(losses)
         ]
         path = self.root / "logs" / job / "losses" / f"{int(START) + created:012}-{attempt:06}-{uid}.jsonl"
-        self._write(path, "".join(f"{json.dumps(line)}\n" for line in lines))
+        self.write(path, "".join(f"{json.dumps(line)}\n" for line in lines))
 
     def events(self, job: str, *events: dict[str, Any]) -> None:
         lines = [{"time": START + index, "attempt": 0} | event for index, event in enumerate(events)]
         path = self.root / "logs" / job / "events.jsonl"
-        self._write(path, "".join(f"{json.dumps(line)}\n" for line in lines))
+        self.write(path, "".join(f"{json.dumps(line)}\n" for line in lines))
 
     def log(self, pod: str, text: str) -> Path:
         job = pod.rsplit("-", 2)[0]
-        return self._write(self.root / "logs" / job / "pods" / f"{pod}.log", text)
+        return self.write(self.root / "logs" / job / "pods" / f"{pod}.log", text)
 
     def snapshot(self, job: str, step: int, **manifest: Any) -> None:
         content = {"version": 1, "step": step, "time": START, "attempt": 0, "kind": "periodic", "files": {}} | manifest
-        self._write(self.root / "checkpoints" / job / f"step-{step:012}" / "manifest.json", json.dumps(content))
+        self.write(self.root / "checkpoints" / job / f"step-{step:012}" / "manifest.json", json.dumps(content))
 
     def set_aside(self, job: str, step: int, reason: str) -> None:
-        self._write(self.root / "checkpoints" / job / f"step-{step:012}.corrupt" / "reason.txt", reason)
+        self.write(self.root / "checkpoints" / job / f"step-{step:012}.corrupt" / "reason.txt", reason)
 
     def token(self, job: str, attempt: int) -> None:
-        path = self._write(self.root / "checkpoints" / job / "attempts" / f"{int(START):012}-{attempt:06}-u", "")
+        path = self.write(self.root / "checkpoints" / job / "attempts" / f"{int(START):012}-{attempt:06}-u", "")
         os.utime(path, (START + 10 * attempt, START + 10 * attempt))
 
-    def _write(self, path: Path, text: str) -> Path:
+    def write(self, path: Path, text: str) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
         return path

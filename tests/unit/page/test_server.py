@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
 from collections.abc import AsyncGenerator, AsyncIterator
 from html.parser import HTMLParser
@@ -179,6 +180,37 @@ async def test_a_domain_that_was_pointed_here_gets_nothing(client: Browser, host
 
 def test_a_machine_that_serves_others_may_be_called_by_its_name() -> None:
     assert is_own_host("Node-7:8265", frozenset({"node-7"}))
+
+
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("logs/evil/events.jsonl", {"time": 10**400, "event": "started", "attempt": 0}),
+        ("logs/evil/events.jsonl", {"time": 1.0, "event": "epoch", "attempt": 0, "epoch": 10**400, "step": 10**400}),
+        ("logs/evil/losses/001893456000-000001-u.jsonl", {"step": 10**400, "loss": 1e308, "attempt": 0}),
+        ("logs/evil/ranks.json", {"uid": "u", "attempt": 0, "ranks": [{"rank": 10**400, "stepSeconds": 10**400}]}),
+        ("checkpoints/evil/step-000000000003/manifest.json", {"files": {"a": {"bytes": 10**400}}}),
+        ("checkpoints/evil/run.lock", {"pid": 2**62, "host": os.uname().nodename}),
+        ("checkpoints/evil/run.lock", {"pid": 10**400, "host": os.uname().nodename}),
+        ("logs/evil/status.json", {"status": {"phase": "Running", "progress": {"step": None, "totalSteps": 10}}}),
+        ("logs/evil/status.json", {"status": {"phase": "Running", "progress": {"step": 10**400, "totalSteps": 10}}}),
+        ("logs/evil/status.json", {"status": {"phase": "Failed", "attempt": 10**15}, "nodes": 10**15}),
+        ("logs/evil/status.json", {"status": {"phase": "Failed", "goodput": {"queued": float("inf")}}}),
+        (
+            "logs/evil/status.json",
+            {"status": {"phase": "Failed", "startTime": "2030-01-01", "progress": {"step": 1, "eta": "2030-01-01"}}},
+        ),
+    ],
+)
+async def test_what_a_job_has_written_keeps_no_page_from_being_read(
+    client: Browser, folder: Folder, file: str, content: dict[str, Any]
+) -> None:
+    folder.losses("evil", 0, 0, [3.0, 2.0])
+    folder.events("evil", {"event": "started"})
+    folder.log("evil-0-0", "hello\n")
+    folder.write(folder.root / file, json.dumps(content))
+    for path in ("/", "/jobs/local/evil", "/jobs/local/evil/logs"):
+        await page(client, path)
 
 
 async def test_without_a_job_the_page_says_how_to_start_one(client: Browser, folder: Folder) -> None:
