@@ -12,6 +12,7 @@ import json
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Any, NamedTuple
@@ -34,6 +35,7 @@ LONGEST_WAIT_SECONDS = 60.0
 """The most that a Retry-After is obeyed for within one call; after it the caller's own backoff takes over."""
 
 _WATCH_CHUNK = 2**16
+_HALF_A_LINE = 2**21
 _TOO_MANY = 429
 _UNAUTHORIZED = 401
 MERGE_PATCH = "application/merge-patch+json"
@@ -137,7 +139,8 @@ class Client:
             return None
 
     async def lines(self, path: str, **query: str) -> AsyncIterator[str]:
-        """The lines of a text as they come, such as a log that is followed: without a deadline.
+        """The lines of a text as they come, such as a log that is followed: without a deadline. Of a line that is very
+        long, as a progress bar may be, the middle is left out.
 
         Raises:
             ApiError: the server refused, or the connection broke.
@@ -146,13 +149,16 @@ class Client:
             async with self._send("GET", path, query, None, None, None) as response:
                 if response.status >= 400:
                     raise _error(response.status, response.reason or "", await response.read())
-                pending = b""
+                line = _Line()
                 async for block in response.content.iter_any():
-                    *complete, pending = (pending + block).split(b"\n")
-                    for line in complete:
-                        yield line.decode(errors="replace")
-                if pending:
-                    yield pending.decode(errors="replace")
+                    *ends, begins = block.split(b"\n")
+                    for end in ends:
+                        line.add(end)
+                        yield line.text()
+                        line = _Line()
+                    line.add(begins)
+                if last := line.text():
+                    yield last
         except (aiohttp.ClientError, OSError) as error:
             raise ApiError(0, "ConnectionFailed", f"GET {path}: {error}") from error
 
@@ -402,6 +408,24 @@ async def _close_later(session: aiohttp.ClientSession) -> None:
         await asyncio.sleep(REQUEST_SECONDS)
     finally:
         await session.close()
+
+
+@dataclass(slots=True)
+class _Line:
+    """A line that comes in pieces, in time and memory that do not grow with the square of its length."""
+
+    _head: bytearray = field(default_factory=bytearray)
+    _tail: bytearray = field(default_factory=bytearray)
+
+    def add(self, piece: bytes) -> None:
+        room = _HALF_A_LINE - len(self._head)
+        self._head += piece[:room]
+        self._tail += piece[room:]
+        if len(self._tail) > 2 * _HALF_A_LINE:
+            del self._tail[:-_HALF_A_LINE]
+
+    def text(self) -> str:
+        return (self._head + self._tail[-_HALF_A_LINE:]).decode(errors="replace")
 
 
 class _Wait(Exception):

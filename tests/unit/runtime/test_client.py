@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -270,3 +271,22 @@ async def test_a_configuration_that_is_not_there_is_named(tmp_path: Path, monkey
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "missing"))
     with pytest.raises(ApiError, match="missing"):
         await connect()
+
+
+async def test_a_line_that_never_ends_has_its_beginning_and_its_end(
+    server: Server, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(api, "_HALF_A_LINE", 10)
+    text = "first\n" + "".join(f"{number:04}\r" for number in range(9_000)) + "\n\nlast"
+    server.answers = [web.Response(text=text)]
+    lines = [line async for line in client.lines("/log")]
+    assert lines == ["first", "0000\r0001\r8998\r8999\r", "", "last"]
+
+
+async def test_the_time_for_a_long_line_grows_with_its_length_alone(server: Server, client: Client) -> None:
+    """Of 32 MiB that come in 512 parts, no part is copied more than a few times."""
+    server.answers = [web.Response(body=b"x" * 2**25)]
+    before = time.process_time()
+    (line,) = [line async for line in client.lines("/log")]
+    assert time.process_time() - before < 2.0
+    assert len(line) <= 2**22
