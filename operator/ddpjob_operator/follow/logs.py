@@ -138,6 +138,8 @@ class JobLogs:
     name: str
     ranks_per_node: int
     wanted: Wanted
+    most: int | None = None
+    """Bytes of memory for the lines that there are now, of all pods together: earlier ones of a pod are left out."""
     _newest: dict[str, str] = field(default_factory=dict, init=False, repr=False, compare=False)
     """The stamp of the newest line by the uid of its pod, also of one that is not wanted."""
 
@@ -147,7 +149,8 @@ class JobLogs:
         pods = pods_of(
             map(parse_pod, await read_pods(self.client, self.namespace, job)), self.wanted, self.ranks_per_node
         )
-        logs = await asyncio.gather(*(self._whole(pod) for pod in pods))
+        most = None if self.most is None else self.most // max(1, len(pods))
+        logs = await asyncio.gather(*(self._whole(pod, most) for pod in pods))
         for line in heapq.merge(*(log for log in logs if log is not None), key=lambda line: line.stamp):
             yield line
         status = parse_status(job.get("status") or {})
@@ -200,12 +203,20 @@ class JobLogs:
                 stream.task.cancel()
             await asyncio.gather(*(stream.task for stream in streams.values()), return_exceptions=True)
 
-    async def _whole(self, pod: PodView) -> list[Line] | None:
+    async def _whole(self, pod: PodView, most: int | None = None) -> Iterable[Line] | None:
         """None if it has no log yet, or none any more."""
+        kept, size = deque[Line](), 0
         try:
-            return list(last_of([line async for line in self._lines(pod, **self.wanted.query())], self.wanted))
+            async for line in self._lines(pod, **self.wanted.query()):
+                kept.append(line)
+                size += _memory_of(line)
+                while (most is not None and size > most) or (
+                    self.wanted.tail is not None and len(kept) > self.wanted.tail
+                ):
+                    size -= _memory_of(kept.popleft())
         except _Absent:
             return None
+        return kept
 
     async def _stream(self, pod: PodView, say: Callable[[Line], None], note: Callable[[str], None]) -> None:
         """One pod's log to its end. A connection that breaks is made again, from the last line on; that is said once
@@ -280,6 +291,10 @@ class _Stream:
         if self.looks == LOOKS_FOR_THE_END and self.task.cancel():
             state = " goes on; its log" if goes_on else ": its log brings nothing and does not end; it"
             note(f"{self.name}{state} is not followed any more")
+
+
+def _memory_of(line: Line) -> int:
+    return sys.getsizeof(line) + sys.getsizeof(line.stamp) + sys.getsizeof(line.text)
 
 
 async def _have_ended(streams: Iterable[_Stream]) -> bool:

@@ -54,7 +54,11 @@ from ddpjob_operator.wire.pods import parse_pod
 
 _SECONDS_SHARED = 1.5
 _MOST_LINES_ON_PAGE = 40
+_MOST_LINES_AHEAD = 5000
+"""Of a window that takes no more, as that of a laptop that sleeps. It shows no more than this."""
 _MOST_COURSES = 100
+_LOG_BYTES = 64 << 20
+"""Of the lines of a page, while it is made."""
 _MOST_POINTS = 5000
 _STEP_LINE = re.compile(r"step (\d+) of \d+,.* loss (\d+\.\d+)(?:, (\d+) samples/s)?")
 """What the built-in trainer prints."""
@@ -125,10 +129,16 @@ class ClusterSource:
             return
         for of_gone in await self._lines_of_gone_pods(namespace, job, query):
             yield of_gone
-        lines: asyncio.Queue[Line | None] = asyncio.Queue()
+        lines: asyncio.Queue[Line | None] = asyncio.Queue(_MOST_LINES_AHEAD)
+
+        def put(line: Line | None) -> None:
+            if lines.full():
+                lines.get_nowait()
+            lines.put_nowait(line)
+
         logs = self._logs(namespace, job, query)
-        following = asyncio.create_task(logs.follow(lines.put_nowait, lambda _: None), name=f"log of {name}")
-        following.add_done_callback(lambda _: lines.put_nowait(None))
+        following = asyncio.create_task(logs.follow(put, lambda _: None), name=f"log of {name}")
+        following.add_done_callback(lambda _: put(None))
         try:
             while (line := await lines.get()) is not None:
                 yield line
@@ -269,7 +279,7 @@ class ClusterSource:
     def _logs(self, namespace: str, job: Json, query: LogQuery) -> JobLogs:
         ranks = (job.get("spec") or {}).get("procsPerNode") or 1
         wanted = Wanted(rank=query.rank, attempt=query.attempt, tail=query.tail)
-        return JobLogs(self._client, namespace, job["metadata"]["name"], ranks, wanted)
+        return JobLogs(self._client, namespace, job["metadata"]["name"], ranks, wanted, _LOG_BYTES)
 
     def _commands(self, record: JobRecord) -> tuple[Command, ...]:
         name = record.name

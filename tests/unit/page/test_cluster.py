@@ -15,6 +15,7 @@ from tests.unit.answers import Server, ok, status
 
 from ddpjob_operator.cli.main import app
 from ddpjob_operator.core.values.observed import PodPhase, PodView, Termination
+from ddpjob_operator.page import cluster
 from ddpjob_operator.page.answers import Answers
 from ddpjob_operator.page.cluster import ClusterSource, pod_rows, record_of
 from ddpjob_operator.page.server import make_app
@@ -145,6 +146,26 @@ async def test_losses_are_remembered_of_what_was_seen_and_of_the_log() -> None:
     anew = await found._detail("team", "digits")
     assert anew is not None
     assert [point.step for point in anew.course.kept] == [1]
+
+
+@pytest.mark.parametrize("query", [LogQuery(tail=5000), LogQuery(rank=0, tail=5000)])
+async def test_the_lines_of_a_page_are_bounded_in_memory_also_where_they_are_long(
+    query: LogQuery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cluster, "_LOG_BYTES", 100_000)
+    long = tuple(f"2030-01-01T00:00:{second:02}Z {second} {'x' * 10_000}" for second in range(60))
+    lines = await source(ApiServer(item(), log=long)).log("team", "digits", query)
+    assert lines is not None
+    assert [line.text.split()[0] for line in lines] == [str(second) for second in range(51, 60)]
+
+
+async def test_a_window_that_takes_no_lines_leaves_out_the_oldest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster, "_MOST_LINES_AHEAD", 3)
+    log = tuple(f"2030-01-01T00:00:{second:02}Z {second}" for second in range(60))
+    ended = item() | {"status": {"phase": "Succeeded", "attempt": 1}}
+    shown = source(ApiServer(ended, log=log)).follow("team", "digits", LogQuery())
+    texts = [line.text async for line in shown]
+    assert texts == ["57", "58", "59"]
 
 
 async def test_a_log_that_cannot_be_followed_any_more_is_no_end_of_the_job() -> None:
