@@ -176,6 +176,28 @@ def test_promtool_accepts_the_rules_as_they_are_and_as_the_chart_renders_them(pr
 @pytest.mark.parametrize("case", [*FAULTS, *WELL], ids=lambda case: f"{case.fires or 'nothing'}: {case.what}")
 def test_what_fires(promtool: str, case: Case, tmp_path: Path) -> None:
     shutil.copy(RULES, tmp_path / "alerts.yaml")
+    ask_promtool(promtool, case, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("values", "fires"), [("0x300", "DDPJobOperatorDown"), ("_x300", "DDPJobOperatorDown"), ("1x300", "")]
+)
+def test_the_leader_of_another_release_is_not_taken_for_this_ones(
+    promtool: str, tmp_path: Path, values: str, fires: str
+) -> None:
+    rules = rendered({"prometheusRules": {"enabled": True}, "serviceMonitor": {"enabled": True}})
+    (tmp_path / "alerts.yaml").write_text(yaml.safe_dump(of_kind("PrometheusRule", rules)[0]["spec"]))
+    series = {
+        f'ddpjob_operator_{metric}{{service="{service}", pod="{service}-0"}}': shown
+        for service, leads in (("ddpjob-operator", values), ("students-ddpjob-operator", "1x300"))
+        for metric, shown in (("leader", leads), ("shards", leads.replace("0x300", "1x300")))
+    }
+    case = Case("", series, fires, labels={})
+    ask_promtool(promtool, case, tmp_path)
+
+
+def ask_promtool(promtool: str, case: Case, folder: Path) -> None:
+    """Whether the rules in this folder fire as the case says."""
     firing = []
     if case.fires:
         labels = case.labels | ALERTS[case.fires]["labels"] | {"alertname": case.fires, "alertstate": "firing"}
@@ -184,10 +206,10 @@ def test_what_fires(promtool: str, case: Case, tmp_path: Path) -> None:
     question = {"expr": 'ALERTS{alertstate="firing"}', "eval_time": f"{case.minutes}m", "exp_samples": firing}
     given = [{"series": name, "values": values} for name, values in case.series.items()]
     tests = [{"interval": "1m", "input_series": given, "promql_expr_test": [question]}]
-    (tmp_path / "test.yaml").write_text(
+    (folder / "test.yaml").write_text(
         yaml.safe_dump({"rule_files": ["alerts.yaml"], "evaluation_interval": "1m", "tests": tests})
     )
-    ran = subprocess.run([promtool, "test", "rules", tmp_path / "test.yaml"], capture_output=True, text=True)
+    ran = subprocess.run([promtool, "test", "rules", folder / "test.yaml"], capture_output=True, text=True)
     assert ran.returncode == 0, ran.stdout + ran.stderr
 
 
