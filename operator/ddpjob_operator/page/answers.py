@@ -26,7 +26,11 @@ class Answers:
     async def get(self, question: Hashable, ask: Callable[[], Awaitable[T]]) -> T:
         """What `ask` returns, or has returned shortly before. What it raises is not kept."""
         until, task = self._found.get(question, (0.0, None))
-        if task is None or (task.done() and (self._clock() >= until or _has_failed(task))):
+        now = self._clock()
+        if task is None or (task.done() and (now >= until or _has_failed(task))):
+            # an answer may be some MiB of log lines, and nobody gets it any more
+            for old in [each for each, (end, kept) in self._found.items() if kept.done() and now >= end]:
+                del self._found[old]
             task = asyncio.ensure_future(self._ask(question, ask))
             self._found[question] = (0.0, task)
             self._found.move_to_end(question)

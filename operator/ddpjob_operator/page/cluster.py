@@ -25,6 +25,7 @@ from ddpjob_operator.follow.refusals import in_words
 from ddpjob_operator.follow.table import printable
 from ddpjob_operator.follow.why import why
 from ddpjob_operator.page.answers import Answers
+from ddpjob_operator.page.files import drawable
 from ddpjob_operator.page.folder import log_of as folder_log
 from ddpjob_operator.page.list_view import tone_of
 from ddpjob_operator.page.shared import Shared
@@ -60,8 +61,8 @@ _MOST_COURSES = 100
 _LOG_BYTES = 64 << 20
 """Of the lines of a page, while it is made."""
 _MOST_POINTS = 5000
-_STEP_LINE = re.compile(r"step (\d+) of \d+,.* loss (\d+\.\d+)(?:, (\d+) samples/s)?")
-"""What the built-in trainer prints."""
+_STEP_LINE = re.compile(r"step ([0-9]{1,18}) of [0-9]+,.* loss ([0-9]{1,40}\.[0-9]+)(?:, ([0-9]{1,40}) samples/s)?")
+"""What the built-in trainer prints. A script may print anything."""
 
 
 @dataclass(slots=True)
@@ -269,7 +270,8 @@ class ClusterSource:
         ]
         progress = status.progress
         if progress is not None and progress.step is not None and progress.loss is not None:
-            found.append(LossPoint(progress.step, progress.loss, status.attempt, progress.samples_per_second))
+            loss, rate = drawable(progress.loss), drawable(progress.samples_per_second)
+            found.append(LossPoint(progress.step, loss, status.attempt, rate))
         seen.add(found)
         note = (
             "What this page has seen since it was opened, and the newest lines of the log. The volume has every step."

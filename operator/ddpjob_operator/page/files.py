@@ -110,10 +110,10 @@ def course_of(shared: Shared, job: str, events: list[dict[str, Any]]) -> Course:
                 lost += [point for point in kept.values() if point.step > after and run == before]
                 kept = {step: point for step, point in kept.items() if step <= after}
             elif isinstance(step, int):
-                loss, rate = _finite(entry.get("loss")), _finite(entry.get("samplesPerSecond"))
+                loss, rate = drawable(entry.get("loss")), drawable(entry.get("samplesPerSecond"))
                 kept[step] = LossPoint(step, loss, _whole(entry.get("attempt")), rate)
     validation = {
-        event["step"]: LossPoint(event["step"], _finite(event.get("eval_loss")), _whole(event.get("attempt")))
+        event["step"]: LossPoint(event["step"], drawable(event.get("eval_loss")), _whole(event.get("attempt")))
         for event in events
         if event.get("event") == "validated" and isinstance(event.get("step"), int)
     }
@@ -184,9 +184,9 @@ def _rank(given: dict[str, Any]) -> RankRow:
         pod=printable(str(given.get("pod") or "")),
         phase=printable(str(given.get("phase") or "")),
         step=step if isinstance(step, int) else None,
-        step_seconds=_finite(given.get("stepSeconds")),
-        data_seconds=_finite(given.get("dataSeconds")),
-        passes_seconds=_finite(given.get("passesSeconds")),
+        step_seconds=drawable(given.get("stepSeconds")),
+        data_seconds=drawable(given.get("dataSeconds")),
+        passes_seconds=drawable(given.get("passesSeconds")),
         time=time if time is not None and time.tzinfo else None,
     )
 
@@ -326,7 +326,7 @@ def moment(seconds: object) -> datetime | None:
     return None
 
 
-def _finite(value: object) -> float | None:
+def drawable(value: object) -> float | None:
     """A number that a chart can draw: sums and margins of such numbers are finite, too."""
     return float(value) if isinstance(value, int | float) and abs(value) <= _GREATEST else None
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import shlex
+import weakref
 from datetime import UTC, datetime
 from typing import Any, cast
 
@@ -96,7 +98,7 @@ async def test_windows_that_ask_at_once_or_soon_share_an_answer() -> None:
 
 
 async def test_an_answer_is_shared_for_ten_times_as_long_as_it_took() -> None:
-    times = iter([0.0, 3.0, 32.0, 40.0, 41.0, 41.0])
+    times = iter([0.0, 0.0, 3.0, 32.0, 40.0, 41.0, 41.0])
     answers, asked = Answers(1.5, lambda: next(times)), []
 
     async def ask() -> int:
@@ -166,6 +168,38 @@ async def test_a_window_that_takes_no_lines_leaves_out_the_oldest(monkeypatch: p
     shown = source(ApiServer(ended, log=log)).follow("team", "digits", LogQuery())
     texts = [line.text async for line in shown]
     assert texts == ["57", "58", "59"]
+
+
+MANY = "9" * 5000
+
+
+@pytest.mark.parametrize("line", [
+    f"step {MANY} of 9, loss 1.0", f"step 1 of 9, loss {MANY}.0", f"step 1 of 9, loss 1.0, {MANY} samples/s",
+])  # fmt: skip
+@pytest.mark.parametrize("value", [1.7e308, -1.7e308])
+async def test_what_a_job_prints_and_reports_keeps_its_page_from_nobody(line: str, value: float) -> None:
+    progress = {"step": 2**63 - 1, "totalSteps": 2**63 - 1, "loss": value, "samplesPerSecond": value}
+    job = item() | {"status": {"phase": "Running", "progress": progress, "attempt": 1}}
+    log = tuple(f"2030-01-01T00:00:01Z {text}" for text in (line, "step 1 of 9, loss 1.0, 5 samples/s"))
+    async with TestClient(TestServer(make_app(source(ApiServer(job, log=log))))) as browser:
+        for path in ("/", "/jobs/team/digits", "/jobs/team/digits/logs"):
+            assert (await browser.get(path)).status == 200
+
+
+async def test_an_answer_is_not_held_longer_than_it_is_shared() -> None:
+    now = [0.0]
+    answers = Answers(1.0, clock=lambda: now[0])
+    found = await answers.get("first", _something)
+    held = weakref.ref(found)
+    del found
+    now[0] = 2.0
+    await answers.get("second", _something)
+    gc.collect()
+    assert held() is None
+
+
+async def _something() -> ApiServer:
+    return ApiServer()
 
 
 async def test_a_log_that_cannot_be_followed_any_more_is_no_end_of_the_job() -> None:
