@@ -49,6 +49,19 @@ def reserved_template_env(spec: DDPJobSpec) -> str | None:
     return None
 
 
+def taken_volume_name(spec: DDPJobSpec) -> str | None:
+    """A volume is known by its name, and the operator's would take the place of the user's."""
+    taken = {"shared": "the job's data"}
+    if spec.restart.scope != "Gang" or spec.spares or spec.elastic is not None:
+        taken["assignment"] = "the pod's place in the gang"
+    for index, volume in enumerate(_objects(_template(spec), "volumes")):
+        name = str(volume.get("name"))
+        if name in taken and volume.get("persistentVolumeClaim") != {"claimName": spec.shared.claim_name}:
+            path = f"spec.podTemplate.spec.volumes[{index}].name"
+            return f"{path}: the operator's volume {name} has {taken[name]}; give this one another name, or remove it"
+    return None
+
+
 def malformed_template(spec: DDPJobSpec) -> str | None:
     """Lists that are merged item by item must contain objects with their merge key."""
     template, path = _template(spec), "spec.podTemplate.spec"

@@ -20,6 +20,7 @@ from ddpjob_operator.api.template_rules import (
     is_reserved,
     malformed_template,
     reserved_template_env,
+    taken_volume_name,
 )
 
 LONGEST_WINDOW = 100
@@ -377,6 +378,7 @@ BETWEEN_FIELDS: tuple[Rule, ...] = (
     Rule(("restart", "rules"), "", "", _pattern_problem),
     Rule(("podTemplate",), "", "", malformed_template),
     Rule(("podTemplate",), "", "", reserved_template_env),
+    Rule(("podTemplate",), "", "", taken_volume_name),
 )
 
 
