@@ -204,7 +204,12 @@ JOBS = (
         "max",
     ),
     MetricRow("ddpjob_status_attempt", "gauge", "Number of the current attempt, from 0.", JOB_LABELS, aggregate="max"),
-    MetricRow("ddpjob_status_restarts_total", "counter", "Restarts after failures.", JOB_LABELS),
+    MetricRow(
+        "ddpjob_status_restarts_total",
+        "counter",
+        "Restarts after failures. One that turns out to be a disruption stays counted.",
+        JOB_LABELS,
+    ),
     MetricRow(
         "ddpjob_status_live_recoveries_total",
         "counter",

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter as Counts
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from itertools import islice
 from typing import Any
@@ -153,6 +153,16 @@ class JobFigures:
     recomputed_steps: int | None = None
     seconds: Mapping[str, float] = field(default_factory=dict)
     """Wall-clock seconds by activity."""
+    taken_back: int = 0
+    """Restarts that are no longer among `restarts`. The table counts them."""
+
+    def after(self, earlier: JobFigures) -> JobFigures:
+        """These figures, with the restarts that were taken back since the `earlier` ones of the same job. A counter
+        that goes back has begun anew, for Prometheus, and all that it has counts once more."""
+        if None not in (self.created, earlier.created) and self.created != earlier.created:
+            return self
+        taken_back = earlier.taken_back + max(0, earlier.restarts - self.restarts)
+        return replace(self, taken_back=taken_back) if taken_back else self
 
 
 def _unix(time: datetime | None) -> float | None:
@@ -165,7 +175,7 @@ _PER_JOB: dict[str, Callable[[JobFigures], float | None]] = {
     "ddpjob_status_completion_timestamp_seconds": lambda job: _unix(job.completed),
     "ddpjob_status_eta_timestamp_seconds": lambda job: _unix(job.eta),
     "ddpjob_status_attempt": lambda job: job.attempt,
-    "ddpjob_status_restarts_total": lambda job: job.restarts,
+    "ddpjob_status_restarts_total": lambda job: job.restarts + job.taken_back,
     "ddpjob_status_live_recoveries_total": lambda job: job.live_recoveries,
     "ddpjob_status_disruptions_total": lambda job: job.disruptions,
     "ddpjob_status_recomputed_steps_total": lambda job: job.recomputed_steps,
@@ -189,7 +199,8 @@ class JobTable:
         self._rows: dict[Hashable, JobFigures] = {}
 
     def put(self, key: Hashable, figures: JobFigures) -> None:
-        self._rows[key] = figures
+        earlier = self._rows.get(key)
+        self._rows[key] = figures if earlier is None else figures.after(earlier)
 
     def drop(self, key: Hashable) -> None:
         self._rows.pop(key, None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import re
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
@@ -89,6 +89,17 @@ def test_the_series_of_a_job_disappear_with_it() -> None:
         assert line in page()
     metrics.JOBS.drop("key")
     assert "digits" not in page()
+
+
+def test_a_restart_that_is_taken_back_stays_counted() -> None:
+    """A counter that goes back from 6 to 5 has begun anew, for Prometheus: `increase` has 5 more restarts."""
+    shown = []
+    for restarts in (5, 6, 5, 5, 6, 7, 6, 7):
+        metrics.JOBS.put("key", dataclasses.replace(KNOWN, restarts=restarts))
+        shown += re.findall(r"ddpjob_status_restarts_total\{.*\} (.*)", page())
+    assert list(map(float, shown)) == [5, 6, 6, 6, 7, 8, 8, 9]
+    metrics.JOBS.put("key", dataclasses.replace(KNOWN, restarts=0, created=NOON + timedelta(hours=1)))
+    assert 'ddpjob_status_restarts_total{ddpjob="digits",namespace="team"} 0.0' in page(), "a new job of the name"
 
 
 def test_a_job_has_at_most_thirty_series_whatever_is_known_of_it() -> None:
