@@ -20,6 +20,7 @@ from prometheus_client.platform_collector import PlatformCollector
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.utils import floatToGoString
 
+from ddpjob_operator.api.reasons import FAILURES, STARTUP, STATES
 from ddpjob_operator.api.status import Phase
 from ddpjob_operator.metric_table import MOST_SERIES, TABLE
 from ddpjob_operator.settings import VERSION
@@ -75,15 +76,20 @@ _END = b"# EOF\n"
 _LINES_AT_ONCE = 2000
 """A millisecond or two."""
 
+_KNOWN_REASONS = frozenset(reason.name for reason in (*FAILURES, *STARTUP, *STATES))
 _REASONS: set[str] = set()
+"""Others that were seen."""
 _MOST_REASONS = 64
 
 
 def bounded(reason: str) -> str:
     """`reason` as a label value.
 
-    It may come from a user's container, which must not be able to create series without limit.
+    It may come from a user's container, which must not be able to create series without limit, nor to use up the places
+    of what the operator itself finds in all other jobs.
     """
+    if reason in _KNOWN_REASONS:
+        return reason
     if reason in _REASONS or (len(_REASONS) < _MOST_REASONS and _word(reason) == reason):
         _REASONS.add(reason)
         return reason

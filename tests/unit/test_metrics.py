@@ -139,6 +139,15 @@ def test_a_reason_that_is_no_word_is_shown_as_other() -> None:
     assert 'ddpjob_status_condition{condition="Degraded",ddpjob="digits",namespace="team",reason="Other"}' in page()
 
 
+def test_reasons_that_a_job_makes_up_take_no_place_from_those_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics, "_REASONS", set())
+    made_up = {metrics.bounded(f"Evil{number}") for number in range(200)}
+    assert len(made_up) == 65, "64 and Other"
+    assert [metrics.bounded(reason) for reason in ("OOMKilled", "NodeLost", "Evil199")] == [
+        "OOMKilled", "NodeLost", "Other"
+    ]  # fmt: skip
+
+
 def test_labels_are_escaped() -> None:
     metrics.JOBS.put("key", JobFigures('a"b', "c\\d\ne", Phase.PENDING, 0, 0, 0, 2))
     (family,) = [found for found in parse_text(page()) if found.name == "ddpjob_status_nodes"]
