@@ -6,6 +6,7 @@ Real sources: a web server on this machine, mounted folders, scripts; object sto
 from __future__ import annotations
 
 import errno
+import http.server
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +19,7 @@ from tests.trainer.data_server import BODY, DIGEST, Web, cut_short, left_over, r
 from ddp_trainer.contract.exit_codes import UserError
 from ddp_trainer.contract.json_files import read_json
 from ddp_trainer.initialize.__main__ import Initializer, run
-from ddp_trainer.initialize.sources import FetchError, shown
+from ddp_trainer.initialize.sources import FetchError, public, shown
 
 
 def pvcs(shared: Path) -> Path:
@@ -158,12 +159,41 @@ def test_a_folder_replaces_a_folder_whole(shared: Path) -> None:
     assert left_over(shared) == []
 
 
+def test_the_user_in_an_address_is_sent_to_its_host_alone(web: Web, shared: Path) -> None:
+    sent: list[tuple[str, str | None]] = []
+
+    def answer(request: http.server.BaseHTTPRequestHandler) -> None:
+        sent.append((request.path, request.headers["Authorization"]))
+        if request.path == "/elsewhere":
+            whole(request)
+            return
+        request.send_response(302)
+        request.send_header("Location", "/elsewhere")
+        request.end_headers()
+
+    web.answer = answer
+    run(Initializer("x", "data", source=web.url.replace("//", "//me:p%40ss@")), shared, shared)
+    assert sent == [("/digits.bin", "Basic bWU6cEBzcw=="), ("/elsewhere", None)]  # me:p@ss
+
+
+@pytest.mark.parametrize(
+    ("written", "asked"),
+    [("/two words?q=a b", "/two%20words?q=a%20b"), ("/données", "/donn%C3%A9es"), ("/50%25%20#top", "/50%25%20")],
+)
+def test_an_address_is_asked_for_as_a_browser_does(web: Web, shared: Path, written: str, asked: str) -> None:
+    run(Initializer("x", "data", source=web.url.replace("/digits.bin", written)), shared, shared)
+    assert web.asked == [asked]
+
+
 @pytest.mark.parametrize(
     ("task", "message"),
     [
         ({"source": "pvc://models/none"}, "there is no pvc://models/none"),
         ({"source": "pvc://models/tiny", "sha256": DIGEST}, "is a folder"),
         ({"source": "http:///x"}, "names no host"),
+        ({"source": "http://[::1/x"}, "is no address of a web server"),
+        ({"source": "http://localhost:port/x"}, "is no address of a web server"),
+        ({"source": f"http://{'a' * 64}.example/x"}, "is no address of a web server"),
         ({"script": "true"}, "the script has ended, and there is no data"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
@@ -205,6 +235,20 @@ def test_a_script_that_fails_is_tried_again_and_leaves_nothing_running(shared: P
 )
 def test_what_is_secret_in_an_address_is_not_shown(text: str, public: str) -> None:
     assert shown(text) == public
+
+
+@pytest.mark.parametrize(
+    ("source", "what"),
+    [
+        ("https://me:pass@host/two words?X-Signature=abc", "https://***@host/two words?***"),
+        ("https://host/it's?X-Signature=abc", "https://host/it's?***"),
+        ("s3://bucket/a@b", "s3://bucket/a@b"),
+        ("hf://datasets/owner/name@main/x", "hf://datasets/owner/name@main/x"),
+    ],
+)
+def test_what_is_secret_in_a_source_is_not_shown_whatever_characters_it_has(source: str, what: str) -> None:
+    assert public(source) == what
+    assert shown(what) == what
 
 
 def test_a_driver_cannot_lead_out_of_the_folder(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -67,9 +68,14 @@ def test_the_exit_code_says_what_to_do_and_the_message_why(
         assert message["message"]
 
 
-def test_credentials_reach_neither_log_nor_message(web: Web, shared: Path) -> None:
+@pytest.mark.parametrize(
+    "change",
+    [lambda url: url, lambda url: url.replace("digits", "two digits"), lambda url: re.sub(r":(\d+)/", ":port/", url)],
+    ids=["refused", "with a blank", "no address"],
+)
+def test_credentials_reach_neither_log_nor_message(web: Web, shared: Path, change: Callable[[str], str]) -> None:
     web.answer = refusing(403)
-    source = f"{web.url}?X-Amz-Signature=c0ffee"
+    source = change(f"{web.url.replace('//', '//me:c0ffee@')}?X-Amz-Signature=c0ffee")
     with process(shared, {"path": "d", "source": source}, HUB_TOKEN="hf_topsecret") as found:
         _, log = found.communicate(timeout=60)
     for text in (log.decode(), json.dumps(reported(shared))):

@@ -28,7 +28,7 @@ from typing import Any
 from ddp_trainer.contract.exit_codes import EXIT_FAILED, EXIT_OK, EXIT_PREEMPTED, EXIT_USER, UserError
 from ddp_trainer.contract.json_files import read_json, write_json
 from ddp_trainer.contract.process_end import end_after_exit_handlers, settle
-from ddp_trainer.initialize.sources import CHUNK_BYTES, FetchError, fetch, shown
+from ddp_trainer.initialize.sources import CHUNK_BYTES, FetchError, fetch, public, shown
 from ddp_trainer.launch.exit.report import log, report_start_failure
 
 MARKERS = ".ddpjob/initialized"
@@ -157,7 +157,7 @@ def _is_done(task: Initializer, target: Path, marker: Path) -> bool:
 
 def _fetch(task: Initializer, target: Path, pvcs: Path) -> None:
     assert task.source is not None
-    log(f"{task.name}: fetching {shown(task.source)}")
+    log(f"{task.name}: fetching {public(task.source)}")
     part = target.with_name(f".{target.name}.{task.digest[:12]}.part")
     _remove(part)  # of a try that was killed
     try:
@@ -172,10 +172,13 @@ def _fetch(task: Initializer, target: Path, pvcs: Path) -> None:
 
 def _verify(part: Path, task: Initializer) -> None:
     if part.is_dir():
-        raise UserError(f"sha256 is of a single file, and {shown(task.source or task.path)} is a folder; remove it")
+        raise UserError(f"sha256 is of a single file, and {_what(task)} is a folder; remove it")
     if (digest := _digest(part)) != task.sha256:
-        what = shown(task.source or task.path)
-        raise FetchError(f"{what} has the SHA-256 {digest} and not {task.sha256}: it is not used")
+        raise FetchError(f"{_what(task)} has the SHA-256 {digest} and not {task.sha256}: it is not used")
+
+
+def _what(task: Initializer) -> str:
+    return task.path if task.source is None else public(task.source)
 
 
 def _digest(path: Path) -> str:

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import os
 import re
+import string
 import urllib.error
 import urllib.request
+from base64 import b64encode
 from http.client import HTTPException, HTTPMessage
 from pathlib import Path, PurePosixPath
 from typing import IO, Any
-from urllib.parse import urlsplit
+from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
 from ddp_trainer.contract.exit_codes import UserError
 
@@ -54,7 +56,7 @@ def fetch(source: str, into: Path, pvcs: Path) -> None:
         raise UserError(
             f"{scheme}:// needs a package that this image lacks ({error}); add ddpjob[data] to the image"
         ) from None
-    copy_tree(files, root.rstrip("/"), into, shown(source))
+    copy_tree(files, root.rstrip("/"), into, public(source))
 
 
 def _file_system(scheme: str, rest: str, pvcs: Path) -> tuple[Any, str]:
@@ -69,6 +71,15 @@ def _file_system(scheme: str, rest: str, pvcs: Path) -> tuple[Any, str]:
         register("s3")  # fsspec itself would look for s3fs
     files, root = fsspec.core.url_to_fs(f"{scheme}://{rest}")
     return files, str(root)
+
+
+def public(source: str) -> str:
+    """`source` without what is secret in it, whatever characters it has: user name, password, signature."""
+    scheme, _, rest = source.partition("://")
+    place, query, _ = rest.partition("?")
+    host, slash, path = place.partition("/")
+    _, at, host = host.rpartition("@")
+    return f"{scheme}://{'***@' if at else ''}{host}{slash}{path}" + ("?***" if query else "")
 
 
 def shown(text: str) -> str:
@@ -151,23 +162,43 @@ def _relative(path: str, root: str) -> Path:
 
 
 def _download(url: str, into: Path) -> None:
-    request = urllib.request.Request(url, headers={"User-Agent": "ddpjob", "Accept-Encoding": "identity"})  # noqa: S310
-    parts = urlsplit(url)
-    if not parts.hostname:
-        raise UserError(f"{shown(url)} names no host; correct the source")
+    request, source = _request(url), public(url)
     try:
         with urllib.request.urlopen(request, timeout=SILENCE_SECONDS) as answer:  # noqa: S310 - http or https alone
             _write(answer, into)
-            _check_length(answer.headers, into, shown(url))
+            _check_length(answer.headers, into, source)
     except urllib.error.HTTPError as error:
-        said = f"{shown(url)} answered {error.code} {error.reason}"
+        said = f"{source} answered {error.code} {error.reason}"
         if error.code in _PERMANENT:
             raise UserError(f"{said}; correct the source or its access") from None
         raise FetchError(said) from None
     except urllib.error.URLError as error:
-        raise FetchError(f"{shown(url)}: {error.reason}") from None
+        raise FetchError(f"{source}: {error.reason}") from None
     except (HTTPException, ConnectionError, TimeoutError) as error:
-        raise FetchError(f"{shown(url)}: {type(error).__name__}: {error}") from error
+        raise FetchError(f"{source}: {type(error).__name__}: {error}") from error
+
+
+def _request(url: str) -> urllib.request.Request:
+    """As a browser asks for `url`: its user and password in a header, what ASCII has not in percent codes."""
+    try:
+        parts = urlsplit(url)
+        host = (parts.hostname or "").encode("idna").decode()
+        port = parts.port
+    except ValueError:  # without its words, which may be a part of the password
+        raise UserError(f"{public(url)} is no address of a web server; correct the source") from None
+    if not host:
+        raise UserError(f"{public(url)} names no host; correct the source")
+    place = (f"[{host}]" if ":" in host else host) + (f":{port}" if port is not None else "")
+    path, query = (quote(part, safe=string.punctuation) for part in (parts.path, parts.query))
+    request = urllib.request.Request(  # noqa: S310
+        urlunsplit((parts.scheme, place, path, query, "")),
+        headers={"User-Agent": "ddpjob", "Accept-Encoding": "identity"},
+    )
+    if parts.username is not None:
+        user = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
+        # not for the place that this one may name
+        request.add_unredirected_header("Authorization", f"Basic {b64encode(user.encode()).decode()}")
+    return request
 
 
 def _write(read: IO[bytes], into: Path) -> None:
