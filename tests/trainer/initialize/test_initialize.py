@@ -6,8 +6,10 @@ Real sources: a web server on this machine, mounted folders, scripts; object sto
 from __future__ import annotations
 
 import errno
+import http.client
 import http.server
 import os
+import ssl
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -115,6 +117,31 @@ def test_what_was_there_stays_until_what_replaces_it_is_whole(web: Web, shared: 
 def test_an_answer_decides_whether_to_ask_again(web: Web, shared: Path, code: int, kind: type[Exception]) -> None:
     web.answer = refusing(code)
     with pytest.raises(kind, match=f"answered {code}"):
+        run(Initializer("dataset", "digits.bin", source=web.url), shared, shared)
+
+
+@pytest.mark.parametrize("code", [202, 204, 206])
+def test_an_answer_that_promises_data_or_a_part_of_it_is_not_taken_for_it(web: Web, shared: Path, code: int) -> None:
+    def answer(request: http.server.BaseHTTPRequestHandler) -> None:
+        request.send_response(code)
+        request.send_header("Content-Length", "0")
+        request.end_headers()
+
+    web.answer = answer
+    with pytest.raises(FetchError, match=f"answered {code} "):
+        run(Initializer("dataset", "digits.bin", source=web.url), shared, shared)
+    assert not (shared / "digits.bin").exists()
+
+
+@pytest.mark.parametrize("error", [ssl.SSLError(1, "bad record mac"), OSError(errno.EHOSTUNREACH, "No route to host")])
+def test_a_network_that_breaks_is_not_taken_for_the_volume(
+    web: Web, shared: Path, error: OSError, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> bytes:
+        raise error
+
+    monkeypatch.setattr(http.client.HTTPResponse, "read", fail)
+    with pytest.raises(FetchError, match=str(error.strerror)):
         run(Initializer("dataset", "digits.bin", source=web.url), shared, shared)
 
 

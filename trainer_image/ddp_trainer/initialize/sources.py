@@ -12,6 +12,8 @@ import string
 import urllib.error
 import urllib.request
 from base64 import b64encode
+from collections.abc import Iterator
+from contextlib import contextmanager
 from http.client import HTTPException, HTTPMessage
 from pathlib import Path, PurePosixPath
 from typing import IO, Any
@@ -25,6 +27,9 @@ SILENCE_SECONDS = 60.0
 
 _PERMANENT = (400, 401, 403, 404, 405, 410, 451)
 """Answers that stay the same however often one asks (RFC 9110 section 15.5)."""
+
+_WHOLE = (200, 203)
+"""Answers that come with all data; 202 and 204 come with none, though they count as success (RFC 9110 section 15.3)."""
 
 _SECRETS = re.compile(r"(?P<scheme>\w+://)(?P<user>[^/\s@]*@)?(?P<place>[^\s?'\"]*)(?P<query>\?[^\s'\"]*)?")
 
@@ -165,6 +170,8 @@ def _download(url: str, into: Path) -> None:
     request, source = _request(url), public(url)
     try:
         with urllib.request.urlopen(request, timeout=SILENCE_SECONDS) as answer:  # noqa: S310 - http or https alone
+            if answer.status not in _WHOLE:
+                raise FetchError(f"{source} answered {answer.status} {answer.reason}, which is not the whole of it")
             _write(answer, into)
             _check_length(answer.headers, into, source)
     except urllib.error.HTTPError as error:
@@ -174,7 +181,9 @@ def _download(url: str, into: Path) -> None:
         raise FetchError(said) from None
     except urllib.error.URLError as error:
         raise FetchError(f"{source}: {error.reason}") from None
-    except (HTTPException, ConnectionError, TimeoutError) as error:
+    except (HTTPException, OSError, UnicodeError) as error:
+        if getattr(error, "filename", None) is not None:
+            raise  # ours: the volume is full, say
         raise FetchError(f"{source}: {type(error).__name__}: {error}") from error
 
 
@@ -204,12 +213,21 @@ def _request(url: str) -> urllib.request.Request:
 def _write(read: IO[bytes], into: Path) -> None:
     with into.open("wb") as file:
         while chunk := read.read(CHUNK_BYTES):
-            try:
+            with _named(into):
                 file.write(chunk)
                 file.flush()
-            except OSError as error:
-                error.filename = str(into)  # tells a full volume from a source that broke off
-                raise
+        with _named(into):
+            file.close()  # where NFS says that the volume is full
+
+
+@contextmanager
+def _named(into: Path) -> Iterator[None]:
+    """Errors with the name of the file: it tells a full volume from a source that broke off."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = str(into)
+        raise
 
 
 def _check_length(headers: HTTPMessage, into: Path, source: str) -> None:
