@@ -172,9 +172,54 @@ def test_a_folder_that_cannot_be_read_in_part_is_not_taken_for_whole(
         return scan(path)
 
     monkeypatch.setattr(os, "scandir", refuse)
-    with pytest.raises(UserError, match="may not be read"):
+    with pytest.raises(UserError, match=r"may not be read .*securityContext"):
         run(Initializer("model", "models/tiny", source="pvc://models/tiny"), shared, mounted)
     assert not (shared / "models" / "tiny").exists()
+
+
+@pytest.mark.parametrize(
+    ("add", "message"),
+    [
+        (lambda folder: (folder / "a").symlink_to("/nowhere/a"), "a in pvc://models/tiny is a link that leads nowhere"),
+        (lambda folder: (folder / "a").symlink_to("a"), "a in pvc://models/tiny is a link that leads nowhere"),
+        (
+            lambda folder: (folder / "weights" / "up").symlink_to(".."),
+            "weights/up in pvc://models/tiny is a link to a folder that it is in",
+        ),
+        (lambda folder: os.mkfifo(folder / "a"), "a in pvc://models/tiny is neither a file nor a folder"),
+    ],
+    ids=["a broken link", "a link to itself", "a link upwards", "a pipe"],
+)
+def test_what_cannot_be_copied_of_a_claim_is_named(shared: Path, add: Callable[[Path], None], message: str) -> None:
+    mounted = pvcs(shared)
+    add(mounted / "models" / "tiny")
+    with pytest.raises(UserError, match=message):
+        run(Initializer("model", "models/tiny", source="pvc://models/tiny"), shared, mounted)
+
+
+def test_a_link_of_a_claim_is_copied_as_what_it_leads_to(shared: Path) -> None:
+    mounted = pvcs(shared)
+    for name in ("first", "second"):
+        (mounted / "models" / "tiny" / name).symlink_to("weights")
+    run(Initializer("model", "tiny", source="pvc://models/tiny"), shared, mounted)
+    assert (shared / "tiny" / "second" / "0.bin").read_bytes() == BODY
+    assert not (shared / "tiny" / "second").is_symlink()
+
+
+def test_what_a_file_system_keeps_for_itself_is_no_data_of_a_claim(
+    shared: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mounted, scan = pvcs(shared), os.scandir
+    (mounted / "models" / "lost+found").mkdir()
+
+    def refuse(path: Any) -> Any:
+        if str(path).endswith("lost+found"):
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    run(Initializer("models", "models", source="pvc://models"), shared, mounted)
+    assert [path.name for path in (shared / "models").iterdir()] == ["tiny"]
 
 
 def test_a_folder_replaces_a_folder_whole(shared: Path) -> None:

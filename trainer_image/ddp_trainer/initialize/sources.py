@@ -6,7 +6,6 @@ drivers for s3:// (obstore) and hf:// (huggingface_hub) are what ddpjob[data] ad
 
 from __future__ import annotations
 
-import os
 import re
 import string
 import urllib.error
@@ -20,6 +19,7 @@ from typing import IO, Any
 from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
 from ddp_trainer.contract.exit_codes import UserError
+from ddp_trainer.initialize.mounted import mounted_files
 
 CHUNK_BYTES = 8 << 20
 SILENCE_SECONDS = 60.0
@@ -103,9 +103,12 @@ def copy_tree(files: Any, root: str, into: Path, source: str) -> None:
     """
     try:
         if not files.isdir(root):
-            _copy_file(files, root, files.info(root).get("size"), into)
+            info = files.info(root)
+            if info.get("type") == "other":  # a pipe, say, which nobody may ever write to
+                raise UserError(f"{source} is neither a file nor a folder; correct the source")
+            _copy_file(files, root, info.get("size"), into)
             return
-        found = _files_below(files, root)
+        found = _files_below(files, root, source)
         if not found:
             raise UserError(f"{source} is empty; correct the source")
         for path, size in sorted(found.items()):
@@ -121,26 +124,25 @@ def copy_tree(files: Any, root: str, into: Path, source: str) -> None:
             raise  # ours: the volume is full, say
         said = f"{type(error).__name__}: {error}".splitlines()[0]
         if _not_allowed(error):
-            raise UserError(
-                f"{source} may not be read ({said}); check the credentials in the initializer's env"
-            ) from None
+            fix = "check the credentials in the initializer's env"
+            if _is_mounted(files):
+                fix = "give the pods a user or a group that may, in securityContext of spec.podTemplate.spec"
+            raise UserError(f"{source} may not be read ({said}); {fix}") from None
         raise FetchError(f"{source}: {said}") from error
 
 
-def _files_below(files: Any, root: str) -> dict[str, int | None]:
+def _files_below(files: Any, root: str, source: str) -> dict[str, int | None]:
     """Sizes by path. A part that cannot be read is an error: half a data set must not pass for a whole one."""
-    if "file" in files.protocol:  # whose own search leaves out what it cannot read
-        walk = os.walk(root, onerror=_raise, followlinks=True)
-        paths = [Path(folder, name) for folder, _, names in walk for name in names]
-        return {str(path): path.stat().st_size for path in paths}
+    if _is_mounted(files):  # whose own search leaves out what it cannot read
+        return mounted_files(root, source)
     found = files.find(root, detail=True)
     # consoles of object stores make an empty object in the place of each folder
     folders = {root, *(str(parent) for path in found for parent in PurePosixPath(path).parents)}
     return {path: info.get("size") for path, info in found.items() if info.get("size") or path not in folders}
 
 
-def _raise(error: OSError) -> None:
-    raise error
+def _is_mounted(files: Any) -> bool:
+    return "file" in files.protocol
 
 
 def _not_allowed(error: Exception) -> bool:
