@@ -188,7 +188,9 @@ def _walk(folder: Path, exclude: set[Path], left_out: list[str]) -> Iterator[Pat
         inherited = rules.pop(here)
         for name in sorted(folders):
             inner = here / name
-            if inner.is_symlink():
+            if not name.isprintable():
+                left_out.append(_unprintable(inner, folder))
+            elif inner.is_symlink():
                 left_out.append(f"{inner.relative_to(folder)}: is a link to a folder; copy it, or read it elsewhere")
             elif not _is_left_out(inner, inherited, left_out, folder) and inner.resolve() not in exclude:
                 rules[inner] = [*inherited, *_rules_of(inner)]
@@ -196,12 +198,17 @@ def _walk(folder: Path, exclude: set[Path], left_out: list[str]) -> Iterator[Pat
         for name in sorted(names):
             path = here / name
             if not name.isprintable():  # such as macOS' Icon\r; a line break would forge a line of the digest
-                left_out.append(f"{str(path.relative_to(folder))!r}: has a name that cannot be printed")
+                left_out.append(_unprintable(path, folder))
                 continue
-            if path.is_symlink() and not path.resolve().is_relative_to(folder.resolve()):
+            # realpath takes a link to itself, too
+            if path.is_symlink() and not Path(os.path.realpath(path)).is_relative_to(folder.resolve()):
                 left_out.append(f"{path.relative_to(folder)}: is a link to {path.readlink()}, outside the folder")
             elif path.is_file() and not _is_left_out(path, inherited, left_out, folder):
                 yield path
+
+
+def _unprintable(path: Path, folder: Path) -> str:
+    return f"{str(path.relative_to(folder))!r}: has a name that cannot be printed"
 
 
 Rules = tuple[Path, GitIgnoreSpec]
@@ -211,10 +218,19 @@ Rules = tuple[Path, GitIgnoreSpec]
 def _rules_of(folder: Path) -> Iterator[Rules]:
     for name in _IGNORE_FILES:
         try:
-            lines = (folder / name).read_text(errors="replace").splitlines()
+            text = (folder / name).read_text("utf-8-sig", errors="replace")
         except OSError:
             continue
-        yield folder, GitIgnoreSpec.from_lines(lines)
+        yield folder, GitIgnoreSpec.from_lines(line for line in text.splitlines() if _is_pattern(line))
+
+
+def _is_pattern(line: str) -> bool:
+    """git passes over a line that is none, such as `!` alone."""
+    try:
+        GitIgnoreSpec.from_lines([line])
+    except ValueError:
+        return False
+    return True
 
 
 def _rules_above(folder: Path) -> list[Rules]:

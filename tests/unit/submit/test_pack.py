@@ -99,6 +99,14 @@ def test_what_git_ignores_is_left_out(tmp_path: Path, below: str) -> None:
     assert len(kept) >= 3
 
 
+@pytest.mark.parametrize("text", ["\ufeffdata/\n", "data/\r\n", "!\ndata/\n"], ids=["a BOM", "CRLF", "no pattern"])
+def test_ignore_files_are_read_as_git_reads_them(folder: Path, text: str) -> None:
+    before = pack(folder).paths
+    write(folder, **{"data/x": ""})
+    (folder / ".gitignore").write_bytes(text.encode())
+    assert pack(folder).paths == before | {".gitignore"}
+
+
 def test_ddpjobignore_is_read_after_gitignore(folder: Path) -> None:
     write(folder, **{".gitignore": "*.bin\n", ".ddpjobignore": "!small.bin\nconfigs/\n", "small.bin": "", "b.bin": ""})
     assert pack(folder).paths == {"train.py", "pkg/__init__.py", "run.sh", "small.bin", ".gitignore", ".ddpjobignore"}
@@ -238,6 +246,19 @@ def test_a_name_that_cannot_be_printed_is_left_out(folder: Path) -> None:
     packed = pack(folder)
     assert packed.sha256 == expected
     assert packed.left_out == ("'Icon\\r': has a name that cannot be printed",)
+
+
+def test_a_folder_whose_name_cannot_be_printed_is_left_out(folder: Path) -> None:
+    write(folder, **{"two\nlines/x.py": ""})
+    packed = pack(folder)
+    assert not [path for path in packed.paths if "lines" in path]
+    assert packed.left_out == (r"'two\nlines': has a name that cannot be printed",)
+
+
+def test_a_link_to_itself_is_left_out(folder: Path) -> None:
+    before = pack(folder).paths
+    (folder / "latest").symlink_to("latest")
+    assert pack(folder).paths == before
 
 
 def test_a_folder_with_nothing_to_send_is_refused(tmp_path: Path) -> None:
