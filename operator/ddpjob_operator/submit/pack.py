@@ -48,7 +48,29 @@ _NO_CODE = GitIgnoreSpec.from_lines(
         FETCHED,
     ]
 )
-_SECRETS = GitIgnoreSpec.from_lines([".env", ".env.*", "*.pem", "*.key", "id_rsa", "id_ed25519", ".netrc"])
+_SECRETS = GitIgnoreSpec.from_lines(
+    [
+        ".env",
+        ".env.*",
+        "*.pem",
+        "*.key",
+        "*.p12",
+        "*.pfx",
+        "id_rsa",
+        "id_dsa",
+        "id_ecdsa",
+        "id_ecdsa_sk",
+        "id_ed25519",
+        "id_ed25519_sk",
+        ".netrc",
+        ".git-credentials",
+        ".pypirc",
+        ".npmrc",
+        "kubeconfig",
+    ]
+)
+_SECRET_FOLDERS = GitIgnoreSpec.from_lines([".ssh/", ".aws/", ".kube/", ".docker/", ".gnupg/"])
+"""In a home directory, which may be the folder of a first try."""
 _IGNORE_FILES = (".gitignore", ".ddpjobignore")
 
 
@@ -257,8 +279,9 @@ def _is_left_out(path: Path, rules: list[Rules], left_out: list[str], top: Path)
             if found and is_folder and path.parent == top:
                 left_out.append(f"{path.name}/: is listed in .gitignore or .ddpjobignore")
             return found
-    if not is_folder and _matches(_SECRETS, path.name, is_folder):
-        left_out.append(f"{path.relative_to(top)}: may be a secret; `!{path.name}` in .ddpjobignore sends it")
+    if _matches(_SECRET_FOLDERS if is_folder else _SECRETS, path.name, is_folder):
+        end = "/" if is_folder else ""
+        left_out.append(f"{path.relative_to(top)}{end}: may be a secret; `!{path.name}{end}` in .ddpjobignore sends it")
         return True
     return False
 

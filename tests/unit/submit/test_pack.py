@@ -138,6 +138,33 @@ def test_secrets_are_left_out_unless_they_are_asked_for(folder: Path) -> None:
     assert packed.left_out == (".env: may be a secret; `!.env` in .ddpjobignore sends it",)
 
 
+@pytest.mark.parametrize(
+    ("path", "named"),
+    [
+        (".ssh/config", ".ssh/"), (".aws/credentials", ".aws/"), (".kube/config", ".kube/"),
+        (".docker/config.json", ".docker/"), (".gnupg/trustdb.gpg", ".gnupg/"), ("pkg/.netrc", "pkg/.netrc"),
+        (".git-credentials", ".git-credentials"), (".npmrc", ".npmrc"), (".pypirc", ".pypirc"),
+        ("id_ecdsa", "id_ecdsa"), ("id_ed25519_sk", "id_ed25519_sk"), ("me.p12", "me.p12"),
+        ("kubeconfig", "kubeconfig"),
+    ],
+)  # fmt: skip
+def test_credentials_of_usual_tools_are_secrets(folder: Path, path: str, named: str) -> None:
+    expected = pack(folder).sha256
+    write(folder, **{path: "secret"})
+    packed = pack(folder)
+    assert packed.sha256 == expected
+    pattern = named.removeprefix("pkg/")
+    assert packed.left_out == (f"{named}: may be a secret; `!{pattern}` in .ddpjobignore sends it",)
+    (folder / ".ddpjobignore").write_text(f"!{pattern}\n")
+    assert path in pack(folder).paths
+
+
+def test_a_public_key_and_a_module_of_such_a_name_are_sent(folder: Path) -> None:
+    names = {"id_rsa.pub", "kubeconfig.py", "aws/credentials.py", "docker/config.json"}
+    write(folder, **dict.fromkeys(names, ""))
+    assert names <= pack(folder).paths
+
+
 def test_links_that_lead_out_of_the_folder_are_left_out(folder: Path, tmp_path: Path) -> None:
     write(tmp_path, **{"data/x": "", "secret": "s"})
     (folder / "data").symlink_to(tmp_path / "data")
