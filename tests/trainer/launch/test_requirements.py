@@ -228,6 +228,14 @@ def key(folder: Path, **files: str) -> str:
         pytest.param(
             {"r": "--find-links=w", "w__x": "1"}, {"r": "--find-links=w", "w__x": "2"}, False, id="wheels of the folder"
         ),
+        *(
+            pytest.param({"r": line, "p__x": "1"}, {"r": line, "p__x": "2"}, False, id=line)
+            for line in ("./p/x#egg=x", "./p/x;python_version>'3'", "-e p#egg=x", "-ep[y]", "-fp", "x @ file:p/x#a=b")
+        ),
+        pytest.param(
+            {"r": '-r "d/b" # ours', "d__b": "b"}, {"r": '-r "d/b" # ours', "d__b": "c"}, False, id="in quotes"
+        ),
+        pytest.param({"r": "-r \\\nd", "d": "b"}, {"r": "-r \\\nd", "d": "c"}, False, id="over two lines"),
         pytest.param({"r": "a # see p", "p__x": "1"}, {"r": "a # see p", "p__x": "2"}, True, id="a comment"),
     ],
 )  # fmt: skip

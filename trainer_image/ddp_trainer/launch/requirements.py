@@ -73,7 +73,11 @@ _OBJECT: Final = re.compile(r"<[^>]*>[:,] ")
 _UNTRUSTED: Final = re.compile(r"WARNING: The repository located at (\S+) is not a trusted or secure host")
 _SATISFIED: Final = "Requirement already satisfied:"
 """What pip says of each package of the image, with its whole ancestry: a screen of it for a few requirements."""
-_OTHER_FILE: Final = re.compile(r"(?:-r|--requirement|-c|--constraint)[\s=]*(\S+)")
+_OTHER_FILE: Final = re.compile(
+    r"(?:-r|--requirement|-c|--constraint)[\s=]*(?P<quote>[\"']?)(?P<path>\S.*?)(?P=quote)(?:\s|$)"
+)
+_SHORT_OPTION: Final = re.compile(r"\s*-[ef](?=[^\s-])")
+"""One that its path follows without a blank."""
 
 Pause = Callable[[float], bool]
 """Waits so many seconds; False if there is no point in going on."""
@@ -129,7 +133,7 @@ def read_requirements(tree: Path, path: str) -> Source:
             raise UserError(f"{name} of the submitted code is not UTF-8 ({error}); save it as UTF-8") from error
         for line in files[name].splitlines():
             if included := _OTHER_FILE.match(line.strip()):
-                queue.append(os.path.normpath(Path(name).parent / included[1]))
+                queue.append(os.path.normpath(Path(name).parent / included["path"]))
             else:
                 uses_folder |= any(_is_there(tree, Path(name).parent, word) for word in _words(line))
     if path not in files:
@@ -355,7 +359,8 @@ def _await(env: Path, path: str, pause: Pause) -> None:
 
 def _words(line: str) -> list[str]:
     """What may be a path in a line of a requirements file."""
-    return re.split(r"[\s=@]+", re.sub(r"(^|\s)#.*|\[[^]]*\]", "", line).replace("file:", " ").strip())
+    plain = _SHORT_OPTION.sub("", re.sub(r"(^|\s)#.*|\[[^]]*\]", "", line))
+    return re.split(r"[\s=@;#\"']+", plain.replace("file:", " ").strip())
 
 
 def _is_there(tree: Path, folder: Path, word: str) -> bool:
