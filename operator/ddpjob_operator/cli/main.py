@@ -92,9 +92,9 @@ class _TakesScript(TyperCommand):
         try:
             rest = super().parse_args(ctx, args[:end])
         except Exception as error:  # the class of an unknown option is typer's or click's, by version
-            if (option := getattr(error, "option_name", None)) is not None:
+            if (option := getattr(error, "option_name", None)) is not None and hasattr(error, "possibilities"):
                 error.message = f"No such option: {option}; options of the script come after --"  # type: ignore[attr-defined]
-                error.possibilities = [found for found in error.possibilities or () if found != "--help"]  # type: ignore[attr-defined]
+                error.possibilities = [found for found in error.possibilities or () if found != "--help"]
             raise
         if of_script := args[end + 1 :]:
             ctx.params["args"] = [*(ctx.params["args"] or ()), *of_script]

@@ -55,6 +55,8 @@ def test_an_invalid_file_exits_with_2_and_one_line_a_problem(tmp_path: Path, com
             "error: --chaos: 'kill-rank=9@50%': the job has ranks 0 to 3; name one of them\n",
         ),
         (["--warmup", "3"], "Error: No such option: --warmup; options of the script come after --\n"),
+        (["--nodes"], "Error: Option '--nodes' requires an argument.\n"),
+        (["--fresh=1"], "Error: Option '--fresh' does not take a value.\n"),
         (["--shared", "job.yaml"], "job.yaml: Not a directory; choose a folder that you may write to\n"),
     ],
 )
