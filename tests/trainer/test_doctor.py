@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
+from pathlib import Path
+from types import SimpleNamespace
 
+import pytest
 import torch
 from tests.trainer.forked import start as forked
 
@@ -50,3 +54,30 @@ def test_a_wrong_result_names_its_rank_and_a_missing_volume_says_what_to_do(monk
     assert any("cannot be written: No such file or directory; mount it writable" in line for line in failed)
     assert any("GLOO_SOCKET_IFNAME is eth99; there is none such: choose of " in line for line in failed)
     assert torch.distributed.is_initialized() is False
+
+
+@pytest.mark.parametrize(
+    ("variable", "asked", "known"),
+    [
+        ("GLOO_SOCKET_IFNAME", "eth0", True),
+        ("GLOO_SOCKET_IFNAME", "eth", False),
+        ("GLOO_SOCKET_IFNAME", "eth0,eth9", False),
+        ("NCCL_SOCKET_IFNAME", "eth", True),
+        ("NCCL_SOCKET_IFNAME", "=eth", False),
+        ("NCCL_SOCKET_IFNAME", "=eth0", True),
+        ("NCCL_SOCKET_IFNAME", "ib,eth", True),
+        ("NCCL_SOCKET_IFNAME", "ib", False),
+        ("NCCL_SOCKET_IFNAME", "^docker0", True),
+        ("NCCL_SOCKET_IFNAME", "^docker,lo", True),
+        ("NCCL_SOCKET_IFNAME", "^lo,eth", False),
+        ("NCCL_SOCKET_IFNAME", "^=lo,eth", True),
+    ],
+)
+def test_an_interface_is_missed_only_if_none_is_left_to_choose(variable: str, asked: str, known: bool) -> None:
+    assert doctor.has_interface(variable, asked, ["lo", "eth0"]) == known
+
+
+def test_a_file_system_that_reports_no_size_is_not_called_full(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("DDPJOB_SHARED", str(tmp_path))
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(total=0, used=0, free=0))
+    assert [str(found) for found in doctor.node() if not found.well] == []

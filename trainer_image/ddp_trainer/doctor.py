@@ -161,13 +161,24 @@ def node() -> Iterator[Finding]:
     volume = Path(os.environ.get("DDPJOB_SHARED", tempfile.gettempdir()))
     yield _space(f"{host}: volume", volume, DISK_BYTES, "enlarge the volume or remove old checkpoints")
     yield _writable(f"{host}: volume", volume)
-    names = ", ".join(name for _, name in socket.if_nameindex())
+    names = [name for _, name in socket.if_nameindex()]
+    shown = ", ".join(names)
     for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
         asked = os.environ.get(variable)
-        # NCCL also knows prefixes, several names, and ^ for all but these.
-        known = asked is None or any(name.startswith(asked.lstrip("^=").split(",")[0]) for name in names.split(", "))
-        found = f"{variable} is {asked}" if asked else f"{variable} is not set; there are {names}"
-        yield Finding(f"{host}: interface", found, None if known else f"there is none such: choose of {names}")
+        known = not asked or has_interface(variable, asked, names)
+        found = f"{variable} is {asked}" if asked else f"{variable} is not set; there are {shown}"
+        yield Finding(f"{host}: interface", found, None if known else f"there is none such: choose of {shown}")
+
+
+def has_interface(variable: str, asked: str, names: Sequence[str]) -> bool:
+    """Whether one of the interfaces `names` is what the value of the variable asks for: gloo takes names, all of which
+    it needs; NCCL prefixes, of which it needs one, `=` before names, and `^` before all that it must not use.
+    """
+    if variable.startswith("GLOO"):
+        return set(asked.split(",")) <= set(names)
+    excluded, exact = asked.startswith("^"), asked.lstrip("^").startswith("=")
+    given = [part for part in asked.lstrip("^=").split(",") if part]
+    return any(any(name == part if exact else name.startswith(part) for part in given) != excluded for name in names)
 
 
 def clocks(world: World) -> Finding:
@@ -183,9 +194,12 @@ def clocks(world: World) -> Finding:
 
 def _space(what: str, path: Path, least: int, advice: str) -> Finding:
     try:
-        free = shutil.disk_usage(path).free
+        usage = shutil.disk_usage(path)
     except OSError as error:
         return Finding(what, f"{path}: {error.strerror}", advice)
+    if usage.total == 0:  # as of some file systems on FUSE
+        return Finding(what, f"{path} reports no size")
+    free = usage.free
     found = f"{free / 2**30:.1f} GiB free in {path}"
     return Finding(what, found, None if free >= least else f"less than {least / 2**30:.2g} GiB: {advice}")
 
