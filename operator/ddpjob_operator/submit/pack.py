@@ -31,6 +31,8 @@ NOTHING: Mapping[str, bytes] = MappingProxyType({})
 """No further files."""
 _HEADER_BYTES = 128
 """What a file takes in a compressed archive beside its content and its path."""
+_TAR_HEADER_BYTES = 4096
+"""What a file may take in an archive that is not compressed beside its content: headers, a long name, padding."""
 FETCHED = ".ddpjob-code"
 """A file that `ddpjob code` leaves in its folder, which is the code of another job wherever it is part of a folder."""
 
@@ -154,20 +156,45 @@ def unpack(parts: Iterable[bytes]) -> list[File]:
     left = MOST_BYTES
     try:
         for part in parts:
-            with tarfile.open(fileobj=io.BytesIO(part), mode="r|gz") as archive:
+            with tarfile.open(fileobj=io.BytesIO(_decompressed(part)), mode="r:") as archive:
                 for member in archive:
-                    path = PurePosixPath(member.name)
                     left -= member.size
-                    if not member.isreg() or path.is_absolute() or ".." in path.parts or member.name in files:
+                    if not member.isreg() or not _is_plain(member.name) or member.name in files:
                         raise BadCode(f"the packed code has {member.name!r}, which is not a file of a folder")
                     if left < 0 or len(files) == MOST_FILES:
-                        raise BadCode(f"the packed code is larger than {MOST_BYTES >> 20} MiB or {MOST_FILES} files")
+                        raise _too_large()
                     content = archive.extractfile(member)
                     assert content is not None
                     files[member.name] = File(member.name, 0o755 if member.mode & 0o100 else 0o644, content.read())
-    except (tarfile.TarError, EOFError, zlib.error, OSError) as error:
+    except BadCode:
+        raise
+    except (tarfile.TarError, zlib.error, OSError, ValueError, OverflowError, RecursionError) as error:
         raise BadCode(f"the packed code cannot be read: {error}") from error
     return [files[path] for path in sorted(files, key=str.encode)]
+
+
+def _decompressed(part: bytes) -> bytes:
+    """Of a tar archive. A megabyte of gzip may be a gigabyte, of which tarfile would read a header whole."""
+    most = MOST_BYTES + MOST_FILES * _TAR_HEADER_BYTES
+    stream = zlib.decompressobj(wbits=zlib.MAX_WBITS | 16)
+    data = stream.decompress(part, most + 1)
+    if len(data) > most:
+        raise _too_large()
+    if not stream.eof:
+        raise BadCode("the packed code cannot be read: it is cut off")
+    return data
+
+
+def _is_plain(name: str) -> bool:
+    """Whether `pack` could have written this name."""
+    path = PurePosixPath(name)
+    if not path.parts or path.is_absolute() or ".." in path.parts or str(path) != name:
+        return False
+    return name.isprintable()
+
+
+def _too_large() -> BadCode:
+    return BadCode(f"the packed code is larger than {MOST_BYTES >> 20} MiB or {MOST_FILES} files")
 
 
 def read_folder(folder: Path, exclude: Iterable[Path] = ()) -> tuple[list[File], list[str]]:

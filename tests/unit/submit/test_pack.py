@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import io
 import os
 import random
 import subprocess
 import tarfile
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -321,9 +323,17 @@ def member(name: str, kind: bytes = tarfile.REGTYPE) -> tarfile.TarInfo:
         [archive(member("twice.py")), archive(member("twice.py"))],
         [archive(member("a.py"))[:40]],
         [b"no archive"],
+        [archive(member(""))],
+        [archive(member("a/./b"))],
+        [archive(member("two\nlines"))],
+        [archive(member("not-\udcff-utf-8"))],
+        [gzip.compress(member("@LongLink", tarfile.GNUTYPE_LONGNAME).tobuf() * 5000)],
     ],
-    ids=["above", "absolute", "a link", "a device", "twice", "cut", "no archive"],
-)
+    ids=[
+        "above", "absolute", "a link", "a device", "twice", "cut", "no archive", "no name", "no plain name",
+        "two lines", "not UTF-8", "headers of headers",
+    ],
+)  # fmt: skip
 def test_packed_code_of_another_author_is_not_trusted(parts: list[bytes]) -> None:
     with pytest.raises(BadCode, match="the packed code"):
         unpack(parts)
@@ -333,3 +343,18 @@ def test_packed_code_that_unpacks_without_end_is_refused(monkeypatch: pytest.Mon
     monkeypatch.setattr(packing, "MOST_BYTES", 1 << 20)
     with pytest.raises(BadCode, match="larger than 1 MiB"):
         unpack([archive(member("zeros"), content=bytes(2 << 20))])
+
+
+def test_headers_that_unpack_without_end_are_refused_before_they_are_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packing, "MOST_BYTES", 1 << 20)
+    monkeypatch.setattr(packing, "MOST_FILES", 10)
+    header = tarfile.TarInfo("header")
+    header.type, header.size = tarfile.XHDTYPE, 32 << 20
+    bomb = gzip.compress(header.tobuf() + bytes(header.size))
+    tracemalloc.start()
+    try:
+        with pytest.raises(BadCode, match="larger than 1 MiB"):
+            unpack([bomb])
+        assert tracemalloc.get_traced_memory()[1] < 8 << 20
+    finally:
+        tracemalloc.stop()
