@@ -257,6 +257,13 @@ def test_an_address_is_asked_for_as_a_browser_does(web: Web, shared: Path, writt
     assert web.asked == [asked]
 
 
+def test_a_link_that_leads_nowhere_makes_way_for_a_folder(shared: Path) -> None:
+    (shared / "tiny").symlink_to("gone")
+    run(Initializer("model", "tiny", source="pvc://models/tiny"), shared, pvcs(shared))
+    assert (shared / "tiny" / "config.json").read_text() == "{}"
+    assert left_over(shared) == []
+
+
 @pytest.mark.parametrize(
     ("task", "message"),
     [

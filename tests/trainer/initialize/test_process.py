@@ -47,15 +47,25 @@ def reported(shared: Path) -> dict[str, Any]:
         ({"path": "../outside", "source": "URL"}, 64, "UserError"),
         ({"path": "link/digits.bin", "source": "URL"}, 64, "UserError"),
         ({"path": "file/below", "source": "URL"}, 1, "VolumeFailed"),
+        ({"path": "circle/below", "source": "URL"}, 1, "VolumeFailed"),
         ("nonsense", 64, "UserError"),
     ],
-    ids=["done", "a wrong checksum", "out of the volume", "out of it by a link", "below a file", "no task"],
+    ids=[
+        "done",
+        "a wrong checksum",
+        "out of the volume",
+        "out of it by a link",
+        "below a file",
+        "below a link to itself",
+        "no task",
+    ],
 )
 def test_the_exit_code_says_what_to_do_and_the_message_why(
     web: Web, shared: Path, task: dict[str, Any] | str, code: int, reason: str | None
 ) -> None:
     (shared / "link").symlink_to(shared.parent)
     (shared / "file").touch()
+    (shared / "circle").symlink_to("circle")
     given = task if isinstance(task, str) else {**task, "source": web.url}
     with process(shared, given) as found:
         _, log = found.communicate(timeout=60)
@@ -130,6 +140,7 @@ def test_two_that_ask_for_the_same_at_once_fetch_it_once(web: Web, shared: Path)
             first.communicate(timeout=60)
     assert (first.returncode, second.returncode) == (0, 0)
     assert len(web.asked) == 1, log.decode()
+    assert "waiting for another pod, which prepares digits.bin now" in log.decode()
 
 
 def until_it_waits_for_a_lock(process: subprocess.Popen[bytes]) -> None:

@@ -102,8 +102,8 @@ def parse(environ: Mapping[str, str]) -> tuple[Initializer, Path]:
         task = Initializer(**json.loads(environ["DDPJOB_INITIALIZER"]))
     except (KeyError, TypeError, ValueError) as error:
         raise UserError(f"DDPJOB_SHARED and DDPJOB_INITIALIZER say no initializer: {error!r}") from None
-    target = shared / task.path
-    if not target.resolve().is_relative_to(shared.resolve()) or target.resolve() == shared.resolve():
+    target, root = (Path(os.path.realpath(path)) for path in (shared / task.path, shared))  # a link to itself, too
+    if not target.is_relative_to(root) or target == root:
         raise UserError(f"path {task.path!r} leads out of the volume; correct it")
     return task, shared
 
@@ -223,7 +223,7 @@ def _put_in_place(part: Path, target: Path) -> None:
     """What was there, without a marker of ours, makes way: it was asked for to be replaced."""
     old = target.with_name(f".{target.name}.old")
     _remove(old)
-    if target.exists() and (target.is_dir() or part.is_dir()):
+    if os.path.lexists(target) and (target.is_dir() or part.is_dir()):
         target.replace(old)
     part.replace(target)
     _sync_folder(target.parent)
@@ -252,7 +252,11 @@ def _turn(shared: Path, task: Initializer) -> Iterator[None]:
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / f"{task.digest}.lock").open("w") as lock:
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                log(f"{task.name}: waiting for another pod, which prepares {task.path} now")
+                fcntl.flock(lock, fcntl.LOCK_EX)
         except OSError as error:
             log(f"the volume has no locks ({error.strerror}); two jobs that fetch the same must not start together")
         yield
