@@ -61,9 +61,10 @@ def log_tail(job: Job, observed: Observed, failure: Failure) -> str:
 
 def without_secrets(job: Job, text: str) -> str:
     """`text` of a pod without what is secret among the job's variables, and what looks like a secret."""
-    for variable in job.spec.env:
-        if variable.value and _is_secret(variable.name, variable.value):
-            text = text.replace(variable.value, "***")
+    values = ((variable.name, (variable.value or "").strip()) for variable in job.spec.env)
+    secrets = {value for name, value in values if _is_secret(name, value)}
+    for secret in sorted(secrets, key=len, reverse=True):  # one may be the beginning of another
+        text = text.replace(secret, "***")
     return mask(text)
 
 

@@ -72,6 +72,16 @@ def test_values_of_secret_variables_are_masked_everywhere():
 
 
 @pytest.mark.parametrize(
+    "environ",
+    [{"HF_TOKEN": "hf_abcdef\n"}, {"A_TOKEN": "hf_abc", "HF_TOKEN": "hf_abcdef"}],
+    ids=["with the line break of a file", "of which another one is the beginning"],
+)
+def test_a_secret_is_masked_whole(environ):
+    masked = redacted(EXAMPLE | {"message": "no user has hf_abcdef"}, environ)
+    assert masked["message"] == "no user has ***"
+
+
+@pytest.mark.parametrize(
     ("name", "value", "is_secret"),
     [
         ("TOKENIZER_PATH", "/mnt/shared/bpe", False),

@@ -71,6 +71,16 @@ def test_what_the_jobs_variables_keep_secret_is_masked() -> None:
 
 
 @pytest.mark.parametrize(
+    "env",
+    [{"HF_TOKEN": "hf_abcdef\n"}, {"A_TOKEN": "hf_abc", "HF_TOKEN": "hf_abcdef"}],
+    ids=["with a line break", "of which another one is the beginning"],
+)
+def test_a_secret_is_masked_whole(env: dict[str, str]) -> None:
+    job = make_job(env=[{"name": name, "value": value} for name, value in env.items()])
+    assert log_tail(job, seen(POD, logs={POD.uid: "no user has hf_abcdef"}), failure()) == "no user has ***"
+
+
+@pytest.mark.parametrize(
     ("name", "value", "is_secret"),
     [
         ("TOKENIZER_PATH", "/mnt/shared/bpe", False),

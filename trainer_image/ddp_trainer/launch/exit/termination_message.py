@@ -64,7 +64,8 @@ def _step_of(rank: int | None, evidence: ExitEvidence) -> dict[str, Any]:
 
 def redacted(message: Mapping[str, Any], environ: Mapping[str, str]) -> dict[str, Any]:
     """The message without the values of variables whose names say that they are secret."""
-    secrets = [value for name, value in environ.items() if _is_secret(name, value)]
+    values = ((name, value.strip()) for name, value in environ.items())  # of a file, it ends with a line break
+    secrets = sorted({value for name, value in values if _is_secret(name, value)}, key=len, reverse=True)
 
     def clean(value: Any) -> Any:
         if isinstance(value, str):
