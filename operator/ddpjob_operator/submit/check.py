@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from ddpjob_operator.api import KIND
 from ddpjob_operator.core.values.job import Job
 from ddpjob_operator.submit.job import Submission, with_packed_code
 from ddpjob_operator.submit.pack import NOTHING, BadCode
@@ -76,8 +77,10 @@ def _job(content: Any) -> Job:
         kind = "text" if isinstance(content, str) else "a list" if isinstance(content, list) else "a value"
         raise InvalidJob((f"{kind} is no job: write an object with apiVersion, kind, metadata and spec",))
     for key in ("metadata", "spec"):
-        if not isinstance(content.get(key) or {}, dict):
+        if not isinstance(content.get(key, {}), dict | None):
             raise InvalidJob((f"{key}: must be an object; indent its fields below it",))
+    if content.get("kind") == KIND and content.get("spec") is None:  # another kind is the greater problem
+        raise InvalidJob(("spec: is missing; write spec: {} where all its defaults are meant",))
     metadata = content.get("metadata") or {}
     problems = tuple(_bad_names(metadata))
     born = {"uid": str(uuid.uuid4()), "creationTimestamp": datetime.now(UTC).replace(microsecond=0).isoformat()}
