@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
+
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
 from ddp_trainer.client.batches import BatchPlan
+from ddp_trainer.contract.exit_codes import UserError
 from ddp_trainer.rank.world import World
 from ddp_trainer.tasks import Task
 from ddp_trainer.train.config import TrainConfig
@@ -46,6 +50,54 @@ def test_the_loss_and_its_gradient_are_in_fp32(group: World, precision: str) -> 
     strategy.forward_backward(batch)
     assert strategy.predict(batch.micro_batches[0].batch).dtype is torch.float32
     assert {parameter.grad.dtype for parameter in strategy.parameters()} == {torch.float32}
+
+
+class UsedTwice(nn.Sequential):
+    """One layer in two places."""
+
+    def __init__(self) -> None:
+        layer = nn.Linear(4, 4)
+        super().__init__(layer, nn.ReLU(), layer, nn.Linear(4, 1))
+
+
+class Tied(nn.Sequential):
+    """Two layers with one weight, and one of its own between them."""
+
+    def __init__(self) -> None:
+        first, last = nn.Linear(4, 4), nn.Linear(4, 4)
+        last.weight = first.weight
+        super().__init__(first, nn.Linear(4, 4), last, nn.Linear(4, 1))
+
+
+@pytest.mark.parametrize("kind", [UsedTwice, Tied])
+def test_layers_that_share_a_parameter_have_its_gradient_of_both(group: World, kind: type[nn.Sequential]) -> None:
+    plain = kind()
+    strategy = wrapped(group, model := deepcopy(plain), "fp32")
+    assert isinstance(model[-1], FSDPModule)
+    task = Regression()
+    (batch,) = Loader(task.train_dataset(), BatchPlan(samples=24, global_batch=24), group).epoch(0)
+    strategy.forward_backward(batch)
+    task.loss(plain(batch.micro_batches[0].batch[0]), batch.micro_batches[0].batch).backward()
+    wanted = dict(plain.named_parameters())
+    found = {name: parameter.grad.full_tensor() for name, parameter in model.named_parameters()}
+    assert found.keys() == wanted.keys()
+    for name, gradient in found.items():
+        assert torch.allclose(gradient, wanted[name].grad, atol=1e-6), name
+
+
+class Scaled(nn.Linear):
+    """With a parameter that has no dimension."""
+
+    def __init__(self) -> None:
+        super().__init__(4, 1)
+        self.scale = nn.Parameter(torch.tensor(1.0))
+
+
+def test_a_model_that_cannot_be_sharded_is_refused_by_name(group: World) -> None:
+    with pytest.raises(
+        UserError, match=r"--strategy fsdp cannot shard the model .*scalar.* scale .*use --strategy ddp"
+    ):
+        wrapped(group, Scaled(), "fp32")
 
 
 class NeverWhole(nn.Sequential):

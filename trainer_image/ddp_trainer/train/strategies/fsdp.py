@@ -8,7 +8,8 @@ could hold. https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.ht
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final
 
@@ -18,6 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
+from ddp_trainer.contract.exit_codes import UserError
 from ddp_trainer.snapshots.sharded import ShardedOptimizer
 from ddp_trainer.train.data import StepBatch
 from ddp_trainer.train.strategies.base import Strategy
@@ -46,9 +48,15 @@ class FSDP(Strategy):
         self.compile_if_asked()
         mesh = self.mesh()
         policy = MIXED[self.precision.name]
-        for layer in _layers(self.model):
-            fully_shard(layer, mesh=mesh, mp_policy=policy)
-        self.module = fully_shard(self.model, mesh=mesh, mp_policy=WHOLE[self.precision.name])
+        try:
+            for layer in _layers(self.model):
+                fully_shard(layer, mesh=mesh, mp_policy=policy)
+            self.module = fully_shard(self.model, mesh=mesh, mp_policy=WHOLE[self.precision.name])
+        except ValueError as error:  # such as a parameter without a dimension
+            raise UserError(
+                f"--strategy {self.name} cannot shard the model of task {self.config.task!r}: {error} Or use "
+                "--strategy ddp"
+            ) from error
 
     def mesh(self) -> DeviceMesh:
         """The ranks that hold one copy of the model."""
@@ -81,8 +89,24 @@ class FSDP(Strategy):
 
 
 def _layers(model: nn.Module) -> list[nn.Module]:
-    """What is repeated in a model, and big enough to be worth a message of its own: elements with parameters."""
+    """What is repeated in a model, and big enough to be worth a message of its own: elements with parameters, each once
+    however often the model uses it.
+
+    Not one whose parameters another module holds too, such as the embedding that is also the output layer: sharded
+    twice, they would be two. The whole model gathers those.
+    """
     lists = [module for module in model.modules() if isinstance(module, nn.ModuleList | nn.Sequential)]
-    elements = [element for whole in lists for element in whole if any(True for _ in element.parameters())]
-    inside = {id(part) for element in elements for part in element.modules() if part is not element}
-    return [element for element in elements if id(element) not in inside]
+    holders = Counter(id(parameter) for module in model.modules() for parameter in _own(module))
+    elements = {id(element): element for whole in lists for element in whole if _is_apart(element, holders)}
+    inside = {id(part) for element in elements.values() for part in element.modules() if part is not element}
+    return [element for number, element in elements.items() if number not in inside]
+
+
+def _is_apart(element: nn.Module, holders: Counter[int]) -> bool:
+    """Whether it has parameters, and no module outside holds one of them."""
+    inside = Counter(id(parameter) for module in element.modules() for parameter in _own(module))
+    return bool(inside) and all(holders[number] == count for number, count in inside.items())
+
+
+def _own(module: nn.Module) -> Iterable[nn.Parameter]:
+    return module.parameters(recurse=False)
