@@ -20,6 +20,7 @@ TINY += tuple(
 )
 LOW = (*WIDTH, "--max-steps", "60", "--lr", "0.003", "--clip-norm", "1")
 LINEAR = ("--task", "toy_linear", "--max-steps", "10")
+NORMALISED = ("--task", "seeded_tasks:Normalised", "--optimizer", "sgd", "--momentum", "0.9", "--lr", "0.05")
 SEVEN = ("--task", "seeded_tasks:Seven")
 
 RUNS: dict[int, dict[str, tuple[str, ...]]] = {
@@ -42,6 +43,7 @@ RUNS: dict[int, dict[str, tuple[str, ...]]] = {
         "hungry-forward": (*HUNGRY, "--task-options", "where=forward"),
         "hungry-backward": (*HUNGRY, "--task-options", "where=backward"),
         "fsdp": ("--strategy", "fsdp", *TINY, "--micro-batch", "2"),
+        "fsdp-normalised": ("--strategy", "fsdp", *NORMALISED, "--max-steps", "20"),
         "pipeline-1f1b": ("--strategy", "pipeline", "--pipeline-schedule", "1f1b", *TINY),
         "pipeline-gpipe": ("--strategy", "pipeline", "--pipeline-schedule", "gpipe", *TINY),
         "pipeline-digits": ("--strategy", "pipeline", "--max-steps", "60", "--lr", "0.003"),
@@ -69,11 +71,7 @@ RUNS: dict[int, dict[str, tuple[str, ...]]] = {
 DROPOUT = ("--task-options", "dropout=0.1")
 RESUMED: dict[str, tuple[tuple[str, ...], int, int]] = {
     "fp16": (("--task", "seeded_tasks:Overflowing", "--precision", "fp16"), 10, 20),
-    "normalised": (
-        ("--task", "seeded_tasks:Normalised", "--optimizer", "sgd", "--momentum", "0.9", "--lr", "0.05"),
-        9,
-        20,
-    ),
+    "normalised": (NORMALISED, 9, 20),
     # draws from torch, NumPy and Python in the loss and in the data set
     "noisy": (("--task", "seeded_tasks:Noisy"), 9, 20),
     "manual": (("--strategy", "manual_rs_ag", *WIDTH, "--micro-batch", "20"), 9, 25),

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+from safetensors.torch import load_file
+from tests.trainer.train.volume import HERE
 from torch.nn import functional as F
 
 from ddp_trainer.rank.world import World
+from ddp_trainer.snapshots.__main__ import main as snapshots
 from ddp_trainer.tasks import load_task
 from ddp_trainer.train.config import TrainConfig
 from ddp_trainer.train.precision import Precision
@@ -26,3 +29,17 @@ def test_the_losses_of_a_validation_in_bf16_are_not_rounded_to_bf16() -> None:
     with torch.no_grad():
         wanted = F.cross_entropy(strategy.predict((images, labels)).float(), labels)
     assert found.loss == pytest.approx(wanted.item(), rel=1e-6)
+
+
+@pytest.mark.parametrize("name", ["normalised-unbroken", "fsdp-normalised"])
+def test_a_validation_is_of_the_running_statistics_that_the_snapshot_holds(run, tmp_path, monkeypatch, name) -> None:
+    trained = run(2, name)
+    monkeypatch.syspath_prepend(HERE)
+    assert snapshots(["export", str(trained.checkpoints), "--to", str(tmp_path)]) == 0
+    task = load_task("seeded_tasks:Normalised")
+    model = task.model().eval()
+    model.load_state_dict(load_file(tmp_path / "model.safetensors"))
+    images, labels = task.eval_dataset()[:]  # type: ignore[index]
+    with torch.no_grad():
+        wanted = F.cross_entropy(model(images), labels).item()
+    assert trained.events("finished")[0]["eval_loss"] == pytest.approx(wanted, rel=1e-6)

@@ -162,7 +162,10 @@ class Shards:
             error = problem
         self._agree(error, self._ranks)
         writer = StagingWriter(self._buffers, self._ranks.rank)
-        planner = DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
+        # of what all ranks hold, such as running statistics, rank 0's: not of each tensor another rank's
+        planner = DefaultSavePlanner(
+            flatten_state_dict=False, flatten_sharded_tensors=False, dedup_save_to_lowest_rank=True
+        )
         group = self._ranks.group
         try:
             dcp_save(tensors, storage_writer=writer, planner=planner, process_group=group, no_dist=group is None)

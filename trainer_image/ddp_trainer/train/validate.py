@@ -66,6 +66,7 @@ def evaluate(
     been.
     """
     task, model = strategy.task, strategy.model
+    strategy.share_statistics()
     totals = torch.zeros(4, dtype=torch.float64, device=world.device)
     model.eval()
     try:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from ddp_trainer.client.gradients import from_first, persistent_buffers
 from ddp_trainer.rank.world import World
 from ddp_trainer.snapshots.codec.state import Stateful
 from ddp_trainer.tasks import Task
@@ -192,6 +193,11 @@ class Strategy:
     def accumulation(self, *, final: bool) -> AbstractContextManager[Any]:
         """Around each micro-batch; ranks need to meet in the final one only."""
         return nullcontext()
+
+    def share_statistics(self) -> None:
+        """Take over rank 0's running statistics, as DDP does before each step: they are those of the snapshot."""
+        if self.world.size > 1:
+            from_first(persistent_buffers(self.model))
 
     def reduce_gradients(self) -> None:
         """After the last backward pass: make every rank's gradient the sum of all."""

@@ -70,6 +70,10 @@ class FSDP(Strategy):
         """Not possible: its forward pass needs all ranks, and one without memory would leave them waiting."""
         return True
 
+    def forward_backward(self, batch: StepBatch) -> Tensor:
+        self.share_statistics()
+        return super().forward_backward(batch)
+
     @property
     def gradient_scale(self) -> float:
         # FSDP divides by the number of ranks, but the parts of a mean are to be summed.

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
-from ddp_trainer.client.gradients import shared_gradients, started, sum_gradients
+from ddp_trainer.client.gradients import from_first, persistent_buffers, shared_gradients, started, sum_gradients
 from ddp_trainer.client.local_shards import LocalShards
 from ddp_trainer.live.membership import Membership
 from ddp_trainer.live.pod_group import PodGroup, any_of
@@ -45,6 +45,13 @@ class HSDP(FSDP):
     def gradient_scale(self) -> float:
         # FSDP divides by the number of ranks in the pod, but the parts of a mean are to be summed.
         return float(self._pod.size)
+
+    def share_statistics(self) -> None:
+        """From the first rank of all pods; not for a model without any, which then meets no other pod here."""
+        buffers = list(persistent_buffers(self.model))
+        if buffers and self.world.size > 1:
+            with self._pod.together():
+                from_first(buffers, self._membership.waited)
 
     def reduce_gradients(self) -> None:
         """Sum the shards of the gradient over the pods, on all ranks of the view or on none that goes on.

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from ddp_trainer.client.gradients import from_first, persistent_buffers, shared_gradients, sum_gradients
+from ddp_trainer.client.gradients import from_first, shared_gradients, sum_gradients
 from ddp_trainer.train.data import StepBatch
 from ddp_trainer.train.strategies.base import Strategy
 
@@ -25,9 +25,7 @@ class ManualReduction(Strategy):
             from_first(self.model.state_dict().values())
 
     def forward_backward(self, batch: StepBatch) -> Tensor:
-        # Running statistics are rank 0's, as under DDP: they are what the snapshot holds.
-        if self.world.size > 1:
-            from_first(persistent_buffers(self.model))
+        self.share_statistics()
         return super().forward_backward(batch)
 
     def shared_gradients(self) -> list[Tensor]:

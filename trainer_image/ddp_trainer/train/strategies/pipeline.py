@@ -67,6 +67,9 @@ class Pipeline(Strategy):
         with self._undone():
             self.forward_backward(batch)
 
+    def share_statistics(self) -> None:
+        """Not needed: each rank has those of its own layers, which see all samples."""
+
     def forward_backward(self, batch: StepBatch) -> Tensor:
         self._total = batch.total
         # A schedule wants every step of one shape, so a last batch that is not full is filled up with repeats
