@@ -8,7 +8,8 @@ https://docs.pytorch.org/docs/stable/distributed.pipelining.html
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 import torch
@@ -16,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
+from ddp_trainer.contract.exit_codes import UserError
 from ddp_trainer.rank.world import World
 from ddp_trainer.snapshots.sharded import ShardedOptimizer
 from ddp_trainer.train.data import StepBatch, by_part, join, select
@@ -36,7 +38,9 @@ class Pipeline(Strategy):
 
     def wrap(self, model: nn.Module) -> None:
         """Keep this rank's layers under their names in the whole model."""
+        shared = shared_names(model)
         self.model = self.task.stage(model, self.world.rank, self.world.size).to(self.world.device)
+        check_whole(shared, self.model)
         if self.precision.name != "fp32":
             # Around the forward pass only: the schedule runs forward and backward in one call.
             self.model.forward = self.precision.autocast()(self.model.forward)  # type: ignore[operator]
@@ -123,6 +127,28 @@ class Pipeline(Strategy):
 
     def _stage(self) -> PipelineStage:
         return PipelineStage(self.model, self.world.rank, self.world.size, self.world.device)
+
+
+def shared_names(model: nn.Module) -> list[set[str]]:
+    """All names of each parameter that has several, as that of an embedding that is also the output layer."""
+    names: defaultdict[int, set[str]] = defaultdict(set)
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names[id(parameter)].add(name)
+    return [each for each in names.values() if len(each) > 1]
+
+
+def check_whole(shared: Iterable[set[str]], stage: nn.Module) -> None:
+    """Raises UserError where this stage has one of the names of a parameter and another stage the others: each would
+    train one of its own, with a part of the gradient.
+    """
+    kept = {name for name, _ in stage.named_parameters(remove_duplicate=False)}
+    for names in shared:
+        if kept & names and names - kept:
+            raise UserError(
+                f"--strategy pipeline: {' and '.join(sorted(names))} are one parameter, which would be in several "
+                "stages and become another one in each: use --strategy ddp or fsdp, or keep the layers that share it "
+                "in one stage (stage() of the task)"
+            )
 
 
 def filled_up(batch: Any, samples: int) -> Any:
