@@ -47,6 +47,21 @@ def test_the_learning_rate_rises_in_a_line_and_falls_as_told(settings: dict[str,
     assert rates(4, **settings) == pytest.approx(expected, abs=1e-6)
 
 
+@pytest.mark.parametrize(("scheduler", "steps", "rate"), [("linear", 8, 0.5), ("linear", 4, 0.0), ("none", 8, 1.0)])
+def test_a_run_that_resumes_with_another_decay_has_the_rate_of_that_one_at_once(
+    scheduler: str, steps: int, rate: float
+) -> None:
+    ended, going_on = optimizer(lr=1.0), optimizer(lr=1.0)
+    before = build_scheduler(TrainConfig(lr=1.0, scheduler="linear"), ended, 4)
+    for _ in range(4):
+        ended.step()
+        before.step()
+    after = build_scheduler(TrainConfig(lr=1.0, scheduler=scheduler), going_on, steps)
+    going_on.load_state_dict(ended.state_dict())
+    after.load_state_dict(before.state_dict())
+    assert going_on.param_groups[0]["lr"] == after.get_last_lr()[0] == rate
+
+
 @pytest.mark.parametrize(
     ("settings", "kind", "group"),
     [

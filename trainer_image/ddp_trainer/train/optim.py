@@ -81,7 +81,22 @@ def build_scheduler(config: TrainConfig, optimizer: torch.optim.Optimizer, total
             f"--warmup-steps {config.warmup_steps} leaves nothing of the {total_steps} steps of this run: "
             "the learning rate would never be reached; lower it"
         )
-    return LambdaLR(optimizer, lambda step: lr_factor(config, step, total_steps))
+    return Schedule(optimizer, lambda step: lr_factor(config, step, total_steps))
+
+
+class Schedule(LambdaLR):
+    """A LambdaLR whose rate is that of its own settings from the first step after a resume on.
+
+    torch's restores the last rate of the snapshot's run, also where this one decays otherwise or over more steps: the
+    step after the end of a decay to 0 would change nothing.
+    """
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        super().load_state_dict(state_dict)
+        rates = [base * factor(self.last_epoch) for base, factor in zip(self.base_lrs, self.lr_lambdas, strict=True)]
+        for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate
+        self._last_lr = rates
 
 
 def lr_factor(config: TrainConfig, step: int, total_steps: int) -> float:
