@@ -18,6 +18,7 @@ from ddp_trainer.snapshots.codec import rng
 from ddp_trainer.snapshots.session import Identity, Progress, SaveInterval, Snapshots
 from ddp_trainer.snapshots.trust.errors import IncompatibleSnapshotError, SnapshotError
 from ddp_trainer.snapshots.trust.fence import Fence
+from ddp_trainer.snapshots.trust.manifest import FileEntry, Manifest
 
 
 def test_a_resumed_run_ends_bitwise_as_the_unbroken_one(tmp_path: Path) -> None:
@@ -225,3 +226,28 @@ def test_the_compiled_and_the_wrapped_model_are_saved_as_the_model_inside(tmp_pa
         global_batch=1,
     )
     assert snapshots._stateful == {"a": model, "b": model}
+
+
+@pytest.mark.parametrize(
+    ("saved", "own", "refused"),
+    [
+        ("fsdp", "fsdp", False),
+        ("hsdp", "fsdp", False),
+        ("own", "fsdp", False),
+        ("pipeline", "pipeline", False),
+        ("pipeline", "fsdp", True),
+        ("fsdp", "pipeline", True),
+    ],
+)
+def test_shards_and_stages_are_not_taken_for_each_other(saved: str, own: str, refused: bool) -> None:
+    shard = FileEntry(1, "0" * 64)
+    manifest = Manifest("digits", "uid", 0, 7, 0, 56, 2, saved, 8, 1.0).with_files({"shards/rank-00000.json": shard})
+
+    def check() -> None:
+        resuming.check_sharding(Path("/volume"), manifest, strategy=own, shards=True)
+
+    if not refused:
+        check()
+        return
+    with pytest.raises(IncompatibleSnapshotError, match=f"of step 7 in /volume is of strategy {saved}, this is {own}"):
+        check()

@@ -144,6 +144,12 @@ def check_sharding(directory: Path, manifest: Manifest, *, strategy: str, shards
             f"{strategy}: resume with a strategy that {'shards' if is_sharded else 'does not shard'} the "
             "model, or give the job another name to start over"
         )
+    if is_sharded and (manifest.strategy == "pipeline") != (strategy == "pipeline"):
+        raise IncompatibleSnapshotError(
+            f"snapshot of step {manifest.step} in {directory} is of strategy {manifest.strategy}, this is "
+            f"{strategy}, and stages of a pipeline are no shards: resume with --strategy {manifest.strategy}, or give "
+            "the job another name to start over"
+        )
 
 
 def load(
