@@ -238,3 +238,13 @@ class Seven(Task):
 
     def score(self, output: Tensor, batch: tuple[Tensor]) -> tuple[Tensor, int]:
         return (batch[0] % 2 == 0).sum(), len(batch[0])
+
+
+class HeldOut(Seven):
+    """Seven samples to train on, and none to validate on (`empty`) or so many as nobody knows."""
+
+    def __init__(self, empty: bool) -> None:
+        self._empty = empty
+
+    def eval_dataset(self) -> Any:
+        return TensorDataset(torch.zeros(0, 1)) if self._empty else iter([(torch.zeros(1),)])

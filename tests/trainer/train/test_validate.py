@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 from safetensors.torch import load_file
 from tests.trainer.train.volume import HERE
 from torch.nn import functional as F
 
+from ddp_trainer.contract.exit_codes import UserError
 from ddp_trainer.rank.world import World
 from ddp_trainer.snapshots.__main__ import main as snapshots
 from ddp_trainer.tasks import load_task
@@ -43,3 +46,17 @@ def test_a_validation_is_of_the_running_statistics_that_the_snapshot_holds(run, 
     with torch.no_grad():
         wanted = F.cross_entropy(model(images), labels).item()
     assert trained.events("finished")[0]["eval_loss"] == pytest.approx(wanted, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("empty", "words"),
+    [
+        ("true", "its eval_dataset is empty: hold samples out, or return None for no validation"),
+        ("false", "its eval_dataset has no len(), so the ranks cannot share it; give it __len__ and __getitem__"),
+    ],
+)
+def test_a_held_out_set_that_cannot_be_validated_on_is_refused_before_training(train_here, empty, words) -> None:
+    task = ("--task", "seeded_tasks:HeldOut", "--task-options", f"empty={empty}", "--global-batch", "7")
+    with pytest.raises(UserError, match=re.escape(words)):
+        train_here(*task)
+    train_here(*task, "--validate-every", "never", "--max-steps", "1")

@@ -59,7 +59,9 @@ def build(
     micro_batch = starting_micro_batch(config, world, limit, live_ranks=live_ranks)
     config = dataclasses.replace(config, micro_batch=micro_batch)
     task = load_task(config.task, config.task_options)
-    dataset = task.train_dataset()
+    dataset, eval_dataset = task.train_dataset(), task.eval_dataset()
+    if eval_dataset is not None and config.validation_interval.count:
+        _length(eval_dataset, config, "eval_dataset")
     plan = BatchPlan(
         samples=_length(dataset, config),
         global_batch=config.global_batch,
@@ -162,7 +164,7 @@ def build(
             workers=config.workers,
             prefetch=config.prefetch,
         ),
-        eval_dataset=task.eval_dataset(),
+        eval_dataset=eval_dataset,
         total_steps=total_steps,
         attached=attached,
         heartbeat=heartbeat,
@@ -182,14 +184,16 @@ def _wandb(config: TrainConfig) -> dict[str, Any] | None:
     return dataclasses.asdict(config)
 
 
-def _length(dataset: Dataset[Any], config: TrainConfig) -> int:
+def _length(dataset: Dataset[Any], config: TrainConfig, name: str = "train_dataset") -> int:
+    held_out = name == "eval_dataset"
     try:
         samples = len(dataset)  # type: ignore[arg-type]
     except TypeError as error:
+        why = "the ranks cannot share it" if held_out else "a position in it means nothing"
         raise UserError(
-            f"task {config.task!r}: its train_dataset has no len(), so a position in it means nothing; give "
-            "it __len__ and __getitem__"
+            f"task {config.task!r}: its {name} has no len(), so {why}; give it __len__ and __getitem__"
         ) from error
     if not samples:
-        raise UserError(f"task {config.task!r}: its train_dataset is empty")
+        fix = ": hold samples out, or return None for no validation" if held_out else ""
+        raise UserError(f"task {config.task!r}: its {name} is empty{fix}")
     return samples
