@@ -27,6 +27,10 @@ REFUSED = [
     ("--epochs 0", "--epochs 0 is out of range: it must be at least 1"),
     ("--lr 0", "--lr 0.0 is out of range: it must be more than 0"),
     ("--lr nan", "--lr nan is out of range"),
+    ("--lr inf", "--lr inf is out of range: it must be at most 3.4e+38"),
+    ("--timeout-seconds inf", "--timeout-seconds inf is out of range: it must be at most 1e+06"),
+    ("--timeout-seconds 1e30", "--timeout-seconds 1e+30 is out of range"),
+    ("--precision fp16 --scaler-init-scale 1e300", "--scaler-init-scale 1e+300 is out of range"),
     ("--clip-norm -1", "--clip-norm -1.0 is out of range: it must be more than 0"),
     ("--micro-batch 65", "--micro-batch 65 is more than --global-batch 64"),
     ("--momentum 0.9", "--momentum 0.9 has no meaning for --optimizer adamw: leave it out, or choose sgd"),
@@ -58,7 +62,10 @@ REFUSED_FILES = [
     ("lr: quick", "lr 'quick' must be a number"),
     ("compile: 1", "compile 1 must be true or false"),
     ("optimizer: lion", "optimizer 'lion' is unknown: choose one of sgd, adam, adamw"),
-    ("task: [digits]", "task ['digits'] must be text"),
+    ("task: [digits]", "task ['digits'] must be text, in quotes"),
+    ("profile: 10:15", "profile 615 as YAML reads it must be text, in quotes"),
+    (f"lr: {'9' * 400}", "must be a number"),
+    ("wandb: on", "wandb True is unknown: choose one of off, offline"),
     ("task_options: 3", "task_options 3 must be a mapping"),
     ("- epochs", "must be a mapping of settings, such as `epochs: 20`, not a list"),
     ("epochs: [", "is no YAML"),
@@ -166,6 +173,19 @@ def test_a_file_may_write_a_learning_rate_as_people_do(tmp_path: Path) -> None:
     file = tmp_path / "run.yaml"
     file.write_text("lr: 1e-3\n")
     assert parse(["--config", str(file)]).lr == 0.001
+
+
+def test_a_file_may_switch_off_what_is_off_by_default(tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text("wandb: off\n")
+    assert parse(["--config", str(file)]).wandb == "off"
+
+
+def test_a_file_in_another_encoding_is_refused_by_name(tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text("epochs: 3", encoding="utf-16")
+    with pytest.raises(UserError, match=r"run\.yaml is no text in UTF-8: save it as that"):
+        parse(["--config", str(file)])
 
 
 @pytest.mark.processes

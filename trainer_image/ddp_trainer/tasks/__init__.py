@@ -117,6 +117,19 @@ def load_task(name: str, options: Mapping[str, Any] | None = None) -> Task:
     return task
 
 
+def check_counts(task: str, options: Mapping[str, object]) -> None:
+    """Refuse option values that are no numbers of things. Raises UserError."""
+    for name, value in options.items():
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise UserError(f"task {task!r}: {name}={value!r} must be a whole number of at least 1")
+
+
+def check_share(task: str, name: str, value: object) -> None:
+    """Refuse an option value that is no share of a whole. Raises UserError."""
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= 1:
+        raise UserError(f"task {task!r}: {name}={value!r} must be a number from 0 to 1")
+
+
 def _find(name: str) -> Callable[..., Any]:
     if name in BUILT_IN:
         return _import(name, BUILT_IN[name])
@@ -135,6 +148,11 @@ def _find(name: str) -> Callable[..., Any]:
 
 def _import(name: str, target: str) -> Callable[..., Any]:
     module_name, _, attribute = target.partition(":")
+    if not module_name or module_name.startswith(".") or module_name.endswith(".py") or "/" in module_name:
+        raise UserError(
+            f"task {name!r}: {module_name!r} is no name of a module: write --task package.module:build, such as "
+            "own_task:build for the file own_task.py"
+        )
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:

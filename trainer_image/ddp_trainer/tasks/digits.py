@@ -20,7 +20,7 @@ from torch.nn import functional as F
 from torch.utils.data import Dataset, TensorDataset
 
 from ddp_trainer.contract.exit_codes import UserError
-from ddp_trainer.tasks import Task
+from ddp_trainer.tasks import Task, check_counts, check_share
 
 HELD_OUT_EVERY = 5
 SIDE = 8
@@ -33,6 +33,8 @@ class Digits(Task):
     """
 
     def __init__(self, width: int = 32, dropout: float = 0.2) -> None:
+        check_counts("digits", {"width": width})
+        check_share("digits", "dropout", dropout)
         self.width = width
         self.dropout = dropout
 

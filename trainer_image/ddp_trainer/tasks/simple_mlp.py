@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import Dataset, TensorDataset
 
+from ddp_trainer.tasks import check_counts
 from ddp_trainer.tasks.digits import CLASSES, Digits
 
 SIDE = 28
@@ -34,6 +35,7 @@ class SimpleMLP(Digits):
 
     def __init__(self, hidden: int = 256) -> None:
         super().__init__()
+        check_counts("simple_mlp", {"hidden": hidden})
         self.hidden = hidden
 
     def model(self) -> nn.Module:

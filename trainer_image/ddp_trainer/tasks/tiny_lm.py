@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from torch.utils.data import Dataset
 
 from ddp_trainer.contract.exit_codes import UserError
-from ddp_trainer.tasks import Task
+from ddp_trainer.tasks import Task, check_counts, check_share
 
 HELD_OUT_EVERY = 10
 RANDOM_SEED = 1234
@@ -42,6 +42,14 @@ class TinyLM(Task):
     ) -> None:
         if tokens not in ("stdlib", "random"):
             raise UserError(f"task 'tiny_lm': tokens={tokens!r} is unknown; write tokens=stdlib or tokens=random")
+        counts = {"samples": samples, "vocab_size": vocab_size, "d_model": d_model, "n_heads": n_heads}
+        check_counts("tiny_lm", {**counts, "n_layers": n_layers, "d_ff": d_ff, "seq_len": seq_len})
+        check_share("tiny_lm", "dropout", dropout)
+        if d_model % 2 or seq_len < 2:
+            raise UserError(
+                f"task 'tiny_lm': d_model={d_model} must be even, for the sines and cosines of positions, and "
+                f"seq_len={seq_len} at least 2, a token and the one that follows"
+            )
         if d_model % n_heads:
             raise UserError(f"task 'tiny_lm': d_model={d_model} must be a multiple of n_heads={n_heads}")
         if tokens == "stdlib" and vocab_size < 256:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import Dataset, TensorDataset
 
-from ddp_trainer.tasks import Task
+from ddp_trainer.tasks import Task, check_counts
 
 SEED = 1234
 FEATURES = 20
@@ -24,6 +24,7 @@ class ToyLinear(Task):
     """Option: `samples`. Seeded, so that every rank draws the same data set."""
 
     def __init__(self, samples: int = 2048) -> None:
+        check_counts("toy_linear", {"samples": samples})
         self.samples = samples
 
     def model(self) -> nn.Module:

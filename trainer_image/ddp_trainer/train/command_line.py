@@ -114,6 +114,8 @@ def _read_file(path: Path) -> dict[str, Any]:
         document = yaml.safe_load(path.read_text())
     except OSError as error:
         raise UserError(f"--config {path} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise UserError(f"--config {path} is no text in UTF-8: save it as that ({error})") from error
     except yaml.YAMLError as error:
         raise UserError(f"--config {path} is no YAML: {error}") from error
     if not isinstance(document or {}, dict):
@@ -137,6 +139,8 @@ def _from_yaml(where: str, value: Any, hint: Any) -> Any:
     if value is None and type(None) in typing.get_args(hint):
         return None
     if isinstance(kind, tuple):
+        if value is False and "off" in kind:
+            return "off"  # which YAML 1.1 takes for false
         if value in kind:
             return value
         raise UserError(f"{where} {value!r} is unknown: choose one of {', '.join(kind)}")
@@ -144,12 +148,19 @@ def _from_yaml(where: str, value: Any, hint: Any) -> Any:
         # YAML 1.1 takes 1e-3 for a string: it wants 1.0e-3
         try:
             return float(value)
-        except ValueError:
+        except (ValueError, OverflowError):
             pass
     elif isinstance(value, kind) and (kind is bool or not isinstance(value, bool)):
         return value
-    wanted = {int: "a whole number", float: "a number", bool: "true or false", str: "text", dict: "a mapping"}[kind]
-    raise UserError(f"{where} {value!r} must be {wanted}")
+    wanted = {
+        int: "a whole number",
+        float: "a number",
+        bool: "true or false",
+        str: "text, in quotes",
+        dict: "a mapping",
+    }[kind]
+    read = " as YAML reads it" if kind is str and isinstance(value, int) else ""
+    raise UserError(f"{where} {value!r}{read} must be {wanted}")
 
 
 def _option_pair(text: str) -> tuple[str, Any]:

@@ -15,7 +15,7 @@ import shutil
 import typing
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from ddp_trainer.contract.exit_codes import UserError
 
@@ -272,12 +272,30 @@ _LEAST: dict[str, tuple[float, bool]] = {
 """The least value of each number, and whether it is allowed itself."""
 
 
+_LARGEST: Final = 3.4e38
+"""Of fp32."""
+
+_MOST: Final = {
+    "lr": _LARGEST,
+    "momentum": _LARGEST,
+    "weight_decay": _LARGEST,
+    "decay_factor": _LARGEST,
+    "scaler_init_scale": _LARGEST,
+    "scaler_growth_factor": _LARGEST,
+    "timeout_seconds": 1e6,
+}
+"""The most of each number that torch computes with or waits for; a norm may be infinite, which clips nothing."""
+
+
 def _out_of_range(config: TrainConfig) -> Iterator[str]:
     for field, (least, allowed) in _LEAST.items():
         value = getattr(config, field)
         if value is not None and not (value >= least if allowed else value > least):
             bound = "at least" if allowed else "more than"
             yield f"{flag(field)} {value} is out of range: it must be {bound} {least}"
+    for field, most in _MOST.items():
+        if getattr(config, field) > most:
+            yield f"{flag(field)} {getattr(config, field)} is out of range: it must be at most {most:g}"
 
 
 def check_elastic(config: TrainConfig, min_nodes: int | None) -> None:
