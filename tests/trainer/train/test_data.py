@@ -241,6 +241,28 @@ def test_workers_and_the_rank_itself_load_the_same_batches(micro: int | None) ->
     assert [list(zip(*part, strict=True)) for part in parts] == by_sample
 
 
+class Doubled(TensorDataset):
+    """Tensors with an augmentation."""
+
+    def __getitem__(self, index: int) -> Any:
+        return tuple(2 * tensor for tensor in super().__getitem__(index))
+
+
+def total(samples: list[Any]) -> Any:
+    return torch.stack([torch.stack(list(sample)).sum() for sample in samples])
+
+
+@pytest.mark.parametrize(
+    ("kind", "collate", "wanted"), [(Doubled, None, [[0, 2, 4]]), (TensorDataset, total, [0, 1, 2])]
+)
+def test_samples_of_tensors_are_what_their_own_class_and_collate_make_of_them(kind, collate, wanted) -> None:
+    (step,) = Loader(
+        kind(torch.arange(3)), BatchPlan(samples=3, global_batch=3, shuffle=False), World(), collate=collate
+    ).epoch(0)
+    (part,) = step.micro_batches
+    assert (part.batch.tolist() if collate else [each.tolist() for each in part.batch]) == wanted
+
+
 def test_batches_may_be_named_tuples(volume) -> None:
     # 10 samples in micro-batches of 4, which a pipeline joins, fills up and cuts again
     batches = ("--global-batch", "10", "--micro-batch", "4", "--max-steps", "2", "--eval-batch", "360")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
@@ -201,12 +201,22 @@ class Loader:
 
 @storage_awaited()
 def fetch(dataset: Dataset[Any], indices: Tensor, collate: Any = default_collate) -> Any:
-    """The batch of these samples. Data sets that are tensors are indexed at once, not sample by sample."""
-    if isinstance(dataset, TensorDataset):
+    """The batch of these samples. Data sets that are tensors and no more are indexed at once, not sample by sample."""
+    if collate is default_collate and _is_tensors(dataset):
         return tuple(tensor[indices] for tensor in dataset.tensors)
     many = getattr(dataset, "__getitems__", None)
     samples = many(indices.tolist()) if many else [dataset[index] for index in indices.tolist()]
     return collate(samples)
+
+
+def _is_tensors(dataset: Dataset[Any]) -> TypeGuard[TensorDataset]:
+    """Whether its samples are those of its tensors: a class derived from TensorDataset may change them."""
+    kind = type(dataset)
+    return (
+        isinstance(dataset, TensorDataset)
+        and kind.__getitem__ is TensorDataset.__getitem__
+        and not hasattr(kind, "__getitems__")
+    )
 
 
 def to_device(batch: Any, device: torch.device) -> Any:
