@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from ddp_trainer.contract.exit_codes import UserError
 from ddp_trainer.train.config import TrainConfig
@@ -45,6 +46,16 @@ def rates(steps: int, **settings: Any) -> list[float]:
 )
 def test_the_learning_rate_rises_in_a_line_and_falls_as_told(settings: dict[str, Any], expected: list[float]) -> None:
     assert rates(4, **settings) == pytest.approx(expected, abs=1e-6)
+
+
+def test_the_rate_that_is_plotted_for_a_step_is_the_one_that_it_was_taken_with(train_here) -> None:
+    warming = ("--warmup-steps=8", "--lr=0.8", "--max-steps=9", "--log-every=1", "--global-batch=16")
+    volume = train_here("--task=seeded_tasks:Unstable", "--task-options=step=0", *warming)
+    shown = EventAccumulator(str(volume.logs / "tensorboard")).Reload()
+    points = {point.step: point.value for point in shown.Scalars("train/learning_rate")}
+    assert points == pytest.approx({step: 0.1 * min(step, 8) for step in range(1, 10)})
+    (beat,) = volume.beats()
+    assert (beat["step"], beat["learningRate"]) == (9, 0.8)
 
 
 @pytest.mark.parametrize(("scheduler", "steps", "rate"), [("linear", 8, 0.5), ("linear", 4, 0.0), ("none", 8, 1.0)])

@@ -114,7 +114,7 @@ class Run:
             log,
             heartbeat if observer is None else None,
             total_steps=total_steps,
-            learning_rate=lambda: self._learning_rate,
+            learning_rate=lambda: self._rate_of_update,
             observed_rate=lambda: None if observer is None else observer.samples_per_second,
             plot_every=plot_every,
             plotted=plotted,
@@ -126,6 +126,8 @@ class Run:
             has_newcomer=has_newcomer,
             least=least,
         )
+        self._rate_of_update: float | None = None
+        """The learning rate of the last update: a scheduler has moved on when its step ends."""
         self._stopping = False
         self._is_resumed = False
         self._is_failing = False
@@ -148,7 +150,7 @@ class Run:
                 check_view=check_view,
                 shard_ranks=shard_ranks,
             )
-        self._order = CallOrder(states.live, self._snapshots.begin_update if self._snapshots is not None else None)
+        self._order = CallOrder(states.live, self._begin_update)
         self._files = OwnFiles(
             job,
             world,
@@ -551,6 +553,11 @@ class Run:
                 "(without an operator: with a DDPJOB_NAME of its own). To go on with the same run, give attach() its "
                 "total_steps"
             )
+
+    def _begin_update(self) -> None:
+        self._rate_of_update = self._learning_rate
+        if self._snapshots is not None:
+            self._snapshots.begin_update()
 
     @property
     def _learning_rate(self) -> float | None:

@@ -49,10 +49,10 @@ class Change(Enum):
 class Steps:
     """`step`, `samples` and `epoch` finished, over all attempts.
 
-    `heartbeat` is None where an observer reports steps. `learning_rate` and `plotted` are asked for what is shown with
-    the loss, and `observed_rate` for the samples per second where a step does not say on how many it was; `plotted` has
-    names and values for TensorBoard. With `prints`, there is a line for people too. Without
-    `has_epochs`, the epoch is not known before the first has ended.
+    `heartbeat` is None where an observer reports steps. When a step ends, `learning_rate` is asked for the one that it
+    was taken with, and `observed_rate` for the samples per second where it does not say on how many samples it was;
+    `plotted` has names and values for TensorBoard, when the loss is shown. With `prints`, there is a line for people
+    too. Without `has_epochs`, the epoch is not known before the first has ended.
     """
 
     def __init__(
@@ -110,6 +110,7 @@ class Steps:
         self._step_log = StepLog(log, total_steps)
         self._rate: float | None = None
         """The throughput when the last step ended: its loss comes later."""
+        self._learning_rate_of_step: float | None = None
         # A snapshot must hold the loss of its own last step, which is still on its way when it is taken.
         log.losses.before_save = self.record_loss
 
@@ -173,6 +174,7 @@ class Steps:
         self.samples += samples
         self._begin_reduce(loss, weight, gradient_norm, has_drawn=has_drawn)
         self.epoch += epoch_end
+        self._learning_rate_of_step = self._learning_rate()
         self._report(samples)
 
     def record_loss(self) -> None:
@@ -185,7 +187,7 @@ class Steps:
         losses, rate = self._log.losses, self._rate
         losses.append(step=result.step, epoch=result.epoch, loss=result.loss, samples_per_second=rate)
         if result.step % self._plot_every == 0:
-            self._step_log.plot(result, learning_rate=self._learning_rate(), plotted=self._plotted())
+            self._step_log.plot(result, learning_rate=self._learning_rate_of_step, plotted=self._plotted())
             if self._prints:
                 self._step_log.print_line(result)
         self._losses.seen(result.step, result.loss, result.gradient_norm)
@@ -303,5 +305,5 @@ class Steps:
             samples=self.samples if samples else None,
             loss=self._log.losses.last_loss,
             samples_per_second=self._rate,
-            learning_rate=self._learning_rate(),
+            learning_rate=self._learning_rate_of_step,
         )
