@@ -6,6 +6,8 @@ import json
 
 import pytest
 
+from ddp_trainer.contract.exit_codes import UserError
+
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_lower_precision_learns_like_fp32(run, precision: str) -> None:
@@ -37,3 +39,8 @@ def test_a_compiled_model_has_the_losses_of_the_plain_one(run, difference, name:
 @pytest.mark.parametrize("name", ["fsdp-bf16", "pipeline-bf16"])
 def test_a_model_in_parts_learns_in_bf16_as_the_whole_does_in_fp32(run, difference, name: str) -> None:
     assert 0 < difference(run(2, name).losses(), run(0, "tiny").losses()) < 0.1
+
+
+def test_a_profile_that_the_run_ends_before_is_refused_before_training(train_here) -> None:
+    with pytest.raises(UserError, match="--profile 2:4 ends after the last of the 3 steps of this run"):
+        train_here("--task=toy_linear", "--max-steps=3", "--profile=2:4")

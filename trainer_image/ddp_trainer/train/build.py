@@ -70,6 +70,11 @@ def build(
         shuffle=config.shuffle,
     )
     total_steps = min(config.max_steps or plan.steps_per_epoch * config.epochs, plan.steps_per_epoch * config.epochs)
+    if (window := config.profile_window) is not None and window.last > total_steps:
+        raise UserError(
+            f"--profile {config.profile} ends after the last of the {total_steps} steps of this run, and a profile is "
+            "written when its last step is done: choose earlier steps"
+        )
 
     # The same initial weights on every rank, then another stream of dropout on each.
     seed_everything(config.seed)
