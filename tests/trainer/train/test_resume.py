@@ -140,6 +140,13 @@ def test_a_run_that_is_done_is_not_trained_again(volume) -> None:
     assert [event["step"] for event in volume.events("resumed")] == [5]
 
 
+def test_a_run_that_is_past_its_new_end_has_no_steps_to_train(train_here, capfd) -> None:
+    train_here("--task=toy_linear", "--max-steps=4")
+    volume = train_here("--task=toy_linear", "--max-steps=2")
+    assert "on 1 cpu rank(s): 0 steps to train" in capfd.readouterr().out
+    assert sorted(volume.losses()) == [1, 2, 3, 4]
+
+
 def test_another_global_batch_is_refused_and_the_message_names_it(volume) -> None:
     steps = ("--strategy", "single", "--task-options", "width=8", "--max-steps", "7")
     volume.trained(0, *steps)

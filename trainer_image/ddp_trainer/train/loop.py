@@ -130,7 +130,7 @@ class TrainingLoop:
             self._micro_batch_lowered(self.micro_batches.limit)
         self.log.print_line(
             f"{self.config.task} with {self.config.strategy} on {self.world.size} {self.world.device.type} rank(s): "
-            f"{self.total_steps - step} steps to train"
+            f"{max(0, self.total_steps - step)} steps to train"
         )
 
     def _train_epoch(self) -> None:
