@@ -1,8 +1,10 @@
 """Where the installed programs begin. They are there without the extra `cli` too, since pip knows no programs of an
-extra; then they say what to install."""
+extra; then they say what to install. While modules are imported, Ctrl-C ends them without a traceback.
+"""
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Callable
 
@@ -21,8 +23,12 @@ def complete_for_kubectl() -> None:
 
 
 def _command() -> None:
+    handler = signal.getsignal(signal.SIGINT)
+    if handler is signal.default_int_handler:  # else it is ignored, as in the background of a script
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
     from ddpjob_operator.cli.main import main
 
+    signal.signal(signal.SIGINT, handler)
     main()
 
 

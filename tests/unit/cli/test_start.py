@@ -1,8 +1,9 @@
-"""The installed programs, where the packages that they need are not."""
+"""The installed programs, where the packages that they need are not, and while they are imported."""
 
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import tomllib
@@ -40,3 +41,23 @@ def test_another_module_that_is_missing_is_a_fault_of_ours() -> None:
 def test_it_knows_every_package_of_the_extra() -> None:
     asked = [Requirement(entry).name for entry in PROJECT["optional-dependencies"]["cli"]]
     assert [name.replace("-", "_") for name in asked] == list(PACKAGES)
+
+
+SLOW_MODULE = """
+import os, time
+os.write(1, b"importing")
+time.sleep(600)
+"""
+
+
+def test_ctrl_c_while_modules_are_imported_ends_it_without_a_traceback(tmp_path: Path) -> None:
+    (tmp_path / "typer.py").write_text(SLOW_MODULE)
+    env = os.environ | {"PYTHONPATH": f"{tmp_path}:{ROOT / 'operator'}"}
+    command = [sys.executable, "-c", "from ddpjob_operator.cli.start import main; main()"]
+    process = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout is not None
+    assert process.stdout.read(len("importing")) == b"importing"
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == -signal.SIGINT
+    assert errors == b""
