@@ -196,6 +196,13 @@ def test_the_leader_of_another_release_is_not_taken_for_this_ones(
     ask_promtool(promtool, case, tmp_path)
 
 
+@pytest.mark.parametrize("field", ["relabelings", "metricRelabelings"])
+def test_relabelings_that_may_drop_the_label_of_a_release_let_all_leaders_count(field: str) -> None:
+    monitor = {"enabled": True, field: [{"action": "labeldrop", "regex": "service"}]}
+    (rules,) = of_kind("PrometheusRule", rendered({"prometheusRules": {"enabled": True}, "serviceMonitor": monitor}))
+    assert "service=" not in yaml.safe_dump(rules["spec"])
+
+
 def ask_promtool(promtool: str, case: Case, folder: Path) -> None:
     """Whether the rules in this folder fire as the case says."""
     firing = []

@@ -56,7 +56,9 @@ def taken_volume_name(spec: DDPJobSpec) -> str | None:
         taken["assignment"] = "the pod's place in the gang"
     for index, volume in enumerate(_objects(_template(spec), "volumes")):
         name = str(volume.get("name"))
-        if name in taken and volume.get("persistentVolumeClaim") != {"claimName": spec.shared.claim_name}:
+        claim = volume.get("persistentVolumeClaim")
+        is_same = isinstance(claim, dict) and claim.get("claimName") == spec.shared.claim_name is not None
+        if name in taken and not (name == "shared" and is_same):
             path = f"spec.podTemplate.spec.volumes[{index}].name"
             return f"{path}: the operator's volume {name} has {taken[name]}; give this one another name, or remove it"
     return None

@@ -37,13 +37,15 @@ PATTERN_OPTIONS.max_mem = 64 << 10
 class Rule:
     """One rule. `path` locates its CEL expression in the schema below `spec`; `problem` returns a message or None.
 
-    Without `cel` only the operator checks the rule: CEL cannot inspect a field without a schema.
+    Without `cel` only the operator checks the rule: CEL cannot inspect a field without a schema. With `at_start`, jobs
+    that have begun may break it: an earlier version took them, and they would be left without an operator.
     """
 
     path: tuple[str, ...]
     cel: str
     message: str
     problem: Callable[[DDPJobSpec], str | None]
+    at_start: bool = False
 
 
 def _both_entrypoints(spec: DDPJobSpec) -> str | None:
@@ -378,10 +380,11 @@ BETWEEN_FIELDS: tuple[Rule, ...] = (
     Rule(("restart", "rules"), "", "", _pattern_problem),
     Rule(("podTemplate",), "", "", malformed_template),
     Rule(("podTemplate",), "", "", reserved_template_env),
-    Rule(("podTemplate",), "", "", taken_volume_name),
+    Rule(("podTemplate",), "", "", taken_volume_name, at_start=True),
 )
 
 
-def problems(spec: DDPJobSpec) -> tuple[str, ...]:
+def problems(spec: DDPJobSpec, *, has_begun: bool = False) -> tuple[str, ...]:
     """Messages of all rules that `spec` violates. Each names the field, the value and the fix."""
-    return tuple(message for rule in BETWEEN_FIELDS if (message := rule.problem(spec)))
+    rules = (rule for rule in BETWEEN_FIELDS if not (rule.at_start and has_begun))
+    return tuple(message for rule in rules if (message := rule.problem(spec)))

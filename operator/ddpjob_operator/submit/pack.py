@@ -11,6 +11,7 @@ import gzip
 import hashlib
 import io
 import os
+import re
 import tarfile
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
@@ -73,6 +74,7 @@ _SECRETS = GitIgnoreSpec.from_lines(
 )
 _SECRET_FOLDERS = GitIgnoreSpec.from_lines([".ssh/", ".aws/", ".kube/", ".docker/", ".gnupg/"])
 """In a home directory, which may be the folder of a first try."""
+_UNPRINTABLE = re.compile(r"[\0-\x1f\x7f-\x9f\ud800-\udfff]")
 _IGNORE_FILES = (".gitignore", ".ddpjobignore")
 
 
@@ -190,7 +192,7 @@ def _is_plain(name: str) -> bool:
     path = PurePosixPath(name)
     if not path.parts or path.is_absolute() or ".." in path.parts or str(path) != name:
         return False
-    return name.isprintable()
+    return _is_printable(name)
 
 
 def _too_large() -> BadCode:
@@ -237,7 +239,7 @@ def _walk(folder: Path, exclude: set[Path], left_out: list[str]) -> Iterator[Pat
         inherited = rules.pop(here)
         for name in sorted(folders):
             inner = here / name
-            if not name.isprintable():
+            if not _is_printable(name):
                 left_out.append(_unprintable(inner, folder))
             elif inner.is_symlink():
                 left_out.append(f"{inner.relative_to(folder)}: is a link to a folder; copy it, or read it elsewhere")
@@ -246,7 +248,7 @@ def _walk(folder: Path, exclude: set[Path], left_out: list[str]) -> Iterator[Pat
         folders[:] = [name for name in folders if here / name in rules]
         for name in sorted(names):
             path = here / name
-            if not name.isprintable():  # such as macOS' Icon\r; a line break would forge a line of the digest
+            if not _is_printable(name):  # such as macOS' Icon\r; a line break would forge a line of the digest
                 left_out.append(_unprintable(path, folder))
                 continue
             # realpath takes a link to itself, too
@@ -254,6 +256,11 @@ def _walk(folder: Path, exclude: set[Path], left_out: list[str]) -> Iterator[Pat
                 left_out.append(f"{path.relative_to(folder)}: is a link to {path.readlink()}, outside the folder")
             elif path.is_file() and not _is_left_out(path, inherited, left_out, folder):
                 yield path
+
+
+def _is_printable(name: str) -> bool:
+    """Whether pods take it: no control character, and UTF-8. `str.isprintable` refuses blanks of other scripts too."""
+    return _UNPRINTABLE.search(name) is None
 
 
 def _unprintable(path: Path, folder: Path) -> str:

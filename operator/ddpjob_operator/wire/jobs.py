@@ -73,7 +73,7 @@ def parse_job(obj: Object, *, strict: bool = False) -> Job:
         spec = DDPJobSpec.model_validate(obj.get("spec") or {}, extra="forbid" if strict else "ignore")
     except ValidationError as error:
         raise InvalidJob(tuple(dict.fromkeys(_explain(item) for item in error.errors()))) from error
-    if broken := rule_problems(spec):
+    if broken := rule_problems(spec, has_begun=bool((obj.get("status") or {}).get("phase"))):
         raise InvalidJob(broken)
     return job_of(obj, spec)
 

@@ -310,6 +310,10 @@ def template(**spec: Any) -> dict[str, Any]:
          "spec.podTemplate.spec.volumes[0].name: the operator's volume shared has the job's data"),
         (template(volumes=[{"name": "shared", "persistentVolumeClaim": {"claimName": "data"}}])
          | {"shared": {"claimName": "data"}}, None),
+        (template(volumes=[{"name": "shared", "persistentVolumeClaim": {"claimName": "data", "readOnly": False}}])
+         | {"shared": {"claimName": "data"}}, None),
+        (template(volumes=[{"name": "shared", "persistentVolumeClaim": "data"}]) | {"shared": {"claimName": "data"}},
+         "spec.podTemplate.spec.volumes[0].name: the operator's volume shared has the job's data"),
         (template(volumes=[{"name": "assignment", "emptyDir": {}}]), None),
         (template(volumes=[{"name": "assignment", "emptyDir": {}}]) | {"restart": {"scope": "InPlace"}},
          "spec.podTemplate.spec.volumes[0].name: the operator's volume assignment has the pod's place in the gang"),
@@ -341,6 +345,7 @@ def template(**spec: Any) -> dict[str, Any]:
     ],
     ids=["a reserved variable for the trainer", "the second container", "a sidecar's variables are its own",
          "the name of the job's volume", "that name with another claim", "that name with the same claim",
+         "that name with the same claim and an option", "that name with a claim that is text",
          "a name that is free in a gang", "the name of the volume with the place in the gang",
          "a container without a name", "a container that is no object", "containers that are an object",
          "containers that are text", "an init container without a name", "a volume that is no object",

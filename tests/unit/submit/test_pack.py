@@ -284,6 +284,15 @@ def test_a_folder_whose_name_cannot_be_printed_is_left_out(folder: Path) -> None
     assert packed.left_out == (r"'two\nlines': has a name that cannot be printed",)
 
 
+@pytest.mark.parametrize("character", ["\xa0", "\u3000", "\u200d", "\xad"])
+def test_blanks_and_joiners_of_other_scripts_are_sent_and_read_again(folder: Path, character: str) -> None:
+    paths = {f"of{character}models/x.py", f"one{character}model.py"}
+    write(folder, **dict.fromkeys(paths, ""))
+    packed = pack(folder)
+    assert paths <= set(packed.paths)
+    assert {file.path for file in unpack(packed.parts)} == set(packed.paths)
+
+
 def test_a_link_to_itself_is_left_out(folder: Path) -> None:
     before = pack(folder).paths
     (folder / "latest").symlink_to("latest")

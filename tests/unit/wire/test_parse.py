@@ -136,6 +136,15 @@ def test_what_a_newer_crd_allows_is_ignored_when_it_comes_from_a_server() -> Non
     assert parse_job(obj({"nodes": 2, "fromTheFuture": {"min": 1}})).spec.nodes == 2
 
 
+def test_a_job_that_has_begun_is_not_left_without_an_operator_for_a_rule_of_a_newer_one() -> None:
+    volumes = [{"name": "shared", "emptyDir": {}}]
+    spec = {"podTemplate": {"spec": {"volumes": volumes}}}
+    for status in ({}, {"phase": None}, None):
+        with pytest.raises(InvalidJob, match="volume shared has the job's data"):
+            parse_job(obj(spec, status=status))
+    assert parse_job(obj(spec, status={"phase": "Running"})).spec.pod_template.spec["volumes"] == volumes
+
+
 def test_a_server_without_a_schema_is_not_trusted_either() -> None:
     assert problems({"nodes": 0}, strict=False) == ("spec.nodes: 0 is too small; use 1 or more",)
 
