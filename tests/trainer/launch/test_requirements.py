@@ -232,6 +232,10 @@ def key(folder: Path, **files: str) -> str:
             pytest.param({"r": line, "p__x": "1"}, {"r": line, "p__x": "2"}, False, id=line)
             for line in ("./p/x#egg=x", "./p/x;python_version>'3'", "-e p#egg=x", "-ep[y]", "-fp", "x @ file:p/x#a=b")
         ),
+        *(
+            pytest.param({"r": line, "p-ext__x": "1"}, {"r": line, "p-ext__x": "2"}, False, id=line)
+            for line in ("./p-ext", "-e ./p-ext", "x @ file:./p-ext")
+        ),
         pytest.param(
             {"r": '-r "d/b" # ours', "d__b": "b"}, {"r": '-r "d/b" # ours', "d__b": "c"}, False, id="in quotes"
         ),

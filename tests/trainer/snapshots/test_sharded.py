@@ -12,8 +12,12 @@ import torch
 from safetensors.torch import load_file
 from tests.support.starting import starts_processes
 from tests.trainer.snapshots.under_torchrun import torchrun
+from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
+from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, WriteItem, WriteItemType
+from torch.distributed.checkpoint.planner_helpers import _create_write_item_for_tensor
 
 from ddp_trainer.snapshots.__main__ import main
+from ddp_trainer.snapshots.sharded import _Planner
 from ddp_trainer.snapshots.trust.store import SnapshotStore
 
 HERE = Path(__file__).parent
@@ -205,3 +209,20 @@ def test_a_flipped_bit_in_one_part_is_seen_by_rank_0(out: Path, tmp_path: Path) 
     part.write_bytes(data)
     assert main(["verify", str(tmp_path / "fsdp"), "--step", "4"]) == 1
     assert main(["verify", str(tmp_path / "fsdp"), "--step", "2"]) == 0
+
+
+def test_whole_tensors_are_the_first_ranks_and_shards_with_copies_are_spread() -> None:
+    def shard(name: str) -> WriteItem:
+        size = torch.Size([4])
+        chunk = ChunkStorageMetadata(offsets=torch.Size([0]), sizes=size)
+        data = TensorWriteData(chunk=chunk, properties=TensorProperties(), size=size)
+        return WriteItem(MetadataIndex(name, chunk.offsets), WriteItemType.SHARD, tensor_data=data)
+
+    whole = [_create_write_item_for_tensor(name, torch.zeros(1)) for name in ("mean", "variance")]
+    plan = SavePlan([*whole, shard("weight"), shard("bias")])
+    planner = _Planner(flatten_state_dict=False, flatten_sharded_tensors=False)
+    plans, _ = planner.create_global_plan([plan, plan])
+    first, second = ([item.index.fqn for item in plan.items] for plan in plans)
+    assert first[:2] == ["mean", "variance"]
+    assert sorted(first[2:] + second) == ["bias", "weight"]
+    assert len(second) >= 1

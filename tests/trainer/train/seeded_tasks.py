@@ -7,7 +7,7 @@ from __future__ import annotations
 import os
 import random
 import signal
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -248,3 +248,14 @@ class HeldOut(Seven):
 
     def eval_dataset(self) -> Any:
         return TensorDataset(torch.zeros(0, 1)) if self._empty else iter([(torch.zeros(1),)])
+
+
+class Drawn(Seven):
+    """Three samples to validate on, which it draws."""
+
+    seen: ClassVar[list[list[float]]] = []
+
+    def eval_dataset(self) -> Dataset[Any]:
+        samples = torch.rand(3, 1) + random.random()
+        self.seen.append(samples.flatten().tolist())
+        return TensorDataset(samples)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import random
 import re
 
 import pytest
@@ -60,3 +62,12 @@ def test_a_held_out_set_that_cannot_be_validated_on_is_refused_before_training(t
     with pytest.raises(UserError, match=re.escape(words)):
         train_here(*task)
     train_here(*task, "--validate-every", "never", "--max-steps", "1")
+
+
+def test_each_start_of_a_job_holds_out_the_same_samples(train_here) -> None:
+    for _ in range(2):
+        torch.seed()
+        random.seed()
+        train_here("--task", "seeded_tasks:Drawn", "--global-batch", "7", "--epochs", "1")
+    first, second = importlib.import_module("seeded_tasks").Drawn.seen
+    assert first == second

@@ -21,15 +21,24 @@ def waited(work: dist.Work) -> None:
 
 
 def from_first(tensors: Iterable[Tensor], wait: Wait = waited) -> None:
-    """Rank 0's values in the tensors of all ranks."""
-    for tensor in tensors:
-        wait(started(dist.broadcast(tensor, src=0, async_op=True)))
+    """Rank 0's values in the tensors of all ranks, all of them under way at once."""
+    # Backends send memory as it lies, of contiguous tensors, and each of some types only: bytes are among them.
+    pairs = [(tensor, tensor.contiguous()) for tensor in tensors]
+    works = [dist.broadcast(whole.reshape(-1).view(torch.uint8), src=0, async_op=True) for _, whole in pairs]
+    for (tensor, whole), work in zip(pairs, works, strict=True):
+        wait(started(work))
+        if whole is not tensor:
+            tensor.copy_(whole)
 
 
 def persistent_buffers(module: nn.Module) -> Iterator[Tensor]:
-    """Those that a snapshot holds, such as running statistics."""
-    kept = module.state_dict()
-    return (buffer for name, buffer in module.named_buffers() if name in kept)
+    """Those that a snapshot holds, such as running statistics. Each once, and without a state dict of all weights."""
+    seen: set[int] = set()
+    for part in module.modules():
+        for name, buffer in part._buffers.items():
+            if buffer is not None and name not in part._non_persistent_buffers_set and id(buffer) not in seen:
+                seen.add(id(buffer))
+                yield buffer
 
 
 def shared_gradients(

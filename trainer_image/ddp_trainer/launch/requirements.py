@@ -76,7 +76,7 @@ _SATISFIED: Final = "Requirement already satisfied:"
 _OTHER_FILE: Final = re.compile(
     r"(?:-r|--requirement|-c|--constraint)[\s=]*(?P<quote>[\"']?)(?P<path>\S.*?)(?P=quote)(?:\s|$)"
 )
-_SHORT_OPTION: Final = re.compile(r"\s*-[ef](?=[^\s-])")
+_SHORT_OPTION: Final = re.compile(r"^\s*-[ef](?=[^\s-])")
 """One that its path follows without a blank."""
 
 Pause = Callable[[float], bool]

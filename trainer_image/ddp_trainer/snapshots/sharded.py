@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,8 @@ from typing import Any
 from torch import Tensor, nn
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
+from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
+from torch.distributed.checkpoint.planner import SavePlan, WriteItemType
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_optimizer_state_dict,
@@ -110,6 +112,21 @@ class StagedShard:
             disk.fsync(directory / name)
 
 
+class _Planner(DefaultSavePlanner):
+    """Shards that several ranks hold are spread over these. Of tensors that are whole on each, such as running
+    statistics, the first rank's are saved: torch would take the mean of one rank and the variance of another.
+    """
+
+    def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
+        seen: set[MetadataIndex] = set()
+        plans = []
+        for plan in all_plans:
+            known = frozenset(seen)
+            plans.append(replace(plan, items=[item for item in plan.items if item.index not in known]))
+            seen |= {item.index for item in plan.items if item.type is WriteItemType.TENSOR}
+        return super().create_global_plan(plans)
+
+
 class Shards:
     """The sharded states of a program. `stage` and `load` are collectives; the rest is for the writing threads."""
 
@@ -162,10 +179,7 @@ class Shards:
             error = problem
         self._agree(error, self._ranks)
         writer = StagingWriter(self._buffers, self._ranks.rank)
-        # of what all ranks hold, such as running statistics, rank 0's: not of each tensor another rank's
-        planner = DefaultSavePlanner(
-            flatten_state_dict=False, flatten_sharded_tensors=False, dedup_save_to_lowest_rank=True
-        )
+        planner = _Planner(flatten_state_dict=False, flatten_sharded_tensors=False)
         group = self._ranks.group
         try:
             dcp_save(tensors, storage_writer=writer, planner=planner, process_group=group, no_dist=group is None)

@@ -59,9 +59,7 @@ def build(
     micro_batch = starting_micro_batch(config, world, limit, live_ranks=live_ranks)
     config = dataclasses.replace(config, micro_batch=micro_batch)
     task = load_task(config.task, config.task_options)
-    dataset, eval_dataset = task.train_dataset(), task.eval_dataset()
-    if eval_dataset is not None and config.validation_interval.count:
-        _length(eval_dataset, config, "eval_dataset")
+    dataset = task.train_dataset()
     plan = BatchPlan(
         samples=_length(dataset, config),
         global_batch=config.global_batch,
@@ -152,6 +150,10 @@ def build(
             shards=strategy.shards(optimizer),
             together=together,
         )
+    # after the seeds, in case a task draws the samples that it holds out
+    eval_dataset = task.eval_dataset()
+    if eval_dataset is not None and config.validation_interval.count:
+        _length(eval_dataset, config, "eval_dataset")
     return TrainingLoop(
         config=config,
         world=world,
