@@ -5,8 +5,8 @@
 #   images.sh [operator] [trainer]     both, unless named; prints a line "REF ARCHIVE" for each
 #
 # TORCH=cpu|cuda   which torch the trainer gets (cpu)
-# TORCH_INDEX_URL=… where the CPU build of torch comes from, such as https://download.pytorch.org/whl/cpu, if its wheel is not in
-#                  one of pip's find-links folders
+# TORCH_INDEX_URL=… where the CPU build of torch comes from, such as PyTorch's own index, if its wheel is not in one of
+#                  pip's find-links folders
 # BASE_IMAGE=…     what both build on (python:3.12-slim; with buildah, which works without a registry, a Debian 12 made by
 #                  debootstrap and cached)
 # pip inside the build gets the settings that pip has here (pip config list, PIP_*), and the wheels of its find-links folders.
@@ -63,7 +63,7 @@ pip_settings() {
 torch_is_somewhere() {
   [ "$TORCH" != cpu ] || [ -n "${TORCH_INDEX_URL:-}" ] || compgen -G "$WORK/wheels/torch-*+cpu*.whl" >/dev/null ||
     grep -qE '^(extra-)?index-url = ' "$WORK/pip.conf" ||
-    die "no index has the CPU build of torch: TORCH_INDEX_URL=https://download.pytorch.org/whl/cpu names PyTorch's own; or set TORCH=cuda" 2
+    die "PyPI has no CPU build of torch: set TORCH_INDEX_URL to PyTorch's index of CPU builds, or TORCH=cuda" 2
 }
 
 find_wheels() {

@@ -94,7 +94,7 @@ def test_without_an_index_of_the_cpu_build_of_torch_nothing_is_built(tmp_path: P
     if done.returncode == 3:
         cannot_run("images", done.stderr.strip().splitlines()[-1])
     assert (done.returncode, done.stdout) == (2, "")
-    assert "TORCH_INDEX_URL=https://download.pytorch.org/whl/cpu" in done.stderr
+    assert "set TORCH_INDEX_URL to PyTorch's index of CPU builds, or TORCH=cuda" in done.stderr
 
 
 ENTRYPOINTS = {
