@@ -51,27 +51,10 @@ _NO_CODE = GitIgnoreSpec.from_lines(
         FETCHED,
     ]
 )
-_SECRETS = GitIgnoreSpec.from_lines(
-    [
-        ".env",
-        ".env.*",
-        "*.pem",
-        "*.key",
-        "*.p12",
-        "*.pfx",
-        "id_rsa",
-        "id_dsa",
-        "id_ecdsa",
-        "id_ecdsa_sk",
-        "id_ed25519",
-        "id_ed25519_sk",
-        ".netrc",
-        ".git-credentials",
-        ".pypirc",
-        ".npmrc",
-        "kubeconfig",
-    ]
-)
+_SECRETS = GitIgnoreSpec.from_lines([
+    ".env", ".env.*", "*.pem", "*.key", "*.p12", "*.pfx", "id_rsa", "id_dsa", "id_ecdsa", "id_ecdsa_sk", "id_ed25519",
+    "id_ed25519_sk", ".netrc", ".git-credentials", ".pypirc", ".npmrc", "kubeconfig",
+])  # fmt: skip
 _SECRET_FOLDERS = GitIgnoreSpec.from_lines([".ssh/", ".aws/", ".kube/", ".docker/", ".gnupg/"])
 """In a home directory, which may be the folder of a first try."""
 _UNPRINTABLE = re.compile(r"[\0-\x1f\x7f-\x9f\ud800-\udfff]")
