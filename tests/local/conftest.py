@@ -17,6 +17,8 @@ import yaml
 from tests.support.local_run import environment, job_object
 from tests.support.waiting import eventually
 
+from ddp_trainer.contract import run_dir
+
 SECONDS = 120.0
 
 
@@ -54,6 +56,14 @@ class Started:
         for pid in found:
             found += children.get(pid, [])
         return set(found[1:])
+
+    def pid_of_rank(self, rank: int) -> int:
+        """Of the newest attempt of this run; the same job may run beside it, from another checkout."""
+        own = self.descendants()
+        folders = Path("/dev/shm").glob("ddpjob-*/**/ranks")
+        found = [entry for folder in folders for entry in run_dir.registrations(folder.parent) if entry["rank"] == rank]
+        (pid,) = (int(entry["pid"]) for entry in found if entry["pid"] in own)
+        return pid
 
     @contextmanager
     def paused(self) -> Iterator[None]:

@@ -13,8 +13,6 @@ from typing import Any
 import pytest
 from tests.support.ports import free_port
 
-from ddp_trainer.contract import run_dir
-
 pytestmark = pytest.mark.local
 
 TUTORIALS = Path(__file__).parents[1] / "fixtures" / "tutorials"
@@ -39,14 +37,7 @@ def test_a_script_with_a_snapshot_of_its_own_resumes_after_a_rank_was_killed(run
     }
     run = run_job(spec, name="tutorial")
     run.wait_for("Epoch 5 | Snapshot saved to snapshot.pt")
-    own = run.descendants()  # the same test may run beside this one, from another checkout
-    (victim,) = (
-        entry["pid"]
-        for folder in Path("/dev/shm").glob("ddpjob-tutorial-*/**/ranks")
-        for entry in run_dir.registrations(folder.parent)
-        if entry["rank"] == 1 and entry["pid"] in own
-    )
-    os.kill(victim, signal.SIGKILL)
+    os.kill(run.pid_of_rank(1), signal.SIGKILL)
     assert run.end() == 0, run.text()
     text = run.text()
     (resumed,) = re.findall(r"Resuming training from snapshot at Epoch (\d+)", text)
