@@ -86,8 +86,9 @@ STATES = (
     Reason(
         "SpecChanged",
         "Degraded=True, Restarting=True",
-        "An immutable field was changed on a server without CEL. A job that has not started yet is restarted with it.",
-        "Revert the edit, or delete the job and apply it again.",
+        "An immutable field was changed on a server without CEL. With Restarting=True, a field that pods are made "
+        "from, or the operator's trainer image, changed while pods were missing; the next attempt is made from it.",
+        "Degraded=True: revert the edit, or delete the job and apply it again.",
     ),
     Reason(
         "InvalidSpec",

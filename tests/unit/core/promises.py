@@ -32,6 +32,7 @@ def check_history(cluster: Cluster) -> None:
     check_logs_are_kept(cluster)
     check_ends_are_on_record(cluster)
     check_begun_once(cluster)
+    check_made_alike(cluster)
 
 
 def check_one_live_pod_each(cluster: Cluster) -> None:
@@ -211,6 +212,23 @@ def check_begun_once(cluster: Cluster) -> None:
     if cluster.job.spec.restart.scope == "Live":
         return  # the ranks themselves keep a forerunner out
     assert cluster.begun_again == [], "their forerunners may still run and save"
+
+
+def check_made_alike(cluster: Cluster) -> None:
+    """All pods of an attempt save at the same steps, whenever they were made: others would wait for them for ever.
+
+    Spares that show whether an elastic gang could grow are made whatever was edited.
+    """
+    if cluster.job.spec.elastic is not None:
+        return
+    made, of_attempt = dict[str, str](), dict[int, set[str]]()
+    for entry in cluster.history:
+        if isinstance(entry, CreatePod):
+            env = {item["name"]: item.get("value") for item in entry.manifest["spec"]["containers"][0]["env"]}
+            made[entry.name] = env["DDPJOB_SNAPSHOT_EVERY"]
+        if isinstance(entry, AssignPod) or (isinstance(entry, CreatePod) and entry.node_rank is not None):
+            of_attempt.setdefault(entry.attempt, set()).add(made[entry.name])
+    assert all(len(intervals) == 1 for intervals in of_attempt.values()), of_attempt
 
 
 def check_sizes(cluster: Cluster) -> None:

@@ -40,6 +40,7 @@ events = st.one_of(
     st.tuples(st.just("watch of the job stalls")),
     st.tuples(st.just("another operator starts from an old job")),
     st.tuples(st.just("edit"), st.sampled_from(("a", "b")), st.integers(1, 3)),
+    st.tuples(st.just("save every"), st.sampled_from(("5steps", "60seconds"))),
     st.tuples(st.just("suspend"), st.booleans()),
     st.tuples(st.just("scale"), st.integers(1, 4)),
     st.tuples(st.just("capacity"), st.sampled_from((0, 1, 2, 3, None))),
@@ -146,6 +147,8 @@ def happen(world: World, event: tuple[object, ...]) -> None:
             world.operator.job = cluster.before
         case ("edit", str(argument), int(nodes)):
             cluster.edit(args=[argument], nodes=nodes)
+        case ("save every", str(interval)):
+            cluster.edit(snapshots={"every": interval})
         case ("suspend", bool(suspended)):
             cluster.suspend(suspended)
         case ("scale", int(nodes)):

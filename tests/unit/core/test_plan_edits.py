@@ -11,9 +11,11 @@ from builders import (
     seen,
 )
 from looks import GANG, RUNNING, SNAPSHOT, condition, created, deleted, look
+from world import World
 
 from ddpjob_operator.api.status import DDPJobStatus, NodeCount, Phase
 from ddpjob_operator.core.values import conditions as cond
+from ddpjob_operator.core.values.actions import CreatePod
 from ddpjob_operator.core.values.job import Job
 
 
@@ -66,3 +68,89 @@ def test_what_may_change_while_running_disturbs_nothing() -> None:
     assert decided.actions == ()
     assert decided.status.conditions == ()
     assert decided.status.observed_generation == 2
+
+
+OFTENER = {"snapshots": {"every": "5steps"}}
+"""An edit that the API allows while a job runs, and that pods know of by their environment."""
+
+
+def environments(world: World) -> dict[str, tuple[str | None, str | None]]:
+    """By the name of each pod that was created, when it saves, and whether its ranks recover by themselves."""
+    found = {}
+    for entry in world.cluster.history:
+        if isinstance(entry, CreatePod):
+            given = {item["name"]: item.get("value") for item in entry.manifest["spec"]["containers"][0]["env"]}
+            found[entry.name] = given["DDPJOB_SNAPSHOT_EVERY"], given.get("DDPJOB_LIVE")
+    return found
+
+
+@pytest.mark.fault(17)
+def test_a_pod_that_vanished_is_not_created_with_other_snapshots_than_the_rest_of_its_gang() -> None:
+    world = World.start()
+    world.look()
+    world.cluster.delete("digits-0-1", 0)
+    world.cluster.edit(**OFTENER)
+    world.settle()
+    assert (world.status.phase, world.status.attempt, world.status.restarts) == (Phase.RUNNING, 1, 0)
+    made = environments(world)
+    assert {made[f"digits-0-{rank}"] for rank in range(2)} == {("60seconds", None)}
+    assert {made[f"digits-1-{rank}"] for rank in range(2)} == {("5steps", None)}
+
+
+def test_an_edit_does_not_cut_the_wait_before_a_restart_short() -> None:
+    world = World.start(restart={"backoff": {"initialSeconds": 100}})
+    world.settle()
+    world.cluster.end("digits-0-1", 1, "WorkerException")
+    world.look()
+    due = world.status.restart_at
+    assert due is not None
+    world.pass_time(10)
+    world.cluster.edit(**OFTENER)
+    world.look()
+    assert (world.status.attempt, world.status.restart_at, world.status.restarts) == (2, due, 1)
+    assert not [name for name in world.cluster.pods if name.startswith("digits-2")]
+
+
+@pytest.mark.fault(17)
+@pytest.mark.parametrize(
+    ("scope", "edit"),
+    [("Live", OFTENER), ("Gang", {"restart": {"scope": "Live"}}), ("InPlace", {"restart": {"scope": "Live"}})],
+)
+def test_no_pod_joins_ranks_that_train_on_after_an_edit(scope: str, edit: dict[str, object]) -> None:
+    world = World.start(nodes=3, restart={"scope": scope})
+    world.settle()
+    world.cluster.edit(**edit)
+    world.settle()
+    world.cluster.end("digits-0-1", 137, "")
+    world.settle()
+    assert (world.status.phase, world.status.attempt, world.status.restarts) == (Phase.RUNNING, 1, 1)
+    assert world.status.live_recoveries is None
+    made = environments(world)
+    assert sum(pod.attempt == 1 for pod in world.cluster.pods.values()) == 3
+    assert len({made[name] for name, pod in world.cluster.pods.items() if pod.attempt == 1}) == 1
+
+
+def test_a_place_that_is_empty_when_the_spec_is_edited_is_filled_by_the_next_attempt() -> None:
+    world = World.start(nodes=3, restart={"scope": "Live"})
+    world.settle()
+    world.cluster.fall_silent(str(world.cluster.pods["digits-0-1"].node_name))  # whose name is not free yet
+    world.pass_time(60)
+    world.look()
+    assert world.status.live_recoveries == 1
+    world.cluster.edit(**OFTENER)
+    world.settle()
+    assert (world.status.phase, world.status.attempt, world.status.restarts) == (Phase.RUNNING, 1, 0)
+    assert set(environments(world).values()) == {("60seconds", "true"), ("5steps", "true")}
+    assert sum(pod.running and not pod.deleting for pod in world.cluster.pods.values()) == 3
+
+
+def test_no_spare_is_made_from_an_edit_that_is_taken_back() -> None:
+    world = World.start(restart={"scope": "InPlace"}, spares=1)
+    world.settle()
+    world.cluster.edit(**OFTENER)
+    world.cluster.delete("digits-0-s0", 0)
+    world.settle()
+    world.cluster.edit(snapshots={})
+    world.settle()
+    assert set(environments(world).values()) == {("60seconds", None)}
+    assert sorted(world.cluster.pods) == ["digits-0-0", "digits-0-1", "digits-0-s0"]

@@ -32,6 +32,10 @@ from ddpjob_operator.api.status import Phase
     {"nodes": 2, "restart": {"maxRestarts": 4, "nodeLostSeconds": 0, "scope": "Live"}},
     [("look",), ("run all",), ("kill", 0), ("evict", 0)],
 )
+@example(  # a pod that vanishes again waits to be created, and the spec is edited meanwhile
+    {"nodes": 2, "restart": {"maxRestarts": 4, "nodeLostSeconds": 0}},
+    [("look",), ("delete", 1, 0), ("delete", 1, 0), ("save every", "5steps"), ("clock", 5.0)],
+)
 def test_every_promise_holds_whatever_happens_and_in_whatever_order(
     spec: dict[str, Any], story: list[tuple[object, ...]]
 ) -> None:

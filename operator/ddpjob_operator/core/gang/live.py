@@ -17,6 +17,7 @@ from ddpjob_operator.core.failure.decide import GiveUp, decide
 from ddpjob_operator.core.failure.detect import CONSEQUENCES, EXIT_PREEMPTED, LEFT, Failure
 from ddpjob_operator.core.gang.members import members, missing
 from ddpjob_operator.core.gang.spares import free_spares
+from ddpjob_operator.core.manifests.spec_changes import made_otherwise
 from ddpjob_operator.core.values.changes import recorded
 from ddpjob_operator.core.values.look import Look
 from ddpjob_operator.core.values.observed import PodView
@@ -39,6 +40,8 @@ def obstacle(look: Look, pods: tuple[PodView, ...], failures: tuple[Failure, ...
     lost = {failure.node_rank for failure in failures}
     if None in lost:
         return "a failure is of no pod of the gang"
+    if made_otherwise(look.job, look.status, look.defaults):
+        return "a new pod would not be like the others, since the spec or the operator's defaults have changed"
     if not any(pod.node_rank not in lost and pod.running and not pod.deleting for pod in pods):
         return "no other pod of the gang runs"
     for failure in failures:

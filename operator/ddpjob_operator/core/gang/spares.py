@@ -26,6 +26,7 @@ from ddpjob_operator.core.gang.members import (
 from ddpjob_operator.core.manifests.admission import admission
 from ddpjob_operator.core.manifests.admitted import Admitted, Refused
 from ddpjob_operator.core.manifests.pod_environment import Place
+from ddpjob_operator.core.manifests.spec_changes import made_otherwise
 from ddpjob_operator.core.values.actions import Action, CreatePod
 from ddpjob_operator.core.values.look import Look
 from ddpjob_operator.core.values.names import spare_name
@@ -92,6 +93,8 @@ def _lacking(look: Look) -> tuple[str, ...]:
     """Names of the spares to create."""
     settled = look.status.phase is Phase.RUNNING and not _has_empty_place(look)
     short = max(0, wanted(look) - len(_good(look))) if settled else 0
+    if short and look.job.spec.elastic is None and made_otherwise(look.job, look.status, look.defaults):
+        short = 0  # no gang could keep it: neither the next one, nor this one once the edit is taken back
     if look.observed.problem is not None:
         short = min(short, 1)  # what was refused is tried with one pod
     # a name on record has a node rank, which a pod that is made now must not get

@@ -1,7 +1,8 @@
 """What a gang was made from, as digests in the status: to notice that the spec has changed since.
 
 Two kinds of change matter. A frozen field must not change while the job runs (CEL refuses it where a server has it).
-Another one may, but pods that were made before it know nothing of it: they cannot be kept for the next attempt.
+Another one may, but pods that were made before it know nothing of it: they cannot be kept for the next attempt, and no
+pod that is made after it can take part in this one. Ranks that save at other steps than the others wait for ever.
 """
 
 from __future__ import annotations
@@ -23,6 +24,14 @@ def digests(job: Job, defaults: Defaults) -> dict[str, str]:
     return immutable_digests(job.spec) | {PODS: _of_pods(job, defaults)}
 
 
+def made_otherwise(job: Job, status: DDPJobStatus, defaults: Defaults) -> bool:
+    """Whether a pod that is made now would differ from those that the current attempt was started with."""
+    started_with = status.internal.spec_digests
+    if not started_with:
+        return False
+    return any(started_with.get(name, digest) != digest for name, digest in digests(job, defaults).items())
+
+
 def edited_fields(job: Job, status: DDPJobStatus) -> list[str]:
     """Immutable fields that are not what the current attempt was started with."""
     started_with = status.internal.spec_digests
@@ -40,6 +49,8 @@ def _of_pods(job: Job, defaults: Defaults) -> str:
         include={"snapshots", "stall", "observe_script", "shutdown_seconds", "non_finite_loss_policy"},
     )
     parts: list[object] = [job.spec.image or defaults.trainer_image, is_assignable(job), wire]
+    if job.spec.restart.scope == "Live":
+        parts.append("live")
     if defaults.resources:
         parts.append({kind: dict(quantities) for kind, quantities in defaults.resources.items()})
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:12]

@@ -29,6 +29,7 @@ from ddpjob_operator.core.gang.members import (
     avoiding_unresponsive_nodes,
     discard,
     fill_gang,
+    is_incomplete,
     left_over,
     members,
     missing,
@@ -37,7 +38,7 @@ from ddpjob_operator.core.gang.members import (
 from ddpjob_operator.core.ledger.progress import with_failure, with_final_report
 from ddpjob_operator.core.manifests.admission import admission
 from ddpjob_operator.core.manifests.admitted import Refused
-from ddpjob_operator.core.manifests.spec_changes import digests
+from ddpjob_operator.core.manifests.spec_changes import digests, made_otherwise
 from ddpjob_operator.core.stages.finished import plan_failed, plan_refused
 from ddpjob_operator.core.transitions import NextAttempt
 from ddpjob_operator.core.values.actions import Action, Event, Plan
@@ -149,6 +150,14 @@ def resume_attempt(look: Look) -> Plan:
     """Begin an attempt after a suspension, which costs no budget."""
     message = f"resumed after a suspension with attempt {look.status.attempt + 1}"
     return next_attempt(look, Cause("Resumed", "resumed after a suspension", event=Event("Normal", "Resumed", message)))
+
+
+def restart_of_edited(look: Look, delay: float = 0.0) -> Plan | None:
+    """Begin an attempt anew of which pods are missing, if these would not be like those that are there."""
+    if not (is_incomplete(look) and made_otherwise(look.job, look.status, look.defaults)):
+        return None
+    message = "the spec or the operator's defaults changed while pods were missing"
+    return next_attempt(look, Cause("SpecChanged", message, delay))
 
 
 def next_attempt(look: Look, cause: Cause) -> Plan:

@@ -20,7 +20,7 @@ from ddpjob_operator.core.gang.problems import with_problems
 from ddpjob_operator.core.gang.spares import idle_spares, spare_actions, until_spared
 from ddpjob_operator.core.manifests.admission import admission
 from ddpjob_operator.core.manifests.admitted import Refused
-from ddpjob_operator.core.stages.restart import plan_restart, resize
+from ddpjob_operator.core.stages.restart import plan_restart, resize, restart_of_edited
 from ddpjob_operator.core.stages.starting import complete_gang
 from ddpjob_operator.core.values.actions import Action, CreatePod, Plan, soonest
 from ddpjob_operator.core.values.look import Look
@@ -31,7 +31,7 @@ SILENT_LOOK_SECONDS = 2.0
 def plan_running(look: Look) -> Plan:
     """What to do about a gang that runs."""
     look = without_replaced(look)
-    if (restart := plan_restart(look)) is not None:
+    if (restart := plan_restart(look) or restart_of_edited(look)) is not None:
         return restart
     if early := [pod.name for pod in look.gang if ended_before(pod, look.status)]:
         message = f"{', '.join(early)} ended before attempt {look.status.attempt} began; it is replaced"

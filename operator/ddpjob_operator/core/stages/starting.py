@@ -17,7 +17,6 @@ from ddpjob_operator.core.gang.members import (
     avoiding_unresponsive_nodes,
     discard,
     fill_gang,
-    is_incomplete,
     left_over,
     members,
     until_filled,
@@ -32,11 +31,11 @@ from ddpjob_operator.core.gang.problems import (
 from ddpjob_operator.core.gang.spares import ready_spares, spare_actions, wanted
 from ddpjob_operator.core.manifests.admission import admission
 from ddpjob_operator.core.manifests.admitted import Refused
-from ddpjob_operator.core.manifests.spec_changes import digests, edited_fields
+from ddpjob_operator.core.manifests.spec_changes import digests
 from ddpjob_operator.core.stages.all_or_nothing import LEAST_WAIT_SECONDS, plan_release, until_released
 from ddpjob_operator.core.stages.finished import plan_refused
 from ddpjob_operator.core.stages.initialize import plan_initializers
-from ddpjob_operator.core.stages.restart import Cause, next_attempt, plan_restart, resize
+from ddpjob_operator.core.stages.restart import Cause, next_attempt, plan_restart, resize, restart_of_edited
 from ddpjob_operator.core.values.actions import Event, Plan, soonest
 from ddpjob_operator.core.values.job import SHOWN_DIGEST, in_words
 from ddpjob_operator.core.values.look import Look
@@ -50,9 +49,8 @@ def plan_starting(look: Look) -> Plan:
     look, fetching = plan_initializers(look)
     if fetching is not None:
         return fetching
-    if _was_edited(look):
-        return next_attempt(look, Cause("SpecChanged"))
-    return plan_restart(look) or _with_forgiven_nodes(look) or complete_gang(look)
+    edited = restart_of_edited(look, _backoff_left(look))
+    return edited or plan_restart(look) or _with_forgiven_nodes(look) or complete_gang(look)
 
 
 def _with_forgiven_nodes(look: Look) -> Plan | None:
@@ -129,12 +127,6 @@ def _fill(look: Look) -> Plan:
         ),
         events=events,
     )
-
-
-def _was_edited(look: Look) -> bool:
-    """An incomplete gang must not be completed from another spec (a server with CEL refuses such an edit)."""
-    starting = look.status.phase in (Phase.STARTING, Phase.RESTARTING)
-    return starting and is_incomplete(look) and bool(edited_fields(look.job, look.status))
 
 
 def _backoff_left(look: Look) -> float:
