@@ -168,7 +168,7 @@ STARTUP = (
     Reason("FailedCreatePodSandBox", _STARTUP, "The network of a pod cannot be set up."),
     Reason("QuotaExceeded", _STARTUP, "A ResourceQuota does not allow an object."),
     Reason("AdmissionDenied", _STARTUP, "An admission webhook or policy has rejected an object."),
-    Reason("AdmissionFailed", _STARTUP, "An admission webhook does not respond."),
+    Reason("AdmissionFailed", _STARTUP, "An admission webhook does not respond, or fails."),
     Reason("Forbidden", _STARTUP, "The API server has rejected an object: Pod Security, RBAC, or a missing object."),
     Reason(
         "NameTaken",

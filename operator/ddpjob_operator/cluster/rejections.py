@@ -36,15 +36,15 @@ def _reason(error: ApiError) -> str:
         return NAMESPACE_TERMINATING
     if "exceeded quota" in error.message:
         return QUOTA_EXCEEDED
-    if "failed calling webhook" in error.message:
+    if "failed calling webhook" in error.message or (error.denied and _is_a_failure(error)):
         return ADMISSION_FAILED
-    if "admission webhook" in error.message:
+    if error.denied:
         return "AdmissionDenied"
     return error.reason or "Rejected"
 
 
 def refuses(error: ApiError) -> bool:
-    return error.status in _REFUSALS or _has_no_webhook(error)
+    return error.status in _REFUSALS or _has_no_webhook(error) or error.denied
 
 
 def problem_with(name: str, error: ApiError) -> Problem:
@@ -54,7 +54,12 @@ def problem_with(name: str, error: ApiError) -> Problem:
 
 def forbids(error: ApiError) -> bool:
     """Whether a change of an object that is there is refused by a rule: a policy, a role, validation."""
-    return error.status in (403, 422) or _has_no_webhook(error)
+    return error.status in (403, 422) or _has_no_webhook(error) or error.denied
+
+
+def _is_a_failure(error: ApiError) -> bool:
+    """Whether a webhook denies what it could not judge, as controller-runtime's `Errored(500, …)` does."""
+    return error.status == 429 or error.status >= 500
 
 
 def _has_no_webhook(error: ApiError) -> bool:

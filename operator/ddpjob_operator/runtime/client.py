@@ -314,7 +314,7 @@ class Client:
                     raise wait.error from None
                 await asyncio.sleep(wait.seconds)  # outside the semaphore: others may still be served
             except ApiError as error:
-                if error.status != _UNAUTHORIZED or fresh:
+                if error.status != _UNAUTHORIZED or fresh or error.denied:
                     raise
                 fresh = True
                 await self._login_again(used)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
+
+_DENIED = re.compile(r"admission webhook .* denied the request|AdmissionPolicy '.*' denied request", re.DOTALL)
 
 
 class ApiError(Exception):
@@ -39,6 +42,11 @@ class ApiError(Exception):
     def lacks_right(self) -> bool:
         """The caller's roles do not allow the call; admission, which refuses with 403 too, has not seen it."""
         return self.status == 403 and " cannot " in self.message and '" in API group "' in self.message
+
+    @property
+    def denied(self) -> bool:
+        """An admission webhook or policy has said no, with whatever status its author chose."""
+        return self.status >= 400 and _DENIED.search(self.message) is not None
 
     @property
     def no_dry_run(self) -> bool:

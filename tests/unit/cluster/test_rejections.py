@@ -1,10 +1,15 @@
-"""What the author of a job reads where the name of a child is taken."""
+"""What the author of a job reads of what the API server refuses."""
 
 from __future__ import annotations
 
 import pytest
 
-from ddpjob_operator.cluster.rejections import taken
+from ddpjob_operator.cluster.rejections import forbids, problem_of, refuses, taken
+from ddpjob_operator.runtime.errors import ApiError
+
+WEBHOOK = 'admission webhook "policy.example.com" denied the request: '
+POLICY = "pods \"digits-0-1\" is forbidden: ValidatingAdmissionPolicy 'p' with binding 'b' denied request: "
+POD = {"kind": "Pod", "metadata": {"name": "digits-0-1"}}
 
 
 @pytest.mark.parametrize(
@@ -18,3 +23,34 @@ def test_a_name_that_is_about_to_be_free_asks_for_nothing(metadata: dict[str, st
     message = taken("Pod", {"metadata": {"name": "train-0-0", **metadata}}).message
     assert message.startswith("Pod train-0-0 ")
     assert words in message
+
+
+@pytest.mark.fault(21)
+@pytest.mark.parametrize(
+    ("status", "message", "reason"),
+    [
+        (403, f"{WEBHOOK}no team", "AdmissionDenied"),
+        (409, f"{WEBHOOK}no team", "AdmissionDenied"),
+        (401, f"{WEBHOOK}who are you?", "AdmissionDenied"),
+        (500, f"{WEBHOOK}the inventory\ndoes not answer", "AdmissionFailed"),
+        (503, f"{WEBHOOK}the inventory does not answer", "AdmissionFailed"),
+        (429, f"{WEBHOOK}the inventory is busy", "AdmissionFailed"),
+        (500, 'Internal error occurred: failed calling webhook "a": no endpoints', "AdmissionFailed"),
+        (422, f"{POLICY}no team", "AdmissionDenied"),
+        (403, f"{POLICY}no team", "AdmissionDenied"),
+        (413, f"{POLICY}too large", "AdmissionDenied"),
+    ],
+)
+def test_what_admission_denies_is_a_refusal_whatever_its_status(status: int, message: str, reason: str) -> None:
+    error = ApiError(status, "AsItsAuthorChose", message)
+    assert refuses(error)
+    assert forbids(error)
+    found = problem_of(POD, error)
+    assert (found.reason, found.message) == (reason, f"the API server rejected Pod digits-0-1: {message}")
+
+
+@pytest.mark.parametrize("status", [409, 429, 500, 503])
+def test_what_the_api_server_fails_at_by_itself_is_no_refusal(status: int) -> None:
+    error = ApiError(status, "InternalError", "etcdserver: request timed out")
+    assert not refuses(error)
+    assert not forbids(error)

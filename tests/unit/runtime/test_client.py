@@ -159,6 +159,13 @@ async def test_a_401_that_stays_is_an_error(server: Server, client: Client) -> N
     assert len(server.asked) == 2
 
 
+async def test_a_401_of_an_admission_webhook_says_nothing_about_the_token(server: Server, client: Client) -> None:
+    server.answers = [status(401, "Unauthorized", 'admission webhook "a" denied the request: who are you?')]
+    with pytest.raises(ApiError):
+        await client.get("/api/v1/pods", "pods")
+    assert len(server.asked) == 1
+
+
 async def test_no_more_calls_are_in_flight_than_allowed(server: Server, client: Client) -> None:
     now = most = 0
 

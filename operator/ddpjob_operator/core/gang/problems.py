@@ -115,7 +115,11 @@ HINTS: tuple[tuple[str, str, str], ...] = (
         r"",
         "Change the spec so that the admission policy accepts it, or ask the policy's administrator.",
     ),
-    ("AdmissionFailed", r"", "The admission webhook does not respond: ask its administrator. The operator retries."),
+    (
+        "AdmissionFailed",
+        r"",
+        "The admission webhook does not respond, or fails: ask its administrator. The operator retries.",
+    ),
     (
         "Forbidden",
         r"violates PodSecurity",
