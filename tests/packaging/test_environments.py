@@ -5,11 +5,13 @@ Each extra is installed, from what pip builds of the repository, into an environ
 
 import subprocess
 import sys
+import tomllib
 import zipfile
 from functools import cache
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 pytestmark = pytest.mark.packaging
 
@@ -117,6 +119,21 @@ def test_the_command_line_checks_a_job_and_asks_a_cluster_without_torch_or_kopf(
     asked = subprocess.run([python.parent / "ddpjob", "why", "digits"], env=nowhere, capture_output=True, text=True)
     assert (asked.returncode, asked.stdout) == (2, "")
     assert "cannot use the kubeconfig" in asked.stderr
+
+
+def test_the_command_line_runs_with_the_oldest_versions_that_are_allowed(tmp_path: Path, wheel: Path) -> None:
+    """Of packages in Python alone: the others may have no wheel that old for this Python."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    allowed = {asked.name: asked.specifier for asked in map(Requirement, extras["cli"]) if asked.name != "aiohttp"}
+    oldest = [f"{name}=={next(iter(bounds)).version}" for name, bounds in allowed.items()]
+    (tmp_path / "oldest.txt").write_text("\n".join(oldest))
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv"], check=True)
+    python = tmp_path / "venv/bin/python"
+    into = [*PIP, "--python", tmp_path / "venv", "install", "-qq", "--no-compile", "-c", tmp_path / "oldest.txt"]
+    subprocess.run([*into, f"{wheel}[cli]"], check=True, cwd=tmp_path)
+    assert "--chaos" in run(python, str(python.parent / "ddpjob"), "run", "--help")
+    run(python, "-c", "import ddpjob_operator.cli.dashboard")
+    run(python, str(python.parent / "ddpjob"), "validate", str(ROOT / "manifests/samples/ddpjob.yaml"))
 
 
 def test_the_trainer_runs_without_kopf_or_a_cluster_client(install) -> None:
