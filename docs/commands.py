@@ -37,7 +37,8 @@ They may stand before the verb too, as in `ddpjob -n team get train`; one after 
 Tables fit the terminal: a narrow one gets fewer columns, a pipe gets all. Nothing is coloured in a pipe, or with
 `NO_COLOR`. Ctrl-C ends such a verb with 130, and never the job. A refusal is one line on standard error that says what
 to do, and the exit code is 2. `run`, `submit`, `watch` and `logs -f` of a job that failed end with 1, whatever its
-program exited with: `ddpjob why` has that code.
+program exited with: `ddpjob why` has that code. Output that cannot be written, as to a full disk, is one error and 1; a
+reader that has enough (`| head`) is none.
 
 {verbs}
 """

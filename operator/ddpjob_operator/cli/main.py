@@ -262,13 +262,19 @@ app.add_typer(snapshot_commands.app)
 def main() -> None:
     """What `ddpjob` and `kubectl-ddpjob` do."""
     from ddpjob_operator.cli.completion import HIDDEN, print_candidates
-    from ddpjob_operator.cli.output import outlive_readers
+    from ddpjob_operator.cli.output import outlive_readers, unwritten
 
     outlive_readers()
     if sys.argv[1:2] == [HIDDEN]:
         _complete(print_candidates, sys.argv[2:])
     called_as = Path(sys.argv[0]).name
-    app(prog_name="kubectl ddpjob" if called_as.startswith("kubectl") else "ddpjob")
+    try:
+        app(prog_name="kubectl ddpjob" if called_as.startswith("kubectl") else "ddpjob")
+    except SystemExit as end:
+        if (problem := unwritten()) is not None:
+            print(f"error: cannot write to standard output: {problem.strerror}", file=sys.stderr)
+            sys.exit(end.code or 1)
+        raise
 
 
 def complete_for_kubectl() -> None:

@@ -1,8 +1,9 @@
 """Output whose reader may be slow, or go away.
 
 A reader that has gone away, as in `ddpjob run job.yaml | head`: the rest is dropped. One that does not read, as a
-terminal after Ctrl-S: `in_background` keeps what is written meanwhile, so that a run goes on. A character that the
-encoding of a terminal does not have is replaced.
+terminal after Ctrl-S: `in_background` keeps what is written meanwhile, so that a run goes on. What cannot be written,
+as to a full disk, is dropped too, and `unwritten` says so at the end. A character that the encoding of a terminal does
+not have is replaced.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Final, TextIO
 
 MOST_BYTES: Final = 16 << 20
@@ -31,6 +32,8 @@ class Pipe(io.RawIOBase):
         self._size = self._dropped = 0
         self._changed = threading.Condition()
         self._writer: threading.Thread | None = None
+        self.failure: OSError | None = None
+        """Why something could not be written; the first reason."""
 
     def writable(self) -> bool:
         return True
@@ -81,9 +84,8 @@ class Pipe(io.RawIOBase):
                 if not self._waiting:
                     return
                 data = self._waiting[0]
-            with suppress(OSError):  # a terminal that is gone, a disk that is full: the run goes on
-                while data:
-                    data = data[self._write_now(data) :]
+            while data:
+                data = data[self._write_now(data) :]
             with self._changed:
                 self._size -= len(self._waiting.popleft())
 
@@ -98,11 +100,22 @@ class Pipe(io.RawIOBase):
                 os.dup2(nothing, self._descriptor)
                 os.close(nothing)
                 return len(data)
+            except OSError as error:  # a terminal that is gone, a disk that is full: the run goes on
+                self.failure = self.failure or error
+                return len(data)
 
 
 def outlive_readers() -> None:
     """From now on standard output and standard error take whatever is written to them."""
     sys.stdout, sys.stderr = lasting(sys.stdout), lasting(sys.stderr)
+
+
+def unwritten() -> OSError | None:
+    """Why some of the standard output could not be written; None if all of it was, or its reader had enough."""
+    if not isinstance(sys.stdout, _Lasting):
+        return None
+    sys.stdout.flush()
+    return sys.stdout.pipe.failure
 
 
 @contextmanager

@@ -141,3 +141,17 @@ def test_a_reader_that_goes_away_changes_nothing(tmp_path: Path) -> None:
         os.close(write)
     assert done.returncode == 2
     assert done.stderr == b"error: none.yaml: No such file or directory; name a YAML file with a DDPJob\n"
+
+
+@pytest.mark.parametrize(("file", "code"), [("job.yaml", 1), ("wrong.yaml", 2)])
+def test_output_that_cannot_be_written_is_one_error(tmp_path: Path, file: str, code: int) -> None:
+    (tmp_path / "job.yaml").write_text(JOB)
+    (tmp_path / "wrong.yaml").write_text(JOB.replace("digits", "other").replace("nodes: 2", "nodes: 0"))
+    command = [sys.executable, "-m", "ddpjob_operator.cli.main", "validate", "job.yaml", file]
+    env = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT / "operator"), str(ROOT / "trainer_image")])}
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(command, cwd=tmp_path, env=env, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
+    assert done.returncode == code
+    *_, last = done.stderr.splitlines()
+    assert last == "error: cannot write to standard output: No space left on device"
+    assert "Traceback" not in done.stderr
