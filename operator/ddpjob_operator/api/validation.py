@@ -5,9 +5,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import PurePosixPath
 
 import re2
 
@@ -25,6 +27,9 @@ from ddpjob_operator.api.template_rules import (
 
 LONGEST_WINDOW = 100
 """Maximum number of restart times that the status keeps."""
+
+_CLAIM_IN_SOURCE = re.compile(r"(?!pvc://)|pvc://[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?(/|$)")
+"""What a source may begin with: a claim has the name of an object."""
 
 PATTERN_OPTIONS = re2.Options()
 PATTERN_OPTIONS.log_errors = False
@@ -168,6 +173,29 @@ def _repeated_initializer(spec: DDPJobSpec) -> str | None:
         if item.name in seen:
             return f"spec.initializers[{index}].name: {item.name!r} is not unique; give each initializer its own name"
         seen.add(item.name)
+    return None
+
+
+def _source_without_claim(spec: DDPJobSpec) -> str | None:
+    for index, item in enumerate(spec.initializers):
+        if item.source is not None and not _CLAIM_IN_SOURCE.match(item.source):
+            return (
+                f"spec.initializers[{index}].source: {item.source!r} names no PersistentVolumeClaim; "
+                "write pvc://claim/path"
+            )
+    return None
+
+
+def _replaced_result(spec: DDPJobSpec) -> str | None:
+    """Scripts may add to what is at a path; a source takes the place of it."""
+    seen: dict[PurePosixPath, str] = {}
+    for index, item in enumerate(spec.initializers):
+        other = seen.setdefault(PurePosixPath(item.path), item.name)
+        if item.source is not None and other != item.name:
+            return (
+                f"spec.initializers[{index}].path: {item.path!r} is that of {other!r} too, whose result this source "
+                "would replace; use another path"
+            )
     return None
 
 
@@ -359,6 +387,8 @@ BETWEEN_FIELDS: tuple[Rule, ...] = (
         "names of initializers must be unique; give each its own name",
         _repeated_initializer,
     ),
+    Rule(("initializers",), "", "", _source_without_claim, at_start=True),
+    Rule(("initializers",), "", "", _replaced_result, at_start=True),
     Rule(
         ("scheduling",),
         "has(self.queue) ? self.gang in ['Kueue', 'Volcano'] : self.gang != 'Kueue'",

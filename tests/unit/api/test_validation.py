@@ -71,6 +71,10 @@ def initializer(name: str, **fields: Any) -> dict[str, Any]:
     return {"name": name, "path": "datasets/a", "script": "true", **fields}
 
 
+def source(name: str, url: str = "s3://b/c", path: str = "datasets/a") -> dict[str, Any]:
+    return {"name": name, "path": path, "source": url}
+
+
 @pytest.mark.parametrize(
     ("spec", "reported"),
     [
@@ -237,7 +241,8 @@ specs = st.fixed_dictionaries(
 @settings(max_examples=150, deadline=None)
 @given(specs)
 def test_python_and_cel_agree_on_every_spec(spec: dict[str, Any]) -> None:
-    assert bool(by_python(spec)) == bool(by_cel(spec))
+    of_both = problems(DDPJobSpec.model_validate(spec), has_begun=True)
+    assert bool(of_both) == bool(by_cel(spec))
 
 
 IMMUTABLE = " is immutable: "
@@ -358,6 +363,31 @@ def template(**spec: Any) -> dict[str, Any]:
 def test_a_template_that_cannot_be_merged_is_refused_in_words(spec: dict[str, Any], reported: str | None) -> None:
     found = by_python(spec)
     assert found[0].startswith(reported) if reported else found == ()
+
+
+@pytest.mark.parametrize(
+    ("spec", "reported"),
+    [
+        pytest.param({"initializers": [source("a", "pvc://c")]}, None, id="all of a claim"),
+        pytest.param({"initializers": [source("a", "pvc://c/b")]}, None, id="a path of a claim"),
+        pytest.param(
+            {"initializers": [source("a", "pvc:///b")]}, "write pvc://claim/path", id="a source without claim"
+        ),
+        pytest.param({"initializers": [source("a", "pvc://A_b/c")]}, "write pvc://claim/path", id="no name of a claim"),
+        pytest.param({"initializers": [source("a"), source("b")]}, "that of 'a' too", id="two sources for one path"),
+        pytest.param(
+            {"initializers": [source("a"), source("b", path="datasets/a/")]}, "that of 'a'", id="with a slash"
+        ),
+        pytest.param({"initializers": [initializer("a"), source("b")]}, "that of 'a' too", id="a source over a script"),
+        pytest.param({"initializers": [source("a"), initializer("b")]}, None, id="a script adds to a source"),
+    ],
+)
+def test_a_job_does_not_begin_with_sources_that_replace_each_other_or_name_no_claim(
+    spec: dict[str, Any], reported: str | None
+) -> None:
+    found = by_python(spec)
+    assert reported in found[0] if reported else found == ()
+    assert problems(DDPJobSpec.model_validate(spec), has_begun=True) == (), "jobs of an earlier version go on"
 
 
 def test_a_pattern_that_cannot_be_compiled_is_refused_by_the_operator() -> None:

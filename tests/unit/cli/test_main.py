@@ -150,7 +150,9 @@ def test_output_that_cannot_be_written_is_one_error(tmp_path: Path, file: str, c
     command = [sys.executable, "-m", "ddpjob_operator.cli.main", "validate", "job.yaml", file]
     env = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT / "operator"), str(ROOT / "trainer_image")])}
     with Path("/dev/full").open("w") as full:
-        done = subprocess.run(command, cwd=tmp_path, env=env, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
+        done = subprocess.run(
+            command, cwd=tmp_path, env=env, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60
+        )
     assert done.returncode == code
     *_, last = done.stderr.splitlines()
     assert last == "error: cannot write to standard output: No space left on device"
