@@ -34,6 +34,7 @@ REFUSED = [
     ("--clip-norm -1", "--clip-norm -1.0 is out of range: it must be more than 0"),
     ("--micro-batch 65", "--micro-batch 65 is more than --global-batch 64"),
     ("--momentum 0.9", "--momentum 0.9 has no meaning for --optimizer adamw: leave it out, or choose sgd"),
+    ("--decay-factor 0.5", "--decay-factor 0.5 belongs to --scheduler step, not none"),
     ("--scheduler step", "--scheduler step needs --decay-every"),
     ("--decay-every 5", "--decay-every 5 belongs to --scheduler step, not none"),
     ("--max-steps 5 --warmup-steps 5", "--warmup-steps 5 leaves nothing of --max-steps 5"),

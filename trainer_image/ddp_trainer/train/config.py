@@ -202,6 +202,8 @@ def invalid_settings(config: TrainConfig) -> Iterator[str]:
             if config.decay_every is None
             else f"--decay-every {config.decay_every} belongs to --scheduler step, not {config.scheduler}: choose one"
         )
+    if config.decay_factor != default.decay_factor and config.scheduler != "step":
+        yield f"--decay-factor {config.decay_factor} belongs to --scheduler step, not {config.scheduler}: leave it out"
     if config.max_steps is not None and config.warmup_steps >= config.max_steps:
         yield (
             f"--warmup-steps {config.warmup_steps} leaves nothing of --max-steps {config.max_steps}: the "
