@@ -46,6 +46,7 @@ from ddp_trainer.contract.environment import JobEnvironment, parse_job, parse_ra
 from ddp_trainer.contract.exit_codes import UserError
 from ddp_trainer.contract.heartbeat import Heartbeat, heartbeat_dir
 from ddp_trainer.contract.process_end import await_gloo
+from ddp_trainer.contract.standard_error import say
 from ddp_trainer.logs.runlog import RunLog
 from ddp_trainer.rank import data_waits, live_scripts
 from ddp_trainer.rank.failures import on_failure
@@ -192,11 +193,9 @@ def _world(environ: Mapping[str, str], device: torch.device) -> World:
             f"there are {size} ranks and no process group: call torch.distributed.init_process_group() before attach()"
         )
     if rank == 0 and size > 1 and own.keeps_store and own.max_restarts:
-        print(
+        say(
             "ddp_trainer: a restart by torchrun may hang, because torchrun keeps the addresses of ranks that have "
-            "ended: set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1",
-            file=sys.stderr,
-            flush=True,
+            "ended: set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"
         )
     return World(rank=rank, size=size, local_rank=own.local_rank, device=device)
 

@@ -31,6 +31,7 @@ from ddp_trainer.contract.environment import JobEnvironment
 from ddp_trainer.contract.exit_codes import Preempted, UserError
 from ddp_trainer.contract.heartbeat import Heartbeat
 from ddp_trainer.contract.outcomes import is_peer_lost
+from ddp_trainer.contract.standard_error import say
 from ddp_trainer.live.deciding import Excluded, Finished
 from ddp_trainer.live.membership import Membership
 from ddp_trainer.logs.runlog import RunLog
@@ -272,7 +273,7 @@ class LiveRun(Run):
             self._others_have_finished(end)
 
     def _others_have_finished(self, end: Finished) -> NoReturn:
-        print(f"ddp_trainer: {end}", flush=True)
+        say(f"ddp_trainer: {end}")
         self._heartbeat.enter("done")
         raise SystemExit(0) from None
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Mapping
 from typing import Final
 
 from ddp_trainer.contract.exit_codes import UserError
+from ddp_trainer.contract.standard_error import say
 
 MOST_VALUES: Final = 64
 """Names of values that a run may log: each is a series of Prometheus."""
@@ -40,7 +40,7 @@ class OwnValues:
         refused = sorted(numbers.keys() - self._logged)[max(0, MOST_VALUES - len(self._logged)) :]
         if refused and not self._has_refused:
             self._has_refused = True
-            print(f"ddp_trainer: {refused[0]!r} is not reported: a run logs {MOST_VALUES} values", file=sys.stderr)
+            say(f"ddp_trainer: {refused[0]!r} is not reported: a run logs {MOST_VALUES} values")
         numbers = {name: value for name, value in numbers.items() if name not in refused}
         self._logged |= numbers.keys()
         return numbers

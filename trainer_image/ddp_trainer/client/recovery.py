@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 import json
 import os
-import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -29,6 +28,7 @@ from ddp_trainer.contract.environment import JobEnvironment, LivePlace
 from ddp_trainer.contract.exit_codes import FencedError, Left, LossNotFinite, RollBack
 from ddp_trainer.contract.heartbeat import Heartbeat
 from ddp_trainer.contract.outcomes import is_peer_lost
+from ddp_trainer.contract.standard_error import say
 from ddp_trainer.live.costs import EVENTS, Costs, Kind, is_step_dropped
 from ddp_trainer.live.deciding import Excluded
 from ddp_trainer.live.membership import Membership
@@ -230,7 +230,7 @@ class Recovery:
             except _Lost as lost:
                 tries += 1
                 error = lost.__cause__
-                print(f"ddp_trainer: the ranks do not have the same state yet: {error}", file=sys.stderr, flush=True)
+                say(f"ddp_trainer: the ranks do not have the same state yet: {error}")
             if tries == SETTLE_TRIES:
                 self.membership.give_up(f"sharing the state failed {tries} times in a row: {error}")
             self.membership.next_view()

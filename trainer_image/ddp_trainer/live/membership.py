@@ -12,7 +12,6 @@ It has no group and takes no further step.
 from __future__ import annotations
 
 import contextlib
-import sys
 import threading
 import uuid
 from collections.abc import Callable
@@ -23,6 +22,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 from torch.distributed import ProcessGroup, Work
 
+from ddp_trainer.contract.standard_error import say
 from ddp_trainer.live.connections import Connections, allow_files
 from ddp_trainer.live.deciding import FORM_SECONDS, Deciding
 from ddp_trainer.live.listener import Listener
@@ -177,7 +177,7 @@ class Membership:
             try:
                 self._form(self.view)
             except (RuntimeError, OSError) as error:
-                print(f"ddp_trainer: view {self.view.number} was not formed: {error}", file=sys.stderr, flush=True)
+                say(f"ddp_trainer: view {self.view.number} was not formed: {error}")
                 tries += 1
                 if tries == FORM_TRIES:
                     self.give_up(f"the process group could not be formed {tries} times in a row: {error}")

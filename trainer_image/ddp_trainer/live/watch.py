@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable
 from typing import Final
 
+from ddp_trainer.contract.standard_error import say
 from ddp_trainer.live.connections import Stuck
 from ddp_trainer.live.questions import Heard, ask
 from ddp_trainer.live.views import SILENT_SECONDS, Member
@@ -39,7 +39,7 @@ def watch(
         if not waits_for_lost():
             stuck.reset()
         elif stuck.look():
-            print("ddp_trainer: this rank waits for a lost one, and nothing wakes it: it ends", file=sys.stderr)
+            say("ddp_trainer: this rank waits for a lost one, and nothing wakes it: it ends")
             os.kill(os.getpid(), signal.SIGKILL)  # the others go on, and a new one joins
         if (watched := next_member()) is None:
             continue

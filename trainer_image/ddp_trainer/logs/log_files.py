@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import queue
-import sys
 import threading
 import time
 from collections import deque
@@ -17,6 +16,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
+from ddp_trainer.contract.standard_error import say
 from ddp_trainer.snapshots.trust.disk import Disk
 
 KEEP_JOBS: Final = 1000
@@ -122,7 +122,7 @@ class LogFile:
 
 
 def _to_stderr(text: str) -> None:
-    print(f"ddp_trainer: {text}", file=sys.stderr, flush=True)
+    say(f"ddp_trainer: {text}")
 
 
 KEEP_LINES: Final = 100_000

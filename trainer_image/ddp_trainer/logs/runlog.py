@@ -14,7 +14,6 @@ from __future__ import annotations
 import functools
 import json
 import math
-import sys
 import time
 from collections import deque
 from collections.abc import Mapping
@@ -23,6 +22,7 @@ from typing import Any, Final
 
 from ddp_trainer.contract.environment import JobEnvironment
 from ddp_trainer.contract.heartbeat import Heartbeat
+from ddp_trainer.contract.standard_error import say
 from ddp_trainer.logs.log_files import LogFile, LogThread, WriteErrors
 from ddp_trainer.logs.losses import EVENTS, FOLDER, LossLog
 from ddp_trainer.logs.writers import MetricWriter, OfflineWandb, TensorBoard
@@ -124,7 +124,7 @@ class RunLog:
             except Exception as error:
                 self._writers.remove(writer)
                 name = type(writer).__name__
-                print(f"ddp_trainer: {name} is left out from step {step} on: {error}", file=sys.stderr, flush=True)
+                say(f"ddp_trainer: {name} is left out from step {step} on: {error}")
             else:
                 self._write_errors.clear(writer.directory)
 
