@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import sys
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+
 import pytest
 
 from ddp_trainer.contract.exit_codes import UserError
 from ddp_trainer.contract.outcomes import outcome_of
-from ddp_trainer.rank.own_groups import Place, variables_of_group
+from ddp_trainer.rank.own_groups import RENDEZVOUS, Place, _install, variables_of_group
 
 TORCHRUNS, OWN = ("10.0.0.1", "29500"), ("localhost", "12355")
 OF_TWO, ALONE = Place(1, 2, TORCHRUNS, pid=7), Place(0, 1, TORCHRUNS, pid=7)
@@ -38,6 +43,62 @@ def test_ranks_that_the_only_rank_of_a_job_starts_host_their_store_themselves(in
 def test_ranks_that_each_rank_of_a_job_starts_are_refused(rank: int, size: int, in_rank: bool) -> None:
     with pytest.raises(UserError, match=r"rank \d of \d at localhost:12355.* as rank 1 of 2 .*procsPerNode: 1"):
         variables_of_group(OF_TWO, rank, size, OWN, in_rank=in_rank)
+
+
+Join = Callable[[Place, str], tuple[str, bool]]
+
+
+@pytest.fixture
+def join(monkeypatch: pytest.MonkeyPatch) -> Join:
+    """Asks for a group in the process that a Place names; returns the URL that torch gets, and whether it takes it that
+    torchrun hosts the store.
+    """
+    for name, value in {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}.items():
+        monkeypatch.setenv(name, value)
+    for name, value in (MEET | {"TORCHELASTIC_USE_AGENT_STORE": "True"}).items():
+        monkeypatch.setenv(name, value)
+
+    def torchs(url: str) -> Iterator[tuple[str, bool]]:
+        yield url, os.environ["TORCHELASTIC_USE_AGENT_STORE"] == "True"
+
+    def join(place: Place, url: str) -> tuple[str, bool]:
+        handlers = {"env": torchs, "tcp": lambda url: torchs(url)}
+        monkeypatch.setitem(sys.modules, RENDEZVOUS, SimpleNamespace(_rendezvous_handlers=handlers))
+        _install(place)
+        return next(handlers[url.partition(":")[0]](url))
+
+    return join
+
+
+@pytest.mark.parametrize("place", [ALONE, Place(0, 1, TORCHRUNS, pid=os.getpid())], ids=["started", "rank"])
+def test_the_store_of_ranks_that_the_only_rank_starts_is_at_their_tcp_address(join: Join, place: Place) -> None:
+    url = "tcp://localhost:12355?rank=1&world_size=2"
+    assert join(place, url) == (url, False)
+
+
+def test_the_group_of_all_ranks_at_a_tcp_address_of_its_own_meets_where_torchrun_says(join: Join) -> None:
+    place = Place(1, 2, TORCHRUNS, pid=os.getpid())
+    asked = "tcp://localhost:12355?rank=1&world_size=2&use_libuv=0"
+    assert join(place, asked) == ("tcp://10.0.0.1:29500?rank=1&world_size=2&use_libuv=0", True)
+    over_ipv6 = Place(1, 2, ("fd00::1", "29500"), pid=os.getpid())
+    assert join(over_ipv6, asked)[0].startswith("tcp://[fd00::1]:29500?")
+
+
+def test_ranks_that_each_rank_of_a_job_starts_are_refused_at_a_tcp_address(join: Join) -> None:
+    with pytest.raises(UserError, match=r"rank 0 of 4 at localhost:12355.* as rank 1 of 2"):
+        join(OF_TWO, "tcp://localhost:12355?rank=0&world_size=4")
+
+
+@pytest.mark.parametrize("numbers", ["?rank=0&world_size=4", ""])
+def test_a_group_at_torchrun_s_own_tcp_address_is_left_alone(join: Join, numbers: str) -> None:
+    url = f"tcp://10.0.0.1:29500{numbers}"
+    assert join(OF_TWO, url) == (url, True)
+
+
+@pytest.mark.parametrize("url", ["env://", "tcp://localhost:12355?rank=0&world_size=2"])
+def test_a_group_of_ranks_that_recover_live_is_refused(join: Join, url: str) -> None:
+    with pytest.raises(UserError, match="attach_live"):
+        join(Place(0, 2, TORCHRUNS, pid=7, is_live=True), url)
 
 
 class ProcessRaisedException(Exception):

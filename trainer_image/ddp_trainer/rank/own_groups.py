@@ -1,8 +1,8 @@
 """Process groups of a script that numbers its ranks itself, as for `torch.multiprocessing.spawn`.
 
-Such a script names an address in MASTER_ADDR and MASTER_PORT, and expects its rank 0 to host the store there. Under
-torchrun no rank hosts a store, and `init_process_group` would wait half an hour for one. So each group is compared with
-what torchrun has said:
+Such a script names an address in MASTER_ADDR and MASTER_PORT, or in `tcp://`, and expects its rank 0 to host the store
+there. Under torchrun no rank hosts a store, and `init_process_group` would wait half an hour for one. So each group is
+compared with what torchrun has said:
 
 - The script asks for the rank that torchrun gave, at another address: torchrun's address is used.
 - It asks for other ranks in a job with one rank, mostly in processes that it started: its rank 0 hosts the store, as
@@ -10,7 +10,7 @@ what torchrun has said:
 - It asks for other ranks in a job with more ranks: refused, since each rank of the job would train on its own.
 - The ranks recover live: refused, since `attach_live` makes their groups.
 
-Only `env://` is concerned; a group with a store or an address of its own (`tcp://`) is left alone.
+A group with a store of its own, or one in a file, is left alone, and so is `tcp://` with torchrun's address.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
-from urllib.parse import parse_qs, urlparse
+from urllib.parse import parse_qs, urlparse, urlunparse
 
 from ddp_trainer.contract.environment import RankEnvironment, parse_rank, rank_variables
 from ddp_trainer.contract.exit_codes import UserError
@@ -48,6 +48,18 @@ class Place:
 def address(environ: Mapping[str, str]) -> tuple[str, str]:
     """Host and port of the store that these variables name."""
     return environ.get("MASTER_ADDR", ""), environ.get("MASTER_PORT", "")
+
+
+def address_in(url: str) -> tuple[str, str]:
+    """Host and port of `tcp://`."""
+    parts = urlparse(url)
+    return parts.hostname or "", str(parts.port or "")
+
+
+def at_address(url: str, place: tuple[str, str]) -> str:
+    """The same `tcp://` with another host and port."""
+    host, port = place
+    return urlunparse(urlparse(url)._replace(netloc=f"[{host}]:{port}" if ":" in host else f"{host}:{port}"))
 
 
 def guard(own: RankEnvironment, *, is_live: bool = False) -> None:
@@ -95,28 +107,47 @@ class _Guarded:
 
 
 def _install(place: Place) -> None:
-    """Answer for `env://`, before torch does; once in a process."""
+    """Answer for `env://` and `tcp://`, before torch does; once in a process."""
     handlers = sys.modules[RENDEZVOUS]._rendezvous_handlers
-    torchs = handlers["env"]
-    if getattr(torchs, "guards", False):
+    torchs_env, torchs_tcp = handlers["env"], handlers["tcp"]
+    if getattr(torchs_env, "guards", False):
         return
 
     def env_rendezvous(url: str, *args: Any, **kwargs: Any) -> Iterator[Any]:
         if place.is_live:
             raise UserError(NEEDED)
-        if os.environ.get(_TORCHRUN_HOSTS) == "True":
+        if _torchrun_hosts():
             query = parse_qs(urlparse(url).query)
             own = parse_rank(os.environ)
             rank = int(query["rank"][0]) if "rank" in query else own.rank
             size = int(query["world_size"][0]) if "world_size" in query else own.world_size
-            asked = address(os.environ)
-            os.environ.update(variables_of_group(place, rank, size, asked, in_rank=os.getpid() == place.pid))
-            if address(os.environ) != asked:
-                say(
-                    f"ddp_trainer: the ranks meet at {':'.join(place.address)}, where torchrun says, and not at "
-                    f"{':'.join(asked)}, which the script has set"
-                )
-        yield from torchs(url, *args, **kwargs)
+            _meet(place, rank, size, address(os.environ))
+        yield from torchs_env(url, *args, **kwargs)
+
+    def tcp_rendezvous(url: str, *args: Any, **kwargs: Any) -> Iterator[Any]:
+        if place.is_live:
+            raise UserError(NEEDED)
+        query, asked = parse_qs(urlparse(url).query), address_in(url)
+        if _torchrun_hosts() and asked != place.address and {"rank", "world_size"} <= query.keys():
+            _meet(place, int(query["rank"][0]), int(query["world_size"][0]), asked)
+            if _torchrun_hosts():
+                url = at_address(url, place.address)
+        yield from torchs_tcp(url, *args, **kwargs)
 
     env_rendezvous.guards = True  # type: ignore[attr-defined]
-    handlers["env"] = env_rendezvous
+    handlers.update(env=env_rendezvous, tcp=tcp_rendezvous)
+
+
+def _torchrun_hosts() -> bool:
+    """Whether torch takes it that no rank has to host the store."""
+    return os.environ.get(_TORCHRUN_HOSTS) == "True"
+
+
+def _meet(place: Place, rank: int, size: int, asked: tuple[str, str]) -> None:
+    """Set the variables of a group that is asked for at the address `asked`."""
+    os.environ.update(variables_of_group(place, rank, size, asked, in_rank=os.getpid() == place.pid))
+    if _torchrun_hosts() and asked != place.address:
+        say(
+            f"ddp_trainer: the ranks meet at {':'.join(place.address)}, where torchrun says, and not at "
+            f"{':'.join(asked)}, which the script has set"
+        )
