@@ -291,3 +291,47 @@ def test_a_rank_whose_script_has_silenced_print_still_says_what_ended_it(
 ) -> None:
     ended = run_rank(ONLY_RANK_0_PRINTS + last_line, tmp_path)
     assert ended.stderr.endswith(said)
+
+
+HOOK = """
+import sys, traceback
+
+def hook(kind, error, trace):
+    print(kind.__name__, error, traceback.extract_tb(trace)[0].line, flush=True)
+    {last}
+
+sys.excepthook = hook
+"""
+GROUP = "import torch.distributed as dist\ndist.init_process_group('gloo')\n"
+
+
+@pytest.mark.parametrize(
+    ("last", "before", "said"),
+    [
+        ("sys.exit(7)", "", ""),
+        ("raise KeyError(3)", "", "\nKeyError: 3\n"),
+        ("", GROUP + "dist.destroy_process_group()\n" + GROUP, ""),
+    ],
+    ids=["ends by sys.exit", "fails", "below that of torch"],
+)
+@pytest.mark.processes
+def test_the_hook_of_a_script_sees_the_exception_that_ends_it(
+    last: str, before: str, said: str, tmp_path: Path
+) -> None:
+    ended = run_rank(HOOK.format(last=last) + before + "raise ValueError('bad sample 17')", tmp_path)
+    (outcome,) = read_outcomes(tmp_path / "run")
+    assert ended.stdout == "ValueError bad sample 17 raise ValueError('bad sample 17')\n"
+    assert (ended.returncode, outcome["exitCode"]) == (1, 1)
+    assert ended.stderr.count("\nValueError: bad sample 17\n") == 1
+    assert ended.stderr.endswith(said), ended.stderr
+
+
+@pytest.mark.parametrize("last_line", ["sys.exit(3)", "sys.exit()", GROUP + "raise ValueError"])
+@pytest.mark.processes
+def test_no_hook_sees_the_exit_of_a_script_and_that_of_torch_repeats_no_traceback(
+    last_line: str, tmp_path: Path
+) -> None:
+    hook = "" if "raise" in last_line else HOOK.format(last="")
+    ended = run_rank(f"import sys\n{hook}{last_line}", tmp_path)
+    assert ended.stdout == ""
+    assert ended.stderr.count("Traceback") == last_line.count("raise")

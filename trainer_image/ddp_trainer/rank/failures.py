@@ -2,16 +2,22 @@
 
 The trainer's own loop runs them in its `except`; a user's loop has none. The exception is seen by what runs the script:
 `ddp_trainer.rank.worker` under the launcher, `sys.excepthook` under plain torchrun.
+
+Under the launcher Python never gets to call `sys.excepthook`. What a script, or a library such as one that reports
+errors, has put there is called by the worker.
 """
 
 from __future__ import annotations
 
 import sys
+import traceback
 from collections.abc import Callable
 from types import TracebackType
+from typing import Any, Final
 
 from ddp_trainer.contract.standard_error import say
 
+_GROUPS: Final = "torch.distributed.distributed_c10d"
 _actions: list[Callable[[Exception], None]] = []
 
 
@@ -37,3 +43,24 @@ def failed(error: BaseException) -> None:
                 action(error)
             except Exception as problem:
                 say(f"ddp_trainer: {type(problem).__name__} after the failure: {problem}")
+
+
+def call_hook(error: BaseException) -> None:
+    """Let what the script has put in the place of `sys.excepthook` see `error`. Whatever that does, this returns."""
+    hook = _of_script(sys.excepthook)
+    if hook is sys.__excepthook__ or not callable(hook):
+        return
+    try:
+        hook(type(error), error, error.__traceback__)
+    except SystemExit:
+        pass  # the exit code is settled
+    except BaseException as problem:
+        say("Error in sys.excepthook:\n" + "".join(traceback.format_exception(problem)).rstrip("\n"))
+
+
+def _of_script(hook: Any) -> Any:
+    """What was there before torch, which at each process group puts its own around it to add the number of the rank."""
+    while getattr(hook, "__module__", None) == _GROUPS:
+        code, cells = hook.__code__, hook.__closure__ or ()
+        hook = dict(zip(code.co_freevars, (cell.cell_contents for cell in cells), strict=True)).get("old_hook")
+    return hook

@@ -41,7 +41,7 @@ from ddp_trainer.contract.run_dir import STACK_SIGNAL, register, stack_file, std
 from ddp_trainer.contract.standard_error import say
 from ddp_trainer.rank import live_scripts
 from ddp_trainer.rank.destroyed_groups import keep_destroyed_groups
-from ddp_trainer.rank.failures import failed
+from ddp_trainer.rank.failures import call_hook, failed
 from ddp_trainer.rank.observe import ScriptObserver, observe
 from ddp_trainer.rank.own_groups import guard
 from ddp_trainer.rank.stop_request import preempted_after
@@ -106,10 +106,12 @@ def main(argv: Sequence[str]) -> int:
     _leave_record(own, outcome, observer)
     code = outcome["exitCode"]
     if code not in (EXIT_OK, EXIT_PREEMPTED):
-        # Exit handlers run now, and one that waits for a lost peer may never return. The record is written; the kernel
-        # ends the process.
+        # The script's hook and exit handlers run now, and one that waits for a lost peer may never return. The record
+        # is written; the kernel ends the process.
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.alarm(LEAVE_SECONDS)
+    if outcome["traceback"] is not None and failure is not None:
+        call_hook(failure)
     return EXIT_OK if code == EXIT_PREEMPTED else code
 
 
