@@ -96,7 +96,10 @@ def train_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Call
                     environ.setenv(name, value)
             try:
                 config = parse(["--strategy=single", "--no-deterministic", *flags])
-                build(config, World(), Heartbeat.from_env()).run()
+                loop = build(config, World(), Heartbeat.from_env())
+                loop.run()
+                # a loop is in a cycle: its workers would stay, with all that this process has open
+                del loop.loader
             except BaseException:
                 dist.destroy_process_group()  # for the next attempt
                 raise

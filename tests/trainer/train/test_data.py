@@ -20,6 +20,7 @@ from ddp_trainer.client.batches import BatchPlan, micro_batches, share
 from ddp_trainer.contract.exit_codes import UserError
 from ddp_trainer.rank.data_waits import attached
 from ddp_trainer.rank.world import World
+from ddp_trainer.train import data
 from ddp_trainer.train.data import Cursor, Loader, every_nth
 from ddp_trainer.train.data_workers import DataWorkerDied
 
@@ -191,13 +192,19 @@ def test_the_same_workers_load_every_epoch() -> None:
     assert set(multiprocessing.active_children()) - before == workers
 
 
-def test_workers_are_told_to_leave_as_soon_as_nobody_needs_them() -> None:
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+@pytest.mark.processes
+@pytest.mark.parametrize("steps", [0, 1])
+def test_workers_are_told_to_leave_as_soon_as_nobody_needs_them(steps: int) -> None:
     """In a cycle they would wait for the garbage collector, which closes their queues before they are asked to stop."""
-    loader = Loader(Augmented(), BatchPlan(samples=23, global_batch=8), World(), workers=1)
+    loader = Loader(Augmented(), BatchPlan(samples=23, global_batch=1), World(), workers=1)
     pool = weakref.ref(loader._processes)
     gc.disable()
     try:
-        del loader
+        epoch = loader.epoch(0)
+        for _ in range(steps):  # the rest of the epoch is not trained on
+            next(epoch)
+        del epoch, loader
         assert pool() is None
     finally:
         gc.enable()
@@ -224,6 +231,29 @@ def test_an_exception_of_the_data_set_is_not_taken_for_the_death_of_its_worker()
     with pytest.raises(RuntimeError, match=r"sample \d+ cannot be read") as raised:
         list(loader.epoch(0))
     assert not isinstance(raised.value, DataWorkerDied)
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+@pytest.mark.processes
+def test_workers_are_asked_for_no_more_steps_than_they_load_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planned as a whole, an epoch of millions of steps takes minutes and gigabytes."""
+    planned: list[Any] = []
+
+    def counted(*args: Any) -> Any:
+        planned.append(args)
+        return micro_batches(*args)
+
+    monkeypatch.setattr(data, "micro_batches", counted)
+    plan = BatchPlan(samples=23, global_batch=1)
+    loader = Loader(Augmented(), plan, World(), workers=2, prefetch=3)
+    for epoch in (0, 1):  # the same workers
+        planned.clear()
+        steps = loader.epoch(epoch, offset=2)
+        taken = [next(steps)]
+        assert len(planned) <= 2 * 3 + 1
+        taken += steps
+        samples = [int(step.micro_batches[0].batch[0, 0]) for step in taken]
+        assert samples == plan.order(epoch)[2:].tolist()
 
 
 @settings(max_examples=20)

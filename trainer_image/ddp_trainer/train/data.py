@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import tee
 from typing import Any, TypeGuard
 
 import torch
@@ -101,6 +102,10 @@ class StepBatch:
     total: int
 
 
+_Step = tuple[list[tuple[Tensor, int]], int]
+"""The samples of each micro-batch of a rank, with their count; the samples of the step on all ranks."""
+
+
 def recut(batch: StepBatch, world_size: int, micro_batch: int) -> StepBatch:
     """The same step in smaller micro-batches, exactly as `micro_batches` would have cut them."""
     largest = -(-batch.total // world_size)
@@ -176,7 +181,7 @@ class Loader:
 
     def epoch(self, epoch: int, offset: int = 0) -> Iterator[StepBatch]:
         """This rank's part of each step of an epoch, from its sample `offset` on."""
-        steps = self._steps(epoch, offset)
+        steps = _steps(self._plan, self._world, self._micro_batch, epoch, offset)
         if self._processes is not None:
             yield from self._loaded_ahead(steps, epoch)
             return
@@ -185,18 +190,23 @@ class Loader:
             parts = (MicroBatch(to_device(batch, self._world.device), count) for batch, count in loaded)
             yield StepBatch(tuple(parts), total)
 
-    def _steps(self, epoch: int, offset: int) -> Iterator[tuple[list[tuple[Tensor, int]], int]]:
-        rank, size = self._world.rank, self._world.size
-        for batch in self._plan.batches(epoch, offset):
-            yield micro_batches(batch, rank, size, self._micro_batch), len(batch)
-
-    def _loaded_ahead(self, steps: Iterator[Any], epoch: int) -> Iterator[StepBatch]:
+    def _loaded_ahead(self, steps: Iterator[_Step], epoch: int) -> Iterator[StepBatch]:
         assert self._processes is not None
-        planned = list(steps)
-        loaded = self._processes.load([(epoch, indices) for cuts, _ in planned for indices, _ in cuts])
+        # an epoch may have millions of steps: only those that the workers load ahead are held at a time
+        planned, requested = tee(steps)
+        loaded = self._processes.load((epoch, indices) for cuts, _ in requested for indices, _ in cuts)
         for cuts, total in planned:
             parts = (MicroBatch(to_device(next(loaded), self._world.device), count) for _, count in cuts)
             yield StepBatch(tuple(parts), total)
+
+
+def _steps(plan: BatchPlan, world: World, micro_batch: int | None, epoch: int, offset: int) -> Iterator[_Step]:
+    """The steps of an epoch. No method of Loader: its workers ask for them, so the two would be a cycle
+    (see `data_workers._Requests`).
+    """
+    rank, size = world.rank, world.size
+    for batch in plan.batches(epoch, offset):
+        yield micro_batches(batch, rank, size, micro_batch), len(batch)
 
 
 @storage_awaited()

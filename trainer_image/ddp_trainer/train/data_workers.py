@@ -14,7 +14,7 @@ import random
 import re
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.util import Finalize
@@ -77,8 +77,10 @@ class WorkerPool:
             generator=torch.Generator().manual_seed(seed),
         )
 
-    def load(self, requests: list[Request]) -> Iterator[Any]:
-        """The batches of `requests`. Raises DataWorkerDied when a worker has."""
+    def load(self, requests: Iterable[Request]) -> Iterator[Any]:
+        """The batches of `requests`, which are taken as the workers come to them. Raises DataWorkerDied when a worker
+        has.
+        """
         self._requests.now = requests
         batches = iter(self._loader)
         _explain_deaths(self._world.rank)
@@ -99,19 +101,16 @@ class WorkerPool:
 class _Requests:
     """The batch sampler of a DataLoader that outlives its epochs: what is asked for now.
 
-    It does not know the pool: in a cycle the garbage collector closes the workers' queues before torch, in `__del__`,
-    can tell the workers to leave, and each of them is then waited for in vain for 5 s.
+    Neither it nor what is asked for knows the pool: in a cycle the garbage collector closes the workers' queues before
+    torch, in `__del__`, can tell the workers to leave, and each of them is then waited for in vain for 5 s.
     """
 
     def __init__(self) -> None:
-        self.now: list[Request] = []
+        self.now: Iterable[Request] = ()
 
     def __iter__(self) -> Iterator[list[tuple[int, int]]]:
         for epoch, indices in self.now:
             yield [(epoch, index) for index in indices.tolist()]
-
-    def __len__(self) -> int:
-        return len(self.now)
 
 
 class _SeededSamples(Dataset[Any]):
