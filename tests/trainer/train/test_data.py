@@ -97,6 +97,16 @@ def test_validation_looks_at_every_sample_once_in_equally_many_batches_a_rank(
     assert all(len(indices) <= batch for of_rank in shares for indices in of_rank)
 
 
+def test_what_is_in_order_is_not_listed_before_it_is_loaded() -> None:
+    """A list of that many would have no room anywhere."""
+    many = 10**15  # more than any address space
+    assert next(every_nth(many, 1, 4, 2)).tolist() == [1, 5]
+    assert next(BatchPlan(samples=many, global_batch=4, shuffle=False).batches(0, many - 2)).tolist() == [
+        many - 2,
+        many - 1,
+    ]
+
+
 def test_each_epoch_and_each_seed_has_an_order_of_its_own() -> None:
     orders = [
         tuple(BatchPlan(samples=50, global_batch=10, seed=seed).order(epoch).tolist())

@@ -52,17 +52,17 @@ class BatchPlan:
 
     def order(self, epoch: int) -> Tensor:
         """The samples of an epoch in the order they are trained on, [samples_per_epoch] of int64."""
-        order = torch.arange(self.samples, device="cpu")
-        if self.shuffle:
-            generator = torch.Generator().manual_seed(mixed_seed(self.seed, epoch))
-            order = torch.randperm(self.samples, generator=generator, device="cpu")
-        return order[: self.samples_per_epoch]
+        if not self.shuffle:
+            return torch.arange(self.samples_per_epoch, device="cpu")
+        generator = torch.Generator().manual_seed(mixed_seed(self.seed, epoch))
+        return torch.randperm(self.samples, generator=generator, device="cpu")[: self.samples_per_epoch]
 
     def batches(self, epoch: int, offset: int = 0) -> Iterator[Tensor]:
         """The global batches of an epoch that come after its first `offset` samples."""
-        order = self.order(epoch)
-        for start in range(offset, len(order), self.global_batch):
-            yield order[start : start + self.global_batch]
+        order = self.order(epoch) if self.shuffle else None
+        for start in range(offset, self.samples_per_epoch, self.global_batch):
+            end = min(start + self.global_batch, self.samples_per_epoch)
+            yield torch.arange(start, end, device="cpu") if order is None else order[start:end]
 
 
 def share(batch: Tensor, rank: int, world_size: int) -> Tensor:

@@ -244,7 +244,12 @@ def every_nth(samples: int, rank: int, world_size: int, batch: int) -> Iterator[
 
     Every rank gets equally many batches, so that sharded models meet in each; some may be empty.
     """
-    mine = torch.arange(samples, device="cpu")[rank::world_size]
+    mine = range(rank, samples, world_size)
     largest = -(-samples // world_size)
     number = -(-largest // batch)
-    yield from torch.tensor_split(mine, number)
+    size, larger = divmod(len(mine), number)
+    start = 0
+    for index in range(number):
+        end = start + size + (index < larger)
+        yield torch.arange(rank + start * world_size, rank + end * world_size, world_size, device="cpu")
+        start = end
