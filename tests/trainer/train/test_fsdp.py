@@ -69,7 +69,15 @@ class Tied(nn.Sequential):
         super().__init__(first, nn.Linear(4, 4), last, nn.Linear(4, 1))
 
 
-@pytest.mark.parametrize("kind", [UsedTwice, Tied])
+class Shared(nn.Sequential):
+    """A layer that is also a part of another."""
+
+    def __init__(self) -> None:
+        layer = nn.Linear(4, 4)
+        super().__init__(layer, nn.Sequential(nn.Linear(4, 4), nn.ModuleDict({"part": layer})["part"]), nn.Linear(4, 1))
+
+
+@pytest.mark.parametrize("kind", [UsedTwice, Tied, Shared])
 def test_layers_that_share_a_parameter_have_its_gradient_of_both(group: World, kind: type[nn.Sequential]) -> None:
     plain = kind()
     strategy = wrapped(group, model := deepcopy(plain), "fp32")
@@ -98,6 +106,15 @@ def test_a_model_that_cannot_be_sharded_is_refused_by_name(group: World) -> None
         UserError, match=r"--strategy fsdp cannot shard the model .*scalar.* scale .*use --strategy ddp"
     ):
         wrapped(group, Scaled(), "fp32")
+
+
+def test_trainable_parameters_of_two_types_that_are_gathered_together_are_refused_by_name(group: World) -> None:
+    model = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 1))
+    model[1].bias = nn.Parameter(torch.zeros(1, dtype=torch.float64))
+    with pytest.raises(UserError, match=r"1\.weight is torch.float32 and 1\.bias torch.float64.*--strategy ddp"):
+        wrapped(group, model, "fp32")
+    model[1].bias.requires_grad_(False)
+    wrapped(group, model, "fp32")
 
 
 class NeverWhole(nn.Sequential):

@@ -48,8 +48,19 @@ class FSDP(Strategy):
         self.compile_if_asked()
         mesh = self.mesh()
         policy = MIXED[self.precision.name]
+        layers = _layers(self.model)
+        for group in _trainable(self.model, layers):
+            (first, one), *rest = group.items()
+            other = next((name for name, parameter in rest if parameter.dtype != one.dtype), None)
+            if other is not None:
+                raise UserError(
+                    f"--strategy {self.name} cannot shard the model of task {self.config.task!r}: {first} is "
+                    f"{one.dtype} and {other} {group[other].dtype}, and trainable parameters that are gathered together need one "
+                    "type. Give them one, make what has another a layer of its own in a ModuleList, or use "
+                    "--strategy ddp"
+                )
         try:
-            for layer in _layers(self.model):
+            for layer in layers:
                 fully_shard(layer, mesh=mesh, mp_policy=policy)
             self.module = fully_shard(self.model, mesh=mesh, mp_policy=WHOLE[self.precision.name])
         except ValueError as error:  # such as a parameter without a dimension
@@ -100,16 +111,32 @@ def _layers(model: nn.Module) -> list[nn.Module]:
     twice, they would be two. The whole model gathers those.
     """
     lists = [module for module in model.modules() if isinstance(module, nn.ModuleList | nn.Sequential)]
-    holders = Counter(id(parameter) for module in model.modules() for parameter in _own(module))
+    holders = _holders(model)
     elements = {id(element): element for whole in lists for element in whole if _is_apart(element, holders)}
     inside = {id(part) for element in elements.values() for part in element.modules() if part is not element}
     return [element for number, element in elements.items() if number not in inside]
 
 
 def _is_apart(element: nn.Module, holders: Counter[int]) -> bool:
-    """Whether it has parameters, and no module outside holds one of them."""
-    inside = Counter(id(parameter) for module in element.modules() for parameter in _own(module))
-    return bool(inside) and all(holders[number] == count for number, count in inside.items())
+    """Whether it has parameters, and no module outside holds one of them, nor a part of it."""
+    inside = _holders(element)
+    return any(True for _ in element.parameters()) and all(holders[number] == count for number, count in inside.items())
+
+
+def _holders(model: nn.Module) -> Counter[int]:
+    """How many modules of the model hold each parameter, and each module, of it."""
+    held = (part for module in model.modules() for part in (*_own(module), *module._modules.values()))
+    return Counter(id(part) for part in held if part is not None)
+
+
+def _trainable(model: nn.Module, layers: list[nn.Module]) -> list[dict[str, nn.Parameter]]:
+    """The trainable parameters that are gathered together, by name: of each layer, and of the rest of the model."""
+    layer_of = {id(parameter): number for number, layer in enumerate(layers) for parameter in layer.parameters()}
+    groups: dict[int | None, dict[str, nn.Parameter]] = {}
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            groups.setdefault(layer_of.get(id(parameter)), {})[name] = parameter
+    return list(groups.values())
 
 
 def _own(module: nn.Module) -> Iterable[nn.Parameter]:
