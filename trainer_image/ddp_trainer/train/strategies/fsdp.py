@@ -55,9 +55,9 @@ class FSDP(Strategy):
             if other is not None:
                 raise UserError(
                     f"--strategy {self.name} cannot shard the model of task {self.config.task!r}: {first} is "
-                    f"{one.dtype} and {other} {group[other].dtype}, and trainable parameters that are gathered together need one "
-                    "type. Give them one, make what has another a layer of its own in a ModuleList, or use "
-                    "--strategy ddp"
+                    f"{one.dtype} and {other} {group[other].dtype}, and trainable parameters that are gathered "
+                    "together need one type. Give them one, make what has another a layer of its own in a ModuleList, "
+                    "or use --strategy ddp"
                 )
         try:
             for layer in layers:
