@@ -203,6 +203,24 @@ def test_so_does_a_module(tmp_path: Path) -> None:
     assert (ended.returncode, ended.stdout) == (0, "done\n"), ended.stderr
 
 
+SPAWNS = """
+import concurrent.futures, multiprocessing
+
+class Item:
+    pass
+
+if __name__ == "__main__":
+    with concurrent.futures.ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        print(type(pool.submit(Item).result()) is Item)
+"""
+
+
+@pytest.mark.processes
+def test_an_object_that_comes_back_from_a_spawned_process_is_of_a_class_of_the_script(tmp_path: Path) -> None:
+    ended = run_rank(SPAWNS, tmp_path)
+    assert (ended.returncode, ended.stdout) == (0, "True\n"), ended.stderr
+
+
 @pytest.mark.processes
 def test_a_manager_that_is_left_open_does_not_keep_the_rank(tmp_path: Path) -> None:
     ended = run_rank("import multiprocessing\nmanager = multiprocessing.get_context('fork').Manager()", tmp_path)

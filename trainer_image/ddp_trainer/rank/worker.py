@@ -189,10 +189,12 @@ def run_target(kind: str, name: str, args: Sequence[str]) -> None:
 def _main_module() -> ModuleType:
     """A new `__main__`, which stays: `runpy.run_path` takes its own away when the script returns, and threads, exit
     handlers and processes that it has started may still need what is in it, as to pickle an object of its classes.
+    `multiprocessing` has noted the `__main__` of its own import under a second name, by which a process that it spawns
+    calls the script: an object that comes back from there is of a class in it.
     """
     found = ModuleType("__main__")
     found.__dict__["__builtins__"] = builtins
-    sys.modules["__main__"] = found
+    sys.modules["__main__"] = sys.modules["__mp_main__"] = found
     return found
 
 
@@ -202,7 +204,7 @@ def drop_script() -> None:
     """
     if not _is_built_in("module", getattr(sys.modules["__main__"].__spec__, "name", "")):
         open_files.keep_archives()
-        sys.modules["__main__"] = ModuleType("__main__")
+        sys.modules["__main__"] = sys.modules["__mp_main__"] = ModuleType("__main__")
         gc.collect()
 
 
