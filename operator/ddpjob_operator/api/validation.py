@@ -5,14 +5,19 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import PurePosixPath
 
 import re2
 
+from ddpjob_operator.api.initializer_rules import (
+    one_source,
+    outside_the_volume,
+    repeated_initializer,
+    replaced_result,
+    source_without_claim,
+)
 from ddpjob_operator.api.pod import EnvVar
 from ddpjob_operator.api.spec import DDPJobSpec
 from ddpjob_operator.api.strategy_rules import elastic_pipeline, has_strategy_cel, hsdp_without_live, live_fsdp
@@ -27,9 +32,6 @@ from ddpjob_operator.api.template_rules import (
 
 LONGEST_WINDOW = 100
 """Maximum number of restart times that the status keeps."""
-
-_CLAIM_IN_SOURCE = re.compile(r"(?!pvc://)|pvc://[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?(/|$)")
-"""What a source may begin with: a claim has the name of an object."""
 
 PATTERN_OPTIONS = re2.Options()
 PATTERN_OPTIONS.log_errors = False
@@ -157,53 +159,6 @@ def _stall_order(spec: DDPJobSpec) -> str | None:
         return None
     least, most = spec.stall.min_seconds, spec.stall.max_seconds
     return f"spec.stall: minSeconds {least} is greater than maxSeconds {most}; raise maxSeconds or lower minSeconds"
-
-
-def _one_source(spec: DDPJobSpec) -> str | None:
-    for index, item in enumerate(spec.initializers):
-        if (item.source is None) == (item.script is None):
-            both = "both source and script are" if item.source else "neither source nor script is"
-            return f"spec.initializers[{index}]: {both} set; set one of them"
-    return None
-
-
-def _repeated_initializer(spec: DDPJobSpec) -> str | None:
-    seen: set[str] = set()
-    for index, item in enumerate(spec.initializers):
-        if item.name in seen:
-            return f"spec.initializers[{index}].name: {item.name!r} is not unique; give each initializer its own name"
-        seen.add(item.name)
-    return None
-
-
-def _source_without_claim(spec: DDPJobSpec) -> str | None:
-    for index, item in enumerate(spec.initializers):
-        if item.source is not None and not _CLAIM_IN_SOURCE.match(item.source):
-            return (
-                f"spec.initializers[{index}].source: {item.source!r} names no PersistentVolumeClaim; "
-                "write pvc://claim/path"
-            )
-    return None
-
-
-def _replaced_result(spec: DDPJobSpec) -> str | None:
-    """Scripts may add to what is at a path; a source takes the place of it."""
-    seen: dict[PurePosixPath, str] = {}
-    for index, item in enumerate(spec.initializers):
-        other = seen.setdefault(PurePosixPath(item.path), item.name)
-        if item.source is not None and other != item.name:
-            return (
-                f"spec.initializers[{index}].path: {item.path!r} is that of {other!r} too, whose result this source "
-                "would replace; use another path"
-            )
-    return None
-
-
-def _outside_the_volume(spec: DDPJobSpec) -> str | None:
-    for index, item in enumerate(spec.initializers):
-        if ".." in item.path.split("/"):
-            return f"spec.initializers[{index}].path: {item.path!r} must be below /mnt/shared; remove `..`"
-    return None
 
 
 def _queue_without_owner(spec: DDPJobSpec) -> str | None:
@@ -373,22 +328,22 @@ BETWEEN_FIELDS: tuple[Rule, ...] = (
         ("initializers", "[]"),
         "has(self.source) != has(self.script)",
         "set either source or script",
-        _one_source,
+        one_source,
     ),
     Rule(
         ("initializers", "[]"),
         "!self.path.matches('(^|/)[.][.](/|$)')",
         "path must be below /mnt/shared; remove `..`",
-        _outside_the_volume,
+        outside_the_volume,
     ),
     Rule(
         ("initializers",),
         "self.all(one, self.exists_one(other, other.name == one.name))",
         "names of initializers must be unique; give each its own name",
-        _repeated_initializer,
+        repeated_initializer,
     ),
-    Rule(("initializers",), "", "", _source_without_claim, at_start=True),
-    Rule(("initializers",), "", "", _replaced_result, at_start=True),
+    Rule(("initializers",), "", "", source_without_claim, at_start=True),
+    Rule(("initializers",), "", "", replaced_result, at_start=True),
     Rule(
         ("scheduling",),
         "has(self.queue) ? self.gang in ['Kueue', 'Volcano'] : self.gang != 'Kueue'",

@@ -1,0 +1,58 @@
+"""Validation rules for `initializers`."""
+
+from __future__ import annotations
+
+import re
+from pathlib import PurePosixPath
+
+from ddpjob_operator.api.spec import DDPJobSpec
+
+_CLAIM_IN_SOURCE = re.compile(r"(?!pvc://)|pvc://[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?(/|$)")
+"""What a source may begin with: a claim has the name of an object."""
+
+
+def one_source(spec: DDPJobSpec) -> str | None:
+    for index, item in enumerate(spec.initializers):
+        if (item.source is None) == (item.script is None):
+            both = "both source and script are" if item.source else "neither source nor script is"
+            return f"spec.initializers[{index}]: {both} set; set one of them"
+    return None
+
+
+def repeated_initializer(spec: DDPJobSpec) -> str | None:
+    seen: set[str] = set()
+    for index, item in enumerate(spec.initializers):
+        if item.name in seen:
+            return f"spec.initializers[{index}].name: {item.name!r} is not unique; give each initializer its own name"
+        seen.add(item.name)
+    return None
+
+
+def source_without_claim(spec: DDPJobSpec) -> str | None:
+    for index, item in enumerate(spec.initializers):
+        if item.source is not None and not _CLAIM_IN_SOURCE.match(item.source):
+            return (
+                f"spec.initializers[{index}].source: {item.source!r} names no PersistentVolumeClaim; "
+                "write pvc://claim/path"
+            )
+    return None
+
+
+def replaced_result(spec: DDPJobSpec) -> str | None:
+    """Scripts may add to what is at a path; a source takes the place of it."""
+    seen: dict[PurePosixPath, str] = {}
+    for index, item in enumerate(spec.initializers):
+        other = seen.setdefault(PurePosixPath(item.path), item.name)
+        if item.source is not None and other != item.name:
+            return (
+                f"spec.initializers[{index}].path: {item.path!r} is that of {other!r} too, whose result this source "
+                "would replace; use another path"
+            )
+    return None
+
+
+def outside_the_volume(spec: DDPJobSpec) -> str | None:
+    for index, item in enumerate(spec.initializers):
+        if ".." in item.path.split("/"):
+            return f"spec.initializers[{index}].path: {item.path!r} must be below /mnt/shared; remove `..`"
+    return None
