@@ -1,13 +1,23 @@
-"""SIGTERM in the middle of `torch.save`."""
+"""A rank that ends in the middle of `torch.save`, and what the path has then."""
 
 from __future__ import annotations
 
+import errno
+import io
+import os
+import shutil
 import signal
+import stat
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from tests.trainer.contract.one_rank import run_rank
+
+from ddp_trainer.rank.whole_saves import save_whole_files
 
 SAVES = """
 import os, signal, sys, threading
@@ -49,10 +59,137 @@ def test_a_file_is_whole_where_sigterm_comes_while_it_is_written(
     assert torch.equal(torch.load(path, weights_only=False)["last"], torch.ones(3))
 
 
+KILLED = """
+import os, signal, threading
+import torch
+
+class Kills:
+    def __reduce__(self):
+        os.kill(os.getpid(), signal.SIGKILL)
+        return int, ()
+
+torch.save(torch.ones(3), PATH)
+"""
+
+
 @pytest.mark.processes
-def test_a_save_on_another_thread_is_that_of_torch(tmp_path: Path) -> None:
-    path = tmp_path / "snapshot.pt"
-    lines = "thread = threading.Thread(target=torch.save, args=[torch.ones(3), PATH]); thread.start(); thread.join()"
-    ended = run_rank(f"PATH = {str(path)!r}\n{SAVES}\n{lines}", tmp_path)
+@pytest.mark.parametrize(
+    "lines",
+    [
+        "torch.save([torch.zeros(3), Kills()], PATH)",
+        "threading.Thread(target=torch.save, args=[[torch.zeros(3), Kills()], PATH]).start(); signal.pause()",
+    ],
+    ids=["main thread", "another thread"],
+)
+def test_a_rank_killed_while_it_saves_leaves_the_old_file_and_the_next_one_clears_up(
+    lines: str, tmp_path: Path
+) -> None:
+    saves = tmp_path / "saves"
+    saves.mkdir()
+    path = saves / "snapshot.pt"
+    ended = run_rank(f"PATH = {str(path)!r}\n{KILLED}\n{lines}", tmp_path)
+    assert ended.returncode == -signal.SIGKILL, ended.stderr
+    assert torch.equal(torch.load(path), torch.ones(3))
+    (left,) = set(saves.iterdir()) - {path}
+    assert left.name.startswith(".ddpjob-saving-training-rank0-")
+    ended = run_rank(f"import torch; torch.save(torch.zeros(3), {str(path)!r})", tmp_path)
     assert ended.returncode == 0, ended.stderr
+    assert list(saves.iterdir()) == [path]
+    assert torch.equal(torch.load(path), torch.zeros(3))
+
+
+@pytest.fixture
+def save(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[object, Any], None]]:
+    """`torch.save` as a script of a rank has it, in this process."""
+    monkeypatch.setattr(torch.serialization, "save", torch.serialization.save)
+    monkeypatch.setattr(torch, "save", torch.save)
+    save_whole_files("train-rank0")
+    return torch.save
+
+
+def test_a_save_that_fails_leaves_the_old_file(save: Callable[[object, Any], None], tmp_path: Path) -> None:
+    path = tmp_path / "snapshot.pt"
+    save(torch.ones(3), path)
+    with pytest.raises(AttributeError, match="local object"):
+        save([torch.zeros(3), lambda: None], path)
+    assert torch.equal(torch.load(path), torch.ones(3))
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_file_has_the_bytes_and_the_mode_that_it_would_have(
+    save: Callable[[object, Any], None], tmp_path: Path
+) -> None:
+    plain, path = tmp_path / "plain" / "snapshot.pt", tmp_path / "snapshot.pt"
+    plain.parent.mkdir()
+    save.__wrapped__(torch.ones(3), plain)  # type: ignore[attr-defined]
+    save(torch.ones(3), path)
+    assert path.read_bytes() == plain.read_bytes(), "its records begin with the name of the file"
+    assert path.stat().st_mode == plain.stat().st_mode
+    path.chmod(0o640)
+    save(torch.zeros(3), path)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o640
+
+
+def test_links_stay_links(save: Callable[[object, Any], None], tmp_path: Path) -> None:
+    path, link, second = tmp_path / "1.pt", tmp_path / "latest.pt", tmp_path / "2.pt"
+    save(torch.ones(3), path)
+    link.symlink_to(path.name)
+    save(torch.zeros(3), link)
+    assert link.is_symlink()
+    assert torch.equal(torch.load(path), torch.zeros(3))
+    second.hardlink_to(path)
+    save(torch.ones(3), path)
+    assert torch.equal(torch.load(second), torch.ones(3))
+
+
+def test_what_is_no_file_to_replace_is_written_as_torch_writes_it(
+    save: Callable[[object, Any], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    buffer = io.BytesIO()
+    save(torch.ones(3), buffer)
+    assert torch.equal(torch.load(io.BytesIO(buffer.getvalue())), torch.ones(3))
+    save(torch.ones(3), os.devnull)
+    assert stat.S_ISCHR(Path(os.devnull).stat().st_mode)
+    with pytest.raises(RuntimeError, match=r"Parent directory .* does not exist"):
+        save(torch.ones(3), tmp_path / "none" / "snapshot.pt")
+    path = tmp_path / "snapshot.pt"
+    save(torch.ones(3), path)
+    was = path.stat().st_ino
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=0))
+    save(torch.zeros(3), path)
+    assert path.stat().st_ino == was, "there is no room for two"
+    assert torch.equal(torch.load(path), torch.zeros(3))
+
+
+def test_a_file_that_cannot_be_replaced_is_written_in_place(
+    save: Callable[[object, Any], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, tried = tmp_path / "snapshot.pt", []
+
+    def replace(self: Path, target: Path) -> None:
+        tried.append(target)
+        raise OSError(errno.EBUSY, "Device or resource busy")
+
+    monkeypatch.setattr(Path, "replace", replace)
+    for value in (torch.ones(3), torch.zeros(3)):
+        save(value, path)
+        assert torch.equal(torch.load(path), value)
+        assert list(tmp_path.iterdir()) == [path]
+    assert tried == [path], "once a folder"
+
+
+def test_an_attempt_whose_place_is_taken_does_not_write_into_the_next_ones_file(
+    save: Callable[[object, Any], None], tmp_path: Path
+) -> None:
+    path = tmp_path / "snapshot.pt"
+
+    class Cleared:
+        def __reduce__(self) -> tuple[type[int], tuple[()]]:
+            for folder in tmp_path.glob(".ddpjob-saving-*"):
+                shutil.rmtree(folder)
+            return int, ()
+
+    save(torch.ones(3), path)
+    with pytest.raises(FileNotFoundError):
+        save([torch.zeros(3), Cleared()], path)
     assert torch.equal(torch.load(path), torch.ones(3))

@@ -1,49 +1,133 @@
-"""What a script writes with `torch.save` is whole where SIGTERM comes meanwhile: the signal waits for the end.
+"""What a script writes with `torch.save` is whole, also where the rank ends meanwhile.
 
-Many scripts write their checkpoint over the last one, in place. SIGTERM comes with each restart after a failure of
-another rank, and with each preemption; by default it ends the process. The file would be cut short then, and no later
-attempt could load it. A save that takes longer than the process is given is still cut: `shutdownSeconds` where the pod
-is asked to stop, 10 s after a failure of another rank of the pod, and 2 s where the whole gang restarts.
+Many scripts write their checkpoint over the last one, in place. A rank that is killed meanwhile (out of memory, with
+its node, 2 s after SIGTERM where the whole gang restarts) would leave a file cut short, and no later attempt could load
+it. `torch.save` to a path writes beside it therefore, and renames: the path has the old file or the new one.
+
+SIGTERM waits for the end of a save on the main thread, for as long as the process is given: `shutdownSeconds` where the
+pod is asked to stop, 10 s after a failure of another rank of the pod, and 2 s where the whole gang restarts.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import glob
+import os
+import shutil
 import signal
+import stat
 import sys
+import tempfile
 import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, Final
 
 from ddp_trainer.rank.after_import import after_import
 
 SERIALIZATION: Final = "torch.serialization"
+ROOM: Final = 1.1
+"""Free space needed beside an old file, as a multiple of its size."""
 
 
-def finish_saves_before_sigterm() -> None:
-    """From now on; call it in a rank before its script. Saves of other threads than the main one are as before: Python
-    sets handlers of signals on that one only.
-    """
-    after_import(SERIALIZATION, _install)
+def save_whole_files(owner: str) -> None:
+    """From now on; call it in a rank before its script. `owner` is the job and its rank, for what a killed one left."""
+    after_import(SERIALIZATION, lambda: _install(owner))
 
 
-def _install() -> None:
+def _install(owner: str) -> None:
     save = sys.modules[SERIALIZATION].save
+    beside = _Beside(owner)
 
     @functools.wraps(save)
-    def whole(*args: Any, **kwargs: Any) -> Any:
-        handler = signal.getsignal(signal.SIGTERM)
-        if threading.current_thread() is not threading.main_thread() or handler in (None, signal.SIG_IGN):
-            return save(*args, **kwargs)
-        came: list[int] = []
-        signal.signal(signal.SIGTERM, lambda number, _: came.append(number))
-        try:
-            return save(*args, **kwargs)
-        finally:
-            signal.signal(signal.SIGTERM, handler)
-            for number in came[:1]:
-                signal.raise_signal(number)
+    def whole(obj: object, f: Any, *args: Any, **kwargs: Any) -> None:
+        with _sigterm_afterwards():
+            path = _replaceable(f)
+            if path is None or not beside.write(path, Path(f).name, lambda file: save(obj, file, *args, **kwargs)):
+                save(obj, f, *args, **kwargs)
 
     # `torch` takes the name over while it is imported, which is done where torch was there before
     for name in (SERIALIZATION, "torch"):
         if hasattr(sys.modules[name], save.__name__):
             setattr(sys.modules[name], save.__name__, whole)
+
+
+@contextlib.contextmanager
+def _sigterm_afterwards() -> Iterator[None]:
+    """Only on the main thread: Python sets handlers of signals on that one alone."""
+    handler = signal.getsignal(signal.SIGTERM)
+    if threading.current_thread() is not threading.main_thread() or handler in (None, signal.SIG_IGN):
+        yield
+        return
+    came: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, _: came.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, handler)
+        for number in came[:1]:
+            signal.raise_signal(number)
+
+
+class _Beside:
+    """Files written in a hidden folder beside their place, under their own name, which torch writes into them too."""
+
+    def __init__(self, owner: str) -> None:
+        self._prefix = f".ddpjob-saving-{owner}-"
+        self._pid = os.getpid()
+        self._cleared: set[Path] = set()
+        self._in_place: set[Path] = set()
+
+    def write(self, path: Path, name: str, save: Callable[[str], None]) -> bool:
+        """Whether `path` has been replaced by what `save` writes; where that cannot be done here, nothing was changed.
+
+        Raises what `save` raises, and FileNotFoundError where a later attempt has taken the place of this one.
+        """
+        if path.parent in self._in_place:
+            return False
+        try:
+            self._clear(path.parent)
+            folder = Path(tempfile.mkdtemp(prefix=self._prefix, dir=path.parent))
+        except OSError:
+            return False
+        try:
+            temporary = folder / name
+            save(str(temporary))
+            if path.exists():
+                shutil.copymode(path, temporary)
+            try:
+                temporary.replace(path)
+            except FileNotFoundError:
+                raise
+            except OSError:  # mounted by itself, or on a file system without rename
+                self._in_place.add(path.parent)
+                return False
+            return True
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def _clear(self, folder: Path) -> None:
+        """Remove what this rank has left where it was killed."""
+        if folder in self._cleared or os.getpid() != self._pid:
+            return
+        self._cleared.add(folder)
+        for left in folder.glob(f"{glob.escape(self._prefix)}????????"):
+            shutil.rmtree(left, ignore_errors=True)
+
+
+def _replaceable(f: Any) -> Path | None:
+    """The regular file, there or to come, that `f` names and that another one may take the place of."""
+    if not isinstance(f, str | os.PathLike) or not isinstance(name := os.fspath(f), str):
+        return None
+    path = Path(os.path.realpath(name))
+    try:
+        old = path.stat()
+    except FileNotFoundError:
+        return path
+    except OSError:
+        return None
+    # other names of the file and its owner would see a difference; without room for both, the old one makes way
+    is_plain = stat.S_ISREG(old.st_mode) and old.st_nlink == 1 and old.st_uid == os.geteuid()
+    is_plain = is_plain and os.access(path, os.W_OK)
+    return path if is_plain and shutil.disk_usage(path.parent).free > old.st_size * ROOM else None

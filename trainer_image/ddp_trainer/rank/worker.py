@@ -46,7 +46,7 @@ from ddp_trainer.rank.observe import ScriptObserver, observe
 from ddp_trainer.rank.own_groups import guard
 from ddp_trainer.rank.stop_request import preempted_after
 from ddp_trainer.rank.volume_imports import hide_folders
-from ddp_trainer.rank.whole_saves import finish_saves_before_sigterm
+from ddp_trainer.rank.whole_saves import save_whole_files
 from ddp_trainer.rank.work_folder import enter_work_folder
 
 _exit: Final = os._exit
@@ -73,7 +73,7 @@ def main(argv: Sequence[str]) -> int:
     guard(own, is_live=is_live)
     keep_destroyed_groups()
     if own_script:
-        finish_saves_before_sigterm()
+        save_whole_files(f"{job.name}-rank{own.rank}")
     if is_live:
         live_scripts.expect()
     pid = os.getpid()
