@@ -402,12 +402,22 @@ SYMPTOMS: tuple[Symptom, ...] = (*_GPU, *_MEMORY, *_RANKS, *_FILES, *_PROGRAM, *
 
 def recognise(reason: str, text: str) -> Symptom | None:
     """The symptom that a failure of `reason` shows, whose words are somewhere in `text`."""
-    return next((one for one in SYMPTOMS if reason in one.of and found(f"(?i){one.words}", text)), None)
+    encoded = _encoded(text)
+    return next((one for one in SYMPTOMS if reason in one.of and _matches(f"(?i){one.words}", encoded)), None)
 
 
 def found(pattern: str, text: str) -> bool:
     """Whether `pattern` (RE2 syntax, known to compile) matches somewhere in `text`."""
-    return _compiled(pattern).search(text.encode("utf-8", "replace").decode()) is not None
+    return _matches(pattern, _encoded(text))
+
+
+def _encoded(text: str) -> bytes:
+    """As RE2 reads it, once for all patterns; half of a surrogate pair becomes a question mark."""
+    return text.encode("utf-8", "replace")
+
+
+def _matches(pattern: str, encoded: bytes) -> bool:
+    return _compiled(pattern).search(encoded) is not None
 
 
 @lru_cache(maxsize=256)
