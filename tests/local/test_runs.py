@@ -341,7 +341,20 @@ def test_a_reader_that_goes_away_does_not_end_a_run(run_job: Any, tmp_path: Path
     assert run.text() == ""
 
 
-def test_a_chaos_run_that_ends_too_soon_is_no_proof(run_job: Any, tmp_path: Path) -> None:
-    run = run_job(script(tmp_path, "print('done')\n"), "--chaos", "kill-rank@50%")
+def test_a_chaos_run_whose_script_reports_no_total_says_so_at_the_first_step(run_job: Any, tmp_path: Path) -> None:
+    text = """
+import time
+import torch
+weight = torch.nn.Parameter(torch.zeros(1))
+optimizer = torch.optim.SGD([weight], lr=0.1)
+for _ in range(20):
+    (weight**2).sum().backward()
+    optimizer.step()
+    time.sleep(0.1)
+"""
+    run = run_job(script(tmp_path, text), "--chaos", "kill-rank@50%")
     assert run.end() == 1
-    assert "chaos: training ended before a rank could be killed; use a longer job" in run.text()
+    why = "the script reports its steps but not how many there will be, so 50% of them is not known; write kill-rank@"
+    note, end = run.text().split("Succeeded (Completed)")
+    assert f"\nchaos: {why}" in note
+    assert f"error: chaos: no rank was killed: {why}" in end

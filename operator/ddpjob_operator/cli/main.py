@@ -124,7 +124,8 @@ def run(
         typer.Option(
             metavar="FAULT",
             help="Inject a fault: kill-rank@50% kills the highest rank with SIGKILL after half of the steps, "
-            "kill-rank=0@50% kills rank 0. The exit code is 1 if the run ends before the fault.",
+            "kill-rank=0@50% kills rank 0. kill-rank@100steps kills at a step, for a script that reports no total. The "
+            "exit code is 1 if the run ends before the fault.",
         ),
     ] = None,
     logs: Annotated[

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from ddpjob_operator.api.status import DDPJobStatus, Phase
+from ddpjob_operator.api.status import DDPJobStatus, Phase, Progress
 from ddpjob_operator.cli.output import in_background
 from ddpjob_operator.core.manifests.code import part_name
 from ddpjob_operator.core.values.job import Job
@@ -114,8 +114,11 @@ def _conclude(job: Job, outcome: Outcome, fault: KillRank | None, snapshot: int 
         return 128 + outcome.stopped_by
     if status.phase is Phase.SUCCEEDED:
         print(success_in_words(status))
-        if fault is not None and status.restarts == 0:
-            print("error: chaos: training ended before a rank could be killed; use a longer job", file=sys.stderr)
+        if fault is not None and not outcome.killed:
+            progress = status.progress or Progress()
+            why = fault.never_due(progress.step, progress.total_steps)
+            why = why or f"training ended before {fault.moment}; name an earlier moment, or use a longer job"
+            print(f"error: chaos: no rank was killed: {why}", file=sys.stderr)
             return FAILED
         return SUCCEEDED
     _explain(outcome)

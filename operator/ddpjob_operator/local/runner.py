@@ -46,6 +46,8 @@ class Outcome:
     stopped_by: signal.Signals | None = None
     failed_log: Path | None = None
     """Output of the pod that failed last."""
+    killed: bool = False
+    """Whether the fault that was asked for has happened."""
 
 
 class Runner:
@@ -63,6 +65,8 @@ class Runner:
         self._machine = machine
         self._display = display
         self._chaos = chaos
+        self._killed = False
+        self._chaos_note: str | None = None
         self._started = datetime.now(UTC)
         self._changed = asyncio.Event()
         self._children = Children(self._job, machine, self._changed.set)
@@ -89,7 +93,7 @@ class Runner:
             self._ranks.write()
             for number in _STOP_SIGNALS:
                 loop.remove_signal_handler(number)
-        return Outcome(self._job.status, self._stopped_by, self._failed_log())
+        return Outcome(self._job.status, self._stopped_by, self._failed_log(), self._killed)
 
     async def _until_over(self, polling: asyncio.Task[None]) -> None:
         while True:
@@ -155,6 +159,7 @@ class Runner:
             return
         victim = find_victim(self._chaos, reports, self._job.spec.nodes * self._job.spec.ranks_per_node)
         if victim is None:
+            self._note_if_never_due(reports)
             return
         self._chaos = None
         try:
@@ -162,9 +167,19 @@ class Runner:
         except ProcessLookupError:
             self._display.write_line(f"chaos: rank {victim.rank} (pid {victim.pid}) had already ended")
         else:
+            self._killed = True
             self._display.write_line(
                 f"chaos: killed rank {victim.rank} (pid {victim.pid}) with SIGKILL at step {victim.step}"
             )
+
+    def _note_if_never_due(self, reports: list[TrainerReport]) -> None:
+        """Say it at the first step, once, and not only after the last."""
+        trains = next((report for report in reports if report.step), None)
+        if self._chaos is None or trains is None or self._chaos_note is not None:
+            return
+        self._chaos_note = self._chaos.never_due(trains.step, trains.total_steps)
+        if self._chaos_note is not None:
+            self._display.write_line(f"chaos: {self._chaos_note}")
 
     def _on_signal(self, number: signal.Signals) -> None:
         """The first asks for a snapshot and an end, the second does not ask."""
