@@ -169,6 +169,7 @@ STARTUP = (
     Reason("QuotaExceeded", _STARTUP, "A ResourceQuota does not allow an object."),
     Reason("AdmissionDenied", _STARTUP, "An admission webhook or policy has rejected an object."),
     Reason("AdmissionFailed", _STARTUP, "An admission webhook does not respond, or fails."),
+    Reason("TooLarge", _STARTUP, "An object is larger than the API server accepts, or than etcd stores: 1.5 MiB."),
     Reason("Forbidden", _STARTUP, "The API server has rejected an object: Pod Security, RBAC, or a missing object."),
     Reason(
         "NameTaken",
@@ -288,6 +289,7 @@ EVENTS = (
     ),
     Reason("SnapshotCorrupt", "Warning", "A snapshot failed verification and was set aside."),
     Reason("InvalidSpec", "Warning", "The spec is invalid."),
+    Reason("TooLarge", "Warning", "The spec is so large that the status cannot be saved beside it."),
     Reason("Succeeded", "Normal", "The job has succeeded."),
     Reason("Failed", "Warning", "The job has failed; the message has the reason."),
 )

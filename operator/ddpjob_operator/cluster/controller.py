@@ -29,7 +29,7 @@ from ddpjob_operator.core.ledger.notification import end_event, is_pending, reco
 from ddpjob_operator.core.plan import plan
 from ddpjob_operator.core.stages.invalid_spec import plan_internal_error, plan_invalid_spec, unparsable_edit
 from ddpjob_operator.core.values.actions import Event, Plan
-from ddpjob_operator.core.values.job import Defaults, Job, Problem
+from ddpjob_operator.core.values.job import TOO_LARGE, Defaults, Job, Problem
 from ddpjob_operator.core.values.observed import Observed
 from ddpjob_operator.core.values.trainer_report import TrainerReport
 from ddpjob_operator.runtime.client import Client
@@ -246,13 +246,19 @@ class Controller:
         change = change_between(view.obj.get("status") or {}, after)
         if change.empty:
             return True
-        if not await self._writer.write(view.key, view.obj, change):
+        try:
+            written = await self._writer.write(view.key, view.obj, change)
+        except ApiError as error:
+            if error.too_large:  # the status cannot say it: spec and status share the room of one object
+                self.recorder.record(_subject(view.key, view.owner.uid), _no_room(error))
+            raise
+        if not written:
             return False
         view.last.status_written = asyncio.get_running_loop().time()
         view.last.status = after
         count(view.key.namespace, view.job, before, after)
         for event in decided.events:
-            self.recorder.record(Subject(API_VERSION, KIND, *view.key, view.owner.uid), event)
+            self.recorder.record(_subject(view.key, view.owner.uid), event)
         return True
 
     def _notify(self, view: _View, status: DDPJobStatus) -> float | None:
@@ -275,7 +281,7 @@ class Controller:
         return None if self.webhook.offer(view.owner.uid, document, done) else NOTIFIED_LATER_SECONDS
 
     def _report(self, job: Job, event: Event) -> None:
-        self.recorder.record(Subject(API_VERSION, KIND, job.namespace, job.name, job.uid), event)
+        self.recorder.record(_subject(Key(job.namespace, job.name), job.uid), event)
 
     async def _report_rejection(self, acted_on: _View, refusal: Rejected) -> float | None:
         """Write into the status what the API server has rejected.
@@ -358,6 +364,15 @@ def _never_looked_at(dropped: Json | None) -> _LastPass | None:
     except InvalidJob:
         return None
     return _LastPass(job.uid, job.spec, job.status)
+
+
+def _subject(key: Key, uid: str) -> Subject:
+    return Subject(API_VERSION, KIND, *key, uid)
+
+
+def _no_room(error: ApiError) -> Event:
+    message = f"the spec leaves no room for the status: {error.message}; shorten args, env or podTemplate"
+    return Event("Warning", TOO_LARGE, message)
 
 
 def trainer_of(uid: str, status: DDPJobStatus, observed: Observed) -> Target | None:

@@ -7,6 +7,7 @@ from ddpjob_operator.core.values.job import (
     NAME_TAKEN,
     NAMESPACE_TERMINATING,
     QUOTA_EXCEEDED,
+    TOO_LARGE,
     Problem,
 )
 from ddpjob_operator.runtime.client import Json
@@ -40,11 +41,13 @@ def _reason(error: ApiError) -> str:
         return ADMISSION_FAILED
     if error.denied:
         return "AdmissionDenied"
+    if error.too_large:
+        return TOO_LARGE
     return error.reason or "Rejected"
 
 
 def refuses(error: ApiError) -> bool:
-    return error.status in _REFUSALS or _has_no_webhook(error) or error.denied
+    return error.status in _REFUSALS or _has_no_webhook(error) or error.denied or error.too_large
 
 
 def problem_with(name: str, error: ApiError) -> Problem:
@@ -54,7 +57,7 @@ def problem_with(name: str, error: ApiError) -> Problem:
 
 def forbids(error: ApiError) -> bool:
     """Whether a change of an object that is there is refused by a rule: a policy, a role, validation."""
-    return error.status in (403, 422) or _has_no_webhook(error) or error.denied
+    return error.status in (403, 422) or _has_no_webhook(error) or error.denied or error.too_large
 
 
 def _is_a_failure(error: ApiError) -> bool:

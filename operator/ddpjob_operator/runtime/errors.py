@@ -9,6 +9,10 @@ from typing import Any
 _DENIED = re.compile(r"admission webhook .* denied the request|AdmissionPolicy '.*' denied request", re.DOTALL)
 
 
+_TOO_LARGE = ("request is too large", "message larger than max")
+"""What etcd says, or the API server's client of it, which the API server passes on as an internal error (500)."""
+
+
 class ApiError(Exception):
     """The API server answered with an error (metav1.Status), or not at all (`status` 0)."""
 
@@ -47,6 +51,11 @@ class ApiError(Exception):
     def denied(self) -> bool:
         """An admission webhook or policy has said no, with whatever status its author chose."""
         return self.status >= 400 and _DENIED.search(self.message) is not None
+
+    @property
+    def too_large(self) -> bool:
+        """The object is larger than the API server takes or etcd stores: it never will be taken as it is."""
+        return self.status == 413 or (self.status >= 500 and any(words in self.message for words in _TOO_LARGE))
 
     @property
     def no_dry_run(self) -> bool:

@@ -21,7 +21,7 @@ from ddpjob_operator.cluster.children import CLAIM
 from ddpjob_operator.cluster.controller import Controller, _LastPass, trainer_of
 from ddpjob_operator.cluster.status_poll import StatusPoller, Target
 from ddpjob_operator.cluster.status_write import wire_form
-from ddpjob_operator.core.values.actions import Plan
+from ddpjob_operator.core.values.actions import Event, Plan
 from ddpjob_operator.core.values.job import Defaults, Problem
 from ddpjob_operator.core.values.observed import Observed, PodPhase, PodView, Termination
 from ddpjob_operator.runtime.client import Client
@@ -76,6 +76,19 @@ async def test_nothing_is_asked_for_again_in_a_namespace_that_is_deleted(
     for _ in range(3):  # whatever the namespace loses next
         await controller.reconcile(KEY)
     assert [request.path for request in server.asked if request.method == "POST"] == asked
+
+
+async def test_a_spec_that_leaves_no_room_for_the_status_is_an_event(
+    server: Server, controller: Controller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorded: list[Event] = []
+    monkeypatch.setattr(controller.recorder, "record", lambda about, event: recorded.append(event))
+    controller.cache.take_lists("ns", [running("ns") | {"status": {}}], [], 7, 7)
+    server.answers = [status(500, "InternalError", "etcdserver: request is too large")]
+    with pytest.raises(ApiError, match="too large"):
+        await controller.reconcile(KEY)
+    assert [(event.type, event.reason) for event in recorded] == [("Warning", "TooLarge")]
+    assert "shorten args, env or podTemplate" in recorded[0].message
 
 
 async def test_an_end_that_comes_with_a_refusal_is_notified(server: Server, controller: Controller) -> None:

@@ -39,9 +39,16 @@ def test_a_name_that_is_about_to_be_free_asks_for_nothing(metadata: dict[str, st
         (422, f"{POLICY}no team", "AdmissionDenied"),
         (403, f"{POLICY}no team", "AdmissionDenied"),
         (413, f"{POLICY}too large", "AdmissionDenied"),
+        (413, "Request entity too large: limit is 3145728", "TooLarge"),
+        (500, "etcdserver: request is too large", "TooLarge"),
+        (
+            500,
+            "rpc error: code = ResourceExhausted desc = trying to send message larger than max (2 vs. 1)",
+            "TooLarge",
+        ),
     ],
 )
-def test_what_admission_denies_is_a_refusal_whatever_its_status(status: int, message: str, reason: str) -> None:
+def test_what_no_retry_would_change_is_a_refusal_whatever_its_status(status: int, message: str, reason: str) -> None:
     error = ApiError(status, "AsItsAuthorChose", message)
     assert refuses(error)
     assert forbids(error)

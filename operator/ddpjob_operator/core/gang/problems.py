@@ -121,6 +121,11 @@ HINTS: tuple[tuple[str, str, str], ...] = (
         "The admission webhook does not respond, or fails: ask its administrator. The operator retries.",
     ),
     (
+        "TooLarge",
+        r"",
+        "Shorten args, env or podTemplate; long content belongs on the volume, in a ConfigMap or in spec.code.",
+    ),
+    (
         "Forbidden",
         r"violates PodSecurity",
         "Change podTemplate's securityContext, or the Pod Security level of the namespace.",

@@ -146,6 +146,9 @@ ADMISSION_FAILED = "AdmissionFailed"
 QUOTA_EXCEEDED = "QuotaExceeded"
 """A problem's reason where a ResourceQuota has no room. It passes when others leave, which nothing announces."""
 
+TOO_LARGE = "TooLarge"
+"""A problem's reason where an object is larger than the API server takes, or etcd stores."""
+
 NAMESPACE_TERMINATING = "NamespaceTerminating"
 """A problem's reason where the namespace is being deleted, which cannot be taken back, or is gone."""
 
