@@ -37,7 +37,8 @@ kubectl get ddpjobs --watch
   `manifests/crd`, and set `crds.enabled` to false.
 - Two replicas: `--set replicaCount=2`. The second is a stand-by; a PodDisruptionBudget keeps one of them during drains,
   and they are spread over nodes where possible.
-- OpenShift: `--set podSecurityContext.runAsUser=null --set podSecurityContext.runAsGroup=null`.
+- OpenShift: `--set podSecurityContext.runAsUser=null --set podSecurityContext.runAsGroup=null`; for the pods of jobs,
+  see [operating](../../docs/operating.md#user-ids-that-the-cluster-assigns).
 - A registry mirror: `--set global.imageRegistry=registry.example.com`.
 - Scraping, dashboards and alerts: [Monitoring](../../docs/operating.md#monitoring).
 - `helm test ddpjob-operator --namespace ddpjob-system` asks the operator's Service whether it is ready.

@@ -26,6 +26,7 @@ from ddpjob_operator.core.manifests.pod_environment import (
     launch_args,
 )
 from ddpjob_operator.core.manifests.pod_group import membership
+from ddpjob_operator.core.manifests.pod_user import user_note
 from ddpjob_operator.core.manifests.shared import confined, shared_mount, shared_volume
 from ddpjob_operator.core.values.job import Defaults, Job, Manifest
 from ddpjob_operator.core.values.names import (
@@ -101,7 +102,7 @@ def build_pvc(admitted: Admitted) -> Manifest | None:
         "name": pvc_name(job.name),
         "namespace": job.namespace,
         "labels": job_labels(job.name, job.uid),
-        "annotations": {ANNOTATION_IMAGE: job.spec.image or admitted.defaults.trainer_image},
+        "annotations": {ANNOTATION_IMAGE: job.spec.image or admitted.defaults.trainer_image} | user_note(job),
     }
     if not shared.retain:
         metadata["ownerReferences"] = [admitted.owner_reference()]

@@ -10,6 +10,7 @@ from typing import Any
 
 from ddpjob_operator.core.manifests.bounds import amount
 from ddpjob_operator.core.manifests.merge import merge
+from ddpjob_operator.core.manifests.pod_user import noted_user
 from ddpjob_operator.core.manifests.pods import restricted_container, restricted_context
 from ddpjob_operator.core.manifests.shared import VOLUME, confined, shared_mount, shared_volume
 from ddpjob_operator.core.manifests.short_lived import LEAST, claim_metadata, short_lived_metadata
@@ -49,10 +50,13 @@ def build_volume_pod(job: Job, image: str, command: VolumeCommand) -> Manifest:
 
 
 def build_claim_pod(claim: Mapping[str, Any], image: str, command: VolumeCommand) -> Manifest:
-    """The same with a claim whose job is gone. It sees all of the claim, like any pod of the namespace."""
+    """The same with a claim whose job is gone, as the user that is noted on the claim. It sees all of the claim, like
+    any pod of the namespace."""
     volume = {"name": VOLUME, "persistentVolumeClaim": {"claimName": claim["metadata"]["name"]}}
     metadata = claim_metadata(claim["metadata"], command.role)
-    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": _spec(image, command, volume)}
+    user = noted_user(claim["metadata"].get("annotations") or {})
+    spec = merge(_spec(image, command, volume), {"securityContext": user})
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
 
 
 def _memory(job: Job) -> str | int | None:

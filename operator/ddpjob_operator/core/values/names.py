@@ -39,6 +39,9 @@ TRAINER_CONTAINER = "trainer"
 ANNOTATION_IMAGE = f"{DOMAIN}/trainer-image"
 """Of a claim: the image of the job that it was made for, with which the volume can be read when the job is gone."""
 
+ANNOTATION_USER = f"{DOMAIN}/run-as"
+"""Of a claim: the user and groups that the podTemplate of that job asks for, as JSON. The volume is read as them."""
+
 _DNS_LABEL = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 _LONGEST_SUFFIX = len("-999999-1023")
 

@@ -9,14 +9,16 @@ import pytest
 from builders import make_job
 
 from ddpjob_operator.cluster.cache import owner_of
+from ddpjob_operator.core.manifests.admitted import Admitted
 from ddpjob_operator.core.manifests.pod_security import pod_security_violations
+from ddpjob_operator.core.manifests.pods import build_pvc
 from ddpjob_operator.core.manifests.volume_pod import (
     LONGEST_SECONDS,
     VolumeCommand,
     build_claim_pod,
     build_volume_pod,
 )
-from ddpjob_operator.core.values.job import Manifest, PodSecurity
+from ddpjob_operator.core.values.job import Defaults, Manifest, PodSecurity
 
 
 def pod(writes: bool = False, loads: bool = False, **spec: Any) -> Manifest:
@@ -25,9 +27,10 @@ def pod(writes: bool = False, loads: bool = False, **spec: Any) -> Manifest:
     return build_volume_pod(make_job(**spec), "trainer:1", command)
 
 
-def of_a_claim() -> Manifest:
+def of_a_claim(**annotations: str) -> Manifest:
     """Whose job is gone."""
-    claim = {"metadata": {"name": "digits-shared", "namespace": "ml", "uid": "c"}}
+    noted = {f"training.ddpjob.io/{name.replace('_', '-')}": value for name, value in annotations.items()}
+    claim = {"metadata": {"name": "digits-shared", "namespace": "ml", "uid": "c", "annotations": noted}}
     return build_claim_pod(
         claim, "trainer:1", VolumeCommand("logs", "ddp_trainer.logs.pods", ("/mnt/shared", "digits"))
     )
@@ -101,3 +104,35 @@ def test_a_pod_that_loads_a_snapshot_may_use_the_memory_of_one_that_trains(
     resources = pod(loads=loads, resources={"limits": given})["spec"]["containers"][0]["resources"]
     assert resources["limits"].get("memory") == memory
     assert resources["requests"]["memory"] == "256Mi"
+
+
+NO_USER = {"runAsUser": None, "runAsGroup": None, "fsGroup": None}
+
+
+@pytest.mark.parametrize(
+    ("context", "user"),
+    [
+        (NO_USER, (None, None, None)),
+        (None, (None, None, None)),
+        ({"runAsUser": 1000, "fsGroup": 2000}, (1000, 65532, 2000)),
+        ({"sysctls": []}, (65532, 65532, 65532)),
+    ],
+    ids=["the namespace's range", "no context", "own", "nothing of users"],
+)
+def test_the_volume_of_a_job_that_is_gone_is_read_as_its_pods_wrote_it(
+    context: dict[str, Any] | None, user: tuple[int | None, ...]
+) -> None:
+    job = make_job(podTemplate={"spec": {"securityContext": context}})
+    claim = build_pvc(Admitted(job, Defaults()))
+    assert claim is not None
+    claim["metadata"]["uid"] = "c"
+    made = build_claim_pod(claim, "trainer:1", VolumeCommand("logs", "ddp_trainer.logs.pods", ()))
+    found = made["spec"]["securityContext"]
+    assert tuple(found.get(name) for name in NO_USER) == user
+    assert found["runAsNonRoot"] is True
+    assert list(pod_security_violations(made, PodSecurity.RESTRICTED)) == []
+
+
+@pytest.mark.parametrize("noted", ["{", "[]", "7", '{"runAsUser": 0}', '{"runAsUser": true}', '{"privileged": true}'])
+def test_a_claim_makes_nobody_root(noted: str) -> None:
+    assert of_a_claim(run_as=noted) == of_a_claim()
