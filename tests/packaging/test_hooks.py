@@ -43,6 +43,19 @@ def test_the_job_after_uninstalling_can_be_left_out() -> None:
     assert not [m for m in kept if m["metadata"].get("annotations", {}).get("helm.sh/hook") == "post-delete"]
 
 
+@pytest.mark.parametrize("own", [True, False], ids=["account of the release", "account that was there"])
+def test_without_roles_of_the_chart_the_job_uses_those_of_the_operators_account(own: bool) -> None:
+    """An installer that may not make roles may not make them when it uninstalls either."""
+    account = {"create": own, "name": "ddpjob"}
+    found = everything({"rbac": {"create": False, "userRoles": False}, "serviceAccount": account})
+    assert not [m["kind"] for m in found if m["kind"].endswith(("Role", "RoleBinding"))]
+    hooks = [m for m in found if m["metadata"].get("annotations", {}).get("helm.sh/hook") == "post-delete"]
+    (job,) = of_kind("Job", hooks)
+    assert job["spec"]["template"]["spec"]["serviceAccountName"] == "ddpjob"
+    # that of the release is gone by then
+    assert [one["metadata"]["name"] for one in of_kind("ServiceAccount", hooks)] == (["ddpjob"] if own else [])
+
+
 class Answer(BaseHTTPRequestHandler):
     """Answers /readyz as the operator does: 503 until it is ready."""
 
