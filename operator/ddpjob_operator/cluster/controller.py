@@ -24,7 +24,7 @@ from ddpjob_operator.cluster.cache import Cache, Json, Key, Owner
 from ddpjob_operator.cluster.figures import count, count_deleted, figures
 from ddpjob_operator.cluster.rejections import Rejected
 from ddpjob_operator.cluster.status_poll import StatusPoller, Target
-from ddpjob_operator.cluster.status_write import Change, StatusWriter, change_between
+from ddpjob_operator.cluster.status_write import Change, StatusWriter, Unanswered, change_between
 from ddpjob_operator.core.ledger.notification import end_event, is_pending, recorded_notification
 from ddpjob_operator.core.plan import plan
 from ddpjob_operator.core.stages.invalid_spec import plan_internal_error, plan_invalid_spec, unparsable_edit
@@ -68,6 +68,8 @@ class _LastPass:
     final stays: nothing is tried again."""
     notified: Notification | None = None
     """What the notification of its end has come to, until that is on record."""
+    unanswered: Unanswered | None = None
+    """A write of the status that may be on record: it is counted once it is seen to be."""
     status_written: float | None = None
     """When the status was last written, on the event loop's clock: mere progress is not written at once again."""
 
@@ -187,10 +189,25 @@ class Controller:
             job = await _aside(obj, lambda: parse_job(obj))
         except InvalidJob as error:
             if last.spec is None:
-                return _View(key, obj, last, None, error.problems)
+                return self._counted(_View(key, obj, last, None, error.problems))
             job = replace(job_of(obj, last.spec), rejected_edit=unparsable_edit(error.problems))
         last.spec, last.status = job.spec, job.status
-        return _View(key, obj, last, job)
+        return self._counted(_View(key, obj, last, job))
+
+    def _counted(self, view: _View) -> _View:
+        """Make up for a write whose answer was lost, if the object shows that it was done."""
+        late = view.last.unanswered
+        if late is not None and not late.is_open(view.obj):
+            view.last.unanswered = None
+            if late.is_recorded(view.obj):
+                self._record(view, late.before, late.decided)
+        return view
+
+    def _record(self, view: _View, before: DDPJobStatus, decided: Plan) -> None:
+        """Count what a write has put on record, and post its events."""
+        count(view.key.namespace, view.job, before, decided.status)
+        for event in decided.events:
+            self.recorder.record(_subject(view.key, view.owner.uid), event)
 
     async def _decided(self, view: _View) -> Plan:
         """What to do. An internal error is written into the status as well."""
@@ -251,14 +268,15 @@ class Controller:
         except ApiError as error:
             if error.too_large:  # the status cannot say it: spec and status share the room of one object
                 self.recorder.record(_subject(view.key, view.owner.uid), _no_room(error))
+            elif error.may_be_done:
+                view.last.unanswered = Unanswered(view.obj["metadata"]["resourceVersion"], before, decided)
             raise
         if not written:
             return False
+        view.last.unanswered = None
         view.last.status_written = asyncio.get_running_loop().time()
         view.last.status = after
-        count(view.key.namespace, view.job, before, after)
-        for event in decided.events:
-            self.recorder.record(_subject(view.key, view.owner.uid), event)
+        self._record(view, before, decided)
         return True
 
     def _notify(self, view: _View, status: DDPJobStatus) -> float | None:

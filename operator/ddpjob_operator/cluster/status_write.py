@@ -17,6 +17,7 @@ from ddpjob_operator.api.status import DDPJobStatus
 from ddpjob_operator.cluster import paths
 from ddpjob_operator.cluster.cache import Cache, Key
 from ddpjob_operator.core.ledger.summary import with_summary
+from ddpjob_operator.core.values.actions import Plan
 from ddpjob_operator.runtime.client import Client
 from ddpjob_operator.runtime.errors import ApiError
 
@@ -97,6 +98,23 @@ def merge_patch_between(current: Mapping[str, Any], wanted: Mapping[str, Any]) -
         elif name not in current or before != value:
             patch[name] = value
     return patch
+
+
+@dataclass(frozen=True, slots=True)
+class Unanswered:
+    """A write without an answer: what it would have recorded. The object shows later whether it has."""
+
+    version: str
+    """Of the object that it was for."""
+    before: DDPJobStatus
+    decided: Plan
+
+    def is_open(self, obj: Mapping[str, Any]) -> bool:
+        """Whether `obj` does not show it yet; once it has changed, the write is on record or never will be."""
+        return bool(obj["metadata"]["resourceVersion"] == self.version)
+
+    def is_recorded(self, obj: Mapping[str, Any]) -> bool:
+        return not self.is_open(obj) and change_between(obj.get("status") or {}, self.decided.status).empty
 
 
 @dataclass(frozen=True, slots=True)

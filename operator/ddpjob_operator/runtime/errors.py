@@ -53,6 +53,11 @@ class ApiError(Exception):
         return self.status >= 400 and _DENIED.search(self.message) is not None
 
     @property
+    def may_be_done(self) -> bool:
+        """The server may have carried out the call all the same: its answer was lost, or it does not know itself."""
+        return self.status == 0 or self.status >= 500
+
+    @property
     def too_large(self) -> bool:
         """The object is larger than the API server takes or etcd stores: it never will be taken as it is."""
         return self.status == 413 or (self.status >= 500 and any(words in self.message for words in _TOO_LARGE))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from copy import deepcopy
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
@@ -89,6 +90,59 @@ async def test_a_spec_that_leaves_no_room_for_the_status_is_an_event(
         await controller.reconcile(KEY)
     assert [(event.type, event.reason) for event in recorded] == [("Warning", "TooLarge")]
     assert "shorten args, env or podTemplate" in recorded[0].message
+
+
+def restarts(namespace: str) -> float:
+    found = metrics.REGISTRY.collect()
+    samples = (one for family in found for one in family.samples if one.name == "ddpjob_operator_restarts_total")
+    return sum(one.value for one in samples if one.labels["namespace"] == namespace)
+
+
+@pytest.mark.parametrize("answer", [(504, "Timeout"), (500, "InternalError"), None], ids=["504", "500", "none"])
+@pytest.mark.parametrize("applied", [True, False])
+async def test_a_restart_whose_write_was_not_answered_is_counted_once(
+    server: Server,
+    controller: Controller,
+    monkeypatch: pytest.MonkeyPatch,
+    applied: bool,
+    answer: tuple[int, str] | None,
+) -> None:
+    namespace = f"unanswered-{applied}-{answer}".lower()
+    job, reported, writes = running(namespace), list[str](), list[int]()
+    monkeypatch.setattr(controller.recorder, "record", lambda about, event: reported.append(event.reason))
+    key = Key(namespace, "digits")
+    controller.cache.take_lists(namespace, [deepcopy(job)], [], 1, 1)
+
+    def write(body: dict[str, Any]) -> None:
+        job["metadata"] = job["metadata"] | {"resourceVersion": str(int(job["metadata"]["resourceVersion"]) + 1)}
+        job["status"] = merged(job["status"], body["status"])
+
+    async def api(request: web.Request) -> web.StreamResponse:
+        if request.method == "GET":
+            return ok(job)
+        body = await request.json()
+        if not request.path.endswith("/status"):
+            return ok(body | {"metadata": body["metadata"] | {"uid": request.path, "resourceVersion": "9"}})
+        writes.append(1)
+        is_current = body["metadata"]["resourceVersion"] == job["metadata"]["resourceVersion"]
+        if is_current and (applied or len(writes) > 1):
+            write(body)
+        if len(writes) > 1:
+            return ok(job) if is_current else status(409, "Conflict", "the object has been modified")
+        if answer is not None:
+            return status(*answer, "etcdserver: request timed out")
+        assert request.transport is not None
+        request.transport.close()
+        return web.Response()
+
+    server.answers = [api]
+    with pytest.raises(ApiError):
+        await controller.reconcile(key)
+    assert (restarts(namespace), reported) == (0, [])
+    for _ in range(2):
+        await controller.reconcile(key)
+    assert (job["status"]["attempt"], job["status"]["restarts"]) == (1, 1)
+    assert (restarts(namespace), reported.count("Restarting")) == (1, 1)
 
 
 async def test_an_end_that_comes_with_a_refusal_is_notified(server: Server, controller: Controller) -> None:
