@@ -54,7 +54,9 @@ def missing(look: Look) -> list[tuple[str, int]]:
     if status.phase is not Phase.RUNNING:
         return []
     present = {pod.node_rank for pod in look.gang} | done_and_gone(look) | set(status.internal.lost_pods.values())
-    return [(look.name_of(rank), rank) for rank in range(look.gang_size) if rank not in present]
+    absent = [rank for rank in range(look.gang_size) if rank not in present]
+    names = look.names if absent else ()
+    return [(names[rank], rank) for rank in absent]
 
 
 def left_over(look: Look) -> tuple[PodView, ...]:
@@ -62,7 +64,7 @@ def left_over(look: Look) -> tuple[PodView, ...]:
     for, whatever their labels say.
     """
     status, gang = look.status, {pod.uid for pod in look.gang}
-    of_ranks = {look.name_of(rank) for rank in range(look.gang_size)}
+    of_ranks = frozenset(look.names)
 
     def is_part(pod: PodView) -> bool:
         if pod.attempt != status.attempt:

@@ -48,7 +48,7 @@ def free_spares(look: Look) -> tuple[PodView, ...]:
     """Spares that may be given a place in the attempt that runs, those that could join at once first: one that is about
     to start is ahead of a pod that is still to be created.
     """
-    of_ranks = {look.name_of(rank) for rank in range(look.gang_size)}
+    of_ranks = frozenset(look.names)
     spares = [pod for pod in _good(look) if can_be_kept(pod) and pod.name not in of_ranks]
     welcome = [pod for pod in spares if pod.node_name not in look.status.excluded_nodes]
     return tuple(sorted(welcome, key=lambda pod: (not (pod.running and pod.ready), not pod.running, pod.name)))

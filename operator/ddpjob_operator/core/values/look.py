@@ -50,10 +50,14 @@ class Look:
         created = pod.name == pod_name(self.job.name, self.status.attempt, pod.node_rank or 0)
         return 2 if created else int(self.status.internal.kept_pods.get(pod.name) == pod.node_rank)
 
-    def name_of(self, node_rank: int) -> str:
-        """Name of the pod with this node rank in the current attempt."""
-        kept = (name for name, rank in self.status.internal.kept_pods.items() if rank == node_rank)
-        return next(kept, None) or pod_name(self.job.name, self.status.attempt, node_rank)
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the pods of the current attempt, by node rank."""
+        kept: dict[int, str] = {}
+        for name, rank in self.status.internal.kept_pods.items():
+            kept.setdefault(rank, name)
+        job, attempt = self.job.name, self.status.attempt
+        return tuple(kept.get(rank) or pod_name(job, attempt, rank) for rank in range(self.gang_size))
 
     @property
     def gang_size(self) -> int:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import ItemsView
 from dataclasses import replace
 from random import Random
 
 import pytest
-from builders import ended, failed, in_phase, later, make_pod, make_report
+from builders import NOW, ended, failed, in_phase, later, make_job, make_pod, make_report
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddpjob_operator.api.status import DDPJobStatus, Phase
+from ddpjob_operator.api.status import DDPJobStatus, Internal, NodeCount, Phase
 from ddpjob_operator.core.gang.in_place import assign
-from ddpjob_operator.core.gang.members import can_be_kept, ended_before
-from ddpjob_operator.core.values.observed import PodPhase, PodView
+from ddpjob_operator.core.gang.members import can_be_kept, ended_before, left_over
+from ddpjob_operator.core.values.job import Defaults
+from ddpjob_operator.core.values.look import Look
+from ddpjob_operator.core.values.observed import Observed, PodPhase, PodView
 
 
 def spare(index: int) -> PodView:
@@ -89,3 +92,24 @@ def test_the_end_of_a_kept_pod_belongs_to_the_attempt_that_it_knew_of(
 ) -> None:
     pod = replace(make_pod(attempt=3, termination=termination), name=name)
     assert ended_before(pod, KEPT) is before
+
+
+class Counted(dict[str, int]):
+    """Counts how often it is gone through."""
+
+    asked = 0
+
+    def items(self) -> ItemsView[str, int]:
+        self.asked += 1
+        return super().items()
+
+
+def test_the_kept_pods_are_gone_through_once_and_not_for_each_rank() -> None:
+    kept = Counted({f"digits-0-{rank}": rank for rank in range(64)})
+    internal = Internal().model_copy(update={"kept_pods": kept, "spec_digests": {}})
+    status = DDPJobStatus(phase=Phase.RUNNING, attempt=1, nodes=NodeCount(total=64), internal=internal)
+    pods = [replace(make_pod(rank), name=f"digits-0-{rank}", attempt=1) for rank in range(64)]
+    job = replace(make_job(nodes=64), status=status)
+    look = Look(job, Observed(pods=tuple(pods)), NOW, Defaults(), status)
+    assert left_over(look) == ()
+    assert kept.asked == 1
