@@ -13,6 +13,8 @@ MOST_BYTES: Final = 256 << 10
 """Shown of what one pod has written since the last look; a script that prints in a loop would leave no time for
 anything else.
 """
+_LONGEST_LINE: Final = 64 << 10
+"""Of a line without an end, more than this is shown in parts."""
 _OF_ANOTHER_RANK = re.compile(rb"\[local rank [1-9]\d*\] ")
 
 
@@ -88,7 +90,11 @@ class OutputFollower:
         if skipped:
             followed.partial = b""
             self._say(f"… {skipped} bytes are only in {followed.pod.log}")
-        *lines, followed.partial = (followed.partial + data).split(b"\n")
+        *lines, rest = (followed.partial + data).split(b"\n")
+        rest = _last_state(rest)
+        if len(rest) > _LONGEST_LINE:
+            lines, rest = [*lines, rest], b""
+        followed.partial = rest
         for line in lines:
             self._show(followed.pod, line)
 
@@ -105,3 +111,10 @@ class OutputFollower:
         text = line.decode(errors="replace")
         printable = "".join(character for character in text if character.isprintable() or character == "\t")
         self._say(f"[node {pod.node_rank}] {printable}" if self._logs is Logs.ALL else printable)
+
+
+def _last_state(line: bytes) -> bytes:
+    """Of a line that goes on, what the next carriage return would leave: a progress bar writes for days without an end.
+    The return that it has just written is kept."""
+    shown = line.rstrip(b"\r")
+    return shown[shown.rfind(b"\r") + 1 :] + line[len(shown) :][:1]

@@ -67,6 +67,24 @@ def test_of_a_progress_bar_the_last_state_is_shown_and_no_control_character(pods
     assert shown(Logs.RANK, pods, (0, b"10%\r50%\r\x1b[31m100%\r\n")) == ["[31m100%"]
 
 
+@pytest.mark.parametrize("state", [b"\r%d of 9999", b"%d of 9999\r"], ids=["return first", "return last"])
+def test_a_progress_bar_without_an_end_takes_no_memory(pods: list[Pod], state: bytes) -> None:
+    said: list[str] = []
+    follower = OutputFollower(Logs.RANK, said.append)
+    for number in range(0, 1000, 10):
+        pods[0].write(b"".join(state % step for step in range(number, number + 10)))
+        follower.look(pods)
+        assert len(follower._followed["uid-0"].partial) < 20
+    pods[0].write(b"\rdone\nnext\n")
+    follower.look(pods)
+    assert said == ["done", "next"]
+
+
+def test_a_line_without_an_end_is_shown_in_parts(pods: list[Pod]) -> None:
+    said = shown(Logs.RANK, pods, *[(0, b"." * 30_000)] * 5)
+    assert [len(line) for line in said] == [90_000, 60_000]
+
+
 def test_lines_that_another_rank_of_the_node_wrote_to_stderr_are_left_out(pods: list[Pod]) -> None:
     lines = (0, b"[local rank 1] other\n[local rank 0] own\n")
     assert shown(Logs.RANK, pods, lines) == ["[local rank 0] own"]
