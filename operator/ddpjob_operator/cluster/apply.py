@@ -19,6 +19,7 @@ from ddpjob_operator.cluster import paths, pod_warnings
 from ddpjob_operator.cluster.cache import Cache, Key, Owner, controller_of, owner_of
 from ddpjob_operator.cluster.children import CLAIM, SERVICE, Kind
 from ddpjob_operator.cluster.rejections import Rejected, forbids, problem_of, problem_with, refuses, taken
+from ddpjob_operator.core.failure.log_tail import last_states
 from ddpjob_operator.core.manifests.pod_group import unknown_kind
 from ddpjob_operator.core.values.actions import (
     Action,
@@ -60,8 +61,11 @@ LOG_BYTES = 4096
 LOG_SECONDS = 3.0
 """How much of a failed pod's log is kept, and how long its node may take to send it: a restart waits for it."""
 
-_LOG_READ_BYTES = 65536
-"""The kubelet cuts the lines off at their end, where a traceback says what it was about; so more are read than kept."""
+_LOG_READ_BYTES = LOG_LINES * (16 << 10)
+"""The kubelet cuts the lines off at their end, where a traceback says what it was about; so more are read than kept.
+Container runtimes write a line in parts of at most 16 KiB, which are lines to the kubelet: so long are those of a
+progress bar, which has no line end for hours.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -356,7 +360,7 @@ class Applier:
         except (ApiError, TimeoutError) as error:
             logger.info("no log of pod %s/%s: %s", job.namespace, action.name, error or "its node does not answer")
             text = b""
-        self.cache.put_log(_owner(job), action.uid, text[-LOG_BYTES:].decode(errors="replace"))
+        self.cache.put_log(_owner(job), action.uid, last_states(text)[-LOG_BYTES:].decode(errors="replace"))
 
     async def _read_warnings(self, job: Job, action: ReadWarnings) -> None:
         found: list[Json] = []

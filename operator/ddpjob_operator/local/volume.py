@@ -16,10 +16,14 @@ from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+from ddpjob_operator.core.failure.log_tail import last_states
+
 _SNAPSHOT = re.compile(r"(?:step|checkpoint)-(\d+)")
 _TOKEN = re.compile(r"([0-9]{12})-[0-9]{6}-[A-Za-z0-9][A-Za-z0-9.-]{0,127}")
 _TAIL_LINES = 40
 _TAIL_BYTES = 4096
+_READ_BYTES = 256 << 10
+"""Of the end of a log, in which a progress bar may have left many states before the lines that are of interest."""
 _FOLDERS = ("datasets", "checkpoints", "logs")
 
 
@@ -63,13 +67,14 @@ def log_tail(log: Path, uid: str | None = None, lines: int = _TAIL_LINES) -> str
     """
     try:
         with log.open("rb") as file:
-            file.seek(max(0, log.stat().st_size - _TAIL_BYTES))
-            text = file.read().decode(errors="replace")
+            file.seek(max(0, log.stat().st_size - _READ_BYTES))
+            read = file.read()
     except OSError:
         return ""
     starts = re.escape(uid) if uid else "[^)]*"
-    own = re.split(rf"^---- .*\({starts}\) starts\n", text, flags=re.MULTILINE)[-1]
-    return "\n".join(own.splitlines()[-lines:])
+    own = re.split(rf"^---- .*\({starts}\) starts\n".encode(), read, flags=re.MULTILINE)[-1]
+    tail = b"\n".join(last_states(own.removesuffix(b"\n")).split(b"\n")[-lines:])
+    return tail[-_TAIL_BYTES:].decode(errors="replace")
 
 
 def newest_snapshot(shared: Path, job: str) -> int | None:

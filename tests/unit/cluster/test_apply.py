@@ -51,6 +51,22 @@ async def test_the_end_of_a_log_is_read_from_the_trainer(server: Server, client:
     assert (request.query["container"], request.query["tailLines"]) == ("trainer", "40")
 
 
+async def test_a_progress_bar_leaves_room_for_what_was_printed_before_and_after_it(
+    server: Server, client: Client
+) -> None:
+    """The container runtime hands out its states in parts of 16 KiB, each of which is a line to the kubelet."""
+    bar, printed = b"".join(b"\r%5d of 99999" % step for step in range(20_000)), []
+
+    async def kubelet(request: web.Request) -> web.Response:
+        printed.append(int(request.query["limitBytes"]))
+        text = b"loss 0.5\n" + bar + b"\nTraceback\nValueError: the last words\n"
+        return web.Response(body=text[: printed[0]])
+
+    server.answers = [kubelet]
+    assert await tail(client) == "loss 0.5\n19999 of 99999\nTraceback\nValueError: the last words\n"
+    assert printed == [40 * 16 * 1024]
+
+
 async def test_a_log_that_is_no_text_is_still_read(server: Server, client: Client) -> None:
     server.answers = [web.Response(body=b"\xff\x00ok")]
     assert (await tail(client)).endswith("ok")

@@ -104,6 +104,13 @@ def test_the_lock_of_a_killed_process_is_free_at_once(tmp_path: Path) -> None:
             pass
 
 
+def test_of_a_progress_bar_the_tail_of_a_log_has_the_last_state(tmp_path: Path) -> None:
+    log = tmp_path / "digits-0-0.log"
+    bar = "".join(f"\r{step} of 999" for step in range(900))
+    log.write_text(f"---- digits-0-0 (u1) starts\nloss 0.5\n{bar}\nTraceback\nKilled\n", newline="")
+    assert log_tail(log, lines=4) == "loss 0.5\n899 of 999\nTraceback\nKilled"
+
+
 def test_the_tail_of_a_log_is_what_the_pod_itself_wrote_last(tmp_path: Path) -> None:
     log = tmp_path / "digits-0-0.log"
     assert log_tail(log, "u2") == ""

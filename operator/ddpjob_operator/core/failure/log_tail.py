@@ -59,6 +59,12 @@ def log_tail(job: Job, observed: Observed, failure: Failure) -> str:
     return text[-TAIL_CHARACTERS:].partition("\n")[2]
 
 
+def last_states(text: bytes) -> bytes:
+    """The lines of a log: of a progress bar, which goes back to the beginning of its line again and again, what it has
+    left there. Its other states would take the place of the lines that say why a pod ended."""
+    return b"\n".join(line.rstrip(b"\r").rpartition(b"\r")[2] for line in text.split(b"\n"))
+
+
 def without_secrets(job: Job, text: str) -> str:
     """`text` of a pod without what is secret among the job's variables, and what looks like a secret."""
     values = ((variable.name, (variable.value or "").strip()) for variable in job.spec.env)
