@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from tests.support.tmpfs import small_tmpfs
 
 from ddpjob_operator.core.values.observed import PodPhase
 from ddpjob_operator.local import container
@@ -79,6 +82,20 @@ async def ended(pod: LocalPod) -> LocalPod:
     return pod
 
 
+def fill(path: Path) -> None:
+    """Use up the file system, to the last byte."""
+    with path.open("wb", buffering=0) as file, suppress(OSError):
+        while file.write(b"x" * 4096):
+            pass
+
+
+async def happens(condition: Callable[[], bool], pod: LocalPod) -> None:
+    async with asyncio.timeout(SECONDS):
+        while not condition():
+            assert not pod.ended, pod.termination
+            await asyncio.sleep(0.01)
+
+
 def pids_in(log: str) -> list[int]:
     return [int(word) for line in log.splitlines()[1:] for word in line.split() if word.isdigit()]
 
@@ -119,6 +136,51 @@ async def test_a_command_that_is_not_there_is_named_in_the_log(start_pod: StartP
 async def test_what_no_process_can_be_given_is_an_error_and_not_a_hang(start_pod: StartPod) -> None:
     with pytest.raises(ValueError, match="null byte"):
         await start_pod("pass\0")
+
+
+async def test_a_full_disk_does_not_end_what_prints(start_pod: StartPod, tmp_path: Path) -> None:
+    """Its lines wait until there is room again, the header of the log too."""
+    with small_tmpfs(tmp_path / "logs", "64k"):
+        filler = tmp_path / "logs" / "filler"
+        fill(filler)
+        pod = await start_pod(
+            "import pathlib, time\n"
+            "print(*range(1000), sep='\\n', flush=True)\n"
+            f"pathlib.Path({str(tmp_path / 'printed')!r}).touch()\n"
+            f"while not pathlib.Path({str(tmp_path / 'go')!r}).exists(): time.sleep(0.01)\n"
+            "print('end')"
+        )
+        await happens((tmp_path / "printed").exists, pod)
+        filler.unlink()
+        (tmp_path / "go").touch()
+        await ended(pod)
+        header, *lines = pod.log.read_text().splitlines()
+    assert pod.view().phase is PodPhase.SUCCEEDED
+    assert header.endswith("job-0-0 (u) starts")
+    assert lines == [*map(str, range(1000)), "end"]
+
+
+async def test_what_a_full_disk_takes_too_late_is_counted(start_pod: StartPod, tmp_path: Path) -> None:
+    with small_tmpfs(tmp_path / "logs", "4m"):
+        filler = tmp_path / "logs" / "filler"
+        fill(filler)
+        pod = await start_pod(
+            "import pathlib, time\n"
+            "for number in range(200_000): print(f'{number:9}')\n"
+            f"pathlib.Path({str(tmp_path / 'printed')!r}).touch()\n"
+            f"while not pathlib.Path({str(tmp_path / 'go')!r}).exists(): time.sleep(0.01)\n"
+        )
+        await happens((tmp_path / "printed").exists, pod)
+        filler.unlink()
+        (tmp_path / "go").touch()
+        await ended(pod)
+        text = pod.log.read_text()
+    note, *lines = text.splitlines()
+    left_out = re.fullmatch(r"ddpjob: (\d+) bytes are not here: the disk was full", note)
+    assert left_out is not None
+    assert lines == [f"{number:9}" for number in range(200_000)][-len(lines) :]
+    assert len(lines) < 150_000
+    assert int(left_out[1]) + len(lines) * 10 == 2_000_000 + len("---- 2030-01-01T00:00:00Z job-0-0 (u) starts\n")
 
 
 async def test_nothing_outlives_the_first_process(start_pod: StartPod) -> None:
@@ -197,12 +259,11 @@ def test_when_the_runner_is_killed_its_pods_and_their_scratch_are_gone(tmp_path:
         "os.close(given)\n"
         "time.sleep(1000)"
     )
-    pod = [sys.executable, "-I", "-S", container.__file__, str(scratch)]
+    pod = [sys.executable, "-I", "-S", container.__file__, str(scratch), "header"]
     command = [sys.executable, "-c", ORPHANS + "time.sleep(1000)"]
     with subprocess.Popen([sys.executable, "-c", runner, *pod, *command], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        lines = [process.stdout.readline(), process.stdout.readline()]
-        pids = pids_in("\n".join(["", *lines]))
+        pids = pids_in("".join(process.stdout.readline() for _ in range(3)))
         assert len(alive(pids)) == 2
         process.send_signal(signal.SIGKILL)
         process.stdout.read()  # ends when the last process that writes there has ended

@@ -89,11 +89,10 @@ class LocalPod:
         held, given = _tether()
         try:
             with self.log.open("ab") as log:
-                log.write(f"---- {datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ} {self.name} ({self.uid}) starts\n".encode())
-                log.flush()
-                self.log_start = log.tell()
+                header = f"---- {datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ} {self.name} ({self.uid}) starts"
+                self.log_start = log.tell() + len(header) + 1
                 self._process = await asyncio.create_subprocess_exec(
-                    *(sys.executable, "-I", "-S", str(_CONTAINER), str(self.endpoints.scratch), *command.argv),
+                    *(sys.executable, "-I", "-S", str(_CONTAINER), str(self.endpoints.scratch), header, *command.argv),
                     env=command.env,
                     stdin=given,
                     stdout=log,
