@@ -116,6 +116,30 @@ def test_a_host_that_pip_does_not_trust_is_named_with_the_fix(required, capfd) -
     assert "already satisfied" not in log, "of each package of the image a line"
 
 
+BACKEND = """
+import zipfile
+
+def build_wheel(folder, *_):
+    name = "built-1.0-py3-none-any.whl"
+    with zipfile.ZipFile(f"{folder}/{name}", "w") as wheel:
+        wheel.writestr("built.py", "")
+        wheel.writestr("built-1.0.dist-info/METADATA", "Metadata-Version: 2.1\\nName: built\\nVersion: 1.0\\n")
+        wheel.writestr("built-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\\nRoot-Is-Purelib: true\\nTag: py3-none-any\\n")
+        wheel.writestr("built-1.0.dist-info/RECORD", "")
+    return name
+"""
+
+
+@pytest.mark.processes
+def test_a_package_that_has_to_be_built_is_installed(required) -> None:
+    """pip builds it in an environment of its own, which has the standard library."""
+    project = "[build-system]\nrequires = []\nbuild-backend = 'backend'\nbackend-path = ['.']\n"
+    files = {"package/pyproject.toml": project, "package/backend.py": BACKEND}
+    folder = packages(required("--no-index\n./package\n", files), go_on)
+    assert folder is not None
+    assert (folder / "built.py").exists()
+
+
 NO_HASH = "0" * 64
 
 

@@ -291,7 +291,9 @@ def _make_environment(folder: Path) -> Path:
         ) from error
     # Without the system's: those of the Python below an environment would satisfy pip, and ranks do not see them.
     venv.EnvBuilder(symlinks=True).create(folder)
-    seen = [entry for entry in sys.path[1:] if Path(entry).is_dir()]
+    # Not the standard library, which it has: where pip builds a package, it takes all of this file away.
+    own = {sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"), sysconfig.get_config_var("DESTSHARED")}
+    seen = [entry for entry in sys.path[1:] if Path(entry).is_dir() and entry not in own]
     (site_packages(folder) / "ddpjob-image.pth").write_text("".join(f"{entry}\n" for entry in seen))
     return folder / "bin" / "python"
 
