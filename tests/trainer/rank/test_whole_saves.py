@@ -8,6 +8,7 @@ import os
 import shutil
 import signal
 import stat
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -159,6 +160,16 @@ def test_what_is_no_file_to_replace_is_written_as_torch_writes_it(
     save(torch.zeros(3), path)
     assert path.stat().st_ino == was, "there is no room for two"
     assert torch.equal(torch.load(path), torch.zeros(3))
+
+
+def test_what_the_script_has_open_is_written_into(save: Callable[[object, Any], None], tmp_path: Path) -> None:
+    with tempfile.NamedTemporaryFile(dir=tmp_path, suffix=".pt") as file:
+        save(torch.ones(3), file.name)
+        assert torch.equal(torch.load(io.BytesIO(file.read())), torch.ones(3))
+    memory = os.memfd_create("weights")
+    save(torch.ones(3), f"/proc/self/fd/{memory}")
+    with os.fdopen(memory, "rb") as written:
+        assert torch.equal(torch.load(io.BytesIO(written.read())), torch.ones(3))
 
 
 def test_a_file_that_cannot_be_replaced_is_written_in_place(

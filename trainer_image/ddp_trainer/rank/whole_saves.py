@@ -122,12 +122,25 @@ def _replaceable(f: Any) -> Path | None:
         return None
     path = Path(os.path.realpath(name))
     try:
-        old = path.stat()
+        old = Path(name).stat()
     except FileNotFoundError:
         return path
     except OSError:
+        return None
+    if _is_open_here(old):
         return None
     # other names of the file and its owner would see a difference; without room for both, the old one makes way
     is_plain = stat.S_ISREG(old.st_mode) and old.st_nlink == 1 and old.st_uid == os.geteuid()
     is_plain = is_plain and os.access(path, os.W_OK)
     return path if is_plain and shutil.disk_usage(path.parent).free > old.st_size * ROOM else None
+
+
+def _is_open_here(file: os.stat_result) -> bool:
+    """Whether this process has the file open, as a NamedTemporaryFile that is uploaded next: it would go on with the
+    old one. A path below `/proc/self/fd` names such a file too.
+    """
+    for descriptor in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):
+            if os.path.samestat(os.fstat(int(descriptor.name)), file):
+                return True
+    return False
