@@ -189,6 +189,46 @@ def test_a_file_that_cannot_be_replaced_is_written_in_place(
     assert tried == [path], "once a folder"
 
 
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
+def test_a_file_makes_way_for_the_new_one_where_both_do_not_fit(
+    save: Callable[[object, Any], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    path = tmp_path / "snapshot.pt"
+
+    class Large:
+        def __reduce__(self) -> tuple[type[int], tuple[()]]:
+            if any(tmp_path.glob(".ddpjob-saving-*")):
+                raise RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 704 vs 598")
+            return int, ()
+
+    def fsync(descriptor: int) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    with pytest.raises(RuntimeError, match="unexpected pos"):
+        save([torch.zeros(3), Large()], path)
+    assert list(tmp_path.iterdir()) == [], "there is no other file to make way"
+    save(torch.ones(3), path)
+    save([torch.zeros(3), Large()], path)
+    assert torch.equal(torch.load(path, weights_only=False)[0], torch.zeros(3))
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize(("files", "is_replaced"), [(1, True), (4, False)])
+def test_ranks_that_all_save_need_room_for_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: int, is_replaced: bool
+) -> None:
+    monkeypatch.setattr(torch.serialization, "save", torch.serialization.save)
+    monkeypatch.setattr(torch, "save", torch.save)
+    save_whole_files("train-rank1", files)
+    path = tmp_path / "snapshot.pt"
+    torch.save(torch.ones(3), path)
+    was = path.stat()
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=was.st_size * 3))
+    torch.save(torch.zeros(3), path)
+    assert (path.stat().st_ino != was.st_ino) == is_replaced
+
+
 def test_an_attempt_whose_place_is_taken_does_not_write_into_the_next_ones_file(
     save: Callable[[object, Any], None], tmp_path: Path
 ) -> None:

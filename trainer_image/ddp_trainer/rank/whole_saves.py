@@ -11,6 +11,7 @@ pod is asked to stop, 10 s after a failure of another rank of the pod, and 2 s w
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import glob
 import os
@@ -29,21 +30,24 @@ from ddp_trainer.rank.after_import import after_import
 SERIALIZATION: Final = "torch.serialization"
 ROOM: Final = 1.1
 """Free space needed beside an old file, as a multiple of its size."""
+_PROBE_BYTES: Final = 1 << 20
 
 
-def save_whole_files(owner: str) -> None:
-    """From now on; call it in a rank before its script. `owner` is the job and its rank, for what a killed one left."""
-    after_import(SERIALIZATION, lambda: _install(owner))
+def save_whole_files(owner: str, files: int = 1) -> None:
+    """From now on; call it in a rank before its script. `owner` is the job and its rank, for what a killed one left.
+    So many `files` may be written at a time: where another rank than 0 saves, all do.
+    """
+    after_import(SERIALIZATION, lambda: _install(owner, files))
 
 
-def _install(owner: str) -> None:
+def _install(owner: str, files: int) -> None:
     save = sys.modules[SERIALIZATION].save
     beside = _Beside(owner)
 
     @functools.wraps(save)
     def whole(obj: object, f: Any, *args: Any, **kwargs: Any) -> None:
         with _sigterm_afterwards():
-            path = _replaceable(f)
+            path = _replaceable(f, files)
             if path is None or not beside.write(path, Path(f).name, lambda file: save(obj, file, *args, **kwargs)):
                 save(obj, f, *args, **kwargs)
 
@@ -93,7 +97,12 @@ class _Beside:
             return False
         try:
             temporary = folder / name
-            save(str(temporary))
+            try:
+                save(str(temporary))
+            except Exception:
+                if path.exists() and _is_full(folder):
+                    return False  # the old one makes way
+                raise
             if path.exists():
                 shutil.copymode(path, temporary)
             try:
@@ -116,8 +125,22 @@ class _Beside:
             shutil.rmtree(left, ignore_errors=True)
 
 
-def _replaceable(f: Any) -> Path | None:
-    """The regular file, there or to come, that `f` names and that another one may take the place of."""
+def _is_full(folder: Path) -> bool:
+    """Whether nothing more can be written there. What torch raises then does not say so."""
+    try:
+        with (folder / "probe").open("wb") as file:
+            file.write(bytes(_PROBE_BYTES))
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        return error.errno in (errno.ENOSPC, errno.EDQUOT)
+    return False
+
+
+def _replaceable(f: Any, files: int) -> Path | None:
+    """The regular file, there or to come, that `f` names and that another one may take the place of, if so many `files`
+    of its size are written at the same time.
+    """
     if not isinstance(f, str | os.PathLike) or not isinstance(name := os.fspath(f), str):
         return None
     path = Path(os.path.realpath(name))
@@ -132,7 +155,7 @@ def _replaceable(f: Any) -> Path | None:
     # other names of the file and its owner would see a difference; without room for both, the old one makes way
     is_plain = stat.S_ISREG(old.st_mode) and old.st_nlink == 1 and old.st_uid == os.geteuid()
     is_plain = is_plain and os.access(path, os.W_OK)
-    return path if is_plain and shutil.disk_usage(path.parent).free > old.st_size * ROOM else None
+    return path if is_plain and shutil.disk_usage(path.parent).free > old.st_size * files * ROOM else None
 
 
 def _is_open_here(file: os.stat_result) -> bool:

@@ -73,7 +73,7 @@ def main(argv: Sequence[str]) -> int:
     guard(own, is_live=is_live)
     keep_destroyed_groups()
     if own_script:
-        save_whole_files(f"{job.name}-rank{own.rank}")
+        save_whole_files(f"{job.name}-rank{own.rank}", 1 if own.rank == 0 else own.world_size)
     if is_live:
         live_scripts.expect()
     pid = os.getpid()
