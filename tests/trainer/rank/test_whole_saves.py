@@ -189,6 +189,32 @@ def test_a_file_that_cannot_be_replaced_is_written_in_place(
     assert tried == [path], "once a folder"
 
 
+def test_a_file_is_replaced_where_the_volume_gives_all_files_to_one_user(
+    save: Callable[[object, Any], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "snapshot.pt"
+    save(torch.ones(3), path)
+    was = path.stat().st_ino
+    monkeypatch.setattr(os, "geteuid", lambda: 12345)
+    save(torch.zeros(3), path)
+    assert path.stat().st_ino != was
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
+@pytest.mark.parametrize(("user", "group"), [(12345, -1), (-1, 12345)])
+def test_a_file_keeps_its_owner_and_its_group(
+    save: Callable[[object, Any], None], tmp_path: Path, user: int, group: int
+) -> None:
+    path = tmp_path / "snapshot.pt"
+    save(torch.ones(3), path)
+    os.chown(path, user, group)
+    was = path.stat()
+    save(torch.zeros(3), path)
+    assert torch.equal(torch.load(path), torch.zeros(3))
+    assert (path.stat().st_uid, path.stat().st_gid) == (was.st_uid, was.st_gid)
+    assert list(tmp_path.iterdir()) == [path]
+
+
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
 def test_a_file_makes_way_for_the_new_one_where_both_do_not_fit(
     save: Callable[[object, Any], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int

@@ -96,6 +96,8 @@ class _Beside:
         except OSError:
             return False
         try:
+            if not _has_owner_of(path, folder):
+                return False
             temporary = folder / name
             try:
                 save(str(temporary))
@@ -125,6 +127,17 @@ class _Beside:
             shutil.rmtree(left, ignore_errors=True)
 
 
+def _has_owner_of(path: Path, folder: Path) -> bool:
+    """Whether what is made here has the owner and the group of the file at `path`, if there is one. They need not be
+    those of this process: the group may be the folder's, and a volume may give all files to one user.
+    """
+    try:
+        old, new = path.stat(), folder.stat()
+    except FileNotFoundError:
+        return True
+    return (old.st_uid, old.st_gid) == (new.st_uid, new.st_gid)
+
+
 def _is_full(folder: Path) -> bool:
     """Whether nothing more can be written there. What torch raises then does not say so."""
     try:
@@ -152,9 +165,8 @@ def _replaceable(f: Any, files: int) -> Path | None:
         return None
     if _is_open_here(old):
         return None
-    # other names of the file and its owner would see a difference; without room for both, the old one makes way
-    is_plain = stat.S_ISREG(old.st_mode) and old.st_nlink == 1 and old.st_uid == os.geteuid()
-    is_plain = is_plain and os.access(path, os.W_OK)
+    # other names of the file would see a difference; without room for both, the old one makes way
+    is_plain = stat.S_ISREG(old.st_mode) and old.st_nlink == 1 and os.access(path, os.W_OK)
     return path if is_plain and shutil.disk_usage(path.parent).free > old.st_size * files * ROOM else None
 
 
