@@ -156,7 +156,7 @@ def test_what_is_no_file_to_replace_is_written_as_torch_writes_it(
     path = tmp_path / "snapshot.pt"
     save(torch.ones(3), path)
     was = path.stat().st_ino
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=0))
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(total=1, free=0))
     save(torch.zeros(3), path)
     assert path.stat().st_ino == was, "there is no room for two"
     assert torch.equal(torch.load(path), torch.zeros(3))
@@ -250,9 +250,31 @@ def test_ranks_that_all_save_need_room_for_all(
     path = tmp_path / "snapshot.pt"
     torch.save(torch.ones(3), path)
     was = path.stat()
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=was.st_size * 3))
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(total=1, free=was.st_size * 3))
     torch.save(torch.zeros(3), path)
     assert (path.stat().st_ino != was.st_ino) == is_replaced
+
+
+def test_a_file_system_that_knows_no_modes_and_no_free_space_is_written_to(
+    save: Callable[[object, Any], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    path = tmp_path / "snapshot.pt"
+    save(torch.ones(3), path)
+    was = path.stat().st_ino
+    with monkeypatch.context() as refused:
+        refused.setattr(os, "chmod", refuse)
+        refused.setattr(os, "statvfs", refuse)
+        save(torch.zeros(3), path)
+    assert path.stat().st_ino != was
+    path.chmod(0o640)
+    with monkeypatch.context() as refused:
+        refused.setattr(os, "chmod", refuse)
+        save(torch.ones(3), path)
+    assert torch.equal(torch.load(path), torch.ones(3))
+    assert stat.S_IMODE(path.stat().st_mode) == 0o640
 
 
 def test_an_attempt_whose_place_is_taken_does_not_write_into_the_next_ones_file(

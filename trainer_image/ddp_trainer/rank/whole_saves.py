@@ -105,13 +105,12 @@ class _Beside:
                 if path.exists() and _is_full(folder):
                     return False  # the old one makes way
                 raise
-            if path.exists():
-                shutil.copymode(path, temporary)
             try:
+                _copy_mode(path, temporary)
                 temporary.replace(path)
             except FileNotFoundError:
                 raise
-            except OSError:  # mounted by itself, or on a file system without rename
+            except OSError:  # mounted by itself, or on a file system without rename or modes
                 self._in_place.add(path.parent)
                 return False
             return True
@@ -136,6 +135,15 @@ def _has_owner_of(path: Path, folder: Path) -> bool:
     except FileNotFoundError:
         return True
     return (old.st_uid, old.st_gid) == (new.st_uid, new.st_gid)
+
+
+def _copy_mode(path: Path, new: Path) -> None:
+    try:
+        mode = stat.S_IMODE(path.stat().st_mode)
+    except FileNotFoundError:
+        return
+    if stat.S_IMODE(new.stat().st_mode) != mode:  # some file systems refuse to set what a file has
+        new.chmod(mode)
 
 
 def _is_full(folder: Path) -> bool:
@@ -167,7 +175,16 @@ def _replaceable(f: Any, files: int) -> Path | None:
         return None
     # other names of the file would see a difference; without room for both, the old one makes way
     is_plain = stat.S_ISREG(old.st_mode) and old.st_nlink == 1 and os.access(path, os.W_OK)
-    return path if is_plain and shutil.disk_usage(path.parent).free > old.st_size * files * ROOM else None
+    return path if is_plain and _has_room(path.parent, old.st_size * files) else None
+
+
+def _has_room(folder: Path, size: int) -> bool:
+    """Also where the file system does not say how large it is."""
+    try:
+        usage = shutil.disk_usage(folder)
+    except OSError:
+        return True
+    return usage.total == 0 or usage.free > size * ROOM
 
 
 def _is_open_here(file: os.stat_result) -> bool:
