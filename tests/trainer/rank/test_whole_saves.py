@@ -9,6 +9,7 @@ import shutil
 import signal
 import stat
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -275,6 +276,38 @@ def test_a_file_system_that_knows_no_modes_and_no_free_space_is_written_to(
         save(torch.ones(3), path)
     assert torch.equal(torch.load(path), torch.ones(3))
     assert stat.S_IMODE(path.stat().st_mode) == 0o640
+
+
+def test_saves_at_the_same_time_leave_each_other_alone(
+    save: Callable[[object, Any], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_saving, may_end = threading.Event(), threading.Event()
+    other, find, ended = tmp_path / "other.pt", Path.glob, []
+
+    class Slow:
+        def __reduce__(self) -> tuple[type[int], tuple[()]]:
+            is_saving.set()
+            may_end.wait()
+            return int, ()
+
+    def save_slowly() -> None:
+        save([torch.zeros(3), Slow()], other)
+        ended.append(other)
+
+    thread = threading.Thread(target=save_slowly)
+
+    def glob(self: Path, pattern: str) -> Iterator[Path]:
+        monkeypatch.setattr(Path, "glob", find)
+        thread.start()
+        is_saving.wait()
+        return find(self, pattern)
+
+    monkeypatch.setattr(Path, "glob", glob)
+    save(torch.ones(3), tmp_path / "snapshot.pt")
+    may_end.set()
+    thread.join()
+    assert ended == [other]
+    assert torch.equal(torch.load(other, weights_only=False)[0], torch.zeros(3))
 
 
 def test_an_attempt_whose_place_is_taken_does_not_write_into_the_next_ones_file(

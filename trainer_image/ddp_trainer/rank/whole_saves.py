@@ -15,6 +15,7 @@ import errno
 import functools
 import glob
 import os
+import secrets
 import shutil
 import signal
 import stat
@@ -78,8 +79,8 @@ class _Beside:
     """Files written in a hidden folder beside their place, under their own name, which torch writes into them too."""
 
     def __init__(self, owner: str) -> None:
-        self._prefix = f".ddpjob-saving-{owner}-"
-        self._pid = os.getpid()
+        self._owners = f".ddpjob-saving-{owner}-"
+        self._prefix = f"{self._owners}{secrets.token_hex(4)}"
         self._cleared: set[Path] = set()
         self._in_place: set[Path] = set()
 
@@ -118,12 +119,15 @@ class _Beside:
             shutil.rmtree(folder, ignore_errors=True)
 
     def _clear(self, folder: Path) -> None:
-        """Remove what this rank has left where it was killed."""
-        if folder in self._cleared or os.getpid() != self._pid:
+        """Remove what this rank has left where it was killed: not what a thread of it, or a process that it has forked,
+        writes now.
+        """
+        if folder in self._cleared:
             return
         self._cleared.add(folder)
-        for left in folder.glob(f"{glob.escape(self._prefix)}????????"):
-            shutil.rmtree(left, ignore_errors=True)
+        for left in folder.glob(f"{glob.escape(self._owners)}{'[!-]' * 16}"):
+            if not left.name.startswith(self._prefix):
+                shutil.rmtree(left, ignore_errors=True)
 
 
 def _has_owner_of(path: Path, folder: Path) -> bool:
