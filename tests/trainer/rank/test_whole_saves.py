@@ -132,6 +132,46 @@ def test_a_file_has_the_bytes_and_the_mode_that_it_would_have(
     assert stat.S_IMODE(path.stat().st_mode) == 0o640
 
 
+@pytest.mark.parametrize(
+    ("code", "is_replaced"), [(None, True), (errno.EINVAL, True), (errno.ENOSPC, False), (errno.EDQUOT, False)]
+)
+def test_the_bytes_are_on_the_disk_before_the_old_file_goes(
+    save: Callable[[object, Any], None],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    code: int | None,
+    is_replaced: bool,
+) -> None:
+    path, synced = tmp_path / "snapshot.pt", []
+
+    def fsync(descriptor: int) -> None:
+        synced.append(os.fstat(descriptor).st_ino)
+        if code is not None:
+            raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    save(torch.ones(3), path)
+    assert synced == [], "many small new files are not to wait each"
+    was = path.stat().st_ino
+    save(torch.zeros(3), path)
+    assert torch.equal(torch.load(path), torch.zeros(3))
+    assert (path.stat().st_ino == synced[0], path.stat().st_ino != was) == (is_replaced, is_replaced)
+
+
+def test_an_old_file_stays_where_the_disk_fails(
+    save: Callable[[object, Any], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fsync(descriptor: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    path = tmp_path / "snapshot.pt"
+    save(torch.ones(3), path)
+    monkeypatch.setattr(os, "fsync", fsync)
+    with pytest.raises(OSError, match="Input/output error"):
+        save(torch.zeros(3), path)
+    assert torch.equal(torch.load(path), torch.ones(3))
+
+
 def test_links_stay_links(save: Callable[[object, Any], None], tmp_path: Path) -> None:
     path, link, second = tmp_path / "1.pt", tmp_path / "latest.pt", tmp_path / "2.pt"
     save(torch.ones(3), path)

@@ -32,6 +32,7 @@ SERIALIZATION: Final = "torch.serialization"
 ROOM: Final = 1.1
 """Free space needed beside an old file, as a multiple of its size."""
 _PROBE_BYTES: Final = 1 << 20
+_FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 
 
 def save_whole_files(owner: str, files: int = 1) -> None:
@@ -106,6 +107,8 @@ class _Beside:
                 if path.exists() and _is_full(folder):
                     return False  # the old one makes way
                 raise
+            if path.exists() and not _is_on_disk(temporary):
+                return False
             try:
                 _copy_mode(path, temporary)
                 temporary.replace(path)
@@ -150,6 +153,21 @@ def _copy_mode(path: Path, new: Path) -> None:
         new.chmod(mode)
 
 
+def _is_on_disk(file: Path) -> bool:
+    """Wait until the file outlasts its node, which may have the new name before the bytes; False if they do not fit."""
+    try:
+        descriptor = os.open(file, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        if error.errno == errno.EIO:
+            raise
+        return error.errno not in _FULL  # some file systems refuse to sync
+    return True
+
+
 def _is_full(folder: Path) -> bool:
     """Whether nothing more can be written there. What torch raises then does not say so."""
     try:
@@ -158,7 +176,7 @@ def _is_full(folder: Path) -> bool:
             file.flush()
             os.fsync(file.fileno())
     except OSError as error:
-        return error.errno in (errno.ENOSPC, errno.EDQUOT)
+        return error.errno in _FULL
     return False
 
 
