@@ -10,6 +10,7 @@ import signal
 import stat
 import tempfile
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -194,6 +195,8 @@ def test_what_is_no_file_to_replace_is_written_as_torch_writes_it(
     assert stat.S_ISCHR(Path(os.devnull).stat().st_mode)
     with pytest.raises(RuntimeError, match=r"Parent directory .* does not exist"):
         save(torch.ones(3), tmp_path / "none" / "snapshot.pt")
+    with pytest.raises(RuntimeError, match=r"invalid file name|does not exist"):
+        save(torch.ones(3), f"{tmp_path}/none/")
     path = tmp_path / "snapshot.pt"
     save(torch.ones(3), path)
     was = path.stat().st_ino
@@ -348,6 +351,17 @@ def test_saves_at_the_same_time_leave_each_other_alone(
     thread.join()
     assert ended == [other]
     assert torch.equal(torch.load(other, weights_only=False)[0], torch.zeros(3))
+
+
+def test_a_compiled_function_saves_without_a_warning(save: Callable[[object, Any], None], tmp_path: Path) -> None:
+    def step(x: torch.Tensor) -> torch.Tensor:
+        save(x * 2, tmp_path / "snapshot.pt")
+        return x + 1
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        assert torch.equal(torch.compile(step, backend="eager")(torch.ones(3)), torch.full((3,), 2.0))
+    assert torch.equal(torch.load(tmp_path / "snapshot.pt"), torch.full((3,), 2.0))
 
 
 def test_an_attempt_whose_place_is_taken_does_not_write_into_the_next_ones_file(

@@ -29,6 +29,7 @@ from typing import Any, Final
 from ddp_trainer.rank.after_import import after_import
 
 SERIALIZATION: Final = "torch.serialization"
+TRACE_RULES: Final = "torch._dynamo.trace_rules"
 ROOM: Final = 1.1
 """Free space needed beside an old file, as a multiple of its size."""
 _PROBE_BYTES: Final = 1 << 20
@@ -57,6 +58,8 @@ def _install(owner: str, files: int) -> None:
     for name in (SERIALIZATION, "torch"):
         if hasattr(sys.modules[name], save.__name__):
             setattr(sys.modules[name], save.__name__, whole)
+    # torch.compile leaves this module alone, as it does with torch's own `save`
+    after_import(TRACE_RULES, lambda: sys.modules[TRACE_RULES].add(__name__))
 
 
 @contextlib.contextmanager
@@ -184,7 +187,7 @@ def _replaceable(f: Any, files: int) -> Path | None:
     """The regular file, there or to come, that `f` names and that another one may take the place of, if so many `files`
     of its size are written at the same time.
     """
-    if not isinstance(f, str | os.PathLike) or not isinstance(name := os.fspath(f), str):
+    if not isinstance(f, str | os.PathLike) or not isinstance(name := os.fspath(f), str) or name.endswith(os.sep):
         return None
     path = Path(os.path.realpath(name))
     try:
