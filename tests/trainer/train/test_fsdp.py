@@ -93,6 +93,21 @@ def test_layers_that_share_a_parameter_have_its_gradient_of_both(group: World, k
         assert torch.allclose(gradient, wanted[name].grad, atol=1e-6), name
 
 
+@pytest.mark.parametrize("part", [nn.ReLU(), nn.BatchNorm1d(4, affine=False)])
+def test_layers_that_share_a_part_without_parameters_gather_each_for_itself(group: World, part: nn.Module) -> None:
+    plain = nn.Sequential(nn.Sequential(nn.Linear(4, 4), part), nn.Sequential(nn.Linear(4, 1), nn.Dropout(0.0)))
+    plain[1].insert(0, plain[0][1])
+    strategy = wrapped(group, model := deepcopy(plain), "fp32")
+    assert [isinstance(layer, FSDPModule) for layer in model] == [True, True]
+    task = Regression()
+    (batch,) = Loader(task.train_dataset(), BatchPlan(samples=24, global_batch=24), group).epoch(0)
+    strategy.forward_backward(batch)
+    task.loss(plain(batch.micro_batches[0].batch[0]), batch.micro_batches[0].batch).backward()
+    wanted = dict(plain.named_parameters())
+    for name, parameter in model.named_parameters():
+        assert torch.allclose(parameter.grad.full_tensor(), wanted[name].grad, atol=1e-6), name
+
+
 class Scaled(nn.Linear):
     """With a parameter that has no dimension."""
 

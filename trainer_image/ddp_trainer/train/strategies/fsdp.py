@@ -120,13 +120,20 @@ def _layers(model: nn.Module) -> list[nn.Module]:
 def _is_apart(element: nn.Module, holders: Counter[int]) -> bool:
     """Whether it has parameters, and no module outside holds one of them, nor a part of it."""
     inside = _holders(element)
-    return any(True for _ in element.parameters()) and all(holders[number] == count for number, count in inside.items())
+    return _has_parameters(element) and all(holders[number] == count for number, count in inside.items())
 
 
 def _holders(model: nn.Module) -> Counter[int]:
-    """How many modules of the model hold each parameter, and each module, of it."""
-    held = (part for module in model.modules() for part in (*_own(module), *module._modules.values()))
-    return Counter(id(part) for part in held if part is not None)
+    """How many modules of the model hold each parameter of it, and each module with parameters: one without, such as an
+    activation, may be part of all layers.
+    """
+    modules = [module for module in model.modules() if _has_parameters(module)]
+    held = (part for module in modules for part in (*_own(module), *filter(_has_parameters, module.children())))
+    return Counter(id(part) for part in held)
+
+
+def _has_parameters(module: nn.Module) -> bool:
+    return any(True for _ in module.parameters())
 
 
 def _trainable(model: nn.Module, layers: list[nn.Module]) -> list[dict[str, nn.Parameter]]:
