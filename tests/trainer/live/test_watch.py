@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import threading
 import time
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -74,12 +76,32 @@ def test_a_rank_that_waits_for_its_snapshot_does_not(left: Membership, kills: Ki
     assert not kills.signals
 
 
+class Asleep:
+    """A collective that nothing wakes."""
+
+    def wait(self, timeout: timedelta = timedelta(seconds=3 * SECONDS)) -> None:
+        time.sleep(timeout.total_seconds())
+        raise RuntimeError("Wait timeout")
+
+    def is_completed(self) -> bool:
+        return False
+
+
+def test_a_rank_that_leaves_after_the_others_have_ended_does_not(
+    left: Membership, kills: Kills, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dist, "barrier", lambda async_op=False: Asleep() if async_op else Asleep().wait())
+    with contextlib.suppress(RuntimeError):
+        left.close()
+    assert not kills.signals
+    assert left._register.is_finished
+
+
 def test_a_rank_that_notes_the_end_of_training_does_not(
     left: Membership, kills: Kills, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lost_one(left)
-    monkeypatch.setattr(dist, "barrier", lambda: None)
-    monkeypatch.setattr(dist, "destroy_process_group", lambda: None)
+    monkeypatch.setattr(dist, "barrier", lambda async_op: Asleep())
     monkeypatch.setattr(Register, "finish", lambda _: time.sleep(3 * SECONDS))
     left.close()
     assert not kills.signals

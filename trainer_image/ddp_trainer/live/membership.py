@@ -111,14 +111,17 @@ class Membership:
 
     def close(self) -> None:
         """Leave together, after success: a rank that is still in a collective has all that it needs. One that is lost
-        now changes nothing: training is complete.
+        now changes nothing: training is complete. Those that are ahead may have ended, which looks the same.
         """
         with contextlib.suppress(RuntimeError):
-            dist.barrier()
-        self._is_leaving.set()  # others may have ended already
+            self.waited(dist.barrier(async_op=True))
+        self._is_leaving.set()
         self._register.finish()
         self.stop()
-        dist.destroy_process_group()
+        if self._is_lost.is_set():
+            self._leave_group()
+        else:
+            dist.destroy_process_group()
 
     def stop(self) -> None:
         """Answer no other member any more, and take no notice of one that is lost: this process is about to end."""
