@@ -216,6 +216,16 @@ def test_what_the_script_has_open_is_written_into(save: Callable[[object, Any], 
         assert torch.equal(torch.load(io.BytesIO(written.read())), torch.ones(3))
 
 
+def test_files_in_memory_are_not_there_twice(save: Callable[[object, Any], None]) -> None:
+    with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="ddpjob-saves-") as folder:
+        path = Path(folder) / "weights.pt"
+        save(torch.ones(3), path)
+        was = path.stat().st_ino
+        save(torch.zeros(3), path)
+        assert path.stat().st_ino == was
+        assert torch.equal(torch.load(path), torch.zeros(3))
+
+
 def test_a_file_that_cannot_be_replaced_is_written_in_place(
     save: Callable[[object, Any], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -32,6 +32,8 @@ SERIALIZATION: Final = "torch.serialization"
 TRACE_RULES: Final = "torch._dynamo.trace_rules"
 ROOM: Final = 1.1
 """Free space needed beside an old file, as a multiple of its size."""
+MEMORY: Final = Path("/dev/shm")  # noqa: S108
+"""Files there count as memory of the pod: two of them may end it, and none outlasts it."""
 _PROBE_BYTES: Final = 1 << 20
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 
@@ -190,6 +192,8 @@ def _replaceable(f: Any, files: int) -> Path | None:
     if not isinstance(f, str | os.PathLike) or not isinstance(name := os.fspath(f), str) or name.endswith(os.sep):
         return None
     path = Path(os.path.realpath(name))
+    if path.is_relative_to(MEMORY):
+        return None
     try:
         old = Path(name).stat()
     except FileNotFoundError:
