@@ -39,15 +39,18 @@ def source_without_claim(spec: DDPJobSpec) -> str | None:
 
 
 def replaced_result(spec: DDPJobSpec) -> str | None:
-    """Scripts may add to what is at a path; a source takes the place of it."""
+    """Scripts may add to what is at a path; a source takes the place of it, with all that is below."""
     seen: dict[PurePosixPath, str] = {}
     for index, item in enumerate(spec.initializers):
-        other = seen.setdefault(PurePosixPath(item.path), item.name)
-        if item.source is not None and other != item.name:
+        path = PurePosixPath(item.path)
+        there = next((other for other in seen if other.is_relative_to(path)), None)
+        if item.source is not None and there is not None:
+            what = f"is that of {seen[there]!r} too" if there == path else f"holds that of {seen[there]!r}"
             return (
-                f"spec.initializers[{index}].path: {item.path!r} is that of {other!r} too, whose result this source "
-                "would replace; use another path"
+                f"spec.initializers[{index}].path: {item.path!r} {what}, whose result this source would replace; use "
+                "another path"
             )
+        seen.setdefault(path, item.name)
     return None
 
 

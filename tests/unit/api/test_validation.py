@@ -380,6 +380,15 @@ def test_a_template_that_cannot_be_merged_is_refused_in_words(spec: dict[str, An
         ),
         pytest.param({"initializers": [initializer("a"), source("b")]}, "that of 'a' too", id="a source over a script"),
         pytest.param({"initializers": [source("a"), initializer("b")]}, None, id="a script adds to a source"),
+        pytest.param(
+            {"initializers": [source("a", path="data/a"), source("b", path="data")]},
+            "spec.initializers[1].path: 'data' holds that of 'a', whose result this source would replace",
+            id="a source over the folder of another",
+        ),
+        pytest.param(
+            {"initializers": [source("b", path="data"), source("a", path="data/a")]}, None, id="one within another"
+        ),
+        pytest.param({"initializers": [source("a", path="data-a"), source("b", path="data")]}, None, id="beside"),
     ],
 )
 def test_a_job_does_not_begin_with_sources_that_replace_each_other_or_name_no_claim(
