@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import errno
 import io
+import multiprocessing.process
 import os
+import pickle
 import shutil
 import signal
 import stat
@@ -101,13 +103,39 @@ def test_a_rank_killed_while_it_saves_leaves_the_old_file_and_the_next_one_clear
     assert torch.equal(torch.load(path), torch.zeros(3))
 
 
+def before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have what `save_whole_files` changes in this process taken back at the end of a test."""
+    process = multiprocessing.process.BaseProcess
+    for place, name in ((torch.serialization, "save"), (torch, "save"), (process, "start")):
+        monkeypatch.setattr(place, name, getattr(place, name))
+
+
 @pytest.fixture
 def save(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[object, Any], None]]:
     """`torch.save` as a script of a rank has it, in this process."""
-    monkeypatch.setattr(torch.serialization, "save", torch.serialization.save)
-    monkeypatch.setattr(torch, "save", torch.save)
+    before(monkeypatch)
     save_whole_files("train-rank0")
     return torch.save
+
+
+def test_a_process_that_a_rank_spawns_saves_whole_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before(monkeypatch)
+    plain, started = torch.save, []
+    path = tmp_path / "snapshot.pt"
+    torch.save(torch.ones(3), path)
+    was = path.stat().st_ino
+    process = multiprocessing.process.BaseProcess
+    monkeypatch.setattr(process, "start", lambda self: started.append(pickle.dumps(self._target)))
+    save_whole_files("train-rank0")
+    multiprocessing.get_context("spawn").Process(target=torch.save).start()
+    for place in (torch, torch.serialization):  # as they are in the new process
+        monkeypatch.setattr(place, "save", plain)
+    target = pickle.loads(started[0])
+    target(torch.zeros(3), io.BytesIO())
+    torch.save(torch.zeros(3), path)
+    assert path.stat().st_ino != was
+    target(torch.zeros(3), io.BytesIO())
+    assert torch.save.__wrapped__ is plain, "once, however often it is asked for"
 
 
 def test_a_save_that_fails_leaves_the_old_file(save: Callable[[object, Any], None], tmp_path: Path) -> None:
@@ -298,8 +326,7 @@ def test_a_file_makes_way_for_the_new_one_where_both_do_not_fit(
 def test_ranks_that_all_save_need_room_for_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: int, is_replaced: bool
 ) -> None:
-    monkeypatch.setattr(torch.serialization, "save", torch.serialization.save)
-    monkeypatch.setattr(torch, "save", torch.save)
+    before(monkeypatch)
     save_whole_files("train-rank1", files)
     path = tmp_path / "snapshot.pt"
     torch.save(torch.ones(3), path)

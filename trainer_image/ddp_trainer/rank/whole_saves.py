@@ -14,6 +14,7 @@ import contextlib
 import errno
 import functools
 import glob
+import multiprocessing.process
 import os
 import secrets
 import shutil
@@ -23,6 +24,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -38,24 +40,61 @@ _PROBE_BYTES: Final = 1 << 20
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 
 
+@dataclass(frozen=True)
+class _Saver:
+    """A rank, for all processes of it that save."""
+
+    owner: str
+    """The job and the rank, for what a killed one has left."""
+    token: str
+    """Of this process, and of those that it starts: what they write now is not left."""
+    files: int
+
+
 def save_whole_files(owner: str, files: int = 1) -> None:
-    """From now on; call it in a rank before its script. `owner` is the job and its rank, for what a killed one left.
-    So many `files` may be written at a time: where another rank than 0 saves, all do.
+    """From now on, in a rank and in all processes that it starts; call it before the script. `owner` is the job and its
+    rank. So many `files` may be written at a time: where another rank than 0 saves, all do.
     """
-    after_import(SERIALIZATION, lambda: _install(owner, files))
+    saver = _Saver(owner, secrets.token_hex(4), files)
+    after_import(SERIALIZATION, lambda: _install(saver))
+    process = multiprocessing.process.BaseProcess
+    start = process.start
+
+    def start_saving(self: Any) -> None:
+        target = getattr(self, "_target", None)
+        if target is not None and SERIALIZATION in sys.modules:
+            self._target = _Saving(target, saver)
+        start(self)
+
+    process.start = start_saving  # type: ignore[method-assign]
 
 
-def _install(owner: str, files: int) -> None:
+class _Saving:
+    """The target of a process that a rank starts, which may begin without anything that the rank has imported."""
+
+    def __init__(self, target: Callable[..., Any], saver: _Saver) -> None:
+        self._target, self._saver = target, saver
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        after_import(SERIALIZATION, lambda: _install(self._saver))
+        return self._target(*args, **kwargs)
+
+
+def _install(saver: _Saver) -> None:
+    """Once in a process: one that is forked has it."""
     save = sys.modules[SERIALIZATION].save
-    beside = _Beside(owner)
+    if getattr(save, "is_whole", False):
+        return
+    beside = _Beside(saver)
 
     @functools.wraps(save)
     def whole(obj: object, f: Any, *args: Any, **kwargs: Any) -> None:
         with _sigterm_afterwards():
-            path = _replaceable(f, files)
+            path = _replaceable(f, saver.files)
             if path is None or not beside.write(path, Path(f).name, lambda file: save(obj, file, *args, **kwargs)):
                 save(obj, f, *args, **kwargs)
 
+    whole.is_whole = True  # type: ignore[attr-defined]
     # `torch` takes the name over while it is imported, which is done where torch was there before
     for name in (SERIALIZATION, "torch"):
         if hasattr(sys.modules[name], save.__name__):
@@ -84,9 +123,9 @@ def _sigterm_afterwards() -> Iterator[None]:
 class _Beside:
     """Files written in a hidden folder beside their place, under their own name, which torch writes into them too."""
 
-    def __init__(self, owner: str) -> None:
-        self._owners = f".ddpjob-saving-{owner}-"
-        self._prefix = f"{self._owners}{secrets.token_hex(4)}"
+    def __init__(self, saver: _Saver) -> None:
+        self._owners = f".ddpjob-saving-{saver.owner}-"
+        self._prefix = f"{self._owners}{saver.token}"
         self._cleared: set[Path] = set()
         self._in_place: set[Path] = set()
 
@@ -127,8 +166,8 @@ class _Beside:
             shutil.rmtree(folder, ignore_errors=True)
 
     def _clear(self, folder: Path) -> None:
-        """Remove what this rank has left where it was killed: not what a thread of it, or a process that it has forked,
-        writes now.
+        """Remove what this rank has left where it was killed: not what a thread of it, or a process that it has
+        started, writes now.
         """
         if folder in self._cleared:
             return
