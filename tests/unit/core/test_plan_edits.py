@@ -144,8 +144,9 @@ def test_a_place_that_is_empty_when_the_spec_is_edited_is_filled_by_the_next_att
     assert sum(pod.running and not pod.deleting for pod in world.cluster.pods.values()) == 3
 
 
-def test_no_spare_is_made_from_an_edit_that_is_taken_back() -> None:
-    world = World.start(restart={"scope": "InPlace"}, spares=1)
+@pytest.mark.parametrize("elastic", [None, {"minNodes": 1}], ids=["fixed", "elastic"])
+def test_no_spare_is_made_from_an_edit_that_is_taken_back(elastic: dict[str, int] | None) -> None:
+    world = World.start(restart={"scope": "InPlace"}, spares=1, **({"elastic": elastic} if elastic else {}))
     world.settle()
     world.cluster.edit(**OFTENER)
     world.cluster.delete("digits-0-s0", 0)

@@ -56,9 +56,13 @@ def free_spares(look: Look) -> tuple[PodView, ...]:
 
 def wanted(look: Look) -> int:
     """How many spares there should be."""
+    return look.job.spec.spares + _growth(look)
+
+
+def _growth(look: Look) -> int:
+    """By how many nodes an elastic gang would grow."""
     spec = look.job.spec
-    growth = spec.nodes - look.gang_size if spec.elastic is not None else 0
-    return spec.spares + max(0, growth)
+    return max(0, spec.nodes - look.gang_size) if spec.elastic is not None else 0
 
 
 def spare_actions(look: Look) -> tuple[Action, ...]:
@@ -92,9 +96,12 @@ def _created(look: Look, admitted: Admitted, service: ServiceView, names: Sequen
 def _lacking(look: Look) -> tuple[str, ...]:
     """Names of the spares to create."""
     settled = look.status.phase is Phase.RUNNING and not _has_empty_place(look)
-    short = max(0, wanted(look) - len(_good(look))) if settled else 0
-    if short and look.job.spec.elastic is None and made_otherwise(look.job, look.status, look.defaults):
-        short = 0  # no gang could keep it: neither the next one, nor this one once the edit is taken back
+    good = len(_good(look))
+    short = max(0, wanted(look) - good) if settled else 0
+    if short and made_otherwise(look.job, look.status, look.defaults):
+        # no gang could keep it, neither the next one, nor this one once the edit is taken back: it would only show
+        # whether an elastic gang can grow
+        short = max(0, _growth(look) - good)
     if look.observed.problem is not None:
         short = min(short, 1)  # what was refused is tried with one pod
     # a name on record has a node rank, which a pod that is made now must not get
