@@ -118,6 +118,19 @@ def save(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[object, Any], No
     return torch.save
 
 
+def test_a_script_does_not_find_in_its_folder_what_a_killed_save_has_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before(monkeypatch)
+    monkeypatch.chdir(tmp_path)
+    other = tmp_path / ".ddpjob-saving-train-rank1-1234abcdqwertz_0"
+    for left in (other, tmp_path / ".ddpjob-saving-train-rank0-1234abcdqwertz_0"):
+        left.mkdir()
+        (left / "snapshot.pt").touch()
+    save_whole_files("train-rank0")
+    assert list(tmp_path.iterdir()) == [other]
+
+
 def test_a_process_that_a_rank_spawns_saves_whole_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before(monkeypatch)
     plain, started = torch.save, []

@@ -86,6 +86,9 @@ def _install(saver: _Saver) -> None:
     if getattr(save, "is_whole", False):
         return
     beside = _Beside(saver)
+    with contextlib.suppress(OSError):
+        # before the script looks there for its newest folder, as examples of accelerate do
+        beside.clear(Path.cwd())
 
     @functools.wraps(save)
     def whole(obj: object, f: Any, *args: Any, **kwargs: Any) -> None:
@@ -137,7 +140,7 @@ class _Beside:
         if path.parent in self._in_place:
             return False
         try:
-            self._clear(path.parent)
+            self.clear(path.parent)
             folder = Path(tempfile.mkdtemp(prefix=self._prefix, dir=path.parent))
         except OSError:
             return False
@@ -165,7 +168,7 @@ class _Beside:
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
-    def _clear(self, folder: Path) -> None:
+    def clear(self, folder: Path) -> None:
         """Remove what this rank has left where it was killed: not what a thread of it, or a process that it has
         started, writes now.
         """
