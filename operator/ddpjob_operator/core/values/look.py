@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import cached_property
 
 from ddpjob_operator.api.status import DDPJobStatus
 from ddpjob_operator.core.values.job import Defaults, Job
@@ -11,7 +12,7 @@ from ddpjob_operator.core.values.names import pod_name
 from ddpjob_operator.core.values.observed import Observed, PodView
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Look:
     """A job, what was observed of its children, the time, and the defaults of its namespace.
 
@@ -28,7 +29,7 @@ class Look:
         """The same look, with another status decided."""
         return replace(self, status=status)
 
-    @property
+    @cached_property
     def gang(self) -> tuple[PodView, ...]:
         """The pods of the current attempt, one for each node rank that it has.
 
@@ -36,9 +37,10 @@ class Look:
         that is on record as lost makes way for any other.
         """
         gang: dict[int, PodView] = {}
+        attempt, size = self.status.attempt, self.gang_size
         for pod in self.observed.pods:
             rank = pod.node_rank
-            if pod.attempt != self.status.attempt or rank is None or rank >= self.gang_size:
+            if pod.attempt != attempt or rank is None or rank >= size:
                 continue
             if rank not in gang or self._claim(pod) > self._claim(gang[rank]):
                 gang[rank] = pod
