@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -233,7 +234,9 @@ def _page(request: web.Request, template: str, status: int = 200, **values: Any)
     return web.Response(text=text, content_type="text/html", status=status)
 
 
+@cache
 def _templates() -> jinja2.Environment:
+    """Nothing in it is of one application: all of a process share it."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_HERE / "templates"),
         autoescape=True,

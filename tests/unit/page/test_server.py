@@ -18,6 +18,7 @@ from tests.support.waiting import PATIENCE_SECONDS
 from tests.unit.page.conftest import TIME, Folder
 
 from ddpjob_operator.follow.logs import Line
+from ddpjob_operator.page import server
 from ddpjob_operator.page.folder import FolderSource
 from ddpjob_operator.page.server import is_own_host, make_app, serve
 from ddpjob_operator.page.values import LogQuery, SourceError
@@ -261,6 +262,7 @@ async def test_a_job_that_failed_later_begins_with_its_failure_and_has_its_chart
 
 
 def test_templates_are_compiled_before_the_first_request(folder: Folder) -> None:
+    server._templates.cache_clear()  # another test's requests may have compiled them
     environment = next(
         value for value in make_app(FolderSource.at(folder.root)).values() if isinstance(value, Environment)
     )  # fmt: skip
