@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -37,8 +38,13 @@ def calls(tree: ast.AST, function: str) -> Iterator[ast.Call]:
                 yield node
 
 
+@cache
+def used(module: str) -> frozenset[str]:
+    return frozenset(names(MODULES[module]))
+
+
 def places(name: str, *, but: tuple[str, ...]) -> list[str]:
-    return [module for module, tree in MODULES.items() if module not in but and name in set(names(tree))]
+    return [module for module in MODULES if module not in but and name in used(module)]
 
 
 def too_long(tree: ast.AST) -> Iterator[str]:
