@@ -82,9 +82,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Schedul
 
     class Tiers(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            path = PurePosixPath(nodeid.partition("::")[0]).relative_to("tests")
-            folder = _folder(path)
-            return "Kubernetes" if folder in ON_KUBERNETES and _one_cluster() else folder or str(path)
+            return _scope(nodeid.partition("::")[0])
 
     config.option.loadscopereorder = False
     return Tiers(config, log)
@@ -103,6 +101,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         return turns.get(_folder(path) or "", len(turns) + path.is_relative_to("unit"))
 
     items.sort(key=turn)
+
+
+@cache  # asked twice for each test, and the same for all of a file
+def _scope(file: str) -> str:
+    path = PurePosixPath(file).relative_to("tests")
+    folder = _folder(path)
+    return "Kubernetes" if folder in ON_KUBERNETES and _one_cluster() else folder or str(path)
 
 
 @cache

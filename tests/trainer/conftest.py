@@ -1,16 +1,21 @@
-"""Volumes, runs of the trainer on them, and a web server to fetch data from."""
+"""Volumes, runs of the trainer on them, and a web server to fetch data from.
+
+What imports torch is imported where it is used: with `-n`, a process that runs no test reads this file too.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from tests.support.starting import mark, no_process, starts_processes
 from tests.trainer.data_server import Web
 from tests.trainer.forked import start as forked
-from tests.trainer.train.volume import Volume
+
+if TYPE_CHECKING:
+    from tests.trainer.train.volume import Volume
 
 HERE = Path(__file__).parent
 
@@ -31,6 +36,8 @@ def shared(tmp_path: Path) -> Path:
 @pytest.fixture
 @starts_processes
 def volume(tmp_path: Path) -> Volume:
+    from tests.trainer.train.volume import Volume
+
     return Volume(tmp_path)
 
 
@@ -38,6 +45,8 @@ def volume(tmp_path: Path) -> Volume:
 @starts_processes
 def job(tmp_path: Path, request: pytest.FixtureRequest) -> Volume:
     """A volume for the scripts that lie beside the test."""
+    from tests.trainer.train.volume import Volume
+
     return Volume(tmp_path / "job", here=request.path.parent)
 
 
@@ -45,6 +54,8 @@ def job(tmp_path: Path, request: pytest.FixtureRequest) -> Volume:
 @starts_processes
 def trained_once(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Volume]:
     """Runs that several tests compare with, trained the first time one of them asks."""
+    from tests.trainer.train.volume import Volume
+
     done: dict[Any, Volume] = {}
 
     def trained(ranks: int, *arguments: str) -> Volume:

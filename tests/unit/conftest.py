@@ -1,20 +1,28 @@
-"""An API server that answers what the test says, and a client that is logged in there."""
+"""An API server that answers what the test says, and a client that is logged in there.
+
+Their modules are imported where they are used: with `-n`, a process that runs no test reads this file too.
+"""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 import yaml
-from aiohttp import web
-from tests.unit.answers import Server
 
-from ddpjob_operator.runtime.client import Client, connect
+if TYPE_CHECKING:
+    from tests.unit.answers import Server
+
+    from ddpjob_operator.runtime.client import Client
 
 
 @pytest.fixture
 async def server() -> AsyncIterator[Server]:
+    from aiohttp import web
+    from tests.unit.answers import Server
+
     found = Server()
     app = web.Application()
     app.router.add_route("*", "/{path:.*}", found.handle)
@@ -29,6 +37,8 @@ async def server() -> AsyncIterator[Server]:
 @pytest.fixture
 async def client(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Client]:
     """Logged in with a kubeconfig that names a token file."""
+    from ddpjob_operator.runtime.client import connect
+
     (tmp_path / "token").write_text("first")
     config = {
         "apiVersion": "v1",
