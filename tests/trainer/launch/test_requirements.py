@@ -24,12 +24,14 @@ from tests.support.waiting import eventually
 from tests.support.wheels import wheel
 from tests.trainer.launch.submitted import submitted
 
+from ddp_trainer.contract import processes
 from ddp_trainer.contract.environment import PodEnvironment, SubmittedCode
-from ddp_trainer.contract.exit_codes import EXIT_PREEMPTED, EXIT_USER, UserError
+from ddp_trainer.contract.exit_codes import EXIT_FAILED, EXIT_PREEMPTED, EXIT_USER, UserError
 from ddp_trainer.launch import requirements
 from ddp_trainer.launch.code import put_code
 from ddp_trainer.launch.requirements import (
     Interrupted,
+    PipKilled,
     environment_key,
     hash_errors,
     image_packages,
@@ -191,6 +193,29 @@ def test_sigterm_ends_an_installation(required, monkeypatch, tmp_path) -> None:
     monkeypatch.setattr(requirements, "_make_environment", lambda folder: folder.mkdir())
     with pytest.raises(Interrupted):
         packages(required("greeting"), lambda seconds: False)
+    assert list((tmp_path / "shared/envs").iterdir()) == []
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("script", "oom_kills", "reason", "says"),
+    [
+        ("kill -KILL $$", [0, 0], "WorkerKilled", "SIGKILL ended pip$"),
+        ("kill -KILL $$", [3, 4], "OutOfMemory", "SIGKILL ended pip: the pod has reached its memory limit"),
+        ("exit 247", [0, 0], "WorkerKilled", "SIGKILL ended pip$"),
+        ("echo ERROR: failed-wheel-build; exit 1", [0, 1], "OutOfMemory", "a process of pip was killed: the pod has"),
+    ],
+)
+def test_a_pip_that_was_killed_says_nothing_of_the_requirements(
+    required, monkeypatch, tmp_path, script, oom_kills, reason, says
+) -> None:
+    monkeypatch.setattr(requirements, "pip_command", lambda _: ["sh", "-c", script])
+    monkeypatch.setattr(requirements, "_make_environment", lambda folder: folder.mkdir())
+    counts = iter(oom_kills)
+    monkeypatch.setattr(processes, "oom_kills", lambda: next(counts))
+    with pytest.raises(PipKilled, match=f"^requirements.txt was not installed, since {says}") as failure:
+        packages(required("greeting"), go_on)
+    assert failure.value.reason == reason
     assert list((tmp_path / "shared/envs").iterdir()) == []
 
 
@@ -419,6 +444,19 @@ def test_requirements_that_cannot_be_installed_fail_the_job_before_torchrun_star
     assert re.match(f"r.txt cannot be installed: {says.format(sha256=sha256)}", pod.message["message"])
     assert "\n" not in pod.message["message"]
     assert list((pod.shared / "envs").iterdir()) == []
+
+
+def test_a_pip_that_is_killed_is_tried_again_by_a_restart(tmp_path, start_pod) -> None:
+    files = {
+        "r.txt": "--no-index\n./package\n",
+        "package/pyproject.toml": "[build-system]\nrequires = []\nbuild-backend = 'backend'\nbackend-path = ['.']\n",
+        "package/backend.py": "import os; os.kill(os.getppid(), 9)",
+        "train.py": "",
+    }
+    pod = start_pod("", argv=["--script", "train.py"], **variables(submitted(tmp_path / "archives", files, "r.txt")))
+    assert pod.wait() == EXIT_FAILED
+    assert pod.message["reason"] == "WorkerKilled"
+    assert pod.message["message"] == "r.txt was not installed, since SIGKILL ended pip"
 
 
 @pytest.mark.parametrize(("live", "reason"), [({}, "Preempted"), ({"DDPJOB_LIVE": "true"}, "Left")])

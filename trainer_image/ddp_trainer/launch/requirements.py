@@ -31,6 +31,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import IO, Final, NamedTuple
 
+from ddp_trainer.contract import processes
 from ddp_trainer.contract.environment import PodEnvironment
 from ddp_trainer.contract.exit_codes import UserError
 from ddp_trainer.contract.json_files import read_json, write_json
@@ -87,6 +88,16 @@ class Interrupted(Exception):
     """SIGTERM came, or a later attempt began."""
 
 
+class PipKilled(Exception):
+    """A signal ended pip, or the kernel a process of it for memory: the requirements may be right."""
+
+    def __init__(self, path: str, by: signal.Signals | None, *, for_memory: bool) -> None:
+        self.reason = "OutOfMemory" if for_memory else "WorkerKilled"
+        end = "a process of pip was killed" if by is None else f"{by.name} ended pip"
+        cause = ": the pod has reached its memory limit, or its node has no memory left" if for_memory else ""
+        super().__init__(f"{path} was not installed, since {end}{cause}")
+
+
 class Source(NamedTuple):
     """What is to be installed: all requirements files by path, and whether they name other things in the folder."""
 
@@ -97,7 +108,8 @@ class Source(NamedTuple):
 def packages(pod: PodEnvironment, pause: Pause) -> Path | None:
     """The folder with the packages that the code of `pod` requires; None if it requires none.
 
-    Raises UserError for what cannot be installed, OSError for the volume, and Interrupted where `pause` says so.
+    Raises UserError for what cannot be installed, OSError for the volume, PipKilled where pip did not come to its end,
+    and Interrupted where `pause` says so.
     """
     if pod.code is None or pod.code.requirements is None:
         return None
@@ -262,9 +274,13 @@ def _install(env: Path, work: Path, path: str, pins: Mapping[str, str], pause: P
         constraints.write_text("".join(f"{name}=={version}\n" for name, version in pins.items()))
         options = ["--no-input", "--disable-pip-version-check", "--progress-bar", "off"]
         command = [*pip_command(python), "install", *options, "-c", str(constraints), "-r", path]
+        oom_kills = processes.oom_kills()
         code, lines = _run(command, work, pause)
+        for_memory = processes.oom_kills() > oom_kills
         if code != 0 and no_space("\n".join(lines)):
             raise OSError(errno.ENOSPC, f"no space left on device: {pip_errors(lines)}")
+        if (by := _signal_of(code)) is not None or (code != 0 and for_memory):
+            raise PipKilled(path, by, for_memory=for_memory)
         if code != 0:
             raise UserError(f"{path} cannot be installed: {refusal(lines)}")
         installed = {
@@ -335,6 +351,12 @@ def _run(command: list[str], folder: Path, pause: Pause) -> tuple[int, list[str]
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
     return process.returncode, list(lines)
+
+
+def _signal_of(code: int) -> signal.Signals | None:
+    """What ended pip. With --python it starts itself again, and exits with the negative code of that: of 8 bits."""
+    number = -code if code < 0 else 256 - code
+    return signal.Signals(number) if number in iter(signal.Signals) else None
 
 
 def _relay(stream: IO[str], lines: deque[str]) -> None:
