@@ -18,10 +18,11 @@ import pytest
 from tests.support.processes import all_end
 from tests.trainer.data_server import BODY, DIGEST, Web, cut_short, left_over, refusing, whole
 
+from ddp_trainer.contract.addresses import public, shown
 from ddp_trainer.contract.exit_codes import UserError
 from ddp_trainer.contract.json_files import read_json
 from ddp_trainer.initialize.__main__ import Initializer, run
-from ddp_trainer.initialize.sources import FetchError, public, shown
+from ddp_trainer.initialize.sources import FetchError
 
 
 def pvcs(shared: Path) -> Path:

@@ -29,19 +29,16 @@ from ddp_trainer.contract.environment import PodEnvironment, SubmittedCode
 from ddp_trainer.contract.exit_codes import EXIT_FAILED, EXIT_PREEMPTED, EXIT_USER, UserError
 from ddp_trainer.launch import requirements
 from ddp_trainer.launch.code import put_code
+from ddp_trainer.launch.pip_output import PipKilled, hash_errors, pip_errors, unreachable, without_secrets
 from ddp_trainer.launch.requirements import (
     Interrupted,
-    PipKilled,
     environment_key,
-    hash_errors,
     image_packages,
     is_ready,
     packages,
     pip_command,
-    pip_errors,
     read_requirements,
     site_packages,
-    unreachable,
 )
 
 
@@ -372,6 +369,29 @@ NONE = "ERROR: Could not find a version that satisfies the requirement x (from v
 )  # fmt: skip
 def test_an_index_that_the_pod_does_not_reach_is_told_from_a_package_that_it_lacks(lines: list[str], says: str) -> None:
     assert unreachable(lines) == says
+
+
+@pytest.mark.parametrize(
+    ("line", "shows"),
+    [
+        ("ERROR: HTTP error 403 while getting https://host/a.whl?X-Signature=abc", "https://host/a.whl?***"),
+        ("ERROR: Invalid requirement: 'a @@ https://me:pass@host/a.whl': Expected", "'a @@ https://***@host/a.whl'"),
+        ("  fatal: could not read Password for 'https://token@host': terminal", "for 'https://***@host': terminal"),
+        ("WARNING: Retrying (…) after connection broken by 'X(…)': /a.whl?token=abc", "by 'X(…)': /a.whl?***"),
+        ("Successfully installed greeting-1.0", "Successfully installed greeting-1.0"),
+    ],
+)
+def test_what_is_secret_in_a_line_of_pip_is_not_shown(line: str, shows: str) -> None:
+    shown = without_secrets(line)
+    assert shows in shown
+    assert not re.search("abc|pass|token", shown)
+
+
+@pytest.mark.processes
+def test_a_token_in_the_requirements_is_neither_in_the_message_nor_in_the_log(required, capfd) -> None:
+    with pytest.raises(UserError, match="Invalid requirement") as failure:
+        packages(required("greeting @@ https://me:secret-token@127.0.0.1/greeting.whl"), go_on)
+    assert "secret-token" not in str(failure.value) + capfd.readouterr().err
 
 
 def test_pip_is_the_images_or_the_one_that_python_brings(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,10 +25,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ddp_trainer.contract.addresses import public, shown
 from ddp_trainer.contract.exit_codes import EXIT_FAILED, EXIT_OK, EXIT_PREEMPTED, EXIT_USER, UserError
 from ddp_trainer.contract.json_files import read_json, write_json
 from ddp_trainer.contract.process_end import end_after_exit_handlers, settle
-from ddp_trainer.initialize.sources import CHUNK_BYTES, FetchError, fetch, public, shown
+from ddp_trainer.initialize.sources import CHUNK_BYTES, FetchError, fetch
 from ddp_trainer.launch.exit.report import log, report_start_failure
 
 MARKERS = ".ddpjob/initialized"

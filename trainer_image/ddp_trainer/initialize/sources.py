@@ -6,7 +6,6 @@ drivers for s3:// (obstore) and hf:// (huggingface_hub) are what ddpjob[data] ad
 
 from __future__ import annotations
 
-import re
 import string
 import urllib.error
 import urllib.request
@@ -18,6 +17,7 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Any
 from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
+from ddp_trainer.contract.addresses import public, shown
 from ddp_trainer.contract.exit_codes import UserError
 from ddp_trainer.initialize.mounted import mounted_files
 
@@ -30,8 +30,6 @@ _PERMANENT = (400, 401, 403, 404, 405, 410, 451)
 
 _WHOLE = (200, 203)
 """Answers that come with all data; 202 and 204 come with none, though they count as success (RFC 9110 section 15.3)."""
-
-_SECRETS = re.compile(r"(?P<scheme>\w+://)(?P<user>[^/\s@]*@)?(?P<place>[^\s?'\"]*)(?P<query>\?[^\s'\"]*)?")
 
 
 class FetchError(Exception):
@@ -76,24 +74,6 @@ def _file_system(scheme: str, rest: str, pvcs: Path) -> tuple[Any, str]:
         register("s3")  # fsspec itself would look for s3fs
     files, root = fsspec.core.url_to_fs(f"{scheme}://{rest}")
     return files, str(root)
-
-
-def public(source: str) -> str:
-    """`source` without what is secret in it, whatever characters it has: user name, password, signature."""
-    scheme, _, rest = source.partition("://")
-    place, query, _ = rest.partition("?")
-    host, slash, path = place.partition("/")
-    _, at, host = host.rpartition("@")
-    return f"{scheme}://{'***@' if at else ''}{host}{slash}{path}" + ("?***" if query else "")
-
-
-def shown(text: str) -> str:
-    """`text` without what is secret in the addresses that it holds: user names, passwords, signatures."""
-
-    def clean(match: re.Match[str]) -> str:
-        return match["scheme"] + ("***@" if match["user"] else "") + match["place"] + ("?***" if match["query"] else "")
-
-    return _SECRETS.sub(clean, text)
 
 
 def copy_tree(files: Any, root: str, into: Path, source: str) -> None:

@@ -137,7 +137,8 @@ class Pod:
     def _have_packages(self, requirements: str) -> Assignment | int | None:
         """Have them installed, by node rank 0 for all. What follows instead of the attempt, if it cannot begin."""
         from ddp_trainer.launch.code import volume_failure
-        from ddp_trainer.launch.requirements import Interrupted, PipKilled, packages
+        from ddp_trainer.launch.pip_output import PipKilled
+        from ddp_trainer.launch.requirements import Interrupted, packages
 
         self._view = _View(self._pod, time.time(), idle=REQUIREMENTS)
         path = self._pod.termination_log

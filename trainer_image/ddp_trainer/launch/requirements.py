@@ -27,7 +27,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
-from itertools import takewhile
 from pathlib import Path
 from typing import IO, Final, NamedTuple
 
@@ -38,6 +37,7 @@ from ddp_trainer.contract.json_files import read_json, write_json
 from ddp_trainer.contract.messages import no_space
 from ddp_trainer.launch.exit.report import log
 from ddp_trainer.launch.leftovers import beside, put_in_place, remove, remove_leftovers
+from ddp_trainer.launch.pip_output import PipKilled, pip_errors, refusal, signal_of, without_secrets
 from ddp_trainer.launch.unused import ENVIRONMENT, PACKAGES, mark_used, remove_unused_aside
 
 POLL_SECONDS: Final = 0.5
@@ -50,28 +50,6 @@ VERSION: Final = 1
 _PINNED: Final = ("torch", "numpy")
 """Packages of the image that are never replaced: the others of the image are built for these."""
 _KEPT_LINES: Final = 200
-_SHOWN_ERRORS: Final = 3
-_CONFLICT: Final = "The conflict is caused by:"
-_HASHES: Final = {
-    "DO NOT MATCH THE HASHES": (
-        "a package is not the one that was locked",
-        "lock the file again, if you trust this one,",
-    ),
-    "--require-hashes mode": (
-        "where one package has a hash, all need one",
-        "lock the file again, with all that its packages require,",
-    ),
-    "Can't verify hashes": (
-        "folders and repositories have no hash, and here all packages need one",
-        "name a wheel of it with its hash",
-    ),
-}
-"""What pip says of a file with hashes: what that means, and what to do."""
-_NO_VERSION: Final = "(from versions: none)"
-_BROKEN: Final = re.compile(r"after connection broken by '(.*)': /")
-"""pip's warning of a connection that it tries again, with the words of the exception."""
-_OBJECT: Final = re.compile(r"<[^>]*>[:,] ")
-_UNTRUSTED: Final = re.compile(r"WARNING: The repository located at (\S+) is not a trusted or secure host")
 _SATISFIED: Final = "Requirement already satisfied:"
 """What pip says of each package of the image, with its whole ancestry: a screen of it for a few requirements."""
 _OTHER_FILE: Final = re.compile(
@@ -86,16 +64,6 @@ Pause = Callable[[float], bool]
 
 class Interrupted(Exception):
     """SIGTERM came, or a later attempt began."""
-
-
-class PipKilled(Exception):
-    """A signal ended pip, or the kernel a process of it for memory: the requirements may be right."""
-
-    def __init__(self, path: str, by: signal.Signals | None, *, for_memory: bool) -> None:
-        self.reason = "OutOfMemory" if for_memory else "WorkerKilled"
-        end = "a process of pip was killed" if by is None else f"{by.name} ended pip"
-        cause = ": the pod has reached its memory limit, or its node has no memory left" if for_memory else ""
-        super().__init__(f"{path} was not installed, since {end}{cause}")
 
 
 class Source(NamedTuple):
@@ -188,59 +156,6 @@ def site_packages(env: Path) -> Path:
     return Path(sysconfig.get_path("purelib", "posix_prefix", vars={"base": str(env)}))
 
 
-def pip_errors(lines: Sequence[str]) -> str:
-    """What pip says of why it failed, in one line."""
-    conflict = lines[lines.index(_CONFLICT) + 1 :] if _CONFLICT in lines else []
-    causes = [line.strip() for line in takewhile(lambda line: line.startswith(" "), conflict)]
-    said = [line.strip() for line in lines if line.strip() and not line.startswith(("WARNING:", "[notice]"))]
-    errors = [line.removeprefix("ERROR: ") for line in said if line.startswith("ERROR:")]
-    return " | ".join((causes or errors or said)[-_SHOWN_ERRORS:]) or "pip printed nothing"
-
-
-def hash_errors(lines: Sequence[str]) -> tuple[str, str] | None:
-    """Which hashes of a locked file are wrong or missing, by package, and what to do; None if pip failed otherwise."""
-    found = ((at, words) for at, line in enumerate(lines, 1) for head, words in _HASHES.items() if head in line)
-    if (first := next(found, None)) is None:
-        return None
-    at, (meaning, fix) = first
-    details = (" ".join(line.split()) for line in takewhile(lambda line: line.startswith(" "), lines[at:]))
-    # of what pip expected there may be dozens, one a build
-    packages = " | ".join([line for line in details if not line.startswith("Expected ")][:_SHOWN_ERRORS])
-    return f"{meaning}: {packages.replace(': | Got ', ': got ')}", fix
-
-
-def unreachable(lines: Sequence[str]) -> str:
-    """Why pip did not reach the index, if that left it without a single version of a package; else empty."""
-    if not any(_NO_VERSION in line for line in lines):
-        return ""
-    causes = [found[1] for line in lines if (found := _BROKEN.search(line))]
-    return _OBJECT.sub("", causes[-1]) if causes else ""
-
-
-def untrusted(lines: Sequence[str]) -> str:
-    """The host that pip did not ask because it has no HTTPS, if that left a package without a version; else empty."""
-    if not any(_NO_VERSION in line for line in lines):
-        return ""
-    return next((found[1] for line in lines if (found := _UNTRUSTED.match(line))), "")
-
-
-def refusal(lines: Sequence[str]) -> str:
-    """What stopped pip, by its output, and what to do."""
-    if cause := unreachable(lines):
-        return (
-            f"this pod does not reach the package index ({cause}); name one that it reaches in PIP_INDEX_URL (submit "
-            "-e), put wheels on the volume and the lines --no-index and --find-links /mnt/shared/wheels into the file, "
-            "or use an image that has the packages"
-        )
-    if host := untrusted(lines):
-        return (
-            f"pip does not ask {host}, which has no HTTPS; serve it with HTTPS, or add PIP_TRUSTED_HOST={host} (submit "
-            "-e) if you trust it"
-        )
-    cause, fix = hash_errors(lines) or (pip_errors(lines), "correct it")
-    return f"{cause}; {fix} and submit the code again. The log of node rank 0 has the output of pip"
-
-
 def pip_command(python: Path) -> list[str]:
     """pip for the environment of `python`, as far as its options: the image's, or the one that comes with Python.
 
@@ -279,7 +194,7 @@ def _install(env: Path, work: Path, path: str, pins: Mapping[str, str], pause: P
         for_memory = processes.oom_kills() > oom_kills
         if code != 0 and no_space("\n".join(lines)):
             raise OSError(errno.ENOSPC, f"no space left on device: {pip_errors(lines)}")
-        if (by := _signal_of(code)) is not None or (code != 0 and for_memory):
+        if (by := signal_of(code)) is not None or (code != 0 and for_memory):
             raise PipKilled(path, by, for_memory=for_memory)
         if code != 0:
             raise UserError(f"{path} cannot be installed: {refusal(lines)}")
@@ -353,14 +268,8 @@ def _run(command: list[str], folder: Path, pause: Pause) -> tuple[int, list[str]
     return process.returncode, list(lines)
 
 
-def _signal_of(code: int) -> signal.Signals | None:
-    """What ended pip. With --python it starts itself again, and exits with the negative code of that: of 8 bits."""
-    number = -code if code < 0 else 256 - code
-    return signal.Signals(number) if number in iter(signal.Signals) else None
-
-
 def _relay(stream: IO[str], lines: deque[str]) -> None:
-    for line in stream:
+    for line in map(without_secrets, stream):
         lines.append(line.rstrip())
         if line.startswith(_SATISFIED):
             continue
