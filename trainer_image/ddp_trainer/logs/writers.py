@@ -56,6 +56,8 @@ class TensorBoard:
 
                 purge = self._resumed_at + 1 if self._resumed_at else None
                 self._writer = SummaryWriter(str(self.directory), purge_step=purge)
+                self._writer.flush()
+                self._resumed_at = 0  # another one, after an error, must not drop the points of this one
             for name, value in values.items():
                 self._writer.add_scalar(name, value, step)
         except OSError:

@@ -1,0 +1,53 @@
+"""The points of TensorBoard, where the volume refuses some."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from torch.utils.tensorboard import SummaryWriter
+
+from ddp_trainer.logs.writers import TensorBoard
+
+
+def steps_shown(folder: Path) -> list[int]:
+    return [point.step for point in EventAccumulator(str(folder)).Reload().Scalars("loss")]
+
+
+def write(board: TensorBoard, steps: range) -> None:
+    for step in steps:
+        board.write(step, {"loss": 0.5})
+
+
+def test_a_volume_that_was_full_costs_the_points_of_that_time_alone(tmp_path: Path, monkeypatch) -> None:
+    first = TensorBoard(tmp_path)
+    write(first, range(1, 14))
+    first.close()
+    second = TensorBoard(tmp_path, resumed_at=10)
+    write(second, range(11, 15))
+    with monkeypatch.context() as full:
+        full.setattr(SummaryWriter, "add_scalar", _refuse)
+        with pytest.raises(OSError, match="No space left"):
+            write(second, range(15, 16))
+    write(second, range(16, 18))
+    second.close()
+    assert steps_shown(tmp_path) == [*range(1, 15), 16, 17]
+
+
+def test_what_an_earlier_attempt_logged_is_dropped_though_the_volume_was_full_at_first(tmp_path, monkeypatch) -> None:
+    first = TensorBoard(tmp_path)
+    write(first, range(1, 14))
+    first.close()
+    second = TensorBoard(tmp_path, resumed_at=10)
+    with monkeypatch.context() as full:
+        full.setattr(SummaryWriter, "flush", _refuse)
+        with pytest.raises(OSError, match="No space left"):
+            write(second, range(11, 12))
+    write(second, range(12, 13))
+    second.close()
+    assert steps_shown(tmp_path) == [*range(1, 11), 12]
+
+
+def _refuse(*_: object) -> None:
+    raise OSError(28, "No space left on device")
