@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 from tests.trainer.documented import message
 from tests.trainer.logs.conftest import fill
 
+from ddp_trainer.logs.__main__ import main
 from ddp_trainer.logs.log_files import LogFile, LogThread, WriteErrors
 from ddp_trainer.logs.losses import LossLog, read_losses
 from ddp_trainer.snapshots.codec.structure import to_json
@@ -180,6 +182,41 @@ def test_killed_anywhere_the_merged_history_is_that_of_an_unbroken_run(
         log.close()
         found = read_losses(log_dir)
     assert [(line["step"], line["loss"]) for line in found] == [(step, 1 / step) for step in range(1, last + 1)]
+
+
+@given(st.lists(st.lists(st.one_of(st.integers(0, 9), st.integers(0, 9).map(lambda step: -step - 1))), max_size=4))
+def test_the_history_is_that_of_all_lines_in_their_order_whatever_they_are(files: list[list[int]]) -> None:
+    """A number is the step of a line, a negative one the step after which a part begins."""
+    expected: dict[int, int] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for attempt, steps in enumerate(files):
+            lines = []
+            for step in steps:
+                if step < 0:
+                    expected = {known: of for known, of in expected.items() if known <= -step - 1}
+                    lines.append({"attempt": attempt, "resumedAfter": -step - 1})
+                else:
+                    expected[step] = attempt
+                    lines.append({"step": step, "attempt": attempt})
+            path = path_of(Path(folder), attempt)
+            path.parent.mkdir(exist_ok=True)
+            path.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+        assert history(Path(folder)) == sorted(expected.items())
+
+
+def test_a_long_run_is_printed_without_all_of_it_in_memory(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    for attempt in range(4):
+        log = begun(tmp_path, attempt, after=4000 * attempt)
+        trained(log, *range(4000 * attempt + 1, 4000 * attempt + 5001))
+        log.close()
+    tracemalloc.start()
+    try:
+        assert main([str(tmp_path)]) == 0
+        most = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert len(capfd.readouterr().out.splitlines()) == 17_000
+    assert most < 1 << 20, "17,000 losses are more than 10 MB"
 
 
 @pytest.mark.processes

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from ddp_trainer.logs.losses import FOLDER, read_epochs, read_losses
+from ddp_trainer.logs.losses import FOLDER, merged_losses, read_epochs
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -31,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"there is no {directory / FOLDER}: name the job's, such as /mnt/shared/logs/digits", file=sys.stderr)
         return 2
     try:
-        for line in read_epochs(directory) if options.epochs else read_losses(directory):
+        for line in read_epochs(directory) if options.epochs else merged_losses(directory):
             print(json.dumps(line))
         sys.stdout.flush()
     except BrokenPipeError:  # a reader such as `head` has enough

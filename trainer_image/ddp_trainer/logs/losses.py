@@ -17,8 +17,11 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from heapq import merge
+from itertools import accumulate
+from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ddp_trainer.logs.log_files import LogFile, LogThread, WriteErrors
 
@@ -30,14 +33,47 @@ RECENT_LINES = 1000
 
 def read_losses(log_dir: Path) -> list[dict[str, Any]]:
     """The merged history of all attempts in `log_dir` (logs/<job>): each step once, in order."""
-    history: dict[int, dict[str, Any]] = {}
-    for path in sorted((log_dir / FOLDER).glob("*.jsonl")):
+    return list(merged_losses(log_dir))
+
+
+def merged_losses(log_dir: Path) -> Iterator[dict[str, Any]]:
+    """The same one by one: a long run may have more of them than there is memory. The files are read twice."""
+    paths = sorted((log_dir / FOLDER).glob("*.jsonl"))
+    begins: list[float] = []
+    late = [line for line in _lines(paths, begins) if line.is_late]
+    # of each part, the last step that no later one has made void
+    valid = list(accumulate(reversed([*begins[1:], math.inf]), min))[::-1]
+    again = {line.step: line.entry for line in late if line.step <= valid[line.part]}
+    first = (
+        line.entry
+        for line in _lines(paths, [])
+        if not line.is_late and line.part < len(valid) and line.step <= valid[line.part] and line.step not in again
+    )
+    return merge(first, [again[step] for step in sorted(again)], key=itemgetter("step"))
+
+
+class _Line(NamedTuple):
+    """One step of the run, in one of its parts, which begin with a `resumedAfter`."""
+
+    part: int
+    step: int
+    entry: dict[str, Any]
+    is_late: bool
+    """It is of a step that its part does not begin after, or has had: a line that a snapshot brought. They are few."""
+
+
+def _lines(paths: Sequence[Path], begins: list[float]) -> Iterator[_Line]:
+    """Those of all attempts. `begins` gets the step after which each part begins."""
+    for path in paths:
+        begins.append(math.inf)  # lines before the first `resumedAfter` make nothing void
+        last = math.inf
         for entry in _entries(path):
-            if "resumedAfter" in entry:
-                history = {step: line for step, line in history.items() if step <= entry["resumedAfter"]}
-            elif isinstance(entry.get("step"), int):
-                history[entry["step"]] = entry
-    return [history[step] for step in sorted(history)]
+            if isinstance(after := entry.get("resumedAfter"), int):
+                begins.append(after)
+                last = after
+            elif isinstance(step := entry.get("step"), int):
+                yield _Line(len(begins) - 1, step, entry, is_late=step <= last)
+                last = max(last, step)
 
 
 def read_epochs(log_dir: Path) -> list[dict[str, Any]]:
@@ -52,13 +88,14 @@ def read_epochs(log_dir: Path) -> list[dict[str, Any]]:
 
 def _entries(path: Path) -> Iterator[dict[str, Any]]:
     """The lines of one attempt; one that a crash cut short is left out."""
-    for line in path.read_bytes().splitlines():
-        try:
-            entry = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(entry, dict):
-            yield entry
+    with path.open("rb") as file:
+        for line in file:
+            try:
+                entry = json.loads(line)
+            except ValueError:
+                continue
+            if isinstance(entry, dict):
+                yield entry
 
 
 class LossLog:
