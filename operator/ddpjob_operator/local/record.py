@@ -121,8 +121,13 @@ def _replace(path: Path, content: dict[str, Any]) -> None:
     """Write it whole, or not at all."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary.write_text(json.dumps(content) + "\n")
-    temporary.replace(path)
+    try:
+        temporary.write_text(json.dumps(content) + "\n")
+        temporary.replace(path)
+    except OSError:
+        with suppress(OSError):
+            temporary.unlink()
+        raise
 
 
 def _live(report: LiveReport | None) -> dict[str, Any] | None:

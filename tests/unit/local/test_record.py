@@ -64,6 +64,13 @@ def report(step: int, attempt: int = 0, age: float | None = 2.0) -> TrainerRepor
     return TrainerReport(uid="uid", attempt=attempt, ranks=ranks, throttling=throttling, live=live)
 
 
+def test_a_try_that_fails_leaves_no_file(tmp_path: Path) -> None:
+    path = status_file(tmp_path, "digits")
+    path.mkdir(parents=True)
+    StatusFile(tmp_path, JOB).write(RUNNING)
+    assert list(path.parent.iterdir()) == [path]
+
+
 def test_what_ranks_report_is_written_once_a_second_and_at_the_end(tmp_path: Path) -> None:
     times = iter([0.0, 0.5, 1.5, 1.5, 1.6, 1.7])
     record, path = RanksFile(tmp_path, JOB, lambda: next(times)), ranks_file(tmp_path, "digits")
