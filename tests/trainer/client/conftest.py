@@ -23,6 +23,7 @@ def attach(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable
     handler = signal.getsignal(signal.SIGTERM)
     monkeypatch.setattr(sys, "excepthook", sys.excepthook)
     monkeypatch.setattr(failures, "_actions", [])
+    monkeypatch.setattr(failures, "_replaced", [])
     # one that is told to stop would make this process end with 143, whatever its tests say
     monkeypatch.setattr(sys.modules[Run.__module__], "leave_as_preempted", lambda step: None)
     attempts = iter(range(9))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import json
 import re
@@ -11,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from weakref import ref
 
 import pytest
 import torch
@@ -19,6 +21,7 @@ from tests.trainer.client.one_rank import model_and_optimizer, step
 from tests.trainer.train.volume import Volume
 from torch import nn
 
+from ddp_trainer.rank import failures
 from ddp_trainer.rank.world import World
 
 HERE = Path(__file__).parent
@@ -95,6 +98,43 @@ class OnTheThirdGPU(nn.Module):
 
     def parameters(self, recurse: bool = True) -> Iterator[Any]:
         yield SimpleNamespace(device=torch.device("cuda:2"))
+
+
+def test_a_run_that_has_finished_lets_its_model_go(attach: Any) -> None:
+    """A process may train one model after the other, each in a job of its own."""
+
+    def trained() -> tuple[ref[Any], ref[Any]]:
+        model, optimizer = model_and_optimizer()
+        run = attach(model, optimizer)
+        run.resume()
+        step(model, optimizer)
+        run.step_end()
+        run.finish()
+        return ref(model), ref(run)
+
+    model, run = trained()
+    gc.collect()
+    assert (model(), run()) == (None, None)
+
+
+def test_an_exception_after_a_run_has_finished_is_none_of_its_own(attach: Any, tmp_path: Path) -> None:
+    for name in ("first", "second"):
+        model, optimizer = model_and_optimizer()
+        run = attach(model, optimizer, environ={"DDPJOB_NAME": name, "DDPJOB_SNAPSHOT_EVERY": "1000steps"})
+        run.resume()
+        for _ in range(3):
+            step(model, optimizer)
+            run.step_end()
+        if name == "first":
+            run.finish()
+    failures.failed(ValueError("of the second"))
+    events = {
+        name: [json.loads(line)["event"] for line in (tmp_path / f"shared/logs/{name}/events.jsonl").open()]
+        for name in ("first", "second")
+    }
+    assert events["first"][-1] == "finished"
+    assert "finished" not in events["second"]
+    assert list((tmp_path / "shared/checkpoints/second").glob("step-*3")), "no emergency snapshot"
 
 
 def test_the_models_gpu_becomes_the_current_device(monkeypatch) -> None:

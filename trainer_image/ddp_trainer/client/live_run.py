@@ -289,6 +289,9 @@ class LiveRun(Run):
             super().finish(**metrics)
         self._has_finished = True
 
+    def _let_go(self) -> None:
+        """Not yet: the ranks have still to leave their process group."""
+
     def _try(self, action: Callable[[], None], *, is_step: bool = True) -> None:
         """Do it, and form the next group where a rank is lost meanwhile, or ranks join or leave after a step."""
         recovery = self._recovery

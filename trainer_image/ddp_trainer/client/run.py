@@ -38,6 +38,7 @@ from ddp_trainer.contract.exit_codes import LossNotFinite, Preempted, RollBack, 
 from ddp_trainer.contract.heartbeat import Heartbeat
 from ddp_trainer.logs.runlog import RunLog, SnapshotReporter
 from ddp_trainer.rank.data_waits import DataWaits
+from ddp_trainer.rank.failures import not_on_failure
 from ddp_trainer.rank.observe import ScriptObserver
 from ddp_trainer.rank.pass_times import PassTimes
 from ddp_trainer.rank.step_reduce import on_any_rank
@@ -361,6 +362,11 @@ class Run:
         self._log.close()
         self._heartbeat.enter("done")
         _finished[self._key] = self.step
+        self._let_go()
+
+    def _let_go(self) -> None:
+        """All is saved, so an exception that comes later is none of this run's."""
+        not_on_failure(self.emergency)
 
     def save_last(self) -> None:
         """Save the last snapshot, as `finish` does, before something long that comes first, such as a validation."""

@@ -95,7 +95,9 @@ class RunLog:
             print(text, flush=True)
 
     def close(self) -> None:
-        """Write what waits and let go of the files. Raises nothing, and gives a volume that hangs ten seconds."""
+        """Write what waits and let go of the files, and of the run whose losses they were. Raises nothing, and gives a
+        volume that hangs ten seconds."""
+        self.losses.before_save = lambda: None
         if self._directory is None:
             return
         with storage_awaited():

@@ -12,6 +12,7 @@ from __future__ import annotations
 import sys
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, Final
 
@@ -19,19 +20,27 @@ from ddp_trainer.contract.standard_error import say
 
 _GROUPS: Final = "torch.distributed.distributed_c10d"
 _actions: list[Callable[[Exception], None]] = []
+_replaced: list[Callable[[type[BaseException], BaseException, TracebackType | None], Any]] = []
+"""The hook that was there before ours."""
 
 
 def on_failure(action: Callable[[Exception], None]) -> None:
     """Call `action` with the exception that ends this process, before it does. Not for SystemExit and its kind."""
-    if not _actions and "ddp_trainer.rank.worker" not in sys.modules:
-        previous = sys.excepthook
-
-        def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-            previous(kind, error, trace)
-            failed(error)
-
-        sys.excepthook = hook
+    if not _replaced and "ddp_trainer.rank.worker" not in sys.modules:
+        _replaced.append(sys.excepthook)
+        sys.excepthook = _hook
     _actions.append(action)
+
+
+def not_on_failure(action: Callable[[Exception], None]) -> None:
+    """Take it back: what it would save is saved, and what it holds, such as a model, may go."""
+    with suppress(ValueError):
+        _actions.remove(action)
+
+
+def _hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    _replaced[0](kind, error, trace)
+    failed(error)
 
 
 def failed(error: BaseException) -> None:
