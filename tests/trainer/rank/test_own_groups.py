@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -62,7 +63,7 @@ def join(monkeypatch: pytest.MonkeyPatch) -> Join:
         yield url, os.environ["TORCHELASTIC_USE_AGENT_STORE"] == "True"
 
     def join(place: Place, url: str) -> tuple[str, bool]:
-        handlers = {"env": torchs, "tcp": lambda url: torchs(url)}
+        handlers = {"env": torchs, "tcp": lambda url: torchs(url), "file": lambda url: torchs(url)}
         monkeypatch.setitem(sys.modules, RENDEZVOUS, SimpleNamespace(_rendezvous_handlers=handlers))
         _install(place)
         return next(handlers[url.partition(":")[0]](url))
@@ -95,7 +96,28 @@ def test_a_group_at_torchrun_s_own_tcp_address_is_left_alone(join: Join, numbers
     assert join(OF_TWO, url) == (url, True)
 
 
-@pytest.mark.parametrize("url", ["env://", "tcp://localhost:12355?rank=0&world_size=2"])
+def test_the_group_of_all_ranks_in_a_file_meets_where_torchrun_says(
+    join: Join, capfd: pytest.CaptureFixture[str]
+) -> None:
+    place = Place(1, 2, TORCHRUNS, pid=os.getpid(), attempt="a-1")
+    os.environ["MASTER_ADDR"] = "localhost"
+    assert join(place, "file:///mnt/shared/meet?rank=1&world_size=2") == ("env://?rank=1&world_size=2", True)
+    assert os.environ["MASTER_ADDR"] == "10.0.0.1"
+    assert "10.0.0.1:29500, where torchrun says, and not in /mnt/shared/meet" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("place", [ALONE, OF_TWO], ids=["of the only rank", "of one of two"])
+def test_other_ranks_meet_in_a_file_of_their_attempt(join: Join, place: Place) -> None:
+    urls = [
+        join(replace(place, attempt=attempt), "file:///mnt/shared/meet?rank=0&world_size=4")[0]
+        for attempt in ("a-0", "a-1")
+    ]
+    assert urls == [f"file:///mnt/shared/meet.{attempt}?rank=0&world_size=4" for attempt in ("a-0", "a-1")]
+
+
+@pytest.mark.parametrize(
+    "url", ["env://", "tcp://localhost:12355?rank=0&world_size=2", "file:///meet?rank=0&world_size=2"]
+)
 def test_a_group_of_ranks_that_recover_live_is_refused(join: Join, url: str) -> None:
     with pytest.raises(UserError, match="attach_live"):
         join(Place(0, 2, TORCHRUNS, pid=7, is_live=True), url)

@@ -10,7 +10,11 @@ compared with what torchrun has said:
 - It asks for other ranks in a job with more ranks: refused, since each rank of the job would train on its own.
 - The ranks recover live: refused, since `attach_live` makes their groups.
 
-A group with a store of its own, or one in a file, is left alone, and so is `tcp://` with torchrun's address.
+A group with a store of its own is left alone, and so is `tcp://` with torchrun's address.
+
+A group may also meet in a file, `file://`. The file of ranks that were killed stays, with their addresses, and every
+later attempt would connect to those. So the group of all ranks meets where torchrun says, and others in a file that
+their attempt alone has.
 """
 
 from __future__ import annotations
@@ -41,6 +45,9 @@ class Place:
     size: int
     address: tuple[str, str]
     pid: int
+    attempt: str = ""
+    """A name that no other attempt has, of this job or of another one."""
+
     is_live: bool = False
     """Whether ranks recover live: torchrun then knows those of one pod, and a script makes no group."""
 
@@ -62,9 +69,15 @@ def at_address(url: str, place: tuple[str, str]) -> str:
     return urlunparse(urlparse(url)._replace(netloc=f"[{host}]:{port}" if ":" in host else f"{host}:{port}"))
 
 
-def guard(own: RankEnvironment, *, is_live: bool = False) -> None:
+def in_file_of(attempt: str, url: str) -> str:
+    """The same `file://` with a file that no other attempt has."""
+    parts = urlparse(url)
+    return urlunparse(parts._replace(path=f"{parts.path}.{attempt}"))
+
+
+def guard(own: RankEnvironment, *, attempt: str, is_live: bool = False) -> None:
     """Compare the groups of the script that this rank is about to run, and of all processes that it starts."""
-    place = Place(own.rank, own.world_size, address(os.environ), os.getpid(), is_live)
+    place = Place(own.rank, own.world_size, address(os.environ), os.getpid(), attempt, is_live)
     after_import(RENDEZVOUS, lambda: _install(place))
     process = multiprocessing.process.BaseProcess
     start = process.start
@@ -84,7 +97,7 @@ def variables_of_group(place: Place, rank: int, size: int, asked: tuple[str, str
     Raises UserError for one that cannot be meant.
     """
     if (rank, size) == (place.rank, place.size) and (in_rank or asked == place.address):
-        return {"MASTER_ADDR": place.address[0], "MASTER_PORT": place.address[1]}
+        return _torchruns(place)
     if place.size == 1:
         return rank_variables(rank, size) | {_TORCHRUN_HOSTS: "False"}
     raise UserError(
@@ -107,9 +120,9 @@ class _Guarded:
 
 
 def _install(place: Place) -> None:
-    """Answer for `env://` and `tcp://`, before torch does; once in a process."""
+    """Answer for `env://`, `tcp://` and `file://`, before torch does; once in a process."""
     handlers = sys.modules[RENDEZVOUS]._rendezvous_handlers
-    torchs_env, torchs_tcp = handlers["env"], handlers["tcp"]
+    torchs_env, torchs_tcp, torchs_file = handlers["env"], handlers["tcp"], handlers["file"]
     if getattr(torchs_env, "guards", False):
         return
 
@@ -134,8 +147,19 @@ def _install(place: Place) -> None:
                 url = at_address(url, place.address)
         yield from torchs_tcp(url, *args, **kwargs)
 
+    def file_rendezvous(url: str, *args: Any, **kwargs: Any) -> Iterator[Any]:
+        if place.is_live:
+            raise UserError(NEEDED)
+        parts, own = urlparse(url), {"rank": [str(place.rank)], "world_size": [str(place.size)]}
+        if _torchrun_hosts() and os.getpid() == place.pid and parse_qs(parts.query) == own:
+            os.environ.update(_torchruns(place))
+            _say_where(place, f"in {parts.path}")
+            yield from torchs_env(f"env://?{parts.query}", *args, **kwargs)
+        else:
+            yield from torchs_file(in_file_of(place.attempt, url) if parts.path else url, *args, **kwargs)
+
     env_rendezvous.guards = True  # type: ignore[attr-defined]
-    handlers.update(env=env_rendezvous, tcp=tcp_rendezvous)
+    handlers.update(env=env_rendezvous, tcp=tcp_rendezvous, file=file_rendezvous)
 
 
 def _torchrun_hosts() -> bool:
@@ -147,7 +171,15 @@ def _meet(place: Place, rank: int, size: int, asked: tuple[str, str]) -> None:
     """Set the variables of a group that is asked for at the address `asked`."""
     os.environ.update(variables_of_group(place, rank, size, asked, in_rank=os.getpid() == place.pid))
     if _torchrun_hosts() and asked != place.address:
-        say(
-            f"ddp_trainer: the ranks meet at {':'.join(place.address)}, where torchrun says, and not at "
-            f"{':'.join(asked)}, which the script has set"
-        )
+        _say_where(place, f"at {':'.join(asked)}")
+
+
+def _torchruns(place: Place) -> dict[str, str]:
+    return {"MASTER_ADDR": place.address[0], "MASTER_PORT": place.address[1]}
+
+
+def _say_where(place: Place, asked: str) -> None:
+    say(
+        f"ddp_trainer: the ranks meet at {':'.join(place.address)}, where torchrun says, and not {asked}, which the "
+        "script has set"
+    )

@@ -70,7 +70,7 @@ def main(argv: Sequence[str]) -> int:
     if own_script and own.observe_script:
         observer = observe(Heartbeat.from_env(observed=True), own.world_size, non_finite_loss=job.non_finite_loss)
     is_live = own_script and job.live is not None
-    guard(own, is_live=is_live)
+    guard(own, attempt=f"{job.uid}-{job.attempt}", is_live=is_live)
     keep_destroyed_groups()
     if own_script:
         save_whole_files(f"{job.name}-rank{own.rank}", 1 if own.rank == 0 else own.world_size)
