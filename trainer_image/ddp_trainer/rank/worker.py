@@ -45,6 +45,7 @@ from ddp_trainer.rank.failures import call_hook, failed
 from ddp_trainer.rank.observe import ScriptObserver, observe
 from ddp_trainer.rank.own_groups import guard
 from ddp_trainer.rank.stop_request import preempted_after
+from ddp_trainer.rank.unfinished_saves import UnfinishedSaves
 from ddp_trainer.rank.volume_imports import hide_folders
 from ddp_trainer.rank.whole_saves import save_whole_files
 from ddp_trainer.rank.work_folder import enter_work_folder
@@ -70,10 +71,14 @@ def main(argv: Sequence[str]) -> int:
     if own_script and own.observe_script:
         observer = observe(Heartbeat.from_env(observed=True), own.world_size, non_finite_loss=job.non_finite_loss)
     is_live = own_script and job.live is not None
-    guard(own, attempt=f"{job.uid}-{job.attempt}", is_live=is_live)
+    attempt = f"{job.uid}-{job.attempt}"
+    guard(own, attempt=attempt, is_live=is_live)
     keep_destroyed_groups()
     if own_script:
         save_whole_files(f"{job.name}-rank{own.rank}", 1 if own.rank == 0 else own.world_size)
+        unfinished = UnfinishedSaves(job.log_dir / "unfinished", attempt, own.rank)
+        unfinished.remove()
+        unfinished.watch()
     if is_live:
         live_scripts.expect()
     pid = os.getpid()

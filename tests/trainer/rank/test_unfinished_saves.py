@@ -1,0 +1,177 @@
+"""Folders that a killed rank leaves in the middle of a save, and what the next attempt finds."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ddp_trainer.rank.unfinished_saves import UnfinishedSaves
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The working directory of the script."""
+    work = tmp_path / "work"
+    work.mkdir()
+    monkeypatch.chdir(work)
+
+
+def of_attempt(tmp_path: Path, attempt: int, rank: int = 0) -> UnfinishedSaves:
+    return UnfinishedSaves(tmp_path / "unfinished", f"uid-{attempt}", rank)
+
+
+def begun(saves: UnfinishedSaves, folder: Path) -> None:
+    """A save that has written a file when its rank is killed."""
+    with contextlib.suppress(KeyboardInterrupt), saves.saving(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "model.safetensors").touch()
+        raise KeyboardInterrupt
+
+
+def test_the_next_attempt_does_not_see_a_folder_that_was_not_finished(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    first, second = Path("output/checkpoint-5"), Path("output/checkpoint-10")
+    with of_attempt(tmp_path, 0).saving(first):
+        first.mkdir(parents=True)
+    begun(of_attempt(tmp_path, 0), second)
+    of_attempt(tmp_path, 0, rank=1).remove()
+    assert second.exists(), "the attempt is still at it"
+    for rank in range(2):
+        of_attempt(tmp_path, 1, rank).remove()
+    assert list(Path("output").iterdir()) == [first]
+    assert capfd.readouterr().err.count(f"removed {second.absolute()}, which") == 1
+    assert not list((tmp_path / "unfinished").iterdir())
+
+
+def test_a_folder_that_another_rank_has_written_into_is_new(tmp_path: Path) -> None:
+    folder = Path("checkpoint-10")
+    folder.mkdir()
+    (folder / "rng_state_1.pth").touch()
+    begun(of_attempt(tmp_path, 0), folder)
+    of_attempt(tmp_path, 1).remove()
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize("folder", ["last", ".", ".."])
+def test_a_folder_with_other_files_is_left(folder: str, tmp_path: Path) -> None:
+    Path("last").mkdir()
+    Path("last/config.json").touch()
+    begun(of_attempt(tmp_path, 0), Path(folder))
+    of_attempt(tmp_path, 1).remove()
+    assert Path("last/config.json").exists()
+    assert Path(folder, "model.safetensors").exists()
+
+
+def test_the_working_directory_is_left(tmp_path: Path) -> None:
+    begun(of_attempt(tmp_path, 0), Path())
+    of_attempt(tmp_path, 1).remove()
+    assert Path("model.safetensors").exists()
+
+
+def test_a_save_that_failed_and_was_repeated_is_finished(tmp_path: Path) -> None:
+    saves, folder = of_attempt(tmp_path, 0), Path("checkpoint-10")
+    begun(saves, folder)
+    with saves.saving(folder):
+        (folder / "optimizer.pt").touch()
+    of_attempt(tmp_path, 1).remove()
+    assert folder.exists()
+
+
+def test_notes_that_cannot_be_written_or_read_do_not_stop_a_rank(tmp_path: Path) -> None:
+    notes = tmp_path / "unfinished"
+    notes.touch()
+    begun(of_attempt(tmp_path, 0), Path("checkpoint-10"))
+    notes.unlink()
+    notes.mkdir()
+    for number, text in enumerate(["", "[]", '{"folder": 3}']):
+        (notes / f"uid-0-rank-{number}.json").write_text(text)
+    of_attempt(tmp_path, 1).remove()
+    assert Path("checkpoint-10").exists()
+    assert not list(notes.iterdir())
+
+
+class Killed(BaseException):
+    """In the place of SIGKILL."""
+
+
+@pytest.fixture
+def killed_at(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Ends the process, as far as a test can, when a file whose name begins so is saved with torch."""
+    save = torch.save
+
+    def killed_at(name: str) -> None:
+        def killed(obj: object, f: Any, *args: Any, **kwargs: Any) -> None:
+            if Path(f).name.startswith(name):
+                raise Killed
+            save(obj, f, *args, **kwargs)
+
+        monkeypatch.setattr(torch, "save", killed)
+
+    return killed_at
+
+
+def test_a_trainer_resumes_from_the_checkpoint_before_the_one_that_was_not_finished(
+    tmp_path: Path, killed_at: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import transformers  # takes seconds
+    from transformers.trainer_utils import get_last_checkpoint
+
+    monkeypatch.setattr(transformers.Trainer, "_save_checkpoint", transformers.Trainer._save_checkpoint)
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8}
+    data = [{"input_ids": torch.arange(4), "labels": index % 2} for index in range(16)]
+
+    def trainer(steps: int) -> Any:
+        return transformers.Trainer(
+            model=transformers.BertForSequenceClassification(transformers.BertConfig(vocab_size=8, **sizes)),
+            args=transformers.TrainingArguments("output", use_cpu=True, report_to=[], save_steps=2, max_steps=steps),
+            train_dataset=data,
+        )
+
+    of_attempt(tmp_path, 0).watch()
+    trainer(steps=2).train()
+    killed_at("scheduler.pt")
+    with pytest.raises(Killed):
+        trainer(steps=4).train(resume_from_checkpoint=True)
+    assert get_last_checkpoint("output") == "output/checkpoint-4"
+    of_attempt(tmp_path, 1).remove()
+    assert get_last_checkpoint("output") == "output/checkpoint-2"
+    killed_at("none")
+    resumed = trainer(steps=4)
+    resumed.train(resume_from_checkpoint=True)
+    assert resumed.state.global_step == 4
+
+
+def test_the_state_of_an_accelerator_that_was_not_finished_is_removed(
+    tmp_path: Path, killed_at: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import accelerate  # takes seconds
+    from accelerate.utils import ProjectConfiguration
+
+    monkeypatch.setattr(accelerate.Accelerator, "save_state", accelerate.Accelerator.save_state)
+    of_attempt(tmp_path, 0).watch()
+    project = ProjectConfiguration("project", automatic_checkpoint_naming=True)
+    for accelerator, arguments in (
+        (accelerate.Accelerator(cpu=True), ["step_1"]),
+        (accelerate.Accelerator(cpu=True, project_config=project), []),
+    ):
+        model = torch.nn.Linear(2, 1)
+        accelerator.prepare(model, torch.optim.Adam(model.parameters()))
+        whole = Path(accelerator.save_state(*arguments))
+        assert whole.is_dir()
+        shutil.move(whole, "whole")
+        killed_at("random_states")
+        if not arguments:
+            accelerator.project_configuration.iteration = 0
+        with pytest.raises(Killed):
+            accelerator.save_state(*arguments)
+        killed_at("none")
+        assert whole.is_dir()
+        of_attempt(tmp_path, 1).remove()
+        assert not whole.exists()
+        shutil.rmtree("whole")

@@ -1,0 +1,127 @@
+"""A checkpoint that a library saves file by file is not found half done by the next attempt.
+
+`Trainer` of transformers and `Accelerator.save_state` write a checkpoint as a folder, and a script resumes from the
+newest folder. A rank that is killed in between leaves one that no attempt can load, and the job fails though older
+checkpoints are whole. So a rank notes the folder before such a save, and takes the note back after it. Before its
+script, each rank removes the folders that earlier attempts have not finished.
+
+Only a folder that was empty before the save is noted: in any other there may be files that are not of the save.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import re
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+from ddp_trainer.contract.standard_error import say
+from ddp_trainer.rank.after_import import after_import
+
+TRAINER: Final = "transformers.trainer"
+ACCELERATOR: Final = "accelerate.accelerator"
+_RANK: Final = "-rank-"
+_OF_A_RANK: Final = re.compile(r"(rng_state|random_states)_\d+\.\w+")
+"""A file that each rank writes, and another one may have written by now."""
+
+
+class UnfinishedSaves:
+    """The notes of one rank, in a folder that all attempts see. `attempt` is a name that no other one has."""
+
+    def __init__(self, notes: Path, attempt: str, rank: int) -> None:
+        self._notes, self._prefix = notes, f"{attempt}{_RANK}"
+        self._own = notes / f"{self._prefix}{rank}.json"
+        self._noted: Path | None = None
+
+    def remove(self) -> None:
+        """Remove what earlier attempts have left unfinished. Every rank does before its script: so none sees it."""
+        for note in sorted(self._notes.glob(f"*{_RANK}*.json")):
+            if note.name.startswith(self._prefix):
+                continue
+            folder = _noted_in(note)
+            if folder is not None:
+                shutil.rmtree(folder, ignore_errors=True)
+            with contextlib.suppress(OSError):
+                note.unlink()  # which the first of the ranks can
+                if folder is not None:
+                    say(f"ddp_trainer: removed {folder}, which an earlier attempt had not finished when it ended")
+
+    @contextlib.contextmanager
+    def saving(self, folder: Path) -> Iterator[None]:
+        """Around a save into `folder`, which stays noted if that fails: the rank may end by it."""
+        folder = folder.absolute()
+        if folder != self._noted and _is_new(folder):
+            self._note(folder)
+        yield
+        if folder == self._noted:
+            self._noted = None
+            with contextlib.suppress(OSError):
+                self._own.unlink()
+
+    def _note(self, folder: Path) -> None:
+        with contextlib.suppress(OSError):  # the save itself may be to another volume
+            self._notes.mkdir(parents=True, exist_ok=True)
+            self._own.write_text(json.dumps({"folder": str(folder)}))
+            self._noted = folder
+
+    def watch(self) -> None:
+        """From now on; call it in a rank before its script."""
+        after_import(TRAINER, lambda: self._wrap(sys.modules[TRAINER].Trainer, "_save_checkpoint", _of_trainer))
+        after_import(ACCELERATOR, lambda: self._wrap(sys.modules[ACCELERATOR].Accelerator, "save_state", _of_state))
+
+    def _wrap(self, owner: type, name: str, saved: Callable[..., Path | None]) -> None:
+        save = getattr(owner, name, None)
+        if save is None:
+            return
+
+        @functools.wraps(save)
+        def noted(instance: Any, *args: Any, **kwargs: Any) -> Any:
+            place = None
+            with contextlib.suppress(Exception):  # what the libraries have inside may change
+                place = saved(instance, *args, **kwargs)
+            with self.saving(place) if place is not None else contextlib.nullcontext():
+                return save(instance, *args, **kwargs)
+
+        setattr(owner, name, noted)
+
+
+def _noted_in(note: Path) -> Path | None:
+    """The folder, if it is there."""
+    try:
+        folder = Path(json.loads(note.read_bytes())["folder"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return folder if folder.is_dir() else None
+
+
+def _is_new(folder: Path) -> bool:
+    """Whether all that is in it after the save is the save's."""
+    if Path.cwd().is_relative_to(folder.resolve()):
+        return False
+    try:
+        return all(_OF_A_RANK.fullmatch(path.name) for path in folder.iterdir())
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+
+
+def _of_trainer(trainer: Any, model: Any, trial: Any, *_: Any, **__: Any) -> Path | None:
+    """Where this rank is about to save the checkpoint of a Trainer; None where another rank does."""
+    if not trainer.args.should_save:
+        return None
+    return Path(trainer._get_output_dir(trial=trial), f"checkpoint-{trainer.state.global_step}")
+
+
+def _of_state(accelerator: Any, output_dir: Any = None, *_: Any, **__: Any) -> Path | None:
+    """Where this rank is about to save the state of an Accelerator; None where another rank does."""
+    if not accelerator.is_main_process:
+        return None
+    if accelerator.project_configuration.automatic_checkpoint_naming:
+        return Path(accelerator.project_dir, "checkpoints", f"checkpoint_{accelerator.save_iteration}")
+    return Path(output_dir).expanduser()
