@@ -234,10 +234,16 @@ _RANKS = (
         "DDP saw a parameter twice in one step: checkpoint with use_reentrant=False, or set static_graph=True.",
     ),
     Symptom(
+        r"processexitedexception: process \d+ terminated with signal sigkill",
+        "WorkerKilled",
+        "A process that the script started (mp.spawn) was killed, usually for lack of memory: raise "
+        "resources.limits.memory.",
+    ),
+    Symptom(
         r"process(raised|exited)exception",
         "",
-        "The script starts ranks itself (mp.spawn), and the job starts them too: call the worker function directly, "
-        "with the ranks in RANK, LOCAL_RANK and WORLD_SIZE.",
+        "A process that the script started (mp.spawn) failed: correct what its traceback names; in a job with several "
+        "ranks, call the function of a rank directly, with the ranks in RANK, LOCAL_RANK and WORLD_SIZE.",
     ),
     Symptom(
         r"cannot re-initialize cuda in forked subprocess",
@@ -286,7 +292,8 @@ _FILES = (
         r"|pytorchstreamreader failed|error while deserializing|safetensorerror|invalid load key|ran out of input"
         r"|unsupported operand \d|crc check failed|crc-?32 error|incorrect data check|corruptsnapshoterror",
         "DataCorrupted",
-        "A file is corrupt: find it in the traceback, download it again, and verify /mnt/shared/datasets.",
+        "A file is corrupt or cut short: find what loads it in the traceback; download data again and verify "
+        "/mnt/shared/datasets, or remove a checkpoint, so that the script resumes from one before it.",
     ),
     Symptom(
         r"unpicklingerror|weights only load failed",

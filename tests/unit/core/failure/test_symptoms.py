@@ -252,6 +252,11 @@ CASES = [
     case("nccl/src/misc/ibvwrap.cc", "NCCLError", "Call to ibv_modify_qp failed with error Network is unreachable"),
     case("c10d/reducer.cpp", "WorkerException", "Expected to mark a variable ready only once."),
     case("torch/multiprocessing", "WorkerException", "torch.multiprocessing.spawn.ProcessRaisedException: "),
+    case(
+        "torch/multiprocessing",
+        "WorkerKilled",
+        "torch.multiprocessing.spawn.ProcessExitedException: process 1 terminated with signal SIGKILL",
+    ),
     case("compile", "UserError", "rank 0: invalid syntax (train.py, line 1) SyntaxError", "UserError"),
     case(
         "ddp_trainer/worker.py",
