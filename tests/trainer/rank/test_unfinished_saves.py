@@ -96,6 +96,37 @@ def test_notes_that_cannot_be_written_or_read_do_not_stop_a_rank(tmp_path: Path)
     assert not list(notes.iterdir())
 
 
+def test_a_save_that_is_a_part_of_another_does_not_finish_it(tmp_path: Path) -> None:
+    saves, folder = of_attempt(tmp_path, 0), Path("checkpoint-10")
+    with contextlib.suppress(KeyboardInterrupt), saves.saving(folder):
+        with saves.saving(folder / "shards"):
+            (folder / "shards").mkdir(parents=True)
+        raise KeyboardInterrupt
+    of_attempt(tmp_path, 1).remove()
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize("name", ["checkpoint_id", "storage_writer"])
+def test_a_distributed_checkpoint_that_was_not_finished_is_removed(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch.distributed.checkpoint as dcp
+
+    for module in (dcp, dcp.state_dict_saver):
+        monkeypatch.setattr(module, "save", module.save)
+    of_attempt(tmp_path, 0).watch()
+    for folder, fails in ((Path("step-1"), False), (Path("step-2"), True)):
+        writer = dcp.FileSystemWriter(folder)
+        if fails:
+            monkeypatch.setattr(writer, "finish", None)
+        where = {"storage_writer": writer, "checkpoint_id": folder if name == "checkpoint_id" else None}
+        with pytest.raises(dcp.CheckpointException) if fails else contextlib.nullcontext():
+            dcp.save({"weight": torch.ones(2)}, **where)
+    assert list(Path("step-2").iterdir())
+    of_attempt(tmp_path, 1).remove()
+    assert [path.name for path in Path().iterdir()] == ["step-1"]
+
+
 class Killed(BaseException):
     """In the place of SIGKILL."""
 

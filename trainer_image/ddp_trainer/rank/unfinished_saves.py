@@ -1,9 +1,9 @@
 """A checkpoint that a library saves file by file is not found half done by the next attempt.
 
-`Trainer` of transformers and `Accelerator.save_state` write a checkpoint as a folder, and a script resumes from the
-newest folder. A rank that is killed in between leaves one that no attempt can load, and the job fails though older
-checkpoints are whole. So a rank notes the folder before such a save, and takes the note back after it. Before its
-script, each rank removes the folders that earlier attempts have not finished.
+`Trainer` of transformers, `Accelerator.save_state` and `torch.distributed.checkpoint.save` write a checkpoint as a
+folder, and a script resumes from the newest folder. A rank that is killed in between leaves one that no attempt can
+load, and the job fails though older checkpoints are whole. So a rank notes the folder before such a save, and takes the
+note back after it. Before its script, each rank removes the folders that earlier attempts have not finished.
 
 Only a folder that was empty before the save is noted: in any other there may be files that are not of the save.
 """
@@ -25,6 +25,7 @@ from ddp_trainer.rank.after_import import after_import
 
 TRAINER: Final = "transformers.trainer"
 ACCELERATOR: Final = "accelerate.accelerator"
+DCP: Final = "torch.distributed.checkpoint"
 _RANK: Final = "-rank-"
 _OF_A_RANK: Final = re.compile(r"(rng_state|random_states)_\d+\.\w+")
 """A file that each rank writes, and another one may have written by now."""
@@ -53,9 +54,11 @@ class UnfinishedSaves:
 
     @contextlib.contextmanager
     def saving(self, folder: Path) -> Iterator[None]:
-        """Around a save into `folder`, which stays noted if that fails: the rank may end by it."""
+        """Around a save into `folder`, which stays noted if that fails: the rank may end by it. The save may consist of
+        others, into folders in it.
+        """
         folder = folder.absolute()
-        if folder != self._noted and _is_new(folder):
+        if (self._noted is None or not folder.is_relative_to(self._noted)) and _is_new(folder):
             self._note(folder)
         yield
         if folder == self._noted:
@@ -73,19 +76,25 @@ class UnfinishedSaves:
         """From now on; call it in a rank before its script."""
         after_import(TRAINER, lambda: self._wrap(sys.modules[TRAINER].Trainer, "_save_checkpoint", _of_trainer))
         after_import(ACCELERATOR, lambda: self._wrap(sys.modules[ACCELERATOR].Accelerator, "save_state", _of_state))
+        after_import(DCP, self._watch_dcp)
 
-    def _wrap(self, owner: type, name: str, saved: Callable[..., Path | None]) -> None:
+    def _watch_dcp(self) -> None:
+        package = sys.modules[DCP]
+        self._wrap(package, "save", _of_dcp)
+        package.state_dict_saver.save = package.save  # which async_save calls
+
+    def _wrap(self, owner: Any, name: str, saved: Callable[..., Path | None]) -> None:
         save = getattr(owner, name, None)
         if save is None:
             return
 
         @functools.wraps(save)
-        def noted(instance: Any, *args: Any, **kwargs: Any) -> Any:
+        def noted(*args: Any, **kwargs: Any) -> Any:
             place = None
             with contextlib.suppress(Exception):  # what the libraries have inside may change
-                place = saved(instance, *args, **kwargs)
+                place = saved(*args, **kwargs)
             with self.saving(place) if place is not None else contextlib.nullcontext():
-                return save(instance, *args, **kwargs)
+                return save(*args, **kwargs)
 
         setattr(owner, name, noted)
 
@@ -125,3 +134,15 @@ def _of_state(accelerator: Any, output_dir: Any = None, *_: Any, **__: Any) -> P
     if accelerator.project_configuration.automatic_checkpoint_naming:
         return Path(accelerator.project_dir, "checkpoints", f"checkpoint_{accelerator.save_iteration}")
     return Path(output_dir).expanduser()
+
+
+def _of_dcp(
+    state_dict: Any, *, checkpoint_id: Any = None, storage_writer: Any = None, no_dist: bool = False, **_: Any
+) -> Path | None:
+    """The folder of a distributed checkpoint, if this rank is the one that completes it."""
+    from torch import distributed
+
+    if not no_dist and distributed.is_available() and distributed.is_initialized() and distributed.get_rank():
+        return None
+    place = checkpoint_id if checkpoint_id is not None else getattr(storage_writer, "path", None)
+    return Path(place) if isinstance(place, str | Path) else None
