@@ -38,6 +38,13 @@ def test_ranks_that_the_only_rank_of_a_job_starts_host_their_store_themselves(in
     assert variables_of_group(ALONE, 3, 4, OWN, in_rank=in_rank) == wanted | {"TORCHELASTIC_USE_AGENT_STORE": "False"}
 
 
+@pytest.mark.parametrize("in_rank", [True, False])
+def test_their_store_is_not_at_torchrun_s_port_where_they_find_no_other(in_rank: bool) -> None:
+    set_by_us = variables_of_group(replace(ALONE, own_port="40000"), 3, 4, TORCHRUNS, in_rank=in_rank)
+    assert (set_by_us["MASTER_ADDR"], set_by_us["MASTER_PORT"]) == ("127.0.0.1", "40000")
+    assert set_by_us["TORCHELASTIC_USE_AGENT_STORE"] == "False"
+
+
 @pytest.mark.parametrize(
     ("rank", "size", "in_rank"), [(0, 4, True), (0, 2, True), (1, 2, False), (0, 4, False)], ids=str
 )

@@ -6,7 +6,7 @@ compared with what torchrun has said:
 
 - The script asks for the rank that torchrun gave, at another address: torchrun's address is used.
 - It asks for other ranks in a job with one rank, mostly in processes that it started: its rank 0 hosts the store, as
-  under plain python.
+  under plain python. Where the script takes the address from the environment, it is at another port than torchrun's.
 - It asks for other ranks in a job with more ranks: refused, since each rank of the job would train on its own.
 - The ranks recover live: refused, since `attach_live` makes their groups.
 
@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import multiprocessing.process
 import os
+import socket
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -47,6 +48,9 @@ class Place:
     pid: int
     attempt: str = ""
     """A name that no other attempt has, of this job or of another one."""
+
+    own_port: str = ""
+    """For the store of ranks that the only rank of a job starts, where they have no address but torchrun's."""
 
     is_live: bool = False
     """Whether ranks recover live: torchrun then knows those of one pod, and a script makes no group."""
@@ -77,7 +81,8 @@ def in_file_of(attempt: str, url: str) -> str:
 
 def guard(own: RankEnvironment, *, attempt: str, is_live: bool = False) -> None:
     """Compare the groups of the script that this rank is about to run, and of all processes that it starts."""
-    place = Place(own.rank, own.world_size, address(os.environ), os.getpid(), attempt, is_live)
+    own_port = _free_port() if own.world_size == 1 else ""
+    place = Place(own.rank, own.world_size, address(os.environ), os.getpid(), attempt, own_port, is_live)
     after_import(RENDEZVOUS, lambda: _install(place))
     process = multiprocessing.process.BaseProcess
     start = process.start
@@ -99,13 +104,20 @@ def variables_of_group(place: Place, rank: int, size: int, asked: tuple[str, str
     if (rank, size) == (place.rank, place.size) and (in_rank or asked == place.address):
         return _torchruns(place)
     if place.size == 1:
-        return rank_variables(rank, size) | {_TORCHRUN_HOSTS: "False"}
+        at_own_port = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": place.own_port} if asked == place.address else {}
+        return rank_variables(rank, size) | {_TORCHRUN_HOSTS: "False"} | at_own_port
     raise UserError(
         f"the script makes a process group as rank {rank} of {size} at {':'.join(asked)}, and the job has started it "
         f"as rank {place.rank} of {place.size} at {':'.join(place.address)}. Leave out mp.spawn, call the function of "
         "a rank once, and init_process_group() without rank and world_size; or set nodes: 1 and procsPerNode: 1, and "
         "the script starts its ranks itself"
     )
+
+
+def _free_port() -> str:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return str(found.getsockname()[1])
 
 
 class _Guarded:
