@@ -58,6 +58,23 @@ def test_a_folder_that_another_rank_has_written_into_is_new(tmp_path: Path) -> N
     assert not folder.exists()
 
 
+@pytest.mark.parametrize(("state", "is_whole"), [("{}", True), ('{"step', False), (None, False)])
+def test_a_folder_with_the_file_that_is_written_last_is_left(
+    state: str | None, is_whole: bool, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The rank was killed while its library removed older checkpoints, or sent this one away."""
+    folder = Path("checkpoint-10")
+    with contextlib.suppress(KeyboardInterrupt), of_attempt(tmp_path, 0).saving(folder, "trainer_state.json"):
+        folder.mkdir()
+        if state is not None:
+            (folder / "trainer_state.json").write_text(state)
+        raise KeyboardInterrupt
+    of_attempt(tmp_path, 1).remove()
+    assert folder.exists() == is_whole
+    assert ("removed" in capfd.readouterr().err) != is_whole
+    assert not list((tmp_path / "unfinished").iterdir())
+
+
 @pytest.mark.parametrize("folder", ["last", ".", ".."])
 def test_a_folder_with_other_files_is_left(folder: str, tmp_path: Path) -> None:
     Path("last").mkdir()

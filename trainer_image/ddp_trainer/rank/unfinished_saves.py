@@ -5,7 +5,9 @@ folder, and a script resumes from the newest folder. A rank that is killed in be
 load, and the job fails though older checkpoints are whole. So a rank notes the folder before such a save, and takes the
 note back after it. Before its script, each rank removes the folders that earlier attempts have not finished.
 
-Only a folder that was empty before the save is noted: in any other there may be files that are not of the save.
+Only a folder that was empty before the save is noted: in any other there may be files that are not of the save. One
+that has the file that its library writes last is whole: what the library does afterwards, as removing older
+checkpoints, may be what the rank was killed in.
 """
 
 from __future__ import annotations
@@ -44,7 +46,7 @@ class UnfinishedSaves:
         for note in sorted(self._notes.glob(f"*{_RANK}*.json")):
             if note.name.startswith(self._prefix):
                 continue
-            folder = _noted_in(note)
+            folder = _unfinished(note)
             if folder is not None:
                 shutil.rmtree(folder, ignore_errors=True)
             with contextlib.suppress(OSError):
@@ -53,37 +55,40 @@ class UnfinishedSaves:
                     say(f"ddp_trainer: removed {folder}, which an earlier attempt had not finished when it ended")
 
     @contextlib.contextmanager
-    def saving(self, folder: Path) -> Iterator[None]:
+    def saving(self, folder: Path, last: str | None = None) -> Iterator[None]:
         """Around a save into `folder`, which stays noted if that fails: the rank may end by it. The save may consist of
-        others, into folders in it.
+        others, into folders in it. `last` is the file that makes it whole, if one does.
         """
         folder = folder.absolute()
         if (self._noted is None or not folder.is_relative_to(self._noted)) and _is_new(folder):
-            self._note(folder)
+            self._note(folder, last)
         yield
         if folder == self._noted:
             self._noted = None
             with contextlib.suppress(OSError):
                 self._own.unlink()
 
-    def _note(self, folder: Path) -> None:
+    def _note(self, folder: Path, last: str | None) -> None:
         with contextlib.suppress(OSError):  # the save itself may be to another volume
             self._notes.mkdir(parents=True, exist_ok=True)
-            self._own.write_text(json.dumps({"folder": str(folder)}))
+            self._own.write_text(json.dumps({"folder": str(folder), "last": last}))
             self._noted = folder
 
     def watch(self) -> None:
         """From now on; call it in a rank before its script."""
-        after_import(TRAINER, lambda: self._wrap(sys.modules[TRAINER].Trainer, "_save_checkpoint", _of_trainer))
+        after_import(TRAINER, self._watch_trainer)
         after_import(ACCELERATOR, lambda: self._wrap(sys.modules[ACCELERATOR].Accelerator, "save_state", _of_state))
         after_import(DCP, self._watch_dcp)
 
+    def _watch_trainer(self) -> None:
+        self._wrap(sys.modules[TRAINER].Trainer, "_save_checkpoint", _of_trainer, last="trainer_state.json")
+
     def _watch_dcp(self) -> None:
         package = sys.modules[DCP]
-        self._wrap(package, "save", _of_dcp)
+        self._wrap(package, "save", _of_dcp, last=".metadata")
         package.state_dict_saver.save = package.save  # which async_save calls
 
-    def _wrap(self, owner: Any, name: str, saved: Callable[..., Path | None]) -> None:
+    def _wrap(self, owner: Any, name: str, saved: Callable[..., Path | None], last: str | None = None) -> None:
         save = getattr(owner, name, None)
         if save is None:
             return
@@ -93,19 +98,31 @@ class UnfinishedSaves:
             place = None
             with contextlib.suppress(Exception):  # what the libraries have inside may change
                 place = saved(*args, **kwargs)
-            with self.saving(place) if place is not None else contextlib.nullcontext():
+            with self.saving(place, last) if place is not None else contextlib.nullcontext():
                 return save(*args, **kwargs)
 
         setattr(owner, name, noted)
 
 
-def _noted_in(note: Path) -> Path | None:
-    """The folder, if it is there."""
+def _unfinished(note: Path) -> Path | None:
+    """The folder that it names, if it is there and not whole."""
     try:
-        folder = Path(json.loads(note.read_bytes())["folder"])
+        noted = json.loads(note.read_bytes())
+        folder, last = Path(noted["folder"]), noted["last"]
+        return folder if folder.is_dir() and not (last and _is_written(folder / last)) else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    return folder if folder.is_dir() else None
+
+
+def _is_written(file: Path) -> bool:
+    """Whether it is there; of JSON, whole."""
+    try:
+        content = file.read_bytes()
+        if file.suffix == ".json":
+            json.loads(content)
+    except (OSError, ValueError):
+        return False
+    return True
 
 
 def _is_new(folder: Path) -> bool:
