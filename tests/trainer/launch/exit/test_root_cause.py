@@ -10,6 +10,7 @@ import torch
 from ddp_trainer.contract.exit_codes import FencedError, Left, Preempted, UserError
 from ddp_trainer.contract.outcomes import classify, outcome_of
 from ddp_trainer.launch.exit.root_cause import ExitEvidence, find_cause
+from ddp_trainer.live.deciding import Excluded
 
 
 def raised_from(error: BaseException, cause: BaseException) -> BaseException:
@@ -81,6 +82,8 @@ PEER_LOST = RuntimeError("Connection closed by peer")
         ({"outcomes": [record(0, PEER_LOST, 1), record(1, ValueError("x"), 2)]}, 1, "WorkerException", 1),
         ({"outcomes": [record(0, ValueError("x"), 2), record(1, UserError("x"), 1)]}, 64, "UserError", 1),
         ({"outcomes": [record(0, PEER_LOST, 1)], "failures": [failure(0, 1), failure(1, -9)]}, 1, "WorkerKilled", 1),
+        ({"outcomes": [record(0, Excluded("x"), 1)], "failures": [failure(1, -9)]}, 1, "WorkerKilled", 1),
+        ({"outcomes": [record(0, Excluded("x"), 1)], "failures": [failure(1, -15)]}, 1, "WorkerException", 0),
         ({"failures": [failure(0, -15), failure(1, -11)]}, 1, "WorkerKilled", 1),
         ({"failures": [failure(0, -9), failure(1, -9)], "oom_killed": True}, 1, "OutOfMemory", 0),
         ({"failures": [failure(0, -15)]}, 1, "WorkerKilled", 0),

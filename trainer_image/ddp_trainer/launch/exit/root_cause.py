@@ -11,12 +11,15 @@ import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
-from typing import Any
+from typing import Any, Final
 
 from ddp_trainer.contract.exit_codes import EXIT_FAILED, EXIT_OK, EXIT_PREEMPTED
 from ddp_trainer.contract.messages import crash_lost_peer, timed_out
 from ddp_trainer.contract.outcomes import classify_exit, signal_of
 from ddp_trainer.launch.status.pod_state import progress
+
+EXCLUDED: Final = "ddp_trainer.live.deciding.Excluded"
+"""The exception of a rank that the others went on without, such as one whose pod has lost another rank."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +198,8 @@ def _suspects(evidence: ExitEvidence) -> list[_Suspect]:
     for outcome in recorded.values():
         if outcome["exitCode"] not in (EXIT_OK, EXIT_PREEMPTED):
             cause = _by_record(outcome, evidence)
-            kind = _Kind.PEER_LOST if cause.reason == "PeerLost" else _Kind.OWN
+            is_consequence = cause.reason == "PeerLost" or outcome["exception"] == EXCLUDED
+            kind = _Kind.PEER_LOST if is_consequence else _Kind.OWN
             suspects.append(_Suspect(cause, kind, outcome["time"], 0))
     for seen, failure in enumerate(evidence.failures):
         if failure["rank"] in recorded and recorded[failure["rank"]]["pid"] == failure["pid"]:
