@@ -24,7 +24,8 @@ def main(address: str, *command: str) -> int:
         socket.send_fds(server, [b"F"], [1, 2])
         request = {"command": command, "folder": str(Path.cwd()), "environment": dict(os.environ)}
         server.sendall(json.dumps(request).encode() + b"\n")
-        return int(server.recv(16))
+        with server.makefile() as lines:
+            return int([*lines][-1])
 
 
 if __name__ == "__main__":

@@ -5,7 +5,8 @@
 Importing torch and its compiler, which every optimizer does, costs a rank three seconds of processor time, and
 torchrun's agent one; what a test has them do afterwards costs a tenth of that. A forked process runs the same script
 or module from its first line: nothing of this repository is imported before. `start.py` forks torchrun and its ranks
-so: the agent, its store, the variables, and what becomes of ranks after a failure are torch's own.
+so, and a launcher, which then forks its agent (`children`): the agent, its store, the variables, and what becomes of
+ranks after a failure are torch's own.
 
 What the processes of one server share is the seed of Python's hashes.
 """
@@ -17,13 +18,13 @@ import gc
 import importlib
 import json
 import os
-import runpy
 import select
 import signal
 import socket
 import sys
-from pathlib import Path
 from typing import Any
+
+import children  # beside this script
 
 Request = dict[str, Any]
 
@@ -45,7 +46,9 @@ def serve(listener: socket.socket) -> Request:
 
 
 def start(client: socket.socket) -> Request:
-    """Fork what the client asks for, and return there; this process relays until it has ended, and ends."""
+    """Fork what the client asks for, and return there; this process says its pid, relays until it has ended, says its
+    exit code, and ends.
+    """
     _, descriptors, _, _ = socket.recv_fds(client, 1, maxfds=2)
     with client.makefile() as lines:
         request: Request = json.loads(lines.readline())
@@ -56,6 +59,8 @@ def start(client: socket.socket) -> Request:
         return request
     for descriptor in descriptors:  # else a reader would not see the end of what the process writes
         os.close(descriptor)
+    with contextlib.suppress(OSError):
+        client.sendall(b"%d\n" % pid)
     code = relay(client, pid)
     with contextlib.suppress(OSError):
         client.sendall(str(code).encode())
@@ -86,25 +91,13 @@ def relay(client: socket.socket, pid: int) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
-def run(command: list[str], python_path: str) -> None:
-    """As `python -m MODULE …` or `python SCRIPT …` does."""
-    folders = [folder for folder in python_path.split(os.pathsep) if folder]
-    module = command[0] == "-m"
-    sys.argv = command[1:] if module else command
-    first = str(Path.cwd()) if module else str(Path(command[0]).resolve().parent)
-    sys.path[:] = [first, *folders, *sys.path[1:]]
-    if module:
-        runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
-    else:
-        runpy.run_path(sys.argv[0], run_name="__main__")
-
-
 if __name__ == "__main__":
     for name in sys.argv[2:]:
         importlib.import_module(name)
     gc.freeze()  # a process that ends does not look through all of torch for garbage
+    children.fork_children()
     address = socket.socket(socket.AF_UNIX)
     address.bind(sys.argv[1])
     address.listen(64)
     asked_for = serve(address)
-    run(asked_for["command"], asked_for["environment"].get("PYTHONPATH", ""))
+    children.run(asked_for["command"])

@@ -1,9 +1,13 @@
-"""torchrun and ranks that are forked by servers, one for each set of modules that a server has imported."""
+"""Launchers, torchrun and ranks that are forked by servers, one for each set of modules that a server has imported."""
 
 from __future__ import annotations
 
+import json
 import os
+import select
 import shutil
+import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -30,6 +34,48 @@ def command(ranks: int, *arguments: str, imported: tuple[str, ...] = ()) -> list
     forked = [sys.executable, "-SE", str(HERE / "client.py"), _address(TORCH + imported)]
     torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", "--no-python"]
     return [*forked, *torchrun, *forked, *arguments] if ranks else [*forked, *arguments]
+
+
+class Forked:
+    """A forked process, as a subprocess.Popen: it is this very process, and it ends with this one."""
+
+    def __init__(self, command: list[str], environment: dict[str, str], output: int) -> None:
+        self._server = socket.socket(socket.AF_UNIX)
+        self._server.connect(_address(TORCH))
+        socket.send_fds(self._server, [b"F"], [output, output])
+        request = {"command": command, "folder": str(Path.cwd()), "environment": environment}
+        self._server.sendall(json.dumps(request).encode() + b"\n")
+        self._lines = self._server.makefile()
+        self.pid = int(self._lines.readline())
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        """Its exit code, negative if a signal ended it; None while it runs."""
+        return self._wait(0)
+
+    def wait(self, seconds: float | None = None) -> int:
+        """The same once it has ended. Raises TimeoutExpired."""
+        code = self._wait(seconds)
+        if code is None:
+            raise subprocess.TimeoutExpired(f"process {self.pid}", seconds or 0)
+        return code
+
+    def _wait(self, seconds: float | None) -> int | None:
+        if self.returncode is None and select.select([self._server], [], [], seconds)[0]:
+            self.returncode = int(self._lines.readline())
+            self._lines.close()
+            self._server.close()
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            self._server.send(bytes([number]))
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
 
 
 @cache

@@ -19,6 +19,7 @@ import pytest
 from tests.support.ports import free_port
 from tests.support.starting import starts_processes
 from tests.support.waiting import PATIENCE_SECONDS, eventually
+from tests.trainer.forked import start as forked
 
 from ddp_trainer.contract import processes, run_dir
 from ddp_trainer.contract.environment import PodEnvironment
@@ -27,9 +28,13 @@ ROOT = Path(__file__).parents[3]
 
 
 class Pod:
-    """One launcher process with a run directory, a volume and a termination log of its own."""
+    """One launcher process with a run directory, a volume and a termination log of its own. It is forked with torch
+    imported, and so are its agent and ranks (tests/trainer/forked), unless `fresh`.
+    """
 
-    def __init__(self, directory: Path, shared: Path, argv: list[str], env: dict[str, str]) -> None:
+    def __init__(
+        self, directory: Path, shared: Path, argv: list[str], env: dict[str, str], fresh: bool = False
+    ) -> None:
         # in memory, as in a pod: a heartbeat that waits for a busy disk looks like a rank that stands still
         self.run_dir = Path(tempfile.mkdtemp(prefix="ddpjob-test-", dir="/dev/shm")) / "run"
         self.directory = directory
@@ -59,11 +64,11 @@ class Pod:
         }
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("DDPJOB_")}
         with self._log.open("wb") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "ddp_trainer.launch", *argv],
-                env=inherited | settings | env,
-                stdout=log,
-                stderr=log,
+            command, environment = ["-m", "ddp_trainer.launch", *argv], inherited | settings | env
+            self.process: subprocess.Popen[bytes] | forked.Forked = (
+                subprocess.Popen([sys.executable, *command], env=environment, stdout=log, stderr=log)
+                if fresh
+                else forked.Forked(command, environment, log.fileno())
             )
 
     def wait(self, seconds: float = PATIENCE_SECONDS) -> int:
@@ -96,7 +101,8 @@ class Pod:
         eventually(lambda: text in self.log, f"{text!r} in the log")
 
     def get(self, path: str, host: str = "127.0.0.1") -> bytes:
-        port = eventually((self.run_dir / "port").exists, "the status page") and (self.run_dir / "port").read_text()
+        written = self.run_dir / "port"
+        port = eventually(lambda: written.exists() and written.read_text(), "the status page")
         with urllib.request.urlopen(f"http://{host}:{int(port)}{path}", timeout=60) as response:
             return response.read()
 
@@ -116,8 +122,11 @@ StartPod = Callable[..., Pod]
 
 @pytest.fixture
 @starts_processes
-def start_pod(tmp_path: Path) -> Iterator[StartPod]:
-    """`start_pod(script, *args, **environment)` starts a launcher whose ranks run the text `script`."""
+def start_pod(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[StartPod]:
+    """`start_pod(script, *args, **environment)` starts a launcher whose ranks run the text `script`; processes are new
+    ones in modules that set FRESH.
+    """
+    fresh = getattr(request.module, "FRESH", False)
     pods: list[Pod] = []
 
     def start(script: str | Path, *args: str, argv: list[str] | None = None, **env: str) -> Pod:
@@ -126,7 +135,7 @@ def start_pod(tmp_path: Path) -> Iterator[StartPod]:
         path = script if isinstance(script, Path) else directory / "train.py"
         if isinstance(script, str):
             path.write_text(textwrap.dedent(script))
-        pods.append(Pod(directory, tmp_path / "shared", argv or ["--script", str(path), "--", *args], env))
+        pods.append(Pod(directory, tmp_path / "shared", argv or ["--script", str(path), "--", *args], env, fresh))
         return pods[-1]
 
     yield start

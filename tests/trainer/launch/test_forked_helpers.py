@@ -6,6 +6,9 @@ from tests.support.processes import all_end
 
 from ddp_trainer.contract.outcomes import read_outcomes
 
+FRESH = True
+"""A forked rank has exit handlers already: those of multiprocessing would run in another order."""
+
 HELPER = """
     import multiprocessing, os, signal, sys, time
     from pathlib import Path

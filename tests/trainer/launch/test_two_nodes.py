@@ -8,6 +8,9 @@ import pytest
 from tests.support.ports import free_port
 from tests.support.waiting import eventually
 
+FRESH = True
+"""Each program is started as in a pod."""
+
 ALL_REDUCE = """
     import os, sys, torch, torch.distributed as dist
     from ddp_trainer.contract.heartbeat import Heartbeat

@@ -1,0 +1,139 @@
+"""A forked launcher forks its agent, and the agent its ranks, with torch imported: each is the child of the one that
+starts it, as if it had been executed.
+
+Environment, folder, descriptors, session and signals are those that were asked for, and what was imported since the
+server began is forgotten. What such a process does first otherwise, import torch, it need not.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import gc
+import os
+import runpy
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+MODULES = ("ddp_trainer.rank.agent", "ddp_trainer.rank.worker")
+"""Of which a forked process runs a copy of itself; everything else is executed."""
+STREAMS = ((0, "r", -1), (1, "w", 1), (2, "w", 1))
+
+_execute: Callable[..., int] = subprocess._fork_exec  # type: ignore[attr-defined]
+_imported: frozenset[str] = frozenset()
+_path: list[str] = []
+_exit_handlers: list[Callable[..., Any]] = []
+_forgotten: list[object] = []
+"""Of the process that this one is a copy of. Nothing is destroyed: what it has yet to write is not written twice."""
+
+
+def fork_children() -> None:
+    """From now on, in this process and those that it forks."""
+    global _imported
+    _imported = frozenset(sys.modules)
+    _path[:] = sys.path[1:]
+    subprocess._fork_exec = _start  # type: ignore[attr-defined]
+    register = atexit.register
+
+    def recorded(handler: Callable[..., Any], *args: Any, **named: Any) -> Callable[..., Any]:
+        _exit_handlers.append(handler)
+        return register(handler, *args, **named)
+
+    atexit.register = recorded  # type: ignore[assignment]
+
+
+def _start(arguments: Sequence[str], *how: Any) -> int:
+    """What subprocess calls; returns the pid of the new process."""
+    words = _in_a_copy(arguments)
+    if words is None:
+        return _execute(arguments, *how)
+    _, _, kept, folder, environment, stdin, _, _, stdout, _, stderr, _, errors, _, new_session, *_ = how
+    pid = os.fork()
+    if pid == 0:
+        if new_session:
+            os.setsid()
+        copies = [os.dup(stream) if stream != -1 else target for target, stream in enumerate((stdin, stdout, stderr))]
+        for target, copy in enumerate(copies):
+            os.dup2(copy, target)
+        if folder is not None:
+            os.chdir(folder)
+        if environment is not None:
+            os.environb.clear()
+            os.environb.update(entry.split(b"=", 1) for entry in environment)
+        _run_to_the_end(words, kept={*kept} - {errors})
+    return pid
+
+
+def _in_a_copy(arguments: Sequence[str]) -> list[str] | None:
+    """The arguments of Python, if they are to be run so."""
+    program, *words = (os.fsdecode(word) for word in arguments)
+    words = words[1:] if words[:1] == ["-u"] else words
+    return words if program == sys.executable and words[:1] == ["-m"] and words[1] in MODULES else None
+
+
+def _run_to_the_end(words: Sequence[str], kept: set[int]) -> NoReturn:
+    """Run the module as a new process would, with no descriptors but these and the standard streams; end as Python
+    does.
+    """
+    for descriptor in {int(entry.name) for entry in Path("/proc/self/fd").iterdir()} - kept - {0, 1, 2}:
+        with contextlib.suppress(OSError):  # the one that has read this folder
+            os.close(descriptor)
+    try:
+        _forget()
+        run(words)
+    except BaseException as error:
+        code = _exit_code(error)
+    else:
+        code = 0
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()
+    os._exit(code)
+
+
+def _forget() -> None:
+    """The state of the process that this one is a copy of: signals, modules, exit handlers, standard streams."""
+    signal.set_wakeup_fd(-1)
+    for number in signal.valid_signals():
+        if callable(signal.getsignal(number)):
+            signal.signal(number, signal.SIG_DFL)
+    if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    while _exit_handlers:
+        atexit.unregister(_exit_handlers.pop())
+    _forgotten.extend(sys.modules.pop(name) for name in {*sys.modules} - _imported)
+    _forgotten.extend((sys.stdin, sys.stdout, sys.stderr))
+    new: list[Any] = [open(target, mode, buffering, closefd=False) for target, mode, buffering in STREAMS]  # noqa: SIM115
+    sys.stdin, sys.stdout, sys.stderr = sys.__stdin__, sys.__stdout__, sys.__stderr__ = new  # type: ignore[misc]
+    gc.freeze()
+
+
+def run(command: Sequence[str]) -> None:
+    """As `python -m MODULE …` or `python SCRIPT …` does."""
+    folders = [folder for folder in os.environ.get("PYTHONPATH", "").split(os.pathsep) if folder]
+    module = command[0] == "-m"
+    sys.argv = list(command[1:] if module else command)
+    first = str(Path.cwd()) if module else str(Path(command[0]).resolve().parent)
+    sys.path[:] = [first, *folders, *_path]
+    if module:
+        runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+    else:
+        runpy.run_path(sys.argv[0], run_name="__main__")
+
+
+def _exit_code(error: BaseException) -> int:
+    """As Python ends with it."""
+    if not isinstance(error, SystemExit):
+        sys.excepthook(type(error), error, error.__traceback__)
+        return 1
+    if error.code is None or isinstance(error.code, int):
+        return error.code or 0
+    print(error.code, file=sys.stderr)
+    return 1
