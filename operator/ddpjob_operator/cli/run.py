@@ -126,7 +126,8 @@ def _conclude(job: Job, outcome: Outcome, fault: KillRank | None, snapshot: int 
 
 
 def _how_to_resume(status: DDPJobStatus, snapshot: int | None, *, built_in: bool) -> str:
-    step = status.progress.step if status.progress else None
+    reported = status.progress.step if status.progress else None
+    step = max(reported or 0, snapshot or 0)  # the last report may be older than what the ranks have saved since
     where = f"stopped at step {step}" if step else "stopped before the first step"
     if snapshot is None and not built_in:
         return f"{where}; the same command starts the script again, which resumes if it loads what it has saved"

@@ -1,0 +1,32 @@
+"""What `ddpjob run` prints at its end."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+from tests.support.local_run import new_job
+
+from ddpjob_operator.api.status import DDPJobStatus, Progress
+from ddpjob_operator.cli.run import _conclude
+from ddpjob_operator.local.runner import Outcome
+
+
+@pytest.mark.parametrize(
+    ("reported", "snapshot", "said"),
+    [
+        (None, None, "stopped before the first step; there is no snapshot yet: the same command starts from"),
+        (7, None, "stopped at step 7; there is no snapshot yet"),
+        (7, 5, "stopped at step 7; run the same command again to resume from step 5"),
+        (7, 9, "stopped at step 9; run the same command again to resume from step 9"),
+        (None, 9, "stopped at step 9; run the same command again to resume from step 9"),
+    ],
+)
+def test_a_run_that_was_stopped_says_where_it_is_and_how_to_resume(
+    reported: int | None, snapshot: int | None, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The snapshot that ranks save as they leave is newer than their last report."""
+    status = DDPJobStatus(progress=Progress(step=reported) if reported else None)
+    code = _conclude(new_job("digits", {}), Outcome(status, signal.SIGINT), None, snapshot)
+    assert code == 130
+    assert said in capsys.readouterr().out
