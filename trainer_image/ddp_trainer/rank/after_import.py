@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import importlib.machinery
+import multiprocessing.process
 import sys
 from collections.abc import Callable, Sequence
 from importlib.abc import MetaPathFinder
 from types import ModuleType
+from typing import Any
 
 
 def after_import(name: str, action: Callable[[], None]) -> Callable[[], None]:
@@ -17,6 +19,34 @@ def after_import(name: str, action: Callable[[], None]) -> Callable[[], None]:
     finder = _ImportedOnce(name, action)
     sys.meta_path.insert(0, finder)
     return finder.remove
+
+
+def after_import_in_all_processes(name: str, action: Callable[[], None]) -> None:
+    """The same, also in each process that this one starts by multiprocessing from now on. One that is forked has what
+    was done here, and does it again; for one that is spawned, `action` is pickled.
+    """
+    after_import(name, action)
+    process = multiprocessing.process.BaseProcess
+    start = process.start
+
+    def start_with_action(self: Any) -> None:
+        target = getattr(self, "_target", None)
+        if target is not None and name in sys.modules:
+            self._target = _WithAction(target, name, action)
+        start(self)
+
+    process.start = start_with_action  # type: ignore[method-assign]
+
+
+class _WithAction:
+    """The target of a process that may begin without anything that this one has imported."""
+
+    def __init__(self, target: Callable[..., Any], name: str, action: Callable[[], None]) -> None:
+        self._target, self._name, self._action = target, name, action
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        after_import(self._name, self._action)
+        return self._target(*args, **kwargs)
 
 
 class _ImportedOnce(MetaPathFinder):

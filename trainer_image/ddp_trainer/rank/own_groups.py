@@ -19,19 +19,19 @@ their attempt alone has.
 
 from __future__ import annotations
 
-import multiprocessing.process
 import os
 import socket
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 from urllib.parse import parse_qs, urlparse, urlunparse
 
 from ddp_trainer.contract.environment import RankEnvironment, parse_rank, rank_variables
 from ddp_trainer.contract.exit_codes import UserError
 from ddp_trainer.contract.standard_error import say
-from ddp_trainer.rank.after_import import after_import
+from ddp_trainer.rank.after_import import after_import_in_all_processes
 from ddp_trainer.rank.live_scripts import NEEDED
 
 RENDEZVOUS: Final = "torch.distributed.rendezvous"
@@ -83,17 +83,7 @@ def guard(own: RankEnvironment, *, attempt: str, is_live: bool = False) -> None:
     """Compare the groups of the script that this rank is about to run, and of all processes that it starts."""
     own_port = _free_port() if own.world_size == 1 else ""
     place = Place(own.rank, own.world_size, address(os.environ), os.getpid(), attempt, own_port, is_live)
-    after_import(RENDEZVOUS, lambda: _install(place))
-    process = multiprocessing.process.BaseProcess
-    start = process.start
-
-    def start_guarded(self: Any) -> None:
-        target = getattr(self, "_target", None)
-        if target is not None and RENDEZVOUS in sys.modules:
-            self._target = _Guarded(target, place)
-        start(self)
-
-    process.start = start_guarded  # type: ignore[method-assign]
+    after_import_in_all_processes(RENDEZVOUS, partial(_install, place))
 
 
 def variables_of_group(place: Place, rank: int, size: int, asked: tuple[str, str], *, in_rank: bool) -> dict[str, str]:
@@ -118,17 +108,6 @@ def _free_port() -> str:
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         return str(found.getsockname()[1])
-
-
-class _Guarded:
-    """The target of a process that a rank starts, which may begin without anything that the rank has imported."""
-
-    def __init__(self, target: Callable[..., Any], place: Place) -> None:
-        self._target, self._place = target, place
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        after_import(RENDEZVOUS, lambda: _install(self._place))
-        return self._target(*args, **kwargs)
 
 
 def _install(place: Place) -> None:

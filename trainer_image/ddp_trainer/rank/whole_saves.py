@@ -14,7 +14,6 @@ import contextlib
 import errno
 import functools
 import glob
-import multiprocessing.process
 import os
 import secrets
 import shutil
@@ -28,7 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from ddp_trainer.rank.after_import import after_import
+from ddp_trainer.rank.after_import import after_import, after_import_in_all_processes
 
 SERIALIZATION: Final = "torch.serialization"
 TRACE_RULES: Final = "torch._dynamo.trace_rules"
@@ -56,28 +55,7 @@ def save_whole_files(owner: str, files: int = 1) -> None:
     rank. So many `files` may be written at a time: where another rank than 0 saves, all do.
     """
     saver = _Saver(owner, secrets.token_hex(4), files)
-    after_import(SERIALIZATION, lambda: _install(saver))
-    process = multiprocessing.process.BaseProcess
-    start = process.start
-
-    def start_saving(self: Any) -> None:
-        target = getattr(self, "_target", None)
-        if target is not None and SERIALIZATION in sys.modules:
-            self._target = _Saving(target, saver)
-        start(self)
-
-    process.start = start_saving  # type: ignore[method-assign]
-
-
-class _Saving:
-    """The target of a process that a rank starts, which may begin without anything that the rank has imported."""
-
-    def __init__(self, target: Callable[..., Any], saver: _Saver) -> None:
-        self._target, self._saver = target, saver
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        after_import(SERIALIZATION, lambda: _install(self._saver))
-        return self._target(*args, **kwargs)
+    after_import_in_all_processes(SERIALIZATION, functools.partial(_install, saver))
 
 
 def _install(saver: _Saver) -> None:
