@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -98,6 +99,50 @@ def test_a_save_that_failed_and_was_repeated_is_finished(tmp_path: Path) -> None
         (folder / "optimizer.pt").touch()
     of_attempt(tmp_path, 1).remove()
     assert folder.exists()
+
+
+def test_a_later_save_finishes_what_another_rank_has_begun(tmp_path: Path) -> None:
+    """A rank of an attempt that was taken for dead has noted the folder last."""
+    folder = Path("checkpoint-10")
+    begun(of_attempt(tmp_path, 0), folder)
+    with of_attempt(tmp_path, 1).saving(folder):
+        (folder / "optimizer.pt").touch()
+    of_attempt(tmp_path, 2).remove()
+    assert folder.exists()
+
+
+def test_a_whole_checkpoint_below_a_folder_whose_save_failed_is_left(tmp_path: Path) -> None:
+    saves, whole = of_attempt(tmp_path, 0), Path("output/epoch-1")
+    begun(saves, Path("output"))
+    with saves.saving(whole):
+        whole.mkdir()
+    of_attempt(tmp_path, 1).remove()
+    assert whole.exists()
+
+
+def test_notes_that_cannot_be_taken_back_remove_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are of another user, and would have the folder removed in each attempt."""
+    folder = Path("checkpoint-10")
+    begun(of_attempt(tmp_path, 0), folder)
+    monkeypatch.setattr(os, "access", lambda path, mode: path != tmp_path / "unfinished")
+    of_attempt(tmp_path, 1).remove()
+    assert folder.exists()
+
+
+def test_a_folder_that_cannot_be_removed_is_named_so(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    Path("elsewhere").mkdir()
+    folder = Path("checkpoint-10")
+    folder.symlink_to("elsewhere")  # which rmtree refuses
+    begun(of_attempt(tmp_path, 0), folder)
+    of_attempt(tmp_path, 1).remove()
+    assert f"cannot remove {folder.absolute()}" in capfd.readouterr().err
+
+
+def test_a_save_where_the_working_directory_is_gone(tmp_path: Path) -> None:
+    Path("gone").mkdir()
+    os.chdir("gone")
+    Path("../gone").absolute().rmdir()
+    begun(of_attempt(tmp_path, 0), tmp_path / "checkpoint-10")
 
 
 def test_notes_that_cannot_be_written_or_read_do_not_stop_a_rank(tmp_path: Path) -> None:

@@ -7,7 +7,8 @@ note back after it. Before its script, each rank removes the folders that earlie
 
 Only a folder that was empty before the save is noted: in any other there may be files that are not of the save. One
 that has the file that its library writes last is whole: what the library does afterwards, as removing older
-checkpoints, may be what the rank was killed in.
+checkpoints, may be what the rank was killed in. A later save into the folder, or below it, that comes to its end takes
+back the note, whichever rank and attempt has left it.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import os
 import re
 import shutil
 import sys
@@ -39,11 +41,13 @@ class UnfinishedSaves:
     def __init__(self, notes: Path, attempt: str, rank: int) -> None:
         self._notes, self._prefix = notes, f"{attempt}{_RANK}"
         self._own = notes / f"{self._prefix}{rank}.json"
-        self._noted: Path | None = None
+        self._under_way: list[Path] = []
 
     def remove(self) -> None:
         """Remove what earlier attempts have left unfinished. Every rank does before its script: so none sees it."""
-        for note in sorted(self._notes.glob(f"*{_RANK}*.json")):
+        if not os.access(self._notes, os.W_OK):
+            return  # a note that stays would have a folder removed again, which is whole by then
+        for note in sorted(self._all_notes()):
             if note.name.startswith(self._prefix):
                 continue
             folder = _unfinished(note)
@@ -52,7 +56,8 @@ class UnfinishedSaves:
             with contextlib.suppress(OSError):
                 note.unlink()  # which the first of the ranks can
                 if folder is not None:
-                    say(f"ddp_trainer: removed {folder}, which an earlier attempt had not finished when it ended")
+                    done = "cannot remove" if folder.exists() else "removed"
+                    say(f"ddp_trainer: {done} {folder}, which an earlier attempt had not finished when it ended")
 
     @contextlib.contextmanager
     def saving(self, folder: Path, last: str | None = None) -> Iterator[None]:
@@ -60,19 +65,33 @@ class UnfinishedSaves:
         others, into folders in it. `last` is the file that makes it whole, if one does.
         """
         folder = folder.absolute()
-        if (self._noted is None or not folder.is_relative_to(self._noted)) and _is_new(folder):
+        if any(folder.is_relative_to(other) for other in self._under_way):
+            yield
+            return
+        if _is_new(folder):
             self._note(folder, last)
-        yield
-        if folder == self._noted:
-            self._noted = None
-            with contextlib.suppress(OSError):
-                self._own.unlink()
+        self._under_way.append(folder)
+        try:
+            yield
+        finally:
+            self._under_way.remove(folder)
+        self._take_back(folder)
 
     def _note(self, folder: Path, last: str | None) -> None:
         with contextlib.suppress(OSError):  # the save itself may be to another volume
             self._notes.mkdir(parents=True, exist_ok=True)
             self._own.write_text(json.dumps({"folder": str(folder), "last": last}))
-            self._noted = folder
+
+    def _take_back(self, saved: Path) -> None:
+        """What was noted of a folder with what is whole now: by this rank, or by one that did not come so far."""
+        for note in self._all_notes():
+            noted = _read(note)
+            if noted is not None and saved.is_relative_to(noted[0]):
+                with contextlib.suppress(OSError):
+                    note.unlink()
+
+    def _all_notes(self) -> list[Path]:
+        return list(self._notes.glob(f"*{_RANK}*.json"))
 
     def watch(self) -> None:
         """From now on; call it in a rank before its script."""
@@ -104,13 +123,23 @@ class UnfinishedSaves:
         setattr(owner, name, noted)
 
 
-def _unfinished(note: Path) -> Path | None:
-    """The folder that it names, if it is there and not whole."""
+def _read(note: Path) -> tuple[Path, str | None] | None:
+    """The folder that it names, and the file that makes that whole; None if it cannot be read."""
     try:
         noted = json.loads(note.read_bytes())
-        folder, last = Path(noted["folder"]), noted["last"]
-        return folder if folder.is_dir() and not (last and _is_written(folder / last)) else None
+        return Path(noted["folder"]), noted["last"]
     except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _unfinished(note: Path) -> Path | None:
+    """The folder that it names, if it is there and not whole."""
+    if (noted := _read(note)) is None:
+        return None
+    folder, last = noted
+    try:
+        return folder if folder.is_dir() and not (last and _is_written(folder / last)) else None
+    except (OSError, ValueError, TypeError):
         return None
 
 
@@ -127,9 +156,9 @@ def _is_written(file: Path) -> bool:
 
 def _is_new(folder: Path) -> bool:
     """Whether all that is in it after the save is the save's."""
-    if Path.cwd().is_relative_to(folder.resolve()):
-        return False
     try:
+        if Path.cwd().is_relative_to(folder.resolve()):
+            return False
         return all(_OF_A_RANK.fullmatch(path.name) for path in folder.iterdir())
     except FileNotFoundError:
         return True
