@@ -38,9 +38,12 @@ def test_ranks_that_the_only_rank_of_a_job_starts_host_their_store_themselves(in
     assert variables_of_group(ALONE, 3, 4, OWN, in_rank=in_rank) == wanted | {"TORCHELASTIC_USE_AGENT_STORE": "False"}
 
 
+@pytest.mark.parametrize("host", ["10.0.0.1", "localhost"])
 @pytest.mark.parametrize("in_rank", [True, False])
-def test_their_store_is_not_at_torchrun_s_port_where_they_find_no_other(in_rank: bool) -> None:
-    set_by_us = variables_of_group(replace(ALONE, own_port="40000"), 3, 4, TORCHRUNS, in_rank=in_rank)
+def test_their_store_is_not_at_torchrun_s_port_where_they_find_no_other(in_rank: bool, host: str) -> None:
+    """Many scripts set MASTER_ADDR, and MASTER_PORT where it is not set."""
+    asked = (host, TORCHRUNS[1])
+    set_by_us = variables_of_group(replace(ALONE, own_port="40000"), 3, 4, asked, in_rank=in_rank)
     assert (set_by_us["MASTER_ADDR"], set_by_us["MASTER_PORT"]) == ("127.0.0.1", "40000")
     assert set_by_us["TORCHELASTIC_USE_AGENT_STORE"] == "False"
 
@@ -82,6 +85,12 @@ def join(monkeypatch: pytest.MonkeyPatch) -> Join:
 def test_the_store_of_ranks_that_the_only_rank_starts_is_at_their_tcp_address(join: Join, place: Place) -> None:
     url = "tcp://localhost:12355?rank=1&world_size=2"
     assert join(place, url) == (url, False)
+
+
+def test_nor_is_it_at_torchrun_s_port_in_a_tcp_address(join: Join) -> None:
+    place = replace(ALONE, own_port="40000")
+    wanted = ("tcp://127.0.0.1:40000?rank=1&world_size=2", False)
+    assert join(place, "tcp://localhost:29500?rank=1&world_size=2") == wanted
 
 
 def test_the_group_of_all_ranks_at_a_tcp_address_of_its_own_meets_where_torchrun_says(join: Join) -> None:

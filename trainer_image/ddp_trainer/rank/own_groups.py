@@ -6,7 +6,7 @@ compared with what torchrun has said:
 
 - The script asks for the rank that torchrun gave, at another address: torchrun's address is used.
 - It asks for other ranks in a job with one rank, mostly in processes that it started: its rank 0 hosts the store, as
-  under plain python. Where the script takes the address from the environment, it is at another port than torchrun's.
+  under plain python. Where the script takes the port from the environment, it is at another one than torchrun's.
 - It asks for other ranks in a job with more ranks: refused, since each rank of the job would train on its own.
 - The ranks recover live: refused, since `attach_live` makes their groups.
 
@@ -50,7 +50,7 @@ class Place:
     """A name that no other attempt has, of this job or of another one."""
 
     own_port: str = ""
-    """For the store of ranks that the only rank of a job starts, where they have no address but torchrun's."""
+    """For the store of ranks that the only rank of a job starts, where they have no port but torchrun's."""
 
     is_live: bool = False
     """Whether ranks recover live: torchrun then knows those of one pod, and a script makes no group."""
@@ -94,7 +94,9 @@ def variables_of_group(place: Place, rank: int, size: int, asked: tuple[str, str
     if (rank, size) == (place.rank, place.size) and (in_rank or asked == place.address):
         return _torchruns(place)
     if place.size == 1:
-        at_own_port = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": place.own_port} if asked == place.address else {}
+        # all ranks are on one machine, where torchrun listens at its port, whatever name the script has for that
+        is_taken = asked[1] == place.address[1]
+        at_own_port = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": place.own_port} if is_taken else {}
         return rank_variables(rank, size) | {_TORCHRUN_HOSTS: "False"} | at_own_port
     raise UserError(
         f"the script makes a process group as rank {rank} of {size} at {':'.join(asked)}, and the job has started it "
@@ -134,8 +136,8 @@ def _install(place: Place) -> None:
         query, asked = parse_qs(urlparse(url).query), address_in(url)
         if _torchrun_hosts() and asked != place.address and {"rank", "world_size"} <= query.keys():
             _meet(place, int(query["rank"][0]), int(query["world_size"][0]), asked)
-            if _torchrun_hosts():
-                url = at_address(url, place.address)
+            if _torchrun_hosts() or asked[1] == place.address[1]:
+                url = at_address(url, address(os.environ))
         yield from torchs_tcp(url, *args, **kwargs)
 
     def file_rendezvous(url: str, *args: Any, **kwargs: Any) -> Iterator[Any]:
