@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import shutil
 from pathlib import Path
@@ -136,6 +137,20 @@ def test_a_folder_that_cannot_be_removed_is_named_so(tmp_path: Path, capfd: pyte
     begun(of_attempt(tmp_path, 0), folder)
     of_attempt(tmp_path, 1).remove()
     assert f"cannot remove {folder.absolute()}" in capfd.readouterr().err
+
+
+def test_notes_that_cannot_be_listed_do_not_fail_a_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    saves = of_attempt(tmp_path, 0)
+    with saves.saving(Path("checkpoint-10")):
+        scandir = os.scandir
+
+        def fails(path: Any) -> Any:
+            if Path(path) == tmp_path / "unfinished":
+                raise OSError(errno.EIO, "Input/output error")
+            return scandir(path)
+
+        monkeypatch.setattr(os, "scandir", fails)
+    of_attempt(tmp_path, 1).remove()
 
 
 def test_a_save_where_the_working_directory_is_gone(tmp_path: Path) -> None:

@@ -91,7 +91,10 @@ class UnfinishedSaves:
                     note.unlink()
 
     def _all_notes(self) -> list[Path]:
-        return list(self._notes.glob(f"*{_RANK}*.json"))
+        try:
+            return list(self._notes.glob(f"*{_RANK}*.json"))
+        except OSError:  # the volume fails, and the save is to another one
+            return []
 
     def watch(self) -> None:
         """From now on; call it in a rank before its script."""
