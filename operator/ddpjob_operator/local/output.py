@@ -93,7 +93,8 @@ class OutputFollower:
         *lines, rest = (followed.partial + data).split(b"\n")
         rest = _last_state(rest)
         if len(rest) > _LONGEST_LINE:
-            lines, rest = [*lines, rest], b""
+            begin = _OF_ANOTHER_RANK.match(rest)  # says of each part whose it is
+            lines, rest = [*lines, rest], begin[0] if begin else b""
         followed.partial = rest
         for line in lines:
             self._show(followed.pod, line)

@@ -85,6 +85,11 @@ def test_a_line_without_an_end_is_shown_in_parts(pods: list[Pod]) -> None:
     assert [len(line) for line in said] == [90_000, 60_000]
 
 
+def test_all_parts_of_a_line_of_another_rank_are_left_out(pods: list[Pod]) -> None:
+    begun = b"[local rank 1] " + b"x" * (65 << 10)
+    assert shown(Logs.RANK, pods, (0, begun), (0, b"y" * (65 << 10)), (0, b"z\nstep 1\n")) == ["step 1"]
+
+
 def test_lines_that_another_rank_of_the_node_wrote_to_stderr_are_left_out(pods: list[Pod]) -> None:
     lines = (0, b"[local rank 1] other\n[local rank 0] own\n")
     assert shown(Logs.RANK, pods, lines) == ["[local rank 0] own"]
