@@ -283,3 +283,31 @@ def test_the_state_of_an_accelerator_that_was_not_finished_is_removed(
         of_attempt(tmp_path, 1).remove()
         assert not whole.exists()
         shutil.rmtree("whole")
+
+
+@pytest.mark.parametrize("objects", [0, 2])
+def test_the_state_of_an_accelerator_that_is_whole_by_now_is_left(
+    objects: int, tmp_path: Path, killed_at: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as one that was saved again outside of a job."""
+    import accelerate  # takes seconds
+
+    save_state = accelerate.Accelerator.save_state
+    monkeypatch.setattr(accelerate.Accelerator, "save_state", save_state)
+    of_attempt(tmp_path, 0).watch()
+    accelerator = accelerate.Accelerator(cpu=True)
+    model = torch.nn.Linear(2, 1)
+    accelerator.prepare(model)
+    for _ in range(objects):
+        accelerator.register_for_checkpointing(torch.nn.Linear(1, 1))
+    last = f"custom_checkpoint_{objects - 1}" if objects else "random_states_0"
+    for is_whole in (False, True):
+        killed_at(last)
+        with pytest.raises(Killed):
+            accelerator.save_state("step_1")
+        assert list(Path("step_1").iterdir())
+        killed_at("none")
+        if is_whole:
+            save_state(accelerator, "step_1")
+        of_attempt(tmp_path, 1).remove()
+        assert Path("step_1").exists() == is_whole

@@ -20,6 +20,7 @@ import os
 import re
 import shutil
 import sys
+import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -99,28 +100,32 @@ class UnfinishedSaves:
     def watch(self) -> None:
         """From now on; call it in a rank before its script."""
         after_import(TRAINER, self._watch_trainer)
-        after_import(ACCELERATOR, lambda: self._wrap(sys.modules[ACCELERATOR].Accelerator, "save_state", _of_state))
+        after_import(ACCELERATOR, self._watch_accelerator)
         after_import(DCP, self._watch_dcp)
 
     def _watch_trainer(self) -> None:
-        self._wrap(sys.modules[TRAINER].Trainer, "_save_checkpoint", _of_trainer, last="trainer_state.json")
+        self._wrap(sys.modules[TRAINER].Trainer, "_save_checkpoint", _of_trainer, lambda *_: "trainer_state.json")
+
+    def _watch_accelerator(self) -> None:
+        self._wrap(sys.modules[ACCELERATOR].Accelerator, "save_state", _of_state, _last_of_state)
 
     def _watch_dcp(self) -> None:
         package = sys.modules[DCP]
-        self._wrap(package, "save", _of_dcp, last=".metadata")
+        self._wrap(package, "save", _of_dcp, lambda *_: ".metadata")
         package.state_dict_saver.save = package.save  # which async_save calls
 
-    def _wrap(self, owner: Any, name: str, saved: Callable[..., Path | None], last: str | None = None) -> None:
+    def _wrap(self, owner: Any, name: str, saved: Callable[..., Path | None], last: Callable[..., str]) -> None:
         save = getattr(owner, name, None)
         if save is None:
             return
 
         @functools.wraps(save)
         def noted(*args: Any, **kwargs: Any) -> Any:
-            place = None
+            around: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
             with contextlib.suppress(Exception):  # what the libraries have inside may change
-                place = saved(*args, **kwargs)
-            with self.saving(place, last) if place is not None else contextlib.nullcontext():
+                if (place := saved(*args, **kwargs)) is not None:
+                    around = self.saving(place, last(*args))
+            with around:
                 return save(*args, **kwargs)
 
         setattr(owner, name, noted)
@@ -147,8 +152,10 @@ def _unfinished(note: Path) -> Path | None:
 
 
 def _is_written(file: Path) -> bool:
-    """Whether it is there; of JSON, whole."""
+    """Whether it is there; of JSON and what torch.save writes, whole."""
     try:
+        if file.suffix == ".pkl":
+            return zipfile.is_zipfile(file)
         content = file.read_bytes()
         if file.suffix == ".json":
             json.loads(content)
@@ -183,6 +190,12 @@ def _of_state(accelerator: Any, output_dir: Any = None, *_: Any, **__: Any) -> P
     if accelerator.project_configuration.automatic_checkpoint_naming:
         return Path(accelerator.project_dir, "checkpoints", f"checkpoint_{accelerator.save_iteration}")
     return Path(output_dir).expanduser()
+
+
+def _last_of_state(accelerator: Any, *_: Any) -> str:
+    """What the main process writes last: the objects that the script has registered, after its random numbers."""
+    objects = len(accelerator._custom_objects)
+    return f"custom_checkpoint_{objects - 1}.pkl" if objects else f"random_states_{accelerator.process_index}.pkl"
 
 
 def _of_dcp(
