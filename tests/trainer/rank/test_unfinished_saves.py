@@ -6,13 +6,16 @@ import contextlib
 import errno
 import os
 import shutil
+import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
 
-from ddp_trainer.rank.unfinished_saves import UnfinishedSaves
+from ddp_trainer.rank import unfinished_saves
+from ddp_trainer.rank.unfinished_saves import ACCELERATOR, TRAINER, UnfinishedSaves
 
 
 @pytest.fixture(autouse=True)
@@ -311,3 +314,12 @@ def test_the_state_of_an_accelerator_that_is_whole_by_now_is_left(
             save_state(accelerator, "step_1")
         of_attempt(tmp_path, 1).remove()
         assert Path("step_1").exists() == is_whole
+
+
+@pytest.mark.parametrize("name", [TRAINER, ACCELERATOR])
+def test_modules_of_a_script_may_have_the_names_of_the_libraries(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    monkeypatch.setattr(unfinished_saves, "after_import", lambda library, action: library == name and action())
+    of_attempt(tmp_path, 0).watch()

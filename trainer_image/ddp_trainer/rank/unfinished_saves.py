@@ -104,10 +104,13 @@ class UnfinishedSaves:
         after_import(DCP, self._watch_dcp)
 
     def _watch_trainer(self) -> None:
-        self._wrap(sys.modules[TRAINER].Trainer, "_save_checkpoint", _of_trainer, lambda *_: "trainer_state.json")
+        # a module of the script may have the same name
+        trainer = getattr(sys.modules[TRAINER], "Trainer", None)
+        self._wrap(trainer, "_save_checkpoint", _of_trainer, lambda *_: "trainer_state.json")
 
     def _watch_accelerator(self) -> None:
-        self._wrap(sys.modules[ACCELERATOR].Accelerator, "save_state", _of_state, _last_of_state)
+        accelerator = getattr(sys.modules[ACCELERATOR], "Accelerator", None)
+        self._wrap(accelerator, "save_state", _of_state, _last_of_state)
 
     def _watch_dcp(self) -> None:
         package = sys.modules[DCP]
