@@ -54,6 +54,10 @@ NOTIFIED_LATER_SECONDS = 30.0
 T = TypeVar("T")
 
 
+UNANSWERED_KEPT = 8
+"""Of writes of one status that the API server does not answer, the last ones."""
+
+
 @dataclass(slots=True)
 class _LastPass:
     """What a pass over a job leaves for the next one. Only the controller reads and writes it."""
@@ -68,8 +72,8 @@ class _LastPass:
     final stays: nothing is tried again."""
     notified: Notification | None = None
     """What the notification of its end has come to, until that is on record."""
-    unanswered: Unanswered | None = None
-    """A write of the status that may be on record: it is counted once it is seen to be."""
+    unanswered: tuple[Unanswered, ...] = ()
+    """Writes of the status that may be on record, of which one is counted once it is seen to be."""
     status_written: float | None = None
     """When the status was last written, on the event loop's clock: mere progress is not written at once again."""
 
@@ -197,10 +201,10 @@ class Controller:
     def _counted(self, view: _View) -> _View:
         """Make up for a write whose answer was lost, if the object shows that it was done."""
         late = view.last.unanswered
-        if late is not None and not late.is_open(view.obj):
-            view.last.unanswered = None
-            if late.is_recorded(view.obj):
-                self._record(view, late.before, late.decided)
+        view.last.unanswered = tuple(write for write in late if write.is_open(view.obj))
+        done = next((write for write in late if write.is_recorded(view.obj)), None)
+        if done is not None:
+            self._record(view, done.before, done.decided)
         return view
 
     def _record(self, view: _View, before: DDPJobStatus, decided: Plan) -> None:
@@ -269,11 +273,12 @@ class Controller:
             if error.too_large:  # the status cannot say it: spec and status share the room of one object
                 self.recorder.record(_subject(view.key, view.owner.uid), _no_room(error))
             elif error.may_be_done:
-                view.last.unanswered = Unanswered(view.obj["metadata"]["resourceVersion"], before, decided)
+                write = Unanswered(view.obj["metadata"]["resourceVersion"], before, decided)
+                view.last.unanswered = (*view.last.unanswered, write)[-UNANSWERED_KEPT:]
             raise
         if not written:
             return False
-        view.last.unanswered = None
+        view.last.unanswered = ()
         view.last.status_written = asyncio.get_running_loop().time()
         view.last.status = after
         self._record(view, before, decided)

@@ -100,14 +100,16 @@ def restarts(namespace: str) -> float:
 
 @pytest.mark.parametrize("answer", [(504, "Timeout"), (500, "InternalError"), None], ids=["504", "500", "none"])
 @pytest.mark.parametrize("applied", [True, False])
+@pytest.mark.parametrize("lost", [1, 3])
 async def test_a_restart_whose_write_was_not_answered_is_counted_once(
     server: Server,
     controller: Controller,
     monkeypatch: pytest.MonkeyPatch,
     applied: bool,
+    lost: int,
     answer: tuple[int, str] | None,
 ) -> None:
-    namespace = f"unanswered-{applied}-{answer}".lower()
+    namespace = f"unanswered-{applied}-{lost}-{answer}".lower()
     job, reported, writes = running(namespace), list[str](), list[int]()
     monkeypatch.setattr(controller.recorder, "record", lambda about, event: reported.append(event.reason))
     key = Key(namespace, "digits")
@@ -122,12 +124,13 @@ async def test_a_restart_whose_write_was_not_answered_is_counted_once(
             return ok(job)
         body = await request.json()
         if not request.path.endswith("/status"):
-            return ok(body | {"metadata": body["metadata"] | {"uid": request.path, "resourceVersion": "9"}})
+            metadata = body["metadata"] | {"uid": request.path, "resourceVersion": "9"}
+            return ok(body | {"metadata": metadata, "spec": {"clusterIP": "10.0.0.9"} | body.get("spec", {})})
         writes.append(1)
         is_current = body["metadata"]["resourceVersion"] == job["metadata"]["resourceVersion"]
-        if is_current and (applied or len(writes) > 1):
+        if is_current and (applied or len(writes) > lost):
             write(body)
-        if len(writes) > 1:
+        if len(writes) > lost:
             return ok(job) if is_current else status(409, "Conflict", "the object has been modified")
         if answer is not None:
             return status(*answer, "etcdserver: request timed out")
@@ -136,8 +139,10 @@ async def test_a_restart_whose_write_was_not_answered_is_counted_once(
         return web.Response()
 
     server.answers = [api]
-    with pytest.raises(ApiError):
-        await controller.reconcile(key)
+    for second in range(lost):
+        monkeypatch.setattr(controller, "clock", lambda now=NOON + timedelta(seconds=second): now)
+        with pytest.raises(ApiError):
+            await controller.reconcile(key)
     assert (restarts(namespace), reported) == (0, [])
     for _ in range(2):
         await controller.reconcile(key)
