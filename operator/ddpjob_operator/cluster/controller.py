@@ -51,11 +51,10 @@ UNSETTLED_SECONDS = 5.0
 NOTIFIED_LATER_SECONDS = 30.0
 """Until a notification is offered again for which there was no room."""
 
-T = TypeVar("T")
-
-
 UNANSWERED_KEPT = 8
 """Of writes of one status that the API server does not answer, the last ones."""
+
+T = TypeVar("T")
 
 
 @dataclass(slots=True)

@@ -32,8 +32,6 @@ _BROKEN: Final = re.compile(r"after connection broken by '(.*)': /")
 """pip's warning of a connection that it tries again, with the words of the exception."""
 _OBJECT: Final = re.compile(r"<[^>]*>[:,] ")
 _UNTRUSTED: Final = re.compile(r"WARNING: The repository located at (\S+) is not a trusted or secure host")
-
-
 _QUERY: Final = re.compile(r"(: /[^\s?]*)\?\S+")
 """Of the path that ends pip's warning of a connection that it tries again."""
 
