@@ -19,7 +19,9 @@ from tests.support.dashboard import dashboard
 from tests.support.local_run import environment
 
 from ddpjob_operator.page.cluster import ClusterSource
+from ddpjob_operator.page.files import course_of
 from ddpjob_operator.page.server import serve
+from ddpjob_operator.page.shared import Shared
 from ddpjob_operator.runtime.client import Client
 
 pytestmark = pytest.mark.local
@@ -69,7 +71,7 @@ async def test_a_run_is_watched_moving_failing_and_explained(run_job: Run, tmp_p
             await tab.until("#jobs", lambda text: "digits" in text, "the job appears in the list")
 
             await tab.open(f"{url}/jobs/local/digits/logs")
-            await asyncio.to_thread(run.until, lambda: reported(shared), "steps and times of both ranks")
+            await asyncio.to_thread(run.until, lambda: reported(shared), "a snapshot, and times of both ranks")
             with run.paused():  # on a busy machine it would be over before the pages are shown
                 await tab.until("#lines", lambda text: "epoch 0 (after step 23)" in text, "its lines are streamed")
 
@@ -103,7 +105,7 @@ async def test_a_run_is_watched_moving_failing_and_explained(run_job: Run, tmp_p
 
 
 def reported(shared: Path) -> bool:
-    """Whether the first attempt has a step, an epoch in its log, and times of both ranks."""
+    """Whether the first attempt has a snapshot and charts, an epoch in its log, and times of both ranks."""
     folder = shared / "logs" / "digits"
     try:
         status = json.loads((folder / "status.json").read_text())["status"]
@@ -112,8 +114,12 @@ def reported(shared: Path) -> bool:
     except FileNotFoundError:
         return False
     times = [rank[of] for rank in ranks for of in ("stepSeconds", "dataSeconds", "passesSeconds")]
+    # a step that the next attempt does not train again is in the charts as one of this attempt
+    snapshot = (status.get("snapshot") or {}).get("step", 0)
+    rates = [point for point in course_of(Shared(shared), "digits", []).kept if point.samples_per_second is not None]
     return (
-        (status.get("progress") or {}).get("step", 0) > 0
+        any(point.step <= snapshot for point in rates)
+        and (status.get("progress") or {}).get("step", 0) > 0
         and len(times) == 6
         and None not in times
         and "epoch 0 (after step 23)" in log
