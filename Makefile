@@ -33,13 +33,21 @@ test: lint tools  ## everything: style, types, layers, and every test, three tie
 	$(PYTEST) -q -n $(WORKERS) --max-worker-restart=0 --durations=25 tests
 
 check: $(VENV)/.dev  ## lint, and every test that starts no process of the trainer, on all cores: under a minute
-	@$(MAKE) --no-print-directory -j --output-sync=target lint check-in-process
+	@$(MAKE) --no-print-directory -j --output-sync=target lint check-core check-unit check-live check-trainer
 
 busy-test: $(VENV)/.dev tools  ## `make test` five times beside four busy processes; prints time and counts of each run
 	$(BIN)/python -m tests.support.busy
 
-check-in-process: $(VENV)/.dev
-	$(PYTEST) -q -n auto -m "not processes" tests/unit tests/trainer
+# Workers of pytest-xdist would each import torch and collect all tests, which takes a third of the time.
+IN_PROCESS := $(PYTEST) -q -m "not processes"
+check-core: $(VENV)/.dev
+	$(IN_PROCESS) tests/unit/core tests/unit/simulation
+check-unit: $(VENV)/.dev
+	$(IN_PROCESS) tests/unit --ignore=tests/unit/core --ignore=tests/unit/simulation
+check-live: $(VENV)/.dev
+	$(IN_PROCESS) tests/trainer/live
+check-trainer: $(VENV)/.dev
+	$(IN_PROCESS) tests/trainer --ignore=tests/trainer/live
 
 test-unit: $(VENV)/.dev tools  ## decisions alone, no process of the trainer: under 30 s
 	$(PYTEST) -q tests/unit
@@ -251,5 +259,5 @@ build/scan/.installed: requirements/scan.txt | $(BIN)/python
 help:
 	@awk 'BEGIN {FS = ":.*##"} /^##@/ {printf "\n%s\n", substr($$0, 5)} /^[a-z-]+:.*##/ {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-.PHONY: test-gpu simulate screenshots tour scan bench-page bench-live live-faults bench-operator chaos soak upgrade count-scripts troubleshooting mutate busy-test check-in-process lint-style lint-types lint-layers lint-files demo demo-cluster test test-unit test-trainer test-local test-api test-cluster test-packaging check lint prove bench-trainer bench format generate \
+.PHONY: test-gpu simulate screenshots tour scan bench-page bench-live live-faults bench-operator chaos soak upgrade count-scripts troubleshooting mutate busy-test check-core check-unit check-live check-trainer lint-style lint-types lint-layers lint-files demo demo-cluster test test-unit test-trainer test-local test-api test-cluster test-packaging check lint prove bench-trainer bench format generate \
 	release-check release-notes wheel chart-package krew-package sbom images run-operator cluster-up cluster-load cluster-down clean python-venv tools help
