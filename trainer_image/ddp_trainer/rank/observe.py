@@ -19,9 +19,10 @@ A loss that is NaN or infinite is reported, and ends the script with the policie
 of ours there is nothing to go back to.
 
 What cannot be seen stays unknown (null in `/status`): a script without an optimizer of torch's has no steps, one
-without a DataLoader no samples. The total and the epoch are known where the script uses transformers' or Lightning's
-Trainer, metrics also where it uses Accelerate's `log`. `close` also takes every hook away; a script that attaches
-(`ddp_trainer.attach`) does so first, since it reports for itself.
+without a DataLoader no samples. A script that resumes goes on from the steps that its optimizer has counted, as Adam
+does; after one that does not count, such as SGD, steps are those of this process. The total and the epoch are known
+where the script uses transformers' or Lightning's Trainer, metrics also where it uses Accelerate's `log`. `close` also
+takes every hook away; a script that attaches (`ddp_trainer.attach`) does so first, since it reports for itself.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from weakref import WeakKeyDictionary, ref
 from ddp_trainer.contract.exit_codes import LossNotFinite
 from ddp_trainer.contract.heartbeat import Heartbeat
 from ddp_trainer.contract.standard_error import say
-from ddp_trainer.rank import data_waits, observe_accelerate, observe_lightning
+from ddp_trainer.rank import data_waits, observe_accelerate, observe_lightning, optimizer_steps
 from ddp_trainer.rank.after_import import after_import
 
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ os.register_at_fork(after_in_child=_count_fork)
 
 def _keep_out_of_graphs() -> None:
     """Let torch.compile leave alone what the hooks call, as it does with torch's own Python code."""
-    for name in (__name__, data_waits.__name__, Heartbeat.__module__):
+    for name in (__name__, data_waits.__name__, optimizer_steps.__name__, Heartbeat.__module__):
         sys.modules["torch._dynamo.trace_rules"].add(name)
 
 
@@ -129,8 +130,8 @@ class ScriptObserver:
         self._steps: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()
         """Steps of the others."""
         self._step = 0
-        self._before = 0
-        """Steps of the run before this process began."""
+        self._before: int | None = None
+        """Steps of the run before this process began; None until they are known."""
         self._total_steps: int | None = None
         self.epoch: int | None = None
         self.loss: float | None = None
@@ -186,7 +187,7 @@ class ScriptObserver:
 
     def skipped(self) -> None:
         """The run has a step without an update."""
-        self._before += 1
+        self._before = (self._before or 0) + 1
 
     def validates(self) -> None:
         """A batch of a validation is done."""
@@ -250,6 +251,7 @@ class ScriptObserver:
             return
         if self._leader() is not optimizer and not self._takes_the_lead(optimizer):
             return  # another optimizer of the same step
+        before = self._steps_before(optimizer) if self._before is None else self._before
         now, steps = self._clock(), self._step + 1
         self._step = steps
         samples, self._step_samples = self._step_samples, 0
@@ -265,7 +267,7 @@ class ScriptObserver:
         if (waited := self.data_waits.of_step()) is not None:
             self._heartbeat.waited_for_data(waited)
         self._heartbeat.step(
-            step=self._before + steps,
+            step=before + steps,
             epoch=self.epoch,
             total_steps=self._total_steps,
             samples=self._samples,
@@ -276,7 +278,14 @@ class ScriptObserver:
         self.last_loss, self._loss = self._loss, None
         self._stepped_at = now
         if self._checks_loss:
-            self._check_loss(self._before + steps)
+            self._check_loss(before + steps)
+
+    def _steps_before(self, optimizer: Optimizer) -> int:
+        """At the first step of this process: those before it are in the state that the script has loaded, if any."""
+        before = self._before = max(0, (optimizer_steps.steps_of(optimizer) or 1) - 1)
+        if before:
+            self._heartbeat.resumed(before, 0 if self._samples is not None else None)
+        return before
 
     def _takes_the_lead(self, optimizer: Optimizer) -> bool:
         """Whether this step of an optimizer, other than that with most steps, makes it the one."""
