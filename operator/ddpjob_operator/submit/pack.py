@@ -191,8 +191,9 @@ def read_folder(folder: Path, exclude: Iterable[Path] = ()) -> tuple[list[File],
     if not folder.is_dir():
         raise BadCode(f"{folder}: is not a folder; name the one that has the script")
     left_out: list[str] = []
+    ignored: dict[str, int] = {}
     try:
-        walk = _walk(folder, {Path(item).resolve() for item in exclude}, left_out)
+        walk = _walk(folder, {Path(item).resolve() for item in exclude}, left_out, ignored)
         # not the whole disk, where somebody is in the wrong folder
         found = [(path, path.stat()) for path in islice(walk, MOST_FILES + 1)]
         sizes = {path.relative_to(folder).as_posix(): stat.st_size for path, stat in found}
@@ -207,15 +208,15 @@ def read_folder(folder: Path, exclude: Iterable[Path] = ()) -> tuple[list[File],
             File(name, 0o755 if stat.st_mode & 0o100 else 0o644, path.read_bytes())
             for name, (path, stat) in zip(sizes, found, strict=True)
         ]
-        return sorted(files, key=_path), left_out
+        return sorted(files, key=_path), [*left_out, *_ignored_in_words(ignored)]
     except UnicodeEncodeError as error:
         raise BadCode(f"{error.object!r}: is not UTF-8; rename the file, or list it in .ddpjobignore") from None
     except OSError as error:
         raise BadCode(f"{error.filename}: {error.strerror}; make it readable, or list it in .ddpjobignore") from error
 
 
-def _walk(folder: Path, exclude: set[Path], left_out: list[str]) -> Iterator[Path]:
-    """All files to send."""
+def _walk(folder: Path, exclude: set[Path], left_out: list[str], ignored: dict[str, int]) -> Iterator[Path]:
+    """All files to send. What is not goes into `left_out` with the reason, or into `ignored`."""
     rules = {folder: [*_rules_above(folder), *_rules_of(folder)]}
     for place, folders, names in os.walk(folder):
         here = Path(place)
@@ -226,7 +227,7 @@ def _walk(folder: Path, exclude: set[Path], left_out: list[str]) -> Iterator[Pat
                 left_out.append(_unprintable(inner, folder))
             elif inner.is_symlink():
                 left_out.append(f"{inner.relative_to(folder)}: is a link to a folder; copy it, or read it elsewhere")
-            elif not _is_left_out(inner, inherited, left_out, folder) and inner.resolve() not in exclude:
+            elif not _is_left_out(inner, inherited, left_out, ignored, folder) and inner.resolve() not in exclude:
                 rules[inner] = [*inherited, *_rules_of(inner)]
         folders[:] = [name for name in folders if here / name in rules]
         for name in sorted(names):
@@ -237,7 +238,7 @@ def _walk(folder: Path, exclude: set[Path], left_out: list[str]) -> Iterator[Pat
             # realpath takes a link to itself, too
             if path.is_symlink() and not Path(os.path.realpath(path)).is_relative_to(folder.resolve()):
                 left_out.append(f"{path.relative_to(folder)}: is a link to {path.readlink()}, outside the folder")
-            elif path.is_file() and not _is_left_out(path, inherited, left_out, folder):
+            elif path.is_file() and not _is_left_out(path, inherited, left_out, ignored, folder):
                 yield path
 
 
@@ -282,25 +283,39 @@ def _rules_above(folder: Path) -> list[Rules]:
     return above if (inner / ".git").exists() else []
 
 
-def _is_left_out(path: Path, rules: list[Rules], left_out: list[str], top: Path) -> bool:
+def _is_left_out(path: Path, rules: list[Rules], left_out: list[str], ignored: dict[str, int], top: Path) -> bool:
     """As git decides: the last pattern that matches wins, and the innermost file of patterns comes last."""
     is_folder = path.is_dir()
+    end = "/" if is_folder else ""
     if is_folder and any((path / marker).exists() for marker in ("pyvenv.cfg", FETCHED)):
         return True
     if _matches(_NO_CODE, path.name, is_folder):
         return True
+    is_secret = _matches(_SECRET_FOLDERS if is_folder else _SECRETS, path.name, is_folder) is True
     for folder, spec in reversed(rules):
         base = path if path.is_relative_to(folder) else path.resolve()
         found = _matches(spec, base.relative_to(folder).as_posix(), is_folder)
         if found is not None:
             if found and is_folder and path.parent == top:
                 left_out.append(f"{path.name}/: is listed in .gitignore or .ddpjobignore")
+            elif found and not is_secret:
+                ignored[f"{path.relative_to(top).as_posix()}{end}"] = MOST_BYTES if is_folder else path.stat().st_size
             return found
-    if _matches(_SECRET_FOLDERS if is_folder else _SECRETS, path.name, is_folder):
-        end = "/" if is_folder else ""
+    if is_secret:
         left_out.append(f"{path.relative_to(top)}{end}: may be a secret; `!{path.name}{end}` in .ddpjobignore sends it")
         return True
     return False
+
+
+def _ignored_in_words(ignored: Mapping[str, int]) -> list[str]:
+    """One line for all. The largest are named: data beside the code, which the script may miss."""
+    if not ignored:
+        return []
+    named = sorted(ignored, key=lambda path: -ignored[path])[:3]
+    more = f" and {len(ignored) - len(named)} more" if len(ignored) > len(named) else ""
+    verb = "is" if len(ignored) == 1 else "are"
+    sends = f"`!{named[0]}` in .ddpjobignore sends it" if len(ignored) == 1 else "`!NAME` in .ddpjobignore sends one"
+    return [f"{', '.join(named)}{more}: {verb} listed in .gitignore or .ddpjobignore; {sends}"]
 
 
 def _matches(spec: GitIgnoreSpec, path: str, is_folder: bool) -> bool | None:

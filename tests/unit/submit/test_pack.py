@@ -129,8 +129,20 @@ def test_a_folder_that_is_ignored_is_named_and_no_cache_is(folder: Path) -> None
         (folder / name / "file").write_text("text")
     (folder / ".venv" / "pyvenv.cfg").write_text("")
     (folder / ".gitignore").write_text("data/\n*.log\n__pycache__/\n.venv/\n")
-    (folder / "a.log").write_text("text")
-    assert pack(folder).left_out == ("data/: is listed in .gitignore or .ddpjobignore",)
+    assert pack(folder).left_out == (
+        "data/: is listed in .gitignore or .ddpjobignore",
+        "src/data/: is listed in .gitignore or .ddpjobignore; `!src/data/` in .ddpjobignore sends it",
+    )
+
+
+def test_data_beside_the_code_that_git_ignores_is_named_the_largest_first(folder: Path) -> None:
+    write(folder, **{".gitignore": "*.bin\n*.pkl\n*.log\n.env\n", ".env": "TOKEN=1", "a.log": ""})
+    write(folder, **{"data/tiny/val.bin": "x" * 20, "data/tiny/train.bin": "x" * 90, "data/tiny/meta.pkl": "x"})
+    named = "data/tiny/train.bin, data/tiny/val.bin, data/tiny/meta.pkl and 1 more"
+    listed = "are listed in .gitignore or .ddpjobignore; `!NAME` in .ddpjobignore sends one"
+    assert pack(folder).left_out == (f"{named}: {listed}",)
+    write(folder, **{".ddpjobignore": "!data/tiny/train.bin\n"})
+    assert "data/tiny/train.bin" in pack(folder).paths
 
 
 def test_secrets_are_left_out_unless_they_are_asked_for(folder: Path) -> None:

@@ -359,8 +359,8 @@ _PROGRAM = (
     Symptom(
         r"filenotfounderror|\[errno 2\]",
         "",
-        "A file is missing: correct its path; files that pods need belong into the image or below /mnt/shared, which "
-        "initializers can fill.",
+        "A file is missing: correct its path; files that pods need belong into the folder of the code, where "
+        ".gitignore leaves out what it lists, into the image, or below /mnt/shared, which initializers can fill.",
     ),
     Symptom(
         r"name resolution|name or service not known|max retries exceeded with url|failed to resolve|urlopen error"
