@@ -100,6 +100,7 @@ async def _read_configuration(context: str | None) -> tuple[Configuration, str]:
     files = _kubeconfig()
     try:
         if files:
+            _refuse_if_missing(files)
             await load_kube_config(files, context, client_configuration=configuration, persist_config=False)  # type: ignore[no-untyped-call]
             return configuration, _namespace_of(files, context)
         load_incluster_config(configuration)  # type: ignore[no-untyped-call]
@@ -124,6 +125,12 @@ def _kubeconfig() -> str:
     """The kubeconfig to use, which may be a list of paths as in $PATH; empty if there is none."""
     default = Path.home() / ".kube" / "config"
     return os.environ.get("KUBECONFIG") or (str(default) if default.is_file() else "")
+
+
+def _refuse_if_missing(files: str) -> None:
+    """The loader only warns, and then misses the content. Where there are several paths, one file is enough."""
+    if not any(Path(file).expanduser().exists() for file in files.split(os.pathsep) if file):
+        raise FileNotFoundError("there is no such file")
 
 
 def _tls(configuration: Configuration) -> ssl.SSLContext:

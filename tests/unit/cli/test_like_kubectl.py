@@ -158,4 +158,4 @@ def test_another_kubeconfig_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     file = str(tmp_path / "mine")
     done = CliRunner().invoke(app, ["--kubeconfig", file, "ls"])
     assert (done.exit_code, os.environ["KUBECONFIG"]) == (on_cluster.REFUSED, file)
-    assert f"cannot use the kubeconfig {file}" in done.output
+    assert done.output == f"error: cannot use the kubeconfig {file}: there is no such file\n"
