@@ -22,6 +22,12 @@ from ddpjob_operator.wire.jobs import parse_status
 from ddpjob_operator.wire.objects import parse_time
 
 SECONDS_BETWEEN_LOOKS = 2.0
+LATE_SECONDS = 10.0
+"""How long the event of a job's end may be missing: the operator posts it after the status, and a busy one later. One
+that has expired never comes."""
+
+_ENDS = ("Succeeded", "Failed", "InvalidSpec")
+"""Reasons of the event with which a job ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,17 +118,21 @@ async def follow_events(
             five minutes.
     """
     said: set[tuple[str, int]] = set()
-    patient = Patient(note)
+    patient, clock = Patient(note), asyncio.get_running_loop().time
+    until: float | None = None
     while True:
         job = await patient.read(read_job, client, namespace, name)
         status = parse_status(job.get("status") or {})
-        if status.is_final:
-            await asyncio.sleep(SECONDS_BETWEEN_LOOKS)  # the operator posts events after the status
+        if status.is_final and until is None:
+            until = clock() + LATE_SECONDS
+            await asyncio.sleep(SECONDS_BETWEEN_LOOKS)
+        has_end = False
         for event, happened in await patient.read(read_happened, client, namespace, job):
+            has_end = has_end or (happened.kind == "DDPJob" and happened.reason in _ENDS)
             if (event.uid, event.count) not in said:
                 said.add((event.uid, event.count))
                 say(happened)
-        if status.is_final:
+        if until is not None and (has_end or clock() >= until):
             return status.phase == "Succeeded"
         await asyncio.sleep(SECONDS_BETWEEN_LOOKS)
 

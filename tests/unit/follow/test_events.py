@@ -110,6 +110,30 @@ class Upgraded:
         return [event("digits-0-1", 5)] if of_pods else [], 1
 
 
+class Succeeded:
+    """A job that has succeeded, whose last event is posted after so many seconds; None: its events have expired."""
+
+    def __init__(self, posted: float | None) -> None:
+        self.posted = posted
+
+    async def get(self, path: str, resource: str) -> dict[str, Any]:
+        return JOB | {"status": {"phase": "Succeeded"}}
+
+    async def list(self, path: str, resource: str, **query: str) -> tuple[list[dict[str, Any]], int]:
+        there = self.posted is not None and asyncio.get_running_loop().time() >= self.posted
+        end = event("digits", 5, kind="DDPJob", uid="job", reason="Succeeded")
+        return [end] if there and query["fieldSelector"] == "involvedObject.uid=job" else [], 1
+
+
+@pytest.mark.parametrize(("posted", "reasons"), [(1.0, ["Succeeded"]), (7.0, ["Succeeded"]), (None, [])])
+def test_the_event_of_a_jobs_end_is_waited_for_which_a_busy_operator_posts_late(
+    posted: float | None, reasons: list[str]
+) -> None:
+    said = list[Happened]()
+    assert run(follow_events(cast(Any, Succeeded(posted)), "default", "digits", said.append))
+    assert [happened.reason for happened in said] == reasons
+
+
 def test_an_upgrade_of_the_control_plane_does_not_end_the_following_of_events() -> None:
     said, notes = list[Happened](), list[str]()
     assert run(follow_events(cast(Any, Upgraded()), "default", "digits", said.append, notes.append))
