@@ -208,7 +208,7 @@ async def probed(operator: Operator) -> AsyncIterator[Health]:
 
 async def lags(operator: Operator) -> dict[float, float]:
     """Timers of its event loop by the longest time that they were late."""
-    _, page = await operator.probe("metrics")
+    page = await operator.metrics()
     found = re.findall(r'^ddpjob_operator_loop_lag_seconds_bucket{le="(.+?)"} (\S+)', page, re.MULTILINE)
     return {float(bound): float(count) for bound, count in found}
 
@@ -227,7 +227,7 @@ def peak_bytes(operator: Operator) -> int:
 
 async def requests_made(operator: Operator) -> dict[str, float]:
     """Requests by verb and resource since its start, without those of the Lease."""
-    _, page = await operator.probe("metrics")
+    page = await operator.metrics()
     made: dict[str, float] = defaultdict(float)
     for line in page.splitlines():
         if line.startswith("ddpjob_operator_api_requests_total{") and 'resource="leases"' not in line:

@@ -341,6 +341,18 @@ class Operator:
         except (aiohttp.ClientError, TimeoutError):
             return 0, ""
 
+    async def metrics(self) -> str:
+        """Its page of metrics. A busy machine may need longer for one than a probe waits."""
+        pages: list[str] = []
+
+        async def answered() -> bool:
+            status, page = await self.probe("metrics")
+            pages[:] = [page]
+            return status == 200
+
+        await eventually_async(answered, "the operator shows its metrics", instead=lambda: self.log.read_text()[-4000:])
+        return pages[0]
+
     def resident_bytes(self) -> int:
         """Its memory now."""
         assert self.process is not None

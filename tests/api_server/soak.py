@@ -48,7 +48,7 @@ GROWTH = {"memory": 8.0, "descriptors": 8.0, "threads": 2.0, "queue": 8.0, "seri
 async def read(operator: Operator, at: float) -> Reading:
     assert operator.process is not None
     process = Path(f"/proc/{operator.process.pid}")
-    _, page = await operator.probe("metrics")
+    page = await operator.metrics()
     lines = [line for line in page.splitlines() if not line.startswith("#")]
     depth = next((float(line.split()[1]) for line in lines if line.startswith("ddpjob_operator_queue_depth")), 0.0)
     jobs = sum('ddpjob="' in line for line in lines)

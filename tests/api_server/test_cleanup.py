@@ -87,7 +87,7 @@ async def test_a_job_of_another_controller_is_left_alone_even_if_it_makes_no_sen
 
     async def is_shown() -> bool:
         nonlocal page
-        _, page = await operator.probe("metrics")
+        page = await operator.metrics()
         return f'ddpjob="ours",namespace="{cluster.namespace}"' in page
 
     await eventually_async(is_shown, "the operator shows its own job")

@@ -156,9 +156,12 @@ async def test_it_is_ready_only_after_the_first_lists(
             return (await operator.probe("healthz"))[0] == 200
 
         await eventually_async(answers, "it is healthy")
-        code, text = await operator.probe("readyz")
-        assert code == 503
-        assert "have not been listed" in text
+
+        async def is_not_ready() -> str:
+            code, text = await operator.probe("readyz")
+            return text if code == 503 else ""
+
+        assert "have not been listed" in await eventually_async(is_not_ready, "it says why it is not ready")
         await cluster.apply_job()
         proxy.read_fault = None
         await operator.ready()
@@ -238,8 +241,13 @@ async def test_progress_of_a_running_job_reaches_status_and_metrics(
         return progress if progress.get("step") == 120 else None
 
     assert (await eventually_async(reported, "the step is in the status"))["loss"] == 0.5
-    _, page = await operator.probe("metrics")
-    assert f'ddpjob_status_step{{ddpjob="digits",namespace="{cluster.namespace}"}} 120.0' in page
+
+    async def on_the_page() -> bool:
+        shown = f'ddpjob_status_step{{ddpjob="digits",namespace="{cluster.namespace}"}} 120.0'
+        return shown in await operator.metrics()
+
+    # it follows the answer to the write of the status, which this test may see first
+    await eventually_async(on_the_page, "the step is on the page")
     answers.append(report(job["metadata"]["uid"], 121, loss="NaN"))
 
     async def diverged() -> bool:
@@ -290,8 +298,8 @@ async def test_progress_alone_is_written_no_more_often_than_asked_for(
     answers.append(report(uid, 7))
 
     async def seen() -> bool:
-        _, page = await operator.probe("metrics")
-        return f'ddpjob_status_step{{ddpjob="digits",namespace="{cluster.namespace}"}} 7.0' in page
+        shown = f'ddpjob_status_step{{ddpjob="digits",namespace="{cluster.namespace}"}} 7.0'
+        return shown in await operator.metrics()
 
     await eventually_async(seen, "the operator has heard of step 7")
     assert len(await cluster.cost()) == before

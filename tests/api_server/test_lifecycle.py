@@ -102,13 +102,14 @@ async def test_a_resync_of_a_job_at_rest_writes_nothing(cluster: Cluster, start_
     await cluster.phase_is("Running")
     before = await cluster.cost()
 
-    async def resynced() -> bool:
-        _, page = await operator.probe("metrics")
-        done = [line for line in page.splitlines() if line.startswith('ddpjob_operator_resyncs_total{result="done"}')]
-        return float(done[0].split()[1]) >= before_resyncs + 3
+    async def resyncs() -> float:
+        page = await operator.metrics()
+        return float(page.split('ddpjob_operator_resyncs_total{result="done"} ')[1].split()[0])
 
-    _, page = await operator.probe("metrics")
-    before_resyncs = float(page.split('ddpjob_operator_resyncs_total{result="done"} ')[1].split()[0])
+    async def resynced() -> bool:
+        return await resyncs() >= before_resyncs + 3
+
+    before_resyncs = await resyncs()
     await eventually_async(resynced, "three more resyncs are done")
     assert await cluster.cost() == before
 
@@ -126,7 +127,7 @@ async def test_a_restarted_operator_takes_over_a_running_job_without_changing_an
     second = await start_operator()
 
     async def taken_over() -> bool:
-        return 'ddpjob_status_phase{ddpjob="digits"' in (await second.probe("metrics"))[1]
+        return 'ddpjob_status_phase{ddpjob="digits"' in await second.metrics()
 
     await eventually_async(taken_over, "the second operator has looked at the job and has nothing left to do")
     assert await cluster.status() == running
@@ -165,7 +166,7 @@ async def test_a_job_deleted_while_the_operator_is_away_is_forgotten(
     second = await start_operator()
 
     async def forgotten() -> bool:
-        _, page = await second.probe("metrics")
+        page = await second.metrics()
         return 'ddpjob_status_phase{ddpjob="digits"' not in page and not await cluster.pods()
 
     await eventually_async(forgotten, "nothing is left of it")

@@ -22,11 +22,11 @@ async def _job_on_the_page(cluster: Cluster, operator: Operator) -> str:
     await cluster.apply_job()
     await cluster.gang_exists()
 
-    async def listed() -> bool:
-        return _series(cluster) in (await operator.probe("metrics"))[1]
+    async def listed() -> str | None:
+        page = await operator.metrics()
+        return page if _series(cluster) in page else None
 
-    await eventually_async(listed, "the job is on the page")
-    return (await operator.probe("metrics"))[1]
+    return await eventually_async(listed, "the job is on the page")
 
 
 async def test_promtool_finds_no_fault_in_the_metrics_page(cluster: Cluster, operator: Operator) -> None:
@@ -41,7 +41,7 @@ async def test_the_metrics_page_forgets_deleted_jobs(cluster: Cluster, operator:
     await cluster.delete_job()
 
     async def forgotten() -> bool:
-        return _series(cluster) not in (await operator.probe("metrics"))[1]
+        return _series(cluster) not in await operator.metrics()
 
     await eventually_async(forgotten, "no series of the job is left")
 
@@ -74,8 +74,8 @@ async def test_series_and_memory_are_where_they_were_after_a_thousand_jobs_have_
     operator = await start_operator()
 
     async def on_the_page(count: int) -> str | None:
-        status, page = await operator.probe("metrics")
-        return page if status == 200 and page.count("ddpjob_status_restarts_total{") == count else None
+        page = await operator.metrics()
+        return page if page.count("ddpjob_status_restarts_total{") == count else None
 
     async def come_and_go(names: list[str], *, until_suspended: bool = False) -> str:
         """The page when they are gone."""

@@ -110,8 +110,7 @@ async def test_the_end_of_a_job_is_notified_at_least_once_and_what_was_delivered
     assert (data["name"], data["phase"], data["namespace"]) == ("broken", "Failed", cluster.namespace)
     status = await cluster.status("broken")
     assert data["message"] in json.dumps(status["conditions"], ensure_ascii=False)
-    _, page = await third.probe("metrics")
-    assert 'ddpjob_operator_notifications_total{result="delivered"} 2.0' in page
+    assert 'ddpjob_operator_notifications_total{result="delivered"} 2.0' in await third.metrics()
     for operator in (first, second, third):
         text = operator.log.read_text()
         assert PATH not in text, "at the level DEBUG"

@@ -82,7 +82,7 @@ async def test_the_ledger_of_a_job_with_a_restart_adds_up_to_its_time(cluster: C
     assert abs(sum(spent.values()) - (ended - began).total_seconds()) < 0.002, spent
 
     async def is_on_the_page() -> bool:
-        _, page = await operator.probe("metrics")
+        page = await operator.metrics()
         lines = (line for line in page.splitlines() if line.startswith("ddpjob_status_activity_seconds{"))
         shown = [float(line.rpartition(" ")[2]) for line in lines if cluster.namespace in line]
         return abs(sum(shown) - sum(spent.values())) < 0.002

@@ -50,7 +50,7 @@ async def test_a_secret_of_a_variable_in_an_exception_is_in_no_status_event_log_
 
     await eventually_async(told, "the end is an event")
     assert SECRET not in json.dumps(await events(cluster))
-    assert SECRET not in (await operator.probe("metrics"))[1]
+    assert SECRET not in await operator.metrics()
     assert SECRET not in operator.log.read_text(), "logged at the level DEBUG"
     pods = await cluster.pods()
     others = [await cluster.service(), *(pod["metadata"] for pod in pods), (await cluster.job())["metadata"]]

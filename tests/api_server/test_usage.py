@@ -19,26 +19,13 @@ ROUNDED = 0.01
 """Seconds of a job that are lost or gained where the operator counts in milliseconds."""
 
 
-async def page_of(operator: Operator) -> str:
-    """Its metrics. A busy one may take longer than a probe waits."""
-    pages: list[str] = []
-
-    async def answered() -> bool:
-        status, page = await operator.probe("metrics")
-        pages.append(page)
-        return status == 200
-
-    await eventually_async(answered, "the operator shows its metrics")
-    return pages[-1]
-
-
 Seconds = Counter[tuple[str, str]]
 """By cause and outcome."""
 
 
 async def counted(operator: Operator, metric: str) -> Seconds:
     """Of all namespaces, as Prometheus would scrape it. Jobs that have not ended have no outcome."""
-    families = {family.name: family for family in text_string_to_metric_families(await page_of(operator))}
+    families = {family.name: family for family in text_string_to_metric_families(await operator.metrics())}
     found: Seconds = Counter()
     for sample in families[metric].samples:
         if sample.name == f"{metric}_total":
@@ -56,7 +43,7 @@ def by(label: int, found: Seconds) -> Counter[str]:
 
 async def series_of_jobs(operator: Operator) -> set[str]:
     """All series that a job has on its page: names and labels."""
-    lines = [line for line in (await page_of(operator)).splitlines() if not line.startswith("#")]
+    lines = [line for line in (await operator.metrics()).splitlines() if not line.startswith("#")]
     return {line.rpartition(" ")[0] for line in lines if 'ddpjob="' in line}
 
 
@@ -138,11 +125,11 @@ async def finish(operator: Operator, cluster: Cluster, seen: Fleet, outcomes: di
         await seen.report(f"{name}-0-0", ended(int(outcome == "Failed")))
 
     async def known() -> bool:
-        page = await page_of(operator)
+        page = await operator.metrics()
         return all(f'ddpjob="{name}"' in page for name in outcomes)
 
     async def noticed() -> bool:
-        page = await page_of(operator)
+        page = await operator.metrics()
         return not any(f'ddpjob="{name}"' in page for name in deleted)
 
     # what is deleted before an operator has looked at it is deleted while none runs
