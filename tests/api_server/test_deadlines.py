@@ -38,13 +38,14 @@ async def test_a_job_that_is_active_for_too_long_fails_and_its_pods_may_save(
 async def test_a_gang_that_does_not_start_fails_the_job_with_the_last_known_trouble(
     cluster: Cluster, operator: Operator
 ) -> None:
-    await cluster.apply_job(startupDeadlineSeconds=5)
+    await cluster.apply_job()
     pods = [pod["metadata"]["name"] for pod in await cluster.gang_exists()]
     await cluster.runs(pods[0])
     unschedulable = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/2 nodes fit"}
     await cluster.report(pods[1], {"phase": "Pending", "conditions": [unschedulable]})
     degraded = await cluster.condition("Degraded", "Unschedulable")
     assert degraded["status"] == "True"
+    await cluster.edit_job(startupDeadlineSeconds=5)  # may be set while it starts; the trouble is known by now
     status = await cluster.phase_is("Failed")
     failed = await cluster.condition("Failed", "StartupDeadlineExceeded")
     assert "attempt 0 did not start within 5 s (startupDeadlineSeconds)" in failed["message"]
@@ -55,7 +56,9 @@ async def test_a_gang_that_does_not_start_fails_the_job_with_the_last_known_trou
 async def test_a_gang_that_the_api_server_refuses_fails_the_job_at_its_deadline_too(
     cluster: Cluster, operator: Operator
 ) -> None:
-    await cluster.apply_job(startupDeadlineSeconds=4, podTemplate={"spec": {"serviceAccountName": "nobody"}})
+    await cluster.apply_job(podTemplate={"spec": {"serviceAccountName": "nobody"}})
+    await cluster.condition("Degraded", "Forbidden")
+    await cluster.edit_job(startupDeadlineSeconds=4)
     failed = await cluster.condition("Failed", "StartupDeadlineExceeded")
     assert 'serviceaccount "nobody" not found' in failed["message"]
     assert await cluster.pods() == []
