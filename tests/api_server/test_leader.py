@@ -7,24 +7,26 @@ import signal
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
 from aiohttp import web
 from tests.api_server.conftest import StartOperator, new_name, operators_of
-from tests.api_server.harness import Cluster, Operator
+from tests.api_server.harness import Cluster, Object, Operator
 from tests.api_server.history import recorded
 from tests.api_server.proxy import FaultProxy
 from tests.api_server.server import ApiServer, as_kubeconfig
 from tests.support.waiting import eventually_async
 
-from ddpjob_operator.runtime.leader import FENCE_SECONDS, LEASE_SECONDS, STANDBY_POLL_SECONDS
+from ddpjob_operator.runtime import paths
+from ddpjob_operator.runtime.leader import LEASE_SECONDS, STANDBY_POLL_SECONDS
 from ddpjob_operator.runtime.login import log_in
 
 TAKEOVER_SECONDS = 17.0
 SLACK_SECONDS = 3.0
-"""What a busy machine may add to a figure that is the sum of timers."""
+"""What a busy machine may add to a figure that is the sum of timers, measured by who holds the Lease and since when."""
 
 
 Operators = list[tuple[Operator, FaultProxy]]
@@ -87,6 +89,22 @@ async def ended(api_server: ApiServer, tmp_path_factory: pytest.TempPathFactory)
     return dict(zip(WAITING, ends, strict=True))
 
 
+async def lease(cluster: Cluster) -> Object:
+    """What the Lease says."""
+    found: Object = (await cluster.client.get(f"{paths.leases(cluster.namespace)}/ddpjob-operator", "leases"))["spec"]
+    return found
+
+
+async def taken(cluster: Cluster, by: str) -> datetime:
+    """When this operator took the Lease, as it says there: what it has to do then takes as long as the machine does."""
+
+    async def seen() -> str | None:
+        found = await lease(cluster)
+        return str(found["acquireTime"]) if found["holderIdentity"] == by else None
+
+    return datetime.fromisoformat(await eventually_async(seen, f"the {by} one holds the Lease"))
+
+
 def writes(proxy: FaultProxy, cluster: Cluster) -> int:
     return len(proxy.calls.get(cluster.namespace, []))
 
@@ -110,22 +128,22 @@ async def test_two_operators_do_the_work_once(cluster: Cluster, pair: Operators)
 async def test_the_standby_takes_over_after_a_crash(cluster: Cluster, pair: Operators) -> None:
     (leader, _), (_, second) = pair
     await leader.kill()
-    began = asyncio.get_running_loop().time()
+    renewed = datetime.fromisoformat((await lease(cluster))["renewTime"])
     await cluster.apply_job()
-    await cluster.gang_exists(seconds=TAKEOVER_SECONDS + SLACK_SECONDS)
-    took = asyncio.get_running_loop().time() - began
+    took = await taken(cluster, by="second") - renewed
+    assert took <= timedelta(seconds=TAKEOVER_SECONDS + SLACK_SECONDS)
+    await cluster.gang_exists()
     assert writes(second, cluster) > 0
-    assert took <= TAKEOVER_SECONDS + SLACK_SECONDS
     assert LEASE_SECONDS + 2 * STANDBY_POLL_SECONDS <= TAKEOVER_SECONDS
 
 
 async def test_the_standby_takes_over_at_once_after_a_graceful_end(cluster: Cluster, pair: Operators) -> None:
     (leader, _), _ = pair
     assert await leader.stop() == 0
-    began = asyncio.get_running_loop().time()
+    ended = datetime.now(UTC)
     await cluster.apply_job()
-    await cluster.gang_exists(seconds=2 + SLACK_SECONDS)
-    assert asyncio.get_running_loop().time() - began <= 2 + SLACK_SECONDS
+    assert await taken(cluster, by="second") - ended <= timedelta(seconds=2 + SLACK_SECONDS)
+    await cluster.gang_exists()
 
 
 @pytest.mark.fault(13)
@@ -137,12 +155,12 @@ async def test_a_leader_that_slept_past_its_lease_writes_nothing_when_it_wakes(
     await cluster.apply_job("early")
 
     async def shows_it() -> bool:
-        return 'job="early"' in (await leader.probe("metrics"))[1]
+        return 'job="early"' in await leader.metrics()
 
     await eventually_async(shows_it, "the leader shows the job that it acts for")
     leader.signal(signal.SIGSTOP)
     await cluster.apply_job()
-    names = [pod["metadata"]["name"] for pod in await cluster.gang_exists(seconds=TAKEOVER_SECONDS + SLACK_SECONDS)]
+    names = [pod["metadata"]["name"] for pod in await cluster.gang_exists()]
     before = writes(first, cluster)
     leader.signal(signal.SIGCONT)
     # it has slept through the job's creation, so it has something to do as soon as it believes to lead
@@ -150,12 +168,10 @@ async def test_a_leader_that_slept_past_its_lease_writes_nothing_when_it_wakes(
     await cluster.phase_is("Running")
 
     async def stands_by() -> bool:
-        _, page = await leader.probe("metrics")
+        page = await leader.metrics()
         return "ddpjob_operator_leader 0.0" in page and 'ddpjob="' not in page
 
-    await eventually_async(
-        stands_by, "the first one knows that it does not lead, and shows no job", seconds=FENCE_SECONDS
-    )
+    await eventually_async(stands_by, "the first one knows that it does not lead, and shows no job")
     assert writes(first, cluster) == before
     assert writes(second, cluster) > 0
 
@@ -181,7 +197,7 @@ async def test_calls_of_a_leader_that_arrive_when_another_has_replaced_it_change
 
         await eventually_async(on_its_way, "the leader has sent the new attempt")
         leader.signal(signal.SIGSTOP)
-        new = [pod["metadata"]["name"] for pod in await cluster.gang_exists(1, seconds=TAKEOVER_SECONDS + 30)]
+        new = [pod["metadata"]["name"] for pod in await cluster.gang_exists(1)]
         await cluster.runs(*new)
         await cluster.phase_is("Running")
         first.hold.set()
@@ -213,9 +229,9 @@ async def test_a_standby_whose_picture_of_a_job_is_old_leaves_its_new_gang_alone
     await leader.kill()
 
     async def leads() -> bool:
-        return "ddpjob_operator_leader 1.0" in (await standby.probe("metrics"))[1]
+        return "ddpjob_operator_leader 1.0" in await standby.metrics()
 
-    await eventually_async(leads, "the standby leads", seconds=TAKEOVER_SECONDS + SLACK_SECONDS)
+    await eventually_async(leads, "the standby leads")
     await asyncio.sleep(2)
     assert {pod["metadata"]["name"]: pod["metadata"]["uid"] for pod in await cluster.pods()} == new
     assert [call.kind for call in second.calls.get(cluster.namespace, [])] == []
@@ -238,14 +254,14 @@ async def test_a_leader_whose_lease_could_not_be_renewed_for_a_while_misses_noth
         return None
 
     async def leads(expected: str) -> bool:
-        return f"ddpjob_operator_leader {expected}" in (await operator.probe("metrics"))[1]
+        return f"ddpjob_operator_leader {expected}" in await operator.metrics()
 
     proxy.read_fault = no_leases
-    await eventually_async(lambda: leads("1.0"), "it leads", seconds=LEASE_SECONDS + SLACK_SECONDS)
+    await eventually_async(lambda: leads("1.0"), "it leads")
     silent.set()
-    await eventually_async(lambda: leads("0.0"), "it knows that it does not", seconds=2 * FENCE_SECONDS)
+    await eventually_async(lambda: leads("0.0"), "it knows that it does not")
     await cluster.apply_job()
     await asyncio.sleep(1)
     assert writes(proxy, cluster) == 0
     silent.clear()
-    await cluster.gang_exists(seconds=LEASE_SECONDS + SLACK_SECONDS)
+    await cluster.gang_exists()
