@@ -105,9 +105,11 @@ async def test_pods_that_only_claim_to_belong_to_a_job_of_another_namespace_chan
     }
     await other.client.create(f"/api/v1/namespaces/{other.namespace}/pods", "pods", forged)
     await other.ends("forged", code=1)
-    # a job that is made afterwards is seen through the same watches, so by then the forged pod has been seen too
-    await other.apply_job(name="later")
-    await other.gang_exists(job="later")
+    # that a later pod runs comes through the same watch of pods, so by then the forged one has been seen too
+    await other.apply_job("later", nodes=1)
+    await other.gang_exists(nodes=1, job="later")
+    await other.runs("later-0-0")
+    await other.phase_is("Running", "later")
     assert labels["training.ddpjob.io/uid"] == job["metadata"]["uid"]
     assert await cluster.status() == running
 
@@ -230,6 +232,6 @@ async def test_a_volume_that_goes_with_the_job_before_is_waited_for(cluster: Clu
     again = await cluster.apply_job(shared={"retain": False})
     assert "PersistentVolumeClaim digits-shared" in (await degraded(cluster, "NameTaken"))["message"]
     await cluster.client.merge_patch(path, "persistentvolumeclaims", {"metadata": {"finalizers": None}})
-    await cluster.gang_exists(seconds=60, owner=again)
+    await cluster.gang_exists(owner=again)
     claim = await cluster.client.get(path, "persistentvolumeclaims")
     assert [owner["uid"] for owner in claim["metadata"]["ownerReferences"]] == [again["metadata"]["uid"]]

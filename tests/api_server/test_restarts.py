@@ -201,10 +201,12 @@ async def test_a_pod_whose_final_phase_changes_counts_by_the_first_one(
 
 
 async def seen_by_the_operator(cluster: Cluster) -> None:
-    """A job that is made now is seen through the same watches, so what came before has been seen as well."""
+    """That a pod runs which is made now comes through the same watch of pods, so what came before has been seen."""
     name = f"later-{len((await cluster.client.list(paths.jobs(cluster.namespace), 'ddpjobs'))[0])}"
-    await cluster.apply_job(name)
-    await cluster.gang_exists(job=name)
+    await cluster.apply_job(name, nodes=1)
+    await cluster.gang_exists(nodes=1, job=name)
+    await cluster.runs(f"{name}-0-0")
+    await cluster.phase_is("Running", name)
 
 
 async def test_a_service_that_was_deleted_under_a_running_gang_is_there_for_the_next_one(
