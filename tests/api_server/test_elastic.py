@@ -118,7 +118,8 @@ async def test_a_silent_node_is_given_up_although_a_sidecar_of_its_pod_had_ended
     sidecar = {"name": "helper", "image": "helper"}
     await cluster.apply_job(
         restart={"nodeLostSeconds": 7, "backoff": {"initialSeconds": 0}},
-        podTemplate={"spec": {"containers": [sidecar]}},
+        # its grace is waited for: the node may only be slow to say that the pod has ended
+        podTemplate={"spec": {"containers": [sidecar], "terminationGracePeriodSeconds": 2}},
     )
     _, pod = await cluster.gang_exists()
     patience = {item["key"]: item.get("tolerationSeconds") for item in pod["spec"]["tolerations"]}
