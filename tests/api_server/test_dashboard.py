@@ -12,6 +12,7 @@ import pytest
 import yaml
 from aiohttp.test_utils import TestClient, TestServer
 from tests.api_server.harness import Cluster, Operator
+from tests.api_server.rights import in_force
 from tests.api_server.test_postmortem import fail_on_node_rank_1
 from tests.support.accessible import looks_right
 from tests.support.browser import browser, new_tab
@@ -153,6 +154,7 @@ async def test_the_account_of_the_chart_reads_all_that_is_shown_and_changes_noth
         "subjects": [{"kind": "ServiceAccount", "name": "dashboard", "namespace": cluster.namespace}],
     }
     await cluster.client.create(bindings, "rolebindings", of_account)
+    await in_force(cluster, "dashboard", "get", "ddpjobs.training.ddpjob.io")
     await cluster.apply_job("digits")
     monkeypatch.setenv("KUBECONFIG", str(kubeconfig))
     client = await connect()
