@@ -13,6 +13,7 @@ from unittest.mock import patch
 import pytest
 from tests.api_server.harness import CLI_AGENT, Cluster, Operator
 from tests.support.command import COMMAND, to_cluster
+from tests.support.terminal import all_shown
 from tests.support.waiting import PATIENCE_SECONDS, eventually_async
 from typer.testing import CliRunner
 
@@ -233,8 +234,7 @@ async def test_a_shell_beside_a_job_is_no_part_of_it(cluster: Cluster, operator:
     made = await debug_pod_starts(cluster)
     assert node_of(made) == "node-of-digits-1-0"
     assert await asyncio.wait_for(on_terminal.wait(), PATIENCE_SECONDS) == 7
-    shown = os.read(ours, 1 << 16).decode()
-    os.close(ours)
+    shown = all_shown(ours)
     assert f"exec -it -n {cluster.namespace} {made['metadata']['name']} -c trainer -- sh" in shown
     assert await debug_pods(cluster) == []
 

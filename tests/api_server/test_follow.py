@@ -16,6 +16,7 @@ import yaml
 from tests.api_server.harness import Cluster, Operator
 from tests.api_server.test_postmortem import fail_on_node_rank_1
 from tests.support.command import COMMAND, to_cluster
+from tests.support.terminal import all_shown
 from tests.support.waiting import PATIENCE_SECONDS, eventually_async
 from typer.testing import CliRunner
 
@@ -35,6 +36,11 @@ class Answer(NamedTuple):
 async def ddpjob(cluster: Cluster, *arguments: str) -> Answer:
     """The command in this process, which costs a tenth of one of its own. One at a time: it has the output."""
     assert os.environ["KUBECONFIG"] == str(cluster.kubeconfig)
+    return await answer_to(*arguments)
+
+
+async def answer_to(*arguments: str) -> Answer:
+    """The same against the cluster, and as the user, that the environment names."""
     done = await asyncio.wait_for(asyncio.to_thread(CliRunner().invoke, app, arguments), PATIENCE_SECONDS)
     return Answer(done.exit_code, done.stdout, done.stderr)
 
@@ -103,9 +109,7 @@ async def typed(cluster: Cluster, answer: str, *arguments: str) -> Answer:
     os.close(theirs)
     os.write(ours, answer.encode())
     await asyncio.wait_for(process.wait(), PATIENCE_SECONDS)
-    out = os.read(ours, 1 << 16).decode()
-    os.close(ours)
-    return Answer(process.returncode, out, "")
+    return Answer(process.returncode, all_shown(ours), "")
 
 
 async def test_a_job_of_which_there_is_none_is_one_line_with_those_that_there_are(cluster: Cluster) -> None:
