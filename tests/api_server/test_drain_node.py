@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import typer
 import yaml
 from tests.api_server.harness import CLI_AGENT, REPOSITORY, Cluster, Object, Operator
-from tests.api_server.test_follow import Answer, alone
+from tests.api_server.test_follow import Answer, answer_to, ddpjob
 from tests.support.command import COMMAND, to_cluster
 from tests.support.waiting import PATIENCE_SECONDS, eventually_async
 
@@ -58,7 +60,7 @@ async def gang(cluster: Cluster, operator: Operator, node: str) -> tuple[str, st
 
 
 async def drain(cluster: Cluster, node: str, *options: str) -> Answer:
-    return await alone(cluster, "drain-node", node, *options)
+    return await ddpjob(cluster, "drain-node", node, *options)
 
 
 async def start(cluster: Cluster, node: str) -> asyncio.subprocess.Process:
@@ -267,13 +269,8 @@ async def test_a_node_that_there_is_not_and_rights_that_are_missing_are_named_an
         found: list[Any] = []
 
         async def answered() -> Answer | None:
-            process = await asyncio.create_subprocess_exec(
-                *(*COMMAND, "drain-node", node, *options),
-                env=to_cluster(kubeconfig),
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.PIPE,
-            )
-            found[:] = [await ended(process)]
+            with patch.dict(os.environ, {"KUBECONFIG": str(kubeconfig)}):
+                found[:] = [await answer_to("drain-node", node, *options)]
             return found[0] if expected in found[0].out + found[0].err else None
 
         return await eventually_async(answered, expected, instead=lambda: found)
