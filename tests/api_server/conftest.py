@@ -18,6 +18,7 @@ from tests.api_server.harness import OPERATOR, Cluster, Operator
 from tests.api_server.server import START_SECONDS, ApiServer, api_server_running, as_kubeconfig
 from tests.kubernetes import Impossible
 from tests.support.tiers import cannot_run
+from tests.trainer.forked import start as forked
 
 from ddpjob_operator.cluster import paths
 
@@ -40,6 +41,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         item.add_marker(pytest.mark.api_server)
     for first in here[:1]:
         first.add_marker(pytest.mark.timeout(START_SECONDS + 300), append=False)  # before a timeout of its own
+
+
+def pytest_sessionfinish() -> None:
+    forked.stop()
 
 
 @pytest.fixture(scope="module")
@@ -118,7 +123,8 @@ async def operators_of(cluster: Cluster, folder: Path) -> AsyncIterator[StartOpe
     ) -> Operator:
         given = {name: str(value) for name, value in environment.items()}
         log = folder / f"operator-{len(started)}.log"
-        operator = await Operator(cluster.namespace, kubeconfig or cluster.kubeconfig, log, given, command).start()
+        operator = Operator(cluster.namespace, kubeconfig or cluster.kubeconfig, log, given, command, forked=True)
+        await operator.start()
         started.append(operator)
         return await operator.ready() if ready else operator
 

@@ -22,6 +22,7 @@ from typing import Any
 import aiohttp
 import yaml
 from tests.api_server.audit import Asked, AuditLog
+from tests.api_server.forked import ForkedOperator, can_be_forked
 from tests.support.ports import free_port
 from tests.support.waiting import PATIENCE_SECONDS, eventually_async
 
@@ -280,11 +281,16 @@ class Operator:
     port: int = 0
     """Of its metrics."""
     probe_port: int = 0
-    process: asyncio.subprocess.Process | None = None
+    process: asyncio.subprocess.Process | ForkedOperator | None = None
+    forked: bool = False
+    """Whether it need not be a new process."""
 
     async def start(self) -> Operator:
         """Start it; `ready` waits until it acts."""
         with self.log.open("ab") as log:
+            if self.forked and can_be_forked(self.command):
+                self.process = ForkedOperator(self.command, REPOSITORY, self.process_environment(), log.fileno())
+                return self
             self.process = await asyncio.create_subprocess_exec(
                 *self.command,
                 cwd=REPOSITORY,
@@ -343,15 +349,13 @@ class Operator:
 
     async def metrics(self) -> str:
         """Its page of metrics. A busy machine may need longer for one than a probe waits."""
-        pages: list[str] = []
 
-        async def answered() -> bool:
+        async def answered() -> str | None:
             status, page = await self.probe("metrics")
-            pages[:] = [page]
-            return status == 200
+            return page if status == 200 else None
 
-        await eventually_async(answered, "the operator shows its metrics", instead=lambda: self.log.read_text()[-4000:])
-        return pages[0]
+        said = "the operator shows its metrics"
+        return await eventually_async(answered, said, instead=lambda: self.log.read_text()[-4000:])
 
     def resident_bytes(self) -> int:
         """Its memory now."""
@@ -367,7 +371,7 @@ class Operator:
     async def kill(self) -> None:
         """As a node that loses power would."""
         if self.process is not None and self.process.returncode is None:
-            self.process.kill()
+            self.process.send_signal(signal.SIGKILL)
             await self.process.wait()
 
     async def stop(self, seconds: float = PATIENCE_SECONDS) -> int:
@@ -378,7 +382,7 @@ class Operator:
             async with asyncio.timeout(seconds):
                 return await self.process.wait()
         except TimeoutError:
-            self.process.kill()
+            self.signal(signal.SIGKILL)
             raise AssertionError(f"it did not stop:\n{self.log.read_text()[-4000:]}") from None
 
 

@@ -108,7 +108,7 @@ async def one_operator(
 ) -> AsyncIterator[Operator]:
     """One operator, behind the proxy, that serves all these namespaces."""
     served = {"NAMESPACES": ",".join(cluster.namespace for cluster in clusters)}
-    operator = Operator(clusters[0].namespace, proxy.kubeconfig, folder / "log", served, command)
+    operator = Operator(clusters[0].namespace, proxy.kubeconfig, folder / "log", served, command, forked=True)
     try:
         yield await (await operator.start()).ready()
     finally:

@@ -149,7 +149,7 @@ async def told_to_stop(cluster: Cluster, index: int, folder: Path) -> str:
         return Fault.TERM if call.index == index else Fault.PASS
 
     async with proxy_before(cluster, folder, fault=strike) as proxy:
-        operator = Operator(cluster.namespace, proxy.kubeconfig, folder / "log")
+        operator = Operator(cluster.namespace, proxy.kubeconfig, folder / "log", forked=True)
         proxy.terminate = lambda: operator.signal(signal.SIGTERM)
         await operator.start()
 

@@ -6,7 +6,7 @@ Importing torch and its compiler, which every optimizer does, costs a rank three
 torchrun's agent one; what a test has them do afterwards costs a tenth of that. A forked process runs the same script
 or module from its first line: nothing of this repository is imported before. `start.py` forks torchrun and its ranks
 so, and a launcher, which then forks its agent (`children`): the agent, its store, the variables, and what becomes of
-ranks after a failure are torch's own.
+ranks after a failure are torch's own. Operators (tests/api_server/forked.py) have imported their own modules, too.
 
 What the processes of one server share is the seed of Python's hashes.
 """

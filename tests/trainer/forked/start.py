@@ -1,4 +1,6 @@
-"""Launchers, torchrun and ranks that are forked by servers, one for each set of modules that a server has imported."""
+"""Launchers, torchrun, ranks and operators that are forked by servers, one for each set of modules that one has
+imported.
+"""
 
 from __future__ import annotations
 
@@ -39,11 +41,21 @@ def command(ranks: int, *arguments: str, imported: tuple[str, ...] = ()) -> list
 class Forked:
     """A forked process, as a subprocess.Popen: it is this very process, and it ends with this one."""
 
-    def __init__(self, command: list[str], environment: dict[str, str], output: int) -> None:
+    def __init__(
+        self,
+        command: list[str],
+        environment: dict[str, str],
+        output: int,
+        *,
+        imported: tuple[str, ...] = TORCH,
+        path: str = "",
+        folder: Path | None = None,
+    ) -> None:
+        """`imported` is found in `path`, too."""
         self._server = socket.socket(socket.AF_UNIX)
-        self._server.connect(_address(TORCH))
+        self._server.connect(_address(imported, path))
         socket.send_fds(self._server, [b"F"], [output, output])
-        request = {"command": command, "folder": str(Path.cwd()), "environment": environment}
+        request = {"command": command, "folder": str(folder or Path.cwd()), "environment": environment}
         self._server.sendall(json.dumps(request).encode() + b"\n")
         self._lines = self._server.makefile()
         self.pid = int(self._lines.readline())
@@ -79,12 +91,12 @@ class Forked:
 
 
 @cache
-def _address(imported: tuple[str, ...]) -> str:
+def _address(imported: tuple[str, ...], path: str = "") -> str:
     """Of the server that has imported these."""
     address = Path(tempfile.mkdtemp(prefix="ranks-"), "socket")
     server = subprocess.Popen(
         [sys.executable, str(HERE / "server.py"), str(address), *imported],
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        env=os.environ | {"OMP_NUM_THREADS": "1"} | ({"PYTHONPATH": path} if path else {}),
         stdin=subprocess.PIPE,
     )
     _servers.append(server)
