@@ -165,10 +165,10 @@ def size_in_words(count: int | None) -> str:
         return ""
     value = float(count)
     for unit in ("B", "kB", "MB", "GB"):
-        if value < 1000:
+        if value < 999.5:  # what rounds to 1000 is 1 of the next unit
             return f"{value:.3g} {unit}"
         value /= 1000
-    return f"{value:.3g} TB"
+    return f"{value:.3g} TB" if value < 999.5 else f"{value:.0f} TB"
 
 
 def percent_of(step: int | None, total: int | None) -> int | None:

@@ -227,6 +227,8 @@ def test_a_job_that_has_ended_is_looked_at_less_often() -> None:
     assert (job_view(detail(job())).seconds, job_view(detail(job(phase="Succeeded"))).seconds) == (2, 10)
 
 
-@pytest.mark.parametrize(("count", "text"), [(None, ""), (999, "999 B"), (1_840_000, "1.84 MB"), (3e15, "3e+03 TB")])
+@pytest.mark.parametrize(
+    ("count", "text"), [(None, ""), (999, "999 B"), (1_840_000, "1.84 MB"), (999_600, "1 MB"), (3e15, "3000 TB")]
+)
 def test_sizes_are_in_words(count: int | None, text: str) -> None:
     assert size_in_words(count) == text

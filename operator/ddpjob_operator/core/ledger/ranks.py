@@ -155,9 +155,10 @@ def milliseconds(seconds: float | None) -> str:
     """Such as `4.2 ms` or `1.35 s`; empty for None."""
     if seconds is None:
         return ""
+    # with as few digits as three, 999.6 would be 1e+03
     if seconds >= 1:
-        return f"{seconds:.3g} s"
-    return f"{seconds * 1000:.2g} ms" if seconds < 0.1 else f"{seconds * 1000:.0f} ms"
+        return f"{seconds:.3g} s" if seconds < 999.5 else f"{seconds:.0f} s"
+    return f"{seconds * 1000:.2g} ms" if seconds < 0.0995 else f"{seconds * 1000:.0f} ms"
 
 
 def _by_data(ranks: Sequence[RankRow], step: float) -> list[tuple[float, Slowest]]:

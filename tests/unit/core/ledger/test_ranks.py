@@ -115,7 +115,18 @@ def test_what_is_no_account_of_a_limit_is_none(given: object) -> None:
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [(None, ""), (1.25, "1.25 s"), (0.25, "250 ms"), (0.0042, "4.2 ms"), (0.0, "0 ms"), (0.00004, "0.04 ms")],
+    [
+        (None, ""),
+        (1.25, "1.25 s"),
+        (0.25, "250 ms"),
+        (0.0042, "4.2 ms"),
+        (0.0, "0 ms"),
+        (0.00004, "0.04 ms"),
+        (0.0996, "100 ms"),
+        (0.0994, "99 ms"),
+        (999.6, "1000 s"),
+        (1234.5, "1234 s"),
+    ],
 )
 def test_times(seconds: float | None, text: str) -> None:
     assert milliseconds(seconds) == text
