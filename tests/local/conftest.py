@@ -7,19 +7,34 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from tests.support.local_run import environment, job_object
+from tests.support.local_run import PACKAGES, environment, job_object
 from tests.support.waiting import eventually
 
 from ddp_trainer.contract import run_dir
 
 SECONDS = 120.0
+HERE = Path(__file__).parent
+
+
+def held(at: int, epochs: int) -> dict[str, Any]:
+    """Of the spec of a job that trains digits, and stands still after `at` steps of each attempt until `let_go`."""
+    return {
+        "args": ["--task", "held_tasks:Held", "--task-options", f"at={at}", "--epochs", str(epochs)],
+        "env": [{"name": "PYTHONPATH", "value": os.pathsep.join(map(str, (*PACKAGES, HERE)))}],
+        "stall": {"minSeconds": 300},  # it stands still for as long as the test needs
+    }
+
+
+def let_go(shared: Path, attempt: int = 0) -> None:
+    """Let an attempt go on that stands still, or that will."""
+    (shared / f"go-{attempt}").touch()
 
 
 @dataclass
@@ -57,25 +72,22 @@ class Started:
             found += children.get(pid, [])
         return set(found[1:])
 
-    def pid_of_rank(self, rank: int) -> int:
-        """Of the newest attempt of this run; the same job may run beside it, from another checkout."""
-        own = self.descendants()
-        folders = Path("/dev/shm").glob("ddpjob-*/**/ranks")
-        found = [entry for folder in folders for entry in run_dir.registrations(folder.parent) if entry["rank"] == rank]
-        (pid,) = (int(entry["pid"]) for entry in found if entry["pid"] in own)
-        return pid
+    def scratch(self) -> set[Path]:
+        """The scratch folders of its pods that run now; those of another run of the job, beside it, are not its."""
+        found: set[Path] = set()
+        for pid in self.descendants():
+            with suppress(OSError):  # it has just ended
+                variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+                values = (item.partition(b"=")[2] for item in variables if item.startswith(b"DDPJOB_SCRATCH="))
+                found.update(Path(os.fsdecode(value)) for value in values)
+        return found
 
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        """It and every process under it stand still until the end of the block."""
-        pids = [self.process.pid, *self.descendants()]
-        try:
-            for pid in pids:
-                os.kill(pid, signal.SIGSTOP)
-            yield
-        finally:
-            for pid in pids:
-                os.kill(pid, signal.SIGCONT)
+    def pid_of_rank(self, rank: int) -> int:
+        """Of a rank that runs now."""
+        own = self.descendants()
+        found = [entry for folder in self.scratch() for entry in run_dir.registrations(folder / "run")]
+        (pid,) = (int(entry["pid"]) for entry in found if entry["rank"] == rank and entry["pid"] in own)
+        return pid
 
 
 Run = Callable[..., Started]
